@@ -19,9 +19,8 @@ from dsi.contrastive.config import HARD
 from dsi.contrastive.encoder import Encoder
 from dsi.docids.files.progress import progress
 from dsi.docids.token_vectors import TokenVectors, decode
-from dsi.docids.types import Floats
+from dsi.docids.types import Floats, Ints
 
-Ints = NDArray[np.integer]
 logger = logging.getLogger(__name__)
 
 QUERIES, _LONGEST = 10_000, 32

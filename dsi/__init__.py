@@ -21,8 +21,8 @@ if TYPE_CHECKING:
     from dsi.measuring.tuning import tune
     from dsi.rerankers.reranking import load_rerankers, rerank
     from dsi.search.candidates import Candidates, Reranker
+    from dsi.search.hits import Hit, Hits
     from dsi.search.request import SearchConfig, SearchOptions
-    from dsi.search.results import Hit, Hits
     from dsi.store.retriever import GenerativeRetriever
     from dsi.training.pipeline import index, train
 

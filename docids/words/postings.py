@@ -13,7 +13,7 @@ import numpy as np
 from scipy import sparse
 
 from dsi.docids.files.untrusted import RESTORE, lists_problem, read_tensors
-from dsi.docids.types import Floats, Ints, Mask, Numbers, Rows
+from dsi.docids.types import Bools, Floats, Ints, Numbers, Rows
 
 _RATIO = 8
 """A part has at most an eighth of the postings of the one before it; otherwise the two are merged. This keeps parts few."""
@@ -127,7 +127,7 @@ class Postings:
             span = part.span(term)
             yield self.to_rows(part, part.lists.indices[span], part.lists.data[span])
 
-    def to_rows(self, part: Part, documents: Ints, values: Floats, allowed: Mask | None = None) -> tuple[Rows, Floats]:
+    def to_rows(self, part: Part, documents: Ints, values: Floats, allowed: Bools | None = None) -> tuple[Rows, Floats]:
         """Return the rows and values of those documents of a part that are allowed and not removed."""
         rows, keep = documents.astype(np.int64), None
         rows += part.first
@@ -149,7 +149,7 @@ class Postings:
         return np.where(documents[at] == slots, part.lists.data[span][at], np.float32(0))
 
 
-def _count_removed(part: Part, gone: Mask) -> Rows:
+def _count_removed(part: Part, gone: Bools) -> Rows:
     """Return [terms] how many postings of removed documents each list has."""
     documents, starts = part.lists.indices, part.lists.indptr
     removed = np.flatnonzero(gone)

@@ -14,7 +14,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from dsi.docids.types import Floats, Ints, Mask, Rows
+from dsi.docids.types import Bools, Floats, Ints, Rows
 from dsi.docids.words.postings import Part, Postings
 
 _BUDGET = 1 << 15
@@ -214,7 +214,7 @@ class TermScorer:
             line[there] = factor * self.weigh(values[there], documents[there])
         return added
 
-    def top(self, terms: Terms, count: int, allowed: Mask | None = None, others: Rows = _NO_ROWS) -> TopDocuments:
+    def top(self, terms: Terms, count: int, allowed: Bools | None = None, others: Rows = _NO_ROWS) -> TopDocuments:
         """Return roughly the top `count` documents, and the scores of `others`.
 
         Of long lists only the highest weights are read. A document's score is at most the sum of the weights that were read of
@@ -233,19 +233,19 @@ class TermScorer:
             if num_allowed <= _PER_DOCUMENT * count:
                 rows = np.flatnonzero(allowed)
                 scores = self.contributions(terms, rows).sum(axis=0)
-                top, bound = highest(scores, count)
+                top, bound = highest_positive(scores, count)
                 top.sort()
                 other_scores = self.contributions(terms, others).sum(axis=0)
                 return TopDocuments(rows[top], scores[top], bound * _ROUNDING, other_scores)
             budget = int(budget * len(allowed) / num_allowed)
         scan = self._scan([list(self._read(part, terms, budget)) for part in self.postings.parts], allowed, others)
-        top, bound = highest(scan.bounds, count)
+        top, bound = highest_positive(scan.bounds, count)
         top.sort()
         rows, bound = scan.rows[top], max(scan.rest, bound) * _ROUNDING
         scores = self._complete(scan.sums[top], rows, scan.unfinished)
         return TopDocuments(rows, scores, bound, self._complete(scan.others, others, scan.unfinished))
 
-    def _scan(self, parts: Sequence[Sequence[_Reading]], allowed: Mask | None, others: Rows) -> _Scan:
+    def _scan(self, parts: Sequence[Sequence[_Reading]], allowed: Bools | None, others: Rows) -> _Scan:
         """Sum all that is read, and bound the scores of the documents found there."""
         rows, gains, unfinished, rests, counts = [_NO_ROWS], [_NO_FLOATS], [], list[np.float32](), list[int]()
         for part in parts:
@@ -339,7 +339,7 @@ def choose_depths(unread: Sequence[Floats], budget: int) -> list[int]:
     return depths
 
 
-def highest(values: Floats, count: int) -> tuple[Rows, np.float32]:
+def highest_positive(values: Floats, count: int) -> tuple[Rows, np.float32]:
     """Return the indices of the `count` highest values above 0, and a bound of all other values.
 
     Of equal values the first ones are taken.
@@ -363,11 +363,11 @@ def _group(rows: Rows) -> tuple[Rows, Rows, Rows]:
     return ascending[starts], order, starts
 
 
-def _is_in(rows: Rows, ascending: Rows) -> Mask:
+def _is_in(rows: Rows, ascending: Rows) -> Bools:
     """Return [n] True at the rows that are in the other array."""
     if not len(ascending):
         return np.zeros(len(rows), dtype=bool)
-    found: Mask = ascending[np.searchsorted(ascending, rows).clip(max=len(ascending) - 1)] == rows
+    found: Bools = ascending[np.searchsorted(ascending, rows).clip(max=len(ascending) - 1)] == rows
     return found
 
 

@@ -25,15 +25,17 @@ from dsi.cluster.workers import Closes
 from dsi.docids.files.checks import plain
 from dsi.docids.files.storage import content_fingerprint, read_while_unchanged
 from dsi.docids.tree import DocidTree
+from dsi.docids.types import Floats, Ints
 from dsi.docids.words.bm25 import Lexical
 from dsi.generator.tied import TiedGenerator
-from dsi.search.engine import QueryBatch
-from dsi.search.generate import TiedIndex
+from dsi.search.generate import TiedEngine
 from dsi.search.lists import cell_nodes
 from dsi.search.pools import Everything, Pool, Sources
+from dsi.search.queries import QueryBatch
 from dsi.search.request import SearchRequest
-from dsi.search.results import EXTRA, WALK, WORDS, Floats, Ints, SearchResult, highest_and_rest
+from dsi.search.results import EXTRA, WALK, WORDS, SearchResult
 from dsi.search.scores import DocumentScores
+from dsi.search.top import highest_and_rest
 from dsi.search.walk import Walk
 from dsi.store.documents import DocumentTable
 from dsi.store.loading import ChangedError, index_state, load_content, mapped_files, updating
@@ -48,7 +50,7 @@ _ATTEMPTS = 10
 """To load an index that others update meanwhile."""
 
 
-class ShardedIndex(TiedIndex):
+class ShardedIndex(TiedEngine):
     """An engine whose documents are scored by shards.
 
     Args:
@@ -74,9 +76,9 @@ class ShardedIndex(TiedIndex):
         self.edges = shard_edges(tree, len(fleet.replicas))
         self.shares = [Share.from_tree(tree, *edge) for edge in zip(self.edges, self.edges[1:], strict=False)]
 
-    def with_content(self, tree: DocidTree, lexical: Lexical | None) -> TiedIndex:  # type: ignore[override]
+    def with_content(self, tree: DocidTree, lexical: Lexical | None) -> TiedEngine:  # type: ignore[override]
         """Return an engine of one process over updated documents, to be written: shards hold what is on disk."""
-        return TiedIndex(tree, self.generator, lexical)
+        return TiedEngine(tree, self.generator, lexical)
 
     @cached_property
     def walk(self) -> Walk:
@@ -88,11 +90,11 @@ class ShardedIndex(TiedIndex):
         return Walk(self.tree, self.generator, ends)
 
     def sources(self, scores: DocumentScores, request: SearchRequest, count: int) -> "ShardedSources":
-        """As in `TiedIndex`."""
+        """As in `TiedEngine`."""
         return ShardedSources(self, scores, request, count)
 
     def all_documents(self, batch: QueryBatch, request: SearchRequest) -> "ShardedDocuments":
-        """As in `TiedIndex`."""
+        """As in `TiedEngine`."""
         return ShardedDocuments(self, self.document_scores(batch, request), request, request.k)
 
 
@@ -162,7 +164,7 @@ class _Asking:
 
     def mark(self, result: SearchResult) -> None:
         """Note in a result the shards that did not answer."""
-        sizes = np.diff(self.index.edges) / self.index.tree.num_documents
+        sizes = np.diff(self.index.edges) / self.index.tree.num_places
         partial = np.flatnonzero(self._missing.any(axis=1))
         for row in partial:
             result.missing[row] = np.flatnonzero(self._missing[row]).tolist()
@@ -435,7 +437,7 @@ def serve_shards(
         raise ValueError(f"timeout must be a number of seconds above 0, got {timeout}.")
     retriever = ShardedRetriever.from_pretrained(folder, device=device, dtype=dtype, backend=backend)
     engine, state = retriever.engine, retriever._saved[folder]
-    if not isinstance(engine, TiedIndex):
+    if not isinstance(engine, TiedEngine):
         raise ValueError(f"{folder} cannot be served by shards, which need tied docid tokens; serve it in one process.")
     check_shards(engine.tree, shards)
     cluster.check(folder)

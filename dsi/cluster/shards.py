@@ -22,18 +22,17 @@ from dsi.docids.files.memory import keep_freed_memory
 from dsi.docids.files.storage import content_fingerprint, read_record, read_while_unchanged
 from dsi.docids.token_vectors import TokenCodes, TokenVectors
 from dsi.docids.tree import DocidTree
+from dsi.docids.types import Bools, Floats, Ints, Rows
 from dsi.docids.vectors import Vectors
 from dsi.docids.words.bm25 import BM25
 from dsi.docids.words.postings import read_postings
 from dsi.docids.words.term_scores import Terms, TermScorer
 from dsi.search.lists import ListedDocuments
 from dsi.search.pools import AllDocuments, Pool, PoolSources
-from dsi.search.results import Bools, Floats, Ints
 from dsi.search.scores import DocumentScores
 
 _KEPT = 2
 """Generations that a shard holds at most."""
-Rows = NDArray[np.int64]
 
 _NO_ROWS = np.zeros(0, dtype=np.int64)
 
@@ -60,11 +59,11 @@ def shard_edges(tree: DocidTree, shards: int) -> Ints:
     ends = np.arange(1, count + 1) if first >= tree.num_inner else tree.doc_end[first : first + count].astype(np.int64)
     edges, child = [0], 0
     for shard in range(1, shards):
-        wished = shard * tree.num_documents / shards
+        wished = shard * tree.num_places / shards
         candidates = slice(child, count - (shards - shard))  # at least one child for each of the others
         child += int(np.abs(ends[candidates] - wished).argmin()) + 1
         edges.append(int(ends[child - 1]))
-    return np.array([*edges, tree.num_documents])
+    return np.array([*edges, tree.num_places])
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -179,9 +178,7 @@ class ShardIndex:
         # The manifest says what there must be: an update may have removed files of this state meanwhile.
         files = [folder / name for name in manifest["files"]]
         if docids / "tokens.safetensors" in files:
-            tree = dataclasses.replace(
-                tree, tokens=TokenVectors.load(docids / "tokens.safetensors", tree.num_documents)
-            )
+            tree = dataclasses.replace(tree, tokens=TokenVectors.load(docids / "tokens.safetensors", tree.num_places))
         edges = shard_edges(tree, shards)
         self.share = Share.from_tree(tree, int(edges[number]), int(edges[number + 1]))
         self.tree = self.share.cut(tree)
@@ -205,7 +202,7 @@ class ShardIndex:
     def _allowed(self, question: Question) -> Bools | None:
         if question.allowed is None:
             return None
-        return np.unpackbits(question.allowed, count=self.tree.num_documents).astype(bool)
+        return np.unpackbits(question.allowed, count=self.tree.num_places).astype(bool)
 
     def gather(self, question: Question, nodes: Sequence[Ints] | None) -> list[Pool]:
         """Return what the sources contribute; without nodes all documents that may be returned."""

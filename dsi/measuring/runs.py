@@ -28,7 +28,8 @@ from dsi.eval.fusion import fit_weights, weighted_sum
 from dsi.eval.protocol import FEWEST_QUERIES, count_answered
 from dsi.measuring.tuning import choose, choose_weights, hybrid_scores
 from dsi.measuring.weights import DEPTH
-from dsi.search.engine import EncodedQueries, Method
+from dsi.search.engine import Method
+from dsi.search.queries import EncodedQueries
 from dsi.search.request import SearchConfig, SearchRequest
 from dsi.store.retriever import GenerativeRetriever
 

@@ -21,15 +21,16 @@ from dsi.config import LEXICAL_WEIGHT, TOKEN_WEIGHT
 from dsi.docids.data.collection import Collection, check_collection, compare_documents
 from dsi.docids.files.progress import stage_line
 from dsi.docids.files.storage import digest, read_record, write_json
-from dsi.docids.types import Qrels, Run
+from dsi.docids.types import Ints, Qrels, Run
 from dsi.docids.words.bm25 import Lexical
 from dsi.eval.fusion import fit_weights
 from dsi.eval.protocol import FEWEST_QUERIES, best_setting, count_answered
 from dsi.measuring.weights import DEPTH, HybridScores
-from dsi.search.engine import EncodedQueries, Engine
-from dsi.search.generate import TiedIndex
+from dsi.search.engine import Engine
+from dsi.search.generate import TiedEngine
+from dsi.search.queries import EncodedQueries
 from dsi.search.request import SearchConfig, SearchRequest
-from dsi.search.results import Ints, SearchResult
+from dsi.search.results import SearchResult
 from dsi.store.loading import index_state, write_search_config
 from dsi.store.manifest import search_config
 from dsi.store.retriever import GenerativeRetriever
@@ -213,7 +214,7 @@ def choose_weights(
 def _weighted_parts(retriever: GenerativeRetriever, *, lexical: bool, tokens: bool) -> dict[str, str]:
     """Return {weight: name of its part of the document score}, "" for a part that the index lacks or that is left out."""
     engine, words = retriever.engine, retriever.lexical if lexical else None
-    assert isinstance(engine, TiedIndex)
+    assert isinstance(engine, TiedEngine)
     return {
         "lexical_weight": words.name if words else "",
         "token_weight": "tokens" if tokens and engine.tree.tokens is not None else "",
@@ -246,8 +247,8 @@ def _score_parts(
     return [run(name) for name in ("dense", *parts.values())]
 
 
-def _tied(index: _Index) -> TiedIndex:
-    assert isinstance(index.engine, TiedIndex)
+def _tied(index: _Index) -> TiedEngine:
+    assert isinstance(index.engine, TiedEngine)
     return index.engine
 
 
@@ -272,7 +273,7 @@ def _best_alpha(
 
 
 def reached_share(
-    engine: TiedIndex,
+    engine: TiedEngine,
     encoded: EncodedQueries,
     config: SearchConfig,
     exact: SearchResult,

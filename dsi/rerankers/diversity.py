@@ -7,7 +7,8 @@ from typing import Any
 
 import numpy as np
 
-from dsi.search.candidates import Bools, Candidates, Floats, Ints, Reranker
+from dsi.docids.types import Bools, Ints, Reals
+from dsi.search.candidates import Candidates, Reranker
 
 STRATEGIES = ("mmr", "msd", "dpp", "ssd", "cover")
 """Names of pyversity."""
@@ -40,7 +41,7 @@ class AlphaNdcg:
         """[m, subtopics] how often each occurs in lists [m, positions] of queries [m]; lists have -1 past their end."""
         return (self.labels[rows[:, None], lists] & (lists >= 0)[:, :, None]).sum(axis=1)
 
-    def gains(self, rows: Ints, lists: Ints) -> Floats:
+    def gains(self, rows: Ints, lists: Ints) -> Reals:
         """[m, k] gain of appending each candidate to these lists, without the discount by position; -inf at those in them."""
         worth = (1 - self.alpha) ** self.seen(rows, lists)
         gains = (self.labels[rows] * worth[:, None, :]).sum(axis=2)
@@ -48,7 +49,7 @@ class AlphaNdcg:
         gains[at, lists[at, positions]] = -np.inf
         return gains
 
-    def measure(self, rows: Ints, lists: Ints) -> Floats:
+    def measure(self, rows: Ints, lists: Ints) -> Reals:
         """[m] alpha-nDCG of lists [m, positions] of queries [m]; lists have -1 past their end."""
         total, seen = np.zeros(len(rows)), np.zeros((len(rows), self.labels.shape[2]))
         for position in range(self.positions):
@@ -116,7 +117,7 @@ class Pyversity(Reranker):
             raise ValueError(f"diversity must be in [0, 1], got {diversity}.")
         self.strategy, self.diversity = strategy, diversity
 
-    def score(self, candidates: Candidates) -> Floats:
+    def score(self, candidates: Candidates) -> Reals:
         """[n, k] k for the first candidate, k - 1 for the second, …; the scores of a list are scaled to [0, 1] before."""
         try:
             diversify = importlib.import_module("pyversity").diversify

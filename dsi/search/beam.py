@@ -28,14 +28,16 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from dsi.docids.tree import DocidTree
+from dsi.docids.types import Ints
 from dsi.docids.words.bm25 import Lexical
 from dsi.generator.base import Generator
 from dsi.generator.objectives import log_prior
 from dsi.search.decoder import DecoderCache, FastDecoder, search_decoder
 from dsi.search.dense import DenseScores
-from dsi.search.engine import Engine, Followed, Method, QueryBatch, count_documents
+from dsi.search.engine import Engine, Followed, Method, count_documents
+from dsi.search.queries import QueryBatch
 from dsi.search.request import SearchConfig, SearchRequest
-from dsi.search.results import WALK, Ints, LevelTrace, SearchResult, Trace
+from dsi.search.results import WALK, LevelTrace, SearchResult, Trace
 
 _ROWS = 8_192
 """An exact search runs the decoder over about this many nodes at a time."""
@@ -164,7 +166,7 @@ class _Queries:
     alive: Tensor | None
 
 
-class BeamSearch(Engine):
+class PathEngine(Engine):
     """Search over one tree with one decoder: "generate" by a beam, "exact" over all paths.
 
     Args:
@@ -435,7 +437,7 @@ class BestPaths(Method):
         search: the beam search.
     """
 
-    def __init__(self, search: BeamSearch) -> None:
+    def __init__(self, search: PathEngine) -> None:
         self.search = search
 
     @torch.no_grad()
@@ -484,7 +486,7 @@ class AllPaths(Method):
         search: the beam search.
     """
 
-    def __init__(self, search: BeamSearch) -> None:
+    def __init__(self, search: PathEngine) -> None:
         self.search = search
 
     @torch.no_grad()
@@ -521,8 +523,8 @@ class AllPaths(Method):
         search, tree = self.search, self.search.tree
         if tree.num_inner <= _ROWS:
             return [alive]
-        bounds = np.linspace(0, tree.num_documents, -(-tree.num_inner // _ROWS) + 1).astype(int).tolist()
-        positions = torch.arange(tree.num_documents, device=search.device)
+        bounds = np.linspace(0, tree.num_places, -(-tree.num_inner // _ROWS) + 1).astype(int).tolist()
+        positions = torch.arange(tree.num_places, device=search.device)
         allowed = torch.ones_like(positions, dtype=torch.bool) if alive is None else alive[tree.num_inner :]
         return [search.dense.alive(allowed & (positions >= a) & (positions < b)) for a, b in pairwise(bounds)]
 

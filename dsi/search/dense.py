@@ -42,7 +42,7 @@ class DenseScores:
     def dot(self, queries: Tensor, nodes: Tensor) -> Tensor:
         """[batch, …] dot products of queries [batch, dim] with centroids, or embeddings of documents, of nodes [batch, …]."""
         flat, inner = nodes.flatten(1), self.tree.num_inner  # flat: [batch, n]
-        if flat.shape[1] * min(len(queries), _WIDE) >= inner + self.tree.num_documents:
+        if flat.shape[1] * min(len(queries), _WIDE) >= inner + self.tree.num_places:
             every = torch.cat([queries @ self.centroids.T, queries @ self.embeddings.T], dim=1)
             return every.gather(1, flat).view_as(nodes)
         is_inner = flat < inner

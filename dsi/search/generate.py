@@ -15,16 +15,19 @@ import torch
 
 from dsi.docids.files.threads import one_thread
 from dsi.docids.tree import DocidTree
+from dsi.docids.types import Bools, Floats, Ints
 from dsi.docids.vectors import LARGE
 from dsi.docids.words.bm25 import Lexical
 from dsi.generator.base import Generator
 from dsi.generator.tied import TiedGenerator
-from dsi.search.engine import Engine, Followed, Method, QueryBatch, count_documents
+from dsi.search.engine import Engine, Followed, Method, count_documents
 from dsi.search.lists import ListedDocuments
 from dsi.search.pools import AllDocuments, Everything, Pool, PoolSources, Sources
+from dsi.search.queries import QueryBatch
 from dsi.search.request import SearchRequest
-from dsi.search.results import Bools, Floats, Ints, SearchResult, Trace, highest_and_rest
+from dsi.search.results import SearchResult, Trace
 from dsi.search.scores import DocumentScores
+from dsi.search.top import highest_and_rest
 from dsi.search.walk import NodeScores, Reached, Walk
 
 _OUTRIGHT = 1_000
@@ -32,7 +35,7 @@ _OUTRIGHT = 1_000
 _NO_NODES = np.zeros(0, dtype=np.int64)
 
 
-class TiedIndex(Engine):
+class TiedEngine(Engine):
     """What both methods read of an index with tied tokens.
 
     Args:
@@ -69,7 +72,7 @@ class TiedIndex(Engine):
     @cached_property
     def listed(self) -> ListedDocuments | None:
         """The inverted lists of a large index; None if documents are read below nodes."""
-        is_large = self.tree.codes is not None or self.tree.num_documents > LARGE
+        is_large = self.tree.codes is not None or self.tree.num_places > LARGE
         return ListedDocuments(self.tree) if is_large else None
 
     @cached_property
@@ -147,7 +150,7 @@ class TiedIndex(Engine):
 
     def ends_above(self) -> Ints:
         """[places] the node above each docid position at which walks end."""
-        ends = np.empty(self.tree.num_documents, dtype=np.int64)
+        ends = np.empty(self.tree.num_places, dtype=np.int64)
         for node in np.flatnonzero(self.walk.ends)[::-1]:  # of several, the highest
             ends[self.tree.doc_start[node] : self.tree.doc_end[node]] = node
         return ends
@@ -157,12 +160,12 @@ class Exact(Method):
     """Scores all documents.
 
     Args:
-        index: the index that is searched.
+        engine: of the index that is searched.
     """
 
-    def __init__(self, index: TiedIndex) -> None:
-        self.index: Engine = index
-        self.all_documents = index.all_documents
+    def __init__(self, engine: TiedEngine) -> None:
+        self.engine: Engine = engine
+        self.all_documents = engine.all_documents
 
     def everything(self, batch: QueryBatch, request: SearchRequest) -> Everything:
         """Return what scores all documents."""
@@ -171,7 +174,7 @@ class Exact(Method):
     def retrieve(self, batch: QueryBatch, request: SearchRequest, trace: Trace | None = None) -> SearchResult:
         """Return the top k of all documents that may be returned."""
         everything = self.everything(batch, request)
-        k = min(request.k, count_documents(self.index.tree, request.allowed))
+        k = min(request.k, count_documents(self.engine.tree, request.allowed))
         result = SearchResult.empty(len(batch.texts), k)
         for row, pool in enumerate(everything.best(k)):
             pool.put(result, row, k)
@@ -185,15 +188,15 @@ class DenseAndWords(Exact):
     """Scores all documents of an index with any docid tokens by dense and lexical scores: a baseline.
 
     Args:
-        index: the index that is searched.
+        engine: of the index that is searched.
     """
 
-    def __init__(self, index: Engine) -> None:
-        self.index: Engine = index
+    def __init__(self, engine: Engine) -> None:
+        self.engine: Engine = engine
 
     def everything(self, batch: QueryBatch, request: SearchRequest) -> Everything:
         """Return what scores all documents."""
-        tree, lexical = self.index.tree, self.index.lexical
+        tree, lexical = self.engine.tree, self.engine.lexical
         return AllDocuments(tree, DocumentScores.from_request(tree, lexical, batch, request), request.allowed)
 
 
@@ -201,11 +204,11 @@ class Generate(Method):
     """Walks down the tree, and scores the documents below the last nodes and the best by words.
 
     Args:
-        index: the index that is searched.
+        engine: of the index that is searched.
     """
 
-    def __init__(self, index: TiedIndex) -> None:
-        self.index = index
+    def __init__(self, engine: TiedEngine) -> None:
+        self.engine = engine
 
     def retrieve(
         self, batch: QueryBatch, request: SearchRequest, trace: Trace | None = None, *, walks: bool = True
@@ -224,7 +227,7 @@ class Generate(Method):
             return self._retrieve(batch, request, trace, walks)
 
     def _retrieve(self, batch: QueryBatch, request: SearchRequest, trace: Trace | None, walks: bool) -> SearchResult:
-        search = _Search(self.index, batch, request)
+        search = _Search(self.engine, batch, request)
         result = SearchResult.empty(len(batch.texts), search.k)
         rows, width = list(range(len(batch.texts) if search.k else 0)), request.config.beam_width
         while rows:
@@ -255,7 +258,7 @@ class _Search:
     """A search for a batch of queries.
 
     Args:
-        index: the index that is searched.
+        engine: of the index that is searched.
         batch: the queries.
         request: the options of the search.
 
@@ -267,17 +270,17 @@ class _Search:
         sources: gather the documents of pools.
     """
 
-    def __init__(self, index: TiedIndex, batch: QueryBatch, request: SearchRequest) -> None:
-        self.index, self.tree, self.request = index, index.tree, request
-        self.scores = index.document_scores(batch, request)
-        self.node_scores = index.walk.node_scores(batch, request.config)
+    def __init__(self, engine: TiedEngine, batch: QueryBatch, request: SearchRequest) -> None:
+        self.engine, self.tree, self.request = engine, engine.tree, request
+        self.scores = engine.document_scores(batch, request)
+        self.node_scores = engine.walk.node_scores(batch, request.config)
         allowed = request.allowed
-        self.documents = count_documents(index.tree, allowed)
+        self.documents = count_documents(engine.tree, allowed)
         self.k, self.count = min(request.k, self.documents), min(request.pool, self.documents)
-        self.few, self._alive = None, index.occupied_nodes if allowed is None else index.alive(allowed)
+        self.few, self._alive = None, engine.occupied_nodes if allowed is None else engine.alive(allowed)
         if allowed is not None and self.documents <= _OUTRIGHT:
             self.few = np.unique(self.tree.doc_rows[allowed])
-        self.sources = index.sources(self.scores, request, self.count)
+        self.sources = engine.sources(self.scores, request, self.count)
 
     def walk(self, rows: Sequence[int], beam_width: int, trace: Trace | None) -> list[Reached]:
         """Return where the walks of some queries end."""
@@ -285,7 +288,7 @@ class _Search:
         if trace is not None:
             steps = trace.levels = []
             trace.beam_width = beam_width
-        descend = self.index.walk.descend
+        descend = self.engine.walk.descend
         return [descend(self.node_scores, row, beam_width, self._alive, steps) for row in rows]
 
     def rescore(self, rows: Sequence[int], pools: Sequence[Pool]) -> Sequence[Pool]:
@@ -317,11 +320,11 @@ class WordsOnly(Method):
     """The best by words alone, ranked by the document score: a control, to measure what the walk earns.
 
     Args:
-        index: the index that is searched.
+        engine: of the index that is searched.
     """
 
-    def __init__(self, index: TiedIndex) -> None:
-        self.generate = Generate(index)
+    def __init__(self, engine: TiedEngine) -> None:
+        self.generate = Generate(engine)
 
     def retrieve(self, batch: QueryBatch, request: SearchRequest, trace: Trace | None = None) -> SearchResult:
         """Return the top k of the documents that words find."""

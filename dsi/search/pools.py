@@ -13,20 +13,11 @@ import numpy as np
 
 from dsi.docids.files.threads import one_thread
 from dsi.docids.tree import DocidTree, ranges
+from dsi.docids.types import Bools, Floats, Ints
 from dsi.search.lists import ListedDocuments
-from dsi.search.results import (
-    EXTRA,
-    WALK,
-    WORDS,
-    Bools,
-    Floats,
-    Ints,
-    SearchResult,
-    best,
-    highest,
-    highest_and_rest,
-)
+from dsi.search.results import EXTRA, WALK, WORDS, SearchResult
 from dsi.search.scores import ROUNDING, DocumentScores
+from dsi.search.top import best, highest, highest_and_rest
 
 _FIRST = 128
 """Places that a scan of all documents scores by late interaction at first; then twice as many each time."""
@@ -249,7 +240,7 @@ class AllDocuments(Everything):
     def best(self, k: int) -> Iterator[Pool]:
         """Yield for each query the best place of at least the k best documents."""
         batch = len(self.scores.queries)
-        step = max(1, _BLOCK // self.tree.num_documents)
+        step = max(1, _BLOCK // self.tree.num_places)
         for start in range(0, batch if k else 0, step):
             all_scores = self.scores.all(slice(start, start + step))
             if self._allowed is not None:
@@ -279,7 +270,7 @@ class AllDocuments(Everything):
                     together = self.scores.late_interaction_of_all(slice(row + 1, end))
             positions, best_scores = self._best(scores, k)
             sources = np.zeros(len(positions), dtype=np.uint8)
-            yield Pool(positions, best_scores[None], sources, read=self.tree.num_documents, compared=compared)
+            yield Pool(positions, best_scores[None], sources, read=self.tree.num_places, compared=compared)
 
     def _with_tokens(self, row: int, plain: Floats, k: int) -> tuple[Floats, int]:
         """Return scores with late interaction [places], -inf for those that cannot reach the top k, and how many have them.

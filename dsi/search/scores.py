@@ -12,11 +12,11 @@ from numpy.typing import NDArray
 
 from dsi.docids.files.threads import one_thread
 from dsi.docids.tree import DocidTree
+from dsi.docids.types import Bools, Floats, Ints
 from dsi.docids.words.bm25 import Lexical
 from dsi.docids.words.term_scores import Terms, TermScorer
-from dsi.search.engine import QueryBatch
+from dsi.search.queries import QueryBatch
 from dsi.search.request import SearchRequest
-from dsi.search.results import Bools, Floats, Ints
 
 _NONE = np.zeros(0, dtype=np.int64)
 ROUNDING = 1e-5

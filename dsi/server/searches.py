@@ -4,9 +4,9 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from dsi.search.engine import encode_queries
 from dsi.search.explain.explanation import ExplainedNode, select
-from dsi.search.results import Match, excerpt
+from dsi.search.hits import Match, excerpt
+from dsi.search.queries import encode_queries
 from dsi.server.topics import Topics
 from dsi.store.retriever import GenerativeRetriever
 

@@ -3,7 +3,8 @@
 import numpy as np
 
 from dsi.search.candidates import Candidates, Features
-from dsi.search.engine import EncodedQueries, Engine
+from dsi.search.engine import Engine
+from dsi.search.queries import EncodedQueries
 from dsi.search.results import SearchResult
 from dsi.store.documents import DocumentTable
 

@@ -18,8 +18,8 @@ from numpy.typing import NDArray
 
 from dsi.docids.data.records import COLUMNS
 from dsi.docids.files.checks import shown
+from dsi.search.hits import label_of
 from dsi.search.request import Where
-from dsi.search.results import label_of
 from dsi.store.filters import as_expression, names_of
 
 _FEW = 1_000

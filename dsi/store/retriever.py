@@ -26,12 +26,14 @@ from dsi.docids.tree import DocidTree
 from dsi.docids.vectors import VectorKind, VectorsConfig
 from dsi.docids.words.bm25 import Lexical
 from dsi.generator.base import Generator
-from dsi.search.beam import BeamSearch
+from dsi.search.beam import PathEngine
 from dsi.search.candidates import Candidates, Features
-from dsi.search.engine import EncodedQueries, Engine, Followed, check_parts, encode_queries, encoded_queries
+from dsi.search.engine import Engine, Followed, check_parts
 from dsi.search.explain.explanation import Explanation
 from dsi.search.explain.why import AnsweredQuery
-from dsi.search.generate import TiedIndex
+from dsi.search.generate import TiedEngine
+from dsi.search.hits import Document, Hit, Hits
+from dsi.search.queries import EncodedQueries, encode_queries, encoded_queries
 from dsi.search.request import (
     SearchConfig,
     SearchOptions,
@@ -42,14 +44,14 @@ from dsi.search.request import (
     shows_options,
     split_options,
 )
-from dsi.search.results import Document, Hit, Hits, SearchResult
+from dsi.search.results import SearchResult
 from dsi.store import loading
 from dsi.store.candidates import candidates_of
 from dsi.store.documents import DocumentTable
 from dsi.store.updating import Content, with_documents, with_texts, without_documents
 
 _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
-_ENGINES: dict[str, type[Engine]] = {"tied": TiedIndex, "digits": BeamSearch, "words": BeamSearch}
+_ENGINES: dict[str, type[Engine]] = {"tied": TiedEngine, "digits": PathEngine, "words": PathEngine}
 """{docid_tokens of the generator: what searches an index with it}."""
 
 

@@ -278,7 +278,7 @@ class Forecast:
             config.generator, tree, encoder.state_dim, config.objective, config.seed, numbers
         ).to(encoder.model.device)
         inputs = self._inputs(steps * config.training.batch_size)
-        positions = np.random.default_rng(0).integers(0, tree.num_documents, len(inputs))
+        positions = np.random.default_rng(0).integers(0, tree.num_places, len(inputs))
         teacher = None
         if config.objective.distillation and not isinstance(inputs, Texts):
             temperature, device = config.contrastive.temperature, encoder.model.device

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from dsi.docids.tree import DocidTree
 from dsi.docids.types import Run
-from dsi.search.engine import EncodedQueries, QueryBatch
+from dsi.search.queries import EncodedQueries, QueryBatch
 from dsi.search.request import SearchRequest
 from dsi.search.results import SearchResult, Trace
 from dsi.store.retriever import GenerativeRetriever

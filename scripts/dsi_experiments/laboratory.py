@@ -34,9 +34,10 @@ from dsi.eval.protocol import SystemResult, overlap_splits
 from dsi.measuring.provenance import provenance
 from dsi.measuring.runs import BM25Runs, DenseRuns, IndexRuns, generator_only
 from dsi.measuring.weights import DEPTH
-from dsi.search.engine import EncodedQueries, Engine
+from dsi.search.engine import Engine
 from dsi.search.engine import Method as SearchMethod
 from dsi.search.generate import DenseAndWords
+from dsi.search.queries import EncodedQueries
 from dsi.search.request import SearchRequest
 from dsi.search.results import Trace
 from dsi.store.retriever import GenerativeRetriever

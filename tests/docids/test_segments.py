@@ -32,9 +32,10 @@ from dsi.generator.tied import TiedGenerator
 from dsi.measuring.diagnosis import diagnose
 from dsi.measuring.runs import IndexRuns
 from dsi.search import generate
-from dsi.search.beam import BeamSearch
-from dsi.search.engine import Engine, QueryBatch
-from dsi.search.generate import TiedIndex
+from dsi.search.beam import PathEngine
+from dsi.search.engine import Engine
+from dsi.search.generate import TiedEngine
+from dsi.search.queries import QueryBatch
 from dsi.search.request import SearchRequest
 from dsi.store.loading import load_docids
 from dsi.training.docids_stage import save_docids_stage
@@ -103,7 +104,7 @@ def query_batch(seed: int) -> QueryBatch:
 
 
 def engine_of(tree: DocidTree, generator: Generator, bm25: BM25) -> Engine:
-    kind = TiedIndex if isinstance(generator, TiedGenerator) else BeamSearch
+    kind = TiedEngine if isinstance(generator, TiedGenerator) else PathEngine
     return kind.from_generator(generator, tree, bm25, torch.device("cpu"), torch.float32)
 
 
@@ -239,18 +240,18 @@ def test_added_documents_take_a_place_a_segment_and_removed_ones_free_all_of_the
         assert {name: now[name] for name in before} == before
         assert [len(now[f"n{step}{row}"]) for row in range(3)] == np.bincount(rows).tolist()
         gone = chance.choice(len(names), min(2, len(names) - 1), replace=False)
-        places = tree.num_documents - tree.num_removed - sum(len(now[names[row]]) for row in gone)
+        places = tree.num_places - tree.num_removed - sum(len(now[names[row]]) for row in gone)
         tree = remove_documents(tree, gone)
         names = [name for row, name in enumerate(names) if row not in gone]
         assert tree._problem() == ""
-        assert tree.num_documents - tree.num_removed == places
+        assert tree.num_places - tree.num_removed == places
         assert docids(tree) == {name: now[name] for name in names}
 
 
 def test_a_tree_knows_the_places_of_a_row_and_keeps_them_on_disk(tmp_path):
     rows = np.array([0, 0, 0, 1, 2, 2])
     tree = tree_of(rows, 0)
-    assert (tree.num_rows, tree.num_documents, tree.most_places) == (3, 6, 3)
+    assert (tree.num_rows, tree.num_places, tree.most_places) == (3, 6, 3)
     assert diagnostics(tree)["documents"], diagnostics(tree)["docids"] == (3, 6)
     for row in range(3):
         own = np.flatnonzero(tree.doc_rows == row)
@@ -519,7 +520,7 @@ def test_an_index_of_segments_is_trained_tuned_searched_and_updated(
     diagnosed = json.loads((run.folder / "docids" / "diagnostics.json").read_text())
     encoder, tree = run.encoder(), run.tree()
     pieces = DocumentTexts(encoder, collection.documents, 2)
-    assert (diagnosed["documents"], diagnosed["docids"]) == (40, len(pieces)) == (tree.num_rows, tree.num_documents)
+    assert (diagnosed["documents"], diagnosed["docids"]) == (40, len(pieces)) == (tree.num_rows, tree.num_places)
     assert tree.segments == 2
     lines = (run.folder / "docids" / "docids.tsv").read_text().splitlines()
     assert [line.split("\t")[0] for line in lines] == [

@@ -213,7 +213,8 @@ except ValueError as error:
 @pytest.mark.parametrize(
     "module",
     [
-        "dsi.search.results",
+        "dsi.search.hits",
+        "dsi.search.top",
         *(f"dsi.eval.{name}" for name in ("measures", "fusion", "protocol", "tables", "report")),
         *(
             f"dsi.docids.{name}"

@@ -19,9 +19,9 @@ from dsi.docids.tree import DocidTree
 from dsi.docids.updating import add_documents, remove_documents
 from dsi.generator.model import DocidGenerator
 from dsi.search import beam as beam_module
-from dsi.search.beam import BeamSearch
+from dsi.search.beam import PathEngine
 from dsi.search.decoder import FastDecoder
-from dsi.search.engine import QueryBatch
+from dsi.search.queries import QueryBatch
 from dsi.search.request import SearchConfig, SearchRequest
 from dsi.search.results import SearchResult, Trace
 from tests.support import oracles
@@ -37,7 +37,7 @@ def path_scores(tree: DocidTree, generator: DocidGenerator, batch: QueryBatch, c
     return oracles.path_scores(tree, generator, batch.states, batch.mask, batch.embeddings, *settings).numpy()
 
 
-def run(search: BeamSearch, batch: QueryBatch, k: int, config: SearchConfig, **more: Any) -> SearchResult:
+def run(search: PathEngine, batch: QueryBatch, k: int, config: SearchConfig, **more: Any) -> SearchResult:
     return search.methods[config.method].retrieve(batch, SearchRequest(k, config, **more))
 
 
@@ -95,7 +95,7 @@ def check(result: SearchResult, tree: DocidTree, scores: Floats, k: int) -> None
 
 
 def check_both(
-    search: BeamSearch, batch: QueryBatch, k: int, config: SearchConfig, scores: Floats, **more: Any
+    search: PathEngine, batch: QueryBatch, k: int, config: SearchConfig, scores: Floats, **more: Any
 ) -> None:
     """Check the beam's answers, and those of all paths, which are certified."""
     check(run(search, batch, k, config, **more), search.tree, scores, k)
@@ -140,13 +140,13 @@ def test_updated_trees_are_searched_as_all_their_paths_say(
     search, batch = beam_search_for(before, generator), random_batch(3, seed=seed)
     tree = add_documents(before, rng.normal(size=(new, WIDTH)).astype(np.float32)) if new else before
     tree = remove_documents(tree, rng.choice(tree.num_rows, size=min(gone, tree.num_rows - 1), replace=False))
-    search = BeamSearch(tree, search.decoder, torch.device("cpu"))
+    search = PathEngine(tree, search.decoder, torch.device("cpu"))
     config = SearchConfig(alpha=alpha, beta=beta, beam_width=beam_width)
     request = SearchRequest(1, config)
     there = tree.doc_rows >= 0
     every = torch.from_numpy(np.flatnonzero(there)).expand(3, -1)
     generative, dense, _ = search.follow_paths(batch, request, every)  # one path at a time
-    scores = np.full((3, tree.num_documents), -np.inf)
+    scores = np.full((3, tree.num_places), -np.inf)
     scores[:, there] = (generative + dense)[:, :, -1].numpy()
     allowed = None if share == 1.0 else there & (rng.random(tree.num_rows)[tree.doc_rows] < share)
     if allowed is not None:

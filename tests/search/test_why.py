@@ -23,7 +23,7 @@ from dsi.docids.schemes import DocidsConfig, SchemeInput, make_docids
 from dsi.docids.token_vectors import TokenVectors, decode
 from dsi.docids.words.bm25 import BM25
 from dsi.search.explain.matches import StoredText, _by_terms, _whole_word
-from dsi.search.results import Hit, Hits, Match, Span, excerpt, pieces
+from dsi.search.hits import Hit, Hits, Match, Span, excerpt, pieces
 from tests.support.small import MINIPEDIA, PROMPTS, random_generator, random_tied
 
 RECORDS = [json.loads(line) for line in (MINIPEDIA / "corpus.jsonl").read_text(encoding="utf-8").splitlines()][:50]

@@ -24,8 +24,8 @@ from dsi.docids.clustering import DocidsConfig, build_tree
 from dsi.docids.updating import add_documents, remove_documents
 from dsi.docids.words.bm25 import BM25
 from dsi.generator.model import DocidGenerator
-from dsi.search.beam import BeamSearch
-from dsi.search.engine import QueryBatch
+from dsi.search.beam import PathEngine
+from dsi.search.queries import QueryBatch
 from dsi.search.request import SearchRequest
 from dsi.store import updating
 from dsi.store.loading import write_search_config
@@ -169,7 +169,7 @@ def test_any_updated_tree_is_searched_exactly(documents, branching, leaf, seed, 
         tree = add_documents(tree, rng.normal(size=(added, WIDTH)).astype(np.float32))
     left = len(tree.positions) - min(removed, len(tree.positions) - 1)
     tree = remove_documents(tree, rng.choice(len(tree.positions), len(tree.positions) - left, replace=False))
-    methods = BeamSearch(tree, decoder, torch.device("cpu")).methods
+    methods = PathEngine(tree, decoder, torch.device("cpu")).methods
     states, mask, embeddings = random_queries(2, seed=seed)
     batch = QueryBatch(torch.arange(2), states, mask, embeddings, ["", ""])
 
@@ -177,7 +177,7 @@ def test_any_updated_tree_is_searched_exactly(documents, branching, leaf, seed, 
         config = SearchConfig(alpha=alpha, beam_width=beam_width)
         return methods[method].retrieve(batch, SearchRequest(k, config))
 
-    everything, found = run(left, tree.num_documents + 10), run(k, k + extra)
+    everything, found = run(left, tree.num_places + 10), run(k, k + extra)
     assert sorted(everything.positions[0].tolist()) == sorted(np.flatnonzero(tree.doc_rows >= 0).tolist())
     assert found.positions.shape[1] == min(k, left)
     best = everything.scores[:, : min(k, left)]
@@ -188,7 +188,7 @@ def test_any_updated_tree_is_searched_exactly(documents, branching, leaf, seed, 
     np.testing.assert_allclose(run(k, 1, "exact").scores, best, atol=1e-4, rtol=1e-5)
     # To the decoder a document that came later is as probable as those beside it are on average.
     if alpha == 1 and added and not removed:
-        probabilities = np.zeros((2, tree.num_documents))
+        probabilities = np.zeros((2, tree.num_places))
         np.put_along_axis(probabilities, everything.positions, np.exp(everything.scores), axis=1)
         np.testing.assert_allclose(probabilities.sum(axis=1), 1, atol=1e-3)
         for node in np.flatnonzero(tree.first_child >= tree.num_inner):

@@ -15,7 +15,7 @@ from dsi_experiments.rerankers.learned import LinearReranker
 import dsi
 from dsi import SearchConfig
 from dsi.docids.data.collection import read_collection
-from dsi.search.engine import EncodedQueries
+from dsi.search.queries import EncodedQueries
 from tests.support.tiny_index import QUERIES, RECORDS, TinyIndex
 from tests.support.trials import Case
 

@@ -30,7 +30,7 @@ import dsi
 from dsi.cluster.fleet import Replica, ShardError
 from dsi.cluster.router import ShardedRetriever
 from dsi.config import Config
-from dsi.search.engine import EncodedQueries
+from dsi.search.queries import EncodedQueries
 from dsi.search.results import SearchResult
 
 _GRACE = 3.0

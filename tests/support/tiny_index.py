@@ -20,7 +20,7 @@ from dsi.docids.clustering import DocidsConfig, build_tree
 from dsi.docids.data.collection import read_collection
 from dsi.docids.words.bm25 import BM25
 from dsi.search import generate
-from dsi.search.results import Hits
+from dsi.search.hits import Hits
 from tests.support.grammars import condition, words
 from tests.support.oracles import path_scores
 from tests.support.small import MINIPEDIA, random_generator, random_tied

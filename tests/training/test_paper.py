@@ -9,7 +9,7 @@ import torch
 import dsi
 from dsi.commands.main import main
 from dsi.config import Config
-from dsi.search.engine import QueryBatch
+from dsi.search.queries import QueryBatch
 from tests.search.test_search import path_scores
 from tests.support.oracles import document_log_p
 from tests.support.small import thin_out

@@ -293,7 +293,7 @@ def test_documents_below_the_beam_are_ranked_by_dense_scores(config, data, tmp_p
         below = {int(node) for level in trace.levels for node in level.nodes[0] if node >= tree.num_inner}
         assert set(run[query_id]) == {doc_ids[tree.doc_rows[node - tree.num_inner]] for node in below}
         assert run[query_id] == pytest.approx({doc_id: dense[query_id][doc_id] for doc_id in run[query_id]}, abs=1e-4)
-        reached += len(below) < tree.num_documents
+        reached += len(below) < tree.num_places
     assert reached  # some documents are below no node of the beam
 
 

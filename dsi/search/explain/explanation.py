@@ -7,7 +7,8 @@ import numpy as np
 
 from dsi.docids.files.checks import printable
 from dsi.docids.tree import DocidTree
-from dsi.search.engine import EncodedQueries, Engine
+from dsi.search.engine import Engine
+from dsi.search.queries import EncodedQueries
 from dsi.search.request import SearchConfig, SearchRequest
 from dsi.search.results import EXTRA, WALK, WORDS, SearchResult, Trace
 

@@ -14,11 +14,13 @@ from numpy.typing import NDArray
 
 from dsi.contrastive.encoder import Encoder
 from dsi.docids.files.checks import printable
-from dsi.search.engine import EncodedQueries, Engine, count_documents, encode_queries
+from dsi.search.engine import Engine, count_documents
 from dsi.search.explain.explanation import ExplainedNode, Explanation, explain
 from dsi.search.explain.matches import StoredText, matched_words
+from dsi.search.hits import Hit, Match, label_of
+from dsi.search.queries import EncodedQueries, encode_queries
 from dsi.search.request import SearchRequest
-from dsi.search.results import Hit, Match, SearchResult, label_of
+from dsi.search.results import SearchResult
 
 _TOLERANCE = 1e-5
 """Scores that are relatively closer than this are equal: the order of sums decides between them."""

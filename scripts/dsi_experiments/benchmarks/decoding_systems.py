@@ -16,9 +16,9 @@ from dsi.docids.clustering import DocidsConfig, build_tree
 from dsi.docids.tree import DocidTree
 from dsi.generator.config import CE, GeneratorConfig
 from dsi.generator.model import DocidGenerator
-from dsi.search.beam import BeamSearch
+from dsi.search.beam import PathEngine
 from dsi.search.decoder import FastDecoder
-from dsi.search.engine import QueryBatch
+from dsi.search.queries import QueryBatch
 from dsi.search.request import SearchConfig, SearchRequest
 from dsi_experiments.benchmarks.reference import T5_VOCAB_SIZE, GenerateBaseline
 from dsi_experiments.benchmarks.timing import alternate
@@ -70,7 +70,7 @@ class Systems:
         self.baseline.model.to(device)
         generator.to(device)
         self.encoders = {dtype: for_inference(encoder, dtype) for dtype in DTYPES}
-        self.engines = {dtype: BeamSearch(tree, FastDecoder(generator, dtype), device) for dtype in DTYPES}
+        self.engines = {dtype: PathEngine(tree, FastDecoder(generator, dtype), device) for dtype in DTYPES}
         self.request = SearchRequest(beam_width, SearchConfig(alpha=1.0, beta=0, beam_width=beam_width))
 
     def of(self, tokens: Tensor) -> list[Search]:

@@ -141,7 +141,7 @@ def nested_trie(tree: DocidTree, end: int) -> tuple[dict[int, dict], dict[tuple[
     """Return docid tokens and the end token as nested dictionaries, and {tokens: docid position}."""
     trie: dict[int, dict] = {}  # type: ignore[type-arg]
     positions = {}
-    digits = tree.paths(np.arange(tree.num_documents))[1]
+    digits = tree.paths(np.arange(tree.num_places))[1]
     for position, row in enumerate(digits):
         tokens = tuple(int(tree.token_offsets[level] + digit) for level, digit in enumerate(row) if digit >= 0)
         positions[tokens] = position

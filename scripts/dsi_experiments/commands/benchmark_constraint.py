@@ -87,7 +87,7 @@ def _prefixes(tree: "DocidTree", count: int, end: int) -> "list[Tensor]":
     import numpy as np
     import torch
 
-    digits = tree.paths(np.random.default_rng(1).integers(tree.num_documents, size=count))[1]
+    digits = tree.paths(np.random.default_rng(1).integers(tree.num_places, size=count))[1]
     written = np.pad(np.where(digits < 0, -1, digits + tree.token_offsets), ((0, 0), (1, 1)), constant_values=-1)
     written[np.arange(count), 1 + (digits >= 0).sum(axis=1)] = end
     written[written < 0] = 0  # the start token, and the padding after the end

@@ -36,7 +36,7 @@ class Residual(CrossEntropy):
 
     def __init__(self, task: Task, temperature: float = TEMPERATURE) -> None:
         super().__init__(task)
-        counts = np.bincount(task.positions, minlength=task.tree.num_documents)
+        counts = np.bincount(task.positions, minlength=task.tree.num_places)
         frequencies = torch.from_numpy(np.log(counts + _SMOOTHING)).float().to(task.device)
         self.dense = DenseLogits(task.tree, temperature, frequencies, task.device)
 

@@ -21,7 +21,8 @@ from safetensors.numpy import load_file, save_file
 from dsi.docids.files.declarations import LARGEST, Count, Positive, Whole, settings
 from dsi.docids.files.storage import write_text
 from dsi.docids.files.untrusted import check_file, reading, tensor_entries
-from dsi.search.candidates import Floats, reranker_class
+from dsi.docids.types import Reals
+from dsi.search.candidates import reranker_class
 from dsi_experiments.rerankers.learned import FeatureReranker
 from dsi_experiments.rerankers.lightgbm_text import checked_model
 from dsi_experiments.rerankers.lists import JudgedLists, LineSearch, lambdas
@@ -93,13 +94,13 @@ class BoostedTrees(FeatureReranker):
             self._trees = _LightGBM.fit(lists, start, self.config)
         return self
 
-    def base_scores(self, features: Floats) -> Floats:
+    def base_scores(self, features: Reals) -> Reals:
         """[n] scores that boosting starts from."""
         if self.base is None:
             return np.zeros(len(features))
         return self.base.predict(features[:, [self.names.index(name) for name in self.base.names]])
 
-    def predict(self, features: Floats) -> Floats:
+    def predict(self, features: Reals) -> Reals:
         """[n] scores, including those of the base."""
         return self.base_scores(features) + self._fitted.predict(features)
 
@@ -143,7 +144,7 @@ class _LightGBM:
         self.booster = booster
 
     @classmethod
-    def fit(cls, lists: JudgedLists, start: Floats, config: BoostingConfig) -> "_LightGBM":
+    def fit(cls, lists: JudgedLists, start: Reals, config: BoostingConfig) -> "_LightGBM":
         lightgbm = _lightgbm()
         settings = {
             "objective": "lambdarank" if config.objective == "lambdamart" else "regression",
@@ -165,10 +166,10 @@ class _LightGBM:
         data = lightgbm.Dataset(lists.features, lists.labels, group=list(lists.lengths), init_score=start)
         return cls(lightgbm.train(settings, data, num_boost_round=config.trees))
 
-    def predict(self, features: Floats) -> Floats:
+    def predict(self, features: Reals) -> Reals:
         return np.asarray(self.booster.predict(features, raw_score=True))
 
-    def gains(self, count: int) -> Floats:
+    def gains(self, count: int) -> Reals:
         return np.asarray(self.booster.feature_importance("gain"))
 
     def write(self, folder: Path) -> None:
@@ -209,7 +210,7 @@ class _LiteralTrees:
 
     @classmethod
     def fit(
-        cls, lists: JudgedLists, start: Floats, config: BoostingConfig, line_search: LineSearch | None = None
+        cls, lists: JudgedLists, start: Reals, config: BoostingConfig, line_search: LineSearch | None = None
     ) -> "_LiteralTrees":
         from sklearn.tree import DecisionTreeRegressor
 
@@ -232,7 +233,7 @@ class _LiteralTrees:
             grown.append(_arrays(tree.tree_, weight * steps))
         return cls(_join(grown))
 
-    def predict(self, features: Floats) -> Floats:
+    def predict(self, features: Reals) -> Reals:
         arrays, features = self.arrays, np.asarray(features, dtype=np.float32)
         nodes = np.repeat(arrays["roots"][None, :], len(features), axis=0)  # [n, trees]
         for _ in range(int(arrays["depth"].max(initial=0))):
@@ -240,7 +241,7 @@ class _LiteralTrees:
             nodes = arrays["children"][nodes, (values > arrays["threshold"][nodes]).astype(int)]
         return np.asarray(arrays["value"][nodes].sum(axis=1))
 
-    def gains(self, count: int) -> Floats:
+    def gains(self, count: int) -> Reals:
         inner = self.arrays["feature"] >= 0
         return np.bincount(self.arrays["feature"][inner], self.arrays["gain"][inner], minlength=count).astype(float)
 
@@ -277,13 +278,13 @@ def _check_arrays(arrays: dict[str, NDArray[Any]], features: int) -> None:
         raise ValueError("some values are not finite")
 
 
-def _newton(leaves: NDArray[np.integer], gradient: Floats, curvature: Floats, count: int) -> Floats:
+def _newton(leaves: NDArray[np.integer], gradient: Reals, curvature: Reals, count: int) -> Reals:
     """[nodes] the Newton step of each leaf, -sum of gradients / sum of curvatures; 0 where the curvature is 0."""
     first, second = (np.bincount(leaves, values, minlength=count) for values in (gradient, curvature))
     return np.divide(-first, second, out=np.zeros(count), where=second > 1e-12)
 
 
-def _arrays(tree: Any, values: Floats) -> dict[str, NDArray[Any]]:
+def _arrays(tree: Any, values: Reals) -> dict[str, NDArray[Any]]:
     leaf, own = tree.children_left < 0, np.arange(tree.node_count)
     impurity = tree.impurity * tree.weighted_n_node_samples
     below = np.where(leaf, 0.0, impurity[tree.children_left] + impurity[tree.children_right])

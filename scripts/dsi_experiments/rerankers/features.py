@@ -14,12 +14,14 @@ import torch
 from numpy.typing import NDArray
 from sklearn.feature_extraction.text import ENGLISH_STOP_WORDS
 
+from dsi.docids.types import Bools, Floats, Ints
 from dsi.docids.words.bm25 import Lexical
-from dsi.search.beam import BeamSearch
-from dsi.search.engine import EncodedQueries, Engine, QueryBatch
-from dsi.search.generate import TiedIndex
+from dsi.search.beam import PathEngine
+from dsi.search.engine import Engine
+from dsi.search.generate import TiedEngine
+from dsi.search.queries import EncodedQueries, QueryBatch
 from dsi.search.request import SearchConfig, SearchRequest
-from dsi.search.results import Bools, Floats, Ints, SearchResult
+from dsi.search.results import SearchResult
 
 _TEMPERATURE = 0.05
 """Of the softmaxes over siblings; search has none."""
@@ -162,13 +164,13 @@ def _log_softmax(scores: Floats, valid: Bools) -> Floats:
 
 def siblings(engine: Engine, batch: QueryBatch, positions: Ints) -> Iterator[Siblings]:
     """Yield for each level the scores of the nodes on the paths to docids [batch, n], and of their siblings."""
-    if isinstance(engine, TiedIndex):
+    if isinstance(engine, TiedEngine):
         return _siblings_by_vectors(engine, batch, positions)
-    assert isinstance(engine, BeamSearch)
+    assert isinstance(engine, PathEngine)
     return _siblings_by_decoder(engine, batch, positions)
 
 
-def _siblings_by_vectors(engine: TiedIndex, batch: QueryBatch, positions: Ints) -> Iterator[Siblings]:
+def _siblings_by_vectors(engine: TiedEngine, batch: QueryBatch, positions: Ints) -> Iterator[Siblings]:
     """Yield for each level the scores of the nodes on the paths to docids [batch, n], and of their siblings."""
     tree, occupied, vectors = engine.tree, engine.tree.doc_rows >= 0, batch.vectors
     scorers = [engine.walk.node_scores(batch, SearchConfig(alpha=alpha)) for alpha in (1.0, 0.0)]
@@ -177,7 +179,7 @@ def _siblings_by_vectors(engine: TiedIndex, batch: QueryBatch, positions: Ints) 
         above = np.maximum(parents[:, :, level], 0)
         children = tree.first_child[above][:, :, None].astype(np.int64) + np.arange(fan_out)  # [batch, n, fan_out]
         exists = (np.arange(fan_out) < tree.num_children[above][:, :, None]) & (parents[:, :, level] >= 0)[:, :, None]
-        is_inner, documents = children < tree.num_inner, (children - tree.num_inner).clip(0, tree.num_documents - 1)
+        is_inner, documents = children < tree.num_inner, (children - tree.num_inner).clip(0, tree.num_places - 1)
         exists &= is_inner | occupied[documents]
         scores = np.zeros((2, *children.shape), dtype=np.float32)  # by generator and by encoder
         for row, vector in enumerate(vectors):
@@ -190,7 +192,7 @@ def _siblings_by_vectors(engine: TiedIndex, batch: QueryBatch, positions: Ints) 
         yield Siblings(generative, dense, exists, np.maximum(digits[:, :, level], 0))
 
 
-def _siblings_by_decoder(engine: BeamSearch, batch: QueryBatch, positions: Ints) -> Iterator[Siblings]:
+def _siblings_by_decoder(engine: PathEngine, batch: QueryBatch, positions: Ints) -> Iterator[Siblings]:
     """Yield for each level the scores of the nodes on the paths to docids [batch, n], and of their siblings."""
     on_device = torch.from_numpy(positions).long().to(engine.device)
     decoder_only = SearchRequest(1, SearchConfig(alpha=1.0, beta=0.0))

@@ -14,13 +14,13 @@ from scipy.optimize import minimize_scalar
 
 from dsi.docids.data.collection import Collection
 from dsi.docids.files.progress import progress
-from dsi.docids.types import Qrels
+from dsi.docids.types import Bools, Ints, Qrels, Reals
 from dsi.eval.diversity import Subtopics, read_subtopics
 from dsi.eval.measures import evaluate, mean
 from dsi.eval.tables import markdown_table
 from dsi.rerankers.diversity import STRATEGIES, Pyversity, prefix_labels, subtopic_labels
 from dsi.rerankers.reranking import rerank, save_reranker
-from dsi.search.candidates import Bools, Candidates, Floats, Ints, Reranker
+from dsi.search.candidates import Candidates, Reranker
 from dsi.store.retriever import GenerativeRetriever
 from dsi_experiments.rerankers.boosting import BoostedTrees, BoostingConfig
 from dsi_experiments.rerankers.features import compute_features
@@ -59,7 +59,7 @@ class JudgedCandidates:
         return replace(self, candidates=candidates, qrels={q: self.qrels[q] for q in candidates.query_ids})
 
     @property
-    def labels(self) -> Floats:
+    def labels(self) -> Reals:
         """[n, k] relevance of the candidates; 0 where nobody judged, and at padding."""
         labels = np.zeros(self.candidates.scores.shape)
         for row, (query_id, doc_ids) in enumerate(zip(self.candidates.query_ids, self.candidates.doc_ids, strict=True)):

@@ -91,7 +91,8 @@ class Postings:
             frequencies[: len(lost)] -= lost
             unchanged = {term: top for term, top in part.top_lists.copy().items() if not lost[term]}
             parts.append(Part(part.lists, part.first, unchanged))
-        stays = (rows >= 0) & ~gone
+        # Lists stay as they are; a removed slot has no row from now on, and the rows of later documents move up.
+        stays = (rows >= 0) & ~gone  # [slots]
         new_rows = np.where(stays, np.cumsum(stays, dtype=np.int32) - np.int32(1), np.int32(-1))
         slots = np.flatnonzero(stays).astype(np.int32)
         return Postings(tuple(parts), frequencies, len(slots), new_rows, slots)
@@ -106,6 +107,7 @@ class Postings:
             rows = np.concatenate([rows, np.int32(self.num_documents) + numbers])
             slots = np.concatenate([slots, np.int32(first) + numbers])
         parts = [*self.parts, Part(new, first)]
+        # A part is joined to the one before that is not far larger, so that there are few, and each posting is copied few times.
         while len(parts) > 1 and _RATIO * parts[-1].lists.nnz >= parts[-2].lists.nnz:
             parts[-2:] = [_join(parts[-2:])]
         return Postings(tuple(parts), frequencies, self.num_documents + count, rows, slots)
@@ -117,6 +119,7 @@ class Postings:
             return lists
         rows = self.rows[lists.indices]
         keep = rows >= 0
+        # [postings + 1] how many are kept before each: where a list began among all, it begins among those that are kept.
         before = np.concatenate([[0], np.cumsum(keep, dtype=lists.indptr.dtype)], dtype=lists.indptr.dtype)
         shape = lists.shape[0], self.num_documents
         return sparse.csr_array((lists.data[keep], rows[keep], before[lists.indptr]), shape=shape)
@@ -145,6 +148,7 @@ class Postings:
             return np.zeros(len(rows), dtype=np.float32)
         documents, slots = part.lists.indices[span], rows if self.slots is None else self.slots[rows]
         slots = slots - np.int32(part.first)
+        # Documents ascend within a list, so a binary search finds each; `at` is any place where it is missing.
         at = np.searchsorted(documents, slots).clip(max=len(documents) - 1)
         return np.where(documents[at] == slots, part.lists.data[span][at], np.float32(0))
 
@@ -163,7 +167,7 @@ def _count_removed(part: Part, gone: Bools) -> Rows:
         else:
             hits = np.logical_or.reduce([block == document for document in removed.astype(np.int32)])
         positions.append(start + np.flatnonzero(hits))
-    terms = np.searchsorted(starts, np.concatenate(positions), side="right") - 1
+    terms = np.searchsorted(starts, np.concatenate(positions), side="right") - 1  # in whose list each posting stands
     return np.bincount(terms, minlength=len(starts) - 1)
 
 
@@ -181,7 +185,8 @@ def _join(parts: Sequence[Part]) -> Part:
     rest = _join(parts[1:])  # the first part, the largest, is copied once
     terms = max(parts[0].lists.shape[0], rest.lists.shape[0])
     old, new = (_pad(part.lists, terms) for part in (parts[0], rest))
-    ends = np.repeat(old.indptr[1:], np.diff(new.indptr))
+    # Slots of the second part are higher, so its postings go to the end of each list.
+    ends = np.repeat(old.indptr[1:], np.diff(new.indptr))  # [postings of the second part]
     documents = np.insert(old.indices, ends, new.indices + np.int32(old.shape[1]))
     values = np.insert(old.data, ends, new.data)
     shape = terms, old.shape[1] + new.shape[1]

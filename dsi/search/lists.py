@@ -68,6 +68,7 @@ class InvertedLists:
             is_first = places < len(tree.embeddings.parts[0])
             edges = np.concatenate([[0], np.cumsum(is_first)])[edges]
             positions, rows = np.flatnonzero(is_first), places[is_first].astype(np.int64)
+        # Later documents are in other parts of the vectors; they are read from the nodes, and are not in the lists.
         index = _faiss_lists(tree.codes or Vectors.search_codes(tree.embeddings), positions, rows, edges)
         paths = _paths(tree, nodes) if cells is None else np.empty((0, 0), dtype=np.int32)
         return cls(rows, edges, paths, index)
@@ -193,6 +194,7 @@ def cell_nodes(tree: DocidTree) -> Rows:
     """
     sizes = tree.doc_end - tree.doc_start
     most, limit = _PER_ROOT * math.sqrt(tree.num_places), 1
+    # Doubling the limit merges cells: a cell is a node that is small enough, below one that is not.
     branches = np.flatnonzero(tree.first_child < tree.num_inner)
     parents = np.repeat(branches, tree.num_children[branches])  # of all inner nodes but the root
     while True:
@@ -222,24 +224,20 @@ def _faiss_lists(codes: Vectors, positions: Rows | None, rows: Rows | None, edge
     """
     codec = codes.codec
     assert isinstance(codec, Product)
-    plain: Any = faiss.IndexIVFPQ(
-        faiss.IndexFlatIP(codec.dim),
-        codec.dim,
-        len(edges) - 1,
-        len(codec.codebooks),
-        codec.bits,
-        faiss.METRIC_INNER_PRODUCT,
-    )
+    # 1) An index of plain codes, list by list. Its quantizer is empty: a search names the lists itself.
+    quantizer, size = faiss.IndexFlatIP(codec.dim), len(codec.codebooks)
+    plain: Any = faiss.IndexIVFPQ(quantizer, codec.dim, len(edges) - 1, size, codec.bits, faiss.METRIC_INNER_PRODUCT)
     plain.pq, plain.by_residual, plain.is_trained, plain.ntotal = codec.quantizer(), False, True, int(edges[-1])
     for cell, (start, end) in enumerate(zip(edges[:-1].tolist(), edges[1:].tolist(), strict=True)):
         if end > start:
             own = slice(start, end) if positions is None else positions[start:end]
-            stored = np.ascontiguousarray(codes.numbers(own))
+            stored = np.ascontiguousarray(codes.numbers(own))  # [documents of the list, code bytes] uint8
             ids = np.arange(start, end) if rows is None else rows[start:end]
             plain.invlists.add_entries(cell, end - start, faiss.swig_ptr(ids), faiss.swig_ptr(stored))
+
+    # 2) The same codes in blocks that are scanned by lookups in registers. The copy shares the quantizer alone, so the plain
+    # codes are freed with the index that holds them.
     lists: Any = faiss.IndexIVFPQFastScan(plain)
-    nothing: Any = faiss.ArrayInvertedLists(plain.nlist, plain.code_size)
-    nothing.this.disown()
     lists.orig_invlists = None
-    plain.replace_invlists(nothing, True)  # frees the codes, which the other index holds in another order
+    lists.referenced_objects = [quantizer]
     return lists

@@ -107,7 +107,7 @@ class Postings:
             rows = np.concatenate([rows, np.int32(self.num_documents) + numbers])
             slots = np.concatenate([slots, np.int32(first) + numbers])
         parts = [*self.parts, Part(new, first)]
-        # A part is joined to the one before that is not far larger, so that there are few, and each posting is copied few times.
+        # A part joins the one before that is not far larger: so there are few, and each posting is copied few times.
         while len(parts) > 1 and _RATIO * parts[-1].lists.nnz >= parts[-2].lists.nnz:
             parts[-2:] = [_join(parts[-2:])]
         return Postings(tuple(parts), frequencies, self.num_documents + count, rows, slots)

@@ -20,7 +20,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import pairwise
-from typing import NamedTuple, Self
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -30,9 +30,8 @@ from torch import Tensor
 from dsi.docids.tree import DocidTree
 from dsi.docids.types import Ints
 from dsi.docids.words.bm25 import Lexical
-from dsi.generator.base import Generator
 from dsi.generator.objectives import log_prior
-from dsi.search.decoder import DecoderCache, FastDecoder, search_decoder
+from dsi.search.decoder import DecoderCache, FastDecoder
 from dsi.search.dense import DenseScores
 from dsi.search.engine import Engine, Followed, Method, count_documents
 from dsi.search.queries import QueryBatch
@@ -171,34 +170,21 @@ class PathEngine(Engine):
 
     Args:
         tree: the docids.
-        decoder: the generator, laid out for search.
-        device: of tree and decoder.
+        decoder: the generator, laid out for search; its device is that of all tensors.
         lexical: BM25 or learned sparse vectors of the documents, if the index has them.
     """
 
     is_tied = False
 
-    def __init__(
-        self, tree: DocidTree, decoder: FastDecoder, device: torch.device, lexical: Lexical | None = None
-    ) -> None:
-        self.tree, self.decoder, self.device, self.lexical = tree, decoder, device, lexical
-        self.dense = DenseScores(tree, device)
+    def __init__(self, tree: DocidTree, decoder: FastDecoder, lexical: Lexical | None = None) -> None:
+        super().__init__(tree, decoder, lexical)
+        self.decoder, self.device = decoder, decoder.device
+        self.dense = DenseScores(tree, self.device)
         self.doc_rows = None
         """[places] the document at each docid position, if some have several places."""
         if tree.most_places > 1:
-            self.doc_rows = torch.from_numpy(tree.doc_rows).long().to(device)
-        self._trained = None if tree.trained.all() else torch.from_numpy(tree.trained).to(device)
-
-    @classmethod
-    def from_generator(
-        cls, generator: Generator, tree: DocidTree, lexical: Lexical | None, device: torch.device, dtype: torch.dtype
-    ) -> Self:
-        """Return an engine that searches with a copy of a generator; see `Engine`."""
-        return cls(tree, search_decoder(generator.to(device), dtype), device, lexical)
-
-    def with_content(self, tree: DocidTree, lexical: Lexical | None) -> Self:
-        """Return an engine with the same generator over updated documents."""
-        return type(self)(tree, self.decoder, self.device, lexical)
+            self.doc_rows = torch.from_numpy(tree.doc_rows).long().to(self.device)
+        self._trained = None if tree.trained.all() else torch.from_numpy(tree.trained).to(self.device)
 
     @cached_property
     def _occupied(self) -> Tensor | None:

@@ -81,6 +81,11 @@ class FastDecoder:
         self.token_offsets = [1 + sum(self.fan_out[:level]) for level in range(len(self.fan_out))]
         self._take_head(generator, _after_norm(generator.head.weight, stack.final_layer_norm))
 
+    @property
+    def device(self) -> torch.device:
+        """Where the weights are."""
+        return self.embeddings.device
+
     def _take_head(self, generator: DocidGenerator, head: Tensor) -> None:
         """Lay the output layer [vocab_size, d_model] out by level."""
         self.level_heads = head[1:].split(generator.config.fan_out)  # row 0 is the start token

@@ -9,13 +9,11 @@ from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar, NamedTuple, Self
 
 import numpy as np
-import torch
 
 from dsi.docids.files.progress import progress
 from dsi.docids.tree import DocidTree
 from dsi.docids.types import Bools, Floats, Ints
 from dsi.docids.words.bm25 import Lexical
-from dsi.generator.base import Generator
 from dsi.search.queries import EncodedQueries, QueryBatch
 from dsi.search.request import SearchConfig, SearchRequest, check_extra_scores
 from dsi.search.results import SearchResult, Trace
@@ -57,34 +55,23 @@ class Followed(NamedTuple):
 class Engine(ABC):
     """Searches one index at one moment.
 
-    Attributes:
+    Args:
         tree: the docids.
+        scorer: of nodes: a generator, laid out for search.
         lexical: BM25 or learned sparse vectors of the documents; None if the index has neither.
+
+    Attributes:
         is_tied: whether docid tokens are tied to the tree's vectors.
     """
 
-    tree: DocidTree
-    lexical: Lexical | None
     is_tied: ClassVar[bool]
 
-    @classmethod
-    @abstractmethod
-    def from_generator(
-        cls, generator: Generator, tree: DocidTree, lexical: Lexical | None, device: torch.device, dtype: torch.dtype
-    ) -> Self:
-        """Return an engine that searches with a copy of a generator, laid out for search.
+    def __init__(self, tree: DocidTree, scorer: Any, lexical: Lexical | None = None) -> None:
+        self.tree, self.lexical, self._scorer = tree, lexical, scorer
 
-        Args:
-            generator: trained for these docids.
-            tree: the docids.
-            lexical: BM25 or learned sparse vectors of the documents, if the index has them.
-            device: of the decoder.
-            dtype: of a decoder's weights and arithmetic; all else is float32.
-        """
-
-    @abstractmethod
     def with_content(self, tree: DocidTree, lexical: Lexical | None) -> Self:
         """Return an engine with the same generator over updated documents."""
+        return type(self)(tree, self._scorer, lexical)
 
     @property
     @abstractmethod

@@ -5,20 +5,16 @@ dense score, and the best by words. The caller's own scores, if there are any, a
 Neither knows folders or texts of documents.
 """
 
-import copy
 from collections.abc import Mapping, Sequence
 from functools import cached_property
-from typing import Self
 
 import numpy as np
-import torch
 
 from dsi.docids.files.threads import one_thread
 from dsi.docids.tree import DocidTree
 from dsi.docids.types import Bools, Floats, Ints
 from dsi.docids.vectors import LARGE
 from dsi.docids.words.bm25 import Lexical
-from dsi.generator.base import Generator
 from dsi.generator.tied import TiedGenerator
 from dsi.search.engine import Engine, Followed, Method, count_documents
 from dsi.search.lists import ListedDocuments
@@ -46,23 +42,9 @@ class TiedEngine(Engine):
 
     is_tied = True
 
-    def __init__(self, tree: DocidTree, generator: TiedGenerator, lexical: Lexical | None) -> None:
-        self.tree, self.generator, self.lexical = tree, generator, lexical
-
-    @classmethod
-    def from_generator(
-        cls, generator: Generator, tree: DocidTree, lexical: Lexical | None, device: torch.device, dtype: torch.dtype
-    ) -> Self:
-        """Return an engine that searches with a copy of a generator; see `Engine`."""
-        assert isinstance(generator, TiedGenerator)
-        generator = copy.deepcopy(generator).to(device).eval().requires_grad_(requires_grad=False)
-        if generator.reads_states:
-            generator.decoder.to(dtype)
-        return cls(tree, generator, lexical)
-
-    def with_content(self, tree: DocidTree, lexical: Lexical | None) -> Self:
-        """Return an engine with the same generator over updated documents."""
-        return type(self)(tree, self.generator, lexical)
+    def __init__(self, tree: DocidTree, generator: TiedGenerator, lexical: Lexical | None = None) -> None:
+        super().__init__(tree, generator, lexical)
+        self.generator = generator
 
     @cached_property
     def methods(self) -> Mapping[str, Method]:

@@ -26,12 +26,11 @@ from dsi.docids.tree import DocidTree
 from dsi.docids.vectors import VectorKind, VectorsConfig
 from dsi.docids.words.bm25 import Lexical
 from dsi.generator.base import Generator
-from dsi.search.beam import PathEngine
 from dsi.search.candidates import Candidates, Features
 from dsi.search.engine import Engine, Followed, check_parts
+from dsi.search.engines import create_engine
 from dsi.search.explain.explanation import Explanation
 from dsi.search.explain.why import AnsweredQuery
-from dsi.search.generate import TiedEngine
 from dsi.search.hits import Document, Hit, Hits
 from dsi.search.queries import EncodedQueries, encode_queries, encoded_queries
 from dsi.search.request import (
@@ -51,8 +50,6 @@ from dsi.store.documents import DocumentTable
 from dsi.store.updating import Content, with_documents, with_texts, without_documents
 
 _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
-_ENGINES: dict[str, type[Engine]] = {"tied": TiedEngine, "digits": PathEngine, "words": PathEngine}
-"""{docid_tokens of the generator: what searches an index with it}."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -133,7 +130,7 @@ class GenerativeRetriever:
         # Where it was saved last, or loaded from: the folder, the engine of its documents, its search config.
         self._on_disk: tuple[Path, Engine, SearchConfig] | None = None
         generator = generator.to(self.device)
-        engine = _ENGINES[generator.config.docid_tokens].from_generator(generator, tree, lexical, self.device, dtype)
+        engine = create_engine(generator, tree, lexical, dtype)
         config = search_config or SearchConfig()
         self._state = _State(encoder.for_search(dtype, backend), generator, config, DocumentTable(documents), engine)
 

@@ -27,14 +27,10 @@ from dsi.docids.tree import DocidTree, diagnostics
 from dsi.docids.updating import add_documents, remove_documents
 from dsi.docids.vectors import VectorsConfig
 from dsi.docids.words.bm25 import BM25
-from dsi.generator.base import Generator
-from dsi.generator.tied import TiedGenerator
 from dsi.measuring.diagnosis import diagnose
 from dsi.measuring.runs import IndexRuns
 from dsi.search import generate
-from dsi.search.beam import PathEngine
-from dsi.search.engine import Engine
-from dsi.search.generate import TiedEngine
+from dsi.search.engines import create_engine
 from dsi.search.queries import QueryBatch
 from dsi.search.request import SearchRequest
 from dsi.store.loading import load_docids
@@ -103,11 +99,6 @@ def query_batch(seed: int) -> QueryBatch:
     return QueryBatch(torch.arange(3), states, mask, embeddings, texts(3, seed + 1))
 
 
-def engine_of(tree: DocidTree, generator: Generator, bm25: BM25) -> Engine:
-    kind = TiedEngine if isinstance(generator, TiedGenerator) else PathEngine
-    return kind.from_generator(generator, tree, bm25, torch.device("cpu"), torch.float32)
-
-
 def place_scores(tree: DocidTree, queries: np.ndarray, words: np.ndarray) -> np.ndarray:
     """[batch, places] z.e_d and words [batch, documents], by their definition; -inf at removed documents."""
     scores = queries @ tree.embeddings[:].T + words[:, np.maximum(tree.doc_rows, 0)]
@@ -148,7 +139,7 @@ def test_answers_are_the_best_documents_by_their_best_places(
         new = np.random.default_rng(seed).normal(size=(5, WIDTH)).astype(np.float32)
         tree = remove_documents(add_documents(tree, new, np.array([0, 0, 1, 1, 1])), np.array([0, tree.num_rows]))
     bm25 = BM25([str(n) for n in range(tree.num_rows)], texts(tree.num_rows, seed))
-    methods, batch = engine_of(tree, generator, bm25).methods, query_batch(seed)
+    methods, batch = create_engine(generator, tree, bm25).methods, query_batch(seed)
     allowed = (tree.doc_rows >= 0) & ((tree.doc_rows % 3 > 0) | (not filtered))
     config = SearchConfig(
         alpha=alpha, beta=beta, ann_temperature=0.5, lexical_weight=weight if kind == "tied" else 0.0, candidates=1
@@ -187,7 +178,7 @@ def test_answers_are_the_best_documents_by_their_best_places(
 def test_a_document_is_found_once_with_the_score_that_its_path_has(tree, k, seed, tied):
     generator = random_tied(tree, seed=seed) if tied else random_generator(tree, layers=1, seed=seed)
     bm25 = BM25([str(n) for n in range(tree.num_rows)], texts(tree.num_rows, seed))
-    engine, batch = engine_of(tree, generator, bm25), query_batch(seed)
+    engine, batch = create_engine(generator, tree, bm25), query_batch(seed)
     request = SearchRequest(k, SearchConfig(alpha=0.5, beam_width=10_000))
     followed = engine.follow(batch, request, np.tile(np.arange(tree.num_rows), (3, 1)))
     for name in ("generate", "exact"):
@@ -211,7 +202,7 @@ def test_a_document_whose_places_are_equal_is_found_once(seed):
     config = DocidsConfig(branching=5, max_leaf_size=5, segments=5)
     tree = assemble(make_docids(SchemeInput(vectors, config, rows=rows)), vectors)
     bm25 = BM25([str(n) for n in range(count)], texts(count, seed))
-    methods = engine_of(tree, random_tied(tree, seed=seed), bm25).methods
+    methods = create_engine(random_tied(tree, seed=seed), tree, bm25).methods
     request = SearchRequest(10, SearchConfig(alpha=0.3, beam_width=2, lexical_weight=0.5, candidates=10))
     for positions in methods["generate"].retrieve(query_batch(seed), request).positions:
         assert len(set(tree.doc_rows[positions].tolist())) == 10

@@ -15,6 +15,7 @@ from dsi.generator.kinds import create_generator, load_generator
 from dsi.generator.objectives import Estimate, Task
 from dsi.generator.states import Embeddings
 from dsi.generator.tied import LevelOutputs, TiedGenerator
+from dsi.search.engines import create_engine
 from dsi.search.generate import TiedEngine
 from dsi.search.queries import QueryBatch
 from dsi.search.request import SearchConfig, SearchRequest
@@ -201,7 +202,7 @@ def test_configurations_whose_index_could_not_be_searched_are_refused():
 def test_generators_do_not_share_weights_with_their_search():
     generator = random_tied(random_tree(20))
     kept = copy.deepcopy(generator.maps)
-    index = TiedEngine.from_generator(generator, random_tree(20), None, torch.device("cpu"), torch.float32)
+    index = create_engine(generator, random_tree(20), None)
     with torch.no_grad():
         generator.maps.add_(1.0)
     assert torch.equal(index.generator.maps, kept)

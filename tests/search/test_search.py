@@ -140,7 +140,7 @@ def test_updated_trees_are_searched_as_all_their_paths_say(
     search, batch = beam_search_for(before, generator), random_batch(3, seed=seed)
     tree = add_documents(before, rng.normal(size=(new, WIDTH)).astype(np.float32)) if new else before
     tree = remove_documents(tree, rng.choice(tree.num_rows, size=min(gone, tree.num_rows - 1), replace=False))
-    search = PathEngine(tree, search.decoder, torch.device("cpu"))
+    search = PathEngine(tree, search.decoder)
     config = SearchConfig(alpha=alpha, beta=beta, beam_width=beam_width)
     request = SearchRequest(1, config)
     there = tree.doc_rows >= 0

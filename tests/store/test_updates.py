@@ -169,7 +169,7 @@ def test_any_updated_tree_is_searched_exactly(documents, branching, leaf, seed, 
         tree = add_documents(tree, rng.normal(size=(added, WIDTH)).astype(np.float32))
     left = len(tree.positions) - min(removed, len(tree.positions) - 1)
     tree = remove_documents(tree, rng.choice(len(tree.positions), len(tree.positions) - left, replace=False))
-    methods = PathEngine(tree, decoder, torch.device("cpu")).methods
+    methods = PathEngine(tree, decoder).methods
     states, mask, embeddings = random_queries(2, seed=seed)
     batch = QueryBatch(torch.arange(2), states, mask, embeddings, ["", ""])
 

@@ -122,4 +122,4 @@ def random_tied(tree: DocidTree, *, layers: int = 0, seed: int = 0) -> TiedGener
 
 
 def beam_search_for(tree: DocidTree, generator: Generator, lexical: Lexical | None = None) -> PathEngine:
-    return PathEngine(tree, search_decoder(generator), torch.device("cpu"), lexical)
+    return PathEngine(tree, search_decoder(generator), lexical)

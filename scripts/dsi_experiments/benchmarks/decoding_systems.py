@@ -70,7 +70,7 @@ class Systems:
         self.baseline.model.to(device)
         generator.to(device)
         self.encoders = {dtype: for_inference(encoder, dtype) for dtype in DTYPES}
-        self.engines = {dtype: PathEngine(tree, FastDecoder(generator, dtype), device) for dtype in DTYPES}
+        self.engines = {dtype: PathEngine(tree, FastDecoder(generator, dtype)) for dtype in DTYPES}
         self.request = SearchRequest(beam_width, SearchConfig(alpha=1.0, beta=0, beam_width=beam_width))
 
     def of(self, tokens: Tensor) -> list[Search]:

@@ -98,7 +98,7 @@ class TreeObjective(Objective):
         with torch.autocast(states.device.type, enabled=False):
             decoder = search_decoder(self.task.generator, self.task.dtype)
             if self._beam_search is None:
-                self._beam_search = PathEngine(tree, decoder, states.device)
+                self._beam_search = PathEngine(tree, decoder)
             self._beam_search.decoder = decoder
             nodes = self._beam_search.kept_nodes(states, mask, self.beam_width)
         root = nodes.new_zeros(len(nodes), 1)

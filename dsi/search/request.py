@@ -6,7 +6,7 @@ checked; it is passed on through the search. Knows nothing of trees or models.
 
 import inspect
 import math
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import fields
 from functools import cache
 from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple, TypeAlias, TypeVar, get_type_hints
@@ -134,19 +134,20 @@ def written_as(option: str) -> Written:
     return written
 
 
-def given_options(call: str, options: Mapping[str, Any]) -> dict[str, Any]:
+def given_options(call: str, options: Mapping[str, Any], named: Sequence[str] = OPTIONS) -> dict[str, Any]:
     """Return the options that a call sets: those that are not None.
 
     Args:
         call: name of the public method, for messages.
         options: as the call received them.
+        named: those that a message lists.
 
     Raises:
         TypeError: an option does not exist; the message names the nearest one if there is one.
     """
     for name in options:
         if name not in OPTIONS:
-            raise TypeError(f"{call}() has no option {shown(name)}{meant(name, ['k', *OPTIONS])}")
+            raise TypeError(f"{call}() has no option {shown(name)}{meant(name, ['k', *named])}")
     return {name: value for name, value in options.items() if value is not None}
 
 

@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dsi.docids.types import Bools, Floats, Ints, Rows
-from dsi.docids.words.postings import Part, Postings
+from dsi.docids.words.postings import Postings, PostingsPart
 
 _BUDGET = 1 << 15
 """Postings that are read per query, roughly: the shortest lists whole, and the highest weights of the others."""
@@ -140,7 +140,7 @@ class _Reading(NamedTuple):
         whole: True if all is read.
     """
 
-    part: Part
+    part: PostingsPart
     term: int
     factor: np.float32
     rows: Rows
@@ -280,7 +280,7 @@ class TermScorer:
             sums[missed] += reading.factor * self.weigh(values[there], rows[missed])
         return sums
 
-    def _read(self, part: Part, terms: Terms, budget: int) -> Iterator[_Reading]:
+    def _read(self, part: PostingsPart, terms: Terms, budget: int) -> Iterator[_Reading]:
         """Read the lists of terms in a part: shortest first, then the tops of long ones; nothing of terms that lower scores."""
         long, zero = [], np.float32(0)
         lists = [(part.span(number), int(number), factor) for number, factor in zip(*terms, strict=True)]
@@ -300,7 +300,7 @@ class TermScorer:
             rows, weights = self.postings.to_rows(part, *top_list.read(depth))
             yield _Reading(part, term, factor, rows, weights, bound[depth], whole=False)
 
-    def _top_list(self, part: Part, term: int, span: slice) -> TopList:
+    def _top_list(self, part: PostingsPart, term: int, span: slice) -> TopList:
         """Return the top of a list, cached for the next query."""
         cached: TopList | None = part.top_lists.get(term)
         if cached is None or not (self.damping is None or self.damping.is_near(cached.damping)):
@@ -311,7 +311,7 @@ class TermScorer:
             part.top_lists[term] = cached
         return cached
 
-    def _make_top_list(self, part: Part, span: slice) -> TopList:
+    def _make_top_list(self, part: PostingsPart, span: slice) -> TopList:
         documents, values = part.lists.indices[span], part.lists.data[span]
         rows = documents + np.int32(part.first)
         if self.postings.rows is not None:

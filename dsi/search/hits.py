@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, Protocol, SupportsI
 
 import numpy as np
 
-from dsi.docids.files.checks import printable
+from dsi.docids.files.checks import counted, printable
 
 if TYPE_CHECKING:
     import pandas
@@ -237,7 +237,7 @@ class Hits(list[Hit]):
     @property
     def _summary(self) -> str:
         """How many there are, and what is proven of a search."""
-        count = f"{len(self)} document{'s' * (len(self) != 1)}"
+        count = counted(len(self), "document")
         if self.missing:
             count += f"; {self.coverage:.0%} of the documents were searched"
         return f"{count}; proven: no other scores higher" if self and self._search and self.exact else count

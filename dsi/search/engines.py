@@ -1,4 +1,4 @@
-"""Chooses the engine of an index by its docid tokens. Knows nothing of how engines search."""
+"""Chooses the engine of an index by its docid tokens."""
 
 import copy
 

@@ -1,9 +1,9 @@
-"""A shard: the documents below some neighbouring children of the root, and what scores them in a process of their own.
+"""A shard: the documents below some neighbouring children of the root, which a process of their own scores.
 
-A shard maps the files of the index, and reads of them what belongs to its documents; its share of the words is in memory. It
-keeps two generations, so that searches which began before an update end with the old one. It walks no tree: it is told the
-nodes below which it scores documents. Its numbers of nodes are those of the whole tree. Imports nothing heavy, so that it is
-back soon after it died.
+A shard maps the files of the index, and reads of them the parts of its documents; its share of the words is in memory. It
+keeps two generations, so that searches which began before an update end with the old one. It walks no tree: a question brings
+the nodes below which it scores documents. Its numbers of nodes are those of the whole tree. Imports nothing heavy, so that it
+is back soon after it died.
 """
 
 import dataclasses
@@ -16,7 +16,6 @@ from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
-from threadpoolctl import threadpool_limits
 
 from dsi.docids.files.memory import keep_freed_memory
 from dsi.docids.files.storage import content_fingerprint, read_record, read_while_unchanged
@@ -104,20 +103,14 @@ class Share:
         start, end = (self.local(edge).astype(np.int32) for edge in (tree.doc_start, tree.doc_end))
         codes = None if tree.codes is None else self._vectors(tree.codes)
         tokens = None if tree.tokens is None else self._tokens(tree.tokens)
-        return DocidTree(
-            tree.first_child,
-            tree.num_children,
-            start,
-            end,
-            doc_rows,
-            tree.centroids,
-            self._vectors(tree.embeddings),
-            codes,
-            tree.trained,
-            tree.origin,
-            tree.segments,
-            tokens,
-        )
+        own: dict[str, Any] = {
+            "doc_start": start,
+            "doc_end": end,
+            "doc_rows": doc_rows,
+            "codes": codes,
+            "tokens": tokens,
+        }
+        return dataclasses.replace(tree, embeddings=self._vectors(tree.embeddings), **own)
 
     def _vectors(self, vectors: Vectors) -> Vectors:
         return Vectors((vectors.numbers(self._selection),), vectors.codec)
@@ -141,7 +134,7 @@ class Question(NamedTuple):
     """A batch of queries for one shard; everything but nodes is by the shard's own numbers.
 
     Attributes:
-        queries: [batch, dim] what scores documents.
+        queries: [batch, dim] vectors that score documents.
         terms: [batch] of the lexical part; None if it takes no part.
         lexical_weight: of the lexical scores.
         extra: [batch, documents] the caller's scores of the shard's documents, or None.
@@ -175,7 +168,7 @@ class ShardIndex:
         self.generation = int(manifest["generation"])
         docids, lexical = (folder / manifest["parts"].get(part, part) for part in ("docids", "lexical"))
         tree = DocidTree.load(docids / "docids.safetensors", check=False)  # the router has
-        # The manifest says what there must be: an update may have removed files of this state meanwhile.
+        # The manifest lists the files that must be there: an update may have removed files of this state meanwhile.
         files = [folder / name for name in manifest["files"]]
         if docids / "tokens.safetensors" in files:
             tree = dataclasses.replace(tree, tokens=TokenVectors.load(docids / "tokens.safetensors", tree.num_places))
@@ -205,7 +198,7 @@ class ShardIndex:
         return np.unpackbits(question.allowed, count=self.tree.num_places).astype(bool)
 
     def gather(self, question: Question, nodes: Sequence[Ints] | None) -> list[Pool]:
-        """Return what the sources contribute; without nodes all documents that may be returned."""
+        """Return the documents that each source finds; without nodes all documents that may be returned."""
         scores, allowed, batch = self._scores(question), self._allowed(question), range(len(question.queries))
         sources = PoolSources(self.tree, self.listed, scores, question.most, allowed, self._occupied)
         if nodes is None:
@@ -215,11 +208,7 @@ class ShardIndex:
         if question.terms is not None:  # summed in the order of terms, so that equal documents of two shards are equal
             for row, own in enumerate(found):
                 own.parts[1] = scores.lexical_scores(row, self.tree.doc_rows[own.positions])
-        return self._whole(found)
-
-    def _whole(self, pools: Iterable[Pool]) -> list[Pool]:
-        """Return pools with docid positions of the whole tree."""
-        return [pool._replace(positions=self.share.positions[pool.positions]) for pool in pools]
+        return self._placed(found)
 
     def rescore(self, question: Question, pools: Sequence[tuple[Ints, Floats]]) -> list[tuple[Ints, Floats]]:
         """Return documents' best places and their scores with late interaction."""
@@ -235,11 +224,15 @@ class ShardIndex:
         if not len(self.share.rows):  # all of them were removed
             nothing = Pool(_NO_ROWS, np.zeros((1, 0), dtype=np.float32), np.zeros(0, dtype=np.uint8))
             return [nothing] * len(question.queries)
-        return self._whole(AllDocuments(self.tree, self._scores(question), self._allowed(question)).best(k))
+        return self._placed(AllDocuments(self.tree, self._scores(question), self._allowed(question)).best(k))
+
+    def _placed(self, found: Iterable[Pool]) -> list[Pool]:
+        """Return documents with their docid positions in the whole tree."""
+        return [own._replace(positions=self.share.positions[own.positions]) for own in found]
 
 
 def _scorer(files: Sequence[Path], documents: int, rows: Rows) -> TermScorer:
-    """Return what scores the terms of the documents in some rows, from the files of the lexical part of an index."""
+    """Return the scorer of the terms of the documents in some rows, from the files of the lexical part of an index."""
     if any(file.name == "vocab.index.json" for file in files):
         folder = files[0].parent
         return BM25.load(folder, range(documents)).scorer.select(rows)  # type: ignore[arg-type]  # only their number is read
@@ -248,7 +241,7 @@ def _scorer(files: Sequence[Path], documents: int, rows: Rows) -> TermScorer:
 
 
 class Shard:
-    """A shard as the object of a worker.
+    """A shard as the object of a worker; it loads the index when it is asked for its status, not when it is made.
 
     Args:
         folder: of the index, which all workers share.
@@ -258,13 +251,9 @@ class Shard:
 
     def __init__(self, folder: str, number: int, shards: int) -> None:
         self._folder, self._number, self._shards = Path(folder), number, shards
-        threadpool_limits(
-            1
-        )  # for good: the other cores are for other shards, and more threads take several times the work
-        keep_freed_memory()
         self._born = f"{platform.node()}:{os.getpid()}:{os.urandom(4).hex()}"
         self._states: dict[str, ShardIndex] = {}
-        self.load()
+        keep_freed_memory()
 
     def load(self) -> tuple[str, dict[str, int]]:
         """Load the state of the index that is on disk, if it is another one; return `status`."""
@@ -285,27 +274,16 @@ class Shard:
         return self.status()
 
     def status(self) -> tuple[str, dict[str, int]]:
-        """Return which process this is, and {state of the index that it holds: generation}."""
+        """Return the name of this process, and {state of the index that it holds: generation}."""
+        if not self._states:
+            return self.load()
         return self._born, {state: index.generation for state, index in self._states.items()}
 
-    def gather(self, state: str, question: Question, nodes: Sequence[Ints] | None) -> list[Pool]:
-        """As `ShardIndex.gather`."""
-        return self._in(state).gather(question, nodes)
-
-    def rescore(
-        self, state: str, question: Question, pools: Sequence[tuple[Ints, Floats]]
-    ) -> list[tuple[Ints, Floats]]:
-        """As `ShardIndex.rescore`."""
-        return self._in(state).rescore(question, pools)
-
-    def best(self, state: str, question: Question, k: int) -> list[Pool]:
-        """As `ShardIndex.best`."""
-        return self._in(state).best(question, k)
-
-    def _in(self, state: str) -> ShardIndex:
+    def answer(self, method: str, state: str, *args: Any) -> Any:
+        """Return the result of a method of the `ShardIndex` of a state of the index."""
         if state not in self._states:
             raise GenerationError(
                 f"Shard {self._number} holds {', '.join(own[:8] for own in self._states)} of {self._folder}, the search needs "
                 f"{state[:8]}; refresh the router or the folder of this worker."
             )
-        return self._states[state]
+        return getattr(self._states[state], method)(*args)

@@ -10,6 +10,10 @@ WALK, WORDS, EXTRA = 1, 2, 4
 """Where a document was found: below the nodes that the walk kept, by words, by extra_scores; several add up."""
 
 
+class ShardError(RuntimeError):
+    """The shards of an index cannot answer a search, or not completely where that is required."""
+
+
 @dataclass(frozen=True)
 class SearchResult:
     """The top k documents of a batch of queries, best first.

@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from dsi.docids.files.memory import keep_freed_memory
+from dsi.docids.files.ram import keep_freed_memory
 from dsi.docids.files.storage import content_fingerprint, read_record, read_while_unchanged
 from dsi.docids.token_vectors import TokenCodes, TokenVectors
 from dsi.docids.tree import DocidTree

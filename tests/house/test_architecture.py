@@ -57,7 +57,7 @@ UNKNOWN = {
     "ours": ("dsi",),
     "retrievers?": ("dsi.store.retriever",),
     "search(es|ing)?|searched": WALK,
-    "tables?": ("dsi.eval.tables", "dsi.eval.report"),
+    "tables?": ("dsi.eval.tables",),
     "texts": ("dsi.docids.data.collection", "dsi.contrastive.encoder"),
     "trained|training": ("dsi.training", "dsi.contrastive.training"),
     "trees": ("dsi.docids.tree", "dsi.docids.clustering"),
@@ -227,7 +227,9 @@ except ValueError as error:
     [
         "dsi.search.hits",
         "dsi.search.top",
-        *(f"dsi.eval.{name}" for name in ("measures", "fusion", "protocol", "tables", "report")),
+        *(f"dsi.eval.{name}" for name in ("measures", "fusion", "protocol", "tables")),
+        "dsi_experiments.published",
+        "dsi_experiments.regret",
         *(
             f"dsi.docids.{name}"
             for name in (

@@ -378,7 +378,8 @@ class Encoder:
     def save(self, folder: Path) -> None:
         """Write a plain sentence-transformers folder, weights as they were stored; the same encoder gives the same files."""
         with self._tokenizing:
-            write_as(self.model, self.dtype, folder)
+            halved = self.dtype != self.model.dtype
+            write_model(copy.deepcopy(self.model).to(self.dtype) if halved else self.model, folder)
 
     def _cut(self, texts: Sequence[str], length: int) -> list[str]:
         """Return the longest prefix of each text that has at most `length` tokens; a long text is read no further."""
@@ -398,11 +399,6 @@ class Encoder:
                     prefixes[number] = head[: max((end for _, end in offsets[:length]), default=0)]
             rest, size = longer, 4 * size
         return prefixes
-
-
-def write_as(model: SentenceTransformer, dtype: torch.dtype, folder: Path) -> None:
-    """Write a model as an index holds it, with its weights in a dtype."""
-    write_model(model if model.dtype == dtype else copy.deepcopy(model).to(dtype), folder)
 
 
 def check_similarity(model: SentenceTransformer, name: str) -> None:

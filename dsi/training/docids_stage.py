@@ -43,7 +43,7 @@ class TitleTokens:
     """
 
     def __init__(self, encoder: Encoder, checkpoint: str = "") -> None:
-        self._tokenizer = _load(checkpoint) if checkpoint else encoder.model.tokenizer
+        self._tokenizer = _load(checkpoint) if checkpoint else encoder.tokenizer
         ends = self._tokenizer.eos_token_id, self._tokenizer.sep_token_id, len(self._tokenizer)
         self._end: int = next(end for end in ends if end is not None)
 
@@ -167,7 +167,7 @@ def _keeps_texts(documents: datasets.Dataset, megabytes: int) -> bool:
     return size <= megabytes
 
 
-def _are_renumbered(paths: NDArray[np.signedinteger], tree: DocidTree) -> bool:
+def _are_renumbered(paths: NDArray[np.integer], tree: DocidTree) -> bool:
     """Return whether the digits of a document differ from the numbers that the scheme gave it; compared by blocks."""
     starts = range(0, len(paths), BLOCK)
     blocks = ((paths[start : start + BLOCK], tree.positions[start : start + BLOCK]) for start in starts)

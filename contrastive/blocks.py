@@ -1,5 +1,6 @@
 """Embeddings of large collections: block by block, on disk, by any number of processes. Knows nothing of their use."""
 
+import logging
 from collections.abc import Callable, Iterator, Sequence
 from functools import cached_property
 from pathlib import Path
@@ -10,6 +11,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from dsi.contrastive.config import LONGEST_INPUT
 from dsi.contrastive.cutting import piece_text
 from dsi.contrastive.encoder import PLURALS, Encoder, TokenModel
 from dsi.contrastive.multi_vector import MultiVectorModel
@@ -20,6 +22,8 @@ from dsi.docids.files.progress import Bar
 from dsi.docids.files.ram import give_back_memory
 from dsi.docids.files.storage import map_tensors, replacing, save_tensors, scratch_blocks, write_array
 from dsi.docids.token_vectors import TokenCodes
+
+logger = logging.getLogger(__name__)
 
 E = TypeVar("E", Encoder, MultiVectorModel)
 _TOKEN_BLOCKS = "*.tokens.safetensors"
@@ -79,6 +83,17 @@ class DocumentTexts(LazyTexts):
                 (rows - rows[0]).tolist(), self._cuts[0][start:stop].tolist(), strict=True
             )
         ]
+
+
+def warn_cut(cut: int, documents: int, pieces: int, encoder: Encoder) -> None:
+    """Warn that an encoder does not read some documents to their ends, in at most this many pieces each."""
+    if cut:
+        read = min(encoder.config.document_length, encoder.model.max_seq_length or LONGEST_INPUT)
+        most = f"{pieces} pieces of at most {read} tokens" if pieces > 1 else f"{read} tokens"
+        logger.warning(
+            "%d of %d documents are longer than the encoder reads (%s; docids.pieces): only words find what follows.",
+            cut, documents, most,
+        )  # fmt: skip
 
 
 class QueryTexts(LazyTexts):

@@ -9,8 +9,9 @@ from numpy.typing import NDArray
 
 from dsi.docids.words.sentences import SENTENCE_END
 
-_OVERLAP = 32
-"""Tokens that a piece repeats of the one before, at most."""
+_OVERLAP, _MARGIN = 32, 4
+"""Tokens that a piece repeats of the one before at most, and that stay free, as a piece may have more tokens than it had in its
+text."""
 _SPACE = re.compile(r"\s+")
 
 
@@ -26,6 +27,46 @@ class DocumentCut(NamedTuple):
     spans: tuple[tuple[int, int], ...]
     title_end: int
     is_whole: bool = True
+
+
+class Lengths(NamedTuple):
+    """Tokens of a text that is read whole, and of a piece; and the pieces of a document, at most."""
+
+    document: int
+    piece: int
+    pieces: int
+
+    def most(self, limit: int) -> int:
+        """Return the tokens of a text that are read, where the model reads `limit` of title and text at a time."""
+        return self.document if self.pieces == 1 else self.pieces * min(self.document, limit)
+
+
+Offsets = Sequence[tuple[int, int]]
+"""First and last character of tokens."""
+
+
+def cut_document(
+    title: str, text: str, of_title: Offsets, of_text: Offsets, lengths: Lengths, limit: int
+) -> DocumentCut:
+    """Return where a document is cut; see `Encoder.cut`.
+
+    Args:
+        title: of the document.
+        text: of the document.
+        of_title: tokens of the title, one more than `limit` at most.
+        of_text: tokens of the text, a few more than `lengths.most` at most.
+        lengths: of texts and pieces.
+        limit: tokens of title and text that the model reads.
+    """
+    length = lengths.document
+    if len(of_text) <= length and len(of_title) + len(of_text) <= limit:
+        return DocumentCut(((0, len(text)),), len(title))
+    if lengths.pieces == 1:
+        end = of_text[length - 1][1] if len(of_text) > length else len(text)
+        return DocumentCut(((0, end),), len(title), is_whole=False)
+    of_title = of_title[: limit // 4]
+    longest = max(1, min(length, limit - len(of_title) - _MARGIN))
+    return cut_text(title, of_title, text, of_text, (lengths.piece, longest), lengths.pieces)
 
 
 def piece_text(title: str, text: str, span: tuple[int, int], title_end: int) -> str:
@@ -107,3 +148,11 @@ def _edge(edges: Sequence[NDArray[np.integer]], least: int, most: int, *, last: 
 def has_words(text: str) -> bool:
     """True if a text has a letter or a digit: what a cut leaves out may be space, or characters that nobody sees."""
     return any(map(str.isalnum, text))
+
+
+def head_of(text: str, size: int) -> str:
+    """Return a text up to the last space in its first `size` characters, or all of it."""
+    if len(text) <= size:
+        return text
+    head = text[:size]
+    return head[: end if (end := head.rfind(" ")) > 0 else size]

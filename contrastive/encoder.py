@@ -31,7 +31,7 @@ from transformers import AutoModel, PreTrainedTokenizerFast, T5Config, T5Encoder
 from transformers.utils import logging as transformers_logging
 
 from dsi.contrastive.config import FRESH, FRESH_T5, LONGEST_INPUT, LONGEST_PROMPT, PACKAGED, EncoderConfig
-from dsi.contrastive.cutting import DocumentCut, cut_text, has_words, piece_text
+from dsi.contrastive.cutting import DocumentCut, Lengths, cut_document, has_words, head_of, piece_text
 from dsi.contrastive.devices import check_device
 from dsi.contrastive.inference import for_inference
 from dsi.contrastive.prompts import choose_prompt
@@ -73,9 +73,8 @@ _CHARACTERS, _MORE = 16, 16
 """Characters of a text that are read for a token at first, and tokens that are read beyond those that are needed."""
 
 
-_MARGIN, _LEAST_ROOM = 4, 16
-"""Tokens left free, as a piece cut out of a text may have more than it had there; least tokens of a text beside the
-prompt and special tokens."""
+_LEAST_ROOM = 16
+"""Tokens that a text has beside prompt and special tokens, at least."""
 
 
 class EncodedTexts(NamedTuple):
@@ -246,26 +245,12 @@ class Encoder:
         """Return where each document is cut into pieces that the encoder reads to their ends, at most `pieces` of them.
 
         A document that is read whole, its text of at most `document_length` tokens, is one piece. Of any other one a piece has
-        at most `piece_length` tokens of the text; longer ones, up to `document_length`, where there would be too many. All
-        have the title before them, of which each reads at most a quarter of the model's tokens. With `pieces` = 1 a document is
-        its title with the first `document_length` tokens of its text, as long as that may be.
+        `piece_length` tokens of the text, more where there would be too many, after the title, of which it reads a quarter of
+        the model's tokens. With `pieces` = 1 it is the title with the first `document_length` tokens, as long as that may be.
         """
-        length, limit = self.config.document_length, self._room
-        most = max(1, pieces * min(length, limit)) + _MORE
-        cuts = []
-        for title, text, of_title, offsets in zip(
-            titles, texts, self._offsets(titles, limit + 1), self._offsets(texts, most), strict=True
-        ):
-            if len(offsets) <= length and len(of_title) + len(offsets) <= limit:
-                cuts.append(DocumentCut(((0, len(text)),), len(title)))
-            elif pieces == 1:
-                end = offsets[length - 1][1] if len(offsets) > length else len(text)
-                cuts.append(DocumentCut(((0, end),), len(title), is_whole=False))
-            else:
-                of_title = of_title[: limit // 4]
-                longest = min(length, limit - len(of_title) - _MARGIN)
-                cuts.append(cut_text(title, of_title, text, offsets, (self.config.piece_length, longest), pieces))
-        return cuts
+        lengths, limit = Lengths(self.config.document_length, self.config.piece_length, pieces), self._room
+        heads = self._offsets(titles, limit + 1), self._offsets(texts, lengths.most(limit) + _MORE)
+        return [cut_document(*own, lengths, limit) for own in zip(titles, texts, *heads, strict=True)]
 
     @property
     def _room(self) -> int:
@@ -414,7 +399,7 @@ class Encoder:
         found: list[list[tuple[int, int]]] = [[] for _ in texts]
         rest, size = list(range(len(texts))), _CHARACTERS * most
         while rest:
-            heads = [_head(texts[number], size) for number in rest]
+            heads = [head_of(texts[number], size) for number in rest]
             with self._tokenizing, catching_panics():
                 encoded = self.tokenizer(
                     heads, truncation=True, max_length=most, add_special_tokens=False, return_offsets_mapping=True
@@ -429,17 +414,6 @@ class Encoder:
         return found
 
 
-def warn_cut(cut: int, documents: int, pieces: int, encoder: Encoder) -> None:
-    """Warn that an encoder does not read some documents to their ends, in at most this many pieces each."""
-    if cut:
-        read = min(encoder.config.document_length, encoder.model.max_seq_length or LONGEST_INPUT)
-        most = f"{pieces} pieces of at most {read} tokens" if pieces > 1 else f"{read} tokens"
-        logger.warning(
-            "%d of %d documents are longer than the encoder reads (%s; docids.pieces): only words find what follows.",
-            cut, documents, most,
-        )  # fmt: skip
-
-
 def check_similarity(model: SentenceTransformer, name: str) -> None:
     """Raise ValueError unless a model compares embeddings by cosines or dot products."""
     if (similarity := model.similarity_fn_name) not in ("cosine", "dot"):
@@ -447,14 +421,6 @@ def check_similarity(model: SentenceTransformer, name: str) -> None:
             f"encoder.name {name!r} must compare embeddings by cosine or dot, got {similarity}; choose another model, or save "
             'it with model.similarity_fn_name = "cosine".'
         )
-
-
-def _head(text: str, size: int) -> str:
-    """Return a text up to the last space in its first `size` characters, or all of it."""
-    if len(text) <= size:
-        return text
-    head = text[:size]
-    return head[: end if (end := head.rfind(" ")) > 0 else size]
 
 
 @lru_cache(maxsize=1)

@@ -12,8 +12,9 @@ import pyarrow as pa
 from datasets.fingerprint import generate_random_fingerprint
 from numpy.typing import NDArray
 
+from dsi.contrastive.blocks import warn_cut
 from dsi.contrastive.cutting import piece_text
-from dsi.contrastive.encoder import Encoder, warn_cut
+from dsi.contrastive.encoder import Encoder
 from dsi.contrastive.tokens import TokenHead, tell_empty
 from dsi.docids.data.records import COLUMNS, document_record
 from dsi.docids.data.sources import memory_records

@@ -14,8 +14,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dsi.config import LEXICAL_WEIGHT, Config
-from dsi.contrastive.blocks import BLOCK, DocumentTexts, encode_blocks, encode_token_blocks, read_token_blocks
-from dsi.contrastive.encoder import Encoder, warn_cut
+from dsi.contrastive.blocks import BLOCK, DocumentTexts, encode_blocks, encode_token_blocks, read_token_blocks, warn_cut
+from dsi.contrastive.encoder import Encoder
 from dsi.contrastive.query_tokens import JudgedQueries, QueryExample, query_examples, train_query_head
 from dsi.contrastive.tokens import TokenHead, tell_empty
 from dsi.docids.data.collection import Collection

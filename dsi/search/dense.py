@@ -28,7 +28,6 @@ class DenseScores:
         self.num_children = torch.from_numpy(tree.num_children).long().to(device)
         self._start = torch.from_numpy(tree.doc_start).long().to(device)
         self._end = torch.from_numpy(tree.doc_end).long().to(device)
-        self._costs = None if tree.place_costs is None else torch.from_numpy(tree.place_costs).to(device)
 
     @cached_property
     def centroids(self) -> Tensor:
@@ -41,22 +40,15 @@ class DenseScores:
         return torch.from_numpy(self.tree.embeddings[:]).to(self.device)
 
     def dot(self, queries: Tensor, nodes: Tensor) -> Tensor:
-        """[batch, …] dense scores of nodes [batch, …], centroids or documents, from queries [batch, dim]."""
+        """[batch, …] dot products of queries [batch, dim] with centroids, or embeddings of documents, of nodes [batch, …]."""
         flat, inner = nodes.flatten(1), self.tree.num_inner  # flat: [batch, n]
         if flat.shape[1] * min(len(queries), _WIDE) >= inner + self.tree.num_places:
             every = torch.cat([queries @ self.centroids.T, queries @ self.embeddings.T], dim=1)
-            return self._less_costs(every.gather(1, flat), flat).view_as(nodes)
+            return every.gather(1, flat).view_as(nodes)
         is_inner = flat < inner
         above = self.centroids[flat.clamp(max=inner - 1)]  # [batch, n, dim]
         vectors = torch.where(is_inner[:, :, None], above, self.embeddings[(flat - inner).clamp(min=0)])
-        return self._less_costs(torch.bmm(vectors, queries[:, :, None])[:, :, 0], flat).view_as(nodes)
-
-    def _less_costs(self, products: Tensor, nodes: Tensor) -> Tensor:
-        """Return products [batch, n] with nodes less what the pieces of their documents cost."""
-        if self._costs is None:
-            return products
-        costs = self._costs[(nodes - self.tree.num_inner).clamp(min=0)]
-        return products - costs.masked_fill(nodes < self.tree.num_inner, 0.0)
+        return torch.bmm(vectors, queries[:, :, None])[:, :, 0].view_as(nodes)
 
     def alive(self, allowed: Tensor) -> Tensor:
         """[nodes] True where an allowed document is, or lies below; allowed: [documents] in docid order."""

@@ -177,6 +177,19 @@ def randomisation_test(
     return float(observed) / len(a), (extreme + 1) / (rounds + 1)
 
 
+def holm(p: Sequence[float]) -> list[float]:
+    """Return p-values corrected for their number by Holm's step-down method (1979): the chance of any wrong rejection.
+
+    >>> holm([0.01, 0.04, 0.03])
+    [0.03, 0.06, 0.06]
+    """
+    corrected, least = [0.0] * len(p), 0.0
+    for place, number in enumerate(sorted(range(len(p)), key=lambda number: p[number])):
+        least = max(least, min(1.0, (len(p) - place) * p[number]))
+        corrected[number] = least
+    return corrected
+
+
 def bootstrap_interval(
     a: Mapping[str, float], b: Mapping[str, float], *, rounds: int = 10_000, seed: int = 0
 ) -> tuple[float, float, float]:

@@ -1,7 +1,8 @@
 """Any collection of ir_datasets as a BEIR folder (extra `irds`). Knows nothing of models.
 
-Judgements of missing or empty documents and queries are dropped and counted. Of several judgements of a query and a document
-the highest is kept. Ids and texts are checked as those of a collection, so that the folder can be read.
+Documents without title and text are dropped and counted; judgements of documents and queries that are not there are kept, and
+counted when the folder is read. Of several judgements of a query and a document the highest is kept. Ids and texts are checked
+as those of a collection, so that the folder can be read.
 """
 
 from collections.abc import Mapping, Sequence
@@ -11,7 +12,8 @@ from typing import Any
 
 from dsi.docids.data import folder_for_collection
 from dsi.docids.data.lines import write_json_line, write_judgements
-from dsi.docids.data.records import document_record, query_record
+from dsi.docids.data.oddities import Oddities
+from dsi.docids.data.records import document_row, query_of
 from dsi.docids.files.checks import shown
 from dsi.docids.files.progress import progress
 from dsi.docids.files.storage import replace_folder
@@ -110,7 +112,7 @@ def _write_corpus(data_set: Any, path: Path, judged: set[str]) -> tuple[int, int
                 without_text += 1
                 continue
             record = {"_id": document.doc_id, "title": title, "text": text or title}
-            document_record(record, f"Document {document.doc_id!r}", set())
+            document_row(record, f"Document {document.doc_id!r}", Oddities("documents"))
             write_json_line(file, record)
             count += 1
             if document.doc_id in judged:
@@ -135,7 +137,7 @@ def _write_queries(data_sets: Mapping[str, Any], judged: Mapping[str, Sequence[J
                 before = written.get(query.query_id)
                 if before is None:
                     record = {"_id": query.query_id, "text": text}
-                    query_record(record, f"Query {query.query_id!r}")
+                    query_of(record, f"Query {query.query_id!r}")
                     write_json_line(file, record)
                     written[query.query_id] = split, text
                 elif before[0] != split and before[1] != text:

@@ -97,6 +97,11 @@ def existing_file(value: str) -> Path:
     return path
 
 
+def source_path(value: str) -> Path:
+    """Return a file that is there, or the folder of a collection or of files."""
+    return Path(value) if Path(value).is_file() else collection_folder(value)
+
+
 def output_folder(value: str) -> Path:
     """Return a folder that is there or can be made."""
     try:

@@ -179,7 +179,7 @@ class Seq2SeqRetriever:
 
         Raises:
             TypeError: queries are no mapping.
-            ValueError: an empty query, k or beam_width below 1.
+            ValueError: a query that is no text, k or beam_width below 1.
         """
         if not isinstance(queries, Mapping):
             raise TypeError(f"run() takes {{query_id: text}}, got {type(queries).__name__}.")
@@ -191,7 +191,9 @@ class Seq2SeqRetriever:
         for start in progress(starts, "search", unit="batch"):
             answers = self._search(texts[start : start + _BATCH], min(k, len(self._doc_ids)), max(k, beam_width))
             results.update(zip(query_ids[start : start + _BATCH], answers, strict=True))
-        return results
+        return {
+            query_id: results[query_id] if text.strip() else {} for query_id, text in zip(query_ids, texts, strict=True)
+        }
 
     def _search(self, texts: list[str], k: int, beam_width: int) -> list[dict[str, float]]:
         """Return {doc_id: log probability} for each text."""

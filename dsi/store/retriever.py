@@ -28,7 +28,7 @@ from dsi.docids.words.bm25 import Lexical
 from dsi.generator.base import Generator
 from dsi.search.beam import BeamSearch
 from dsi.search.candidates import Candidates
-from dsi.search.engine import EncodedQueries, Engine, Followed, check_parts, encode_queries, encoded_queries
+from dsi.search.engine import EncodedQueries, Engine, Followed, Queries, check_parts, encode_queries, encoded_queries
 from dsi.search.explain.explanation import Explanation
 from dsi.search.explain.why import AnsweredQuery
 from dsi.search.generate import TiedIndex
@@ -196,11 +196,11 @@ class GenerativeRetriever:
     def search(self, queries: str, k: int = 10, **options: Unpack[SearchOptions]) -> Hits: ...  # type: ignore[overload-overlap]
     @overload
     def search(
-        self, queries: Sequence[str] | EncodedQueries, k: int = 10, **options: Unpack[SearchOptions]
+        self, queries: Iterable[Any] | EncodedQueries, k: int = 10, **options: Unpack[SearchOptions]
     ) -> list[Hits]: ...
     @shows_options
     def search(
-        self, queries: str | Sequence[str] | EncodedQueries, k: int = 10, **options: Unpack[SearchOptions]
+        self, queries: str | Iterable[Any] | EncodedQueries, k: int = 10, **options: Unpack[SearchOptions]
     ) -> Hits | list[Hits]:
         """Return the top k documents for a query, or for each of several.
 
@@ -209,7 +209,8 @@ class GenerativeRetriever:
             >>> hits, more = retriever.search(["noble gases", "rivers of europe"], method="exact")
 
         Args:
-            queries: one query, a list of queries, or the output of `encode_queries`.
+            queries: one query, a list of queries, a series, records or a table with an id and a text, or the output of
+                `encode_queries`. The answer of an empty query is empty.
             k: documents per query; k are returned whenever that many are allowed.
             **options: see `SearchOptions`.
 
@@ -218,7 +219,7 @@ class GenerativeRetriever:
 
         Raises:
             TypeError: an option does not exist.
-            ValueError: an empty query, an option out of range or not used, an unknown doc_id or column in a filter.
+            ValueError: a query that is no text, an option out of range or not used, an unknown doc_id or column in a filter.
         """
         if isinstance(queries, Mapping):
             raise TypeError("search() takes a text or a list of texts; run() takes {query_id: text}.")
@@ -240,9 +241,16 @@ class GenerativeRetriever:
 
     @shows_options
     def run(
-        self, queries: Mapping[str, str] | EncodedQueries, k: int = 10, **options: Unpack[SearchOptions]
+        self, queries: Queries | EncodedQueries, k: int = 10, **options: Unpack[SearchOptions]
     ) -> dict[str, dict[str, float]]:
-        """Return {query_id: {doc_id: score}} for {query_id: text}, the format of `eval` and of TREC tools."""
+        """Return {query_id: {doc_id: score}}, the format of `eval` and of TREC tools.
+
+        Args:
+            queries: {query_id: text}, records or a table with an id and a text, or the output of `encode_queries`. Texts take
+                their places as ids.
+            k: documents per query.
+            **options: see `SearchOptions`.
+        """
         index = self.snapshot
         encoded = encoded_queries(index.encoder, queries, show_progress=True)
         result = index.engine.search(encoded, index.request("run", k, options), show_progress=True)
@@ -262,6 +270,8 @@ class GenerativeRetriever:
         encoded = encoded_queries(index.encoder, query if isinstance(query, EncodedQueries) else [query])
         if encoded.count != 1:
             raise ValueError(f"explain() takes one query, got {encoded.count}.")
+        if not encoded.texts[0].strip():
+            raise ValueError("explain() takes a query that is not empty: the answer of an empty one is empty.")
         (answered,) = index.answered(encoded.texts, request)
         answered.encoded = encoded
         return answered.explanation
@@ -269,7 +279,7 @@ class GenerativeRetriever:
     @shows_options
     def follow(
         self,
-        queries: Sequence[str] | EncodedQueries,
+        queries: Queries | EncodedQueries,
         doc_ids: Sequence[Sequence[str]],
         **options: Unpack[SearchOptions],
     ) -> Followed:
@@ -300,7 +310,7 @@ class GenerativeRetriever:
     @shows_options
     def candidates(
         self,
-        queries: Sequence[str] | Mapping[str, str] | EncodedQueries,
+        queries: Queries | EncodedQueries,
         k: int = 100,
         *,
         features: bool = True,
@@ -309,7 +319,7 @@ class GenerativeRetriever:
         """Return the top k documents of each query as candidates for `dsi.rerank`.
 
         Args:
-            queries: texts, {query_id: text}, or the output of `encode_queries`.
+            queries: texts, {query_id: text}, records or a table with an id and a text, or the output of `encode_queries`.
             k: documents per query.
             features: compute the features of learned rerankers; takes one more pass of the decoder.
             **options: see `SearchOptions`.
@@ -395,9 +405,7 @@ class GenerativeRetriever:
             for query_id, doc_ids, scores, count in zip(query_ids, *columns, strict=True)
         }
 
-    def encode_queries(
-        self, queries: Sequence[str] | Mapping[str, str], *, batch_size: int = 32, show_progress: bool = False
-    ) -> EncodedQueries:
+    def encode_queries(self, queries: Queries, *, batch_size: int = 32, show_progress: bool = False) -> EncodedQueries:
         """Encode queries once, to search them several times."""
         return encode_queries(self.encoder, queries, batch_size=batch_size, show_progress=show_progress)
 
@@ -438,7 +446,8 @@ class GenerativeRetriever:
 
         Raises:
             TypeError: documents are no list or table of records.
-            ValueError: a doc_id that is in the index already, repeated or empty; no text; metadata that no column can hold.
+            ValueError: a doc_id that is in the index already, repeated or empty; no text at all; metadata that no column can
+                hold.
         """
         self._hold(lambda content: with_documents(content, self.encoder, documents, replace=replace))
 

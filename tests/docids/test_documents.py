@@ -280,7 +280,7 @@ def test_every_door_takes_further_keys_as_metadata_and_tells_what_no_column_can_
     for door in (
         lambda: Collection.from_records([TAGGED, {**TAGGED, "doc_id": "d"}]).documents[0],
         lambda: read_documents(tmp_path)[0],
-        lambda: Collection.from_folder(tmp_path / "notes").documents[0],
+        lambda: Collection.from_files(tmp_path / "notes").documents[0],
         lambda: retriever.add([TAGGED, {**TAGGED, "doc_id": "d"}]) or vars_of(retriever.get("new")),
         lambda: (
             main(["update", str(tmp_path / "run"), "--device", "cpu", "--add", str(tmp_path / "corpus.jsonl")])

@@ -216,7 +216,7 @@ def test_a_folder_of_texts_is_a_collection(notes):
 def test_files_that_are_not_read_are_counted(notes, caplog):
     (notes / "scan.pdf").touch()
     (notes / "Makefile").touch()
-    Collection.from_folder(notes)
+    Collection.from_files(notes)
     assert caplog.messages == [f"{notes}: files that are not read: 1 Makefile, 1 .pdf."]
 
 
@@ -257,7 +257,7 @@ def test_files_that_are_not_read_are_counted(notes, caplog):
 def test_a_wrong_file_of_a_folder_is_named(notes, name, content, message):
     (notes / name).write_bytes(content)
     with pytest.raises(ValueError, match=message):
-        Collection.from_folder(notes)
+        Collection.from_files(notes)
 
 
 def test_a_folder_without_texts_says_what_it_holds(tmp_path):
@@ -267,7 +267,7 @@ def test_a_folder_without_texts_says_what_it_holds(tmp_path):
     with pytest.raises(FileNotFoundError, match=r"and no corpus.jsonl of the BEIR layout; it holds 1 .pdf"):
         read_collection(tmp_path)
     with pytest.raises(FileNotFoundError, match=r"a.pdf is a file; give the folder that holds it"):
-        Collection.from_folder(tmp_path / "a.pdf")
+        Collection.from_files(tmp_path / "a.pdf")
 
 
 @pytest.mark.parametrize(
@@ -327,13 +327,13 @@ def test_what_cannot_be_indexed_is_one_clear_error(documents, arguments, kind, m
 )
 def test_what_is_no_folder_is_one_clear_error(folder, kind, message):
     with pytest.raises(kind, match=message):
-        Collection.from_folder(folder)
+        Collection.from_files(folder)
 
 
 def test_a_folder_of_files_without_a_document_is_named(tmp_path):
     (tmp_path / "a.csv").write_text("id,text\n")
     with pytest.raises(ValueError, match=f"{tmp_path} has no documents; give at least one"):
-        Collection.from_folder(tmp_path)
+        Collection.from_files(tmp_path)
 
 
 def test_a_set_has_no_order_to_take_ids_from(tmp_path, monkeypatch):
@@ -434,7 +434,7 @@ def test_what_has_no_end_is_not_read_from_a_folder(tmp_path, name):
     with pytest.raises(
         ValueError, match=f"{name} is a link to what lies outside the folder; put the file itself there"
     ):
-        dsi.Collection.from_folder(tmp_path)
+        dsi.Collection.from_files(tmp_path)
 
 
 def test_ids_may_be_whole_numbers_everywhere():
@@ -450,21 +450,21 @@ def test_ids_may_be_whole_numbers_everywhere():
 def test_a_table_of_too_many_columns_is_refused_before_it_is_parsed(tmp_path):
     (tmp_path / "a.csv").write_text("id,text" + "," * 10**6 + "\n1,a\n")
     with pytest.raises(ValueError, match=r"a\.csv, line 1: a table has at most 1,000 columns, got 1,000,002"):
-        dsi.Collection.from_folder(tmp_path)
+        dsi.Collection.from_files(tmp_path)
 
 
 @pytest.mark.parametrize("before", ["\n\n", '"\n",'])
 def test_columns_are_counted_behind_blank_lines_and_in_names_of_several(tmp_path, before):
     (tmp_path / "a.csv").write_text(f"{before}id,text" + "," * 10**6 + "\n1,a\n")
     with pytest.raises(ValueError, match=r"a\.csv, line 1: a table has at most 1,000 columns, got 1,000,00"):
-        dsi.Collection.from_folder(tmp_path)
+        dsi.Collection.from_files(tmp_path)
 
 
 def test_rows_that_are_too_short_are_refused_before_their_cells_fill_the_memory(tmp_path):
     columns = ",".join(f"c{number}" for number in range(900))
     (tmp_path / "a.csv").write_text(f"id,text,{columns}\n" + "1,a\n" * 300_000)
     with pytest.raises(ValueError, match=r"a\.csv is not a table .*Row #2: Expected 902 columns, got 2"):
-        dsi.Collection.from_folder(tmp_path)
+        dsi.Collection.from_files(tmp_path)
 
 
 @pytest.mark.parametrize(
@@ -484,20 +484,20 @@ def test_rows_that_are_too_short_are_refused_before_their_cells_fill_the_memory(
 def test_a_column_of_a_table_has_the_type_of_all_its_values(tmp_path, values, read):
     rows = "".join(f"{number},text,{value}\n" for number, value in enumerate(values))
     (tmp_path / "a.csv").write_text("id,text,value\n" + rows)
-    assert dsi.Collection.from_folder(tmp_path).documents["value"][:] == read
+    assert dsi.Collection.from_files(tmp_path).documents["value"][:] == read
 
 
 def test_a_folder_in_beir_layout_is_not_taken_for_texts(tmp_path):
     (tmp_path / "corpus.jsonl").write_text('{"_id": "a", "text": "x"}')
     (tmp_path / "queries.jsonl").write_text('{"_id": "q", "text": "y"}')
     with pytest.raises(ValueError, match=r"is in BEIR layout, .*; dsi\.read_collection reads it"):
-        dsi.Collection.from_folder(tmp_path)
+        dsi.Collection.from_files(tmp_path)
 
 
 def test_a_blank_file_is_told(tmp_path, caplog):
     (tmp_path / "empty.txt").write_text(" \n")
     (tmp_path / "a.txt").write_text("text")
-    assert list(dsi.Collection.from_folder(tmp_path).rows) == ["a.txt", "empty.txt"]
+    assert list(dsi.Collection.from_files(tmp_path).rows) == ["a.txt", "empty.txt"]
     assert caplog.messages == [f"{tmp_path / 'empty.txt'} is blank, so it is found by its name only."]
 
 
@@ -515,7 +515,7 @@ def test_a_blank_file_is_told(tmp_path, caplog):
 def test_names_of_columns_that_readers_take_differently_are_refused(tmp_path, content, message):
     (tmp_path / "a.csv").write_bytes(content)
     with pytest.raises(ValueError, match=message) as caught:
-        dsi.Collection.from_folder(tmp_path)
+        dsi.Collection.from_files(tmp_path)
     assert len(str(caught.value).splitlines()) == 1
     assert "\x1b" not in str(caught.value)
 
@@ -563,12 +563,12 @@ def test_a_link_out_of_the_folder_is_refused_and_one_inside_is_read(tmp_path):
     (tmp_path / "secret.txt").write_text("secret")
     (folder / "a.txt").write_text("text")
     (folder / "b.txt").symlink_to(folder / "a.txt")
-    assert list(dsi.Collection.from_folder(folder).rows) == ["a.txt", "b.txt"]
+    assert list(dsi.Collection.from_files(folder).rows) == ["a.txt", "b.txt"]
     (folder / "c.txt").symlink_to(tmp_path / "secret.txt")
     with pytest.raises(
         ValueError, match=r"c\.txt is a link to what lies outside the folder; put the file itself there"
     ):
-        dsi.Collection.from_folder(folder)
+        dsi.Collection.from_files(folder)
 
 
 def test_a_hole_of_a_few_megabytes_is_no_text(tmp_path):
@@ -576,7 +576,7 @@ def test_a_hole_of_a_few_megabytes_is_no_text(tmp_path):
         file.write(b"text")
         file.truncate(2**22)
     with pytest.raises(ValueError, match=r"a\.txt has 4,194,304 bytes, most of which were never written"):
-        dsi.Collection.from_folder(tmp_path)
+        dsi.Collection.from_files(tmp_path)
 
 
 def test_a_folder_that_may_not_be_read_is_named(tmp_path, monkeypatch):
@@ -591,7 +591,7 @@ def test_a_folder_that_may_not_be_read_is_named(tmp_path, monkeypatch):
 
     monkeypatch.setattr(os, "scandir", guarded)
     with pytest.raises(PermissionError, match="closed"):
-        dsi.Collection.from_folder(tmp_path)
+        dsi.Collection.from_files(tmp_path)
 
 
 def test_times_of_nanoseconds_are_dates_and_series_are_lists():
@@ -606,9 +606,9 @@ def test_folders_without_an_end_are_refused(tmp_path):
     deep.mkdir(parents=True)
     (tmp_path / "a.txt").write_text("text")
     with pytest.raises(ValueError, match=r"has folders in folders, more than 30 of them; move what is needed up"):
-        dsi.Collection.from_folder(tmp_path)
+        dsi.Collection.from_files(tmp_path)
     deep.rename(tmp_path / ".hidden")
-    assert list(dsi.Collection.from_folder(tmp_path).rows) == ["a.txt"]
+    assert list(dsi.Collection.from_files(tmp_path).rows) == ["a.txt"]
 
 
 def test_dates_that_python_does_not_have_are_refused():
@@ -620,7 +620,7 @@ def test_dates_that_python_does_not_have_are_refused():
 def test_a_heading_of_many_spaces_takes_no_time(tmp_path):
     (tmp_path / "a.md").write_text("# a" + " " * 10**6 + "#b\n" + "#" * 10**6)
     started = time.perf_counter()
-    assert dsi.Collection.from_folder(tmp_path).documents["title"][:] == ["a #b"]
+    assert dsi.Collection.from_files(tmp_path).documents["title"][:] == ["a #b"]
     assert time.perf_counter() - started < 10
 
 
@@ -658,7 +658,7 @@ def test_a_series_of_texts_is_a_list_of_texts():
 @pytest.mark.parametrize("folder", [None, 3, ["notes"]])
 def test_a_folder_that_is_no_path_is_named(folder):
     with pytest.raises(TypeError, match=r"folder must be a path, got .*; from_records takes what is in memory"):
-        Collection.from_folder(folder)
+        Collection.from_files(folder)
 
 
 def test_judgements_that_are_no_dictionary_are_named():
@@ -683,4 +683,4 @@ def test_what_is_no_retriever_is_not_measured():
 def test_numbers_of_tables_are_exact_or_texts(values, read, tmp_path):
     rows = "".join(f"{n},text {n},{value}\n" for n, value in enumerate(values))
     (tmp_path / "table.csv").write_text(f"id,text,value\n{rows}")
-    assert dsi.Collection.from_folder(tmp_path).documents["value"][:] == read
+    assert dsi.Collection.from_files(tmp_path).documents["value"][:] == read

@@ -1,8 +1,8 @@
 """Any collection of ir_datasets as a BEIR folder (extra `irds`). Knows nothing of models.
 
-Documents without title and text are dropped and counted; judgements of documents and queries that are not there are kept, and
-counted when the folder is read. Of several judgements of a query and a document the highest is kept. Ids and texts are checked
-as those of a collection, so that the folder can be read.
+What is odd is written as it is, and counted when the folder is read: empty documents, judgements of documents and queries that
+are not there. Of several judgements of a query and a document the highest is kept. Ids and texts are checked as those of a
+collection, so that the folder can be read.
 """
 
 from collections.abc import Mapping, Sequence
@@ -28,15 +28,11 @@ class PreparedIrds:
 
     Attributes:
         documents: written.
-        without_text: documents that were dropped because they have neither title nor text.
         judgements: {split: written}.
-        left_out: {split: dropped judgements}.
     """
 
     documents: int
-    without_text: int
     judgements: dict[str, int]
-    left_out: dict[str, int]
 
 
 def prepare(names: Mapping[str, str], output: Path) -> PreparedIrds:
@@ -57,21 +53,15 @@ def prepare(names: Mapping[str, str], output: Path) -> PreparedIrds:
     judgements = {split: _judgements(data_set) for split, data_set in data_sets.items()}
     judged = {doc_id for rows in judgements.values() for _, doc_id, _ in rows}
     with replace_folder(output) as folder:
-        documents, without_text, written = _write_corpus(data_sets["test"], folder / "corpus.jsonl", judged)
+        documents, written = _write_corpus(data_sets["test"], folder / "corpus.jsonl", judged)
         queries = _write_queries(data_sets, judgements, folder / "queries.jsonl")
-        kept = {
-            split: [row for row in rows if row[0] in queries and row[1] in written]
-            for split, rows in judgements.items()
-        }
-        for split, rows in kept.items():
-            if not rows:
+        for split, rows in judgements.items():
+            if not any(query_id in queries and doc_id in written for query_id, doc_id, _ in rows):
                 raise ValueError(f"{names[split]} judges none of the documents of {names['test']}; choose one corpus.")
         (folder / "qrels").mkdir()
-        for split, rows in kept.items():
+        for split, rows in judgements.items():
             write_judgements(rows, folder / "qrels" / f"{split}.tsv")
-    counts = {split: len(rows) for split, rows in kept.items()}
-    left_out = {split: len(judgements[split]) - count for split, count in counts.items()}
-    return PreparedIrds(documents, without_text, counts, left_out)
+    return PreparedIrds(documents, {split: len(rows) for split, rows in judgements.items()})
 
 
 def _load(name: str) -> Any:
@@ -99,25 +89,21 @@ def _judgements(data_set: Any) -> list[Judgement]:
     return [(query_id, doc_id, relevance) for (query_id, doc_id), relevance in highest.items()]
 
 
-def _write_corpus(data_set: Any, path: Path, judged: set[str]) -> tuple[int, int, set[str]]:
-    """Write the documents; return how many were written, how many had no text, and the judged ones among those written."""
-    count = without_text = 0
-    judged_written = set()
+def _write_corpus(data_set: Any, path: Path, judged: set[str]) -> tuple[int, set[str]]:
+    """Write the documents; return how many, and the judged ones among them."""
+    count, judged_written = 0, set()
     documents = progress(data_set.docs_iter(), "documents", unit="doc", total=data_set.docs_count())
     with path.open("w", encoding="utf-8") as file:
         for document in documents:
             title = getattr(document, "title", "") or ""
             text = document.default_text().removeprefix(title).strip()
-            if not title and not text:
-                without_text += 1
-                continue
             record = {"_id": document.doc_id, "title": title, "text": text or title}
             document_row(record, f"Document {document.doc_id!r}", Oddities("documents"))
             write_json_line(file, record)
             count += 1
             if document.doc_id in judged:
                 judged_written.add(document.doc_id)
-    return count, without_text, judged_written
+    return count, judged_written
 
 
 def _write_queries(data_sets: Mapping[str, Any], judged: Mapping[str, Sequence[Judgement]], path: Path) -> set[str]:
@@ -132,7 +118,7 @@ def _write_queries(data_sets: Mapping[str, Any], judged: Mapping[str, Sequence[J
             here = {query_id for query_id, _, _ in rows}
             for query in data_sets[split].queries_iter():
                 text = query.default_text()
-                if query.query_id not in here or not text.strip():
+                if query.query_id not in here:
                     continue
                 before = written.get(query.query_id)
                 if before is None:

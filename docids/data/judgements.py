@@ -4,6 +4,7 @@ A judgement of a document that is not in the collection stays: recall and the id
 search can find it. Training leaves it out.
 """
 
+import logging
 import math
 import re
 from collections.abc import Container, Iterable, Iterator, Mapping
@@ -17,21 +18,18 @@ from dsi.docids.data.records import id_of
 from dsi.docids.files.checks import plain, shown, text
 from dsi.docids.types import Qrels
 
+logger = logging.getLogger(__name__)
+
 _NUMBER = re.compile(r"[+-]?([0-9]{1,18}|[0-9]{1,18}\.[0-9]*|\.[0-9]+)([eE][+-]?[0-9]{1,2})?")
 _HEADS = {"query-id", "query_id", "qid", "query", "topic", "topic_id", "id", "_id"}
 """Names of the first column in a header."""
 _ABSENT = (
-    "{n} judgements name documents that are not in the collection, the first {first}: no search finds them, recall and "
-    "ideal DCG count the relevant ones as missed, and training leaves them out"
+    "judgements of documents that are not in the collection; no search finds these, recall and ideal DCG count the relevant "
+    "ones as missed, and training leaves them out"
 )
-_UNASKED = (
-    "{n} judgements are of queries that are not in the collection, the first {first}: without a text they cannot be asked, and "
-    "are left out"
-)
-_TWICE = "{n} pairs of query and document have several grades, the first {first}: the highest counts"
-_NO_RELEVANT = (
-    "{n} judged queries have no judgement above 0 of a document in the collection, the first {first}: they count as 0"
-)
+_UNASKED = "judgements of queries that are not in the collection; without a text they cannot be asked, and are left out"
+_TWICE = "pairs of query and document with several grades; the highest counts"
+_NO_RELEVANT = "judged queries without a judgement above 0 of a document in the collection; they count as 0"
 
 Judgement = tuple[str, str, str, float]
 """The words that name it in messages, query_id, doc_id, grade."""
@@ -134,7 +132,7 @@ def _collected(
             "the queries that were judged."
         )
     if not first and isinstance(name, Path):
-        odd.count("it holds no judgements, at most a header", "")
+        logger.warning("%s holds no judgements, at most a header.", name)
     _count_unanswered(qrels, rows, odd)
     odd.warn()
     return qrels
@@ -145,7 +143,7 @@ def _count_unanswered(qrels: Qrels, rows: Mapping[str, int], odd: Oddities) -> N
     unanswered = [query_id for query_id, judged in qrels.items() if not relevant_rows(judged, rows)]
     share = 100 * (1 - len(unanswered) / max(len(qrels), 1))
     for query_id in unanswered:
-        odd.count(_NO_RELEVANT + f"; no mean over all {len(qrels):,} exceeds {share:.1f} %", query_id)
+        odd.count(f"{_NO_RELEVANT}, and no mean over all {len(qrels):,} exceeds {share:.1f} %", query_id)
 
 
 def relevant_rows(judged: Mapping[str, float], rows: Mapping[str, int]) -> list[int]:

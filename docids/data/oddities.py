@@ -11,9 +11,9 @@ class Oddities:
 
     >>> odd = Oddities("corpus.jsonl")
     >>> for doc_id in ("a", "b"):
-    ...     odd.count("{n} empty documents, the first {first}: nothing finds them", doc_id)
+    ...     odd.count("empty documents; no query finds them", doc_id)
     >>> odd.lines()
-    ["corpus.jsonl: 2 empty documents, the first 'a': nothing finds them."]
+    ["corpus.jsonl: empty documents: 2, the first 'a'; no query finds them."]
 
     Args:
         source: the file or argument that is read, for the lines.
@@ -24,7 +24,7 @@ class Oddities:
         self._found: dict[str, tuple[int, str]] = {}
 
     def count(self, kind: str, first: object) -> None:
-        """Count one thing of a kind, which has {n} and {first} for the number and the first example."""
+        """Count one thing of a kind, "what it is; what follows"; `first` is shown of the first one."""
         number, example = self._found.get(kind) or (0, f"{first!r:.99}")
         self._found[kind] = number + 1, example
 
@@ -34,10 +34,8 @@ class Oddities:
 
     def lines(self) -> list[str]:
         """Return a line for each kind."""
-        return [
-            f"{self.source}: {kind.replace('{n}', f'{number:,}').replace('{first}', first)}."
-            for kind, (number, first) in self._found.items()
-        ]
+        parts = ((*kind.split("; ", 1), number, first) for kind, (number, first) in self._found.items())
+        return [f"{self.source}: {what}: {number:,}, the first {first}; {then}." for what, then, number, first in parts]
 
     def warn(self) -> None:
         """Log a warning for each kind."""

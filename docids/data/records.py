@@ -60,10 +60,8 @@ _ARROW = {
 _DATE = re.compile(r"\d{4}-\d\d-\d\d")
 _TIME = re.compile(r"\d{4}-\d\d-\d\d[T ]\d\d:\d\d(:\d\d(\.\d{1,6})?)?(Z|[+-]\d\d:?\d\d)?")
 
-EMPTY_DOCUMENTS = "{n} documents have neither title nor text, the first {first}: no query finds them by words"
-EMPTY_QUERIES = (
-    "{n} queries are empty, the first {first}: their answers are empty, and count as 0 where they are judged"
-)
+EMPTY_DOCUMENTS = "documents with neither title nor text; no query finds them by words"
+EMPTY_QUERIES = "empty queries; their answers are empty, and count as 0 where they are judged"
 
 Numbered = Iterable[tuple[str, Mapping[str, Any]]]
 """Records, each with the words that name it in messages."""
@@ -360,12 +358,10 @@ def _value(value: Any, source: str, key: str, odd: Oddities) -> Any:
     if isinstance(value, np.ndarray | list | tuple | Set):
         values = sorted(value, key=str) if isinstance(value, Set) else list(value)
         if any(isinstance(own, Mapping | np.ndarray | list | tuple | Set) for own in values):
-            return odd.count(
-                "{n} values of metadata " + f"{key!r:.99} are lists of lists or of objects, and left out", source
-            )
+            return odd.count(f"lists of lists or objects as metadata {shown(key)}; they are left out", source)
         return [read for own in values if (read := _value(own, source, key, odd)) is not None]
     if isinstance(value, Mapping):
-        return odd.count("{n} values of metadata " + f"{key!r:.99} are objects, and left out", source)
+        return odd.count(f"objects as metadata {shown(key)}; they are left out", source)
     return None if is_missing(value) else _scalar(value, f"{source}: metadata {key!r:.99}")
 
 
@@ -426,7 +422,7 @@ def column_kinds(rows: Numbered, odd: Oddities) -> dict[str, str]:
             )
     for key, (single, listed) in lists.items():
         if single and listed:
-            odd.count("metadata {first} holds lists and single values, which become lists of one", key)
+            odd.count("metadata of lists and single values; these become lists of one", key)
     return {key: "list of " * lists[key][1] + _common(key, found, odd) for key, found in kinds.items()}
 
 
@@ -459,7 +455,7 @@ def _common(key: str, kinds: set[str], odd: Oddities) -> str:
             return kind
     if not kinds <= {"text", "ISO date", "ISO time"}:
         names = ", ".join(sorted({kind.replace("large", "integer") for kind in kinds}))
-        odd.count("metadata {first} holds " + f"{names} values, which all become texts", key)
+        odd.count(f"metadata of several types ({names}); all become texts", key)
     return "text"
 
 

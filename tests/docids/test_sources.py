@@ -1,11 +1,11 @@
 """Collections of what is in memory and of folders of texts; `dsi.index`; what is refused, and how it is said."""
 
-import decimal
 import json
 import os
 import subprocess
 import sys
 import time
+from datetime import UTC, datetime
 from pathlib import Path
 
 import datasets
@@ -100,10 +100,10 @@ BAD = {
         TypeError,
         "got {'id': .*; put one record into a list, and columns into a pandas.DataFrame",
     ),
-    "a tuple as metadata": (
-        [{"id": "a", "text": "x", "m": (1,)}],
+    "bytes as metadata": (
+        [{"id": "a", "text": "x", "m": b"1"}],
         ValueError,
-        r"documents\[0\]: metadata 'm' must be a text, .* got \(1,\); write it as a text",
+        r"documents\[0\]: metadata 'm' must be a text, .* got b'1'; write it as a text",
     ),
     "a key that is no text": (
         [{"id": "a", "text": "x", 3: 4}],
@@ -134,7 +134,11 @@ BAD = {
         ValueError,
         r"documents\[1\]: duplicate doc_id 'a': of all documents, number 1 and number 2 have it; ids",
     ),
-    "white space": ([{"id": "a b", "text": "x"}], ValueError, "doc_id 'a b' must not be empty or hold white space"),
+    "a line end": (
+        [{"id": "a\nb", "text": "x"}],
+        ValueError,
+        r"doc_id 'a\\nb' must be a text that is not empty, without NUL and line ends",
+    ),
     "a long id": (
         [{"id": "ä" * 2049, "text": "x"}],
         ValueError,
@@ -142,11 +146,6 @@ BAD = {
     ),
     "a number as text": ([{"id": "a", "text": 3}], ValueError, "key 'text' must be a string, got 3"),
     "blank texts": (["", " "], ValueError, "none of the 2 documents has a title or a text"),
-    "mixed metadata": (
-        [{"id": "a", "text": "x", "year": 1}, {"id": "b", "text": "x", "year": "1"}],
-        ValueError,
-        r"documents\[1\]: metadata 'year' is '1', but of type int in documents\[0\]; give",
-    ),
 }
 
 
@@ -160,17 +159,19 @@ def test_wrong_records_are_one_clear_error(case):
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ({"queries": {"q": " "}}, "query 'q' has empty text"),
         ({"queries": [{"id": "q", "text": "a"}] * 2}, r"queries\[1\]: duplicate query_id 'q'"),
         ({"queries": [{"name": "q"}]}, r"queries\[0\] has no query_id: none of the keys _id, query_id, id, qid"),
         (
             {"qrels": {"tests": {}}},
             r"qrels must be \{split: .*\} of the splits train, dev, test, got \{'tests': \{\}\}",
         ),
-        ({"qrels": {"test": {"q": {"1": 1}}}}, r"qrels\['test'\]\['q'\]: query_id 'q' is not among the queries"),
-        ({"queries": {"q": "a"}, "qrels": {"test": {"q": {"9": 1}}}}, "doc_id '9' is not among the documents"),
+        ({"qrels": {"test": {"q": {"1": 1}}}}, r"qrels\['test'\]: none of its judgements is of a query .* 'q'\); add"),
         ({"queries": {"q": "a"}, "qrels": {"test": {"q": ["1"]}}}, r"must be \{query_id: \{doc_id: relevance\}\}"),
-        ({"queries": {"q": "a"}, "qrels": {"test": {"q": {"1": "yes"}}}}, r"\['1'\] must be an integer, got 'yes'"),
+        ({"queries": {"q": "a"}, "qrels": {"test": {"q": {"1": "yes"}}}}, r"\['1'\] must be a number, got 'yes'"),
+        (
+            {"queries": {"q": "a"}, "qrels": {"test": {"q": {"1": float("inf")}}}},
+            r"\['1'\] must be a finite number, got inf",
+        ),
         ({"dev_queries": -1}, "dev_queries must be at least 0, got -1"),
     ],
 )
@@ -199,7 +200,7 @@ def test_a_folder_of_texts_is_a_collection(notes):
     (notes / "scan.pdf").touch()
     documents = read_collection(notes).documents
     assert documents[:] == {
-        "doc_id": ["bee", "volga", "rhine", "neon.md", "rivers/the_blue%20danube.txt"],
+        "doc_id": ["bee", "volga", "rhine", "neon.md", "rivers/the_blue danube.txt"],
         "title": ["", "Volga", "", "Neon", "the blue danube"],
         "text": [
             "Bees dance.",
@@ -247,7 +248,9 @@ def test_files_that_are_not_read_are_counted(notes, caplog):
             b"name,body\na,b\n",
             r"bad.csv, row 2 has no doc_id: none of the keys .*; its keys are 'name', 'body'",
         ),
-        ("bad.csv", b"id,text\na,\n", r"bad.csv, row 2 has no text: .*; its keys are 'id'"),
+        ("bad.csv", b"id,words\na,b\n", r"bad.csv, row 2 has no text: .*; its keys are 'id', 'words'"),
+        ("bad.tsv", b"a b\n", r"bad.tsv, line 1: expected id<TAB>text, or a first line that names columns"),
+        ("bad.parquet", b"PAR", r"bad.parquet is not a Parquet file \(.*\); write it again"),
         ("bad.jsonl", b"{", r"bad.jsonl, line 1: not valid JSON"),
         ("bad.jsonl", b'{"id": "volga", "text": "again"}', r"duplicate doc_id 'volga'"),
         ("bad.jsonl", b'{"id": "x", "body": "again"}', r"bad.jsonl, line 1 has no text: .*; its keys are 'id', 'body'"),
@@ -266,7 +269,7 @@ def test_a_folder_without_texts_says_what_it_holds(tmp_path):
     (tmp_path / "a.pdf").touch()
     with pytest.raises(FileNotFoundError, match=r"and no corpus.jsonl of the BEIR layout; it holds 1 .pdf"):
         read_collection(tmp_path)
-    with pytest.raises(FileNotFoundError, match=r"a.pdf is a file; give the folder that holds it"):
+    with pytest.raises(ValueError, match=r"a.pdf is not of a kind that is read \(.txt, .*\); save it as one"):
         Collection.from_files(tmp_path / "a.pdf")
 
 
@@ -318,9 +321,9 @@ def test_what_cannot_be_indexed_is_one_clear_error(documents, arguments, kind, m
 @pytest.mark.parametrize(
     ("folder", "kind", "message"),
     [
-        (3, TypeError, "folder must be a path, got 3; from_records takes what is in memory"),
-        (None, TypeError, "folder must be a path, got None"),
-        (["a.txt"], TypeError, r"folder must be a path, got \['a.txt'\]"),
+        (3, TypeError, "A path must be a string or a Path, got 3; from_records takes what is in memory"),
+        (None, TypeError, "A path must be a string or a Path, got None"),
+        (["a.txt"], TypeError, r"A path must be a string or a Path, got \['a.txt'\]"),
         ("", FileNotFoundError, "The name of the collection folder is empty; use . for the current folder"),
         ("no/such", FileNotFoundError, "The collection folder no/such does not exist"),
     ],
@@ -418,7 +421,7 @@ import dsi
 from pathlib import Path
 retriever = dsi.index(["Neon glows in advertising signs.", "The Danube flows through Vienna."])
 print(retriever.search("gas that glows", k=1)[0].doc_id)
-from dsi.training.pipeline import _temporary_folder
+from dsi.training.indexing import _temporary_folder
 print(_temporary_folder().name)
 """
     done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
@@ -525,21 +528,16 @@ def test_names_of_columns_that_readers_take_differently_are_refused(tmp_path, co
     [
         (
             pandas.DataFrame({"id": ["1"], "text": ["a"], "x": [1j]}),
-            "have a column that is none of Arrow's .*; write its",
-        ),
-        (
-            pandas.DataFrame({"id": ["1", "2"], "text": ["a", "b"], "x": [1, "y"]}),
-            "have a column that is none of Arrow's",
+            "metadata 'x' must be a text, a finite number, .* got 1j; write it as a text",
         ),
         (
             pyarrow.table([["1"], ["a"], [1], [2]], names=["id", "text", "x", "x"]),
             "documents: the column 'x' comes twice; give each a name of its own",
         ),
-        ([{"id": "1", "text": "a", "x": decimal.Decimal("sNaN")}], "metadata 'x' must be a text, .* got Decimal"),
-        ([{"id": 10**5000, "text": "a"}], "key 'id' must be a string, got an integer of 16610 bits"),
+        ([{"id": 10**5000, "text": "a"}], "doc_id must be a string, got an integer of 16610 bits"),
         ([{"id": "1", "text": "a", "metadata": numpy.ones(2)}], "metadata must be an object, got array"),
     ],
-    ids=["complex", "mixed", "a name twice", "a signalling NaN", "a long number", "an array"],
+    ids=["complex", "a name twice", "a long number", "an array"],
 )
 def test_odd_values_are_named(source, message):
     with pytest.raises(ValueError, match=message):
@@ -597,7 +595,7 @@ def test_a_folder_that_may_not_be_read_is_named(tmp_path, monkeypatch):
 def test_times_of_nanoseconds_are_dates_and_series_are_lists():
     when = numpy.datetime64("2020-01-02T03:04:05", "ns")
     collection = dsi.Collection.from_records([{"id": "a", "text": "x", "when": when}])
-    assert collection.documents["when"][:] == ["2020-01-02T03:04:05"]
+    assert collection.documents["when"][:] == [datetime(2020, 1, 2, 3, 4, 5, tzinfo=UTC)]
     assert list(dsi.Collection.from_records(pandas.Series(["a", "b"])).rows) == ["0", "1"]
 
 
@@ -633,7 +631,7 @@ def test_the_shell_indexes_a_folder_of_texts_and_says_that_nothing_is_trained(no
     assert main(["evaluate", str(tmp_path / "run"), "--data", str(notes)]) == 2
     assert f"{notes} has no test judgements to measure on; add qrels/test.tsv" in capsys.readouterr().err
     assert main(["update", str(tmp_path / "run"), "--texts", str(notes), "--device", "cpu"]) == 0
-    assert "0 documents removed, 0 added" in capsys.readouterr().out
+    assert "removed 0, added 0" in capsys.readouterr().out
 
 
 def test_a_collection_is_saved_over_a_collection_only(tmp_path):
@@ -657,7 +655,9 @@ def test_a_series_of_texts_is_a_list_of_texts():
 
 @pytest.mark.parametrize("folder", [None, 3, ["notes"]])
 def test_a_folder_that_is_no_path_is_named(folder):
-    with pytest.raises(TypeError, match=r"folder must be a path, got .*; from_records takes what is in memory"):
+    with pytest.raises(
+        TypeError, match=r"A path must be a string or a Path, got .*; from_records takes what is in memory"
+    ):
         Collection.from_files(folder)
 
 

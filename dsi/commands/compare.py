@@ -6,7 +6,7 @@ of paired randomisation tests, corrected for the number of measures by Holm's me
 """
 
 import sys
-from argparse import ArgumentTypeError
+from argparse import ArgumentTypeError, Namespace
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -23,7 +23,8 @@ if TYPE_CHECKING:
 def main(argv: Sequence[str] | None = None) -> None:
     """Print the measures of both, with their differences."""
     command_line = parser("compare", __doc__)
-    command_line.add_argument("systems", nargs=2, type=_system, metavar=("A", "B"), help="an index, or a TREC run")
+    command_line.add_argument("a", type=_system, metavar="A", help="an index, or a TREC run")
+    command_line.add_argument("b", type=_system, metavar="B", help="another")
     add_data(command_line, "the collection with the judgements")
     command_line.add_argument(
         "--split", default="test", choices=("train", "dev", "test"), help="judgements to measure on"
@@ -46,9 +47,9 @@ def main(argv: Sequence[str] | None = None) -> None:
         )
     measures = arguments.measures or measures_for(qrels)
     depth, queries = max(map(cutoff, measures)), collection.query_texts(arguments.split)
-    first, second = (_run(path, queries, depth, arguments) for path in arguments.systems)
-    names = tuple(map(str, arguments.systems))
-    print(compare_runs(first, second, escaped_ids(qrels) if arguments.escape_ids else qrels, measures, names))  # type: ignore[arg-type]
+    first, second = (_run(path, queries, depth, arguments) for path in (arguments.a, arguments.b))
+    qrels = escaped_ids(qrels) if arguments.escape_ids else qrels
+    print(compare_runs(first, second, qrels, measures, (str(arguments.a), str(arguments.b))))
 
 
 def _system(value: str) -> Path:
@@ -59,7 +60,7 @@ def _system(value: str) -> Path:
     return index_folder(value)
 
 
-def _run(path: Path, queries: dict[str, str], depth: int, arguments: object) -> "Run":
+def _run(path: Path, queries: dict[str, str], depth: int, arguments: Namespace) -> "Run":
     """Return the run in a file, or that of an index."""
     from dsi.eval.trec import escaped_ids, read_run
     from dsi.store.retriever import GenerativeRetriever
@@ -68,7 +69,7 @@ def _run(path: Path, queries: dict[str, str], depth: int, arguments: object) -> 
         return read_run(path)
     given = {name: getattr(arguments, name) for name in ("device", "dtype", "backend")}
     run = GenerativeRetriever.from_pretrained(path, **given).run(queries, depth)
-    return escaped_ids(run) if getattr(arguments, "escape_ids", False) else run
+    return escaped_ids(run) if arguments.escape_ids else run
 
 
 if __name__ == "__main__":

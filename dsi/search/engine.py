@@ -174,32 +174,38 @@ def ids_and_texts(queries: Queries) -> tuple[list[str], list[str]]:
         TypeError: queries are neither a list, a series, records, a table nor a mapping.
         ValueError: an id or a query is no text.
     """
+    if isinstance(queries, list | tuple) and not any(isinstance(query, Mapping) for query in queries[:1]):
+        return _checked(enumerate(queries))
+    if isinstance(queries, Mapping):
+        return _checked((id_of(query_id), query) for query_id, query in queries.items())
+    if is_table(queries):
+        return _checked(checked_queries(records_of(queries, "queries"), "queries", whole=False).items(), warn=False)
     if not isinstance(queries, Iterable) or isinstance(queries, str | bytes | Set):
         raise TypeError(
             "Queries must be a list of texts, in order, {query_id: text}, or records or a table with an id and a text, got "
             f"{shown(queries)}."
         )
-    if isinstance(queries, Mapping):
-        return _checked((id_of(query_id), query) for query_id, query in queries.items())
-    if is_table(queries):
-        return _checked(checked_queries(records_of(queries, "queries"), "queries", whole=False).items())
     given = list(items_of(queries, "queries"))
-    if given and isinstance(given[0], Mapping):
-        return _checked(checked_queries(records_of(given, "queries"), "queries").items())
-    return _checked((str(row), query) for row, query in enumerate(given))
+    if any(isinstance(query, Mapping) for query in given[:1]):
+        return _checked(checked_queries(records_of(given, "queries"), "queries").items(), warn=False)
+    return _checked(enumerate(given))
 
 
-def _checked(queries: Iterable[tuple[Any, Any]]) -> tuple[list[str], list[str]]:
-    query_ids, texts, odd = list[str](), list[str](), Oddities("queries")
+def _checked(queries: Iterable[tuple[Any, Any]], *, warn: bool = True) -> tuple[list[str], list[str]]:
+    """Return query_ids, places written out, and texts; `warn` of empty ones."""
+    query_ids, texts = list[str](), list[str]()
     for query_id, query in queries:
         name = f"Query {shown(query_id)}"
-        if not isinstance(query, str) or "\0" in query:
+        if "\0" in text(query, name):
             raise ValueError(f"{name} must be a text without NUL characters, got {shown(query)}.")
-        query_ids.append(text(query_id, "A query_id"))
-        texts.append(text(query, name))
-        if not query.strip():
+        query_ids.append(str(query_id) if type(query_id) is int else text(query_id, "A query_id"))
+        texts.append(query)
+    empty = [query_id for query_id, query in zip(query_ids, texts, strict=True) if not query.strip()]
+    if empty and warn:
+        odd = Oddities("queries")
+        for query_id in empty:
             odd.count(EMPTY_QUERIES, query_id)
-    odd.warn()
+        odd.warn()
     return query_ids, texts
 
 

@@ -6,7 +6,7 @@ from typing import Any
 from dsi.config import Config
 from dsi.docids.files.storage import read_record
 from dsi.store.loading import load_docids, part
-from dsi.store.manifest import PARTS, read_manifest
+from dsi.store.manifest import PARTS, read_manifest, search_config
 
 
 def index_info(folder: str | Path) -> dict[str, Any]:
@@ -47,8 +47,7 @@ def _chooser(folder: Path, manifest: dict[str, Any]) -> str:
     """Return who chose the weights of a search."""
     if read_record(folder / "tuning.json"):
         return "tuned on the dev queries of its collection"
-    defaults = vars(Config().search)
-    if all(manifest["search"].get(name) == value for name, value in defaults.items()):
+    if search_config(manifest) == Config().search:
         return "the defaults of [search], which were chosen on other collections"
     return "set in [search] of its configuration, or where it was saved"
 

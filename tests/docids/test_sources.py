@@ -1,23 +1,31 @@
 """Collections of what is in memory and of folders of texts; `dsi.index`; what is refused, and how it is said."""
 
+import dataclasses
+import decimal
 import json
 import os
+import shutil
 import subprocess
 import sys
 import time
-from datetime import UTC, datetime
+import uuid
+from datetime import UTC, date, datetime
 from pathlib import Path
 
 import datasets
 import numpy
 import pandas
 import pyarrow
+import pyarrow.dataset
+import pyarrow.parquet
 import pytest
 
 import dsi
 from dsi.commands.main import main
-from dsi.config import Config
+from dsi.config import Config, read_config
 from dsi.docids.data.collection import Collection, read_collection
+from dsi.eval.trec import read_run, write_qrels
+from dsi.search.engine import ids_and_texts
 from dsi.training import preflight
 
 ROOT = Path(__file__).parents[2]
@@ -684,3 +692,338 @@ def test_numbers_of_tables_are_exact_or_texts(values, read, tmp_path):
     rows = "".join(f"{n},text {n},{value}\n" for n, value in enumerate(values))
     (tmp_path / "table.csv").write_text(f"id,text,value\n{rows}")
     assert dsi.Collection.from_files(tmp_path).documents["value"][:] == read
+
+
+VALUES = {
+    "numbers": ([1, 2], [1, 2], pyarrow.int64()),
+    "a missing number": ([1.5, float("nan")], [1.5, None], pyarrow.float64()),
+    "lists": ([["a", "b"], ["c"]], [["a", "b"], ["c"]], pyarrow.list_(pyarrow.string())),
+    "tuples and sets": ([(1, 2), {3}], [[1, 2], [3]], pyarrow.list_(pyarrow.int64())),
+    "arrays": ([numpy.array([0.5, 1.0]), numpy.zeros(0)], [[0.5, 1.0], []], pyarrow.list_(pyarrow.float64())),
+    "a list and a single value": ([["a"], "b"], [["a"], ["b"]], pyarrow.list_(pyarrow.string())),
+    "dates": ([date(2024, 1, 15), "2024-02-29"], [date(2024, 1, 15), date(2024, 2, 29)], pyarrow.date32()),
+    "texts that look like dates": (["2024-01-15", "2024-02-30"], ["2024-01-15", "2024-02-30"], pyarrow.string()),
+    "times": (
+        ["2024-01-15T12:00:00+02:00", datetime(2024, 1, 15, 12)],
+        [datetime(2024, 1, 15, 10, tzinfo=UTC), datetime(2024, 1, 15, 12, tzinfo=UTC)],
+        pyarrow.timestamp("us", "UTC"),
+    ),
+    "a date beside a time": (
+        [date(2024, 1, 15), pandas.Timestamp("2024-01-15T12:00", tz="Europe/Vienna")],
+        [datetime(2024, 1, 15, tzinfo=UTC), datetime(2024, 1, 15, 11, tzinfo=UTC)],
+        pyarrow.timestamp("us", "UTC"),
+    ),
+    "NumPy's": ([numpy.datetime64("2024-01-15"), pandas.NaT], [datetime(2024, 1, 15, tzinfo=UTC), None], None),
+    "UUID and Decimal": (
+        [uuid.UUID(int=1), decimal.Decimal("1.50")],
+        ["00000000-0000-0000-0000-000000000001", "1.50"],
+        pyarrow.string(),
+    ),
+    "numbers beside texts": ([12, "xii"], ["12", "xii"], pyarrow.string()),
+    "truth beside texts": ([True, "no"], ["true", "no"], pyarrow.string()),
+}
+
+
+@pytest.mark.parametrize("case", VALUES)
+def test_values_of_metadata_are_what_they_are(case, tmp_path):
+    values, read, kind = VALUES[case]
+    records = [{"id": str(n), "text": "x", "value": value} for n, value in enumerate(values)]
+    collection = Collection.from_records(records)
+    assert collection.documents["value"][:] == read
+    assert kind is None or collection.documents.data.schema.field("value").type == kind
+    collection.save(tmp_path / "saved")
+    again = read_collection(tmp_path / "saved").documents
+    assert again["value"][:] == read
+    assert again.data.schema.field("value").type == collection.documents.data.schema.field("value").type
+
+
+def test_what_no_column_can_hold_is_counted_once_a_kind(caplog):
+    values = [{"a": 1}, {"a": 2}, [["x"]], 1, "2", ["3"]]
+    records = [{"id": str(n), "text": "x", "value": value} for n, value in enumerate(values)]
+    assert Collection.from_records(records).documents["value"][:] == [None, None, None, ["1"], ["2"], ["3"]]
+    assert caplog.messages == [
+        "documents: objects as metadata 'value': 2, the first 'documents[0]'; they are left out.",
+        "documents: lists of lists or objects as metadata 'value': 1, the first 'documents[2]'; they are left out.",
+        "documents: metadata of lists and single values: 1, the first 'value'; these become lists of one.",
+        "documents: metadata of several types (integer, text): 1, the first 'value'; all become texts.",
+    ]
+
+
+QUERY_ROWS = {"qid": ["a", "b"], "query": ["gas", ""]}
+QUERY_TABLES = {
+    "DataFrame": lambda: pandas.DataFrame(QUERY_ROWS, index=["x", "y"]),
+    "polars": lambda: pytest.importorskip("polars").DataFrame(QUERY_ROWS),
+    "Arrow table": lambda: pyarrow.table(QUERY_ROWS),
+    "Arrow batch": lambda: pyarrow.RecordBatch.from_pydict(QUERY_ROWS),
+    "Arrow data set": lambda: pyarrow.dataset.dataset(pyarrow.table(QUERY_ROWS)),
+    "Dataset": lambda: datasets.Dataset.from_dict(QUERY_ROWS),
+    "records": lambda: [{"_id": "a", "text": "gas"}, {"_id": "b", "text": None}],
+}
+
+
+@pytest.mark.parametrize("table", QUERY_TABLES)
+def test_every_table_of_queries_is_read(table):
+    assert Collection.from_records(ROWS, queries=QUERY_TABLES[table]()).queries == {"a": "gas", "b": ""}
+    assert ids_and_texts(QUERY_TABLES[table]()) == (["a", "b"], ["gas", ""])
+
+
+@pytest.mark.parametrize("kind", ["list", "pandas", "polars", "iterator"])
+def test_a_series_of_queries_has_places_as_ids(kind):
+    texts = ["gas", "river"]
+    series = {
+        "list": lambda: texts,
+        "pandas": lambda: pandas.Series(texts, index=["x", "y"]),
+        "polars": lambda: pytest.importorskip("polars").Series(texts),
+        "iterator": lambda: iter(texts),
+    }[kind]()
+    assert ids_and_texts(series) == (["0", "1"], texts)
+
+
+@pytest.mark.parametrize(
+    ("content", "title", "text", "metadata"),
+    [
+        ("```sh\n# a comment\n```\n\n# Danube\n\nFlows.", "Danube", None, {}),
+        ("~~~\n# a comment\n```\n# more\n~~~~\n## Volga", "Volga", None, {}),
+        (
+            "---\ntitle: Rhine\ntags: [river, border]\ndate: 2024-01-15\n---\n# Source\n",
+            "Rhine",
+            "# Source\n",
+            {"tags": ["river", "border"], "date": date(2024, 1, 15)},
+        ),
+        ("---\nlang: en\n---\n# Elbe\nFlows.", "Elbe", "# Elbe\nFlows.", {"lang": "en"}),
+        ("---\n: [\n---\n# Oder\n", "Oder", None, {}),
+        ("---\n\nA line above, a line below.\n\n---\n", "notes", None, {}),
+    ],
+)
+def test_a_title_is_no_comment_and_front_matter_is_no_text(content, title, text, metadata, tmp_path):
+    (tmp_path / "notes.md").write_text(content)
+    (row,) = Collection.from_files(tmp_path).documents
+    assert row == {"doc_id": "notes.md", "title": title, "text": content if text is None else text, **metadata}
+
+
+def test_every_kind_of_file_holds_the_same_documents(tmp_path):
+    rows = [
+        {"id": "a", "title": "A", "text": "one", "year": 1990},
+        {"id": "b c", "title": None, "text": "two", "year": None},
+    ]
+    table = pyarrow.Table.from_pylist(rows)
+    pyarrow.parquet.write_table(table, tmp_path / "t.parquet")
+    (tmp_path / "t.csv").write_text("id,title,text,year\na,A,one,1990\nb c,,two,\n")
+    (tmp_path / "t.tsv").write_text("id\ttitle\ttext\tyear\na\tA\tone\t1990\nb c\t\ttwo\t\n")
+    (tmp_path / "t.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    expected = Collection.from_records(rows).documents[:]
+    for name in ("t.parquet", "t.csv", "t.tsv", "t.jsonl"):
+        assert Collection.from_files(tmp_path / name).documents[:] == expected
+        assert read_collection(tmp_path / name).documents[:] == expected
+    (tmp_path / "bare.tsv").write_text("a\tone\nb c\ttwo\n")
+    bare = Collection.from_files(tmp_path / "bare.tsv").documents
+    assert (bare["doc_id"][:], bare["text"][:]) == (["a", "b c"], ["one", "two"])
+
+
+def test_a_table_of_columns_alone_gets_a_line(tmp_path, caplog):
+    (tmp_path / "a.csv").write_text("id,text\n")
+    (tmp_path / "b.txt").write_text("words")
+    assert list(Collection.from_files(tmp_path).rows) == ["b.txt"]
+    assert caplog.messages == [f"{tmp_path / 'a.csv'} names columns, and has no row below them."]
+
+
+def test_several_sources_are_one_collection(tmp_path):
+    (tmp_path / "a.jsonl").write_text('{"id": "a", "text": "one"}')
+    (tmp_path / "notes").mkdir()
+    (tmp_path / "notes" / "b.txt").write_text("two")
+    assert list(Collection.from_files(tmp_path / "a.jsonl", tmp_path / "notes").rows) == ["a", "b.txt"]
+    with pytest.raises(ValueError, match="duplicate doc_id 'a'"):
+        Collection.from_files(tmp_path / "a.jsonl", tmp_path / "a.jsonl")
+    with pytest.raises(FileNotFoundError, match="The collection folder .*none does not exist"):
+        Collection.from_files(tmp_path / "none")
+
+
+def test_an_index_takes_the_settings_of_a_training(sentence_bert_folder, tmp_path):
+    (tmp_path / "a.jsonl").write_text('{"id": "a b", "text": "Neon glüht"}\n{"id": "b", "text": "Bienen tanzen"}')
+    config = Config().with_changes({"docids": {"max_leaf_size": 3}, "training": {"epochs": 7.0}})
+    points = numpy.eye(2, 5)
+    numpy.save(tmp_path / "points.npy", points)
+    retriever = dsi.index(
+        [tmp_path / "a.jsonl"], tmp_path / "run", config=config, encoder=str(sentence_bert_folder), language="german",
+        pieces=2, embeddings=points, device="cpu",
+    )  # fmt: skip
+    written = read_config(tmp_path / "run" / "config.toml")
+    assert (written.docids.max_leaf_size, written.docids.segments, written.training.epochs) == (3, 2, 0)
+    assert (written.lexical.language, retriever.lexical.language) == ("german", "german")
+    assert list(retriever.documents.rows) == ["a b", "b"]  # ids with spaces are loaded again
+    arguments = ["index", str(tmp_path / "a.jsonl"), str(tmp_path / "shell"), "--encoder", str(sentence_bert_folder)]
+    settings = ["--language", "german", "--pieces", "2", "--set", "docids.max_leaf_size=3", "--device", "cpu"]
+    assert main([*arguments, *settings, "--embeddings", str(tmp_path / "points.npy")]) == 0
+    assert dataclasses.replace(read_config(tmp_path / "shell" / "config.toml")) == written
+    with pytest.raises(ValueError, match="embeddings"):
+        dsi.index(["a", "b"], encoder=str(sentence_bert_folder), embeddings=points[:1], device="cpu")
+    with pytest.raises(ValueError, match="lexical.language must be one of"):
+        dsi.index(["a", "b"], language="klingon")
+
+
+@pytest.fixture(scope="module")
+def dated_run(tmp_path_factory, sentence_bert_folder):
+    """The folder of an index of documents with dates and lists."""
+    folder = tmp_path_factory.mktemp("dated")
+    records = [
+        {"id": "a", "text": "Neon glows", "day": "2024-01-15", "at": "2024-01-15T23:59:59Z", "tags": ["gas"]},
+        {
+            "id": "b",
+            "text": "Bees dance",
+            "day": "2024-01-31",
+            "at": "2024-01-31T12:00:00Z",
+            "tags": ["insect", "field"],
+        },
+        {"id": "c", "text": "Rivers flow", "day": "2024-02-01", "at": "2024-02-01"},
+    ]
+    dsi.index(records, folder / "run", encoder=str(sentence_bert_folder), device="cpu")
+    return folder / "run"
+
+
+@pytest.mark.parametrize(
+    ("where", "found"),
+    [
+        ("= '2024-01-15'", "a"),
+        ("<> '2024-01-15'", "bc"),
+        ("between '2024-01-01' and '2024-01-31'", "ab"),
+        ("<= '2024-01-31'", "ab"),
+        ("< '2024-01-31'", "a"),
+        ("> '2024-01-31'", "c"),
+        (">= '2024-01-31'", "bc"),
+        ("in ('2024-01-15', '2024-02-01')", "ac"),
+        ("not between '2024-01-16' and '2024-12-31'", "a"),
+        ("is not null", "abc"),
+    ],
+)
+@pytest.mark.parametrize("column", ["day", "at"])
+def test_in_a_filter_a_day_is_the_whole_day(column, where, found, dated_run):
+    retriever = dsi.GenerativeRetriever.from_pretrained(dated_run, device="cpu")
+    hits = retriever.search("what", where=f"{column} {where}")
+    assert sorted(hit.doc_id for hit in hits) == list(found)
+
+
+def test_a_moment_in_a_filter_is_of_its_zone_and_a_text_is_no_date(dated_run):
+    retriever = dsi.GenerativeRetriever.from_pretrained(dated_run, device="cpu")
+    for where, found in (("at = '2024-01-31T13:00:00+01:00'", ["b"]), ("at > '2024-01-31T12:00'", ["c"])):
+        assert [hit.doc_id for hit in retriever.search("what", where=where)] == found
+    with pytest.raises(
+        ValueError, match="at is a column of time values, got the text 'soon'; it takes dates in single"
+    ):
+        retriever.search("what", where="at = 'soon'")
+
+
+def test_dates_and_lists_come_back_and_json_has_them(dated_run, tmp_path, capsys):
+    retriever = dsi.GenerativeRetriever.from_pretrained(dated_run, device="cpu")
+    assert retriever.get("a").metadata == {
+        "day": date(2024, 1, 15), "at": datetime(2024, 1, 15, 23, 59, 59, tzinfo=UTC), "tags": ["gas"],
+    }  # fmt: skip
+    shown = json.loads(json.dumps(retriever.search("neon", k=1, allow=["a"])[0].as_dict()))
+    assert shown["metadata"] == {"day": "2024-01-15", "at": "2024-01-15T23:59:59+00:00", "tags": ["gas"]}
+    retriever.add([{"id": "d", "text": "new", "day": "2025-01-01", "at": date(2025, 1, 1), "tags": "one"}])
+    assert retriever.get("d").metadata == {
+        "day": date(2025, 1, 1), "at": datetime(2025, 1, 1, tzinfo=UTC), "tags": ["one"],
+    }  # fmt: skip
+    with pytest.raises(ValueError, match=r"'e': metadata 'day' must be of type date32\[day\], got 'soon'"):
+        retriever.add([{"id": "e", "text": "new", "day": "soon"}])
+
+
+def test_the_answer_of_an_empty_query_is_empty(dated_run, caplog):
+    retriever = dsi.GenerativeRetriever.from_pretrained(dated_run, device="cpu")
+    alone = retriever.search("neon", k=2)
+    assert retriever.search("  ") == []
+    caplog.clear()
+    for method in ("generate", "exact"):
+        found, empty, again = retriever.search(["neon", "", "neon"], k=2, method=method)
+        assert [hit.doc_id for hit in found] == [hit.doc_id for hit in again] == [hit.doc_id for hit in alone]
+        assert empty == []
+    assert (
+        caplog.messages
+        == ["queries: empty queries: 1, the first '1'; their answers are empty, and count as 0 where they are judged."]
+        * 2
+    )
+    frame = pandas.DataFrame({"qid": ["x", "y"], "text": ["neon", None]})
+    assert retriever.run(frame, k=2) == {"x": {hit.doc_id: hit.score for hit in alone}, "y": {}}
+    assert [list(own) for own in retriever.search(frame, k=2)] == [list(alone), []]
+    candidates = retriever.candidates(frame, k=2)
+    assert [len(own) for own in candidates.hits()] == [2, 0]
+
+
+@pytest.mark.parametrize("name", ["new.csv", "new.tsv", "new.parquet", "new.jsonl", "new.txt", "notes"])
+def test_an_update_adds_files_of_every_kind(name, dated_run, tmp_path, capsys):
+    run, path = tmp_path / "run", tmp_path / name
+    shutil.copytree(dated_run, run)
+    doc_id, rows = "new one", [{"id": "new one", "text": "An old mill", "day": "2024-03-01"}]
+    if name == "notes":
+        path.mkdir()
+        (path / "mill.txt").write_text("An old mill")
+        doc_id = "mill.txt"
+    elif name == "new.txt":
+        path.write_text("An old mill")
+        doc_id = name
+    elif name == "new.jsonl":
+        path.write_text(json.dumps(rows[0]))
+    elif name == "new.parquet":
+        pyarrow.parquet.write_table(pyarrow.Table.from_pylist(rows), path)
+    else:
+        separator = "," if name == "new.csv" else "\t"
+        path.write_text("\n".join(separator.join(own) for own in (rows[0], rows[0].values())))
+    assert main(["update", str(run), "--device", "cpu", "--add", str(path), "--remove", "a"]) == 0
+    assert "removed 1, added 1; 3 documents now, generation 2" in capsys.readouterr().out
+    again = dsi.GenerativeRetriever.from_pretrained(run, device="cpu")
+    assert list(again.documents.rows) == ["b", "c", doc_id]
+
+
+def test_an_index_says_what_it_is(dated_run, capsys):
+    assert main(["info", str(dated_run), "--json"]) == 0
+    info = json.loads(capsys.readouterr().out)
+    assert (info["documents"], info["pieces"], info["generation"]) == (3, 3, 1)
+    assert info["columns"] == ["doc_id", "title", "text", "day", "at", "tags"]
+    assert info["chosen"] == "the defaults of [search], which were chosen on other collections"
+    assert set(info["megabytes"]) == {"encoder", "docids", "generator", "lexical"}
+    assert main(["info", str(dated_run)]) == 0
+    shown = capsys.readouterr().out
+    assert shown.startswith("documents  3, in 3 pieces; columns doc_id, title, text, day, at, tags\n")
+
+
+def test_two_systems_are_compared_and_trec_files_hold_ids_with_spaces(dated_run, tmp_path, capsys):
+    ids = {"q 1": "neon", "q%2": "bees"}
+    qrels = {"test": {"q 1": {"a": 1}, "q%2": {"b": 1}}}
+    records = [{"id": own, "text": text} for own, text in (("a", "Neon"), ("b", "Bees"))]
+    Collection.from_records(records, queries=ids, qrels=qrels).save(tmp_path / "data")
+    (tmp_path / "q.jsonl").write_text(
+        "".join(json.dumps({"_id": own, "text": text}) + "\n" for own, text in ids.items())
+    )
+    search = [
+        "search",
+        str(dated_run),
+        "--queries",
+        str(tmp_path / "q.jsonl"),
+        "--run",
+        str(tmp_path / "a.run"),
+        "--device",
+        "cpu",
+    ]
+    assert main(search) == 2
+    assert "'q 1' must not be empty or hold white space" in capsys.readouterr().err
+    assert not (tmp_path / "a.run").exists()
+    assert main([*search, "--escape-ids"]) == 0
+    assert set(read_run(tmp_path / "a.run")) == {"q%201", "q%252"}
+    capsys.readouterr()
+    compare = ["compare", str(tmp_path / "a.run"), str(dated_run), "--data", str(tmp_path / "data"), "--device", "cpu"]
+    assert main([*compare, "--escape-ids"]) == 0
+    shown = capsys.readouterr().out
+    assert "| Hit@1   |" in shown
+    assert "| +0.00      | 1.0000 | 1.0000       |" in shown
+    assert "2 queries; p of paired randomisation tests, corrected for 3 measures by Holm's method." in shown
+    assert main(compare) == 2
+    assert (
+        "The run and the judgements have no query in common: the first query_id is 'q%201' in"
+        in capsys.readouterr().err
+    )
+
+
+def test_judgements_are_written_as_trec_tools_read_them(tmp_path):
+    write_qrels({"q": {"a b": 1, "c": 0.5}}, tmp_path / "test.qrels", escape_ids=True)
+    assert (tmp_path / "test.qrels").read_text() == "q 0 a%20b 1\nq 0 c 0.5\n"
+    with pytest.raises(ValueError, match=r"test.qrels: 'a b' must not be empty or hold white space, which separates"):
+        write_qrels({"q": {"a b": 1}}, tmp_path / "test.qrels")

@@ -398,7 +398,7 @@ def column_kinds(rows: Numbered, odd: Oddities) -> dict[str, str]:
     texts, and single values beside lists are lists of one; a line says so.
 
     Raises:
-        ValueError: there are too many keys, or too few values for so many.
+        ValueError: there are too many keys, or too few values for that many.
     """
     kinds: dict[str, set[str]] = {}
     lists: dict[str, list[bool]] = {}  # {column: [single values were seen, lists were seen]}

@@ -28,7 +28,8 @@ from dsi.search.request import SearchConfig, SearchRequest, check_extra_scores
 from dsi.search.results import Bools, Floats, Ints, SearchResult, Trace
 
 Queries: TypeAlias = Mapping[str, str] | Iterable[Any]
-"""Texts, {query_id: text}, a series of texts, or records or a table with an id and a text."""
+"""Texts, whose places are their ids; {query_id: text}; a series of texts; records or a table with an id and a text. The answer
+of an empty query is empty."""
 _NOTHING = "?"
 """What is encoded for an empty query, so that arrays have a row for it; its answer is empty."""
 FEATURE_TEMPERATURE = 0.05

@@ -209,8 +209,7 @@ class GenerativeRetriever:
             >>> hits, more = retriever.search(["noble gases", "rivers of europe"], method="exact")
 
         Args:
-            queries: one query, a list of queries, a series, records or a table with an id and a text, or the output of
-                `encode_queries`. The answer of an empty query is empty.
+            queries: one, a list, a series or a table of them (see `Queries`), or the output of `encode_queries`.
             k: documents per query; k are returned whenever that many are allowed.
             **options: see `SearchOptions`.
 
@@ -243,14 +242,7 @@ class GenerativeRetriever:
     def run(
         self, queries: Queries | EncodedQueries, k: int = 10, **options: Unpack[SearchOptions]
     ) -> dict[str, dict[str, float]]:
-        """Return {query_id: {doc_id: score}}, the format of `eval` and of TREC tools.
-
-        Args:
-            queries: {query_id: text}, records or a table with an id and a text, or the output of `encode_queries`. Texts take
-                their places as ids.
-            k: documents per query.
-            **options: see `SearchOptions`.
-        """
+        """Return {query_id: {doc_id: score}} for {query_id: text} or a table, the format of `eval` and of TREC tools."""
         index = self.snapshot
         encoded = encoded_queries(index.encoder, queries, show_progress=True)
         result = index.engine.search(encoded, index.request("run", k, options), show_progress=True)
@@ -446,8 +438,7 @@ class GenerativeRetriever:
 
         Raises:
             TypeError: documents are no list or table of records.
-            ValueError: a doc_id that is in the index already, repeated or empty; no text at all; metadata that no column can
-                hold.
+            ValueError: a doc_id that is in the index already, repeated or empty; no text; metadata that no column can hold.
         """
         self._hold(lambda content: with_documents(content, self.encoder, documents, replace=replace))
 

@@ -274,7 +274,7 @@ def check_id(value: object, name: str) -> str:
     Raises:
         ValueError: it is something else, or longer than `MOST_OF_ID`.
     """
-    checked = text(value, name)
+    checked = _text(value, name)
     if not checked or re.search(r"[\0\r\n]", checked):
         raise ValueError(f"{name} {shown(checked)} must be a text that is not empty, without NUL and line ends.")
     if (size := len(checked.encode())) > MOST_OF_ID:
@@ -288,7 +288,6 @@ def _id(record: Mapping[str, Any], keys: tuple[str, ...], source: str, name: str
 
 def _text(value: Any, name: str) -> str:
     """Return a text, "" for a missing one."""
-    value = unpack(value)
     return "" if is_missing(value) else text(value, name)
 
 
@@ -339,7 +338,7 @@ def _metadata(record: Mapping[str, Any], source: str) -> Iterator[tuple[str, Any
                 f"{source}: {shown(key)} is {shown(further[key])}, but {shown(metadata[key])} in metadata; give one."
             )
     for key, value in {**further, **metadata}.items():
-        name = text(key, f"{source}: a key of metadata")
+        name = _text(key, f"{source}: a key of metadata")
         if "\0" in name:  # where Arrow ends the names of columns
             raise ValueError(f"{source}: the key {shown(name)} of metadata must not hold NUL; give it another name.")
         if name.casefold() in COLUMNS:
@@ -367,7 +366,7 @@ def _value(value: Any, source: str, key: str, odd: Oddities) -> Any:
 
 def _scalar(value: Any, name: str) -> bool | int | float | str | date:
     if isinstance(value, str) and not isinstance(value, enum.Enum):
-        return text(value, name)
+        return _text(value, name)
     if isinstance(value, datetime):
         plain = value.to_pydatetime(warn=False) if isinstance(value, pandas.Timestamp) else value
         return plain.replace(tzinfo=UTC) if plain.tzinfo is None else plain.astimezone(UTC)
@@ -376,7 +375,7 @@ def _scalar(value: Any, name: str) -> bool | int | float | str | date:
     if isinstance(value, uuid.UUID | Decimal | PurePath):
         return str(value)
     if isinstance(value, enum.Enum):
-        return text(str(value.value), name)
+        return _text(str(value.value), name)
     if isinstance(value, float) and math.isfinite(value):
         return value
     if isinstance(value, int):

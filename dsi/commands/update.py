@@ -14,6 +14,7 @@ from dsi.commands.arguments import add_device, add_index, parser
 from dsi.commands.libraries import load_libraries
 from dsi.commands.main import run_command
 from dsi.commands.values import collection_folder, count, existing_file, source_path
+from dsi.docids.files.checks import counted
 
 
 def main(argv: Sequence[str] | None = None) -> None:
@@ -42,10 +43,8 @@ def main(argv: Sequence[str] | None = None) -> None:
         retriever.add([document for document in added if document["doc_id"] in replaced], replace=True)
         retriever.add([document for document in added if document["doc_id"] not in replaced])
         generation = retriever.save_update(arguments.run)
-    print(
-        f"{arguments.run}: removed {len(set(removed))}, added {len(added)}; {len(retriever.documents)} documents now, "
-        f"generation {generation}"
-    )
+    changes = f"{counted(len(set(removed)), 'document')} removed, {len(added)} added"
+    print(f"{arguments.run}: {changes}, {len(retriever.documents)} now; generation {generation}")
 
 
 def _parse(argv: Sequence[str] | None) -> argparse.Namespace:

@@ -639,7 +639,7 @@ def test_the_shell_indexes_a_folder_of_texts_and_says_that_nothing_is_trained(no
     assert main(["evaluate", str(tmp_path / "run"), "--data", str(notes)]) == 2
     assert f"{notes} has no test judgements to measure on; add qrels/test.tsv" in capsys.readouterr().err
     assert main(["update", str(tmp_path / "run"), "--texts", str(notes), "--device", "cpu"]) == 0
-    assert "removed 0, added 0" in capsys.readouterr().out
+    assert "0 documents removed, 0 added" in capsys.readouterr().out
 
 
 def test_a_collection_is_saved_over_a_collection_only(tmp_path):
@@ -968,7 +968,7 @@ def test_an_update_adds_files_of_every_kind(name, dated_run, tmp_path, capsys):
         separator = "," if name == "new.csv" else "\t"
         path.write_text("\n".join(separator.join(own) for own in (rows[0], rows[0].values())))
     assert main(["update", str(run), "--device", "cpu", "--add", str(path), "--remove", "a"]) == 0
-    assert "removed 1, added 1; 3 documents now, generation 2" in capsys.readouterr().out
+    assert "1 document removed, 1 added, 3 now; generation 2" in capsys.readouterr().out
     again = dsi.GenerativeRetriever.from_pretrained(run, device="cpu")
     assert list(again.documents.rows) == ["b", "c", doc_id]
 

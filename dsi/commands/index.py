@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dsi.commands.arguments import add_device, add_overwriting, add_settings, parser, with_settings
 from dsi.commands.libraries import load_libraries, set_up
 from dsi.commands.main import run_command
-from dsi.commands.values import configuration, count, existing_file, run_folder, source_path
+from dsi.commands.values import configuration, count, existing_file, output_folder, source_path
 
 
 def main(argv: Sequence[str] | None = None) -> None:
@@ -19,7 +19,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     command_line.add_argument(
         "sources", nargs="+", type=source_path, metavar="SOURCE", help="files or folders of texts"
     )
-    command_line.add_argument("run", type=run_folder, metavar="RUN", help="folder for the index")
+    command_line.add_argument("run", type=output_folder, metavar="RUN", help="folder for the index")
     command_line.add_argument(
         "--config",
         metavar="NAME",

@@ -21,15 +21,16 @@ def main(argv: Sequence[str] | None = None) -> None:
     """Update, print the number of documents."""
     arguments = _parse(argv)
     load_libraries()
-    from dsi.docids.data.collection import Collection, read_documents
+    from dsi.docids.data.collection import read_documents
     from dsi.docids.data.lines import text_lines
-    from dsi.docids.data.records import table_record
+    from dsi.docids.data.records import checked_documents, table_record
+    from dsi.docids.data.sources import path_records
     from dsi.store.loading import updating
     from dsi.store.retriever import GenerativeRetriever
 
     in_file = [line for _, line in text_lines(arguments.remove_file)] if arguments.remove_file else []
     removed = [*arguments.remove, *in_file]
-    added = list(map(table_record, Collection.from_files(*arguments.add).documents)) if arguments.add else []
+    added = [table_record(row) for _, row in checked_documents(path_records(arguments.add), "--add")]
     with updating(arguments.run):  # from reading to writing, so that no other update comes between
         retriever = GenerativeRetriever.from_pretrained(arguments.run, device=arguments.device)
         retriever.documents.rows_of(removed, "--remove")

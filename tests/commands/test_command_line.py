@@ -212,7 +212,6 @@ def test_minipedia_is_a_collection_by_name_but_a_folder_of_that_name_goes_first(
         ("evalute", "did you mean 'evaluate'?"),
         ("query", "did you mean 'search'?"),
         ("add", "did you mean 'update'?"),
-        ("index", "did you mean 'train'?"),
         ("xyz", "dsi --help lists the commands."),
         ("", "dsi --help lists the commands."),
     ],

@@ -99,7 +99,12 @@ def existing_file(value: str) -> Path:
 
 def source_path(value: str) -> Path:
     """Return a file that is there, or the folder of a collection or of files."""
-    return Path(value) if Path(value).is_file() else collection_folder(value)
+    if Path(value).is_file():
+        return Path(value)
+    try:
+        return find_collection(value)
+    except FileNotFoundError:
+        raise ArgumentTypeError(f"{value} does not exist; name a file or a folder of texts, or a collection.") from None
 
 
 def output_folder(value: str) -> Path:

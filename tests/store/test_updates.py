@@ -231,7 +231,7 @@ def test_the_command_updates_an_index_in_place(retriever, tmp_path, capsys):
     assert main(common) == 2
     assert "There is nothing to do; give --add FILE" in capsys.readouterr().err
     assert main([*common, "--add", str(tmp_path / "nothing.jsonl")]) == 2
-    assert "nothing.jsonl is no file that exists" in capsys.readouterr().err
+    assert "nothing.jsonl does not exist; name a file or a folder of texts" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

@@ -11,15 +11,23 @@ from dsi.commands.arguments import add_overwriting, in_words, training_parser, t
 from dsi.commands.main import run_command
 from dsi.commands.values import existing_file
 
-STAGES = ("pseudo_queries", "encoder", "docids", "generator", "tuning")
-"""What --stage takes, in the order in which they run."""
+STAGE_METHODS = {
+    "pseudo_queries": "generate_queries",
+    "encoder": "train_encoder",
+    "docids": "build_docids",
+    "generator": "train_generator",
+    "tuning": "tune",
+}
+"""{what --stage takes: the method of a `TrainingRun` that runs it, with the parts that belong to it}, in their order."""
 REPORTS = ("none", "tensorboard", "wandb")
 
 
 def main(argv: Sequence[str] | None = None) -> None:
     """Train, tune on dev, print how long it took."""
     parser = training_parser("train", __doc__)
-    parser.add_argument("--stage", choices=STAGES, help="run this stage alone; those that it needs have to be there")
+    parser.add_argument(
+        "--stage", choices=list(STAGE_METHODS), help="run this stage alone; those that it needs have to be there"
+    )
     parser.add_argument(
         "--embeddings",
         type=existing_file,
@@ -46,15 +54,10 @@ def main(argv: Sequence[str] | None = None) -> None:
     from dsi.training.indexing import read_embeddings
 
     points = None if arguments.embeddings is None else read_embeddings(arguments.embeddings)
-    stages = {
-        None: run.train,
-        "pseudo_queries": run.generate_queries,
-        "encoder": run.train_encoder,
-        "docids": lambda: run.build_docids(points),
-        "generator": run.train_generator,
-        "tuning": run.tune,
-    }
-    stages[arguments.stage]()
+    if arguments.stage == "docids":
+        run.build_docids(points)
+    else:
+        getattr(run, STAGE_METHODS.get(arguments.stage, "train"))()
     if not run.processes.is_main:
         return
     if arguments.stage == "docids":

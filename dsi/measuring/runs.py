@@ -10,7 +10,6 @@ import time
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -25,7 +24,6 @@ from dsi.docids.types import Run
 from dsi.docids.words.analyzer import ENGLISH
 from dsi.docids.words.bm25 import BM25
 from dsi.eval.baselines import dense_run, tune_bm25
-from dsi.eval.fusion import fit_weights, weighted_sum
 from dsi.eval.protocol import FEWEST_QUERIES, count_answered
 from dsi.measuring.tuning import choose, choose_weights, hybrid_scores
 from dsi.measuring.weights import DEPTH
@@ -237,7 +235,8 @@ class IndexRuns:
             config = dataclasses.replace(index.search_config, **changes)
             return self.processes.first({**changes, **choose(index, dev, qrels, config, lexical=lexical).best})
         if index.engine.is_tied:
-            config = dataclasses.replace(index.search_config, **changes)
+            start = {"lexical_weight": index.configured_search.lexical_weight or LEXICAL_WEIGHT}
+            config = dataclasses.replace(index.search_config, **{**start, **changes})
             weights = choose_weights(index, dev, qrels, config, lexical=lexical, tokens=False)
             return self.processes.first({**changes, **weights})
         scores = hybrid_scores(index, index.lexical if lexical else None)
@@ -248,18 +247,3 @@ class IndexRuns:
         """Return settings without what was learned; with tokens that have weights of their own, by fusion "bound"."""
         settings = {"method": "exact", "alpha": 0.0, "token_weight": 0.0}
         return settings if self.retriever.engine.is_tied else {**settings, "fusion": "bound", "beta": math.inf}
-
-    @cached_property
-    def post_hoc_weight(self) -> float:
-        """Weight of the decoder's scores in `post_hoc`, chosen on dev."""
-        if not self.collection.qrels["dev"]:
-            return 0.0
-        decoder = self.run("dev", **generator_only(self.retriever))
-        return self.processes.first(
-            fit_weights(self.run_dense("dev"), [decoder], [1.0], self.collection.qrels["dev"])[0]
-        )
-
-    def post_hoc(self, split: str) -> Run:
-        """Return the runs of dense search and of the decoder, interpolated after the search."""
-        decoder = self.run(split, **generator_only(self.retriever))
-        return weighted_sum(self.run_dense(split), [decoder], [self.post_hoc_weight])

@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from dsi.config import LEXICAL_WEIGHT, TOKEN_WEIGHT
 from dsi.docids.data.collection import Collection, check_collection, compare_documents
 from dsi.docids.files.progress import progress, stage_line
-from dsi.docids.files.storage import digest, read_record, write_json
+from dsi.docids.files.storage import read_record, write_json
 from dsi.docids.types import Qrels, Run
 from dsi.docids.words.bm25 import Lexical
 from dsi.eval.fusion import fit_weights
@@ -31,14 +31,16 @@ from dsi.search.generate import TiedIndex
 from dsi.search.request import SearchConfig, SearchRequest
 from dsi.search.results import Ints, SearchResult
 from dsi.store.loading import index_state, write_search_config
-from dsi.store.manifest import search_config
+from dsi.store.manifest import configured_search, search_config
 from dsi.store.retriever import GenerativeRetriever
 
 logger = logging.getLogger(__name__)
 
 _RECORD = "tuning.json"
+_CHOSEN = ("alpha", "beta", "ann_temperature", "beam_width", "lexical_weight", "token_weight")
+"""Settings that may be chosen. Each tuning begins from those of `[search]`, so that the same queries choose the same."""
 _LIKELY = {"lexical_weight": LEXICAL_WEIGHT, "token_weight": TOKEN_WEIGHT}
-"""Weights near which fitted ones stay; always these, so that an index that is tuned twice stays as it is."""
+"""Weights near which fitted ones stay."""
 _MOST_QUERIES = 500
 """Queries on which walks are compared."""
 ALPHAS = (0.0, 0.25, 0.5, 0.75, 1.0)
@@ -75,6 +77,8 @@ class Tuning:
 def tune(retriever: GenerativeRetriever, collection: Collection) -> Tuning:
     """Choose how an index searches on the dev queries, and search so from now on.
 
+    It begins from the settings of `[search]`, not from those chosen before, so that the same queries choose the same again.
+
     With fewer than 20 dev queries nothing is chosen, with fewer that have a relevant document the weights of scores stay as
     they are; a warning says so. Without dev queries, alpha and the beam of tied tokens are chosen on train queries.
 
@@ -93,6 +97,7 @@ def tune(retriever: GenerativeRetriever, collection: Collection) -> Tuning:
     Raises:
         ValueError: the collection has neither, or none of the index's documents.
     """
+    # 1) the queries: dev, or else train
     check_collection("tune", collection)
     compare_documents(collection, retriever.documents.rows)
     split = "dev" if collection.qrels["dev"] else "train"
@@ -101,6 +106,10 @@ def tune(retriever: GenerativeRetriever, collection: Collection) -> Tuning:
         raise ValueError(
             f"{collection.name} has no dev queries to tune on; add {collection.place_of('dev')}, or train queries."
         )
+    # 2) where to begin: the settings of [search]
+    start = {name: getattr(retriever.configured_search, name) for name in _CHOSEN}
+    config = retriever.search_config = dataclasses.replace(retriever.search_config, **start)
+    # 3) enough queries, and judgements, to choose on
     qrels = collection.qrels["dev"]
     judged = count_answered(qrels)
     if len(queries) < FEWEST_QUERIES:
@@ -114,8 +123,9 @@ def tune(retriever: GenerativeRetriever, collection: Collection) -> Tuning:
             "%d dev queries have a relevant document, too few to choose the weights of scores on; those of [search] stay.",
             judged,
         )
-    tuning = choose(retriever, retriever.encode_queries(queries), qrels if judged >= FEWEST_QUERIES else {})
-    retriever.search_config = dataclasses.replace(retriever.search_config, **tuning.best)
+    # 4) the choice
+    tuning = choose(retriever, retriever.encode_queries(queries), qrels if judged >= FEWEST_QUERIES else {}, config)
+    retriever.search_config = dataclasses.replace(config, **tuning.best)
     return tuning
 
 
@@ -400,9 +410,8 @@ def is_tuned_on(folder: Path, collection: Collection) -> bool:
 
 def is_as_configured(folder: Path, config: SearchConfig) -> bool:
     """True if the index in `folder` searches as `[search]` says, or with weights that were tuned from there."""
-    if is_tuned(folder):
-        return _record(folder).get("search") == _digest(config)
-    return search_config(read_record(folder / "manifest.json")) == config
+    manifest = read_record(folder / "manifest.json")
+    return configured_search(manifest) == config and (is_tuned(folder) or search_config(manifest) == config)
 
 
 def configure(folder: Path, config: SearchConfig) -> None:
@@ -423,16 +432,15 @@ def tune_index(folder: Path, collection: Collection, device: str | None = None) 
         return False
     bound_to = index_state(folder)
     retriever = GenerativeRetriever.from_pretrained(folder, device=device)
-    before = retriever.search_config
+    before, configured = retriever.search_config, retriever.configured_search
     with stage_line("tuning"):
         tuning = tune(retriever, collection)
+    if retriever.search_config != before:
+        write_search_config(folder, retriever.search_config, configured)
     if not tuning.best:
         return False
-    write_search_config(folder, retriever.search_config)
     choice = {"best": tuning.best, "tried": tuning.tried}
-    write_json(
-        folder / _RECORD, {"index": bound_to, "search": _digest(before), "collection": collection.digest, **choice}
-    )
+    write_json(folder / _RECORD, {"index": bound_to, "collection": collection.digest, **choice})
     if retriever.search_config != before:
         split = "dev" if collection.qrels["dev"] else "train"
         chosen = {name: value for name, value in tuning.best.items() if value != getattr(before, name)}
@@ -443,10 +451,6 @@ def tune_index(folder: Path, collection: Collection, device: str | None = None) 
 
 def _record(folder: Path) -> dict[str, Any]:
     return read_record(folder / _RECORD)
-
-
-def _digest(config: SearchConfig) -> str:
-    return digest(dataclasses.asdict(config))
 
 
 def in_words(options: Mapping[str, Any]) -> str:

@@ -8,10 +8,10 @@ from itertools import product
 from pathlib import Path
 from typing import Any
 
-from dsi.eval.figures import grid_figure
 from dsi.eval.measures import evaluate, mean
-from dsi.eval.report import grid_table
+from dsi_experiments.figures import grid_figure
 from dsi_experiments.laboratory import SPLIT, Laboratory
+from dsi_experiments.published import grid_table
 from dsi_experiments.report import save_report
 from dsi_experiments.rows import Rows
 from dsi_experiments.tables import TABLES

@@ -28,7 +28,7 @@ from dsi.docids.schemes import DocidsConfig, make_docids
 from dsi.docids.schemes.file import write_docids
 from dsi.docids.tree import DocidTree
 from dsi.docids.types import Floats, Run
-from dsi.eval.fusion import reciprocal_rank_fusion
+from dsi.eval.fusion import fit_weights, reciprocal_rank_fusion, weighted_sum
 from dsi.eval.measures import STANDARD_MEASURES, cutoff, evaluate, mean
 from dsi.eval.protocol import SystemResult, overlap_splits
 from dsi.measuring.provenance import provenance
@@ -272,7 +272,9 @@ class Laboratory:
 
     def _embeddings(self, config: Config, encoder: Encoder) -> Floats:
         store, config = self.output / "store", config.with_changes({"tokens": {"model": "", "bits": 0}})
-        return DocumentVectors(config, self.collection, encoder, store, store, self.processes).embeddings()
+        return DocumentVectors(
+            config, self.collection, encoder, store / "states", self.processes, shared=True
+        ).embeddings()
 
     def _seconds(self, config: Config) -> dict[str, float]:
         return stage_seconds(self._folder(config))
@@ -370,8 +372,14 @@ def _planned(beam_width: int) -> Method:
 
 
 def _post_hoc(laboratory: Laboratory, config: Config) -> tuple[Run, Mapping[str, Any]]:
-    index = laboratory.index(config)
-    return index.post_hoc(SPLIT), {"weight": index.post_hoc_weight}
+    """Dense search and the decoder, interpolated after the search with a weight chosen on dev."""
+    index, dev, weight = laboratory.index(config), laboratory.collection.qrels["dev"], 0.0
+    alone = generator_only(index.retriever)
+    if dev:
+        (weight,) = laboratory.processes.first(
+            fit_weights(index.run_dense("dev"), [index.run("dev", **alone)], [1.0], dev)
+        )
+    return weighted_sum(index.run_dense(SPLIT), [index.run(SPLIT, **alone)], [weight]), {"weight": weight}
 
 
 def _bm25_cut(laboratory: Laboratory, config: Config) -> tuple[Run, Mapping[str, Any]]:

@@ -16,9 +16,9 @@ from numpy.typing import NDArray
 from scipy.sparse import csr_matrix
 
 from dsi.docids.files.storage import digest
-from dsi.eval.measures import regret
 from dsi.eval.tables import markdown_table
 from dsi.measuring.provenance import provenance
+from dsi_experiments.regret import regret
 from dsi_experiments.report import save_report
 from dsi_experiments.rows import Rows
 from dsi_experiments.toy import complete_tree

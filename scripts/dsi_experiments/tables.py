@@ -59,7 +59,7 @@ class Row:
         name: as the table shows it.
         method: how it answers queries, a key of `dsi_experiments.laboratory.METHODS`.
         changes: settings that differ from the base, {section: {setting: value}}.
-        published: key of `dsi.eval.report.PUBLISHED`.
+        published: key of `dsi_experiments.published.PUBLISHED`.
         fresh: begin with fresh weights in the shape of the base's encoder.
         points: what is clustered in place of the documents' embeddings, a key of `dsi_experiments.laboratory.POINTS`.
     """

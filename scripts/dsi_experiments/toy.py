@@ -13,8 +13,8 @@ from torch import Tensor
 
 from dsi.docids.clustering import DocidsConfig, build_tree
 from dsi.docids.tree import DocidTree
-from dsi.eval.measures import regret
 from dsi.eval.tables import markdown_table
+from dsi_experiments.regret import regret
 from dsi_experiments.report import save_report
 from dsi_experiments.tree_targets import TreeTargets
 

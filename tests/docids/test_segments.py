@@ -533,7 +533,8 @@ def test_an_index_of_segments_is_trained_tuned_searched_and_updated(
 
     # Every segment is trained with its own place, every query with the nearest of its document.
     nothing = (np.empty(0, dtype=int), [], "")
-    stage = GeneratorStage(run.config, collection, encoder, tree, nothing, tmp_path / "states", False, ALONE)
+    states = tmp_path / "states"
+    stage = GeneratorStage(run.config, collection, encoder, tree, nothing, states, False, states / "documents", ALONE)
     examples = stage.examples()
     np.testing.assert_allclose(
         tree.embeddings[examples.positions[: len(pieces)]], encoder.encode(pieces[:], "document"), atol=1e-5

@@ -10,17 +10,18 @@ import ir_measures
 import numpy as np
 import pytest
 import pytrec_eval
+from dsi_experiments.rerankers.lists import bootstrap_interval
+from dsi_experiments.subtopics import find_measure, read_subtopics
 from scipy import stats
 
 from dsi.docids.words.analyzer import words
 from dsi.docids.words.bm25 import BM25
 from dsi.eval.baselines import BM25_GRID, dense_run, tune_bm25
-from dsi.eval.diversity import find_measure, read_subtopics
 from dsi.eval.measures import STANDARD_MEASURES, evaluate, mean, measures_for, ranking
 from dsi.eval.protocol import (
     SystemResult,
     best_setting,
-    bootstrap_interval,
+    holm,
     overlap_splits,
     randomisation_test,
     supported_setting,
@@ -250,6 +251,16 @@ def test_the_randomisation_test_is_scipys(seed):
     difference, p = randomisation_test(a, b, rounds=20_000)
     assert difference == pytest.approx(theirs.statistic)
     assert p == pytest.approx(theirs.pvalue, abs=4 * np.sqrt(0.5 / 20_000))  # four standard errors of the two estimates
+
+
+def test_holms_correction_is_that_of_its_definition():
+    p_values = [0.011, 0.02, 0.001, 0.9, 0.03]
+    ordered = sorted(p_values)
+    expected = [min(1, max((5 - j) * ordered[j] for j in range(ordered.index(p) + 1))) for p in p_values]
+    assert holm(p_values) == pytest.approx(expected)
+    assert holm(p_values) == pytest.approx([0.044, 0.06, 0.005, 0.9, 0.06])
+    assert holm([0.6, 0.7]) == [1.0, 1.0]
+    assert holm([]) == []
 
 
 def test_the_bootstrap_interval_is_that_of_resampled_means():

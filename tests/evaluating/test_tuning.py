@@ -111,6 +111,30 @@ def test_an_index_that_changed_is_not_tuned(settings, beir, tmp_path):
     assert not is_tuned(tmp_path / "run")
 
 
+def test_tuning_begins_from_the_configured_settings_whatever_was_chosen_before(settings, beir, tmp_path):
+    collection, run = dsi.read_collection(beir()), tmp_path / "run"
+    retriever = dsi.train(collection, run, config=settings, device="cpu")
+    first = retriever.search_config
+    assert retriever.configured_search == settings.search != first
+    assert dsi.tune(retriever, collection).best == {
+        name: getattr(first, name) for name in ("alpha", "beam_width", "lexical_weight", "token_weight")
+    }
+    assert retriever.search_config == first
+    retriever.search_config = dataclasses.replace(first, alpha=0.1, beam_width=3, lexical_weight=5.0)
+    dsi.tune(retriever, collection)
+    assert retriever.search_config == first
+
+    copy_of = tmp_path / "copy"  # an index that was saved elsewhere has no config.toml
+    retriever.save_pretrained(copy_of)
+    again = dsi.GenerativeRetriever.from_pretrained(copy_of, device="cpu")
+    assert (again.search_config, again.configured_search) == (first, settings.search)
+    for judged in collection.qrels["dev"].values():
+        judged.update(dict.fromkeys(judged, 0))  # too few to choose weights on
+    dsi.tune(again, collection)
+    assert again.search_config.lexical_weight == settings.search.lexical_weight != first.lexical_weight
+    assert dsi.train(dsi.read_collection(beir()), run, config=settings, device="cpu").search_config == first
+
+
 def test_the_beam_is_the_smallest_that_finds_what_exact_finds(settings, beir, tmp_path):
     collection = dsi.read_collection(beir())
     retriever = dsi.train(collection, tmp_path / "run", config=settings.with_changes({"dev_queries": 0}), device="cpu")

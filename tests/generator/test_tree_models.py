@@ -9,6 +9,7 @@ import pytest
 import torch
 from dsi_experiments.objectives.rows import ROWS, ObjectiveRow, find_row
 from dsi_experiments.objectives.tree import BestChildTargets
+from dsi_experiments.regret import regret
 from dsi_experiments.toy import complete_tree, toy, toy_table
 from dsi_experiments.tree_model import TreeModel, TreeModelConfig
 from dsi_experiments.tree_targets import TreeTargets, ranking_scores
@@ -19,7 +20,6 @@ from scipy.sparse import csr_matrix
 from dsi.commands.main import main
 from dsi.docids.clustering import DocidsConfig, build_tree
 from dsi.docids.tree import DocidTree
-from dsi.eval.measures import regret
 from dsi.generator.families import FamilyTree
 from dsi.search.request import SearchConfig, SearchRequest
 from tests.support.oracles import children_of, estimated_target

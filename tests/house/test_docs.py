@@ -152,6 +152,19 @@ def test_the_index_of_the_example_is_as_good_as_its_table_says(example, tmp_path
             assert found[name]["Total"][measure] == pytest.approx(own["Total"][measure], abs=0.5), f"{name}, {measure}"
 
 
+def test_outputs_with_other_words_or_figures_are_seen():
+    page = (ROOT / "docs" / "use" / "running.md").read_text(encoding="utf-8")
+    printed = [page[slice(*block.printed)] for block in python_blocks(page) if block.printed]
+    assert len(printed) >= 6
+    for text in printed:
+        assert alike(text, text)
+        assert not alike(text, text + text)
+    assert not alike("0.98738\n0.94842\n", "0.98738\n0.93139\n")
+    assert not alike("0.98738\n", "0.97922\n")
+    assert alike("0.98738\n", "0.98501\n")
+    assert not alike("danube 4.095\n", "volga 4.095\n")
+
+
 @pytest.mark.parametrize("page", [README, RESULTS], ids=["README", "results"])
 def test_tables_are_the_measured_results(page):
     if WRITE:

@@ -15,6 +15,7 @@ from dsi_experiments import dynamic, figure5, objectives_table, token_curves
 from dsi_experiments.descents import one_by_one
 from dsi_experiments.laboratory import METHODS, POINTS, Laboratory
 from dsi_experiments.objectives.rows import ROWS
+from dsi_experiments.published import Measured, experiment_table
 from dsi_experiments.rows import Rows
 from dsi_experiments.tables import REFERENCES, TABLES
 from transformers import Trainer
@@ -27,7 +28,6 @@ from dsi.docids.clustering import build_tree
 from dsi.docids.data.collection import read_collection
 from dsi.docids.files.processes import Processes
 from dsi.eval.measures import mean
-from dsi.eval.report import Measured, experiment_table
 from dsi.measuring.provenance import provenance
 from dsi.search.request import SearchConfig, SearchRequest
 from dsi.search.results import Trace
@@ -108,7 +108,7 @@ def test_table3_shares_stages_resumes_and_writes_everything_down(config, data, t
     assert fused[0] == fused[1] == records["DR-SCL+QG (beta=0)"]["config"]
     generators = list((output / "store" / "generator").iterdir())
     assert len(generators) == 5  # QG; DSI; DSI+QG; on top of dense; distilled
-    embeddings = list((output / "store" / "embeddings").iterdir())
+    embeddings = list((output / "store" / "states").glob("documents-*"))
     assert len(embeddings) == 3  # one an encoder: untrained (for DSI's docids), DPR, SCL
     record = records["DR-SCL+QG, fused (bound)"]
     assert set(record["measures"]) == set(record["queries"]) == {"Total", "Overlap", "No Overlap"}
@@ -535,7 +535,7 @@ def test_a_table_shows_means_deviations_and_significance():
 
 
 def test_pictures_without_matplotlib_name_the_extra(monkeypatch, tmp_path):
-    from dsi.eval.figures import grid_figure
+    from dsi_experiments.figures import grid_figure
 
     monkeypatch.setitem(__import__("sys").modules, "matplotlib.figure", None)
     with pytest.raises(ModuleNotFoundError, match=r'pip install "dr-scl\[figures\]"'):

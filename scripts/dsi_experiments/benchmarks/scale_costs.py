@@ -13,7 +13,6 @@ import faiss
 import numpy as np
 
 from dsi.docids.clustering import DocidsConfig, build_tree
-from dsi.docids.files.memory import watching_memory
 from dsi.docids.files.processes import Processes
 from dsi.docids.files.storage import map_tensors, read_record, replacing, save_tensors, sha256, write_array, write_json
 from dsi.docids.tree import DocidTree
@@ -22,7 +21,7 @@ from dsi_experiments.benchmarks.index_data import QUERIES, Clouds
 from dsi_experiments.benchmarks.index_faiss import Floats, Ints, K, code_bytes, set_for
 from dsi_experiments.benchmarks.index_measure import BATCH, shared
 from dsi_experiments.benchmarks.index_systems import TreeSearch
-from dsi_experiments.benchmarks.memory import family_memory, private_mib
+from dsi_experiments.benchmarks.memory import family_memory, private_mib, watching_memory
 
 _NARROWEST, _SHARE, _ENOUGH = 40, 8, 0.99
 """Beams double from the first one to an eighth of the documents, until they find enough, or read all."""

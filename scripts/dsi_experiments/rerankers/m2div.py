@@ -21,8 +21,8 @@ from torch import Tensor, nn
 
 from dsi.contrastive.untrusted import load_weights
 from dsi.docids.files.declarations import Count, Whole, settings
-from dsi.rerankers.diversity import AlphaNdcg
 from dsi.search.candidates import Bools, Candidates, Floats, Ints, Reranker
+from dsi_experiments.rerankers.alpha_ndcg import AlphaNdcg
 from dsi_experiments.rerankers.puct import NewNodes, Puct, PuctConfig
 
 QUERIES_AT_ONCE = 100

@@ -15,10 +15,9 @@ from scipy.optimize import minimize_scalar
 from dsi.docids.data.collection import Collection
 from dsi.docids.files.progress import progress
 from dsi.docids.types import Qrels
-from dsi.eval.diversity import Subtopics, read_subtopics
 from dsi.eval.measures import evaluate, mean
 from dsi.eval.tables import markdown_table
-from dsi.rerankers.diversity import STRATEGIES, Pyversity, prefix_labels, subtopic_labels
+from dsi.rerankers.diversity import STRATEGIES, Pyversity
 from dsi.rerankers.reranking import rerank, save_reranker
 from dsi.search.candidates import Bools, Candidates, Floats, Ints, Reranker
 from dsi.store.retriever import GenerativeRetriever
@@ -27,6 +26,7 @@ from dsi_experiments.rerankers.kinds import WITH_IMPORTANCE
 from dsi_experiments.rerankers.learned import LinearReranker, RankNet, RankNetConfig
 from dsi_experiments.rerankers.lists import JudgedLists, exact_weight, lambdas, split_folds
 from dsi_experiments.rerankers.m2div import M2Div, M2DivConfig
+from dsi_experiments.subtopics import Subtopics, prefix_labels, read_subtopics, subtopic_labels
 
 logger = logging.getLogger(__name__)
 

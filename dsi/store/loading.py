@@ -113,7 +113,7 @@ def load_tree(folder: Path) -> DocidTree:
     """Load the tree of a folder of docids, with its token vectors if it has any."""
     tree = DocidTree.load(folder / "docids.safetensors")
     if (folder / _TOKENS).exists():
-        tree = dataclasses.replace(tree, tokens=TokenVectors.load(folder / _TOKENS, tree.num_documents))
+        tree = dataclasses.replace(tree, tokens=TokenVectors.load(folder / _TOKENS, tree.num_places))
     return tree
 
 

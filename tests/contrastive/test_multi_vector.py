@@ -277,7 +277,7 @@ def test_several_docids_have_the_tokens_of_their_pieces(run, models, collection)
         for span in (span for match in matches for span in match.spans):
             assert (hit.title if span.field == "title" else hit.text)[span.start : span.end] == span.text
     retriever.add([{"doc_id": "long", "title": "Danube", "text": " ".join(collection.documents["text"][:2])}])
-    assert retriever.tree.num_documents > tree.num_documents
+    assert retriever.tree.num_places > tree.num_places
 
 
 def test_bfloat16_answers_alike_and_a_pickled_index_answers_the_same(run):

@@ -25,7 +25,7 @@ from dsi.commands.main import main
 from dsi.config import Config, read_config
 from dsi.docids.data.collection import Collection, read_collection
 from dsi.eval.trec import read_run, write_qrels
-from dsi.search.engine import ids_and_texts
+from dsi.search.queries import ids_and_texts
 from dsi.training import preflight
 
 ROOT = Path(__file__).parents[2]

@@ -47,7 +47,6 @@ UNKNOWN = {
     "Hub": ("huggingface_hub.HfApi", "dsi.store.hub"),
     "decoders?": ("dsi.generator.model", "dsi.search.decoder"),
     "docids|identifiers": DOCIDS,
-    "features": ("dsi.search.features",),
     "generators?": ("dsi.generator", "dsi.search.decoder"),
     "indexes": ("dsi.store.retriever", "dsi.store"),
     "launchers": ("accelerate",),
@@ -226,7 +225,8 @@ except ValueError as error:
 @pytest.mark.parametrize(
     "module",
     [
-        "dsi.search.results",
+        "dsi.search.hits",
+        "dsi.search.top",
         *(f"dsi.eval.{name}" for name in ("measures", "fusion", "protocol", "tables")),
         "dsi_experiments.published",
         "dsi_experiments.regret",

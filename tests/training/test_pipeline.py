@@ -631,8 +631,9 @@ def test_rerankers_are_trained_measured_and_searched_with(
     assert all(systems[f"+ {name}"]["settings"]["rerank depth"] == 10 for name in names)
     retriever = GenerativeRetriever.from_pretrained(run, device="cpu")
     query = "which capitals are on the danube"
-    candidates = retriever.candidates([query], k=10)
-    (found,) = dsi.rerank(candidates, load_rerankers(run, ["my-lambdasmart", "my-mmr"])).hits()
+    chain = load_rerankers(run, ["my-lambdasmart", "my-mmr"])
+    candidates = retriever.candidates([query], k=10, features=chain[0].features)
+    (found,) = dsi.rerank(candidates, chain).hits()
     assert sorted(hit.doc_id for hit in found) == sorted(hit.doc_id for hit in retriever.search(query, k=10))
     with pytest.raises(ValueError, match="have no feature 'tree edit distance'"):
         dsi.rerank(candidates, load_rerankers(run, ["both"]))

@@ -68,14 +68,17 @@ def index(tmp_path_factory, sentence_t5_folder):
     columns = {"doc_id": "_id", "title": "title", "text": "text"}
     documents = datasets.Dataset.from_dict({name: [record[key] for record in RECORDS] for name, key in columns.items()})
     tree = build_tree(encoder.encode(documents["title"], "document"), DocidsConfig(branching=4, max_leaf_size=4))
-    config = SearchConfig(alpha=0.3, beam_width=12, lexical_weight=0.05, fusion="bound")
+    config = SearchConfig(alpha=0.3, beam_width=12, lexical_weight=0.05)
     bm25 = BM25(documents["doc_id"], documents["text"])
     retriever = GenerativeRetriever(encoder, tree, random_generator(tree, layers=1), documents, config, bm25)
     folder = tmp_path_factory.mktemp("from a stranger") / "index"
     retriever.save_pretrained(folder)
     rng = np.random.default_rng(0)
     lists = JudgedLists(rng.normal(size=(40, 2)), rng.integers(0, 2, 40).astype(float), [20, 20], FEATURES)
-    small, candidates = {"trees": 3, "leaves": 4, "min_leaf": 2}, retriever.candidates(QUERIES, k=10)
+    small, candidates = (
+        {"trees": 3, "leaves": 4, "min_leaf": 2},
+        retriever.candidates(QUERIES, k=10, features=LinearReranker.features),
+    )
     rerankers = {
         "linear": LinearReranker({"score": 1.0}),
         "ranknet": RankNet(FEATURES, RankNetConfig(hidden=4)),

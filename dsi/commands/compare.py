@@ -67,7 +67,7 @@ def _run(path: Path, queries: dict[str, str], depth: int, arguments: Namespace) 
 
     if path.is_file():
         return read_run(path)
-    given = {name: getattr(arguments, name) for name in ("device", "dtype", "backend")}
+    given = {name: getattr(arguments, name) for name in ("device", "dtype")}
     run = GenerativeRetriever.from_pretrained(path, **given).run(queries, depth)
     return escaped_ids(run) if arguments.escape_ids else run
 

@@ -124,10 +124,12 @@ class DenseRuns:
         if encoded is None:
             encoded = self.encoder.encode(self.encoder.query_texts(list(queries.values())), "query")
         if len(self._rows) == len(self.doc_ids):
-            return dense_run(list(queries), encoded, self.doc_ids, self.embeddings, DEPTH, approximate=approximate)
-        if approximate:
+            run = dense_run(list(queries), encoded, self.doc_ids, self.embeddings, DEPTH, approximate=approximate)
+        elif approximate:
             raise ValueError("Approximate dense search has one embedding a document; set docids.pieces to 1.")
-        return self._run_of_pieces(list(queries), encoded)
+        else:
+            run = self._run_of_pieces(list(queries), encoded)
+        return {query_id: scores if queries[query_id].strip() else {} for query_id, scores in run.items()}
 
     def _run_of_pieces(self, query_ids: Sequence[str], encoded: NDArray[np.float32]) -> Run:
         starts = np.flatnonzero(np.diff(self._rows, prepend=-1))

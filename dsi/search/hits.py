@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, Protocol, SupportsI
 
 import numpy as np
 
+from dsi.docids.data.records import json_value
 from dsi.docids.files.checks import counted, printable
 from dsi.docids.words.sentences import SENTENCE_END
 
@@ -112,9 +113,11 @@ class Hit:
 
         With `passage_span` and `passage` where the text has several pieces.
         """
-        names = ["rank", "score", "doc_id", "title", "digits", "text", "metadata", "passage_span"]
+        names = ["rank", "score", "doc_id", "title", "digits", "text", "passage_span"]
         names += ["passage"] * (self.passage_span is not None)
-        return {name: value for name in names if (value := getattr(self, name)) is not None and value != {}}
+        metadata = {name: json_value(value) for name, value in self.metadata.items()}
+        found = {name: value for name in names if (value := getattr(self, name)) is not None}
+        return found | ({"metadata": metadata} if metadata else {})
 
     def __reduce__(self) -> tuple[Any, ...]:
         own = (
@@ -154,7 +157,7 @@ class Document(NamedTuple):
     doc_id: str
     title: str
     text: str | None
-    metadata: dict[str, bool | int | float | str]
+    metadata: dict[str, Any]
     digits: tuple[int, ...]
 
 

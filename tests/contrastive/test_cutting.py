@@ -2,6 +2,7 @@
 
 import dataclasses
 import random
+from itertools import pairwise
 
 import pytest
 from hypothesis import given, settings
@@ -37,7 +38,7 @@ def test_pieces_cover_a_text_and_are_read_to_their_ends(script, title, reader):
     text = SCRIPTS[script] * 40
     (cut,) = reader.cut([title], [text], 100)
     assert cut.spans[0][0] == 0
-    for (start, end), (following, last) in zip(cut.spans, cut.spans[1:], strict=False):
+    for (start, end), (following, last) in pairwise(cut.spans):
         assert start < following <= end < last  # the next begins within it, and ends behind it
     if cut.is_whole:
         assert cut.spans[-1][1] == len(text)
@@ -64,7 +65,7 @@ def test_no_piece_is_longer_than_allowed_and_none_is_lost(lengths, length, piece
     assert spans[0][0] == 0
     for start, end in spans:
         assert sum(start <= first and last <= end for first, last in offsets) <= length
-    for (start, end), (following, last) in zip(spans, spans[1:], strict=False):
+    for (start, end), (following, last) in pairwise(spans):
         assert start < following <= end < last
     if len(spans) < pieces:
         assert spans[-1][1] == len(text)

@@ -270,9 +270,7 @@ class Hits(list[Hit]):
         count = counted(len(self), "document")
         if self.missing:
             count += f"; {self.coverage:.0%} of the documents were searched"
-        if not self or not self._search:
-            return count
-        return f"{count}; {'proven: no other scores higher' if self.exact else 'others may score higher'}"
+        return f"{count}; proven: no other scores higher" if self and self._search and self.exact else count
 
 
 def cut_at_matches(

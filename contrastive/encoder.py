@@ -16,37 +16,31 @@ from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 import torch
-from huggingface_hub import HfApi, constants
+from huggingface_hub import HfApi
 from huggingface_hub.errors import HfHubHTTPError
 from huggingface_hub.utils import are_progress_bars_disabled, disable_progress_bars  # type: ignore[attr-defined]
 from numpy.typing import NDArray
 from sentence_transformers import SentenceTransformer
-from sentence_transformers.sentence_transformer.modules import Pooling, Transformer
+from sentence_transformers.sentence_transformer.modules import Pooling, StaticEmbedding, Transformer
+from tokenizers import Tokenizer
 from torch import Tensor, nn
-from transformers import AutoModel, T5Config, T5EncoderModel
+from transformers import AutoModel, PreTrainedTokenizerFast, T5Config, T5EncoderModel
 from transformers.utils import logging as transformers_logging
 
 from dsi.contrastive.config import FRESH, FRESH_T5, PACKAGED, EncoderConfig
 from dsi.contrastive.devices import check_device
 from dsi.contrastive.inference import for_inference
 from dsi.contrastive.onnx_runtime import check_backend, for_onnx_runtime
-from dsi.contrastive.untrusted import (
-    check_finite,
-    check_inputs,
-    check_model,
-    write_model,
-)
+from dsi.contrastive.stored import TEXTS, check_inputs, load_complete, loading_data, write_model
 from dsi.docids.files.progress import Bar
 from dsi.docids.files.progress import progress as show_progress
 from dsi.docids.files.storage import sha256
-from dsi.docids.files.untrusted import catching_panics, reading
+from dsi.docids.files.untrusted import catching_panics
 
 logger = logging.getLogger(__name__)
 
 PLURALS = {"query": "queries", "document": "documents"}
 """{kind of text: its plural, for progress bars}."""
-
-_LOADING = threading.RLock()
 
 _EXAMPLE_SHA256 = "53aa51172d142c89d9012cce15ae4d6cc0ca6895895114379cacb4fab128d9db"
 
@@ -134,7 +128,7 @@ class Encoder:
 
         Raises:
             FileNotFoundError: a file is missing, or the named encoder is no folder and the Hub cannot be reached.
-            ValueError: the device cannot be used, an index may not hold the model, or the folder holds no encoder, or code.
+            ValueError: the device cannot be used, the folder holds no encoder, or weights that matter are missing.
         """
         check_device(device)
         encoder = cls(_load_stored(folder, device) if folder else cls._configured(config, device), config)
@@ -174,6 +168,11 @@ class Encoder:
     def state_dim(self) -> int:
         """Width of a token state."""
         return int(self.model[0].get_embedding_dimension())
+
+    @property
+    def has_tokens(self) -> bool:
+        """False for a table of words (`StaticEmbedding`), which gives a text one state, its embedding, and none a token."""
+        return not isinstance(self.model[0], StaticEmbedding)
 
     @property
     def token_dim(self) -> int:
@@ -250,14 +249,17 @@ class Encoder:
             features = self.model.preprocess(list(texts), prompt=self.model.prompts[kind])
         features = {k: v.to(self.model.device) if isinstance(v, Tensor) else v for k, v in features.items()}
         output = self.model(features)
+        embeddings = output["sentence_embedding"][:, : self.embedding_dim].float()
+        if not self.has_tokens:
+            mask = torch.ones(len(embeddings), 1, dtype=torch.bool, device=embeddings.device)
+            return EncodedTexts(output["sentence_embedding"][:, None], mask, embeddings, torch.zeros_like(mask))
         mask = output["attention_mask"].bool()
         words = mask & ~torch.isin(features["input_ids"], self._special)
-        embeddings = output["sentence_embedding"][:, : self.embedding_dim].float()
         return EncodedTexts(output["token_embeddings"], mask, embeddings, words)
 
     def spans(self, text: str, kind: str) -> list[TokenSpan]:
         """Return where each real token of a text lies, in the order of the states of `forward`."""
-        prompt, tokenizer = self.model.prompts[kind] or "", self.model.tokenizer
+        prompt, tokenizer = self.model.prompts[kind] or "", self._tokenizer
         with self._tokenizing, catching_panics():
             encoded = tokenizer(
                 prompt + text, truncation=True, max_length=self.model.max_seq_length, return_offsets_mapping=True
@@ -274,8 +276,14 @@ class Encoder:
         return limit is None or len(spans) < limit or not has_words(text[max(span.end for span in spans) :])
 
     @cached_property
+    def _tokenizer(self) -> Any:
+        """The model's tokenizer, as transformers calls it."""
+        own = self.model.tokenizer
+        return PreTrainedTokenizerFast(tokenizer_object=own) if isinstance(own, Tokenizer) else own
+
+    @cached_property
     def _special(self) -> Tensor:
-        return torch.tensor(self.model.tokenizer.all_special_ids, device=self.model.device)
+        return torch.tensor(self._tokenizer.all_special_ids, device=self.model.device)
 
     def token_states(
         self, texts: Sequence[str], kind: str, *, batch_size: int = 64, progress: str = "", special: bool = True
@@ -329,7 +337,7 @@ class Encoder:
         while rest:
             heads = [_head(texts[number], size) for number in rest]
             with self._tokenizing, catching_panics():
-                encoded = self.model.tokenizer(
+                encoded = self._tokenizer(
                     heads, truncation=True, max_length=most, add_special_tokens=False, return_offsets_mapping=True
                 )
             longer = []
@@ -365,13 +373,18 @@ def _loaded(config: EncoderConfig, folder: Path | None, device: str | None, fing
 
 
 def _load_named(name: str, device: str | None) -> SentenceTransformer:
-    """Load an encoder that the user names, one that an index may hold."""
-    model = _find_named(name, device)
+    """Load an encoder that the user names, with all weights that its embeddings depend on."""
     try:
+        model = load_complete(lambda: _find_named(name, device), _embeddings)
         check_inputs(model)
     except ValueError as error:
         raise ValueError(f"The encoder {name!r} cannot be used, because {error}.") from None
     return model
+
+
+def _embeddings(model: SentenceTransformer) -> NDArray[np.float32]:
+    """Return the embeddings of some texts."""
+    return model.encode(list(TEXTS), show_progress_bar=False).astype(np.float32)
 
 
 def _find_named(name: str, device: str | None) -> SentenceTransformer:
@@ -417,25 +430,15 @@ def hub_answers(name: str) -> bool:
 
 
 def _load_stored(folder: Path, device: str | None) -> SentenceTransformer:
-    """Load the encoder from a folder of an index, which may be a stranger's."""
-    check_model(folder)
-    with reading(folder, torch.OutOfMemoryError), quiet_transformers(), without_hub():
-        model = SentenceTransformer(str(folder), device=device, local_files_only=True, trust_remote_code=False)
+    """Load the encoder from a folder of an index, which was judged before."""
+
+    def load() -> SentenceTransformer:
+        return SentenceTransformer(str(folder), device=device, local_files_only=True, trust_remote_code=False)
+
+    with loading_data(folder), quiet_transformers():
+        model = load_complete(load, _embeddings)
         check_inputs(model)
-    check_finite(model, folder)
     return model
-
-
-@contextmanager
-def without_hub() -> Iterator[None]:
-    """Let nothing be fetched from the Hub while a model is loaded that may be a stranger's."""
-    with _LOADING:  # the setting is global
-        offline = constants.HF_HUB_OFFLINE
-        constants.HF_HUB_OFFLINE = True
-        try:
-            yield
-        finally:
-            constants.HF_HUB_OFFLINE = offline
 
 
 class _Quiet:

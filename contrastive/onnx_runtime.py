@@ -19,7 +19,7 @@ from sentence_transformers.base.modules import Transformer
 from torch import Tensor, nn
 
 from dsi.contrastive.inference import for_inference
-from dsi.contrastive.untrusted import PROBE
+from dsi.contrastive.stored import PROBE
 from dsi.docids.files.storage import digest, folder_sums, read_record, replace_folder, write_json, writing_to
 from dsi.docids.files.untrusted import check_folder
 
@@ -158,7 +158,7 @@ def _graph(transformer: Transformer, name: str) -> GraphRunner:
 def _is_whole(folder: Path, key: str) -> bool:
     """True if a folder holds the graph of a key as it was written."""
     try:
-        check_folder(folder)
+        check_folder(folder, (".onnx", ".json"))
     except (OSError, ValueError):  # what has no end is not read
         return False
     files = {name: total for name, total in folder_sums(folder).items() if name != _RECORD}

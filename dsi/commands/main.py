@@ -16,8 +16,8 @@ from dsi.docids.extensions import extensions, load_extension
 from dsi.docids.files.checks import printable
 
 COMMANDS = (
-    "example", "train", "tune", "evaluate", "search", "explain", "serve", "update", "push", "prepare-nq", "prepare-irds",
-    "export", "completion",
+    "example", "train", "tune", "evaluate", "search", "explain", "serve", "update", "verify", "push", "prepare-nq",
+    "prepare-irds", "export", "completion",
 )  # fmt: skip
 """The commands of the library, in the order of `dsi --help`; other packages add commands as entry points."""
 _MEANT = {

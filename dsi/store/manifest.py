@@ -1,18 +1,20 @@
-"""The manifest of an index: read, and checked together with the files that it lists.
+"""The manifest of an index: written last, read first, and compared with the files that it lists.
 
-An index may come from a stranger, who can make the sums fit anything. So sums detect damage only. The content of a file is
-checked when it is loaded; here it must be a regular file inside the folder that cannot run code. Opens no part.
+The sums show damage, not intent: `dsi.store.verify` judges an index from elsewhere. What was written or has passed here is
+remembered in the user's cache by the sum of its manifest. Opens no part.
 """
 
 import math
+import os
+from contextlib import suppress
 from pathlib import Path, PurePosixPath
 from typing import Any
 
 from dsi.contrastive.config import EncoderConfig
 from dsi.docids.files.checks import shown
 from dsi.docids.files.declarations import create_settings
-from dsi.docids.files.storage import no_index, read_while_unchanged, recover_folder, sha256
-from dsi.docids.files.untrusted import RESTORE, check_file, check_folder, is_inside, read_json
+from dsi.docids.files.storage import no_index, read_while_unchanged, recover_folder, sha256, write_json, write_text
+from dsi.docids.files.untrusted import DATA, RESTORE, check_folder, is_inside, read_json
 from dsi.search.request import SearchConfig
 
 FORMAT_VERSION = 8
@@ -23,33 +25,27 @@ CHANGING = ("docids", "lexical")
 """The parts that an update replaces, by new folders with the generation in their name; the manifest points to them."""
 MOST_GENERATIONS = 10**9
 """Of an index: how often it can be updated."""
-_MOST_FILES = 1000
-"""Files of an index, at most: each is read to compare its sum."""
+_ENDINGS = (*DATA, ".tsv")
+"""Training leaves docids.tsv, which nobody reads here."""
+_REMEMBERED = 10_000
+"""Manifests, at most; the oldest are forgotten."""
+
+
+# Reading.
 
 
 def read_manifest(folder: Path) -> dict[str, Any]:
-    """Read the manifest of an index, after checking every file against it; that of a new update if one is written meanwhile.
+    """Read the manifest of an index, after comparing every file with it; that of a new update if one is written meanwhile.
 
     Raises:
         FileNotFoundError: no finished index, or a file is missing.
-        ValueError: another format version, a malformed manifest, or a file was altered or truncated, is no file, or could run
-            code.
+        ValueError: another format version, a malformed manifest, a file was altered or truncated, or is not one of data.
     """
     recover_folder(folder)
     path = folder / "manifest.json"
     if not path.exists():
         raise FileNotFoundError(no_index(folder))
-    return read_while_unchanged(path, lambda: _checked(folder, path))
-
-
-def _checked(folder: Path, path: Path) -> dict[str, Any]:
-    manifest = read_entries(path)
-    for name in PARTS:
-        check_folder(folder / manifest["parts"].get(name, name))
-    sums: dict[tuple[int, int], str] = {}
-    for name, expected in manifest["files"].items():
-        _check_sum(folder / name, expected, sums)
-    return manifest
+    return read_while_unchanged(path, lambda: _compared(folder, read_entries(path)))
 
 
 def read_entries(path: Path) -> dict[str, Any]:
@@ -65,7 +61,14 @@ def read_entries(path: Path) -> dict[str, Any]:
             f"{path} has format version {manifest.get('format_version')}, this version reads {FORMAT_VERSION}; "
             "install the version that wrote it or train again."
         )
-    _check_entries(manifest, path)
+    for name, kind in _KINDS.items():
+        if type(manifest.get(name)) is not kind:
+            raise ValueError(
+                f"{path}: {name} must be of type {kind.__name__}, got {shown(manifest.get(name))}; {RESTORE}."
+            )
+    _check_names(manifest, path)
+    create_settings(EncoderConfig, manifest["encoder"], str(path), "encoder")
+    search_config(manifest, str(path))
     return manifest
 
 
@@ -81,53 +84,74 @@ def search_config(manifest: dict[str, Any], source: str = "manifest.json") -> Se
     return create_settings(SearchConfig, record, source, "search")
 
 
-def _check_entries(manifest: dict[str, Any], path: Path) -> None:
-    """Raise ValueError unless a manifest has the entries it should, of the right types."""
-    for name, kind in _KINDS.items():
-        if type(manifest.get(name)) is not kind:
-            raise ValueError(
-                f"{path}: {name} must be of type {kind.__name__}, got {shown(manifest.get(name))}; {RESTORE}."
-            )
-    for name in ("encoder", "docids"):
-        if not isinstance(manifest["fingerprints"].get(name), str):
-            raise ValueError(f"{path}: fingerprints must have a text for {name}; {RESTORE}.")
-    _check_names(manifest, path)
-    create_settings(EncoderConfig, manifest["encoder"], str(path), "encoder")
-    search_config(manifest, str(path))
+def part(folder: Path, manifest: dict[str, Any], name: str) -> Path:
+    """Return the folder of a part of the index in its current generation."""
+    return folder / manifest["parts"].get(name, name)
 
 
 def _check_names(manifest: dict[str, Any], path: Path) -> None:
-    """Raise ValueError unless a manifest names the folders of its generation, and each file once."""
-    if not 1 <= (generation := manifest["generation"]) <= MOST_GENERATIONS:
+    """Raise ValueError unless a manifest names the folders of its generation, and files in them."""
+    generation = manifest["generation"]
+    if not 1 <= generation <= MOST_GENERATIONS:
         raise ValueError(
             f"{path}: generation must be from 1 to {MOST_GENERATIONS}, got {shown(generation)}; {RESTORE}."
         )
-    for part, name in manifest["parts"].items():
-        if part not in CHANGING or name not in (part, f"{part}-{generation}"):
+    for name, folder in manifest["parts"].items():
+        if name not in CHANGING or folder not in (name, f"{name}-{generation}"):
             raise ValueError(
-                f"{path}: parts may name docids and lexical of generation {generation}, got {shown(part)}: {shown(name)}; "
+                f"{path}: parts may name docids and lexical of generation {generation}, got {shown(name)}: {shown(folder)}; "
                 f"{RESTORE}."
             )
-    if len(manifest["files"]) > _MOST_FILES:
-        raise ValueError(f"{path}: an index has at most {_MOST_FILES} files, got {len(manifest['files'])}; {RESTORE}.")
-    for name, expected in manifest["files"].items():
-        if not is_inside(name) or name != PurePosixPath(name).as_posix() or not isinstance(expected, str):
-            raise ValueError(
-                f"{path}: files must be names inside the index with their sums, got {shown(name)}; {RESTORE}."
-            )
-    folders = {manifest["parts"].get(part, part) for part in PARTS}
-    if other := next((name for name in manifest["files"] if str(name).split("/")[0] not in folders), None):
-        raise ValueError(f"{path}: files must lie in {', '.join(sorted(folders))}, got {shown(other)}; {RESTORE}.")
+    folders = {manifest["parts"].get(name, name) for name in PARTS}
+    for file in manifest["files"]:
+        if not is_inside(file) or file != PurePosixPath(file).as_posix() or file.split("/")[0] not in folders:
+            raise ValueError(f"{path}: files must lie in {', '.join(sorted(folders))}, got {shown(file)}; {RESTORE}.")
 
 
-def _check_sum(path: Path, expected: str, sums: dict[tuple[int, int], str]) -> None:
-    """Compare the sum of a file; `sums` has those of files that were read, which may have several names."""
-    if not path.exists():
-        raise FileNotFoundError(f"{path} is missing from the index; {RESTORE}.")
-    check_file(path)
-    found = path.stat()
-    key = found.st_dev, found.st_ino
-    if key not in sums:
-        sums[key] = sha256(path)
-    if sums[key] != expected:
-        raise ValueError(f"{path} was altered or truncated since it was written; {RESTORE}.")
+def _compared(folder: Path, manifest: dict[str, Any]) -> dict[str, Any]:
+    """Return a manifest, after comparing the files of its parts with their sums; others may not lie there."""
+    for name in PARTS:
+        own = part(folder, manifest, name)
+        check_folder(own, _ENDINGS)
+        for path in filter(Path.is_file, own.rglob("*")):
+            if path.relative_to(folder).as_posix() not in manifest["files"]:
+                raise ValueError(f"{path} is not in the manifest of the index; remove it.")
+    for file, expected in manifest["files"].items():
+        if not (folder / file).exists():
+            raise FileNotFoundError(f"{folder / file} is missing from the index; {RESTORE}.")
+        if sha256(folder / file) != expected:
+            raise ValueError(f"{folder / file} was altered or truncated since it was written; {RESTORE}.")
+    return manifest
+
+
+# Writing, and remembering that it was written here.
+
+
+def write_manifest_file(folder: Path, manifest: dict[str, Any]) -> None:
+    """Write the manifest of an index in one step; loading it needs no trial on this machine."""
+    write_json(folder / "manifest.json", manifest)
+    remember(folder)
+
+
+def cache() -> Path:
+    """Return the file with the sums of manifests that were written here or have passed, below XDG_CACHE_HOME or ~/.cache."""
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path("~/.cache").expanduser()) / "dr-scl" / "verified"
+
+
+def is_known(folder: Path) -> bool:
+    """True if the index in a folder was written here, or has passed a trial."""
+    try:
+        return sha256(folder / "manifest.json") in cache().read_text(encoding="ascii").splitlines()
+    except (OSError, ValueError, RuntimeError):  # nothing is remembered, or there is no home
+        return False
+
+
+def remember(folder: Path) -> None:
+    """Remember that the index in a folder may be loaded; where nothing can be kept, it is tried again."""
+    with suppress(OSError, ValueError, RuntimeError):
+        own, path = sha256(folder / "manifest.json"), cache()
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with path.open("a", encoding="ascii") as file:
+            file.write(f"{own}\n")  # one write, which others cannot part
+        if path.stat().st_size > 2 * _REMEMBERED * len(f"{own}\n"):
+            write_text(path, "\n".join(path.read_text(encoding="ascii").split()[-_REMEMBERED:]) + "\n")

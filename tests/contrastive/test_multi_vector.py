@@ -19,9 +19,10 @@ from dsi.contrastive.tokens import TokenHead
 from dsi.docids.files.processes import ALONE
 from dsi.docids.files.storage import folder_sums
 from dsi.docids.token_vectors import decode
+from dsi.store.manifest import remember
 from dsi.training import embedding, pipeline
 from dsi.training.pipeline import TrainingRun
-from tests.support.hostile import edit_json, watch, write_sums
+from tests.support.edits import edit_json, watch, write_sums
 from tests.support.kills import fork, status_of
 from tests.support.multi_vectors import FORMS, save_multi_vector
 from tests.support.small import PROMPTS, write_collection
@@ -508,40 +509,31 @@ def stranger(run, tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("file", "change", "message"),
+    ("file", "change"),
     [
-        ("modules.json", lambda it: it[2].update(type="os.path.MultiVectorMask"), "names the module 'os.path.MultiVectorMask'"),
-        ("1_Dense/config.json", lambda it: it.update(activation_function="os.system"), "which could run code"),
-        ("1_Dense/config.json", lambda it: it.update(out_features=10**6), "does not fit model.safetensors beside it"),
-        ("2_MultiVectorMask/config.json", lambda it: it.update(more=1), "sets 'more', which an index may not"),
-        ("2_MultiVectorMask/config.json", lambda it: it.update(skiplist_words=["x"] * 1000), "to what an index may not"),
-        ("sentence_bert_config.json", lambda it: it.update(document_length=10**9), "holds what an index may not"),
-        ("sentence_bert_config.json", lambda it: it.update(query_expansion={"strategy": "x"}), "holds what an index may not"),
-        ("sentence_bert_config.json", lambda it: it.update(processing_kwargs={}), "holds what an index may not"),
-        ("config_sentence_transformers.json", lambda it: it.update(model_type="ColBERT"), "holds what an index may not"),
-        ("config_sentence_transformers.json", lambda it: it.update(model_type="SentenceTransformer"), "no multi-vector model"),
-        ("config_sentence_transformers.json", lambda it: it["prompts"].update(query="other: "), "do not belong together"),
-        ("sentence_bert_config.json", lambda it: it.update(document_length=33), "do not belong together"),
+        ("config_sentence_transformers.json", lambda it: it["prompts"].update(query="other: ")),
+        ("sentence_bert_config.json", lambda it: it.update(document_length=33)),
     ],
-)  # fmt: skip
-def test_what_the_model_of_a_stranger_may_say(stranger, file, change, message):
+)
+def test_another_model_than_that_of_the_codes_is_named(stranger, file, change):
     edit_json(stranger / "token_model" / file, change)
     write_sums(stranger)
-    with pytest.raises(ValueError, match=message) as caught:
+    remember(stranger)
+    with pytest.raises(ValueError, match=r"manifest.json and token_model do not belong together"):
         load(stranger)
-    assert "token_model" in str(caught.value)
-    assert "\n" not in str(caught.value)
 
 
 def test_a_model_of_another_width_or_none_does_not_belong_to_the_codes(stranger, models, tmp_path):
     MultiVectorModel.load(str(models("pylate")), device="cpu").save(tmp_path / "other")
     shutil.rmtree(stranger / "token_model")
     write_sums(stranger)
+    remember(stranger)
     with pytest.raises(
         ValueError, match=r"manifest.json and token_model do not belong together: .* token_model is none"
     ):
         load(stranger)
     edit_json(stranger / "manifest.json", lambda it: it["fingerprints"].pop("token_model"))
+    remember(stranger)
     with pytest.raises(
         ValueError, match="and the encoder do not belong together: token vectors are made of states 24 wide"
     ):
@@ -550,6 +542,7 @@ def test_a_model_of_another_width_or_none_does_not_belong_to_the_codes(stranger,
     write_sums(stranger)
     other = MultiVectorModel.load("", stranger / "token_model", "cpu").fingerprint
     edit_json(stranger / "manifest.json", lambda it: it["fingerprints"].update(token_model=other))
+    remember(stranger)
     with pytest.raises(
         ValueError, match=r"and the multi-vector model do not belong together: .* 24 wide, those of .* are 20"
     ):

@@ -20,7 +20,7 @@ from safetensors.numpy import load_file, save_file
 
 from dsi.docids.files.declarations import LARGEST, Count, Positive, Whole, settings
 from dsi.docids.files.storage import write_text
-from dsi.docids.files.untrusted import check_file, reading, tensor_entries
+from dsi.docids.files.untrusted import check_file, reading
 from dsi.search.candidates import Floats, reranker_class
 from dsi_experiments.rerankers.learned import FeatureReranker
 from dsi_experiments.rerankers.lightgbm_text import checked_model
@@ -250,9 +250,8 @@ class _LiteralTrees:
     @classmethod
     def read(cls, folder: Path, features: int) -> "_LiteralTrees":
         path = folder / "trees.safetensors"
-        tensor_entries(path)
-        arrays = load_file(path)
         with reading(path):
+            arrays = load_file(path)
             _check_arrays(arrays, features)
         return cls(arrays)
 

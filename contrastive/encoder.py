@@ -6,6 +6,7 @@ Turns documents and queries into texts of the right length, and texts into embed
 
 import hashlib
 import logging
+import math
 import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -175,6 +176,12 @@ class Encoder:
         return not isinstance(self.model[0], StaticEmbedding)
 
     @property
+    def max_length(self) -> int | None:
+        """Tokens of a text that the model reads, with special ones; None if it reads any text to its end."""
+        limit = self.model.max_seq_length
+        return None if limit is None or math.isinf(limit) else int(limit)
+
+    @property
     def token_dim(self) -> int:
         """Width of what token vectors are made of: a token state, or a vector of `token_model`."""
         return self.token_model.dim if self.token_model else self.state_dim
@@ -259,11 +266,9 @@ class Encoder:
 
     def spans(self, text: str, kind: str) -> list[TokenSpan]:
         """Return where each real token of a text lies, in the order of the states of `forward`."""
-        prompt, tokenizer = self.model.prompts[kind] or "", self._tokenizer
+        prompt, tokenizer = self.model.prompts[kind] or "", self.tokenizer
         with self._tokenizing, catching_panics():
-            encoded = tokenizer(
-                prompt + text, truncation=True, max_length=self.model.max_seq_length, return_offsets_mapping=True
-            )
+            encoded = tokenizer(prompt + text, truncation=True, max_length=self.max_length, return_offsets_mapping=True)
         special, length = set(tokenizer.all_special_ids), len(prompt)
         return [
             TokenSpan(max(0, start - length), max(0, end - length), token in special)
@@ -272,18 +277,18 @@ class Encoder:
 
     def reads_whole(self, text: str) -> bool:
         """True if no token of a text made by `document_texts` is beyond the model's own limit."""
-        limit, spans = self.model.max_seq_length, self.spans(text, "document")
+        limit, spans = self.max_length, self.spans(text, "document")
         return limit is None or len(spans) < limit or not has_words(text[max(span.end for span in spans) :])
 
     @cached_property
-    def _tokenizer(self) -> Any:
+    def tokenizer(self) -> Any:
         """The model's tokenizer, as transformers calls it."""
         own = self.model.tokenizer
         return PreTrainedTokenizerFast(tokenizer_object=own) if isinstance(own, Tokenizer) else own
 
     @cached_property
     def _special(self) -> Tensor:
-        return torch.tensor(self._tokenizer.all_special_ids, device=self.model.device)
+        return torch.tensor(self.tokenizer.all_special_ids, device=self.model.device)
 
     def token_states(
         self, texts: Sequence[str], kind: str, *, batch_size: int = 64, progress: str = "", special: bool = True
@@ -337,7 +342,7 @@ class Encoder:
         while rest:
             heads = [_head(texts[number], size) for number in rest]
             with self._tokenizing, catching_panics():
-                encoded = self._tokenizer(
+                encoded = self.tokenizer(
                     heads, truncation=True, max_length=most, add_special_tokens=False, return_offsets_mapping=True
                 )
             longer = []

@@ -191,7 +191,7 @@ def load_complete(load: Callable[[], M], outputs: Callable[[M], NDArray[np.float
         with torch.random.fork_rng():
             torch.manual_seed(torch.initial_seed() ^ 1)
             other, _ = _load(load)
-        if not np.allclose(outputs(model), outputs(other), rtol=1e-3, atol=1e-4):
+        if not np.allclose(outputs(model), outputs(other), rtol=1e-5, atol=1e-6):
             more = f" and {len(missing) - 3} more" if len(missing) > 3 else ""
             raise ValueError(
                 f"its files lack weights that its answers depend on ({', '.join(missing[:3])}{more}), which would be random; "
@@ -243,6 +243,8 @@ def check_inputs(model: nn.Module) -> None:
             for name in ("query_length", "document_length"):  # of multi-vector models
                 if length := getattr(module, name):
                     setattr(module, name, min(length, most))
+            if (expansion := module.query_expansion) and expansion["length"] > most:
+                raise ValueError(f"it expands queries to {expansion['length']} tokens and reads {most}")
             _check_tokenizer(module.tokenizer, module.auto_model.get_input_embeddings().num_embeddings)
 
 

@@ -109,6 +109,7 @@ class CrossEncoderReranker(Reranker):
         with loading_data(folder / _MODEL), quiet_transformers():
             reranker = cls(folder / _MODEL, **settings)
             check_inputs(reranker._model)
+            reranker.score_pairs([("x", "y")])
         return reranker
 
 

@@ -485,6 +485,9 @@ class TrainingRun:
         if None in finished.values():
             trained = finished["encoder"]
             encoder = Encoder.load(self.config.encoder, trained, self.device)
+            if own := preflight.without_tokens(self.config, encoder):
+                self.config = own
+                return self._check()
             if trained is None:
                 preflight.check_storable(self.config, encoder, self.processes)
             preflight.check_encoder(self.config, encoder, len(self.collection.documents))

@@ -1,4 +1,4 @@
-"""Any encoder that sentence-transformers loads without code of its own can be in an index, if it has the weights that matter."""
+"""Any encoder that sentence-transformers loads without code of its own can be in an index, if it has its weights."""
 
 import re
 import shutil

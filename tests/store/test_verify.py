@@ -155,11 +155,12 @@ def test_the_command_tries_an_index_again_and_prints_what_it_found(stranger, cap
     assert main(["verify", str(stranger)]) == 0
     assert re.fullmatch(rf"{stranger}: \d+ files, \d+\.\d MB, generation 1; fine\n", capsys.readouterr().out)
     assert manifest.is_known(stranger)
-    path = stranger / "generator" / "model.safetensors"
-    save_file({name: array * np.float32(np.nan) for name, array in load_file(path).items()}, path)
+    path = stranger / "encoder" / "model.safetensors"
+    save_file({name: array * np.float32(2) for name, array in load_file(path).items()}, path)
     write_sums(stranger)
     assert main(["verify", str(stranger)]) == 2
-    assert "because a process that tried it failed: " in capsys.readouterr().err
+    line = "because a process that tried it failed: manifest.json and encoder do not belong together"
+    assert line in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

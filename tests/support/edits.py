@@ -218,6 +218,7 @@ def _use(folder: Path) -> tuple[str, str]:
         for options in ({}, {"method": "exact"}, {"alpha": 0.0}):
             retriever.search(QUERIES, k=5, **options)
         retriever.explain(QUERIES[0], k=2)
+        _watching.clear()  # an update writes scratch files
         retriever.add([{"doc_id": "a-new-one", "title": "Neon", "text": "a noble gas"}])
         retriever.remove([retriever.documents.dataset["doc_id"][0]])
         retriever.search(QUERIES, k=5)
@@ -230,16 +231,16 @@ def _use(folder: Path) -> tuple[str, str]:
 
 def _forked(folder: Path, seconds: float) -> None:
     """Stand in for `dsi.store.verify._try`: the same trial in a fork, whose libraries are loaded."""
-    with tempfile.TemporaryFile() as wrote:
+    wrote = os.memfd_create("standard error")
 
-        def work() -> None:
-            os.dup2(wrote.fileno(), 2)
-            _limit(5 * SECONDS)
-            os._exit(probe.main(folder))
+    def work() -> None:
+        os.dup2(wrote, 2)
+        _limit(5 * SECONDS)
+        os._exit(probe.main(folder))
 
-        status = status_of(fork(work))
-        wrote.seek(0)
-        lines = wrote.read().decode(errors="replace").strip().splitlines() or ["it wrote nothing"]
+    status = status_of(fork(work))
+    lines = os.pread(wrote, 2**20, 0).decode(errors="replace").strip().splitlines() or ["it wrote nothing"]
+    os.close(wrote)
     if status == OUTSIDE:
         os._exit(OUTSIDE)
     if status:
@@ -266,8 +267,7 @@ def watch(path: Path, own: Iterable[str]) -> None:
         own: how paths begin that may be opened.
     """
     log = os.open(path, os.O_WRONLY | os.O_CREAT)
-    known = [*own, *sys.path[1:], sys.prefix, sys.base_prefix, "/proc/", "/sys/", "/tmp/edits-", os.devnull]
-    known += [tempfile.gettempdir() + "/tmp"]  # unnamed files
+    known = [*own, *filter(None, sys.path), sys.prefix, sys.base_prefix, "/proc/", "/sys/", os.devnull]
 
     def hook(event: str, arguments: tuple[Any, ...]) -> None:
         if not _watching:

@@ -41,7 +41,7 @@ def index(tmp_path_factory, sentence_t5_folder):
     for name in ("config.toml", "states/0.bin", "pseudo_queries/queries.jsonl", "checkpoints/model.pt"):
         (folder / name).parent.mkdir(exist_ok=True)
         (folder / name).write_text("secret")
-    (folder / "docids" / "notes.txt").write_text("secret")
+    (folder / "notes.txt").write_text("secret")
     return folder
 
 

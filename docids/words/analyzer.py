@@ -20,11 +20,12 @@ STOP_WORDS = frozenset(
         "or", "such", "that", "the", "their", "then", "there", "these", "they", "this", "to", "was", "will", "with",
     }
 )  # fmt: skip
-"""English words that are not indexed: Lucene's list."""
+"""English words that BM25 does not index: Lucene's list. Where a word has to name a topic or to be marked, the longer list of
+scikit-learn is imported."""
 _MARKS = "".join(char for char in map(chr, range(0x10000)) if unicodedata.category(char).startswith("M"))
 WORD_CHARACTERS = rf"\w{_MARKS}"
 """What words consist of, for a class of a regular expression."""
-_WORD = re.compile(rf"[{WORD_CHARACTERS}]{{2,}}")  # two or more, as in bm25s and scikit-learn
+_TERM = re.compile(rf"[{WORD_CHARACTERS}]{{2,}}")  # two or more, as in bm25s and scikit-learn
 _STEMMERS = threading.local()  # a stemmer serves one thread
 
 
@@ -35,7 +36,7 @@ def as_compared(text: str) -> str:
 
 def words(text: str, language: str) -> list[str]:
     """Return the words of a text in lower case, in order; of an English one without stop words."""
-    found = _WORD.findall(as_compared(text))
+    found = _TERM.findall(as_compared(text))
     return [word for word in found if word not in STOP_WORDS] if language == ENGLISH else found
 
 

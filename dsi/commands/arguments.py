@@ -17,7 +17,7 @@ from dsi.commands.values import (
     configuration,
     flag,
     index_folder,
-    run_folder,
+    output_folder,
     setting,
     toml_value,
 )
@@ -163,7 +163,7 @@ def training_parser(command: str, description: str | None) -> argparse.ArgumentP
     add_settings(arguments)
     add_data(arguments)
     arguments.add_argument(
-        "--output", type=run_folder, required=True, metavar="RUN", help="folder of the run; becomes the index"
+        "--output", type=output_folder, required=True, metavar="RUN", help="folder of the run; becomes the index"
     )
     add_device(arguments)
     return arguments

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, Protocol, SupportsI
 import numpy as np
 from numpy.typing import NDArray
 
-from dsi.docids.files.checks import printable
+from dsi.docids.files.checks import counted, printable
 
 if TYPE_CHECKING:
     import pandas
@@ -300,7 +300,7 @@ class Hits(list[Hit]):
     @property
     def _summary(self) -> str:
         """How many there are, and what is proven of a search."""
-        count = f"{len(self)} document{'s' * (len(self) != 1)}"
+        count = counted(len(self), "document")
         if self.missing:
             count += f"; {self.coverage:.0%} of the documents were searched"
         if not self or not self._search:

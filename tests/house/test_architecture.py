@@ -106,6 +106,12 @@ def test_imports_follow_the_direction(path):
             assert top not in ("torch", "transformers", "sentence_transformers"), f"{path} imports {module}"
 
 
+@pytest.mark.parametrize("package", LINKED)
+def test_a_second_copy_of_a_package_is_refused(package):
+    with pytest.raises(ImportError, match=f"{package} is a part of dsi; import dsi.{package}."):
+        importlib.import_module(package)
+
+
 @pytest.mark.parametrize("path", [path for path in MODULES if path.parts[0] == "dsi"], ids=str)
 def test_a_room_imports_only_those_before_it(path):
     name = path.parts[1].removesuffix(".py")
@@ -193,7 +199,7 @@ print([name for name in ("datasets", "sentence_transformers", "transformers") if
 def test_what_needs_an_extra_is_imported_when_it_is_needed():
     extras = (
         "ir_datasets", "ir_measures", "langchain_core", "lightgbm", "llama_index", "matplotlib", "numba", "pyndeval",
-        "beir", "mteb", "onnx", "onnxruntime", "pyterrier", "pyversity", "shtab",
+        "beir", "mteb", "onnx", "onnxruntime", "pyterrier", "pyversity",
     )  # fmt: skip
     code = f"""
 import sys
@@ -218,7 +224,14 @@ except ValueError as error:
         *(f"dsi.eval.{name}" for name in ("measures", "fusion", "protocol", "tables", "report")),
         *(
             f"dsi.docids.{name}"
-            for name in ("files.processes", "files.storage", "data.collection", "schemes", "data.natural_questions")
+            for name in (
+                "files.checks",
+                "files.processes",
+                "files.storage",
+                "data.collection",
+                "schemes",
+                "data.natural_questions",
+            )
         ),
     ],
 )

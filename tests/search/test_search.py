@@ -8,7 +8,6 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from dsi_experiments.benchmarks.reference import GenerateBaseline
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
@@ -27,6 +26,7 @@ from dsi.search.request import SearchConfig, SearchRequest
 from dsi.search.results import SearchResult, Trace
 from tests.support.oracles import chain_logits, document_log_p, level_log_p
 from tests.support.small import WIDTH, beam_search_for, random_batch, random_generator, random_queries, random_tree
+from tests.support.transformers_reference import GenerateBaseline
 
 Floats = NDArray[np.floating]
 WORDS = ["argon", "danube", "neon", "river", "gas", "lake", "metal", "light"]

@@ -5,10 +5,10 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 import torch
-from dsi_experiments.benchmarks.reference import transformers_logits
 
 from dsi.docids.tree import DocidTree
 from dsi.generator.model import DocidGenerator
+from tests.support.transformers_reference import transformers_logits
 
 
 def chain_logits(

@@ -2,8 +2,6 @@
 
 import dataclasses
 import json
-import re
-from collections import Counter
 
 import numpy as np
 import pytest
@@ -12,7 +10,6 @@ from dsi_experiments.descents import descend
 from dsi_experiments.docids_report import SYSTEMS
 from dsi_experiments.laboratory import Laboratory, answer
 from dsi_experiments.rows import Rows
-from dsi_experiments.typos import with_typos
 from dsi_experiments.updates import hold_out, without
 
 import dsi
@@ -279,18 +276,3 @@ def test_bytes_and_documents_of_a_tree_are_counted_as_they_are():
     for level, nodes in enumerate(tree.levels):
         sizes = [len(tree.rows_below(node)) for node in range(nodes.start, nodes.stop)]
         assert found["documents a node"][level] == [*np.percentile(sizes, [0, 25, 50, 75, 100])]
-
-
-def test_a_typo_is_one_letter_swapped_dropped_doubled_or_replaced():
-    queries = {f"q{n}": "Which rivers flow to the sea?" for n in range(400)} | {"short": "ox or elk", "number": "1984"}
-    found = with_typos(queries)
-    assert found == with_typos(queries) != with_typos(queries, seed=1)
-    assert (found["short"], found["number"]) == ("ox or elk", "1984")
-    lengths = Counter(len(text) - len(queries["q0"]) for q, text in found.items() if q not in ("short", "number"))
-    assert set(lengths) == {-1, 0, 1}
-    assert min(lengths.values()) > 50
-    for query_id in list(queries)[:400]:
-        words = [re.findall(r"\w+", text) for text in (queries[query_id], found[query_id])]
-        changed = [before for before, after in zip(*words, strict=True) if before != after]
-        assert len(changed) == 1
-        assert len(changed[0]) >= 4

@@ -1,19 +1,11 @@
 """Memory of this process in MiB, as the benchmarks tell it (Linux). Knows nothing of what uses it."""
 
 import gc
-import os
 from contextlib import suppress
-from pathlib import Path
 
 import psutil
 
 from dsi.docids.files.memory import give_back_memory, own_memory
-
-
-def resident_mib() -> float:
-    """Resident memory of this process in MiB, memory-mapped files included."""
-    pages = int(Path("/proc/self/statm").read_text().split()[1])
-    return pages * os.sysconf("SC_PAGE_SIZE") / 2**20
 
 
 def family_memory() -> int:

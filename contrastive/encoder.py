@@ -31,8 +31,8 @@ from transformers.utils import logging as transformers_logging
 from dsi.contrastive.config import FRESH, FRESH_T5, PACKAGED, EncoderConfig
 from dsi.contrastive.devices import check_device
 from dsi.contrastive.inference import for_inference
+from dsi.contrastive.models import TEXTS, check_inputs, load_complete, loading_data, write_model
 from dsi.contrastive.onnx_runtime import check_backend, for_onnx_runtime
-from dsi.contrastive.stored import TEXTS, check_inputs, load_complete, loading_data, write_model
 from dsi.docids.files.progress import Bar
 from dsi.docids.files.progress import progress as show_progress
 from dsi.docids.files.storage import sha256

@@ -28,7 +28,7 @@ from dsi.contrastive.encoder import (
     state_fingerprint,
 )
 from dsi.contrastive.inference import for_inference
-from dsi.contrastive.stored import PROBE, TEXTS, check_inputs, load_complete, loading_data, write_model
+from dsi.contrastive.models import PROBE, TEXTS, check_inputs, load_complete, loading_data, write_model
 from dsi.docids.files.checks import shown
 from dsi.docids.files.storage import digest
 from dsi.docids.files.untrusted import catching_panics

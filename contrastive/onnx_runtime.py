@@ -19,7 +19,7 @@ from sentence_transformers.base.modules import Transformer
 from torch import Tensor, nn
 
 from dsi.contrastive.inference import for_inference
-from dsi.contrastive.stored import PROBE
+from dsi.contrastive.models import PROBE
 from dsi.docids.files.storage import digest, folder_sums, read_record, replace_folder, write_json, writing_to
 from dsi.docids.files.untrusted import check_folder
 

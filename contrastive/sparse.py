@@ -21,7 +21,7 @@ from sentence_transformers.util import load_file_path
 
 from dsi.contrastive.devices import check_device
 from dsi.contrastive.encoder import PLURALS, quiet_transformers
-from dsi.contrastive.stored import check_inputs, loading_data, write_model
+from dsi.contrastive.models import check_inputs, loading_data, write_model
 from dsi.docids.files.progress import Bar
 from dsi.docids.files.storage import save_tensors
 from dsi.docids.files.untrusted import catching_panics

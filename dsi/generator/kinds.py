@@ -5,7 +5,7 @@ from pathlib import Path
 import torch
 from transformers import T5Config
 
-from dsi.contrastive.stored import load_weights
+from dsi.contrastive.models import load_weights
 from dsi.docids.files.untrusted import read_json, reading
 from dsi.docids.tree import DocidTree
 from dsi.docids.types import Ints

@@ -14,7 +14,7 @@ from torch import nn
 
 from dsi.contrastive.devices import check_device
 from dsi.contrastive.encoder import quiet_transformers
-from dsi.contrastive.stored import check_inputs, check_settings, loading_data, write_model
+from dsi.contrastive.models import check_inputs, check_settings, loading_data, write_model
 from dsi.docids.files.declarations import LARGEST
 from dsi.docids.files.progress import Bar
 from dsi.docids.files.untrusted import catching_panics

@@ -11,7 +11,7 @@ import numpy as np
 import torch
 
 from dsi.contrastive.encoder import Encoder
-from dsi.contrastive.stored import PROBE, TEXTS
+from dsi.contrastive.models import PROBE, TEXTS
 from dsi.docids.files.checks import printable
 from dsi.store.loading import read_index
 from dsi.store.manifest import part, read_manifest

@@ -14,7 +14,7 @@ from typing import Any
 
 from filelock import BaseFileLock, FileLock
 
-from dsi.contrastive.stored import check_settings
+from dsi.contrastive.models import check_settings
 from dsi.docids.files.checks import printable
 from dsi.docids.files.storage import sha256
 from dsi.store.manifest import cache, is_known, read_manifest, remember

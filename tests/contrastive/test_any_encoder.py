@@ -17,7 +17,7 @@ import dsi
 from dsi.config import Config
 from dsi.contrastive.config import LONGEST_INPUT, LONGEST_PROMPT, EncoderConfig
 from dsi.contrastive.encoder import Encoder, packaged_encoder
-from dsi.contrastive.stored import check_inputs
+from dsi.contrastive.models import check_inputs
 from dsi.docids.data.collection import Collection
 from dsi.store import verify
 from tests.support.edits import edit_json, watch

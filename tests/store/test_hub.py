@@ -182,7 +182,7 @@ def test_a_manifest_that_lists_what_it_should_not_downloads_nothing(run, hub):
     manifest["files"]["../../outside"] = "0" * 64
     pushed(hub)["manifest.json"] = json.dumps(manifest).encode()
     asked = hub.requests.total()
-    with pytest.raises(ValueError, match=r"files must be names inside the index with their sums, got '../../outside'"):
+    with pytest.raises(ValueError, match=r"files must lie in .*, got '../../outside'"):
         GenerativeRetriever.from_pretrained(NAME)
     assert hub.requests.total() <= asked + 2  # of the manifest itself
 

@@ -19,7 +19,7 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
-from dsi.contrastive.stored import load_weights
+from dsi.contrastive.models import load_weights
 from dsi.docids.files.declarations import Count, Whole, settings
 from dsi.rerankers.diversity import AlphaNdcg
 from dsi.search.candidates import Bools, Candidates, Floats, Ints, Reranker

@@ -13,8 +13,7 @@ from importlib.metadata import version
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from dsi.cluster.cluster import Cluster
-    from dsi.cluster.router import serve_shards
+    from dsi.cluster.cluster import Cluster, serve_shards
     from dsi.config import Config
     from dsi.docids.data.collection import Collection, read_collection
     from dsi.measuring.evaluation import Evaluation, evaluate
@@ -43,7 +42,7 @@ _HOMES = {
     "load_rerankers": "dsi.rerankers.reranking",
     "read_collection": "dsi.docids.data.collection",
     "rerank": "dsi.rerankers.reranking",
-    "serve_shards": "dsi.cluster.router",
+    "serve_shards": "dsi.cluster.cluster",
     "train": "dsi.training.pipeline",
     "tune": "dsi.measuring.tuning",
 }

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, Protocol, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -81,6 +81,17 @@ class Processes:
 
 
 ALONE = Processes()
+
+
+class BuildingCluster(Protocol):
+    """A cluster that builds an index, such as `dsi.Cluster`."""
+
+    @property
+    def processes(self) -> Processes:
+        """The processes of a run that gives its work to the cluster."""
+
+    def check(self, folder: Path) -> None:
+        """Make a folder, and raise an error unless all machines see it and have our versions."""
 
 
 @dataclass(frozen=True, eq=False)

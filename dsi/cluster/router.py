@@ -1,13 +1,12 @@
-"""A retriever whose documents are scored by shards: one walk, made here, and shards that score what is below its last nodes.
+"""A retriever whose documents are scored by shards: one walk, made here, and shards that score documents below its last nodes.
 
 The router maps the same files as the shards, and reads of them the nodes of the tree, ids, titles and texts of hits; of the
-vectors, words and tokens of documents it reads no more than the checks of loading do. What the shards contribute is merged
-source by source, so an answer is that of one process. A shard that does not answer in time is told: such an answer is not
-exact, and says how many documents were searched.
+vectors, words and tokens of documents it reads no more than the checks of loading do. It merges the documents of the shards
+source by source, so an answer is that of one process. An answer that misses a shard, which was late, is not exact, and says
+how many documents were searched.
 """
 
 import logging
-import math
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
@@ -18,11 +17,10 @@ from typing import Any
 import datasets
 import numpy as np
 
-from dsi.cluster.cluster import Cluster
-from dsi.cluster.fleet import Fleet, ShardError
-from dsi.cluster.shards import Question, Share, check_shards, shard_edges
-from dsi.cluster.workers import Closes
-from dsi.docids.files.checks import plain
+from dsi.cluster.backends import Closes
+from dsi.cluster.fleet import Fleet
+from dsi.cluster.metrics import ShardMetrics
+from dsi.cluster.shards import Question, Share, shard_edges
 from dsi.docids.files.storage import content_fingerprint, read_while_unchanged
 from dsi.docids.tree import DocidTree
 from dsi.docids.words.bm25 import Lexical
@@ -32,7 +30,7 @@ from dsi.search.generate import TiedIndex
 from dsi.search.lists import cell_nodes
 from dsi.search.pools import Everything, Gathered, Pool, Sources
 from dsi.search.request import SearchRequest
-from dsi.search.results import EXTRA, WALK, WORDS, Floats, Ints, SearchResult, highest_and_rest
+from dsi.search.results import EXTRA, WALK, WORDS, Floats, Ints, SearchResult, ShardError, highest_and_rest
 from dsi.search.scores import DocumentScores
 from dsi.search.walk import Walk
 from dsi.store.documents import DocumentTable
@@ -75,7 +73,7 @@ class ShardedIndex(TiedIndex):
         self.shares = [Share.from_tree(tree, *edge) for edge in zip(self.edges, self.edges[1:], strict=False)]
 
     def with_content(self, tree: DocidTree, lexical: Lexical | None) -> TiedIndex:  # type: ignore[override]
-        """Return an engine of one process over updated documents, to be written: shards hold what is on disk."""
+        """Return an engine of one process over updated documents, to be written: shards hold the index on disk."""
         return TiedIndex(tree, self.generator, lexical)
 
     @cached_property
@@ -111,7 +109,7 @@ class _Asking:
         self._missing = np.zeros((len(scores.queries), len(index.shares)), dtype=bool)
 
     def question(self, shard: int, rows: Sequence[int], *, tokens: bool) -> Question:
-        """Return what a shard needs to know of some queries."""
+        """Return some queries as a shard needs them."""
         scores, share, allowed = self.scores, self.index.shares[shard], self.request.allowed
         return Question(
             scores.queries[list(rows)],
@@ -124,21 +122,26 @@ class _Asking:
             float(scores.token_weight),
         )
 
-    def ask(
-        self, method: str, rows_of: Mapping[int, Sequence[int]], questions: Mapping[int, tuple[Any, ...]]
-    ) -> dict[int, Any]:
+    def ask(self, method: str, rows_of: Mapping[int, Sequence[int]], further: Mapping[int, Any]) -> dict[int, Any]:
         """Return {shard: answer}, and note the queries for which one is missing; such a shard is not asked again.
 
         Args:
-            method: of `Shard`.
+            method: of `ShardIndex`; all but "gather" score by late interaction.
             rows_of: {shard: rows of the queries}.
-            questions: {shard: further arguments}.
+            further: {shard: the second argument of the method}.
+
+        Raises:
+            ShardError: a shard does not answer, and all are required.
         """
         fleet, lost = self.index.fleet, set(np.flatnonzero(self._missing.any(axis=0)).tolist())
+        questions = {
+            shard: (self.question(shard, rows, tokens=method != "gather"), further[shard])
+            for shard, rows in rows_of.items()
+            if shard not in lost
+        }
         size = max(map(len, rows_of.values()), default=0)
-        asked = {shard: question for shard, question in questions.items() if shard not in lost}
-        answers = fleet.ask(method, self.index.state, asked, size.bit_length())
-        for shard in questions.keys() - answers.keys():
+        answers = fleet.ask(method, self.index.state, questions, size.bit_length())
+        for shard in rows_of.keys() - answers.keys():
             self._missing[list(rows_of[shard]), shard] = True
         if fleet.require_all and (missing := np.flatnonzero(self._missing.any(axis=0)).tolist()):
             raise ShardError(
@@ -147,18 +150,14 @@ class _Asking:
         return answers
 
     def gathered(
-        self,
-        method: str,
-        rows: Sequence[int],
-        rows_of: Mapping[int, Sequence[int]],
-        questions: Mapping[int, tuple[Any, ...]],
-    ) -> dict[int, list[Gathered]]:
-        """Return {row: what each shard contributes}, shards in order; the arguments are those of `ask`, and all rows."""
+        self, method: str, rows: Sequence[int], rows_of: Mapping[int, Sequence[int]], further: Mapping[int, Any]
+    ) -> list[list[Gathered]]:
+        """Return for each of the rows the documents of each shard, shards in order; the other arguments are those of `ask`."""
         parts: dict[int, list[Gathered]] = {row: [] for row in rows}
-        for shard, answer in sorted(self.ask(method, rows_of, questions).items()):
-            for row, own in zip(rows_of[shard], answer.split(), strict=True):
+        for shard, answer in sorted(self.ask(method, rows_of, further).items()):
+            for row, own in zip(rows_of[shard], answer, strict=True):
                 parts[row].append(own)
-        return parts
+        return list(parts.values())
 
     def mark(self, result: SearchResult) -> None:
         """Note in a result the shards that did not answer."""
@@ -180,45 +179,41 @@ class ShardedSources(_Asking, Sources):
     def outright(self, rows: Sequence[int], documents: Ints) -> list[Gathered]:
         """As in `Sources`."""
         shards = [number for number, share in enumerate(self.index.shares) if np.isin(documents, share.rows).any()]
-        asked: dict[int, Sequence[int]] = dict.fromkeys(shards, rows)
-        questions = {shard: (self.question(shard, rows, tokens=False), None) for shard in shards}
-        return [merge(own, self.index.tree) for own in self.gathered("gather", rows, asked, questions).values()]
+        parts = self.gathered("gather", rows, dict.fromkeys(shards, rows), dict.fromkeys(shards))
+        return [merge(own, self.index.tree) for own in parts]
 
     def gather(self, rows: Sequence[int], nodes: Sequence[Ints]) -> list[Gathered]:
         """As in `Sources`."""
-        tree, edges = self.index.tree, self.index.edges
-        owners = [np.searchsorted(edges, tree.doc_start[ends], side="right") - 1 for ends in nodes]
-        needs_all = self.scores.lexical is not None or self.scores.extra is not None
-        asked, questions = dict[int, Sequence[int]](), dict[int, tuple[Any, ...]]()
+        tree, needs_all = self.index.tree, self.scores.lexical is not None or self.scores.extra is not None
+        owners = [self._shards_of(tree.doc_start[ends]) for ends in nodes]
+        rows_of, ends_of = dict[int, Sequence[int]](), dict[int, list[Ints]]()
         for shard in range(len(self.index.shares)):
             own = [ends[at == shard] for ends, at in zip(nodes, owners, strict=True)]
             needed = [number for number, ends in enumerate(own) if needs_all or len(ends)]
             if needed:
-                asked[shard] = [rows[number] for number in needed]
-                question = self.question(shard, asked[shard], tokens=False)
-                questions[shard] = question, [own[number] for number in needed]
-        parts = self.gathered("gather", rows, asked, questions)
-        return [
-            merge(own, tree, self.count, walked=len(ends) > 0) for own, ends in zip(parts.values(), nodes, strict=True)
-        ]
+                rows_of[shard], ends_of[shard] = [rows[number] for number in needed], [own[number] for number in needed]
+        parts = self.gathered("gather", rows, rows_of, ends_of)
+        return [merge(own, tree, self.count, walked=len(ends) > 0) for own, ends in zip(parts, nodes, strict=True)]
 
     def rescore(self, rows: Sequence[int], pools: Sequence[tuple[Ints, Floats]]) -> list[tuple[Ints, Floats]]:
         """As in `Sources`; a document whose shard does not answer scores -inf."""
-        edges = self.index.edges
-        owners = [np.searchsorted(edges, positions, side="right") - 1 for positions, _ in pools]
-        numbers, rows_of, questions = dict[int, list[int]](), dict[int, Sequence[int]](), dict[int, tuple[Any, ...]]()
+        owners = [self._shards_of(positions) for positions, _ in pools]
+        numbers, rows_of, parts_of = dict[int, list[int]](), dict[int, Sequence[int]](), dict[int, list[Any]]()
         for shard in range(len(self.index.shares)):
             own = [number for number, at in enumerate(owners) if (at == shard).any()]
             if own:
                 numbers[shard], rows_of[shard] = own, [rows[number] for number in own]
-                parts = [tuple(column[owners[number] == shard] for column in pools[number]) for number in own]
-                questions[shard] = self.question(shard, rows_of[shard], tokens=True), parts
+                parts_of[shard] = [tuple(column[owners[number] == shard] for column in pools[number]) for number in own]
         rescored = [(positions.copy(), np.full_like(scores, -np.inf)) for positions, scores in pools]
-        for shard, answers in self.ask("rescore", rows_of, questions).items():
+        for shard, answers in self.ask("rescore", rows_of, parts_of).items():
             for number, (positions, scores) in zip(numbers[shard], answers, strict=True):
                 own_places = owners[number] == shard
                 rescored[number][0][own_places], rescored[number][1][own_places] = positions, scores
         return rescored
+
+    def _shards_of(self, positions: Ints) -> Ints:
+        """[n] the shard of each of some docid positions."""
+        return np.searchsorted(self.index.edges, positions, side="right") - 1
 
 
 class ShardedDocuments(_Asking, Everything):
@@ -226,15 +221,13 @@ class ShardedDocuments(_Asking, Everything):
 
     def best(self, k: int) -> Iterator[Pool]:
         """As in `Everything`."""
-        rows = range(len(self.scores.queries)) if k else ()
-        asked: dict[int, Sequence[int]] = dict.fromkeys(range(len(self.index.shares)), rows) if k else {}
-        questions = {shard: (self.question(shard, rows, tokens=True), k) for shard in asked}
-        for own in self.gathered("best", rows, asked, questions).values():
+        rows, shards = range(len(self.scores.queries) if k else 0), range(len(self.index.shares) if k else 0)
+        for own in self.gathered("best", rows, dict.fromkeys(shards, rows), dict.fromkeys(shards, k)):
             yield merge(own, self.index.tree).pool()
 
 
 def merge(parts: Sequence[Gathered], tree: DocidTree, count: int = 0, *, walked: bool = True) -> Gathered:
-    """Return what shards contribute to the pool of one query as one process would: the best `count` of each source.
+    """Return the documents of all shards for one query as one process would: the best `count` of each source.
 
     Args:
         parts: of the shards, in their order.
@@ -322,7 +315,7 @@ class ShardedRetriever(GenerativeRetriever, Closes):
             for attempt in range(_ATTEMPTS):
                 try:
                     return self._load_from_disk()
-                except ShardError:  # perhaps what it had to load is not there any more
+                except ShardError:  # perhaps others have updated the index again
                     if attempt + 1 == _ATTEMPTS or index_state(self._folder) == self._loading:
                         raise
             return None
@@ -337,7 +330,7 @@ class ShardedRetriever(GenerativeRetriever, Closes):
             manifest = read_entries(path)
             if _models(manifest) != self._models:
                 raise ChangedError(
-                    f"{self._folder} holds another index now, its encoder or generator differ; serve it anew."
+                    f"{self._folder} holds another index now, its encoder or generator differ; serve it again."
                 )
             return manifest, *load_content(self._folder, manifest, str(self.device))
 
@@ -371,10 +364,15 @@ class ShardedRetriever(GenerativeRetriever, Closes):
 
     keep_vectors = keep_texts  # type: ignore[assignment]
 
-    def _serve(self, folder: Path, fleet: Fleet, state: str) -> None:
+    def metrics(self) -> ShardMetrics:
+        """Return the numbers of the shards for Prometheus."""
+        return ShardMetrics(self.fleet)
+
+    def serve(self, folder: Path, fleet: Fleet) -> None:
+        """Have the shards of a fleet score the documents of the index in a folder from now on."""
         self._folder, self.fleet, self._changing = folder, fleet, threading.RLock()
         self._refreshing, self._models = threading.Lock(), _models(read_entries(folder / "manifest.json"))
-        engine = self._sharded(self.engine, self.tree, self.lexical, fleet, state)
+        engine = self._sharded(self.engine, self.tree, self.lexical, fleet, fleet.state)
         self._state, self._on_disk = replace(self._state, engine=engine), (folder, engine, self.search_config)
 
     def _sharded(self, engine: Any, tree: DocidTree, lexical: Lexical | None, fleet: Fleet, state: str) -> ShardedIndex:
@@ -386,66 +384,6 @@ class ShardedRetriever(GenerativeRetriever, Closes):
 
 
 def _models(manifest: Mapping[str, Any]) -> tuple[Any, dict[str, str]]:
-    """Return what an update does not change: how the encoder reads texts, and the sums of the files of models."""
+    """Return the settings of the encoder and the sums of the files of models, which an update does not change."""
     files = manifest["files"].items()
     return manifest["encoder"], {name: value for name, value in files if name.split("/")[0] in _MODELS}
-
-
-def serve_shards(
-    run: str | Path,
-    *,
-    cluster: Cluster,
-    shards: int,
-    replicas: int = 1,
-    timeout: float = 1.0,
-    require_all: bool = False,
-    device: str | None = None,
-    dtype: str = "float32",
-    backend: str = "torch",
-) -> ShardedRetriever:
-    """Serve an index by shards, each a range of neighbouring children of the root, in processes of a cluster.
-
-    Example:
-        >>> with dsi.serve_shards("RUN", cluster=dsi.Cluster("local"), shards=2) as retriever:
-        ...     hits = retriever.search("rivers of europe")
-
-    Args:
-        run: folder of the index, which all machines see under this name.
-        cluster: where the shards run.
-        shards: how many.
-        replicas: processes for each of them, on different machines where there are several.
-        timeout: seconds that a search waits for a shard, in each of its rounds: one, and with late interaction a second one,
-            which does not ask a shard again that was late in the first. Then it returns what is there, with `coverage` below 1.
-        require_all: raise `ShardError` instead.
-        device: of the encoder.
-        dtype: of the encoder, "float32" or "bfloat16".
-        backend: "torch" or "onnx", what computes the encoder.
-
-    Raises:
-        FileNotFoundError: no index in the folder, or a machine does not see it.
-        ModuleNotFoundError: the backend is not installed.
-        ValueError: the index has no tied docid tokens, too many shards, a machine with another version, or a damaged index.
-        ShardError: a shard cannot load the index.
-    """
-    folder = Path(run).resolve()
-    for name, value in (("replicas", replicas), ("shards", shards)):
-        if plain(int, value, name) < 1:
-            raise ValueError(f"{name} must be at least 1, got {value}.")
-    if not 0 < plain(float, timeout, "timeout") < math.inf:
-        raise ValueError(f"timeout must be a number of seconds above 0, got {timeout}.")
-    retriever = ShardedRetriever.from_pretrained(folder, device=device, dtype=dtype, backend=backend)
-    engine, state = retriever.engine, retriever._saved[folder]
-    if not isinstance(engine, TiedIndex):
-        raise ValueError(f"{folder} cannot be served by shards, which need tied docid tokens; serve it in one process.")
-    check_shards(engine.tree, shards)
-    cluster.check(folder)
-    fleet = Fleet(cluster.backend, str(folder), shards, replicas, timeout, require_all=require_all)
-    try:
-        fleet.load(state)
-    except BaseException:
-        fleet.close()
-        raise
-    cluster.fleets.append(fleet)
-    retriever._serve(folder, fleet, state)
-    logger.info("%s is served by %d shards with %d replicas each", folder, shards, replicas)
-    return retriever

@@ -230,8 +230,8 @@ def training_run(arguments: argparse.Namespace) -> "TrainingRun":
     check_device(arguments.device)
     configured = with_settings(run_config(arguments.output, arguments.config), arguments.settings)
     load_libraries()
-    from dsi.cluster.cluster import Cluster
     from dsi.docids.data.collection import read_collection
+    from dsi.docids.extensions import open_cluster
     from dsi.training.pipeline import TrainingRun
     from dsi.training.preflight import check_apart, training_config
 
@@ -245,7 +245,7 @@ def training_run(arguments: argparse.Namespace) -> "TrainingRun":
         arguments.device,
         discard_updates=arguments.discard_updates,
         replace=arguments.replace,
-        cluster=Cluster(arguments.cluster) if arguments.cluster else None,
+        cluster=open_cluster(arguments.cluster) if arguments.cluster else None,
         report_to=arguments.report_to,
     )
 

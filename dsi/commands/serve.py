@@ -102,7 +102,7 @@ def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
         "--cluster",
         default="",
         metavar="ADDRESS",
-        help="serve by --shards with --replicas each: local, auto inside a Ray cluster, or HOST:PORT of one",
+        help="serve by --shards with --replicas each: auto inside a Ray cluster, HOST:PORT of one; local: in this process",
     )
     arguments.add_argument("--require-all", action="store_true", help="answer 503 instead of 206 if a shard is missing")
     arguments.add_argument("--quiet", action="store_true", help="show only warnings")

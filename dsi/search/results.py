@@ -29,6 +29,10 @@ _LONG, _MANY, _BLOCK = 2**14, 128, 256
 blocks of at most `_BLOCK` give."""
 
 
+class ShardError(RuntimeError):
+    """The shards of an index cannot answer a search, or not completely where that is required."""
+
+
 @dataclass(frozen=True)
 class SearchResult:
     """The top k documents of a batch of queries, best first.

@@ -29,7 +29,6 @@ import datasets
 import numpy as np
 from numpy.typing import NDArray
 
-from dsi.cluster.cluster import Cluster
 from dsi.config import Config, config_names, write_config
 from dsi.contrastive.blocks import DocumentTexts, giving_back, in_blocks
 from dsi.contrastive.encoder import Encoder, quiet_transformers
@@ -41,6 +40,7 @@ from dsi.docids.data.collection import Collection, check_collection, read_collec
 from dsi.docids.extensions import OBJECTIVES, package_of
 from dsi.docids.files.checks import folder_to_write
 from dsi.docids.files.memory import keep_few_kernels, watching_memory
+from dsi.docids.files.processes import BuildingCluster
 from dsi.docids.files.progress import stage_line, tell
 from dsi.docids.files.storage import digest, write_json, writing_to
 from dsi.docids.schemes import make_docids
@@ -71,7 +71,7 @@ def train(
     device: str | None = None,
     discard_updates: bool = False,
     replace: bool = False,
-    cluster: Cluster | None = None,
+    cluster: BuildingCluster | None = None,
     report_to: str = "none",
 ) -> GenerativeRetriever:
     """Train an index on a collection, tune it on the dev queries, and load it.
@@ -196,7 +196,7 @@ class TrainingRun:
         *,
         discard_updates: bool = False,
         replace: bool = False,
-        cluster: Cluster | None = None,
+        cluster: BuildingCluster | None = None,
         report_to: str = "none",
     ) -> None:
         self.folder, self.collection, self.config, self.device = folder, collection, config, device

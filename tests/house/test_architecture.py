@@ -29,10 +29,10 @@ MAY_IMPORT = {
 FRONT = ("__init__", "__main__")
 """Modules of dsi outside the rooms: they open the package and the command."""
 ROOMS = (
-    "generator", "search", "config", "store", "rerankers", "measuring", "cluster", "training", "integrations", "server",
-    "commands",
+    "generator", "search", "config", "store", "rerankers", "measuring", "training", "integrations", "server", "commands",
+    "cluster",
 )  # fmt: skip
-"""Of dsi: each imports only those before it, and itself."""
+"""Of dsi: each imports only those before it, and itself; the last is an extension, which only the public face imports."""
 WALK = ("dsi.search.engine", "dsi.search.generate", "dsi.search.beam", "dsi.search.walk", "dsi.search.lists")
 MODELS = (
     "transformers",
@@ -118,6 +118,12 @@ def test_a_room_imports_only_those_before_it(path):
     assert name in (*FRONT, *ROOMS), f"{path} is in no room"
     for room in filter(None, map(room_of, imported(ROOT / path))) if name in ROOMS else ():
         assert ROOMS.index(room) <= ROOMS.index(name), f"{path} imports from dsi.{room}"
+
+
+@pytest.mark.parametrize("path", MODULES, ids=str)
+def test_only_the_public_face_imports_the_cluster(path):
+    if path.parts[:2] not in (("dsi", "cluster"), ("dsi", "__init__.py")):
+        assert "cluster" not in map(room_of, imported(ROOT / path)), f"{path} imports the cluster; see `open_cluster`"
 
 
 def unknown_to(path: Path) -> list[str]:

@@ -57,9 +57,8 @@ from dsi.store.manifest import (
     part,
     read_manifest,
     search_config,
-    write_manifest_file,
 )
-from dsi.store.verify import verify
+from dsi.store.verify import verify, write_manifest_file
 
 _TOKENS = "tokens.safetensors"
 """In `docids/`: the token vectors, if the index has them."""

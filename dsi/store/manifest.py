@@ -1,19 +1,16 @@
 """The manifest of an index: written last, read first, and compared with the files that it lists.
 
-The sums show damage, not intent: `dsi.store.verify` judges an index from elsewhere. What was written or has passed here is
-remembered in the user's cache by the sum of its manifest. Opens no part.
+The sums show damage, not intent: `dsi.store.verify` judges an index from elsewhere. Opens no part.
 """
 
 import math
-import os
-from contextlib import suppress
 from pathlib import Path, PurePosixPath
 from typing import Any
 
 from dsi.contrastive.config import EncoderConfig
 from dsi.docids.files.checks import shown
 from dsi.docids.files.declarations import create_settings
-from dsi.docids.files.storage import no_index, read_while_unchanged, recover_folder, sha256, write_json, write_text
+from dsi.docids.files.storage import no_index, read_while_unchanged, recover_folder, sha256
 from dsi.docids.files.untrusted import DATA, RESTORE, check_folder, is_inside, read_json
 from dsi.search.request import SearchConfig
 
@@ -27,11 +24,6 @@ MOST_GENERATIONS = 10**9
 """Of an index: how often it can be updated."""
 _ENDINGS = (*DATA, ".tsv")
 """Training leaves docids.tsv, which nobody reads here."""
-_REMEMBERED = 10_000
-"""Manifests, at most; the oldest are forgotten."""
-
-
-# Reading.
 
 
 def read_manifest(folder: Path) -> dict[str, Any]:
@@ -122,36 +114,3 @@ def _compared(folder: Path, manifest: dict[str, Any]) -> dict[str, Any]:
         if sha256(folder / file) != expected:
             raise ValueError(f"{folder / file} was altered or truncated since it was written; {RESTORE}.")
     return manifest
-
-
-# Writing, and remembering that it was written here.
-
-
-def write_manifest_file(folder: Path, manifest: dict[str, Any]) -> None:
-    """Write the manifest of an index in one step; loading it needs no trial on this machine."""
-    write_json(folder / "manifest.json", manifest)
-    remember(folder)
-
-
-def cache() -> Path:
-    """Return the file with the sums of manifests that were written here or have passed, below XDG_CACHE_HOME or ~/.cache."""
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path("~/.cache").expanduser()) / "dr-scl" / "verified"
-
-
-def is_known(folder: Path) -> bool:
-    """True if the index in a folder was written here, or has passed a trial."""
-    try:
-        return sha256(folder / "manifest.json") in cache().read_text(encoding="ascii").splitlines()
-    except (OSError, ValueError, RuntimeError):  # nothing is remembered, or there is no home
-        return False
-
-
-def remember(folder: Path) -> None:
-    """Remember that the index in a folder may be loaded; where nothing can be kept, it is tried again."""
-    with suppress(OSError, ValueError, RuntimeError):
-        own, path = sha256(folder / "manifest.json"), cache()
-        path.parent.mkdir(parents=True, exist_ok=True)
-        with path.open("a", encoding="ascii") as file:
-            file.write(f"{own}\n")  # one write, which others cannot part
-        if path.stat().st_size > 2 * _REMEMBERED * len(f"{own}\n"):
-            write_text(path, "\n".join(path.read_text(encoding="ascii").split()[-_REMEMBERED:]) + "\n")

@@ -1,14 +1,15 @@
 """Whether an index may be loaded: its files are those of its manifest, and one from elsewhere holds data alone and was tried.
 
 After `verify` the parts are read plainly. An index that this machine has not written is searched once in a child process
-(`dsi.store.probe`) before this process loads it, because a model may need any memory, or crash the library that runs it.
+(`dsi.store.probe`) before this process loads it, because a model may need any memory, or crash the library that runs it. What
+was written or has passed here is remembered in the user's cache by the sum of its manifest.
 """
 
 import os
 import signal
 import subprocess
 import sys
-from contextlib import nullcontext
+from contextlib import nullcontext, suppress
 from pathlib import Path
 from typing import Any
 
@@ -16,12 +17,14 @@ from filelock import BaseFileLock, FileLock
 
 from dsi.contrastive.models import check_settings
 from dsi.docids.files.checks import printable
-from dsi.docids.files.storage import sha256
-from dsi.store.manifest import cache, is_known, read_manifest, remember
+from dsi.docids.files.storage import sha256, write_json, write_text
+from dsi.store.manifest import read_manifest
 
 SECONDS = 300.0
 """That a trial may take, and one more for each of these bytes."""
 _BYTES_A_SECOND = 5 * 2**20
+_REMEMBERED = 10_000
+"""Manifests, at most; the oldest are forgotten."""
 
 
 def verify(folder: Path, *, again: bool = False, seconds: float = SECONDS) -> dict[str, Any]:
@@ -97,3 +100,36 @@ def _try(folder: Path, seconds: float) -> None:
 
 def _ending(status: int) -> str:
     return f"was ended by {signal.Signals(-status).name}" if status < 0 else "failed"
+
+
+# What was written here.
+
+
+def write_manifest_file(folder: Path, manifest: dict[str, Any]) -> None:
+    """Write the manifest of an index in one step; loading it needs no trial on this machine."""
+    write_json(folder / "manifest.json", manifest)
+    remember(folder)
+
+
+def cache() -> Path:
+    """Return the file with the sums of manifests that were written here or have passed, below XDG_CACHE_HOME or ~/.cache."""
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path("~/.cache").expanduser()) / "dr-scl" / "verified"
+
+
+def is_known(folder: Path) -> bool:
+    """True if the index in a folder was written here, or has passed a trial."""
+    try:
+        return sha256(folder / "manifest.json") in cache().read_text(encoding="ascii").splitlines()
+    except (OSError, ValueError, RuntimeError):  # nothing is remembered, or there is no home
+        return False
+
+
+def remember(folder: Path) -> None:
+    """Remember that the index in a folder may be loaded; where nothing can be kept, it is tried again."""
+    with suppress(OSError, ValueError, RuntimeError):
+        own, path = sha256(folder / "manifest.json"), cache()
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with path.open("a", encoding="ascii") as file:
+            file.write(f"{own}\n")  # one write, which others cannot part
+        if path.stat().st_size > 2 * _REMEMBERED * len(f"{own}\n"):
+            write_text(path, "\n".join(path.read_text(encoding="ascii").split()[-_REMEMBERED:]) + "\n")

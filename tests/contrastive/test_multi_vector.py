@@ -19,7 +19,7 @@ from dsi.contrastive.tokens import TokenHead
 from dsi.docids.files.processes import ALONE
 from dsi.docids.files.storage import folder_sums
 from dsi.docids.token_vectors import decode
-from dsi.store.manifest import remember
+from dsi.store.verify import remember
 from dsi.training import embedding, pipeline
 from dsi.training.pipeline import TrainingRun
 from tests.support.edits import edit_json, watch, write_sums

@@ -21,7 +21,7 @@ from dsi.docids.clustering import DocidsConfig, build_tree
 from dsi.docids.words.bm25 import BM25
 from dsi.rerankers.cross_encoder import CrossEncoderReranker
 from dsi.search.candidates import load_reranker
-from dsi.store import manifest, probe, verify
+from dsi.store import probe, verify
 from dsi.store.loading import load_documents
 from tests.support.edits import QUERIES, count_ends, edit_json, edits, write_sums
 from tests.support.small import MINIPEDIA, random_tied, save_cross_encoder
@@ -120,12 +120,12 @@ def test_without_a_place_to_remember_an_index_is_tried_again(stranger, trials, t
 
 
 def test_only_the_last_manifests_are_remembered(stranger, trials, monkeypatch):
-    monkeypatch.setattr(manifest, "_REMEMBERED", 2)
+    monkeypatch.setattr(verify, "_REMEMBERED", 2)
     for number in range(5):
         edit_json(stranger / "manifest.json", lambda own: own.update(seed=number))  # noqa: B023
         load(stranger)
-    assert len(manifest.cache().read_text().split()) <= 4
-    assert manifest.is_known(stranger)
+    assert len(verify.cache().read_text().split()) <= 4
+    assert verify.is_known(stranger)
 
 
 # How a trial ends.
@@ -147,14 +147,14 @@ def test_an_index_whose_trial_fails_is_refused_with_the_last_line(stranger, tmp_
     monkeypatch.setattr(verify, "_BYTES_A_SECOND", 2**60)
     with pytest.raises(ValueError, match=rf"^{re.escape(str(stranger))} is not loaded, because {line}$"):
         verify.verify(stranger, seconds=0.7)
-    assert not manifest.is_known(stranger)
+    assert not verify.is_known(stranger)
 
 
 @pytest.mark.programs
 def test_the_command_tries_an_index_again_and_prints_what_it_found(stranger, capsys):
     assert main(["verify", str(stranger)]) == 0
     assert re.fullmatch(rf"{stranger}: \d+ files, \d+\.\d MB, generation 1; fine\n", capsys.readouterr().out)
-    assert manifest.is_known(stranger)
+    assert verify.is_known(stranger)
     path = stranger / "encoder" / "model.safetensors"
     save_file({name: array * np.float32(2) for name, array in load_file(path).items()}, path)
     write_sums(stranger)

@@ -20,8 +20,8 @@ if TYPE_CHECKING:
     from dsi.measuring.tuning import tune
     from dsi.rerankers.reranking import load_rerankers, rerank
     from dsi.search.candidates import Candidates, Reranker
+    from dsi.search.hits import Hit, Hits
     from dsi.search.request import SearchConfig, SearchOptions
-    from dsi.search.results import Hit, Hits
     from dsi.store.retriever import GenerativeRetriever
     from dsi.training.pipeline import index, train
 
@@ -32,8 +32,8 @@ _HOMES = {
     "Config": "dsi.config",
     "Evaluation": "dsi.measuring.evaluation",
     "GenerativeRetriever": "dsi.store.retriever",
-    "Hit": "dsi.search.results",
-    "Hits": "dsi.search.results",
+    "Hit": "dsi.search.hits",
+    "Hits": "dsi.search.hits",
     "Reranker": "dsi.search.candidates",
     "SearchConfig": "dsi.search.request",
     "SearchOptions": "dsi.search.request",

@@ -19,7 +19,7 @@ from dsi.docids.files.untrusted import read_json, reading
 from dsi.docids.types import Floats, Ints, Run
 from dsi.docids.words.analyzer import ENGLISH, check_language, stems, words
 from dsi.docids.words.postings import Postings, lists_problem, postings_arrays, read_postings
-from dsi.docids.words.term_scores import Damping, Terms, TermScorer, highest
+from dsi.docids.words.term_scores import Damping, Terms, TermScorer, highest_positive
 
 BM25_MODEL = "bm25"
 """Names BM25 in a configuration."""
@@ -118,7 +118,7 @@ class Lexical(ABC):
             block = query_ids[start : start + _BLOCK]
             for query_id, terms in zip(block, self.query_terms([queries[q] for q in block]), strict=True):
                 scores = self.scorer.scores(terms)
-                rows, _ = highest(scores, k)
+                rows, _ = highest_positive(scores, k)
                 rows = rows[np.lexsort((rows, -scores[rows]))]
                 run[query_id] = {doc_ids[row]: float(scores[row]) for row in rows}
         return run

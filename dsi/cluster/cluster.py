@@ -17,7 +17,7 @@ from dsi.cluster.router import ShardedRetriever
 from dsi.cluster.shards import check_shards
 from dsi.docids.files.checks import plain
 from dsi.docids.files.processes import Processes
-from dsi.search.generate import TiedIndex
+from dsi.search.generate import TiedEngine
 
 logger = logging.getLogger(__name__)
 
@@ -178,7 +178,7 @@ def serve_shards(
         raise ValueError(f"timeout must be a number of seconds above 0, got {timeout}.")
     retriever = ShardedRetriever.from_pretrained(folder, device=device, dtype=dtype, backend=backend)
     engine = retriever.engine
-    if not isinstance(engine, TiedIndex):
+    if not isinstance(engine, TiedEngine):
         raise ValueError(f"{folder} cannot be served by shards, which need tied docid tokens; serve it in one process.")
     check_shards(engine.tree, shards)
     cluster.check(folder)

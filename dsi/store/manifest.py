@@ -53,7 +53,7 @@ def read_entries(path: Path) -> dict[str, Any]:
             f"{path} has format version {manifest.get('format_version')}, this version reads {FORMAT_VERSION}; "
             "install the version that wrote it or train again."
         )
-    for name, kind in _KINDS.items():
+    for name, kind in {**_KINDS, **({"configured": dict} if "configured" in manifest else {})}.items():
         if type(manifest.get(name)) is not kind:
             raise ValueError(
                 f"{path}: {name} must be of type {kind.__name__}, got {shown(manifest.get(name))}; {RESTORE}."
@@ -61,6 +61,7 @@ def read_entries(path: Path) -> dict[str, Any]:
     _check_names(manifest, path)
     create_settings(EncoderConfig, manifest["encoder"], str(path), "encoder")
     search_config(manifest, str(path))
+    configured_search(manifest, str(path))
     return manifest
 
 
@@ -74,6 +75,15 @@ def search_config(manifest: dict[str, Any], source: str = "manifest.json") -> Se
     if record.get("beta") == "inf":  # JSON has no infinity
         record = {**record, "beta": math.inf}
     return create_settings(SearchConfig, record, source, "search")
+
+
+def configured_search(manifest: dict[str, Any], source: str = "manifest.json") -> SearchConfig:
+    """Return the search config that was set before tuning changed it: that of `[search]`.
+
+    Raises:
+        ValueError: as `search_config`.
+    """
+    return search_config({"search": manifest.get("configured", manifest["search"])}, source)
 
 
 def part(folder: Path, manifest: dict[str, Any], name: str) -> Path:

@@ -25,7 +25,7 @@ from dsi.docids.types import Run
 from dsi.eval.measures import evaluate, mean
 from dsi.eval.protocol import overlap_splits
 from dsi.measuring.runs import DenseRuns, generator_only
-from dsi.search.engine import EncodedQueries, encode_queries
+from dsi.search.queries import EncodedQueries, encode_queries
 from dsi.store.retriever import GenerativeRetriever
 from dsi.training.docids_stage import scheme_input
 from dsi_experiments.descents import Descents, descend
@@ -283,8 +283,8 @@ def measure_tree(tree: DocidTree) -> dict[str, Any]:
     vectors = tree.centroids.nbytes + tree.embeddings.nbytes + (tree.codes.nbytes if tree.codes else 0)
     return {
         "bytes a document": {
-            "tree": round(sum(own.nbytes for own in arrays) / tree.num_documents, 1),
-            "vectors": round(vectors / tree.num_documents, 1),
+            "tree": round(sum(own.nbytes for own in arrays) / tree.num_places, 1),
+            "vectors": round(vectors / tree.num_places, 1),
         },
         "documents a node": [np.quantile(sizes[level], (0, 0.25, 0.5, 0.75, 1)).tolist() for level in tree.levels],
     }

@@ -7,9 +7,9 @@ from pathlib import Path
 from statistics import mean
 from typing import Any
 
-from dsi.eval.figures import spreads_figure
-from dsi.eval.report import Measured, experiment_table
 from dsi.eval.tables import markdown_table
+from dsi_experiments.figures import spreads_figure
+from dsi_experiments.published import Measured, experiment_table
 from dsi_experiments.report import save_report
 from dsi_experiments.rows import Rows
 

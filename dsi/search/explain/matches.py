@@ -11,10 +11,12 @@ import numpy as np
 
 from dsi.contrastive.encoder import Encoder
 from dsi.contrastive.tokens import TokenHead
+from dsi.docids.types import Floats, Ints
 from dsi.docids.words.analyzer import WORD_CHARACTERS, as_compared
-from dsi.search.engine import EncodedQueries, Engine
+from dsi.search.engine import Engine
+from dsi.search.hits import Match, Span
+from dsi.search.queries import EncodedQueries
 from dsi.search.request import SearchRequest
-from dsi.search.results import Floats, Ints, Match, Span
 
 _WORD = re.compile(rf"[{WORD_CHARACTERS}]+")
 _PIECE = re.compile(rf"{_WORD.pattern}|[^{WORD_CHARACTERS}\s]")

@@ -89,7 +89,7 @@ def _nested_trie(tree: "DocidTree", end: int) -> dict[int, Any]:
     import numpy as np
 
     trie: dict[int, Any] = {}
-    for row in tree.paths(np.arange(tree.num_documents))[1]:
+    for row in tree.paths(np.arange(tree.num_places))[1]:
         node = trie
         for token in (*(int(tree.token_offsets[level] + digit) for level, digit in enumerate(row) if digit >= 0), end):
             node = node.setdefault(token, {})
@@ -109,7 +109,7 @@ def _prefixes(tree: "DocidTree", count: int, end: int) -> "list[Tensor]":
     import numpy as np
     import torch
 
-    digits = tree.paths(np.random.default_rng(1).integers(tree.num_documents, size=count))[1]
+    digits = tree.paths(np.random.default_rng(1).integers(tree.num_places, size=count))[1]
     written = np.pad(np.where(digits < 0, -1, digits + tree.token_offsets), ((0, 0), (1, 1)), constant_values=-1)
     written[np.arange(count), 1 + (digits >= 0).sum(axis=1)] = end
     written[written < 0] = 0  # the start token, and the padding after the end

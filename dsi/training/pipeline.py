@@ -494,10 +494,6 @@ class TrainingRun:
         if self._missing:
             trained = finished["encoder"]
             encoder = Encoder.load(self.config.encoder, trained, self.device)
-            if own := preflight.without_tokens(self.config, encoder):
-                self.config = own
-                self._check()
-                return
             if trained is None:
                 preflight.check_storable(self.config, encoder, self.processes)
             preflight.check_encoder(self.config, encoder, len(self.collection.documents))

@@ -212,17 +212,6 @@ def check_models(config: Config, stages: Sequence[str], device: str | None) -> N
         SparseModel.load(config.lexical.model, device)
 
 
-def without_tokens(config: Config, encoder: Encoder) -> Config | None:
-    """Return the configuration without late interaction, and warn, if it has it and the encoder gives no token vectors."""
-    if encoder.has_tokens or not config.has_token_vectors or config.tokens.model:
-        return None
-    logger.warning(
-        "The encoder %r gives no vectors of tokens, so the index has no late interaction (tokens.bits = 0, "
-        "search.token_weight = 0); name a multi-vector model (tokens.model) to have it.", config.encoder.name,
-    )  # fmt: skip
-    return config.with_changes({"tokens.bits": 0, "search.token_weight": 0.0})
-
-
 def check_storable(config: Config, encoder: Encoder, processes: Processes) -> None:
     """Raise ValueError if an index with this encoder could not be loaded, as for a module that an index may not hold."""
     problem = processes.first(

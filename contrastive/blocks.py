@@ -88,7 +88,7 @@ class DocumentTexts(LazyTexts):
 def warn_cut(cut: int, documents: int, pieces: int, encoder: Encoder) -> None:
     """Warn that an encoder does not read some documents to their ends, in at most this many pieces each."""
     if cut:
-        read = min(encoder.config.document_length, encoder.model.max_seq_length or LONGEST_INPUT)
+        read = min(encoder.config.document_length, encoder.max_length or LONGEST_INPUT)
         most = f"{pieces} pieces of at most {read} tokens" if pieces > 1 else f"{read} tokens"
         logger.warning(
             "%d of %d documents are longer than the encoder reads (%s; docids.pieces): only words find what follows.",

@@ -228,7 +228,7 @@ def test_added_documents_take_a_place_a_piece_and_removed_ones_free_all_of_their
         rows = random_rows(3, 3, seed + step)
         tree = add_documents(tree, chance.normal(size=(len(rows), WIDTH)).astype(np.float32), rows)
         names += [f"n{step}{row}" for row in range(3)]
-        assert tree._problem() == ""
+        assert tree.problem() == ""
         assert tree.num_rows == len(names)
         now = docids(tree)
         assert {name: now[name] for name in before} == before
@@ -237,7 +237,7 @@ def test_added_documents_take_a_place_a_piece_and_removed_ones_free_all_of_their
         places = tree.num_places - tree.num_removed - sum(len(now[names[row]]) for row in gone)
         tree = remove_documents(tree, gone)
         names = [name for row, name in enumerate(names) if row not in gone]
-        assert tree._problem() == ""
+        assert tree.problem() == ""
         assert tree.num_places - tree.num_removed == places
         assert docids(tree) == {name: now[name] for name in names}
 
@@ -641,7 +641,7 @@ def test_short_collections_are_as_without_pieces_and_long_documents_join_them(
     own.add(documents)
     (line,) = [record.getMessage() for record in caplog.records if "longer than" in record.getMessage()]
     assert line.startswith("1 of 2 documents are longer than the encoder reads (100 pieces of at most 256 tokens")
-    assert own.tree._problem() == ""
+    assert own.tree.problem() == ""
     hit = next(
         hit for hit in own.search("helium is a noble gas of the sun", 42, method="exact") if hit.doc_id == "long"
     )

@@ -87,7 +87,8 @@ def test_one_line_at_the_start_says_how_much_there_is(collection, config, tmp_pa
         TrainingRun(tmp_path / "run", collection, config, "cpu").train()
         return [line for line in capsys.readouterr().err.splitlines() if " documents, " in line]
 
-    plain = config.with_changes({"pseudo_queries": {"method": "none"}, "docids": {"pieces": 1}})
+    config = config.with_changes({"docids": {"pieces": 1}})
+    plain = config.with_changes({"pseudo_queries": {"method": "none"}})
     pairs, count = len(collection.pairs("train")), len(collection.documents)
     encoder, generator = plain.contrastive.steps(pairs), plain.training
     steps = -(-(pairs + count) // generator.batch_size) * int(generator.epochs)

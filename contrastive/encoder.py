@@ -1,11 +1,14 @@
-"""The text encoder: a sentence-transformers model with the paper's prompts, lengths and pooling.
+"""The text encoder: a sentence-transformers model as its authors made it, unless a setting says otherwise.
 
 Turns documents and queries into texts of the right length, and texts into embeddings (one vector per text) and token states
-(input of the decoder). Knows nothing of docids or of the decoder.
+(input of the decoder). Prompts, similarity, truncated dimensions and the type of the stored weights are decided here alone.
+Knows nothing of docids or of the decoder.
 """
 
+import copy
 import hashlib
 import logging
+import math
 import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -16,37 +19,45 @@ from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 import torch
-from huggingface_hub import HfApi, constants
+import torch.nn.functional as F
+from huggingface_hub import HfApi
 from huggingface_hub.errors import HfHubHTTPError
 from huggingface_hub.utils import are_progress_bars_disabled, disable_progress_bars  # type: ignore[attr-defined]
 from numpy.typing import NDArray
 from sentence_transformers import SentenceTransformer
-from sentence_transformers.sentence_transformer.modules import Pooling, Transformer
+from sentence_transformers.sentence_transformer.modules import Pooling, StaticEmbedding, Transformer
 from torch import Tensor, nn
-from transformers import AutoModel, T5Config, T5EncoderModel
+from torch.nn.utils.rnn import pad_sequence
+from transformers import AutoModel, PreTrainedTokenizerFast, T5Config, T5EncoderModel
 from transformers.utils import logging as transformers_logging
 
-from dsi.contrastive.config import FRESH, FRESH_T5, PACKAGED, EncoderConfig
+from dsi.contrastive.config import FRESH, FRESH_T5, LONGEST_INPUT, LONGEST_PROMPT, PACKAGED, EncoderConfig
+from dsi.contrastive.cutting import DocumentCut, Lengths, cut_document, has_words, head_of, piece_text
 from dsi.contrastive.devices import check_device
 from dsi.contrastive.inference import for_inference
-from dsi.contrastive.onnx_runtime import check_backend, for_onnx_runtime
-from dsi.contrastive.untrusted import (
-    check_finite,
-    check_inputs,
-    check_model,
-    write_model,
-)
+from dsi.contrastive.models import TEXTS, check_inputs, load_complete, loading_data, write_model
+from dsi.contrastive.prompts import choose_prompt
 from dsi.docids.files.progress import Bar
 from dsi.docids.files.progress import progress as show_progress
-from dsi.docids.files.storage import sha256
-from dsi.docids.files.untrusted import catching_panics, reading
+from dsi.docids.files.storage import digest, sha256
+from dsi.docids.files.untrusted import catching_panics
 
 logger = logging.getLogger(__name__)
 
 PLURALS = {"query": "queries", "document": "documents"}
 """{kind of text: its plural, for progress bars}."""
 
-_LOADING = threading.RLock()
+_USUAL = (
+    ("query", "which noble gas glows in signs"),
+    ("query", "capital cities on the Danube"),
+    (
+        "document",
+        "The Danube flows through ten countries, and through Vienna, Bratislava and Budapest, to the Black Sea.",
+    ),
+    ("document", "Neon is a noble gas. It glows reddish orange in advertising signs when a current flows through it."),
+)
+"""Texts from which the usual length of an embedding is taken, where lengths count."""
+
 _PAPERS = "sentence-t5"
 """In the names of the paper's encoders."""
 
@@ -55,6 +66,10 @@ _EXAMPLE_SHA256 = "53aa51172d142c89d9012cce15ae4d6cc0ca6895895114379cacb4fab128d
 
 _CHARACTERS, _MORE = 16, 16
 """Characters of a text that are read for a token at first, and tokens that are read beyond those that are needed."""
+
+
+_LEAST_ROOM = 16
+"""Tokens that a text has beside prompt and special tokens, at least."""
 
 
 class EncodedTexts(NamedTuple):
@@ -110,22 +125,39 @@ class TokenModel(Protocol):
 
 
 class Encoder:
-    """A sentence-transformers model and its `EncoderConfig`.
+    """A sentence-transformers model and its `EncoderConfig`; computes in float32 whatever its weights are stored in.
+
+    Dot products of its embeddings are what the model compares texts by. For cosines, embeddings have length 1. For dot products
+    they keep their lengths, in units of their usual length, so that weights beside them mean the same for every model; with
+    `encoder.pooling = "mean"`, the paper's, lengths stay as they are.
 
     Args:
-        model: the model; its prompts "query" and "document" come from the config.
+        model: with its own prompts "query" and "document" (or "passage", "corpus"), which the config may replace.
         config: prompts, lengths, pooling.
 
     Attributes:
+        dtype: of the stored weights.
+        tokenizer: of the model, callable.
         token_model: makes the token vectors of the index; None if they are made of the encoder's own states.
+
+    Raises:
+        ValueError: the model compares embeddings by their distance.
     """
 
     token_model: TokenModel | None = None
 
     def __init__(self, model: SentenceTransformer, config: EncoderConfig) -> None:
-        self.model = model.eval()
+        check_similarity(model, config.name)
+        self.dtype = model.dtype or torch.float32
+        self.model = model.float().eval()
         self.config = config
-        self.model.prompts = {"query": config.query_prompt, "document": config.document_prompt}
+        own = {"query": config.query_prompt, "document": config.document_prompt}
+        self.model.prompts = {kind: choose_prompt(model, kind, prompt) for kind, prompt in own.items()}
+        self.model.default_prompt_name = None
+        self._is_cosine, self._is_static = model.similarity_fn_name == "cosine", isinstance(model[0], StaticEmbedding)
+        self.tokenizer: Any = model.tokenizer
+        if self._is_static:
+            self.tokenizer = PreTrainedTokenizerFast(tokenizer_object=model.tokenizer)
         self._source: tuple[EncoderConfig, Path | None, str | None] | None = None
         self._warned_long_query = False
         self._tokenizing = threading.Lock()  # a call sets the tokenizer's padding and truncation
@@ -136,10 +168,12 @@ class Encoder:
 
         Raises:
             FileNotFoundError: a file is missing, or the named encoder is no folder and the Hub cannot be reached.
-            ValueError: the device cannot be used, an index may not hold the model, or the folder holds no encoder, or code.
+            ValueError: the device cannot be used, the folder holds no encoder, or weights that matter are missing.
         """
         check_device(device)
-        encoder = cls(_load_stored(folder, device) if folder else cls._configured(config, device), config)
+        with _unadvised():
+            model = _load_stored(folder, device) if folder else cls._configured(config, device)
+        encoder = cls(model, config)
         encoder._source = config, folder, device
         return encoder
 
@@ -157,8 +191,11 @@ class Encoder:
             transformer = model[0].auto_model
             transformer.load_state_dict(AutoModel.from_config(transformer.config).state_dict(), strict=False)
         if config.pooling == "mean":
-            width = model[0].get_embedding_dimension()
-            model = SentenceTransformer(modules=[model[0], Pooling(width, pooling_mode="mean")], device=device)
+            pooling = Pooling(model[0].get_embedding_dimension(), pooling_mode="mean")
+            model = SentenceTransformer(
+                modules=[model[0], pooling], device=device, prompts=model.prompts, similarity_fn_name="dot",
+                default_prompt_name=model.default_prompt_name,
+            )  # fmt: skip
         return model
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -178,38 +215,51 @@ class Encoder:
         return int(self.model[0].get_embedding_dimension())
 
     @property
+    def max_length(self) -> int | None:
+        """Tokens of a text that the model reads, with special ones; None if it reads any text to its end."""
+        limit = self.model.max_seq_length
+        return None if limit is None or math.isinf(limit) else int(limit)
+
+    @property
     def token_dim(self) -> int:
         """Width of what token vectors are made of: a token state, or a vector of `token_model`."""
         return self.token_model.dim if self.token_model else self.state_dim
 
     @property
     def fingerprint(self) -> str:
-        """sha256 of the weights: encoders with the same one give the same embeddings."""
-        return state_fingerprint(self.model)
+        """sha256 of weights, prompts and similarity: encoders with the same one give the same embeddings."""
+        model = self.model
+        return digest([state_fingerprint(model), model.prompts, model.similarity_fn_name, self.embedding_dim])
 
     def document_texts(self, titles: Sequence[str], texts: Sequence[str]) -> list[str]:
         """Return the title, a space, and the first `document_length` tokens of the text, for each document."""
-        return [first for (first,) in self.segment_texts(titles, texts, 1)]
+        return [first for (first,) in self.piece_texts(titles, texts, 1)]
 
-    def segment_texts(self, titles: Sequence[str], texts: Sequence[str], segments: int) -> list[list[str]]:
-        """Return up to `segments` pieces of `document_length` tokens per document, at least one, each after the title."""
-        pieces: list[list[str]] = [[] for _ in texts]
-        rest = list(texts)
-        for segment in range(segments):
-            bodies = self._cut(rest, self.config.document_length)
-            for document, title, body in zip(pieces, titles, bodies, strict=True):
-                if body.strip() or segment == 0:
-                    document.append(f"{title} {body}".strip())
-            rest = [text[len(body) :] for text, body in zip(rest, bodies, strict=True)]
-        return pieces
+    def piece_texts(self, titles: Sequence[str], texts: Sequence[str], pieces: int) -> list[list[str]]:
+        """Return the pieces of each document as `cut` finds them, each after the title."""
+        return [
+            [piece_text(title, text, span, own.title_end) for span in own.spans]
+            for title, text, own in zip(titles, texts, self.cut(titles, texts, pieces), strict=True)
+        ]
 
-    def bodies(self, text: str, segments: int) -> list[str]:
-        """Return the parts of a text that `segment_texts` puts after the title."""
-        bodies: list[str] = []
-        while len(bodies) < segments and (text.strip() or not bodies):
-            bodies += self._cut([text], self.config.document_length)
-            text = text[len(bodies[-1]) :]
-        return bodies
+    def cut(self, titles: Sequence[str], texts: Sequence[str], pieces: int) -> list[DocumentCut]:
+        """Return where each document is cut into pieces that the encoder reads to their ends, at most `pieces` of them.
+
+        A document that is read whole, its text of at most `document_length` tokens, is one piece. Of any other one a piece has
+        `piece_length` tokens of the text, more where there would be too many, after the title, of which it reads a quarter of
+        the model's tokens. With `pieces` = 1 it is the title with the first `document_length` tokens, as long as that may be.
+        """
+        lengths, limit = Lengths(self.config.document_length, self.config.piece_length, pieces), self._room
+        heads = self._offsets(titles, limit + 1), self._offsets(texts, lengths.most(limit) + _MORE)
+        return [cut_document(*own, lengths, limit) for own in zip(titles, texts, *heads, strict=True)]
+
+    @property
+    def _room(self) -> int:
+        """Tokens of title and text that the model reads beside prompt and special tokens."""
+        limit, tokenizer = self.max_length, self.model.tokenizer
+        (prompt,) = self._offsets([self.model.prompts["document"] or ""], LONGEST_PROMPT)
+        taken = len(prompt) + tokenizer.num_special_tokens_to_add()
+        return max(_LEAST_ROOM, min(limit or LONGEST_INPUT, LONGEST_INPUT) - taken)
 
     def query_texts(self, queries: Sequence[str]) -> list[str]:
         """Return the first `query_length` tokens of each query; warns once if a query is cut."""
@@ -248,36 +298,60 @@ class Encoder:
     @torch.no_grad()
     def forward(self, texts: Sequence[str], kind: str) -> EncodedTexts:
         """Return token states and embeddings of texts, of one pass."""
+        features, output = self._run(texts, kind)
+        if self._is_static:
+            numbers, mask, states = self._static_states(features)
+        else:
+            numbers, mask, states = features["input_ids"], output["attention_mask"].bool(), output["token_embeddings"]
+        words = mask & ~torch.isin(numbers, self._special)
+        return EncodedTexts(states, mask, self.comparable(output["sentence_embedding"]), words)
+
+    def comparable(self, embeddings: Tensor) -> Tensor:
+        """Return the vectors [n, embedding_dim] whose dot products compare texts, of what the model gives [n, dim]."""
+        kept = embeddings[:, : self.embedding_dim].float()
+        return F.normalize(kept, dim=1) if self._is_cosine else kept / self.usual_length
+
+    @cached_property
+    def usual_length(self) -> float:
+        """Median length of the embeddings of a few texts; 1 for cosines, and with pooling "mean"."""
+        if self._is_cosine or self.config.pooling == "mean":
+            return 1.0
+        with torch.no_grad():
+            vectors = [self._run([text], kind)[1]["sentence_embedding"] for kind, text in _USUAL]
+        return float(torch.cat(vectors)[:, : self.embedding_dim].float().norm(dim=1).median().clamp(min=1e-6))
+
+    def _run(self, texts: Sequence[str], kind: str) -> tuple[dict[str, Any], dict[str, Any]]:
+        """Return what the model reads of texts, and what it gives."""
         with self._tokenizing, catching_panics():
-            features = self.model.preprocess(list(texts), prompt=self.model.prompts[kind])
+            features = self.model.preprocess(list(texts), prompt=self.model.prompts[kind], task=kind)
         features = {k: v.to(self.model.device) if isinstance(v, Tensor) else v for k, v in features.items()}
-        output = self.model(features)
-        mask = output["attention_mask"].bool()
-        words = mask & ~torch.isin(features["input_ids"], self._special)
-        embeddings = output["sentence_embedding"][:, : self.embedding_dim].float()
-        return EncodedTexts(output["token_embeddings"], mask, embeddings, words)
+        return features, self.model(dict(features), task=kind)
+
+    def _static_states(self, features: dict[str, Tensor]) -> tuple[Tensor, Tensor, Tensor]:
+        """Return tokens [n, length], True at real ones, and their vectors [n, length, dim], of a table of token vectors."""
+        starts, numbers = features["offsets"].tolist(), features["input_ids"]
+        parts = [numbers[start:end] for start, end in zip(starts, [*starts[1:], len(numbers)], strict=True)]
+        padded, lengths = pad_sequence(parts, batch_first=True), torch.tensor([len(part) for part in parts])
+        mask = (torch.arange(padded.shape[1]) < lengths[:, None]).to(padded.device)
+        return padded, mask, F.embedding(padded, self.model[0].embedding.weight)
 
     def spans(self, text: str, kind: str) -> list[TokenSpan]:
         """Return where each real token of a text lies, in the order of the states of `forward`."""
-        prompt, tokenizer = self.model.prompts[kind] or "", self.model.tokenizer
+        prompt, limit = self.model.prompts[kind], self.model.max_seq_length or LONGEST_INPUT
         with self._tokenizing, catching_panics():
-            encoded = tokenizer(
-                prompt + text, truncation=True, max_length=self.model.max_seq_length, return_offsets_mapping=True
-            )
-        special, length = set(tokenizer.all_special_ids), len(prompt)
+            encoded = self.tokenizer(
+                prompt + text, truncation=True, max_length=min(limit, LONGEST_INPUT), return_offsets_mapping=True,
+                add_special_tokens=not self._is_static,
+            )  # fmt: skip
+        special, length = set(self.tokenizer.all_special_ids), len(prompt)
         return [
             TokenSpan(max(0, start - length), max(0, end - length), token in special)
             for token, (start, end) in zip(encoded["input_ids"], encoded["offset_mapping"], strict=True)
         ]
 
-    def reads_whole(self, text: str) -> bool:
-        """True if no token of a text made by `document_texts` is beyond the model's own limit."""
-        limit, spans = self.model.max_seq_length, self.spans(text, "document")
-        return limit is None or len(spans) < limit or not has_words(text[max(span.end for span in spans) :])
-
     @cached_property
     def _special(self) -> Tensor:
-        return torch.tensor(self.model.tokenizer.all_special_ids, device=self.model.device)
+        return torch.tensor(self.tokenizer.all_special_ids, dtype=torch.int64, device=self.model.device)
 
     def token_states(
         self, texts: Sequence[str], kind: str, *, batch_size: int = 64, progress: str = "", special: bool = True
@@ -300,38 +374,35 @@ class Encoder:
             for row, states, own, embedding in zip(rows, encoded.states, kept, encoded.embeddings, strict=True):
                 yield row, states[own], embedding
 
-    def for_search(self, dtype: torch.dtype = torch.float32, backend: str = "torch") -> "Encoder":
-        """Return a copy for fast inference; later changes to the weights do not affect it.
-
-        Args:
-            dtype: of weights and arithmetic.
-            backend: "torch", or "onnx" for ONNX Runtime; see `dsi.contrastive.onnx_runtime`. A `token_model` stays in torch.
-
-        Raises:
-            ModuleNotFoundError: the backend is not installed.
-            ValueError: no such backend, or it does not run on the encoder's device, or in this dtype.
-        """
-        check_backend(backend, dtype)
-        fast = (
-            for_inference(self.model, dtype) if backend == "torch" else for_onnx_runtime(self.model, self.fingerprint)
-        )
-        encoder = Encoder(fast, self.config)  # type: ignore[arg-type]
+    def for_search(self, dtype: torch.dtype = torch.float32) -> "Encoder":
+        """Return a copy for fast inference in a dtype; later changes to the weights do not affect it."""
+        encoder = object.__new__(Encoder)  # a copy made by `copy` would be loaded again, as one that is pickled
+        encoder.__dict__ |= self.__dict__ | {"usual_length": self.usual_length, "_source": None}
+        encoder.model = for_inference(self.model, dtype)  # type: ignore[assignment]
         encoder.token_model = self.token_model and self.token_model.for_search(dtype)
         return encoder
 
     def save(self, folder: Path) -> None:
-        """Write a plain sentence-transformers folder; the same encoder gives the same files."""
+        """Write a plain sentence-transformers folder, weights as they were stored; the same encoder gives the same files."""
         with self._tokenizing:
-            write_model(self.model, folder)
+            halved = self.dtype != self.model.dtype
+            write_model(copy.deepcopy(self.model).to(self.dtype) if halved else self.model, folder)
 
     def _cut(self, texts: Sequence[str], length: int) -> list[str]:
         """Return the longest prefix of each text that has at most `length` tokens; a long text is read no further."""
-        prefixes, rest, most = list(texts), list(range(len(texts))), length + _MORE
-        size = _CHARACTERS * most
+        return [
+            text[: max((end for _, end in offsets[:length]), default=0)]
+            for text, offsets in zip(texts, self._offsets(texts, length + _MORE), strict=True)
+        ]
+
+    def _offsets(self, texts: Sequence[str], most: int) -> list[list[tuple[int, int]]]:
+        """Return the first and last character of each of the first `most` tokens of texts, which are read no further."""
+        found: list[list[tuple[int, int]]] = [[] for _ in texts]
+        rest, size = list(range(len(texts))), _CHARACTERS * most
         while rest:
-            heads = [_head(texts[number], size) for number in rest]
+            heads = [head_of(texts[number], size) for number in rest]
             with self._tokenizing, catching_panics():
-                encoded = self.model.tokenizer(
+                encoded = self.tokenizer(
                     heads, truncation=True, max_length=most, add_special_tokens=False, return_offsets_mapping=True
                 )
             longer = []
@@ -339,22 +410,18 @@ class Encoder:
                 if len(offsets) < most and len(head) < len(texts[number]):
                     longer.append(number)
                 else:
-                    prefixes[number] = head[: max((end for _, end in offsets[:length]), default=0)]
+                    found[number] = offsets
             rest, size = longer, 4 * size
-        return prefixes
+        return found
 
 
-def has_words(text: str) -> bool:
-    """True if a text has a letter or a digit: what a cut leaves out may be space, or characters that nobody sees."""
-    return any(map(str.isalnum, text))
-
-
-def _head(text: str, size: int) -> str:
-    """Return a text up to the last space in its first `size` characters, or all of it."""
-    if len(text) <= size:
-        return text
-    head = text[:size]
-    return head[: end if (end := head.rfind(" ")) > 0 else size]
+def check_similarity(model: SentenceTransformer, name: str) -> None:
+    """Raise ValueError unless a model compares embeddings by cosines or dot products."""
+    if (similarity := model.similarity_fn_name) not in ("cosine", "dot"):
+        raise ValueError(
+            f"encoder.name {name!r} must compare embeddings by cosine or dot, got {similarity}; choose another model, or save "
+            'it with model.similarity_fn_name = "cosine".'
+        )
 
 
 @lru_cache(maxsize=1)
@@ -367,13 +434,18 @@ def _loaded(config: EncoderConfig, folder: Path | None, device: str | None, fing
 
 
 def _load_named(name: str, device: str | None) -> SentenceTransformer:
-    """Load an encoder that the user names, one that an index may hold."""
-    model = _find_named(name, device)
+    """Load an encoder that the user names, with all weights that its embeddings depend on."""
     try:
+        model = load_complete(lambda: _find_named(name, device), _embeddings)
         check_inputs(model)
     except ValueError as error:
         raise ValueError(f"The encoder {name!r} cannot be used, because {error}.") from None
     return model
+
+
+def _embeddings(model: SentenceTransformer) -> NDArray[np.float32]:
+    """Return the embeddings of some texts."""
+    return model.encode(list(TEXTS), show_progress_bar=False).astype(np.float32)
 
 
 def _find_named(name: str, device: str | None) -> SentenceTransformer:
@@ -424,25 +496,30 @@ def hub_answers(name: str) -> bool:
 
 
 def _load_stored(folder: Path, device: str | None) -> SentenceTransformer:
-    """Load the encoder from a folder of an index, which may be a stranger's."""
-    check_model(folder)
-    with reading(folder, torch.OutOfMemoryError), quiet_transformers(), without_hub():
-        model = SentenceTransformer(str(folder), device=device, local_files_only=True, trust_remote_code=False)
+    """Load the encoder from a folder of an index, which was judged before."""
+
+    def load() -> SentenceTransformer:
+        return SentenceTransformer(str(folder), device=device, local_files_only=True, trust_remote_code=False)
+
+    with loading_data(folder), quiet_transformers():
+        model = load_complete(load, _embeddings)
         check_inputs(model)
-    check_finite(model, folder)
     return model
 
 
 @contextmanager
-def without_hub() -> Iterator[None]:
-    """Let nothing be fetched from the Hub while a model is loaded that may be a stranger's."""
-    with _LOADING:  # the setting is global
-        offline = constants.HF_HUB_OFFLINE
-        constants.HF_HUB_OFFLINE = True
-        try:
-            yield
-        finally:
-            constants.HF_HUB_OFFLINE = offline
+def _unadvised() -> Iterator[None]:
+    """Hide the advice of sentence-transformers to load half precision in float32, which an `Encoder` computes in anyway."""
+
+    def is_other(record: logging.LogRecord) -> bool:
+        return "inference may be significantly slower" not in record.getMessage()
+
+    theirs = logging.getLogger("sentence_transformers.base.model")
+    theirs.addFilter(is_other)
+    try:
+        yield
+    finally:
+        theirs.removeFilter(is_other)
 
 
 class _Quiet:

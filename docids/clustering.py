@@ -13,7 +13,7 @@ from dsi.docids.files.storage import scratch_array, scratch_blocks
 from dsi.docids.schemes import Docids, DocidsConfig, SchemeInput, make_docids, path_lengths
 from dsi.docids.token_vectors import TokenVectors
 from dsi.docids.tree import DocidTree
-from dsi.docids.types import Floats, Ints, Mask, Numbers
+from dsi.docids.types import Bools, Floats, Ints, Numbers
 from dsi.docids.vectors import BLOCK, Vectors
 
 __all__ = ["DocidsConfig", "assemble", "build_tree"]
@@ -49,7 +49,9 @@ def build_tree(
     return assemble(make_docids(documents), embeddings)
 
 
-def assemble(docids: Docids, embeddings: Floats, tokens: TokenVectors | None = None) -> DocidTree:
+def assemble(
+    docids: Docids, embeddings: Floats, tokens: TokenVectors | None = None, spans: Ints | None = None
+) -> DocidTree:
     """Build the docid tree of docids; its vectors are written to scratch files, block by block.
 
     Args:
@@ -57,6 +59,7 @@ def assemble(docids: Docids, embeddings: Floats, tokens: TokenVectors | None = N
         embeddings: [N, dim] of the docids, perhaps memory-mapped; or fewer, of the documents, each of which gives its embedding
             to all its docids.
         tokens: of the same texts, in the same order.
+        spans: [N, 2] characters start to end of the piece of a text that each docid is of; none if each is of a whole one.
     """
     order, levels = _clusters(docids.paths)
     ranges = np.concatenate(levels)
@@ -76,7 +79,8 @@ def assemble(docids: Docids, embeddings: Floats, tokens: TokenVectors | None = N
     ordered = _take(embeddings, source, np.float16 if embeddings.dtype == np.float16 else np.float32)
     vectors = Vectors((_means_below(ordered, doc_start, doc_end),)), Vectors((ordered,))
     tokens = None if tokens is None else replace(tokens, order=source)
-    return DocidTree(first_child, num_children, doc_start, doc_end, doc_rows, *vectors, tokens=tokens)
+    spans = None if spans is None else spans[source].astype(np.int32)
+    return DocidTree(first_child, num_children, doc_start, doc_end, doc_rows, *vectors, tokens=tokens, spans=spans)
 
 
 def _clusters(paths: Ints) -> tuple[Ints, list[Ints]]:
@@ -94,7 +98,7 @@ def _clusters(paths: Ints) -> tuple[Ints, list[Ints]]:
     lengths = path_lengths(ordered)
     begins = np.zeros(len(paths) + 1, dtype=bool)  # True where a cluster of the next level begins
     begins[[0, -1]] = True
-    levels = [np.array([[0, len(paths)]], dtype=np.int32)]
+    levels: list[Ints] = [np.array([[0, len(paths)]], dtype=np.int32)]
     for level, numbers in enumerate(ordered.T):
         begins[1:-1] |= numbers[1:] != numbers[:-1]
         longer = np.zeros(len(paths) + 1, dtype=np.int32)
@@ -116,7 +120,7 @@ def _take(matrix: Numbers, rows: Ints, kind: type[np.generic]) -> Numbers:
     return scratch_blocks((len(rows), matrix.shape[1]), kind, blocks)
 
 
-def _are_within(start: Ints, end: Ints, count: int) -> Mask:
+def _are_within(start: Ints, end: Ints, count: int) -> Bools:
     """Return [count] True at the numbers within one of some ranges, which ascend."""
     steps = np.zeros(count + 1, dtype=np.int8)
     steps[start] += 1

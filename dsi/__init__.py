@@ -20,10 +20,11 @@ if TYPE_CHECKING:
     from dsi.measuring.tuning import tune
     from dsi.rerankers.reranking import load_rerankers, rerank
     from dsi.search.candidates import Candidates, Reranker
+    from dsi.search.hits import Hit, Hits
     from dsi.search.request import SearchConfig, SearchOptions
-    from dsi.search.results import Hit, Hits
     from dsi.store.retriever import GenerativeRetriever
-    from dsi.training.pipeline import index, train
+    from dsi.training.indexing import index
+    from dsi.training.pipeline import train
 
 _HOMES = {
     "Candidates": "dsi.search.candidates",
@@ -32,13 +33,13 @@ _HOMES = {
     "Config": "dsi.config",
     "Evaluation": "dsi.measuring.evaluation",
     "GenerativeRetriever": "dsi.store.retriever",
-    "Hit": "dsi.search.results",
-    "Hits": "dsi.search.results",
+    "Hit": "dsi.search.hits",
+    "Hits": "dsi.search.hits",
     "Reranker": "dsi.search.candidates",
     "SearchConfig": "dsi.search.request",
     "SearchOptions": "dsi.search.request",
     "evaluate": "dsi.measuring.evaluation",
-    "index": "dsi.training.pipeline",
+    "index": "dsi.training.indexing",
     "load_rerankers": "dsi.rerankers.reranking",
     "read_collection": "dsi.docids.data.collection",
     "rerank": "dsi.rerankers.reranking",

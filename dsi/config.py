@@ -57,7 +57,7 @@ class Config:
     """Train encoder and decoder in bfloat16 if the device has instructions for it."""
     dev_queries: Whole = 500
     """Number of train queries set aside if the collection has no dev split. On the dev queries the weights of scores, alpha and
-    the beam (with fusion "paper": alpha, beta and ann_temperature) are chosen after training; 0 chooses nothing."""
+    the beam (with other tokens: alpha, beta and ann_temperature) are chosen after training; 0 chooses nothing."""
     text_megabytes: Whole = 1000
     """The index keeps the documents' texts, which answers show, if they take at most this many megabytes; 0 keeps none."""
     pseudo_queries: PseudoQueriesConfig = field(default_factory=PseudoQueriesConfig)
@@ -115,15 +115,12 @@ class Config:
             raise ValueError(
                 f'search.lexical_weight needs a lexical part, got {search.lexical_weight} with lexical.model "none"; use 0.'
             )
-        if not tied and search.lexical_weight and (search.fusion == "paper" or not search.beta):
-            raise ValueError(
-                f'search.lexical_weight needs tied tokens or search.fusion "bound", got {search.lexical_weight} with '
-                f"{self.generator.docid_tokens!r} tokens and fusion {search.fusion!r}."
-            )
-        if search.token_weight and not tied:
-            raise ValueError(
-                f'search.token_weight needs generator.docid_tokens "tied", got {self.generator.docid_tokens!r}.'
-            )
+        for name in ("lexical_weight", "token_weight"):
+            if not tied and getattr(search, name):
+                raise ValueError(
+                    f'search.{name} needs generator.docid_tokens "tied", got {getattr(search, name)} with '
+                    f"{self.generator.docid_tokens!r}; use 0."
+                )
 
     @classmethod
     def named(cls, name: "str | Path | Config") -> "Config":
@@ -247,8 +244,13 @@ def _merged(settings: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str
 
 
 def write_config(config: Config, path: Path) -> None:
-    """Write every setting, defaults included."""
-    write_text(path, tomli_w.dumps(dataclasses.asdict(config)))
+    """Write every setting, defaults included, but for those that are not set: TOML has no word for none."""
+    write_text(path, tomli_w.dumps(_without_none(dataclasses.asdict(config))))
+
+
+def _without_none(settings: dict[str, Any]) -> dict[str, Any]:
+    own = {name: _without_none(value) if isinstance(value, dict) else value for name, value in settings.items()}
+    return {name: value for name, value in own.items() if value is not None}
 
 
 def all_settings() -> list[Setting]:

@@ -115,34 +115,6 @@ def best_setting(
     return max(means, key=lambda entry: entry[1])[0], means
 
 
-def supported_setting(
-    search: Callable[[Mapping[str, Any]], Run],
-    settings: Sequence[Mapping[str, Any]],
-    qrels: Qrels,
-    measure: str = "RR@10",
-) -> tuple[dict[str, Any], list[tuple[dict[str, Any], float]]]:
-    """Return the first setting unless the best one gains more than a standard error over it; otherwise as `best_setting`.
-
-    The standard error is that of the mean paired difference between the two, as in the "one standard error" rule (Breiman et
-    al. 1984).
-    """
-    values = [evaluate(search(setting), qrels, [measure])[measure] for setting in settings]
-    means = [(dict(setting), mean(per_query)) for setting, per_query in zip(settings, values, strict=True)]
-    best = max(range(len(means)), key=lambda number: means[number][1])
-    return means[best if supported_gain(values[best], values[0]) else 0][0], means
-
-
-def supported_gain(a: Mapping[str, float], b: Mapping[str, float]) -> bool:
-    """True if the mean paired difference a - b over queries exceeds its standard error.
-
-    >>> supported_gain({"q1": 1.0, "q2": 0.5}, {"q1": 0.5, "q2": 0.5})
-    False
-    """
-    gains = paired_differences(a, b)
-    error = float(gains.std(ddof=1)) / len(gains) ** 0.5 if len(gains) > 1 else 0.0
-    return float(gains.mean()) > error
-
-
 def randomisation_test(
     a: Mapping[str, float], b: Mapping[str, float], *, rounds: int = 100_000, seed: int = 0
 ) -> tuple[float, float]:

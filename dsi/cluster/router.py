@@ -23,15 +23,17 @@ from dsi.cluster.metrics import ShardMetrics
 from dsi.cluster.shards import Question, Share, shard_edges
 from dsi.docids.files.storage import content_fingerprint, read_while_unchanged
 from dsi.docids.tree import DocidTree
+from dsi.docids.types import Floats, Ints
 from dsi.docids.words.bm25 import Lexical
 from dsi.generator.tied import TiedGenerator
-from dsi.search.engine import QueryBatch
-from dsi.search.generate import TiedIndex
+from dsi.search.generate import TiedEngine
 from dsi.search.lists import cell_nodes
-from dsi.search.pools import Everything, Gathered, Pool, Sources
+from dsi.search.pools import Everything, Pool, Sources
+from dsi.search.queries import QueryBatch
 from dsi.search.request import SearchRequest
-from dsi.search.results import EXTRA, WALK, WORDS, Floats, Ints, SearchResult, ShardError, highest_and_rest
+from dsi.search.results import EXTRA, WALK, WORDS, SearchResult, ShardError
 from dsi.search.scores import DocumentScores
+from dsi.search.top import highest_and_rest
 from dsi.search.walk import Walk
 from dsi.store.documents import DocumentTable
 from dsi.store.loading import ChangedError, index_state, load_content, mapped_files, updating
@@ -46,7 +48,7 @@ _ATTEMPTS = 10
 """To load an index that others update meanwhile."""
 
 
-class ShardedIndex(TiedIndex):
+class ShardedIndex(TiedEngine):
     """An engine whose documents are scored by shards.
 
     Args:
@@ -72,9 +74,9 @@ class ShardedIndex(TiedIndex):
         self.edges = shard_edges(tree, len(fleet.replicas))
         self.shares = [Share.from_tree(tree, *edge) for edge in zip(self.edges, self.edges[1:], strict=False)]
 
-    def with_content(self, tree: DocidTree, lexical: Lexical | None) -> TiedIndex:  # type: ignore[override]
+    def with_content(self, tree: DocidTree, lexical: Lexical | None) -> TiedEngine:  # type: ignore[override]
         """Return an engine of one process over updated documents, to be written: shards hold the index on disk."""
-        return TiedIndex(tree, self.generator, lexical)
+        return TiedEngine(tree, self.generator, lexical)
 
     @cached_property
     def walk(self) -> Walk:
@@ -86,11 +88,11 @@ class ShardedIndex(TiedIndex):
         return Walk(self.tree, self.generator, ends)
 
     def sources(self, scores: DocumentScores, request: SearchRequest, count: int) -> "ShardedSources":
-        """As in `TiedIndex`."""
+        """As in `TiedEngine`."""
         return ShardedSources(self, scores, request, count)
 
     def all_documents(self, batch: QueryBatch, request: SearchRequest) -> "ShardedDocuments":
-        """As in `TiedIndex`."""
+        """As in `TiedEngine`."""
         return ShardedDocuments(self, self.document_scores(batch, request), request, request.k)
 
 
@@ -151,9 +153,9 @@ class _Asking:
 
     def gathered(
         self, method: str, rows: Sequence[int], rows_of: Mapping[int, Sequence[int]], further: Mapping[int, Any]
-    ) -> list[list[Gathered]]:
+    ) -> list[list[Pool]]:
         """Return for each of the rows the documents of each shard, shards in order; the other arguments are those of `ask`."""
-        parts: dict[int, list[Gathered]] = {row: [] for row in rows}
+        parts: dict[int, list[Pool]] = {row: [] for row in rows}
         for shard, answer in sorted(self.ask(method, rows_of, further).items()):
             for row, own in zip(rows_of[shard], answer, strict=True):
                 parts[row].append(own)
@@ -161,7 +163,7 @@ class _Asking:
 
     def mark(self, result: SearchResult) -> None:
         """Note in a result the shards that did not answer."""
-        sizes = np.diff(self.index.edges) / self.index.tree.num_documents
+        sizes = np.diff(self.index.edges) / self.index.tree.num_places
         partial = np.flatnonzero(self._missing.any(axis=1))
         for row in partial:
             result.missing[row] = np.flatnonzero(self._missing[row]).tolist()
@@ -176,13 +178,13 @@ class _Asking:
 class ShardedSources(_Asking, Sources):
     """Gathers the documents of pools from the shards."""
 
-    def outright(self, rows: Sequence[int], documents: Ints) -> list[Gathered]:
+    def outright(self, rows: Sequence[int], documents: Ints) -> list[Pool]:
         """As in `Sources`."""
         shards = [number for number, share in enumerate(self.index.shares) if np.isin(documents, share.rows).any()]
         parts = self.gathered("gather", rows, dict.fromkeys(shards, rows), dict.fromkeys(shards))
         return [merge(own, self.index.tree) for own in parts]
 
-    def gather(self, rows: Sequence[int], nodes: Sequence[Ints]) -> list[Gathered]:
+    def gather(self, rows: Sequence[int], nodes: Sequence[Ints]) -> list[Pool]:
         """As in `Sources`."""
         tree, needs_all = self.index.tree, self.scores.lexical is not None or self.scores.extra is not None
         owners = [self._shards_of(tree.doc_start[ends]) for ends in nodes]
@@ -223,10 +225,10 @@ class ShardedDocuments(_Asking, Everything):
         """As in `Everything`."""
         rows, shards = range(len(self.scores.queries) if k else 0), range(len(self.index.shares) if k else 0)
         for own in self.gathered("best", rows, dict.fromkeys(shards, rows), dict.fromkeys(shards, k)):
-            yield merge(own, self.index.tree).pool()
+            yield merge(own, self.index.tree)
 
 
-def merge(parts: Sequence[Gathered], tree: DocidTree, count: int = 0, *, walked: bool = True) -> Gathered:
+def merge(parts: Sequence[Pool], tree: DocidTree, count: int = 0, *, walked: bool = True) -> Pool:
     """Return the documents of all shards for one query as one process would: the best `count` of each source.
 
     Args:
@@ -236,36 +238,36 @@ def merge(parts: Sequence[Gathered], tree: DocidTree, count: int = 0, *, walked:
         walked: whether the walk of the query ended at any node.
     """
     if not parts:
-        nothing = np.zeros(0, dtype=np.float32)
-        return Gathered(np.zeros(0, dtype=np.int64), nothing, nothing, nothing, np.zeros(0, dtype=np.uint8), np.inf)
-    columns = [np.concatenate(column) for column in zip(*(part[:5] for part in parts), strict=True)]
+        return Pool(np.zeros(0, dtype=np.int64), np.zeros((1, 0), np.float32), np.zeros(0, dtype=np.uint8), (np.inf,))
+    positions, sources = (np.concatenate([part[field] for part in parts]) for field in (0, 2))
+    values = np.concatenate([part.parts for part in parts], axis=1)
     if tree.most_places > 1:
-        columns = _once(tree.doc_rows[columns[0]], columns)
-    sources = columns[4]
-    cut, rest, extra_cut = (max(values) for values in zip(*(part[5:8] for part in parts), strict=True))
-    limits = [cut if walked else np.inf, rest, extra_cut]
-    for number, (bit, values) in enumerate(zip((WALK, WORDS, EXTRA), columns[1:4], strict=True) if count else ()):
-        own = np.flatnonzero(sources & bit)
-        if len(own) > count:
-            if bit == WORDS:  # of equal ones those first in the document table are taken, as in one process
-                own = own[np.argsort(tree.doc_rows[columns[0][own]])]
-            kept, highest_left_out = highest_and_rest(values[own], count)
-            sources[np.delete(own, kept)] &= ~np.uint8(bit)
-            limits[number] = max(limits[number], highest_left_out)
+        positions, values, sources = _once(tree.doc_rows[positions], positions, values, sources)
+    cuts = [max(own) for own in zip(*(part.cuts for part in parts), strict=True)]
+    if not walked:
+        cuts[0] = np.inf
     if count:
-        columns = [column[sources > 0] for column in columns]
-    positions, dense, lexical, extra, sources = columns
+        for number, bit in enumerate((WALK, WORDS, EXTRA)[: len(values)]):
+            own = np.flatnonzero(sources & bit)
+            if len(own) > count:
+                if bit == WORDS:  # of equal ones those first in the document table are taken, as in one process
+                    own = own[np.argsort(tree.doc_rows[positions[own]])]
+                kept, highest_left_out = highest_and_rest(values[number, own], count)
+                sources[np.delete(own, kept)] &= ~np.uint8(bit)
+                cuts[number] = max(cuts[number], highest_left_out)
+        found = sources > 0
+        positions, values, sources = positions[found], values[:, found], sources[found]
     read, compared = sum(part.read for part in parts), sum(part.compared for part in parts)
-    return Gathered(positions, dense, lexical, extra, sources, limits[0], limits[1], limits[2], read, compared)
+    return Pool(positions, values, sources, tuple(cuts), read, compared)
 
 
-def _once(rows: Ints, columns: list[Any]) -> list[Any]:
+def _once(rows: Ints, positions: Ints, values: Floats, sources: Ints) -> tuple[Ints, Floats, Ints]:
     """Return each document once, found by all that found it anywhere; in docid order."""
     _, first, inverse = np.unique(rows, return_index=True, return_inverse=True)
-    sources = np.zeros(len(first), dtype=np.uint8)
-    np.bitwise_or.at(sources, inverse, columns[4])
-    order = np.argsort(columns[0][first])
-    return [*(column[first][order] for column in columns[:4]), sources[order]]
+    found_by = np.zeros(len(first), dtype=np.uint8)
+    np.bitwise_or.at(found_by, inverse, sources)
+    order = np.argsort(positions[first])
+    return positions[first][order], values[:, first[order]], found_by[order]
 
 
 class ShardedRetriever(GenerativeRetriever, Closes):

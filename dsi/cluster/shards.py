@@ -9,7 +9,7 @@ is back soon after it died.
 import dataclasses
 import os
 import platform
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from functools import cached_property
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -21,18 +21,17 @@ from dsi.docids.files.ram import keep_freed_memory
 from dsi.docids.files.storage import content_fingerprint, read_record, read_while_unchanged
 from dsi.docids.token_vectors import TokenCodes, TokenVectors
 from dsi.docids.tree import DocidTree
+from dsi.docids.types import Bools, Floats, Ints, Rows
 from dsi.docids.vectors import Vectors
 from dsi.docids.words.bm25 import BM25
 from dsi.docids.words.postings import read_postings
 from dsi.docids.words.term_scores import Terms, TermScorer
 from dsi.search.lists import ListedDocuments
-from dsi.search.pools import AllDocuments, Gathered, PoolSources
-from dsi.search.results import Bools, Floats, Ints
+from dsi.search.pools import AllDocuments, Pool, PoolSources
 from dsi.search.scores import DocumentScores
 
 _KEPT = 2
 """Generations that a shard holds at most."""
-Rows = NDArray[np.int64]
 
 _NO_ROWS = np.zeros(0, dtype=np.int64)
 
@@ -59,11 +58,11 @@ def shard_edges(tree: DocidTree, shards: int) -> Ints:
     ends = np.arange(1, count + 1) if first >= tree.num_inner else tree.doc_end[first : first + count].astype(np.int64)
     edges, child = [0], 0
     for shard in range(1, shards):
-        wished = shard * tree.num_documents / shards
+        wished = shard * tree.num_places / shards
         candidates = slice(child, count - (shards - shard))  # at least one child for each of the others
         child += int(np.abs(ends[candidates] - wished).argmin()) + 1
         edges.append(int(ends[child - 1]))
-    return np.array([*edges, tree.num_documents])
+    return np.array([*edges, tree.num_places])
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -110,6 +109,7 @@ class Share:
             "doc_rows": doc_rows,
             "codes": codes,
             "tokens": tokens,
+            "spans": None,  # the router has them
         }
         return dataclasses.replace(tree, embeddings=self._vectors(tree.embeddings), **own)
 
@@ -168,13 +168,11 @@ class ShardIndex:
     def __init__(self, folder: Path, manifest: dict[str, Any], number: int, shards: int) -> None:
         self.generation = int(manifest["generation"])
         docids, lexical = (folder / manifest["parts"].get(part, part) for part in ("docids", "lexical"))
-        tree = DocidTree.load(docids / "docids.safetensors", check=False)  # the router has
+        tree = DocidTree.load(docids / "docids.safetensors")
         # The manifest lists the files that must be there: an update may have removed files of this state meanwhile.
         files = [folder / name for name in manifest["files"]]
         if docids / "tokens.safetensors" in files:
-            tree = dataclasses.replace(
-                tree, tokens=TokenVectors.load(docids / "tokens.safetensors", tree.num_documents)
-            )
+            tree = dataclasses.replace(tree, tokens=TokenVectors.load(docids / "tokens.safetensors", tree.num_places))
         edges = shard_edges(tree, shards)
         self.share = Share.from_tree(tree, int(edges[number]), int(edges[number + 1]))
         self.tree = self.share.cut(tree)
@@ -198,9 +196,9 @@ class ShardIndex:
     def _allowed(self, question: Question) -> Bools | None:
         if question.allowed is None:
             return None
-        return np.unpackbits(question.allowed, count=self.tree.num_documents).astype(bool)
+        return np.unpackbits(question.allowed, count=self.tree.num_places).astype(bool)
 
-    def gather(self, question: Question, nodes: Sequence[Ints] | None) -> list[Gathered]:
+    def gather(self, question: Question, nodes: Sequence[Ints] | None) -> list[Pool]:
         """Return the documents that each source finds; without nodes all documents that may be returned."""
         scores, allowed, batch = self._scores(question), self._allowed(question), range(len(question.queries))
         sources = PoolSources(self.tree, self.listed, scores, question.most, allowed, self._occupied)
@@ -209,9 +207,8 @@ class ShardIndex:
         else:
             found = sources.gather(batch, nodes)
         if question.terms is not None:  # summed in the order of terms, so that equal documents of two shards are equal
-            places = [(row, self.tree.doc_rows[own.positions]) for row, own in enumerate(found)]
-            words = [scores.lexical_scores(*pair) for pair in places]
-            found = [own._replace(lexical=lexical) for own, lexical in zip(found, words, strict=True)]
+            for row, own in enumerate(found):
+                own.parts[1] = scores.lexical_scores(row, self.tree.doc_rows[own.positions])
         return self._placed(found)
 
     def rescore(self, question: Question, pools: Sequence[tuple[Ints, Floats]]) -> list[tuple[Ints, Floats]]:
@@ -223,20 +220,14 @@ class ShardIndex:
         ]
         return [(self.share.positions[positions], own) for positions, own in rescored]
 
-    def best(self, question: Question, k: int) -> list[Gathered]:
+    def best(self, question: Question, k: int) -> list[Pool]:
         """Return the best of all documents."""
         if not len(self.share.rows):  # all of them were removed
-            nothing = np.zeros(0, dtype=np.float32)
-            none = Gathered(_NO_ROWS, nothing, nothing, nothing, np.zeros(0, dtype=np.uint8))
-            return [none] * len(question.queries)
-        found = []
-        for pool in AllDocuments(self.tree, self._scores(question), self._allowed(question)).best(k):
-            zeros = np.zeros(len(pool.positions), dtype=np.float32)
-            own = Gathered(pool.positions, pool.scores, zeros, zeros, pool.sources)
-            found.append(own._replace(read=pool.read, compared=pool.compared))
-        return self._placed(found)
+            nothing = Pool(_NO_ROWS, np.zeros((1, 0), dtype=np.float32), np.zeros(0, dtype=np.uint8))
+            return [nothing] * len(question.queries)
+        return self._placed(AllDocuments(self.tree, self._scores(question), self._allowed(question)).best(k))
 
-    def _placed(self, found: Sequence[Gathered]) -> list[Gathered]:
+    def _placed(self, found: Iterable[Pool]) -> list[Pool]:
         """Return documents with their docid positions in the whole tree."""
         return [own._replace(positions=self.share.positions[own.positions]) for own in found]
 

@@ -8,12 +8,21 @@ pipe that fails gives a message, or with --json an object with "error"; the othe
 import argparse
 import json
 import os
+import shutil
 import sys
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from dsi.commands.arguments import add_device, add_index, add_search_options, open_retriever, parser, search_options
+from dsi.commands.arguments import (
+    add_device,
+    add_escaping,
+    add_index,
+    add_search_options,
+    open_retriever,
+    parser,
+    search_options,
+)
 from dsi.commands.libraries import load_libraries
 from dsi.commands.main import run_command
 from dsi.commands.prompt import HELP, command_of, read_lines, readable
@@ -22,7 +31,7 @@ from dsi.commands.values import count, existing_file, output_file, query_text
 
 if TYPE_CHECKING:
     from dsi.search.candidates import Candidates, Reranker
-    from dsi.search.results import Hits
+    from dsi.search.hits import Hits
     from dsi.store.retriever import GenerativeRetriever
 
 _BOLD = "\033[1m{}\033[0m"
@@ -57,11 +66,12 @@ def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
         "--queries",
         type=existing_file,
         metavar="FILE",
-        help="queries.jsonl, or id, a tab and the text a line; needs --run",
+        help="queries.jsonl, a .csv, .tsv or .parquet with columns id and text, or id, a tab and the text a line; needs --run",
     )
     command_line.add_argument(
         "--run", type=output_file, metavar="OUT", dest="output", help="TREC run to write for --queries"
     )
+    add_escaping(command_line)
     command_line.add_argument("--json", action="store_true", help="print one JSON object per query")
     command_line.add_argument("-k", type=count, default=10, help="documents per query")
     command_line.add_argument(
@@ -108,8 +118,10 @@ class _Searches:
         """Write the answers of {query_id: text} as a TREC run, with its file's name as the tag."""
         from dsi.docids.files.storage import file_name
         from dsi.eval.measures import ranking
-        from dsi.eval.trec import write_run
+        from dsi.eval.trec import check_fields, write_run
 
+        ids = *queries, *self.retriever.documents.rows
+        check_fields(arguments.output, ids, escape=arguments.escape_ids)  # before the search
         if self.rerankers:
             whole = self._reranked(queries).as_run()
             run = {
@@ -117,7 +129,8 @@ class _Searches:
             }
         else:
             run = self.retriever.run(queries, self.k, **self.options)
-        write_run(run, arguments.output, file_name(arguments.output.stem) or "dsi")
+        tag = file_name(arguments.output.stem) or "dsi"
+        write_run(run, arguments.output, tag, escape_ids=arguments.escape_ids)
         print(f"{arguments.output}: {len(run)} queries, {sum(map(len, run.values()))} documents")
 
     def answer_query(self, query: str) -> None:
@@ -161,7 +174,7 @@ class _Searches:
             _show_json(text, hits) if self.as_json else _show_text(hits)
 
     def _search(self, query: str) -> "Hits":
-        from dsi.search.results import Hits
+        from dsi.search.hits import Hits
 
         if not self.rerankers:
             return self.retriever.search(query, self.k, **self.options)
@@ -171,7 +184,7 @@ class _Searches:
     def _reranked(self, queries: "Sequence[str] | dict[str, str]") -> "Candidates":
         from dsi.rerankers.reranking import rerank
 
-        features = any(reranker.uses_features for reranker in self.rerankers)
+        features = next((own.features for own in self.rerankers if own.features), None)
         return rerank(self.retriever.candidates(queries, self.most, features=features, **self.options), self.rerankers)
 
     def _show_error(self, line: str, error: ValueError) -> None:
@@ -182,8 +195,9 @@ class _Searches:
 
 
 def _show_text(hits: "Hits") -> None:
-    bold = sys.stdout.isatty() and "NO_COLOR" not in os.environ
-    print(hits.format(_BOLD.format if bold else str), flush=True)
+    is_terminal = sys.stdout.isatty()
+    mark = _BOLD.format if is_terminal and "NO_COLOR" not in os.environ else str
+    print(hits.format(mark, shutil.get_terminal_size().columns if is_terminal else None), flush=True)
 
 
 def _show_json(query: str, hits: "Hits") -> None:

@@ -18,7 +18,7 @@ from dsi.integrations.retrieval import check_search, lists_of_doc_ids, open_inde
 from dsi.search.request import SearchOptions
 from dsi.store.loading import index_state, replace_index
 from dsi.store.retriever import GenerativeRetriever
-from dsi.training.pipeline import index as index_texts
+from dsi.training.indexing import index as index_texts
 
 
 class CorpusSearch:
@@ -54,7 +54,7 @@ class CorpusSearch:
                 content = index.tree, index.documents.dataset, index.lexical
                 replace_index(Path(folder) / "index", index.encoder, index.generator, index.search_config, *content)
                 parts.append(index_state(Path(folder) / "index"))
-            parts += [dataclasses.asdict(index.search_config), str(index.dtype), index.backend]
+            parts += [dataclasses.asdict(index.search_config), str(index.dtype)]
         return digest(parts)
 
     def take(self, doc_ids: Sequence[str], records: Iterable[Any]) -> None:

@@ -10,7 +10,7 @@ import dataclasses
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
 
@@ -34,7 +34,7 @@ from dsi.measuring.runs import BM25Runs, DenseRuns, IndexRuns, generator_only, l
 from dsi.rerankers.reranking import rerank
 from dsi.search.candidates import Candidates, Reranker
 from dsi.search.engine import Method
-from dsi.search.generate import WordsOnly
+from dsi.search.generate import DenseAndWords, WordsOnly
 from dsi.store.documents import DocumentTable
 from dsi.store.retriever import GenerativeRetriever
 
@@ -278,7 +278,7 @@ class _Systems:
 
         def before_training() -> tuple[Run, dict[str, Any]]:
             encoder = Encoder.load(self.retriever.encoder.config, device=str(self.retriever.device))
-            return DenseRuns(self.collection, encoder).run(self.split), {}
+            return DenseRuns.of_pieces(self.collection, encoder, self.retriever.tree.pieces).run(self.split), {}
 
         self._rows[BM25] = bm25
         if untrained:
@@ -293,7 +293,8 @@ class _Systems:
         """Add the index, searched in several ways; returns the name of the row with its own search config."""
         lexical, method = self.retriever.lexical, self.retriever.search_config.method
         if lexical:
-            self._add(f"{DENSE} + {lexical.name}", lambda: self.systems.tune(learned=False, on_dev=self.split != "dev"))
+            changes = partial(self.systems.tune, learned=False, on_dev=self.split != "dev")
+            self._add(f"{DENSE} + {lexical.name}", changes, DenseAndWords)
         if self.retriever.engine.is_tied:
             self._add_controls()
         else:
@@ -331,7 +332,10 @@ class _Systems:
         def row(chain: Sequence[Reranker]) -> tuple[Run, dict[str, Any]]:
             if not made:
                 queries = self.systems.encode(self.split, self.collection.query_texts(self.split))
-                candidates = self.retriever.candidates(queries, k)
+                features = next(
+                    (own.features for several in rerankers.values() for own in several if own.features), None
+                )
+                candidates = self.retriever.candidates(queries, k, features=features)
                 texts_of = candidates.texts_of or DocumentTable(self.collection.documents).texts_of
                 made.append(dataclasses.replace(candidates, texts_of=texts_of))
             started = time.perf_counter()

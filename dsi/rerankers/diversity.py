@@ -6,7 +6,8 @@ from typing import Any
 
 import numpy as np
 
-from dsi.search.candidates import Candidates, Floats, Reranker
+from dsi.docids.types import Reals
+from dsi.search.candidates import Candidates, Reranker
 
 STRATEGIES = ("mmr", "msd", "dpp", "ssd", "cover")
 """Names of pyversity."""
@@ -32,7 +33,7 @@ class Pyversity(Reranker):
             raise ValueError(f"diversity must be in [0, 1], got {diversity}.")
         self.strategy, self.diversity = strategy, diversity
 
-    def score(self, candidates: Candidates) -> Floats:
+    def score(self, candidates: Candidates) -> Reals:
         """[n, k] k for the first candidate, k - 1 for the second, …; the scores of a list are scaled to [0, 1] before."""
         try:
             diversify = importlib.import_module("pyversity").diversify

@@ -18,12 +18,13 @@ from numpy.typing import NDArray
 from dsi.docids import extensions
 from dsi.docids.files.checks import shown
 from dsi.docids.files.storage import recover_folder, replace_folder, write_json
-from dsi.docids.files.untrusted import RESTORE, check_folder, read_json, reading
-from dsi.search.results import Hit, Hits
+from dsi.docids.files.untrusted import DATA, RESTORE, check_folder, read_json, reading
+from dsi.docids.types import Bools, Ints, Reals
+from dsi.search.hits import Hit, Hits
 
-Floats = NDArray[np.floating]
-Ints = NDArray[np.integer]
-Bools = NDArray[np.bool_]
+Features = Callable[..., tuple[NDArray[np.float32], tuple[str, ...]]]
+"""Computes features [queries, k, features], 0 at padding, and their names, given the engine that searched, the encoded queries,
+the result, and the titles of the answers."""
 R = TypeVar("R", bound="Reranker")
 T = TypeVar("T")
 
@@ -52,6 +53,7 @@ class Candidates:
         exact: [n] True where no other k documents scored better before reranking; False by default.
         texts_of: reads the texts of documents by doc_id, without titles; None if the index keeps no texts.
         metadata_of: reads the metadata of documents by doc_id; None if they have none.
+        spans: [n, k, 2] characters start to end of the best piece of each text, 0 for one piece; None if all are.
 
     Raises:
         ValueError: not one query_id and one `exact` a query.
@@ -60,16 +62,17 @@ class Candidates:
     queries: Sequence[str]
     doc_ids: Sequence[Sequence[str]]
     titles: Sequence[Sequence[str]]
-    scores: Floats
+    scores: Reals
     digits: Ints
-    query_embeddings: Floats
-    embeddings: Floats
-    features: Floats
+    query_embeddings: Reals
+    embeddings: Reals
+    features: Reals
     names: tuple[str, ...] = ()
     query_ids: Sequence[str] = ()
     exact: Bools = field(default_factory=lambda: np.zeros(0, dtype=bool))
     texts_of: Callable[[Sequence[str]], Sequence[str]] | None = None
     metadata_of: Callable[[Sequence[str]], Sequence[Mapping[str, Any]]] | None = None
+    spans: Ints | None = None
 
     def __post_init__(self) -> None:
         n = len(self.queries)
@@ -102,17 +105,23 @@ class Candidates:
         answers = []
         for row, exact in enumerate(self.exact.tolist()):
             docids = (tuple(digit for digit in path if digit >= 0) for path in self.digits[row].tolist())
+            spans = self._spans[row].tolist()
+            passages = [(start, end) if end else None for start, end in spans]
             columns = self.scores[row].tolist(), self.doc_ids[row], self.titles[row], docids, texts[row], metadata[row]
-            hits = [Hit(*fields) for fields in zip(count(1), *columns, strict=False)]
+            hits = [Hit(*fields) for fields in zip(count(1), *columns, passages, strict=False)]
             answers.append(Hits(hits, exact, self.queries[row]))
         return answers
+
+    @property
+    def _spans(self) -> Ints:
+        return np.zeros((*self.scores.shape, 2), dtype=np.int32) if self.spans is None else self.spans
 
     def as_run(self) -> dict[str, dict[str, float]]:
         """Return {query_id: {doc_id: score}}, which `eval` measures and TREC tools read."""
         lists = zip(self.query_ids, self.doc_ids, self.scores.tolist(), strict=True)
         return {query_id: dict(zip(doc_ids, scores, strict=False)) for query_id, doc_ids, scores in lists}
 
-    def columns(self, names: Sequence[str]) -> Floats:
+    def columns(self, names: Sequence[str]) -> Reals:
         """Return some of the features, [n, k, len(names)].
 
         Raises:
@@ -122,7 +131,7 @@ class Candidates:
         if missing and not self.names:
             raise ValueError(
                 f"The reranker reads the feature {missing[0]!r}, but these candidates were made without features; make them "
-                "with retriever.candidates(…, features=True), which is the default."
+                "with retriever.candidates(…, features=reranker.features)."
             )
         if missing:
             raise ValueError(
@@ -171,13 +180,13 @@ class Candidates:
             exact=self.exact[rows],
         )
 
-    def with_feature(self, name: str, values: Floats) -> "Candidates":
+    def with_feature(self, name: str, values: Reals) -> "Candidates":
         """Return the candidates with one more feature [n, k], for the rerankers that follow."""
         values = np.where(self.valid, values, 0.0).astype(np.float32)
         features = np.concatenate([self.features, values[:, :, None]], axis=2)
         return replace(self, features=features, names=(*self.names, name))
 
-    def order(self, scores: Floats) -> Ints:
+    def order(self, scores: Reals) -> Ints:
         """Return the columns [n, k] by descending new score; ties keep their order, and padding stays at the end."""
         if not isinstance(scores, np.ndarray) or scores.shape != self.scores.shape:
             got = f"shape {scores.shape}" if isinstance(scores, np.ndarray) else type(scores).__name__
@@ -186,7 +195,7 @@ class Candidates:
             raise ValueError("A reranker must give scores that are numbers, got NaN.")
         return np.argsort(-np.where(self.valid, scores, -np.inf), axis=1, kind="stable")
 
-    def reorder(self, scores: Floats) -> "Candidates":
+    def reorder(self, scores: Reals) -> "Candidates":
         """Return the candidates in the order of new scores [n, k]."""
         order = self.order(scores)
         scores = np.where(self.valid, scores, -np.inf)
@@ -208,6 +217,7 @@ class Candidates:
             digits=arrange(self.digits),
             embeddings=arrange(self.embeddings),
             features=arrange(self.features),
+            spans=arrange(self._spans),
         )
 
 
@@ -228,11 +238,11 @@ class Reranker(ABC):
 
     Attributes:
         kind: its name in reranker.json.
-        uses_features: whether `score` reads the candidates' features, which take another pass of the decoder.
+        features: computes the features that `score` reads; None if it reads none.
     """
 
     kind: ClassVar[str]
-    uses_features: ClassVar[bool] = False
+    features: ClassVar[Features | None] = None
 
     def __init_subclass__(cls, **options: Any) -> None:
         super().__init_subclass__(**options)
@@ -240,7 +250,7 @@ class Reranker(ABC):
             _classes[cls.kind] = cls
 
     @abstractmethod
-    def score(self, candidates: Candidates) -> Floats:
+    def score(self, candidates: Candidates) -> Reals:
         """Return new scores [n, k]; higher is better, and values at padding do not matter."""
 
     def rerank(self, candidates: Candidates) -> Candidates:
@@ -301,7 +311,7 @@ def load_reranker(folder: Path, binding: Mapping[str, Any] | None = None) -> Rer
         others = sorted(other.name for other in folder.parent.glob("[!.]*") if (other / _FILE).exists())
         remedy = f"there are {', '.join(others)}" if others else "train one: dsi train-reranker"
         raise FileNotFoundError(f"{folder} holds no reranker; {remedy}.")
-    check_folder(folder)
+    check_folder(folder, (*DATA, ".txt"))  # trees of LightGBM
     record = read_json(path)
     if (type(record.get("kind")), type(record.get("for")), type(record.get("settings"))) != (str, dict, dict):
         raise ValueError(f"{path} must have kind, for and settings; {RESTORE}.")

@@ -66,9 +66,10 @@ class SearchFields(BaseModel):
             TypeError: one that does not exist.
             ValueError: one that JSON cannot hold.
         """
-        given = given_options("search", self.model_extra or {})
-        for name, option in option_declarations().items():
-            if name in given and option.kind not in _TYPES:
+        taken = [name for name, option in option_declarations().items() if option.kind in _TYPES]
+        given = given_options("search", self.model_extra or {}, taken)
+        for name in given:
+            if name not in taken:
                 raise ValueError(f"{name} is a Python object, which no request can hold; leave it out.")
         return given
 
@@ -162,6 +163,10 @@ class HitAnswer(StoredDocument):
 
     rank: int = Field(description="From 1.")
     score: float
+    passage: str | None = Field(
+        None, description="The best piece of the text, if it has several and the index keeps texts."
+    )
+    passage_span: list[int] | None = Field(None, description="First character of that piece, and one past its last.")
     parts: dict[str, float] = Field({}, description="What each part of the score contributes, if asked for.")
     label: str = Field("", description="With matches: the title, or the first words.")
     matches: list[MatchedWord] = Field([], description="The matched words, if asked for.")
@@ -232,6 +237,9 @@ class Target(BaseModel):
     score: float
     last_score: float | None
     parts: dict[str, float]
+    passage_span: list[int] | None = Field(
+        None, description="Ends of the piece of its text that is scored, of several."
+    )
     path: list[PathStep]
     level: int | None = Field(description="At which the walk left it out, from 1.")
     returned_by: dict[str, Any] | None = Field(description="Options of a search that returns it; found by searching.")

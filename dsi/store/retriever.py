@@ -18,7 +18,6 @@ import numpy as np
 import torch
 
 from dsi.contrastive.encoder import Encoder
-from dsi.contrastive.onnx_runtime import check_backend
 from dsi.docids.data.records import COLUMNS
 from dsi.docids.files.checks import plain
 from dsi.docids.files.storage import MappedFile, check_mapped, writing_to
@@ -26,12 +25,13 @@ from dsi.docids.tree import DocidTree
 from dsi.docids.vectors import VectorKind, VectorsConfig
 from dsi.docids.words.bm25 import Lexical
 from dsi.generator.base import Generator
-from dsi.search.beam import BeamSearch
-from dsi.search.candidates import Candidates
-from dsi.search.engine import EncodedQueries, Engine, Followed, check_parts, encode_queries, encoded_queries
+from dsi.search.candidates import Candidates, Features
+from dsi.search.engine import Engine, Followed, check_parts
+from dsi.search.engines import create_engine
 from dsi.search.explain.explanation import Explanation
 from dsi.search.explain.why import AnsweredQuery
-from dsi.search.generate import TiedIndex
+from dsi.search.hits import Document, Hit, Hits
+from dsi.search.queries import EncodedQueries, Queries, encode_queries, encoded_queries
 from dsi.search.request import (
     SearchConfig,
     SearchOptions,
@@ -42,7 +42,7 @@ from dsi.search.request import (
     shows_options,
     split_options,
 )
-from dsi.search.results import Document, Hit, Hits, SearchResult
+from dsi.search.results import SearchResult
 from dsi.store import loading
 from dsi.store.candidates import candidates_of
 from dsi.store.documents import DocumentTable
@@ -50,8 +50,6 @@ from dsi.store.manifest import configured_search, read_entries
 from dsi.store.updating import Content, with_documents, with_texts, without_documents
 
 _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
-_ENGINES: dict[str, type[Engine]] = {"tied": TiedIndex, "digits": BeamSearch, "words": BeamSearch}
-"""{docid_tokens of the generator: what searches an index with it}."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -105,17 +103,15 @@ class GenerativeRetriever:
         search_config: the default search config, kept as `configured_search`, from which `dsi.tune` begins.
         lexical: BM25 or a `SparseIndex` of the same documents, needed for `lexical_weight`.
         dtype: of encoder and decoder in search; scores are always float32. torch.bfloat16 is faster on processors that have it.
-        backend: what computes the encoder in search: "torch" or "onnx", as in `from_pretrained`.
 
     Raises:
-        ModuleNotFoundError: the backend is not installed.
-        ValueError: the parts do not belong together, or the backend does not run in this dtype or on the encoder's device.
+        ValueError: the parts do not belong together.
     """
 
     def __init__(
         self, encoder: Encoder, tree: DocidTree, generator: Generator, documents: datasets.Dataset,
         search_config: SearchConfig | None = None, lexical: Lexical | None = None,
-        dtype: torch.dtype = torch.float32, backend: str = "torch",
+        dtype: torch.dtype = torch.float32,
     ) -> None:  # fmt: skip
         generator.check_tree(tree)
         if len(documents) != tree.num_rows:
@@ -125,7 +121,7 @@ class GenerativeRetriever:
                 f"The encoder gives embeddings of {encoder.embedding_dim} and states of {encoder.state_dim}, docids and "
                 f"generator need {tree.embeddings.shape[1]} and {generator.config.d_model}."
             )
-        self.device, self.dtype, self.backend = encoder.model.device, dtype, backend
+        self.device, self.dtype = encoder.model.device, dtype
         self._updating = threading.Lock()
         self._saved: dict[Path, str] = {}  # folder: state of the index there that this one contains
         self._mapped: tuple[MappedFile, ...] = ()
@@ -133,9 +129,9 @@ class GenerativeRetriever:
         self._on_disk: tuple[Path, Engine, SearchConfig] | None = None
         self._generation = 0  # there
         generator = generator.to(self.device)
-        engine = _ENGINES[generator.config.docid_tokens].from_generator(generator, tree, lexical, self.device, dtype)
+        engine = create_engine(generator, tree, lexical, dtype)
         config = self.configured_search = search_config or SearchConfig()
-        self._state = _State(encoder.for_search(dtype, backend), generator, config, DocumentTable(documents), engine)
+        self._state = _State(encoder.for_search(dtype), generator, config, DocumentTable(documents), engine)
 
     # The parts of the index.
 
@@ -203,11 +199,11 @@ class GenerativeRetriever:
     def search(self, queries: str, k: int = 10, **options: Unpack[SearchOptions]) -> Hits: ...  # type: ignore[overload-overlap]
     @overload
     def search(
-        self, queries: Sequence[str] | EncodedQueries, k: int = 10, **options: Unpack[SearchOptions]
+        self, queries: Iterable[Any] | EncodedQueries, k: int = 10, **options: Unpack[SearchOptions]
     ) -> list[Hits]: ...
     @shows_options
     def search(
-        self, queries: str | Sequence[str] | EncodedQueries, k: int = 10, **options: Unpack[SearchOptions]
+        self, queries: str | Iterable[Any] | EncodedQueries, k: int = 10, **options: Unpack[SearchOptions]
     ) -> Hits | list[Hits]:
         """Return the top k documents for a query, or for each of several.
 
@@ -216,7 +212,7 @@ class GenerativeRetriever:
             >>> hits, more = retriever.search(["noble gases", "rivers of europe"], method="exact")
 
         Args:
-            queries: one query, a list of queries, or the output of `encode_queries`.
+            queries: one, a list, a series or a table of them (see `Queries`), or the output of `encode_queries`.
             k: documents per query; k are returned whenever that many are allowed.
             **options: see `SearchOptions`.
 
@@ -225,7 +221,7 @@ class GenerativeRetriever:
 
         Raises:
             TypeError: an option does not exist.
-            ValueError: an empty query, an option out of range or not used, an unknown doc_id or column in a filter.
+            ValueError: a query that is no text, an option out of range or not used, an unknown doc_id or column in a filter.
         """
         if isinstance(queries, Mapping):
             raise TypeError("search() takes a text or a list of texts; run() takes {query_id: text}.")
@@ -247,9 +243,9 @@ class GenerativeRetriever:
 
     @shows_options
     def run(
-        self, queries: Mapping[str, str] | EncodedQueries, k: int = 10, **options: Unpack[SearchOptions]
+        self, queries: Queries | EncodedQueries, k: int = 10, **options: Unpack[SearchOptions]
     ) -> dict[str, dict[str, float]]:
-        """Return {query_id: {doc_id: score}} for {query_id: text}, the format of `eval` and of TREC tools."""
+        """Return {query_id: {doc_id: score}} for {query_id: text} or a table, the format of `eval` and of TREC tools."""
         index = self.snapshot
         encoded = encoded_queries(index.encoder, queries, show_progress=True)
         result = index.engine.search(encoded, index.request("run", k, options), show_progress=True)
@@ -269,6 +265,8 @@ class GenerativeRetriever:
         encoded = encoded_queries(index.encoder, query if isinstance(query, EncodedQueries) else [query])
         if encoded.count != 1:
             raise ValueError(f"explain() takes one query, got {encoded.count}.")
+        if not encoded.texts[0].strip():
+            raise ValueError("explain() takes a query that is not empty: the answer of an empty one is empty.")
         (answered,) = index.answered(encoded.texts, request)
         answered.encoded = encoded
         return answered.explanation
@@ -276,7 +274,7 @@ class GenerativeRetriever:
     @shows_options
     def follow(
         self,
-        queries: Sequence[str] | EncodedQueries,
+        queries: Queries | EncodedQueries,
         doc_ids: Sequence[Sequence[str]],
         **options: Unpack[SearchOptions],
     ) -> Followed:
@@ -307,18 +305,18 @@ class GenerativeRetriever:
     @shows_options
     def candidates(
         self,
-        queries: Sequence[str] | Mapping[str, str] | EncodedQueries,
+        queries: Queries | EncodedQueries,
         k: int = 100,
         *,
-        features: bool = True,
+        features: Features | None = None,
         **options: Unpack[SearchOptions],
     ) -> Candidates:
         """Return the top k documents of each query as candidates for `dsi.rerank`.
 
         Args:
-            queries: texts, {query_id: text}, or the output of `encode_queries`.
+            queries: texts, {query_id: text}, records or a table with an id and a text, or the output of `encode_queries`.
             k: documents per query.
-            features: compute the features of learned rerankers; takes one more pass of the decoder.
+            features: computes the features that a learned reranker reads, its `features`; none by default.
             **options: see `SearchOptions`.
         """
         index = self.snapshot
@@ -326,7 +324,7 @@ class GenerativeRetriever:
         result = index.engine.search(encoded, index.request("candidates", k, options))
         if not encoded.count:
             raise ValueError("candidates() takes at least one query, got none.")
-        return candidates_of(index.engine, index.documents, encoded, result, features=features)
+        return candidates_of(index.engine, index.documents, encoded, result, features)
 
     @shows_options
     def config_for(self, k: int = 10, **options: Unpack[SearchOptions]) -> SearchConfig:
@@ -383,10 +381,11 @@ class GenerativeRetriever:
         rows = np.maximum(index.tree.doc_rows[positions], 0)
         doc_ids, titles, texts = (index.documents.values_of(name, rows) for name in ("doc_id", "title", "text"))
         metadata = index.documents.metadata_at(rows.ravel())
+        spans = index.tree.spans_at(positions.ravel())
         hits, k, scores = [], positions.shape[1], result.scores.tolist()
         for row, (count, exact) in enumerate(zip(result.counts.tolist(), result.exact.tolist(), strict=True)):
             flat, search = slice(row * k, row * k + k), searches[row] if searches else None
-            columns = scores[row], doc_ids[row], titles[row], docids[flat], texts[row], metadata[flat]
+            columns = scores[row], doc_ids[row], titles[row], docids[flat], texts[row], metadata[flat], spans[flat]
             own = [Hit(*values).found_by(search) for values in zip(range(1, count + 1), *columns, strict=False)]
             query, lack = search.query if search else "", (float(result.coverage[row]), result.missing[row])
             hits.append(Hits(own, exact, query, search, *lack))
@@ -402,9 +401,7 @@ class GenerativeRetriever:
             for query_id, doc_ids, scores, count in zip(query_ids, *columns, strict=True)
         }
 
-    def encode_queries(
-        self, queries: Sequence[str] | Mapping[str, str], *, batch_size: int = 32, show_progress: bool = False
-    ) -> EncodedQueries:
+    def encode_queries(self, queries: Queries, *, batch_size: int = 32, show_progress: bool = False) -> EncodedQueries:
         """Encode queries once, to search them several times."""
         return encode_queries(self.encoder, queries, batch_size=batch_size, show_progress=show_progress)
 
@@ -552,7 +549,7 @@ class GenerativeRetriever:
     @classmethod
     def from_pretrained(
         cls, folder: str | Path, *, revision: str | None = None, token: str | bool | None = None,
-        device: str | None = None, dtype: str = "float32", backend: str = "torch",
+        device: str | None = None, dtype: str = "float32",
     ) -> Self:  # fmt: skip
         """Load an index, after checking every file.
 
@@ -562,21 +559,18 @@ class GenerativeRetriever:
             token: for a private index on the Hub; by default that of `hf auth login` or HF_TOKEN.
             device: of encoder and decoder; the best available by default.
             dtype: "float32" or "bfloat16", of encoder and decoder in search.
-            backend: "torch", or "onnx": ONNX Runtime computes the encoder, on the CPU and in float32 (extra `onnx`).
 
         Raises:
             FileNotFoundError: no index in the folder, nor on the Hub, or a part is missing.
-            ModuleNotFoundError: the backend is not installed.
             ValueError: a file was altered or truncated, or parts do not belong together; the message says which.
         """
         from dsi.store.hub import index_folder
 
         if plain(str, dtype, "dtype") not in _DTYPES:
             raise ValueError(f"dtype must be one of {', '.join(_DTYPES)}, got {dtype!r}.")
-        check_backend(plain(str, backend, "backend"), _DTYPES[dtype])
         local = index_folder(folder, revision, token)
         parts, state = loading.load_index(local, device)
-        retriever = cls(*parts, _DTYPES[dtype], backend)
+        retriever = cls(*parts, _DTYPES[dtype])
         retriever._saved[local.resolve()], retriever._mapped = state, loading.mapped_files(local)
         retriever._on_disk = local.resolve(), retriever.engine, retriever.search_config
         retriever._generation = loading.generation_of(local)
@@ -591,14 +585,12 @@ class GenerativeRetriever:
                 "save_update or save_pretrained first."
             )
         folder, dtype = self._on_disk[0], next(name for name, own in _DTYPES.items() if own == self.dtype)
-        return _reload, (folder, self._saved[folder], str(self.device), dtype, self.backend, self.search_config)
+        return _reload, (folder, self._saved[folder], str(self.device), dtype, self.search_config)
 
 
-def _reload(
-    folder: Path, state: str, device: str, dtype: str, backend: str, config: SearchConfig
-) -> GenerativeRetriever:
+def _reload(folder: Path, state: str, device: str, dtype: str, config: SearchConfig) -> GenerativeRetriever:
     """Return the retriever that was pickled, unless the index in its folder was changed since."""
-    retriever = GenerativeRetriever.from_pretrained(folder, device=device, dtype=dtype, backend=backend)
+    retriever = GenerativeRetriever.from_pretrained(folder, device=device, dtype=dtype)
     if retriever._saved[folder] != state:
         raise ValueError(f"{folder} was changed since the retriever was pickled; load the index there instead.")
     retriever.search_config = config

@@ -13,14 +13,15 @@ from sklearn.decomposition import TruncatedSVD
 from sklearn.feature_extraction.text import TfidfVectorizer
 from sklearn.preprocessing import normalize
 
-from dsi.docids.data.collection import document_records, read_queries
+from dsi.docids.data.collection import read_documents, read_queries
+from dsi.docids.types import Reals
 from dsi.eval.figures import lines_figure
 from dsi.eval.measures import mean
 from dsi.eval.tables import markdown_table
 from dsi.eval.trec import read_run
 from dsi.rerankers.diversity import Pyversity
 from dsi.rerankers.reranking import rerank
-from dsi.search.candidates import Candidates, Floats, Reranker
+from dsi.search.candidates import Candidates, Reranker
 from dsi_experiments.report import save_report
 from dsi_experiments.rerankers.lists import split_folds
 from dsi_experiments.rerankers.m2div import M2Div, M2DivConfig
@@ -42,7 +43,7 @@ class Unchanged(Reranker):
 
     kind = "unchanged"
 
-    def score(self, candidates: Candidates) -> Floats:
+    def score(self, candidates: Candidates) -> Reals:
         """The candidates' own scores."""
         return candidates.scores
 
@@ -83,7 +84,7 @@ SEARCHED = {"M2Div, K = 1000, policy alone": "M2Div, K = 1000, search when ranki
 
 def read_candidates(folder: Path) -> tuple[Candidates, dict[str, dict[str, list[str]]]]:
     """The first candidates of every query, and {query_id: {doc_id: subtopics}}."""
-    documents = {record["doc_id"]: record for record in document_records(folder / "corpus.jsonl")}
+    documents = {record["doc_id"]: record for record in read_documents(folder)}
     run = read_run(folder / "bm25.run")
     texts = read_queries(folder)
     ranked = {q: sorted(run[q], key=lambda doc_id: -run[q][doc_id])[:DEPTH] for q in run}

@@ -29,12 +29,15 @@ from dsi.docids.schemes.file import write_docids
 from dsi.docids.tree import DocidTree
 from dsi.docids.types import Floats, Run
 from dsi.eval.fusion import fit_weights, reciprocal_rank_fusion, weighted_sum
-from dsi.eval.measures import STANDARD_MEASURES, cutoff, evaluate, mean
+from dsi.eval.measures import STANDARD_MEASURES, cutoff, evaluate
 from dsi.eval.protocol import SystemResult, overlap_splits
 from dsi.measuring.provenance import provenance
 from dsi.measuring.runs import BM25Runs, DenseRuns, IndexRuns, generator_only
 from dsi.measuring.weights import DEPTH
-from dsi.search.engine import EncodedQueries
+from dsi.search.engine import Engine
+from dsi.search.engine import Method as SearchMethod
+from dsi.search.generate import DenseAndWords
+from dsi.search.queries import EncodedQueries
 from dsi.search.request import SearchRequest
 from dsi.search.results import Trace
 from dsi.store.retriever import GenerativeRetriever
@@ -50,7 +53,6 @@ from dsi_experiments.tables import Row
 SPLIT = "test"
 ANSWERS = 10
 BEAMS = (10, 20, 50)
-PLANS = (0.03, 0.1, 0.3, 1.0, 3.0, 10.0, 30.0, 100.0)
 """Weights of BM25 beside log-probabilities that are tried on dev."""
 
 
@@ -191,9 +193,7 @@ class Laboratory:
     def dense(self, config: Config) -> DenseRuns:
         """Dense search with the encoder of a configuration; no decoder is trained."""
         tree, encoder = self.tree(config), self._training(config).encoder()
-        doc_ids = list(self.collection.rows)
-        own = [doc_ids[row] for row in tree.doc_rows[tree.by_row]]
-        return DenseRuns(self.collection, encoder, tree.embeddings[tree.by_row], own)
+        return DenseRuns.of_tree(self.collection, encoder, tree, list(self.collection.rows))
 
     def index(self, config: Config) -> IndexRuns:
         """The trained index of a configuration; the last one stays in memory."""
@@ -226,7 +226,7 @@ class Laboratory:
             if self.processes.is_main:
                 write_docids(path, documents.doc_ids, docids.paths)
             self.processes.wait()
-        own = DocidsConfig(method=str(path), segments=config.docids.segments)
+        own = DocidsConfig(method=str(path), pieces=config.docids.most_pieces)
         return config.with_changes({"docids": dataclasses.asdict(own)})
 
     def untrained(self, config: Config) -> tuple[Encoder, Floats]:
@@ -236,11 +236,6 @@ class Laboratory:
 
     def query_means(self, config: Config) -> tuple[Encoder, Floats]:
         """The encoder, and the mean of its embeddings of each document, its train queries and its pseudo-queries."""
-        if config.docids.segments > 1:
-            raise ValueError(
-                "docids.segments must be 1 to cluster means with queries, which belong to whole documents, got "
-                f"{config.docids.segments}; set it to 1."
-            )
         run, pairs = self._training(config), self.collection.pairs("train")
         run.generate_queries()
         run.train_encoder()
@@ -248,6 +243,11 @@ class Laboratory:
         texts = [*(self.collection.queries[query_id] for query_id, _ in pairs), *pseudo]
         rows = np.array([*(row for _, row in pairs), *pseudo_rows], dtype=np.int64)
         embeddings = self._embeddings(config, encoder)
+        if len(embeddings) > len(self.collection.documents):
+            raise ValueError(
+                "docids.pieces must be 1 to cluster means with queries, which belong to whole documents, got "
+                f"{config.docids.pieces}; set it to 1."
+            )
         means, counts = np.array(embeddings), np.ones(len(embeddings), dtype=np.float32)
         folder = run.folder / "checkpoints" / "queries"
         np.add.at(means, rows, encode_blocks(encoder, QueryTexts(encoder, texts), "query", folder, self.processes))
@@ -284,11 +284,19 @@ class Laboratory:
         return overlap_splits(self.collection.qrels[SPLIT], self.collection.overlap_documents(SPLIT))
 
 
-def answer(retriever: GenerativeRetriever, encoded: EncodedQueries, k: int, **changes: Any) -> Run:
-    """Return the top k documents of each query, with some settings of `[search]` changed."""
+def answer(
+    retriever: GenerativeRetriever,
+    encoded: EncodedQueries,
+    k: int,
+    control: Callable[[Engine], SearchMethod] | None = None,
+    **changes: Any,
+) -> Run:
+    """Return the top k documents of each query, with some settings of `[search]` changed; `control`: another method."""
     index = retriever.snapshot
     request = SearchRequest(k, dataclasses.replace(index.search_config, **changes))
-    return index.as_run(encoded.query_ids, index.engine.search(encoded, request))
+    return index.as_run(
+        encoded.query_ids, index.engine.search(encoded, request, method=control and control(index.engine))
+    )
 
 
 POINTS = {"untrained": Laboratory.untrained, "query-means": Laboratory.query_means}
@@ -306,6 +314,12 @@ def _tuned(**options: Any) -> Method:
         return index.run(SPLIT, **changes), changes
 
     return method
+
+
+def _dense_and_words(laboratory: Laboratory, config: Config) -> tuple[Run, Mapping[str, Any]]:
+    index = laboratory.index(config)
+    changes = index.tune(learned=False)
+    return index.run(SPLIT, control=DenseAndWords, **changes), changes
 
 
 def _alone(beam_width: int = 0) -> Method:
@@ -342,35 +356,6 @@ def _clusters(beam_width: int) -> Method:
     return method
 
 
-def _planned(beam_width: int) -> Method:
-    """Search with the generator's beam, each node helped by the best BM25 score below it; the weight of BM25 is best on dev."""
-
-    def method(laboratory: Laboratory, config: Config) -> tuple[Run, Mapping[str, Any]]:
-        index, bm25 = laboratory.index(config), laboratory.words.bm25
-        snapshot, dev = index.retriever.snapshot, laboratory.collection.qrels["dev"]
-        changes: dict[str, Any] = {"fusion": "bound", "alpha": 0.5, "ann_temperature": 1.0, "beam_width": beam_width}
-        own = dataclasses.replace(snapshot.search_config, **changes)
-
-        def search(split: str, weight: float) -> Run:
-            queries = laboratory.collection.query_texts(split)
-            encoded = index.encode(split, queries)
-            vectors = snapshot.tree.embeddings[snapshot.tree.positions]
-            dense = encoded.embeddings.float().numpy(force=True) @ vectors.T
-            extra = (
-                weight * bm25.scores(list(queries.values())) - dense
-            )  # BM25 in place of the dense scores, not beside them
-            result = snapshot.engine.search(encoded, SearchRequest(ANSWERS, own, extra_scores=extra))
-            return snapshot.as_run(encoded.query_ids, result)
-
-        def quality(weight: float) -> float:
-            return mean(evaluate(search("dev", weight), dev, ["RR@10"])["RR@10"])
-
-        weight = laboratory.processes.first(max(PLANS, key=quality) if dev else 1.0)
-        return search(SPLIT, weight), {**changes, "weight": weight}
-
-    return method
-
-
 def _post_hoc(laboratory: Laboratory, config: Config) -> tuple[Run, Mapping[str, Any]]:
     """Dense search and the decoder, interpolated after the search with a weight chosen on dev."""
     index, dev, weight = laboratory.index(config), laboratory.collection.qrels["dev"], 0.0
@@ -401,11 +386,9 @@ METHODS: dict[str, Method] = {
     "decoder": _alone(),
     **{f"alone-{beam_width}": _alone(beam_width) for beam_width in BEAMS},
     "clusters-10": _clusters(10),
-    "planned-10": _planned(10),
-    "paper": _tuned(fusion="paper", lexical=False),
-    "bound": _tuned(fusion="bound", lexical=False),
-    "hybrid": _tuned(fusion="bound"),
-    "dense+bm25": _tuned(learned=False),
+    "fused": _tuned(lexical=False),
+    "hybrid": _tuned(),
+    "dense+bm25": _dense_and_words,
     "post-hoc": _post_hoc,
 }
 """How a row answers the test queries: {name: function of laboratory and configuration -> run, options worth knowing}."""

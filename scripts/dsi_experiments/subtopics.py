@@ -10,9 +10,9 @@ from typing import Any
 
 import numpy as np
 
-from dsi.docids.types import Run
+from dsi.docids.types import Bools, Run
 from dsi.eval.trec import parse_integer, split_fields
-from dsi.search.candidates import Bools, Candidates
+from dsi.search.candidates import Candidates
 
 Subtopics = Mapping[str, Mapping[str, Sequence[str]]]
 """{query_id: {doc_id: subtopics it covers}}."""

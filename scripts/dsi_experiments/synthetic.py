@@ -131,7 +131,7 @@ def _regrets(setting: Setting, objective: str, run: int) -> list[float]:
     rng = np.random.default_rng(run)
     weights = rng.normal(size=(setting.labels, FEATURES))
     (features, _, relevant), (test, eta, _) = (
-        _instances(rng, weights, count, tree.num_documents, setting.one_relevant)
+        _instances(rng, weights, count, tree.num_places, setting.one_relevant)
         for count in (setting.train, setting.test)
     )
     config = TreeModelConfig(

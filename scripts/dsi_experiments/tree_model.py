@@ -67,7 +67,7 @@ class TreeModel(nn.Module):
         self.tree, self.config, self.num_features = tree, config, num_features
         self.row = find_row(config.objective)
         self.targets = TreeTargets(tree)
-        nodes = tree.num_inner + tree.num_documents
+        nodes = tree.num_inner + tree.num_places
         self.nodes = nn.Linear(num_features, nodes)
         nn.init.zeros_(self.nodes.weight)
         with torch.no_grad():
@@ -159,9 +159,9 @@ class TreeModel(nn.Module):
             raise ValueError(
                 f"features must be [{relevant.shape[0]}, {self.num_features}] for these labels, got {list(features.shape)}."
             )
-        if relevant.shape[1] != self.tree.num_documents:
+        if relevant.shape[1] != self.tree.num_places:
             raise ValueError(
-                f"There are {relevant.shape[1]} labels, the tree has leaves for {self.tree.num_documents}; "
+                f"There are {relevant.shape[1]} labels, the tree has leaves for {self.tree.num_places}; "
                 "build it for all labels."
             )
         relevant = (relevant != 0).astype(np.float32).tocsr()

@@ -48,10 +48,10 @@ class Runs(dict[str, Path]):
         self.folder, self.encoder, self.collection = folder, encoder, collection
 
     def __missing__(self, name: str) -> Path:
-        docids = {"branching": 5, "max_leaf_size": 3}
+        docids = {"branching": 5, "max_leaf_size": 3, "pieces": 1}
         own = {
             "plain": {"docids": docids},
-            "places": {"docids": {**docids, "segments": 3}},
+            "places": {"docids": {**docids, "pieces": 3}},
             "codes": {"docids": docids, "vectors": {"code_bytes": 8}},
         }[name]
         encoder = {"encoder": {"name": str(self.encoder), **PROMPTS, "document_length": 16}}
@@ -168,7 +168,7 @@ def test_shards_cut_the_tree_at_children_of_the_root():
             first = int(tree.first_child[0])
             if first < tree.num_inner:
                 children = slice(first, first + int(tree.num_children[0]))
-                assert set(edges.tolist()) <= {*tree.doc_start[children].tolist(), tree.num_documents}
+                assert set(edges.tolist()) <= {*tree.doc_start[children].tolist(), tree.num_places}
 
 
 def replicas_of(retriever: ShardedRetriever, shard: int) -> list[int]:

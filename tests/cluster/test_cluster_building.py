@@ -22,7 +22,7 @@ from dsi.contrastive import blocks
 from dsi.contrastive.config import EncoderConfig
 from dsi.contrastive.encoder import Encoder
 from dsi.docids.clustering import DocidsConfig, build_tree
-from dsi.docids.files.processes import Rows
+from dsi.docids.files.processes import MatrixRows
 from dsi.docids.files.storage import folder_sums
 from dsi.docids.schemes import splits
 from tests.support.small import PROMPTS, write_collection
@@ -46,7 +46,7 @@ def collection(tmp_path_factory):
 @pytest.fixture
 def config(sentence_bert_folder) -> Config:
     encoder = {"encoder": {"name": str(sentence_bert_folder), **PROMPTS, "document_length": 16}}
-    own = {"docids": {"branching": 4, "max_leaf_size": 3, "segments": 3}, "dev_queries": 0}
+    own = {"docids": {"branching": 4, "max_leaf_size": 3, "pieces": 3}, "dev_queries": 0}
     return Config().without_training().with_changes({**encoder, **own})
 
 
@@ -176,7 +176,7 @@ def test_rows_of_a_mapped_file_are_sent_as_numbers(tmp_path):
     np.save(tmp_path / "points.npy", points)
     mapped, rows = np.load(tmp_path / "points.npy", mmap_mode="r"), np.arange(0, 300, 2)
     for matrix, sent in ((points, 48_000), (np.ascontiguousarray(mapped), 2_000), (mapped[:200], 48_000)):
-        packed = pickle.dumps(Rows(matrix, rows[: len(matrix) // 2]))
+        packed = pickle.dumps(MatrixRows(matrix, rows[: len(matrix) // 2]))
         assert len(packed) < sent + 1_000
         assert np.array_equal(pickle.loads(packed).read(), points[rows[: len(matrix) // 2]])
 

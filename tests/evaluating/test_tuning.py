@@ -57,10 +57,9 @@ def test_few_dev_queries_choose_nothing(settings, beir, tmp_path, caplog, monkey
     assert tune_index(tmp_path / "run", fewer, "cpu")
 
 
-@pytest.mark.parametrize("fusion", ["paper", "bound"])
-def test_few_or_unanswered_queries_choose_nothing_for_digits_either(fusion, encoder, caplog):
+def test_few_or_unanswered_queries_choose_nothing_for_digits_either(encoder, caplog):
     retriever = small_index(encoder)
-    before = retriever.search_config = dataclasses.replace(retriever.search_config, fusion=fusion)
+    before = retriever.search_config
     for count, relevant, said in (
         (1, 1, "1 dev queries are too few"),
         (25, 0, "0 dev queries have a relevant document"),

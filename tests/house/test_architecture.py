@@ -48,7 +48,6 @@ UNKNOWN = {
     "Hub": ("huggingface_hub.HfApi", "dsi.store.hub"),
     "decoders?": ("dsi.generator.model", "dsi.search.decoder"),
     "docids|identifiers": DOCIDS,
-    "features": ("dsi.search.features",),
     "generators?": ("dsi.generator", "dsi.search.decoder"),
     "indexes": ("dsi.store.retriever", "dsi.store"),
     "launchers": ("accelerate",),
@@ -206,7 +205,7 @@ print([name for name in ("datasets", "sentence_transformers", "transformers") if
 def test_what_needs_an_extra_is_imported_when_it_is_needed():
     extras = (
         "ir_datasets", "ir_measures", "langchain_core", "lightgbm", "llama_index", "matplotlib", "numba", "pyndeval",
-        "beir", "mteb", "onnx", "onnxruntime", "pyterrier", "pyversity",
+        "beir", "mteb", "pyterrier", "pyversity",
     )  # fmt: skip
     code = f"""
 import sys
@@ -227,7 +226,8 @@ except ValueError as error:
 @pytest.mark.parametrize(
     "module",
     [
-        "dsi.search.results",
+        "dsi.search.hits",
+        "dsi.search.top",
         *(f"dsi.eval.{name}" for name in ("measures", "fusion", "protocol", "tables")),
         "dsi_experiments.published",
         "dsi_experiments.regret",

@@ -27,7 +27,7 @@ RETIRED = (
     "nq10k-small", "nq100k-small", "small-digits", "--config small", 'config="small"', "all-MiniLM-L6-v2 (offline)",
     "lexical.enabled", "[examples]", "evaluate_every", "load_stages", "max_expansions", "retriever.trace",
     "Docids.of(", "DocidLogitsProcessor.of", "dsi_experiments.reproduce ", "dsi.snapshot", "dsi.store.parts",
-    "dsi.search.answers", "dsi.search.queries", "dsi.measuring.rows", "dsi.measuring.beam_widths", "dsi.generator.stored",
+    "dsi.search.answers", "dsi.measuring.rows", "dsi.measuring.beam_widths", "dsi.generator.stored",
     "contrastive.stored", "contrastive.callbacks", "dsi.docids.words.top_lists",
     "dsi build-docids", "dsi train-encoder", "dsi train-generator", "dsi generate-queries",
     "dsi.index import", "dsi.pipeline", "dsi.evaluation", "dsi.tuning", "scripts.experiments", "scripts.benchmarks",

@@ -17,11 +17,12 @@ from dsi.docids.vectors import VectorsConfig
 from dsi.docids.words.bm25 import BM25
 from dsi.generator.bonus import SIZE_WEIGHT
 from dsi.generator.tied import TiedGenerator
-from dsi.search.engine import QueryBatch
-from dsi.search.generate import TiedIndex, WordsOnly
+from dsi.search.generate import TiedEngine, WordsOnly
+from dsi.search.queries import QueryBatch
 from dsi.search.request import SearchConfig, SearchRequest
-from dsi.search.results import EXTRA, WALK, WORDS, Trace, best, highest, highest_and_rest
+from dsi.search.results import EXTRA, WALK, WORDS, Trace
 from dsi.search.scores import DocumentScores
+from dsi.search.top import best, highest, highest_and_rest
 from dsi.search.walk import NodeScores
 from tests.support import oracles
 from tests.support.small import WIDTH, random_batch, random_queries, random_tied, random_tree
@@ -61,8 +62,8 @@ class Case:
     request: SearchRequest
 
     @property
-    def index(self) -> TiedIndex:
-        return TiedIndex(self.tree, self.generator, self.bm25)
+    def index(self) -> TiedEngine:
+        return TiedEngine(self.tree, self.generator, self.bm25)
 
 
 def random_case(seed: int) -> Case:
@@ -72,11 +73,11 @@ def random_case(seed: int) -> Case:
     rows = np.repeat(np.arange(documents), several) if several > 1 else None
     points = rng.normal(size=(documents * several, WIDTH)).astype(np.float32)
     tree = assemble(Docids(paths, rows), points)
-    tree = replace(tree, segments=several)
+    tree = replace(tree, pieces=several, piece_cost=0.3 if seed % 12 in (0, 9) else 0.0)
     chance = np.random.default_rng([seed, 1])
     with_tokens = seed % 2 == 0
     if with_tokens:
-        tree = replace(tree, tokens=random_tokens(tree.num_documents, chance))
+        tree = replace(tree, tokens=random_tokens(tree.num_places, chance))
     generator = random_tied(tree, layers=int(seed % 5 == 0), seed=seed)
     kind = ["float32", "float32", "int8", "float16", "codes"][seed % 5]
     if kind == "codes":
@@ -87,7 +88,9 @@ def random_case(seed: int) -> Case:
     if seed % 4 >= 2 and documents > 4:  # updates
         gone = rng.choice(documents, size=int(rng.integers(1, documents - 1)), replace=False)
         new = int(rng.integers(1, 12))
-        _ = TiedIndex(tree, generator, None).listed  # lists are made before the update, as in an index that is searched
+        _ = TiedEngine(
+            tree, generator, None
+        ).listed  # lists are made before the update, as in an index that is searched
         tree = remove_documents(tree, gone)
         bm25 = bm25.update(gone.tolist(), [str(n) for n in range(documents - len(gone))], [])
         vectors = rng.normal(size=(new, WIDTH)).astype(np.float32)
@@ -131,7 +134,7 @@ def random_tokens(places: int, rng: np.random.Generator) -> TokenVectors:
 def token_scores(case: Case) -> np.ndarray:
     """[batch, places] late interaction by its definition, token by token, in float64; faiss decodes."""
     tokens, batch = case.tree.tokens, case.batch
-    scores = np.zeros((len(batch.texts), case.tree.num_documents))
+    scores = np.zeros((len(batch.texts), case.tree.num_places))
     if tokens is None:
         return scores
     quantizer = faiss.ScalarQuantizer(8, getattr(faiss.ScalarQuantizer, f"QT_{tokens.bits}bit_tqmse"))
@@ -154,17 +157,27 @@ def cosine(a: np.ndarray, b: np.ndarray) -> float:
 
 
 def place_scores(case: Case) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """[batch, places] dense scores, all but late interaction, and all, by their definition; -inf at removed documents."""
+    """[batch, places] dense scores, all but late interaction, and all, by their definition; -inf at removed documents.
+
+    The last also has -inf at places that are not their document's best by dense score: late interaction reads that one alone.
+    """
     tree, config = case.tree, case.request.config
     z = case.batch.embeddings.numpy().astype(np.float64)
-    vectors = np.stack([tree.embeddings[place] for place in range(tree.num_documents)]).astype(np.float64)
-    dense = z @ vectors.T
+    vectors = np.stack([tree.embeddings[place] for place in range(tree.num_places)]).astype(np.float64)
+    pieces = np.array([max(1, int((tree.doc_rows == row).sum())) for row in tree.doc_rows])
+    gone = tree.doc_rows < 0
+    dense = np.where(gone, -np.inf, z @ vectors.T - tree.piece_cost * np.log2(pieces))
     rows = np.maximum(tree.doc_rows, 0)
     total = dense + config.lexical_weight * case.bm25.scores(case.batch.texts).astype(np.float64)[:, rows]
     if case.request.extra_scores is not None:
         total = total + case.request.extra_scores[:, rows]
-    gone = tree.doc_rows < 0
     every = total + (config.token_weight * token_scores(case) if config.token_weight else 0)
+    best = [by_document(tree, own) for own in dense]
+    is_best = [
+        [score == own.get(row) for score, row in zip(scores, tree.doc_rows.tolist(), strict=True)]
+        for scores, own in zip(dense, best, strict=True)
+    ]
+    every = np.where(is_best, every, -np.inf)
     return tuple(np.where(gone, -np.inf, scores) for scores in (dense, total, every))
 
 
@@ -272,8 +285,6 @@ def _check_candidates(case, query, dense, plain, scores, rows_allowed, result, k
             break
         width *= 2
     if config.token_weight and tree.tokens is not None:  # the last stage
-        if tree.most_places > 1:
-            return  # which of them are best depends on places; scores were compared
         candidates = sorted(candidates, key=lambda row: -plain[row])[: max(k, request.pool)]
     expected = sorted((scores[row] for row in candidates), reverse=True)[:k]
     np.testing.assert_allclose(result.scores[query], expected, rtol=1e-5, atol=1e-5, err_msg=str(seed))
@@ -356,7 +367,7 @@ def test_nothing_pruned_is_certified_and_reads_everything():
     case = small_case(beam_width=1_000)
     result = case.index.methods["generate"].retrieve(case.batch, case.request)
     assert result.exact.all()
-    assert (result.read == case.tree.num_documents + case.tree.num_inner - 1).all()
+    assert (result.read == case.tree.num_places + case.tree.num_inner - 1).all()
     narrow = case.index.methods["generate"].retrieve(
         case.batch, replace(case.request, config=SearchConfig(beam_width=2))
     )
@@ -409,7 +420,7 @@ def test_sources_name_what_found_a_document():
 
 def test_a_root_that_holds_documents_is_all_of_them():
     tree = assemble(Docids(np.arange(30)[:, None].astype(np.int32)), np.eye(30, WIDTH, dtype=np.float32))
-    index = TiedIndex(tree, random_tied(tree), None)
+    index = TiedEngine(tree, random_tied(tree), None)
     states, mask, embeddings = random_queries(2)
     batch = QueryBatch(torch.arange(2), states, mask, embeddings, ["a", "b"])
     result = index.methods["generate"].retrieve(batch, SearchRequest(3, SearchConfig(beam_width=1, alpha=1.0)))
@@ -453,7 +464,7 @@ def test_follow_gives_node_scores_and_parts_that_add_up():
 def test_only_lists_of_kept_nodes_are_scanned(monkeypatch):
     rng = np.random.default_rng(0)
     tree = random_tree(400, branching=4, leaf=8).stored_as(VectorsConfig("float32", code_bytes=WIDTH // 4))
-    index = TiedIndex(tree, random_tied(tree), None)
+    index = TiedEngine(tree, random_tied(tree), None)
     listed = index.listed
     assert listed is not None
     scanned: list[np.ndarray] = []
@@ -480,7 +491,7 @@ def test_equal_scores_come_in_docid_order():
     tree = assemble(Docids(np.array([[1], [0], [2], [3]], dtype=np.int32)), np.ones((4, WIDTH), dtype=np.float32))
     states, mask, embeddings = random_queries(1)
     batch = QueryBatch(torch.arange(1), states, mask, embeddings, ["a"])
-    for method in TiedIndex(tree, random_tied(tree), None).methods.values():
+    for method in TiedEngine(tree, random_tied(tree), None).methods.values():
         assert method.retrieve(batch, SearchRequest(3, SearchConfig())).positions[0].tolist() == [0, 1, 2]
 
 
@@ -513,7 +524,7 @@ def test_a_hundred_thousand_equal_documents_have_docids_and_are_found():
     tree = build_tree(vectors, DocidsConfig())
     assert tree._problem() == ""
     assert tree.depth <= 6
-    index, batch = TiedIndex(tree, random_tied(tree), None), random_batch(1)
+    index, batch = TiedEngine(tree, random_tied(tree), None), random_batch(1)
     batch = batch._replace(embeddings=torch.from_numpy(vectors[:1]))
     for method in ("generate", "exact"):
         found = index.methods[method].retrieve(batch, SearchRequest(10, SearchConfig(lexical_weight=0.0)))

@@ -50,7 +50,7 @@ def test_no_file_holds_anything_of_a_removed_document_after_the_next_save(
     (tmp_path / "collection" / "corpus.jsonl").write_text(corpus)
     config = write_settings(
         tmp_path / "config.toml", sentence_t5_folder, t5_folder,
-        docids={"branching": 4, "max_leaf_size": 1, "segments": 2}, contrastive={"loss": "none"},
+        docids={"branching": 4, "max_leaf_size": 1, "pieces": 2}, contrastive={"loss": "none"},
         training={"epochs": 1.0},
         **TIED,
     )  # fmt: skip
@@ -141,7 +141,7 @@ def test_words_and_files_do_not_grow_with_updates_and_scores_stay(cycles, encode
             gc.collect()
             files = sum(path.stat().st_size for path in (tmp_path / "run").rglob("*") if path.is_file())
             chunks = retriever.documents.dataset.data.table.column("doc_id").num_chunks
-            sizes.append((files, len(retriever.lexical._vocabulary), chunks, retriever.tree.num_documents))
+            sizes.append((files, len(retriever.lexical._vocabulary), chunks, retriever.tree.num_places))
     after = retriever.search(QUERIES, k=10, method="exact")
     assert [[hit.doc_id for hit in hits] for hits in after] == [[hit.doc_id for hit in hits] for hits in before]
     (files, words, chunks, places), last = sizes[0], sizes[-1]

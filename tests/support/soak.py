@@ -30,7 +30,7 @@ import dsi
 from dsi.cluster.fleet import Replica
 from dsi.cluster.router import ShardedRetriever
 from dsi.config import Config
-from dsi.search.engine import EncodedQueries
+from dsi.search.queries import EncodedQueries
 from dsi.search.results import SearchResult, ShardError
 from tests.support.ray_cluster import ray_cluster
 

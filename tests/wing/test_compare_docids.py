@@ -6,7 +6,7 @@ import json
 import numpy as np
 import pytest
 from dsi_experiments import docid_schemes as docids
-from dsi_experiments.descents import descend
+from dsi_experiments.descents import descend, survivors
 from dsi_experiments.docids_report import SYSTEMS
 from dsi_experiments.laboratory import Laboratory, answer
 from dsi_experiments.rows import Rows
@@ -20,11 +20,12 @@ from dsi.docids.schemes import FILE, SCHEMES, SchemeInput, make_docids
 from dsi.measuring.diagnosis import diagnose, errors_by_level
 from dsi.measuring.runs import generator_only
 from dsi.search.request import SearchConfig
+from dsi.search.results import LevelTrace, Trace
 from tests.generator.test_tree_models import table_rows
 from tests.support.small import random_generator, random_tied
 from tests.training.test_pipeline import TIED, write_settings
 
-SEGMENTS = ("", "x", "0", "-1", "1.5", "101")
+PIECES = ("", "x", "0", "-1", "1.5", "101")
 
 
 @pytest.fixture
@@ -117,9 +118,9 @@ def test_digits_and_names_of_schemes(command, tmp_path, capsys, monkeypatch):
 @pytest.mark.parametrize(
     ("given", "message"),
     [
-        *((["kmeans", f"kmeans+{own}"], f"from 1 to 100 segments a document, got 'kmeans+{own}'") for own in SEGMENTS),
+        *((["kmeans", f"kmeans+{own}"], f"from 1 to 100 pieces a document, got 'kmeans+{own}'") for own in PIECES),
         (["+2"], "There is no docid scheme ''; use one of kmeans"),
-        (["kmeans", "title+2"], 'docids.segments is not read by the docid method "title"; leave it at 1, got 2'),
+        (["kmeans", "title+2"], 'docids.pieces is not read by the docid method "title"; leave it at 1, got 2'),
         (["kmeans", "file"], 'The scheme "file" reads docids and makes none, so it cannot be compared; leave it out'),
         (["kmeans", "--seeds", "0", "9999999999"], "seed must be at most 1000000000, got 9999999999"),
         (["kmeans", "title"], "document 'helium' (and 0 more) has none"),
@@ -187,11 +188,11 @@ def test_dense_search_is_that_of_whole_documents_and_all_have_the_seed(command, 
         return docids.Comparison(laboratory, digits=False, add=False)
 
     assert comparison({}).base == config  # rows that were measured before are found by it
-    assert comparison({"segments": 3}).base == config
+    assert comparison({"pieces": 3}).base == config
     lines = (f"{doc_id}\t{row} {piece}\n" for row, doc_id in enumerate(collection.rows) for piece in range(3))
     (tmp_path / "docids.tsv").write_text("".join(lines))
     of_file = {"method": str(tmp_path / "docids.tsv"), "branching": 0, "max_leaf_size": 20}
-    made = comparison({**of_file, "segments": 3})
+    made = comparison({**of_file, "pieces": 3})
     made.check([])
     assert made.base.docids == DocidsConfig(method=of_file["method"])
     seventh = docids.Comparison(made.laboratory, 7, digits=False, add=False)
@@ -219,6 +220,15 @@ def test_trees_are_of_one_size_and_titles_need_titles(beir):
     assert "title" not in docids.schemes_for(collection)
 
 
+def test_a_trace_says_which_paths_were_pruned():
+    first = LevelTrace(np.array([[1, 2, 3]]), np.float32([[0.5, 0.75, 0.25]]), np.array([[True, True, False]]))
+    second = LevelTrace(np.array([[4, 5, -1]]), np.float32([[2.0, 3.0, -np.inf]]), np.array([[False, True, False]]))
+    paths = np.array([[1, 5, 9], [3, 7, 8], [2, 4, -1]])
+    assert survivors(Trace([first, second]), paths).tolist() == [
+        [True, True, True], [False, True, True], [True, False, True]
+    ]  # fmt: skip
+
+
 @pytest.mark.parametrize("kind", ["tied", pytest.param("digits", marks=pytest.mark.slow)])
 def test_survival_and_search_errors_are_those_of_single_traced_searches(kind, beir, encoder):
     collection = dsi.read_collection(beir())
@@ -226,7 +236,7 @@ def test_survival_and_search_errors_are_those_of_single_traced_searches(kind, be
     vectors = encoder.encode(encoder.document_texts(documents["title"], documents["text"]), "document")
     tree = build_tree(vectors, DocidsConfig(branching=3, max_leaf_size=3))
     generator = random_tied(tree) if kind == "tied" else random_generator(tree)
-    config = SearchConfig(fusion="bound")
+    config = SearchConfig()
     retriever = dsi.GenerativeRetriever(encoder, tree, generator, documents, config, None)
     pairs = list(reversed(collection.pairs("test")))[::10]
     answers = {query_id: documents[row]["doc_id"] for query_id, row in pairs}

@@ -108,7 +108,7 @@ def search_costs(folder: Path) -> dict[str, Any]:
     search = TreeSearch(tree)
     search(queries[:1], _NARROWEST)
     first = time.perf_counter() - started
-    size = tree.num_documents
+    size = tree.num_places
     return {
         "load, s": round(loaded, 1),
         "first answer, s": round(first, 1),
@@ -120,7 +120,7 @@ def search_costs(folder: Path) -> dict[str, Any]:
 
 def _beams(search: TreeSearch, tree: DocidTree, queries: Floats, true: Ints) -> Iterator[dict[str, Any]]:
     beam, recall, read = _NARROWEST, 0.0, 0
-    while recall < _ENOUGH and read < tree.num_documents and beam <= max(_NARROWEST, tree.num_documents // _SHARE):
+    while recall < _ENOUGH and read < tree.num_places and beam <= max(_NARROWEST, tree.num_places // _SHARE):
         cost = _cost(search, tree, queries, true, beam)
         yield cost
         recall, read, beam = cost["recall@10"], cost["vectors read"], 2 * beam

@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from dsi.search.candidates import Bools, Floats, Ints
+from dsi.docids.types import Bools, Ints, Reals
 
 
 class AlphaNdcg:
@@ -32,7 +32,7 @@ class AlphaNdcg:
         """[m, subtopics] how often each occurs in lists [m, positions] of queries [m]; lists have -1 past their end."""
         return (self.labels[rows[:, None], lists] & (lists >= 0)[:, :, None]).sum(axis=1)
 
-    def gains(self, rows: Ints, lists: Ints) -> Floats:
+    def gains(self, rows: Ints, lists: Ints) -> Reals:
         """[m, k] gain of appending each candidate to these lists, without the discount by position; -inf at those in them."""
         worth = (1 - self.alpha) ** self.seen(rows, lists)
         gains = (self.labels[rows] * worth[:, None, :]).sum(axis=2)
@@ -40,7 +40,7 @@ class AlphaNdcg:
         gains[at, lists[at, positions]] = -np.inf
         return gains
 
-    def measure(self, rows: Ints, lists: Ints) -> Floats:
+    def measure(self, rows: Ints, lists: Ints) -> Reals:
         """[m] alpha-nDCG of lists [m, positions] of queries [m]; lists have -1 past their end."""
         total, seen = np.zeros(len(rows)), np.zeros((len(rows), self.labels.shape[2]))
         for position in range(self.positions):

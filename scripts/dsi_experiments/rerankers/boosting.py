@@ -18,7 +18,8 @@ from pydantic import Field
 from dsi.docids.files.declarations import LARGEST, Count, Positive, Whole, settings
 from dsi.docids.files.storage import write_text
 from dsi.docids.files.untrusted import check_file, reading
-from dsi.search.candidates import Floats, reranker_class
+from dsi.docids.types import Reals
+from dsi.search.candidates import reranker_class
 from dsi_experiments.rerankers.learned import FeatureReranker
 from dsi_experiments.rerankers.lists import JudgedLists
 
@@ -95,13 +96,13 @@ class BoostedTrees(FeatureReranker):
         self._trained = lightgbm.train(settings, data, num_boost_round=config.trees)
         return self
 
-    def base_scores(self, features: Floats) -> Floats:
+    def base_scores(self, features: Reals) -> Reals:
         """[n] scores that boosting starts from."""
         if self.base is None:
             return np.zeros(len(features))
         return self.base.predict(features[:, [self.names.index(name) for name in self.base.names]])
 
-    def predict(self, features: Floats) -> Floats:
+    def predict(self, features: Reals) -> Reals:
         """[n] scores, including those of the base."""
         return self.base_scores(features) + np.asarray(self._booster.predict(features, raw_score=True))
 

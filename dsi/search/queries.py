@@ -1,0 +1,197 @@
+"""Encoded queries: one pass of the encoder serves many searches. Knows nothing of what searches them."""
+
+from collections.abc import Callable, Iterable, Mapping, Sequence, Set
+from dataclasses import dataclass
+from functools import cache, partial
+from typing import Any, NamedTuple, TypeAlias
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from dsi.contrastive.encoder import Encoder
+from dsi.docids.data.oddities import Oddities
+from dsi.docids.data.records import EMPTY_QUERIES, checked_queries, id_of, is_table, items_of, records_of
+from dsi.docids.files.checks import plain, shown, text
+from dsi.docids.files.progress import progress
+
+Queries: TypeAlias = Mapping[str, str] | Iterable[Any]
+"""Texts, whose places are their ids; {query_id: text}; a series of texts; records or a table with an id and a text. The answer
+of an empty query is empty."""
+_NOTHING = "?"
+"""What is encoded for an empty query, so that arrays have a row for it; its answer is empty."""
+
+
+class QueryBatch(NamedTuple):
+    """A batch of encoded queries.
+
+    Attributes:
+        rows: [n] their indices among all queries of the call.
+        states: [n, length, state_dim] token states.
+        mask: [n, length] True at real tokens.
+        embeddings: [n, embedding_dim].
+        texts: the queries, without the encoder's prompt.
+        words: [n, length] True at real tokens that are not special ones; all real tokens by default.
+        vectors_by_model: returns [n] the vectors [tokens, dim] of the index's multi-vector model, computed when they are first
+            needed; None without such a model.
+    """
+
+    rows: Tensor
+    states: Tensor
+    mask: Tensor
+    embeddings: Tensor
+    texts: list[str]
+    words: Tensor | None = None
+    vectors_by_model: Callable[[], Sequence[NDArray[np.float32]]] | None = None
+
+    def select(self, which: Tensor) -> "QueryBatch":
+        """Return the queries at the indices `which`."""
+        texts = [self.texts[n] for n in which.tolist()]
+        words = None if self.words is None else self.words[which]
+        tensors = self.rows[which], self.states[which], self.mask[which], self.embeddings[which]
+        of_all = self.vectors_by_model
+        return QueryBatch(*tensors, texts, words, of_all and (lambda: [of_all()[n] for n in which.tolist()]))
+
+    def word_states(self, row: int) -> NDArray[np.float32]:
+        """[words, token_dim] what a query's token vectors are made of, on the CPU.
+
+        The vectors of the multi-vector model, else the states of the tokens that are not special ones.
+        """
+        if self.vectors_by_model:
+            return self.vectors_by_model()[row]
+        words = self.mask if self.words is None else self.words
+        states: NDArray[np.float32] = self.states[row].float().numpy(force=True)
+        return states[words[row].numpy(force=True)]
+
+    @property
+    def vectors(self) -> NDArray[np.float32]:
+        """[n, embedding_dim] embeddings on the CPU."""
+        return self.embeddings.float().numpy(force=True)
+
+
+@dataclass(frozen=True)
+class EncodedQueries:
+    """Encoded queries, to be searched with any options.
+
+    Attributes:
+        query_ids: in the order of the call; "0", "1", … for queries without ids.
+        batches: the queries, grouped by length.
+    """
+
+    query_ids: list[str]
+    batches: list[QueryBatch]
+
+    @property
+    def count(self) -> int:
+        """The number of queries."""
+        return len(self.query_ids)
+
+    @property
+    def texts(self) -> list[str]:
+        """The queries in the order of the call."""
+        texts = {
+            row: text for batch in self.batches for row, text in zip(batch.rows.tolist(), batch.texts, strict=True)
+        }
+        return [texts[row] for row in range(self.count)]
+
+    def one(self, row: int) -> "EncodedQueries":
+        """Return one of the queries, by its row in the order of the call."""
+        (batch,) = (batch.select((batch.rows == row).nonzero()[:, 0]) for batch in self.batches if row in batch.rows)
+        return EncodedQueries([self.query_ids[row]], [batch._replace(rows=torch.zeros_like(batch.rows))])
+
+    @property
+    def embeddings(self) -> Tensor:
+        """[count, embedding_dim] on the CPU, in the order of the call."""
+        rows = torch.cat([batch.rows for batch in self.batches])
+        return torch.cat([batch.embeddings.cpu() for batch in self.batches])[rows.argsort()]
+
+
+def encode_queries(
+    encoder: Encoder, queries: Queries, *, batch_size: int = 32, show_progress: bool = False
+) -> EncodedQueries:
+    """Encode queries, in batches of similar length.
+
+    Args:
+        encoder: the index's encoder.
+        queries: texts, {query_id: text}, or records or a table with an id and a text.
+        batch_size: queries per forward pass.
+        show_progress: show a progress bar.
+
+    Raises:
+        TypeError: queries are neither a list of texts nor a mapping.
+        ValueError: a query is no text.
+    """
+    query_ids, queries = ids_and_texts(queries)
+    if plain(int, batch_size, "batch_size") < 1:
+        raise ValueError(f"batch_size must be at least 1, got {batch_size}.")
+    read = [query if query.strip() else _NOTHING for query in queries]
+    texts, model = encoder.query_texts(read), encoder.token_model
+    order = sorted(range(len(texts)), key=lambda row: len(texts[row]))
+    batches = []
+    starts: Iterable[int] = range(0, len(order), batch_size)
+    for start in progress(starts, "queries", unit="batch") if show_progress else starts:
+        rows = order[start : start + batch_size]
+        encoded = encoder.forward([texts[row] for row in rows], "query")
+        by_model = None if model is None else cache(partial(model.vectors, [read[row] for row in rows], "query"))
+        batches.append(
+            QueryBatch(torch.tensor(rows), *encoded[:3], [queries[row] for row in rows], encoded.words, by_model)
+        )
+    return EncodedQueries(query_ids, batches)
+
+
+def encoded_queries(
+    encoder: Encoder, queries: Queries | EncodedQueries, *, show_progress: bool = False
+) -> EncodedQueries:
+    """Encode several queries, unless they are encoded already.
+
+    Raises:
+        TypeError: the queries are one text.
+    """
+    if isinstance(queries, EncodedQueries):
+        return queries
+    if isinstance(queries, str):
+        raise TypeError(f"This call takes a list of queries, got the text {shown(queries)}; put it into a list.")
+    return encode_queries(encoder, queries, show_progress=show_progress)
+
+
+def ids_and_texts(queries: Queries) -> tuple[list[str], list[str]]:
+    """Return query_ids and texts, checked; a line counts empty ones.
+
+    Raises:
+        TypeError: queries are neither a list, a series, records, a table nor a mapping.
+        ValueError: an id or a query is no text.
+    """
+    if isinstance(queries, list | tuple) and not any(isinstance(query, Mapping) for query in queries[:1]):
+        return _checked(enumerate(queries))
+    if isinstance(queries, Mapping):
+        return _checked((id_of(query_id), query) for query_id, query in queries.items())
+    if is_table(queries):
+        return _checked(checked_queries(records_of(queries, "queries"), "queries", whole=False).items(), warn=False)
+    if not isinstance(queries, Iterable) or isinstance(queries, str | bytes | Set):
+        raise TypeError(
+            "Queries must be a list of texts, in order, {query_id: text}, or records or a table with an id and a text, got "
+            f"{shown(queries)}."
+        )
+    given = list(items_of(queries, "queries"))
+    if any(isinstance(query, Mapping) for query in given[:1]):
+        return _checked(checked_queries(records_of(given, "queries"), "queries").items(), warn=False)
+    return _checked(enumerate(given))
+
+
+def _checked(queries: Iterable[tuple[Any, Any]], *, warn: bool = True) -> tuple[list[str], list[str]]:
+    """Return query_ids, places written out, and texts; `warn` of empty ones."""
+    query_ids, texts = list[str](), list[str]()
+    for query_id, query in queries:
+        name = f"Query {shown(query_id)}"
+        if "\0" in text(query, name):
+            raise ValueError(f"{name} must be a text without NUL characters, got {shown(query)}.")
+        query_ids.append(str(query_id) if type(query_id) is int else text(query_id, "A query_id"))
+        texts.append(query)
+    empty = [query_id for query_id, query in zip(query_ids, texts, strict=True) if not query.strip()]
+    if empty and warn:
+        odd = Oddities("queries")
+        for query_id in empty:
+            odd.count(EMPTY_QUERIES, query_id)
+        odd.warn()
+    return query_ids, texts

@@ -19,7 +19,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from dsi.docids.types import Mask, Rows
+from dsi.docids.types import Bools, Rows
 
 _STRIDE = 2**31
 """A node and a token make one key, node * _STRIDE + token."""
@@ -207,7 +207,7 @@ class Trie:
 
     # Subsets, scores, devices.
 
-    def only(self, allowed: Mask | Tensor) -> "Trie":
+    def only(self, allowed: Bools | Tensor) -> "Trie":
         """Return the trie of some identifiers, with a bit for each node; keys are shared.
 
         Args:

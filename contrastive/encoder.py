@@ -250,14 +250,14 @@ class Encoder:
         the model's tokens. With `pieces` = 1 it is the title with the first `document_length` tokens, as long as that may be.
         """
         lengths, limit = Lengths(self.config.document_length, self.config.piece_length, pieces), self._room
-        heads = self._offsets(titles, limit + 1), self._offsets(texts, lengths.most(limit) + _MORE)
+        heads = self.token_offsets(titles, limit + 1), self.token_offsets(texts, lengths.most(limit) + _MORE)
         return [cut_document(*own, lengths, limit) for own in zip(titles, texts, *heads, strict=True)]
 
     @property
     def _room(self) -> int:
         """Tokens of title and text that the model reads beside prompt and special tokens."""
         limit, tokenizer = self.max_length, self.model.tokenizer
-        (prompt,) = self._offsets([self.model.prompts["document"] or ""], LONGEST_PROMPT)
+        (prompt,) = self.token_offsets([self.model.prompts["document"] or ""], LONGEST_PROMPT)
         taken = len(prompt) + tokenizer.num_special_tokens_to_add()
         return max(_LEAST_ROOM, min(limit or LONGEST_INPUT, LONGEST_INPUT) - taken)
 
@@ -392,10 +392,10 @@ class Encoder:
         """Return the longest prefix of each text that has at most `length` tokens; a long text is read no further."""
         return [
             text[: max((end for _, end in offsets[:length]), default=0)]
-            for text, offsets in zip(texts, self._offsets(texts, length + _MORE), strict=True)
+            for text, offsets in zip(texts, self.token_offsets(texts, length + _MORE), strict=True)
         ]
 
-    def _offsets(self, texts: Sequence[str], most: int) -> list[list[tuple[int, int]]]:
+    def token_offsets(self, texts: Sequence[str], most: int) -> list[list[tuple[int, int]]]:
         """Return the first and last character of each of the first `most` tokens of texts, which are read no further."""
         found: list[list[tuple[int, int]]] = [[] for _ in texts]
         rest, size = list(range(len(texts))), _CHARACTERS * most

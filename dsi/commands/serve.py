@@ -2,7 +2,8 @@
 
 Searches that arrive together are computed together. Documents can be added and removed only with --writable and a bearer token
 in the environment variable DSI_TOKEN; the index on disk changes with that in memory. --workers starts several processes, which
-share the memory of the index. SIGTERM and Ctrl-C finish what has begun. There is no TLS: put a proxy in front.
+share the memory of the index. --mcp http adds /mcp, where agents find tools (Model Context Protocol); --mcp stdio serves one
+agent over standard input and output. SIGTERM and Ctrl-C finish what has begun. There is no TLS: put a proxy in front.
 """
 
 import argparse
@@ -21,18 +22,43 @@ from dsi.commands.values import argument_of, count, flag, number
 
 if TYPE_CHECKING:
     from dsi.docids.files.declarations import Setting
+    from dsi.server.settings import ServerSettings
 
 
 def main(argv: Sequence[str] | None = None) -> None:
     """Serve until a signal ends it."""
     given = _parse(argv)
+    _check_extras(given)
+    settings = _settings(given)
+    load_libraries()
+    if given.mcp == "stdio":
+        from dsi.server.agents import serve_stdio
+
+        serve_stdio(settings)
+    else:
+        _serve_http(given, settings)
+
+
+def _check_extras(given: argparse.Namespace) -> None:
+    """Raise ModuleNotFoundError if a library is missing, before anything that takes time."""
     from dsi.integrations import extra
 
-    with extra("server"):  # before anything that takes time
+    with extra("server"):
         import fastapi  # noqa: F401
         import prometheus_client  # noqa: F401
-        import uvicorn
+        import uvicorn  # noqa: F401
+    if given.mcp:
+        with extra("mcp"):
+            import mcp  # noqa: F401
 
+
+def _settings(given: argparse.Namespace) -> "ServerSettings":
+    """Return the settings of the server.
+
+    Raises:
+        OSError: nothing can listen at its address.
+        ValueError: options that exclude each other, or no token for a server that writes.
+    """
     if given.writable and given.workers > 1:
         raise ValueError("--writable needs --workers 1: an update in one process would not reach the others.")
     if given.cluster and given.workers > 1:
@@ -41,13 +67,24 @@ def main(argv: Sequence[str] | None = None) -> None:
     shards = [name for name in ("shards", "replicas", "shard_timeout") if getattr(given, name) != limits[name].default]
     if not given.cluster and (shards or given.require_all):
         raise ValueError(f"{flag([*shards, 'require_all'][0])} needs --cluster, which says where shards are served.")
-    _check_free(given.host, given.port)
+    if given.mcp == "stdio" and (given.writable or given.workers > 1):
+        raise ValueError("--mcp stdio serves one agent that reads; leave out --writable and --workers.")
+    if given.mcp != "stdio":
+        _check_free(given.host, given.port)
     from dsi.server.settings import ServerSettings
 
-    values = {name: getattr(given, name) for name in [*limits, "cluster", "require_all"]}
-    settings = ServerSettings(str(given.run), given.device, given.dtype, given.writable, given.allow_origin, **values)
+    values = {
+        name: getattr(given, name) for name in [*limits, "device", "dtype", "writable", "allow_origin", "cluster"]
+    }
+    settings = ServerSettings(str(given.run), **values, require_all=given.require_all, mcp=given.mcp == "http")
     settings.check_token()
-    load_libraries()
+    return settings
+
+
+def _serve_http(given: argparse.Namespace, settings: "ServerSettings") -> None:
+    """Serve in one process or several."""
+    import uvicorn
+
     from dsi.store.loading import load_index
 
     settings.to_environment()
@@ -89,6 +126,11 @@ def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
     arguments.add_argument("--host", default="127.0.0.1", help="address to listen at; 0.0.0.0 for all")
     arguments.add_argument("--port", type=number(int, 0, 65535), default=8000, help="to listen at; 0 for a free one")
     arguments.add_argument("--workers", type=count, default=1, metavar="N", help="processes")
+    arguments.add_argument(
+        "--mcp",
+        choices=("http", "stdio"),
+        help="offer search to agents: at /mcp, or over standard input and output alone",
+    )
     arguments.add_argument("--writable", action="store_true", help="let holders of the token change documents")
     arguments.add_argument(
         "--allow-origin",

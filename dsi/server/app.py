@@ -1,14 +1,13 @@
 """The HTTP side of `dsi serve`: paths, limits, messages, the token. Every error is {"error": message}."""
 
 import asyncio
-import hmac
 import threading
 import time
 from collections.abc import AsyncIterator
 from concurrent.futures import Future
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, nullcontext
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 from fastapi import Depends, FastAPI, HTTPException, Request
 from fastapi.exceptions import RequestValidationError
@@ -17,13 +16,14 @@ from pydantic import BaseModel
 from starlette.concurrency import run_in_threadpool
 from starlette.exceptions import HTTPException as StarletteHTTPException
 from starlette.middleware.cors import CORSMiddleware
+from starlette.routing import Route
 from tqdm import tqdm
 
 from dsi.docids.files.checks import printable, shown
 from dsi.docids.files.declarations import meant
 from dsi.search.results import ShardError
 from dsi.server.batching import BusyError
-from dsi.server.middleware import BodyLimit, Failures, JsonBodies, Metrics, Observed
+from dsi.server.middleware import BodyLimit, Failures, Guarded, JsonBodies, Metrics, Observed, bears
 from dsi.server.models import (
     About,
     AddBody,
@@ -39,6 +39,9 @@ from dsi.server.models import (
 )
 from dsi.server.service import ConflictError, Service, UnknownError
 from dsi.server.settings import TOKEN, ServerSettings, TooLargeError
+
+if TYPE_CHECKING:
+    from dsi.server.agents import AgentsApp
 
 PAGE = Path(__file__).parent / "page"
 _SCRIPTS = ("page.css", "page.js", "tree.js", "dom.js", "docs.js")
@@ -66,10 +69,13 @@ def create_app(settings: ServerSettings) -> FastAPI:
     if service.shards:
         metrics.add(service.shards.metrics())
 
+    agents = _agents(service) if settings.mcp else None
+
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
         app.state.ready = True
-        yield
+        async with agents.lifespan() if agents else nullcontext():
+            yield
         app.state.ready = False
         await run_in_threadpool(service.close)
 
@@ -100,7 +106,16 @@ def create_app(settings: ServerSettings) -> FastAPI:
     _add_searches(app)
     _add_documents(app)
     _add_state(app)
+    if agents:
+        app.router.routes.append(Route("/mcp", Guarded(agents, token), include_in_schema=False))
     return app
+
+
+def _agents(service: Service) -> "AgentsApp":
+    """Return the app that answers /mcp."""
+    from dsi.server.agents import AgentsApp  # needs the extra `mcp`
+
+    return AgentsApp(service)
 
 
 # Errors.
@@ -218,9 +233,7 @@ def _may_write(request: Request) -> None:
     state = request.app.state
     if not state.service.settings.writable:
         raise HTTPException(403, f"This server is read-only; start it with --writable and a token in {TOKEN}.")
-    scheme, _, token = request.headers.get("Authorization", "").partition(" ")
-    given, expected = token.encode("latin-1"), state.token.encode("utf-8", "surrogateescape")  # bytes as sent
-    if not hmac.compare_digest(given, expected) or scheme.lower() != "bearer":
+    if not bears(request.headers.raw, state.token):
         message = "Changing documents needs the header `Authorization: Bearer TOKEN` with this server's token."
         raise HTTPException(401, message, {"WWW-Authenticate": "Bearer"})
 

@@ -1,10 +1,11 @@
 """Middleware around every request: its bytes and their kind, and metrics for Prometheus. Knows nothing of indexes."""
 
 import asyncio
+import hmac
 import logging
 import os
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from contextlib import suppress
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest, multiprocess
@@ -63,6 +64,33 @@ class Metrics:
         together = CollectorRegistry()
         multiprocess.MultiProcessCollector(together)  # type: ignore[no-untyped-call]
         return generate_latest(together)
+
+
+def bears(headers: Iterable[tuple[bytes, bytes]], token: str) -> bool:
+    """Return whether the headers of a request have a bearer token; compared in constant time."""
+    given = next((value for name, value in headers if name == b"authorization"), b"")
+    scheme, _, own = given.partition(b" ")
+    return hmac.compare_digest(own, token.encode("utf-8", "surrogateescape")) and scheme.lower() == b"bearer"
+
+
+class Guarded:
+    """Answers only requests with a bearer token, others with 401.
+
+    Args:
+        app: answers.
+        token: that they need; "" for none.
+    """
+
+    def __init__(self, app: ASGIApp, token: str) -> None:
+        self.app, self.token = app, token
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Pass a request on, or refuse it."""
+        if self.token and not bears(scope["headers"], self.token):
+            message = "This path needs the header `Authorization: Bearer TOKEN` with this server's token."
+            await JSONResponse({"error": message}, 401, {"WWW-Authenticate": "Bearer"})(scope, receive, send)
+        else:
+            await self.app(scope, receive, send)
 
 
 class JsonBodies:

@@ -13,7 +13,7 @@ from dsi.docids.files.checks import shown
 from dsi.docids.files.declarations import LARGEST, Count, settings
 
 TOKEN = "DSI_TOKEN"
-"""Environment variable that holds the bearer token of a writable server."""
+"""Environment variable that holds the bearer token of updates, and of /mcp."""
 _SETTINGS = "DSI_SERVER"
 _ORIGIN = re.compile(r"https?://[\w.-]+(:\d{1,5})?")
 
@@ -32,6 +32,8 @@ class ServerSettings:
     """Of encoder and decoder; the best available by default."""
     dtype: Literal["float32", "bfloat16"] = "float32"
     """Of encoder and decoder."""
+    mcp: bool = False
+    """Whether /mcp offers tools to agents."""
     writable: bool = False
     """Whether documents may be added and removed, with the token."""
     allow_origin: str = ""
@@ -52,6 +54,8 @@ class ServerSettings:
     """Nodes kept per level."""
     max_candidates: Count = 10_000
     """Documents that the walk and the words each contribute."""
+    max_tokens: Count = 8000
+    """Tokens of texts that an answer to an agent has (MCP)."""
     timeout: Annotated[float, Field(ge=1e-6, le=LARGEST)] = 30.0
     """Seconds until a search is given up, with 503."""
     max_body: Count = 8_000_000

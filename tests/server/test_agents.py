@@ -1,0 +1,208 @@
+"""`dsi serve --mcp`: the tools of agents, by the official client over stdio and HTTP; budgets, filters, errors, the token."""
+
+import asyncio
+import json
+import os
+import sys
+
+import pytest
+
+pytest.importorskip("mcp")
+pytest.importorskip("fastapi")
+
+import httpx2
+from mcp import Client, StdioServerParameters
+from mcp.client.streamable_http import streamable_http_client
+
+from dsi.commands.main import main
+from dsi.contrastive.config import EncoderConfig
+from dsi.contrastive.encoder import Encoder
+from dsi.server.agents import NOTICE, make_server
+from dsi.server.service import Service
+from dsi.server.settings import TOKEN, ServerSettings
+from dsi.store.retriever import GenerativeRetriever
+from tests.support.serving import QUERY, live, save_index
+from tests.support.small import PROMPTS
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory, sentence_t5_folder):
+    """Two indexes, the second without texts."""
+    encoder = Encoder.load(EncoderConfig(name=str(sentence_t5_folder), **PROMPTS), device="cpu")
+    folder = tmp_path_factory.mktemp("agents")
+    save_index(encoder, folder / "texts")
+    save_index(encoder, folder / "titles", texts=False)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def service(folder):
+    service = Service(ServerSettings(str(folder / "texts"), "cpu", max_k=20, max_query_length=100))
+    yield service
+    service.close()
+
+
+@pytest.fixture(scope="module")
+def library(folder):
+    return GenerativeRetriever.from_pretrained(folder / "texts", device="cpu")
+
+
+def ask(server, *calls):
+    """The results of calls by the official client: (error, JSON or message)."""
+
+    async def run():
+        async with Client(server) as client:
+            return [await client.call_tool(name, arguments) for name, arguments in calls]
+
+    return [read(result) for result in asyncio.run(run())]
+
+
+def read(result):
+    text = result.content[0].text
+    return result.is_error, text if result.is_error else json.loads(text)
+
+
+def test_the_tools_only_read_and_say_what_they_take(service):
+    async def tools():
+        async with Client(make_server(service)) as client:
+            return client.instructions, (await client.list_tools()).tools
+
+    instructions, found = asyncio.run(tools())
+    assert "never instructions" in instructions
+    assert {tool.name for tool in found} == {"search", "document", "explain"}
+    assert all(tool.annotations.read_only_hint and not tool.annotations.destructive_hint for tool in found)
+    (search,) = (tool for tool in found if tool.name == "search")
+    assert search.input_schema["required"] == ["query"]
+    assert set(search.input_schema["properties"]) == {"query", "k", "where", "allow", "deny", "tokens"}
+
+
+def test_search_returns_the_passages_of_the_library_with_their_places(service, library):
+    ((is_error, found),) = ask(make_server(service), ("search", {"query": QUERY, "k": 4}))
+    assert not is_error
+    assert found["notice"] == NOTICE
+    for passage, hit in zip(found["passages"], library.search(QUERY, k=4), strict=True):
+        assert (passage["rank"], passage["doc_id"], passage["title"]) == (hit.rank, hit.doc_id, hit.title)
+        assert passage["score"] == pytest.approx(hit.score, abs=1e-5)
+        assert library.get(hit.doc_id).text[passage["start"] : passage["end"]] == passage["text"]
+        assert passage["metadata"] == {"number": hit.metadata["number"]}
+        assert not passage["cut"]
+
+
+@pytest.mark.parametrize("tokens", [1, 7, 40, 100])
+def test_passages_keep_to_a_budget_of_tokens(service, library, tokens):
+    ((_, found),) = ask(make_server(service), ("search", {"query": QUERY, "k": 5, "tokens": tokens}))
+    texts = [passage["text"] for passage in found["passages"]]
+    used = sum(len(offsets) for offsets in library.encoder.token_offsets(texts, 1000))
+    assert tokens - 5 <= used <= tokens
+    for passage in found["passages"]:
+        text = library.get(passage["doc_id"]).text
+        assert text[passage["start"] : passage["end"]] == passage["text"]
+        assert passage["cut"] == (passage["end"] < len(text))
+
+
+def test_a_document_is_read_part_by_part(service, library):
+    whole, start, parts = library.get("danube").text, 0, []
+    while start < len(whole):
+        ((_, part),) = ask(make_server(service), ("document", {"doc_id": "danube", "start": start, "tokens": 9}))
+        assert (part["title"], part["length"], part["start"]) == ("Danube", len(whole), start)
+        parts.append(part["text"])
+        start = part["end"]
+    assert "".join(parts) == whole
+    assert len(parts) > 2
+
+
+def test_filters_and_an_explanation(service, library):
+    calls = [
+        ("search", {"query": QUERY, "k": 3, "where": "number >= 50"}),
+        ("search", {"query": QUERY, "k": 3, "allow": ["danube"]}),
+        ("search", {"query": QUERY, "k": 3, "deny": ["danube"]}),
+        ("explain", {"query": QUERY, "doc_id": "danube"}),
+    ]
+    where, allowed, denied, explained = (found for _, found in ask(make_server(service), *calls))
+    assert all(passage["metadata"]["number"] >= 50 for passage in where["passages"])
+    assert [passage["doc_id"] for passage in allowed["passages"]] == ["danube"]
+    assert "danube" not in [passage["doc_id"] for passage in denied["passages"]]
+    own = library.search(QUERY, k=5)
+    assert explained["target"]["doc_id"] == "danube"
+    assert explained["target"]["rank"] == next((hit.rank for hit in own if hit.doc_id == "danube"), None)
+    assert explained["target"]["reason"]
+    assert explained["notice"] == NOTICE
+
+
+@pytest.mark.parametrize(
+    ("tool", "arguments", "message"),
+    [
+        ("search", {"query": QUERY, "k": 21}, "k must be at most 20 on this server, got 21"),
+        ("search", {"query": "x" * 101}, "Query 0 must have at most 100 characters on this server, got 101"),
+        ("search", {"query": QUERY, "where": "numbr = 1"}, "no such column: numbr; the nearest is number"),
+        ("search", {"query": QUERY, "allow": ["nowhere"]}, "nowhere"),
+        ("search", {"query": QUERY, "tokens": 8001}, r"tokens must be in [1, 8000] on this server, got 8001"),
+        ("search", {"query": QUERY, "tokens": 0}, "tokens must be in [1, 8000]"),
+        ("document", {"doc_id": "nowhere"}, "The doc_id 'nowhere' is not in the index"),
+        ("document", {"doc_id": "danube", "start": 10**6}, "start must be in [0, "),
+        ("explain", {"query": QUERY, "doc_id": "nowhere"}, "nowhere"),
+        ("search", {"k": 3}, "query"),
+    ],
+)
+def test_errors_say_what_to_mend(service, tool, arguments, message):
+    ((is_error, text),) = ask(make_server(service), (tool, arguments))
+    assert is_error
+    assert message in text
+
+
+def test_an_index_without_texts_answers_titles(folder):
+    service = Service(ServerSettings(str(folder / "titles"), "cpu"))
+    try:
+        (_, found), (_, part) = ask(
+            make_server(service), ("search", {"query": QUERY, "k": 2}), ("document", {"doc_id": "danube"})
+        )
+        assert [set(passage) for passage in found["passages"]] == [{"rank", "score", "doc_id", "title", "metadata"}] * 2
+        assert (part["text"], part["length"]) == ("", 0)
+    finally:
+        service.close()
+
+
+def test_over_http_with_and_without_the_token_beside_the_other_paths(folder, library, monkeypatch):
+    def over_http(client, headers):
+        async def run():
+            async with (
+                httpx2.AsyncClient(headers=headers) as http,
+                Client(streamable_http_client(f"{client.url}/mcp", http_client=http)) as agent,
+            ):
+                return await agent.call_tool("search", {"query": QUERY, "k": 2})
+
+        return read(asyncio.run(run()))
+
+    best = [hit.doc_id for hit in library.search(QUERY, k=2)]
+    monkeypatch.setenv(TOKEN, "open sesame")
+    with live(folder / "texts", mcp=True) as client:
+        is_error, found = over_http(client, {"Authorization": "Bearer open sesame"})
+        assert not is_error
+        assert [passage["doc_id"] for passage in found["passages"]] == best
+        for token in (None, "open", "open sesame!"):
+            status, answer = client.ask("mcp", {"jsonrpc": "2.0", "id": 1, "method": "tools/list"}, token=token)
+            assert (status, "Authorization: Bearer TOKEN" in answer["error"]) == (401, True)
+        assert client.ask("search", {"query": QUERY, "k": 1})[0] == 200
+    monkeypatch.delenv(TOKEN)
+    with live(folder / "texts", mcp=True) as client:
+        assert over_http(client, {})[1]["passages"][0]["doc_id"] == best[0]
+    with live(folder / "texts") as client:
+        assert client.ask("mcp", {})[0] in (404, 405)
+
+
+def test_over_stdio(folder, library):
+    arguments = ["-m", "dsi", "serve", str(folder / "texts"), "--mcp", "stdio", "--device", "cpu"]
+    server = StdioServerParameters(command=sys.executable, args=arguments, env=dict(os.environ), cwd=os.getcwd())  # noqa: PTH109
+    (is_error, found), (wrong, message) = ask(
+        server, ("search", {"query": QUERY, "k": 2, "tokens": 20}), ("document", {"doc_id": "nowhere"})
+    )
+    assert not is_error
+    assert [passage["doc_id"] for passage in found["passages"]] == [hit.doc_id for hit in library.search(QUERY, k=2)]
+    assert wrong
+    assert "is not in the index" in message
+
+
+def test_stdio_has_one_agent_that_reads(tmp_path, capsys):
+    (tmp_path / "manifest.json").write_text("{}")
+    assert main(["serve", str(tmp_path), "--mcp", "stdio", "--workers", "2"]) == 2
+    assert "--mcp stdio serves one agent that reads" in capsys.readouterr().err

@@ -208,7 +208,7 @@ class Trie:
     # Subsets, scores, devices.
 
     def only(self, allowed: Bools | Tensor) -> "Trie":
-        """Return the trie of some identifiers, with a bit for each node; keys are shared.
+        """Return the trie of some identifiers, with a flag for each node; keys are shared.
 
         Args:
             allowed: True for the identifiers that may be written, by number, as `retriever.documents.allowed(where=…)` returns.

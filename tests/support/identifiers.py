@@ -132,14 +132,15 @@ def _readable(text: str, known: set[str], marks: Marks) -> bool:
 def by_chance(trie: Trie, tokenizer: Any, legal: Sequence[str], marks: Marks, steps: int, rows: int = 64) -> Count:
     """Write identifiers under random logits, rows reordered as beams are; a mark is opened where text is free."""
     count, generator = Count(), torch.Generator().manual_seed(0)
-    pool = 4 * torch.randn(97, len(tokenizer) + 8, generator=generator)
+    width = len(tokenizer) + 8
+    noise = torch.randn(rows * 997 + 3 * width, generator=generator)
     opening = tokenizer(marks.mark, add_special_tokens=False)["input_ids"] if marks.mark else []
     while count.steps < steps:
         state, written, opened = trie.start(rows), torch.zeros(rows, 0, dtype=torch.int64), torch.zeros(rows).long()
         for step in range(40):
-            picked = torch.randint(97, (rows,), generator=generator)
-            logits = trie.constrain(pool[picked].roll(int(torch.randint(999, (1,), generator=generator)), 1), state)
-            token = torch.multinomial(logits.softmax(-1), 1, generator=generator)[:, 0]
+            begin = int(torch.randint(width, (1,), generator=generator))
+            logits = noise.as_strided((rows, width), (997, 1), begin)  # another stretch of the noise for each row
+            token = trie.constrain(logits, state).argmax(-1)
             closed = trie.number(state) >= 0
             count.steps += int(((state >= 0) & ~closed).sum())
             if opening:  # chance would never write a mark

@@ -173,7 +173,7 @@ def test_tables_are_the_measured_results(page):
 
 
 def test_few_blocks_are_not_run():
-    assert sum(not runs for page in RUN for _, _, runs in blocks(page, "python")) <= 3
+    assert sum(not runs for page in RUN for _, _, runs in blocks(page, "python")) <= 6
     marks = sum(page.read_text(encoding="utf-8").count(NOT_RUN) for page in RUN)
     assert marks == sum(not runs for page in RUN for *_, runs in blocks(page, "python"))
 
@@ -365,6 +365,7 @@ def assert_names_tests(row):
 
 ADVICE = (
     "It is a vulnerability if", "[What we promise]", "It is made to stand", "- **It does not check**", "There is no TLS",
+    "What an agent does",
     "- **In front of it**", "On a writable server it lets", "The token can add", "The sums in the manifest show",
     "An index that you push tells", "Nothing that you did not ask for.", "`--report-to wandb` sends losses.",
 )  # fmt: skip

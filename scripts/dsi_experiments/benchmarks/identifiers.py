@@ -268,11 +268,9 @@ def _measure(
     tokenizer = AutoTokenizer.from_pretrained(folder)
     end = tokenizer.eos_token_id
     tokens = [[*row, end] for row in tokenizer(list(texts), add_special_tokens=False)["input_ids"]]
-    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     own, started = system(tokenizer), time.perf_counter()
     megabytes = own.build(texts, tokens)
     result: dict[str, Any] = {"seconds": round(time.perf_counter() - started, 2), "mb": round(megabytes, 1)}
-    result["peak_mb"] = round((resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) / 1e3)
     for count in rows:
         seconds, refused = _seconds_a_step(own, tokens, count, rounds, len(tokenizer))
         result[f"us_{count}"] = round(1e6 * seconds, 1)

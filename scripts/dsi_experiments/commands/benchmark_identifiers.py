@@ -32,15 +32,13 @@ def main(argv: Sequence[str] | None = None) -> None:
         own = list(dict.fromkeys(read_collection(arguments.data).documents["title"]))
         collections.append((f"{len(own):,} of {arguments.data}", own))
     rows = []
-    print(
-        f"{'titles':24} {'system':26} {'build s':>8} {'MB':>8} {'peak MB':>8} {'refused':>8}  us/step of {arguments.rows} rows"
-    )
+    print(f"{'titles':24} {'system':26} {'build s':>8} {'MB':>8} {'refused':>8}  us/step of {arguments.rows} rows")
     for titles, texts in collections:
         for name in names:
             row = measure(name, arguments.tokenizer, texts, arguments.rows, arguments.rounds, arguments.limit)
             rows.append({"titles": titles, "system": name, **row})
             times = " ".join(f"{row.get(f'us_{size}', 0):10}" for size in arguments.rows)
-            numbers = " ".join(f"{row.get(key, 0):8}" for key in ("seconds", "mb", "peak_mb", "refused"))
+            numbers = " ".join(f"{row.get(key, 0):8}" for key in ("seconds", "mb", "refused"))
             print(f"{titles:24} {name:26} {row.get('problem') or f'{numbers}  {times}'}", flush=True)
     if arguments.results:
         write_json(arguments.results, {**provenance(), "rows": rows})

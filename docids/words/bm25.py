@@ -17,7 +17,8 @@ from dsi.docids.files.declarations import settings
 from dsi.docids.files.storage import save_tensors, write_json
 from dsi.docids.files.untrusted import RESTORE, read_json, reading
 from dsi.docids.types import Floats, Ints, Run
-from dsi.docids.words.analyzer import ENGLISH, check_language, stems, words
+from dsi.docids.words.analyzer import FOUND, TERMS, Analyzer, check_language, tokens
+from dsi.docids.words.languages import find_language
 from dsi.docids.words.postings import Postings, postings_arrays, read_postings
 from dsi.docids.words.term_scores import Damping, Terms, TermScorer, highest
 
@@ -44,9 +45,10 @@ class LexicalConfig:
     """What scores words: "bm25", a sentence-transformers SparseEncoder (Hub name or local folder) such as SPLADE or an
     inference-free model, or "none" for no lexical part; then `lexical_weight` must be 0."""
 
-    language: str = ENGLISH
-    """Of the documents, for BM25, which compares stems of words: "english", "german", "spanish" and other languages that
-    Snowball has stemmers for, or "none" to compare whole words. Stop words are left out of English."""
+    language: str = FOUND
+    """Of the documents, for BM25, which compares stems of words: "auto" finds the language that most documents are in;
+    "english", "german", "spanish" and others that Snowball has stemmers for; "none" compares whole words. Stop words are left
+    out of English."""
 
     def __post_init__(self) -> None:
         check_name("lexical.model", self.model, '"bm25", "none" or a sentence-transformers SparseEncoder')
@@ -137,11 +139,12 @@ class BM25(Lexical):
     name = "BM25"
 
     def __init__(
-        self, doc_ids: Sequence[str], texts: Sequence[str], k1: float = K1, b: float = B, language: str = ENGLISH
+        self, doc_ids: Sequence[str], texts: Sequence[str], k1: float = K1, b: float = B, language: str = FOUND
     ) -> None:
         self._vocabulary: dict[str, int] = {}
-        self.language = language
-        counts, self._lengths = _count(texts, self._vocabulary, language)
+        self.language = find_language(texts) if language == FOUND else language
+        self._analyzer = Analyzer(self.language)
+        counts, self._lengths = _count(texts, self._vocabulary, self._analyzer)
         self.doc_ids, self._postings = doc_ids, Postings.from_lists(counts)
         self.weigh(k1, b)
 
@@ -165,8 +168,8 @@ class BM25(Lexical):
         """Return BM25 without some documents and with new ones, as `Lexical.update` says."""
         other, keep = BM25.__new__(BM25), np.ones(len(self._lengths), dtype=bool)
         keep[list(removed)] = False
-        other._vocabulary, other.language = self._vocabulary, self.language
-        counts, lengths = _count(texts, self._vocabulary, self.language)
+        other._vocabulary, other.language, other._analyzer = self._vocabulary, self.language, self._analyzer
+        counts, lengths = _count(texts, self._vocabulary, self._analyzer)
         other.doc_ids, other._postings = doc_ids, self._postings.update(removed, counts)
         other._lengths = np.concatenate([self._lengths[keep], lengths])
         used = int(np.count_nonzero(other._postings.frequencies))
@@ -198,22 +201,32 @@ class BM25(Lexical):
         return [word for word, _ in self._known_words(query)]
 
     def _known_words(self, query: str) -> list[tuple[str, int]]:
-        """Return the words of `term_names` and the numbers of their stems."""
-        # The vocabulary also has stems of removed documents (frequency 0) and of later updates (beyond the end).
-        frequencies, found = self._postings.frequencies, words(query, self.language)
-        numbers = (self._vocabulary.get(stem, len(frequencies)) for stem in stems(found, self.language))
-        pairs = zip(found, numbers, strict=True)
-        return [(word, number) for word, number in pairs if number < len(frequencies) and frequencies[number]]
+        """Return the words of `term_names` and the numbers of their terms."""
+        # The vocabulary also has terms of removed documents (frequency 0) and of later updates (beyond the end).
+        frequencies, known = self._postings.frequencies, list[tuple[str, int]]()
+        for token in tokens(query):
+            terms = self._analyzer[token]
+            for term in terms:
+                number = self._vocabulary.get(term, len(frequencies))
+                if number < len(frequencies) and frequencies[number]:
+                    known.append((token.lower() if len(terms) == 1 else term, number))
+        return known
 
     def stem(self, word: str) -> str:
-        """Return the stem of a word in lower case."""
-        return stems([word], self.language)[0]
+        """Return the term of a word in lower case."""
+        return next(iter(self._analyzer.terms(word)), word)
 
     def save(self, folder: Path) -> None:
         """Write the stems of the documents' words, term counts and settings; no stem that only removed documents have."""
         folder.mkdir(parents=True, exist_ok=True)
         vocabulary, postings = self._used_words()
-        settings = {"k1": self.k1, "b": self.b, "language": self.language, "num_docs": len(self._lengths)}
+        settings = {
+            "k1": self.k1,
+            "b": self.b,
+            "language": self.language,
+            "terms": TERMS,
+            "num_docs": len(self._lengths),
+        }
         write_json(folder / _SETTINGS, settings)
         write_json(folder / _VOCABULARY, vocabulary)
         save_tensors({**postings_arrays(postings), "lengths": self._lengths}, folder / _TERMS)
@@ -228,6 +241,7 @@ class BM25(Lexical):
         """
         loaded = cls.__new__(cls)
         k1, b, loaded.language, documents = _read_settings(folder / _SETTINGS)
+        loaded._analyzer = Analyzer(loaded.language)
         if documents != len(doc_ids):
             raise ValueError(f"{folder} covers {documents} documents, the document table has {len(doc_ids)}.")
         loaded.doc_ids, loaded._vocabulary = doc_ids, read_json(folder / _VOCABULARY)
@@ -252,6 +266,10 @@ def _read_settings(path: Path) -> tuple[float, float, str, int]:
         if type(documents) is not int or {type(k1), type(b)} - {int, float} or not (0 <= k1 <= 1e6 and 0 <= b <= 1):
             raise ValueError("k1 must be a number between 0 and 1e6, b one between 0 and 1, and num_docs a whole one")
         check_language("language", language)
+        if record["terms"] != TERMS:
+            raise ValueError(
+                f"its terms are of version {record['terms']}, this version makes {TERMS}; index the documents again"
+            )
         return k1, b, language, documents
 
 
@@ -260,15 +278,14 @@ def _are_numbered(vocabulary: Mapping[str, Any]) -> bool:
     return set(map(type, numbers)) <= {int} and sorted(numbers) == list(range(len(numbers)))
 
 
-def _count(texts: Sequence[str], vocabulary: dict[str, int], language: str) -> tuple[sparse.csr_array, Ints]:
+def _count(texts: Sequence[str], vocabulary: dict[str, int], analyzer: Analyzer) -> tuple[sparse.csr_array, Ints]:
     """Return term counts [terms, texts] and the number of terms of each text; new words are added to the vocabulary."""
     terms: list[Ints] = [np.empty(0, dtype=np.int32)]
     lengths: list[int] = []
     for start in range(0, len(texts), _BLOCK):
-        block = [words(text, language) for text in texts[start : start + _BLOCK]]
-        found = stems([word for text in block for word in text], language)
+        block = [analyzer.terms(text) for text in texts[start : start + _BLOCK]]
         with _NUMBERING:
-            numbers = [vocabulary.setdefault(stem, len(vocabulary)) for stem in found]
+            numbers = [vocabulary.setdefault(term, len(vocabulary)) for text in block for term in text]
         terms.append(np.array(numbers, dtype=np.int32))
         lengths += map(len, block)
     starts, all_terms = np.concatenate([[0], np.cumsum(lengths, dtype=np.int64)]), np.concatenate(terms)

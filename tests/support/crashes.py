@@ -17,7 +17,7 @@ from random import Random
 import numpy as np
 
 from dsi import GenerativeRetriever
-from dsi.docids.words.analyzer import ENGLISH, stems, words
+from dsi.docids.words.analyzer import ENGLISH, Analyzer
 from dsi.store.loading import updating
 from tests.support.kills import fork, status_of
 from tests.support.oracles import bm25_scores
@@ -208,7 +208,7 @@ class Trials:
 
 def _terms(text: Sequence[str]) -> list[str]:
     """Return the terms of a title and a text, or of a query."""
-    return stems(words(" ".join(text), ENGLISH), ENGLISH)
+    return Analyzer(ENGLISH).terms(" ".join(text))
 
 
 def _changed(documents: Documents, change: dict[str, list]) -> Documents:

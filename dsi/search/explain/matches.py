@@ -11,7 +11,7 @@ import numpy as np
 
 from dsi.contrastive.encoder import Encoder
 from dsi.contrastive.tokens import TokenHead
-from dsi.docids.words.analyzer import WORD_CHARACTERS, as_compared
+from dsi.docids.words.analyzer import WORD_CHARACTERS
 from dsi.search.engine import EncodedQueries, Engine
 from dsi.search.request import SearchRequest
 from dsi.search.results import Floats, Ints, Match, Span
@@ -81,7 +81,7 @@ def _occurrences(word: str, document: StoredText, stem: Callable[[str], str] = s
     wanted = stem(word)
     for field, text in (("title", document.title), ("text", document.text)):
         for found in _WORD.finditer(text):
-            if stem(as_compared(found.group())) == wanted:
+            if stem(found.group().lower()) == wanted:
                 yield Span(field, found.start(), found.end(), found.group())
 
 

@@ -1,0 +1,184 @@
+"""How much words should weigh beside the encoder, asked of the documents themselves: an inverse cloze test.
+
+A sentence is taken out of a document, and the document without it is looked for among all of them (inverse cloze task, Lee et
+al. 2019, "Latent Retrieval for Weakly Supervised Open Domain Question Answering"). The weight of the lexical part that finds
+them best holds for this collection and this encoder; no query is needed. Knows nothing of trees.
+"""
+
+import math
+import random
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+
+from dsi.contrastive.encoder import Encoder
+from dsi.docids.data.collection import Collection
+from dsi.docids.places import document_scores
+from dsi.docids.types import Floats, Ints
+from dsi.docids.words.bm25 import BM25
+from dsi.store.retriever import GenerativeRetriever
+
+_FEWEST_TRIED, _MOST, _SHARE = 150, 300, 10
+"""Sentences that are looked for: one for so many documents, from so many to so many."""
+_FEWEST = 30
+"""With fewer sentences the weight is the likely one."""
+_MOST_DOCUMENTS = 50_000
+"""Documents among which a sentence's is looked for, beside those of the sentences."""
+_PIECES = 64
+"""Pieces of a document from which a sentence may come, at most."""
+_FOUND = 0.08
+"""Mean reciprocal rank that one of the two sides must reach; below it, neither says anything."""
+_STRANGE = 0.25
+"""An encoder whose mean reciprocal rank is at most this share of BM25's does not know the language."""
+LIKELY = 0.6
+"""The likely weight, in units of how far the best document of a query lies above the median one."""
+_STEPS = np.array([0, 1 / 8, 1 / 4, 1 / 2, 3 / 4, 1, 1.5, 2, 3, 5, 8, 16, 32, 100])
+"""Weights that are compared, in units of the likely one."""
+_WORDS = 3, 60
+"""Terms of a sentence that is looked for."""
+_REST = 4
+"""Terms that must be left of its document, at least."""
+_SENTENCE = re.compile(r"[^.!?。！？।\n]+[.!?。！？।]?")
+
+
+@dataclass(frozen=True)
+class Cloze:
+    """The outcome of an inverse cloze test.
+
+    Attributes:
+        weight: of the lexical part, beside 1 for the encoder's.
+        pairs: sentences that were looked for.
+        dense: mean reciprocal rank of their documents by the encoder alone.
+        words: the same by the lexical part alone.
+    """
+
+    weight: float
+    pairs: int
+    dense: float
+    words: float
+
+    @property
+    def knows_language(self) -> bool:
+        """False if words find documents that the encoder does not."""
+        return self.words < _FOUND or self.dense > _STRANGE * self.words
+
+
+class _Hole(NamedTuple):
+    """A document that a sentence was taken out of.
+
+    Attributes:
+        row: of the document table.
+        sentence: that was taken out.
+        piece: the piece that held it, after the title, without it.
+        rest: title and whole text without it.
+    """
+
+    row: int
+    sentence: str
+    piece: str
+    rest: str
+
+
+def cloze_test(retriever: GenerativeRetriever, collection: Collection, *, seed: int = 0) -> Cloze | None:
+    """Return the weight of an index's words that finds its documents by sentences of theirs.
+
+    Args:
+        retriever: an index with tied tokens.
+        collection: its documents, with their texts.
+        seed: of the sentences.
+
+    Returns:
+        None if the index has no BM25, or no document has two sentences.
+    """
+    lexical = retriever.lexical
+    holes = list(_holes(retriever.encoder, collection, lexical, seed)) if isinstance(lexical, BM25) else []
+    if not holes:
+        return None
+    dense, words, own = _scores(retriever, lexical, holes, seed)
+    return choose(dense, words, own)
+
+
+def choose(dense: Floats, words: Floats, own: Ints) -> Cloze:
+    """Return the weight w at which dense + w * words ranks each sentence's own document best.
+
+    Of the weights within one standard error of the best it is the one nearest to the likely weight.
+
+    Args:
+        dense: [pairs, documents] by the encoder.
+        words: [pairs, documents] by the lexical part, relative to the best document of each sentence.
+        own: [pairs] the document of each sentence.
+    """
+    # 1) the likely weight follows how the encoder spreads its scores
+    likely = LIKELY * float(np.median(dense.max(axis=1) - np.median(dense, axis=1)))
+    weights = likely * _STEPS
+    # 2) reciprocal ranks [weights, pairs], and those of either side alone
+    found = np.stack([_reciprocal_ranks(dense + np.float32(weight) * words, own) for weight in weights])
+    by_words = float(_reciprocal_ranks(words, own).mean())
+    means = found.mean(axis=1)
+    # 3) the choice
+    weight = likely
+    if len(own) >= _FEWEST and max(means[0], by_words) >= _FOUND:
+        behind = found[means.argmax()] - found
+        alike = behind.mean(axis=1) <= behind.std(axis=1) / math.sqrt(len(own)) + 1e-9
+        alike[0] &= not alike[1:].any()
+        weight = float(min(weights[alike], key=lambda other: abs(math.log(max(other, likely / 100) / likely))))
+    return Cloze(weight, len(own), float(means[0]), by_words)
+
+
+def _reciprocal_ranks(scores: Floats, own: Ints) -> Floats:
+    ours = np.take_along_axis(scores, own[:, None], axis=1)
+    return 1 / (1 + (scores > ours).sum(axis=1, dtype=np.float32))
+
+
+def _scores(
+    retriever: GenerativeRetriever, lexical: BM25, holes: Sequence[_Hole], seed: int
+) -> tuple[Floats, Floats, Ints]:
+    """Return dense and relative lexical scores [pairs, documents], and each sentence's own document [pairs].
+
+    A sentence's own document is scored as it is without it.
+    """
+    encoder, tree, pairs = retriever.encoder, retriever.tree, np.arange(len(holes))
+    sentences, rows = [hole.sentence for hole in holes], np.array([hole.row for hole in holes])
+    # 1) the documents: all, or a sample with those of the sentences in it
+    others = np.setdiff1d(np.arange(len(lexical.doc_ids)), rows)
+    others = np.random.default_rng(seed).permutation(others)[:_MOST_DOCUMENTS]
+    documents, own = np.unique(np.concatenate([rows, others]), return_inverse=True)
+    own = own[: len(rows)]
+    # 2) dense
+    queries = encoder.encode(encoder.query_texts(sentences), "query")  # [pairs, dim]
+    pieces = encoder.encode([hole.piece for hole in holes], "document")
+    dense = document_scores(queries, tree.embeddings[tree.places[documents]])  # [pairs, documents]
+    vectors = tree.embeddings[tree.places[rows]]  # [pairs, places, dim]
+    held = np.einsum("npd,nd->np", vectors, pieces).argmax(axis=1)  # the place of the piece that held the sentence
+    vectors[pairs, held] = pieces
+    dense[pairs, own] = [document_scores(one[None], many[None])[0, 0] for one, many in zip(queries, vectors, strict=True)]
+    # 3) words
+    ids = [*lexical.doc_ids, *(f"hole {number}" for number in pairs)]
+    scores = lexical.update([], ids, [hole.rest for hole in holes]).scores(sentences)
+    words = scores[:, documents]
+    words[pairs, own] = scores[pairs, len(lexical.doc_ids) + pairs]
+    return dense, words / np.maximum(words.max(axis=1, keepdims=True), np.float32(1e-9)), own
+
+
+def _holes(encoder: Encoder, collection: Collection, lexical: BM25, seed: int) -> Iterator[_Hole]:
+    """Yield documents that a sentence was taken out of, one each, in random order."""
+    documents, rng, left = collection.documents, random.Random(seed), 0
+    left = min(_MOST, max(_FEWEST_TRIED, len(documents) // _SHARE))
+    for row in rng.sample(range(len(documents)), len(documents)):
+        title, text = documents[row]["title"], documents[row]["text"]
+        (cut,) = encoder.cut([title], [text], _PIECES)
+        start, end = rng.choice(cut.spans)
+        sentences = [found.span() for found in _SENTENCE.finditer(text, start, end)]
+        sentences = [own for own in sentences if _WORDS[0] <= len(lexical.terms(text[slice(*own)])) <= _WORDS[1]]
+        if not sentences:
+            continue
+        first, last = rng.choice(sentences)
+        piece, rest = f"{title} {text[start:first]} {text[last:end]}", f"{title} {text[:first]} {text[last:]}"
+        if len(lexical.terms(piece)) >= _REST:
+            yield _Hole(row, text[first:last].strip(), piece.strip(), rest)
+            left -= 1
+            if not left:
+                return

@@ -11,7 +11,7 @@ BIN := .venv/bin
 
 .PHONY: example test test-programs lint docs licences results clean
 
-example: .venv/installed
+example: .venv/example
 	$(BIN)/dsi example
 
 test: .venv/installed
@@ -34,9 +34,15 @@ results: .venv/installed
 licences: .venv/installed
 	$(BIN)/python -m tests.support.licences
 
-.venv/installed: pyproject.toml scripts/pyproject.toml constraints.txt
+# What the example needs: the library and its encoder.
+.venv/example: pyproject.toml constraints.txt
 	$(PYTHON) -m venv .venv
 	$(BIN)/pip install --quiet --constraint constraints.txt torch
+	$(BIN)/pip install --quiet --constraint constraints.txt --editable ".[example]"
+	touch $@
+
+# The workshop: tests, linters, documentation, and the papers' wing.
+.venv/installed: .venv/example scripts/pyproject.toml
 	$(BIN)/pip install --quiet --constraint constraints.txt --editable ".[example,dev,docs]" --editable "scripts[figures,rerank]"
 	touch $@
 

@@ -14,9 +14,9 @@ from dsi.contrastive.encoder import PLURALS, Encoder, TokenModel, has_words
 from dsi.contrastive.multi_vector import MultiVectorModel
 from dsi.contrastive.tokens import TokenHead
 from dsi.docids.data.collection import LazyTexts
-from dsi.docids.files.memory import give_back_memory
 from dsi.docids.files.processes import Processes
 from dsi.docids.files.progress import Bar
+from dsi.docids.files.ram import give_back_memory
 from dsi.docids.files.storage import map_tensors, replacing, save_tensors, scratch_blocks, write_array
 from dsi.docids.token_vectors import TokenCodes
 
@@ -167,15 +167,18 @@ def _write_blocks(
     blocks = {start: folder / f"{start:012}{ending}" for start in range(0, len(texts), BLOCK)}
     shows = processes.is_main and not processes.are_remote
     total = len(processes.share(list(blocks)))
-    bar = Bar(what, unit="block", total=total, enabled=processes.is_main and len(blocks) > 1)  # one block shows its own
+    shows_blocks = processes.is_main and len(blocks) > 1  # one block shows its own
+    bar = Bar(f"{what}, blocks", unit="block", total=total, enabled=shows_blocks)
 
     def values(start: int) -> tuple[Any, ...]:
-        bar.update()
+        if start:
+            bar.update()  # the one before is written, or given away
         block = [] if blocks[start].exists() else texts[start : start + BLOCK]
         return *makers, block, blocks[start], shows
 
     with bar:
         processes.map(write, list(blocks), values)
+        bar.update()
     processes.wait()
     if processes.is_main:
         for orphan in folder.glob("*.partial"):  # of workers that died

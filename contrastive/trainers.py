@@ -14,13 +14,15 @@ from typing import Any, NoReturn
 
 import torch
 from safetensors import SafetensorError, safe_open
+from torch import nn
+from torch.utils.hooks import RemovableHandle
 from transformers import PrinterCallback, TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 from transformers.integrations import TensorBoardCallback, WandbCallback
 from transformers.utils import is_torch_bf16_gpu_available
 
 from dsi.docids.files.checks import plain
-from dsi.docids.files.memory import give_back_memory
 from dsi.docids.files.progress import Bar
+from dsi.docids.files.ram import give_back_memory
 
 REPORTS = ("none", "tensorboard", "wandb")
 CHECKPOINTS = 10
@@ -83,25 +85,45 @@ class _Wandb(WandbCallback):
 
 
 class ProgressLine(TrainerCallback):
-    """Shows the steps of a training as a `Bar` with the last loss, on the first process.
+    """Shows the texts that a training has read as a `Bar` with the last loss, on the first process.
 
     Args:
         description: of the training, a few words.
+        texts: that all steps read.
     """
 
-    def __init__(self, description: str) -> None:
-        self._description = description
+    def __init__(self, description: str, texts: int) -> None:
+        self._description, self._texts = description, texts
         self._bar: Bar | None = None
+        self._hook: RemovableHandle | None = None
+        self._read, self._next = 0.0, 0.0
 
     def on_train_begin(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:
         """Open the bar at the step from which the training continues."""
-        is_first, done = state.is_world_process_zero, state.global_step
-        self._bar = Bar(self._description, unit="step", total=state.max_steps, done=done, enabled=is_first)
+        is_first, done = state.is_world_process_zero, self._texts_of(state.global_step, state)
+        self._bar = Bar(self._description, unit="text", total=self._texts, done=round(done), enabled=is_first)
+        self._read, self._next = done, self._texts_of(state.global_step + 1, state)
 
     def on_step_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:
-        """Move the bar."""
+        """Move the bar to the end of the step."""
+        self._move(self._texts_of(state.global_step, state))
+        self._next = self._texts_of(state.global_step + 1, state)
+
+    def count_passes(self, module: nn.Module) -> None:
+        """Move the bar within steps too: half a text for each that `module` reads, as most are read again for gradients."""
+
+        def count(_: nn.Module, inputs: tuple[Mapping[str, torch.Tensor]], __: object) -> None:
+            self._move(min(self._next, self._read + len(inputs[0]["attention_mask"]) / 2))
+
+        self._hook = module.register_forward_hook(count)
+
+    def _texts_of(self, step: int, state: TrainerState) -> float:
+        return self._texts * min(1.0, step / state.max_steps)
+
+    def _move(self, texts: float) -> None:
+        self._read = texts
         if self._bar:
-            self._bar.update()
+            self._bar.update(round(texts) - self._bar.done)
 
     def on_log(
         self,
@@ -119,6 +141,8 @@ class ProgressLine(TrainerCallback):
         """Close the bar, even if the training failed."""
         if self._bar:
             self._bar.close()
+        if self._hook:
+            self._hook.remove()
 
 
 class GivesBack(TrainerCallback):
@@ -141,7 +165,6 @@ def trainer_settings(
     bf16: bool,
     use_cpu: bool,
     reports: Reports = SILENT,
-    checkpoints: bool = True,
 ) -> dict[str, Any]:
     """Return the trainer arguments that all our trainings share: a loss and a checkpoint every tenth, two checkpoints kept.
 
@@ -153,7 +176,6 @@ def trainer_settings(
         bf16: compute in bfloat16 if the device has instructions for it.
         use_cpu: train on the CPU; otherwise the trainer chooses the device.
         reports: with reports there is a loss every hundredth.
-        checkpoints: whether any are written.
     """
     return {
         "output_dir": str(work_folder),
@@ -161,7 +183,7 @@ def trainer_settings(
         "learning_rate": learning_rate,
         "bf16": bf16 and has_bfloat16(use_cpu=use_cpu),
         "seed": seed,
-        "save_strategy": "steps" if checkpoints else "no",
+        "save_strategy": "steps",
         "save_steps": 1 / CHECKPOINTS,
         "save_total_limit": 2,
         "logging_steps": 1 / CHECKPOINTS if reports.to == "none" else 0.01,
@@ -173,15 +195,19 @@ def trainer_settings(
     }
 
 
-def run_trainer(trainer: Any, description: str, work_folder: Path) -> None:
+def run_trainer(trainer: Any, description: str, work_folder: Path, texts: int, reads: nn.Module | None = None) -> None:
     """Train with our progress bar; resumes from the last checkpoint in `work_folder`, if there is one.
 
     Args:
         trainer: of transformers or sentence-transformers, with `trainer_settings`.
         description: of the training, a few words.
         work_folder: of the checkpoints.
+        texts: that all steps read, for the bar.
+        reads: the module that reads them, where a step takes long enough for the bar to move within it.
     """
-    progress_line = ProgressLine(description)
+    progress_line = ProgressLine(description, texts)
+    if reads is not None:
+        progress_line.count_passes(reads)
     trainer.remove_callback(PrinterCallback)  # prints dictionaries
     trainer.add_callback(progress_line)
     try:
@@ -197,12 +223,6 @@ def last_checkpoint(work_folder: Path) -> str | None:
     for folder in set(folders) - set(complete):
         shutil.rmtree(folder, ignore_errors=True)  # several processes may do so at once
     return str(max(complete, key=lambda folder: int(folder.name.rpartition("-")[2]))) if complete else None
-
-
-def steps_made(work_folder: Path) -> int:
-    """Return the step of the last complete checkpoint, 0 if there is none."""
-    checkpoint = last_checkpoint(work_folder)
-    return int(checkpoint.rpartition("-")[2]) if checkpoint else 0
 
 
 def _is_complete(checkpoint: Path) -> bool:

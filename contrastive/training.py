@@ -183,7 +183,8 @@ def train_encoder(
         loss=contrastive_loss(encoder, config, relevant=several_relevant(rows)),
         callbacks=[*reports.callbacks("encoder"), GivesBack()],
     )
-    run_trainer(trainer, "encoder", work_folder)
+    texts = round(config.epochs * config.views * len(rows))
+    run_trainer(trainer, "encoder", work_folder, texts, encoder.model[0])
     with torch.no_grad():
         for before, parameter in zip(start, parameters, strict=False):
             parameter.copy_(torch.lerp(before.to(parameter.device), parameter, config.interpolation))

@@ -13,7 +13,7 @@ from dsi.docids.files.storage import scratch_array, scratch_blocks
 from dsi.docids.schemes import Docids, DocidsConfig, SchemeInput, make_docids, path_lengths
 from dsi.docids.token_vectors import TokenVectors
 from dsi.docids.tree import DocidTree
-from dsi.docids.types import Floats, Ints, Mask, Numbers
+from dsi.docids.types import Bools, Floats, Ints, Numbers
 from dsi.docids.vectors import BLOCK, Vectors
 
 __all__ = ["DocidsConfig", "assemble", "build_tree"]
@@ -94,7 +94,7 @@ def _clusters(paths: Ints) -> tuple[Ints, list[Ints]]:
     lengths = path_lengths(ordered)
     begins = np.zeros(len(paths) + 1, dtype=bool)  # True where a cluster of the next level begins
     begins[[0, -1]] = True
-    levels = [np.array([[0, len(paths)]], dtype=np.int32)]
+    levels: list[Ints] = [np.array([[0, len(paths)]], dtype=np.int32)]
     for level, numbers in enumerate(ordered.T):
         begins[1:-1] |= numbers[1:] != numbers[:-1]
         longer = np.zeros(len(paths) + 1, dtype=np.int32)
@@ -116,7 +116,7 @@ def _take(matrix: Numbers, rows: Ints, kind: type[np.generic]) -> Numbers:
     return scratch_blocks((len(rows), matrix.shape[1]), kind, blocks)
 
 
-def _are_within(start: Ints, end: Ints, count: int) -> Mask:
+def _are_within(start: Ints, end: Ints, count: int) -> Bools:
     """Return [count] True at the numbers within one of some ranges, which ascend."""
     steps = np.zeros(count + 1, dtype=np.int8)
     steps[start] += 1

@@ -1,6 +1,6 @@
-"""Extensions by other packages: docid schemes, objectives, rerankers and commands, found by their entry points.
+"""Extensions by packages: docid schemes, objectives, rerankers, commands and clusters, found by their entry points.
 
-Another package is imported only when its extension is used by name.
+A package is imported only when its extension is used by name.
 """
 
 from collections.abc import Sequence
@@ -17,7 +17,15 @@ RERANKERS = "dsi.rerankers"
 """Entry points that are subclasses of `dsi.Reranker`, by their `kind`."""
 COMMANDS = "dsi.commands"
 """Entry points that are functions from a list of arguments, run as `dsi NAME`."""
-_WHAT = {SCHEMES: "docid scheme", OBJECTIVES: "objective", RERANKERS: "reranker", COMMANDS: "command"}
+CLUSTERS = "dsi.clusters"
+"""Entry points that are classes like `dsi.Cluster`, made from an address: their name, or NAME://…; all others are Ray's."""
+_WHAT = {
+    SCHEMES: "docid scheme",
+    OBJECTIVES: "objective",
+    RERANKERS: "reranker",
+    COMMANDS: "command",
+    CLUSTERS: "cluster",
+}
 
 
 def extensions(group: str) -> list[EntryPoint]:
@@ -40,6 +48,18 @@ def load_extension(group: str, name: str) -> Any | None:
         if point.name == name:
             return _load(point)
     return None
+
+
+def open_cluster(address: str) -> Any:
+    """Return the cluster at an address, as `dsi.Cluster`.
+
+    Raises:
+        ValueError: no package has such clusters.
+    """
+    kind = load_extension(CLUSTERS, address.partition("://")[0]) or load_extension(CLUSTERS, "ray")
+    if kind is None:
+        raise ValueError(f"No installed package has the cluster {shown(address)}; install dr-scl again.")
+    return kind(address)
 
 
 def package_of(group: str, name: str) -> str:

@@ -4,9 +4,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dsi.docids.tree import DocidTree
+from dsi.docids.types import Floats
 from dsi.docids.vectors import BLOCK
-
-Floats = NDArray[np.float32]
 
 
 def document_scores(queries: Floats, documents: Floats) -> Floats:

@@ -16,10 +16,9 @@ from numpy.typing import NDArray
 from dsi.docids.files.storage import save_tensors, scratch_blocks
 from dsi.docids.files.threads import one_thread
 from dsi.docids.files.untrusted import is_finite, read_tensors
+from dsi.docids.types import Floats, Ints
 
 Codes = NDArray[np.uint8]
-Floats = NDArray[np.float32]
-Ints = NDArray[np.integer]
 
 BITS = (2, 4, 8)
 _CODECS = {2: "QT_2bit_tqmse", 4: "QT_4bit_tqmse", 8: "QT_8bit_tqmse"}
@@ -83,7 +82,7 @@ class TokenVectors:
     head: Floats
     bits: int
     parts: tuple[TokenCodes, ...]
-    order: NDArray[np.int32]
+    order: Ints
     query_head: Floats | None = None
 
     @property

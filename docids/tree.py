@@ -71,7 +71,7 @@ class DocidTree:
         return len(self.first_child)
 
     @property
-    def num_documents(self) -> int:
+    def num_places(self) -> int:
         """Number of leaves: places of documents, free ones included."""
         return len(self.doc_rows)
 
@@ -88,7 +88,7 @@ class DocidTree:
     @cached_property
     def most_places(self) -> int:
         """Largest number of places of a document; 1 if each has one docid."""
-        if self.num_rows == self.num_documents - self.num_removed:  # every row has one
+        if self.num_rows == self.num_places - self.num_removed:  # every row has one
             return 1
         return int(np.bincount(self.doc_rows[self.doc_rows >= 0]).max(initial=1))
 
@@ -162,7 +162,7 @@ class DocidTree:
     @cached_property
     def parents(self) -> Ints:
         """[I + N] parent of each node, -1 for the root."""
-        parents = np.full(self.num_inner + self.num_documents, -1, dtype=np.int32)
+        parents = np.full(self.num_inner + self.num_places, -1, dtype=np.int32)
         digits = np.arange(self.num_children.sum()) - np.repeat(
             np.cumsum(self.num_children) - self.num_children, self.num_children
         )
@@ -308,7 +308,7 @@ class DocidTree:
 
     def _problem(self) -> str:
         """Return what is wrong with the arrays, or an empty string."""
-        inner, documents = self.num_inner, self.num_documents
+        inner, documents = self.num_inner, self.num_places
         if any(len(getattr(self, name)) != inner for name in ("num_children", "doc_start", "doc_end", "centroids")):
             return "arrays of inner nodes differ in length"
         if not documents or self.doc_rows.min() < -1 or self.trained.view(np.uint8).max(initial=0) > 1:
@@ -332,16 +332,16 @@ class DocidTree:
 
     def _has_all_rows(self) -> bool:
         """True if every row below the largest one has a place; free places are -1."""
-        if self.num_rows > self.num_documents:
+        if self.num_rows > self.num_places:
             return False
         seen = np.zeros(self.num_rows + 1, dtype=bool)  # the last one for free places
-        for start in range(0, self.num_documents, BLOCK):
+        for start in range(0, self.num_places, BLOCK):
             seen[self.doc_rows[start : start + BLOCK]] = True
         return bool(seen[:-1].all())
 
     def _structure_problem(self) -> str:
         """Return what is wrong with children and documents of the inner nodes, or an empty string."""
-        inner, documents = self.num_inner, self.num_documents
+        inner, documents = self.num_inner, self.num_places
         first, count, start, end = (
             getattr(self, name).astype(np.int64) for name in ("first_child", "num_children", "doc_start", "doc_end")
         )
@@ -407,7 +407,7 @@ def diagnostics(tree: DocidTree, collisions: int = 0) -> dict[str, object]:
     ends = [tree.num_children[level][tree.first_child[level] >= tree.num_inner].sum() for level in tree.levels]
     return {
         "documents": tree.num_rows,
-        "docids": tree.num_documents,
+        "docids": tree.num_places,
         "inner_nodes": tree.num_inner,
         "depth": tree.depth,
         "depth_histogram": {length: int(count) for length, count in enumerate(ends, start=1) if count},

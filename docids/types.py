@@ -5,11 +5,13 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-Ints = NDArray[np.int32]
+Ints = NDArray[np.integer]
 Rows = NDArray[np.int64]
 """The type by which NumPy indexes fastest."""
 Floats = NDArray[np.float32]
-Mask = NDArray[np.bool_]
+Reals = NDArray[np.floating]
+"""Of any precision."""
+Bools = NDArray[np.bool_]
 Numbers = NDArray[Any]
 
 Run = dict[str, dict[str, float]]

@@ -26,7 +26,7 @@ def remove_documents(tree: DocidTree, rows: NDArray[np.integer]) -> DocidTree:
         tree: the docids.
         rows: of the document table; later rows shift.
     """
-    gone = np.zeros(tree.num_documents + 1, dtype=bool)  # the last entry is that of row -1, free places
+    gone = np.zeros(tree.num_places + 1, dtype=bool)  # the last entry is that of row -1, free places
     gone[rows] = True
     moved = (np.cumsum(~gone) - 1).astype(np.int32)
     free = gone[tree.doc_rows] | (tree.doc_rows < 0)
@@ -99,7 +99,7 @@ class _Growing:
     """A tree and additions to it; only the nodes on the paths of new documents are read before `assemble`.
 
     An inner node is a node number of the tree or, from `num_inner` on, an opened one. A place is a docid position of the tree
-    or, from `num_documents` on, a new one.
+    or, from `num_places` on, a new one.
     """
 
     def __init__(self, tree: DocidTree) -> None:
@@ -143,7 +143,7 @@ class _Growing:
         return [*children, *self.more.get(node, ())]
 
     def _is_free(self, place: int) -> bool:
-        return place < self.tree.num_documents and self.tree.doc_rows[place] < 0 and place not in self.taken
+        return place < self.tree.num_places and self.tree.doc_rows[place] < 0 and place not in self.taken
 
     def _centroids(self, nodes: list[int]) -> Floats:
         """[nodes, dim] of nodes of the tree and opened ones, which come last."""
@@ -210,7 +210,7 @@ class _Growing:
         return node
 
     def _append_place(self, cluster: int) -> None:
-        place = self.tree.num_documents + len(self.new_places)
+        place = self.tree.num_places + len(self.new_places)
         self.new_places.append((cluster, len(self._children(cluster))))
         self.more.setdefault(cluster, []).append(place)
         self.taken[place] = None
@@ -219,7 +219,7 @@ class _Growing:
 
     def assemble(self, embeddings: Floats, rows: NDArray[np.integer], tokens: TokenCodes | None) -> DocidTree:
         """Return the tree with its nodes renumbered: inner nodes breadth-first, documents in docid order."""
-        tree, inner, documents = self.tree, self.tree.num_inner, self.tree.num_documents
+        tree, inner, documents = self.tree, self.tree.num_inner, self.tree.num_places
         cluster_of_new, digit_of_new = np.array(self.new_places, dtype=np.int64).reshape(-1, 2).T
         parent = np.concatenate([tree.parents[:inner], np.array(self.opened.parent, dtype=np.int64)])
         cluster = np.concatenate([tree.parents[inner:], cluster_of_new])

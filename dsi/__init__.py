@@ -13,16 +13,15 @@ from importlib.metadata import version
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from dsi.cluster.cluster import Cluster
-    from dsi.cluster.router import serve_shards
+    from dsi.cluster.cluster import Cluster, serve_shards
     from dsi.config import Config
     from dsi.docids.data.collection import Collection, read_collection
     from dsi.measuring.evaluation import Evaluation, evaluate
     from dsi.measuring.tuning import tune
     from dsi.rerankers.reranking import load_rerankers, rerank
     from dsi.search.candidates import Candidates, Reranker
+    from dsi.search.hits import Hit, Hits
     from dsi.search.request import SearchConfig, SearchOptions
-    from dsi.search.results import Hit, Hits
     from dsi.store.retriever import GenerativeRetriever
     from dsi.training.pipeline import index, train
 
@@ -33,8 +32,8 @@ _HOMES = {
     "Config": "dsi.config",
     "Evaluation": "dsi.measuring.evaluation",
     "GenerativeRetriever": "dsi.store.retriever",
-    "Hit": "dsi.search.results",
-    "Hits": "dsi.search.results",
+    "Hit": "dsi.search.hits",
+    "Hits": "dsi.search.hits",
     "Reranker": "dsi.search.candidates",
     "SearchConfig": "dsi.search.request",
     "SearchOptions": "dsi.search.request",
@@ -43,7 +42,7 @@ _HOMES = {
     "load_rerankers": "dsi.rerankers.reranking",
     "read_collection": "dsi.docids.data.collection",
     "rerank": "dsi.rerankers.reranking",
-    "serve_shards": "dsi.cluster.router",
+    "serve_shards": "dsi.cluster.cluster",
     "train": "dsi.training.pipeline",
     "tune": "dsi.measuring.tuning",
 }

@@ -29,8 +29,8 @@ _MOST_BASES = 10
 """Configurations that a configuration stands on."""
 
 
-LEXICAL_WEIGHT, TOKEN_WEIGHT = 0.03, 1.0
-"""What we recommend beside cosines for BM25 and late interaction, chosen across collections (docs/experiments/search.md)."""
+LEXICAL_WEIGHT, TOKEN_WEIGHT = 0.5, 1.0
+"""What we recommend beside cosines for words and late interaction, chosen across collections (docs/experiments/search.md)."""
 
 _NO_TRAINING = {
     "pseudo_queries": {"method": "none"},
@@ -57,7 +57,7 @@ class Config:
     """Train encoder and decoder in bfloat16 if the device has instructions for it."""
     dev_queries: Whole = 500
     """Number of train queries set aside if the collection has no dev split. On the dev queries the weights of scores, alpha and
-    the beam (with fusion "paper": alpha, beta and ann_temperature) are chosen after training; 0 chooses nothing."""
+    the beam (with other tokens: alpha, beta and ann_temperature) are chosen after training; 0 chooses nothing."""
     text_megabytes: Whole = 1000
     """The index keeps the documents' texts, which answers show, if they take at most this many megabytes; 0 keeps none."""
     pseudo_queries: PseudoQueriesConfig = field(default_factory=PseudoQueriesConfig)
@@ -115,15 +115,12 @@ class Config:
             raise ValueError(
                 f'search.lexical_weight needs a lexical part, got {search.lexical_weight} with lexical.model "none"; use 0.'
             )
-        if not tied and search.lexical_weight and (search.fusion == "paper" or not search.beta):
-            raise ValueError(
-                f'search.lexical_weight needs tied tokens or search.fusion "bound", got {search.lexical_weight} with '
-                f"{self.generator.docid_tokens!r} tokens and fusion {search.fusion!r}."
-            )
-        if search.token_weight and not tied:
-            raise ValueError(
-                f'search.token_weight needs generator.docid_tokens "tied", got {self.generator.docid_tokens!r}.'
-            )
+        for name in ("lexical_weight", "token_weight"):
+            if not tied and getattr(search, name):
+                raise ValueError(
+                    f'search.{name} needs generator.docid_tokens "tied", got {getattr(search, name)} with '
+                    f"{self.generator.docid_tokens!r}; use 0."
+                )
 
     @classmethod
     def named(cls, name: "str | Path | Config") -> "Config":

@@ -1,25 +1,8 @@
 """Figures as PNG and SVG (extra `figures`: matplotlib). Knows nothing of what they show."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
-
-
-def grid_figure(values: Mapping[tuple[float, float], float], columns: str, rows: str, title: str, path: Path) -> None:
-    """Write a heat map of {(column, row): value}, values included, to path.png and path.svg."""
-    first, second = sorted({column for column, _ in values}), sorted({row for _, row in values})
-    figure, axes = _figure(1.2 + 0.75 * len(first), 1.6 + 0.5 * len(second))
-    image = axes.imshow([[values[column, row] for column in first] for row in second], cmap="viridis", aspect="auto")
-    middle = (max(values.values()) + min(values.values())) / 2
-    for y, row in enumerate(second):
-        for x, column in enumerate(first):
-            value = values[column, row]
-            axes.text(x, y, f"{value:.1f}", ha="center", va="center", color="white" if value < middle else "black")
-    axes.set_xticks(range(len(first)), [f"{column:g}" for column in first])
-    axes.set_yticks(range(len(second)), ["∞" if row == float("inf") else f"{row:g}" for row in second])
-    axes.set(xlabel=columns, ylabel=rows, title=title)
-    figure.colorbar(image, ax=axes)
-    _save(figure, path)
 
 
 def lines_figure(
@@ -32,7 +15,7 @@ def lines_figure(
     log_y: bool = False,
 ) -> None:
     """Write a line per series of {series: {x: y}}, over a logarithmic x, to path.png and path.svg."""
-    figure, axes = _figure(6.0, 4.0)
+    figure, axes = new_figure(6.0, 4.0)
     for name, points in series.items():
         xs = sorted(points)
         axes.plot(xs, [points[x] for x in xs], marker="o", markersize=4, label=name)
@@ -44,12 +27,12 @@ def lines_figure(
     axes.grid(alpha=0.3)
     axes.set(xlabel=xlabel, ylabel=ylabel, title=title)
     axes.legend(fontsize="small")
-    _save(figure, path)
+    save_figure(figure, path)
 
 
 def bars_figure(series: Mapping[str, Mapping[int, int]], xlabel: str, ylabel: str, title: str, path: Path) -> None:
     """Write stacked bars of {series: {x: height}} to path.png and path.svg."""
-    figure, axes = _figure(6.0, 3.5)
+    figure, axes = new_figure(6.0, 3.5)
     ticks = sorted({x for heights in series.values() for x in heights})
     bottom = dict.fromkeys(ticks, 0)
     for name, heights in series.items():
@@ -59,34 +42,11 @@ def bars_figure(series: Mapping[str, Mapping[int, int]], xlabel: str, ylabel: st
     axes.set_xticks(ticks)
     axes.set(xlabel=xlabel, ylabel=ylabel, title=title)
     axes.legend()
-    _save(figure, path)
+    save_figure(figure, path)
 
 
-def spreads_figure(spreads: Mapping[str, Sequence[Sequence[float]]], xlabel: str, ylabel: str, path: Path) -> None:
-    """Write a panel per name of {name: [smallest, quartile, median, quartile, largest] by place} to path.png and path.svg."""
-    figure, first = _figure(2.2 * len(spreads) + 0.6, 3.2)
-    first.remove()
-    panels = figure.subplots(1, len(spreads), sharey=True, squeeze=False)[0]
-    for axes, (name, fives) in zip(panels, spreads.items(), strict=True):
-        keys = ("whislo", "q1", "med", "q3", "whishi")
-        axes.bxp([dict(zip(keys, five, strict=True)) for five in fives], showfliers=False)
-        axes.set_yscale("log")
-        axes.grid(alpha=0.3, axis="y")
-        axes.set(xlabel=xlabel, title=name)
-    panels[0].set_ylabel(ylabel)
-    _save(figure, path)
-
-
-def shares_figure(shares: Mapping[str, float], xlabel: str, title: str, path: Path, most: int = 15) -> None:
-    """Write horizontal bars of the largest of {name: share} above 0 to path.png and path.svg."""
-    shown = sorted((name for name in shares if shares[name] > 0), key=lambda name: -shares[name])[:most][::-1]
-    figure, axes = _figure(7.0, 0.8 + 0.28 * len(shown))
-    axes.barh(shown, [shares[name] for name in shown])
-    axes.set(xlabel=xlabel, title=title)
-    _save(figure, path)
-
-
-def _figure(width: float, height: float) -> tuple[Any, Any]:
+def new_figure(width: float, height: float) -> tuple[Any, Any]:
+    """Return a figure of some inches and its axes."""
     try:
         from matplotlib.figure import Figure
     except ModuleNotFoundError:
@@ -95,7 +55,8 @@ def _figure(width: float, height: float) -> tuple[Any, Any]:
     return figure, figure.add_subplot()
 
 
-def _save(figure: Any, path: Path) -> None:
+def save_figure(figure: Any, path: Path) -> None:
+    """Write a figure to path.png and path.svg."""
     path.parent.mkdir(parents=True, exist_ok=True)
     for suffix in (".png", ".svg"):
         figure.savefig(path.with_suffix(suffix), dpi=150, metadata={"Date": None} if suffix == ".svg" else None)

@@ -10,9 +10,6 @@ import math
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
-import numpy as np
-from numpy.typing import NDArray
-
 from dsi.docids.types import Qrels, Run
 
 STANDARD_MEASURES = ("Hit@1", "Hit@5", "Hit@10", "RR@10", "nDCG@10", "Recall@100")
@@ -145,23 +142,6 @@ def f_measure(ranked: Sequence[str], judged: Mapping[str, int], k: int) -> float
     """
     p, r = precision(ranked, judged, k), recall(ranked, judged)
     return 2 * p * r / (p + r) if p + r > 0 else 0.0
-
-
-def regret(probabilities: NDArray[np.floating], chosen: NDArray[np.integer]) -> NDArray[np.float64]:
-    """Return [n] the mean probability of the m best documents minus that of the m chosen (Zhuo et al. 2020, eq. 10).
-
-    >>> regret(np.array([[0.5, 0.25, 1.0]]), np.array([[0, 1]])).tolist()
-    [0.375]
-
-    Args:
-        probabilities: [n, documents] of relevance.
-        chosen: [n, m] columns of it; -1 for a missing result, which has probability 0.
-    """
-    m = chosen.shape[1]
-    probabilities = np.pad(probabilities, ((0, 0), (0, max(0, m - probabilities.shape[1]))))
-    best = -np.partition(-probabilities, m - 1, axis=1)[:, :m]
-    achieved = np.take_along_axis(probabilities, np.maximum(chosen, 0), axis=1) * (chosen >= 0)
-    return np.asarray(best.mean(axis=1, dtype=np.float64) - achieved.mean(axis=1, dtype=np.float64))
 
 
 def _dcg(gains: Iterable[int]) -> float:

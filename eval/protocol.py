@@ -115,34 +115,6 @@ def best_setting(
     return max(means, key=lambda entry: entry[1])[0], means
 
 
-def supported_setting(
-    search: Callable[[Mapping[str, Any]], Run],
-    settings: Sequence[Mapping[str, Any]],
-    qrels: Qrels,
-    measure: str = "RR@10",
-) -> tuple[dict[str, Any], list[tuple[dict[str, Any], float]]]:
-    """Return the first setting unless the best one gains more than a standard error over it; otherwise as `best_setting`.
-
-    The standard error is that of the mean paired difference between the two, as in the "one standard error" rule (Breiman et
-    al. 1984).
-    """
-    values = [evaluate(search(setting), qrels, [measure])[measure] for setting in settings]
-    means = [(dict(setting), mean(per_query)) for setting, per_query in zip(settings, values, strict=True)]
-    best = max(range(len(means)), key=lambda number: means[number][1])
-    return means[best if supported_gain(values[best], values[0]) else 0][0], means
-
-
-def supported_gain(a: Mapping[str, float], b: Mapping[str, float]) -> bool:
-    """True if the mean paired difference a - b over queries exceeds its standard error.
-
-    >>> supported_gain({"q1": 1.0, "q2": 0.5}, {"q1": 0.5, "q2": 0.5})
-    False
-    """
-    gains = _differences(a, b)
-    error = float(gains.std(ddof=1)) / len(gains) ** 0.5 if len(gains) > 1 else 0.0
-    return float(gains.mean()) > error
-
-
 def randomisation_test(
     a: Mapping[str, float], b: Mapping[str, float], *, rounds: int = 100_000, seed: int = 0
 ) -> tuple[float, float]:
@@ -165,7 +137,7 @@ def randomisation_test(
     Raises:
         ValueError: the systems were measured on different queries.
     """
-    differences = _differences(a, b)
+    differences = paired_differences(a, b)
     observed = differences.sum()
     differences = differences[differences != 0]  # a zero stays zero under any flip
     rng, extreme, done = np.random.default_rng(seed), 0, 0
@@ -177,28 +149,25 @@ def randomisation_test(
     return float(observed) / len(a), (extreme + 1) / (rounds + 1)
 
 
-def bootstrap_interval(
-    a: Mapping[str, float], b: Mapping[str, float], *, rounds: int = 10_000, seed: int = 0
-) -> tuple[float, float, float]:
-    """Return the mean difference a - b over queries and its 95 % percentile interval, by bootstrap over queries (scipy).
+def holm(p_values: Sequence[float]) -> list[float]:
+    """Return p-values corrected for their number (Holm 1979): the chance that any of them is that small where none differs.
+
+    >>> holm([0.01, 0.5, 0.04])
+    [0.03, 0.5, 0.08]
+    """
+    order, least = sorted(range(len(p_values)), key=p_values.__getitem__), 0.0
+    corrected = list(p_values)
+    for place, number in enumerate(order):
+        least = corrected[number] = min(1.0, max(least, (len(order) - place) * p_values[number]))
+    return corrected
+
+
+def paired_differences(a: Mapping[str, float], b: Mapping[str, float]) -> NDArray[np.float64]:
+    """Return [queries] a - b.
 
     Raises:
         ValueError: the systems were measured on different queries.
     """
-    from scipy.stats import bootstrap  # takes a second to import
-
-    differences = _differences(a, b)
-    mean_difference = float(differences.mean())
-    if len(differences) == 1:
-        return mean_difference, mean_difference, mean_difference
-    rng = np.random.default_rng(seed)
-    result = bootstrap((differences,), np.mean, n_resamples=rounds, batch=100, method="percentile", rng=rng)
-    low, high = result.confidence_interval
-    return mean_difference, float(low), float(high)
-
-
-def _differences(a: Mapping[str, float], b: Mapping[str, float]) -> NDArray[np.float64]:
-    """Return [queries] a - b."""
     if a.keys() != b.keys() or not a:
         raise ValueError(f"Both systems need values for the same queries, got {len(a)} and {len(b)}.")
     return np.array([a[query_id] - b[query_id] for query_id in a])

@@ -23,6 +23,6 @@ class TitleWords(dsi.Reranker):
 
 run = sys.argv[1] if len(sys.argv) > 1 else "runs/example"
 retriever = dsi.GenerativeRetriever.from_pretrained(run)
-candidates = retriever.candidates(["where is the river danube"], k=20, features=False)
+candidates = retriever.candidates(["where is the river danube"], k=20)
 print("before:", [hit.title for hit in candidates.hits()[0][:3]])
 print("after:", [hit.title for hit in dsi.rerank(candidates, TitleWords()).hits()[0][:3]])

@@ -19,7 +19,7 @@ def options_are_typed(retriever: GenerativeRetriever) -> None:
     assert_type(retriever.search_encoded(retriever.encode_queries(["a query"]), lexical_weight=0.1), SearchResult)
     assert_type(retriever.run({"q1": "a query"}, k=100, token_weight=0.0), dict[str, dict[str, float]])
     assert_type(retriever.follow(["a query"], [["d1"]], allow=["d1"]), Followed)
-    assert_type(retriever.candidates(["a query"], k=50, features=False, alpha=0.5), Candidates)
+    assert_type(retriever.candidates(["a query"], k=50, alpha=0.5), Candidates)
 
 
 def documents_are_typed(retriever: GenerativeRetriever) -> None:

@@ -15,6 +15,15 @@ _CONTROLS = re.compile("[\\x00-\\x1f\\x7f-\\x9f\\u2028-\\u202e\\u2066-\\u2069\\u
 """What moves a terminal's cursor, changes its colours or turns the order of its text, and what is no character."""
 
 
+def counted(number: int, noun: str) -> str:
+    """Return a number with its noun, in the singular for one.
+
+    >>> counted(1, "document"), counted(2000, "document")
+    ('1 document', '2,000 documents')
+    """
+    return f"{number:,} {noun}{'s' * (number != 1)}"
+
+
 def printable(text: str) -> str:
     r"""Return a text for a line of a terminal: control characters are written as in Python.
 

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, Protocol, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -83,8 +83,19 @@ class Processes:
 ALONE = Processes()
 
 
+class BuildingCluster(Protocol):
+    """A cluster that builds an index, such as `dsi.Cluster`."""
+
+    @property
+    def processes(self) -> Processes:
+        """The processes of a run that gives its work to the cluster."""
+
+    def check(self, folder: Path) -> None:
+        """Make a folder, and raise an error unless all machines see it and have our versions."""
+
+
 @dataclass(frozen=True, eq=False)
-class Rows:
+class MatrixRows:
     """Some rows of a matrix, for work that another process may do: rows of a mapped file are sent as their numbers.
 
     Attributes:
@@ -110,9 +121,9 @@ class Rows:
             whole is not None and whole.shape == self.matrix.shape and whole.ctypes.data == self.matrix.ctypes.data
         )
         if not is_whole or whole.dtype != self.matrix.dtype or not self.matrix.flags.c_contiguous:
-            return Rows, (self.read(), slice(None))
+            return MatrixRows, (self.read(), slice(None))
         return _map_rows, (Path(whole.filename), whole.dtype, whole.shape, whole.offset, self.rows)
 
 
-def _map_rows(path: Path, dtype: Any, shape: tuple[int, int], offset: int, rows: Any) -> Rows:
-    return Rows(np.memmap(path, dtype, "r", offset, shape), rows)
+def _map_rows(path: Path, dtype: Any, shape: tuple[int, int], offset: int, rows: Any) -> MatrixRows:
+    return MatrixRows(np.memmap(path, dtype, "r", offset, shape), rows)

@@ -1,7 +1,8 @@
-"""Progress: tqdm's bar on a terminal, one line per stage elsewhere. Knows nothing of the work.
+"""Progress: tqdm's bar on a terminal, lines elsewhere. Knows nothing of the work.
 
 Elsewhere (a log file, continuous integration) a stage that took at least a second writes a line when it ends: `docids: 23 s`.
-Stages inside another one write nothing there.
+Stages inside another one write no such line. While work goes on, a line at most every half minute says how far it is and how
+long the rest will take: `docids: embeddings of documents, 12,288 of 20,000, 03:20 left`.
 """
 
 import sys
@@ -16,10 +17,12 @@ T = TypeVar("T")
 
 _SHORTEST = 1.0
 """Seconds that a stage must take to get a line."""
+_SILENCE = 30.0
+"""Seconds from one line to the next, at least, while work goes on."""
 
 
 class Bar(tqdm):
-    """A `tqdm` that replaces the bar by a line where stderr is no terminal.
+    """A `tqdm` that writes lines in place of the bar where stderr is no terminal.
 
     `set_postfix_str` shows a few words beside the bar, such as the loss; the line ends with the last of them.
 
@@ -29,9 +32,13 @@ class Bar(tqdm):
         total: how many there are, if known.
         done: how many an earlier run has done.
         enabled: False shows nothing; for processes other than the first.
+
+    Attributes:
+        done: how many are done.
     """
 
-    _logged: ClassVar[int] = 0  # open stages that write lines
+    _open: ClassVar[list["Bar"]] = []  # those that write lines, the outermost first
+    _spoken: ClassVar[float] = 0.0  # when a line was written, or the outermost was opened
     _lock: ClassVar[Any] = threading.RLock()  # tqdm's own is shared with forks, and a fork that is killed keeps it
 
     def __init__(
@@ -39,22 +46,39 @@ class Bar(tqdm):
     ) -> None:
         self._is_logged = enabled and not sys.stderr.isatty()
         self._description, self._started, self.postfix = description, monotonic(), ""
-        Bar._logged += self._is_logged
+        self._before, self.done = done, done
+        if self._is_logged:
+            Bar._spoken = Bar._spoken if Bar._open else self._started
+            Bar._open.append(self)
         disable = self._is_logged or not enabled
         super().__init__(desc=description, total=total, initial=done, unit=unit, leave=None, disable=disable)
+        self.total = total  # a disabled bar forgets it
+
+    def update(self, n: float | None = 1) -> bool | None:
+        """Count `n` more as done."""
+        self.done += int(n or 0)
+        now = monotonic()
+        if self._is_logged and self.total and self.done > self._before and now - Bar._spoken >= _SILENCE:
+            Bar._spoken = now
+            left = (now - self._started) / (self.done - self._before) * max(0, self.total - self.done)
+            outermost = Bar._open[0]._description
+            outer = "" if outermost == self._description else f"{outermost}: "
+            far = f"{self.done:,} of {self.total:,}, {self.format_interval(left)} left"
+            sys.stderr.write(f"{outer}{self._description}, {far}\n")
+        return super().update(n)  # type: ignore[no-any-return]
 
     def close(self) -> None:
         """End the stage; calling it again is harmless."""
         super().close()
         if self._is_logged:
             self._is_logged = False
-            Bar._logged -= 1
+            Bar._open[:] = [bar for bar in Bar._open if bar is not self]  # tqdm compares bars by their places
             seconds, note = monotonic() - self._started, self.postfix and f", {self.postfix}"
-            if not Bar._logged and seconds >= _SHORTEST:
+            if not Bar._open and seconds >= _SHORTEST:
                 sys.stderr.write(f"{self._description}: {seconds:.0f} s{note}\n")
 
 
-def tell(line: str) -> None:
+def write_line(line: str) -> None:
     """Write a line to stderr, above an open bar."""
     Bar.write(line, file=sys.stderr)
 

@@ -23,7 +23,7 @@ from dsi.docids.files.checks import shown
 from dsi.docids.files.declarations import Count, Whole, settings
 from dsi.docids.files.processes import ALONE, Processes
 from dsi.docids.tree import MOST_LEVELS, MOST_PLACES
-from dsi.docids.types import Floats, Ints, Mask, Numbers
+from dsi.docids.types import Bools, Floats, Ints, Numbers
 from dsi.docids.vectors import BLOCK
 
 _CLUSTERING = ("branching", "max_leaf_size", "segments")
@@ -175,7 +175,7 @@ class Docids:
         ValueError: the paths are not of this form.
     """
 
-    paths: NDArray[np.signedinteger]
+    paths: Ints
     rows: NDArray[np.integer] | None = None
     collisions: int = field(init=False, default=0)
 
@@ -357,8 +357,8 @@ def _check_paths(paths: Ints) -> None:
         )
 
 
-def _are_bad(paths: Ints) -> Mask:
-    bad: Mask = (paths < -1).any(axis=1) | (paths > _LARGEST).any(axis=1) | (paths[:, 0] < 0)
+def _are_bad(paths: Ints) -> Bools:
+    bad: Bools = (paths < -1).any(axis=1) | (paths > _LARGEST).any(axis=1) | (paths[:, 0] < 0)
     return bad | ((paths[:, 1:] >= 0) & (paths[:, :-1] < 0)).any(axis=1)
 
 
@@ -385,7 +385,7 @@ def _smallest(numbers: NDArray[np.integer]) -> np.dtype[np.signedinteger]:
     return np.min_scalar_type(-int(numbers.max()) - 1)
 
 
-def _separate(paths: NDArray[np.signedinteger]) -> tuple[NDArray[np.signedinteger], int]:
+def _separate(paths: Ints) -> tuple[Ints, int]:
     """Return paths with one more number where several are equal, and how many were equal to an earlier one."""
     order = np.lexsort(paths.T[::-1])
     first = np.zeros(len(paths), dtype=bool)

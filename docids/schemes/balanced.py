@@ -3,7 +3,7 @@
 import faiss
 import numpy as np
 
-from dsi.docids.files.processes import Rows
+from dsi.docids.files.processes import MatrixRows
 from dsi.docids.schemes import Docids, DocidsConfig, SchemeInput
 from dsi.docids.schemes.lloyd import read_points, train_clusters
 from dsi.docids.schemes.splits import split_from_root
@@ -15,7 +15,7 @@ def make(documents: SchemeInput) -> Docids:
     return Docids(split_from_root(documents, _split))
 
 
-def _split(documents: Rows, sizes: Numbers, config: DocidsConfig, seed: int) -> Ints:
+def _split(documents: MatrixRows, sizes: Numbers, config: DocidsConfig, seed: int) -> Ints:
     labels = []
     for batch in train_clusters(read_points(documents), sizes, config, seed):
         for points, there, centroids, k in zip(*batch, strict=True):

@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from dsi.docids.files.processes import Rows
+from dsi.docids.files.processes import MatrixRows
 from dsi.docids.schemes import Docids, DocidsConfig, SchemeInput, splits
 from dsi.docids.schemes.lloyd import (
     POINTS_PER_CENTROID,
@@ -32,7 +32,7 @@ def _paths(documents: SchemeInput) -> Numbers:
     return splits.split_from_root(documents, _split, together=_split_together)
 
 
-def _split(documents: Rows, sizes: Numbers, config: DocidsConfig, seed: int) -> Ints:
+def _split(documents: MatrixRows, sizes: Numbers, config: DocidsConfig, seed: int) -> Ints:
     labels = []
     for points, there, centroids, k in train_clusters(read_points(documents), sizes, config, seed):
         padded = nearest_of(points, centroids, k)  # [clusters, n]
@@ -53,17 +53,17 @@ def _split_together(points: Floats, rows: Ints, documents: SchemeInput) -> Ints:
     """`_split` of a large cluster, block by block: no process holds all of its points."""
     k, processes = documents.config.clusters(len(rows)), documents.processes
     (sample,) = sample_rows(np.array([len(rows)]), k * POINTS_PER_CENTROID, np.random.default_rng(documents.seed))
-    centroids = train_kmeans(read_points(Rows(points, rows[sample])), k, documents.seed)
+    centroids = train_kmeans(read_points(MatrixRows(points, rows[sample])), k, documents.seed)
     starts = range(0, len(rows), splits.BLOCK)
 
-    def block(start: int) -> tuple[Rows, Floats]:
-        return Rows(points, rows[start : start + splits.BLOCK]), centroids
+    def block(start: int) -> tuple[MatrixRows, Floats]:
+        return MatrixRows(points, rows[start : start + splits.BLOCK]), centroids
 
     distances, labels = (np.concatenate(arrays) for arrays in zip(*processes.map(_assign, starts, block), strict=True))
     return _fill_empty(labels, distances, k)
 
 
-def _assign(block: Rows, centroids: Floats) -> tuple[Floats, Ints]:
+def _assign(block: MatrixRows, centroids: Floats) -> tuple[Floats, Ints]:
     """Return the distance [n] to the nearest centroid, and its number [n]."""
     points = read_points(block)
     labels = nearest(points, centroids)

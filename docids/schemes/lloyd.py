@@ -9,9 +9,9 @@ from typing import NamedTuple
 
 import numpy as np
 
-from dsi.docids.files.processes import Rows
+from dsi.docids.files.processes import MatrixRows
 from dsi.docids.schemes import DocidsConfig
-from dsi.docids.types import Floats, Ints, Mask, Numbers
+from dsi.docids.types import Bools, Floats, Ints, Numbers
 
 POINTS_PER_CENTROID = 1000
 """k-means is trained on at most this many points a centroid."""
@@ -32,7 +32,7 @@ class Trained(NamedTuple):
     """
 
     points: Floats
-    there: Mask
+    there: Bools
     centroids: Floats
     k: Numbers
 
@@ -59,7 +59,7 @@ def train_clusters(points: Floats, sizes: Numbers, config: DocidsConfig, seed: i
         yield Trained(padded, there, _train(padded, sizes[own], all_k[own], rng), all_k[own])
 
 
-def read_points(rows: Rows) -> Floats:
+def read_points(rows: MatrixRows) -> Floats:
     """Return the points [n, dim] of documents, in memory."""
     return np.asarray(rows.read(), dtype=np.float32)
 
@@ -125,7 +125,7 @@ def nearest_of(points: Floats, centroids: Floats, k: Numbers) -> Ints:
     return labels
 
 
-def members_of(labels: Ints, there: Mask, k: int) -> Floats:
+def members_of(labels: Ints, there: Bools, k: int) -> Floats:
     """Return [clusters, k, n] 1 where a point is among those of a centroid, else 0."""
     return ((labels[:, None] == np.arange(k, dtype=np.int32)[:, None]) & there[:, None]).astype(np.float32)
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import numpy as np
 
-from dsi.docids.files.processes import Rows
+from dsi.docids.files.processes import MatrixRows
 from dsi.docids.files.progress import Bar
 from dsi.docids.files.storage import scratch_array, write_array
 from dsi.docids.schemes import DocidsConfig, SchemeInput
@@ -32,11 +32,11 @@ def paths_by_parts(documents: SchemeInput, split: Callable[[SchemeInput], Ints],
     sizes = np.bincount(parts)
     with Bar("docids", unit="doc", total=len(points), enabled=documents.progress and processes.is_main) as bar:
 
-        def part(number: int) -> tuple[Rows, DocidsConfig, int, Path | None, Paths]:
+        def part(number: int) -> tuple[MatrixRows, DocidsConfig, int, Path | None, Paths]:
             bar.update(int(sizes[number]))
             rows = np.flatnonzero(parts == number).astype(np.int32)
             file = None if folder is None else folder / f"part-{number}.npy"
-            return Rows(points, rows), config, documents.seed, file, paths_of
+            return MatrixRows(points, rows), config, documents.seed, file, paths_of
 
         below = processes.map(_part_paths, range(len(sizes)), part)
     longest = 1 + max(paths.shape[1] for paths in below)
@@ -59,7 +59,7 @@ def _parts(documents: SchemeInput, split: Callable[[SchemeInput], Ints]) -> Numb
     return parts
 
 
-def _part_paths(documents: Rows, config: DocidsConfig, seed: int, file: Path | None, paths_of: Paths) -> Numbers:
+def _part_paths(documents: MatrixRows, config: DocidsConfig, seed: int, file: Path | None, paths_of: Paths) -> Numbers:
     """Return the paths [n, longest] of the documents of a part; from a file, if they were written to it."""
     if file and file.exists():
         return np.load(file)

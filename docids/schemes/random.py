@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from dsi.docids.files.processes import Rows
+from dsi.docids.files.processes import MatrixRows
 from dsi.docids.schemes import Docids, DocidsConfig, SchemeInput
 from dsi.docids.schemes.splits import split_from_root
 from dsi.docids.types import Ints, Numbers
@@ -15,6 +15,6 @@ def make(documents: SchemeInput) -> Docids:
     return Docids(split_from_root(documents, _split, doc_rows=doc_rows))
 
 
-def _split(_: Rows, sizes: Numbers, config: DocidsConfig, seed: int) -> Ints:
+def _split(_: MatrixRows, sizes: Numbers, config: DocidsConfig, seed: int) -> Ints:
     labels = [np.arange(size) * config.clusters(size) // size for size in sizes.tolist()]
     return np.concatenate(labels).astype(np.int32)

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from dsi.docids.files.processes import Rows
+from dsi.docids.files.processes import MatrixRows
 from dsi.docids.files.progress import Bar
 from dsi.docids.schemes import DocidsConfig, SchemeInput
 from dsi.docids.tree import ranges
@@ -17,7 +17,7 @@ from dsi.docids.types import Floats, Ints, Numbers
 BLOCK = 65_536
 """Documents of a group of clusters; larger clusters may be split by all processes together."""
 
-Split = Callable[[Rows, Ints, DocidsConfig, int], Ints]
+Split = Callable[[MatrixRows, Ints, DocidsConfig, int], Ints]
 """(points of the documents of clusters, one cluster after another; sizes of the clusters, ascending; settings; seed) -> for
 each document the number of its new cluster within its cluster, 0..k-1, none of them empty."""
 SplitTogether = Callable[[Floats, Ints, SchemeInput], Ints]
@@ -104,7 +104,12 @@ def _split_all(
         processes.map(
             split,
             small,
-            lambda group: (Rows(points, doc_rows[group.positions]), group.sizes, documents.config, documents.seed),
+            lambda group: (
+                MatrixRows(points, doc_rows[group.positions]),
+                group.sizes,
+                documents.config,
+                documents.seed,
+            ),
         )
     )
     return [

@@ -32,7 +32,8 @@ STOP_WORDS = frozenset(
         "or", "such", "that", "the", "their", "then", "there", "these", "they", "this", "to", "was", "will", "with",
     }
 )  # fmt: skip
-"""English words that are not indexed: Lucene's list."""
+"""English words that BM25 does not index: Lucene's list. Where a word has to name a topic or to be marked, the longer list of
+scikit-learn is imported."""
 _MARKS = "".join(char for char in map(chr, range(0x10000)) if unicodedata.category(char).startswith("M"))
 WORD_CHARACTERS = rf"\w{_MARKS}"
 """What words consist of, for a class of a regular expression."""

@@ -20,7 +20,7 @@ from dsi.docids.types import Floats, Ints, Run
 from dsi.docids.words.analyzer import FOUND, TERMS, Analyzer, check_language, tokens
 from dsi.docids.words.languages import find_language
 from dsi.docids.words.postings import Postings, postings_arrays, read_postings
-from dsi.docids.words.term_scores import Damping, Terms, TermScorer, highest
+from dsi.docids.words.term_scores import Damping, Terms, TermScorer, highest_positive
 
 BM25_MODEL = "bm25"
 """Names BM25 in a configuration."""
@@ -81,6 +81,17 @@ class Lexical(ABC):
         """Return queries as terms that documents contain, and the factors of their weights."""
 
     @abstractmethod
+    def best_score(self, query: str, terms: Terms) -> float:
+        """Return what a document with all terms of a query could score at most; words that no document has count too."""
+
+    def share_terms(self, queries: Sequence[str]) -> list[Terms]:
+        """Return the terms of `query_terms` with factors that give scores as shares of `best_score`, 0 to 1."""
+        return [
+            Terms(terms.numbers, terms.factors / np.float32(self.best_score(query, terms) or 1.0))
+            for query, terms in zip(queries, self.query_terms(queries), strict=True)
+        ]
+
+    @abstractmethod
     def term_names(self, query: str) -> list[str]:
         """Return the terms of `query_terms` for one query as words, in lower case."""
 
@@ -104,8 +115,15 @@ class Lexical(ABC):
 
     def scores(self, queries: Sequence[str]) -> Floats:
         """Return [queries, documents] the scores of all documents."""
+        return self._scores(self.query_terms(queries))
+
+    def shares(self, queries: Sequence[str]) -> Floats:
+        """Return [queries, documents] the scores of all documents as shares of what one with all of a query's terms can have."""
+        return self._scores(self.share_terms(queries))
+
+    def _scores(self, queries: Sequence[Terms]) -> Floats:
         scores = np.zeros((len(queries), self.scorer.postings.num_documents), dtype=np.float32)
-        for line, terms in zip(scores, self.query_terms(queries), strict=True):
+        for line, terms in zip(scores, queries, strict=True):
             line[:] = self.scorer.scores(terms)
         return scores
 
@@ -116,7 +134,7 @@ class Lexical(ABC):
             block = query_ids[start : start + _BLOCK]
             for query_id, terms in zip(block, self.query_terms([queries[q] for q in block]), strict=True):
                 scores = self.scorer.scores(terms)
-                rows, _ = highest(scores, k)
+                rows, _ = highest_positive(scores, k)
                 rows = rows[np.lexsort((rows, -scores[rows]))]
                 run[query_id] = {doc_ids[row]: float(scores[row]) for row in rows}
         return run
@@ -188,13 +206,21 @@ class BM25(Lexical):
 
     def query_terms(self, queries: Sequence[str]) -> list[Terms]:
         """Return the known words of queries by number, with Lucene's inverse document frequencies as factors."""
-        terms = []
-        for query in queries:
-            numbers = np.array([number for _, number in self._known_words(query)], dtype=np.int64)
-            frequencies, documents = self._postings.frequencies[numbers], len(self._lengths)
-            rarity = np.log1p((documents - frequencies + 0.5) / (frequencies + 0.5))
-            terms.append(Terms(numbers, np.asarray(rarity, dtype=np.float32)))
-        return terms
+        known = [np.array([number for _, number in self._known_words(query)], dtype=np.int64) for query in queries]
+        return [Terms(numbers, self._rarity(self._postings.frequencies[numbers])) for numbers in known]
+
+    def best_score(self, query: str, terms: Terms) -> float:
+        """Return the sum of the inverse document frequencies of all words; that of an unknown word is the highest."""
+        unknown = len(self._analyzer.terms(query)) - len(terms.numbers)
+        return float(terms.factors.sum() + unknown * self._rarity(np.zeros(1))[0])
+
+    def _rarity(self, frequencies: Ints) -> Floats:
+        """Return Lucene's inverse document frequencies of terms in so many documents."""
+        return np.log1p((len(self._lengths) - frequencies + 0.5) / (frequencies + 0.5)).astype(np.float32)
+
+    def _frequency(self, term: str) -> int:
+        number, frequencies = self._vocabulary.get(term, -1), self._postings.frequencies
+        return int(frequencies[number]) if 0 <= number < len(frequencies) else 0
 
     def term_names(self, query: str) -> list[str]:
         """Return the words of a query that documents contain, in order, with repeats."""
@@ -203,14 +229,12 @@ class BM25(Lexical):
     def _known_words(self, query: str) -> list[tuple[str, int]]:
         """Return the words of `term_names` and the numbers of their terms."""
         # The vocabulary also has terms of removed documents (frequency 0) and of later updates (beyond the end).
-        frequencies, known = self._postings.frequencies, list[tuple[str, int]]()
-        for token in tokens(query):
-            terms = self._analyzer[token]
-            for term in terms:
-                number = self._vocabulary.get(term, len(frequencies))
-                if number < len(frequencies) and frequencies[number]:
-                    known.append((token.lower() if len(terms) == 1 else term, number))
-        return known
+        named = [(token, terms, term) for token in tokens(query) for terms in [self._analyzer[token]] for term in terms]
+        return [
+            (token.lower() if len(terms) == 1 else term, self._vocabulary[term])
+            for token, terms, term in named
+            if self._frequency(term)
+        ]
 
     def stem(self, word: str) -> str:
         """Return the term of a word in lower case."""

@@ -13,7 +13,7 @@ import numpy as np
 from scipy import sparse
 
 from dsi.docids.files.untrusted import RESTORE, lists_problem, read_tensors
-from dsi.docids.types import Floats, Ints, Mask, Numbers, Rows
+from dsi.docids.types import Bools, Floats, Ints, Numbers, Rows
 
 _RATIO = 8
 """A part has at most an eighth of the postings of the one before it; otherwise the two are merged. This keeps parts few."""
@@ -24,7 +24,7 @@ _FEW = 10
 
 
 @dataclass(frozen=True, eq=False)
-class Part:
+class PostingsPart:
     """The lists of documents that were added together.
 
     Attributes:
@@ -62,7 +62,7 @@ class Postings:
         slots: [documents] slot of each row; None if no document was removed.
     """
 
-    parts: tuple[Part, ...]
+    parts: tuple[PostingsPart, ...]
     frequencies: Ints
     num_documents: int
     rows: Ints | None = None
@@ -71,7 +71,7 @@ class Postings:
     @classmethod
     def from_lists(cls, lists: sparse.csr_array) -> "Postings":
         """Return the postings of a matrix [terms, documents] of values above 0, documents ascending in each row."""
-        return cls((Part(lists, 0),), np.diff(lists.indptr).astype(np.int32), int(lists.shape[1]))
+        return cls((PostingsPart(lists, 0),), np.diff(lists.indptr).astype(np.int32), int(lists.shape[1]))
 
     def update(self, removed: Collection[int], new: sparse.csr_array) -> "Postings":
         """Return postings without the documents in some rows, and with new ones [terms, documents], perhaps of new terms."""
@@ -90,8 +90,9 @@ class Postings:
             lost = _count_removed(part, gone[part.first : part.end])
             frequencies[: len(lost)] -= lost
             unchanged = {term: top for term, top in part.top_lists.copy().items() if not lost[term]}
-            parts.append(Part(part.lists, part.first, unchanged))
-        stays = (rows >= 0) & ~gone
+            parts.append(PostingsPart(part.lists, part.first, unchanged))
+        # Lists stay as they are; a removed slot has no row from now on, and the rows of later documents move up.
+        stays = (rows >= 0) & ~gone  # [slots]
         new_rows = np.where(stays, np.cumsum(stays, dtype=np.int32) - np.int32(1), np.int32(-1))
         slots = np.flatnonzero(stays).astype(np.int32)
         return Postings(tuple(parts), frequencies, len(slots), new_rows, slots)
@@ -105,7 +106,8 @@ class Postings:
             numbers = np.arange(count, dtype=np.int32)
             rows = np.concatenate([rows, np.int32(self.num_documents) + numbers])
             slots = np.concatenate([slots, np.int32(first) + numbers])
-        parts = [*self.parts, Part(new, first)]
+        parts = [*self.parts, PostingsPart(new, first)]
+        # A part joins the one before that is not far larger: so there are few, and each posting is copied few times.
         while len(parts) > 1 and _RATIO * parts[-1].lists.nnz >= parts[-2].lists.nnz:
             parts[-2:] = [_join(parts[-2:])]
         return Postings(tuple(parts), frequencies, self.num_documents + count, rows, slots)
@@ -117,6 +119,7 @@ class Postings:
             return lists
         rows = self.rows[lists.indices]
         keep = rows >= 0
+        # [postings + 1] how many are kept before each: where a list began among all, it begins among those that are kept.
         before = np.concatenate([[0], np.cumsum(keep, dtype=lists.indptr.dtype)], dtype=lists.indptr.dtype)
         shape = lists.shape[0], self.num_documents
         return sparse.csr_array((lists.data[keep], rows[keep], before[lists.indptr]), shape=shape)
@@ -127,7 +130,9 @@ class Postings:
             span = part.span(term)
             yield self.to_rows(part, part.lists.indices[span], part.lists.data[span])
 
-    def to_rows(self, part: Part, documents: Ints, values: Floats, allowed: Mask | None = None) -> tuple[Rows, Floats]:
+    def to_rows(
+        self, part: PostingsPart, documents: Ints, values: Floats, allowed: Bools | None = None
+    ) -> tuple[Rows, Floats]:
         """Return the rows and values of those documents of a part that are allowed and not removed."""
         rows, keep = documents.astype(np.int64), None
         rows += part.first
@@ -138,18 +143,19 @@ class Postings:
             keep = allowed[rows] if keep is None else keep & allowed[rows]
         return (rows, values) if keep is None else (rows[keep], values[keep])
 
-    def values(self, part: Part, term: int, rows: Ints) -> Floats:
+    def values(self, part: PostingsPart, term: int, rows: Ints) -> Floats:
         """Return [rows] the values of a term in documents; 0 where a document lacks it or is in another part."""
         span = part.span(term)
         if span.start == span.stop:
             return np.zeros(len(rows), dtype=np.float32)
         documents, slots = part.lists.indices[span], rows if self.slots is None else self.slots[rows]
         slots = slots - np.int32(part.first)
+        # Documents ascend within a list, so a binary search finds each; `at` is any place where it is missing.
         at = np.searchsorted(documents, slots).clip(max=len(documents) - 1)
         return np.where(documents[at] == slots, part.lists.data[span][at], np.float32(0))
 
 
-def _count_removed(part: Part, gone: Mask) -> Rows:
+def _count_removed(part: PostingsPart, gone: Bools) -> Rows:
     """Return [terms] how many postings of removed documents each list has."""
     documents, starts = part.lists.indices, part.lists.indptr
     removed = np.flatnonzero(gone)
@@ -163,7 +169,7 @@ def _count_removed(part: Part, gone: Mask) -> Rows:
         else:
             hits = np.logical_or.reduce([block == document for document in removed.astype(np.int32)])
         positions.append(start + np.flatnonzero(hits))
-    terms = np.searchsorted(starts, np.concatenate(positions), side="right") - 1
+    terms = np.searchsorted(starts, np.concatenate(positions), side="right") - 1  # in whose list each posting stands
     return np.bincount(terms, minlength=len(starts) - 1)
 
 
@@ -175,17 +181,18 @@ def _pad(lists: sparse.csr_array, terms: int) -> sparse.csr_array:
     return sparse.csr_array((lists.data, lists.indices, starts), shape=(terms, lists.shape[1]))
 
 
-def _join(parts: Sequence[Part]) -> Part:
+def _join(parts: Sequence[PostingsPart]) -> PostingsPart:
     if len(parts) == 1:
         return parts[0]
     rest = _join(parts[1:])  # the first part, the largest, is copied once
     terms = max(parts[0].lists.shape[0], rest.lists.shape[0])
     old, new = (_pad(part.lists, terms) for part in (parts[0], rest))
-    ends = np.repeat(old.indptr[1:], np.diff(new.indptr))
+    # Slots of the second part are higher, so its postings go to the end of each list.
+    ends = np.repeat(old.indptr[1:], np.diff(new.indptr))  # [postings of the second part]
     documents = np.insert(old.indices, ends, new.indices + np.int32(old.shape[1]))
     values = np.insert(old.data, ends, new.data)
     shape = terms, old.shape[1] + new.shape[1]
-    return Part(sparse.csr_array((values, documents, old.indptr + new.indptr), shape=shape), parts[0].first)
+    return PostingsPart(sparse.csr_array((values, documents, old.indptr + new.indptr), shape=shape), parts[0].first)
 
 
 def postings_arrays(postings: Postings) -> dict[str, Numbers]:

@@ -14,8 +14,8 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from dsi.docids.types import Floats, Ints, Mask, Rows
-from dsi.docids.words.postings import Part, Postings
+from dsi.docids.types import Bools, Floats, Ints, Rows
+from dsi.docids.words.postings import Postings, PostingsPart
 
 _BUDGET = 1 << 15
 """Postings that are read per query, roughly: the shortest lists whole, and the highest weights of the others."""
@@ -140,7 +140,7 @@ class _Reading(NamedTuple):
         whole: True if all is read.
     """
 
-    part: Part
+    part: PostingsPart
     term: int
     factor: np.float32
     rows: Rows
@@ -214,7 +214,7 @@ class TermScorer:
             line[there] = factor * self.weigh(values[there], documents[there])
         return added
 
-    def top(self, terms: Terms, count: int, allowed: Mask | None = None, others: Rows = _NO_ROWS) -> TopDocuments:
+    def top(self, terms: Terms, count: int, allowed: Bools | None = None, others: Rows = _NO_ROWS) -> TopDocuments:
         """Return roughly the top `count` documents, and the scores of `others`.
 
         Of long lists only the highest weights are read. A document's score is at most the sum of the weights that were read of
@@ -233,19 +233,19 @@ class TermScorer:
             if num_allowed <= _PER_DOCUMENT * count:
                 rows = np.flatnonzero(allowed)
                 scores = self.contributions(terms, rows).sum(axis=0)
-                top, bound = highest(scores, count)
+                top, bound = highest_positive(scores, count)
                 top.sort()
                 other_scores = self.contributions(terms, others).sum(axis=0)
                 return TopDocuments(rows[top], scores[top], bound * _ROUNDING, other_scores)
             budget = int(budget * len(allowed) / num_allowed)
         scan = self._scan([list(self._read(part, terms, budget)) for part in self.postings.parts], allowed, others)
-        top, bound = highest(scan.bounds, count)
+        top, bound = highest_positive(scan.bounds, count)
         top.sort()
         rows, bound = scan.rows[top], max(scan.rest, bound) * _ROUNDING
         scores = self._complete(scan.sums[top], rows, scan.unfinished)
         return TopDocuments(rows, scores, bound, self._complete(scan.others, others, scan.unfinished))
 
-    def _scan(self, parts: Sequence[Sequence[_Reading]], allowed: Mask | None, others: Rows) -> _Scan:
+    def _scan(self, parts: Sequence[Sequence[_Reading]], allowed: Bools | None, others: Rows) -> _Scan:
         """Sum all that is read, and bound the scores of the documents found there."""
         rows, gains, unfinished, rests, counts = [_NO_ROWS], [_NO_FLOATS], [], list[np.float32](), list[int]()
         for part in parts:
@@ -280,7 +280,7 @@ class TermScorer:
             sums[missed] += reading.factor * self.weigh(values[there], rows[missed])
         return sums
 
-    def _read(self, part: Part, terms: Terms, budget: int) -> Iterator[_Reading]:
+    def _read(self, part: PostingsPart, terms: Terms, budget: int) -> Iterator[_Reading]:
         """Read the lists of terms in a part: shortest first, then the tops of long ones; nothing of terms that lower scores."""
         long, zero = [], np.float32(0)
         lists = [(part.span(number), int(number), factor) for number, factor in zip(*terms, strict=True)]
@@ -300,7 +300,7 @@ class TermScorer:
             rows, weights = self.postings.to_rows(part, *top_list.read(depth))
             yield _Reading(part, term, factor, rows, weights, bound[depth], whole=False)
 
-    def _top_list(self, part: Part, term: int, span: slice) -> TopList:
+    def _top_list(self, part: PostingsPart, term: int, span: slice) -> TopList:
         """Return the top of a list, cached for the next query."""
         cached: TopList | None = part.top_lists.get(term)
         if cached is None or not (self.damping is None or self.damping.is_near(cached.damping)):
@@ -311,7 +311,7 @@ class TermScorer:
             part.top_lists[term] = cached
         return cached
 
-    def _make_top_list(self, part: Part, span: slice) -> TopList:
+    def _make_top_list(self, part: PostingsPart, span: slice) -> TopList:
         documents, values = part.lists.indices[span], part.lists.data[span]
         rows = documents + np.int32(part.first)
         if self.postings.rows is not None:
@@ -339,7 +339,7 @@ def choose_depths(unread: Sequence[Floats], budget: int) -> list[int]:
     return depths
 
 
-def highest(values: Floats, count: int) -> tuple[Rows, np.float32]:
+def highest_positive(values: Floats, count: int) -> tuple[Rows, np.float32]:
     """Return the indices of the `count` highest values above 0, and a bound of all other values.
 
     Of equal values the first ones are taken.
@@ -363,11 +363,11 @@ def _group(rows: Rows) -> tuple[Rows, Rows, Rows]:
     return ascending[starts], order, starts
 
 
-def _is_in(rows: Rows, ascending: Rows) -> Mask:
+def _is_in(rows: Rows, ascending: Rows) -> Bools:
     """Return [n] True at the rows that are in the other array."""
     if not len(ascending):
         return np.zeros(len(rows), dtype=bool)
-    found: Mask = ascending[np.searchsorted(ascending, rows).clip(max=len(ascending) - 1)] == rows
+    found: Bools = ascending[np.searchsorted(ascending, rows).clip(max=len(ascending) - 1)] == rows
     return found
 
 

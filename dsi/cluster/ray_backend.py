@@ -1,82 +1,133 @@
-"""Workers as actors of Ray, in a cluster that runs already or is started on this machine; needs the extra `ray`.
+"""Workers as actors of Ray, functions as its tasks, in a cluster that runs; needs the extra `ray`.
 
-Ray core alone: actors, which Ray starts again when they or their machines die. Where Ray moves them then is its own decision;
-workers with other places begin on other machines. Knows nothing of indexes.
+Ray starts actors again when they or their machines die, and runs tasks again. Where it moves them is its own decision; workers
+with other places begin on other machines. Knows nothing of indexes.
 """
 
 import logging
-import os
-import pickle
 import signal
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future
 from contextlib import contextmanager
+from itertools import islice
 from typing import Any
 
-from dsi.cluster.workers import Backend, Host, LostError, Worker
+from dsi.cluster.backends import Backend, LostError, Worker, first_line, run, this_machine
 
 logger = logging.getLogger(__name__)
 
+_ATTEMPTS = 3
+"""How often a function runs whose process dies."""
+
 
 class RayBackend(Backend):
-    """Starts actors in a Ray cluster.
+    """Actors and tasks in a Ray cluster.
 
     Args:
         address: as `ray.init` takes it: "auto" inside a cluster, "HOST:PORT", "ray://HOST:PORT".
-        processes: tasks that run at a time; by default one per CPU of the cluster.
+        processes: tasks that run at a time, at most one per CPU of the cluster, which is the default.
 
     Raises:
         ModuleNotFoundError: Ray is not installed.
-        ConnectionError: there is no such cluster.
+        ConnectionError: no Ray cluster answers at the address.
         ValueError: it runs another version of Python or Ray.
     """
 
     def __init__(self, address: str, processes: int | None = None) -> None:
-        os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # nothing leaves the machine
         try:
             import ray
         except ModuleNotFoundError:
             message = 'ray is not installed; run pip install "dr-scl[ray]", or use Cluster("local").'
             raise ModuleNotFoundError(message, name="ray") from None
-        self._ray = ray
-        self._connected = not ray.is_initialized()
+        self._ray, self._connected = ray, not ray.is_initialized()
         if self._connected:
-            try:
-                with _own_sigterm():
-                    ray.init(address=address, log_to_driver=False, logging_level=logging.ERROR)
-            except ConnectionError as error:
-                raise ConnectionError(
-                    f"There is no Ray cluster at {address!r} ({_line(error)}); run `ray start --head` first, or use "
-                    'Cluster("local").'
-                ) from None
-            except RuntimeError as error:
-                if "ersion" not in str(error):
-                    raise
-                raise ValueError(
-                    f"The Ray cluster at {address!r} runs other versions ({_line(error)}); install the same Python and Ray on "
-                    "all machines."
-                ) from None
-        self.nodes = [node["NodeID"] for node in ray.nodes() if node["Alive"]]
+            _connect(ray, address)
         self.size = processes or max(1, int(ray.cluster_resources().get("CPU", 1)))
 
     def start(self, place: int, make: Callable[..., Any], *args: Any) -> Worker:
         """As in `Backend`."""
-        from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
-
-        node = self.nodes[place % len(self.nodes)]
-        actor = self._ray.remote(Host).options(
+        nodes = self._nodes()
+        actor = self._ray.remote(make).options(
             num_cpus=0,
             max_restarts=-1,
             max_task_retries=0,
-            scheduling_strategy=NodeAffinitySchedulingStrategy(node_id=node, soft=True),
+            scheduling_strategy=_on(nodes[place % len(nodes)], soft=True),
         )
-        return RayWorker(self._ray, actor.remote(make, args))
+        return RayWorker(self._ray, actor.remote(*args))
+
+    def map(
+        self,
+        function: Callable[..., Any],
+        items: Iterable[tuple[Any, ...]],
+        names: Sequence[str] = (),
+        threads: int = 1,
+    ) -> list[Any]:
+        """As in `Backend`; a task whose process dies runs again, three times at most."""
+        ray, results, running = self._ray, dict[int, Any](), dict[Any, int]()
+        task = ray.remote(num_cpus=1, max_retries=_ATTEMPTS - 1)(run)
+        queue = enumerate(items)
+        while True:
+            for number, item in islice(queue, self.size - len(running)):
+                running[self._submitted(task, function, item, threads)] = number
+            if not running:
+                return [results[number] for number in range(len(results))]
+            (done,), _ = ray.wait(list(running))
+            number = running.pop(done)
+            try:
+                results[number] = ray.get(done)
+            except Exception as error:
+                meant = meaning(ray, error)
+                if isinstance(meant, LostError):
+                    name = names[number] if names else f"item {number}"
+                    meant = LostError(f"{name} was given up: its process died {_ATTEMPTS} times ({meant}).")
+                raise meant from None
+
+    def _submitted(self, task: Any, *args: Any) -> Any:
+        try:
+            return task.remote(*args)
+        except self._ray.exceptions.RayError as error:
+            raise meaning(self._ray, error) from None
+
+    def machines(self, file: str) -> list[tuple[str, str, bool]]:
+        """As in `Backend`."""
+        task = self._ray.remote(num_cpus=0)(this_machine)
+        asked = [task.options(scheduling_strategy=_on(node, soft=False)).remote(file) for node in self._nodes()]
+        machines: list[tuple[str, str, bool]] = self._ray.get(asked)
+        return machines
+
+    def _nodes(self) -> list[str]:
+        return [node["NodeID"] for node in self._ray.nodes() if node["Alive"]]
 
     def close(self) -> None:
-        """As in `Backend`."""
+        """Leave the cluster, if this entered it: Ray then ends the tasks and actors of this process."""
         if self._connected:
             self._ray.shutdown()
+
+
+def _on(node: str, *, soft: bool) -> Any:
+    from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
+    return NodeAffinitySchedulingStrategy(node_id=node, soft=soft)
+
+
+def _connect(ray: Any, address: str) -> None:
+    """Enter a Ray cluster; raises as `RayBackend`."""
+    try:
+        with _own_sigterm():
+            ray.init(address=address, log_to_driver=False, logging_level=logging.ERROR)
+    except ConnectionError as error:
+        raise ConnectionError(
+            f"There is no Ray cluster at {address!r} ({first_line(error)}); run `ray start --head` first, or use "
+            'Cluster("local").'
+        ) from None
+    except RuntimeError as error:
+        if "ersion" not in str(error):
+            raise
+        raise ValueError(
+            f"The Ray cluster at {address!r} runs other versions ({first_line(error)}); install the same Python and Ray on all "
+            "machines."
+        ) from None
 
 
 @contextmanager
@@ -92,12 +143,12 @@ def _own_sigterm() -> Iterator[None]:
         signal.signal(signal.SIGTERM, before)
 
 
-class RayWorker(Worker):
+class RayWorker:
     """An actor.
 
     Args:
         ray: the library.
-        actor: of `Host`.
+        actor: holds the object.
     """
 
     def __init__(self, ray: Any, actor: Any) -> None:
@@ -107,33 +158,19 @@ class RayWorker(Worker):
         """As in `Worker`."""
         future: Future[Any] = Future()
         try:
-            answer = self._actor.call.remote(method, pickle.dumps(args)).future()
-        except Exception as error:  # told by the future, as all that happens later
-            future.set_exception(self._meaning(error))
+            answer = getattr(self._actor, method).remote(*args).future()
+        except Exception as error:  # raised by the future, as all that happens later
+            future.set_exception(meaning(self._ray, error))
         else:
             answer.add_done_callback(lambda done: self._pass_on(done, future))
         return future
 
     def _pass_on(self, answer: "Future[Any]", future: "Future[Any]") -> None:
         error = answer.exception()
-        if error is not None:
-            future.set_exception(self._meaning(error))
-            return
-        good, value = answer.result()
-        if good:
-            future.set_result(value)
+        if error is None:
+            future.set_result(answer.result())
         else:
-            future.set_exception(value)
-
-    def _meaning(self, error: BaseException) -> BaseException:
-        """Return what an error of Ray means for the caller."""
-        problems = self._ray.exceptions
-        if isinstance(error, problems.ObjectStoreFullError | problems.OutOfDiskError):
-            cause = getattr(error, "cause", error)  # where the worker could not store its answer
-            return OSError(f"Ray's object store is full ({_line(cause)}); give its nodes more memory or disk.")
-        if isinstance(error, problems.RayError):
-            return LostError(_line(error))
-        return error
+            future.set_exception(meaning(self._ray, error))
 
     def kill(self) -> None:
         """As in `Worker`."""
@@ -144,5 +181,11 @@ class RayWorker(Worker):
         self._ray.kill(self._actor)
 
 
-def _line(error: BaseException) -> str:
-    return (str(error).strip().splitlines() or [type(error).__name__])[0].rstrip(".")
+def meaning(ray: Any, error: BaseException) -> BaseException:
+    """Return the meaning of an error of Ray for the caller: that of the function, a full store, or a lost process."""
+    problems = ray.exceptions
+    if isinstance(error, problems.RayTaskError):
+        error = error.cause
+    if isinstance(error, problems.ObjectStoreFullError | problems.OutOfDiskError):
+        return OSError(f"Ray's object store is full ({first_line(error)}); give its nodes more memory or disk.")
+    return LostError(first_line(error)) if isinstance(error, problems.RayError) else error

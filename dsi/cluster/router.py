@@ -1,13 +1,12 @@
-"""A retriever whose documents are scored by shards: one walk, made here, and shards that score what is below its last nodes.
+"""A retriever whose documents are scored by shards: one walk, made here, and shards that score documents below its last nodes.
 
 The router maps the same files as the shards, and reads of them the nodes of the tree, ids, titles and texts of hits; of the
-vectors, words and tokens of documents it reads no more than the checks of loading do. What the shards contribute is merged
-source by source, so an answer is that of one process. A shard that does not answer in time is told: such an answer is not
-exact, and says how many documents were searched.
+vectors, words and tokens of documents it reads no more than the checks of loading do. It merges the documents of the shards
+source by source, so an answer is that of one process. An answer that misses a shard, which was late, is not exact, and says
+how many documents were searched.
 """
 
 import logging
-import math
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
@@ -18,22 +17,23 @@ from typing import Any
 import datasets
 import numpy as np
 
-from dsi.cluster.cluster import Cluster
-from dsi.cluster.fleet import Fleet, ShardError
-from dsi.cluster.shards import Question, Share, check_shards, shard_edges
-from dsi.cluster.workers import Closes
-from dsi.docids.files.checks import plain
+from dsi.cluster.backends import Closes
+from dsi.cluster.fleet import Fleet
+from dsi.cluster.metrics import ShardMetrics
+from dsi.cluster.shards import Question, Share, shard_edges
 from dsi.docids.files.storage import content_fingerprint, read_while_unchanged
 from dsi.docids.tree import DocidTree
+from dsi.docids.types import Floats, Ints
 from dsi.docids.words.bm25 import Lexical
 from dsi.generator.tied import TiedGenerator
-from dsi.search.engine import QueryBatch
-from dsi.search.generate import TiedIndex
+from dsi.search.generate import TiedEngine
 from dsi.search.lists import cell_nodes
-from dsi.search.pools import Everything, Gathered, Pool, Sources
+from dsi.search.pools import Everything, Pool, Sources
+from dsi.search.queries import QueryBatch
 from dsi.search.request import SearchRequest
-from dsi.search.results import EXTRA, WALK, WORDS, Floats, Ints, SearchResult, highest_and_rest
+from dsi.search.results import EXTRA, WALK, WORDS, SearchResult, ShardError
 from dsi.search.scores import DocumentScores
+from dsi.search.top import highest_and_rest
 from dsi.search.walk import Walk
 from dsi.store.documents import DocumentTable
 from dsi.store.loading import ChangedError, index_state, load_content, mapped_files, updating
@@ -48,7 +48,7 @@ _ATTEMPTS = 10
 """To load an index that others update meanwhile."""
 
 
-class ShardedIndex(TiedIndex):
+class ShardedIndex(TiedEngine):
     """An engine whose documents are scored by shards.
 
     Args:
@@ -74,9 +74,9 @@ class ShardedIndex(TiedIndex):
         self.edges = shard_edges(tree, len(fleet.replicas))
         self.shares = [Share.from_tree(tree, *edge) for edge in zip(self.edges, self.edges[1:], strict=False)]
 
-    def with_content(self, tree: DocidTree, lexical: Lexical | None) -> TiedIndex:  # type: ignore[override]
-        """Return an engine of one process over updated documents, to be written: shards hold what is on disk."""
-        return TiedIndex(tree, self.generator, lexical)
+    def with_content(self, tree: DocidTree, lexical: Lexical | None) -> TiedEngine:  # type: ignore[override]
+        """Return an engine of one process over updated documents, to be written: shards hold the index on disk."""
+        return TiedEngine(tree, self.generator, lexical)
 
     @cached_property
     def walk(self) -> Walk:
@@ -88,11 +88,11 @@ class ShardedIndex(TiedIndex):
         return Walk(self.tree, self.generator, ends)
 
     def sources(self, scores: DocumentScores, request: SearchRequest, count: int) -> "ShardedSources":
-        """As in `TiedIndex`."""
+        """As in `TiedEngine`."""
         return ShardedSources(self, scores, request, count)
 
     def all_documents(self, batch: QueryBatch, request: SearchRequest) -> "ShardedDocuments":
-        """As in `TiedIndex`."""
+        """As in `TiedEngine`."""
         return ShardedDocuments(self, self.document_scores(batch, request), request, request.k)
 
 
@@ -111,7 +111,7 @@ class _Asking:
         self._missing = np.zeros((len(scores.queries), len(index.shares)), dtype=bool)
 
     def question(self, shard: int, rows: Sequence[int], *, tokens: bool) -> Question:
-        """Return what a shard needs to know of some queries."""
+        """Return some queries as a shard needs them."""
         scores, share, allowed = self.scores, self.index.shares[shard], self.request.allowed
         return Question(
             scores.queries[list(rows)],
@@ -124,21 +124,26 @@ class _Asking:
             float(scores.token_weight),
         )
 
-    def ask(
-        self, method: str, rows_of: Mapping[int, Sequence[int]], questions: Mapping[int, tuple[Any, ...]]
-    ) -> dict[int, Any]:
+    def ask(self, method: str, rows_of: Mapping[int, Sequence[int]], further: Mapping[int, Any]) -> dict[int, Any]:
         """Return {shard: answer}, and note the queries for which one is missing; such a shard is not asked again.
 
         Args:
-            method: of `Shard`.
+            method: of `ShardIndex`; all but "gather" score by late interaction.
             rows_of: {shard: rows of the queries}.
-            questions: {shard: further arguments}.
+            further: {shard: the second argument of the method}.
+
+        Raises:
+            ShardError: a shard does not answer, and all are required.
         """
         fleet, lost = self.index.fleet, set(np.flatnonzero(self._missing.any(axis=0)).tolist())
+        questions = {
+            shard: (self.question(shard, rows, tokens=method != "gather"), further[shard])
+            for shard, rows in rows_of.items()
+            if shard not in lost
+        }
         size = max(map(len, rows_of.values()), default=0)
-        asked = {shard: question for shard, question in questions.items() if shard not in lost}
-        answers = fleet.ask(method, self.index.state, asked, size.bit_length())
-        for shard in questions.keys() - answers.keys():
+        answers = fleet.ask(method, self.index.state, questions, size.bit_length())
+        for shard in rows_of.keys() - answers.keys():
             self._missing[list(rows_of[shard]), shard] = True
         if fleet.require_all and (missing := np.flatnonzero(self._missing.any(axis=0)).tolist()):
             raise ShardError(
@@ -147,22 +152,18 @@ class _Asking:
         return answers
 
     def gathered(
-        self,
-        method: str,
-        rows: Sequence[int],
-        rows_of: Mapping[int, Sequence[int]],
-        questions: Mapping[int, tuple[Any, ...]],
-    ) -> dict[int, list[Gathered]]:
-        """Return {row: what each shard contributes}, shards in order; the arguments are those of `ask`, and all rows."""
-        parts: dict[int, list[Gathered]] = {row: [] for row in rows}
-        for shard, answer in sorted(self.ask(method, rows_of, questions).items()):
-            for row, own in zip(rows_of[shard], answer.split(), strict=True):
+        self, method: str, rows: Sequence[int], rows_of: Mapping[int, Sequence[int]], further: Mapping[int, Any]
+    ) -> list[list[Pool]]:
+        """Return for each of the rows the documents of each shard, shards in order; the other arguments are those of `ask`."""
+        parts: dict[int, list[Pool]] = {row: [] for row in rows}
+        for shard, answer in sorted(self.ask(method, rows_of, further).items()):
+            for row, own in zip(rows_of[shard], answer, strict=True):
                 parts[row].append(own)
-        return parts
+        return list(parts.values())
 
     def mark(self, result: SearchResult) -> None:
         """Note in a result the shards that did not answer."""
-        sizes = np.diff(self.index.edges) / self.index.tree.num_documents
+        sizes = np.diff(self.index.edges) / self.index.tree.num_places
         partial = np.flatnonzero(self._missing.any(axis=1))
         for row in partial:
             result.missing[row] = np.flatnonzero(self._missing[row]).tolist()
@@ -177,48 +178,44 @@ class _Asking:
 class ShardedSources(_Asking, Sources):
     """Gathers the documents of pools from the shards."""
 
-    def outright(self, rows: Sequence[int], documents: Ints) -> list[Gathered]:
+    def outright(self, rows: Sequence[int], documents: Ints) -> list[Pool]:
         """As in `Sources`."""
         shards = [number for number, share in enumerate(self.index.shares) if np.isin(documents, share.rows).any()]
-        asked: dict[int, Sequence[int]] = dict.fromkeys(shards, rows)
-        questions = {shard: (self.question(shard, rows, tokens=False), None) for shard in shards}
-        return [merge(own, self.index.tree) for own in self.gathered("gather", rows, asked, questions).values()]
+        parts = self.gathered("gather", rows, dict.fromkeys(shards, rows), dict.fromkeys(shards))
+        return [merge(own, self.index.tree) for own in parts]
 
-    def gather(self, rows: Sequence[int], nodes: Sequence[Ints]) -> list[Gathered]:
+    def gather(self, rows: Sequence[int], nodes: Sequence[Ints]) -> list[Pool]:
         """As in `Sources`."""
-        tree, edges = self.index.tree, self.index.edges
-        owners = [np.searchsorted(edges, tree.doc_start[ends], side="right") - 1 for ends in nodes]
-        needs_all = self.scores.lexical is not None or self.scores.extra is not None
-        asked, questions = dict[int, Sequence[int]](), dict[int, tuple[Any, ...]]()
+        tree, needs_all = self.index.tree, self.scores.lexical is not None or self.scores.extra is not None
+        owners = [self._shards_of(tree.doc_start[ends]) for ends in nodes]
+        rows_of, ends_of = dict[int, Sequence[int]](), dict[int, list[Ints]]()
         for shard in range(len(self.index.shares)):
             own = [ends[at == shard] for ends, at in zip(nodes, owners, strict=True)]
             needed = [number for number, ends in enumerate(own) if needs_all or len(ends)]
             if needed:
-                asked[shard] = [rows[number] for number in needed]
-                question = self.question(shard, asked[shard], tokens=False)
-                questions[shard] = question, [own[number] for number in needed]
-        parts = self.gathered("gather", rows, asked, questions)
-        return [
-            merge(own, tree, self.count, walked=len(ends) > 0) for own, ends in zip(parts.values(), nodes, strict=True)
-        ]
+                rows_of[shard], ends_of[shard] = [rows[number] for number in needed], [own[number] for number in needed]
+        parts = self.gathered("gather", rows, rows_of, ends_of)
+        return [merge(own, tree, self.count, walked=len(ends) > 0) for own, ends in zip(parts, nodes, strict=True)]
 
     def rescore(self, rows: Sequence[int], pools: Sequence[tuple[Ints, Floats]]) -> list[tuple[Ints, Floats]]:
         """As in `Sources`; a document whose shard does not answer scores -inf."""
-        edges = self.index.edges
-        owners = [np.searchsorted(edges, positions, side="right") - 1 for positions, _ in pools]
-        numbers, rows_of, questions = dict[int, list[int]](), dict[int, Sequence[int]](), dict[int, tuple[Any, ...]]()
+        owners = [self._shards_of(positions) for positions, _ in pools]
+        numbers, rows_of, parts_of = dict[int, list[int]](), dict[int, Sequence[int]](), dict[int, list[Any]]()
         for shard in range(len(self.index.shares)):
             own = [number for number, at in enumerate(owners) if (at == shard).any()]
             if own:
                 numbers[shard], rows_of[shard] = own, [rows[number] for number in own]
-                parts = [tuple(column[owners[number] == shard] for column in pools[number]) for number in own]
-                questions[shard] = self.question(shard, rows_of[shard], tokens=True), parts
+                parts_of[shard] = [tuple(column[owners[number] == shard] for column in pools[number]) for number in own]
         rescored = [(positions.copy(), np.full_like(scores, -np.inf)) for positions, scores in pools]
-        for shard, answers in self.ask("rescore", rows_of, questions).items():
+        for shard, answers in self.ask("rescore", rows_of, parts_of).items():
             for number, (positions, scores) in zip(numbers[shard], answers, strict=True):
                 own_places = owners[number] == shard
                 rescored[number][0][own_places], rescored[number][1][own_places] = positions, scores
         return rescored
+
+    def _shards_of(self, positions: Ints) -> Ints:
+        """[n] the shard of each of some docid positions."""
+        return np.searchsorted(self.index.edges, positions, side="right") - 1
 
 
 class ShardedDocuments(_Asking, Everything):
@@ -226,15 +223,13 @@ class ShardedDocuments(_Asking, Everything):
 
     def best(self, k: int) -> Iterator[Pool]:
         """As in `Everything`."""
-        rows = range(len(self.scores.queries)) if k else ()
-        asked: dict[int, Sequence[int]] = dict.fromkeys(range(len(self.index.shares)), rows) if k else {}
-        questions = {shard: (self.question(shard, rows, tokens=True), k) for shard in asked}
-        for own in self.gathered("best", rows, asked, questions).values():
-            yield merge(own, self.index.tree).pool()
+        rows, shards = range(len(self.scores.queries) if k else 0), range(len(self.index.shares) if k else 0)
+        for own in self.gathered("best", rows, dict.fromkeys(shards, rows), dict.fromkeys(shards, k)):
+            yield merge(own, self.index.tree)
 
 
-def merge(parts: Sequence[Gathered], tree: DocidTree, count: int = 0, *, walked: bool = True) -> Gathered:
-    """Return what shards contribute to the pool of one query as one process would: the best `count` of each source.
+def merge(parts: Sequence[Pool], tree: DocidTree, count: int = 0, *, walked: bool = True) -> Pool:
+    """Return the documents of all shards for one query as one process would: the best `count` of each source.
 
     Args:
         parts: of the shards, in their order.
@@ -243,36 +238,36 @@ def merge(parts: Sequence[Gathered], tree: DocidTree, count: int = 0, *, walked:
         walked: whether the walk of the query ended at any node.
     """
     if not parts:
-        nothing = np.zeros(0, dtype=np.float32)
-        return Gathered(np.zeros(0, dtype=np.int64), nothing, nothing, nothing, np.zeros(0, dtype=np.uint8), np.inf)
-    columns = [np.concatenate(column) for column in zip(*(part[:5] for part in parts), strict=True)]
+        return Pool(np.zeros(0, dtype=np.int64), np.zeros((1, 0), np.float32), np.zeros(0, dtype=np.uint8), (np.inf,))
+    positions, sources = (np.concatenate([part[field] for part in parts]) for field in (0, 2))
+    values = np.concatenate([part.parts for part in parts], axis=1)
     if tree.most_places > 1:
-        columns = _once(tree.doc_rows[columns[0]], columns)
-    sources = columns[4]
-    cut, rest, extra_cut = (max(values) for values in zip(*(part[5:8] for part in parts), strict=True))
-    limits = [cut if walked else np.inf, rest, extra_cut]
-    for number, (bit, values) in enumerate(zip((WALK, WORDS, EXTRA), columns[1:4], strict=True) if count else ()):
-        own = np.flatnonzero(sources & bit)
-        if len(own) > count:
-            if bit == WORDS:  # of equal ones those first in the document table are taken, as in one process
-                own = own[np.argsort(tree.doc_rows[columns[0][own]])]
-            kept, highest_left_out = highest_and_rest(values[own], count)
-            sources[np.delete(own, kept)] &= ~np.uint8(bit)
-            limits[number] = max(limits[number], highest_left_out)
+        positions, values, sources = _once(tree.doc_rows[positions], positions, values, sources)
+    cuts = [max(own) for own in zip(*(part.cuts for part in parts), strict=True)]
+    if not walked:
+        cuts[0] = np.inf
     if count:
-        columns = [column[sources > 0] for column in columns]
-    positions, dense, lexical, extra, sources = columns
+        for number, bit in enumerate((WALK, WORDS, EXTRA)[: len(values)]):
+            own = np.flatnonzero(sources & bit)
+            if len(own) > count:
+                if bit == WORDS:  # of equal ones those first in the document table are taken, as in one process
+                    own = own[np.argsort(tree.doc_rows[positions[own]])]
+                kept, highest_left_out = highest_and_rest(values[number, own], count)
+                sources[np.delete(own, kept)] &= ~np.uint8(bit)
+                cuts[number] = max(cuts[number], highest_left_out)
+        found = sources > 0
+        positions, values, sources = positions[found], values[:, found], sources[found]
     read, compared = sum(part.read for part in parts), sum(part.compared for part in parts)
-    return Gathered(positions, dense, lexical, extra, sources, limits[0], limits[1], limits[2], read, compared)
+    return Pool(positions, values, sources, tuple(cuts), read, compared)
 
 
-def _once(rows: Ints, columns: list[Any]) -> list[Any]:
+def _once(rows: Ints, positions: Ints, values: Floats, sources: Ints) -> tuple[Ints, Floats, Ints]:
     """Return each document once, found by all that found it anywhere; in docid order."""
     _, first, inverse = np.unique(rows, return_index=True, return_inverse=True)
-    sources = np.zeros(len(first), dtype=np.uint8)
-    np.bitwise_or.at(sources, inverse, columns[4])
-    order = np.argsort(columns[0][first])
-    return [*(column[first][order] for column in columns[:4]), sources[order]]
+    found_by = np.zeros(len(first), dtype=np.uint8)
+    np.bitwise_or.at(found_by, inverse, sources)
+    order = np.argsort(positions[first])
+    return positions[first][order], values[:, first[order]], found_by[order]
 
 
 class ShardedRetriever(GenerativeRetriever, Closes):
@@ -322,7 +317,7 @@ class ShardedRetriever(GenerativeRetriever, Closes):
             for attempt in range(_ATTEMPTS):
                 try:
                     return self._load_from_disk()
-                except ShardError:  # perhaps what it had to load is not there any more
+                except ShardError:  # perhaps others have updated the index again
                     if attempt + 1 == _ATTEMPTS or index_state(self._folder) == self._loading:
                         raise
             return None
@@ -337,7 +332,7 @@ class ShardedRetriever(GenerativeRetriever, Closes):
             manifest = read_entries(path)
             if _models(manifest) != self._models:
                 raise ChangedError(
-                    f"{self._folder} holds another index now, its encoder or generator differ; serve it anew."
+                    f"{self._folder} holds another index now, its encoder or generator differ; serve it again."
                 )
             return manifest, *load_content(self._folder, manifest, str(self.device))
 
@@ -371,10 +366,15 @@ class ShardedRetriever(GenerativeRetriever, Closes):
 
     keep_vectors = keep_texts  # type: ignore[assignment]
 
-    def _serve(self, folder: Path, fleet: Fleet, state: str) -> None:
+    def metrics(self) -> ShardMetrics:
+        """Return the numbers of the shards for Prometheus."""
+        return ShardMetrics(self.fleet)
+
+    def serve(self, folder: Path, fleet: Fleet) -> None:
+        """Have the shards of a fleet score the documents of the index in a folder from now on."""
         self._folder, self.fleet, self._changing = folder, fleet, threading.RLock()
         self._refreshing, self._models = threading.Lock(), _models(read_entries(folder / "manifest.json"))
-        engine = self._sharded(self.engine, self.tree, self.lexical, fleet, state)
+        engine = self._sharded(self.engine, self.tree, self.lexical, fleet, fleet.state)
         self._state, self._on_disk = replace(self._state, engine=engine), (folder, engine, self.search_config)
 
     def _sharded(self, engine: Any, tree: DocidTree, lexical: Lexical | None, fleet: Fleet, state: str) -> ShardedIndex:
@@ -386,66 +386,6 @@ class ShardedRetriever(GenerativeRetriever, Closes):
 
 
 def _models(manifest: Mapping[str, Any]) -> tuple[Any, dict[str, str]]:
-    """Return what an update does not change: how the encoder reads texts, and the sums of the files of models."""
+    """Return the settings of the encoder and the sums of the files of models, which an update does not change."""
     files = manifest["files"].items()
     return manifest["encoder"], {name: value for name, value in files if name.split("/")[0] in _MODELS}
-
-
-def serve_shards(
-    run: str | Path,
-    *,
-    cluster: Cluster,
-    shards: int,
-    replicas: int = 1,
-    timeout: float = 1.0,
-    require_all: bool = False,
-    device: str | None = None,
-    dtype: str = "float32",
-    backend: str = "torch",
-) -> ShardedRetriever:
-    """Serve an index by shards, each a range of neighbouring children of the root, in processes of a cluster.
-
-    Example:
-        >>> with dsi.serve_shards("RUN", cluster=dsi.Cluster("local"), shards=2) as retriever:
-        ...     hits = retriever.search("rivers of europe")
-
-    Args:
-        run: folder of the index, which all machines see under this name.
-        cluster: where the shards run.
-        shards: how many.
-        replicas: processes for each of them, on different machines where there are several.
-        timeout: seconds that a search waits for a shard, in each of its rounds: one, and with late interaction a second one,
-            which does not ask a shard again that was late in the first. Then it returns what is there, with `coverage` below 1.
-        require_all: raise `ShardError` instead.
-        device: of the encoder.
-        dtype: of the encoder, "float32" or "bfloat16".
-        backend: "torch" or "onnx", what computes the encoder.
-
-    Raises:
-        FileNotFoundError: no index in the folder, or a machine does not see it.
-        ModuleNotFoundError: the backend is not installed.
-        ValueError: the index has no tied docid tokens, too many shards, a machine with another version, or a damaged index.
-        ShardError: a shard cannot load the index.
-    """
-    folder = Path(run).resolve()
-    for name, value in (("replicas", replicas), ("shards", shards)):
-        if plain(int, value, name) < 1:
-            raise ValueError(f"{name} must be at least 1, got {value}.")
-    if not 0 < plain(float, timeout, "timeout") < math.inf:
-        raise ValueError(f"timeout must be a number of seconds above 0, got {timeout}.")
-    retriever = ShardedRetriever.from_pretrained(folder, device=device, dtype=dtype, backend=backend)
-    engine, state = retriever.engine, retriever._saved[folder]
-    if not isinstance(engine, TiedIndex):
-        raise ValueError(f"{folder} cannot be served by shards, which need tied docid tokens; serve it in one process.")
-    check_shards(engine.tree, shards)
-    cluster.check(folder)
-    fleet = Fleet(cluster.backend, str(folder), shards, replicas, timeout, require_all=require_all)
-    try:
-        fleet.load(state)
-    except BaseException:
-        fleet.close()
-        raise
-    cluster.fleets.append(fleet)
-    retriever._serve(folder, fleet, state)
-    logger.info("%s is served by %d shards with %d replicas each", folder, shards, replicas)
-    return retriever

@@ -1,39 +1,37 @@
-"""A shard: the documents below some neighbouring children of the root, and what scores them in a process of their own.
+"""A shard: the documents below some neighbouring children of the root, which a process of their own scores.
 
-A shard maps the files of the index, and reads of them what belongs to its documents; its share of the words is in memory. It
-keeps two generations, so that searches which began before an update end with the old one. It walks no tree: it is told the
-nodes below which it scores documents. Its numbers of nodes are those of the whole tree. Imports nothing heavy, so that it is
-back soon after it died.
+A shard maps the files of the index, and reads of them the parts of its documents; its share of the words is in memory. It
+keeps two generations, so that searches which began before an update end with the old one. It walks no tree: a question brings
+the nodes below which it scores documents. Its numbers of nodes are those of the whole tree. Imports nothing heavy, so that it
+is back soon after it died.
 """
 
 import dataclasses
 import os
 import platform
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from functools import cached_property
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
-from threadpoolctl import threadpool_limits
 
-from dsi.docids.files.memory import keep_freed_memory
+from dsi.docids.files.ram import keep_freed_memory
 from dsi.docids.files.storage import content_fingerprint, read_record, read_while_unchanged
 from dsi.docids.token_vectors import TokenCodes, TokenVectors
 from dsi.docids.tree import DocidTree
+from dsi.docids.types import Bools, Floats, Ints, Rows
 from dsi.docids.vectors import Vectors
 from dsi.docids.words.bm25 import BM25
 from dsi.docids.words.postings import read_postings
 from dsi.docids.words.term_scores import Terms, TermScorer
 from dsi.search.lists import ListedDocuments
-from dsi.search.pools import AllDocuments, Gathered, PoolSources
-from dsi.search.results import Bools, Floats, Ints
+from dsi.search.pools import AllDocuments, Pool, PoolSources
 from dsi.search.scores import DocumentScores
 
 _KEPT = 2
 """Generations that a shard holds at most."""
-Rows = NDArray[np.int64]
 
 _NO_ROWS = np.zeros(0, dtype=np.int64)
 
@@ -60,11 +58,11 @@ def shard_edges(tree: DocidTree, shards: int) -> Ints:
     ends = np.arange(1, count + 1) if first >= tree.num_inner else tree.doc_end[first : first + count].astype(np.int64)
     edges, child = [0], 0
     for shard in range(1, shards):
-        wished = shard * tree.num_documents / shards
+        wished = shard * tree.num_places / shards
         candidates = slice(child, count - (shards - shard))  # at least one child for each of the others
         child += int(np.abs(ends[candidates] - wished).argmin()) + 1
         edges.append(int(ends[child - 1]))
-    return np.array([*edges, tree.num_documents])
+    return np.array([*edges, tree.num_places])
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -105,20 +103,14 @@ class Share:
         start, end = (self.local(edge).astype(np.int32) for edge in (tree.doc_start, tree.doc_end))
         codes = None if tree.codes is None else self._vectors(tree.codes)
         tokens = None if tree.tokens is None else self._tokens(tree.tokens)
-        return DocidTree(
-            tree.first_child,
-            tree.num_children,
-            start,
-            end,
-            doc_rows,
-            tree.centroids,
-            self._vectors(tree.embeddings),
-            codes,
-            tree.trained,
-            tree.origin,
-            tree.segments,
-            tokens,
-        )
+        own: dict[str, Any] = {
+            "doc_start": start,
+            "doc_end": end,
+            "doc_rows": doc_rows,
+            "codes": codes,
+            "tokens": tokens,
+        }
+        return dataclasses.replace(tree, embeddings=self._vectors(tree.embeddings), **own)
 
     def _vectors(self, vectors: Vectors) -> Vectors:
         return Vectors((vectors.numbers(self._selection),), vectors.codec)
@@ -142,7 +134,7 @@ class Question(NamedTuple):
     """A batch of queries for one shard; everything but nodes is by the shard's own numbers.
 
     Attributes:
-        queries: [batch, dim] what scores documents.
+        queries: [batch, dim] vectors that score documents.
         terms: [batch] of the lexical part; None if it takes no part.
         lexical_weight: of the lexical scores.
         extra: [batch, documents] the caller's scores of the shard's documents, or None.
@@ -162,41 +154,6 @@ class Question(NamedTuple):
     token_weight: float = 0.0
 
 
-class Answer(NamedTuple):
-    """The documents of a shard for a batch of queries, one query after another.
-
-    Attributes:
-        counts: [batch] how many each query has.
-        documents: of all queries, with docid positions of the whole tree.
-        cuts: [batch, 3] `Gathered.cut`, `rest` and `extra_cut`.
-        read: [batch] how many document vectors were scored.
-        compared: [batch] how many documents were scored by late interaction.
-    """
-
-    counts: Ints
-    documents: tuple[Ints, Floats, Floats, Floats, Ints]
-    cuts: Floats
-    read: Ints
-    compared: Ints
-
-    @classmethod
-    def join(cls, gathered: Sequence[Gathered], share: Share) -> "Answer":
-        """Return what was gathered for each query."""
-        columns = [np.concatenate(column) for column in zip(*(own[:5] for own in gathered), strict=True)]
-        columns[0] = share.positions[columns[0]]
-        counts = np.array([len(own.positions) for own in gathered])
-        cuts = np.array([[own.cut, own.rest, own.extra_cut] for own in gathered], dtype=np.float64)
-        read, compared = np.array([(own.read, own.compared) for own in gathered]).T
-        return cls(counts, tuple(columns), cuts, read, compared)  # type: ignore[arg-type]
-
-    def split(self) -> list[Gathered]:
-        """Return what was gathered, query by query."""
-        ends = np.cumsum(self.counts)[:-1]
-        columns = zip(*(np.split(column, ends) for column in self.documents), strict=True)
-        rest = zip(columns, self.cuts.tolist(), self.read.tolist(), self.compared.tolist(), strict=True)
-        return [Gathered(*own, *cuts, read, compared) for own, cuts, read, compared in rest]  # type: ignore[call-arg]
-
-
 class ShardIndex:
     """The documents of one shard in one state of the index.
 
@@ -211,12 +168,10 @@ class ShardIndex:
         self.generation = int(manifest["generation"])
         docids, lexical = (folder / manifest["parts"].get(part, part) for part in ("docids", "lexical"))
         tree = DocidTree.load(docids / "docids.safetensors", check=False)  # the router has
-        # The manifest says what there must be: an update may have removed files of this state meanwhile.
+        # The manifest lists the files that must be there: an update may have removed files of this state meanwhile.
         files = [folder / name for name in manifest["files"]]
         if docids / "tokens.safetensors" in files:
-            tree = dataclasses.replace(
-                tree, tokens=TokenVectors.load(docids / "tokens.safetensors", tree.num_documents)
-            )
+            tree = dataclasses.replace(tree, tokens=TokenVectors.load(docids / "tokens.safetensors", tree.num_places))
         edges = shard_edges(tree, shards)
         self.share = Share.from_tree(tree, int(edges[number]), int(edges[number + 1]))
         self.tree = self.share.cut(tree)
@@ -240,10 +195,10 @@ class ShardIndex:
     def _allowed(self, question: Question) -> Bools | None:
         if question.allowed is None:
             return None
-        return np.unpackbits(question.allowed, count=self.tree.num_documents).astype(bool)
+        return np.unpackbits(question.allowed, count=self.tree.num_places).astype(bool)
 
-    def gather(self, question: Question, nodes: Sequence[Ints] | None) -> Answer:
-        """Return what the sources contribute; without nodes all documents that may be returned."""
+    def gather(self, question: Question, nodes: Sequence[Ints] | None) -> list[Pool]:
+        """Return the documents that each source finds; without nodes all documents that may be returned."""
         scores, allowed, batch = self._scores(question), self._allowed(question), range(len(question.queries))
         sources = PoolSources(self.tree, self.listed, scores, question.most, allowed, self._occupied)
         if nodes is None:
@@ -251,10 +206,9 @@ class ShardIndex:
         else:
             found = sources.gather(batch, nodes)
         if question.terms is not None:  # summed in the order of terms, so that equal documents of two shards are equal
-            places = [(row, self.tree.doc_rows[own.positions]) for row, own in enumerate(found)]
-            words = [scores.lexical_scores(*pair) for pair in places]
-            found = [own._replace(lexical=lexical) for own, lexical in zip(found, words, strict=True)]
-        return Answer.join(found, self.share)
+            for row, own in enumerate(found):
+                own.parts[1] = scores.lexical_scores(row, self.tree.doc_rows[own.positions])
+        return self._placed(found)
 
     def rescore(self, question: Question, pools: Sequence[tuple[Ints, Floats]]) -> list[tuple[Ints, Floats]]:
         """Return documents' best places and their scores with late interaction."""
@@ -265,23 +219,20 @@ class ShardIndex:
         ]
         return [(self.share.positions[positions], own) for positions, own in rescored]
 
-    def best(self, question: Question, k: int) -> Answer:
+    def best(self, question: Question, k: int) -> list[Pool]:
         """Return the best of all documents."""
         if not len(self.share.rows):  # all of them were removed
-            nothing = np.zeros(0, dtype=np.float32)
-            none = Gathered(_NO_ROWS, nothing, nothing, nothing, np.zeros(0, dtype=np.uint8))
-            return Answer.join([none] * len(question.queries), self.share)
-        pools = AllDocuments(self.tree, self._scores(question), self._allowed(question)).best(k)
-        found = []
-        for pool in pools:
-            zeros = np.zeros(len(pool.positions), dtype=np.float32)
-            own = Gathered(pool.positions, pool.scores, zeros, zeros, pool.sources)
-            found.append(own._replace(read=pool.read, compared=pool.compared))
-        return Answer.join(found, self.share)
+            nothing = Pool(_NO_ROWS, np.zeros((1, 0), dtype=np.float32), np.zeros(0, dtype=np.uint8))
+            return [nothing] * len(question.queries)
+        return self._placed(AllDocuments(self.tree, self._scores(question), self._allowed(question)).best(k))
+
+    def _placed(self, found: Iterable[Pool]) -> list[Pool]:
+        """Return documents with their docid positions in the whole tree."""
+        return [own._replace(positions=self.share.positions[own.positions]) for own in found]
 
 
 def _scorer(files: Sequence[Path], documents: int, rows: Rows) -> TermScorer:
-    """Return what scores the terms of the documents in some rows, from the files of the lexical part of an index."""
+    """Return the scorer of the terms of the documents in some rows, from the files of the lexical part of an index."""
     if any(file.name == "vocab.index.json" for file in files):
         folder = files[0].parent
         return BM25.load(folder, range(documents)).scorer.select(rows)  # type: ignore[arg-type]  # only their number is read
@@ -290,7 +241,7 @@ def _scorer(files: Sequence[Path], documents: int, rows: Rows) -> TermScorer:
 
 
 class Shard:
-    """A shard as the object of a worker.
+    """A shard as the object of a worker; it loads the index when it is asked for its status, not when it is made.
 
     Args:
         folder: of the index, which all workers share.
@@ -300,13 +251,9 @@ class Shard:
 
     def __init__(self, folder: str, number: int, shards: int) -> None:
         self._folder, self._number, self._shards = Path(folder), number, shards
-        threadpool_limits(
-            1
-        )  # for good: the other cores are for other shards, and more threads take several times the work
-        keep_freed_memory()
         self._born = f"{platform.node()}:{os.getpid()}:{os.urandom(4).hex()}"
         self._states: dict[str, ShardIndex] = {}
-        self.load()
+        keep_freed_memory()
 
     def load(self) -> tuple[str, dict[str, int]]:
         """Load the state of the index that is on disk, if it is another one; return `status`."""
@@ -327,27 +274,16 @@ class Shard:
         return self.status()
 
     def status(self) -> tuple[str, dict[str, int]]:
-        """Return which process this is, and {state of the index that it holds: generation}."""
+        """Return the name of this process, and {state of the index that it holds: generation}."""
+        if not self._states:
+            return self.load()
         return self._born, {state: index.generation for state, index in self._states.items()}
 
-    def gather(self, state: str, question: Question, nodes: Sequence[Ints] | None) -> Answer:
-        """As `ShardIndex.gather`."""
-        return self._in(state).gather(question, nodes)
-
-    def rescore(
-        self, state: str, question: Question, pools: Sequence[tuple[Ints, Floats]]
-    ) -> list[tuple[Ints, Floats]]:
-        """As `ShardIndex.rescore`."""
-        return self._in(state).rescore(question, pools)
-
-    def best(self, state: str, question: Question, k: int) -> Answer:
-        """As `ShardIndex.best`."""
-        return self._in(state).best(question, k)
-
-    def _in(self, state: str) -> ShardIndex:
+    def answer(self, method: str, state: str, *args: Any) -> Any:
+        """Return the result of a method of the `ShardIndex` of a state of the index."""
         if state not in self._states:
             raise GenerationError(
                 f"Shard {self._number} holds {', '.join(own[:8] for own in self._states)} of {self._folder}, the search needs "
                 f"{state[:8]}; refresh the router or the folder of this worker."
             )
-        return self._states[state]
+        return getattr(self._states[state], method)(*args)

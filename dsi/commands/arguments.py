@@ -17,7 +17,7 @@ from dsi.commands.values import (
     configuration,
     flag,
     index_folder,
-    run_folder,
+    output_folder,
     setting,
     toml_value,
 )
@@ -163,7 +163,7 @@ def training_parser(command: str, description: str | None) -> argparse.ArgumentP
     add_settings(arguments)
     add_data(arguments)
     arguments.add_argument(
-        "--output", type=run_folder, required=True, metavar="RUN", help="folder of the run; becomes the index"
+        "--output", type=output_folder, required=True, metavar="RUN", help="folder of the run; becomes the index"
     )
     add_device(arguments)
     return arguments
@@ -230,8 +230,8 @@ def training_run(arguments: argparse.Namespace) -> "TrainingRun":
     check_device(arguments.device)
     configured = with_settings(run_config(arguments.output, arguments.config), arguments.settings)
     load_libraries()
-    from dsi.cluster.cluster import Cluster
     from dsi.docids.data.collection import read_collection
+    from dsi.docids.extensions import open_cluster
     from dsi.training.pipeline import TrainingRun
     from dsi.training.preflight import check_apart, training_config
 
@@ -245,7 +245,7 @@ def training_run(arguments: argparse.Namespace) -> "TrainingRun":
         arguments.device,
         discard_updates=arguments.discard_updates,
         replace=arguments.replace,
-        cluster=Cluster(arguments.cluster) if arguments.cluster else None,
+        cluster=open_cluster(arguments.cluster) if arguments.cluster else None,
         report_to=arguments.report_to,
     )
 

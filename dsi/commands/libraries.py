@@ -12,21 +12,12 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-try:
-    import resource
-except ImportError:  # Windows
-    resource = None  # type: ignore[assignment]
-
 logger = logging.getLogger(__name__)
-
-_ADDRESSES = 3 * 2**30
-"""Bytes of addresses that the libraries take; a search of a tiny index was measured with 2.7 GiB, of which .65 in memory."""
 
 
 def set_up() -> None:
     """Show our own messages, and only serious warnings; set what the libraries read when they are imported."""
     quiet_logging()
-    _check_memory()
     _limit_threads()
     os.environ.setdefault("HF_HUB_DISABLE_TELEMETRY", "1")  # a model that is fetched is all that the Hub learns
 
@@ -39,7 +30,7 @@ def load_libraries() -> None:
         import sentence_transformers  # noqa: F401
         from transformers.utils import logging as transformers_logging
 
-        from dsi.docids.files.memory import keep_few_kernels
+        from dsi.docids.files.ram import keep_few_kernels
 
         keep_few_kernels()
         datasets.disable_progress_bars()  # reading tables takes no time
@@ -53,15 +44,6 @@ def quiet_logging() -> None:
     for package in ("dsi", "dsi_experiments"):
         logging.getLogger(package).setLevel(logging.INFO)
     warnings.filterwarnings("ignore", category=FutureWarning)
-
-
-def _check_memory() -> None:
-    """Raise MemoryError if the limit of addresses (ulimit -v) is too low for the libraries, which fail in many ways then."""
-    if resource is None:
-        return
-    limit = resource.getrlimit(resource.RLIMIT_AS)[0]
-    if limit != resource.RLIM_INFINITY and limit < _ADDRESSES:
-        raise MemoryError(f"ulimit -v is {limit / 2**30:.1f} GiB, and the libraries need {_ADDRESSES / 2**30:g}")
 
 
 @contextmanager

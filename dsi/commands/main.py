@@ -17,14 +17,20 @@ from dsi.docids.files.checks import printable
 
 COMMANDS = (
     "example", "train", "tune", "evaluate", "search", "explain", "serve", "update", "push", "prepare-nq", "prepare-irds",
-    "export", "completion",
+    "export",
 )  # fmt: skip
 """The commands of the library, in the order of `dsi --help`; other packages add commands as entry points."""
 _MEANT = {
     "add": "update", "ask": "search", "build": "train", "demo": "example", "delete": "update", "fit": "train",
-    "measure": "evaluate", "query": "search", "remove": "update", "retrieve": "search", "upload": "push",
+    "index": "train", "measure": "evaluate", "query": "search", "remove": "update", "retrieve": "search", "upload": "push",
 }  # fmt: skip
-"""{what other programs call it: our command}."""
+"""{name in other programs: our command}."""
+_WING = "dr-scl-experiments"
+_OF_THE_WING = (
+    "reproduce", "results", "compare-docids", "train-reranker", "train-query-generator", "benchmark-constraint",
+    "benchmark-search", "benchmark-serving", "benchmark-scale", "benchmark-index",
+)  # fmt: skip
+"""Commands of the distribution `_WING`."""
 
 _NO_MEMORY = ("failed to map segment", "annot allocate memory", "can't allocate memory", "can't start new thread")
 """What libraries say if memory, or its limit, is used up."""
@@ -44,7 +50,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 0
     command = find_command(name)
     if command is None:
-        print(f"dsi: unknown command {name!r}{_meant(name)}", file=sys.stderr)
+        print(f"dsi: unknown command {name!r}; {_hint(name)}", file=sys.stderr)
         return 2
     return run_command(command, rest)
 
@@ -73,7 +79,7 @@ def find_command(name: str) -> Callable[[Sequence[str]], None] | None:
 def run_command(command: Callable[[Sequence[str]], None], arguments: Sequence[str]) -> int:
     """Call a command's main; bad input becomes one line on stderr and exit status 2.
 
-    Like other programs, a command that is interrupted (Ctrl-C) or whose reader has gone (`| head`) ends without a word.
+    A command that is interrupted (Ctrl-C) says so, one whose reader has gone (`| head`) is silent, like other programs.
     """
     _open_streams()
     try:
@@ -86,6 +92,7 @@ def run_command(command: Callable[[Sequence[str]], None], arguments: Sequence[st
         print(f"dsi: {printable(str(error))}", file=sys.stderr)
         return 2
     except KeyboardInterrupt:
+        print("\ndsi: interrupted", file=sys.stderr)
         return 130
     except (MemoryError, ImportError, RuntimeError) as error:
         if not (isinstance(error, MemoryError) or any(text in str(error) for text in _NO_MEMORY)):
@@ -103,10 +110,14 @@ def _open_streams() -> None:
             setattr(sys, name, Path(os.devnull).open(mode, encoding="utf-8"))  # noqa: SIM115
 
 
-def _meant(name: str) -> str:
-    """Return "; did you mean 'train'?" for a name that is near a command, else where the commands are listed."""
-    near = get_close_matches(_MEANT.get(name.lower(), name), command_modules(), n=1, cutoff=0.7)
-    return f"; did you mean {near[0]!r}?" if near else "; dsi --help lists the commands."
+def _hint(name: str) -> str:
+    """Return what was meant by an unknown command: the command of the nearest name, and the distribution that adds it."""
+    near = get_close_matches(_MEANT.get(name.lower(), name), [*command_modules(), *_OF_THE_WING], n=1, cutoff=0.7)
+    if not near:
+        return "dsi --help lists the commands."
+    if near[0] in command_modules():
+        return f"did you mean {near[0]!r}?"
+    return f"{near[0]!r} is in the distribution {_WING}: pip install {_WING}, or pip install ./scripts in a checkout."
 
 
 def _usage() -> str:

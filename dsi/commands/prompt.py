@@ -27,10 +27,10 @@ def read_lines(greeting: str) -> Iterator[str]:
     while True:
         try:
             line = input("dsi> " if interactive else "").strip()
-        except EOFError:
-            return
-        except KeyboardInterrupt:
-            if not interactive:
+        except (EOFError, KeyboardInterrupt) as end:
+            if interactive:
+                print()  # so that the shell's prompt begins a line
+            elif isinstance(end, KeyboardInterrupt):
                 raise
             return
         if line == ":quit":

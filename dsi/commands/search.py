@@ -22,7 +22,7 @@ from dsi.commands.values import count, existing_file, output_file, query_text
 
 if TYPE_CHECKING:
     from dsi.search.candidates import Candidates, Reranker
-    from dsi.search.results import Hits
+    from dsi.search.hits import Hits
     from dsi.store.retriever import GenerativeRetriever
 
 _BOLD = "\033[1m{}\033[0m"
@@ -161,7 +161,7 @@ class _Searches:
             _show_json(text, hits) if self.as_json else _show_text(hits)
 
     def _search(self, query: str) -> "Hits":
-        from dsi.search.results import Hits
+        from dsi.search.hits import Hits
 
         if not self.rerankers:
             return self.retriever.search(query, self.k, **self.options)
@@ -171,7 +171,7 @@ class _Searches:
     def _reranked(self, queries: "Sequence[str] | dict[str, str]") -> "Candidates":
         from dsi.rerankers.reranking import rerank
 
-        features = any(reranker.uses_features for reranker in self.rerankers)
+        features = next((own.features for own in self.rerankers if own.features), None)
         return rerank(self.retriever.candidates(queries, self.most, features=features, **self.options), self.rerankers)
 
     def _show_error(self, line: str, error: ValueError) -> None:

@@ -26,6 +26,13 @@ if TYPE_CHECKING:
 def main(argv: Sequence[str] | None = None) -> None:
     """Serve until a signal ends it."""
     given = _parse(argv)
+    from dsi.integrations import extra
+
+    with extra("server"):  # before anything that takes time
+        import fastapi  # noqa: F401
+        import prometheus_client  # noqa: F401
+        import uvicorn
+
     if given.writable and given.workers > 1:
         raise ValueError("--writable needs --workers 1: an update in one process would not reach the others.")
     if given.cluster and given.workers > 1:
@@ -43,13 +50,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     )
     settings.check_token()
     load_libraries()
-    from dsi.integrations import extra
     from dsi.store.loading import load_index
-
-    with extra("server"):
-        import fastapi  # noqa: F401
-        import prometheus_client  # noqa: F401
-        import uvicorn
 
     settings.to_environment()
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))  # uvicorn raises the signal again when it has stopped
@@ -101,7 +102,7 @@ def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
         "--cluster",
         default="",
         metavar="ADDRESS",
-        help="serve by --shards with --replicas each: local, auto inside a Ray cluster, or HOST:PORT of one",
+        help="serve by --shards with --replicas each: auto inside a Ray cluster, HOST:PORT of one; local: in this process",
     )
     arguments.add_argument("--require-all", action="store_true", help="answer 503 instead of 206 if a shard is missing")
     arguments.add_argument("--quiet", action="store_true", help="show only warnings")

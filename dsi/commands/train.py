@@ -17,15 +17,23 @@ if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
-STAGES = ("pseudo_queries", "encoder", "docids", "generator", "tuning")
-"""What --stage takes, in the order in which they run."""
+STAGE_METHODS = {
+    "pseudo_queries": "generate_queries",
+    "encoder": "train_encoder",
+    "docids": "build_docids",
+    "generator": "train_generator",
+    "tuning": "tune",
+}
+"""{what --stage takes: the method of a `TrainingRun` that runs it, with the parts that belong to it}, in their order."""
 REPORTS = ("none", "tensorboard", "wandb")
 
 
 def main(argv: Sequence[str] | None = None) -> None:
     """Train, tune on dev, print how long it took."""
     parser = training_parser("train", __doc__)
-    parser.add_argument("--stage", choices=STAGES, help="run this stage alone; those that it needs have to be there")
+    parser.add_argument(
+        "--stage", choices=list(STAGE_METHODS), help="run this stage alone; those that it needs have to be there"
+    )
     parser.add_argument(
         "--embeddings",
         type=existing_file,
@@ -50,15 +58,10 @@ def main(argv: Sequence[str] | None = None) -> None:
         raise ValueError("--embeddings is what --stage docids clusters on; add --stage docids, or leave it out.")
     points = None if arguments.embeddings is None else read_embeddings(arguments.embeddings)
     run = training_run(arguments)
-    stages = {
-        None: run.train,
-        "pseudo_queries": run.generate_queries,
-        "encoder": run.train_encoder,
-        "docids": lambda: run.build_docids(points),
-        "generator": run.train_generator,
-        "tuning": run.tune,
-    }
-    stages[arguments.stage]()
+    if arguments.stage == "docids":
+        run.build_docids(points)
+    else:
+        getattr(run, STAGE_METHODS.get(arguments.stage, "train"))()
     if not run.processes.is_main:
         return
     if arguments.stage == "docids":

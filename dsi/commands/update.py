@@ -14,6 +14,7 @@ from dsi.commands.arguments import add_device, add_index, parser
 from dsi.commands.libraries import load_libraries
 from dsi.commands.main import run_command
 from dsi.commands.values import collection_folder, count, existing_file
+from dsi.docids.files.checks import counted
 
 
 def main(argv: Sequence[str] | None = None) -> None:
@@ -41,10 +42,8 @@ def main(argv: Sequence[str] | None = None) -> None:
         retriever.add([document for document in added if document["doc_id"] in replaced], replace=True)
         retriever.add([document for document in added if document["doc_id"] not in replaced])
         generation = retriever.save_update(arguments.run)
-    print(
-        f"{arguments.run}: {len(set(removed))} documents removed, {len(added)} added, {len(retriever.documents)} now; "
-        f"generation {generation}"
-    )
+    changes = f"{counted(len(set(removed)), 'document')} removed, {len(added)} added"
+    print(f"{arguments.run}: {changes}, {len(retriever.documents)} now; generation {generation}")
 
 
 def _parse(argv: Sequence[str] | None) -> argparse.Namespace:

@@ -105,16 +105,6 @@ def output_folder(value: str) -> Path:
         raise ArgumentTypeError(str(error)) from None
 
 
-def run_folder(value: str) -> Path:
-    """Return a folder that is there or can be made; the name of a configuration is none."""
-    if value in shipped_configurations() and not Path(value).exists():
-        raise ArgumentTypeError(
-            f"{value} is the name of a configuration; use --config {value} --output RUN, or --output ./{value} for a folder "
-            "of that name."
-        )
-    return output_folder(value)
-
-
 def output_file(value: str) -> Path:
     """Return a file that is there or can be made; that of a link."""
     if Path(value).is_relative_to("/dev") or Path(value).is_relative_to("/proc"):

@@ -20,7 +20,7 @@ def bonuses(tree: DocidTree) -> NDArray[np.float32]:
         there = tree.doc_rows >= 0
         squares, before = np.where(there, squares, 0), np.concatenate([[0], np.cumsum(there)])
         count = before[tree.doc_end] - before[tree.doc_start]
-    sums = np.zeros(tree.num_documents + 1)
+    sums = np.zeros(tree.num_places + 1)
     np.cumsum(squares, dtype=np.float64, out=sums[1:])
     count = np.maximum(count, 1)
     variance = (sums[tree.doc_end] - sums[tree.doc_start]) / count - tree.centroids.squares()

@@ -31,7 +31,7 @@ TOP_K = 10
 _BATCH = 16
 """Documents per forward pass."""
 _READ = ("doc_id", "title", "text")
-_WORD = re.compile(r"[^\W_]+(?:['’.-][^\W_]+)*")
+_QUERY_WORD = re.compile(r"[^\W_]+(?:['’.-][^\W_]+)*")
 _SENTENCE_END = re.compile(r"(?<=[.!?;])\s+|\n+")
 
 
@@ -117,10 +117,10 @@ def extractive_queries(title: str, text: str, count: int, rng: random.Random) ->
         count: how many to aim for; a very short document has fewer.
         rng: source of randomness.
     """
-    sentences = [words for part in _SENTENCE_END.split(text) if len(words := _WORD.findall(part.lower())) >= 3]
-    title_words = _WORD.findall(title.lower())
+    sentences = [words for part in _SENTENCE_END.split(text) if len(words := _QUERY_WORD.findall(part.lower())) >= 3]
+    title_words = _QUERY_WORD.findall(title.lower())
     if not sentences:
-        sentences = [title_words or _WORD.findall(text.lower()) or [text.strip().lower()]]
+        sentences = [title_words or _QUERY_WORD.findall(text.lower()) or [text.strip().lower()]]
     unique: dict[str, None] = {}
     for attempt in range(4 * count):
         make = _MAKERS[(attempt + rng.randrange(2)) % len(_MAKERS)]
@@ -228,4 +228,4 @@ def _finished_documents(path: Path) -> Collection[str]:
 
 
 def _normal(text: str) -> str:
-    return " ".join(_WORD.findall(text.lower()))
+    return " ".join(_QUERY_WORD.findall(text.lower()))

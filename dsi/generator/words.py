@@ -54,7 +54,7 @@ class WordGenerator(DocidGenerator):
         if numbers is None:
             raise ValueError('generator.docid_tokens = "words" needs the tokens of the docids; make them of titles.')
         tokens = np.unique(node_numbers(tree, numbers))
-        nodes = tree.num_inner + tree.num_documents
+        nodes = tree.num_inner + tree.num_places
         return {"vocab_size": 1 + int((tokens >= 0).sum()), "inner_nodes": tree.num_inner, "nodes": nodes}
 
     @torch.no_grad()
@@ -119,8 +119,8 @@ def node_numbers(tree: DocidTree, numbers: Ints) -> Ints:
         tree: the docids.
         numbers: [N, longest] of each docid in docid order, -1 past the end; a digit of the tree is a rank among siblings.
     """
-    parents, digits = tree.paths(np.arange(tree.num_documents))
-    by_node = np.full(tree.num_inner + tree.num_documents, -1, dtype=np.int32)
+    parents, digits = tree.paths(np.arange(tree.num_places))
+    by_node = np.full(tree.num_inner + tree.num_places, -1, dtype=np.int32)
     for level in range(min(tree.depth, numbers.shape[1])):
         here = digits[:, level] >= 0
         by_node[tree.first_child[parents[here, level]] + digits[here, level]] = numbers[here, level]
@@ -137,6 +137,6 @@ def read_numbers(folder: Path, doc_ids: Sequence[str], tree: DocidTree) -> Ints:
     """
     path = folder / "docids.tsv"
     if not path.exists():
-        return tree.paths(np.arange(tree.num_documents))[1]
+        return tree.paths(np.arange(tree.num_places))[1]
     paths = read_docids(path, doc_ids).paths
     return paths[np.lexsort(paths.T[::-1])].astype(np.int32)  # positions count docids in the order of their numbers

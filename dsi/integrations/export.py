@@ -6,9 +6,9 @@ nothing of how an index is kept on disk.
 
 import re
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
+from xml.etree.ElementTree import Element, ElementTree, SubElement
 
-import networkx as nx
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -27,6 +27,11 @@ _BLOCK = 10_000
 _NOT_IN_XML = re.compile("[^\t\n\r\u0020-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
 ROOT = "root"
 """Id of the tree's root in GraphML; that of any other node is its digits, joined by dots."""
+_ATTRIBUTES = {
+    "kind": ("node", "string"), "documents": ("node", "long"), "doc_id": ("node", "string"), "title": ("node", "string"),
+    "digit": ("edge", "long"),
+}  # fmt: skip
+"""{attribute in GraphML: (what has it, type)}."""
 
 
 class Exported(NamedTuple):
@@ -71,7 +76,8 @@ def export_index(retriever: GenerativeRetriever | str | Path, folder: str | Path
         pq.write_table(nodes, new / "nodes.parquet")
         _write_vectors(tree.embeddings, tree.by_row, new / "embeddings.npy")
         _write_vectors(tree.centroids, np.arange(tree.num_inner, dtype=np.int32), new / "centroids.npy")
-        nx.write_graphml(_graph(docids, nodes, documents), new / "tree.graphml")
+        graph = _graph(docids, nodes, documents)
+        ElementTree(graph).write(new / "tree.graphml", encoding="utf-8", xml_declaration=True)
     return Exported(len(documents), len(docids), len(nodes), tree.embeddings.shape[1])
 
 
@@ -113,22 +119,28 @@ def _write_vectors(vectors: Vectors, rows: Ints, path: Path) -> None:
     array.flush()
 
 
-def _graph(docids: pa.Table, nodes: pa.Table, documents: pa.Table) -> nx.DiGraph:
-    """Return the tree: inner nodes and documents, with an edge from each parent to its child."""
-    graph = nx.DiGraph()
+def _graph(docids: pa.Table, nodes: pa.Table, documents: pa.Table) -> Element:
+    """Return the tree as GraphML: inner nodes and documents, with an edge from each parent to its child."""
+    whole = Element("graphml", xmlns="http://graphml.graphdrawing.org/xmlns")
+    for name, (owner, kind) in _ATTRIBUTES.items():
+        SubElement(whole, "key", {"id": name, "for": owner, "attr.name": name, "attr.type": kind})
+    graph = SubElement(whole, "graph", edgedefault="directed")
     for digits, count in zip(nodes["digits"].to_pylist(), nodes["documents"].to_pylist(), strict=True):
-        _add(graph, digits, kind="node", documents=count)
+        _add(graph, digits, kind="node", documents=str(count))
     titles = dict(zip(documents["doc_id"].to_pylist(), documents["title"].to_pylist(), strict=True))
     for doc_id, digits in zip(docids["doc_id"].to_pylist(), docids["digits"].to_pylist(), strict=True):
         _add(graph, digits, kind="document", doc_id=_xml(doc_id), title=_xml(titles[doc_id]))
-    return graph
+    return whole
 
 
-def _add(graph: nx.DiGraph, digits: list[int], **attributes: Any) -> None:
+def _add(graph: Element, digits: list[int], **attributes: str) -> None:
     """Add a node, below its parent, to a graph."""
-    graph.add_node(_name(digits), **attributes)
+    node = SubElement(graph, "node", id=_name(digits))
+    for name, value in attributes.items():
+        SubElement(node, "data", key=name).text = value
     if digits:
-        graph.add_edge(_name(digits[:-1]), _name(digits), digit=digits[-1])
+        edge = SubElement(graph, "edge", source=_name(digits[:-1]), target=_name(digits))
+        SubElement(edge, "data", key="digit").text = str(digits[-1])
 
 
 def _name(digits: list[int]) -> str:

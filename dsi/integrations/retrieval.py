@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from dsi.docids.files.checks import plain, shown
-from dsi.search.results import Document, Hit
+from dsi.search.hits import Document, Hit
 from dsi.store.retriever import GenerativeRetriever
 
 

@@ -19,7 +19,7 @@ from dsi.docids.files.checks import plain, text
 from dsi.docids.files.progress import progress
 from dsi.docids.tree import DocidTree
 from dsi.integrations.tries import Trie, token_rows
-from dsi.search.engine import ids_and_texts
+from dsi.search.queries import ids_and_texts
 
 _BATCH = 32
 _QUERY_LENGTH = 512

@@ -157,7 +157,7 @@ def _scores(
     dense[pairs, own] = [document_scores(one[None], many[None])[0, 0] for one, many in zip(queries, vectors, strict=True)]
     # 3) words
     ids = [*lexical.doc_ids, *(f"hole {number}" for number in pairs)]
-    scores = lexical.update([], ids, [hole.rest for hole in holes]).scores(sentences)
+    scores = lexical.update([], ids, [hole.rest for hole in holes]).shares(sentences)
     words = scores[:, documents]
     words[pairs, own] = scores[pairs, len(lexical.doc_ids) + pairs]
     return dense, words / np.maximum(words.max(axis=1, keepdims=True), np.float32(1e-9)), own

@@ -70,7 +70,7 @@ def diagnose(
         if pruned is None:
             level, margin = len(index.tree.digits(position)), last - scores[row]
         else:
-            level, margin = pruned.level, pruned.lowest - pruned.score if pruned.lowest < np.inf else 0.0
+            level, margin = len(pruned.digits), pruned.lowest - pruned.score if pruned.lowest < np.inf else 0.0
         misses.append(Miss(query_id, answers[query_id], scores[row] > last, level, margin))
     return misses
 

@@ -1,7 +1,8 @@
 """Measures an index beside its baselines: BM25, dense search, reciprocal rank fusion (RRF), dense + BM25.
 
-All systems search the same collection, with weights chosen on the same dev queries. The index is measured as users search it:
-with its own beam, ten documents per query, and beside two controls, words without a walk and a walk without the generator.
+All systems search the same collection, with weights chosen on the same dev queries. The index is measured as users search it,
+with its own beam and ten documents per query, and beside controls: BM25's candidates without a walk, walks without BM25, and a
+walk without the generator.
 Knows nothing of how runs are made; see `dsi.measuring.runs`.
 """
 
@@ -9,7 +10,7 @@ import dataclasses
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
 
@@ -27,13 +28,13 @@ from dsi.docids.types import Run
 from dsi.eval.fusion import reciprocal_rank_fusion
 from dsi.eval.measures import STANDARD_MEASURES, cutoff, mean, measures_for
 from dsi.eval.measures import evaluate as evaluate_run
-from dsi.eval.protocol import Splits, SystemResult, overlap_splits, randomisation_test, table
+from dsi.eval.protocol import Splits, SystemResult, holm, overlap_splits, randomisation_test, table
 from dsi.measuring.provenance import provenance
 from dsi.measuring.runs import BM25Runs, DenseRuns, IndexRuns, generator_only, language_of
 from dsi.rerankers.reranking import rerank
 from dsi.search.candidates import Candidates, Reranker
 from dsi.search.engine import Method
-from dsi.search.generate import WordsOnly
+from dsi.search.generate import DenseAndWords, WordsOnly
 from dsi.store.documents import DocumentTable
 from dsi.store.retriever import GenerativeRetriever
 
@@ -42,17 +43,17 @@ ANSWERS = 10
 BM25, DENSE, UNTRAINED, RRF, DENSE_BM25 = (
     "BM25", "dense", "dense, encoder untrained", "RRF of BM25 and dense", "dense + BM25",
 )  # fmt: skip
-WORDS_ONLY, WALK, WALK_40, ENCODER_WALK = (
-    "words only", "walk, no words", "walk, no words, beam 40", "generate, walk by the encoder alone",
+BM25_CANDIDATES, WALK, WALK_40, ENCODER_WALK = (
+    "BM25 candidates, full score", "walk without BM25", "walk without BM25, beam 40", "generate, walk by the encoder alone",
 )  # fmt: skip
 GENERATE, EXACT, DECODER = "generate", "exact", "decoder only"
 ROWS = {
     BM25: "words alone; k1 and b are tuned on dev, if 20 queries there have a relevant document",
-    UNTRAINED: "flat search with the encoder before its training (`--untrained`; encodes the collection anew)",
+    UNTRAINED: "flat search with the encoder before its training (`--untrained`; encodes the collection again)",
     DENSE: "flat search with the index's encoder",
     RRF: "reciprocal rank fusion (k = 60), the usual hybrid",
     DENSE_BM25: "their scores added, with a weight chosen on dev, over all documents; named after the index's lexical part",
-    WORDS_ONLY: "a control: the best `candidates` by BM25, ranked by the document score; no walk",
+    BM25_CANDIDATES: "a control: the best `candidates` by BM25, ranked by the document score; no walk",
     WALK: "the walk alone: only documents below its nodes, ranked by the document score without BM25",
     WALK_40: "the same with a beam of 40, alike for every index",
     ENCODER_WALK: "a control: alpha 0, the same beam",
@@ -105,21 +106,31 @@ class Evaluation:
         return rows[name]
 
     def significance(self) -> str:
-        """Return the differences of the index to every other row, in points, with p of paired randomisation tests."""
-        lines = [f"{self.index} against (difference in points, p of a paired randomisation test):"]
+        """Return the differences of the index to every other row, in points, with p of paired randomisation tests.
+
+        The p-values are corrected for their number (Holm), as they are in `summary`.
+        """
+        about = f"p of paired randomisation tests, Holm-corrected for {self._comparisons} comparisons"
+        lines = [f"{self.index} against (difference in points; {about}):"]
         for other, tests in self._tests.items():
             cells = [f"{name} {d:+.2f} (p={p:.4f})" for name, (d, p) in tests.items()]
             lines.append(f"  {other}: {', '.join(cells)}")
         return "\n".join(lines)
 
     def summary(self) -> str:
-        """Return the main results in words."""
+        """Return the main results in words: what the index finds, and how the strongest and the usual rows compare.
+
+        A reranker's row and the index's other method are the index itself, and so not compared here.
+        """
         first = self.measures[0]
-        lines = [self._found()]
-        for name in (*(name for name in self._tests if name.startswith(f"{DENSE} + ")), RRF, DENSE, BM25):
-            if name in self._tests:
-                difference, p = self._tests[name][first]
-                lines.append(f"  {name}: {first} {100 * self._mean(name, first):.1f}; {_verdict(difference, p)}")
+        rivals = [name for name in self._tests if name not in (GENERATE, EXACT) and not name.startswith("+ ")]
+        strongest = max(rivals, key=lambda name: self._mean(name, first))
+        usual = (*(name for name in rivals if name.startswith(f"{DENSE} + ")), RRF, DENSE, BM25)
+        lines = [self._found(), f"Beside others (p Holm-corrected for {self._comparisons} comparisons):"]
+        for name in dict.fromkeys([strongest, *(name for name in usual if name in rivals)]):
+            difference, p = self._tests[name][first]
+            shown = f"{name}, the strongest" if name == strongest else name
+            lines.append(f"  {shown}: {first} {100 * self._mean(name, first):.1f}; {_verdict(difference, p)}")
         return "\n".join(lines)
 
     def save(self, path: str | Path, **more: Any) -> None:
@@ -143,17 +154,21 @@ class Evaluation:
     def _mean(self, name: str, measure_name: str) -> float:
         return mean(self.row(name).values[measure_name])
 
+    @property
+    def _comparisons(self) -> int:
+        return len(self._tests) * len(self.measures)
+
     @cached_property
     def _tests(self) -> dict[str, dict[str, tuple[float, float]]]:
-        """{row: {measure: (difference in points, p)}} of the index against every other row."""
-        values, by_row = self.row(self.index).values, {}
-        for row in self.rows:
-            if row.name != self.index:
-                tests = {
-                    name: randomisation_test(values[name], row.values[name], rounds=10_000) for name in self.measures
-                }
-                by_row[row.name] = {name: (100 * difference, p) for name, (difference, p) in tests.items()}
-        return by_row
+        """{row: {measure: (difference in points, corrected p)}} of the index against every other row."""
+        own, pairs = self.row(self.index).values, [
+            (row, name) for row in self.rows if row.name != self.index for name in self.measures
+        ]  # fmt: skip
+        found = [randomisation_test(own[name], row.values[name], rounds=10_000) for row, name in pairs]
+        tests: dict[str, dict[str, tuple[float, float]]] = {}
+        for (row, name), (difference, _), p in zip(pairs, found, holm([p for _, p in found]), strict=True):
+            tests.setdefault(row.name, {})[name] = 100 * difference, p
+        return tests
 
 
 def _verdict(difference: float, p: float) -> str:
@@ -200,27 +215,25 @@ def evaluate(
         TypeError: `retriever` is none, or `collection` is none.
         ValueError: the split has no judgements, or the index has none of the collection's documents.
     """
+    # 1) the measures
     _check(retriever, collection, split, depth)
     compare_documents(collection, retriever.documents.rows)
     measures = measures_for(collection.qrels[split])
     depth = max(ANSWERS, depth or max(map(cutoff, measures)))
+    # 2) the rows
     systems = _Systems(retriever, collection, split, depth, processes)
     systems.add_baselines(untrained)
     index = systems.add_index()
     systems.add_reranked(rerankers or {}, rerank_depth)
     rows, runs = systems.measure()
+    # 3) the record
     measures = tuple(name for name in measures if name in rows[0].values)
     splits = overlap_splits(collection.qrels[split], collection.overlap_documents(split))
     about = {
-        "collection": Path(collection.name).name,
-        "split": split,
-        "dtype": str(retriever.dtype).removeprefix("torch."),
-        "queries": {name: len(query_ids) for name, query_ids in splits.items()},
-        "documents": len(retriever.documents),
-        "depth": depth,
-        "measures": measures,
-        **provenance(),
-    }
+        "collection": Path(collection.name).name, "split": split, "dtype": str(retriever.dtype).removeprefix("torch."),
+        "queries": {name: len(query_ids) for name, query_ids in splits.items()}, "documents": len(retriever.documents),
+        "depth": depth, "measures": measures, **provenance(),
+    }  # fmt: skip
     return Evaluation(rows, index, measures, runs, splits, about)
 
 
@@ -280,7 +293,8 @@ class _Systems:
         """Add the index, searched in several ways; returns the name of the row with its own search config."""
         lexical, method = self.retriever.lexical, self.retriever.search_config.method
         if lexical:
-            self._add(f"{DENSE} + {lexical.name}", lambda: self.systems.tune(learned=False, on_dev=self.split != "dev"))
+            changes = partial(self.systems.tune, learned=False, on_dev=self.split != "dev")
+            self._add(f"{DENSE} + {lexical.name}", changes, DenseAndWords)
         if self.retriever.engine.is_tied:
             self._add_controls()
         else:
@@ -294,7 +308,7 @@ class _Systems:
         config = self.retriever.search_config
         if self.retriever.lexical:
             weight = config.lexical_weight or LEXICAL_WEIGHT  # without a weight, no document is found by words
-            self._add(WORDS_ONLY, lambda: {"method": GENERATE, "lexical_weight": weight}, WordsOnly)
+            self._add(BM25_CANDIDATES, lambda: {"method": GENERATE, "lexical_weight": weight}, WordsOnly)
         without_words = {"method": GENERATE, "lexical_weight": 0.0}
         if config.beam_width != 40:
             self._add(WALK, lambda: without_words)
@@ -318,7 +332,10 @@ class _Systems:
         def row(chain: Sequence[Reranker]) -> tuple[Run, dict[str, Any]]:
             if not made:
                 queries = self.systems.encode(self.split, self.collection.query_texts(self.split))
-                candidates = self.retriever.candidates(queries, k)
+                features = next(
+                    (own.features for several in rerankers.values() for own in several if own.features), None
+                )
+                candidates = self.retriever.candidates(queries, k, features=features)
                 texts_of = candidates.texts_of or DocumentTable(self.collection.documents).texts_of
                 made.append(dataclasses.replace(candidates, texts_of=texts_of))
             started = time.perf_counter()

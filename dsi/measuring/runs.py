@@ -5,12 +5,10 @@ Knows nothing of tables.
 
 import dataclasses
 import itertools
-import math
 import time
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -25,11 +23,11 @@ from dsi.docids.types import Run
 from dsi.docids.words.analyzer import FOUND
 from dsi.docids.words.bm25 import BM25
 from dsi.eval.baselines import dense_run, tune_bm25
-from dsi.eval.fusion import fit_weights, weighted_sum
 from dsi.eval.protocol import FEWEST_QUERIES, count_answered
 from dsi.measuring.tuning import choose, choose_weights, hybrid_scores
 from dsi.measuring.weights import DEPTH
-from dsi.search.engine import EncodedQueries, Method
+from dsi.search.engine import Method
+from dsi.search.queries import EncodedQueries
 from dsi.search.request import SearchConfig, SearchRequest
 from dsi.store.retriever import GenerativeRetriever
 
@@ -153,9 +151,9 @@ class IndexRuns:
         self.dense = DenseRuns(collection, retriever.encoder, embeddings, doc_ids)
         self._encoded: dict[tuple[str, int], EncodedQueries] = {}
 
-    def run(self, split: str, k: int = DEPTH, **changes: Any) -> Run:
-        """Return the top k documents of each query of a split, with some settings of `[search]` changed."""
-        return self.search(split, k, **changes).run
+    def run(self, split: str, k: int = DEPTH, control: type[Method] | None = None, **changes: Any) -> Run:
+        """Return the documents of `search`."""
+        return self.search(split, k, control, **changes).run
 
     def search(self, split: str, k: int = DEPTH, control: type[Method] | None = None, **changes: Any) -> CostedRun:
         """Return the top k documents of each query of a split, and what finding them cost.
@@ -216,15 +214,16 @@ class IndexRuns:
         is 0. All processes get those of rank 0, in case scores differ in the last digit.
 
         Args:
-            learned: also weight the generator and late interaction; False gives the settings of dense + BM25, all documents
-                scored.
+            learned: also weight the generator and late interaction; False gives the settings of dense + BM25, for `search` by
+                `DenseAndWords`.
             lexical: also weight the lexical part.
             on_dev: False passes over the dev queries, as where they are measured.
             **changes: settings of `[search]` that are not chosen.
         """
         index, qrels = self.retriever.snapshot, self.collection.qrels["dev"] if on_dev else {}
-        changes = {**changes, **({} if learned else self._without()), **({} if lexical else {"lexical_weight": 0.0})}
-        if not learned:
+        changes = {**changes, **({} if lexical else {"lexical_weight": 0.0})}
+        if not learned:  # for `DenseAndWords`
+            changes |= {"method": "exact", "alpha": 0.0, "token_weight": 0.0}
             words = index.search_config.lexical_weight or LEXICAL_WEIGHT
             index.search_config = dataclasses.replace(index.search_config, lexical_weight=words)
         if not qrels:
@@ -235,29 +234,10 @@ class IndexRuns:
             config = dataclasses.replace(index.search_config, **changes)
             return self.processes.first({**changes, **choose(index, dev, qrels, config, lexical=lexical).best})
         if index.engine.is_tied:
-            config = dataclasses.replace(index.search_config, **changes)
+            start = {"lexical_weight": index.configured_search.lexical_weight or LEXICAL_WEIGHT}
+            config = dataclasses.replace(index.search_config, **{**start, **changes})
             weights = choose_weights(index, dev, qrels, config, lexical=lexical, tokens=False)
             return self.processes.first({**changes, **weights})
         scores = hybrid_scores(index, index.lexical if lexical else None)
         weight = scores.best_weight(dev.query_ids, dev.embeddings.float().numpy(), dev.texts, qrels)
         return self.processes.first({**changes, "lexical_weight": weight})
-
-    def _without(self) -> dict[str, Any]:
-        """Return settings without what was learned; with tokens that have weights of their own, by fusion "bound"."""
-        settings = {"method": "exact", "alpha": 0.0, "token_weight": 0.0}
-        return settings if self.retriever.engine.is_tied else {**settings, "fusion": "bound", "beta": math.inf}
-
-    @cached_property
-    def post_hoc_weight(self) -> float:
-        """Weight of the decoder's scores in `post_hoc`, chosen on dev."""
-        if not self.collection.qrels["dev"]:
-            return 0.0
-        decoder = self.run("dev", **generator_only(self.retriever))
-        return self.processes.first(
-            fit_weights(self.run_dense("dev"), [decoder], [1.0], self.collection.qrels["dev"])[0]
-        )
-
-    def post_hoc(self, split: str) -> Run:
-        """Return the runs of dense search and of the decoder, interpolated after the search."""
-        decoder = self.run(split, **generator_only(self.retriever))
-        return weighted_sum(self.run_dense(split), [decoder], [self.post_hoc_weight])

@@ -2,8 +2,8 @@
 
 With tied tokens, in this order: the weights of the document score, by a conditional logit that stays near the defaults;
 then alpha, by how many of the exact top ten lie below the nodes that the walk keeps; then the beam, the smallest that finds
-what "exact" finds. The last two need no judgements. With (level, digit) and word tokens the weights come from the same logit
-(fusion "bound") or a grid (fusion "paper"). Knows nothing of how nodes are scored.
+what "exact" finds. The last two need no judgements. With (level, digit) and word tokens alpha, beta and the temperature
+come from a grid. Knows nothing of how nodes are scored.
 """
 
 import dataclasses
@@ -19,26 +19,29 @@ from numpy.typing import NDArray
 
 from dsi.config import LEXICAL_WEIGHT, TOKEN_WEIGHT
 from dsi.docids.data.collection import Collection, check_collection, compare_documents
-from dsi.docids.files.progress import progress, stage_line
-from dsi.docids.files.storage import digest, read_record, write_json
-from dsi.docids.types import Qrels, Run
+from dsi.docids.files.progress import stage_line
+from dsi.docids.files.storage import read_record, write_json
+from dsi.docids.types import Ints, Qrels, Run
 from dsi.docids.words.bm25 import Lexical
 from dsi.eval.fusion import fit_weights
-from dsi.eval.protocol import FEWEST_QUERIES, best_setting, count_answered, supported_setting
+from dsi.eval.protocol import FEWEST_QUERIES, best_setting, count_answered
 from dsi.measuring.weights import DEPTH, HybridScores
-from dsi.search.engine import EncodedQueries, Engine
-from dsi.search.generate import TiedIndex
+from dsi.search.engine import Engine
+from dsi.search.generate import TiedEngine
+from dsi.search.queries import EncodedQueries
 from dsi.search.request import SearchConfig, SearchRequest
-from dsi.search.results import Ints, SearchResult
+from dsi.search.results import SearchResult
 from dsi.store.loading import index_state, write_search_config
-from dsi.store.manifest import search_config
+from dsi.store.manifest import configured_search, search_config
 from dsi.store.retriever import GenerativeRetriever
 
 logger = logging.getLogger(__name__)
 
 _RECORD = "tuning.json"
+_CHOSEN = ("alpha", "beta", "ann_temperature", "beam_width", "lexical_weight", "token_weight")
+"""Settings that may be chosen. Each tuning begins from those of `[search]`, so that the same queries choose the same."""
 _LIKELY = {"lexical_weight": LEXICAL_WEIGHT, "token_weight": TOKEN_WEIGHT}
-"""Weights near which fitted ones stay; always these, so that an index that is tuned twice stays as it is."""
+"""Weights near which fitted ones stay."""
 _MOST_QUERIES = 500
 """Queries on which walks are compared."""
 ALPHAS = (0.0, 0.25, 0.5, 0.75, 1.0)
@@ -49,13 +52,9 @@ _ALIKE = 0.001
 """Alphas whose walks find the exact top ten alike, up to this share, are taken for equal."""
 _AGREE = 0.98
 """Share of the exact top ten that the beam has to find."""
-PROBES = (0.02, 0.1, 0.5)
-"""Values of alpha whose top documents are the candidates of fused search over paths."""
-PROBE_DEPTH = 30
-"""Candidates per query and probe: a reciprocal rank counts down to ten."""
-PAPER_ALPHAS = (0.0, 0.1, 0.2, 0.3, 0.5, 0.7, 0.9, 1.0)
-PAPER_BETAS = (1, 2, float("inf"))
-PAPER_TEMPERATURES = (0.02, 0.05, 0.1, 1.0)
+PATH_ALPHAS = (0.0, 0.1, 0.2, 0.3, 0.5, 0.7, 0.9, 1.0)
+PATH_BETAS = (1, 2, float("inf"))
+PATH_TEMPERATURES = (0.02, 0.05, 0.1, 1.0)
 
 
 @dataclass(frozen=True)
@@ -75,6 +74,8 @@ class Tuning:
 def tune(retriever: GenerativeRetriever, collection: Collection) -> Tuning:
     """Choose how an index searches on the dev queries, and search so from now on.
 
+    It begins from the settings of `[search]`, not from those chosen before, so that the same queries choose the same again.
+
     With fewer than 20 dev queries nothing is chosen, with fewer that have a relevant document the weights of scores stay as
     they are; a warning says so. Without dev queries, alpha and the beam of tied tokens are chosen on train queries.
 
@@ -93,6 +94,7 @@ def tune(retriever: GenerativeRetriever, collection: Collection) -> Tuning:
     Raises:
         ValueError: the collection has neither, or none of the index's documents.
     """
+    # 1) the queries: dev, or else train
     check_collection("tune", collection)
     compare_documents(collection, retriever.documents.rows)
     split = "dev" if collection.qrels["dev"] else "train"
@@ -101,6 +103,10 @@ def tune(retriever: GenerativeRetriever, collection: Collection) -> Tuning:
         raise ValueError(
             f"{collection.name} has no dev queries to tune on; add {collection.place_of('dev')}, or train queries."
         )
+    # 2) where to begin: the settings of [search]
+    start = {name: getattr(retriever.configured_search, name) for name in _CHOSEN}
+    config = retriever.search_config = dataclasses.replace(retriever.search_config, **start)
+    # 3) enough queries, and judgements, to choose on
     qrels = collection.qrels["dev"]
     judged = count_answered(qrels)
     if len(queries) < FEWEST_QUERIES:
@@ -114,8 +120,9 @@ def tune(retriever: GenerativeRetriever, collection: Collection) -> Tuning:
             "%d dev queries have a relevant document, too few to choose the weights of scores on; those of [search] stay.",
             judged,
         )
-    tuning = choose(retriever, retriever.encode_queries(queries), qrels if judged >= FEWEST_QUERIES else {})
-    retriever.search_config = dataclasses.replace(retriever.search_config, **tuning.best)
+    # 4) the choice
+    tuning = choose(retriever, retriever.encode_queries(queries), qrels if judged >= FEWEST_QUERIES else {}, config)
+    retriever.search_config = dataclasses.replace(config, **tuning.best)
     return tuning
 
 
@@ -141,7 +148,7 @@ def choose(
         return _choose_tied(index, encoded, qrels)
     if not qrels:
         return Tuning({}, [])
-    return _Paths(index, encoded, qrels).choose()
+    return _choose_paths(index, encoded, qrels)
 
 
 class _Index(NamedTuple):
@@ -160,10 +167,6 @@ class _Index(NamedTuple):
     @property
     def engine(self) -> Engine:
         return self.retriever.engine
-
-    def hybrid_scores(self) -> HybridScores:
-        """Return what scores all documents by dense and lexical scores."""
-        return hybrid_scores(self.retriever, self.lexical)
 
 
 def hybrid_scores(retriever: GenerativeRetriever, lexical: Lexical | None) -> HybridScores:
@@ -221,7 +224,7 @@ def choose_weights(
 def _weighted_parts(retriever: GenerativeRetriever, *, lexical: bool, tokens: bool) -> dict[str, str]:
     """Return {weight: name of its part of the document score}, "" for a part that the index lacks or that is left out."""
     engine, words = retriever.engine, retriever.lexical if lexical else None
-    assert isinstance(engine, TiedIndex)
+    assert isinstance(engine, TiedEngine)
     return {
         "lexical_weight": words.name if words else "",
         "token_weight": "tokens" if tokens and engine.tree.tokens is not None else "",
@@ -254,8 +257,8 @@ def _score_parts(
     return [run(name) for name in ("dense", *parts.values())]
 
 
-def _tied(index: _Index) -> TiedIndex:
-    assert isinstance(index.engine, TiedIndex)
+def _tied(index: _Index) -> TiedEngine:
+    assert isinstance(index.engine, TiedEngine)
     return index.engine
 
 
@@ -280,7 +283,7 @@ def _best_alpha(
 
 
 def reached_share(
-    engine: TiedIndex,
+    engine: TiedEngine,
     encoded: EncodedQueries,
     config: SearchConfig,
     exact: SearchResult,
@@ -326,66 +329,17 @@ def _best_beam(
 # (level, digit) and word tokens.
 
 
-class _Paths:
-    """Weights of the parts of path scores.
+def _choose_paths(index: _Index, encoded: EncodedQueries, qrels: Qrels) -> Tuning:
+    """Return the best alpha, beta and temperature of path scores, by a grid."""
 
-    Args:
-        index: with tokens that have weights of their own.
-        encoded: the dev queries.
-        qrels: their judgements.
-    """
+    def search(settings: Mapping[str, Any]) -> Run:
+        request = SearchRequest(10, dataclasses.replace(index.search_config, **settings))
+        return index.retriever.as_run(encoded.query_ids, index.engine.search(encoded, request))
 
-    def __init__(self, index: _Index, encoded: EncodedQueries, qrels: Qrels) -> None:
-        self.index, self.encoded, self.qrels, self.config = index, encoded, qrels, index.search_config
-        self.scores = index.hybrid_scores()
-
-    def choose(self) -> Tuning:
-        """Return the best weights of fusion "paper" by a grid, those of "bound" by a conditional logit."""
-        if self.config.fusion == "paper":
-            every = product(PAPER_ALPHAS, PAPER_BETAS, PAPER_TEMPERATURES)
-            grid = [{"alpha": a, "beta": b, "ann_temperature": t} for a, b, t in every]
-            grid.sort(key=lambda own: own != {name: getattr(self.config, name) for name in own})  # of equals it stays
-            return Tuning(*best_setting(self._search, grid, self.qrels))
-        texts, vectors = self.encoded.texts, self.encoded.embeddings.float().numpy()
-        lexical = self.scores.best_weight(self.encoded.query_ids, vectors, texts, self.qrels)
-        plain = {"alpha": 0.0, "lexical_weight": lexical}
-        return Tuning(*supported_setting(self._search, [plain, self._with_decoder(lexical)], self.qrels))
-
-    def _search(self, settings: Mapping[str, Any]) -> Run:
-        config = dataclasses.replace(self.config, **settings)
-        return self._run(SearchRequest(10, config))
-
-    def _run(self, request: SearchRequest) -> Run:
-        retriever, encoded = self.index.retriever, self.encoded
-        return retriever.as_run(encoded.query_ids, retriever.engine.search(encoded, request))
-
-    def _with_decoder(self, lexical_weight: float) -> dict[str, float]:
-        """Return the best weights of log-probabilities and lexical scores, on the documents that searches with `PROBES` find.
-
-        A document's score is proportional to z.e_d + lexical_weight * BM25 + w * log P, with w = alpha / (1 - alpha) times the
-        temperature.
-        """
-        index, encoded, temperature = self.index, self.encoded, self.config.ann_temperature
-        rows = index.retriever.documents.rows
-        generative: Run = {query_id: {} for query_id in encoded.query_ids}
-        for alpha in progress(PROBES, "tuning", unit="search"):
-            config = dataclasses.replace(
-                self.config, method="generate", alpha=alpha, lexical_weight=lexical_weight, beam_width=PROBE_DEPTH
-            )
-            request = SearchRequest(PROBE_DEPTH, config)
-            result = index.engine.search(encoded, request)
-            log_p = index.engine.follow_result(encoded, request, result).parts["generator"] / alpha
-            run = index.retriever.as_run(encoded.query_ids, result)
-            for query_id, own in zip(encoded.query_ids, log_p.tolist(), strict=True):
-                generative[query_id].update(zip(run[query_id], own, strict=False))
-        candidates = {query_id: [rows[doc_id] for doc_id in scores] for query_id, scores in generative.items()}
-        vectors = encoded.embeddings.float().numpy()
-        dense, others = self.scores.runs(encoded.query_ids, vectors, encoded.texts, candidates)
-        runs, start = [generative, others], [temperature, lexical_weight]
-        w, *weights = fit_weights(
-            dense, runs if index.lexical else runs[:1], start if index.lexical else start[:1], self.qrels
-        )
-        return {"alpha": w / (w + temperature), "lexical_weight": weights[0] if weights else 0.0}
+    every = product(PATH_ALPHAS, PATH_BETAS, PATH_TEMPERATURES)
+    grid = [{"alpha": a, "beta": b, "ann_temperature": t} for a, b, t in every]
+    grid.sort(key=lambda own: own != {name: getattr(index.search_config, name) for name in own})  # of equals it stays
+    return Tuning(*best_setting(search, grid, qrels))
 
 
 def is_tuned(folder: Path) -> bool:
@@ -400,9 +354,8 @@ def is_tuned_on(folder: Path, collection: Collection) -> bool:
 
 def is_as_configured(folder: Path, config: SearchConfig) -> bool:
     """True if the index in `folder` searches as `[search]` says, or with weights that were tuned from there."""
-    if is_tuned(folder):
-        return _record(folder).get("search") == _digest(config)
-    return search_config(read_record(folder / "manifest.json")) == config
+    manifest = read_record(folder / "manifest.json")
+    return configured_search(manifest) == config and (is_tuned(folder) or search_config(manifest) == config)
 
 
 def configure(folder: Path, config: SearchConfig) -> None:
@@ -423,16 +376,15 @@ def tune_index(folder: Path, collection: Collection, device: str | None = None) 
         return False
     bound_to = index_state(folder)
     retriever = GenerativeRetriever.from_pretrained(folder, device=device)
-    before = retriever.search_config
+    before, configured = retriever.search_config, retriever.configured_search
     with stage_line("tuning"):
         tuning = tune(retriever, collection)
+    if retriever.search_config != before:
+        write_search_config(folder, retriever.search_config, configured)
     if not tuning.best:
         return False
-    write_search_config(folder, retriever.search_config)
     choice = {"best": tuning.best, "tried": tuning.tried}
-    write_json(
-        folder / _RECORD, {"index": bound_to, "search": _digest(before), "collection": collection.digest, **choice}
-    )
+    write_json(folder / _RECORD, {"index": bound_to, "collection": collection.digest, **choice})
     if retriever.search_config != before:
         split = "dev" if collection.qrels["dev"] else "train"
         chosen = {name: value for name, value in tuning.best.items() if value != getattr(before, name)}
@@ -443,10 +395,6 @@ def tune_index(folder: Path, collection: Collection, device: str | None = None) 
 
 def _record(folder: Path) -> dict[str, Any]:
     return read_record(folder / _RECORD)
-
-
-def _digest(config: SearchConfig) -> str:
-    return digest(dataclasses.asdict(config))
 
 
 def in_words(options: Mapping[str, Any]) -> str:

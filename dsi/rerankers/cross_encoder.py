@@ -19,7 +19,8 @@ from dsi.contrastive.untrusted import PROBE, check_finite, check_inputs, check_m
 from dsi.docids.files.declarations import LARGEST
 from dsi.docids.files.progress import Bar
 from dsi.docids.files.untrusted import catching_panics, reading
-from dsi.search.candidates import Candidates, Floats, Reranker
+from dsi.docids.types import Reals
+from dsi.search.candidates import Candidates, Reranker
 
 _MODEL = "model"
 """Folder of the model of a saved reranker."""
@@ -37,7 +38,7 @@ class CrossEncoderReranker(Reranker):
         >>> from dsi.rerankers.cross_encoder import CrossEncoderReranker
         >>> retriever = dsi.GenerativeRetriever.from_pretrained("RUN")
         >>> retriever.keep_texts(dsi.read_collection("DIR").documents)
-        >>> candidates = retriever.candidates(["noble gases"], k=20, features=False)
+        >>> candidates = retriever.candidates(["noble gases"], k=20)
         >>> reranked = dsi.rerank(candidates, CrossEncoderReranker("CROSS-ENCODER"))
 
     Args:
@@ -58,7 +59,7 @@ class CrossEncoderReranker(Reranker):
         self.name, self.batch_size = str(name), batch_size
         self._model = _load(self.name, device)
 
-    def score(self, candidates: Candidates) -> Floats:
+    def score(self, candidates: Candidates) -> Reals:
         """Return the model's score of each candidate [n, k]; several queries show a progress bar."""
         lists = zip(candidates.queries, candidates.texts(), strict=True)
         pairs = [(query, text) for query, texts in lists for text in texts]

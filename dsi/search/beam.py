@@ -1,27 +1,26 @@
-"""Constrained beam search over the docid tree, for (level, digit) and word tokens (DR-SCL section 3.5, and our "bound" fusion).
+"""Constrained beam search over the docid tree, for (level, digit) and word tokens (DR-SCL section 3.5).
 
 Two scores add up to rank a node:
 
 * generative: alpha times the decoder's log-probability. Objectives with a path score sum log P_T5 along the path (a softmax
   over a node's children, or a sigmoid per child); objectives with score "node" use the node's own log sigmoid;
-* dense: with fusion "paper", (1 - alpha) times the sum of log P_ANN along the path (eq. 10-12); with fusion "bound",
-  (1 - alpha) times the largest document score z.e_d + w BM25(d) below the node.
+* dense: (1 - alpha) times the sum of log P_ANN along the path (eq. 10-12), a softmax over a node's children.
 
-Below level beta a node keeps the dense score of its ancestor at level beta; beta = 0 uses the decoder alone. The score of the
-path to a document is the document's score. Path sums and dense scores never increase from a node to its children, so a node's
-score bounds every document below it: if no pruned node scores above the k-th document, the result is the exact top k. "Node"
-scores are no bounds; there a result is certified only if nothing was pruned.
+Beyond beta levels only the decoder counts, with weight 1; beta = 0 uses the decoder alone. The score of the path to a document
+is the document's score. Path sums never increase from a node to its children, so a node's score bounds every document below it:
+if no pruned node scores above the k-th document, the result is the exact top k. "Node" scores are not bounds; there a result is
+certified only if nothing was pruned.
 
 A document joins the top k as soon as it is reached. The beam holds inner nodes only, and drops those that cannot beat the
 k-th document. Ties break in docid order. A document with several places scores as its best one. Knows nothing of texts.
 """
 
 import dataclasses
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import pairwise
-from typing import NamedTuple, Self
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -29,17 +28,15 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from dsi.docids.tree import DocidTree
+from dsi.docids.types import Ints
 from dsi.docids.words.bm25 import Lexical
-from dsi.generator.base import Generator
 from dsi.generator.objectives import log_prior
-from dsi.search.decoder import DecoderCache, FastDecoder, search_decoder
+from dsi.search.decoder import DecoderCache, FastDecoder
 from dsi.search.dense import DenseScores
-from dsi.search.engine import FEATURE_TEMPERATURE, Engine, Followed, Method, QueryBatch, Siblings, count_documents
+from dsi.search.engine import Engine, Followed, Method, count_documents
+from dsi.search.queries import QueryBatch
 from dsi.search.request import SearchConfig, SearchRequest
-from dsi.search.results import WALK, Ints, LevelTrace, SearchResult, Trace
-
-NodeScores = Callable[[Tensor], Tensor]
-"""Dense scores [batch, …] of nodes [batch, …], for a batch of queries."""
+from dsi.search.results import WALK, LevelTrace, SearchResult, Trace
 
 _ROWS = 8_192
 """An exact search runs the decoder over about this many nodes at a time."""
@@ -160,49 +157,34 @@ class _Queries:
     Attributes:
         batch: the queries.
         config: how nodes are scored.
-        node_scores: dense scores of nodes; None if they have no weight.
         alive: [nodes] True at documents that may be returned and at nodes above them; None if all may.
     """
 
     batch: QueryBatch
     config: SearchConfig
-    node_scores: NodeScores | None
     alive: Tensor | None
 
 
-class BeamSearch(Engine):
+class PathEngine(Engine):
     """Search over one tree with one decoder: "generate" by a beam, "exact" over all paths.
 
     Args:
         tree: the docids.
-        decoder: the generator, laid out for search.
-        device: of tree and decoder.
+        decoder: the generator, laid out for search; its device is that of all tensors.
         lexical: BM25 or learned sparse vectors of the documents, if the index has them.
     """
 
     is_tied = False
 
-    def __init__(
-        self, tree: DocidTree, decoder: FastDecoder, device: torch.device, lexical: Lexical | None = None
-    ) -> None:
-        self.tree, self.decoder, self.device, self.lexical = tree, decoder, device, lexical
-        self.dense = DenseScores(tree, device)
+    def __init__(self, tree: DocidTree, decoder: FastDecoder, lexical: Lexical | None = None) -> None:
+        super().__init__(tree, decoder, lexical)
+        self.decoder, self.device = decoder, decoder.device
+        self.dense = DenseScores(tree, self.device)
         self.doc_rows = None
         """[places] the document at each docid position, if some have several places."""
         if tree.most_places > 1:
-            self.doc_rows = torch.from_numpy(tree.doc_rows).long().to(device)
-        self._trained = None if tree.trained.all() else torch.from_numpy(tree.trained).to(device)
-
-    @classmethod
-    def from_generator(
-        cls, generator: Generator, tree: DocidTree, lexical: Lexical | None, device: torch.device, dtype: torch.dtype
-    ) -> Self:
-        """Return an engine that searches with a copy of a generator; see `Engine`."""
-        return cls(tree, search_decoder(generator.to(device), dtype), device, lexical)
-
-    def with_content(self, tree: DocidTree, lexical: Lexical | None) -> Self:
-        """Return an engine with the same generator over updated documents."""
-        return type(self)(tree, self.decoder, self.device, lexical)
+            self.doc_rows = torch.from_numpy(tree.doc_rows).long().to(self.device)
+        self._trained = None if tree.trained.all() else torch.from_numpy(tree.trained).to(self.device)
 
     @cached_property
     def _occupied(self) -> Tensor | None:
@@ -229,20 +211,6 @@ class BeamSearch(Engine):
         nodes = np.where(digits.reshape(generative.shape) >= 0, generative + dense, np.nan)
         return Followed(positions, nodes, {"generator": generative[:, :, -1], "encoder": dense[:, :, -1]})
 
-    def siblings(self, batch: QueryBatch, positions: Ints) -> Iterator[Siblings]:
-        """Yield for each level the scores of the nodes on the paths to docids [batch, n], and of their siblings."""
-        on_device = torch.from_numpy(positions).long().to(self.device)
-        decoder_only = SearchRequest(1, SearchConfig(alpha=1.0, beta=0.0))
-        paths = self.follow_paths(batch, decoder_only, on_device)
-        digits = self.tree.paths(positions.ravel())[1].reshape(*positions.shape, -1)
-        for level, (nodes, generative) in enumerate(paths.siblings):
-            shape = (*positions.shape, -1)
-            dense = self.dense.dot(batch.embeddings.float(), nodes.clamp(min=0)) / FEATURE_TEMPERATURE
-            by_generator, by_encoder, valid = (
-                tensor.numpy(force=True).reshape(shape) for tensor in (generative, dense, nodes >= 0)
-            )
-            yield Siblings(by_generator, by_encoder, valid, np.maximum(digits[:, :, level], 0))
-
     def result(self, descent: Descent) -> SearchResult:
         """Return the documents of a descent, with a certificate if nothing that was pruned could be better."""
         answers = descent.answers
@@ -264,25 +232,7 @@ class BeamSearch(Engine):
         alive = self._occupied
         if request.allowed is not None:
             alive = self.dense.alive(torch.from_numpy(request.allowed).to(self.device))
-        return _Queries(batch, request.config, self.node_scores(batch, request), alive)
-
-    def node_scores(self, batch: QueryBatch, request: SearchRequest) -> NodeScores | None:
-        """Return the dense scores of nodes: by centroid with fusion "paper", of the best document below with "bound"."""
-        config, queries = request.config, batch.embeddings.float()
-        if config.beta == 0:
-            return None
-        if config.fusion == "paper":
-            scaled = queries / config.ann_temperature
-            return lambda nodes: self.dense.dot(scaled, nodes)
-        documents = self.dense.document_scores(queries)
-        if config.lexical_weight and self.lexical is not None:
-            words = np.float32(config.lexical_weight) * self.lexical.scores(batch.texts)
-            documents = documents + torch.from_numpy(words[:, self.tree.doc_rows]).to(self.device)
-        if request.extra_scores is not None:
-            extra = np.asarray(request.extra_scores[batch.rows.numpy()], dtype=np.float32)
-            documents = documents + torch.from_numpy(extra[:, self.tree.doc_rows]).to(self.device)
-        largest = self.dense.largest(documents / config.ann_temperature)  # [batch, nodes]
-        return lambda nodes: largest.gather(1, nodes.flatten(1)).view_as(nodes)
+        return _Queries(batch, request.config, alive)
 
     def descend(
         self, queries: _Queries, k: int, beam_width: int, reached: Tensor | None, trace: Trace | None = None
@@ -326,7 +276,7 @@ class BeamSearch(Engine):
         """
         digits = torch.from_numpy(self.tree.paths(positions.flatten().numpy(force=True))[1]).long().to(self.device)
         digits = digits.view(*positions.shape, self.tree.depth)
-        queries = _Queries(batch, request.config, self.node_scores(batch, request), None)
+        queries = _Queries(batch, request.config, None)
         root = Beam.root(len(positions), self.device)
         beam = root.take(torch.zeros_like(positions), root.score)
         cache = self._start(queries)
@@ -356,7 +306,7 @@ class BeamSearch(Engine):
         """
         rows = torch.arange(len(states))
         batch = QueryBatch(rows, states, mask, states[:, 0], [""] * len(states))
-        queries, trace = _Queries(batch, SearchConfig(alpha=1.0, beta=0.0), None, self._occupied), Trace()
+        queries, trace = _Queries(batch, SearchConfig(alpha=1.0, beta=0.0), self._occupied), Trace()
         self.descend(queries, min(beam_width, self.tree.num_rows), beam_width, None, trace)
         kept = [np.where(level.kept, level.nodes, -1) for level in trace.levels]
         return torch.from_numpy(np.concatenate(kept, axis=1)).to(states.device)
@@ -369,21 +319,22 @@ class BeamSearch(Engine):
         parents = beam.nodes.clamp(min=0)  # [batch, beams]
         valid = (digits < self.dense.num_children[parents][:, :, None]) & (beam.score > -torch.inf)[:, :, None]
         nodes = (self.dense.first_child[parents][:, :, None] + digits).masked_fill(~valid, 0)
+        shares = self._in_softmax(nodes, valid)
         fused = level < config.beta  # is the dense score used at this level (m <= beta in eq. 12)?
 
         # The generative score: alpha log P_T5 along the path (DR-SCL eq. 9, 11).
         generative = beam.generative[:, :, None].expand_as(nodes)
         if cache is not None:
             logits = self.decoder.logits(beam.tokens, level, cache, beam_width)
-            weight = config.alpha if fused or (config.fusion == "bound" and config.beta > 0) else 1.0
-            log_p, adds_up = self._log_probabilities(logits.float(), nodes, valid, level)
+            weight = config.alpha if fused else 1.0
+            log_p, adds_up = self._log_probabilities(logits.float(), nodes, valid, shares, level)
             generative = generative.masked_fill(~adds_up, 0.0) + weight * log_p
 
-        # The dense score: a sum along the path ("paper"), or the node's own ("bound").
+        # The dense score: (1 - alpha) log P_ANN along the path (DR-SCL eq. 10, 11).
         dense = beam.dense[:, :, None].expand_as(nodes)
-        if fused and queries.node_scores is not None:
-            values = (1 - config.alpha) * _softmax_if(config.fusion == "paper", queries.node_scores(nodes), valid)
-            dense = dense + values if config.fusion == "paper" else values  # DR-SCL eq. 10, 11
+        if fused:
+            values = self.dense.dot(queries.batch.embeddings.float() / config.ann_temperature, nodes)
+            dense = dense + (1 - config.alpha) * valid_log_softmax(values, shares)
 
         # A filter excludes nodes after the softmaxes, so it changes no score.
         if queries.alive is not None:
@@ -400,17 +351,25 @@ class BeamSearch(Engine):
     def _start(self, queries: _Queries) -> DecoderCache | None:
         """Return the decoder's cache of the queries; None if the decoder has no weight."""
         config = queries.config
-        if not (config.alpha > 0 or config.beta == 0 or (config.fusion == "paper" and config.beta < self.tree.depth)):
+        if config.alpha == 0 and config.beta >= self.tree.depth:
             return None
         return self.decoder.start(queries.batch.states, queries.batch.mask)
 
-    def _log_probabilities(self, logits: Tensor, nodes: Tensor, valid: Tensor, level: int) -> tuple[Tensor, Tensor]:
+    def _in_softmax(self, nodes: Tensor, valid: Tensor) -> Tensor:
+        """True at children that share their parent's probability: not at those that came after training and were removed."""
+        if self._trained is None or self._occupied is None:
+            return valid
+        return valid & (self._trained[nodes] | self._occupied[nodes])
+
+    def _log_probabilities(
+        self, logits: Tensor, nodes: Tensor, valid: Tensor, in_softmax: Tensor, level: int
+    ) -> tuple[Tensor, Tensor]:
         """Return decoder scores [batch, beams, fan_out], and True where they add to the parent's score.
 
         A node added after training gets the mean probability of its trained siblings; without any, it shares its parent's
-        probability equally with its siblings. It is excluded from the softmax if no document below it remains.
+        probability equally with its siblings.
         """
-        score, in_softmax = self.decoder.score, valid
+        score = self.decoder.score
         if score != "softmax path":
             level_size = torch.full_like(logits[..., :1], float(self.tree.level_sizes[level]))  # [batch, beams, 1]
             logits = F.logsigmoid(logits + log_prior(score, valid.sum(2, keepdim=True), level_size))
@@ -418,7 +377,6 @@ class BeamSearch(Engine):
         if self._trained is not None:
             logits = F.pad(logits, (0, nodes.shape[2] - logits.shape[2]))
             known = valid & self._trained[nodes]
-            in_softmax = valid if self._occupied is None else known | (valid & self._occupied[nodes])
             mean = (
                 logits.masked_fill(~known, -torch.inf).logsumexp(dim=2, keepdim=True) - known.sum(2, keepdim=True).log()
             )
@@ -465,7 +423,7 @@ class BestPaths(Method):
         search: the beam search.
     """
 
-    def __init__(self, search: BeamSearch) -> None:
+    def __init__(self, search: PathEngine) -> None:
         self.search = search
 
     @torch.no_grad()
@@ -514,7 +472,7 @@ class AllPaths(Method):
         search: the beam search.
     """
 
-    def __init__(self, search: BeamSearch) -> None:
+    def __init__(self, search: PathEngine) -> None:
         self.search = search
 
     @torch.no_grad()
@@ -551,14 +509,10 @@ class AllPaths(Method):
         search, tree = self.search, self.search.tree
         if tree.num_inner <= _ROWS:
             return [alive]
-        bounds = np.linspace(0, tree.num_documents, -(-tree.num_inner // _ROWS) + 1).astype(int).tolist()
-        positions = torch.arange(tree.num_documents, device=search.device)
+        bounds = np.linspace(0, tree.num_places, -(-tree.num_inner // _ROWS) + 1).astype(int).tolist()
+        positions = torch.arange(tree.num_places, device=search.device)
         allowed = torch.ones_like(positions, dtype=torch.bool) if alive is None else alive[tree.num_inner :]
         return [search.dense.alive(allowed & (positions >= a) & (positions < b)) for a, b in pairwise(bounds)]
-
-
-def _softmax_if(softmax: bool, values: Tensor, valid: Tensor) -> Tensor:
-    return valid_log_softmax(values, valid) if softmax else values
 
 
 def _level_trace(candidates: Beam, beam: Beam | None, answers: Answers, num_inner: int) -> LevelTrace:

@@ -19,11 +19,12 @@ from dsi.docids import extensions
 from dsi.docids.files.checks import shown
 from dsi.docids.files.storage import recover_folder, replace_folder, write_json
 from dsi.docids.files.untrusted import RESTORE, check_folder, read_json, reading
-from dsi.search.results import Hit, Hits
+from dsi.docids.types import Bools, Ints, Reals
+from dsi.search.hits import Hit, Hits
 
-Floats = NDArray[np.floating]
-Ints = NDArray[np.integer]
-Bools = NDArray[np.bool_]
+Features = Callable[..., tuple[NDArray[np.float32], tuple[str, ...]]]
+"""Computes features [queries, k, features], 0 at padding, and their names, given the engine that searched, the encoded queries,
+the result, and the titles of the answers."""
 R = TypeVar("R", bound="Reranker")
 T = TypeVar("T")
 
@@ -60,11 +61,11 @@ class Candidates:
     queries: Sequence[str]
     doc_ids: Sequence[Sequence[str]]
     titles: Sequence[Sequence[str]]
-    scores: Floats
+    scores: Reals
     digits: Ints
-    query_embeddings: Floats
-    embeddings: Floats
-    features: Floats
+    query_embeddings: Reals
+    embeddings: Reals
+    features: Reals
     names: tuple[str, ...] = ()
     query_ids: Sequence[str] = ()
     exact: Bools = field(default_factory=lambda: np.zeros(0, dtype=bool))
@@ -112,7 +113,7 @@ class Candidates:
         lists = zip(self.query_ids, self.doc_ids, self.scores.tolist(), strict=True)
         return {query_id: dict(zip(doc_ids, scores, strict=False)) for query_id, doc_ids, scores in lists}
 
-    def columns(self, names: Sequence[str]) -> Floats:
+    def columns(self, names: Sequence[str]) -> Reals:
         """Return some of the features, [n, k, len(names)].
 
         Raises:
@@ -122,7 +123,7 @@ class Candidates:
         if missing and not self.names:
             raise ValueError(
                 f"The reranker reads the feature {missing[0]!r}, but these candidates were made without features; make them "
-                "with retriever.candidates(…, features=True), which is the default."
+                "with retriever.candidates(…, features=reranker.features)."
             )
         if missing:
             raise ValueError(
@@ -171,13 +172,13 @@ class Candidates:
             exact=self.exact[rows],
         )
 
-    def with_feature(self, name: str, values: Floats) -> "Candidates":
+    def with_feature(self, name: str, values: Reals) -> "Candidates":
         """Return the candidates with one more feature [n, k], for the rerankers that follow."""
         values = np.where(self.valid, values, 0.0).astype(np.float32)
         features = np.concatenate([self.features, values[:, :, None]], axis=2)
         return replace(self, features=features, names=(*self.names, name))
 
-    def order(self, scores: Floats) -> Ints:
+    def order(self, scores: Reals) -> Ints:
         """Return the columns [n, k] by descending new score; ties keep their order, and padding stays at the end."""
         if not isinstance(scores, np.ndarray) or scores.shape != self.scores.shape:
             got = f"shape {scores.shape}" if isinstance(scores, np.ndarray) else type(scores).__name__
@@ -186,7 +187,7 @@ class Candidates:
             raise ValueError("A reranker must give scores that are numbers, got NaN.")
         return np.argsort(-np.where(self.valid, scores, -np.inf), axis=1, kind="stable")
 
-    def reorder(self, scores: Floats) -> "Candidates":
+    def reorder(self, scores: Reals) -> "Candidates":
         """Return the candidates in the order of new scores [n, k]."""
         order = self.order(scores)
         scores = np.where(self.valid, scores, -np.inf)
@@ -228,11 +229,11 @@ class Reranker(ABC):
 
     Attributes:
         kind: its name in reranker.json.
-        uses_features: whether `score` reads the candidates' features, which take another pass of the decoder.
+        features: computes the features that `score` reads; None if it reads none.
     """
 
     kind: ClassVar[str]
-    uses_features: ClassVar[bool] = False
+    features: ClassVar[Features | None] = None
 
     def __init_subclass__(cls, **options: Any) -> None:
         super().__init_subclass__(**options)
@@ -240,7 +241,7 @@ class Reranker(ABC):
             _classes[cls.kind] = cls
 
     @abstractmethod
-    def score(self, candidates: Candidates) -> Floats:
+    def score(self, candidates: Candidates) -> Reals:
         """Return new scores [n, k]; higher is better, and values at padding do not matter."""
 
     def rerank(self, candidates: Candidates) -> Candidates:

@@ -2,8 +2,8 @@
 
 Computes the same numbers as `DocidGenerator.decoder`. It is faster because cross-attention keys and values are computed once
 per query and shared by its beams; query, key and value projections are one matrix product; the norms' constants are folded into
-the weights, which are packed for the CPU; and only the digits of the current level get logits. Knows nothing of trees, scores
-or fusion.
+the weights, which are packed for the CPU; and only the digits of the current level get logits. Knows nothing of trees and
+scores.
 """
 
 import copy
@@ -80,6 +80,11 @@ class FastDecoder:
         self.fan_out = list(config.fan_out)
         self.token_offsets = [1 + sum(self.fan_out[:level]) for level in range(len(self.fan_out))]
         self._take_head(generator, _after_norm(generator.head.weight, stack.final_layer_norm))
+
+    @property
+    def device(self) -> torch.device:
+        """Where the weights are."""
+        return self.embeddings.device
 
     def _take_head(self, generator: DocidGenerator, head: Tensor) -> None:
         """Lay the output layer [vocab_size, d_model] out by level."""

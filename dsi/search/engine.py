@@ -1,181 +1,22 @@
-"""What searches an index, and what it takes: encoded queries, and methods that score documents for them.
+"""What searches an index: methods that return the best documents of encoded queries.
 
-One pass of the encoder serves many searches. There are two engines, by the docid tokens of the index: `dsi.search.generate` for
-tied ones, `dsi.search.beam` for those with weights of their own, (level, digit) and word tokens. Knows nothing of how they
-score.
+There are two engines, by the docid tokens of the index: `dsi.search.generate` for tied ones, `dsi.search.beam` for those with
+weights of their own, (level, digit) and word tokens. Knows nothing of how they score.
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
-from dataclasses import dataclass
-from functools import cache, partial
+from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar, NamedTuple, Self
 
 import numpy as np
-import torch
-from numpy.typing import NDArray
-from torch import Tensor
 
-from dsi.contrastive.encoder import Encoder
-from dsi.docids.files.checks import plain, shown, text
 from dsi.docids.files.progress import progress
 from dsi.docids.tree import DocidTree
+from dsi.docids.types import Bools, Floats, Ints
 from dsi.docids.words.bm25 import Lexical
-from dsi.generator.base import Generator
+from dsi.search.queries import EncodedQueries, QueryBatch
 from dsi.search.request import SearchConfig, SearchRequest, check_extra_scores
-from dsi.search.results import Bools, Floats, Ints, SearchResult, Trace
-
-FEATURE_TEMPERATURE = 0.05
-"""Of softmaxes over siblings, which features of rerankers read; search has none."""
-
-
-class QueryBatch(NamedTuple):
-    """A batch of encoded queries.
-
-    Attributes:
-        rows: [n] their indices among all queries of the call.
-        states: [n, length, state_dim] token states.
-        mask: [n, length] True at real tokens.
-        embeddings: [n, embedding_dim].
-        texts: the queries, without the encoder's prompt.
-        words: [n, length] True at real tokens that are not special ones; all real tokens by default.
-        vectors_by_model: returns [n] the vectors [tokens, dim] of the index's multi-vector model, computed when they are first
-            needed; None without such a model.
-    """
-
-    rows: Tensor
-    states: Tensor
-    mask: Tensor
-    embeddings: Tensor
-    texts: list[str]
-    words: Tensor | None = None
-    vectors_by_model: Callable[[], Sequence[NDArray[np.float32]]] | None = None
-
-    def select(self, which: Tensor) -> "QueryBatch":
-        """Return the queries at the indices `which`."""
-        texts = [self.texts[n] for n in which.tolist()]
-        words = None if self.words is None else self.words[which]
-        tensors = self.rows[which], self.states[which], self.mask[which], self.embeddings[which]
-        of_all = self.vectors_by_model
-        return QueryBatch(*tensors, texts, words, of_all and (lambda: [of_all()[n] for n in which.tolist()]))
-
-    def word_states(self, row: int) -> NDArray[np.float32]:
-        """[words, token_dim] what a query's token vectors are made of, on the CPU.
-
-        The vectors of the multi-vector model, else the states of the tokens that are not special ones.
-        """
-        if self.vectors_by_model:
-            return self.vectors_by_model()[row]
-        words = self.mask if self.words is None else self.words
-        states: NDArray[np.float32] = self.states[row].float().numpy(force=True)
-        return states[words[row].numpy(force=True)]
-
-    @property
-    def vectors(self) -> NDArray[np.float32]:
-        """[n, embedding_dim] embeddings on the CPU."""
-        return self.embeddings.float().numpy(force=True)
-
-
-@dataclass(frozen=True)
-class EncodedQueries:
-    """Encoded queries, to be searched with any options.
-
-    Attributes:
-        query_ids: in the order of the call; "0", "1", … for queries without ids.
-        batches: the queries, grouped by length.
-    """
-
-    query_ids: list[str]
-    batches: list[QueryBatch]
-
-    @property
-    def count(self) -> int:
-        """The number of queries."""
-        return len(self.query_ids)
-
-    @property
-    def texts(self) -> list[str]:
-        """The queries in the order of the call."""
-        texts = {
-            row: text for batch in self.batches for row, text in zip(batch.rows.tolist(), batch.texts, strict=True)
-        }
-        return [texts[row] for row in range(self.count)]
-
-    def one(self, row: int) -> "EncodedQueries":
-        """Return one of the queries, by its row in the order of the call."""
-        (batch,) = (batch.select((batch.rows == row).nonzero()[:, 0]) for batch in self.batches if row in batch.rows)
-        return EncodedQueries([self.query_ids[row]], [batch._replace(rows=torch.zeros_like(batch.rows))])
-
-    @property
-    def embeddings(self) -> Tensor:
-        """[count, embedding_dim] on the CPU, in the order of the call."""
-        rows = torch.cat([batch.rows for batch in self.batches])
-        return torch.cat([batch.embeddings.cpu() for batch in self.batches])[rows.argsort()]
-
-
-def encode_queries(
-    encoder: Encoder, queries: Iterable[str] | Mapping[str, str], *, batch_size: int = 32, show_progress: bool = False
-) -> EncodedQueries:
-    """Encode queries, in batches of similar length.
-
-    Args:
-        encoder: the index's encoder.
-        queries: texts, or {query_id: text}.
-        batch_size: queries per forward pass.
-        show_progress: show a progress bar.
-
-    Raises:
-        TypeError: queries are neither a list of texts nor a mapping.
-        ValueError: a query is empty, or no text.
-    """
-    query_ids, queries = ids_and_texts(queries)
-    if plain(int, batch_size, "batch_size") < 1:
-        raise ValueError(f"batch_size must be at least 1, got {batch_size}.")
-    texts, model = encoder.query_texts(queries), encoder.token_model
-    order = sorted(range(len(texts)), key=lambda row: len(texts[row]))
-    batches = []
-    starts: Iterable[int] = range(0, len(order), batch_size)
-    for start in progress(starts, "queries", unit="batch") if show_progress else starts:
-        rows = order[start : start + batch_size]
-        encoded = encoder.forward([texts[row] for row in rows], "query")
-        texts_of_batch = [queries[row] for row in rows]
-        by_model = None if model is None else cache(partial(model.vectors, texts_of_batch, "query"))
-        batches.append(QueryBatch(torch.tensor(rows), *encoded[:3], texts_of_batch, encoded.words, by_model))
-    return EncodedQueries(query_ids, batches)
-
-
-def encoded_queries(
-    encoder: Encoder, queries: Iterable[str] | Mapping[str, str] | EncodedQueries, *, show_progress: bool = False
-) -> EncodedQueries:
-    """Encode several queries, unless they are encoded already.
-
-    Raises:
-        TypeError: the queries are one text.
-    """
-    if isinstance(queries, EncodedQueries):
-        return queries
-    if isinstance(queries, str):
-        raise TypeError(f"This call takes a list of queries, got the text {shown(queries)}; put it into a list.")
-    return encode_queries(encoder, queries, show_progress=show_progress)
-
-
-def ids_and_texts(queries: Iterable[str] | Mapping[str, str]) -> tuple[list[str], list[str]]:
-    """Return query_ids and texts, checked."""
-    if not isinstance(queries, Iterable) or isinstance(queries, str | bytes | Set):
-        raise TypeError(f"Queries must be a list of texts, in order, or {{query_id: text}}, got {shown(queries)}.")
-    if isinstance(queries, Mapping):
-        query_ids = [text(query_id, "A query_id") for query_id in queries]
-        return query_ids, [_query(query, f"Query {shown(query_id)}") for query_id, query in queries.items()]
-    texts = [_query(query, f"Query {row}") for row, query in enumerate(queries)]
-    return [str(row) for row in range(len(texts))], texts
-
-
-def _query(query: object, name: str) -> str:
-    if not isinstance(query, str) or not query.strip():
-        raise ValueError(f"{name} must be a text that is not empty, got {shown(query)}.")
-    if "\0" in query:
-        raise ValueError(f"{name} must be a text without NUL characters, got {shown(query)}.")
-    return text(query, name)
+from dsi.search.results import SearchResult, Trace
 
 
 class Method(ABC):
@@ -211,99 +52,26 @@ class Followed(NamedTuple):
         return np.asarray(np.sum(list(self.parts.values()), axis=0, dtype=np.float32))
 
 
-class Siblings(NamedTuple):
-    """Scores of the nodes on the paths to documents, and of their siblings, at one level.
-
-    Attributes:
-        generative: [batch, n, fan_out] the generator's.
-        dense: [batch, n, fan_out] the encoder's.
-        valid: [batch, n, fan_out] True at siblings that exist.
-        digits: [batch, n] which sibling is on the path; arbitrary past the end.
-    """
-
-    generative: Floats
-    dense: Floats
-    valid: Bools
-    digits: Ints
-
-
-class DigitScores(NamedTuple):
-    """Log-probabilities of the digits of docids, [batch, n, depth], 0 past the end.
-
-    Attributes:
-        generative: by the generator.
-        dense: by the encoder.
-        entropy: of the generator's choice at that level.
-        margin: of the digit over the best other, by the generator.
-    """
-
-    generative: Floats
-    dense: Floats
-    entropy: Floats
-    margin: Floats
-
-    @classmethod
-    def from_siblings(cls, levels: Sequence[Siblings]) -> "DigitScores":
-        """Return those of softmaxes over siblings."""
-        columns = [_digit_scores(level) for level in levels]
-        return cls(*(np.stack(column, axis=2) for column in zip(*columns, strict=True)))
-
-
-def _digit_scores(level: Siblings) -> tuple[Floats, Floats, Floats, Floats]:
-    """[batch, n] each: log-probabilities by generator and encoder, the generator's entropy and margin, at one level."""
-    exists = level.valid.any(axis=2)
-    digits = level.digits[:, :, None]
-    log_p, dense_log_p = (_log_softmax(scores, level.valid) for scores in (level.generative, level.dense))
-    generative, dense = (
-        np.where(exists, np.take_along_axis(values, digits, axis=2)[:, :, 0], 0) for values in (log_p, dense_log_p)
-    )
-    entropy = -(np.where(level.valid, np.exp(log_p), 0) * log_p).sum(axis=2)
-    others = np.where(level.valid, log_p, -np.inf)
-    np.put_along_axis(others, digits, -np.inf, axis=2)
-    best = others.max(axis=2, initial=-np.inf)
-    margin = np.where(exists & (best > -np.inf), generative - np.where(best > -np.inf, best, 0), 0)
-    return tuple(np.asarray(v, dtype=np.float32) for v in (generative, dense, entropy, margin))  # type: ignore[return-value]
-
-
-def _log_softmax(scores: Floats, valid: Bools) -> Floats:
-    """[batch, n, fan_out] log-softmax over valid siblings, 0 elsewhere."""
-    masked = np.where(valid, scores, -np.inf)
-    highest = np.where(valid.any(axis=2), masked.max(axis=2, initial=-np.inf), 0)[:, :, None]
-    total = np.exp(masked - highest).sum(axis=2, keepdims=True)
-    return np.where(valid, masked - highest - np.log(total.clip(1e-30)), 0)
-
-
 class Engine(ABC):
     """Searches one index at one moment.
 
-    Attributes:
+    Args:
         tree: the docids.
+        scorer: of nodes: a generator, laid out for search.
         lexical: BM25 or learned sparse vectors of the documents; None if the index has neither.
+
+    Attributes:
         is_tied: whether docid tokens are tied to the tree's vectors.
     """
 
-    tree: DocidTree
-    lexical: Lexical | None
     is_tied: ClassVar[bool]
 
-    @classmethod
-    @abstractmethod
-    def from_generator(
-        cls, generator: Generator, tree: DocidTree, lexical: Lexical | None, device: torch.device, dtype: torch.dtype
-    ) -> Self:
-        """Return an engine that searches with a copy of a generator, laid out for search.
+    def __init__(self, tree: DocidTree, scorer: Any, lexical: Lexical | None = None) -> None:
+        self.tree, self.lexical, self._scorer = tree, lexical, scorer
 
-        Args:
-            generator: trained for these docids.
-            tree: the docids.
-            lexical: BM25 or learned sparse vectors of the documents, if the index has them.
-            device: of the decoder.
-            dtype: of a decoder's weights and arithmetic; all else is float32.
-        """
-
-    @abstractmethod
     def with_content(self, tree: DocidTree, lexical: Lexical | None) -> Self:
         """Return an engine with the same generator over updated documents."""
+        return type(self)(tree, self._scorer, lexical)
 
     @property
     @abstractmethod
@@ -322,14 +90,6 @@ class Engine(ABC):
         None if late interaction takes no part.
         """
         return None
-
-    def digit_scores(self, batch: QueryBatch, positions: Ints) -> DigitScores:
-        """Return log-probabilities of the digits of docids [batch, n], from softmaxes over siblings."""
-        return DigitScores.from_siblings(list(self.siblings(batch, positions)))
-
-    @abstractmethod
-    def siblings(self, batch: QueryBatch, positions: Ints) -> Iterator[Siblings]:
-        """Yield for each level the scores of the nodes on the paths to docids [batch, n], and of their siblings."""
 
     def search(
         self,
@@ -403,12 +163,6 @@ def count_documents(tree: DocidTree, allowed: Bools | None) -> int:
     if tree.most_places == 1:
         return int(np.count_nonzero(allowed))
     return len(np.unique(tree.doc_rows[allowed]))
-
-
-def path_nodes(tree: DocidTree, positions: Ints) -> Ints:
-    """[n, depth] the nodes on the paths to docid positions [n], from the children of the root on; -1 past the document."""
-    parents, digits = tree.paths(positions)
-    return np.where(digits >= 0, tree.first_child[parents] + digits, -1)
 
 
 def check_parts(options: Mapping[str, Any], engine: Engine) -> None:

@@ -5,27 +5,25 @@ dense score, and the best by words. The caller's own scores, if there are any, a
 Neither knows folders or texts of documents.
 """
 
-import copy
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from functools import cached_property
-from typing import Self
 
 import numpy as np
-import torch
 
 from dsi.docids.files.threads import one_thread
 from dsi.docids.tree import DocidTree
+from dsi.docids.types import Bools, Floats, Ints
 from dsi.docids.vectors import LARGE
 from dsi.docids.words.bm25 import Lexical
-from dsi.docids.words.term_scores import Terms
-from dsi.generator.base import Generator
 from dsi.generator.tied import TiedGenerator
-from dsi.search.engine import FEATURE_TEMPERATURE, Engine, Followed, Method, QueryBatch, Siblings, count_documents
+from dsi.search.engine import Engine, Followed, Method, count_documents
 from dsi.search.lists import ListedDocuments
 from dsi.search.pools import AllDocuments, Everything, Pool, PoolSources, Sources
-from dsi.search.request import SearchConfig, SearchRequest
-from dsi.search.results import Bools, Floats, Ints, SearchResult, Trace, highest_and_rest
+from dsi.search.queries import QueryBatch
+from dsi.search.request import SearchRequest
+from dsi.search.results import SearchResult, Trace
 from dsi.search.scores import DocumentScores
+from dsi.search.top import highest_and_rest
 from dsi.search.walk import NodeScores, Reached, Walk
 
 _OUTRIGHT = 1_000
@@ -33,7 +31,7 @@ _OUTRIGHT = 1_000
 _NO_NODES = np.zeros(0, dtype=np.int64)
 
 
-class TiedIndex(Engine):
+class TiedEngine(Engine):
     """What both methods read of an index with tied tokens.
 
     Args:
@@ -44,23 +42,9 @@ class TiedIndex(Engine):
 
     is_tied = True
 
-    def __init__(self, tree: DocidTree, generator: TiedGenerator, lexical: Lexical | None) -> None:
-        self.tree, self.generator, self.lexical = tree, generator, lexical
-
-    @classmethod
-    def from_generator(
-        cls, generator: Generator, tree: DocidTree, lexical: Lexical | None, device: torch.device, dtype: torch.dtype
-    ) -> Self:
-        """Return an engine that searches with a copy of a generator; see `Engine`."""
-        assert isinstance(generator, TiedGenerator)
-        generator = copy.deepcopy(generator).to(device).eval().requires_grad_(requires_grad=False)
-        if generator.reads_states:
-            generator.decoder.to(dtype)
-        return cls(tree, generator, lexical)
-
-    def with_content(self, tree: DocidTree, lexical: Lexical | None) -> Self:
-        """Return an engine with the same generator over updated documents."""
-        return type(self)(tree, self.generator, lexical)
+    def __init__(self, tree: DocidTree, generator: TiedGenerator, lexical: Lexical | None = None) -> None:
+        super().__init__(tree, generator, lexical)
+        self.generator = generator
 
     @cached_property
     def methods(self) -> Mapping[str, Method]:
@@ -70,7 +54,7 @@ class TiedIndex(Engine):
     @cached_property
     def listed(self) -> ListedDocuments | None:
         """The inverted lists of a large index; None if documents are read below nodes."""
-        is_large = self.tree.codes is not None or self.tree.num_documents > LARGE
+        is_large = self.tree.codes is not None or self.tree.num_places > LARGE
         return ListedDocuments(self.tree) if is_large else None
 
     @cached_property
@@ -80,17 +64,7 @@ class TiedIndex(Engine):
 
     def document_scores(self, batch: QueryBatch, request: SearchRequest) -> DocumentScores:
         """Return what scores documents."""
-        config = request.config
-        extra = None if request.extra_scores is None else request.extra_scores[batch.rows.numpy()]
-        lexical = self.lexical if config.lexical_weight else None
-        scorer, terms = (None, list[Terms]()) if lexical is None else (lexical.scorer, lexical.query_terms(batch.texts))
-        tokens = None
-        if config.token_weight and self.tree.tokens is not None:
-            with one_thread():
-                tokens = [self.tree.tokens.project(batch.word_states(row)) for row in range(len(batch.texts))]
-        return DocumentScores(
-            self.tree, batch.vectors, scorer, terms, config.lexical_weight, extra, tokens, config.token_weight
-        )
+        return DocumentScores.from_request(self.tree, self.lexical, batch, request)
 
     def sources(self, scores: DocumentScores, request: SearchRequest, count: int) -> Sources:
         """Return what gathers the documents of pools, `count` from each source."""
@@ -139,29 +113,6 @@ class TiedIndex(Engine):
                 scores[row, inner, level] = node_scores.scores(level, row, nodes[inner].astype(np.int64))
         return scores
 
-    def siblings(self, batch: QueryBatch, positions: Ints) -> Iterator[Siblings]:
-        """Yield for each level the scores of the nodes on the paths to docids [batch, n], and of their siblings."""
-        tree, occupied, vectors = self.tree, self.tree.doc_rows >= 0, batch.vectors
-        scorers = [self.walk.node_scores(batch, SearchConfig(alpha=alpha)) for alpha in (1.0, 0.0)]
-        parents, digits = (array.reshape(*positions.shape, -1) for array in tree.paths(positions.ravel()))
-        for level, fan_out in enumerate(tree.fan_out):
-            above = np.maximum(parents[:, :, level], 0)
-            children = tree.first_child[above][:, :, None].astype(np.int64) + np.arange(fan_out)  # [batch, n, fan_out]
-            exists = (np.arange(fan_out) < tree.num_children[above][:, :, None]) & (parents[:, :, level] >= 0)[
-                :, :, None
-            ]
-            is_inner, documents = children < tree.num_inner, (children - tree.num_inner).clip(0, tree.num_documents - 1)
-            exists &= is_inner | occupied[documents]
-            scores = np.zeros((2, *children.shape), dtype=np.float32)  # by generator and by encoder
-            for row, vector in enumerate(vectors):
-                inner, leaf = exists[row] & is_inner[row], exists[row] & ~is_inner[row]
-                scores[:, row, leaf] = tree.embeddings.dots(vector, documents[row][leaf])
-                if inner.any():
-                    for own, scorer in zip(scores, scorers, strict=True):
-                        own[row][inner] = scorer.scores(level, row, children[row][inner])
-            generative, dense = scores / np.float32(FEATURE_TEMPERATURE)
-            yield Siblings(generative, dense, exists, np.maximum(digits[:, :, level], 0))
-
     def alive(self, allowed: Bools | None) -> Bools | None:
         """[inner nodes] True at those above an allowed document; None if all documents are allowed."""
         if allowed is None:
@@ -181,7 +132,7 @@ class TiedIndex(Engine):
 
     def ends_above(self) -> Ints:
         """[places] the node above each docid position at which walks end."""
-        ends = np.empty(self.tree.num_documents, dtype=np.int64)
+        ends = np.empty(self.tree.num_places, dtype=np.int64)
         for node in np.flatnonzero(self.walk.ends)[::-1]:  # of several, the highest
             ends[self.tree.doc_start[node] : self.tree.doc_end[node]] = node
         return ends
@@ -191,17 +142,21 @@ class Exact(Method):
     """Scores all documents.
 
     Args:
-        index: the index that is searched.
+        engine: of the index that is searched.
     """
 
-    def __init__(self, index: TiedIndex) -> None:
-        self.index = index
+    def __init__(self, engine: TiedEngine) -> None:
+        self.engine: Engine = engine
+        self.all_documents = engine.all_documents
+
+    def everything(self, batch: QueryBatch, request: SearchRequest) -> Everything:
+        """Return what scores all documents."""
+        return self.all_documents(batch, request)
 
     def retrieve(self, batch: QueryBatch, request: SearchRequest, trace: Trace | None = None) -> SearchResult:
         """Return the top k of all documents that may be returned."""
-        tree, allowed = self.index.tree, request.allowed
-        everything = self.index.all_documents(batch, request)
-        k = min(request.k, count_documents(tree, allowed))
+        everything = self.everything(batch, request)
+        k = min(request.k, count_documents(self.engine.tree, request.allowed))
         result = SearchResult.empty(len(batch.texts), k)
         for row, pool in enumerate(everything.best(k)):
             pool.put(result, row, k)
@@ -211,15 +166,31 @@ class Exact(Method):
         return result
 
 
+class DenseAndWords(Exact):
+    """Scores all documents of an index with any docid tokens by dense and lexical scores: a baseline.
+
+    Args:
+        engine: of the index that is searched.
+    """
+
+    def __init__(self, engine: Engine) -> None:
+        self.engine: Engine = engine
+
+    def everything(self, batch: QueryBatch, request: SearchRequest) -> Everything:
+        """Return what scores all documents."""
+        tree, lexical = self.engine.tree, self.engine.lexical
+        return AllDocuments(tree, DocumentScores.from_request(tree, lexical, batch, request), request.allowed)
+
+
 class Generate(Method):
     """Walks down the tree, and scores the documents below the last nodes and the best by words.
 
     Args:
-        index: the index that is searched.
+        engine: of the index that is searched.
     """
 
-    def __init__(self, index: TiedIndex) -> None:
-        self.index = index
+    def __init__(self, engine: TiedEngine) -> None:
+        self.engine = engine
 
     def retrieve(
         self, batch: QueryBatch, request: SearchRequest, trace: Trace | None = None, *, walks: bool = True
@@ -238,7 +209,7 @@ class Generate(Method):
             return self._retrieve(batch, request, trace, walks)
 
     def _retrieve(self, batch: QueryBatch, request: SearchRequest, trace: Trace | None, walks: bool) -> SearchResult:
-        search = _Search(self.index, batch, request)
+        search = _Search(self.engine, batch, request)
         result = SearchResult.empty(len(batch.texts), search.k)
         rows, width = list(range(len(batch.texts) if search.k else 0)), request.config.beam_width
         while rows:
@@ -251,7 +222,7 @@ class Generate(Method):
             else:
                 reached = [Reached(_NO_NODES, pruned=True, read=0)] * len(rows)
                 gathered = search.sources.gather(rows, [_NO_NODES] * len(rows))
-            pools = search.rescore(rows, [documents.pool() for documents in gathered])
+            pools = search.rescore(rows, gathered)
             short = []
             for row, end, pool in zip(rows, reached, pools, strict=True):
                 search.put(result, row, end, pool)
@@ -269,7 +240,7 @@ class _Search:
     """A search for a batch of queries.
 
     Args:
-        index: the index that is searched.
+        engine: of the index that is searched.
         batch: the queries.
         request: the options of the search.
 
@@ -281,17 +252,17 @@ class _Search:
         sources: gather the documents of pools.
     """
 
-    def __init__(self, index: TiedIndex, batch: QueryBatch, request: SearchRequest) -> None:
-        self.index, self.tree, self.request = index, index.tree, request
-        self.scores = index.document_scores(batch, request)
-        self.node_scores = index.walk.node_scores(batch, request.config)
+    def __init__(self, engine: TiedEngine, batch: QueryBatch, request: SearchRequest) -> None:
+        self.engine, self.tree, self.request = engine, engine.tree, request
+        self.scores = engine.document_scores(batch, request)
+        self.node_scores = engine.walk.node_scores(batch, request.config)
         allowed = request.allowed
-        self.documents = count_documents(index.tree, allowed)
+        self.documents = count_documents(engine.tree, allowed)
         self.k, self.count = min(request.k, self.documents), min(request.pool, self.documents)
-        self.few, self._alive = None, index.occupied_nodes if allowed is None else index.alive(allowed)
+        self.few, self._alive = None, engine.occupied_nodes if allowed is None else engine.alive(allowed)
         if allowed is not None and self.documents <= _OUTRIGHT:
             self.few = np.unique(self.tree.doc_rows[allowed])
-        self.sources = index.sources(self.scores, request, self.count)
+        self.sources = engine.sources(self.scores, request, self.count)
 
     def walk(self, rows: Sequence[int], beam_width: int, trace: Trace | None) -> list[Reached]:
         """Return where the walks of some queries end."""
@@ -299,15 +270,16 @@ class _Search:
         if trace is not None:
             steps = trace.levels = []
             trace.beam_width = beam_width
-        descend = self.index.walk.descend
+        descend = self.engine.walk.descend
         return [descend(self.node_scores, row, beam_width, self._alive, steps) for row in rows]
 
     def rescore(self, rows: Sequence[int], pools: Sequence[Pool]) -> Sequence[Pool]:
         """Return the best of pools, their scores with late interaction; if few documents may be returned, all of them."""
         if not self.scores.has_tokens:
             return pools
-        kept = [highest_and_rest(pool.scores, self.count if self.few is None else len(pool.scores)) for pool in pools]
-        chosen = [(pool.positions[which], pool.scores[which]) for pool, (which, _) in zip(pools, kept, strict=True)]
+        scores = [pool.scores for pool in pools]
+        kept = [highest_and_rest(own, self.count if self.few is None else len(own)) for own in scores]
+        chosen = [(p.positions[which], own[which]) for p, own, (which, _) in zip(pools, scores, kept, strict=True)]
         rescored = self.sources.rescore(rows, chosen)
         return [self._rescored(*parts) for parts in zip(pools, kept, rescored, strict=True)]
 
@@ -316,7 +288,7 @@ class _Search:
         order = np.argsort(positions)
         order = order[scores[order] > -np.inf]  # a shard may have died since
         bound = max(pool.bound, cut) + self.scores.most_by_tokens
-        return Pool(positions[order], scores[order], pool.sources[which][order], bound, pool.read, len(order))
+        return Pool(positions[order], scores[None, order], pool.sources[which][order], (bound,), pool.read, len(order))
 
     def put(self, result: SearchResult, row: int, reached: Reached, pool: Pool) -> None:
         """Put the answer of one query into a result."""
@@ -330,11 +302,11 @@ class WordsOnly(Method):
     """The best by words alone, ranked by the document score: a control, to measure what the walk earns.
 
     Args:
-        index: the index that is searched.
+        engine: of the index that is searched.
     """
 
-    def __init__(self, index: TiedIndex) -> None:
-        self.generate = Generate(index)
+    def __init__(self, engine: TiedEngine) -> None:
+        self.generate = Generate(engine)
 
     def retrieve(self, batch: QueryBatch, request: SearchRequest, trace: Trace | None = None) -> SearchResult:
         """Return the top k of the documents that words find."""

@@ -12,22 +12,19 @@ from typing import Any
 
 import faiss
 import numpy as np
-from numpy.typing import NDArray
 
 from dsi.docids.tree import DocidTree, ranges
+from dsi.docids.types import Bools, Floats, Ints, Rows
 from dsi.docids.vectors import LARGE, Product, Vectors
-from dsi.search.results import Bools, Floats, Ints
 
 _OVERSAMPLED = 8
 """Oversampling factor of the smallest large index."""
 _PER_ROOT = 16
 """There are at most this many cells for each of the square root of the number of documents, unless clusters are large."""
 
-Numbers = NDArray[np.int64]
-
 
 @dataclass(frozen=True, eq=False)
-class Lists:
+class InvertedLists:
     """The lists of a tree, and of those that updates make of it.
 
     Attributes:
@@ -37,13 +34,13 @@ class Lists:
         index: of faiss; ids are rows of the stored vectors.
     """
 
-    rows: Numbers | None
-    edges: Numbers
+    rows: Rows | None
+    edges: Rows
     digits: Ints
     index: Any
 
     @classmethod
-    def from_tree(cls, tree: DocidTree, cells: Numbers | None = None) -> "Lists":
+    def from_tree(cls, tree: DocidTree, cells: Rows | None = None) -> "InvertedLists":
         """Return the lists of a tree, made of its codes, or of codes that are made for it.
 
         Args:
@@ -57,25 +54,26 @@ class Lists:
         stored = len(tree.embeddings.parts[0])
         if places is not None:
             stored = int(np.count_nonzero(places < stored))  # that are in the tree
-        lists: Lists | None = cache.get("lists")
+        lists: InvertedLists | None = cache.get("lists")
         if lists is None or lists.edges[-1] < stored:
             lists = cache["lists"] = cls._make(tree, cells)
         return lists
 
     @classmethod
-    def _make(cls, tree: DocidTree, cells: Numbers | None) -> "Lists":
+    def _make(cls, tree: DocidTree, cells: Rows | None) -> "InvertedLists":
         nodes, places = cell_nodes(tree) if cells is None else cells, tree.embeddings.order
-        edges = np.append(tree.doc_start[nodes], tree.num_documents).astype(np.int64)
+        edges = np.append(tree.doc_start[nodes], tree.num_places).astype(np.int64)
         positions = rows = None
         if places is not None:
             is_first = places < len(tree.embeddings.parts[0])
             edges = np.concatenate([[0], np.cumsum(is_first)])[edges]
             positions, rows = np.flatnonzero(is_first), places[is_first].astype(np.int64)
+        # Later documents are in other parts of the vectors; they are read from the nodes, and are not in the lists.
         index = _faiss_lists(tree.codes or Vectors.search_codes(tree.embeddings), positions, rows, edges)
         paths = _paths(tree, nodes) if cells is None else np.empty((0, 0), dtype=np.int32)
         return cls(rows, edges, paths, index)
 
-    def nodes_of(self, tree: DocidTree) -> Numbers:
+    def nodes_of(self, tree: DocidTree) -> Rows:
         """[lists] the node of each list in this tree, or in one that updates made of it: digits stay."""
         nodes = np.zeros(len(self.digits), dtype=np.int64)
         for column in self.digits.T:
@@ -83,7 +81,7 @@ class Lists:
             nodes[deeper] = tree.first_child[nodes[deeper]] + column[deeper]
         return nodes
 
-    def scan(self, queries: Floats, lists: Ints, count: int, allowed: Bools | None = None) -> Numbers:
+    def scan(self, queries: Floats, lists: Ints, count: int, allowed: Bools | None = None) -> Rows:
         """[batch, count] rows of the documents with the best codes, best first; -1 past the last.
 
         Args:
@@ -120,8 +118,8 @@ class ListedDocuments:
 
     def __init__(self, tree: DocidTree, whole: DocidTree | None = None) -> None:
         cells = None if whole is None else cell_nodes(whole)
-        self.tree, self.lists = tree, Lists.from_tree(tree, cells)
-        self.oversampling = oversampling((whole or tree).num_documents)
+        self.tree, self.lists = tree, InvertedLists.from_tree(tree, cells)
+        self.oversampling = oversampling((whole or tree).num_places)
         nodes = self.lists.nodes_of(tree) if cells is None else cells
         self._list_of = np.full(tree.num_inner, -1, dtype=np.int32)
         self._list_of[nodes] = np.arange(len(nodes))
@@ -135,7 +133,7 @@ class ListedDocuments:
             self._positions[places[positions]] = positions
             self._later = np.flatnonzero((places >= first) & (tree.doc_rows >= 0))
 
-    def below(self, queries: Floats, nodes: Sequence[Ints], count: int, allowed: Bools | None) -> list[Numbers]:
+    def below(self, queries: Floats, nodes: Sequence[Ints], count: int, allowed: Bools | None) -> list[Rows]:
         """Return for each query docid positions of roughly the top `count` documents below nodes, and of all later ones there.
 
         Args:
@@ -152,13 +150,13 @@ class ListedDocuments:
             return [np.zeros(0, dtype=np.int64)] * len(nodes)
         for row, ends in enumerate(nodes):
             lists[row, : len(ends)] = self._list_of[ends]
-        count = min(count, self.tree.num_documents)
+        count = min(count, self.tree.num_places)
         positions = self.lists.scan(queries, lists, count, self._allowed_rows(allowed))
         if self._positions is not None:
             positions = self._positions[positions]
         return [self._with_others(*pair) for pair in zip(positions, nodes, strict=True)]
 
-    def _with_others(self, positions: Numbers, nodes: Ints) -> Numbers:
+    def _with_others(self, positions: Rows, nodes: Ints) -> Rows:
         """Return documents that a scan found below nodes, -1 at padding, and the later ones there; ascending."""
         if positions[-1] < 0:  # faiss returns no document whose code scores lowest of all, such as for a zero query
             starts = self.tree.doc_start[nodes]
@@ -174,7 +172,7 @@ class ListedDocuments:
         positions = self._positions[:-1]
         return positions >= 0 if allowed is None else (positions >= 0) & allowed[positions]
 
-    def _later_below(self, nodes: Ints) -> Numbers:
+    def _later_below(self, nodes: Ints) -> Rows:
         """[n] positions of documents below nodes that came after the lists were made."""
         first = np.searchsorted(self._later, self.tree.doc_start[nodes])
         last = np.searchsorted(self._later, self.tree.doc_end[nodes])
@@ -189,32 +187,33 @@ def oversampling(documents: int) -> int:
     return round(_OVERSAMPLED * math.sqrt(max(1.0, documents / LARGE)))
 
 
-def cell_nodes(tree: DocidTree) -> Numbers:
+def cell_nodes(tree: DocidTree) -> Rows:
     """Return the cells, in docid order: the highest nodes with at most `limit` documents, and larger clusters.
 
     `limit` is the smallest power of two that makes few enough cells.
     """
     sizes = tree.doc_end - tree.doc_start
-    most, limit = _PER_ROOT * math.sqrt(tree.num_documents), 1
+    most, limit = _PER_ROOT * math.sqrt(tree.num_places), 1
+    # Doubling the limit merges cells: a cell is a node that is small enough, below one that is not.
     branches = np.flatnonzero(tree.first_child < tree.num_inner)
     parents = np.repeat(branches, tree.num_children[branches])  # of all inner nodes but the root
     while True:
         small = sizes <= limit
         highest = small & ~np.concatenate([[False], small[parents]])
         cells = np.flatnonzero(highest | (~small & (tree.first_child >= tree.num_inner)))
-        if len(cells) <= most or limit >= tree.num_documents:
+        if len(cells) <= most or limit >= tree.num_places:
             return cells[np.argsort(tree.doc_start[cells])]
         limit *= 2
 
 
-def _paths(tree: DocidTree, nodes: Numbers) -> Ints:
+def _paths(tree: DocidTree, nodes: Rows) -> Ints:
     """[n, depth] the digits on the way to inner nodes, -1 past the end."""
     parents, digits = tree.paths(tree.doc_start[nodes])
     above = np.cumsum(parents == nodes[:, None], axis=1) > 0  # from the node itself on
     return np.where(above, -1, digits)
 
 
-def _faiss_lists(codes: Vectors, positions: Numbers | None, rows: Numbers | None, edges: Numbers) -> Any:
+def _faiss_lists(codes: Vectors, positions: Rows | None, rows: Rows | None, edges: Rows) -> Any:
     """Return an index of faiss that scans codes.
 
     Args:
@@ -225,24 +224,20 @@ def _faiss_lists(codes: Vectors, positions: Numbers | None, rows: Numbers | None
     """
     codec = codes.codec
     assert isinstance(codec, Product)
-    plain: Any = faiss.IndexIVFPQ(
-        faiss.IndexFlatIP(codec.dim),
-        codec.dim,
-        len(edges) - 1,
-        len(codec.codebooks),
-        codec.bits,
-        faiss.METRIC_INNER_PRODUCT,
-    )
+    # 1) An index of plain codes, list by list. Its quantizer is empty: a search names the lists itself.
+    quantizer, size = faiss.IndexFlatIP(codec.dim), len(codec.codebooks)
+    plain: Any = faiss.IndexIVFPQ(quantizer, codec.dim, len(edges) - 1, size, codec.bits, faiss.METRIC_INNER_PRODUCT)
     plain.pq, plain.by_residual, plain.is_trained, plain.ntotal = codec.quantizer(), False, True, int(edges[-1])
     for cell, (start, end) in enumerate(zip(edges[:-1].tolist(), edges[1:].tolist(), strict=True)):
         if end > start:
             own = slice(start, end) if positions is None else positions[start:end]
-            stored = np.ascontiguousarray(codes.numbers(own))
+            stored = np.ascontiguousarray(codes.numbers(own))  # [documents of the list, code bytes] uint8
             ids = np.arange(start, end) if rows is None else rows[start:end]
             plain.invlists.add_entries(cell, end - start, faiss.swig_ptr(ids), faiss.swig_ptr(stored))
+
+    # 2) The same codes in blocks that are scanned by lookups in registers. The copy shares the quantizer alone, so the plain
+    # codes are freed with the index that holds them.
     lists: Any = faiss.IndexIVFPQFastScan(plain)
-    nothing: Any = faiss.ArrayInvertedLists(plain.nlist, plain.code_size)
-    nothing.this.disown()
     lists.orig_invlists = None
-    plain.replace_invlists(nothing, True)  # frees the codes, which the other index holds in another order
+    lists.referenced_objects = [quantizer]
     return lists

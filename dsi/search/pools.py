@@ -7,27 +7,17 @@ chose nodes.
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
 
 from dsi.docids.files.threads import one_thread
 from dsi.docids.tree import DocidTree, ranges
+from dsi.docids.types import Bools, Floats, Ints
 from dsi.search.lists import ListedDocuments
-from dsi.search.results import (
-    EXTRA,
-    WALK,
-    WORDS,
-    Bools,
-    Floats,
-    Ints,
-    SearchResult,
-    best,
-    highest,
-    highest_and_rest,
-)
+from dsi.search.results import EXTRA, WALK, WORDS, SearchResult
 from dsi.search.scores import ROUNDING, DocumentScores
+from dsi.search.top import best, highest, highest_and_rest
 
 _FIRST = 128
 """Places that a scan of all documents scores by late interaction at first; then twice as many each time."""
@@ -39,79 +29,56 @@ _NO_NODES = np.zeros(0, dtype=np.int64)
 _NO_SCORES = np.zeros(0, dtype=np.float32)
 
 
-@dataclass(frozen=True)
-class Pool:
-    """Documents that were scored completely, in docid order.
+class Pool(NamedTuple):
+    """Documents that were scored completely for one query, in docid order.
 
     Attributes:
         positions: [n] docid positions, each the best place of its document.
-        scores: [n] document scores.
-        sources: [n] what found them: `WALK`, `WORDS`, `EXTRA` or a sum of them.
-        bound: of the scores of documents that were reached, and are not here.
+        parts: [parts, n] what adds up to the scores: dense, lexical and the caller's scores; or whole scores alone.
+        sources: [n] what found them: `WALK`, `WORDS`, `EXTRA` or a sum of them; 0 where all documents were scored.
+        cuts: [parts] for each part, a bound of it among the documents that are not here: of dense scores, among those below the
+            nodes; -inf if there are none.
         read: how many document vectors were scored.
         compared: how many documents were scored by late interaction.
     """
 
     positions: Ints
-    scores: Floats
+    parts: Floats
     sources: Ints
-    bound: float = -np.inf
+    cuts: tuple[float, ...] = (-np.inf,)
     read: int = 0
     compared: int = 0
+
+    @property
+    def scores(self) -> Floats:
+        """[n] document scores."""
+        return np.asarray(self.parts.sum(axis=0))
+
+    @property
+    def bound(self) -> float:
+        """Bound of the scores of documents that were reached, and are not here."""
+        return -np.inf if -np.inf in self.cuts else sum(self.cuts)
 
     def put(self, result: SearchResult, row: int, k: int) -> None:
         """Put the k best documents into a row of a result, and add what was scored for them."""
-        order = best(self.scores, k)
+        scores = self.scores
+        order = best(scores, k)
         ranks = slice(0, len(order))
-        result.positions[row, ranks], result.scores[row, ranks] = self.positions[order], self.scores[order]
+        result.positions[row, ranks], result.scores[row, ranks] = self.positions[order], scores[order]
         result.sources[row, ranks] = self.sources[order]
         result.read[row] += self.read
         result.compared[row] += self.compared
-
-
-class Gathered(NamedTuple):
-    """What each source contributes to the pool of one query, in docid order.
-
-    Attributes:
-        positions: [n] docid positions, each the best place of its document.
-        dense: [n] dense scores.
-        lexical: [n] weighted lexical scores.
-        extra: [n] the caller's scores.
-        sources: [n] what found them: `WALK`, `WORDS`, `EXTRA` or a sum of them.
-        cut: the highest dense score of a document below the nodes that is left out.
-        rest: a bound of the lexical scores of all documents that words did not find.
-        extra_cut: the highest of the caller's scores of all documents that these did not find.
-        read: how many document vectors were scored.
-        compared: how many documents were scored by late interaction.
-    """
-
-    positions: Ints
-    dense: Floats
-    lexical: Floats
-    extra: Floats
-    sources: Ints
-    cut: float = -np.inf
-    rest: float = 0.0
-    extra_cut: float = 0.0
-    read: int = 0
-    compared: int = 0
-
-    def pool(self) -> Pool:
-        """Return the documents with their scores."""
-        bound = self.cut + self.rest + self.extra_cut if self.extra_cut > -np.inf else -np.inf
-        scores = self.dense + self.lexical + self.extra
-        return Pool(self.positions, scores, self.sources, bound, self.read, self.compared)
 
 
 class Sources(ABC):
     """Gathers the documents of pools, for a batch of queries."""
 
     @abstractmethod
-    def outright(self, rows: Sequence[int], documents: Ints) -> list[Gathered]:
+    def outright(self, rows: Sequence[int], documents: Ints) -> list[Pool]:
         """Return documents, by row of the document table, for some queries."""
 
     @abstractmethod
-    def gather(self, rows: Sequence[int], nodes: Sequence[Ints]) -> list[Gathered]:
+    def gather(self, rows: Sequence[int], nodes: Sequence[Ints]) -> list[Pool]:
         """Return the best below nodes, by words, and by the caller's scores.
 
         Args:
@@ -170,18 +137,17 @@ class PoolSources(Sources):
             self._allowed_rows = np.zeros(tree.num_rows, dtype=bool)
             self._allowed_rows[tree.doc_rows[allowed]] = True
 
-    def outright(self, rows: Sequence[int], documents: Ints) -> list[Gathered]:
+    def outright(self, rows: Sequence[int], documents: Ints) -> list[Pool]:
         """As in `Sources`."""
         return [self._outright(row, documents) for row in rows]
 
-    def _outright(self, row: int, rows: Ints) -> Gathered:
+    def _outright(self, row: int, rows: Ints) -> Pool:
         positions, dense = self.scores.dense(row, rows)
         order = np.argsort(positions)
-        lexical, extra = self.scores.lexical_scores(row, rows), self.scores.extra_scores(row, rows)
-        sources = np.zeros(len(order), dtype=np.uint8)
-        return Gathered(positions[order], dense[order], lexical[order], extra[order], sources, read=len(order))
+        parts = np.stack([dense, self.scores.lexical_scores(row, rows), self.scores.extra_scores(row, rows)])
+        return Pool(positions[order], parts[:, order], np.zeros(len(order), dtype=np.uint8), read=len(order))
 
-    def gather(self, rows: Sequence[int], nodes: Sequence[Ints]) -> list[Gathered]:
+    def gather(self, rows: Sequence[int], nodes: Sequence[Ints]) -> list[Pool]:
         """As in `Sources`."""
         listed, tree = self.listed, self.tree
         below: Sequence[Ints]
@@ -198,7 +164,7 @@ class PoolSources(Sources):
             self.scores.rescore(row, *pool) if len(pool[0]) else pool for row, pool in zip(rows, pools, strict=True)
         ]
 
-    def _gather(self, row: int, nodes: Ints, below: Ints) -> Gathered:
+    def _gather(self, row: int, nodes: Ints, below: Ints) -> Pool:
         """Return what the sources contribute for one query.
 
         Args:
@@ -209,10 +175,7 @@ class PoolSources(Sources):
         scores, count, tree = self.scores, self.count, self.tree
         positions, dense, cut, read = self._best_below(row, nodes, below)
         if scores.lexical is None and scores.extra is None:
-            zeros = np.zeros(len(positions), dtype=np.float32)
-            return Gathered(
-                positions, dense, zeros, zeros, np.full(len(positions), WALK, dtype=np.uint8), cut, read=read
-            )
+            return Pool(positions, dense[None], np.full(len(positions), WALK, dtype=np.uint8), (cut,), read)
         rows = tree.doc_rows[positions]
         extra_rows, extra_cut = scores.best_by_extra(row, count, self._allowed_rows)
         word_rows, word_scores, rest, known = scores.best_by_words(
@@ -229,9 +192,9 @@ class PoolSources(Sources):
         positions, dense = np.concatenate([positions, other_positions]), np.concatenate([dense, other_dense])
         order = np.argsort(positions[first])
         kept = first[order]
-        extra = scores.extra_scores(row, all_rows[kept])
+        parts = np.stack([dense[kept], lexical[kept], scores.extra_scores(row, all_rows[kept])])
         read += len(kept) - len(rows)
-        return Gathered(positions[kept], dense[kept], lexical[kept], extra, sources[order], cut, rest, extra_cut, read)
+        return Pool(positions[kept], parts, sources[order], (cut, rest, extra_cut), read)
 
     def _best_below(self, row: int, nodes: Ints, positions: Ints) -> tuple[Ints, Floats, float, int]:
         """Return the best documents below nodes by dense score.
@@ -277,7 +240,7 @@ class AllDocuments(Everything):
     def best(self, k: int) -> Iterator[Pool]:
         """Yield for each query the best place of at least the k best documents."""
         batch = len(self.scores.queries)
-        step = max(1, _BLOCK // self.tree.num_documents)
+        step = max(1, _BLOCK // self.tree.num_places)
         for start in range(0, batch if k else 0, step):
             all_scores = self.scores.all(slice(start, start + step))
             if self._allowed is not None:
@@ -307,7 +270,7 @@ class AllDocuments(Everything):
                     together = self.scores.late_interaction_of_all(slice(row + 1, end))
             positions, best_scores = self._best(scores, k)
             sources = np.zeros(len(positions), dtype=np.uint8)
-            yield Pool(positions, best_scores, sources, read=self.tree.num_documents, compared=compared)
+            yield Pool(positions, best_scores[None], sources, read=self.tree.num_places, compared=compared)
 
     def _with_tokens(self, row: int, plain: Floats, k: int) -> tuple[Floats, int]:
         """Return scores with late interaction [places], -inf for those that cannot reach the top k, and how many have them.

@@ -6,7 +6,7 @@ checked; it is passed on through the search. Knows nothing of trees or models.
 
 import inspect
 import math
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import fields
 from functools import cache
 from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple, TypeAlias, TypeVar, get_type_hints
@@ -53,9 +53,6 @@ class SearchConfig:
     """Weight of BM25, or of learned sparse scores, in a document's score."""
     token_weight: Weight = 0.0
     """Weight of late interaction in a document's score; needs an index with token vectors."""
-    fusion: Literal["paper", "bound"] = "paper"
-    """With (level, digit) or word tokens: "paper" adds log-probabilities along the path (DR-SCL eq. 10-12); "bound" adds the
-    dense score of the best document below a node, which bounds it, so that answers come with a certificate."""
     ann_temperature: Annotated[float, Field(ge=1e-6, le=1e6)] = 1.0
     """With (level, digit) or word tokens: divides the dense scores; 1 in the paper, less for normalised embeddings."""
 
@@ -137,19 +134,20 @@ def written_as(option: str) -> Written:
     return written
 
 
-def given_options(call: str, options: Mapping[str, Any]) -> dict[str, Any]:
+def given_options(call: str, options: Mapping[str, Any], named: Sequence[str] = OPTIONS) -> dict[str, Any]:
     """Return the options that a call sets: those that are not None.
 
     Args:
         call: name of the public method, for messages.
         options: as the call received them.
+        named: those that a message lists.
 
     Raises:
         TypeError: an option does not exist; the message names the nearest one if there is one.
     """
     for name in options:
         if name not in OPTIONS:
-            raise TypeError(f"{call}() has no option {shown(name)}{meant(name, ['k', *OPTIONS])}")
+            raise TypeError(f"{call}() has no option {shown(name)}{meant(name, ['k', *named])}")
     return {name: value for name, value in options.items() if value is not None}
 
 
@@ -175,16 +173,9 @@ def check_used(call: str, given: Mapping[str, Any], config: SearchConfig, *, tie
         )
     if tied:
         return
-    if "candidates" in given or given.get("token_weight"):
-        name = "candidates" if "candidates" in given else "token_weight"
-        raise ValueError(f"{call}() does not use {name}: this index scores paths of docids; tied tokens take it.")
-    if config.fusion == "paper" or config.beta == 0:
-        for name in ("lexical_weight", "extra_scores"):
-            if name in given and _any(given[name]):
-                raise ValueError(
-                    f'{call}() does not use {name}: this index scores paths by fusion "{config.fusion}" with beta '
-                    f'{config.beta:g}; tied tokens and fusion "bound" take it.'
-                )
+    for name in ("candidates", "token_weight", "lexical_weight", "extra_scores"):
+        if name in given and _any(given[name]):
+            raise ValueError(f"{call}() does not use {name}: this index scores paths of docids; tied tokens take it.")
 
 
 def _any(value: Any) -> bool:

@@ -1,6 +1,7 @@
-"""The score of a document: s(d) = z.e_d + w BM25(d) + v tok(d), of indexes with tied docid tokens.
+"""The score of a document: s(d) = z.e_d + w b(d) + v tok(d), of indexes with tied docid tokens.
 
-z is the query's embedding, e_d the document's, w the lexical weight, v the token weight;
+z is the query's embedding, e_d the document's, w the lexical weight, v the token weight; b(d) is BM25(d) as a share of what a
+document with all of the query's words could have, so that w holds for queries of any length;
 tok(d) is the mean over the query's tokens of the best product with a token of the document. The caller's scores are added. A
 document with several places scores as its best one. All methods of search rank by this one score. Knows nothing of nodes.
 """
@@ -10,9 +11,13 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
+from dsi.docids.files.threads import one_thread
 from dsi.docids.tree import DocidTree
+from dsi.docids.types import Bools, Floats, Ints
+from dsi.docids.words.bm25 import Lexical
 from dsi.docids.words.term_scores import Terms, TermScorer
-from dsi.search.results import Bools, Floats, Ints
+from dsi.search.queries import QueryBatch
+from dsi.search.request import SearchRequest
 
 _NONE = np.zeros(0, dtype=np.int64)
 ROUNDING = 1e-5
@@ -49,6 +54,21 @@ class DocumentScores:
         self.extra = None if extra is None else np.asarray(extra, dtype=np.float32)
         self._all_dots: Floats | None = None
         self.tokens, self.token_weight = tokens, np.float32(token_weight)
+
+    @classmethod
+    def from_request(
+        cls, tree: DocidTree, lexical: Lexical | None, batch: QueryBatch, request: SearchRequest
+    ) -> "DocumentScores":
+        """Return the scores that a request asks for; parts that the index lacks, or without a weight, are left out."""
+        config = request.config
+        extra = None if request.extra_scores is None else request.extra_scores[batch.rows.numpy()]
+        words = lexical if config.lexical_weight else None
+        scorer, terms = (None, list[Terms]()) if words is None else (words.scorer, words.share_terms(batch.texts))
+        tokens = None
+        if config.token_weight and tree.tokens is not None:
+            with one_thread():
+                tokens = [tree.tokens.project(batch.word_states(row)) for row in range(len(batch.texts))]
+        return cls(tree, batch.vectors, scorer, terms, config.lexical_weight, extra, tokens, config.token_weight)
 
     @property
     def has_tokens(self) -> bool:

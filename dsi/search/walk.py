@@ -17,12 +17,14 @@ from typing import NamedTuple
 import numpy as np
 
 from dsi.docids.tree import DocidTree, ranges
+from dsi.docids.types import Bools, Floats, Ints
 from dsi.docids.vectors import dots, multiply, reads_all
 from dsi.generator.bonus import SIZE_WEIGHT, bonuses
 from dsi.generator.tied import TiedGenerator
-from dsi.search.engine import QueryBatch
+from dsi.search.queries import QueryBatch
 from dsi.search.request import SearchConfig
-from dsi.search.results import Bools, Floats, Ints, LevelTrace, highest
+from dsi.search.results import LevelTrace
+from dsi.search.top import highest
 
 _KEPT = 32_768
 """Levels of up to this many nodes are kept as floats, with the generator's map of the level applied to them."""

@@ -19,9 +19,9 @@ from starlette.exceptions import HTTPException as StarletteHTTPException
 from starlette.middleware.cors import CORSMiddleware
 from tqdm import tqdm
 
-from dsi.cluster.fleet import ShardError
 from dsi.docids.files.checks import printable, shown
 from dsi.docids.files.declarations import meant
+from dsi.search.results import ShardError
 from dsi.server.batching import BusyError
 from dsi.server.middleware import BodyLimit, Failures, JsonBodies, Metrics, Observed
 from dsi.server.models import (
@@ -39,7 +39,6 @@ from dsi.server.models import (
 )
 from dsi.server.service import ConflictError, Service, UnknownError
 from dsi.server.settings import TOKEN, ServerSettings, TooLargeError
-from dsi.server.shard_metrics import ShardMetrics
 
 PAGE = Path(__file__).parent / "page"
 _SCRIPTS = ("page.css", "page.js", "tree.js", "dom.js", "docs.js")
@@ -64,8 +63,8 @@ def create_app(settings: ServerSettings) -> FastAPI:
     token = settings.check_token()
     metrics = Metrics(lambda: service.batcher.waiting, lambda: len(service.retriever.documents))
     service = Service(settings, metrics.batches.observe)
-    if service.fleet:
-        metrics.add(ShardMetrics(service.fleet))
+    if service.shards:
+        metrics.add(service.shards.metrics())
 
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:

@@ -66,9 +66,10 @@ class SearchFields(BaseModel):
             TypeError: one that does not exist.
             ValueError: one that JSON cannot hold.
         """
-        given = given_options("search", self.model_extra or {})
-        for name, option in option_declarations().items():
-            if name in given and option.kind not in _TYPES:
+        taken = [name for name, option in option_declarations().items() if option.kind in _TYPES]
+        given = given_options("search", self.model_extra or {}, taken)
+        for name in given:
+            if name not in taken:
                 raise ValueError(f"{name} is a Python object, which no request can hold; leave it out.")
         return given
 

@@ -2,12 +2,11 @@
 
 import math
 from collections.abc import Mapping, Sequence
-from functools import cached_property
 from typing import Any
 
-from dsi.search.engine import encode_queries
-from dsi.search.explain.explanation import ExplainedNode, Explanation
-from dsi.search.results import Match, excerpt
+from dsi.search.explain.explanation import ExplainedNode, select
+from dsi.search.hits import Match, excerpt
+from dsi.search.queries import encode_queries
 from dsi.server.topics import Topics
 from dsi.store.retriever import GenerativeRetriever
 
@@ -90,63 +89,32 @@ class Explainer:
         self, index: GenerativeRetriever, topics: Topics, query: str, k: int, options: Mapping[str, Any]
     ) -> None:
         self.index, self.topics = index, topics
-        self.request = index.request("explain", k, options)
-        (self.answered,) = index.answered([query], self.request)
-
-    @property
-    def explanation(self) -> Explanation:
-        """The search, made when it is first asked for."""
-        return self.answered.explanation
-
-    @cached_property
-    def _scores_nodes(self) -> bool:
-        """Whether the search scored inner nodes, not documents alone."""
-        nodes = (node for level in self.explanation.levels for node in level)
-        return any(node.score is not None and not self._is_document(node) for node in nodes)
+        (self.answered,) = index.answered([query], index.request("explain", k, options))
 
     def picture(self) -> Json:
         """Return the search as a tree: nodes kept, the best ones pruned, how many more there were, and the documents."""
-        explanation = self.explanation
+        explanation = self.answered.explanation
+        result, levels = explanation.result, [_counts(level) for level in explanation.levels]
         return {
             "query": explanation.query,
             "config": shown_config(explanation.config),
-            "exact": bool(explanation.result.exact[0]),
-            **_lack(float(explanation.result.coverage[0]), explanation.result.missing[0]),
-            "walked": self._scores_nodes and self.request.config.method == "generate",
+            "exact": bool(result.exact[0]),
+            **_lack(float(result.coverage[0]), result.missing[0]),
+            "walked": any(level["scored"] for level in levels) and explanation.config.method == "generate",
             "read": explanation.read,
-            "levels": [self._counts(level) for level in explanation.levels],
+            "levels": levels,
             **self._below(explanation.roots),
         }
 
-    def _counts(self, level: Sequence[ExplainedNode]) -> Json:
-        scored = [node for node in level if node.score is not None and not self._is_document(node)]
-        answers = sum(node.rank is not None for node in level)
-        return {"scored": len(scored), "kept": sum(node.kept for node in scored), "answers": answers}
-
     def _below(self, nodes: Sequence[ExplainedNode]) -> Json:
-        """Return nodes: those that were kept or lead to an answer, the best others, and the number of these."""
-        on_paths = [node for node in nodes if node.kept or node.children]
-        others = [node for node in nodes if not (node.kept or node.children)]
-        return {"children": [self._shown(node) for node in on_paths + others[:_PRUNED_SHOWN]], "pruned": len(others)}
+        shown, pruned = select(nodes, _PRUNED_SHOWN)
+        return {"children": [self._shown(node) for node in shown], "pruned": len(pruned)}
 
     def _shown(self, node: ExplainedNode) -> Json:
-        is_document = self._is_document(node)
-        return {
-            "digits": node.digits,
-            "score": node.score,
-            "kept": node.kept,
-            "rank": node.rank,
-            "found_by": node.found_by,
-            "parts": node.parts,
-            "documents": node.documents,
-            "title": node.label if is_document else None,
-            "doc_id": node.doc_id or None,
-            "words": self._words(node.digits),
-            **(self._below(node.children) if node.children else {}),
-        }
-
-    def _is_document(self, node: ExplainedNode) -> bool:
-        return self.index.tree.node(node.digits) >= self.index.tree.num_inner
+        fields = {name: value for name, value in vars(node).items() if name not in ("label", "children")}
+        title = {"title": node.label if node.doc_id else None, "doc_id": node.doc_id or None}
+        below = self._below(node.children) if node.children else {}
+        return {**fields, **title, "words": self._words(node.digits), **below}
 
     def target(self, doc_id: str) -> Json:
         """Return how a document stands in the search: a `DocumentExplanation`, with telling words of the nodes on its path.
@@ -166,6 +134,13 @@ class Explainer:
     def _words(self, digits: Sequence[int]) -> list[str]:
         node, tree = self.index.tree.node(digits), self.index.tree
         return [] if node >= tree.num_inner else self.topics.telling_words(node)
+
+
+def _counts(level: Sequence[ExplainedNode]) -> Json:
+    """Return how many inner nodes of a level were scored and kept, and how many answers it has."""
+    scored = [node for node in level if node.score is not None and not node.doc_id]
+    answers = sum(node.rank is not None for node in level)
+    return {"scored": len(scored), "kept": sum(node.kept for node in scored), "answers": answers}
 
 
 def shown_matches(matches: Sequence[Match]) -> list[Json]:

@@ -12,9 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from dsi.cluster.cluster import Cluster
-from dsi.cluster.fleet import Fleet
-from dsi.cluster.router import ShardedRetriever, serve_shards
+from dsi.docids.extensions import open_cluster
 from dsi.docids.files.checks import shown
 from dsi.server.batching import Batcher
 from dsi.server.searches import Explainer, Json, answers, shown_config
@@ -51,7 +49,7 @@ class Service:
 
     def __init__(self, settings: ServerSettings, observe: Callable[[int], None] = lambda queries: None) -> None:
         self.settings = settings
-        self._cluster = Cluster(settings.cluster) if settings.cluster else None
+        self._cluster = open_cluster(settings.cluster) if settings.cluster else None
         try:
             self.retriever = self._load()
         except BaseException:
@@ -72,9 +70,8 @@ class Service:
         settings = self.settings
         index: GenerativeRetriever
         if self._cluster:
-            index = serve_shards(
+            index = self._cluster.serve(
                 settings.run,
-                cluster=self._cluster,
                 shards=settings.shards,
                 replicas=settings.replicas,
                 timeout=settings.shard_timeout,
@@ -91,14 +88,14 @@ class Service:
         return index
 
     @property
-    def fleet(self) -> Fleet | None:
-        """The shards, if there are any."""
-        return self.retriever.fleet if isinstance(self.retriever, ShardedRetriever) else None
+    def shards(self) -> Any:
+        """The retriever if shards of a cluster score its documents, else None."""
+        return self.retriever if self._cluster else None
 
     @property
     def is_ready(self) -> bool:
         """True while searches are answered, and each shard has a replica that lives."""
-        return self.batcher.is_alive and (self.fleet is None or self.fleet.is_complete)
+        return self.batcher.is_alive and (self.shards is None or self.shards.fleet.is_complete)
 
     def close(self) -> None:
         """Answer what waits, and end the shards."""
@@ -228,7 +225,7 @@ class Service:
 
     def _update(self, change: Callable[[GenerativeRetriever], None]) -> int:
         with self._updating:
-            if isinstance(self.retriever, ShardedRetriever):  # writes, and loads what others wrote
+            if self.shards:  # writes, and loads what others wrote
                 try:
                     change(self.retriever)
                 except ChangedError as error:

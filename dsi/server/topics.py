@@ -17,7 +17,7 @@ from sklearn.feature_extraction.text import ENGLISH_STOP_WORDS
 from dsi.docids.tree import DocidTree
 from dsi.store.documents import DocumentTable
 
-_WORD = re.compile(r"[^\W\d_]{3,}")
+_LETTERS = re.compile(r"[^\W\d_]{3,}")
 _BLOCK = 4096
 """Documents read at a time."""
 _READ = 2000
@@ -54,7 +54,7 @@ class Topics:
         indices: list[int] = []  # numbers of words, document after document
         ends = [0]
         for text in _texts(documents):
-            words = set(_WORD.findall(text.lower())) - ENGLISH_STOP_WORDS
+            words = set(_LETTERS.findall(text.lower())) - ENGLISH_STOP_WORDS
             indices += [vocabulary.setdefault(word, len(vocabulary)) for word in words]
             ends.append(len(indices))
         self.words = sorted(vocabulary) or [""]

@@ -2,9 +2,9 @@
 
 import numpy as np
 
-from dsi.search.candidates import Candidates
-from dsi.search.engine import EncodedQueries, Engine
-from dsi.search.features import compute_features
+from dsi.search.candidates import Candidates, Features
+from dsi.search.engine import Engine
+from dsi.search.queries import EncodedQueries
 from dsi.search.results import SearchResult
 from dsi.store.documents import DocumentTable
 
@@ -14,17 +14,16 @@ def candidates_of(
     documents: DocumentTable,
     encoded: EncodedQueries,
     result: SearchResult,
-    *,
-    features: bool = True,
+    features: Features | None = None,
 ) -> Candidates:
     """Return the results of a search as candidates for rerankers.
 
     Args:
-        engine: the tree; the scores of its nodes and the lexical part, for the features.
+        engine: that searched.
         documents: the document table.
         encoded: the queries.
         result: of the search, rows in the order of the queries.
-        features: compute them; takes another pass of the generator over the answers.
+        features: computes the features of rerankers; none by default.
     """
     tree, positions = engine.tree, result.positions  # [queries, k]
     valid = positions >= 0
@@ -38,7 +37,7 @@ def candidates_of(
     titles = lists("title")
     computed, names = np.zeros((*positions.shape, 0), dtype=np.float32), tuple[str, ...]()
     if features:
-        computed, names = compute_features(engine, encoded, result, titles)
+        computed, names = features(engine, encoded, result, titles)
     _, digits = tree.paths(any_position.ravel())  # [queries * k, depth]
     return Candidates(
         queries=encoded.texts,

@@ -18,8 +18,8 @@ from numpy.typing import NDArray
 
 from dsi.docids.data.records import COLUMNS
 from dsi.docids.files.checks import shown
+from dsi.search.hits import label_of
 from dsi.search.request import Where
-from dsi.search.results import label_of
 from dsi.store.filters import as_expression, names_of
 
 _FEW = 1_000
@@ -173,7 +173,7 @@ class DocumentTable:
         deny: Collection[str] | None = None,
         where: Where | None = None,
     ) -> NDArray[np.bool_] | None:
-        """Return a mask [documents], True if all three filters let a document through; None without filters.
+        """Return a mask [documents], True if all filters let a document through; None if they exclude none.
 
         Raises:
             ValueError: an unknown doc_id, or a condition that does not fit the columns.
@@ -185,7 +185,9 @@ class DocumentTable:
         if allow is not None:
             allowed[self.rows_of(allow, "allow")] = True
         allowed[denied] = False
-        return allowed if where is None else allowed & self.matching(where)
+        if where is not None:
+            allowed &= self.matching(where)
+        return None if allowed.all() else allowed
 
     def matching(self, where: Where) -> NDArray[np.bool_]:
         """Return a mask [documents], True where a condition holds; missing values (null) do not match.

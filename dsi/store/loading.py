@@ -113,7 +113,7 @@ def load_tree(folder: Path) -> DocidTree:
     """Load the tree of a folder of docids, with its token vectors if it has any."""
     tree = DocidTree.load(folder / "docids.safetensors")
     if (folder / _TOKENS).exists():
-        tree = dataclasses.replace(tree, tokens=TokenVectors.load(folder / _TOKENS, tree.num_documents))
+        tree = dataclasses.replace(tree, tokens=TokenVectors.load(folder / _TOKENS, tree.num_places))
     return tree
 
 
@@ -137,6 +137,7 @@ def replace_index(
     tree: DocidTree,
     documents: datasets.Dataset,
     lexical: Lexical | None,
+    configured: SearchConfig | None = None,
 ) -> None:
     """Write a whole index; it replaces one in this place with what training left of that. Rerankers and other files stay."""
     with replace_folder(folder) as new:
@@ -148,7 +149,7 @@ def replace_index(
         if lexical:
             lexical.save(new / "lexical")
         save_docids(tree, documents, new / "docids", texts=True)
-        write_manifest(new, encoder, tree, config)
+        write_manifest(new, encoder, tree, config, configured=configured)
         for entry in folder.iterdir() if folder.exists() else ():
             if entry.name in _OF_TRAINING or _GENERATION.fullmatch(entry.name):
                 continue
@@ -169,8 +170,9 @@ def index_to_replace(folder: str | Path) -> Path:
 
 
 def write_manifest(
-    folder: Path, encoder: Encoder, tree: DocidTree, config: SearchConfig, seed: int | None = None
-) -> None:
+    folder: Path, encoder: Encoder, tree: DocidTree, config: SearchConfig, seed: int | None = None,
+    configured: SearchConfig | None = None,
+) -> None:  # fmt: skip
     """Write the manifest, which binds the parts in `folder` to each other; it is written last and read first.
 
     Args:
@@ -179,13 +181,14 @@ def write_manifest(
         tree: the docids.
         config: how the index is searched by default.
         seed: of the training that made the parts; None for a copy, whose parts a process may have got from anywhere.
+        configured: how it was searched before it was tuned; by default the same.
     """
     manifest = {
         "format_version": FORMAT_VERSION,
         "generation": 1 if tree.fingerprint == tree.origin_fingerprint else 2,  # training must not drop updates
         "parts": {name: name for name in CHANGING},
         "encoder": dataclasses.asdict(encoder.config),
-        "search": dataclasses.asdict(config),
+        **_search_entries(config, configured),
         "fingerprints": {**_fingerprints(encoder), "docids": tree.fingerprint},
         "versions": package_versions(),
         "threads": torch.get_num_threads(),
@@ -195,11 +198,14 @@ def write_manifest(
     write_json(folder / "manifest.json", manifest)
 
 
-def write_search_config(folder: Path, config: SearchConfig) -> None:
-    """Replace the search config of an index on disk."""
+def write_search_config(folder: Path, config: SearchConfig, configured: SearchConfig | None = None) -> None:
+    """Replace the search config of an index on disk; `configured` is how it was before tuning, by default the same."""
     with updating(folder):
-        manifest = read_manifest(folder)
-        write_json(folder / "manifest.json", {**manifest, "search": dataclasses.asdict(config)})
+        write_json(folder / "manifest.json", {**read_manifest(folder), **_search_entries(config, configured)})
+
+
+def _search_entries(config: SearchConfig, configured: SearchConfig | None) -> dict[str, Any]:
+    return {"search": dataclasses.asdict(config), "configured": dataclasses.asdict(configured or config)}
 
 
 @contextmanager

@@ -81,9 +81,18 @@ def search_config(manifest: dict[str, Any], source: str = "manifest.json") -> Se
     return create_settings(SearchConfig, record, source, "search")
 
 
+def configured_search(manifest: dict[str, Any], source: str = "manifest.json") -> SearchConfig:
+    """Return the search config that was set before tuning changed it: that of `[search]`.
+
+    Raises:
+        ValueError: as `search_config`.
+    """
+    return search_config({"search": manifest.get("configured", manifest["search"])}, source)
+
+
 def _check_entries(manifest: dict[str, Any], path: Path) -> None:
     """Raise ValueError unless a manifest has the entries it should, of the right types."""
-    for name, kind in _KINDS.items():
+    for name, kind in {**_KINDS, **({"configured": dict} if "configured" in manifest else {})}.items():
         if type(manifest.get(name)) is not kind:
             raise ValueError(
                 f"{path}: {name} must be of type {kind.__name__}, got {shown(manifest.get(name))}; {RESTORE}."
@@ -94,6 +103,7 @@ def _check_entries(manifest: dict[str, Any], path: Path) -> None:
     _check_names(manifest, path)
     create_settings(EncoderConfig, manifest["encoder"], str(path), "encoder")
     search_config(manifest, str(path))
+    configured_search(manifest, str(path))
 
 
 def _check_names(manifest: dict[str, Any], path: Path) -> None:

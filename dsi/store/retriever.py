@@ -26,12 +26,13 @@ from dsi.docids.tree import DocidTree
 from dsi.docids.vectors import VectorKind, VectorsConfig
 from dsi.docids.words.bm25 import Lexical
 from dsi.generator.base import Generator
-from dsi.search.beam import BeamSearch
-from dsi.search.candidates import Candidates
-from dsi.search.engine import EncodedQueries, Engine, Followed, check_parts, encode_queries, encoded_queries
+from dsi.search.candidates import Candidates, Features
+from dsi.search.engine import Engine, Followed, check_parts
+from dsi.search.engines import create_engine
 from dsi.search.explain.explanation import Explanation
 from dsi.search.explain.why import AnsweredQuery
-from dsi.search.generate import TiedIndex
+from dsi.search.hits import Document, Hit, Hits
+from dsi.search.queries import EncodedQueries, encode_queries, encoded_queries
 from dsi.search.request import (
     SearchConfig,
     SearchOptions,
@@ -42,15 +43,14 @@ from dsi.search.request import (
     shows_options,
     split_options,
 )
-from dsi.search.results import Document, Hit, Hits, SearchResult
+from dsi.search.results import SearchResult
 from dsi.store import loading
 from dsi.store.candidates import candidates_of
 from dsi.store.documents import DocumentTable
+from dsi.store.manifest import configured_search, read_entries
 from dsi.store.updating import Content, with_documents, with_texts, without_documents
 
 _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
-_ENGINES: dict[str, type[Engine]] = {"tied": TiedIndex, "digits": BeamSearch, "words": BeamSearch}
-"""{docid_tokens of the generator: what searches an index with it}."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -101,7 +101,7 @@ class GenerativeRetriever:
         tree: the docids.
         generator: the decoder trained for these docids.
         documents: table with doc_id, title, optional metadata and, for rerankers that read it, text; in collection order.
-        search_config: the default search config.
+        search_config: the default search config, kept as `configured_search`, from which `dsi.tune` begins.
         lexical: BM25 or a `SparseIndex` of the same documents, needed for `lexical_weight`.
         dtype: of encoder and decoder in search; scores are always float32. torch.bfloat16 is faster on processors that have it.
         backend: what computes the encoder in search: "torch" or "onnx", as in `from_pretrained`.
@@ -131,8 +131,8 @@ class GenerativeRetriever:
         # Where it was saved last, or loaded from: the folder, the engine of its documents, its search config.
         self._on_disk: tuple[Path, Engine, SearchConfig] | None = None
         generator = generator.to(self.device)
-        engine = _ENGINES[generator.config.docid_tokens].from_generator(generator, tree, lexical, self.device, dtype)
-        config = search_config or SearchConfig()
+        engine = create_engine(generator, tree, lexical, dtype)
+        config = self.configured_search = search_config or SearchConfig()
         self._state = _State(encoder.for_search(dtype, backend), generator, config, DocumentTable(documents), engine)
 
     # The parts of the index.
@@ -303,7 +303,7 @@ class GenerativeRetriever:
         queries: Sequence[str] | Mapping[str, str] | EncodedQueries,
         k: int = 100,
         *,
-        features: bool = True,
+        features: Features | None = None,
         **options: Unpack[SearchOptions],
     ) -> Candidates:
         """Return the top k documents of each query as candidates for `dsi.rerank`.
@@ -311,7 +311,7 @@ class GenerativeRetriever:
         Args:
             queries: texts, {query_id: text}, or the output of `encode_queries`.
             k: documents per query.
-            features: compute the features of learned rerankers; takes one more pass of the decoder.
+            features: computes the features that a learned reranker reads, its `features`; none by default.
             **options: see `SearchOptions`.
         """
         index = self.snapshot
@@ -319,7 +319,7 @@ class GenerativeRetriever:
         result = index.engine.search(encoded, index.request("candidates", k, options))
         if not encoded.count:
             raise ValueError("candidates() takes at least one query, got none.")
-        return candidates_of(index.engine, index.documents, encoded, result, features=features)
+        return candidates_of(index.engine, index.documents, encoded, result, features)
 
     @shows_options
     def config_for(self, k: int = 10, **options: Unpack[SearchOptions]) -> SearchConfig:
@@ -494,8 +494,8 @@ class GenerativeRetriever:
 
     def _write(self, folder: Path) -> _State:
         """Write the whole index, and return what was written."""
-        state = self._state
-        loading.replace_index(folder, state.encoder, state.generator, state.search_config, *state.content)
+        models = (state := self._state).encoder, state.generator, state.search_config
+        loading.replace_index(folder, *models, *state.content, self.configured_search)
         return state
 
     def _config_at(self, folder: Path) -> SearchConfig:
@@ -572,6 +572,7 @@ class GenerativeRetriever:
         retriever = cls(*parts, _DTYPES[dtype], backend)
         retriever._saved[local.resolve()], retriever._mapped = state, loading.mapped_files(local)
         retriever._on_disk = local.resolve(), retriever.engine, retriever.search_config
+        retriever.configured_search = configured_search(read_entries(local / "manifest.json"))
         return retriever
 
     def __reduce__(self) -> tuple[Any, ...]:

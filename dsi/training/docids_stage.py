@@ -164,7 +164,7 @@ def _keeps_texts(documents: datasets.Dataset, megabytes: int) -> bool:
     return size <= megabytes
 
 
-def _are_renumbered(paths: NDArray[np.signedinteger], tree: DocidTree) -> bool:
+def _are_renumbered(paths: NDArray[np.integer], tree: DocidTree) -> bool:
     """Return whether the digits of a document differ from the numbers that the scheme gave it; compared by blocks."""
     starts = range(0, len(paths), BLOCK)
     blocks = ((paths[start : start + BLOCK], tree.positions[start : start + BLOCK]) for start in starts)

@@ -1,23 +1,27 @@
 """Embeddings and token vectors of the documents of a run, made block by block. Knows nothing of docids."""
 
 import dataclasses
+import hashlib
+import json
 import logging
+import shutil
 from collections.abc import Sequence
 from functools import cached_property
 from pathlib import Path
 
+import datasets
 import numpy as np
 from numpy.typing import NDArray
 
 from dsi.config import LEXICAL_WEIGHT, Config
-from dsi.contrastive.blocks import DocumentTexts, encode_blocks, encode_token_blocks, read_token_blocks
+from dsi.contrastive.blocks import BLOCK, DocumentTexts, encode_blocks, encode_token_blocks, read_token_blocks
 from dsi.contrastive.encoder import Encoder
 from dsi.contrastive.query_tokens import JudgedQueries, QueryExample, query_examples, train_query_head
 from dsi.contrastive.tokens import TokenHead, tell_empty
 from dsi.docids.data.collection import Collection
 from dsi.docids.files.declarations import LARGEST
 from dsi.docids.files.processes import Processes
-from dsi.docids.files.storage import digest
+from dsi.docids.files.storage import digest, map_tensors, replacing, save_tensors
 from dsi.docids.token_vectors import TokenVectors
 from dsi.docids.words.bm25 import BM25
 
@@ -25,15 +29,18 @@ logger = logging.getLogger(__name__)
 
 
 class DocumentVectors:
-    """Vectors of the documents of a collection, or of their segments; what a killed run has made is used again.
+    """Vectors of the documents of a collection, or of their segments; made once for an encoder and the texts it reads.
+
+    Docids do not change them, so that other docids embed nothing again; a killed run continues where it stopped.
 
     Args:
         config: of the run.
         collection: the documents.
         encoder: with the index's `token_model`, if it has one.
-        folder: of the blocks.
-        store: in which runs share them instead; None if they share nothing.
+        states: folder for what encoders make of texts.
         processes: share the work.
+        shared: whether other runs keep theirs there too; otherwise those of other texts or encoders are removed.
+        token_model: digest of the index's `token_model`.
     """
 
     def __init__(
@@ -41,33 +48,30 @@ class DocumentVectors:
         config: Config,
         collection: Collection,
         encoder: Encoder,
-        folder: Path,
-        store: Path | None,
+        states: Path,
         processes: Processes,
+        *,
+        shared: bool = False,
+        token_model: str = "",
     ) -> None:
         self._config, self._collection, self._encoder, self._processes = config, collection, encoder, processes
         self._texts = DocumentTexts(encoder, collection.documents, config.docids.segments)
-        self._tokens = config.has_token_vectors
-        self._folder = store / "embeddings" / self._identity[:16] if store else folder
-
-    @property
-    def _identity(self) -> str:
-        """Return a digest of all that the vectors depend on."""
-        encoder, segments = self._encoder, self._config.docids.segments
-        identity = [encoder.fingerprint, dataclasses.asdict(encoder.config), self._collection.digest]
-        if segments > 1:
-            identity.append(str(segments))
-        if self._tokens:
-            identity.append(dataclasses.asdict(self._config.tokens))
-        if self._tokens and encoder.token_model:
-            identity.append(encoder.token_model.fingerprint)
-        return digest(identity)
+        self._tokens, self._shared = config.has_token_vectors, shared
+        tokens = [config.tokens.dim, config.tokens.bits, token_model] if self._tokens else []
+        made_from = [encoder.fingerprint, dataclasses.asdict(encoder.config), config.docids.segments, tokens]
+        self.folder = states / f"documents-{digest([*made_from, documents_digest(collection.documents)])[:16]}"
 
     @cached_property
     def _head(self) -> TokenHead | None:
         """What makes token vectors; the same on all processes."""
-        main = self._tokens and self._processes.is_main
-        return self._processes.first(TokenHead.fit(self._encoder, self._texts, self._config.tokens) if main else None)
+        if not self._tokens:
+            return None
+        path = self.folder / "head.safetensors"
+        if self._processes.is_main and not path.exists():
+            head = TokenHead.fit(self._encoder, self._texts, self._config.tokens)
+            _save(path, head.matrix)
+        self._processes.wait()
+        return TokenHead(_read(path), self._config.tokens.bits)
 
     def tell_cut(self) -> None:
         """Say how many documents the encoder does not read to their ends."""
@@ -82,31 +86,69 @@ class DocumentVectors:
 
     def embeddings(self) -> NDArray[np.float32]:
         """Return the embeddings [n, dim], memory-mapped, and write what `tokens` reads; all processes call it."""
+        if self._processes.is_main and not self._shared:
+            remove_others(self.folder.parent, "documents", [self.folder])
         head, model = self._head, self._encoder.token_model
         if head and model:
             whole = self._collection.full_texts() if self._config.docids.segments == 1 else self._texts
-            encode_token_blocks(model, head, whole, self._folder, self._processes)
+            encode_token_blocks(model, head, whole, self.folder, self._processes)
             head = None
-        return encode_blocks(self._encoder, self._texts, "document", self._folder, self._processes, head)
+        return encode_blocks(self._encoder, self._texts, "document", self.folder, self._processes, head)
 
     def tokens(self, embeddings: NDArray[np.float32]) -> TokenVectors | None:
         """Return the token vectors that came with the embeddings [n, dim], those of queries trained; None without any."""
         if self._head is None:
             return None
-        codes = read_token_blocks(self._folder)
+        codes = read_token_blocks(self.folder)
         tell_empty(codes)
         tokens = TokenVectors(self._head.matrix, self._head.bits, (codes,), np.arange(len(codes), dtype=np.int32))
-        encoder, collection, config = self._encoder, self._collection, self._config
-        if encoder.token_model or not config.tokens.epochs:
+        config, collection = self._config, self._collection
+        if self._encoder.token_model or not config.tokens.epochs or not collection.pairs("train"):
             return tokens
-        if not collection.pairs("train"):
-            return tokens
+        made_from = [collection.digest, config.tokens.epochs, config.seed, config.lexical.language]
+        path = self.folder / f"queries-{digest(made_from)[:16]}.safetensors"
+        if not path.exists():
+            trained = self._train_queries(tokens, embeddings).query_head
+            _save(path, np.empty((0, 0), np.float32) if trained is None else trained)
+        query_head = _read(path)
+        return dataclasses.replace(tokens, query_head=query_head) if query_head.size else tokens
+
+    def _train_queries(self, tokens: TokenVectors, embeddings: NDArray[np.float32]) -> TokenVectors:
+        """Return the token vectors with a matrix for queries that is trained on the train queries, as the dev queries allow."""
+        collection, config = self._collection, self._config
         rng, rows = np.random.default_rng(config.seed), self._texts.rows
         words = BM25(collection.documents["doc_id"], collection.full_texts(), language=config.lexical.language)
         train, dev = (
-            examples_of_split(collection, split, encoder, embeddings, rows, words, rng) for split in ("train", "dev")
+            examples_of_split(collection, split, self._encoder, embeddings, rows, words, rng)
+            for split in ("train", "dev")
         )
         return train_query_head(tokens, train, dev, config.tokens.epochs, seed=config.seed)
+
+
+def documents_digest(documents: datasets.Dataset) -> str:
+    """Return the sha256 of the titles and texts of documents, in their order."""
+    contents = hashlib.sha256()
+    for start in range(0, len(documents), BLOCK):
+        block = documents[start : start + BLOCK]
+        contents.update(json.dumps([block["title"], block["text"]]).encode())
+    return contents.hexdigest()
+
+
+def remove_others(states: Path, kind: str, kept: Sequence[Path]) -> None:
+    """Remove the folders of a kind ("documents", "queries", …) that are not kept: of other texts, or another encoder."""
+    for folder in states.glob(f"{kind}-*"):
+        if folder not in kept:
+            shutil.rmtree(folder)
+
+
+def _save(path: Path, matrix: NDArray[np.float32]) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with replacing(path) as partial:
+        save_tensors({"matrix": np.ascontiguousarray(matrix)}, partial)
+
+
+def _read(path: Path) -> NDArray[np.float32]:
+    return np.array(map_tensors(path)["matrix"])
 
 
 def examples_of_split(
@@ -131,7 +173,7 @@ def examples_of_split(
     """
 
     def score(texts: Sequence[str], queries: NDArray[np.float32]) -> NDArray[np.float32]:
-        return queries @ embeddings.T + LEXICAL_WEIGHT * words.scores(texts)[:, rows]
+        return queries @ embeddings.T + LEXICAL_WEIGHT * words.shares(texts)[:, rows]
 
     judged = JudgedQueries.from_pairs(collection.pairs(split), collection.queries, encoder)
     return query_examples(encoder, judged, embeddings, rows, score, rng)

@@ -4,7 +4,6 @@ Knows nothing of the other stages but their outputs.
 """
 
 import logging
-import shutil
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -28,6 +27,7 @@ from dsi.generator.kinds import create_generator
 from dsi.generator.objectives import find_objective
 from dsi.generator.states import Embeddings, StateCache, write_states
 from dsi.generator.tied import TiedGenerator
+from dsi.training.embedding import documents_digest, remove_others
 from dsi.training.examples import DocidExamples, Texts, group_relevant
 from dsi.training.teacher import Teacher
 from dsi.training.trainer import train_generator
@@ -37,7 +37,7 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class Part:
-    """Texts of one kind: how the encoder reads them, where they come from, document rows, texts."""
+    """Texts of one kind: how the encoder reads them, a value that tells them from others, document rows, texts."""
 
     kind: str
     origin: list[Any]
@@ -55,8 +55,9 @@ class GeneratorStage:
         encoder: the trained encoder.
         tree: the docids.
         pseudo_queries: document rows and texts, and what they depend on.
-        states: folder for cached states and embeddings.
-        shared: whether other runs keep theirs there too.
+        states: folder for what encoders make of texts.
+        shared: whether other runs keep theirs there too; otherwise those of other queries are removed.
+        documents: folder of the embeddings of the documents, or of their segments (`DocumentVectors.folder`).
         processes: share the work.
         reports: where losses go.
         numbers: [N, longest] of the docids in docid order, for tokens that are words.
@@ -69,6 +70,7 @@ class GeneratorStage:
     pseudo_queries: tuple[NDArray[np.integer], Sequence[str], str]
     states: Path
     shared: bool
+    documents: Path
     processes: Processes
     reports: Reports = SILENT
     numbers: Ints | None = None
@@ -138,14 +140,13 @@ class GeneratorStage:
         config, encoder, parts = self.config.training, self.encoder, []
         if config.documents:
             pieces = DocumentTexts(encoder, self.collection.documents, self.tree.segments)
-            parts.append(Part("document", ["documents", self.tree.segments], pieces.rows, pieces))
+            origin = [documents_digest(self.collection.documents), self.tree.segments]
+            parts.append(Part("document", origin, pieces.rows, pieces))
         pairs = self.collection.pairs("train")
-        queries = encoder.query_texts([self.collection.queries[query_id] for query_id, _ in pairs])
-        parts.append(
-            Part("query", ["train", self.config.dev_queries], np.array([row for _, row in pairs], dtype=int), queries)
-        )
-        rows, texts, origin = self.pseudo_queries
-        parts.append(Part("query", ["pseudo", origin], rows, QueryTexts(encoder, texts)))
+        texts = [self.collection.queries[query_id] for query_id, _ in pairs]
+        parts.append(Part("query", texts, np.array([row for _, row in pairs], dtype=int), encoder.query_texts(texts)))
+        rows, generated, key = self.pseudo_queries
+        parts.append(Part("query", [key], rows, QueryTexts(encoder, generated)))
         parts = [part for part in parts if len(part.rows)]
         if not parts:
             raise ValueError(
@@ -157,30 +158,26 @@ class GeneratorStage:
     def _embeddings(self, parts: Sequence[Part]) -> Embeddings:
         """Return the embeddings of all parts; those of whole documents are in the tree."""
         found = []
-        for part, folder in zip(parts, self._folders(parts, states=False), strict=True):
+        for part, folder in zip(parts, self._folders(parts, "queries"), strict=True):
             if part.kind == "document" and self.tree.segments == 1:
                 found.append(self.tree.embeddings[self.tree.positions])
             else:
-                found.append(encode_blocks(self.encoder, part.texts, part.kind, folder, self.processes))
+                own = self.documents if part.kind == "document" else folder
+                found.append(encode_blocks(self.encoder, part.texts, part.kind, own, self.processes))
         return Embeddings(found)
 
     def _states(self, parts: Sequence[Part]) -> StateCache:
         """Return the cached token states of all parts."""
-        named = zip(self._folders(parts, states=True), parts, strict=True)
+        named = zip(self._folders(parts, "states"), parts, strict=True)
         blocks = [write_states(self.encoder, part.kind, part.texts, folder, self.processes) for folder, part in named]
         return StateCache([block for own in blocks for block in own])
 
-    def _folders(self, parts: Sequence[Part], *, states: bool) -> list[Path]:
-        """Return the folder of each part; removes unused ones."""
-        folders = [self._folder(part, states=states) for part in parts]
+    def _folders(self, parts: Sequence[Part], what: str) -> list[Path]:
+        """Return the folder for what the encoder makes of each part, named by all it depends on; removes unused ones."""
+        made_from = [self.encoder.fingerprint, asdict(self.encoder.config)]
+        folders = [self.states / f"{what}-{digest([*made_from, part.kind, part.origin])[:16]}" for part in parts]
         if self.processes.is_main and not self.shared:
-            for old in self.states.iterdir() if self.states.exists() else ():
-                if old not in folders:
-                    shutil.rmtree(old)
+            for kind in ("queries", "states"):
+                remove_others(self.states, kind, folders)
         self.processes.wait()
         return folders
-
-    def _folder(self, part: Part, *, states: bool) -> Path:
-        """Return the folder for what the encoder makes of a part, named by a digest of all it depends on."""
-        identity = [self.encoder.fingerprint, asdict(self.encoder.config), self.collection.digest, states]
-        return self.states / digest([*identity, part.kind, part.origin])[:16]

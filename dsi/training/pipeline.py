@@ -13,13 +13,13 @@ trainings never write to one folder at once. Under `accelerate launch` all proce
 how an index is searched.
 """
 
-import dataclasses
 import logging
 import shutil
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from functools import cache
+from math import ceil
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -29,7 +29,6 @@ import datasets
 import numpy as np
 from numpy.typing import NDArray
 
-from dsi.cluster.cluster import Cluster
 from dsi.config import Config, config_names, write_config
 from dsi.contrastive.blocks import DocumentTexts, giving_back, in_blocks
 from dsi.contrastive.encoder import Encoder, quiet_transformers
@@ -40,8 +39,9 @@ from dsi.contrastive.training import contrastive_rows, hard_negatives, train_enc
 from dsi.docids.data.collection import Collection, check_collection, read_collection
 from dsi.docids.extensions import OBJECTIVES, package_of
 from dsi.docids.files.checks import folder_to_write
-from dsi.docids.files.memory import keep_few_kernels, watching_memory
-from dsi.docids.files.progress import stage_line, tell
+from dsi.docids.files.processes import BuildingCluster, Processes
+from dsi.docids.files.progress import write_line
+from dsi.docids.files.ram import keep_few_kernels
 from dsi.docids.files.storage import digest, write_json, writing_to
 from dsi.docids.schemes import make_docids
 from dsi.docids.tree import DocidTree
@@ -53,12 +53,11 @@ from dsi.store.loading import generation_of, is_whole, load_docids, load_encoder
 from dsi.store.manifest import FORMAT_VERSION
 from dsi.store.retriever import GenerativeRetriever
 from dsi.training import preflight
-from dsi.training.costs import Cost, in_words
 from dsi.training.docids_stage import save_docids_stage, scheme_input, sources_digest, train_queries
 from dsi.training.embedding import DocumentVectors
-from dsi.training.forecast import FORESEEN, Forecast
 from dsi.training.generator_stage import GeneratorStage
-from dsi.training.stages import STAGES, StageFolders, launch
+from dsi.training.inputs import STAGES, enabled_stages, needed_stages, setting_values
+from dsi.training.stages import StageFolders, launch
 
 logger = logging.getLogger(__name__)
 
@@ -71,7 +70,7 @@ def train(
     device: str | None = None,
     discard_updates: bool = False,
     replace: bool = False,
-    cluster: Cluster | None = None,
+    cluster: BuildingCluster | None = None,
     report_to: str = "none",
 ) -> GenerativeRetriever:
     """Train an index on a collection, tune it on the dev queries, and load it.
@@ -166,6 +165,12 @@ def _temporary_folder() -> TemporaryDirectory[str]:
     return TemporaryDirectory(prefix="dsi-index-")
 
 
+def _steps(epochs: float, examples: int, batch_size: int, processes: Processes) -> str:
+    """Return the steps of a training in words."""
+    steps = ceil(epochs * ceil(examples / (batch_size * processes.count)))
+    return f"{steps:,} {'steps' if steps > 1 else 'step'}"
+
+
 class TrainingRun:
     """The training stages of one run.
 
@@ -183,7 +188,6 @@ class TrainingRun:
     Attributes:
         processes: share the work.
         seconds: {stage: wall time} of the stages that ran.
-        expected: {stage: its cost} as `train` told it before the first write.
     """
 
     def __init__(
@@ -196,7 +200,7 @@ class TrainingRun:
         *,
         discard_updates: bool = False,
         replace: bool = False,
-        cluster: Cluster | None = None,
+        cluster: BuildingCluster | None = None,
         report_to: str = "none",
     ) -> None:
         self.folder, self.collection, self.config, self.device = folder, collection, config, device
@@ -208,9 +212,8 @@ class TrainingRun:
         self._reports = Reports(report_to, folder / "logs")
         self._stages = StageFolders(folder, store, self.processes)
         self._discard_updates, self._replace = discard_updates, replace
-        self.expected: dict[str, Cost] = {}
         self._depth, self._is_checked = 0, False
-        self._missing: dict[str, str] = {}
+        self._missing: list[str] = []
         with self._alone():
             pass  # refused at once
 
@@ -263,26 +266,28 @@ class TrainingRun:
             yield
 
     def train(self) -> None:
-        """Run all stages, then tune the index; tells what that will cost, and what it has cost."""
+        """Run all stages, then tune the index; a line says before the work how much there is."""
         with self.writing():
-            self._foresee()
+            self._check()
+            if self._missing and self.processes.is_main:
+                write_line(self._extent())
             self.all_stages()
             self.tune()
-            if costs := self._stages.costs:
-                tell(f"taken: {in_words(costs)}")
 
-    def _foresee(self) -> None:
-        """Tell what the stages that have to run will cost, before the first write.
-
-        Several processes are not foreseen, nor collections so small that the probes would take a good part of the training.
-        """
-        encoder = self._check()
-        if encoder is None or self.processes.count > 1 or len(self.collection.documents) < FORESEEN:
-            return
-        done = {stage: self._stages.steps_made(stage, key, self._needs(stage)) for stage, key in self._missing.items()}
-        with stage_line("measuring what it will take"), TemporaryDirectory() as work:
-            self.expected = Forecast(self.config, self.collection, encoder, done, Path(work)).costs([*done])
-        tell(f"expected, without clustering, writing and tuning: {in_words(self.expected)}")
+    def _extent(self) -> str:
+        """Return how much there is to do: documents, train queries, and the steps of the trainings, where they are known."""
+        config, pairs, count = self.config, len(self.collection.pairs("train")), len(self.collection.documents)
+        stages = dict.fromkeys(self._missing, "")
+        if "encoder" in stages and config.contrastive.loss != "none":
+            stages["encoder"] = (
+                f" ({_steps(config.contrastive.epochs, pairs, config.contrastive.rows, self.processes)})"
+            )
+        is_counted = config.pseudo_queries.method == "none" and config.docids.segments == 1
+        if "generator" in stages and config.training.epochs and is_counted:
+            examples, size = pairs + config.training.documents * count, config.training.batch_size
+            stages["generator"] = f" ({_steps(config.training.epochs, examples, size, self.processes)})"
+        what = ", ".join(f"{stage}{steps}" for stage, steps in stages.items())
+        return f"{count:,} documents, {pairs:,} train queries: {what}"
 
     def all_stages(self) -> None:
         """Run the stages that are not up to date, in order."""
@@ -297,10 +302,8 @@ class TrainingRun:
         with self.writing():
             if self.config.dev_queries and self.processes.is_main and not is_tuned(self.folder):
                 started = time.perf_counter()
-                with watching_memory() as most:
-                    if tune_index(self.folder, self.collection, self.device):
-                        self.seconds["tuning"] = time.perf_counter() - started
-                        self._stages.memory["tuning"] = most()
+                if tune_index(self.folder, self.collection, self.device):
+                    self.seconds["tuning"] = time.perf_counter() - started
             self.processes.wait()
 
     def generate_queries(self) -> None:
@@ -364,9 +367,7 @@ class TrainingRun:
             if name := self.config.tokens.model:
                 folder = self._stages.existing("token_model", "dsi train --stage docids")
                 encoder.token_model = giving_back(MultiVectorModel.load(name, folder, self.device))
-            vectors = DocumentVectors(
-                self.config, self.collection, encoder, work / "documents", self._stages.store, self.processes
-            )
+            vectors = self._vectors(encoder)
             if self.processes.is_main:
                 vectors.tell_cut()
             documents = vectors.embeddings()
@@ -388,6 +389,13 @@ class TrainingRun:
                     vectors.tokens(documents),
                     text_megabytes=self.config.text_megabytes,
                 )
+
+    def _vectors(self, encoder: Encoder) -> DocumentVectors:
+        """Return the vectors of the documents; those that an earlier stage or run has made are read."""
+        return DocumentVectors(
+            self.config, self.collection, encoder, self._stages.states, self.processes,
+            shared=self._stages.store is not None, token_model=self._stages.output_digest("token_model"),
+        )  # fmt: skip
 
     def _write_token_model(self) -> None:
         """Run stage `token_model`; without such a model none is left in the folder."""
@@ -428,8 +436,9 @@ class TrainingRun:
             encoder,
             tree,
             (*self.pseudo_queries(), self._stages.key("pseudo_queries")),
-            (self._stages.store or self.folder) / "states",
+            self._stages.states,
             self._stages.store is not None,
+            self._vectors(encoder).folder,
             self.processes,
             self._reports,
             numbers,
@@ -472,46 +481,32 @@ class TrainingRun:
 
     # Checks before the first write.
 
-    def _check(self) -> Encoder | None:
-        """Raise what a stage that has to run would be refused for; return the encoder, if it was loaded for that."""
+    def _check(self) -> None:
+        """Raise what a stage that has to run would be refused for."""
         if self._is_checked:
-            return None
+            return
         preflight.check_settings(self.config, self.collection)
         keys = self._expected_keys(sources_digest(self.config.docids, self.collection))
         finished = self.processes.first(
             {stage: self._stages.find(stage, key) for stage, key in keys.items()} if self.processes.is_main else {}
         )
-        encoder = None
-        if None in finished.values():
+        self._missing = [stage for stage, folder in finished.items() if folder is None]
+        if self._missing:
             trained = finished["encoder"]
             encoder = Encoder.load(self.config.encoder, trained, self.device)
             if trained is None:
                 preflight.check_storable(self.config, encoder, self.processes)
             preflight.check_encoder(self.config, encoder, len(self.collection.documents))
-            encoder.token_model = preflight.token_model(
-                self.config, finished.get("token_model"), self.processes, self.device
-            )
-            preflight.check_models(
-                self.config, [stage for stage, folder in finished.items() if folder is None], self.device
-            )
-        self._missing = {stage: keys[stage] for stage, folder in finished.items() if folder is None}
+            preflight.check_token_model(self.config, finished.get("token_model"), self.processes, self.device)
+            preflight.check_models(self.config, self._missing, self.device)
         self._is_checked = True
-        return encoder
 
     def _expected_keys(self, docid_sources: str) -> dict[str, str]:
         """Return the key of every stage when all are up to date."""
         keys: dict[str, str] = {}
-        for stage in self._enabled_stages():
+        for stage in enabled_stages(self.config):
             keys[stage] = self._key(stage, docid_sources if stage == "docids" else "", keys)
         return keys
-
-    def _enabled_stages(self) -> list[str]:
-        disabled = {
-            "pseudo_queries": self.config.pseudo_queries.method == "none",
-            "lexical": self.config.lexical.model == NO_MODEL,
-            "token_model": not self.config.tokens.model,
-        }
-        return [stage for stage in STAGES if not disabled.get(stage)]
 
     # Outputs of earlier stages.
 
@@ -532,22 +527,9 @@ class TrainingRun:
         table, rows = read_queries_table(path), self.collection.rows
         return np.fromiter((rows[doc_id] for doc_id in in_blocks(table["doc_id"])), dtype=np.int64), table["text"]
 
-    def _needs(self, stage: str) -> list[str]:
-        """Return the earlier stages whose output a stage reads."""
-        config = self.config
-        needs: dict[str, list[str]] = {
-            "docids": ["encoder"],
-            "generator": ["docids"],
-        }
-        if config.tokens.model:
-            needs["docids"].append("token_model")
-        if config.pseudo_queries.method != "none":
-            needs["generator"].append("pseudo_queries")
-        return needs.get(stage, [])
-
     def _check_needs(self, stage: str) -> None:
         """Raise FileNotFoundError if an earlier stage has to run first; nothing is written then."""
-        for name in self._needs(stage):
+        for name in needed_stages(stage, self.config):
             if not self._stages.key(name):
                 self._check_needs(name)
                 self._stages.existing(name, f"dsi train --stage {name}")
@@ -560,22 +542,12 @@ class TrainingRun:
             extra: what else it is made from.
             keys: of the earlier stages; by default those of their outputs on disk.
         """
-        sections = {
-            "encoder": ["encoder", "contrastive"],
-            "token_model": ["tokens"],
-            "docids": ["docids", "vectors", "tokens"],
-            "generator": ["generator", "objective", "training"],
-        }.get(stage, [stage])
-        config = self.config
-        settings: list[Any] = [dataclasses.asdict(getattr(config, section)) for section in sections]
-        settings += [config.seed, *preflight.model_sums(config, sections)]
-        settings += {
-            "docids": [config.title_checkpoint, config.text_megabytes, config.lexical.language],
-            "encoder": [config.bf16, config.lexical.language],  # of BM25, which gives hard negatives
-        }.get(stage, [config.bf16])
-        earlier = [self._stages.key(name) if keys is None else keys.get(name, "") for name in self._needs(stage)]
-        version = [FORMAT_VERSION] if stage in ("docids", "lexical") else []  # files of another one cannot be read
-        return digest([stage, settings, earlier, self.collection.digest, self.config.dev_queries, extra, *version])
+        earlier = [
+            self._stages.key(name) if keys is None else keys.get(name, "") for name in needed_stages(stage, self.config)
+        ]
+        settings = [*setting_values(stage, self.config), *preflight.model_sums(self.config, STAGES[stage].settings)]
+        version = [FORMAT_VERSION] if STAGES[stage].is_versioned else []
+        return digest([stage, settings, earlier, self.collection.digest, extra, *version])
 
     @contextmanager
     def _stage(self, name: str, extra: str = "") -> Iterator[str]:
@@ -585,6 +557,6 @@ class TrainingRun:
             self._check()
             self._write_config_of_no_index()
             key = self.processes.first(self._key(name, extra))
-            with self._stages.stage(name, key, self._needs(name)) as has_to_run:
+            with self._stages.stage(name, key, needed_stages(name, self.config)) as has_to_run:
                 yield key if has_to_run else ""
             self._write_config_of_no_index()

@@ -37,6 +37,8 @@ logger = logging.getLogger(__name__)
 
 _FEW_STEPS = 10
 """Fewer are told: the first ones have a learning rate near 0, as it warms up."""
+_TRAINING = ("pseudo_queries", "contrastive", "generator", "objective", "training")
+"""Sections about training."""
 _FEW_VECTORS = 256
 """A product quantiser needs no more."""
 _NO_FOLDERS = (NO_MODEL, BM25_MODEL, EXTRACTIVE)
@@ -61,10 +63,10 @@ def check_settings(config: Config, collection: Collection) -> None:
         pairs = collection.pairs("train")
         if not pairs:
             raise ValueError(NO_QUERIES)
-        _tell_few(config.contrastive.steps(len(pairs)))
+        _warn_few(config.contrastive.steps(len(pairs)))
 
 
-def _tell_few(steps: int) -> None:
+def _warn_few(steps: int) -> None:
     if steps < _FEW_STEPS:
         logger.warning(
             "The train queries are few: %d %s of contrastive training, which changes the encoder next to nothing.",
@@ -85,9 +87,9 @@ def _models(config: Config) -> Iterator[tuple[str, str]]:
     yield "pseudo_queries.method", config.pseudo_queries.method
 
 
-def model_sums(config: Config, sections: Sequence[str]) -> list[str]:
-    """Return a digest of each local model that some sections of a configuration name: it may become another under its name."""
-    names = [name for setting, name in _models(config) if setting.partition(".")[0] in sections]
+def model_sums(config: Config, settings: Sequence[str]) -> list[str]:
+    """Return a digest of each local model that some settings or sections name: it may become another under its name."""
+    names = [name for setting, name in _models(config) if setting in settings or setting.partition(".")[0] in settings]
     folders = [Path(name) for name in names if name not in _NO_FOLDERS and Path(name).is_dir()]
     return [_model_sum(folder, _stamp(folder)) for folder in folders]
 
@@ -113,7 +115,7 @@ def check_index(folder: Path, collection: Collection, discard_updates: bool, rep
         replace: all of its documents may go.
 
     Raises:
-        FileExistsError: the folder is no run, and holds something by a name of its parts.
+        FileExistsError: the folder is no run, and holds other runs, or something by a name of its parts.
         ValueError: the index was updated, or the collection lacks documents of it (another title is another document).
     """
     _check_run(folder)
@@ -139,7 +141,7 @@ def check_apart(folder: Path, source: str | Path) -> None:
 
 
 def _check_run(folder: Path) -> None:
-    """Raise FileExistsError if a folder that is no run holds something by a name that training would replace."""
+    """Raise FileExistsError if a folder that is no run holds other runs, or something by a name that training would replace."""
     names = [name for name in ("pseudo_queries", *PARTS, "states", "checkpoints") if (folder / name).exists()]
     marks = [folder / name for name in ("manifest.json", "threads.json", *(f"{name}/stage.json" for name in names))]
     if any(mark.exists() for mark in marks):
@@ -151,6 +153,11 @@ def _check_run(folder: Path) -> None:
             names.append("config.toml")
         else:
             return
+    if run := next((path.parent for path in sorted(folder.glob("*/threads.json"))), None):
+        raise FileExistsError(
+            f"{folder} holds other runs, such as {run.name}, and an index would lie among them; name a folder of its own, "
+            f"such as {folder / 'NAME'}."
+        )
     if names:
         raise FileExistsError(
             f"{folder} is no run and holds {names[0]!r}, which training would replace; name a new folder."
@@ -214,10 +221,8 @@ def check_storable(config: Config, encoder: Encoder, processes: Processes) -> No
         raise ValueError(f"The encoder {config.encoder.name!r} cannot be part of an index: {problem}.")
 
 
-def token_model(
-    config: Config, finished: Path | None, processes: Processes, device: str | None
-) -> MultiVectorModel | None:
-    """Return the multi-vector model of a configuration, None if it has none.
+def check_token_model(config: Config, finished: Path | None, processes: Processes, device: str | None) -> None:
+    """Raise if a configuration names a multi-vector model that is not there, or cannot be part of an index.
 
     Args:
         config: the settings.
@@ -230,16 +235,14 @@ def token_model(
         ValueError: it is none, or an index with it could not be loaded.
     """
     name = config.tokens.model
-    if not name:
-        return None
-    model = MultiVectorModel.load(name, finished, device)
-    if finished is None:
-        problem = processes.first(
-            _storage_problem(model, partial(MultiVectorModel.load, name)) if processes.is_main else ""
-        )
-        if problem:
-            raise ValueError(f"The multi-vector model {name!r} cannot be part of an index: {problem}.")
-    return model
+    if not name or finished is not None:
+        return
+    model = MultiVectorModel.load(name, device=device)
+    problem = processes.first(
+        _storage_problem(model, partial(MultiVectorModel.load, name)) if processes.is_main else ""
+    )
+    if problem:
+        raise ValueError(f"The multi-vector model {name!r} cannot be part of an index: {problem}.")
 
 
 def _storage_problem(model: Encoder | MultiVectorModel, load: Callable[[Path, str], object]) -> str:
@@ -276,9 +279,15 @@ def _check_decoder(config: Config, encoder: Encoder) -> None:
 def training_config(folder: Path, name: str | Path | Config | None, collection: Collection) -> Config:
     """Return the configuration for a training: the named one, that of the run in `folder`, or what we recommend.
 
-    Without train queries we recommend no training; a warning says so.
+    Without train queries the encoder stays as it is. Where training is as we recommend for collections with queries, nothing is
+    trained then, which is what we recommend for documents alone. A warning says so.
     """
-    if name is not None or (folder / "config.toml").exists() or collection.pairs("train"):
-        return run_config(folder, name)
-    logger.warning("%s has no train queries: encoder and generator stay as they are.", collection.name)
-    return Config().without_training()
+    config = run_config(folder, name)
+    if collection.pairs("train") or config.contrastive.loss == "none":
+        return config
+    recommended = Config()
+    if all(getattr(config, section) == getattr(recommended, section) for section in _TRAINING):
+        logger.warning("%s has no train queries: encoder and generator stay as they are.", collection.name)
+        return config.without_training()
+    logger.warning("%s has no train queries: the encoder stays as it is.", collection.name)
+    return config.with_changes({"contrastive": {"loss": "none"}})

@@ -19,10 +19,9 @@ from accelerate import PartialState
 from accelerate.utils import gather_object
 from threadpoolctl import threadpool_limits
 
-from dsi.contrastive.trainers import steps_made
-from dsi.docids.files.memory import watching_memory
 from dsi.docids.files.processes import Processes
 from dsi.docids.files.progress import stage_line
+from dsi.docids.files.ram import free_memory
 from dsi.docids.files.storage import (
     digest,
     folder_sums,
@@ -37,12 +36,10 @@ from dsi.docids.files.storage import (
 )
 from dsi.store.loading import retire
 from dsi.store.manifest import PARTS
-from dsi.training.costs import Cost
+from dsi.training.inputs import STAGES
 
 logger = logging.getLogger(__name__)
 
-STAGES = ("pseudo_queries", "encoder", "token_model", "docids", "lexical", "generator")
-"""In the order in which they run."""
 _RECORD = "stage.json"
 _MOST_THREADS = 1_024
 
@@ -67,20 +64,13 @@ class StageFolders:
 
     Attributes:
         seconds: {stage: wall time} of the stages that ran.
-        memory: {stage: bytes of the process's own at most} of the same.
     """
 
     def __init__(self, folder: Path, store: Path | None, processes: Processes) -> None:
         self.folder, self.store, self.processes = folder, store, processes
         self.seconds: dict[str, float] = {}
-        self.memory: dict[str, int] = {}
         self._started: dict[str, float] = {}
         self._needed: dict[str, dict[str, str]] = {}
-
-    @property
-    def costs(self) -> dict[str, Cost]:
-        """{stage: what it took} of the stages that ran."""
-        return {stage: Cost(self.seconds[stage], memory) for stage, memory in self.memory.items()}
 
     @contextmanager
     def stage(self, name: str, key: str, needs: Sequence[str] = ()) -> Iterator[bool]:
@@ -92,7 +82,7 @@ class StageFolders:
             needs: earlier stages whose output it reads.
         """
         self._started[name] = started = time.perf_counter()
-        self._needed[name] = self.processes.first(self._outputs(needs) if self.processes.is_main else {})
+        self._needed[name] = self.processes.first({own: self.output_digest(own) for own in needs})
         has_to_run = self.processes.first(self.processes.is_main and not self._is_done(name, key))
         if not has_to_run:
             logger.info("%s: up to date", name)
@@ -101,10 +91,8 @@ class StageFolders:
                 stack.enter_context(stage_line(name, enabled=self.processes.is_main))
                 stack.enter_context(naming_full_disk(self.folder))
                 stack.enter_context(self._same_threads())
-                most = stack.enter_context(watching_memory())
+                free_memory()
             yield has_to_run
-            if has_to_run:
-                self.memory[name] = most()
         self.processes.wait()
         if has_to_run:
             self.seconds[name] = time.perf_counter() - started
@@ -167,7 +155,7 @@ class StageFolders:
         remedy = f"run `{command}` (or `dsi train` for all stages)"
         if not record:
             raise FileNotFoundError(f"{folder} is not there yet; {remedy} first.")
-        if damaged := _damaged(folder, record.get("files", {})):
+        if damaged := _damaged(folder, record["files"]):
             raise ValueError(f"{folder / damaged} was altered or removed since it was written; {remedy} again.")
         return folder
 
@@ -177,49 +165,39 @@ class StageFolders:
 
     def find(self, name: str, key: str) -> Path | None:
         """Return the folder of the run or of the store that holds the undamaged output with a key, None if neither does."""
-        folders = [self.folder / name, *([self.store / name / key[:16]] if self.store else [])]
-        for folder in folders:
-            record = _record(folder)
-            if record.get("key") == key and not _damaged(folder, record.get("files", {})):
-                return folder
-        return None
+        return next((folder for folder in self._places(name, key) if _is_intact(folder, key)), None)
 
-    def _listed(self, name: str) -> dict[str, str]:
-        """Return the sums of a stage's files in the manifest; records of an earlier version have none."""
-        listed = read_record(self.folder / "manifest.json").get("files", {})
-        return {file.removeprefix(f"{name}/"): value for file, value in listed.items() if file.startswith(f"{name}/")}
-
-    def _outputs(self, stages: Sequence[str]) -> dict[str, str]:
-        """Return a digest of the output on disk of some stages."""
-        return {stage: _output(_record(self.folder / stage)) for stage in stages}
+    def _places(self, name: str, key: str) -> list[Path]:
+        return [self.folder / name, *([self.store / name / key[:16]] if self.store else [])]
 
     def _is_done(self, name: str, key: str) -> bool:
-        """True if the output is there, perhaps now from the store."""
+        """True if the output is there, made from these outputs of earlier stages; perhaps now from the store."""
         recover_folder(self.folder / name)
-        needed = self._needed[name]
-        if _is_intact(self.folder / name, key, needed, self._listed(name)):
-            return True
-        shared = self.store and self.store / name / key[:16]
-        if not shared or not _is_intact(shared, key, needed, {}):
-            return False
-        with replace_folder(self.folder / name) as folder:
-            link_files(shared, folder)
-            self._retire(name)
-        return True
+        found = next((own for own in self._places(name, key) if _is_intact(own, key, self._needed[name])), None)
+        if found and found != self.folder / name:
+            with replace_folder(self.folder / name) as folder:
+                link_files(found, folder)
+                self._retire(name)
+        return found is not None
 
     def _retire(self, name: str) -> None:
         """Before a part of the index is replaced: the folder is no index from now on until the run ends."""
         if name in PARTS:
             retire(self.folder)
 
-    def steps_made(self, name: str, key: str, needs: Sequence[str]) -> int:
-        """Return how many steps of its training a killed stage has made, from what earlier stages have left."""
-        return steps_made(self._work_folder(name, key, self._outputs(needs)))
-
-    def _work_folder(self, name: str, key: str, needed: Mapping[str, str] | None = None) -> Path:
+    def _work_folder(self, name: str, key: str) -> Path:
         """Return the folder named by all that a stage is made from: its key, and the outputs of earlier stages."""
-        made_from = self._needed[name] if needed is None else needed
-        return self.folder / "checkpoints" / f"{name}-{key[:12]}-{digest(made_from)[:12]}"
+        return self.folder / "checkpoints" / f"{name}-{key[:12]}-{digest(self._needed[name])[:12]}"
+
+    @property
+    def states(self) -> Path:
+        """Folder for what encoders make of texts, shared with the other runs of a store."""
+        return (self.store or self.folder) / "states"
+
+    def output_digest(self, name: str) -> str:
+        """Return a digest of the output on disk of a stage; "" if there is none."""
+        record = _record(self.folder / name)
+        return digest(record["files"]) if record else ""
 
 
 def stage_seconds(folder: Path) -> dict[str, float]:
@@ -233,11 +211,6 @@ def _record(folder: Path) -> dict[str, Any]:
     return read_record(folder / _RECORD)
 
 
-def _output(record: dict[str, Any]) -> str:
-    """Return a digest of a stage's output; empty if its record has no sums."""
-    return digest(record["files"]) if "files" in record else ""
-
-
 def _damaged(folder: Path, sums: Mapping[str, str]) -> str:
     """Return the first file that is not as it was written, "" if all are."""
     for name, expected in sums.items():
@@ -246,9 +219,9 @@ def _damaged(folder: Path, sums: Mapping[str, str]) -> str:
     return ""
 
 
-def _is_intact(folder: Path, key: str, needed: Mapping[str, str], listed: Mapping[str, str]) -> bool:
-    """True if a folder holds the output with this key, made from these outputs of earlier stages, as it was written."""
+def _is_intact(folder: Path, key: str, needed: Mapping[str, str] | None = None) -> bool:
+    """True if a folder holds the output with this key as it was written, made from the outputs `needed` of earlier stages."""
     record = _record(folder)
-    if record.get("key") != key or record.get("needs", needed) != needed:
+    if record.get("key") != key or needed not in (None, record["needs"]):
         return False
-    return not _damaged(folder, record.get("files", listed))
+    return not _damaged(folder, record["files"])

@@ -12,8 +12,8 @@ import torch
 from numpy.typing import NDArray
 
 from dsi.docids.files.progress import progress
+from dsi.docids.types import Floats
 
-Floats = NDArray[np.float32]
 _BLOCK = 4096
 """Texts per search."""
 _PRODUCTS = 2**28

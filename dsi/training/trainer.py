@@ -98,7 +98,6 @@ def train_generator(
     *,
     seed: int = 0,
     bf16: bool = False,
-    checkpoints: bool = True,
 ) -> dict[str, float]:
     """Train `generator` in place; resumes from the last checkpoint in `work_folder`, if there is one.
 
@@ -112,7 +111,6 @@ def train_generator(
         reports: where losses go.
         seed: of shuffling.
         bf16: compute in bfloat16 if the device has instructions for it.
-        checkpoints: whether any are written.
 
     Returns:
         loss: mean training loss (nats per example); steps; seconds: counted from the first step, over all resumptions.
@@ -120,6 +118,7 @@ def train_generator(
     Raises:
         ValueError: the training diverged.
     """
+    # 1) how it is trained
     arguments = TrainingArguments(
         **trainer_settings(
             work_folder,
@@ -129,13 +128,13 @@ def train_generator(
             bf16=bf16,
             use_cpu=generator.device.type == "cpu",
             reports=reports,
-            checkpoints=checkpoints,
         ),
         per_device_train_batch_size=training.batch_size,
         weight_decay=WEIGHT_DECAY,
         warmup_steps=0.05,
         remove_unused_columns=False,
     )
+    # 2) what is trained, on what
     trainer = _GeneratorTrainer(
         find_objective(objective.name)(_task(generator, examples, objective, arguments)),
         model=generator if encoder is None else WholeModel(encoder.model, generator),
@@ -144,7 +143,8 @@ def train_generator(
         data_collator=examples.collate,
         callbacks=[_Account(), *reports.callbacks("generator")],
     )
-    run_trainer(trainer, "decoder", work_folder)
+    # 3) the training, and its record
+    run_trainer(trainer, "decoder", work_folder, round(training.epochs * len(examples)))
     trainer.model.eval()
     return _Account.record(trainer.state)
 

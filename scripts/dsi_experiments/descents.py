@@ -12,8 +12,9 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from dsi.docids.tree import DocidTree
 from dsi.docids.types import Run
-from dsi.search.engine import EncodedQueries, QueryBatch, path_nodes
+from dsi.search.queries import EncodedQueries, QueryBatch
 from dsi.search.request import SearchRequest
 from dsi.search.results import SearchResult, Trace
 from dsi.store.retriever import GenerativeRetriever
@@ -73,7 +74,7 @@ def descend(
     for row, batch in one_by_one(encoded):
         trace = Trace()
         result.put(np.array([row]), method.retrieve(batch, request, trace))
-        kept[row] = trace.survivors(right[row])
+        kept[row] = survivors(trace, right[row])
     found = (result.positions[:, None, :] == places[:, :, None]).any(axis=(1, 2))
     is_inner = (right >= 0) & (right < tree.num_inner)
     alive = np.logical_and.accumulate(np.where(is_inner, kept, found[:, None, None]), axis=2).any(axis=1)
@@ -81,6 +82,27 @@ def descend(
     scores = index.engine.follow_all(encoded, request, rows[:, None]).scores[:, 0]
     last = np.where(result.positions < 0, np.inf, result.scores).min(axis=1)
     return Descents(index.as_run(encoded.query_ids, result), np.asarray(alive), ~found & (scores > last))
+
+
+def path_nodes(tree: DocidTree, positions: NDArray[np.integer]) -> NDArray[np.integer]:
+    """[n, depth] the nodes on the paths to docid positions [n], from the children of the root on; -1 past the document."""
+    parents, digits = tree.paths(positions)
+    return np.where(digits >= 0, tree.first_child[parents] + digits, -1)
+
+
+def survivors(trace: Trace, paths: NDArray[np.integer]) -> NDArray[np.bool_]:
+    """[n, depth] True at the nodes of paths that the search for one query did not prune.
+
+    A node that was not scored was not pruned: below the last nodes of a walk all documents are read.
+
+    Args:
+        trace: of the search.
+        paths: [n, depth] nodes, one a level from the children of the root on.
+    """
+    kept = np.ones(paths.shape, dtype=bool)
+    for level, candidates in enumerate(trace.levels):
+        kept[:, level] = ~np.isin(paths[:, level], candidates.nodes[~candidates.kept])
+    return kept
 
 
 def one_by_one(encoded: EncodedQueries) -> Iterator[tuple[int, QueryBatch]]:

@@ -14,17 +14,18 @@ from sklearn.feature_extraction.text import TfidfVectorizer
 from sklearn.preprocessing import normalize
 
 from dsi.docids.data.collection import document_records, read_queries
-from dsi.eval.diversity import DIVERSITY_MEASURES, Subtopics, evaluate_diversity, read_subtopics
+from dsi.docids.types import Reals
 from dsi.eval.figures import lines_figure
 from dsi.eval.measures import mean
 from dsi.eval.tables import markdown_table
 from dsi.eval.trec import read_run
-from dsi.rerankers.diversity import Pyversity, subtopic_labels
+from dsi.rerankers.diversity import Pyversity
 from dsi.rerankers.reranking import rerank
-from dsi.search.candidates import Candidates, Floats, Reranker
+from dsi.search.candidates import Candidates, Reranker
 from dsi_experiments.report import save_report
 from dsi_experiments.rerankers.lists import split_folds
 from dsi_experiments.rerankers.m2div import M2Div, M2DivConfig
+from dsi_experiments.subtopics import DIVERSITY_MEASURES, Subtopics, evaluate_diversity, read_subtopics, subtopic_labels
 
 FOLDS, DEPTH, WIDTH = 5, 30, 50
 RANKING_SIMULATIONS = 200
@@ -42,7 +43,7 @@ class Unchanged(Reranker):
 
     kind = "unchanged"
 
-    def score(self, candidates: Candidates) -> Floats:
+    def score(self, candidates: Candidates) -> Reals:
         """The candidates' own scores."""
         return candidates.scores
 

@@ -25,14 +25,13 @@ from dsi.docids.types import Run
 from dsi.eval.measures import evaluate, mean
 from dsi.eval.protocol import overlap_splits
 from dsi.measuring.runs import DenseRuns, generator_only
-from dsi.search.engine import EncodedQueries, encode_queries
+from dsi.search.queries import EncodedQueries, encode_queries
 from dsi.store.retriever import GenerativeRetriever
 from dsi.training.docids_stage import scheme_input
 from dsi_experiments.descents import Descents, descend
-from dsi_experiments.docids_report import BASELINES, BEAMS, MEASURES, TYPOS, write_report
+from dsi_experiments.docids_report import BASELINES, BEAMS, MEASURES, write_report
 from dsi_experiments.laboratory import ANSWERS, SPLIT, Laboratory, answer
 from dsi_experiments.tables import DIGITS, NOTHING, Changes, Row
-from dsi_experiments.typos import with_typos
 from dsi_experiments.updates import hold_out, without
 
 _BATCH = 128
@@ -163,11 +162,9 @@ class Comparison:
 
     def baselines(self) -> dict[str, Any]:
         """Dense search and BM25, without docids; all schemes share the encoder and what it has embedded here."""
-        queries, runs = self.collection.query_texts(SPLIT), {}
-        for kind, texts in (("", queries), (TYPOS, with_typos(queries))):
-            runs[f"dense{kind}"] = self._dense.run(SPLIT, self._encode(texts).embeddings.float().numpy())
-            runs[f"BM25{kind}"] = self.laboratory.words.bm25.run(texts, ANSWERS)
-        return self._systems(runs)
+        texts = self.collection.query_texts(SPLIT)
+        dense = self._dense.run(SPLIT, self._encode(texts).embeddings.float().numpy())
+        return self._systems({"dense": dense, "BM25": self.laboratory.words.bm25.run(texts, ANSWERS)})
 
     def measure(self, config: Config) -> dict[str, Any]:
         """Everything about one scheme."""
@@ -177,9 +174,6 @@ class Comparison:
         runs = {f"alone, beam {beam}": own.run for beam, own in descents.items()}
         for beam in BEAMS:
             runs[f"fused, beam {beam}"] = answer(retriever, self._queries, ANSWERS, **{**fused, "beam_width": beam})
-        runs[f"alone, beam {BEAMS[0]}{TYPOS}"] = self._descend(retriever, self._typos, BEAMS[0]).run
-        narrow = {**fused, "beam_width": BEAMS[0]}
-        runs[f"fused, beam {BEAMS[0]}{TYPOS}"] = answer(retriever, self._typos, ANSWERS, **narrow)
         found = {
             "settings": fused,
             "beams": {f"beam {beam}": _lost(own) for beam, own in descents.items()},
@@ -270,10 +264,6 @@ class Comparison:
     def _queries(self) -> EncodedQueries:
         return self._encode(self._texts)
 
-    @cached_property
-    def _typos(self) -> EncodedQueries:
-        return self._encode(with_typos(self._texts))
-
     def _encode(self, texts: Mapping[str, str]) -> EncodedQueries:
         return encode_queries(self._dense.encoder, texts, batch_size=_BATCH)
 
@@ -293,8 +283,8 @@ def measure_tree(tree: DocidTree) -> dict[str, Any]:
     vectors = tree.centroids.nbytes + tree.embeddings.nbytes + (tree.codes.nbytes if tree.codes else 0)
     return {
         "bytes a document": {
-            "tree": round(sum(own.nbytes for own in arrays) / tree.num_documents, 1),
-            "vectors": round(vectors / tree.num_documents, 1),
+            "tree": round(sum(own.nbytes for own in arrays) / tree.num_places, 1),
+            "vectors": round(vectors / tree.num_places, 1),
         },
         "documents a node": [np.quantile(sizes[level], (0, 0.25, 0.5, 0.75, 1)).tolist() for level in tree.levels],
     }

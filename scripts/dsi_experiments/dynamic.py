@@ -30,6 +30,7 @@ from dsi.eval.baselines import dense_run
 from dsi.eval.measures import evaluate, mean
 from dsi.eval.tables import markdown_table
 from dsi.measuring.runs import generator_only
+from dsi.search.generate import DenseAndWords
 from dsi_experiments.laboratory import SPLIT, Laboratory, answer
 from dsi_experiments.report import save_report
 from dsi_experiments.rows import Rows, Values
@@ -140,7 +141,8 @@ class GrowingIndex:
         if name == "dense":
             encoded, vectors = self._queries.embeddings.float().numpy(), tree.embeddings[tree.positions]
             return dense_run(self._queries.query_ids, encoded, documents["doc_id"][:], vectors, ANSWERS)
-        return answer(self._retriever, self._queries, ANSWERS, **settings)
+        method = DenseAndWords if name == "dense + BM25" else None
+        return answer(self._retriever, self._queries, ANSWERS, method, **settings)
 
 
 def measure(index: GrowingIndex, parts: Parts, queries: Queries) -> dict[str, Any]:

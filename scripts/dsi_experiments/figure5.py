@@ -1,4 +1,4 @@
-"""Figure 5 of DR-SCL: Hit@1 of DR-SCL+QG over alpha and beta of "paper" fusion, on the test queries (`dsi reproduce figure5`).
+"""Figure 5 of DR-SCL: Hit@1 of DR-SCL+QG over alpha and beta, on the test queries (`dsi reproduce figure5`).
 
 A picture of the grid; nothing is chosen by it. The temperature is chosen on dev.
 """
@@ -8,10 +8,10 @@ from itertools import product
 from pathlib import Path
 from typing import Any
 
-from dsi.eval.figures import grid_figure
 from dsi.eval.measures import evaluate, mean
-from dsi.eval.report import grid_table
+from dsi_experiments.figures import grid_figure
 from dsi_experiments.laboratory import SPLIT, Laboratory
+from dsi_experiments.published import grid_table
 from dsi_experiments.report import save_report
 from dsi_experiments.rows import Rows
 from dsi_experiments.tables import TABLES
@@ -26,15 +26,13 @@ def reproduce(laboratory: Laboratory, seed: int) -> str:
     qrels = laboratory.collection.qrels[SPLIT]
 
     def tune() -> dict[str, Any]:
-        return {
-            "ann_temperature": laboratory.index(config).tune(fusion="paper", lexical=False).get("ann_temperature", 1.0)
-        }
+        return {"ann_temperature": laboratory.index(config).tune(lexical=False).get("ann_temperature", 1.0)}
 
     temperature = laboratory.kept("figure5", "ann_temperature, chosen on dev", seed, config, tune)["ann_temperature"]
 
     def measure(alpha: float, beta: float) -> dict[str, Any]:
         options = {"alpha": alpha, "beta": beta, "ann_temperature": temperature}
-        run = laboratory.index(config).run(SPLIT, 10, fusion="paper", **options)
+        run = laboratory.index(config).run(SPLIT, 10, **options)
         return {**options, "Hit@1": round(100 * mean(evaluate(run, qrels, ["Hit@1"])["Hit@1"]), 2)}
 
     for beta, alpha in product(BETAS, ALPHAS):
@@ -57,7 +55,7 @@ def write_report(output: Path, seed: int) -> str:
         raise ValueError(f"{rows.path} lacks {missing} cells of seed {seed}; `dsi reproduce figure5` measures them.")
     values = {place: cells[own]["Hit@1"] for place, own in wanted.items()}
     temperature = cells[next(iter(wanted.values()))]["ann_temperature"]
-    grid_figure(values, "alpha", "beta", "Hit@1, DR-SCL+QG, paper fusion", output / "figure5")
+    grid_figure(values, "alpha", "beta", "Hit@1, DR-SCL+QG", output / "figure5")
     text = f"{grid_table(values, 'alpha', 'beta')}\n\nHit@1 in percent, seed {seed}, ann_temperature {temperature:g}."
     save_report(output, "figure5", text)
     return text

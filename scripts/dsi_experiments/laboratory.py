@@ -28,13 +28,16 @@ from dsi.docids.schemes import DocidsConfig, make_docids
 from dsi.docids.schemes.file import write_docids
 from dsi.docids.tree import DocidTree
 from dsi.docids.types import Floats, Run
-from dsi.eval.fusion import reciprocal_rank_fusion
-from dsi.eval.measures import STANDARD_MEASURES, cutoff, evaluate, mean
+from dsi.eval.fusion import fit_weights, reciprocal_rank_fusion, weighted_sum
+from dsi.eval.measures import STANDARD_MEASURES, cutoff, evaluate
 from dsi.eval.protocol import SystemResult, overlap_splits
 from dsi.measuring.provenance import provenance
 from dsi.measuring.runs import BM25Runs, DenseRuns, IndexRuns, generator_only
 from dsi.measuring.weights import DEPTH
-from dsi.search.engine import EncodedQueries
+from dsi.search.engine import Engine
+from dsi.search.engine import Method as SearchMethod
+from dsi.search.generate import DenseAndWords
+from dsi.search.queries import EncodedQueries
 from dsi.search.request import SearchRequest
 from dsi.search.results import Trace
 from dsi.store.retriever import GenerativeRetriever
@@ -50,7 +53,6 @@ from dsi_experiments.tables import Row
 SPLIT = "test"
 ANSWERS = 10
 BEAMS = (10, 20, 50)
-PLANS = (0.03, 0.1, 0.3, 1.0, 3.0, 10.0, 30.0, 100.0)
 """Weights of BM25 beside log-probabilities that are tried on dev."""
 
 
@@ -272,7 +274,9 @@ class Laboratory:
 
     def _embeddings(self, config: Config, encoder: Encoder) -> Floats:
         store, config = self.output / "store", config.with_changes({"tokens": {"model": "", "bits": 0}})
-        return DocumentVectors(config, self.collection, encoder, store, store, self.processes).embeddings()
+        return DocumentVectors(
+            config, self.collection, encoder, store / "states", self.processes, shared=True
+        ).embeddings()
 
     def _seconds(self, config: Config) -> dict[str, float]:
         return stage_seconds(self._folder(config))
@@ -282,11 +286,19 @@ class Laboratory:
         return overlap_splits(self.collection.qrels[SPLIT], self.collection.overlap_documents(SPLIT))
 
 
-def answer(retriever: GenerativeRetriever, encoded: EncodedQueries, k: int, **changes: Any) -> Run:
-    """Return the top k documents of each query, with some settings of `[search]` changed."""
+def answer(
+    retriever: GenerativeRetriever,
+    encoded: EncodedQueries,
+    k: int,
+    control: Callable[[Engine], SearchMethod] | None = None,
+    **changes: Any,
+) -> Run:
+    """Return the top k documents of each query, with some settings of `[search]` changed; `control`: another method."""
     index = retriever.snapshot
     request = SearchRequest(k, dataclasses.replace(index.search_config, **changes))
-    return index.as_run(encoded.query_ids, index.engine.search(encoded, request))
+    return index.as_run(
+        encoded.query_ids, index.engine.search(encoded, request, method=control and control(index.engine))
+    )
 
 
 POINTS = {"untrained": Laboratory.untrained, "query-means": Laboratory.query_means}
@@ -304,6 +316,12 @@ def _tuned(**options: Any) -> Method:
         return index.run(SPLIT, **changes), changes
 
     return method
+
+
+def _dense_and_words(laboratory: Laboratory, config: Config) -> tuple[Run, Mapping[str, Any]]:
+    index = laboratory.index(config)
+    changes = index.tune(learned=False)
+    return index.run(SPLIT, control=DenseAndWords, **changes), changes
 
 
 def _alone(beam_width: int = 0) -> Method:
@@ -340,38 +358,15 @@ def _clusters(beam_width: int) -> Method:
     return method
 
 
-def _planned(beam_width: int) -> Method:
-    """Search with the generator's beam, each node helped by the best BM25 score below it; the weight of BM25 is best on dev."""
-
-    def method(laboratory: Laboratory, config: Config) -> tuple[Run, Mapping[str, Any]]:
-        index, bm25 = laboratory.index(config), laboratory.words.bm25
-        snapshot, dev = index.retriever.snapshot, laboratory.collection.qrels["dev"]
-        changes: dict[str, Any] = {"fusion": "bound", "alpha": 0.5, "ann_temperature": 1.0, "beam_width": beam_width}
-        own = dataclasses.replace(snapshot.search_config, **changes)
-
-        def search(split: str, weight: float) -> Run:
-            queries = laboratory.collection.query_texts(split)
-            encoded = index.encode(split, queries)
-            vectors = snapshot.tree.embeddings[snapshot.tree.positions]
-            dense = encoded.embeddings.float().numpy(force=True) @ vectors.T
-            extra = (
-                weight * bm25.scores(list(queries.values())) - dense
-            )  # BM25 in place of the dense scores, not beside them
-            result = snapshot.engine.search(encoded, SearchRequest(ANSWERS, own, extra_scores=extra))
-            return snapshot.as_run(encoded.query_ids, result)
-
-        def quality(weight: float) -> float:
-            return mean(evaluate(search("dev", weight), dev, ["RR@10"])["RR@10"])
-
-        weight = laboratory.processes.first(max(PLANS, key=quality) if dev else 1.0)
-        return search(SPLIT, weight), {**changes, "weight": weight}
-
-    return method
-
-
 def _post_hoc(laboratory: Laboratory, config: Config) -> tuple[Run, Mapping[str, Any]]:
-    index = laboratory.index(config)
-    return index.post_hoc(SPLIT), {"weight": index.post_hoc_weight}
+    """Dense search and the decoder, interpolated after the search with a weight chosen on dev."""
+    index, dev, weight = laboratory.index(config), laboratory.collection.qrels["dev"], 0.0
+    alone = generator_only(index.retriever)
+    if dev:
+        (weight,) = laboratory.processes.first(
+            fit_weights(index.run_dense("dev"), [index.run("dev", **alone)], [1.0], dev)
+        )
+    return weighted_sum(index.run_dense(SPLIT), [index.run(SPLIT, **alone)], [weight]), {"weight": weight}
 
 
 def _bm25_cut(laboratory: Laboratory, config: Config) -> tuple[Run, Mapping[str, Any]]:
@@ -393,11 +388,9 @@ METHODS: dict[str, Method] = {
     "decoder": _alone(),
     **{f"alone-{beam_width}": _alone(beam_width) for beam_width in BEAMS},
     "clusters-10": _clusters(10),
-    "planned-10": _planned(10),
-    "paper": _tuned(fusion="paper", lexical=False),
-    "bound": _tuned(fusion="bound", lexical=False),
-    "hybrid": _tuned(fusion="bound"),
-    "dense+bm25": _tuned(learned=False),
+    "fused": _tuned(lexical=False),
+    "hybrid": _tuned(),
+    "dense+bm25": _dense_and_words,
     "post-hoc": _post_hoc,
 }
 """How a row answers the test queries: {name: function of laboratory and configuration -> run, options worth knowing}."""

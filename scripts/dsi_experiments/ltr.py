@@ -17,7 +17,7 @@ from dsi.eval.tables import markdown_table
 from dsi_experiments.report import save_report
 from dsi_experiments.rerankers.boosting import BoostedTrees, BoostingConfig
 from dsi_experiments.rerankers.learned import FeatureReranker, LinearReranker, RankNet, RankNetConfig
-from dsi_experiments.rerankers.lists import NDCG_EXP, Floats, JudgedLists, against, exact_weight, ndcg_exp, split_folds
+from dsi_experiments.rerankers.lists import NDCG_EXP, Floats, JudgedLists, against, ndcg_exp, split_folds
 
 FOLDS = 5
 REFERENCE = "LambdaMART"
@@ -46,9 +46,8 @@ def _network(lists: JudgedLists, seed: int, *, weigh_by_ndcg: bool) -> RankNet:
 
 
 def _trees(lists: JudgedLists, seed: int, base: FeatureReranker | None = None, **settings: Any) -> BoostedTrees:
-    line_search = exact_weight if settings.pop("exact", False) else None
     config = BoostingConfig(**{"learning_rate": 0.1, "leaves": 31, "min_leaf": 50, "seed": seed, **settings})
-    return BoostedTrees(lists.names, config, base).fit(lists, line_search)
+    return BoostedTrees(lists.names, config, base).fit(lists)
 
 
 def _defaults(lists: JudgedLists, seed: int) -> Callable[[Floats], Floats]:
@@ -67,10 +66,6 @@ SYSTEMS: dict[str, Fit] = {
     "LightGBM's lambdarank with its defaults": _defaults,
     REFERENCE: _predictor(_trees),
     "LambdaSMART on ridge regression": _predictor(lambda lists, seed: _trees(lists, seed, ridge(lists))),
-    'LambdaMART, engine "literal"': _predictor(lambda lists, seed: _trees(lists, seed, engine="literal")),
-    'LambdaMART, engine "literal", 30 trees with exact weights': _predictor(
-        lambda lists, seed: _trees(lists, seed, engine="literal", trees=30, exact=True)
-    ),
 }
 
 

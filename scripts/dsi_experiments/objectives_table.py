@@ -95,7 +95,7 @@ def decoder_positions(tree: DocidTree, row: ObjectiveRow, samples: int = 256) ->
 
     def cost(row: ObjectiveRow) -> float:
         documents = 1 + (RANDOM_PATHS if "random" in row.candidates else 0)
-        drawn = torch.randint(tree.num_documents, (samples, documents), generator=rng)
+        drawn = torch.randint(tree.num_places, (samples, documents), generator=rng)
         paths = (families.pack(families.above(drawn)).parents >= 0).sum(dim=1).float().mean().item()
         return 3 * paths + (4 * searched if "beam" in row.candidates else 0)
 
@@ -113,7 +113,7 @@ def measure(index: IndexRuns, split: str) -> list[Cell]:
     cells = []
     for system, options in (
         ("decoder alone", generator_only(index.retriever)),
-        ("fused", index.tune(fusion="bound", lexical=False)),
+        ("fused", index.tune(lexical=False)),
     ):
         scores = index.scores(split, right, **options)
         for beam_width in BEAMS:

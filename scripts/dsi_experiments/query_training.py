@@ -97,7 +97,7 @@ def train_query_generator(
     trainer.remove_callback(PrinterCallback)  # prints dictionaries
     held_out = _examples(dev, tokenizer, config)
     before = _loss(trainer, held_out)
-    run_trainer(trainer, "query generator", work)
+    run_trainer(trainer, "query generator", work, round(config.epochs * len(train)))
     after = _loss(trainer, held_out)
     if trainer.is_world_process_zero():
         with replace_folder(output) as folder:

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from dsi.docids.files.storage import digest, write_bytes, write_json
-from dsi.eval.report import Measured, experiment_table
+from dsi_experiments.published import Measured, experiment_table
 from dsi_experiments.report import save_report
 from dsi_experiments.tables import REFERENCES, TABLES
 

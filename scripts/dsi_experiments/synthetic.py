@@ -16,9 +16,9 @@ from numpy.typing import NDArray
 from scipy.sparse import csr_matrix
 
 from dsi.docids.files.storage import digest
-from dsi.eval.measures import regret
 from dsi.eval.tables import markdown_table
 from dsi.measuring.provenance import provenance
+from dsi_experiments.regret import regret
 from dsi_experiments.report import save_report
 from dsi_experiments.rows import Rows
 from dsi_experiments.toy import complete_tree
@@ -131,7 +131,7 @@ def _regrets(setting: Setting, objective: str, run: int) -> list[float]:
     rng = np.random.default_rng(run)
     weights = rng.normal(size=(setting.labels, FEATURES))
     (features, _, relevant), (test, eta, _) = (
-        _instances(rng, weights, count, tree.num_documents, setting.one_relevant)
+        _instances(rng, weights, count, tree.num_places, setting.one_relevant)
         for count in (setting.train, setting.test)
     )
     config = TreeModelConfig(

@@ -29,7 +29,6 @@ DIGITS: Changes = {
     "training": {"epochs": 4.0},
     "docids": {"branching": 10, "max_leaf_size": 10},
     "search": {
-        "fusion": "bound",
         "ann_temperature": 0.03,
         "beam_width": 20,
         "lexical_weight": 0.0,
@@ -59,7 +58,7 @@ class Row:
         name: as the table shows it.
         method: how it answers queries, a key of `dsi_experiments.laboratory.METHODS`.
         changes: settings that differ from the base, {section: {setting: value}}.
-        published: key of `dsi.eval.report.PUBLISHED`.
+        published: key of `dsi_experiments.published.PUBLISHED`.
         fresh: begin with fresh weights in the shape of the base's encoder.
         points: what is clustered in place of the documents' embeddings, a key of `dsi_experiments.laboratory.POINTS`.
     """
@@ -109,25 +108,22 @@ TABLES: dict[str, tuple[Row, ...]] = {
         Row("DSI+QG", "decoder", WHOLE, "DSI+QG"),
         Row("DR-SCL (beta=0)", "decoder", NO_QG, "DR-SCL (beta=0)"),
         Row("DR-SCL+QG (beta=0)", "decoder", published="DR-SCL+QG (beta=0)"),
-        Row("DR-SCL+QG, fused (paper)", "paper", published="DR-SCL+QG"),
+        Row("DR-SCL+QG, fused", "fused", published="DR-SCL+QG"),
         Row("Dense, after contrastive training", "dense"),
         Row("RRF of BM25 and dense", "rrf"),
         Row("Dense + BM25", "dense+bm25", ON_DENSE),  # the decoder that trains fastest; it is not used
         Row("DR-SCL+QG, dense + decoder after search", "post-hoc"),
-        Row("DR-SCL+QG, fused (bound)", "bound"),
-        Row("DR-SCL+QG, fused (bound) + BM25", "hybrid"),
-        Row("DR-SCL on top of dense, fused (bound)", "bound", ON_DENSE),
-        Row("DR-SCL on top of dense, fused (bound) + BM25", "hybrid", ON_DENSE),
+        Row("DR-SCL on top of dense, fused", "fused", ON_DENSE),
         Row("DR-SCL+QG, distilled (beta=0)", "decoder", DISTILLED),
-        Row("DR-SCL+QG, distilled, fused (bound)", "bound", DISTILLED),
+        Row("DR-SCL+QG, distilled, fused", "fused", DISTILLED),
         Row("DR-SCL+QG, random docids (beta=0)", "decoder", {"docids": {"method": "random"}}),
         Row("DR-SCL+QG, docids of query means (beta=0)", "decoder", points="query-means"),
         Row("DR-SCL+QG, 18 pseudo-queries a document (beta=0)", "decoder", EIGHTEEN),
-        Row("DR-SCL+QG, 18 pseudo-queries a document, fused (bound)", "bound", EIGHTEEN),
+        Row("DR-SCL+QG, 18 pseudo-queries a document, fused", "fused", EIGHTEEN),
         Row("DR-SCL+QG, documents cut at 32 tokens (beta=0)", "decoder", _cut(32)),
-        Row("DR-SCL+QG, documents cut at 32 tokens, fused (bound)", "bound", _cut(32)),
+        Row("DR-SCL+QG, documents cut at 32 tokens, fused", "fused", _cut(32)),
         Row("DR-SCL+QG, documents cut at 64 tokens (beta=0)", "decoder", _cut(64)),
-        Row("DR-SCL+QG, documents cut at 64 tokens, fused (bound)", "bound", _cut(64)),
+        Row("DR-SCL+QG, documents cut at 64 tokens, fused", "fused", _cut(64)),
     ),
     "table4": (
         Row("no pre-training (random weights)", "decoder", _both(NO_QG, UNTRAINED), "T5", fresh=True),
@@ -148,7 +144,7 @@ TABLES: dict[str, tuple[Row, ...]] = {
         Row("tied tokens, alone, beam 20", "alone-20"),
         Row("tied tokens, alone, beam 50", "alone-50"),
         Row("dense + BM25", "dense+bm25"),
-        Row("dense + BM25 + (level, digit) tokens", "hybrid", DIGITS),
+        Row("(level, digit) tokens, fused", "fused", DIGITS),
         Row("dense + BM25 + tied tokens", "hybrid"),
     ),
     "ablations": (
@@ -183,7 +179,6 @@ TABLES: dict[str, tuple[Row, ...]] = {
         _frozen("LTRGR", "alone-10", DIGITS, _one("objective", name="ltrgr")),
         _frozen("LTRGR without margin", "alone-10", DIGITS),
         _frozen("GDR", "clusters-10", DIGITS, CLUSTERS),
-        _frozen("PAG, BM25 for its words", "planned-10", DIGITS, RQ),
         _frozen("tied tokens, alone", "alone-10"),
         _frozen("dense + BM25 + tied tokens", "hybrid"),
     ),

@@ -13,8 +13,8 @@ from torch import Tensor
 
 from dsi.docids.clustering import DocidsConfig, build_tree
 from dsi.docids.tree import DocidTree
-from dsi.eval.measures import regret
 from dsi.eval.tables import markdown_table
+from dsi_experiments.regret import regret
 from dsi_experiments.report import save_report
 from dsi_experiments.tree_targets import TreeTargets
 
@@ -74,8 +74,8 @@ def toy(
     targets = TreeTargets(tree)
     found: dict[str, dict[tuple[int, float], list[float]]] = {}
     for _ in range(runs):
-        eta = torch.zeros(1, tree.num_documents, dtype=torch.float64)
-        eta[0, torch.randperm(tree.num_documents)[:labels]] = torch.rand(labels, dtype=torch.float64)
+        eta = torch.zeros(1, tree.num_places, dtype=torch.float64)
+        eta[0, torch.randperm(tree.num_places)[:labels]] = torch.rand(labels, dtype=torch.float64)
         for size in sizes:
             scores = _exact_scores(targets, eta) if size == math.inf else _sampled_scores(targets, eta, int(size))
             for k in ks:

@@ -1,30 +1,20 @@
 """A tree model without text: instances are feature vectors, documents are labels, and several may be relevant.
 
-It uses the trees, objectives and beams of docids. A node's logit is linear in the features, and in a hidden layer over them.
-Knows no text and no docid decoder.
+It uses the trees, objectives and beams of docids. A node's logit is linear in the features. Knows no text and no docid decoder.
 """
 
-import dataclasses
-import json
 import logging
 import math
 import warnings
-from pathlib import Path
-from typing import Annotated
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from pydantic import Field
-from safetensors.torch import load_file, save_file
 from scipy.sparse import csr_matrix
-from sklearn.preprocessing import normalize
 from torch import Tensor, nn
 
-from dsi.docids.clustering import DocidsConfig, build_tree
 from dsi.docids.files.declarations import Count, Whole, settings
 from dsi.docids.files.progress import progress
-from dsi.docids.files.storage import replace_folder, write_json
 from dsi.docids.tree import DocidTree
 from dsi.generator.objectives import log_prior
 from dsi_experiments.objectives.rows import find_row, objective_loss, phase
@@ -41,24 +31,18 @@ class TreeModelConfig:
         objective: a row of `dsi_experiments.objectives.rows`.
         beam_width: inner nodes kept a level by objectives with beam candidates.
         random_nodes: random candidates a level, on average, for objectives that have them.
-        hidden: width of a hidden layer whose outputs join the features; 0 for a model linear in the features.
-        dropout: of the features, and of the hidden layer.
         epochs: passes over the instances.
         batch_size: instances a step.
         learning_rate: of AdamW at the start; falls linearly to zero.
-        weight_decay: of AdamW.
         seed: of initialisation, order and random candidates.
     """
 
     objective: str = "plt"
     beam_width: Count = 10
     random_nodes: Whole = 50
-    hidden: Whole = 0
-    dropout: Annotated[float, Field(ge=0, lt=1)] = 0.0
     epochs: Count = 20
     batch_size: Count = 128
     learning_rate: float = 1e-2
-    weight_decay: float = 0.0
     seed: Whole = 0
 
     def __post_init__(self) -> None:
@@ -66,21 +50,6 @@ class TreeModelConfig:
             raise ValueError(
                 f"objective {self.objective!r} compares whole paths, which only docid generators do; choose another one."
             )
-
-
-def label_tree(features: csr_matrix, relevant: csr_matrix, config: DocidsConfig, seed: int = 0) -> DocidTree:
-    """A tree that clusters labels by the mean direction of their instances' features (PIFA).
-
-    A label without an instance is at 0.
-
-    Args:
-        features: [instances, features].
-        relevant: [instances, labels], non-zero where a label is relevant.
-        config: of the clustering.
-        seed: of the clustering.
-    """
-    means = normalize((relevant != 0).astype(np.float32).T @ normalize(features))
-    return build_tree(np.asarray(means.todense(), dtype=np.float32), config, seed=seed)
 
 
 class TreeModel(nn.Module):
@@ -98,23 +67,15 @@ class TreeModel(nn.Module):
         self.tree, self.config, self.num_features = tree, config, num_features
         self.row = find_row(config.objective)
         self.targets = TreeTargets(tree)
-        nodes = tree.num_inner + tree.num_documents
-        self.hidden = nn.Linear(num_features, config.hidden) if config.hidden else None
-        self.dropout = nn.Dropout(config.dropout)
+        nodes = tree.num_inner + tree.num_places
         self.nodes = nn.Linear(num_features, nodes)
-        self.nodes_of_hidden = nn.Linear(config.hidden, nodes, bias=False) if config.hidden else None
         nn.init.zeros_(self.nodes.weight)
         with torch.no_grad():
             self.nodes.bias.copy_(log_prior(self.row.score, self.targets.family_sizes, self.targets.level_sizes))
 
     def forward(self, features: Tensor) -> Tensor:
         """[batch, nodes] logits of features [batch, num_features]."""
-        features = self.dropout(features)
-        logits: Tensor = self.nodes(features)
-        if self.hidden is None or self.nodes_of_hidden is None:
-            return logits
-        hidden = self.dropout(torch.relu(self.hidden(features)))
-        return logits + self.nodes_of_hidden(hidden)  # type: ignore[no-any-return]
+        return self.nodes(features)  # type: ignore[no-any-return]
 
     def fit(self, features: csr_matrix, relevant: csr_matrix, *, show_progress: bool = False) -> list[float]:
         """Train in place and return the mean loss of every epoch.
@@ -129,9 +90,7 @@ class TreeModel(nn.Module):
         """
         features, relevant = self._checked(features, relevant)
         config = self.config
-        decay, plain = [p for p in self.parameters() if p.dim() > 1], [p for p in self.parameters() if p.dim() == 1]
-        groups = [{"params": decay, "weight_decay": config.weight_decay}, {"params": plain, "weight_decay": 0.0}]
-        optimizer = torch.optim.AdamW(groups, lr=config.learning_rate)
+        optimizer = torch.optim.AdamW(self.parameters(), lr=config.learning_rate, weight_decay=0.0)
         batches = math.ceil(features.shape[0] / config.batch_size)
         steps = config.epochs * batches
         schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: 1 - step / steps)
@@ -195,33 +154,14 @@ class TreeModel(nn.Module):
             found.append(np.where(positions < 0, -1, self.tree.doc_rows[np.maximum(positions, 0)]))
         return np.concatenate(found)
 
-    def save(self, folder: Path) -> None:
-        """Write weights, tree and configuration in one step."""
-        with replace_folder(folder) as partial:
-            save_file(
-                {name: tensor.contiguous() for name, tensor in self.state_dict().items()}, partial / "model.safetensors"
-            )
-            self.tree.save(partial / "tree.safetensors")
-            settings = {**dataclasses.asdict(self.config), "num_features": self.num_features}
-            write_json(partial / "config.json", settings)
-
-    @classmethod
-    def load(cls, folder: Path) -> "TreeModel":
-        """The model that `save` wrote, with its objective and training beam."""
-        settings = json.loads((folder / "config.json").read_text())
-        num_features = settings.pop("num_features")
-        model = cls(DocidTree.load(folder / "tree.safetensors"), num_features, TreeModelConfig(**settings))
-        model.load_state_dict(load_file(folder / "model.safetensors"))
-        return model.eval()
-
     def _checked(self, features: csr_matrix, relevant: csr_matrix) -> tuple[csr_matrix, csr_matrix]:
         if features.shape[0] != relevant.shape[0] or features.shape[1] != self.num_features:
             raise ValueError(
                 f"features must be [{relevant.shape[0]}, {self.num_features}] for these labels, got {list(features.shape)}."
             )
-        if relevant.shape[1] != self.tree.num_documents:
+        if relevant.shape[1] != self.tree.num_places:
             raise ValueError(
-                f"There are {relevant.shape[1]} labels, the tree has leaves for {self.tree.num_documents}; "
+                f"There are {relevant.shape[1]} labels, the tree has leaves for {self.tree.num_places}; "
                 "build it for all labels."
             )
         relevant = (relevant != 0).astype(np.float32).tocsr()

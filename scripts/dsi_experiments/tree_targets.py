@@ -46,7 +46,7 @@ class TreeTargets:
     @cached_property
     def level_sizes(self) -> Tensor:
         """[nodes] how many nodes each node's level has; 1 for the root."""
-        sizes = torch.ones(self.tree.num_inner + self.tree.num_documents, device=self.children.device)
+        sizes = torch.ones(self.tree.num_inner + self.tree.num_places, device=self.children.device)
         for nodes in self.nodes_by_level:
             sizes[nodes] = float(len(nodes))
         return sizes
@@ -166,7 +166,7 @@ class TreeTargets:
         ]
         nodes = torch.cat(found, dim=1)
         own = scores.gather(1, nodes.clamp(min=0)).masked_fill(nodes < 0, -torch.inf)
-        best = own.argsort(dim=1, descending=True, stable=True)[:, : min(k, self.tree.num_documents)]
+        best = own.argsort(dim=1, descending=True, stable=True)[:, : min(k, self.tree.num_places)]
         nodes = nodes.gather(1, best)
         return (nodes - self.tree.num_inner).masked_fill(nodes < 0, -1)
 

@@ -87,7 +87,7 @@ def measure_updates(collection: Collection, without: IndexRuns, whole: IndexRuns
     of_added = [query_id for query_id, judged in qrels.items() if not added.isdisjoint(judged)]
     of_others = [query_id for query_id, judged in qrels.items() if added.isdisjoint(judged)]
     indexes = {"without": without, "whole": whole}
-    options = {name: index.tune(fusion="bound") for name, index in indexes.items()}
+    options = {name: index.tune() for name, index in indexes.items()}
     encoded = {name: index.encode("test", collection.query_texts("test")) for name, index in indexes.items()}
 
     def run(name: str) -> Run:

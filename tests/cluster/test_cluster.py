@@ -1,4 +1,4 @@
-"""Shards in real processes: their answers are those of one process, and what happens when some are killed, hung or slow."""
+"""Shards in this process and on Ray: their answers are those of one process; on Ray some are killed, hung or slow."""
 
 import logging
 import math
@@ -13,22 +13,22 @@ from itertools import cycle
 from pathlib import Path
 
 import numpy as np
+import psutil
 import pytest
 
 import dsi
-from dsi.cluster.fleet import Fleet, ShardError
+from dsi.cluster.backends import LostError
+from dsi.cluster.fleet import Fleet
 from dsi.cluster.router import ShardedRetriever
 from dsi.cluster.shards import ShardIndex, shard_edges
-from dsi.cluster.workers import LostError
 from dsi.config import Config
 from dsi.docids.clustering import DocidsConfig, build_tree
+from dsi.docids.extensions import CLUSTERS, extensions, open_cluster
 from dsi.docids.files.storage import read_record
 from dsi.search import generate
-from dsi.search.results import SearchResult
+from dsi.search.results import SearchResult, ShardError
 from tests.support.cluster_work import Poison, die, die_once, refuse, square
 from tests.support.small import PROMPTS, random_tree, write_collection
-
-pytestmark = pytest.mark.cluster
 
 pytest_plugins = ("tests.support.ray_cluster",)
 
@@ -41,41 +41,53 @@ def collection(tmp_path_factory):
     return dsi.read_collection(write_collection(tmp_path_factory.mktemp("cluster") / "collection"))
 
 
-@pytest.fixture(scope="module")
-def runs(tmp_path_factory, sentence_bert_folder, collection) -> dict[str, Path]:
+class Runs(dict[str, Path]):
     """Indexes of 40 documents with BM25 and tokens: plain, with several places a document, and searched by codes."""
-    folder = tmp_path_factory.mktemp("runs")
-    encoder = {"encoder": {"name": str(sentence_bert_folder), **PROMPTS, "document_length": 16}}
-    search = {
-        "search": {"lexical_weight": 0.1, "token_weight": 0.5, "beam_width": 3, "candidates": 8},
-        "dev_queries": 0,
-    }
-    changes = {
-        "plain": {"docids": {"branching": 5, "max_leaf_size": 3}},
-        "places": {"docids": {"branching": 5, "max_leaf_size": 3, "segments": 3}},
-        "codes": {"docids": {"branching": 5, "max_leaf_size": 3}, "vectors": {"code_bytes": 8}},
-    }
-    for name, own in changes.items():
-        config = Config().without_training().with_changes({**encoder, **search, **own})
-        dsi.train(collection, folder / name, config=config, device="cpu")
-    return {name: folder / name for name in changes}
+
+    def __init__(self, folder: Path, encoder: Path, collection) -> None:
+        self.folder, self.encoder, self.collection = folder, encoder, collection
+
+    def __missing__(self, name: str) -> Path:
+        docids = {"branching": 5, "max_leaf_size": 3}
+        own = {
+            "plain": {"docids": docids},
+            "places": {"docids": {**docids, "segments": 3}},
+            "codes": {"docids": docids, "vectors": {"code_bytes": 8}},
+        }[name]
+        encoder = {"encoder": {"name": str(self.encoder), **PROMPTS, "document_length": 16}}
+        search = {"lexical_weight": 0.1, "token_weight": 0.5, "beam_width": 3, "candidates": 8}
+        config = Config().without_training().with_changes({**encoder, "search": search, "dev_queries": 0, **own})
+        dsi.train(self.collection, self.folder / name, config=config, device="cpu")
+        self[name] = self.folder / name
+        return self[name]
 
 
-@pytest.fixture(scope="module", params=["local", "ray"])
-def cluster(request) -> Iterator[dsi.Cluster]:
-    address = "local" if request.param == "local" else request.getfixturevalue("ray_address")
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory, sentence_bert_folder, collection) -> Runs:
+    return Runs(tmp_path_factory.mktemp("runs"), sentence_bert_folder, collection)
+
+
+@pytest.fixture(scope="module")
+def ray(ray_address) -> Iterator[dsi.Cluster]:
     answer = signal.getsignal(signal.SIGTERM)
-    with dsi.Cluster(address, processes=2) as cluster:
+    with dsi.Cluster(ray_address, processes=2) as cluster:
         assert signal.getsignal(signal.SIGTERM) == answer  # Ray's own would end a server in the middle of its answers
         yield cluster
 
 
+@pytest.fixture(scope="module", params=["local", pytest.param("ray", marks=pytest.mark.cluster)])
+def cluster(request) -> Iterator[dsi.Cluster]:
+    if request.param == "ray":
+        yield request.getfixturevalue("ray")
+        return
+    with dsi.Cluster("local", processes=1) as cluster:
+        yield cluster
+
+
 @pytest.fixture(scope="module")
-def served(cluster, runs) -> Iterator[ShardedRetriever]:
+def served(ray, runs) -> Iterator[ShardedRetriever]:
     """The plain index by three shards with two replicas each; not to be changed."""
-    with dsi.serve_shards(
-        runs["plain"], cluster=cluster, shards=3, replicas=2, timeout=SECONDS, device="cpu"
-    ) as retriever:
+    with dsi.serve_shards(runs["plain"], cluster=ray, shards=3, replicas=2, timeout=SECONDS, device="cpu") as retriever:
         yield retriever
 
 
@@ -117,11 +129,11 @@ OPTIONS = [
 
 
 @pytest.mark.parametrize(
-    "name", ["plain", *(pytest.param(name, marks=pytest.mark.slow) for name in ("places", "codes"))]
+    "name", ["plain", *(pytest.param(name, marks=pytest.mark.cluster) for name in ("places", "codes"))]
 )
 def test_answers_are_those_of_one_process(cluster, runs, collection, name, monkeypatch):
     one, rng = alone(runs[name]), np.random.default_rng(0)
-    texts, ids = texts_of(collection), one.documents.dataset["doc_id"][:]
+    texts, ids = texts_of(collection)[::3], one.documents.dataset["doc_id"][:]
     encoded = one.encode_queries(texts)
     extra = rng.normal(size=(len(texts), len(ids)))
     filters = [
@@ -156,7 +168,7 @@ def test_shards_cut_the_tree_at_children_of_the_root():
             first = int(tree.first_child[0])
             if first < tree.num_inner:
                 children = slice(first, first + int(tree.num_children[0]))
-                assert set(edges.tolist()) <= {*tree.doc_start[children].tolist(), tree.num_documents}
+                assert set(edges.tolist()) <= {*tree.doc_start[children].tolist(), tree.num_places}
 
 
 def replicas_of(retriever: ShardedRetriever, shard: int) -> list[int]:
@@ -177,6 +189,7 @@ def all_live(retriever: ShardedRetriever) -> bool:
     return all(own.generation for own in retriever.fleet.status())
 
 
+@pytest.mark.cluster
 def test_a_shard_that_is_killed_has_a_replica_that_answers(served, runs, collection, caplog):
     one, texts = alone(runs["plain"]), texts_of(collection)
     encoded = one.encode_queries(texts)
@@ -194,6 +207,7 @@ def test_a_shard_that_is_killed_has_a_replica_that_answers(served, runs, collect
         assert f"shard {shard} replica 0 is back (restart" in caplog.text
 
 
+@pytest.mark.cluster
 def test_a_shard_that_hangs_is_hedged_and_its_late_answers_harm_nothing(served, runs, collection):
     wait_until(lambda: all_live(served))
     one, texts = alone(runs["plain"]), texts_of(collection)
@@ -217,10 +231,11 @@ def test_a_shard_that_hangs_is_hedged_and_its_late_answers_harm_nothing(served, 
         check_equal(served.search_encoded(one.encode_queries([text])), expected[text])
 
 
-def test_without_a_replica_what_is_there_is_answered_and_told(cluster, runs, collection, caplog):
+@pytest.mark.cluster
+def test_without_a_replica_a_partial_answer_says_so(ray, runs, collection, caplog):
     one, texts = alone(runs["plain"]), texts_of(collection)
     encoded = one.encode_queries(texts)
-    with dsi.serve_shards(runs["plain"], cluster=cluster, shards=3, timeout=1, device="cpu") as shards:
+    with dsi.serve_shards(runs["plain"], cluster=ray, shards=3, timeout=1, device="cpu") as shards:
         edges = shards.engine.edges
         size = (edges[2] - edges[1]) / edges[3]
         os.kill(replicas_of(shards, 1)[0], signal.SIGSTOP)
@@ -245,6 +260,7 @@ def test_without_a_replica_what_is_there_is_answered_and_told(cluster, runs, col
         check_equal(shards.search_encoded(encoded), one.search_encoded(encoded))  # it restarts within the timeout
 
 
+@pytest.mark.cluster
 def test_a_question_that_kills_a_shard_fails_and_the_shard_comes_back(served, runs, collection):
     wait_until(lambda: all_live(served))
     fleet, texts = served.fleet, texts_of(collection)
@@ -298,9 +314,10 @@ def test_updates_are_seen_in_all_shards_or_in_none(cluster, runs, tmp_path, coll
             assert any(answer == [pytest.approx(own, abs=1e-4) for own in state] for state in known)
         assert shards.search("Neretva river Bosnia", k=1)[0].doc_id == "new"
         wait_until(lambda: {own.generation for own in shards.fleet.status()} == {3})
-        os.kill(replicas_of(shards, 0)[0], signal.SIGKILL)
-        wait_until(lambda: all_live(shards) and shards.fleet.status()[0].restarts == 1)
-        assert {own.generation for own in shards.fleet.status()} == {3}  # it comes back with the current one
+        if cluster.address != "local":
+            os.kill(replicas_of(shards, 0)[0], signal.SIGKILL)
+            wait_until(lambda: all_live(shards) and shards.fleet.status()[0].restarts == 1)
+            assert {own.generation for own in shards.fleet.status()} == {3}  # it comes back with the current one
         other = alone(folder)
         other.add([{**new, "doc_id": "other"}])
         other.save_update(folder)
@@ -319,28 +336,50 @@ def test_files_of_another_generation_are_refused(cluster, runs, tmp_path):
         fleet.load("another")
 
 
-def test_status_tells_each_replica(served, cluster):
+@pytest.mark.cluster
+def test_status_has_each_replica(served, ray):
     wait_until(lambda: all_live(served))
     served.search("noble gases")
     wait_until(lambda: not any(own.queue for own in served.fleet.status()))  # a replica that was asked in vain
-    status = [own for own in cluster.status() if own in served.fleet.status()]
+    status = [own for own in ray.status() if own in served.fleet.status()]
     assert [(own.shard, own.replica) for own in served.fleet.status()] == [(s, r) for s in range(3) for r in range(2)]
     assert all(own.generation == 1 and own.queue == 0 and own.process for own in status)
     assert all(0 < own.p50 <= own.p95 <= own.p99 for own in status)
 
 
-def test_work_is_done_again_when_its_worker_dies(cluster, tmp_path):
-    assert cluster.map(square, ((n,) for n in range(20))) == [n * n for n in range(20)]
-    assert cluster.map(die_once, [(str(tmp_path), n) for n in range(7)]) == list(range(7))
-    with pytest.raises(LostError, match=r"block 7 was given up: its worker died 3 times"):
-        cluster.map(die, [()], names=["block 7"])
+def test_work_is_done_in_order_and_its_errors_are_raised(cluster):
+    assert cluster.backend.map(square, ((n,) for n in range(20))) == [n * n for n in range(20)]
     with pytest.raises(ValueError, match="no 4"):
-        cluster.map(refuse, [(4,)])
+        cluster.backend.map(refuse, [(4,)])
 
 
-def test_bad_input_is_refused_in_one_line(cluster, runs, tmp_path, monkeypatch):
+@pytest.mark.cluster
+def test_work_is_done_again_when_its_process_dies(ray, tmp_path):
+    assert ray.backend.map(die_once, [(str(tmp_path), n) for n in range(7)]) == list(range(7))
+    with pytest.raises(LostError, match=r"block 7 was given up: its process died 3 times"):
+        ray.backend.map(die, [()], names=["block 7"])
+    assert ray.backend.map(square, [(3,), (4,)]) == [9, 16]
+
+
+@pytest.mark.cluster
+def test_work_of_a_local_process_that_dies_is_an_error():
+    with dsi.Cluster("local", processes=2) as local:
+        with pytest.raises(LostError, match=r"A process died \(.*\); run again: finished work is kept"):
+            local.backend.map(die, [(), ()])
+        assert local.backend.map(square, [(3,), (4,)]) == [9, 16]
+    assert not [child for child in psutil.Process().children() if "popen_loky" in " ".join(child.cmdline())]
+
+
+@pytest.mark.cluster
+def test_a_machine_with_other_versions_is_refused(ray, runs, monkeypatch):
+    monkeypatch.setattr("dsi.cluster.backends.versions", lambda: "Python 2")
+    with pytest.raises(ValueError, match=r"has Python 3.* this one has Python 2; install the same"):
+        dsi.serve_shards(runs["plain"], cluster=ray, shards=2, device="cpu")
+
+
+def test_bad_input_is_refused_in_one_line(runs, tmp_path):
     def serve(run=runs["plain"], **options):
-        return dsi.serve_shards(run, cluster=cluster, **{"shards": 2, "device": "cpu", **options})
+        return dsi.serve_shards(run, cluster=dsi.Cluster(), **{"shards": 2, "device": "cpu", **options})
 
     for options, message in (
         ({"shards": 6}, "shards must be from 1 to 5, the number of children of the root of this index, got 6"),
@@ -352,12 +391,10 @@ def test_bad_input_is_refused_in_one_line(cluster, runs, tmp_path, monkeypatch):
             serve(**options)
     with pytest.raises(FileNotFoundError, match="holds no finished index"):
         serve(tmp_path / "nothing")
-    for changed, error in (
-        ({"_versions": lambda: "Python 2"}, "has Python 3.* this one has Python 2; install the same"),
-    ):
-        for name, value in changed.items():
-            monkeypatch.setattr(f"dsi.cluster.cluster.{name}", value)
-        with pytest.raises(ValueError, match=error):
-            serve()
     with pytest.raises(ValueError, match="processes must be at least 1, got 0"):
         dsi.Cluster("local", processes=0)
+
+
+def test_a_cluster_is_found_by_its_entry_point():
+    assert isinstance(open_cluster("local"), dsi.Cluster)
+    assert {point.name for point in extensions(CLUSTERS)} >= {"local", "ray"}

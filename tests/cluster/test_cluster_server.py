@@ -18,8 +18,7 @@ from dsi.store.retriever import GenerativeRetriever
 from tests.support.serving import QUERY, TOKEN, live, save_index
 from tests.support.small import PROMPTS
 
-pytestmark = pytest.mark.cluster
-
+pytest_plugins = ("tests.support.ray_cluster",)
 BODY = {"query": QUERY, "k": 5}
 
 
@@ -30,34 +29,45 @@ def run(tmp_path, sentence_t5_folder):
 
 
 def processes(client, shard):
-    fleet = client.app.state.service.fleet
+    fleet = client.app.state.service.shards.fleet
     return [int(own.process.split(":")[1]) for own in fleet.status() if own.shard == shard]
 
 
-def test_a_server_with_shards_answers_as_one_without_and_tells_what_is_missing(run, monkeypatch):
+def check_whole_answers(client, expected):
+    """Searches, explanations, updates, readiness and numbers are there as without shards."""
+    status, answer = client.ask("search", BODY)
+    assert status == 200
+    (found,) = answer["answers"]
+    assert [hit["doc_id"] for hit in found["hits"]] == [hit.doc_id for hit in expected]
+    assert [hit["score"] for hit in found["hits"]] == pytest.approx([hit.score for hit in expected], abs=1e-5)
+    assert "coverage" not in found
+    assert client.ask("explain", {"query": QUERY})[0] == 200
+    document = {"doc_id": "new", "title": "Neretva", "text": "A river in Bosnia."}
+    assert client.ask("documents", {"documents": [document]}, token=TOKEN) == (200, {"documents": 61})
+    found = client.ask("search", {"query": "Neretva river Bosnia"})[1]["answers"][0]
+    assert found["hits"][0]["doc_id"] == "new"
+    assert client.ask("documents/new", method="DELETE", token=TOKEN) == (200, {"documents": 60})
+    assert client.ask("ready") == (200, {"status": "ready"})
+    numbers = client.ask("metrics")[1]
+    for line in (
+        'dsi_shard_generation{replica="0",shard="1"} 3.0',
+        'dsi_shard_restarts_total{replica="0",shard="0"} 0.0',
+        'dsi_shard_hedges_total{shard="1"}',
+    ):
+        assert line in numbers
+    assert 'dsi_shard_seconds{quantile="0.99",shard="0"}' in numbers
+
+
+@pytest.mark.parametrize("address", ["local", pytest.param("ray", marks=pytest.mark.cluster)])
+def test_a_server_with_shards_answers_as_one_without_and_says_what_is_missing(run, address, monkeypatch, request):
     monkeypatch.setenv("DSI_TOKEN", TOKEN)
+    where = "local" if address == "local" else request.getfixturevalue("ray_address")
     expected = GenerativeRetriever.from_pretrained(run, device="cpu").search(QUERY, k=5)
-    with live(run, cluster="local", shards=2, replicas=1, shard_timeout=2.0, writable=True) as client:
-        status, answer = client.ask("search", BODY)
-        assert status == 200
-        (found,) = answer["answers"]
-        assert [hit["doc_id"] for hit in found["hits"]] == [hit.doc_id for hit in expected]
-        assert [hit["score"] for hit in found["hits"]] == pytest.approx([hit.score for hit in expected], abs=1e-5)
-        assert "coverage" not in found
-        assert client.ask("explain", {"query": QUERY})[0] == 200
-        document = {"doc_id": "new", "title": "Neretva", "text": "A river in Bosnia."}
-        assert client.ask("documents", {"documents": [document]}, token=TOKEN) == (200, {"documents": 61})
-        found = client.ask("search", {"query": "Neretva river Bosnia"})[1]["answers"][0]
-        assert found["hits"][0]["doc_id"] == "new"
-        assert client.ask("documents/new", method="DELETE", token=TOKEN) == (200, {"documents": 60})
-        assert client.ask("ready") == (200, {"status": "ready"})
-        numbers = client.ask("metrics")[1]
-        for line in (
-            'dsi_shard_generation{replica="0",shard="1"} 3.0',
-            'dsi_shard_restarts_total{replica="0",shard="0"} 0.0',
-        ):
-            assert line in numbers
-        assert 'dsi_shard_seconds{quantile="0.99",shard="0"}' in numbers
+    with live(run, cluster=where, shards=2, replicas=1, shard_timeout=5.0, writable=True) as client:
+        check_whole_answers(client, expected)
+        if address == "local":
+            return
+        client.app.state.service.shards.fleet.timeout = 1.0
         os.kill(processes(client, 1)[0], signal.SIGSTOP)
         try:
             status, answer = client.ask("search", BODY)
@@ -67,10 +77,10 @@ def test_a_server_with_shards_answers_as_one_without_and_tells_what_is_missing(r
             assert 0 < partial["coverage"] < 1
             assert not partial["exact"]
             assert "dsi_partial_answers_total 1.0" in client.ask("metrics")[1]
-            client.app.state.service.fleet.require_all = True
+            client.app.state.service.shards.fleet.require_all = True
             status, answer = client.ask("search", BODY)
             assert status == 503
-            assert answer["error"] == "Shards 1 did not answer within 2 s; try again later."
+            assert answer["error"] == "Shards 1 did not answer within 1 s; try again later."
         finally:
             os.kill(processes(client, 1)[0], signal.SIGKILL)
         deadline, seen = time.monotonic() + 60, set()

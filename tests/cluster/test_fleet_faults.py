@@ -1,24 +1,21 @@
 """What a fleet does when processes die, hang, refuse or do not start, with workers that do so when a test wants it."""
 
 import errno
-import os
-import signal
 import threading
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from typing import Any
 
 import pytest
 
 import dsi
 from dsi.cluster import fleet as fleets
-from dsi.cluster import workers
-from dsi.cluster.fleet import Fleet, ShardError
+from dsi.cluster.backends import LocalBackend, LostError
+from dsi.cluster.fleet import Fleet
 from dsi.cluster.shards import GenerationError
-from dsi.cluster.workers import Backend, Host, LocalBackend, LostError, Runner, StartError, Worker
-from tests.support.cluster_work import refuse
+from dsi.search.results import ShardError
 
 SECONDS = 20.0
 """Seconds that no test waits for if all is well."""
@@ -35,7 +32,7 @@ class Disk:
         self.state, self.generation = state, self.generation + 1
 
 
-class FakeWorker(Worker):
+class FakeWorker:
     """A shard in this process: it answers calls in their order, but stops before a call of a method in `held`."""
 
     def __init__(self, disk: Disk) -> None:
@@ -44,11 +41,15 @@ class FakeWorker(Worker):
         self.errors: list[Exception] = []
         self.states: dict[str, int] = {}
         self.calls: list[tuple[str, tuple[Any, ...], Future[Any]]] = []
-        self.lock = threading.RLock()
+        self.lock, self.is_dead = threading.RLock(), False
 
     def call(self, method: str, *args: Any) -> "Future[Any]":
         future: Future[Any] = Future()
         with self.lock:
+            if self.is_dead:
+                self.is_dead = False
+                future.set_exception(LostError("it died"))
+                return future
             self.calls.append((method, args, future))
             self.go_on()
         return future
@@ -70,29 +71,29 @@ class FakeWorker(Worker):
         self.go_on()
 
     def _answer(self, method: str, *args: Any) -> Any:
+        if not self.states and method == "answer":
+            raise GenerationError("none")
         if not self.states and self.disk.problem:
-            raise StartError(self.disk.problem)
+            raise FileNotFoundError(self.disk.problem)
         if not self.states or method == "load":
             self.loads += method == "load"
             if self.errors:
                 raise self.errors.pop()
             self.states[self.disk.state] = self.disk.generation
-        if method == "gather":
-            if args[0] not in self.states:
+        if method == "answer":
+            if args[1] not in self.states:
                 raise GenerationError("another state")
             return self.process
         return f"machine:{id(self)}:{self.process}", dict(self.states)
 
     def die(self, *held: str) -> None:
-        """Lose the process, and the call that it was at; the next process holds calls of some methods."""
+        """Lose the process and its calls, or else the next one; the next process holds calls of some methods."""
         with self.lock:
-            lost, self.calls = self.calls[:1], self.calls[1:]
+            lost, self.calls = self.calls, []
+            self.is_dead = not lost
             self.process, self.states, self.held = self.process + 1, {}, set(held)
-            assert self._told is not None
-            self._told("it died")
             for _, _, future in lost:
                 future.set_exception(LostError("it died"))
-            self.go_on()
 
     def kill(self) -> None:
         self.kills += 1
@@ -105,19 +106,22 @@ class FakeWorker(Worker):
             future.set_exception(LostError("stopped"))
 
 
-class FakeBackend(Backend):
+class FakeBackend(LocalBackend):
     """Starts such workers."""
 
     def __init__(self) -> None:
-        self.size, self.nodes, self.disk = 1, ["here"], Disk()
+        super().__init__(1)
+        self.disk = Disk()
         self.workers: list[FakeWorker] = []
 
-    def start(self, place: int, make: Callable[..., Any], *args: Any) -> Worker:
+    def start(self, place: int, make: Callable[..., Any], *args: Any) -> FakeWorker:
         self.workers.append(FakeWorker(self.disk))
         return self.workers[-1]
 
-    def close(self) -> None:
-        """Nothing was started."""
+
+@pytest.fixture(autouse=True)
+def frequent_probes(monkeypatch):
+    monkeypatch.setattr(fleets, "_PING", 0.1)
 
 
 @contextmanager
@@ -127,7 +131,7 @@ def served(shards: int = 1, replicas: int = 2, timeout: float = SECONDS) -> Iter
     with Fleet(backend, "RUN", shards, replicas, timeout, require_all=False) as fleet:
         fleet.load("one")
         wait_until(lambda: all(replica.states for replica in fleet.all))
-        wait_until(lambda: all(replica.ping is None for replica in fleet.all))
+        wait_until(lambda: all(not replica.probe for replica in fleet.all))
         yield fleet, backend
 
 
@@ -146,89 +150,13 @@ def in_thread(call: Callable[[], Any]) -> "Future[Any]":
     return future
 
 
-# Processes.
-
-
-def pid_of(worker: Worker) -> int:
-    number = worker.call("run", os.getpid, (), 1).result(SECONDS)
-    assert isinstance(number, int)
-    return number
-
-
-@pytest.fixture
-def worker(monkeypatch) -> Iterator[Worker]:
-    monkeypatch.setattr(workers, "_PAUSES", (0.0, 0.05))
-    worker = LocalBackend(1).start(0, Runner)
-    yield worker
-    worker.stop()
-
-
-def test_a_process_that_cannot_be_started_now_is_started_later(worker, monkeypatch, caplog):
-    launch, failures = workers._launch, [OSError(errno.EMFILE, "Too many open files")] * 3
-
-    def failing() -> Any:
-        if failures:
-            raise failures.pop()
-        return launch()
-
-    before = pid_of(worker)
-    monkeypatch.setattr(workers, "_launch", failing)
-    ended = threading.Event()
-    worker.on_death(lambda message: ended.set() if "cannot be run" in message else None)
-    os.kill(before, signal.SIGKILL)
-    assert ended.wait(SECONDS)
-    deadline = time.monotonic() + SECONDS
-    after = before
-    while after == before:
-        assert time.monotonic() < deadline
-        with suppress(LostError):
-            after = pid_of(worker)
-    assert not failures
-    assert "Too many open files" in caplog.text
-
-
-def test_calls_that_wait_for_a_process_that_cannot_be_started_are_lost(monkeypatch):
-    def failing() -> Any:
-        raise OSError(errno.ENOMEM, "Cannot allocate memory")
-
-    monkeypatch.setattr(workers, "_launch", failing)
-    worker = LocalBackend(1).start(0, Runner)
-    with pytest.raises(LostError, match="Cannot allocate memory"):
-        worker.call("run", os.getpid, (), 1).result(SECONDS)
-    worker.stop()
-
-
-def test_work_is_given_up_when_its_worker_does_not_come_back(monkeypatch):
-    monkeypatch.setattr("dsi.cluster.cluster._RESTART", 0.1)
-    silent = FakeWorker(Disk())
-    silent.held = {"run"}
-    with dsi.Cluster("local", processes=1) as cluster:
-        waiting = in_thread(lambda: cluster._await(silent))
-        with pytest.raises(LostError, match="A worker that died was not back after"):
-            waiting.result(SECONDS)
-
-
-def test_the_death_of_an_idle_process_is_told(worker):
-    told: list[str] = []
-    worker.on_death(told.append)
-    os.kill(pid_of(worker), signal.SIGKILL)
-    wait_until(lambda: told)
-    assert told == ["The process died (exit status -9)."]
-
-
-def test_what_a_process_cannot_make_is_told_apart_from_what_fails():
-    good, error = Host(refuse, (4,)).call("run", b"")
-    assert (good, str(error)) == (False, "no 4")
-    assert isinstance(error, StartError)
-
-
 # Replicas.
 
 
 def test_a_replica_that_dies_idle_does_not_live():
     with served(replicas=1) as (fleet, backend):
         backend.workers[0].die("status")
-        assert not fleet.is_complete
+        wait_until(lambda: not fleet.is_complete)
         assert fleet.status()[0].generation == 0
         backend.workers[0].release()
         wait_until(lambda: fleet.is_complete)
@@ -240,6 +168,7 @@ def test_a_replica_that_cannot_load_its_shard_again_is_replaced_by_the_other():
         backend.disk.problem = "no such file"
         fleet.replicas[0][1].calls += 1  # so that the first would be asked first
         backend.workers[0].die()
+        wait_until(lambda: not fleet.all[0].states)
         for _ in range(20):
             assert fleet.ask("gather", "one", {0: ()}, 1) == {0: 1}
         wait_until(lambda: fleet.all[0].refusal)
@@ -252,15 +181,15 @@ def test_a_replica_that_cannot_load_its_shard_again_is_replaced_by_the_other():
 
 def test_a_question_to_a_process_that_cannot_load_its_shard_is_asked_elsewhere():
     with served() as (fleet, backend):
-        backend.workers[0].held = {"status", "gather"}
+        backend.workers[0].held = {"status", "answer"}
         fleet.replicas[0][1].calls += 1
         answer = in_thread(lambda: fleet.ask("gather", "one", {0: ()}, 1))
-        wait_until(lambda: any(method == "gather" for method, _, _ in backend.workers[0].calls))
+        wait_until(lambda: any(method == "answer" for method, _, _ in backend.workers[0].calls))
         with backend.workers[0].lock:  # another process has come for this one, unseen
             backend.disk.problem, backend.workers[0].states = "no such file", {}
             backend.workers[0].release()
         assert answer.result(SECONDS) == {0: 1}
-        assert not fleet.all[0].states
+        wait_until(lambda: not fleet.all[0].states)
 
 
 def test_a_process_that_still_loads_its_shard_is_not_taken_for_hung(monkeypatch):
@@ -268,9 +197,9 @@ def test_a_process_that_still_loads_its_shard_is_not_taken_for_hung(monkeypatch)
         monkeypatch.setattr(fleets, "_HUNG", 0.1)
         fleet._slowest = 100.0
         backend.workers[0].held = {"status"}
-        wait_until(lambda: fleet.all[0].ping)
+        wait_until(lambda: fleet.all[0].probe)
         backend.workers[0].die("status")  # a ping waits for the next process
-        wait_until(lambda: fleet.all[0].ping)
+        wait_until(lambda: fleet.all[0].probe)
         time.sleep(0.4)
         assert backend.workers[0].kills == 0
         backend.workers[0].release()
@@ -288,7 +217,8 @@ def test_a_slow_question_goes_to_a_replica_that_comes_back_after_the_time_to_hed
     with served() as (fleet, backend):
         fleet._times["gather", 1].extend([0.01] * 20)
         backend.workers[0].die("status")
-        backend.workers[1].held = {"gather"}
+        wait_until(lambda: not fleet.all[0].states)
+        backend.workers[1].held = {"answer"}
         answer = in_thread(lambda: fleet.ask("gather", "one", {0: ()}, 1))
         time.sleep(0.2)
         assert not answer.done()
@@ -305,7 +235,7 @@ def test_a_replica_that_dies_while_it_loads_has_the_state_when_it_is_back():
         backend.workers[0].held = {"load"}
         backend.disk.update("two")
         loading = in_thread(lambda: fleet.load("two"))
-        wait_until(lambda: fleet.all[0].told)
+        wait_until(lambda: fleet.all[0].probe == "load")
         backend.workers[0].die("status")
         time.sleep(0.1)
         assert not loading.done()
@@ -321,11 +251,8 @@ def test_an_index_is_complete_if_the_state_that_is_served_is_there():
         backend.workers[0].die()
         wait_until(lambda: fleet.all[0].states == {"two": 2})
         assert not fleet.is_complete
-        assert fleet.covers()
-        assert not fleet.covers("one")
         fleet.load("two")
-        assert fleet.is_complete
-        assert fleet.covers("two")
+        assert (fleet.state, fleet.is_complete) == ("two", True)
 
 
 def test_what_a_replica_has_loaded_counts_at_once_and_only_for_its_process():
@@ -348,6 +275,7 @@ def test_answers_of_an_earlier_process_are_ignored():
     with served(replicas=1) as (fleet, backend):
         replica, asked, born = fleet.all[0], time.monotonic(), fleet.all[0].born
         backend.workers[0].die("status")
+        wait_until(lambda: not replica.states)
         fleet._lives(replica, asked, born, {"one": 1})
         fleet._lost(replica, "late", asked)
         assert not replica.states
@@ -359,13 +287,13 @@ def test_a_replica_that_was_pinged_when_it_was_to_load_is_not_killed_while_it_lo
         monkeypatch.setattr(fleets, "_HUNG", 0.2)
         fleet._slowest = 100.0
         backend.workers[0].held = {"status"}
-        wait_until(lambda: fleet.all[0].ping)
+        wait_until(lambda: fleet.all[0].probe)
         backend.disk.update("two")
         loading = in_thread(lambda: fleet.load("two"))
         backend.workers[0].go_on("load")
-        wait_until(lambda: fleet.all[0].told)
+        wait_until(lambda: fleet.all[0].probe == "load")
         time.sleep(0.6)
-        assert fleet.all[0].loading
+        assert fleet.all[0].is_loading
         backend.workers[0].release()
         loading.result(SECONDS)
         time.sleep(0.3)
@@ -376,10 +304,10 @@ def test_a_replica_that_was_pinged_when_it_was_to_load_is_not_killed_while_it_lo
 def test_an_update_does_not_wait_for_a_replica_that_hangs(monkeypatch):
     with served(shards=2) as (fleet, backend):
         hung = backend.workers[0]
-        hung.held = {"status", "load", "gather"}
+        hung.held = {"status", "load", "answer"}
         backend.disk.update("two")
         in_thread(lambda: fleet.load("two")).result(SECONDS)
-        assert fleet.covers("two")
+        assert (fleet.state, fleet.is_complete) == ("two", True)
         assert (hung.kills, hung.loads) == (0, 0)
         monkeypatch.setattr(fleets, "_HUNG", 0.1)
         wait_until(lambda: all("two" in replica.states for replica in fleet.all))
@@ -402,13 +330,13 @@ def test_replicas_of_a_shard_load_one_after_another_and_one_is_enough():
             own.held = {"load"}
         backend.disk.update("two")
         loading = in_thread(lambda: fleet.load("two"))
-        wait_until(lambda: fleet.all[0].told)
+        wait_until(lambda: fleet.all[0].probe == "load")
         time.sleep(0.3)
-        assert [replica.told for replica in fleet.all] == [True, False]
+        assert [replica.probe == "load" for replica in fleet.all] == [True, False]
         assert fleet.ask("gather", "one", {0: ()}, 1) == {0: 1}
         backend.workers[0].release()
         loading.result(SECONDS)
-        wait_until(lambda: fleet.all[1].told)
+        wait_until(lambda: fleet.all[1].probe == "load")
         assert "two" not in fleet.all[1].states
         backend.workers[1].release()
         wait_until(lambda: "two" in fleet.all[1].states)
@@ -418,7 +346,7 @@ def test_closing_ends_an_update_and_leaves_nothing_that_lives():
     backend = FakeBackend()
     fleet = Fleet(backend, "RUN", 1, 1, SECONDS, require_all=False)
     with dsi.Cluster("local", processes=1) as cluster:
-        cluster.fleets.append(fleet)
+        cluster._fleets.append(fleet)
         fleet.load("one")
         backend.workers[0].held = {"load", "status"}
         loading = in_thread(lambda: fleet.load("two"))
@@ -431,12 +359,10 @@ def test_closing_ends_an_update_and_leaves_nothing_that_lives():
             fleet.ask("gather", "one", {0: ()}, 1)
         assert [own.generation for own in fleet.status()] == [0]
         assert not fleet.is_complete
-        assert cluster.fleets == []
         assert cluster.status() == []
 
 
-def test_a_replica_whose_load_failed_is_told_again(monkeypatch):
-    monkeypatch.setattr(fleets, "_AGAIN", 0.1)
+def test_a_replica_whose_load_failed_loads_again():
     with served() as (fleet, backend):
         backend.workers[0].errors = [OSError(errno.ESTALE, "Stale file handle")]
         backend.disk.update("two")
@@ -456,4 +382,4 @@ def test_a_state_that_no_replica_of_a_shard_can_load_is_not_served():
         assert fleet.is_complete
         assert fleet.ask("gather", "one", {0: ()}, 1) == {0: 1}
         fleet.load("two")
-        assert fleet.covers("two")
+        assert (fleet.state, fleet.is_complete) == ("two", True)

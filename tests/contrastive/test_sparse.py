@@ -5,6 +5,7 @@ import shutil
 import numpy as np
 import pytest
 import torch
+from dsi_experiments.rerankers.features import compute_features
 from sentence_transformers import SparseEncoder
 from sentence_transformers.base.modules import Router, Transformer
 from sentence_transformers.sparse_encoder.modules import SparseStaticEmbedding, SpladePooling
@@ -216,7 +217,7 @@ def test_it_joins_the_scores_of_documents_and_finds_some(retriever):
     by_words = retriever.explain(QUERIES[0], k=3, beam_width=1, lexical_weight=1e6)
     assert "of a document = dense + 1e+06 learned sparse" in str(by_words)
     assert "words" in next(node for level in by_words.levels for node in level if node.rank == 1).found_by
-    assert retriever.candidates(QUERIES, k=3).names[-5:-1] == (
+    assert retriever.candidates(QUERIES, k=3, features=compute_features).names[-5:-1] == (
         "learned sparse", "learned sparse, share of the best", "learned sparse, 1 / rank", "words of the document"
     )  # fmt: skip
 
@@ -245,12 +246,11 @@ def test_a_run_is_trained_tuned_and_measured_with_it(beir, sentence_bert_folder,
     words.save_pretrained(str(tmp_path / "words"), create_model_card=False)
     collection, run, tiny = read_collection(beir(), dev_queries=20), tmp_path / "run", tmp_path / "tiny.toml"
     tiny.write_text(
-        TINY.format(encoder=sentence_bert_folder.as_posix()).replace("[search]", '[search]\nfusion = "bound"')
+        TINY.format(encoder=sentence_bert_folder.as_posix())
         + f'[lexical]\nmodel = "{(tmp_path / "words").as_posix()}"\n'
     )
     retriever = dsi.train(collection, run, config=tiny, device="cpu")
     assert isinstance(retriever.lexical, SparseIndex)
-    assert retriever.search_config.lexical_weight > 0  # tuning found that words help an encoder that knows nothing
     written = (run / "lexical" / "stage.json").stat().st_mtime_ns
     dsi.train(collection, run, config=run / "config.toml", device="cpu")
     assert (run / "lexical" / "stage.json").stat().st_mtime_ns == written  # up to date

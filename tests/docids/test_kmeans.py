@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from dsi.docids.files.processes import Processes, Rows
+from dsi.docids.files.processes import MatrixRows, Processes
 from dsi.docids.schemes import Docids, DocidsConfig, SchemeInput, kmeans, splits
 from dsi.docids.schemes.lloyd import nearest, sample_rows, train_clusters, train_kmeans
 from tests.support.oracles import lloyd
@@ -41,7 +41,7 @@ def spread(points: np.ndarray, centroids: np.ndarray) -> float:
 
 def test_labels_of_clusters_are_the_nearest_of_their_own_centroids_and_none_is_empty():
     points = clusters_of(SIZES)
-    labels = kmeans._split(Rows(points, slice(None)), SIZES, CONFIG, 0)
+    labels = kmeans._split(MatrixRows(points, slice(None)), SIZES, CONFIG, 0)
     trained = [
         (p[t], c[:k]) for batch in train_clusters(points, SIZES, CONFIG, 0) for p, t, c, k in zip(*batch, strict=True)
     ]
@@ -55,7 +55,7 @@ def test_labels_of_clusters_are_the_nearest_of_their_own_centroids_and_none_is_e
 def test_duplicates_leave_no_cluster_empty():
     points = np.concatenate([np.ones((30, 4)), clusters_of(np.array([30]), 4), np.zeros((40, 4))]).astype(np.float32)
     sizes = np.array([30, 30, 40])
-    labels = np.split(kmeans._split(Rows(points, slice(None)), sizes, CONFIG, 0), [30, 60])
+    labels = np.split(kmeans._split(MatrixRows(points, slice(None)), sizes, CONFIG, 0), [30, 60])
     assert [len(set(own)) for own in labels] == [CONFIG.clusters(int(size)) for size in sizes]
 
 

@@ -9,6 +9,7 @@ from types import SimpleNamespace
 import datasets
 import numpy as np
 import pytest
+from torch import nn
 from tqdm import tqdm
 from tqdm.std import TqdmDefaultWriteLock
 from transformers import PrinterCallback
@@ -16,7 +17,7 @@ from transformers.utils import logging
 
 import dsi
 from dsi.contrastive.encoder import quiet_transformers
-from dsi.contrastive.trainers import run_trainer
+from dsi.contrastive.trainers import ProgressLine, run_trainer
 from dsi.docids.files import progress as module
 from dsi.docids.files.progress import Bar, progress
 from tests.training.test_pipeline import TIED, write_settings
@@ -56,7 +57,8 @@ def test_a_training_from_python_shows_no_bars_or_warnings_of_the_libraries(
     retriever = dsi.train(dsi.read_collection(beir()), tmp_path / "run", config=config, device="cpu")
     retriever.save_pretrained(tmp_path / "copy")
     seen = [line for line in capfd.readouterr().err.replace("\r", "\n").splitlines() if line.strip()]
-    assert [line for line in seen if not re.fullmatch(r"([\w ]+: \d+ s|taken: )(, .*|.*GB)?", line)] == []
+    assert re.fullmatch(r"40 documents, \d+ train queries: encoder \(\d+ steps?\), .*", seen.pop(0))
+    assert [line for line in seen if not re.fullmatch(r"[\w ]+: \d+ s(, .*)?", line)] == []
     assert not [record for record in caplog.records if record.name.startswith("transformers")]
     assert logging.is_progress_bar_enabled()
     assert not datasets.are_progress_bars_disabled()
@@ -138,6 +140,23 @@ def test_on_a_terminal_it_is_a_bar(capsys, monkeypatch):
     assert shown.endswith("\n")
 
 
+def test_work_that_goes_on_says_every_half_minute_how_far_it_is(clock, capsys):
+    run(clock, *[10] * 10)
+    assert capsys.readouterr().err.splitlines() == [
+        "docids, 3 of 10, 01:10 left", "docids, 6 of 10, 00:40 left", "docids, 9 of 10, 00:10 left", "docids: 100 s",
+    ]  # fmt: skip
+    with Bar("docids"):
+        with Bar("embeddings of documents", total=20_000, done=12_000) as bar:
+            clock.now += 31
+            bar.update(1_000)
+            clock.now += 29
+            bar.update(1_000)
+        run(clock, 15, 15)
+    assert capsys.readouterr().err.splitlines() == [
+        "docids: embeddings of documents, 13,000 of 20,000, 03:37 left", "docids, 1 of 2, 00:15 left", "docids: 90 s",
+    ]  # fmt: skip
+
+
 class FakeTrainer:
     """Trains for four steps of three seconds, from the second on, and fails where it is told to."""
 
@@ -164,13 +183,33 @@ class FakeTrainer:
 
 
 def test_a_training_is_one_line_that_ends_with_the_loss(clock, capsys, tmp_path):
-    run_trainer(FakeTrainer(clock), "decoder", tmp_path)
+    run_trainer(FakeTrainer(clock), "decoder", tmp_path, 80)
     printed = capsys.readouterr()
     assert printed.err == "decoder: 9 s, loss 0.25\n"
     assert printed.out == ""
     with pytest.raises(RuntimeError, match="no memory"):
-        run_trainer(FakeTrainer(clock, fails_at=3), "decoder", tmp_path)
+        run_trainer(FakeTrainer(clock, fails_at=3), "decoder", tmp_path, 80)
     assert capsys.readouterr().err == "decoder: 6 s, loss 0.5\n"
+
+
+def test_the_bar_of_a_training_counts_texts_within_steps_too(monkeypatch):
+    moved, module = [], nn.Identity()
+    monkeypatch.setattr(Bar, "update", lambda bar, n: moved.append(n) or setattr(bar, "done", bar.done + n))
+    state = SimpleNamespace(max_steps=4, global_step=1, is_world_process_zero=True)
+    line = ProgressLine("encoder", 80)
+    line.count_passes(module)
+    line.on_train_begin(None, state, None)
+    for _ in range(6):  # twice each of 18 texts, the rest in one pass
+        module({"attention_mask": np.ones((6, 3))})
+    state.global_step = 2
+    line.on_step_end(None, state, None)
+    assert moved == [3] * 6 + [2]
+    for _ in range(20):
+        module({"attention_mask": np.ones((6, 3))})
+    assert sum(moved) == 40  # never beyond the step
+    line.close()
+    module({"attention_mask": np.ones((6, 3))})
+    assert sum(moved) == 40
 
 
 def test_encoding_with_progress_gives_the_embeddings_of_sentence_transformers(encoder, clock, capsys, monkeypatch):

@@ -84,7 +84,7 @@ def check_walk(tree: DocidTree) -> None:
     all_digits = [tree.digits(int(position)) for position in occupied]
     assert len(set(all_digits)) == len(occupied)
     assert [tree.node(digits) - tree.num_inner for digits in all_digits] == occupied.tolist()
-    assert {tree.node(digits) - tree.num_inner for digits in walk(tree, ())} == set(range(tree.num_documents))
+    assert {tree.node(digits) - tree.num_inner for digits in walk(tree, ())} == set(range(tree.num_places))
     assert all(tree.node(tree.node_digits(node)) == node for node in range(tree.num_inner))
 
 
@@ -443,7 +443,7 @@ def test_embeddings_to_cluster_on_are_refused_where_nothing_is_clustered():
 
 @pytest.mark.parametrize("method", ["kmeans", "random", "balanced"])
 def test_one_document_is_a_tree(method):
-    assert build_tree(embeddings_of(1), DocidsConfig(method=method)).num_documents == 1
+    assert build_tree(embeddings_of(1), DocidsConfig(method=method)).num_places == 1
     with pytest.raises(ValueError, match=r"has 1 documents, fewer than docids.branching = 2"):
         build_tree(embeddings_of(1), DocidsConfig(method=method, branching=2))
 
@@ -452,7 +452,7 @@ def test_one_document_is_a_tree(method):
 def test_one_document_has_a_docid_of_its_title_or_a_file(method, tmp_path):
     tree = scheme_tree(method, 1, tmp_path)
     check_walk(tree)
-    assert tree.num_documents == 1
+    assert tree.num_places == 1
 
 
 # Embeddings to cluster on, in a file

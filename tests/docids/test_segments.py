@@ -27,21 +27,18 @@ from dsi.docids.tree import DocidTree, diagnostics
 from dsi.docids.updating import add_documents, remove_documents
 from dsi.docids.vectors import VectorsConfig
 from dsi.docids.words.bm25 import BM25
-from dsi.generator.base import Generator
-from dsi.generator.tied import TiedGenerator
 from dsi.measuring.diagnosis import diagnose
 from dsi.measuring.runs import IndexRuns
 from dsi.search import generate
-from dsi.search.beam import BeamSearch
-from dsi.search.engine import Engine, QueryBatch
-from dsi.search.generate import TiedIndex
+from dsi.search.engines import create_engine
+from dsi.search.queries import QueryBatch
 from dsi.search.request import SearchRequest
 from dsi.store.loading import load_docids
 from dsi.training.docids_stage import save_docids_stage
 from dsi.training.generator_stage import GeneratorStage
 from dsi.training.pipeline import TrainingRun
 from tests.store.test_updates import DOCUMENTS, QUERIES
-from tests.support.oracles import document_log_p
+from tests.support.oracles import path_scores
 from tests.support.small import WIDTH, random_generator, random_queries, random_tied
 from tests.training.test_pipeline import TIED, write_settings
 
@@ -102,11 +99,6 @@ def query_batch(seed: int) -> QueryBatch:
     return QueryBatch(torch.arange(3), states, mask, embeddings, texts(3, seed + 1))
 
 
-def engine_of(tree: DocidTree, generator: Generator, bm25: BM25) -> Engine:
-    kind = TiedIndex if isinstance(generator, TiedGenerator) else BeamSearch
-    return kind.from_generator(generator, tree, bm25, torch.device("cpu"), torch.float32)
-
-
 def place_scores(tree: DocidTree, queries: np.ndarray, words: np.ndarray) -> np.ndarray:
     """[batch, places] z.e_d and words [batch, documents], by their definition; -inf at removed documents."""
     scores = queries @ tree.embeddings[:].T + words[:, np.maximum(tree.doc_rows, 0)]
@@ -147,12 +139,11 @@ def test_answers_are_the_best_documents_by_their_best_places(
         new = np.random.default_rng(seed).normal(size=(5, WIDTH)).astype(np.float32)
         tree = remove_documents(add_documents(tree, new, np.array([0, 0, 1, 1, 1])), np.array([0, tree.num_rows]))
     bm25 = BM25([str(n) for n in range(tree.num_rows)], texts(tree.num_rows, seed))
-    methods, batch = engine_of(tree, generator, bm25).methods, query_batch(seed)
+    methods, batch = create_engine(generator, tree, bm25).methods, query_batch(seed)
     allowed = (tree.doc_rows >= 0) & ((tree.doc_rows % 3 > 0) | (not filtered))
     config = SearchConfig(
-        alpha=alpha, beta=beta, ann_temperature=0.5, lexical_weight=weight, fusion="bound",
-        candidates=1,
-    )  # fmt: skip
+        alpha=alpha, beta=beta, ann_temperature=0.5, lexical_weight=weight if kind == "tied" else 0.0, candidates=1
+    )
 
     def search(method: str, beam_width: int):
         own = dataclasses.replace(config, beam_width=beam_width)
@@ -163,9 +154,8 @@ def test_answers_are_the_best_documents_by_their_best_places(
 
     words = np.float32(weight) * bm25.scores(batch.texts)
     if kind == "digits":
-        log_p = document_log_p(tree, generator, batch.states, batch.mask).numpy()
-        dense = place_scores(tree, batch.vectors, words) / 0.5
-        scores = log_p if beta == 0 else alpha * log_p + (1 - alpha) * dense
+        queries = batch.states, batch.mask, batch.embeddings
+        scores = path_scores(tree, generator, *queries, alpha, beta, 0.5).numpy()
     else:
         scores = place_scores(tree, batch.vectors, words)
     count = min(k, len(set(tree.doc_rows[allowed].tolist())))
@@ -184,15 +174,12 @@ def test_answers_are_the_best_documents_by_their_best_places(
 
 
 @settings(max_examples=40, deadline=None, suppress_health_check=list(HealthCheck))
-@given(
-    tree=random_trees, k=st.integers(1, 6), seed=st.integers(0, 99), fusion=st.sampled_from(["paper", "bound", "tied"])
-)
-def test_a_document_is_found_once_with_the_score_that_its_path_has(tree, k, seed, fusion):
-    generator = random_tied(tree, seed=seed) if fusion == "tied" else random_generator(tree, layers=1, seed=seed)
+@given(tree=random_trees, k=st.integers(1, 6), seed=st.integers(0, 99), tied=st.booleans())
+def test_a_document_is_found_once_with_the_score_that_its_path_has(tree, k, seed, tied):
+    generator = random_tied(tree, seed=seed) if tied else random_generator(tree, layers=1, seed=seed)
     bm25 = BM25([str(n) for n in range(tree.num_rows)], texts(tree.num_rows, seed))
-    engine, batch = engine_of(tree, generator, bm25), query_batch(seed)
-    own = {} if fusion == "tied" else {"fusion": fusion}
-    request = SearchRequest(k, SearchConfig(alpha=0.5, beam_width=10_000, **own))
+    engine, batch = create_engine(generator, tree, bm25), query_batch(seed)
+    request = SearchRequest(k, SearchConfig(alpha=0.5, beam_width=10_000))
     followed = engine.follow(batch, request, np.tile(np.arange(tree.num_rows), (3, 1)))
     for name in ("generate", "exact"):
         found = engine.methods[name].retrieve(batch, request)
@@ -202,7 +189,7 @@ def test_a_document_is_found_once_with_the_score_that_its_path_has(tree, k, seed
             assert len(set(rows.tolist())) == len(rows) == min(k, tree.num_rows)
             np.testing.assert_allclose(found.scores[query], scores[rows], rtol=1e-4, atol=1e-4)
             np.testing.assert_allclose(found.scores[query], np.sort(scores)[::-1][: len(rows)], rtol=1e-4, atol=1e-4)
-            if fusion != "paper":  # documents whose places tie may have either
+            if tied:  # documents whose places tie may have either
                 assert followed.positions[query, rows].tolist() == found.positions[query].tolist()
 
 
@@ -215,7 +202,7 @@ def test_a_document_whose_places_are_equal_is_found_once(seed):
     config = DocidsConfig(branching=5, max_leaf_size=5, segments=5)
     tree = assemble(make_docids(SchemeInput(vectors, config, rows=rows)), vectors)
     bm25 = BM25([str(n) for n in range(count)], texts(count, seed))
-    methods = engine_of(tree, random_tied(tree, seed=seed), bm25).methods
+    methods = create_engine(random_tied(tree, seed=seed), tree, bm25).methods
     request = SearchRequest(10, SearchConfig(alpha=0.3, beam_width=2, lexical_weight=0.5, candidates=10))
     for positions in methods["generate"].retrieve(query_batch(seed), request).positions:
         assert len(set(tree.doc_rows[positions].tolist())) == 10
@@ -244,18 +231,18 @@ def test_added_documents_take_a_place_a_segment_and_removed_ones_free_all_of_the
         assert {name: now[name] for name in before} == before
         assert [len(now[f"n{step}{row}"]) for row in range(3)] == np.bincount(rows).tolist()
         gone = chance.choice(len(names), min(2, len(names) - 1), replace=False)
-        places = tree.num_documents - tree.num_removed - sum(len(now[names[row]]) for row in gone)
+        places = tree.num_places - tree.num_removed - sum(len(now[names[row]]) for row in gone)
         tree = remove_documents(tree, gone)
         names = [name for row, name in enumerate(names) if row not in gone]
         assert tree._problem() == ""
-        assert tree.num_documents - tree.num_removed == places
+        assert tree.num_places - tree.num_removed == places
         assert docids(tree) == {name: now[name] for name in names}
 
 
 def test_a_tree_knows_the_places_of_a_row_and_keeps_them_on_disk(tmp_path):
     rows = np.array([0, 0, 0, 1, 2, 2])
     tree = tree_of(rows, 0)
-    assert (tree.num_rows, tree.num_documents, tree.most_places) == (3, 6, 3)
+    assert (tree.num_rows, tree.num_places, tree.most_places) == (3, 6, 3)
     assert diagnostics(tree)["documents"], diagnostics(tree)["docids"] == (3, 6)
     for row in range(3):
         own = np.flatnonzero(tree.doc_rows == row)
@@ -299,7 +286,7 @@ def index_of(encoder, *, tied: bool = False) -> GenerativeRetriever:
     tree = assemble(make_docids(SchemeInput(vectors, config, rows=rows)), vectors)
     object.__setattr__(tree, "segments", 3)
     bm25 = BM25(documents["doc_id"], [f"{d['title']} {d['text']}" for d in old], k1=1.2, b=0.5)
-    search = SearchConfig(alpha=0.3, beam_width=12, lexical_weight=0.05, fusion="bound")
+    search = SearchConfig(alpha=0.3, beam_width=12, lexical_weight=0.05 if tied else 0.0)
     generator = random_tied(tree) if tied else random_generator(tree)
     return GenerativeRetriever(encoder, tree, generator, documents, search, bm25)
 
@@ -524,7 +511,7 @@ def test_an_index_of_segments_is_trained_tuned_searched_and_updated(
     diagnosed = json.loads((run.folder / "docids" / "diagnostics.json").read_text())
     encoder, tree = run.encoder(), run.tree()
     pieces = DocumentTexts(encoder, collection.documents, 2)
-    assert (diagnosed["documents"], diagnosed["docids"]) == (40, len(pieces)) == (tree.num_rows, tree.num_documents)
+    assert (diagnosed["documents"], diagnosed["docids"]) == (40, len(pieces)) == (tree.num_rows, tree.num_places)
     assert tree.segments == 2
     lines = (run.folder / "docids" / "docids.tsv").read_text().splitlines()
     assert [line.split("\t")[0] for line in lines] == [
@@ -533,7 +520,8 @@ def test_an_index_of_segments_is_trained_tuned_searched_and_updated(
 
     # Every segment is trained with its own place, every query with the nearest of its document.
     nothing = (np.empty(0, dtype=int), [], "")
-    stage = GeneratorStage(run.config, collection, encoder, tree, nothing, tmp_path / "states", False, ALONE)
+    states = tmp_path / "states"
+    stage = GeneratorStage(run.config, collection, encoder, tree, nothing, states, False, states / "documents", ALONE)
     examples = stage.examples()
     np.testing.assert_allclose(
         tree.embeddings[examples.positions[: len(pieces)]], encoder.encode(pieces[:], "document"), atol=1e-5

@@ -16,7 +16,7 @@ import pytest
 
 import dsi
 from dsi.commands.main import main
-from dsi.config import Config
+from dsi.config import Config, read_config
 from dsi.docids.data.collection import Collection, read_collection
 from dsi.training import preflight
 
@@ -353,12 +353,32 @@ def test_a_collection_with_queries_is_indexed_without_training_too(sentence_bert
 @pytest.mark.parametrize("grade", [0, -1])
 def test_train_judgements_of_which_none_is_above_0_are_as_none(grade, sentence_bert_folder, tmp_path, caplog):
     collection = Collection.from_records(ROWS, queries={"q": "gas"}, qrels={"train": {"q": {"1": grade}}})
-    with pytest.raises(ValueError, match="There are no queries to train the encoder on"):
-        dsi.train(
-            collection, tmp_path / "run", config=Config().with_changes({"encoder": {"name": str(sentence_bert_folder)}})
-        )
+    config = Config().with_changes({"encoder": {"name": str(sentence_bert_folder)}, "lexical": {"language": "german"}})
+    retriever = dsi.train(collection, tmp_path / "run", config=config, device="cpu")
+    assert "has no train queries: encoder and generator stay as they are" in caplog.text
+    assert retriever.lexical.language == "german"
+    assert read_config(tmp_path / "run" / "config.toml") == config.without_training()
+    assert preflight.training_config(tmp_path / "new", None, collection) == Config().without_training()
+
+
+def test_documents_alone_are_trained_on_where_that_is_configured(sentence_bert_folder, tmp_path, caplog):
+    own = {"encoder": {"name": str(sentence_bert_folder)}, "training": {"epochs": 1.0}, "docids": {"max_leaf_size": 2}}
+    config = Config().with_changes(own)
+    texts = [f"Number {number} glows." for number in range(12)]
+    dsi.train(Collection.from_records(texts), tmp_path / "run", config=config, device="cpu")
+    assert "has no train queries: the encoder stays as it is" in caplog.text
+    trained = read_config(tmp_path / "run" / "config.toml")
+    assert trained == config.with_changes({"contrastive": {"loss": "none"}})
+    assert json.loads((tmp_path / "run" / "generator" / "training.json").read_text())["steps"] > 0
+
+
+def test_an_encoder_that_is_told_to_learn_from_no_queries_is_refused(tmp_path, capsys):
+    (tmp_path / "texts").mkdir()
+    (tmp_path / "texts" / "a.txt").write_text("Neon glows.")
+    arguments = ["--data", str(tmp_path / "texts"), "--output", str(tmp_path / "run"), "--set", "contrastive.loss=scl"]
+    assert main(["train", *arguments]) == 2
+    assert "There are no queries to train the encoder on" in capsys.readouterr().err
     assert not (tmp_path / "run").exists()
-    assert preflight.training_config(tmp_path / "run", None, collection) == Config().without_training()
 
 
 def test_queries_without_judgements_are_told(caplog):

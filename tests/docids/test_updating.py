@@ -18,7 +18,7 @@ def places(tree: DocidTree, names: list[str]) -> dict[str, tuple[int, ...]]:
 
 def check(tree: DocidTree, names: list[str], vectors: dict[str, np.ndarray]) -> None:
     assert tree._problem() == ""
-    assert len(tree.positions) == len(names) == tree.num_documents - tree.num_removed
+    assert len(tree.positions) == len(names) == tree.num_places - tree.num_removed
     for row, position in enumerate(tree.positions):
         np.testing.assert_array_equal(tree.embeddings[position], vectors[names[row]])
         assert tree.node(tree.digits(int(position))) == tree.num_inner + position
@@ -46,7 +46,7 @@ def check(tree: DocidTree, names: list[str], vectors: dict[str, np.ndarray]) -> 
 def test_any_updates_keep_every_other_docid(documents, branching, leaf, seed, steps):
     rng = np.random.default_rng(seed)
     tree = original = random_tree(max(documents, branching), branching=branching, leaf=leaf, seed=seed)
-    names = [f"old{n}" for n in range(tree.num_documents)]
+    names = [f"old{n}" for n in range(tree.num_places)]
     vectors = {name: tree.embeddings[position] for name, position in zip(names, tree.positions, strict=True)}
     before, serial = places(tree, names), 0
     for adds, count, close in steps:
@@ -85,7 +85,7 @@ def test_a_free_place_is_taken_and_a_full_cluster_gets_a_neighbour():
     taken = add_documents(freed, tree.embeddings[[position]])
     assert taken.num_removed == 0
     assert taken.digits(int(taken.positions[-1])) == digits
-    assert taken.num_documents == tree.num_documents
+    assert taken.num_places == tree.num_places
 
     crowd = np.repeat(tree.embeddings[[position]], 200, axis=0)
     crowded = add_documents(tree, crowd)

@@ -57,8 +57,8 @@ def generator(titles, t5_folder) -> WordGenerator:
 def log_p_of_t5(folder: Path, tree: DocidTree, numbers: Ints, states: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
     """[batch, documents] log-probability of each title by T5 itself, over the tokens that may follow in the tree."""
     t5 = T5ForConditionalGeneration.from_pretrained(str(folder)).eval()
-    names, log_p = node_numbers(tree, numbers), torch.zeros(len(states), tree.num_documents)
-    for document in range(tree.num_documents):
+    names, log_p = node_numbers(tree, numbers), torch.zeros(len(states), tree.num_places)
+    for document in range(tree.num_places):
         node, written = 0, [0]
         for digit in tree.digits(document):
             children = tree.first_child[node] + np.arange(tree.num_children[node])
@@ -93,7 +93,7 @@ def test_an_untrained_generator_gives_titles_the_probabilities_of_t5(titles, gen
     expected = log_p_of_t5(t5_folder, tree, numbers, states, mask)
     torch.testing.assert_close(expected.exp().sum(dim=1), torch.ones(3))
     objective = CrossEntropy(Task(generator, tree))
-    for document in range(tree.num_documents):
+    for document in range(tree.num_places):
         batch = {"token_states": states, "states_mask": mask, "relevant": torch.full((3, 1), document)}
         assert objective.loss(generator, batch, 0.0).item() == pytest.approx(
             -expected[:, document].mean().item(), abs=1e-4

@@ -2,26 +2,25 @@
 
 import math
 import random
-from collections.abc import Mapping
-from typing import Any
+import unicodedata
 
 import ir_measures
 import numpy as np
 import pytest
 import pytrec_eval
+from dsi_experiments.rerankers.lists import bootstrap_interval
+from dsi_experiments.subtopics import find_measure, read_subtopics
 from scipy import stats
 
 from dsi.docids.words.bm25 import BM25
 from dsi.eval.baselines import BM25_GRID, dense_run, tune_bm25
-from dsi.eval.diversity import find_measure, read_subtopics
 from dsi.eval.measures import STANDARD_MEASURES, evaluate, mean, measures_for, ranking
 from dsi.eval.protocol import (
     SystemResult,
     best_setting,
-    bootstrap_interval,
+    holm,
     overlap_splits,
     randomisation_test,
-    supported_setting,
     table,
 )
 from dsi.eval.tables import markdown_table
@@ -186,24 +185,6 @@ def test_splits_and_table():
     assert "—" in table([SystemResult("ours", evaluate(RUN, {"q1": {"b": 1}}), {})], empty, ["Hit@1"])
 
 
-def test_a_setting_is_supported_if_its_gain_exceeds_a_standard_error():
-    qrels = {f"q{n}": {"d": 1} for n in range(10)}
-    right = {"plain": {0, 1, 2, 3}, "mixed": {0, 1, 2, 4, 5}, "clear": {0, 1, 2, 3, 4, 5}, "worse": {0}}
-
-    def runs(setting: Mapping[str, Any]) -> dict[str, dict[str, float]]:
-        own = right[setting["name"]]
-        return {query_id: {"d" if n in own else "e": 1.0} for n, query_id in enumerate(qrels)}
-
-    def chosen(*names: str) -> str:
-        return supported_setting(runs, [{"name": name} for name in names], qrels)[0]["name"]
-
-    # mixed: two gains and a loss of ten; the mean .1 is less than its standard error .18. clear: two gains, .2 and .13.
-    assert chosen("plain", "mixed") == "plain"
-    assert chosen("plain", "clear") == chosen("plain", "mixed", "clear", "worse") == "clear"
-    assert chosen("plain") == chosen("plain", "worse") == "plain"
-    assert supported_setting(runs, [{"name": "plain"}], qrels)[1] == [({"name": "plain"}, 0.4)]
-
-
 def test_best_setting_takes_the_earliest_of_the_best():
     runs = {0: {"q2": {"a": 1.0}}, 1: {"q2": {"d": 1.0}}, 2: {"q2": {"d": 1.0}}}
     best, tried = best_setting(lambda s: runs[s["n"]], [{"n": 0}, {"n": 1}, {"n": 2}], {"q2": {"d": 1}})
@@ -246,6 +227,16 @@ def test_the_randomisation_test_is_scipys(seed):
     difference, p = randomisation_test(a, b, rounds=20_000)
     assert difference == pytest.approx(theirs.statistic)
     assert p == pytest.approx(theirs.pvalue, abs=4 * np.sqrt(0.5 / 20_000))  # four standard errors of the two estimates
+
+
+def test_holms_correction_is_that_of_its_definition():
+    p_values = [0.011, 0.02, 0.001, 0.9, 0.03]
+    ordered = sorted(p_values)
+    expected = [min(1, max((5 - j) * ordered[j] for j in range(ordered.index(p) + 1))) for p in p_values]
+    assert holm(p_values) == pytest.approx(expected)
+    assert holm(p_values) == pytest.approx([0.044, 0.06, 0.005, 0.9, 0.06])
+    assert holm([0.6, 0.7]) == [1.0, 1.0]
+    assert holm([]) == []
 
 
 def test_the_bootstrap_interval_is_that_of_resampled_means():

@@ -17,10 +17,11 @@ from dsi.docids.clustering import DocidsConfig, build_tree
 from dsi.docids.data.collection import Collection
 from dsi.docids.words.bm25 import BM25
 from dsi.eval.measures import STANDARD_MEASURES, mean
-from dsi.eval.protocol import overlap_splits
+from dsi.eval.protocol import SystemResult, holm, overlap_splits, randomisation_test
 from dsi.measuring import evaluation as evaluation_module
 from dsi.measuring import provenance, runs
 from dsi.measuring.diagnosis import diagnose
+from dsi.measuring.evaluation import Evaluation
 from dsi.measuring.runs import IndexRuns
 from dsi.search.candidates import Reranker
 from tests.support.small import PROMPTS, random_tied
@@ -108,7 +109,7 @@ def test_the_order_of_an_updated_index_changes_no_result(retriever, collection, 
     assert dsi.tune(retriever, collection).best["lexical_weight"] == pytest.approx(tuned["lexical_weight"], rel=1e-2)
     after = dsi.evaluate(retriever, collection)
     for row in before.rows:
-        if row.name.startswith(("BM25", "dense", "RRF")):
+        if row.name == "BM25" or row.name.startswith(("dense", "RRF")):
             assert after.row(row.name).values == row.values
     assert LEFT not in caplog.text
 
@@ -151,9 +152,13 @@ def test_graded_judgements_are_measured_by_ndcg_and_recall_and_no_row_needs_dev_
     assert set(evaluation.row("generate").values) == set(STANDARD_MEASURES)
     assert {len(found) for found in evaluation.runs["generate"].values()} == {len(collection.documents)}
     names = [row.name for row in evaluation.rows]
-    assert {"BM25", "RRF of BM25 and dense", "dense + BM25", "words only"} <= set(names) <= set(evaluation_module.ROWS)
+    assert (
+        {"BM25", "RRF of BM25 and dense", "dense + BM25", "BM25 candidates, full score"}
+        <= set(names)
+        <= set(evaluation_module.ROWS)
+    )
     assert evaluation.row("dense + BM25").settings["lexical_weight"] > 0
-    assert evaluation.row("words only").settings["lexical_weight"] > 0
+    assert evaluation.row("BM25 candidates, full score").settings["lexical_weight"] > 0
     text = str(evaluation)
     assert "Total nDCG@10 / RR@10 / Recall@100" in text
     assert "Hit@1" not in text
@@ -243,3 +248,28 @@ def test_results_need_no_git_and_name_no_commit_of_another_project(tmp_path, mon
 def test_a_query_without_a_relevant_document_is_in_neither_half():
     splits = overlap_splits({"a": {"x": 1}, "b": {"y": 1}, "none": {"x": 0}}, {"x"})
     assert splits == {"Total": ["a", "b", "none"], "Overlap": ["a"], "No Overlap": ["b"]}
+
+
+def result(name, *values):
+    own = {str(query): value for query, value in enumerate(values)}
+    return SystemResult(name, {"Hit@1": own, "Hit@10": own}, {})
+
+
+def test_the_conclusion_names_the_strongest_rival_and_corrects_p_for_the_number_of_comparisons():
+    one, other = [1.0] * 30 + [0.0] * 10, [1.0] * 20 + [0.0] * 20
+    rows = [
+        result("BM25", *other), result("dense", *[0.0] * 40), result("BM25 candidates, full score", *one),
+        result("generate", *one), result("exact", *[1.0] * 40), result("+ reranker", *[1.0] * 40),
+    ]  # fmt: skip
+    splits = {"Total": [str(query) for query in range(40)], "Overlap": [], "No Overlap": []}
+    evaluation = Evaluation(rows, "generate", ("Hit@1", "Hit@10"), {}, splits, {})
+    plain = {row.name: randomisation_test(rows[3].values["Hit@1"], row.values["Hit@1"], rounds=10_000) for row in rows}
+    del plain["generate"]
+    corrected = dict(zip(plain, holm([p for _, p in plain.values() for _ in range(2)])[::2], strict=True))
+    assert corrected["BM25"] > plain["BM25"][1]
+    said = evaluation.summary().splitlines()
+    assert said[1] == "Beside others (p Holm-corrected for 10 comparisons):"
+    assert said[2].startswith("  BM25 candidates, full score, the strongest: Hit@1 75.0; no significant difference")
+    assert [line.split(":")[0].strip() for line in said[3:]] == ["dense", "BM25"]
+    assert f"BM25: Hit@1 +25.00 (p={corrected['BM25']:.4f})" in evaluation.significance()
+    assert "Holm-corrected for 10 comparisons" in evaluation.significance()

@@ -57,10 +57,9 @@ def test_few_dev_queries_choose_nothing(settings, beir, tmp_path, caplog, monkey
     assert tune_index(tmp_path / "run", fewer, "cpu")
 
 
-@pytest.mark.parametrize("fusion", ["paper", "bound"])
-def test_few_or_unanswered_queries_choose_nothing_for_digits_either(fusion, encoder, caplog):
+def test_few_or_unanswered_queries_choose_nothing_for_digits_either(encoder, caplog):
     retriever = small_index(encoder)
-    before = retriever.search_config = dataclasses.replace(retriever.search_config, fusion=fusion)
+    before = retriever.search_config
     for count, relevant, said in (
         (1, 1, "1 dev queries are too few"),
         (25, 0, "0 dev queries have a relevant document"),
@@ -109,6 +108,30 @@ def test_an_index_that_changed_is_not_tuned(settings, beir, tmp_path):
     retriever.remove(["neon"])
     retriever.save_update(tmp_path / "run")
     assert not is_tuned(tmp_path / "run")
+
+
+def test_tuning_begins_from_the_configured_settings_whatever_was_chosen_before(settings, beir, tmp_path):
+    collection, run = dsi.read_collection(beir()), tmp_path / "run"
+    retriever = dsi.train(collection, run, config=settings, device="cpu")
+    first = retriever.search_config
+    assert retriever.configured_search == settings.search != first
+    assert dsi.tune(retriever, collection).best == {
+        name: getattr(first, name) for name in ("alpha", "beam_width", "lexical_weight", "token_weight")
+    }
+    assert retriever.search_config == first
+    retriever.search_config = dataclasses.replace(first, alpha=0.1, beam_width=3, lexical_weight=5.0)
+    dsi.tune(retriever, collection)
+    assert retriever.search_config == first
+
+    copy_of = tmp_path / "copy"  # an index that was saved elsewhere has no config.toml
+    retriever.save_pretrained(copy_of)
+    again = dsi.GenerativeRetriever.from_pretrained(copy_of, device="cpu")
+    assert (again.search_config, again.configured_search) == (first, settings.search)
+    for judged in collection.qrels["dev"].values():
+        judged.update(dict.fromkeys(judged, 0))  # too few to choose weights on
+    dsi.tune(again, collection)
+    assert again.search_config.lexical_weight == settings.search.lexical_weight != first.lexical_weight
+    assert dsi.train(dsi.read_collection(beir()), run, config=settings, device="cpu").search_config == first
 
 
 def test_the_beam_is_the_smallest_that_finds_what_exact_finds(settings, beir, tmp_path):

@@ -8,10 +8,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from dsi_experiments.benchmarks.reference import transformers_loss
 from transformers import T5ForConditionalGeneration
 
-from dsi.commands.main import main
 from dsi.contrastive import blocks
 from dsi.contrastive.encoder import Encoder
 from dsi.docids.tree import DocidTree
@@ -27,6 +25,7 @@ from dsi.training.trainer import WholeModel, train_generator
 from tests.support.oracles import chain_logits, document_log_p
 from tests.support.oracles import children_of as nodes_below
 from tests.support.small import WIDTH, random_generator, random_queries, random_tree
+from tests.support.transformers_reference import transformers_loss
 
 CPU = torch.device("cpu")
 FRESH = GeneratorConfig(docid_tokens="digits", num_layers=1)
@@ -129,14 +128,6 @@ def test_loss_and_gradients_are_those_of_transformers_own_decoder():
     weights = [states, *generator.parameters()]
     for one, other in zip(torch.autograd.grad(ours, weights), torch.autograd.grad(theirs, weights), strict=True):
         torch.testing.assert_close(one, other, atol=1e-5, rtol=1e-4)
-
-
-def test_the_training_benchmark_compares_the_same_loss(tmp_path, capsys):
-    sizes = ["--shapes", "small", "--tokens", "4", "--documents", "50", "--rounds", "1"]
-    assert main(["benchmark-training", *sizes, "--results", str(tmp_path / "training.json")]) == 0
-    assert capsys.readouterr().out.count("x  yes") == 2
-    rows = json.loads((tmp_path / "training.json").read_text())["rows"]
-    assert [(row["bfloat16"], row["same_loss"]) for row in rows] == [(False, True), (True, True)]
 
 
 @pytest.mark.parametrize("branching", [2, 4])

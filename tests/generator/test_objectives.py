@@ -23,7 +23,7 @@ from dsi.generator.kinds import create_generator, load_generator
 from dsi.generator.model import DocidGenerator
 from dsi.generator.objectives import CrossEntropy, Task, find_objective
 from dsi.generator.states import StateCache, write_states
-from dsi.search.engine import QueryBatch
+from dsi.search.queries import QueryBatch
 from dsi.search.request import SearchConfig, SearchRequest
 from dsi.search.results import Trace
 from dsi.training.examples import DocidExamples
@@ -42,13 +42,13 @@ def test_targets_of_packed_families_are_those_of_the_whole_tree(documents, branc
     tree = random_tree(max(documents, branching), branching=branching, seed=seed, leaf=2)
     families, targets = FamilyTree(tree, CPU), TreeTargets(tree)
     rng = torch.Generator().manual_seed(seed)
-    relevant = torch.randint(-1, tree.num_documents, (3, 4), generator=rng)
+    relevant = torch.randint(-1, tree.num_places, (3, 4), generator=rng)
     relevant[:, 0] = relevant[:, 0].clamp(min=0)
-    flags = torch.zeros(3, tree.num_documents + 1)
-    flags.scatter_(1, torch.where(relevant < 0, tree.num_documents, relevant), 1.0)
+    flags = torch.zeros(3, tree.num_places + 1)
+    flags.scatter_(1, torch.where(relevant < 0, tree.num_places, relevant), 1.0)
     flags = flags[:, :-1]
-    scores = torch.randint(0, 6, (3, tree.num_inner + tree.num_documents), generator=rng).float()  # with ties
-    others = families.above(torch.randint(tree.num_documents, (3, 2), generator=rng))
+    scores = torch.randint(0, 6, (3, tree.num_inner + tree.num_places), generator=rng).float()  # with ties
+    others = families.above(torch.randint(tree.num_places, (3, 2), generator=rng))
     packed = families.pack(torch.cat([families.above(relevant), others], dim=1))
     z = families.holds_any(packed, relevant)
     zhat = BestChildTargets(tree, CPU)(packed, at_children(packed, scores, -torch.inf), z)

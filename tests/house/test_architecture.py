@@ -29,10 +29,10 @@ MAY_IMPORT = {
 FRONT = ("__init__", "__main__")
 """Modules of dsi outside the rooms: they open the package and the command."""
 ROOMS = (
-    "generator", "search", "config", "store", "rerankers", "measuring", "cluster", "training", "integrations", "server",
-    "commands",
+    "generator", "search", "config", "store", "rerankers", "measuring", "training", "integrations", "server", "commands",
+    "cluster",
 )  # fmt: skip
-"""Of dsi: each imports only those before it, and itself."""
+"""Of dsi: each imports only those before it, and itself; the last is an extension, which only the public face imports."""
 WALK = ("dsi.search.engine", "dsi.search.generate", "dsi.search.beam", "dsi.search.walk", "dsi.search.lists")
 MODELS = (
     "transformers",
@@ -47,7 +47,6 @@ UNKNOWN = {
     "Hub": ("huggingface_hub.HfApi", "dsi.store.hub"),
     "decoders?": ("dsi.generator.model", "dsi.search.decoder"),
     "docids|identifiers": DOCIDS,
-    "features": ("dsi.search.features",),
     "generators?": ("dsi.generator", "dsi.search.decoder"),
     "indexes": ("dsi.store.retriever", "dsi.store"),
     "launchers": ("accelerate",),
@@ -58,7 +57,7 @@ UNKNOWN = {
     "ours": ("dsi",),
     "retrievers?": ("dsi.store.retriever",),
     "search(es|ing)?|searched": WALK,
-    "tables?": ("dsi.eval.tables", "dsi.eval.report"),
+    "tables?": ("dsi.eval.tables",),
     "texts": ("dsi.docids.data.collection", "dsi.contrastive.encoder"),
     "trained|training": ("dsi.training", "dsi.contrastive.training"),
     "trees": ("dsi.docids.tree", "dsi.docids.clustering"),
@@ -106,12 +105,24 @@ def test_imports_follow_the_direction(path):
             assert top not in ("torch", "transformers", "sentence_transformers"), f"{path} imports {module}"
 
 
+@pytest.mark.parametrize("package", LINKED)
+def test_a_second_copy_of_a_package_is_refused(package):
+    with pytest.raises(ImportError, match=f"{package} is a part of dsi; import dsi.{package}."):
+        importlib.import_module(package)
+
+
 @pytest.mark.parametrize("path", [path for path in MODULES if path.parts[0] == "dsi"], ids=str)
 def test_a_room_imports_only_those_before_it(path):
     name = path.parts[1].removesuffix(".py")
     assert name in (*FRONT, *ROOMS), f"{path} is in no room"
     for room in filter(None, map(room_of, imported(ROOT / path))) if name in ROOMS else ():
         assert ROOMS.index(room) <= ROOMS.index(name), f"{path} imports from dsi.{room}"
+
+
+@pytest.mark.parametrize("path", MODULES, ids=str)
+def test_only_the_public_face_imports_the_cluster(path):
+    if path.parts[:2] not in (("dsi", "cluster"), ("dsi", "__init__.py")):
+        assert "cluster" not in map(room_of, imported(ROOT / path)), f"{path} imports the cluster; see `open_cluster`"
 
 
 def unknown_to(path: Path) -> list[str]:
@@ -193,7 +204,7 @@ print([name for name in ("datasets", "sentence_transformers", "transformers") if
 def test_what_needs_an_extra_is_imported_when_it_is_needed():
     extras = (
         "ir_datasets", "ir_measures", "langchain_core", "lightgbm", "llama_index", "matplotlib", "numba", "pyndeval",
-        "beir", "mteb", "onnx", "onnxruntime", "pyterrier", "pyversity", "shtab",
+        "beir", "mteb", "onnx", "onnxruntime", "pyterrier", "pyversity",
     )  # fmt: skip
     code = f"""
 import sys
@@ -214,11 +225,21 @@ except ValueError as error:
 @pytest.mark.parametrize(
     "module",
     [
-        "dsi.search.results",
-        *(f"dsi.eval.{name}" for name in ("measures", "fusion", "protocol", "tables", "report")),
+        "dsi.search.hits",
+        "dsi.search.top",
+        *(f"dsi.eval.{name}" for name in ("measures", "fusion", "protocol", "tables")),
+        "dsi_experiments.published",
+        "dsi_experiments.regret",
         *(
             f"dsi.docids.{name}"
-            for name in ("files.processes", "files.storage", "data.collection", "schemes", "data.natural_questions")
+            for name in (
+                "files.checks",
+                "files.processes",
+                "files.storage",
+                "data.collection",
+                "schemes",
+                "data.natural_questions",
+            )
         ),
     ],
 )

@@ -1,4 +1,4 @@
-"""README and site: their Python runs, commands and options exist, file tree and links are true, old names are gone."""
+"""README and site: their Python runs and prints the outputs below it, commands, options and links exist, old names are gone."""
 
 import json
 import os
@@ -11,11 +11,13 @@ import pytest
 
 import dsi
 from dsi.commands.main import COMMANDS, command_modules, main
+from tests.support.printed import EXAMPLE, README, RESULTS, alike, python_blocks, run_page, with_tables
 from tests.support.small import MINIPEDIA, save_cross_encoder
 
 ROOT = Path(__file__).parents[2]
 PACKAGES = ("docids", "contrastive", "dsi", "eval")
-PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md"))]
+PAGES = [ROOT / name for name in ("README.md", "CONTRIBUTING.md", "results/README.md")]
+PAGES += sorted((ROOT / "docs").rglob("*.md"))
 RUN = [ROOT / "README.md", ROOT / "docs" / "index.md", *sorted((ROOT / "docs" / "use").glob("*.md"))]
 """Pages whose Python is run."""
 CONTRIBUTING = ROOT / "docs" / "develop" / "contributing.md"
@@ -25,7 +27,7 @@ RETIRED = (
     "nq10k-small", "nq100k-small", "small-digits", "--config small", 'config="small"', "all-MiniLM-L6-v2 (offline)",
     "lexical.enabled", "[examples]", "evaluate_every", "load_stages", "max_expansions", "retriever.trace",
     "Docids.of(", "DocidLogitsProcessor.of", "dsi_experiments.reproduce ", "dsi.snapshot", "dsi.store.parts",
-    "dsi.search.answers", "dsi.search.queries", "dsi.measuring.rows", "dsi.measuring.beam_widths", "dsi.generator.stored",
+    "dsi.search.answers", "dsi.measuring.rows", "dsi.measuring.beam_widths", "dsi.generator.stored",
     "contrastive.stored", "contrastive.callbacks", "dsi.docids.words.top_lists",
     "dsi build-docids", "dsi train-encoder", "dsi train-generator", "dsi generate-queries",
     "dsi.index import", "dsi.pipeline", "dsi.evaluation", "dsi.tuning", "scripts.experiments", "scripts.benchmarks",
@@ -33,6 +35,8 @@ RETIRED = (
 )  # fmt: skip
 """Names and phrases that are gone: no code, message or page has them."""
 
+WRITE = "WRITE_PRINTED" in os.environ
+"""Write the outputs and tables of the pages again, in place of comparing them."""
 NOT_RUN = "<!-- not run:"
 FENCE = re.compile(
     r"^(?P<mark><!-- not run: [^\n]*-->\n)?```(?P<kind>\w+)[^\n]*\n(?P<text>.*?)^```", re.MULTILINE | re.DOTALL
@@ -75,7 +79,7 @@ def blocks(page, kind):
 def trained(tmp_path_factory, sentence_bert_folder, tokenizer_folder, t5_folder):
     """A folder in which the pages' DIR, RUN and runs/example exist: a collection and an index, both tiny."""
     folder = tmp_path_factory.mktemp("docs")
-    collection = folder / "docids" / "data" / "minipedia"
+    collection = folder / "minipedia"
     (collection / "qrels").mkdir(parents=True)
     lines = (MINIPEDIA / "corpus.jsonl").read_text(encoding="utf-8").splitlines()
     chosen = [line for line in lines if json.loads(line)["_id"] == "danube"] + lines[:59]
@@ -93,7 +97,7 @@ def trained(tmp_path_factory, sentence_bert_folder, tokenizer_folder, t5_folder)
     before = Path.cwd()
     os.chdir(folder)
     try:
-        dsi.train(dsi.read_collection("docids/data/minipedia"), "runs/example", config="example", device="cpu")
+        dsi.train(dsi.read_collection("minipedia"), "runs/example", config="example", device="cpu")
         shutil.copytree("runs/example", "RUN")
         save_cross_encoder(folder / "cross-encoder" / "ms-marco-MiniLM-L6-v2", tokenizer_folder)  # goes before the Hub
     finally:
@@ -101,19 +105,71 @@ def trained(tmp_path_factory, sentence_bert_folder, tokenizer_folder, t5_folder)
     return folder
 
 
+@pytest.fixture(scope="module")
+def example(tmp_path_factory):
+    """The index of `dsi example`."""
+    folder = tmp_path_factory.mktemp("example") / "index"
+    dsi.train(dsi.read_collection("minipedia"), folder, config="example", device="cpu")
+    return folder
+
+
 @pytest.mark.programs
 @pytest.mark.parametrize("page", RUN, ids=names(RUN))
-def test_python_blocks_run(page, trained, tmp_path, monkeypatch, capsys):
-    found = [(text, line) for text, line, runs in blocks(page, "python") if runs]
-    if not found:
+def test_python_blocks_run_and_print_the_outputs_below_them(page, trained, tmp_path, monkeypatch, request):
+    text = page.read_text(encoding="utf-8")
+    if not any(block.runs for block in python_blocks(text)):
         pytest.skip("no Python on this page")
     shutil.copytree(trained, tmp_path, dirs_exist_ok=True)
+    if any(block.printed for block in python_blocks(text)):  # with the index that a user has
+        for folder in ("minipedia", "runs/example"):
+            shutil.rmtree(tmp_path / folder)
+        (tmp_path / "example").unlink()
+        shutil.copytree(request.getfixturevalue("example"), tmp_path / "runs" / "example")
     monkeypatch.chdir(tmp_path)
-    for name, text in TITLED.findall(page.read_text(encoding="utf-8")):
-        Path(name).write_text(text, encoding="utf-8")
-    namespace = {"__name__": "__main__"}
-    for text, line in found:
-        exec(compile("\n" * (line) + text, str(page), "exec"), namespace)  # tracebacks name the page's lines
+    for name, titled in TITLED.findall(text):
+        Path(name).write_text(titled, encoding="utf-8")
+    found = run_page(page)
+    if WRITE:
+        page.write_text(found, encoding="utf-8")
+    for block, again in zip(python_blocks(text), python_blocks(found), strict=True):
+        if block.printed and not WRITE:
+            printed, expected = found[slice(*again.printed)], text[slice(*block.printed)]
+            assert alike(printed, expected), f"{page.name}, the output below line {block.line}:\n{printed}"
+
+
+@pytest.mark.programs
+def test_the_index_of_the_example_is_as_good_as_its_table_says(example, tmp_path):
+    retriever = dsi.GenerativeRetriever.from_pretrained(example, device="cpu")
+    evaluation = dsi.evaluate(retriever, dsi.read_collection("minipedia"), untrained=True)
+    evaluation.save(EXAMPLE if WRITE else tmp_path / "example.json")
+    found, known = (
+        json.loads(path.read_text(encoding="utf-8"))["systems"]
+        for path in (EXAMPLE if WRITE else tmp_path / "example.json", EXAMPLE)
+    )
+    assert found.keys() == known.keys()
+    for name, own in known.items():
+        for measure in ("Hit@1", "Hit@5", "Hit@10", "RR@10", "nDCG@10"):
+            assert found[name]["Total"][measure] == pytest.approx(own["Total"][measure], abs=0.5), f"{name}, {measure}"
+
+
+def test_outputs_with_other_words_or_figures_are_seen():
+    page = (ROOT / "docs" / "use" / "running.md").read_text(encoding="utf-8")
+    printed = [page[slice(*block.printed)] for block in python_blocks(page) if block.printed]
+    assert len(printed) >= 6
+    for text in printed:
+        assert alike(text, text)
+        assert not alike(text, text + text)
+    assert not alike("0.98738\n0.94842\n", "0.98738\n0.93139\n")
+    assert not alike("0.98738\n", "0.97922\n")
+    assert alike("0.98738\n", "0.98501\n")
+    assert not alike("danube 4.095\n", "volga 4.095\n")
+
+
+@pytest.mark.parametrize("page", [README, RESULTS], ids=["README", "results"])
+def test_tables_are_the_measured_results(page):
+    if WRITE:
+        page.write_text(with_tables(page), encoding="utf-8")
+    assert with_tables(page) == page.read_text(encoding="utf-8")
 
 
 def test_few_blocks_are_not_run():

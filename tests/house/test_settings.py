@@ -96,7 +96,7 @@ def test_a_range_holds_in_python_too(value):
         ("[contrastive]\ntemperature = inf", "contrastive.temperature must be between 1e-6 and 1e6, got inf"),
         (f"a = {'[' * 5000}{']' * 5000}", "is nested too deeply"),
         (f"[search]\nalpha{'.a' * 5000} = 1", TOO_DEEP),
-        (f'[search]\nfusion = "{"x" * 5000}"', r"fusion must be one of paper, bound, got 'x+\.\.\.x+'"),
+        (f'[search]\nmethod = "{"x" * 5000}"', r"method must be one of generate, exact, got 'x+\.\.\.x+'"),
         ('[encoder]\nname = ""', "encoder.name must name a sentence-transformers model .* got ''"),
         ('[encoder]\nname = "fresh:"', "encoder.name must name a sentence-transformers model .* got ''"),
         ('[encoder]\nname = "\\ud800"', "is not valid TOML: Escaped character"),

@@ -1,15 +1,19 @@
 """The library alone, where the papers' wing is not installed."""
 
 import json
+import tomllib
+from pathlib import Path
 
 import pytest
 from dsi_experiments.rerankers.learned import LinearReranker
 
-from dsi.commands.main import main
+from dsi.commands.main import _OF_THE_WING, _WING, main
 from dsi.docids import extensions
 from dsi.docids.schemes import DocidsConfig, scheme_names
 from dsi.search import candidates
 from dsi.search.candidates import load_reranker
+
+ROOT = Path(__file__).parents[2]
 
 
 @pytest.fixture
@@ -33,8 +37,16 @@ def test_help_lists_the_commands_of_the_library_and_others_are_unknown(alone, ca
     printed = capsys.readouterr().out
     assert "train, measure and search the collection" in printed
     assert "added by" not in printed
-    assert main(["reproduce", "table3"]) == 2
-    assert "unknown command 'reproduce'" in capsys.readouterr().err
+    where = "is in the distribution dr-scl-experiments: pip install dr-scl-experiments, or pip install ./scripts in a checkout"
+    for name, meant in (("reproduce", "reproduce"), ("train-rerankr", "train-reranker")):
+        assert main([name]) == 2
+        assert capsys.readouterr().err == f"dsi: unknown command {name!r}; {meant!r} {where}.\n"
+
+
+def test_the_commands_of_the_wing_are_known_by_name():
+    wing = tomllib.loads((ROOT / "scripts" / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    assert wing["name"] == _WING
+    assert set(_OF_THE_WING) == set(wing["entry-points"]["dsi.commands"])
 
 
 def test_schemes_are_those_of_the_library(alone):

@@ -99,7 +99,7 @@ def test_a_missing_library_is_named_with_its_remedy(name, library, extra, monkey
     ("options", "error", "message"),
     [
         ({"beam_with": 3}, TypeError, "DocidRetriever() has no option 'beam_with'; did you mean 'beam_width'?"),
-        ({"fusion": "bound"}, TypeError, "DocidRetriever() has no option 'fusion'; there are k, method, beam_width, "),
+        ({"fusion": "paper"}, TypeError, "DocidRetriever() has no option 'fusion'; there are k, method, beam_width, "),
         ({"exact": True}, TypeError, "DocidRetriever() has no option 'exact'; "),
         (
             {"method": "exact", "beam_width": 9},

@@ -8,7 +8,6 @@ import json
 import numpy as np
 import pytest
 import torch
-from dsi_experiments.benchmarks.reference import GenerateBaseline
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from transformers import LogitsProcessorList, T5ForConditionalGeneration
@@ -21,6 +20,7 @@ from dsi.eval.measures import evaluate
 from dsi.integrations import transformers as bridge
 from dsi.integrations.transformers import DocidLogitsProcessor, Seq2SeqRetriever
 from tests.support.small import random_generator, random_queries, random_tree
+from tests.support.transformers_reference import GenerateBaseline
 
 END, VOCABULARY = 1, 20
 DOCUMENTS = {"danube": "river of vienna", "volga": "river of russia", "neon": "gas", "radon": "noble gas"}

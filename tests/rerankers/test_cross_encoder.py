@@ -62,10 +62,10 @@ def full_text(collection, doc_id):
 
 
 def test_candidates_are_ordered_by_the_model_one_pair_at_a_time(retriever, collection, model):
-    candidates = retriever.candidates(QUERIES, k=8, features=False)
+    candidates = retriever.candidates(QUERIES, k=8)
     retriever.keep_texts(collection.documents)
     assert candidates.texts_of is None  # a snapshot is what it was
-    candidates = retriever.candidates(QUERIES, k=8, features=False)
+    candidates = retriever.candidates(QUERIES, k=8)
     found = dsi.rerank(candidates, CrossEncoderReranker(model, device="cpu", batch_size=3))
     literal = CrossEncoder(str(model), device="cpu")
     for query, before, hits in zip(QUERIES, candidates.doc_ids, found.hits(), strict=True):
@@ -86,7 +86,7 @@ def test_short_lists_and_chains(retriever, collection, model):
     retriever.keep_texts(collection.documents)
     reranker = CrossEncoderReranker(model, device="cpu")
     few = retriever.documents.dataset["doc_id"][:3]
-    candidates = retriever.candidates(QUERIES, k=10, allow=few)
+    candidates = retriever.candidates(QUERIES, k=10, features=LinearReranker.features, allow=few)
     found = dsi.rerank(candidates, [reranker, LinearReranker({"similarity": 1.0})])
     assert all(sorted(own) == sorted(few) for own in found.doc_ids)
     scores = reranker.score(candidates)
@@ -107,13 +107,13 @@ def test_pairs_are_scored_in_any_order_and_number(model):
 def test_texts_stay_with_the_index_through_updates(retriever, collection, index, model):
     reranker = CrossEncoderReranker(model, device="cpu")
     with pytest.raises(ValueError, match=r"this index keeps titles only; .*`dsi update RUN --texts DIR`"):
-        dsi.rerank(retriever.candidates(QUERIES, features=False), reranker)
+        dsi.rerank(retriever.candidates(QUERIES), reranker)
     retriever.keep_texts(collection.documents)
     retriever.add([NEW])
     retriever.remove([collection.documents["doc_id"][0]])
     retriever.save_update(index)
     loaded = GenerativeRetriever.from_pretrained(index, device="cpu")
-    candidates = loaded.candidates(["rivers of bosnia"], k=40, features=False)
+    candidates = loaded.candidates(["rivers of bosnia"], k=40)
     texts = dict(zip(candidates.doc_ids[0], candidates.texts()[0], strict=True))
     assert texts.pop("new") == "Neretva A river in Bosnia and Croatia."
     assert texts == {doc_id: full_text(collection, doc_id) for doc_id in collection.documents["doc_id"][1:]}
@@ -134,7 +134,7 @@ def test_texts_that_do_not_fit_are_refused(retriever, collection):
 
 def test_a_cross_encoder_has_a_name_and_can_be_saved_under_another(retriever, collection, index, model):
     retriever.keep_texts(collection.documents)
-    candidates = retriever.candidates(QUERIES, k=5, features=False)
+    candidates = retriever.candidates(QUERIES, k=5)
     (named,) = dsi.load_rerankers(index, f"cross-encoder:{model}", device="cpu")
     folder = save_reranker(named, index, "ce")
     assert sorted(path.name for path in folder.iterdir()) == ["model", "reranker.json"]
@@ -216,7 +216,9 @@ def test_search_reranks(index, collection, model, capsys, retriever):
     save_reranker(LinearReranker({"similarity": -1.0}), index, "far")
     assert main(["search", *common, "--rerank", f"{name}+far"]) == 0
     printed = json.loads(capsys.readouterr().out)
-    (far,) = dsi.rerank(retriever.candidates([QUERIES[0]], k=50), LinearReranker({"similarity": -1.0})).hits()
+    far_first = LinearReranker({"similarity": -1.0})
+    candidates = retriever.candidates([QUERIES[0]], k=50, features=far_first.features)
+    (far,) = dsi.rerank(candidates, far_first).hits()
     assert [hit["doc_id"] for hit in printed["hits"]] == [hit.doc_id for hit in far[:3]]
 
 

@@ -6,10 +6,12 @@ import ir_measures
 import numpy as np
 import pytest
 import torch
+from dsi_experiments.rerankers.alpha_ndcg import AlphaNdcg
 from dsi_experiments.rerankers.m2div import M2Div, M2DivConfig
 from dsi_experiments.rerankers.puct import Puct, PuctConfig
+from dsi_experiments.subtopics import prefix_labels, subtopic_labels
 
-from dsi.rerankers.diversity import AlphaNdcg, Pyversity, prefix_labels, subtopic_labels
+from dsi.rerankers.diversity import Pyversity
 from dsi.search.candidates import Candidates, load_reranker
 
 

@@ -7,6 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from dsi_experiments.rerankers.features import compute_features, words
 from dsi_experiments.rerankers.learned import FeatureReranker, LinearReranker
 from dsi_experiments.rerankers.training import cross_validate, judge_candidates, train_reranker
 
@@ -21,7 +22,6 @@ from dsi.eval.measures import evaluate, mean
 from dsi.rerankers.diversity import Pyversity
 from dsi.rerankers.reranking import load_rerankers, save_reranker
 from dsi.search.candidates import Candidates, Reranker, load_reranker
-from dsi.search.features import words
 from tests.support.kills import fork, status_of
 from tests.support.oracles import children_of, level_log_p
 from tests.support.small import random_generator
@@ -36,13 +36,13 @@ def retriever(beir, encoder):
     texts = encoder.document_texts(list(documents["title"]), list(documents["text"]))
     tree = build_tree(encoder.encode(texts, "document"), DocidsConfig(branching=3, max_leaf_size=3))
     lexical = BM25(documents["doc_id"], collection.full_texts())
-    settings = SearchConfig(fusion="bound", alpha=0.4, beam_width=20, ann_temperature=0.1, lexical_weight=0.1)
+    settings = SearchConfig(alpha=0.4, beam_width=20, ann_temperature=0.1)
     return GenerativeRetriever(encoder, tree, random_generator(tree), documents, settings, lexical)
 
 
 def test_features_are_what_their_names_say(retriever):
     tree = retriever.tree
-    candidates = retriever.candidates(QUERIES, k=12)
+    candidates = retriever.candidates(QUERIES, k=12, features=compute_features)
     feature = {name: candidates.features[:, :, n] for n, name in enumerate(candidates.names)}
     encoded = retriever.encode_queries(QUERIES)
     states, mask = torch.zeros(3, 99, 32), torch.zeros(3, 99, dtype=torch.bool)
@@ -176,7 +176,8 @@ def test_a_reranker_that_would_lose_its_state_is_not_saved(tmp_path):
 
 
 def test_rerankers_are_applied_one_after_another(retriever):
-    plain, candidates = retriever.search(QUERIES, k=8), retriever.candidates(QUERIES, k=8)
+    plain = retriever.search(QUERIES, k=8)
+    candidates = retriever.candidates(QUERIES, k=8, features=compute_features)
     assert candidates.hits() == plain
     assert [hits.exact for hits in candidates.hits()] == [hits.exact for hits in plain]
     bm25 = retriever.lexical.scores(QUERIES)
@@ -190,7 +191,7 @@ def test_rerankers_are_applied_one_after_another(retriever):
             hit.doc_id: replace(hit, rank=0, score=0.0) for hit in before
         }
         assert found.exact == before.exact
-    plainer = retriever.candidates(QUERIES, k=8, features=False)
+    plainer = retriever.candidates(QUERIES, k=8)
     assert plainer.names == ()
     backwards = dsi.rerank(plainer, Backwards())
     assert [hit.doc_id for hit in backwards.hits()[0]] == [hit.doc_id for hit in plain[0]][::-1]
@@ -200,11 +201,14 @@ def test_rerankers_are_applied_one_after_another(retriever):
 
 def test_filters_short_lists_and_query_ids_pass_through(retriever):
     allowed = retriever.documents.dataset["doc_id"][:3]
-    candidates = retriever.candidates({"a": QUERIES[0], "b": QUERIES[1]}, k=10, allow=allowed)
+    candidates = retriever.candidates(
+        {"a": QUERIES[0], "b": QUERIES[1]}, k=10, allow=allowed, features=compute_features
+    )
     found = dsi.rerank(candidates, LinearReranker({"similarity": 1.0}))
     assert all(sorted(hit.doc_id for hit in hits) == sorted(allowed) for hits in found.hits())
     assert {query_id: sorted(own) for query_id, own in found.as_run().items()} == dict.fromkeys("ab", sorted(allowed))
-    last_first = dsi.rerank(retriever.candidates(QUERIES[:1], k=5), LinearReranker({"1 / rank": -1.0}))
+    few = retriever.candidates(QUERIES[:1], k=5, features=compute_features)
+    last_first = dsi.rerank(few, LinearReranker({"1 / rank": -1.0}))
     assert [*last_first.as_run()["0"].values()] == pytest.approx([-1 / 5, -1 / 4, -1 / 3, -1 / 2, -1])
 
 
@@ -220,8 +224,10 @@ def test_exact_says_what_the_search_said(retriever):
 
 
 def test_what_cannot_be_reranked_is_named(retriever):
-    candidates = retriever.candidates(QUERIES, k=4, features=False)
-    with pytest.raises(ValueError, match=r"feature 'BM25', but these candidates were made without .* features=True"):
+    candidates = retriever.candidates(QUERIES, k=4)
+    with pytest.raises(
+        ValueError, match=r"feature 'BM25', but these candidates were made without features; .* features=reranker"
+    ):
         dsi.rerank(candidates, LinearReranker({"BM25": 1.0}))
     with pytest.raises(TypeError, match=r"must be a Reranker.*got 'mmr' of type str; dsi.load_rerankers\(RUN"):
         dsi.rerank(candidates, "mmr")
@@ -240,7 +246,7 @@ def test_what_cannot_be_reranked_is_named(retriever):
 def test_updates_keep_features_in_place(retriever):
     retriever.add([{"doc_id": "new", "title": "Danube capitals", "text": "which capitals are on the danube"}])
     retriever.remove([retriever.documents.dataset["doc_id"][0]])
-    candidates = retriever.candidates(QUERIES[:1], k=40)
+    candidates = retriever.candidates(QUERIES[:1], k=40, features=compute_features)
     assert np.isfinite(candidates.features).all()
     column = candidates.doc_ids[0].index("new")
     feature = dict(zip(candidates.names, candidates.features[0, column], strict=True))
@@ -257,8 +263,8 @@ def test_a_reranker_beside_an_index_is_bound_to_it(retriever, tmp_path):
     loaded = GenerativeRetriever.from_pretrained(index, device="cpu")
     rerankers = dsi.load_rerankers(index, ["words", "dense"])
     assert rerankers[0].weights == {"BM25": 1.0}
-    again = dsi.rerank(loaded.candidates(QUERIES), rerankers).hits()
-    assert again == dsi.rerank(retriever.candidates(QUERIES), ByFeature("similarity")).hits()
+    again = dsi.rerank(loaded.candidates(QUERIES, features=rerankers[0].features), rerankers).hits()
+    assert again == dsi.rerank(retriever.candidates(QUERIES, features=compute_features), ByFeature("similarity")).hits()
     assert dsi.load_rerankers(str(index), "dense")[0].names == ("similarity",)
     loaded.remove([loaded.documents.dataset["doc_id"][0]])
     loaded.save_update(index)
@@ -350,5 +356,5 @@ def test_a_save_that_was_killed_between_its_renames_leaves_the_old_reranker(retr
 
 @pytest.mark.parametrize("reranker", [LinearReranker({"score": 1.0}), Pyversity("mmr")])
 def test_a_search_that_finds_nothing_is_reranked_to_nothing(retriever, reranker):
-    candidates = retriever.candidates(["a river", "neon"], allow=[], features=True)
+    candidates = retriever.candidates(["a river", "neon"], allow=[], features=compute_features)
     assert [len(hits) for hits in dsi.rerank(candidates, reranker).hits()] == [0, 0]

@@ -17,11 +17,12 @@ from dsi.docids.vectors import VectorsConfig
 from dsi.docids.words.bm25 import BM25
 from dsi.generator.bonus import SIZE_WEIGHT
 from dsi.generator.tied import TiedGenerator
-from dsi.search.engine import QueryBatch
-from dsi.search.generate import TiedIndex, WordsOnly
+from dsi.search.generate import TiedEngine, WordsOnly
+from dsi.search.queries import QueryBatch
 from dsi.search.request import SearchConfig, SearchRequest
-from dsi.search.results import EXTRA, WALK, WORDS, Trace, best, highest, highest_and_rest
+from dsi.search.results import EXTRA, WALK, WORDS, Trace
 from dsi.search.scores import DocumentScores
+from dsi.search.top import best, highest, highest_and_rest
 from dsi.search.walk import NodeScores
 from tests.support import oracles
 from tests.support.small import WIDTH, random_batch, random_queries, random_tied, random_tree
@@ -61,8 +62,8 @@ class Case:
     request: SearchRequest
 
     @property
-    def index(self) -> TiedIndex:
-        return TiedIndex(self.tree, self.generator, self.bm25)
+    def index(self) -> TiedEngine:
+        return TiedEngine(self.tree, self.generator, self.bm25)
 
 
 def random_case(seed: int) -> Case:
@@ -76,7 +77,7 @@ def random_case(seed: int) -> Case:
     chance = np.random.default_rng([seed, 1])
     with_tokens = seed % 2 == 0
     if with_tokens:
-        tree = replace(tree, tokens=random_tokens(tree.num_documents, chance))
+        tree = replace(tree, tokens=random_tokens(tree.num_places, chance))
     generator = random_tied(tree, layers=int(seed % 5 == 0), seed=seed)
     kind = ["float32", "float32", "int8", "float16", "codes"][seed % 5]
     if kind == "codes":
@@ -87,7 +88,9 @@ def random_case(seed: int) -> Case:
     if seed % 4 >= 2 and documents > 4:  # updates
         gone = rng.choice(documents, size=int(rng.integers(1, documents - 1)), replace=False)
         new = int(rng.integers(1, 12))
-        _ = TiedIndex(tree, generator, None).listed  # lists are made before the update, as in an index that is searched
+        _ = TiedEngine(
+            tree, generator, None
+        ).listed  # lists are made before the update, as in an index that is searched
         tree = remove_documents(tree, gone)
         bm25 = bm25.update(gone.tolist(), [str(n) for n in range(documents - len(gone))], [])
         vectors = rng.normal(size=(new, WIDTH)).astype(np.float32)
@@ -131,7 +134,7 @@ def random_tokens(places: int, rng: np.random.Generator) -> TokenVectors:
 def token_scores(case: Case) -> np.ndarray:
     """[batch, places] late interaction by its definition, token by token, in float64; faiss decodes."""
     tokens, batch = case.tree.tokens, case.batch
-    scores = np.zeros((len(batch.texts), case.tree.num_documents))
+    scores = np.zeros((len(batch.texts), case.tree.num_places))
     if tokens is None:
         return scores
     quantizer = faiss.ScalarQuantizer(8, getattr(faiss.ScalarQuantizer, f"QT_{tokens.bits}bit_tqmse"))
@@ -157,7 +160,7 @@ def place_scores(case: Case) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """[batch, places] dense scores, all but late interaction, and all, by their definition; -inf at removed documents."""
     tree, config = case.tree, case.request.config
     z = case.batch.embeddings.numpy().astype(np.float64)
-    vectors = np.stack([tree.embeddings[place] for place in range(tree.num_documents)]).astype(np.float64)
+    vectors = np.stack([tree.embeddings[place] for place in range(tree.num_places)]).astype(np.float64)
     dense = z @ vectors.T
     rows = np.maximum(tree.doc_rows, 0)
     total = dense + config.lexical_weight * case.bm25.scores(case.batch.texts).astype(np.float64)[:, rows]
@@ -356,7 +359,7 @@ def test_nothing_pruned_is_certified_and_reads_everything():
     case = small_case(beam_width=1_000)
     result = case.index.methods["generate"].retrieve(case.batch, case.request)
     assert result.exact.all()
-    assert (result.read == case.tree.num_documents + case.tree.num_inner - 1).all()
+    assert (result.read == case.tree.num_places + case.tree.num_inner - 1).all()
     narrow = case.index.methods["generate"].retrieve(
         case.batch, replace(case.request, config=SearchConfig(beam_width=2))
     )
@@ -409,7 +412,7 @@ def test_sources_name_what_found_a_document():
 
 def test_a_root_that_holds_documents_is_all_of_them():
     tree = assemble(Docids(np.arange(30)[:, None].astype(np.int32)), np.eye(30, WIDTH, dtype=np.float32))
-    index = TiedIndex(tree, random_tied(tree), None)
+    index = TiedEngine(tree, random_tied(tree), None)
     states, mask, embeddings = random_queries(2)
     batch = QueryBatch(torch.arange(2), states, mask, embeddings, ["a", "b"])
     result = index.methods["generate"].retrieve(batch, SearchRequest(3, SearchConfig(beam_width=1, alpha=1.0)))
@@ -453,7 +456,7 @@ def test_follow_gives_node_scores_and_parts_that_add_up():
 def test_only_lists_of_kept_nodes_are_scanned(monkeypatch):
     rng = np.random.default_rng(0)
     tree = random_tree(400, branching=4, leaf=8).stored_as(VectorsConfig("float32", code_bytes=WIDTH // 4))
-    index = TiedIndex(tree, random_tied(tree), None)
+    index = TiedEngine(tree, random_tied(tree), None)
     listed = index.listed
     assert listed is not None
     scanned: list[np.ndarray] = []
@@ -480,7 +483,7 @@ def test_equal_scores_come_in_docid_order():
     tree = assemble(Docids(np.array([[1], [0], [2], [3]], dtype=np.int32)), np.ones((4, WIDTH), dtype=np.float32))
     states, mask, embeddings = random_queries(1)
     batch = QueryBatch(torch.arange(1), states, mask, embeddings, ["a"])
-    for method in TiedIndex(tree, random_tied(tree), None).methods.values():
+    for method in TiedEngine(tree, random_tied(tree), None).methods.values():
         assert method.retrieve(batch, SearchRequest(3, SearchConfig())).positions[0].tolist() == [0, 1, 2]
 
 
@@ -513,7 +516,7 @@ def test_a_hundred_thousand_equal_documents_have_docids_and_are_found():
     tree = build_tree(vectors, DocidsConfig())
     assert tree._problem() == ""
     assert tree.depth <= 6
-    index, batch = TiedIndex(tree, random_tied(tree), None), random_batch(1)
+    index, batch = TiedEngine(tree, random_tied(tree), None), random_batch(1)
     batch = batch._replace(embeddings=torch.from_numpy(vectors[:1]))
     for method in ("generate", "exact"):
         found = index.methods[method].retrieve(batch, SearchRequest(10, SearchConfig(lexical_weight=0.0)))

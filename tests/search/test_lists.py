@@ -18,9 +18,9 @@ from dsi.docids.updating import add_documents, remove_documents
 from dsi.docids.vectors import LARGE, VectorsConfig
 from dsi.docids.words.bm25 import BM25
 from dsi.search import lists as module
-from dsi.search.engine import QueryBatch
-from dsi.search.generate import TiedIndex
-from dsi.search.lists import ListedDocuments, Lists, cell_nodes, oversampling
+from dsi.search.generate import TiedEngine
+from dsi.search.lists import InvertedLists, ListedDocuments, cell_nodes, oversampling
+from dsi.search.queries import QueryBatch
 from dsi.search.request import SearchConfig, SearchRequest
 from dsi.search.results import SearchResult
 from tests.support.small import random_queries, random_tied, random_tree
@@ -49,7 +49,7 @@ def words_of(tree: DocidTree) -> BM25:
 def search(
     tree: DocidTree, batch: QueryBatch, method: str, beam_width: int = 8, weight: float = 0.0, **more
 ) -> SearchResult:
-    index = TiedIndex(tree, random_tied(tree), words_of(tree) if weight else None)
+    index = TiedEngine(tree, random_tied(tree), words_of(tree) if weight else None)
     config = SearchConfig(alpha=0.0, beam_width=beam_width, lexical_weight=weight)
     return index.methods[method].retrieve(batch, SearchRequest(10, config, **more))
 
@@ -57,7 +57,7 @@ def search(
 def test_cells_partition_the_documents():
     for documents, leaf in ((2000, 10), (300, 300), (40, 2)):
         tree = random_tree(documents, leaf=leaf)
-        nodes, lists = cell_nodes(tree), Lists.from_tree(tree)
+        nodes, lists = cell_nodes(tree), InvertedLists.from_tree(tree)
         starts, ends = tree.doc_start[nodes], tree.doc_end[nodes]
         assert (starts[0], ends[-1]) == (0, documents)
         assert (starts[1:] == ends[:-1]).all()
@@ -82,7 +82,7 @@ def test_a_walk_that_prunes_nothing_finds_what_exact_finds(config, weight, monke
 @pytest.mark.parametrize("config", CODES)
 def test_a_narrow_walk_finds_most_reads_little_and_gives_true_scores(config):
     tree, batch = big_tree(config), query_batch(20, 2)
-    index = TiedIndex(tree, random_tied(tree), None)
+    index = TiedEngine(tree, random_tied(tree), None)
     found = search(tree, batch, "generate", 40)
     true = batch.embeddings.numpy() @ tree.embeddings[:].T
     np.testing.assert_allclose(found.scores, np.take_along_axis(true, found.positions, axis=1), rtol=1e-4, atol=1e-4)
@@ -110,13 +110,13 @@ def test_a_filter_is_applied_inside_the_lists():
 @pytest.mark.parametrize("config", CODES)
 def test_updates_keep_the_lists_of_codes(config):
     tree = big_tree(config)
-    kept = Lists.from_tree(tree)
+    kept = InvertedLists.from_tree(tree)
     rng = np.random.default_rng(7)
     for step in range(3):
         tree = remove_documents(tree, rng.choice(tree.num_rows, 150, replace=False))
         new = rng.normal(size=(40, tree.embeddings.shape[1])).astype(np.float32)
         tree = add_documents(tree, new)
-        assert Lists.from_tree(tree) is kept
+        assert InvertedLists.from_tree(tree) is kept
         batch = query_batch(6, step)
         every, found = (search(tree, batch, method, 10_000, 0.3) for method in ("exact", "generate"))
         np.testing.assert_allclose(found.scores, every.scores, rtol=1e-4, atol=1e-4)
@@ -152,15 +152,15 @@ import faiss, torch
 torch.set_num_threads(1); faiss.omp_set_num_threads(1)
 from dsi.docids.tree import DocidTree
 from dsi.search.request import SearchConfig, SearchRequest
-from dsi.search.generate import TiedIndex
-from dsi.search.engine import QueryBatch
+from dsi.search.generate import TiedEngine
+from dsi.search.queries import QueryBatch
 from tests.support.small import random_queries, random_tied, random_tree
 
 def search(tree, rows):
     points = torch.from_numpy(tree.embeddings[rows])
     states, mask, _ = random_queries(len(rows))
     batch = QueryBatch(torch.arange(len(rows)), states, mask, points, [""] * len(rows))
-    generate = TiedIndex(tree, random_tied(tree), None).methods["generate"]
+    generate = TiedEngine(tree, random_tied(tree), None).methods["generate"]
     return generate.retrieve(batch, SearchRequest(1, SearchConfig(alpha=0.0, beam_width=64))).positions.flatten().tolist()
 
 def kib(name):
@@ -199,18 +199,18 @@ def test_more_documents_get_more_candidates_and_a_share_as_many_as_its_whole(mon
     monkeypatch.setattr(module, "LARGE", 20)
     whole = big_tree(CODES[0])
     share = Share.from_tree(whole, 0, int(whole.doc_end[1])).cut(whole)
-    assert share.num_documents < whole.num_documents
+    assert share.num_places < whole.num_places
     assert ListedDocuments(share, whole).oversampling == ListedDocuments(whole).oversampling == 80
 
 
 @pytest.mark.parametrize("few", [False, True])
 def test_a_search_scores_that_many_candidates(monkeypatch, few):
     monkeypatch.setattr(module, "LARGE", 2000 if few else 20)
-    scanned, scan = [], Lists.scan
-    monkeypatch.setattr(Lists, "scan", lambda *given: scanned.append(given[3]) or scan(*given))
+    scanned, scan = [], InvertedLists.scan
+    monkeypatch.setattr(InvertedLists, "scan", lambda *given: scanned.append(given[3]) or scan(*given))
     tree = big_tree(CODES[0])
     batch, config = query_batch(3), SearchConfig(alpha=0.0, beam_width=10_000, candidates=20)
-    found = TiedIndex(tree, random_tied(tree), None).methods["generate"].retrieve(batch, SearchRequest(10, config))
+    found = TiedEngine(tree, random_tied(tree), None).methods["generate"].retrieve(batch, SearchRequest(10, config))
     assert scanned == [8 * 20 if few else 80 * 20]
     exact = search(tree, batch, "exact")
     if not few:  # most of the documents are rescored

@@ -8,7 +8,6 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from dsi_experiments.benchmarks.reference import GenerateBaseline
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
@@ -17,70 +16,28 @@ from dsi.docids.clustering import DocidsConfig, assemble
 from dsi.docids.schemes import SchemeInput, make_docids
 from dsi.docids.tree import DocidTree
 from dsi.docids.updating import add_documents, remove_documents
-from dsi.docids.words.bm25 import BM25
 from dsi.generator.model import DocidGenerator
 from dsi.search import beam as beam_module
-from dsi.search.beam import BeamSearch
+from dsi.search.beam import PathEngine
 from dsi.search.decoder import FastDecoder
-from dsi.search.engine import QueryBatch
+from dsi.search.queries import QueryBatch
 from dsi.search.request import SearchConfig, SearchRequest
 from dsi.search.results import SearchResult, Trace
-from tests.support.oracles import chain_logits, document_log_p, level_log_p
+from tests.support import oracles
+from tests.support.oracles import chain_logits, document_log_p
 from tests.support.small import WIDTH, beam_search_for, random_batch, random_generator, random_queries, random_tree
+from tests.support.transformers_reference import GenerateBaseline
 
 Floats = NDArray[np.floating]
-WORDS = ["argon", "danube", "neon", "river", "gas", "lake", "metal", "light"]
 
 
-def dense_of(tree: DocidTree, batch: QueryBatch) -> Floats:
-    """[batch, places] z.e of every docid position."""
-    return batch.vectors @ tree.embeddings[:].T
+def path_scores(tree: DocidTree, generator: DocidGenerator, batch: QueryBatch, config: SearchConfig) -> Floats:
+    """[batch, places] the scores of all paths by definition."""
+    settings = config.alpha, config.beta, config.ann_temperature
+    return oracles.path_scores(tree, generator, batch.states, batch.mask, batch.embeddings, *settings).numpy()
 
 
-def ann_of(tree: DocidTree, batch: QueryBatch, temperature: float, beta: float) -> Floats:
-    """[batch, places] sum of log P_ANN over the first beta levels, one document and one level at a time (eq. 10)."""
-    total = np.zeros((len(batch.texts), tree.num_documents))
-    for position in range(tree.num_documents):
-        path = tree.digits(position)
-        for level in range(int(min(len(path), beta))):
-            parent = tree.node(path[:level])
-            children = [tree.node((*path[:level], digit)) for digit in range(tree.num_children[parent])]
-            vectors = [
-                tree.centroids[c] if c < tree.num_inner else tree.embeddings[c - tree.num_inner] for c in children
-            ]
-            scores = batch.embeddings @ torch.from_numpy(np.stack(vectors)).T / temperature
-            total[:, position] += scores.log_softmax(dim=1)[:, path[level]].numpy()
-    return total
-
-
-def ancestors_of(tree: DocidTree, scores: Floats, beta: float) -> Floats:
-    """[batch, places] the best of scores [batch, places] below each path's node after beta levels."""
-    found = scores.copy()
-    for position in range(tree.num_documents):
-        path = tree.digits(position)
-        if len(path) > beta:
-            node = tree.node(path[: int(beta)])
-            found[:, position] = scores[:, tree.doc_start[node] : tree.doc_end[node]].max(axis=1)
-    return found
-
-
-def path_scores(
-    tree: DocidTree, generator: DocidGenerator, batch: QueryBatch, config: SearchConfig, others: Floats | float = 0.0
-) -> Floats:
-    """[batch, places] the scores of all paths by definition; others: [batch, places], weighted BM25 and extra_scores."""
-    if config.beta == 0:
-        return document_log_p(tree, generator, batch.states, batch.mask).numpy()
-    alpha = config.alpha
-    if config.fusion == "bound":
-        best = ancestors_of(tree, (dense_of(tree, batch) + others) / config.ann_temperature, config.beta)
-        return alpha * document_log_p(tree, generator, batch.states, batch.mask).numpy() + (1 - alpha) * best
-    # eq. 11 and 12: weight alpha up to level beta, the decoder alone below
-    per_level = level_log_p(tree, generator, batch.states, batch.mask).numpy()
-    weight = np.array([alpha if level < config.beta else 1.0 for level in range(tree.depth)])
-    return (per_level * weight).sum(axis=2) + (1 - alpha) * ann_of(tree, batch, config.ann_temperature, config.beta)
-
-
-def run(search: BeamSearch, batch: QueryBatch, k: int, config: SearchConfig, **more: Any) -> SearchResult:
+def run(search: PathEngine, batch: QueryBatch, k: int, config: SearchConfig, **more: Any) -> SearchResult:
     return search.methods[config.method].retrieve(batch, SearchRequest(k, config, **more))
 
 
@@ -108,11 +65,6 @@ def tree_with_places(documents: int, most: int, branching: int, leaf: int, seed:
     vectors = np.random.default_rng(seed).normal(size=(len(rows), WIDTH)).astype(np.float32)
     config = DocidsConfig(branching=branching, max_leaf_size=leaf, segments=most)
     return assemble(make_docids(SchemeInput(vectors, config, rows=rows, seed=seed)), vectors)
-
-
-def texts_of(count: int, seed: int) -> list[str]:
-    rng = np.random.default_rng(seed)
-    return [" ".join(rng.choice(WORDS, size=4)) for _ in range(count)]
 
 
 def best_documents(tree: DocidTree, scores: Floats, k: int) -> list[list[float]]:
@@ -143,7 +95,7 @@ def check(result: SearchResult, tree: DocidTree, scores: Floats, k: int) -> None
 
 
 def check_both(
-    search: BeamSearch, batch: QueryBatch, k: int, config: SearchConfig, scores: Floats, **more: Any
+    search: PathEngine, batch: QueryBatch, k: int, config: SearchConfig, scores: Floats, **more: Any
 ) -> None:
     """Check the beam's answers, and those of all paths, which are certified."""
     check(run(search, batch, k, config, **more), search.tree, scores, k)
@@ -177,55 +129,24 @@ def test_paper_fusion_equals_brute_force_over_all_paths(
 
 @settings(max_examples=25, deadline=None, suppress_health_check=list(HealthCheck))
 @given(
-    **shapes, most=st.sampled_from([1, 1, 3]), objective=st.sampled_from(["ce", "plt", "otm"]),
-    lexical_weight=st.sampled_from([0.0, 1.5]), has_extra=st.booleans(),
-)  # fmt: skip
-def test_bound_fusion_with_words_and_extra_scores_equals_brute_force_over_all_paths(
-    documents, branching, leaf, seed, k, beam_width, alpha, beta, share, most, objective, lexical_weight, has_extra
-):
-    tree = tree_with_places(documents, most, branching, leaf, seed)
-    generator = random_generator(tree, layers=1, seed=seed, objective=objective)
-    bm25 = BM25([str(n) for n in range(documents)], texts_of(documents, seed))
-    search, batch = beam_search_for(tree, generator, bm25), random_batch(3, seed=seed)
-    batch = batch._replace(texts=texts_of(3, seed + 1))
-    config = SearchConfig(
-        fusion="bound",
-        alpha=alpha,
-        beta=beta,
-        beam_width=beam_width,
-        ann_temperature=0.7,
-        lexical_weight=lexical_weight,
-    )
-    rng = np.random.default_rng(seed)
-    extra = rng.normal(size=(3, documents)) if has_extra and beta else None
-    others = lexical_weight * bm25.scores(batch.texts) + (0.0 if extra is None else extra)
-    scores = path_scores(tree, generator, batch, config, others[:, tree.doc_rows])
-    allowed = None if share == 1.0 else rng.random(documents)[tree.doc_rows] < share
-    if allowed is not None:
-        scores = np.where(allowed, scores, -np.inf)
-    check_both(search, batch, k, config, scores, allowed=allowed, extra_scores=extra)
-
-
-@settings(max_examples=25, deadline=None, suppress_health_check=list(HealthCheck))
-@given(
     **shapes, most=st.sampled_from([1, 2]), objective=st.sampled_from(["ce", "plt", "otm"]),
-    fusion=st.sampled_from(["paper", "bound"]), new=st.integers(0, 8), gone=st.integers(0, 3),
+    new=st.integers(0, 8), gone=st.integers(0, 3),
 )  # fmt: skip
 def test_updated_trees_are_searched_as_all_their_paths_say(
-    documents, branching, leaf, seed, k, beam_width, alpha, beta, share, most, objective, fusion, new, gone
+    documents, branching, leaf, seed, k, beam_width, alpha, beta, share, most, objective, new, gone
 ):
     before = tree_with_places(documents, most, branching, leaf, seed)
     generator, rng = random_generator(before, layers=1, seed=seed, objective=objective), np.random.default_rng(seed)
     search, batch = beam_search_for(before, generator), random_batch(3, seed=seed)
     tree = add_documents(before, rng.normal(size=(new, WIDTH)).astype(np.float32)) if new else before
     tree = remove_documents(tree, rng.choice(tree.num_rows, size=min(gone, tree.num_rows - 1), replace=False))
-    search = BeamSearch(tree, search.decoder, torch.device("cpu"))
-    config = SearchConfig(fusion=fusion, alpha=alpha, beta=beta, beam_width=beam_width)
+    search = PathEngine(tree, search.decoder)
+    config = SearchConfig(alpha=alpha, beta=beta, beam_width=beam_width)
     request = SearchRequest(1, config)
     there = tree.doc_rows >= 0
     every = torch.from_numpy(np.flatnonzero(there)).expand(3, -1)
     generative, dense, _ = search.follow_paths(batch, request, every)  # one path at a time
-    scores = np.full((3, tree.num_documents), -np.inf)
+    scores = np.full((3, tree.num_places), -np.inf)
     scores[:, there] = (generative + dense)[:, :, -1].numpy()
     allowed = None if share == 1.0 else there & (rng.random(tree.num_rows)[tree.doc_rows] < share)
     if allowed is not None:
@@ -237,12 +158,11 @@ def test_updated_trees_are_searched_as_all_their_paths_say(
         close(np.exp(scores).sum(axis=1), 1.0)
 
 
-@pytest.mark.parametrize("fusion", ["paper", "bound"])
 @pytest.mark.parametrize("rows", [3, 64])
-def test_all_paths_are_followed_in_parts_of_a_large_tree(fusion, rows, monkeypatch):
+def test_all_paths_are_followed_in_parts_of_a_large_tree(rows, monkeypatch):
     tree = random_tree(120, branching=3, leaf=2)
     generator, batch = random_generator(tree, layers=1), random_batch(3)
-    config = SearchConfig(method="exact", fusion=fusion, alpha=0.6, ann_temperature=0.7, beam_width=2)
+    config = SearchConfig(method="exact", alpha=0.6, ann_temperature=0.7, beam_width=2)
     expected = path_scores(tree, generator, batch, config)
     assert tree.num_inner > 64
     monkeypatch.setattr(beam_module, "_ROWS", rows)
@@ -262,11 +182,10 @@ def test_a_filter_that_allows_nothing_gives_an_empty_answer(method):
     assert found.exact.all()
 
 
-@pytest.mark.parametrize("fusion", ["paper", "bound"])
-def test_more_documents_than_nodes_in_the_beam_widen_it(fusion):
+def test_more_documents_than_nodes_in_the_beam_widen_it():
     tree = random_tree(60, branching=3, leaf=2)
     generator, batch = random_generator(tree), random_batch(4)
-    config = SearchConfig(fusion=fusion, alpha=0.6, beam_width=2)
+    config = SearchConfig(alpha=0.6, beam_width=2)
     found = run(beam_search_for(tree, generator), batch, 25, config)
     check(found, tree, path_scores(tree, generator, batch, config), 25)
     assert (found.positions >= 0).all()
@@ -283,7 +202,7 @@ def test_more_documents_than_nodes_in_the_beam_widen_it(fusion):
 def test_a_beam_as_wide_as_the_leaves_finds_everything_in_order(documents, branching, alpha, objective):
     tree = random_tree(documents, branching=branching)
     generator, batch = random_generator(tree, objective=objective), random_batch(5)
-    config = SearchConfig(fusion="bound", alpha=alpha, ann_temperature=0.7, beam_width=documents)
+    config = SearchConfig(alpha=alpha, ann_temperature=0.7, beam_width=documents)
     result = run(beam_search_for(tree, generator), batch, documents, config)
     positions, values = expected_top(path_scores(tree, generator, batch, config), documents)
     close(result.scores, values)
@@ -296,7 +215,7 @@ def test_a_beam_as_wide_as_the_leaves_finds_everything_in_order(documents, branc
 def test_a_certified_answer_is_the_best_of_all_documents_whatever_the_objective(objective, beam_width):
     tree = random_tree(60, branching=3, leaf=2)
     generator, batch = random_generator(tree, objective=objective), random_batch(40)
-    config = SearchConfig(fusion="bound", alpha=0.6, ann_temperature=0.7, beam_width=beam_width)
+    config = SearchConfig(alpha=0.6, ann_temperature=0.7, beam_width=beam_width)
     result = run(beam_search_for(tree, generator), batch, 2, config)
     check(result, tree, path_scores(tree, generator, batch, config), 2)
     if beam_width == 30:  # nothing is pruned
@@ -320,35 +239,12 @@ def test_a_narrow_beam_is_sometimes_wrong_and_then_never_certified():
     assert (narrow.read < best.read).any()
 
 
-@pytest.mark.parametrize("fusion", ["bound", "paper"])
-def test_beta_zero_is_the_decoder_alone_with_log_probabilities_as_scores(fusion):
+def test_beta_zero_is_the_decoder_alone_with_log_probabilities_as_scores():
     tree = random_tree(30)
     generator, batch = random_generator(tree), random_batch(3)
-    result = run(beam_search_for(tree, generator), batch, 30, SearchConfig(fusion=fusion, alpha=0.2, beta=0))
+    result = run(beam_search_for(tree, generator), batch, 30, SearchConfig(alpha=0.2, beta=0))
     close(result.scores, expected_top(document_log_p(tree, generator, batch.states, batch.mask).numpy(), 30)[1])
     close(np.exp(result.scores).sum(axis=1), 1.0)  # a distribution over documents
-
-
-@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow])
-@given(
-    documents=st.integers(4, 120), branching=st.integers(2, 4), leaf=st.integers(1, 6), k=st.integers(1, 12),
-    extra=st.integers(0, 4), seed=st.integers(0, 50), duplicates=st.booleans(), method=st.sampled_from(["kmeans", "random"]),
-)  # fmt: skip
-def test_alpha_zero_bound_is_flat_dense_search_at_any_beam(
-    documents, branching, leaf, k, extra, seed, duplicates, method
-):
-    tree = random_tree(documents, branching=branching, leaf=leaf, seed=seed, method=method)
-    if duplicates:
-        tree.embeddings.parts[0][::3] = tree.embeddings[0]
-    search, batch = beam_search_for(tree, random_generator(tree, layers=1)), random_batch(3, seed=seed)
-    result = run(search, batch, k, SearchConfig(fusion="bound", alpha=0.0, beam_width=k + extra))
-    flat = dense_of(tree, batch)
-    _, values = expected_top(flat, k)
-    close(result.scores, values, 1e-5)
-    close(np.take_along_axis(flat, result.positions, axis=1), values, 1e-5)  # near-equal ones may swap
-    ties = np.diff(result.scores, axis=1) == 0
-    assert (np.diff(result.positions, axis=1)[ties] > 0).all()  # in docid order
-    assert result.exact.all()
 
 
 # Against transformers
@@ -409,7 +305,7 @@ def test_the_fast_decoder_gives_the_logits_of_the_training_path(feed_forward):
 def test_padding_and_batching_do_not_change_answers():
     tree = random_tree(60)
     search, together = beam_search_for(tree, random_generator(tree)), random_batch(5, longest=12)
-    config = SearchConfig(fusion="bound", alpha=0.4, beam_width=10)
+    config = SearchConfig(alpha=0.4, beam_width=10)
     found = run(search, together, 5, config)
     for row in range(5):
         length = int(together.mask[row].sum())
@@ -419,45 +315,9 @@ def test_padding_and_batching_do_not_change_answers():
         close(alone.scores[0], found.scores[row], 1e-5)
 
 
-def test_node_scores_are_the_largest_document_scores_below():
-    tree = random_tree(90, branching=3, leaf=2)
-    search, batch = beam_search_for(tree, random_generator(tree, layers=1)), random_batch(4)
-    documents = search.dense.document_scores(batch.embeddings)
-
-    def of(nodes: torch.Tensor, **changes: Any) -> torch.Tensor:
-        scores = search.node_scores(batch, SearchRequest(1, SearchConfig(**changes)))
-        assert scores is not None
-        return scores(nodes)
-
-    for node in range(tree.num_inner):
-        below = documents[:, tree.doc_start[node] : tree.doc_end[node]].max(dim=1).values
-        assert torch.equal(of(torch.full((4, 1), node), fusion="bound")[:, 0], below)
-    leaves = torch.arange(tree.num_inner, tree.num_inner + 90).expand(4, -1)
-    assert torch.equal(of(leaves, fusion="bound"), documents)
-    # With "paper" fusion they are dot products with centroids, of the nodes that are asked for alone.
-    nodes = torch.tensor([[0, 5, tree.num_inner + 7], [tree.num_inner, 3, 3], [1, 2, 0], [4, 4, 4]])
-    vectors = torch.from_numpy(np.concatenate([tree.centroids[:], tree.embeddings[:]]))
-    expected = torch.einsum("bnd,bd->bn", vectors[nodes], batch.embeddings) / 0.5
-    torch.testing.assert_close(of(nodes, fusion="paper", ann_temperature=0.5), expected)
-    assert search.node_scores(batch, SearchRequest(1, SearchConfig(beta=0))) is None
-
-
-def test_log_sums_are_those_of_the_documents_below_and_documents_keep_their_scores():
-    tree = random_tree(90, branching=3, leaf=2)
-    dense = beam_search_for(tree, random_generator(tree, layers=1)).dense
-    documents = 50 * torch.randn(4, 90, generator=torch.Generator().manual_seed(0))
-    documents[:, 7] = -300  # exp of its distance to the largest is 0
-    nodes = dense.log_sum(documents)
-    assert torch.equal(nodes[:, tree.num_inner :], documents)
-    floor = documents.amax(dim=1) + np.log(torch.finfo(torch.float32).tiny)
-    for node in range(tree.num_inner):
-        below = documents[:, tree.doc_start[node] : tree.doc_end[node]].logsumexp(dim=1)
-        torch.testing.assert_close(nodes[:, node], torch.maximum(below, floor), atol=1e-3, rtol=1e-5)
-
-
 def test_scores_that_overflow_are_never_certified_by_a_beam():
     tree, batch = random_tree(60), random_batch(4)
-    search, config = beam_search_for(tree, random_generator(tree)), SearchConfig(fusion="bound", alpha=0.0)
+    search, config = beam_search_for(tree, random_generator(tree)), SearchConfig(alpha=0.0)
     assert run(search, batch, 60, config).exact.all()
     result = run(search, batch._replace(embeddings=batch.embeddings * 3e38), 60, config)
     assert not np.isfinite(result.scores).all(axis=1).any()
@@ -465,11 +325,10 @@ def test_scores_that_overflow_are_never_certified_by_a_beam():
 
 
 @pytest.mark.parametrize("objective", ["ce", "plt", "otm"])
-@pytest.mark.parametrize("fusion", ["bound", "paper"])
-def test_following_given_documents_scores_them_as_a_search_does(fusion, objective):
+def test_following_given_documents_scores_them_as_a_search_does(objective):
     tree = random_tree(60, branching=3, leaf=2)
     search, batch = beam_search_for(tree, random_generator(tree, objective=objective)), random_batch(1)
-    request = SearchRequest(60, SearchConfig(fusion=fusion, alpha=0.6, beta=2, ann_temperature=0.7, beam_width=60))
+    request = SearchRequest(60, SearchConfig(alpha=0.6, beta=2, ann_temperature=0.7, beam_width=60))
     trace = Trace()
     every = search.methods["generate"].retrieve(batch, request, trace)
     followed = search.follow(batch, request, tree.doc_rows[every.positions])
@@ -506,11 +365,10 @@ def test_following_given_documents_scores_them_as_a_search_does(fusion, objectiv
         ({"alpha": True}, "alpha must be a number, got True"),
         ({"beta": 10**400}, "beta must be a number that a float can hold"),
         ({"beam_width": 10.0}, "beam_width must be an integer, got 10.0"),
-        ({"fusion": None}, "fusion must be a string, got None"),
+        ({"method": None}, "method must be a string, got None"),
         ({"beam_width": 0}, "beam_width must be at least 1, got 0"),
         ({"candidates": 0}, "candidates must be at least 1, got 0"),
         ({"method": "beam"}, "method must be one of generate, exact, got 'beam'"),
-        ({"fusion": "estimate"}, "fusion must be one of paper, bound, got 'estimate'"),
     ],
 )
 def test_settings_out_of_range_are_named(settings_, message):

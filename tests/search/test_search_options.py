@@ -25,14 +25,11 @@ THERE_ARE = f"there are {', '.join(['k', *OPTIONS])}."
 UNUSED = 'does not use {} with method "exact", which scores all documents; "generate" takes it.'
 PATHS = "does not use {}: this index scores paths of docids; tied tokens take it."
 ALPHA = "; it is the generator's weight, and the rest the encoder's."
-PAPER = (
-    'does not use {}: this index scores paths by fusion "paper" with beta inf; tied tokens and fusion "bound" take it.'
-)
 
 
 @pytest.fixture(scope="module")
 def indexes(sentence_t5_folder, tmp_path_factory):
-    """{kind: an index of the same documents}: "tied", "paper", "bound", all with BM25, and "no words"."""
+    """{kind: an index of the same documents}: "tied" and "digits", both with BM25, and "no words"."""
     encoder = Encoder.load(EncoderConfig(name=str(sentence_t5_folder), **PROMPTS), device="cpu")
     rows = [json.loads(line) for line in (MINIPEDIA / "corpus.jsonl").read_text(encoding="utf-8").splitlines()[:30]]
     documents = datasets.Dataset.from_dict({"doc_id": [r["_id"] for r in rows], "title": [r["title"] for r in rows]})
@@ -46,8 +43,7 @@ def indexes(sentence_t5_folder, tmp_path_factory):
     made = {
         "tied": GenerativeRetriever(encoder, tree, tied, documents, SearchConfig(**own), bm25),
         "no words": GenerativeRetriever(encoder, tree, tied, documents, SearchConfig(**own)),
-        "bound": GenerativeRetriever(encoder, tree, digits, documents, SearchConfig(fusion="bound", **own), bm25),
-        "paper": GenerativeRetriever(encoder, tree, digits, documents, SearchConfig(beam_width=3), bm25),
+        "digits": GenerativeRetriever(encoder, tree, digits, documents, SearchConfig(beam_width=3), bm25),
     }
     for name, index in made.items():
         index.save_pretrained(tmp_path_factory.mktemp("indexes") / name)
@@ -65,19 +61,17 @@ WRONG = [
     *(
         ("tied", {name: value}, f"has no option {name!r}; {THERE_ARE}")
         for name, value in {
-            "fusion": "bound", "beta": 0, "probed": 5, "simulations": 9, "reward": None, "max_expansions": 3,
+            "fusion": "paper", "beta": 0, "probed": 5, "simulations": 9, "reward": None, "max_expansions": 3,
             "ann_temperature": 0.1, "zzz": 1,
         }.items()
     ),
     # Options of another method, or of other tokens.
     *(("tied", {"method": "exact", name: 1}, UNUSED.format(name)) for name in ("beam_width", "candidates", "alpha")),
-    *(("bound", {"method": "exact", name: 1}, UNUSED.format(name)) for name in ("beam_width", "candidates")),
-    ("bound", {"candidates": 5}, PATHS.format("candidates")),
-    ("bound", {"token_weight": 0.5}, PATHS.format("token_weight")),
-    ("paper", {"candidates": 5}, PATHS.format("candidates")),
-    ("paper", {"token_weight": 0.5}, PATHS.format("token_weight")),
-    ("paper", {"lexical_weight": 0.5}, PAPER.format("lexical_weight")),
-    ("paper", {"extra_scores": np.ones((1, 30))}, PAPER.format("extra_scores")),
+    *(("digits", {"method": "exact", name: 1}, UNUSED.format(name)) for name in ("beam_width", "candidates")),
+    ("digits", {"candidates": 5}, PATHS.format("candidates")),
+    ("digits", {"token_weight": 0.5}, PATHS.format("token_weight")),
+    ("digits", {"lexical_weight": 0.5}, PATHS.format("lexical_weight")),
+    ("digits", {"extra_scores": np.ones((1, 30))}, PATHS.format("extra_scores")),
     # Parts of the score that the index lacks.
     ("tied", {"token_weight": 0.5}, "token_weight is 0.5, but this index has no token vectors; use 0"),
     ("no words", {"lexical_weight": 0.5}, "lexical_weight is 0.5, but this index has no lexical part; use 0, or train with"),
@@ -136,14 +130,14 @@ def test_a_wrong_call_from_python_is_one_line(indexes, kind, options, message):
         assert len(str(raised.value)) < 300
 
 
-@pytest.mark.parametrize("kind", ["tied", "paper", "bound", "no words"])
+@pytest.mark.parametrize("kind", ["tied", "digits", "no words"])
 def test_none_is_the_same_as_leaving_an_option_out(indexes, kind):
     for name in ("search", "run", "candidates"):
         plain, none = called(indexes[kind], name), called(indexes[kind], name, **dict.fromkeys(OPTIONS))
         assert (plain.doc_ids if name == "candidates" else plain) == (none.doc_ids if name == "candidates" else none)
 
 
-@pytest.mark.parametrize("kind", ["tied", "paper", "bound", "no words"])
+@pytest.mark.parametrize("kind", ["tied", "digits", "no words"])
 @pytest.mark.parametrize("method", ["generate", "exact"])
 def test_a_filter_that_allows_nothing_gives_an_empty_answer(indexes, kind, method):
     index = indexes[kind]
@@ -155,11 +149,31 @@ def test_a_filter_that_allows_nothing_gives_an_empty_answer(indexes, kind, metho
         assert index.explain("river", method=method, **nothing).roots == []
 
 
+@pytest.mark.parametrize("kind", ["tied", "digits", "no words"])
+@pytest.mark.parametrize("method", ["generate", "exact"])
+def test_a_filter_that_excludes_nothing_changes_no_answer(indexes, kind, method):
+    index, queries = indexes[kind], ["river", "noble gas", "light"]
+    plain = index.search(queries, k=5, method=method)
+    assert (
+        method == "exact" or kind == "digits" or not all(hits.exact for hits in plain)
+    )  # a whole scan would prove them
+    ids = list(index.documents.rows)
+    for nothing in (
+        {"allow": ids},
+        {"deny": []},
+        {"where": "doc_id <> 'nope'"},
+        {"allow": ids, "where": "doc_id > ''"},
+    ):
+        found = index.search(queries, k=5, method=method, **nothing)
+        assert [(list(hits), hits.exact) for hits in found] == [(list(hits), hits.exact) for hits in plain]
+        assert str(index.explain(queries[0], method=method, **nothing)) == str(index.explain(queries[0], method=method))
+
+
 COMMANDS = [
     ("tied", "--beam-with 3", "unrecognized arguments: --beam-with 3; did you mean --beam-width?"),
     ("tied", "--top-k 5", "unrecognized arguments: --top-k 5; did you mean -k?"),
     ("tied", "--num-results 5", "unrecognized arguments: --num-results 5; did you mean -k?"),
-    ("tied", "--fusion bound", "unrecognized arguments: --fusion bound; see dsi"),
+    ("tied", "--fusion paper", "unrecognized arguments: --fusion paper; see dsi"),
     ("tied", "--probed 5", "unrecognized arguments: --probed 5; see dsi"),
     ("tied", "--exact", "unrecognized arguments: --exact; see dsi"),
     ("tied", "--method mcts", "argument --method: invalid choice: 'mcts'"),
@@ -167,9 +181,9 @@ COMMANDS = [
         ("tied", f"--method exact {option} 1", UNUSED.format(option[2:].replace("-", "_")))
         for option in ("--beam-width", "--candidates", "--alpha")
     ),
-    ("bound", "--candidates 5", PATHS.format("candidates")),
-    ("bound", "--token-weight 0.5", PATHS.format("token_weight")),
-    ("paper", "--lexical-weight 0.5", PAPER.format("lexical_weight")),
+    ("digits", "--candidates 5", PATHS.format("candidates")),
+    ("digits", "--token-weight 0.5", PATHS.format("token_weight")),
+    ("digits", "--lexical-weight 0.5", PATHS.format("lexical_weight")),
     ("tied", "--token-weight 0.5", "token_weight is 0.5, but this index has no token vectors; use 0"),
     ("no words", "--lexical-weight 0.5", "lexical_weight is 0.5, but this index has no lexical part"),
     *(

@@ -141,7 +141,7 @@ def test_words_and_files_do_not_grow_with_updates_and_scores_stay(cycles, encode
             gc.collect()
             files = sum(path.stat().st_size for path in (tmp_path / "run").rglob("*") if path.is_file())
             chunks = retriever.documents.dataset.data.table.column("doc_id").num_chunks
-            sizes.append((files, len(retriever.lexical._vocabulary), chunks, retriever.tree.num_documents))
+            sizes.append((files, len(retriever.lexical._vocabulary), chunks, retriever.tree.num_places))
     after = retriever.search(QUERIES, k=10, method="exact")
     assert [[hit.doc_id for hit in hits] for hits in after] == [[hit.doc_id for hit in hits] for hits in before]
     (files, words, chunks, places), last = sizes[0], sizes[-1]

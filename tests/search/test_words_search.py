@@ -57,7 +57,6 @@ def test_an_index_of_titles_is_trained_searched_updated_and_kept(beir, sentence_
         "search": {
             "lexical_weight": 0.0,
             "token_weight": 0.0,
-            "fusion": "bound",
             "alpha": 1.0,
             "beta": 0.0,
             "beam_width": 10,

@@ -28,7 +28,7 @@ MANIFEST: dict[str, dict[str, Any]] = {
     "prompts of surrogates": {"encoder": {"query_prompt": "\ud800"}},
     "a walk without end": {"search": {"beam_width": 10**9, "candidates": 10**9}},
     "weights without end": {"search": {"lexical_weight": 1e6, "token_weight": 1e6}},
-    "a tiny temperature": {"search": {"fusion": "bound", "ann_temperature": 1e-6, "alpha": 0.5, "beta": 1.0}},
+    "a tiny temperature": {"search": {"ann_temperature": 1e-6, "alpha": 0.5, "beta": 1.0}},
     "a threshold of levels": {"search": {"beta": 1e308}},
     "many parts": {"parts": {f"docids-{n}": "docids" for n in range(10**5)}},
     "versions of anything": {"versions": {"python": {"a": [1] * 10**5}}},

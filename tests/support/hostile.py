@@ -72,7 +72,8 @@ def use(folder: Path, reranker: str = "") -> None:
     try:
         for options in ({}, {"method": "exact"}, {"alpha": 0.0}, {"deny": [retriever.documents.dataset["doc_id"][0]]}):
             retriever.search(QUERIES, k=5, **options)
-        candidates = retriever.candidates(QUERIES, k=5)
+        features = next((own.features for own in rerankers if own.features), None)
+        candidates = retriever.candidates(QUERIES, k=5, features=features)
         for own in rerankers:
             with passing_over("These candidates have no feature"):
                 dsi.rerank(candidates, own).hits()

@@ -15,7 +15,7 @@ from dsi_experiments.rerankers.learned import LinearReranker
 import dsi
 from dsi import SearchConfig
 from dsi.docids.data.collection import read_collection
-from dsi.search.engine import EncodedQueries
+from dsi.search.queries import EncodedQueries
 from tests.support.tiny_index import QUERIES, RECORDS, TinyIndex
 from tests.support.trials import Case
 
@@ -175,8 +175,8 @@ def _plain_calls(index: TinyIndex, folder: Path) -> dict[str, tuple[Callable[[An
     )
     paths = (3, "", folder / "none", "/dev/null", "\0", "x" * 300)
     loads = lambda value: dsi.GenerativeRetriever.from_pretrained(value, device="cpu")  # noqa: E731
-    candidates = own.candidates(QUERIES, 5)
     linear = LinearReranker({"score": 1.0})
+    candidates = own.candidates(QUERIES, 5, features=linear.features)
     return {
         "search(queries": (own.search, QUERIES_GIVEN),
         "run(queries": (own.run, queries_by_id),

@@ -5,7 +5,6 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 import torch
-from dsi_experiments.benchmarks.reference import transformers_logits
 
 from dsi.docids.tree import DocidTree
 from dsi.generator.model import DocidGenerator
@@ -15,8 +14,14 @@ def chain_logits(
     tree: DocidTree, generator: DocidGenerator, states: torch.Tensor, mask: torch.Tensor, digits: torch.Tensor
 ) -> torch.Tensor:
     """[n, depth, largest fan-out] logits along n sequences of digits, by T5's own stack; states [n, length, width]."""
+    pad, offsets = torch.nn.functional.pad, torch.from_numpy(tree.token_offsets).long()
+    tokens = pad((offsets + digits.clamp(min=0))[:, :-1], (1, 0))  # [n, depth], shifted right by the start token
+    attended = {"encoder_hidden_states": states, "encoder_attention_mask": mask.float(), "use_cache": False}
     with torch.no_grad():
-        return transformers_logits(generator, tree, states, mask, digits)
+        logits = generator.head(generator.decoder(input_ids=tokens, **attended).last_hidden_state)
+    own = [logits[:, level, first : first + tree.fan_out[level]] for level, first in enumerate(offsets.tolist())]
+    widest = max(tree.fan_out)
+    return torch.stack([pad(each, (0, widest - each.shape[1]), value=-torch.inf) for each in own], dim=1)
 
 
 def level_log_p(tree: DocidTree, generator: DocidGenerator, states: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
@@ -24,8 +29,8 @@ def level_log_p(tree: DocidTree, generator: DocidGenerator, states: torch.Tensor
 
     By the definition of its objective's score, one query and one document at a time.
     """
-    parents, digits = (torch.from_numpy(each).long() for each in tree.paths(np.arange(tree.num_documents)))
-    score, n = generator.config.score, tree.num_documents
+    parents, digits = (torch.from_numpy(each).long() for each in tree.paths(np.arange(tree.num_places)))
+    score, n = generator.config.score, tree.num_places
     result = torch.zeros(len(states), n, tree.depth)
     for query in range(len(states)):
         logits = chain_logits(tree, generator, states[query].expand(n, -1, -1), mask[query].expand(n, -1), digits)
@@ -45,11 +50,44 @@ def document_log_p(
     tree: DocidTree, generator: DocidGenerator, states: torch.Tensor, mask: torch.Tensor
 ) -> torch.Tensor:
     """[batch, documents] the decoder's score of every document: the sum along its path, or its own."""
-    levels = level_log_p(tree, generator, states, mask)
+    return along_paths(tree, generator, level_log_p(tree, generator, states, mask))
+
+
+def along_paths(tree: DocidTree, generator: DocidGenerator, levels: torch.Tensor) -> torch.Tensor:
+    """[batch, documents] the sum of scores [batch, documents, depth] along each path; of "node" scores, the document's own."""
     if generator.config.score != "node":
         return levels.sum(dim=2)
-    last = torch.from_numpy((tree.paths(np.arange(tree.num_documents))[1] >= 0).sum(axis=1) - 1)
+    last = torch.from_numpy((tree.paths(np.arange(tree.num_places))[1] >= 0).sum(axis=1) - 1)
     return levels.gather(2, last.expand(len(levels), -1)[:, :, None]).squeeze(2)
+
+
+def ann_log_p(tree: DocidTree, embeddings: torch.Tensor, temperature: float, beta: float) -> torch.Tensor:
+    """[batch, documents] the sum of log P_ANN over the first beta levels, one document and one level at a time (eq. 10)."""
+    total = torch.zeros(len(embeddings), tree.num_places)
+    for position in range(tree.num_places):
+        path = tree.digits(position)
+        for level in range(int(min(len(path), beta))):
+            vectors = np.stack([vector_of(tree, child) for child in children_of(tree, tree.node(path[:level]))])
+            scores = embeddings @ torch.from_numpy(vectors).T / temperature
+            total[:, position] += scores.log_softmax(dim=1)[:, path[level]]
+    return total
+
+
+def vector_of(tree: DocidTree, node: int) -> np.ndarray:
+    """[dim] the centroid of an inner node, the embedding of a document."""
+    return tree.centroids[node] if node < tree.num_inner else tree.embeddings[node - tree.num_inner]
+
+
+def path_scores(
+    tree: DocidTree, generator: DocidGenerator, states: torch.Tensor, mask: torch.Tensor, embeddings: torch.Tensor,
+    alpha: float, beta: float, temperature: float,
+) -> torch.Tensor:  # fmt: skip
+    """[batch, documents] the fused scores of all paths (eq. 11, 12): weight alpha up to level beta, the decoder alone below."""
+    if beta == 0:
+        return document_log_p(tree, generator, states, mask)
+    weights = torch.tensor([alpha if level < beta else 1.0 for level in range(tree.depth)])
+    generative = along_paths(tree, generator, level_log_p(tree, generator, states, mask) * weights)
+    return generative + (1 - alpha) * ann_log_p(tree, embeddings, temperature, beta)
 
 
 def margin_of_paths(tree: DocidTree, margins: str, log_p: torch.Tensor, right: int, candidates: Sequence[int]) -> float:

@@ -36,9 +36,8 @@ def ray_cluster(nodes: int, **options: Any) -> Iterator[str]:
         options: of the first one, as Ray's `Cluster` takes them.
     """
     folder = Path(tempfile.mkdtemp(prefix="ray", dir="/tmp"))
-    own = {**VARIABLES, "RAY_TMPDIR": str(folder), "HOME": str(folder)}
-    before = {name: os.environ.get(name) for name in own}
-    os.environ.update(own)
+    before = _variables()
+    os.environ.update({**VARIABLES, "RAY_TMPDIR": str(folder), "HOME": str(folder)})
     try:
         pytest.importorskip("ray")
         from ray.cluster_utils import Cluster
@@ -52,6 +51,14 @@ def ray_cluster(nodes: int, **options: Any) -> Iterator[str]:
         finally:
             cluster.shutdown()
     finally:
-        for name, value in before.items():
-            os.environ.pop(name) if value is None else os.environ.update({name: value})
+        for name in _variables():
+            del os.environ[name]
+        os.environ.update(before)
         shutil.rmtree(folder, ignore_errors=True)
+
+
+def _variables() -> dict[str, str]:
+    """The variables of the environment that this or Ray sets."""
+    return {
+        name: own for name, own in os.environ.items() if name.startswith("RAY_") or name in ("HOME", "PYTHONBREAKPOINT")
+    }

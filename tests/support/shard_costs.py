@@ -2,7 +2,7 @@
 
 Prints two tables. The first: the time of a batch of 64 encoded queries, the two ways alternating, and the processor time of the
 router and of all shards. The second: queries a second of callers that wait for each answer, from texts on. All processes are on
-this machine; a shard computes on one thread.
+this machine, the shards those of a Ray cluster that is started here; a shard computes on one thread.
 """
 
 import argparse
@@ -15,6 +15,8 @@ import numpy as np
 import psutil
 
 import dsi
+from dsi.cluster.router import ShardedRetriever
+from tests.support.ray_cluster import ray_cluster
 
 BATCH, ROUNDS, SECONDS = 64, 4, 6.0
 
@@ -31,7 +33,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     batches = [texts[start : start + BATCH] for start in range(0, min(len(texts), 1_920), BATCH)]
     one = dsi.GenerativeRetriever.from_pretrained(given.run, device="cpu")
     for shards in given.shards:
-        with dsi.Cluster("local") as cluster:
+        with ray_cluster(nodes=1) as address, dsi.Cluster(address) as cluster:
             options = {"shards": shards, "replicas": 1, "timeout": 10.0, "device": "cpu"}
             with dsi.serve_shards(given.run, cluster=cluster, **options) as sharded:
                 for name, weights in (("default", {}), ("without late interaction", {"token_weight": 0.0})):
@@ -42,9 +44,9 @@ def main(argv: Sequence[str] | None = None) -> None:
                         sys.stdout.write(f"{shards} shards, {callers} callers: {rates}\n")
 
 
-def _batches(one: dsi.GenerativeRetriever, sharded: dsi.GenerativeRetriever, batches: list, weights: dict) -> str:
+def _batches(one: dsi.GenerativeRetriever, sharded: ShardedRetriever, batches: list, weights: dict) -> str:
     encoded = [one.encode_queries(batch) for batch in batches]
-    shards = psutil.Process().children(recursive=True)
+    shards = [psutil.Process(int(own.process.split(":")[1])) for own in sharded.fleet.status()]
     walls, own, work = {"one": [], "sharded": []}, [], 0.0
     for number in range(ROUNDS + 1):  # the first one warms up
         for queries in encoded:

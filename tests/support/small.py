@@ -18,9 +18,9 @@ from dsi.generator.base import Generator
 from dsi.generator.config import CE, GeneratorConfig, ObjectiveConfig
 from dsi.generator.model import DocidGenerator
 from dsi.generator.tied import TiedGenerator
-from dsi.search.beam import BeamSearch
+from dsi.search.beam import PathEngine
 from dsi.search.decoder import search_decoder
-from dsi.search.engine import QueryBatch
+from dsi.search.queries import QueryBatch
 
 ROOT = Path(__file__).parents[2]
 MINIPEDIA = ROOT / "docids" / "data" / "minipedia"
@@ -121,5 +121,5 @@ def random_tied(tree: DocidTree, *, layers: int = 0, seed: int = 0) -> TiedGener
     return generator
 
 
-def beam_search_for(tree: DocidTree, generator: Generator, lexical: Lexical | None = None) -> BeamSearch:
-    return BeamSearch(tree, search_decoder(generator), torch.device("cpu"), lexical)
+def beam_search_for(tree: DocidTree, generator: Generator, lexical: Lexical | None = None) -> PathEngine:
+    return PathEngine(tree, search_decoder(generator), lexical)

@@ -1,4 +1,4 @@
-"""`python -m tests.support.soak`: shards are killed, stalled and updated, while every answer is compared with one process.
+"""`python -m tests.support.soak`: shards on Ray are killed, stalled and updated; every answer is compared with one process.
 
 Prints a table: how many answers were wrong, partial, or silently partial; dips in coverage without a cause; how long shards
 took to come back; times with and without stalls; the share of the true ten in partial answers. Exit status 1 if a promise is
@@ -27,11 +27,12 @@ from sentence_transformers.sentence_transformer.modules import Normalize, Poolin
 from transformers import BertConfig, BertModel, BertTokenizerFast
 
 import dsi
-from dsi.cluster.fleet import Replica, ShardError
+from dsi.cluster.fleet import Replica
 from dsi.cluster.router import ShardedRetriever
 from dsi.config import Config
-from dsi.search.engine import EncodedQueries
-from dsi.search.results import SearchResult
+from dsi.search.queries import EncodedQueries
+from dsi.search.results import SearchResult, ShardError
+from tests.support.ray_cluster import ray_cluster
 
 _GRACE = 3.0
 """Seconds for which a stall or a kill explains a dip after it ended: what waited must be done first."""
@@ -96,7 +97,20 @@ class Soak:
         self._disturbed: dict[Replica, float] = {}
         self._stalled, self._killed = 0, 0.0
         self._recovering: dict[Replica, tuple[float, str]] = {}
+        for replica in retriever.fleet.all:
+            self._note_loads(replica)
         self.learn()
+
+    def _note_loads(self, replica: Replica) -> None:
+        """Note when a replica loads a state of the index: it answers nothing meanwhile."""
+        call = replica.worker.call
+
+        def noting(method: str, *args: Any) -> Any:
+            if method == "load":
+                self._disturbed[replica] = time.monotonic() + _GRACE
+            return call(method, *args)
+
+        replica.worker.call = noting  # type: ignore[method-assign]
 
     def learn(self) -> str:
         """Compute the answers of one process in the state that is on disk."""
@@ -150,24 +164,20 @@ class Soak:
         new = {"doc_id": f"new-{self.count.updates}", "title": "New", "text": "a noble gas on the danube"}
         old = self.retriever.documents.dataset["doc_id"][self.count.updates]
         fleet = self.retriever.fleet
-        refresh, tell = fleet.load, fleet._load
+        refresh = fleet.load
 
         def load(state: str) -> None:
             assert self.learn() == state
             refresh(state)
 
-        def telling(replica: Replica, wanted: Any) -> None:
-            tell(replica, wanted)
-            self._disturbed[replica] = time.monotonic() + _GRACE
-
-        fleet.load, fleet._load = load, telling  # type: ignore[method-assign]
+        fleet.load = load  # type: ignore[method-assign]
         try:
             if self.count.updates % 2:
                 self.retriever.remove([old])
             else:
                 self.retriever.add([new])
         finally:
-            fleet.load, fleet._load = refresh, tell  # type: ignore[method-assign]
+            fleet.load = refresh  # type: ignore[method-assign]
         self.count.updates += 1
 
     def watch(self) -> None:
@@ -209,7 +219,7 @@ class Soak:
         for shard in found.missing[0]:
             own = self.retriever.fleet.replicas[shard]
             if not all(
-                replica in self._recovering or replica.loading or self._disturbed.get(replica, 0) > started
+                replica in self._recovering or replica.is_loading or self._disturbed.get(replica, 0) > started
                 for replica in own
             ):
                 self.count.unexplained.append(f"shard {shard} after {seconds:.2f} s")
@@ -266,13 +276,12 @@ def _times(seconds: list[float]) -> str:
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the soak and print its table."""
     parser = argparse.ArgumentParser(prog="python -m tests.support.soak", description=__doc__)
-    parser.add_argument("--address", default="local")
     defaults = {"shards": 8, "replicas": 2, "searches": 10_000, "kills": 200, "stalls": 200, "updates": 20, "seed": 0}
     for name, value in defaults.items():
         parser.add_argument(f"--{name}", type=int, default=value)
     parser.add_argument("--timeout", type=float, default=1.0)
     given = parser.parse_args(argv)
-    with tempfile.TemporaryDirectory() as made, dsi.Cluster(given.address) as cluster:
+    with tempfile.TemporaryDirectory() as made, ray_cluster(nodes=1) as address, dsi.Cluster(address) as cluster:
         folder = Path(made)
         make_index(folder)
         options = {"shards": given.shards, "replicas": given.replicas, "timeout": given.timeout, "device": "cpu"}

@@ -20,9 +20,9 @@ from dsi.docids.clustering import DocidsConfig, build_tree
 from dsi.docids.data.collection import read_collection
 from dsi.docids.words.bm25 import BM25
 from dsi.search import generate
-from dsi.search.results import Hits
+from dsi.search.hits import Hits
 from tests.support.grammars import condition, words
-from tests.support.oracles import document_log_p
+from tests.support.oracles import path_scores
 from tests.support.small import MINIPEDIA, random_generator, random_tied
 from tests.support.trials import Case
 
@@ -52,7 +52,7 @@ class TinyIndex:
         collection: its collection's folder.
         collection_read: the same, read.
         ids: doc_ids in collection order.
-        parts: {"decoder", "dense", "words": [queries, documents] in collection order}, computed one document at a time.
+        parts: {"dense", "words": [queries, documents] in collection order}, computed one document at a time.
     """
 
     def __init__(self, encoder: Encoder, folder: Path) -> None:
@@ -69,31 +69,30 @@ class TinyIndex:
         built.save_pretrained(self.index)
         write_config(dsi.Config(), self.index / "config.toml")
         self.retriever = GenerativeRetriever.from_pretrained(self.index, device="cpu")
-        decoder, by_paths = random_generator(tree, layers=1), SearchConfig(alpha=0.3, beam_width=8, fusion="bound")
+        decoder, by_paths = random_generator(tree, layers=1), SearchConfig(alpha=0.3, beam_width=8)
         self.paths = GenerativeRetriever(encoder, tree, decoder, documents, by_paths, bm25)
         self.parts = self._parts(vectors)
         _write_collection(self.collection)
         self.collection_read = read_collection(self.collection)
 
     def _parts(self, vectors: np.ndarray) -> dict[str, np.ndarray]:
-        own, rows = self.paths, self.paths.tree.doc_rows
-        decoder, dense = (np.zeros((len(QUERIES), len(rows))) for _ in range(2))
-        for number, query in enumerate(QUERIES):
-            states, mask, embedding, _ = own.encoder.forward(own.encoder.query_texts([query]), "query")
-            decoder[number, rows] = document_log_p(own.tree, own.generator, states, mask)[0].numpy()
-            dense[number] = vectors @ embedding[0].numpy()
+        own = self.paths
+        queries = [own.encoder.forward(own.encoder.query_texts([query]), "query") for query in QUERIES]
         assert own.lexical is not None
-        return {"decoder": decoder, "dense": dense, "words": own.lexical.scores(QUERIES)}
+        dense = np.stack([vectors @ embedding[0].numpy() for _, _, embedding, _ in queries])
+        self._queries = [encoded[:3] for encoded in queries]
+        return {"dense": dense, "words": own.lexical.scores(QUERIES)}
 
     def scores(self, config: SearchConfig, extra: np.ndarray | float = 0.0, *, tied: bool = True) -> np.ndarray:
-        """[queries, documents] of tied tokens, or of paths with fusion "bound", by definition."""
-        parts = self.parts
-        if not tied and config.beta == 0:
-            return parts["decoder"]
-        scores = parts["dense"] + config.lexical_weight * parts["words"] + extra
+        """[queries, documents] of tied tokens, or of paths, by definition."""
         if tied:
-            return scores
-        return config.alpha * parts["decoder"] + (1 - config.alpha) * scores / config.ann_temperature
+            return self.parts["dense"] + config.lexical_weight * self.parts["words"] + extra
+        own, settings = self.paths, (config.alpha, config.beta, config.ann_temperature)
+        scores = np.zeros((len(QUERIES), len(self.ids)))
+        for number, (states, mask, embedding) in enumerate(self._queries):
+            found = path_scores(own.tree, own.generator, states, mask, embedding, *settings)
+            scores[number, own.tree.doc_rows] = found[0].numpy()
+        return scores
 
     def own_retriever(self) -> GenerativeRetriever:
         """One that may be changed."""
@@ -108,8 +107,6 @@ class TinyIndex:
         tied = chance.random() < 0.7
         retriever, (options, allowed) = (self.retriever if tied else self.paths), self._options(chance, tied=tied)
         k, config = chance.choice([1, 2, 5, 8, 20, 40, 100]), {} if tied else self._path_config(chance)
-        if config.get("beta") == 0:
-            options = {name: value for name, value in options.items() if name not in ("lexical_weight", "extra_scores")}
         few = chance.choice([0, 10, 1000])  # from so many allowed documents on, a filter is applied inside the walk
 
         def call() -> tuple[SearchConfig, list[Hits]]:
@@ -149,7 +146,7 @@ class TinyIndex:
             "where": where,
         }
         unused = {"beam_width", "candidates", *(["alpha"] if tied else [])} if method == "exact" else set()
-        unused |= set() if tied else {"candidates"}
+        unused |= set() if tied else {"candidates", "lexical_weight", "extra_scores"}
         options: dict[str, Any] = {
             name: value for name, value in values.items() if name not in unused and chance.random() < 0.3
         }

@@ -49,9 +49,9 @@ def trained(request, tmp_path_factory, sentence_t5_folder, t5_folder):
     config = dsi.config.read_config(settings).with_changes(KINDS[request.param])
     data = thin_out(write_collection(folder / "collection"), dev=2, test=2)
 
-    def run(made, *arguments):
+    def run(made, *arguments, **options):
         devices.append(made.args.device.type)
-        return run_trainer(made, *arguments)
+        return run_trainer(made, *arguments, **options)
 
     run_trainer = generator_training.run_trainer
     with pytest.MonkeyPatch.context() as patch:

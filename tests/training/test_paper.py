@@ -9,7 +9,7 @@ import torch
 import dsi
 from dsi.commands.main import main
 from dsi.config import Config
-from dsi.search.engine import QueryBatch
+from dsi.search.queries import QueryBatch
 from tests.search.test_search import path_scores
 from tests.support.oracles import document_log_p
 from tests.support.small import thin_out
@@ -33,8 +33,8 @@ def test_the_small_system_is_the_papers_but_for_its_models():
     assert paper["dev_queries"] == 0
     assert (paper["docids"]["method"], paper["docids"]["branching"]) == ("kmeans", 10)
     assert (paper["generator"]["docid_tokens"], paper["objective"]["name"]) == ("digits", "ce")
-    assert {name: paper["search"][name] for name in ("fusion", "alpha", "beta")} == {
-        "fusion": "paper", "alpha": 0.7, "beta": float("inf")
+    assert {name: paper["search"][name] for name in ("alpha", "beta")} == {
+        "alpha": 0.7, "beta": float("inf")
     }  # fmt: skip
     assert (paper["encoder"]["query_prompt"], paper["encoder"]["document_prompt"]) == ("Query: ", "Document: ")
     differ = {(section, key) for section, own in paper.items() if isinstance(own, dict) for key in own

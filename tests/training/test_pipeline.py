@@ -22,7 +22,7 @@ from dsi_experiments import figure5
 import dsi
 from dsi import GenerativeRetriever, load_rerankers
 from dsi.commands.main import find_command, main
-from dsi.commands.train import STAGES
+from dsi.commands.train import STAGE_METHODS
 from dsi.config import CONFIGS, Config, config_names, read_config, write_config
 from dsi.contrastive import blocks
 from dsi.contrastive.blocks import QueryTexts
@@ -256,6 +256,15 @@ def test_a_folder_of_a_user_is_no_run(name, content, config, beir, tmp_path, cap
     assert path.read_text() == content
 
 
+def test_an_index_never_lies_among_other_runs(config, beir, trained, tmp_path, capsys):
+    shutil.copytree(trained, tmp_path / "runs" / "first")
+    train = ["train", "--config", str(config), "--data", str(beir()), "--device", "cpu", "--output"]
+    assert main([*train, str(tmp_path / "runs")]) == 2
+    assert "runs holds other runs, such as first, and an index would lie among them" in capsys.readouterr().err
+    assert [path.name for path in (tmp_path / "runs").iterdir()] == ["first"]
+    assert main([*train, str(tmp_path / "runs" / "first")]) == 0
+
+
 @pytest.mark.parametrize("stage", ["docids", "generator"])
 def test_a_stage_whose_input_is_not_there_writes_nothing(stage, config, beir, tmp_path, capsys):
     given = ["--config", str(config), "--data", str(beir()), "--output", str(tmp_path / "run"), "--device", "cpu"]
@@ -293,7 +302,7 @@ def test_training_again_never_drops_updates_silently(config, beir, trained, caps
         manifest.unlink()
         if content:
             manifest.write_text(content)
-        for stage in ([], *(["--stage", name] for name in STAGES)):
+        for stage in ([], *(["--stage", name] for name in STAGE_METHODS)):
             assert main(["train", *stage, *arguments]) == 2
             assert "--discard-updates" in capsys.readouterr().err
         if content and content != "{":
@@ -622,8 +631,9 @@ def test_rerankers_are_trained_measured_and_searched_with(
     assert all(systems[f"+ {name}"]["settings"]["rerank depth"] == 10 for name in names)
     retriever = GenerativeRetriever.from_pretrained(run, device="cpu")
     query = "which capitals are on the danube"
-    candidates = retriever.candidates([query], k=10)
-    (found,) = dsi.rerank(candidates, load_rerankers(run, ["my-lambdasmart", "my-mmr"])).hits()
+    chain = load_rerankers(run, ["my-lambdasmart", "my-mmr"])
+    candidates = retriever.candidates([query], k=10, features=chain[0].features)
+    (found,) = dsi.rerank(candidates, chain).hits()
     assert sorted(hit.doc_id for hit in found) == sorted(hit.doc_id for hit in retriever.search(query, k=10))
     with pytest.raises(ValueError, match="have no feature 'tree edit distance'"):
         dsi.rerank(candidates, load_rerankers(run, ["both"]))

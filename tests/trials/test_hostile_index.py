@@ -68,19 +68,21 @@ def index(tmp_path_factory, sentence_t5_folder):
     columns = {"doc_id": "_id", "title": "title", "text": "text"}
     documents = datasets.Dataset.from_dict({name: [record[key] for record in RECORDS] for name, key in columns.items()})
     tree = build_tree(encoder.encode(documents["title"], "document"), DocidsConfig(branching=4, max_leaf_size=4))
-    config = SearchConfig(alpha=0.3, beam_width=12, lexical_weight=0.05, fusion="bound")
+    config = SearchConfig(alpha=0.3, beam_width=12, lexical_weight=0.05)
     bm25 = BM25(documents["doc_id"], documents["text"])
     retriever = GenerativeRetriever(encoder, tree, random_generator(tree, layers=1), documents, config, bm25)
     folder = tmp_path_factory.mktemp("from a stranger") / "index"
     retriever.save_pretrained(folder)
     rng = np.random.default_rng(0)
     lists = JudgedLists(rng.normal(size=(40, 2)), rng.integers(0, 2, 40).astype(float), [20, 20], FEATURES)
-    small, candidates = {"trees": 3, "leaves": 4, "min_leaf": 2}, retriever.candidates(QUERIES, k=10)
+    small, candidates = (
+        {"trees": 3, "leaves": 4, "min_leaf": 2},
+        retriever.candidates(QUERIES, k=10, features=LinearReranker.features),
+    )
     rerankers = {
         "linear": LinearReranker({"score": 1.0}),
         "ranknet": RankNet(FEATURES, RankNetConfig(hidden=4)),
         "lightgbm": BoostedTrees(FEATURES, BoostingConfig(**small)).fit(lists),
-        "literal": BoostedTrees(FEATURES, BoostingConfig(engine="literal", **small)).fit(lists),
         "m2div": M2Div.create(candidates, M2DivConfig(hidden=4)),
         "parser": ParseRanker.create(candidates, ParserConfig()),
     }
@@ -817,114 +819,6 @@ def test_a_manifest_that_is_none(stranger, text):
 
 
 # Rerankers beside the index.
-
-
-LIGHTGBM = Path("rerank", "lightgbm", "model.txt")
-
-
-def assert_trees_refused(folder, text, words="cannot be read"):
-    """Loading says what is wrong with the text of LightGBM's trees."""
-    (folder / LIGHTGBM).write_text(text)
-    with pytest.raises(ValueError, match=re.escape(words)) as caught:
-        load_rerankers(folder, "lightgbm")
-    assert "model.txt cannot be read" in str(caught.value)
-
-
-def lines(text, name, change):
-    return "\n".join(f"{name}={change}" if line.startswith(f"{name}=") else line for line in text.split("\n"))
-
-
-@pytest.mark.parametrize(
-    ("name", "change"),
-    [
-        ("left_child", "0 -2 -3"),  # a circle
-        ("right_child", "1 2 900000"),
-        ("right_child", "1 2 -900000"),
-        ("split_feature", "0 1 900000"),
-        ("leaf_value", "0.5"),
-        ("num_leaves", "900000"),
-        ("num_leaves", "x"),
-        ("decision_type", "1 1 1"),
-        ("num_cat", "3"),
-        ("is_linear", "1"),
-        ("max_feature_idx", "900000"),
-        ("num_tree_per_iteration", "7"),
-    ],
-)
-def test_trees_of_lightgbm_stay_in_their_arrays(stranger, name, change):
-    text = (stranger / LIGHTGBM).read_text()
-    assert_trees_refused(stranger, lines(text, name, change))
-
-
-@pytest.mark.parametrize(
-    ("found", "change", "words"),
-    [
-        (r"\nright_child=", "\nleft_child=0 0 0\nright_child=", "'left_child' is unknown, or occurs twice"),
-        (r"\nleft_child=", "\n\nleft_child=0 0 0\nleft_child=", "'left_child' is unknown, or occurs twice"),
-        (r"\nnum_leaves=\d+", r"\g<0>\ncat_threshold=1", "'cat_threshold' is unknown"),
-        (r"\nleft_child=1", "\nleft_child=1.9", "are not 3 numbers"),
-        (r"\nleft_child=1", "\nleft_child=1e0", "are not 3 numbers"),
-        (r"\nleft_child=1", "\nleft_child=٢", "are not 3 numbers"),
-        (r"\nleft_child=1", "\nleft_child= 1", "are not 3 numbers"),
-        (r"\nleft_child=1", "\nleft_child=1\t", "are not 3 numbers"),
-        (r"\nleft_child=1", "\nleft_child=0x1", "are not 3 numbers"),
-        (r"\nleft_child=1", "\nleft_child=1_0", "are not 3 numbers"),
-        (r"\nnum_leaves=4", "\nnum_leaves=+4", "are not 1 numbers"),
-        (r"\nnum_cat=0", "\nnum_cat=-0", "it is of another kind"),
-        (r"\ndecision_type=\d+", "\ndecision_type=3", "it has a split of another kind"),
-        (r"\nmax_feature_idx=1", r"\g<0>\g<0>", "'max_feature_idx' is unknown, or occurs twice"),
-        (r"\nTree=1", "\nTree=01", "tree 1 is missing"),
-        (r"\nthreshold=\S+", "\nthreshold=nan", "are not 3 numbers"),
-        (r"\nthreshold=\S+", "\nthreshold=1e999", "a number is not finite"),
-    ],
-)
-def test_lightgbm_gets_what_was_parsed(stranger, found, change, words):
-    text, count = re.subn(found, change, (stranger / LIGHTGBM).read_text(), count=1)
-    assert count
-    assert_trees_refused(stranger, text, words)
-
-
-def test_a_chain_of_splits_is_not_followed(stranger):
-    text, leaves = (stranger / LIGHTGBM).read_text(), 3000
-    children = {"left_child": [*range(1, leaves - 1), -leaves], "right_child": range(-1, -leaves, -1)}
-    rows = {"split_feature": 0, "split_gain": 1, "threshold": 0, "decision_type": 2}
-    fields = {"num_leaves": [leaves], **{name: [value] * (leaves - 1) for name, value in rows.items()}, **children}
-    for name, values in {**fields, "leaf_value": [0] * leaves}.items():
-        text = re.sub(rf"(?m)^{name}=.*$", f"{name}={' '.join(map(str, values))}", text, count=1)
-    assert_trees_refused(stranger, text, "it is deeper than 1000 splits")
-
-
-@pytest.mark.parametrize("settings", [{"leaves": 2}, {"leaves": 31, "trees": 20}, {"objective": "mart"}])
-def test_trees_written_anew_score_the_same(tmp_path, settings):
-    rng = np.random.default_rng(1)
-    features = rng.normal(size=(400, 2))
-    lists = JudgedLists(features, (features[:, 0] > 0).astype(float) + (features[:, 1] > 1), [40] * 10, FEATURES)
-    trees = BoostedTrees(FEATURES, BoostingConfig(**{"trees": 5, "min_leaf": 2, **settings})).fit(lists)
-    trees.save(tmp_path / "trees", {})
-    loaded = load_reranker(tmp_path / "trees")
-    probe = rng.normal(size=(1000, 2))
-    assert np.array_equal(loaded.predict(probe), trees.predict(probe))
-    assert loaded.importance == pytest.approx(trees.importance)
-
-
-@pytest.mark.parametrize(
-    "change",
-    [
-        {"feature": lambda own: own + 9},
-        {"children": lambda own: own + 10**6},
-        {"children": lambda own: own * 0},
-        {"roots": lambda own: own + 10**6},
-        {"depth": lambda own: own + 10**12},
-        {"value": lambda own: own[1:]},
-        {"threshold": lambda own: own * np.nan},
-    ],
-)
-def test_trees_stay_in_their_arrays(stranger, change):
-    path = stranger / "rerank" / "literal" / "trees.safetensors"
-    arrays = load_file(path)
-    save_file({**arrays, **{name: own(arrays[name]) for name, own in change.items()}}, path)
-    with pytest.raises(ValueError, match=r"trees.safetensors cannot be read"):
-        load_rerankers(stranger, "literal")
 
 
 @pytest.mark.parametrize(

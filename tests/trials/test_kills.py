@@ -19,7 +19,7 @@ from dsi.config import read_config
 from dsi.contrastive.trainers import last_checkpoint
 from dsi.docids.files.processes import ALONE
 from dsi.docids.files.storage import folder_sums, sha256, write_json
-from dsi.search.results import Hits
+from dsi.search.hits import Hits
 from dsi.training import pipeline
 from dsi.training.pipeline import TrainingRun
 from dsi.training.stages import StageFolders

@@ -4,7 +4,7 @@ import ir_measures
 import numpy as np
 import pytest
 import torch
-from dsi_experiments.rerankers.boosting import BoostedTrees, BoostingConfig
+from dsi_experiments.rerankers.boosting import MODEL, BoostedTrees, BoostingConfig
 from dsi_experiments.rerankers.kinds import TRAINABLE
 from dsi_experiments.rerankers.learned import LinearReranker, RankNet, RankNetConfig
 from dsi_experiments.rerankers.lists import (
@@ -134,10 +134,9 @@ def test_ranknet_learns_and_its_step_is_the_gradient_of_the_cost(weigh_by_ndcg):
         torch.testing.assert_close(own, parameter.grad, atol=1e-4, rtol=1e-4)
 
 
-@pytest.mark.parametrize("engine", ["lightgbm", "literal"])
 @pytest.mark.parametrize("objective", ["mart", "lambdamart"])
-def test_trees_learn_what_no_single_feature_says(engine, objective):
-    trees = BoostedTrees(NAMES, BoostingConfig(objective, engine, trees=40, leaves=8, min_leaf=5, learning_rate=0.1))
+def test_trees_learn_what_no_single_feature_says(objective):
+    trees = BoostedTrees(NAMES, BoostingConfig(objective, trees=40, leaves=8, min_leaf=5, learning_rate=0.1))
     trees.fit(judged(lists=60))
     fresh = judged(seed=9)
     assert ndcg_exp(fresh, trees.predict(fresh.features)).mean() > ndcg_exp(fresh, fresh.features[:, 0]).mean() + 0.02
@@ -145,12 +144,11 @@ def test_trees_learn_what_no_single_feature_says(engine, objective):
     assert max(trees.importance, key=trees.importance.get) == "a"
 
 
-@pytest.mark.parametrize("engine", ["lightgbm", "literal"])
-def test_twenty_trees_and_twenty_more_from_their_scores_are_forty(engine):
+def test_twenty_trees_and_twenty_more_from_their_scores_are_forty():
     lists = judged()
-    config = {"engine": engine, "leaves": 6, "min_leaf": 5, "learning_rate": 0.1}
+    config = {"leaves": 6, "min_leaf": 5, "learning_rate": 0.1}
     first = BoostedTrees(NAMES, BoostingConfig(trees=20, **config)).fit(lists)
-    more = BoostedTrees(NAMES, BoostingConfig(trees=20, seed=20 if engine == "literal" else 0, **config), base=first)
+    more = BoostedTrees(NAMES, BoostingConfig(trees=20, **config), base=first)
     forty = BoostedTrees(NAMES, BoostingConfig(trees=40, **config)).fit(lists)
     np.testing.assert_allclose(more.fit(lists).predict(lists.features), forty.predict(lists.features), atol=1e-12)
     assert np.abs(forty.predict(lists.features) - first.predict(lists.features)).max() > 0.1
@@ -182,30 +180,12 @@ def test_a_base_is_stored_and_added_back(tmp_path):
         BoostedTrees(NAMES, BoostingConfig(), base=LinearReranker({"z": 1.0}))
 
 
-def test_weights_of_trees_can_be_chosen_one_by_one():
-    lists, seen = judged(), []
-
-    def line_search(given, scores, step):
-        assert given is lists
-        seen.append(np.abs(step).max())
-        return 0.5 if len(seen) < 4 else 0.0
-
-    config = BoostingConfig(engine="literal", trees=10, leaves=4, min_leaf=5)
-    trees = BoostedTrees(NAMES, config).fit(lists, line_search)
-    assert len(seen) == 4
-    same = BoostedTrees(NAMES, BoostingConfig(engine="literal", trees=3, leaves=4, min_leaf=5, learning_rate=0.5))
-    np.testing.assert_allclose(trees.predict(lists.features), same.fit(lists).predict(lists.features))
-    with pytest.raises(ValueError, match='line_search needs engine "literal"'):
-        BoostedTrees(NAMES, BoostingConfig()).fit(lists, line_search)
-
-
 @pytest.mark.parametrize(
     "make",
     [
         lambda: LinearReranker({"a": 1.0, "c": -2.0}),
         lambda: RankNet(NAMES, RankNetConfig(epochs=1)),
         lambda: BoostedTrees(NAMES, BoostingConfig(trees=5)),
-        lambda: BoostedTrees(NAMES, BoostingConfig(trees=5, engine="literal")),
     ],
 )
 def test_saved_rerankers_score_as_before_and_permuting_candidates_permutes_the_scores(make, tmp_path):
@@ -223,6 +203,13 @@ def test_saved_rerankers_score_as_before_and_permuting_candidates_permutes_the_s
         load_reranker(tmp_path / "s", {"index": "2"})
     with pytest.raises(FileNotFoundError, match="there are s"):
         load_reranker(tmp_path / "other")
+
+
+def test_damaged_trees_are_named(tmp_path):
+    BoostedTrees(NAMES, BoostingConfig(trees=5)).fit(judged()).save(tmp_path / "trees")
+    (tmp_path / "trees" / MODEL).write_text("tree\n")
+    with pytest.raises(ValueError, match=r"model\.txt cannot be read"):
+        load_reranker(tmp_path / "trees")
 
 
 def test_candidates_follow_their_new_scores():

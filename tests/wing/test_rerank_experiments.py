@@ -7,12 +7,12 @@ import re
 import numpy as np
 import pytest
 from dsi_experiments import diversity, ltr, parsing
+from dsi_experiments.rerankers.lists import bootstrap_interval
 from dsi_experiments.rerankers.parse_ranker import ParserConfig
+from dsi_experiments.subtopics import evaluate_diversity, read_subtopics
 from sklearn.datasets import dump_svmlight_file
 
 from dsi.commands.main import main
-from dsi.eval.diversity import evaluate_diversity, read_subtopics
-from dsi.eval.protocol import bootstrap_interval
 from tests.support.small import thin_out
 from tests.wing.test_learning_to_rank import judged
 

@@ -28,8 +28,15 @@ def test_the_collection_that_ships_is_the_one_that_was_measured():
 @pytest.fixture
 def measured(monkeypatch):
     """No training: an evaluation whose rows have a tenth of their number as Hit@10 of two queries."""
-    names = ["BM25", "dense", "RRF of BM25 and dense", "dense + BM25", "words only", "walk, no words, beam 40"]
-    names += ["walk, no words", "generate", "exact"]
+    names = [
+        "BM25",
+        "dense",
+        "RRF of BM25 and dense",
+        "dense + BM25",
+        "BM25 candidates, full score",
+        "walk without BM25, beam 40",
+    ]
+    names += ["walk without BM25", "generate", "exact"]
     results = [
         SystemResult(
             name, {"Hit@1": {"a": 0.0, "b": 1.0}, "Hit@10": {"a": n / 10, "b": n / 10}}, {"vectors read": 1000}
@@ -55,5 +62,5 @@ def test_the_table_has_what_is_there_and_names_what_is_not(measured, tmp_path, c
     assert table == said.out
     assert "about 2 minutes" in said.err
     assert table.splitlines()[0].split("|")[2].strip() == COLUMNS[0].title
-    assert re.search(r"\| walk, no words, beam 40 +\| 50\.00 / 50\.00, 1,000 +\|", table)
+    assert re.search(r"\| walk without BM25, beam 40 +\| 50\.00 / 50\.00, 1,000 +\|", table)
     assert len(table.splitlines()) == 2 + len(rows())

@@ -1,17 +1,12 @@
-"""The experiments with tree models beyond text, small: synthetic data, multi-label data in a process of its own."""
+"""The experiments with tree models beyond text, small: synthetic data."""
 
 import dataclasses
-import gzip
 import json
-import sys
 
-import pytest
-from dsi_experiments.commands import benchmark_multilabel as multilabel
 from dsi_experiments.synthetic import PUBLISHED, SETTINGS, Setting, synthetic, synthetic_table
-from sklearn.datasets import dump_svmlight_file
 
 from dsi.commands.main import main
-from tests.generator.test_tree_models import clustered_data, table_rows
+from tests.generator.test_tree_models import table_rows
 
 
 def test_node_scores_beat_path_scores_on_the_synthetic_data(capsys):
@@ -54,35 +49,3 @@ def test_the_synthetic_experiment_is_a_command(tmp_path, monkeypatch, capsys):
     main(["reproduce", "synthetic", "--runs", "2", "--output", str(tmp_path)])
     assert capsys.readouterr().out.count(": regret ") == len(rows)  # the second run alone
     assert len(json.loads((tmp_path / "synthetic.json").read_text())["rows"]) == 2 * len(rows)
-
-
-@pytest.mark.slow
-def test_multilabel_systems_run_in_processes_of_their_own(tmp_path, capsys, monkeypatch):
-    features, relevant = clustered_data()
-    for split, rows in (("train", slice(0, 300)), ("test", slice(300, 400))):
-        dump_svmlight_file(features[rows], relevant[rows], str(tmp_path / f"made.{split}.svm"), multilabel=True)
-        packed = tmp_path / f"made.{split}.svm.gz"
-        packed.write_bytes(gzip.compress((tmp_path / f"made.{split}.svm").read_bytes()))
-    arguments = ["benchmark-multilabel", "--data", str(tmp_path / "made"), "--output", str(tmp_path / "out")]
-    assert main([*arguments, "--objectives", "plt", "--seeds", "3"]) == 0
-    printed = capsys.readouterr().out
-    assert "| tree model, plt | " in printed
-    (results,) = json.loads((tmp_path / "out" / "multilabel.json").read_text())["results"]
-    assert [record["seed"] for record in results["measured"]] == [3]
-    for record in results["measured"]:
-        assert record["P@1"] > 40  # chance is 4
-        assert record["train seconds"] > 0
-        assert record["MiB beyond the data"] > 0
-    measure, (known,) = multilabel.measure, results["measured"]
-    monkeypatch.setattr(multilabel, "measure", lambda *given: known if given[1] == "plt" else measure(*given))
-    assert main([*arguments, "--objectives", "plt", "--peers", sys.executable, "--seeds", "0"]) == 2
-    assert f"napkinxc failed under {sys.executable}: ModuleNotFoundError" in capsys.readouterr().err
-    assert main([*arguments[:2], str(tmp_path / "no"), *arguments[3:]]) == 2
-    assert "no.train.svm.gz does not exist; --data takes the path up to .train.svm.gz" in capsys.readouterr().err
-
-
-@pytest.mark.parametrize("objective", ["best", "OTM"])
-def test_unknown_objectives_are_named(objective, tmp_path, capsys):
-    assert main(["benchmark-multilabel", "--data", "x", "--output", str(tmp_path), "--objectives", objective]) == 2
-    names = "ce, plt, tdm, otm, otm-bs, otm-optest, otm-mix, man, dtr, ripor, ltrgr"
-    assert f"objective must be one of {names}, got {objective!r}" in capsys.readouterr().err

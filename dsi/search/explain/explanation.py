@@ -2,13 +2,13 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
-from typing import NamedTuple
 
 import numpy as np
 
 from dsi.docids.files.checks import printable
 from dsi.docids.tree import DocidTree
-from dsi.search.engine import EncodedQueries, Engine, Followed
+from dsi.search.engine import Engine
+from dsi.search.queries import EncodedQueries
 from dsi.search.request import SearchConfig, SearchRequest
 from dsi.search.results import EXTRA, WALK, WORDS, SearchResult, Trace
 
@@ -55,25 +55,24 @@ class Explanation:
         query: its text.
         config: the search config that was used; the beam is the one that answered.
         levels: the nodes of each level, best first.
-        roots: the first level.
         total: how many documents the index has.
         result: the answer.
-        trace: the candidates of the search, level by level.
-        lexical: name of the lexical scores, "" if they have no weight.
-        tied: whether docid tokens are tied to the tree's vectors.
-        tokens: whether late interaction takes part.
+        meaning: what the scores of nodes and documents are.
+        unit: what `read` counts: vectors read, or nodes scored.
     """
 
     query: str
     config: SearchConfig
     levels: list[list[ExplainedNode]]
-    roots: list[ExplainedNode]
     total: int
     result: SearchResult
-    trace: Trace
-    lexical: str = ""
-    tied: bool = True
-    tokens: bool = False
+    meaning: str
+    unit: str
+
+    @property
+    def roots(self) -> list[ExplainedNode]:
+        """The nodes of the first level."""
+        return self.levels[0] if self.levels else []
 
     @property
     def read(self) -> int:
@@ -81,115 +80,83 @@ class Explanation:
         return int(self.result.read[0])
 
     def __str__(self) -> str:
-        config, read = self.config, "vectors read" if self.tied else "nodes scored"
-        if config.method == "exact":
-            how = "exact: all documents scored"
-        else:
-            how = f"generate, alpha {config.alpha:g}, beam {config.beam_width}: {self.read} {read}"
+        config, how = self.config, "exact: all documents scored"
+        if config.method != "exact":
+            how = f"generate, alpha {config.alpha:g}, beam {config.beam_width}: {self.read} {self.unit}"
         head = f'"{printable(self.query)}"  ({how}, {self.total} documents)'
-        return "\n".join([head, f"{self._meaning}; + kept, - pruned, # final rank", *_lines(self.roots)])
-
-    @property
-    def _meaning(self) -> str:
-        config = self.config
-        words = f" + {config.lexical_weight:.3g} {self.lexical}" if self.lexical else ""
-        if self.tied:
-            tokens = f" + {config.token_weight:.3g} tokens" if self.tokens else ""
-            return f"score of a node = q.v + bonus, of a document = dense{words}{tokens}"
-        dense = f"that of the best document below{words}" if config.fusion == "bound" else "centroids along the path"
-        return f"score = generator along the path + {dense}"
+        return "\n".join([head, f"{self.meaning}; + kept, - pruned, # final rank", *_lines(self.roots)])
 
     __repr__ = __str__
 
 
-class TracedSearch(NamedTuple):
-    """One search, and how it came about.
-
-    Attributes:
-        trace: of the search.
-        result: its answer.
-        followed: the paths to the documents of the answer, in order.
-    """
-
-    trace: Trace
-    result: SearchResult
-    followed: Followed
-
-
-def trace_search(engine: Engine, encoded: EncodedQueries, request: SearchRequest) -> TracedSearch:
-    """Search for one query, and return how the search came about."""
-    trace = Trace()
-    result = engine.search(encoded, request, trace=trace)
-    followed = Followed(result.positions, result.scores[:, :, None], {})
-    if result.positions.size:
-        followed = engine.follow_result(encoded, request, result)
-    return TracedSearch(trace, result, followed)
-
-
 def explain(
-    query: str,
-    tree: DocidTree,
-    names: Callable[[int], tuple[str, str]],
-    config: SearchConfig,
-    search: TracedSearch,
-    lexical: str,
-    *,
-    tied: bool,
+    engine: Engine, encoded: EncodedQueries, request: SearchRequest, names: Callable[[int], tuple[str, str]]
 ) -> Explanation:
-    """Return the `Explanation` of a search for one query.
+    """Search for one query, and return how the search came about.
 
     Args:
-        query: its text.
+        engine: of the index.
+        encoded: the query.
+        request: of the search.
+        names: returns the id of the document in a row of the table, and what it is called.
+    """
+    trace, tree = Trace(), engine.tree
+    result = engine.search(encoded, request, trace=trace)
+    nodes = _Nodes(tree, names)
+    nodes.add_scored(trace)
+    if result.positions.size:
+        parts = engine.follow_result(encoded, request, result).parts
+        nodes.add_returned(result, {name: values[0].tolist() for name, values in parts.items()})
+    nodes.add_others(trace)
+    config = replace(request.config, beam_width=trace.beam_width or request.config.beam_width)
+    unit = "vectors read" if engine.is_tied else "nodes scored"
+    return Explanation(encoded.texts[0], config, nodes.levels(), tree.num_rows, result, _meaning(engine, config), unit)
+
+
+def _meaning(engine: Engine, config: SearchConfig) -> str:
+    if not engine.is_tied:
+        return "score = generator along the path + centroids along the path"
+    lexical = engine.lexical if config.lexical_weight else None
+    words = f" + {config.lexical_weight:.3g} {lexical.name}" if lexical else ""
+    tokens = f" + {config.token_weight:.3g} tokens" if config.token_weight and engine.tree.tokens is not None else ""
+    return f"score of a node = q.v + bonus, of a document = dense{words}{tokens}"
+
+
+class _Nodes:
+    """The nodes of a trace, and the documents, at their places in the tree.
+
+    Args:
         tree: the docids.
         names: returns the id of the document in a row of the table, and what it is called.
-        config: the search config that was used.
-        search: the search, with its trace.
-        lexical: name of the lexical scores, "" if they have no weight.
-        tied: whether docid tokens are tied to the tree's vectors.
     """
-    return _Builder(tree, names, search).explanation(query, config, lexical, tied=tied)
 
-
-class _Builder:
-    """Puts the nodes of a trace, and the documents, at their places in the tree."""
-
-    def __init__(self, tree: DocidTree, names: Callable[[int], tuple[str, str]], search: TracedSearch) -> None:
-        self.tree, self.names, self.search = tree, names, search
+    def __init__(self, tree: DocidTree, names: Callable[[int], tuple[str, str]]) -> None:
+        self.tree, self.names = tree, names
         self.known: dict[tuple[int, ...], ExplainedNode] = {}
-        self._add_scored()
-        self._add_returned()
-        self._add_others()
 
-    def explanation(self, query: str, config: SearchConfig, lexical: str, *, tied: bool) -> Explanation:
+    def levels(self) -> list[list[ExplainedNode]]:
+        """Return the nodes of each level, best first, each among the children of its parent."""
         levels: list[list[ExplainedNode]] = [[] for _ in range(max(map(len, self.known), default=0))]
         for node in sorted(self.known.values(), key=lambda node: (node.score is None, -(node.score or 0), node.digits)):
             levels[len(node.digits) - 1].append(node)
             if len(node.digits) > 1:
                 self.known[node.digits[:-1]].children.append(node)
-        trace, result, _ = self.search
-        config = replace(config, beam_width=trace.beam_width or config.beam_width)
-        roots = levels[0] if levels else []
-        tokens = bool(config.token_weight) and self.tree.tokens is not None
-        return Explanation(query, config, levels, roots, self.tree.num_rows, result, trace, lexical, tied, tokens)
+        return levels
 
-    def _digits(self, nodes: np.ndarray) -> list[tuple[int, ...]]:
-        """Return the paths of nodes."""
-        tree, inner = self.tree, nodes < self.tree.num_inner
-        positions = np.where(inner, tree.doc_start[np.where(inner, nodes, 0)], nodes - tree.num_inner)
-        _, digits = tree.paths(positions)
-        above = np.searchsorted([level.start for level in tree.levels], nodes, side="right") - 1
-        lengths = np.where(inner, above, (digits >= 0).sum(axis=1))
-        return [tuple(path[:length]) for path, length in zip(digits.tolist(), lengths.tolist(), strict=True)]
-
-    def _add_scored(self) -> None:
+    def add_scored(self, trace: Trace) -> None:
         """Add the nodes that the search scored on its way."""
-        levels = [(level.nodes[0], level.scores[0], level.kept[0]) for level in self.search.trace.levels]
-        if not levels:
+        if not trace.levels:
             return
-        nodes, scores, kept = (np.concatenate(column) for column in zip(*levels, strict=True))
-        nodes, scores, kept = (column[nodes >= 0] for column in (nodes, scores, kept))
-        for entry in zip(self._digits(nodes), nodes.tolist(), scores.tolist(), kept.tolist(), strict=True):
-            self._add(*entry)
+        depths = [np.full(level.nodes.shape[1], depth) for depth, level in enumerate(trace.levels, start=1)]
+        columns = [[getattr(level, name)[0] for level in trace.levels] for name in ("nodes", "scores", "kept")]
+        nodes, scores, kept, depth = (np.concatenate(column) for column in (*columns, depths))
+        inner = nodes < self.tree.num_inner
+        positions = np.where(inner, self.tree.doc_start[np.where(inner, nodes, 0)], nodes - self.tree.num_inner)
+        paths = self.tree.paths(np.maximum(positions, 0))[1].tolist()
+        entries = zip(paths, depth.tolist(), nodes.tolist(), scores.tolist(), kept.tolist(), strict=True)
+        for path, length, node, *entry in entries:
+            if node >= 0:
+                self._add(tuple(path[:length]), node, *entry)
 
     def _add(self, digits: tuple[int, ...], node: int, score: float | None, kept: bool) -> ExplainedNode:
         rows = self.tree.rows_below(node)
@@ -198,32 +165,29 @@ class _Builder:
         self.known[digits] = ExplainedNode(digits, score, kept, len(set(rows.tolist())), label, own_id)
         return self.known[digits]
 
-    def _add_returned(self) -> None:
-        """Add the documents of the answer, and the nodes above them that the walk did not score."""
-        (_, result, followed), tree = self.search, self.tree
-        for column, position in enumerate(result.positions[0].tolist()):
+    def add_returned(self, result: SearchResult, parts: dict[str, list[float]]) -> None:
+        """Add the documents of the answer with the parts of their scores, and the nodes above them that were not scored."""
+        found = zip(result.positions[0].tolist(), result.scores[0].tolist(), result.sources[0].tolist(), strict=True)
+        for column, (position, score, source) in enumerate(found):
             if position < 0:
                 continue
-            digits = tree.digits(position)
+            digits = self.tree.digits(position)
             for length in range(1, len(digits)):
                 if digits[:length] not in self.known:
-                    self._add(digits[:length], tree.node(digits[:length]), None, kept=False)
-            node = self._add(digits, tree.num_inner + position, float(result.scores[0, column]), kept=True)
-            node.rank, node.found_by = column + 1, _found_by(int(result.sources[0, column]))
-            node.parts = {name: float(values[0, column]) for name, values in followed.parts.items()}
+                    self._add(digits[:length], self.tree.node(digits[:length]), None, kept=False)
+            node = self._add(digits, self.tree.num_inner + position, score, kept=True)
+            node.rank, node.found_by = column + 1, _found_by(source)
+            node.parts = {name: values[column] for name, values in parts.items()}
 
-    def _add_others(self) -> None:
+    def add_others(self, trace: Trace) -> None:
         """Add the documents that were scored completely and not returned, below nodes that were kept."""
-        trace = self.search.trace
-        if not trace.positions.shape[1]:
-            return
         entries = zip(trace.positions[0].tolist(), trace.scores[0].tolist(), trace.sources[0].tolist(), strict=True)
         for position, score, source in entries:
             if position < 0 or score == -np.inf:
                 continue
             digits = self.tree.digits(position)
             above = self.known.get(digits[:-1])
-            if digits not in self.known and (above is None if len(digits) == 1 else above is not None and above.kept):
+            if digits not in self.known and (len(digits) == 1 or (above is not None and above.kept)):
                 self._add(digits, self.tree.num_inner + position, score, kept=False).found_by = _found_by(source)
 
 
@@ -231,30 +195,37 @@ def _found_by(source: int) -> tuple[str, ...]:
     return tuple(name for bit, name in _NAMES.items() if source & bit)
 
 
-def _lines(nodes: Sequence[ExplainedNode]) -> list[str]:
+def select(nodes: Sequence[ExplainedNode], most: int) -> tuple[list[ExplainedNode], list[ExplainedNode]]:
+    """Return the nodes that a picture shows, and those that were pruned.
+
+    Shown are the nodes that were kept or lead to an answer, and the best `most` of the others.
+    """
+    on_paths = [node for node in nodes if node.kept or node.children]
+    pruned = [node for node in nodes if not (node.kept or node.children)]
+    return on_paths + pruned[:most], pruned
+
+
+def _lines(roots: Sequence[ExplainedNode]) -> list[str]:
     """Return the lines of a tree; a docid may be longer than Python's stack is deep."""
-    lines, waiting = [], _below(nodes, "")[::-1]
+    lines: list[str] = []
+    waiting: list[tuple[str, Sequence[ExplainedNode], str]] = _entries(roots, "")
     while waiting:
         line, children, indent = waiting.pop()
         lines.append(line)
-        waiting += _below(children, indent)[::-1]
+        waiting += _entries(children, indent)
     return lines
 
 
-def _below(nodes: Sequence[ExplainedNode], indent: str) -> list[tuple[str, Sequence[ExplainedNode], str]]:
-    """Return, for each node that is shown, its line, its children and their indent."""
-    on_paths = [node for node in nodes if node.kept or node.children]
-    pruned = [node for node in nodes if not (node.kept or node.children)]
-    shown = on_paths + pruned[:_PRUNED_SHOWN]
-    hidden = len(pruned) - _PRUNED_SHOWN
+def _entries(nodes: Sequence[ExplainedNode], indent: str) -> list[tuple[str, Sequence[ExplainedNode], str]]:
+    """Return, for each node that is shown, last first, its line, its children and their indent."""
+    shown, pruned = select(nodes, _PRUNED_SHOWN)
+    below = [(_line(node), node.children) for node in shown]
+    if (hidden := len(pruned) - _PRUNED_SHOWN) > 0:
+        below.append((f"- and {hidden} more {'pruned' if pruned[0].documents > 1 else 'not returned'}", []))
     entries: list[tuple[str, Sequence[ExplainedNode], str]] = []
-    for number, node in enumerate(shown):
-        last = number == len(shown) - 1 and hidden <= 0
-        line = f"{indent}{'└─' if last else '├─'} {_line(node)}"
-        entries.append((line, node.children, indent + ("   " if last else "│  ")))
-    if hidden > 0:
-        what = "pruned" if pruned[0].documents > 1 else "not returned"
-        entries.append((f"{indent}└─ - and {hidden} more {what}", (), ""))
+    for line, children in reversed(below):
+        branch, beside = ("├─", "│  ") if entries else ("└─", "   ")
+        entries.append((f"{indent}{branch} {line}", children, indent + beside))
     return entries
 
 

@@ -11,10 +11,12 @@ import numpy as np
 
 from dsi.contrastive.encoder import Encoder
 from dsi.contrastive.tokens import TokenHead
+from dsi.docids.types import Floats, Ints
 from dsi.docids.words.analyzer import WORD_CHARACTERS
-from dsi.search.engine import EncodedQueries, Engine
+from dsi.search.engine import Engine
+from dsi.search.hits import Match, Span
+from dsi.search.queries import EncodedQueries
 from dsi.search.request import SearchRequest
-from dsi.search.results import Floats, Ints, Match, Span
 
 _WORD = re.compile(rf"[{WORD_CHARACTERS}]+")
 _PIECE = re.compile(rf"{_WORD.pattern}|[^{WORD_CHARACTERS}\s]")
@@ -53,7 +55,7 @@ def matched_words(
         ]
     if engine.lexical is None or not request.config.lexical_weight:
         return [[] for _ in documents]
-    (terms,), names = engine.lexical.query_terms(batch.texts), engine.lexical.term_names(batch.texts[0])
+    (terms,), names = engine.lexical.share_terms(batch.texts), engine.lexical.term_names(batch.texts[0])
     rows = engine.tree.doc_rows[[document.position for document in documents]]
     added = request.config.lexical_weight * engine.lexical.scorer.contributions(terms, rows).T  # [documents, terms]
     stem = engine.lexical.stem

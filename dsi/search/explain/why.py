@@ -14,11 +14,13 @@ from numpy.typing import NDArray
 
 from dsi.contrastive.encoder import Encoder
 from dsi.docids.files.checks import printable
-from dsi.search.engine import EncodedQueries, Engine, count_documents, encode_queries, path_nodes
-from dsi.search.explain.explanation import ExplainedNode, Explanation, TracedSearch, explain, trace_search
+from dsi.search.engine import Engine, count_documents
+from dsi.search.explain.explanation import ExplainedNode, Explanation, explain
 from dsi.search.explain.matches import StoredText, matched_words
+from dsi.search.hits import Hit, Match, label_of
+from dsi.search.queries import EncodedQueries, encode_queries
 from dsi.search.request import SearchRequest
-from dsi.search.results import Hit, Match, SearchResult, label_of
+from dsi.search.results import SearchResult
 
 _TOLERANCE = 1e-5
 """Scores that are relatively closer than this are equal: the order of sums decides between them."""
@@ -141,16 +143,9 @@ class AnsweredQuery:
     @cached_property
     def explanation(self) -> Explanation:
         """The search as a tree."""
-        lexical = self.engine.lexical if self.request.config.lexical_weight else None
-        name, tied = lexical.name if lexical else "", self.engine.is_tied
-        names, config = self.documents.names, self.request.config
-        return explain(self.query, self.engine.tree, names, config, self._traced, name, tied=tied)
-
-    @cached_property
-    def _traced(self) -> TracedSearch:
-        traced = trace_search(self.engine, self.encoded, self.request)
-        self._noted(traced.result)
-        return traced
+        explanation = explain(self.engine, self.encoded, self.request, self.documents.names)
+        self._note(explanation.result)
+        return explanation
 
     def matches(self, hits: Sequence[Hit]) -> list[list[Match]]:
         """Return the words of the query that each of its hits matches."""
@@ -173,12 +168,11 @@ class AnsweredQuery:
         (row,) = self.documents.rows_of([doc_id], "doc_id")
         followed = self.engine.follow_all(self.encoded, self.request, np.array([[row]]))
         position, score, result = int(followed.positions[0, 0]), float(followed.scores[0, 0]), self.explanation.result
-        rank, total = self._rank(result, row), count_documents(self.engine.tree, self.request.allowed)
+        rank, overall = self._rank(result, row), self._overall_rank(row)
         pruned = self.pruned(position) if rank is None else None
-        overall = self._overall_rank(row, total)
         title, text = (self.documents.values_of(name, np.array([[row]]))[0][0] for name in ("title", "text"))
         (matches,) = self._matches([StoredText(position, title, text or "")])
-        reason, returned_by = _Reasons(self, row, score, total, overall, pruned).find(rank)
+        reason, returned_by = self._reason(row, score, rank, overall, pruned)
         if self._missing:
             numbers, overall = ", ".join(map(str, sorted(self._missing))), None
             here = f"It is here, at rank {rank} of what was searched." if rank else "Its place is not known."
@@ -189,13 +183,13 @@ class AnsweredQuery:
             label=label_of(doc_id, title, text),
             rank=rank,
             overall_rank=overall,
-            total=total,
+            total=self._total,
             answers=int(result.counts[0]),
             score=score,
             last_score=_last(result) if result.counts[0] else None,
             parts={name: float(values[0, 0]) for name, values in followed.parts.items()},
             path=self._path(position, followed.nodes[0, 0].tolist(), rank),
-            level=None if pruned is None else pruned.level,
+            level=None if pruned is None else len(pruned.digits),
             returned_by=returned_by,
             reason=reason,
             matches=matches,
@@ -204,16 +198,17 @@ class AnsweredQuery:
     def search(self, k: int | None = None, **changes: Any) -> SearchResult:
         """Return the search with some options changed."""
         request = replace(self.request, k=k or self.request.k, config=replace(self.request.config, **changes))
-        return self._noted(self.engine.search(self.encoded, request))
+        return self._note(self.engine.search(self.encoded, request))
 
-    def _noted(self, result: SearchResult) -> SearchResult:
+    def _note(self, result: SearchResult) -> SearchResult:
         """Return a result after noting which shards it lacks."""
         self._missing.update(result.missing[0])
         return result
 
-    def returns(self, row: int, **changes: Any) -> bool:
-        """Return whether the search with some options changed returns a document."""
-        return self._rank(self.search(**changes), row) is not None
+    @cached_property
+    def _total(self) -> int:
+        """How many documents may be returned."""
+        return count_documents(self.engine.tree, self.request.allowed)
 
     def _rank(self, result: SearchResult, row: int) -> int | None:
         """Return the rank of a document in a result; None if it is not there."""
@@ -221,25 +216,60 @@ class AnsweredQuery:
         ranks = np.flatnonzero(rows == row).tolist()
         return ranks[0] + 1 if ranks else None
 
-    def _overall_rank(self, row: int, total: int) -> int | None:
+    def _overall_rank(self, row: int) -> int | None:
         """Return the rank among all documents that may be returned; None where finding it would take long."""
-        if not total or not (self.engine.is_tied or total <= _RANKED):
+        if not self._total or not (self.engine.is_tied or self._total <= _RANKED):
             return None
         return self._rank(self._all, row)
 
     @cached_property
     def _all(self) -> SearchResult:
         """All documents that may be returned, by an exact search."""
-        return self.search(count_documents(self.engine.tree, self.request.allowed), method="exact")
+        return self.search(self._total, method="exact")
 
-    def pruned(self, position: int) -> "Pruned | None":
-        """Return where the walk left out the document at a docid position; None if it did not."""
-        tree = self.engine.tree
-        pruned = self._traced.trace.pruned_at(path_nodes(tree, np.array([position]))[0], tree.num_inner)
-        if pruned is None:
-            return None
-        level, score, lowest = pruned
-        return Pruned(level + 1, tree.digits(position)[: level + 1], score, lowest)
+    def _reason(
+        self, row: int, score: float, rank: int | None, overall: int | None, pruned: "Pruned | None"
+    ) -> tuple[str, dict[str, Any] | None]:
+        """Return why a document is where it is, and the options with which a search returns it, if they are named there.
+
+        Args:
+            row: of the document.
+            score: of the document.
+            rank: in the answer; None if it is not there.
+            overall: its rank among all documents that may be returned, if that is known.
+            pruned: where the walk left it out, if it did.
+        """
+        allowed, result = self.request.allowed, self.explanation.result
+        everywhere = "" if overall is None else f" Of all {self._total} documents it is number {overall}."
+        if rank:
+            return f"It is here, at rank {rank}.{everywhere}", None
+        if allowed is not None and not allowed[self.engine.tree.doc_rows == row].any():
+            return "The filter excludes it.", None
+        k, last = int(result.counts[0]), _last(result)
+        (shown, last_shown), number = _distinct(score, last), f"of the last answer, number {k}"
+        if math.isclose(score, last, rel_tol=_TOLERANCE, abs_tol=_TOLERANCE / 10):
+            return f"Its score {score:.3f} is that {number}, up to rounding.{everywhere}", None
+        if score < last:
+            return f"Its score {shown} is less than the {last_shown} {number}.{everywhere}", None
+        loss = f"it was not among the candidates that get the complete score (candidates: {self.request.pool})."
+        if pruned is not None:
+            node, level, (own, kept) = ".".join(map(str, pruned.digits)), len(pruned.digits), _distinct(*pruned[1:])
+            loss = f"its node {node} left the walk at level {level}: it scores {own}, the last node kept {kept}."
+        remedy, options = "No other search of this many documents returns it.", None
+        if overall is not None and overall > k:
+            remedy = f"{everywhere[1:-1]}: no exact answer of {k} holds it."
+        else:
+            found = (each for each in self._remedies() if self._rank(self.search(**each[1]), row))
+            remedy, options = next(found, (remedy, None))
+        return f"Its score {shown} is more than the {last_shown} {number}, but {loss} {remedy}", options
+
+    def _remedies(self) -> Iterator[tuple[str, dict[str, Any]]]:
+        """Yield searches that may return more, and what to say of the first that returns a document."""
+        for wider in _doublings(self.explanation.config.beam_width, self.engine.tree.num_inner):
+            yield f"A beam of {wider} returns it.", {"beam_width": wider}
+        for more in _doublings(self.request.pool, self._total) if self.engine.is_tied else ():
+            yield f"No wider beam returns it; {more} candidates do.", {"candidates": more}
+        yield 'No wider beam returns it; method "exact" does.', {"method": "exact"}
 
     def _path(self, position: int, scores: Sequence[float], rank: int | None) -> list[Step]:
         """Return the nodes on the way to a docid position, with what the search did with each."""
@@ -256,90 +286,28 @@ class AnsweredQuery:
             path.append(Step(digits[:level], score if math.isfinite(score) else None, state))
         return path
 
+    def pruned(self, position: int) -> "Pruned | None":
+        """Return where the walk left out the document at a docid position; None if it did not."""
+        digits = self.engine.tree.digits(position)
+        for length in range(1, len(digits)):
+            node = self._known.get(digits[:length])
+            if node is not None and node.score is not None and not node.kept:
+                beside = self.explanation.levels[length - 1]
+                kept = [other.score for other in beside if other.kept and not other.doc_id and other.score is not None]
+                return Pruned(node.digits, node.score, min(kept, default=math.inf))
+        return None
+
     @cached_property
     def _known(self) -> dict[tuple[int, ...], ExplainedNode]:
         return {node.digits: node for level in self.explanation.levels for node in level}
 
 
 class Pruned(NamedTuple):
-    """Where the walk left a document out: the level, the node, its score, and the lowest score that was kept there."""
+    """The node where the walk left a document out, its score, and the lowest score of a node that was kept at its level."""
 
-    level: int
     digits: tuple[int, ...]
     score: float
     lowest: float
-
-
-@dataclass(frozen=True)
-class _Reasons:
-    """Finds the reason why a document is where it is.
-
-    Attributes:
-        answered: the search.
-        row: of the document.
-        score: of the document.
-        total: how many documents may be returned.
-        overall: the document's rank among them, if it is known.
-        pruned: where the walk left it out, if it did.
-    """
-
-    answered: AnsweredQuery
-    row: int
-    score: float
-    total: int
-    overall: int | None
-    pruned: Pruned | None
-
-    def find(self, rank: int | None) -> tuple[str, dict[str, Any] | None]:
-        """Return a sentence or two, and the options with which a search returns it, if they are named there."""
-        result, everywhere = self.answered.explanation.result, ""
-        if self.overall is not None:
-            everywhere = f" Of all {self.total} documents it is number {self.overall}."
-        if rank:
-            return f"It is here, at rank {rank}.{everywhere}", None
-        allowed, tree = self.answered.request.allowed, self.answered.engine.tree
-        if allowed is not None and not allowed[tree.doc_rows == self.row].any():
-            return "The filter excludes it.", None
-        k, last = int(result.counts[0]), _last(result)
-        if math.isclose(self.score, last, rel_tol=_TOLERANCE, abs_tol=_TOLERANCE / 10):
-            return (
-                f"Its score {self.score:.3f} is that of the last answer, number {k}, up to rounding.{everywhere}",
-                None,
-            )
-        shown, last_shown = _distinct(self.score, last)
-        if self.score < last:
-            return f"Its score {shown} is less than the {last_shown} of the last answer, number {k}.{everywhere}", None
-        remedy, options = self._remedy(k)
-        return (
-            f"Its score {shown} is more than the {last_shown} of the last answer, number {k}, but {self._loss()} {remedy}",
-            options,
-        )
-
-    def _loss(self) -> str:
-        """Say at which node the walk left the document out, or that it was no candidate."""
-        if self.pruned is None:
-            return f"it was not among the candidates that get the complete score (candidates: {self.answered.request.pool})."
-        shown, kept = _distinct(self.pruned.score, self.pruned.lowest)
-        node = ".".join(map(str, self.pruned.digits))
-        return (
-            f"its node {node} left the walk at level {self.pruned.level}: it scores {shown}, the last node kept {kept}."
-        )
-
-    def _remedy(self, k: int) -> tuple[str, dict[str, Any] | None]:
-        """Return which search returns the document, found by searching."""
-        if self.overall is not None and self.overall > k:
-            return f"Of all {self.total} documents it is number {self.overall}: no exact answer of {k} holds it.", None
-        width = self.answered.explanation.config.beam_width
-        for wider in _doublings(width, self.answered.engine.tree.num_inner):
-            if self.answered.returns(self.row, beam_width=wider):
-                return f"A beam of {wider} returns it.", {"beam_width": wider}
-        if self.answered.engine.is_tied:
-            for more in _doublings(self.answered.request.pool, self.total):
-                if self.answered.returns(self.row, candidates=more):
-                    return f"No wider beam returns it; {more} candidates do.", {"candidates": more}
-        if self.answered.returns(self.row, method="exact"):
-            return 'No wider beam returns it; method "exact" does.', {"method": "exact"}
-        return "No other search of this many documents returns it.", None
 
 
 def _doublings(start: int, end: int) -> Iterator[int]:

@@ -52,7 +52,7 @@ function limitSliders() {
     $(name).step = heaviest / 40;
   }
   $("lexical-name").textContent = lexical ?? "";
-  const takesWords = lexical !== null && (tied || (config.fusion === "bound" && config.beta !== 0));
+  const takesWords = lexical !== null && tied;
   for (const [name, taken] of [["candidates", tied], ["lexical_weight", takesWords], ["token_weight", tokens]]) {
     $(name).closest(".setting").hidden = $(name).disabled = !taken;
   }
@@ -118,9 +118,9 @@ function searchSoon() {
 
 function show({ answers: [answer], milliseconds }, picture) {
   const { hits, exact } = answer;
-  const proven = exact ? "Proven: no other document scores higher." : "Not proven: another document may score higher.";
+  const proven = exact ? " Proven: no other document scores higher." : "";
   const count = `${hits.length} answer${hits.length === 1 ? "" : "s"}`;
-  say(hits.length ? `${count} in ${Math.round(milliseconds)} ms. ${proven}` : "No document may be returned.");
+  say(hits.length ? `${count} in ${Math.round(milliseconds)} ms.${proven}` : "No document may be returned.");
   $("found").hidden = false;
   const drawn = answersBelow(picture);
   $("answers").replaceChildren(...hits.map((hit) => answerOf(hit, drawn.get(hit.rank))));

@@ -88,7 +88,7 @@ class Searched:
     @property
     def lexical(self) -> Lexical:
         """BM25, or learned sparse vectors."""
-        found = load_lexical(self.folder / "lexical", [""] * self.tree.num_documents)
+        found = load_lexical(self.folder / "lexical", [""] * self.tree.num_places)
         assert found is not None
         return found
 
@@ -124,8 +124,8 @@ def write_index(run: Path, data: "Collection", folder: Path, fewest: int) -> Non
             f"{run} must have a lexical part, vectors of kind float32, one docid a document and no removed documents; train an "
             "index with lexical.model, vectors.kind and docids.segments by default."
         )
-    if tree.num_documents < fewest:
-        raise ValueError(f"{run} must have at least {fewest:,} documents, got {tree.num_documents:,}.")
+    if tree.num_places < fewest:
+        raise ValueError(f"{run} must have at least {fewest:,} documents, got {tree.num_places:,}.")
     texts = dict(list(data.query_texts("test").items())[:JUDGED_QUERIES])
     rows = retriever.documents.rows
     judged = [[doc_id for doc_id, grade in data.qrels["test"][query_id].items() if grade > 0] for query_id in texts]
@@ -241,7 +241,7 @@ class Words(Sequence[str]):
 
 def hardness(tree: DocidTree, queries: Floats, seed: int = 0) -> dict[str, float]:
     """How hard it is to find what is near: similarities, and recall@10 of faiss IVF by the share of documents in its lists."""
-    sample = np.random.default_rng(seed).choice(tree.num_documents, min(tree.num_documents, 1000), replace=False)
+    sample = np.random.default_rng(seed).choice(tree.num_places, min(tree.num_places, 1000), replace=False)
     points, some = np.ascontiguousarray(tree.embeddings[:]), tree.embeddings[sample]
     near, found = faiss.knn(queries, points, 10, metric=faiss.METRIC_INNER_PRODUCT)
     around = faiss.knn(some[:256], points, 11, metric=faiss.METRIC_INNER_PRODUCT)[0]

@@ -236,7 +236,7 @@ def num_lists(documents: int) -> int:
 
 def train_lists(data: Searched) -> None:
     """Write the means of the lists, by k-means of 64 documents a list, and the list of each document."""
-    count = num_lists(data.tree.num_documents)
+    count = num_lists(data.tree.num_places)
     means = faiss.Kmeans(
         data.queries.shape[1], count, niter=10, seed=0, max_points_per_centroid=64, min_points_per_centroid=1
     )
@@ -277,7 +277,7 @@ def _filled(index: Any, data: Searched) -> Any:
 
 
 def _blocks(data: Searched) -> Iterator[tuple[int, Floats]]:
-    for start in range(0, data.tree.num_documents, _BLOCK):
+    for start in range(0, data.tree.num_places, _BLOCK):
         yield start, np.ascontiguousarray(data.tree.embeddings[start : start + _BLOCK])
 
 
@@ -286,6 +286,6 @@ def _points(data: Searched) -> Floats:
 
 
 def _sample(data: Searched, count: int) -> Floats:
-    total = data.tree.num_documents
+    total = data.tree.num_places
     rows = np.random.default_rng(0).choice(total, min(count, total), replace=False)
     return np.ascontiguousarray(data.tree.embeddings[np.sort(rows)])

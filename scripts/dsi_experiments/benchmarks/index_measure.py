@@ -46,7 +46,7 @@ def measure(folder: Path, rounds: int, left_out: Sequence[str]) -> dict[str, Any
     encoder = rows.pop() if data.run else None
     _rate(rows, answers, data.relevant)
     return {
-        "documents": data.tree.num_documents,
+        "documents": data.tree.num_places,
         "dim": data.queries.shape[1],
         "queries": len(data.queries),
         "threads": threads,
@@ -60,7 +60,7 @@ def measure(folder: Path, rounds: int, left_out: Sequence[str]) -> dict[str, Any
 
 def _sizes(system: System, data: Searched) -> Row:
     """Bytes a document and what building took."""
-    documents, built = data.tree.num_documents, read_record(data.folder / "built.json")
+    documents, built = data.tree.num_places, read_record(data.folder / "built.json")
     private, adding = _alone(_private, system, data), _alone(_adding, system, data)
     seconds = built[system.built_as] + (built[LISTS] if isinstance(system, Lists) else 0)
     if isinstance(system, Exact):
@@ -95,7 +95,7 @@ def _private(system: System, data: Searched) -> float:
     )  # what the libraries take once
     before = private_mib()
     search = system.load(data)
-    search(data.queries[:1], system.knobs(data.tree.num_documents)[0])
+    search(data.queries[:1], system.knobs(data.tree.num_places)[0])
     return (private_mib() - before) * 2**20
 
 
@@ -111,7 +111,7 @@ def _dense(data: Searched, chosen: Sequence[System]) -> Iterator[tuple[Row, Aske
     """Yield a row for each system and knob, and what searches; the first one is exact."""
     for system in chosen:
         search = system.load(data)
-        for value in system.knobs(data.tree.num_documents):
+        for value in system.knobs(data.tree.num_places):
             yield _row("dense", system, value), _asking(search, data, value)
 
 
@@ -130,7 +130,7 @@ def _fused(data: Searched, chosen: Sequence[System]) -> Iterator[tuple[Row, Aske
     for system in chosen:
         if isinstance(system, Exact):
             search = system.search(data, lexical)
-            for value in system.knobs(data.tree.num_documents):
+            for value in system.knobs(data.tree.num_places):
                 yield _row(FUSED, system, value), _asking_words(search, data, value)
     alone = TreeSearch(data.tree, WORDS_ONLY, lexical, data.lexical_weight)
     row = {"scores": FUSED, "system": WORDS_ONLY, "knob": "", "value": 0, "exact": Exact.name}

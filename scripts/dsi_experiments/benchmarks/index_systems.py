@@ -10,8 +10,8 @@ from dsi.docids.vectors import VectorsConfig
 from dsi.docids.words.bm25 import Lexical
 from dsi.generator.config import GeneratorConfig, ObjectiveConfig
 from dsi.generator.tied import TiedGenerator
-from dsi.search.engine import QueryBatch
-from dsi.search.generate import TiedIndex, WordsOnly
+from dsi.search.generate import TiedEngine, WordsOnly
+from dsi.search.queries import QueryBatch
 from dsi.search.request import SearchConfig, SearchRequest
 from dsi_experiments.benchmarks.index_data import Searched
 from dsi_experiments.benchmarks.index_faiss import (
@@ -108,7 +108,7 @@ class TreeSearch:
     ) -> None:
         config = GeneratorConfig()
         generator = TiedGenerator.create(config, tree, tree.embeddings.shape[1], ObjectiveConfig())
-        index = TiedIndex(tree, generator.eval(), lexical)
+        index = TiedEngine(tree, generator.eval(), lexical)
         self._method = WordsOnly(index) if method == WORDS_ONLY else index.methods[method]
         self._weight = weight if lexical else 0.0
 

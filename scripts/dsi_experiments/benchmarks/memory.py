@@ -1,19 +1,16 @@
-"""Memory of this process in MiB, as the benchmarks tell it (Linux). Knows nothing of what uses it."""
+"""Memory of this process and of its children, as the benchmarks report it (Linux). Knows nothing of what uses it."""
 
 import gc
-import os
-from contextlib import suppress
-from pathlib import Path
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 
 import psutil
 
-from dsi.docids.files.memory import give_back_memory, own_memory
+from dsi.docids.files.ram import free_memory, give_back_memory
 
-
-def resident_mib() -> float:
-    """Resident memory of this process in MiB, memory-mapped files included."""
-    pages = int(Path("/proc/self/statm").read_text().split()[1])
-    return pages * os.sysconf("SC_PAGE_SIZE") / 2**20
+_INTERVAL = 0.02
+"""Seconds between two looks by default."""
 
 
 def family_memory() -> int:
@@ -30,3 +27,34 @@ def private_mib() -> float:
     gc.collect()
     give_back_memory()
     return own_memory() / 2**20
+
+
+def own_memory(process: psutil.Process | None = None) -> int:
+    """Return the bytes that a process, this one by default, shares with no file; where that is not told apart (macOS), all."""
+    held = (process or psutil.Process()).memory_info()
+    return int(held.rss - getattr(held, "shared", 0))
+
+
+@contextmanager
+def watching_memory(held: Callable[[], int] = own_memory, interval: float = _INTERVAL) -> Iterator[Callable[[], int]]:
+    """Yield a function that returns the most bytes held since the block began; what is free is given back first.
+
+    Args:
+        held: returns them now; those of this process by default.
+        interval: seconds between two looks.
+    """
+    free_memory()
+    most, ended = held(), threading.Event()
+
+    def watch() -> None:
+        nonlocal most
+        while not ended.wait(interval):
+            most = max(most, held())
+
+    watcher = threading.Thread(target=watch, daemon=True)
+    watcher.start()
+    try:
+        yield lambda: max(most, held())
+    finally:
+        ended.set()
+        watcher.join()

@@ -13,7 +13,6 @@ import faiss
 import numpy as np
 
 from dsi.docids.clustering import DocidsConfig, build_tree
-from dsi.docids.files.memory import watching_memory
 from dsi.docids.files.processes import Processes
 from dsi.docids.files.storage import map_tensors, read_record, replacing, save_tensors, sha256, write_array, write_json
 from dsi.docids.tree import DocidTree
@@ -22,7 +21,7 @@ from dsi_experiments.benchmarks.index_data import QUERIES, Clouds
 from dsi_experiments.benchmarks.index_faiss import Floats, Ints, K, code_bytes, set_for
 from dsi_experiments.benchmarks.index_measure import BATCH, shared
 from dsi_experiments.benchmarks.index_systems import TreeSearch
-from dsi_experiments.benchmarks.memory import family_memory, private_mib
+from dsi_experiments.benchmarks.memory import family_memory, private_mib, watching_memory
 
 _NARROWEST, _SHARE, _ENOUGH = 40, 8, 0.99
 """Beams double from the first one to an eighth of the documents, until they find enough, or read all."""
@@ -109,7 +108,7 @@ def search_costs(folder: Path) -> dict[str, Any]:
     search = TreeSearch(tree)
     search(queries[:1], _NARROWEST)
     first = time.perf_counter() - started
-    size = tree.num_documents
+    size = tree.num_places
     return {
         "load, s": round(loaded, 1),
         "first answer, s": round(first, 1),
@@ -121,7 +120,7 @@ def search_costs(folder: Path) -> dict[str, Any]:
 
 def _beams(search: TreeSearch, tree: DocidTree, queries: Floats, true: Ints) -> Iterator[dict[str, Any]]:
     beam, recall, read = _NARROWEST, 0.0, 0
-    while recall < _ENOUGH and read < tree.num_documents and beam <= max(_NARROWEST, tree.num_documents // _SHARE):
+    while recall < _ENOUGH and read < tree.num_places and beam <= max(_NARROWEST, tree.num_places // _SHARE):
         cost = _cost(search, tree, queries, true, beam)
         yield cost
         recall, read, beam = cost["recall@10"], cost["vectors read"], 2 * beam

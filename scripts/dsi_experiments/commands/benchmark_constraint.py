@@ -21,6 +21,9 @@ if TYPE_CHECKING:
 
     from dsi.docids.tree import DocidTree
 
+_VOCABULARY = 32_128
+"""Tokens of the published T5 checkpoints."""
+
 
 def main(argv: Sequence[str] | None = None) -> None:
     """Measure and print a table; write JSON where asked."""
@@ -52,7 +55,6 @@ def _measure(documents: int, arguments: argparse.Namespace) -> list[dict[str, An
 
     from dsi.docids.clustering import DocidsConfig, build_tree
     from dsi.integrations.transformers import DocidLogitsProcessor
-    from dsi_experiments.benchmarks.reference import T5_VOCAB_SIZE, allowed_tokens, nested_trie
     from dsi_experiments.benchmarks.timing import alternate
 
     vectors = np.random.default_rng(0).normal(size=(documents, 8)).astype(np.float32)
@@ -60,11 +62,11 @@ def _measure(documents: int, arguments: argparse.Namespace) -> list[dict[str, An
     end = tree.vocab_size
     levels = zip(tree.token_offsets.tolist(), tree.fan_out, strict=True)
     ours = DocidLogitsProcessor.from_tree(tree, [range(first, first + size) for first, size in levels], end)
-    theirs = PrefixConstrainedLogitsProcessor(partial(allowed_tokens, nested_trie(tree, end)[0], end), 1)
+    theirs = PrefixConstrainedLogitsProcessor(partial(_allowed_tokens, _nested_trie(tree, end), end), 1)
     rows = []
     for queries in arguments.queries:
         prefixes = _prefixes(tree, queries * arguments.beams, end)
-        scores = torch.randn(len(prefixes[0]), T5_VOCAB_SIZE)
+        scores = torch.randn(len(prefixes[0]), _VOCABULARY)
         steps = [partial(_all_steps, processor, prefixes, scores) for processor in (theirs, ours)]
         (slow, fast), _ = alternate(steps, arguments.rounds)
         rows.append(
@@ -82,12 +84,32 @@ def _measure(documents: int, arguments: argparse.Namespace) -> list[dict[str, An
     return rows
 
 
+def _nested_trie(tree: "DocidTree", end: int) -> dict[int, Any]:
+    """Return docid tokens, and the end token, as nested dictionaries."""
+    import numpy as np
+
+    trie: dict[int, Any] = {}
+    for row in tree.paths(np.arange(tree.num_places))[1]:
+        node = trie
+        for token in (*(int(tree.token_offsets[level] + digit) for level, digit in enumerate(row) if digit >= 0), end):
+            node = node.setdefault(token, {})
+    return trie
+
+
+def _allowed_tokens(trie: dict[int, Any], end: int, _: int, prefix: "Tensor") -> list[int]:
+    """Return the tokens that may follow a prefix, which begins with the start token."""
+    node = trie
+    for token in prefix.tolist()[1:]:
+        node = node.get(token, {})
+    return list(node) or [end]
+
+
 def _prefixes(tree: "DocidTree", count: int, end: int) -> "list[Tensor]":
     """Return what `count` beams, of random documents, have written before each step of a search."""
     import numpy as np
     import torch
 
-    digits = tree.paths(np.random.default_rng(1).integers(tree.num_documents, size=count))[1]
+    digits = tree.paths(np.random.default_rng(1).integers(tree.num_places, size=count))[1]
     written = np.pad(np.where(digits < 0, -1, digits + tree.token_offsets), ((0, 0), (1, 1)), constant_values=-1)
     written[np.arange(count), 1 + (digits >= 0).sum(axis=1)] = end
     written[written < 0] = 0  # the start token, and the padding after the end

@@ -22,7 +22,7 @@ from dsi_experiments.benchmarks.timing import alternate
 
 if TYPE_CHECKING:
     from dsi.contrastive.config import EncoderConfig
-    from dsi.search.results import Hits
+    from dsi.search.hits import Hits
     from dsi.store.retriever import GenerativeRetriever
 
 K = 10

@@ -48,9 +48,9 @@ COLUMNS = (
 
 def rows() -> dict[str, str]:
     """Return {row of an evaluation: its name in the README}."""
-    from dsi.measuring.evaluation import BM25, DENSE, DENSE_BM25, EXACT, GENERATE, RRF, WALK_40, WORDS_ONLY
+    from dsi.measuring.evaluation import BM25, BM25_CANDIDATES, DENSE, DENSE_BM25, EXACT, GENERATE, RRF, WALK_40
 
-    names = (BM25, DENSE, RRF, DENSE_BM25, WORDS_ONLY, WALK_40, GENERATE, EXACT)
+    names = (BM25, DENSE, RRF, DENSE_BM25, BM25_CANDIDATES, WALK_40, GENERATE, EXACT)
     return {name: f"**{name}**" if name == GENERATE else name for name in names}
 
 

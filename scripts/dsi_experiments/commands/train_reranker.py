@@ -22,9 +22,9 @@ def main(argv: Sequence[str] | None = None) -> None:
     load_libraries()
     from dsi.config import read_dev_queries
     from dsi.docids.data.collection import read_collection
-    from dsi.eval.figures import shares_figure
     from dsi.rerankers.reranking import load_rerankers, reranker_folder
     from dsi.store.retriever import GenerativeRetriever
+    from dsi_experiments.figures import shares_figure
     from dsi_experiments.rerankers.training import train_reranker
 
     reranker_folder(arguments.run, arguments.name or arguments.kind)  # raises on a bad name before the work

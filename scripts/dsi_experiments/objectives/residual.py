@@ -1,15 +1,17 @@
 """Objective "residual": cross-entropy on top of dense search, so that the decoder learns what the encoder's scores miss."""
 
+from collections.abc import Iterator
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from dsi.docids.tree import DocidTree
 from dsi.generator.families import Families
 from dsi.generator.objectives import CrossEntropy, Task
-from dsi.search.dense import DenseScores
 
 TEMPERATURE = 0.03
 """Divides the dot products."""
@@ -34,7 +36,7 @@ class Residual(CrossEntropy):
 
     def __init__(self, task: Task, temperature: float = TEMPERATURE) -> None:
         super().__init__(task)
-        counts = np.bincount(task.positions, minlength=task.tree.num_documents)
+        counts = np.bincount(task.positions, minlength=task.tree.num_places)
         frequencies = torch.from_numpy(np.log(counts + _SMOOTHING)).float().to(task.device)
         self.dense = DenseLogits(task.tree, temperature, frequencies, task.device)
 
@@ -54,7 +56,9 @@ class DenseLogits:
     """
 
     def __init__(self, tree: DocidTree, temperature: float, log_frequencies: Tensor, device: torch.device) -> None:
-        self.scores, self.temperature, self.log_frequencies = DenseScores(tree, device), temperature, log_frequencies
+        self.tree, self.temperature, self.log_frequencies = tree, temperature, log_frequencies
+        self._embeddings = torch.from_numpy(tree.embeddings[:]).to(device)
+        self._segments = [_Segments.from_nodes(tree, nodes, device) for nodes in _from_the_leaves_up(tree)]
 
     @torch.no_grad()
     def __call__(self, embeddings: Tensor, children: Tensor) -> Tensor:
@@ -66,6 +70,54 @@ class DenseLogits:
             embeddings: [batch, dim] of the texts.
             children: nodes, -1 at padding.
         """
-        documents = self.scores.document_scores(embeddings.float()) / self.temperature + self.log_frequencies
-        nodes = self.scores.log_sum(documents)  # [batch, nodes]
+        documents = embeddings.float() @ self._embeddings.T / self.temperature + self.log_frequencies
+        nodes = self.log_sum(documents)  # [batch, nodes]
         return nodes.gather(1, children.clamp(min=0).flatten(1)).view_as(children)
+
+    def log_sum(self, document_scores: Tensor) -> Tensor:
+        """[batch, nodes] the log-sum-exp of the scores of the documents below each node; a document's is its own score.
+
+        A softmax over children of these is the share of each child in the softmax over all documents, so the product along a
+        path is the document's probability under flat dense search.
+        """
+        batch, documents = document_scores.shape
+        largest = document_scores.amax(dim=1, keepdim=True)
+        masses = document_scores.new_empty(self.tree.num_inner + documents, batch)  # node by node: segments are rows
+        masses[self.tree.num_inner :] = (document_scores - largest).exp().T
+        for own in self._segments:
+            masses[own.nodes] = torch.segment_reduce(masses[own.below], "sum", offsets=own.offsets, axis=0, unsafe=True)
+        inner = masses[: self.tree.num_inner].T.clamp(min=torch.finfo(masses.dtype).tiny).log() + largest
+        return torch.cat([inner, document_scores], dim=1)
+
+
+@dataclass(frozen=True)
+class _Segments:
+    """Inner nodes whose children are contiguous.
+
+    Attributes:
+        nodes: [n] in the order of their children.
+        below: all their children.
+        offsets: [n + 1] where the children of each begin in `below`.
+    """
+
+    nodes: Tensor
+    below: slice
+    offsets: Tensor
+
+    @classmethod
+    def from_nodes(cls, tree: DocidTree, nodes: NDArray[np.integer], device: torch.device) -> "_Segments":
+        start, counts = int(tree.first_child[nodes[0]]), tree.num_children[nodes].astype(np.int64)
+        offsets = np.concatenate([[0], counts.cumsum()])
+        below = slice(start, start + int(offsets[-1]))
+        return cls(torch.from_numpy(nodes).to(device), below, torch.from_numpy(offsets).to(device))
+
+
+def _from_the_leaves_up(tree: DocidTree) -> Iterator[NDArray[np.integer]]:
+    """Inner nodes whose children are documents, in docid order; then, from the lowest level up, those above inner nodes."""
+    holds_documents = tree.first_child >= tree.num_inner
+    clusters = np.flatnonzero(holds_documents)
+    yield clusters[tree.first_child[clusters].argsort()]
+    for level in reversed(tree.levels):
+        nodes = np.arange(level.start, level.stop)
+        if len(nodes := nodes[~holds_documents[level]]):
+            yield nodes

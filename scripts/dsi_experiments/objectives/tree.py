@@ -14,7 +14,7 @@ from torch import Tensor
 from dsi.docids.tree import DocidTree
 from dsi.generator.families import Families
 from dsi.generator.objectives import Objective, Task, log_prior
-from dsi.search.beam import BeamSearch
+from dsi.search.beam import PathEngine
 from dsi.search.decoder import search_decoder
 from dsi_experiments.objectives.rows import ROWS, ObjectiveRow, margin_loss, objective_loss, phase
 from dsi_experiments.tree_targets import target_of_best_child
@@ -51,7 +51,7 @@ class TreeObjective(Objective):
         self.beam_width, self.random_paths = beam_width, random_paths
         self._best_child = BestChildTargets(task.tree, task.device)
         self._level_sizes = torch.tensor(task.tree.level_sizes, dtype=torch.float32, device=task.device)
-        self._beam_search: BeamSearch | None = None
+        self._beam_search: PathEngine | None = None
 
     def loss(self, model: Any, batch: dict[str, Tensor], done: float) -> Tensor:
         """Return the loss of the row that is trained at this point of the training."""
@@ -84,7 +84,7 @@ class TreeObjective(Objective):
             sources.append(self._beam(batch))
         if "random" in row.candidates:
             shape = (len(relevant), self.random_paths)
-            documents = torch.randint(self.task.tree.num_documents, shape, device=relevant.device)
+            documents = torch.randint(self.task.tree.num_places, shape, device=relevant.device)
             sources.append(self.families.above(documents))
         # The path is always scored, because zhat needs its logits.
         families = self.families.pack(torch.cat([path, *sources], dim=1))
@@ -98,7 +98,7 @@ class TreeObjective(Objective):
         with torch.autocast(states.device.type, enabled=False):
             decoder = search_decoder(self.task.generator, self.task.dtype)
             if self._beam_search is None:
-                self._beam_search = BeamSearch(tree, decoder, states.device)
+                self._beam_search = PathEngine(tree, decoder)
             self._beam_search.decoder = decoder
             nodes = self._beam_search.kept_nodes(states, mask, self.beam_width)
         root = nodes.new_zeros(len(nodes), 1)

@@ -13,7 +13,9 @@ from torch import Tensor, nn
 from dsi.contrastive.untrusted import load_weights
 from dsi.docids.files.declarations import Count, Positive, Whole, settings
 from dsi.docids.files.untrusted import RESTORE
-from dsi.search.candidates import Candidates, Floats, Reranker
+from dsi.docids.types import Reals
+from dsi.search.candidates import Candidates, Reranker
+from dsi_experiments.rerankers.features import compute_features
 from dsi_experiments.rerankers.lists import JudgedLists, list_lambdas
 
 _SCALE = 1e-6
@@ -27,14 +29,14 @@ class FeatureReranker(Reranker):
         names: of the features it reads.
     """
 
-    uses_features = True
+    features = staticmethod(compute_features)
     names: tuple[str, ...]
 
-    def predict(self, features: Floats) -> Floats:
+    def predict(self, features: Reals) -> Reals:
         """[n] scores of features [n, len(names)]."""
         raise NotImplementedError
 
-    def score(self, candidates: Candidates) -> Floats:
+    def score(self, candidates: Candidates) -> Reals:
         """[n, k] scores of all candidates in one pass."""
         valid = candidates.valid
         scores = np.full(valid.shape, -np.inf)
@@ -54,7 +56,7 @@ class LinearReranker(FeatureReranker):
     def __init__(self, weights: dict[str, float]) -> None:
         self.weights, self.names = weights, tuple(weights)
 
-    def predict(self, features: Floats) -> Floats:
+    def predict(self, features: Reals) -> Reals:
         """[n] scores."""
         return np.asarray(features @ np.array(list(self.weights.values())))
 
@@ -143,7 +145,7 @@ class RankNet(nn.Module, FeatureReranker):
         return costs
 
     @torch.no_grad()
-    def predict(self, features: Floats) -> Floats:
+    def predict(self, features: Reals) -> Reals:
         """[n] scores."""
         return self(torch.from_numpy(np.asarray(features, dtype=np.float32))).double().numpy()  # type: ignore[no-any-return]
 

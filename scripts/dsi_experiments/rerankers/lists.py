@@ -5,13 +5,13 @@ i is better than j; lambda_i = dC/ds_i (Burges et al. 2005; Wu et al. 2008, MSR-
 the cost, so they are negative for the better document, and they sum to 0 in a list.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
-from dsi.eval.protocol import bootstrap_interval
+from dsi.eval.protocol import paired_differences
 from dsi_experiments.rerankers.line_search import best_weight
 
 Floats = NDArray[np.floating]
@@ -32,6 +32,26 @@ def against(values: Floats, reference: Floats) -> str:
     a, b = ({str(n): float(value) for n, value in enumerate(own)} for own in (values, reference))
     difference, low, high = bootstrap_interval(a, b)
     return f"{difference:+.4f} [{low:+.4f}, {high:+.4f}]"
+
+
+def bootstrap_interval(
+    a: Mapping[str, float], b: Mapping[str, float], *, rounds: int = 10_000, seed: int = 0
+) -> tuple[float, float, float]:
+    """Return the mean difference a - b over queries and its 95 % percentile interval, by bootstrap over queries (scipy).
+
+    Raises:
+        ValueError: the systems were measured on different queries.
+    """
+    from scipy.stats import bootstrap  # takes a second to import
+
+    differences = paired_differences(a, b)
+    mean_difference = float(differences.mean())
+    if len(differences) == 1:
+        return mean_difference, mean_difference, mean_difference
+    rng = np.random.default_rng(seed)
+    result = bootstrap((differences,), np.mean, n_resamples=rounds, batch=100, method="percentile", rng=rng)
+    low, high = result.confidence_interval
+    return mean_difference, float(low), float(high)
 
 
 @dataclass(frozen=True)

@@ -21,8 +21,9 @@ from torch import Tensor, nn
 
 from dsi.contrastive.untrusted import load_weights
 from dsi.docids.files.declarations import Count, Whole, settings
-from dsi.rerankers.diversity import AlphaNdcg
-from dsi.search.candidates import Bools, Candidates, Floats, Ints, Reranker
+from dsi.docids.types import Bools, Ints, Reals
+from dsi.search.candidates import Candidates, Reranker
+from dsi_experiments.rerankers.alpha_ndcg import AlphaNdcg
 from dsi_experiments.rerankers.puct import NewNodes, Puct, PuctConfig
 
 QUERIES_AT_ONCE = 100
@@ -31,7 +32,7 @@ _MOST = 1_000
 """Positions and simulations that an M2Div from disk may have."""
 State = tuple[Tensor, Tensor]
 """h and c of the LSTM, [n, hidden] each."""
-Episode = tuple[Ints, Floats]
+Episode = tuple[Ints, Reals]
 """Actions [n, positions], -1 past the end of a list; target probabilities [n, positions, k] of the policy."""
 
 
@@ -157,7 +158,7 @@ class M2Div(nn.Module, Reranker):
 
     def _build_lists(
         self, teacher: str, lists: Lists, labels: Bools, rng: np.random.Generator
-    ) -> tuple[Ints, Floats, Floats]:
+    ) -> tuple[Ints, Reals, Reals]:
         """Actions, targets and rewards [n] of the lists of all queries, built with the current weights."""
         parts = []
         for rows in np.array_split(np.arange(len(labels)), -(-len(labels) // QUERIES_AT_ONCE)):
@@ -175,9 +176,7 @@ class M2Div(nn.Module, Reranker):
         return self._sample(lists, lambda _, __, log_p: log_p.exp().numpy(), rng)
 
     @torch.no_grad()
-    def _sample(
-        self, lists: Lists, policy: Callable[[Ints, Ints, Tensor], Floats], rng: np.random.Generator
-    ) -> Episode:
+    def _sample(self, lists: Lists, policy: Callable[[Ints, Ints, Tensor], Reals], rng: np.random.Generator) -> Episode:
         """Lists drawn from a policy, whose probabilities are the targets; `policy` is called with rows, actions and log p."""
         rows, shape = np.arange(len(lists.valid)), (len(lists.valid), self.config.positions)
         actions, targets = np.full(shape, -1), np.zeros((*shape, lists.valid.shape[1]))
@@ -213,7 +212,7 @@ class M2Div(nn.Module, Reranker):
             search.advance(actions[:, position])
         return actions, targets
 
-    def loss(self, lists: Lists, actions: Ints, targets: Floats, rewards: Floats, *, signed: bool = False) -> Tensor:
+    def loss(self, lists: Lists, actions: Ints, targets: Reals, rewards: Reals, *, signed: bool = False) -> Tensor:
         """Mean over queries of the sum over positions of (V - r)^2 - sum_a target log p.
 
         Args:
@@ -264,7 +263,7 @@ class M2Div(nn.Module, Reranker):
         other.config = replace(self.config, search_simulations=simulations)
         return other
 
-    def score(self, candidates: Candidates) -> Floats:
+    def score(self, candidates: Candidates) -> Reals:
         """[n, k] scores that put the list built first, and the other candidates behind it in their old order."""
         n, k = candidates.scores.shape
         scores = np.tile(-np.arange(k, dtype=float), (n, 1))
@@ -316,7 +315,7 @@ class _Evaluator:
         self._h, self._c = torch.zeros(shape), torch.zeros(shape)
 
     @torch.no_grad()
-    def evaluate(self, new: NewNodes) -> tuple[Floats, Floats]:
+    def evaluate(self, new: NewNodes) -> tuple[Reals, Reals]:
         problems, lists = new.problems, self.lists
         if (new.parents < 0).all():
             state = self.network.start(lists.queries[problems])
@@ -336,9 +335,9 @@ class _Evaluator:
         return prior, values
 
 
-def _ties(gains: Floats, valid: Bools) -> Floats:
+def _ties(gains: Reals, valid: Bools) -> Reals:
     """[n, k] equal probabilities of the candidates with the largest gain."""
     gains = np.where(valid, gains, -np.inf)
-    highest: Floats = gains.max(axis=1, keepdims=True)
+    highest: Reals = gains.max(axis=1, keepdims=True)
     best: Bools = (gains >= highest - 1e-9) & (gains > -np.inf)
     return best / np.maximum(best.sum(axis=1, keepdims=True), 1)

@@ -24,7 +24,7 @@ from dsi.docids.files.declarations import Count, Whole, settings
 from dsi.docids.files.storage import write_json
 from dsi.docids.files.untrusted import read_any_json, tensor_entries
 from dsi.search.candidates import Candidates, Reranker
-from dsi.search.features import word_list
+from dsi_experiments.rerankers.features import word_list
 from dsi_experiments.rerankers.lists import JudgedLists, LineSearch, lambdas, ndcg_exp
 from dsi_experiments.rerankers.parser import DependencyModel, Floats, Ints
 from dsi_experiments.rerankers.tree_edit import OrderedTree, ordered_tree, tree_edit_distance

@@ -14,19 +14,20 @@ from scipy.optimize import minimize_scalar
 
 from dsi.docids.data.collection import Collection
 from dsi.docids.files.progress import progress
-from dsi.docids.types import Qrels
-from dsi.eval.diversity import Subtopics, read_subtopics
+from dsi.docids.types import Bools, Ints, Qrels, Reals
 from dsi.eval.measures import evaluate, mean
 from dsi.eval.tables import markdown_table
-from dsi.rerankers.diversity import STRATEGIES, Pyversity, prefix_labels, subtopic_labels
+from dsi.rerankers.diversity import STRATEGIES, Pyversity
 from dsi.rerankers.reranking import rerank, save_reranker
-from dsi.search.candidates import Bools, Candidates, Floats, Ints, Reranker
+from dsi.search.candidates import Candidates, Reranker
 from dsi.store.retriever import GenerativeRetriever
 from dsi_experiments.rerankers.boosting import BoostedTrees, BoostingConfig
+from dsi_experiments.rerankers.features import compute_features
 from dsi_experiments.rerankers.kinds import WITH_IMPORTANCE
 from dsi_experiments.rerankers.learned import LinearReranker, RankNet, RankNetConfig
 from dsi_experiments.rerankers.lists import JudgedLists, exact_weight, lambdas, split_folds
 from dsi_experiments.rerankers.m2div import M2Div, M2DivConfig
+from dsi_experiments.subtopics import Subtopics, prefix_labels, read_subtopics, subtopic_labels
 
 logger = logging.getLogger(__name__)
 
@@ -58,7 +59,7 @@ class JudgedCandidates:
         return replace(self, candidates=candidates, qrels={q: self.qrels[q] for q in candidates.query_ids})
 
     @property
-    def labels(self) -> Floats:
+    def labels(self) -> Reals:
         """[n, k] relevance of the candidates; 0 where nobody judged, and at padding."""
         labels = np.zeros(self.candidates.scores.shape)
         for row, (query_id, doc_ids) in enumerate(zip(self.candidates.query_ids, self.candidates.doc_ids, strict=True)):
@@ -180,7 +181,7 @@ def train_reranker(
         >>> trained = train_reranker(retriever, dsi.read_collection("DIR"), "lambdasmart")
         >>> trained.quality.folds
         5
-        >>> candidates = retriever.candidates(["which capitals are on the danube"], k=20)
+        >>> candidates = retriever.candidates(["which capitals are on the danube"], k=20, features=compute_features)
         >>> hits = dsi.rerank(candidates, trained.reranker).hits()[0]
         >>> folder = trained.save("RUN")
     """
@@ -210,7 +211,7 @@ def judge_candidates(
     if not queries:
         raise ValueError(f"{collection.name} has no judged queries of the split {split!r} to learn from.")
     encoded = retriever.encode_queries(queries, show_progress=show_progress)
-    candidates = rerank(retriever.candidates(encoded, k), after)
+    candidates = rerank(retriever.candidates(encoded, k, features=compute_features), after)
     path = Path(collection.name) / "qrels" / "diversity.qrels"
     subtopics = read_subtopics(path) if path.exists() else None
     return JudgedCandidates(candidates, {q: collection.qrels[split][q] for q in queries}, subtopics)

@@ -1,10 +1,9 @@
-"""The decoder run by transformers' T5 stack and `generate`: slow and obvious, the reference for tests and benchmarks.
+"""The decoder run by transformers' T5 stack and `generate`: slow and obvious.
 
 Shares the weights of a `DocidGenerator`, and none of the code that runs it. Knows no encoder and no dense scores.
 """
 
-from functools import partial
-from typing import Any
+from collections import defaultdict
 
 import numpy as np
 import torch
@@ -67,7 +66,7 @@ def transformers_loss(
 
 
 class GenerateBaseline:
-    """Decoder-only search by transformers' `generate`, with `prefix_allowed_tokens_fn` over a trie of nested dictionaries.
+    """Decoder-only search by transformers' `generate`, with `prefix_allowed_tokens_fn`.
 
     Docid tokens are rows of a full-size T5 output layer, as in a T5 that was trained to generate docids.
 
@@ -96,7 +95,12 @@ class GenerateBaseline:
         )
         self.model.lm_head.weight = nn.Parameter(nn.functional.pad(generator.head.weight.detach(), other_rows))
         self.depth = tree.depth
-        self._trie, self._positions = nested_trie(tree, self.end)
+        self._positions, self._allowed = {}, defaultdict(set)  # {tokens: position}, {prefix: tokens that may follow}
+        for position, digits in enumerate(tree.paths(np.arange(tree.num_places))[1]):
+            tokens = tuple(int(tree.token_offsets[level] + digit) for level, digit in enumerate(digits) if digit >= 0)
+            self._positions[tokens] = position
+            for length, token in enumerate((*tokens, self.end)):
+                self._allowed[tokens[:length]].add(token)
 
     @torch.no_grad()
     def search(self, token_states: Tensor, states_mask: Tensor, k: int, beam_width: int) -> tuple[Tensor, Tensor]:
@@ -118,7 +122,7 @@ class GenerateBaseline:
             early_stopping=False,
             do_sample=False,
             renormalize_logits=True,  # softmax over the valid children, as in training
-            prefix_allowed_tokens_fn=partial(allowed_tokens, self._trie, self.end),
+            prefix_allowed_tokens_fn=lambda _, prefix: list(self._allowed.get(tuple(prefix.tolist()[1:]), {self.end})),
             return_dict_in_generate=True,
             output_scores=True,
         )
@@ -127,25 +131,3 @@ class GenerateBaseline:
         ]
         shape = (len(token_states), k)
         return torch.tensor(positions).view(shape), output.sequences_scores.cpu().view(shape)
-
-
-def allowed_tokens(trie: dict[int, Any], end: int, _: int, prefix: Tensor) -> list[int]:
-    """Return the tokens that may follow a prefix, which begins with the start token, in a `nested_trie`."""
-    node = trie
-    for token in prefix.tolist()[1:]:
-        node = node.get(token, {})
-    return list(node) or [end]
-
-
-def nested_trie(tree: DocidTree, end: int) -> tuple[dict[int, dict], dict[tuple[int, ...], int]]:  # type: ignore[type-arg]
-    """Return docid tokens and the end token as nested dictionaries, and {tokens: docid position}."""
-    trie: dict[int, dict] = {}  # type: ignore[type-arg]
-    positions = {}
-    digits = tree.paths(np.arange(tree.num_documents))[1]
-    for position, row in enumerate(digits):
-        tokens = tuple(int(tree.token_offsets[level] + digit) for level, digit in enumerate(row) if digit >= 0)
-        positions[tokens] = position
-        node = trie
-        for token in (*tokens, end):
-            node = node.setdefault(token, {})
-    return trie, positions

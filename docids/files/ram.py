@@ -1,17 +1,10 @@
-"""The memory that is this process's own: how much it is, how much it was at most, and keeping it small."""
+"""Keeps the memory of this process small: gives back what is free, and limits what libraries keep."""
 
 import ctypes
 import gc
 import os
 import sys
-import threading
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 
-import psutil
-
-_INTERVAL = 0.02
-"""Seconds between two looks by default."""
 _MAP_THRESHOLD, _TRIM_THRESHOLD = (-3, 2**25), (-1, 2**28)
 """glibc's parameters: arrays from 32 MB on are given back at once, others when 256 MB are free."""
 
@@ -25,37 +18,6 @@ def keep_few_kernels() -> None:
     """
     os.environ.setdefault("ONEDNN_PRIMITIVE_CACHE_CAPACITY", "128")
     os.environ.setdefault("LRU_CACHE_CAPACITY", "8")
-
-
-def own_memory(process: psutil.Process | None = None) -> int:
-    """Return the bytes that a process, this one by default, shares with no file; where that is not told apart (macOS), all."""
-    held = (process or psutil.Process()).memory_info()
-    return int(held.rss - getattr(held, "shared", 0))
-
-
-@contextmanager
-def watching_memory(held: Callable[[], int] = own_memory, interval: float = _INTERVAL) -> Iterator[Callable[[], int]]:
-    """Yield a function that returns the most bytes held since the block began; what is free is given back first.
-
-    Args:
-        held: returns them now; those of this process by default.
-        interval: seconds between two looks.
-    """
-    free_memory()
-    most, ended = held(), threading.Event()
-
-    def watch() -> None:
-        nonlocal most
-        while not ended.wait(interval):
-            most = max(most, held())
-
-    watcher = threading.Thread(target=watch, daemon=True)
-    watcher.start()
-    try:
-        yield lambda: max(most, held())
-    finally:
-        ended.set()
-        watcher.join()
 
 
 def free_memory() -> None:

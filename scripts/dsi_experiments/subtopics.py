@@ -1,12 +1,18 @@
-"""Diversity measures: how well a ranking covers a query's subtopics; computed by ir-measures and ndeval (extra `rerank`)."""
+"""Subtopics of queries: judgements, labels of candidates, and measures of how well a ranking covers them.
+
+The measures are computed by ir-measures and ndeval (extra `rerank`).
+"""
 
 import importlib
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from dsi.docids.types import Run
+import numpy as np
+
+from dsi.docids.types import Bools, Run
 from dsi.eval.trec import parse_integer, split_fields
+from dsi.search.candidates import Candidates
 
 Subtopics = Mapping[str, Mapping[str, Sequence[str]]]
 """{query_id: {doc_id: subtopics it covers}}."""
@@ -66,3 +72,40 @@ def evaluate_diversity(
     for metric in ir_measures.iter_calc(list(parsed), qrels, scored):
         values[parsed[metric.measure]][metric.query_id] = metric.value
     return values
+
+
+def subtopic_labels(candidates: Candidates, subtopics: Mapping[str, Mapping[str, Sequence[str]]]) -> Bools:
+    """[n, k, subtopics] True where a candidate is judged to be about a subtopic of its query.
+
+    Args:
+        candidates: of the queries.
+        subtopics: {query_id: {doc_id: subtopics}}; documents that are not named are about no subtopic.
+    """
+    numbers = [
+        {
+            name: number
+            for number, name in enumerate(
+                sorted({name for names in subtopics.get(query_id, {}).values() for name in names})
+            )
+        }
+        for query_id in candidates.query_ids
+    ]
+    n, k = candidates.scores.shape
+    labels = np.zeros((n, k, max(map(len, numbers), default=0) or 1), dtype=bool)
+    for row, (query_id, doc_ids) in enumerate(zip(candidates.query_ids, candidates.doc_ids, strict=True)):
+        for column, doc_id in enumerate(doc_ids):
+            for name in subtopics.get(query_id, {}).get(doc_id, ()):
+                labels[row, column, numbers[row][name]] = True
+    return labels
+
+
+def prefix_labels(candidates: Candidates, digits: int = 1) -> Bools:
+    """[n, k, subtopics] without judgements: candidates whose docids begin with the same digits share a subtopic.
+
+    A proxy: clusters of the encoder stand for subtopics of the query.
+    """
+    prefixes = candidates.digits[:, :, :digits].reshape(-1, min(digits, candidates.digits.shape[2]))
+    _, numbers = np.unique(prefixes, axis=0, return_inverse=True)
+    numbers = numbers.reshape(candidates.scores.shape)
+    labels: Bools = numbers[:, :, None] == np.arange(numbers.max() + 1)
+    return labels & candidates.valid[:, :, None]

@@ -1,0 +1,33 @@
+"""Chooses the engine of an index by its docid tokens."""
+
+import copy
+
+import torch
+
+from dsi.docids.tree import DocidTree
+from dsi.docids.words.bm25 import Lexical
+from dsi.generator.base import Generator
+from dsi.generator.tied import TiedGenerator
+from dsi.search.beam import PathEngine
+from dsi.search.decoder import search_decoder
+from dsi.search.engine import Engine
+from dsi.search.generate import TiedEngine
+
+
+def create_engine(
+    generator: Generator, tree: DocidTree, lexical: Lexical | None, dtype: torch.dtype = torch.float32
+) -> Engine:
+    """Return an engine that searches with a copy of a generator, on the generator's device.
+
+    Args:
+        generator: trained for these docids.
+        tree: the docids.
+        lexical: BM25 or learned sparse vectors of the documents, if the index has them.
+        dtype: of a decoder's weights and arithmetic; all else is float32.
+    """
+    if not isinstance(generator, TiedGenerator):
+        return PathEngine(tree, search_decoder(generator, dtype), lexical)
+    generator = copy.deepcopy(generator).eval().requires_grad_(requires_grad=False)
+    if generator.reads_states:
+        generator.decoder.to(dtype)
+    return TiedEngine(tree, generator, lexical)

@@ -1,0 +1,304 @@
+"""The documents that a search found, as users see them: with texts, matched words, and why they are there. Knows no index."""
+
+import re
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from html import escape
+from itertools import chain
+from textwrap import shorten
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, Protocol, SupportsIndex, overload
+
+import numpy as np
+
+from dsi.docids.files.checks import counted, printable
+
+if TYPE_CHECKING:
+    import pandas
+
+_LABEL, _EXCERPT = 80, 160
+"""Characters of a text that stand for a missing title, and that are printed below one."""
+
+
+class Span(NamedTuple):
+    """Characters start to end of a document's "title" or "text", and what they are."""
+
+    field: str
+    start: int
+    end: int
+    text: str
+
+
+class Match(NamedTuple):
+    """A word of the query and what it found in a document.
+
+    Attributes:
+        word: of the query.
+        share: what it adds to the document's score.
+        spans: the words that it found.
+        is_clear: whether these are marked: the same word, or by late interaction one with a product of at least .5, neither of
+            them a stop word.
+    """
+
+    word: str
+    share: float
+    spans: tuple[Span, ...]
+    is_clear: bool = True
+
+
+class AnsweredSearch(Protocol):
+    """The search that answered one query: what `Hit.explain` and marked words need of it."""
+
+    def explain(self, doc_id: str) -> Any:
+        """Return the `DocumentExplanation` of any document of the index."""
+
+    def matches(self, hits: "Sequence[Hit]") -> list[list[Match]]:
+        """Return the words of the query that each of its hits matches."""
+
+
+@dataclass(frozen=True)
+class Hit:
+    """One document found.
+
+    Attributes:
+        rank: from 1.
+        score: the document's score under the options of the search.
+        doc_id: its key in the collection.
+        title: "" if it has none.
+        digits: its docid, a path in the tree.
+        text: None if the index keeps no texts.
+        metadata: {column: value}, without missing values.
+        search: that found it; None after reranking.
+    """
+
+    rank: int
+    score: float
+    doc_id: str
+    title: str
+    digits: tuple[int, ...]
+    text: str | None = None
+    metadata: Mapping[str, Any] = field(default_factory=dict, hash=False)
+    search: ClassVar[AnsweredSearch | None] = None  # no field: `dataclasses.asdict` would copy the index
+
+    def found_by(self, search: AnsweredSearch | None) -> "Hit":
+        """Return this hit, which from now on knows its search."""
+        object.__setattr__(self, "search", search)
+        return self
+
+    @property
+    def label(self) -> str:
+        """The title; without one the first words of the text, or else the doc_id."""
+        return label_of(self.doc_id, self.title, self.text)
+
+    def explain(self) -> Any:
+        """Return why the document is here: the `DocumentExplanation` with its parts, its way down the tree and matched words.
+
+        Raises:
+            ValueError: the hit was reranked, pickled or copied, so the search is not known.
+        """
+        return _known(self.search).explain(self.doc_id)
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return the attributes that JSON can hold, without text and metadata where there are none."""
+        names = ("rank", "score", "doc_id", "title", "digits", "text", "metadata")
+        return {name: value for name in names if (value := getattr(self, name)) is not None and value != {}}
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return Hit, (self.rank, self.score, self.doc_id, self.title, self.digits, self.text, dict(self.metadata))
+
+
+def label_of(doc_id: str, title: str, text: str | None) -> str:
+    """Return what a document is called: its title, without one its first words, without a text its doc_id.
+
+    >>> label_of("d1", "", "a text")
+    'a text'
+    """
+    return title.strip() or shorten(text or "", _LABEL, placeholder=" …") or doc_id
+
+
+def _known(search: AnsweredSearch | None) -> AnsweredSearch:
+    if search is None:
+        raise ValueError(
+            "These hits do not know their search any more, because they were reranked, pickled or copied; explain those that "
+            "retriever.search() returned."
+        )
+    return search
+
+
+class Document(NamedTuple):
+    """One document of an index: doc_id, title, text (None if the index keeps no texts), metadata and docid."""
+
+    doc_id: str
+    title: str
+    text: str | None
+    metadata: dict[str, bool | int | float | str]
+    digits: tuple[int, ...]
+
+
+class Hits(list[Hit]):
+    """The documents found for one query, best first; prints as a list, and as HTML in a notebook.
+
+    Attributes:
+        exact: True if it is proven that no other document has a higher score than these. It says nothing of
+            relevance, and after reranking it is still about the search.
+        query: its text.
+        coverage: share of the documents that could be searched; below 1 only if shards of a cluster did not answer.
+        missing: numbers of these shards.
+    """
+
+    def __init__(
+        self,
+        hits: Iterable[Hit],
+        exact: bool,
+        query: str = "",
+        search: AnsweredSearch | None = None,
+        coverage: float = 1.0,
+        missing: Iterable[int] = (),
+    ) -> None:
+        super().__init__(hits)
+        self.exact, self.query, self._search = exact, query, search
+        self.coverage, self.missing = coverage, list(missing)
+
+    @overload
+    def __getitem__(self, index: SupportsIndex) -> Hit: ...
+    @overload
+    def __getitem__(self, index: slice) -> "Hits": ...
+    def __getitem__(self, index: SupportsIndex | slice) -> "Hit | Hits":
+        found = super().__getitem__(index)
+        if isinstance(found, Hit):
+            return found
+        exact = self.exact and found == list(self)[: len(found)]  # others may lack what scores higher
+        return Hits(found, exact, self.query, self._search, self.coverage, self.missing)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return Hits, (list(self), self.exact, self.query, None, self.coverage, self.missing)
+
+    def explain(self, doc_id: str) -> Any:
+        """Return why a document of the index is, or is not, among these: a `DocumentExplanation`.
+
+        Raises:
+            ValueError: the doc_id is not in the index, or the hits were reranked, pickled or copied.
+        """
+        return _known(self._search).explain(doc_id)
+
+    def to_df(self) -> "pandas.DataFrame":
+        """Return a table with a row a hit: rank, score, doc_id, title, digits, text, and the metadata.
+
+        Raises:
+            ModuleNotFoundError: pandas is not installed.
+        """
+        try:
+            import pandas
+        except ModuleNotFoundError:
+            raise ModuleNotFoundError("hits.to_df() needs pandas; run pip install pandas.", name="pandas") from None
+        names = ["rank", "score", "doc_id", "title", "digits", "text"]
+        rows = [
+            {name: getattr(hit, name) for name in names}
+            | {f"metadata.{name}" if name in names else name: value for name, value in hit.metadata.items()}
+            for hit in self
+        ]
+        return pandas.DataFrame(rows, columns=list(dict.fromkeys([*names, *chain.from_iterable(rows)])))
+
+    def matches(self) -> list[list[Match]]:
+        """Return the words of the query that each hit matches; none for hits that do not know their search."""
+        return self._search.matches(self) if self._search else [[] for _ in self]
+
+    def __str__(self) -> str:
+        return self.format()
+
+    __repr__ = __str__
+
+    def format(self, mark: Callable[[str], str] = str) -> str:
+        """Return the hits as lines: rank, score, doc_id and title, then the part of the text that matches best.
+
+        Args:
+            mark: applied to matched words.
+        """
+        lines = [f'"{printable(self.query)}"  ({self._summary})']
+        for hit, matches in zip(self, self.matches(), strict=True):
+            title = _marked(pieces(hit.title, matches, "title"), _line, mark)
+            docid = ".".join(map(str, hit.digits))
+            lines.append(f"{hit.rank:4d}  {hit.score:9.4f}  {printable(hit.doc_id)}  {title}  [{docid}]")
+            if hit.text:
+                text = _marked_excerpt(hit.text, matches, _line, mark)
+                lines.append(f"{'':17}{' '.join(text.split())}")
+        return "\n".join(lines)
+
+    def _repr_html_(self) -> str:
+        """Return the hits for a notebook, with matched words marked."""
+        mark, items = "<mark>{}</mark>".format, []
+        for hit, matches in zip(self, self.matches(), strict=True):
+            title = hit.title if hit.title.strip() else hit.label  # without a title there is no word of it to mark
+            label = _marked(pieces(title, matches, "title"), escape, mark)
+            facts = [hit.doc_id, *(f"{name}: {value}" for name, value in hit.metadata.items())]
+            body = f"<br>{_marked_excerpt(hit.text, matches, escape, mark)}" if hit.text else ""
+            items.append(f"<li><b>{label}</b> {hit.score:.3f}{body}<br><small>{escape(' · '.join(facts))}</small></li>")
+        return f"<div><b>{escape(self.query)}</b>: {self._summary}<ol>{''.join(items)}</ol></div>"
+
+    @property
+    def _summary(self) -> str:
+        """How many there are, and what is proven of a search."""
+        count = counted(len(self), "document")
+        if self.missing:
+            count += f"; {self.coverage:.0%} of the documents were searched"
+        return f"{count}; proven: no other scores higher" if self and self._search and self.exact else count
+
+
+def pieces(
+    text: str, matches: Sequence[Match], part: str, start: int = 0, end: int | None = None
+) -> list[tuple[str, bool]]:
+    """Cut characters start to end of a title or text into pieces, with True for matched words.
+
+    >>> pieces("rivers of europe", [Match("river", 0.5, (Span("title", 0, 6, "rivers"),))], "title")
+    [('rivers', True), (' of europe', False)]
+    """
+    end = len(text) if end is None else end
+    spans = sorted(
+        {(span.start, span.end) for match in matches if match.is_clear for span in match.spans if span.field == part}
+    )
+    cut, here = [], start
+    for first, last in spans:
+        if here <= first and last <= end:
+            cut += [(text[here:first], False), (text[first:last], True)]
+            here = last
+    return [(piece, found) for piece, found in [*cut, (text[here:end], False)] if piece]
+
+
+def _line(text: str) -> str:
+    """Return a text as a part of a line for a terminal."""
+    return printable(re.sub(r"\s+", " ", text))
+
+
+def _marked(found_in: Iterable[tuple[str, bool]], shown: Callable[[str], str], mark: Callable[[str], str]) -> str:
+    """Return pieces of a text, each as `shown` makes it, with those that were found marked."""
+    return "".join(mark(shown(piece)) if found else shown(piece) for piece, found in found_in)
+
+
+def _marked_excerpt(
+    text: str, matches: Sequence[Match], shown: Callable[[str], str], mark: Callable[[str], str]
+) -> str:
+    """Return the excerpt of a text as `_marked` does, with dots where it is cut."""
+    start, end = excerpt(text, matches)
+    marked = _marked(pieces(text, matches, "text", start, end), shown, mark)
+    return f"{'… ' * (start > 0)}{marked}{' …' * (end < len(text))}"
+
+
+def excerpt(text: str, matches: Sequence[Match], width: int = _EXCERPT) -> tuple[int, int]:
+    """Return the ends of the part of a text, about `width` characters at the ends of words, that holds the most matched words.
+
+    >>> excerpt("of all rivers the danube is long", [Match("danube", 0.5, (Span("text", 18, 24, "danube"),))], 10)
+    (14, 24)
+    """
+    if len(text) <= width:
+        return 0, len(text)
+    clear = [match for match in matches if match.is_clear]
+    spans = sorted(
+        {(span.start, span.end, match.word) for match in clear for span in match.spans if span.field == "text"}
+    )
+    starts = [0, *(max(0, first - width // 5) for first, _, _ in spans)]
+    inside = [
+        len({word for first, last, word in spans if start <= first and last <= start + width}) for start in starts
+    ]
+    start = min(starts[int(np.argmax(inside))], len(text) - width)
+    begin = text.rfind(" ", 0, start) + 1 if start else 0
+    end = text.rfind(" ", begin, begin + width + 1)
+    return begin, end if begin < end and begin + width < len(text) else min(len(text), begin + width)

@@ -1,0 +1,47 @@
+"""Figures of the experiments as PNG and SVG: heat maps, spreads, shares. Knows nothing of what they show."""
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from dsi.eval.figures import new_figure, save_figure
+
+
+def grid_figure(values: Mapping[tuple[float, float], float], columns: str, rows: str, title: str, path: Path) -> None:
+    """Write a heat map of {(column, row): value}, values included, to path.png and path.svg."""
+    first, second = sorted({column for column, _ in values}), sorted({row for _, row in values})
+    figure, axes = new_figure(1.2 + 0.75 * len(first), 1.6 + 0.5 * len(second))
+    image = axes.imshow([[values[column, row] for column in first] for row in second], cmap="viridis", aspect="auto")
+    middle = (max(values.values()) + min(values.values())) / 2
+    for y, row in enumerate(second):
+        for x, column in enumerate(first):
+            value = values[column, row]
+            axes.text(x, y, f"{value:.1f}", ha="center", va="center", color="white" if value < middle else "black")
+    axes.set_xticks(range(len(first)), [f"{column:g}" for column in first])
+    axes.set_yticks(range(len(second)), ["∞" if row == float("inf") else f"{row:g}" for row in second])
+    axes.set(xlabel=columns, ylabel=rows, title=title)
+    figure.colorbar(image, ax=axes)
+    save_figure(figure, path)
+
+
+def spreads_figure(spreads: Mapping[str, Sequence[Sequence[float]]], xlabel: str, ylabel: str, path: Path) -> None:
+    """Write a panel per name of {name: [smallest, quartile, median, quartile, largest] by place} to path.png and path.svg."""
+    figure, first = new_figure(2.2 * len(spreads) + 0.6, 3.2)
+    first.remove()
+    panels = figure.subplots(1, len(spreads), sharey=True, squeeze=False)[0]
+    for axes, (name, fives) in zip(panels, spreads.items(), strict=True):
+        keys = ("whislo", "q1", "med", "q3", "whishi")
+        axes.bxp([dict(zip(keys, five, strict=True)) for five in fives], showfliers=False)
+        axes.set_yscale("log")
+        axes.grid(alpha=0.3, axis="y")
+        axes.set(xlabel=xlabel, title=name)
+    panels[0].set_ylabel(ylabel)
+    save_figure(figure, path)
+
+
+def shares_figure(shares: Mapping[str, float], xlabel: str, title: str, path: Path, most: int = 15) -> None:
+    """Write horizontal bars of the largest of {name: share} above 0 to path.png and path.svg."""
+    shown = sorted((name for name in shares if shares[name] > 0), key=lambda name: -shares[name])[:most][::-1]
+    figure, axes = new_figure(7.0, 0.8 + 0.28 * len(shown))
+    axes.barh(shown, [shares[name] for name in shown])
+    axes.set(xlabel=xlabel, title=title)
+    save_figure(figure, path)

@@ -118,7 +118,7 @@ class Lexical(ABC):
         return self._scores(self.query_terms(queries))
 
     def shares(self, queries: Sequence[str]) -> Floats:
-        """Return [queries, documents] the scores of all documents as shares of what one with all of a query's terms can have."""
+        """Return [queries, documents] the scores of all documents, as shares of `best_score`."""
         return self._scores(self.share_terms(queries))
 
     def _scores(self, queries: Sequence[Terms]) -> Floats:
@@ -161,8 +161,8 @@ class BM25(Lexical):
     ) -> None:
         self._vocabulary: dict[str, int] = {}
         self.language = find_language(texts) if language == FOUND else language
-        self._analyzer = Analyzer(self.language)
-        counts, self._lengths = _count(texts, self._vocabulary, self._analyzer)
+        self.analyzer = Analyzer(self.language)
+        counts, self._lengths = _count(texts, self._vocabulary, self.analyzer)
         self.doc_ids, self._postings = doc_ids, Postings.from_lists(counts)
         self.weigh(k1, b)
 
@@ -186,8 +186,8 @@ class BM25(Lexical):
         """Return BM25 without some documents and with new ones, as `Lexical.update` says."""
         other, keep = BM25.__new__(BM25), np.ones(len(self._lengths), dtype=bool)
         keep[list(removed)] = False
-        other._vocabulary, other.language, other._analyzer = self._vocabulary, self.language, self._analyzer
-        counts, lengths = _count(texts, self._vocabulary, self._analyzer)
+        other._vocabulary, other.language, other.analyzer = self._vocabulary, self.language, self.analyzer
+        counts, lengths = _count(texts, self._vocabulary, self.analyzer)
         other.doc_ids, other._postings = doc_ids, self._postings.update(removed, counts)
         other._lengths = np.concatenate([self._lengths[keep], lengths])
         used = int(np.count_nonzero(other._postings.frequencies))
@@ -211,7 +211,7 @@ class BM25(Lexical):
 
     def best_score(self, query: str, terms: Terms) -> float:
         """Return the sum of the inverse document frequencies of all words; that of an unknown word is the highest."""
-        unknown = len(self._analyzer.terms(query)) - len(terms.numbers)
+        unknown = len(self.analyzer.terms(query)) - len(terms.numbers)
         return float(terms.factors.sum() + unknown * self._rarity(np.zeros(1))[0])
 
     def _rarity(self, frequencies: Ints) -> Floats:
@@ -229,7 +229,7 @@ class BM25(Lexical):
     def _known_words(self, query: str) -> list[tuple[str, int]]:
         """Return the words of `term_names` and the numbers of their terms."""
         # The vocabulary also has terms of removed documents (frequency 0) and of later updates (beyond the end).
-        named = [(token, terms, term) for token in tokens(query) for terms in [self._analyzer[token]] for term in terms]
+        named = [(token, terms, term) for token in tokens(query) for terms in [self.analyzer[token]] for term in terms]
         return [
             (token.lower() if len(terms) == 1 else term, self._vocabulary[term])
             for token, terms, term in named
@@ -238,7 +238,7 @@ class BM25(Lexical):
 
     def stem(self, word: str) -> str:
         """Return the term of a word in lower case."""
-        return next(iter(self._analyzer.terms(word)), word)
+        return next(iter(self.analyzer.terms(word)), word)
 
     def save(self, folder: Path) -> None:
         """Write the stems of the documents' words, term counts and settings; no stem that only removed documents have."""
@@ -265,7 +265,7 @@ class BM25(Lexical):
         """
         loaded = cls.__new__(cls)
         k1, b, loaded.language, documents = _read_settings(folder / _SETTINGS)
-        loaded._analyzer = Analyzer(loaded.language)
+        loaded.analyzer = Analyzer(loaded.language)
         if documents != len(doc_ids):
             raise ValueError(f"{folder} covers {documents} documents, the document table has {len(doc_ids)}.")
         loaded.doc_ids, loaded._vocabulary = doc_ids, read_json(folder / _VOCABULARY)

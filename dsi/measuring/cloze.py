@@ -23,8 +23,10 @@ from dsi.store.retriever import GenerativeRetriever
 
 _FEWEST_TRIED, _MOST, _SHARE = 150, 300, 10
 """Sentences that are looked for: one for so many documents, from so many to so many."""
-_FEWEST = 30
-"""With fewer sentences the weight is the likely one."""
+_FEWEST, _EVIDENCE = 10, 30
+"""Sentences from which on there is a likely weight, and from which on the sentences decide."""
+_FLAT = 1e-3
+"""Documents whose scores differ by less are alike."""
 _MOST_DOCUMENTS = 50_000
 """Documents among which a sentence's is looked for, beside those of the sentences."""
 _PIECES = 64
@@ -91,14 +93,17 @@ def cloze_test(retriever: GenerativeRetriever, collection: Collection, *, seed: 
         seed: of the sentences.
 
     Returns:
-        None if the index has no BM25, or no document has two sentences.
+        None if the index has no BM25, if fewer than 10 documents have two sentences, or if documents are all alike.
     """
     lexical = retriever.lexical
-    holes = list(_holes(retriever.encoder, collection, lexical, seed)) if isinstance(lexical, BM25) else []
-    if not holes:
+    if not isinstance(lexical, BM25):
+        return None
+    holes = list(_holes(retriever.encoder, collection, lexical, seed))
+    if len(holes) < _FEWEST:
         return None
     dense, words, own = _scores(retriever, lexical, holes, seed)
-    return choose(dense, words, own)
+    flat = np.median(dense.max(axis=1) - np.median(dense, axis=1)) < _FLAT
+    return None if flat else choose(dense, words, own)
 
 
 def choose(dense: Floats, words: Floats, own: Ints) -> Cloze:
@@ -108,11 +113,12 @@ def choose(dense: Floats, words: Floats, own: Ints) -> Cloze:
 
     Args:
         dense: [pairs, documents] by the encoder.
-        words: [pairs, documents] by the lexical part, relative to the best document of each sentence.
+        words: [pairs, documents] by the lexical part, as shares.
         own: [pairs] the document of each sentence.
     """
-    # 1) the likely weight follows how the encoder spreads its scores
-    likely = LIKELY * float(np.median(dense.max(axis=1) - np.median(dense, axis=1)))
+    # 1) the likely weight follows how the encoder spreads its scores, and how much of a sentence words find
+    spread = float(np.median(dense.max(axis=1) - np.median(dense, axis=1)))
+    likely = LIKELY * spread / max(float(np.median(words.max(axis=1))), _FLAT)
     weights = likely * _STEPS
     # 2) reciprocal ranks [weights, pairs], and those of either side alone
     found = np.stack([_reciprocal_ranks(dense + np.float32(weight) * words, own) for weight in weights])
@@ -120,7 +126,7 @@ def choose(dense: Floats, words: Floats, own: Ints) -> Cloze:
     means = found.mean(axis=1)
     # 3) the choice
     weight = likely
-    if len(own) >= _FEWEST and max(means[0], by_words) >= _FOUND:
+    if len(own) >= _EVIDENCE and max(means[0], by_words) >= _FOUND:
         behind = found[means.argmax()] - found
         alike = behind.mean(axis=1) <= behind.std(axis=1) / math.sqrt(len(own)) + 1e-9
         alike[0] &= not alike[1:].any()
@@ -145,8 +151,8 @@ def _scores(
     # 1) the documents: all, or a sample with those of the sentences in it
     others = np.setdiff1d(np.arange(len(lexical.doc_ids)), rows)
     others = np.random.default_rng(seed).permutation(others)[:_MOST_DOCUMENTS]
-    documents, own = np.unique(np.concatenate([rows, others]), return_inverse=True)
-    own = own[: len(rows)]
+    documents = np.sort(np.concatenate([rows, others]))
+    own = np.searchsorted(documents, rows)
     # 2) dense
     queries = encoder.encode(encoder.query_texts(sentences), "query")  # [pairs, dim]
     pieces = encoder.encode([hole.piece for hole in holes], "document")
@@ -154,30 +160,34 @@ def _scores(
     vectors = tree.embeddings[tree.places[rows]]  # [pairs, places, dim]
     held = np.einsum("npd,nd->np", vectors, pieces).argmax(axis=1)  # the place of the piece that held the sentence
     vectors[pairs, held] = pieces
-    dense[pairs, own] = [document_scores(one[None], many[None])[0, 0] for one, many in zip(queries, vectors, strict=True)]
+    dense[pairs, own] = [
+        document_scores(one[None], many[None])[0, 0] for one, many in zip(queries, vectors, strict=True)
+    ]
     # 3) words
     ids = [*lexical.doc_ids, *(f"hole {number}" for number in pairs)]
     scores = lexical.update([], ids, [hole.rest for hole in holes]).shares(sentences)
     words = scores[:, documents]
     words[pairs, own] = scores[pairs, len(lexical.doc_ids) + pairs]
-    return dense, words / np.maximum(words.max(axis=1, keepdims=True), np.float32(1e-9)), own
+    return dense, words, own
 
 
 def _holes(encoder: Encoder, collection: Collection, lexical: BM25, seed: int) -> Iterator[_Hole]:
     """Yield documents that a sentence was taken out of, one each, in random order."""
-    documents, rng, left = collection.documents, random.Random(seed), 0
+    documents, rng = collection.documents, random.Random(seed)
     left = min(_MOST, max(_FEWEST_TRIED, len(documents) // _SHARE))
     for row in rng.sample(range(len(documents)), len(documents)):
         title, text = documents[row]["title"], documents[row]["text"]
         (cut,) = encoder.cut([title], [text], _PIECES)
         start, end = rng.choice(cut.spans)
         sentences = [found.span() for found in _SENTENCE.finditer(text, start, end)]
-        sentences = [own for own in sentences if _WORDS[0] <= len(lexical.terms(text[slice(*own)])) <= _WORDS[1]]
+        sentences = [
+            own for own in sentences if _WORDS[0] <= len(lexical.analyzer.terms(text[slice(*own)])) <= _WORDS[1]
+        ]
         if not sentences:
             continue
         first, last = rng.choice(sentences)
         piece, rest = f"{title} {text[start:first]} {text[last:end]}", f"{title} {text[:first]} {text[last:]}"
-        if len(lexical.terms(piece)) >= _REST:
+        if len(lexical.analyzer.terms(piece)) >= _REST:
             yield _Hole(row, text[first:last].strip(), piece.strip(), rest)
             left -= 1
             if not left:

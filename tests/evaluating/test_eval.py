@@ -2,7 +2,6 @@
 
 import math
 import random
-import unicodedata
 
 import ir_measures
 import numpy as np

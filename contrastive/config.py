@@ -33,11 +33,11 @@ class EncoderConfig:
     weights, or "fresh:" and a model for fresh weights in its shape (a control)."""
     pooling: Literal["model", "mean"] = "model"
     """"model" keeps the model's own head; "mean" keeps only its transformer and pools by the mean, without projection
-    or normalisation: z of DR-SCL eq. 5."""
-    query_prompt: str = ""
-    """Precedes every query; the paper has "Query: "."""
-    document_prompt: str = ""
-    """Precedes every document; the paper has "Document: "."""
+    or normalisation, compared by dot products: z of DR-SCL eq. 5. Weights beside it are for its lengths."""
+    query_prompt: str | None = None
+    """Precedes every query; by default the model's own prompt for queries. The paper has "Query: "."""
+    document_prompt: str | None = None
+    """Precedes every document; by default the model's own prompt for documents. The paper has "Document: "."""
     query_length: Length = 256
     """A query is cut at this many tokens."""
     document_length: Length = 256
@@ -46,7 +46,7 @@ class EncoderConfig:
     def __post_init__(self) -> None:
         check_name("encoder.name", self.name.removeprefix(FRESH), "a sentence-transformers model (Hub name or folder)")
         for name in ("query_prompt", "document_prompt"):
-            if len(getattr(self, name)) > LONGEST_PROMPT:
+            if len(getattr(self, name) or "") > LONGEST_PROMPT:
                 raise ValueError(f"encoder.{name} must have at most {LONGEST_PROMPT} characters; shorten it.")
 
 

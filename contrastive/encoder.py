@@ -1,9 +1,11 @@
-"""The text encoder: a sentence-transformers model with the paper's prompts, lengths and pooling.
+"""The text encoder: a sentence-transformers model as its authors made it, unless a setting says otherwise.
 
 Turns documents and queries into texts of the right length, and texts into embeddings (one vector per text) and token states
-(input of the decoder). Knows nothing of docids or of the decoder.
+(input of the decoder). Prompts, similarity, truncated dimensions and the type of the stored weights are decided here alone.
+Knows nothing of docids or of the decoder.
 """
 
+import copy
 import hashlib
 import logging
 import threading
@@ -16,20 +18,22 @@ from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 import torch
+import torch.nn.functional as F
 from huggingface_hub import HfApi, constants
 from huggingface_hub.errors import HfHubHTTPError
 from huggingface_hub.utils import are_progress_bars_disabled, disable_progress_bars  # type: ignore[attr-defined]
 from numpy.typing import NDArray
 from sentence_transformers import SentenceTransformer
-from sentence_transformers.sentence_transformer.modules import Pooling, Transformer
+from sentence_transformers.sentence_transformer.modules import Pooling, StaticEmbedding, Transformer
 from torch import Tensor, nn
-from transformers import AutoModel, T5Config, T5EncoderModel
+from torch.nn.utils.rnn import pad_sequence
+from transformers import AutoModel, PreTrainedTokenizerFast, T5Config, T5EncoderModel
 from transformers.utils import logging as transformers_logging
 
-from dsi.contrastive.config import FRESH, FRESH_T5, PACKAGED, EncoderConfig
+from dsi.contrastive.config import FRESH, FRESH_T5, LONGEST_INPUT, PACKAGED, EncoderConfig
 from dsi.contrastive.devices import check_device
 from dsi.contrastive.inference import for_inference
-from dsi.contrastive.onnx_runtime import check_backend, for_onnx_runtime
+from dsi.contrastive.prompts import choose_prompt
 from dsi.contrastive.untrusted import (
     check_finite,
     check_inputs,
@@ -38,13 +42,24 @@ from dsi.contrastive.untrusted import (
 )
 from dsi.docids.files.progress import Bar
 from dsi.docids.files.progress import progress as show_progress
-from dsi.docids.files.storage import sha256
+from dsi.docids.files.storage import digest, sha256
 from dsi.docids.files.untrusted import catching_panics, reading
 
 logger = logging.getLogger(__name__)
 
 PLURALS = {"query": "queries", "document": "documents"}
 """{kind of text: its plural, for progress bars}."""
+
+_USUAL = (
+    ("query", "which noble gas glows in signs"),
+    ("query", "capital cities on the Danube"),
+    (
+        "document",
+        "The Danube flows through ten countries, and through Vienna, Bratislava and Budapest, to the Black Sea.",
+    ),
+    ("document", "Neon is a noble gas. It glows reddish orange in advertising signs when a current flows through it."),
+)
+"""Texts from which the usual length of an embedding is taken, where lengths count."""
 
 _LOADING = threading.RLock()
 _PAPERS = "sentence-t5"
@@ -110,22 +125,39 @@ class TokenModel(Protocol):
 
 
 class Encoder:
-    """A sentence-transformers model and its `EncoderConfig`.
+    """A sentence-transformers model and its `EncoderConfig`; computes in float32 whatever its weights are stored in.
+
+    Dot products of its embeddings are what the model compares texts by. For cosines, embeddings have length 1. For dot products
+    they keep their lengths, in units of their usual length, so that weights beside them mean the same for every model; with
+    `encoder.pooling = "mean"`, the paper's, lengths stay as they are.
 
     Args:
-        model: the model; its prompts "query" and "document" come from the config.
+        model: with its own prompts "query" and "document" (or "passage", "corpus"), which the config may replace.
         config: prompts, lengths, pooling.
 
     Attributes:
+        dtype: of the stored weights.
+        tokenizer: of the model, callable.
         token_model: makes the token vectors of the index; None if they are made of the encoder's own states.
+
+    Raises:
+        ValueError: the model compares embeddings by their distance.
     """
 
     token_model: TokenModel | None = None
 
     def __init__(self, model: SentenceTransformer, config: EncoderConfig) -> None:
-        self.model = model.eval()
+        check_similarity(model, config.name)
+        self.dtype = model.dtype or torch.float32
+        self.model = model.float().eval()
         self.config = config
-        self.model.prompts = {"query": config.query_prompt, "document": config.document_prompt}
+        own = {"query": config.query_prompt, "document": config.document_prompt}
+        self.model.prompts = {kind: choose_prompt(model, kind, prompt) for kind, prompt in own.items()}
+        self.model.default_prompt_name = None
+        self._is_cosine, self._is_static = model.similarity_fn_name == "cosine", isinstance(model[0], StaticEmbedding)
+        self.tokenizer: Any = model.tokenizer
+        if self._is_static:
+            self.tokenizer = PreTrainedTokenizerFast(tokenizer_object=model.tokenizer)
         self._source: tuple[EncoderConfig, Path | None, str | None] | None = None
         self._warned_long_query = False
         self._tokenizing = threading.Lock()  # a call sets the tokenizer's padding and truncation
@@ -139,7 +171,9 @@ class Encoder:
             ValueError: the device cannot be used, an index may not hold the model, or the folder holds no encoder, or code.
         """
         check_device(device)
-        encoder = cls(_load_stored(folder, device) if folder else cls._configured(config, device), config)
+        with _unadvised():
+            model = _load_stored(folder, device) if folder else cls._configured(config, device)
+        encoder = cls(model, config)
         encoder._source = config, folder, device
         return encoder
 
@@ -157,8 +191,11 @@ class Encoder:
             transformer = model[0].auto_model
             transformer.load_state_dict(AutoModel.from_config(transformer.config).state_dict(), strict=False)
         if config.pooling == "mean":
-            width = model[0].get_embedding_dimension()
-            model = SentenceTransformer(modules=[model[0], Pooling(width, pooling_mode="mean")], device=device)
+            pooling = Pooling(model[0].get_embedding_dimension(), pooling_mode="mean")
+            model = SentenceTransformer(
+                modules=[model[0], pooling], device=device, prompts=model.prompts, similarity_fn_name="dot",
+                default_prompt_name=model.default_prompt_name,
+            )  # fmt: skip
         return model
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -184,8 +221,9 @@ class Encoder:
 
     @property
     def fingerprint(self) -> str:
-        """sha256 of the weights: encoders with the same one give the same embeddings."""
-        return state_fingerprint(self.model)
+        """sha256 of weights, prompts and similarity: encoders with the same one give the same embeddings."""
+        model = self.model
+        return digest([state_fingerprint(model), model.prompts, model.similarity_fn_name, self.embedding_dim])
 
     def document_texts(self, titles: Sequence[str], texts: Sequence[str]) -> list[str]:
         """Return the title, a space, and the first `document_length` tokens of the text, for each document."""
@@ -248,23 +286,52 @@ class Encoder:
     @torch.no_grad()
     def forward(self, texts: Sequence[str], kind: str) -> EncodedTexts:
         """Return token states and embeddings of texts, of one pass."""
+        features, output = self._run(texts, kind)
+        if self._is_static:
+            numbers, mask, states = self._static_states(features)
+        else:
+            numbers, mask, states = features["input_ids"], output["attention_mask"].bool(), output["token_embeddings"]
+        words = mask & ~torch.isin(numbers, self._special)
+        return EncodedTexts(states, mask, self.comparable(output["sentence_embedding"]), words)
+
+    def comparable(self, embeddings: Tensor) -> Tensor:
+        """Return the vectors [n, embedding_dim] whose dot products compare texts, of what the model gives [n, dim]."""
+        kept = embeddings[:, : self.embedding_dim].float()
+        return F.normalize(kept, dim=1) if self._is_cosine else kept / self.usual_length
+
+    @cached_property
+    def usual_length(self) -> float:
+        """Median length of the embeddings of a few texts; 1 for cosines, and with pooling "mean"."""
+        if self._is_cosine or self.config.pooling == "mean":
+            return 1.0
+        with torch.no_grad():
+            vectors = [self._run([text], kind)[1]["sentence_embedding"] for kind, text in _USUAL]
+        return float(torch.cat(vectors)[:, : self.embedding_dim].float().norm(dim=1).median().clamp(min=1e-6))
+
+    def _run(self, texts: Sequence[str], kind: str) -> tuple[dict[str, Any], dict[str, Any]]:
+        """Return what the model reads of texts, and what it gives."""
         with self._tokenizing, catching_panics():
-            features = self.model.preprocess(list(texts), prompt=self.model.prompts[kind])
+            features = self.model.preprocess(list(texts), prompt=self.model.prompts[kind], task=kind)
         features = {k: v.to(self.model.device) if isinstance(v, Tensor) else v for k, v in features.items()}
-        output = self.model(features)
-        mask = output["attention_mask"].bool()
-        words = mask & ~torch.isin(features["input_ids"], self._special)
-        embeddings = output["sentence_embedding"][:, : self.embedding_dim].float()
-        return EncodedTexts(output["token_embeddings"], mask, embeddings, words)
+        return features, self.model(dict(features), task=kind)
+
+    def _static_states(self, features: dict[str, Tensor]) -> tuple[Tensor, Tensor, Tensor]:
+        """Return tokens [n, length], True at real ones, and their vectors [n, length, dim], of a table of token vectors."""
+        starts, numbers = features["offsets"].tolist(), features["input_ids"]
+        parts = [numbers[start:end] for start, end in zip(starts, [*starts[1:], len(numbers)], strict=True)]
+        padded, lengths = pad_sequence(parts, batch_first=True), torch.tensor([len(part) for part in parts])
+        mask = (torch.arange(padded.shape[1]) < lengths[:, None]).to(padded.device)
+        return padded, mask, F.embedding(padded, self.model[0].embedding.weight)
 
     def spans(self, text: str, kind: str) -> list[TokenSpan]:
         """Return where each real token of a text lies, in the order of the states of `forward`."""
-        prompt, tokenizer = self.model.prompts[kind] or "", self.model.tokenizer
+        prompt, limit = self.model.prompts[kind], self.model.max_seq_length or LONGEST_INPUT
         with self._tokenizing, catching_panics():
-            encoded = tokenizer(
-                prompt + text, truncation=True, max_length=self.model.max_seq_length, return_offsets_mapping=True
-            )
-        special, length = set(tokenizer.all_special_ids), len(prompt)
+            encoded = self.tokenizer(
+                prompt + text, truncation=True, max_length=min(limit, LONGEST_INPUT), return_offsets_mapping=True,
+                add_special_tokens=not self._is_static,
+            )  # fmt: skip
+        special, length = set(self.tokenizer.all_special_ids), len(prompt)
         return [
             TokenSpan(max(0, start - length), max(0, end - length), token in special)
             for token, (start, end) in zip(encoded["input_ids"], encoded["offset_mapping"], strict=True)
@@ -277,7 +344,7 @@ class Encoder:
 
     @cached_property
     def _special(self) -> Tensor:
-        return torch.tensor(self.model.tokenizer.all_special_ids, device=self.model.device)
+        return torch.tensor(self.tokenizer.all_special_ids, dtype=torch.int64, device=self.model.device)
 
     def token_states(
         self, texts: Sequence[str], kind: str, *, batch_size: int = 64, progress: str = "", special: bool = True
@@ -300,29 +367,19 @@ class Encoder:
             for row, states, own, embedding in zip(rows, encoded.states, kept, encoded.embeddings, strict=True):
                 yield row, states[own], embedding
 
-    def for_search(self, dtype: torch.dtype = torch.float32, backend: str = "torch") -> "Encoder":
-        """Return a copy for fast inference; later changes to the weights do not affect it.
-
-        Args:
-            dtype: of weights and arithmetic.
-            backend: "torch", or "onnx" for ONNX Runtime; see `dsi.contrastive.onnx_runtime`. A `token_model` stays in torch.
-
-        Raises:
-            ModuleNotFoundError: the backend is not installed.
-            ValueError: no such backend, or it does not run on the encoder's device, or in this dtype.
-        """
-        check_backend(backend, dtype)
-        fast = (
-            for_inference(self.model, dtype) if backend == "torch" else for_onnx_runtime(self.model, self.fingerprint)
-        )
-        encoder = Encoder(fast, self.config)  # type: ignore[arg-type]
+    def for_search(self, dtype: torch.dtype = torch.float32) -> "Encoder":
+        """Return a copy for fast inference in a dtype; later changes to the weights do not affect it."""
+        encoder = object.__new__(Encoder)  # a copy made by `copy` would be loaded again, as one that is pickled
+        encoder.__dict__ |= self.__dict__ | {"usual_length": self.usual_length, "_source": None}
+        encoder.model = for_inference(self.model, dtype)  # type: ignore[assignment]
         encoder.token_model = self.token_model and self.token_model.for_search(dtype)
         return encoder
 
     def save(self, folder: Path) -> None:
-        """Write a plain sentence-transformers folder; the same encoder gives the same files."""
+        """Write a plain sentence-transformers folder, weights as they were stored; the same encoder gives the same files."""
         with self._tokenizing:
-            write_model(self.model, folder)
+            halved = self.dtype != self.model.dtype
+            write_model(copy.deepcopy(self.model).to(self.dtype) if halved else self.model, folder)
 
     def _cut(self, texts: Sequence[str], length: int) -> list[str]:
         """Return the longest prefix of each text that has at most `length` tokens; a long text is read no further."""
@@ -331,7 +388,7 @@ class Encoder:
         while rest:
             heads = [_head(texts[number], size) for number in rest]
             with self._tokenizing, catching_panics():
-                encoded = self.model.tokenizer(
+                encoded = self.tokenizer(
                     heads, truncation=True, max_length=most, add_special_tokens=False, return_offsets_mapping=True
                 )
             longer = []
@@ -342,6 +399,15 @@ class Encoder:
                     prefixes[number] = head[: max((end for _, end in offsets[:length]), default=0)]
             rest, size = longer, 4 * size
         return prefixes
+
+
+def check_similarity(model: SentenceTransformer, name: str) -> None:
+    """Raise ValueError unless a model compares embeddings by cosines or dot products."""
+    if (similarity := model.similarity_fn_name) not in ("cosine", "dot"):
+        raise ValueError(
+            f"encoder.name {name!r} must compare embeddings by cosine or dot, got {similarity}; choose another model, or save "
+            'it with model.similarity_fn_name = "cosine".'
+        )
 
 
 def has_words(text: str) -> bool:
@@ -443,6 +509,21 @@ def without_hub() -> Iterator[None]:
             yield
         finally:
             constants.HF_HUB_OFFLINE = offline
+
+
+@contextmanager
+def _unadvised() -> Iterator[None]:
+    """Hide the advice of sentence-transformers to load half precision in float32, which an `Encoder` computes in anyway."""
+
+    def is_other(record: logging.LogRecord) -> bool:
+        return "inference may be significantly slower" not in record.getMessage()
+
+    theirs = logging.getLogger("sentence_transformers.base.model")
+    theirs.addFilter(is_other)
+    try:
+        yield
+    finally:
+        theirs.removeFilter(is_other)
 
 
 class _Quiet:

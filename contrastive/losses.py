@@ -13,7 +13,7 @@ Differs from the paper in: the losses are means over the anchors where eq. 6 and
 learning rate mean the same at any batch size.
 """
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 
 import torch
 import torch.distributed as dist
@@ -85,6 +85,7 @@ class _ContrastiveLoss(nn.Module):
         temperature: of the loss.
         chunk: tokens that are embedded at a time.
         relevant: {number of a query: labels of all documents that are relevant to it}, where there are several.
+        compare: returns the vectors whose dot products are compared, of what the model gives; as it gives them by default.
     """
 
     def __init__(
@@ -93,12 +94,13 @@ class _ContrastiveLoss(nn.Module):
         temperature: float = 1.0,
         chunk: int = CHUNK,
         relevant: Mapping[int, Tensor] | None = None,
+        compare: Callable[[Tensor], Tensor] = lambda embeddings: embeddings,
     ) -> None:
         super().__init__()
         if not temperature > 0:
             raise ValueError(f"temperature must be above 0, got {temperature}.")
         self.model = model
-        self.temperature, self.chunk, self.relevant = temperature, chunk, relevant or {}
+        self.temperature, self.chunk, self.relevant, self.compare = temperature, chunk, relevant or {}, compare
 
     def _no_negatives(self, labels: Tensor, numbers: Tensor) -> Tensor | None:
         """Return [queries, texts] True at texts of documents that are relevant to a query; None if no query has several.
@@ -125,7 +127,7 @@ class _ContrastiveLoss(nn.Module):
         embedded = [checkpoint(_embed, plain, chunk, use_reentrant=False) for _, chunk in others]
         embedded.append(_embed(self.model, last))  # whose gradients are the first
         rows = torch.cat([*(rows for rows, _ in others), last_rows])
-        return torch.cat(embedded)[rows.argsort()]
+        return self.compare(torch.cat(embedded)[rows.argsort()])
 
 
 def _embed(model: nn.Module, features: Features) -> Tensor:
@@ -134,6 +136,9 @@ def _embed(model: nn.Module, features: Features) -> Tensor:
 
 def _chunks(features: Features, most: int) -> Iterator[tuple[Tensor, Features]]:
     """Yield rows [n] and features [n, longest] of some texts of a view at a time, at most `most` tokens, shortest first."""
+    if "attention_mask" not in features:  # a table of token vectors reads any number of tokens at once
+        yield torch.arange(len(features["offsets"])), features
+        return
     mask = features["attention_mask"]  # [B, length]
     lengths, order = mask.sum(dim=1).sort(stable=True)
     longest, start = lengths.tolist(), 0

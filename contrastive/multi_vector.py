@@ -21,6 +21,7 @@ from torch import Tensor
 
 from dsi.contrastive.devices import check_device
 from dsi.contrastive.encoder import (
+    PLURALS,
     TokenModel,
     TokenSpan,
     hub_answers,
@@ -29,13 +30,12 @@ from dsi.contrastive.encoder import (
     without_hub,
 )
 from dsi.contrastive.inference import for_inference
+from dsi.contrastive.prompts import own_prompt
 from dsi.contrastive.untrusted import PROBE, check_finite, check_inputs, check_model, write_model
 from dsi.docids.files.checks import shown
 from dsi.docids.files.storage import digest
 from dsi.docids.files.untrusted import catching_panics, read_json, reading
 
-_PROMPTS = {"query": ("query",), "document": ("document", "passage", "corpus")}
-"""{kind of text: names of its prompt; the first that a model has is taken}."""
 _PYLATE = {"query_prefix", "document_prefix", "do_query_expansion", "attend_to_expansion_tokens"}
 """Settings by which a checkpoint of an early PyLate is known."""
 _UNIT = 1e-3
@@ -53,11 +53,7 @@ class MultiVectorModel(TokenModel):
 
     def __init__(self, model: MultiVectorEncoder, source: tuple[str, Path | None, str | None] | None = None) -> None:
         self.model, self._source = model.eval(), source
-        prompts = {None: None, **model.prompts}
-        self._prompts = {
-            kind: prompts.get(next((name for name in names if name in prompts), model.default_prompt_name))
-            for kind, names in _PROMPTS.items()
-        }
+        self._prompts = {kind: own_prompt(model, kind) for kind in PLURALS}
         self._tokenizing = threading.Lock()  # a call sets the tokenizer's padding and truncation
 
     @classmethod
@@ -130,7 +126,7 @@ class MultiVectorModel(TokenModel):
         if len(kept) == len(numbers):
             expanded = features.get("query_expansion_positions", torch.zeros(1, len(numbers)))[0].tolist()
             real = [place for place, is_added in enumerate(expanded) if not is_added]
-            prompt, tokenizer = self._prompts[kind] or "", self.model.tokenizer
+            prompt, tokenizer = self._prompts[kind], self.model.tokenizer
             with self._tokenizing, catching_panics():
                 ends = tokenizer(prompt + text, truncation=True, max_length=len(real), return_offsets_mapping=True)
             special, length = set(tokenizer.all_special_ids), len(prompt)
@@ -222,7 +218,7 @@ def _stored(folder: Path, device: str | None) -> MultiVectorEncoder:
 def _check(model: MultiVectorEncoder) -> None:
     """Raise ValueError unless an index may hold a model, and its vectors have the stated width and length 1."""
     check_inputs(model)
-    for kind in _PROMPTS:
+    for kind in PLURALS:
         states, mask, _ = MultiVectorModel(model)._forward([PROBE], kind)
         if (width := states.shape[-1]) != model.get_embedding_dimension():
             raise ValueError(f"its vectors are {width} wide, and should be {model.get_embedding_dimension()}")

@@ -113,7 +113,7 @@ class ProgressLine(TrainerCallback):
         """Move the bar within steps too: half a text for each that `module` reads, as most are read again for gradients."""
 
         def count(_: nn.Module, inputs: tuple[Mapping[str, torch.Tensor]], __: object) -> None:
-            self._move(min(self._next, self._read + len(inputs[0]["attention_mask"]) / 2))
+            self._move(min(self._next, self._read + len(inputs[0].get("offsets", inputs[0]["input_ids"])) / 2))
 
         self._hook = module.register_forward_hook(count)
 

@@ -101,7 +101,7 @@ def contrastive_loss(
         chunk: tokens that are embedded at a time.
         relevant: {number of a query: labels of all documents that are relevant to it}, where there are several.
     """
-    return _LOSSES[config.loss](encoder.model, config.temperature, chunk, relevant)
+    return _LOSSES[config.loss](encoder.model, config.temperature, chunk, relevant, encoder.comparable)
 
 
 def several_relevant(rows: datasets.Dataset) -> dict[int, Tensor]:
@@ -169,7 +169,7 @@ def train_encoder(
         per_device_train_batch_size=config.rows,
         warmup_steps=0.1,
         prompts={
-            name: encoder.config.query_prompt if name == "view_1" else encoder.config.document_prompt
+            name: encoder.model.prompts["query" if name == "view_1" else "document"]
             for name in rows.column_names
             if name != "label"
         },

@@ -244,8 +244,13 @@ def _merged(settings: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str
 
 
 def write_config(config: Config, path: Path) -> None:
-    """Write every setting, defaults included."""
-    write_text(path, tomli_w.dumps(dataclasses.asdict(config)))
+    """Write every setting, defaults included, but for those that are not set: TOML has no word for none."""
+    write_text(path, tomli_w.dumps(_without_none(dataclasses.asdict(config))))
+
+
+def _without_none(settings: dict[str, Any]) -> dict[str, Any]:
+    own = {name: _without_none(value) if isinstance(value, dict) else value for name, value in settings.items()}
+    return {name: value for name, value in own.items() if value is not None}
 
 
 def all_settings() -> list[Setting]:

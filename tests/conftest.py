@@ -16,7 +16,7 @@ os.environ["OMP_NUM_THREADS"] = "1"  # tests run side by side, and start process
 if "PYTEST_XDIST_WORKER" not in os.environ:
     _CACHE = tempfile.TemporaryDirectory(prefix="dsi-tests-", ignore_cleanup_errors=True)
     os.environ["HF_DATASETS_CACHE"] = f"{_CACHE.name}/datasets"
-    os.environ["XDG_CACHE_HOME"] = f"{_CACHE.name}/cache"  # for graphs of ONNX Runtime
+    os.environ["XDG_CACHE_HOME"] = f"{_CACHE.name}/cache"
 os.environ["TOKENIZERS_PARALLELISM"] = "false"
 
 import pytest

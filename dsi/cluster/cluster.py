@@ -143,7 +143,6 @@ def serve_shards(
     require_all: bool = False,
     device: str | None = None,
     dtype: str = "float32",
-    backend: str = "torch",
 ) -> ShardedRetriever:
     """Serve an index by shards of a cluster, each a range of neighbouring children of the root.
 
@@ -161,11 +160,9 @@ def serve_shards(
         require_all: raise `ShardError` instead.
         device: of the encoder.
         dtype: of the encoder, "float32" or "bfloat16".
-        backend: of the encoder, "torch" or "onnx".
 
     Raises:
         FileNotFoundError: no index in the folder, or a machine does not see it.
-        ModuleNotFoundError: the backend is not installed.
         ValueError: the index has no tied docid tokens, too many shards, a machine with another version, or a damaged index.
         ShardError: a shard cannot load the index.
     """
@@ -176,7 +173,7 @@ def serve_shards(
             raise ValueError(f"{name} must be at least 1, got {value}.")
     if not 0 < plain(float, timeout, "timeout") < math.inf:
         raise ValueError(f"timeout must be a number of seconds above 0, got {timeout}.")
-    retriever = ShardedRetriever.from_pretrained(folder, device=device, dtype=dtype, backend=backend)
+    retriever = ShardedRetriever.from_pretrained(folder, device=device, dtype=dtype)
     engine = retriever.engine
     if not isinstance(engine, TiedEngine):
         raise ValueError(f"{folder} cannot be served by shards, which need tied docid tokens; serve it in one process.")

@@ -113,14 +113,11 @@ def add_data(
 
 
 def add_device(arguments: argparse.ArgumentParser, *, searches: bool = False) -> None:
-    """Add --device, and --dtype and --backend for commands that search."""
+    """Add --device, and --dtype for commands that search."""
     arguments.add_argument("--device", help="cpu, cuda, …; the best available by default")
     if searches:
         arguments.add_argument(
             "--dtype", default="float32", choices=("float32", "bfloat16"), help="of encoder and decoder"
-        )
-        arguments.add_argument(
-            "--backend", default="torch", choices=("torch", "onnx"), help="what computes the encoder; onnx: on CPUs"
         )
 
 
@@ -128,8 +125,7 @@ def open_retriever(arguments: argparse.Namespace) -> "GenerativeRetriever":
     """Return the index RUN, as `add_device` says."""
     from dsi.store.retriever import GenerativeRetriever
 
-    given = {name: getattr(arguments, name) for name in ("device", "dtype", "backend")}
-    return GenerativeRetriever.from_pretrained(arguments.run, **given)
+    return GenerativeRetriever.from_pretrained(arguments.run, device=arguments.device, dtype=arguments.dtype)
 
 
 def add_search_options(arguments: argparse.ArgumentParser) -> None:

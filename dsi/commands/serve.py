@@ -45,9 +45,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     from dsi.server.settings import ServerSettings
 
     values = {name: getattr(given, name) for name in [*limits, "cluster", "require_all"]}
-    settings = ServerSettings(
-        str(given.run), given.device, given.dtype, given.backend, given.writable, given.allow_origin, **values
-    )
+    settings = ServerSettings(str(given.run), given.device, given.dtype, given.writable, given.allow_origin, **values)
     settings.check_token()
     load_libraries()
     from dsi.store.loading import load_index

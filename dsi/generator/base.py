@@ -120,7 +120,7 @@ def _decoder_config(
     }
     if not config.decoder:
         return _fresh_config(config, state_dim, settings), None
-    checkpoint = T5ForConditionalGeneration.from_pretrained(config.decoder)
+    checkpoint = T5ForConditionalGeneration.from_pretrained(config.decoder, dtype=torch.float32)
     if checkpoint.config.d_model != state_dim:
         raise ValueError(
             f"The decoder {config.decoder} is {checkpoint.config.d_model} wide, the encoder's states {state_dim}; "

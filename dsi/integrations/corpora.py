@@ -54,7 +54,7 @@ class CorpusSearch:
                 content = index.tree, index.documents.dataset, index.lexical
                 replace_index(Path(folder) / "index", index.encoder, index.generator, index.search_config, *content)
                 parts.append(index_state(Path(folder) / "index"))
-            parts += [dataclasses.asdict(index.search_config), str(index.dtype), index.backend]
+            parts += [dataclasses.asdict(index.search_config), str(index.dtype)]
         return digest(parts)
 
     def take(self, doc_ids: Sequence[str], records: Iterable[Any]) -> None:

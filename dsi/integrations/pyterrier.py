@@ -135,23 +135,19 @@ class DocidIndex(pt.Artifact):
         path: folder of the index.
         device: of encoder and decoder; the best available by default.
         dtype: "float32" or "bfloat16", of encoder and decoder in search.
-        backend: "torch" or "onnx", what computes the encoder.
 
     Raises:
         FileNotFoundError: no index in the folder.
-        ModuleNotFoundError: the backend is not installed.
         ValueError: a damaged index.
     """
 
     ARTIFACT_TYPE, ARTIFACT_FORMAT = METADATA["type"], METADATA["format"]
     ARTIFACT_PACKAGE_HINT = METADATA["package_hint"]
 
-    def __init__(
-        self, path: str | Path, *, device: str | None = None, dtype: str = "float32", backend: str = "torch"
-    ) -> None:
+    def __init__(self, path: str | Path, *, device: str | None = None, dtype: str = "float32") -> None:
         super().__init__(path)
         self._folder = Path(path)
-        self.index = GenerativeRetriever.from_pretrained(path, device=device, dtype=dtype, backend=backend)
+        self.index = GenerativeRetriever.from_pretrained(path, device=device, dtype=dtype)
 
     @shows_options
     def retriever(self, num_results: int = 10, **options: Unpack[SearchOptions]) -> DocidRetriever:

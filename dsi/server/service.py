@@ -78,12 +78,9 @@ class Service:
                 require_all=settings.require_all,
                 device=settings.device,
                 dtype=settings.dtype,
-                backend=settings.backend,
             )
         else:
-            index = GenerativeRetriever.from_pretrained(
-                settings.run, device=settings.device, dtype=settings.dtype, backend=settings.backend
-            )
+            index = GenerativeRetriever.from_pretrained(settings.run, device=settings.device, dtype=settings.dtype)
         index.search("warm up", k=1)  # the first search takes longer
         return index
 

@@ -32,8 +32,6 @@ class ServerSettings:
     """Of encoder and decoder; the best available by default."""
     dtype: Literal["float32", "bfloat16"] = "float32"
     """Of encoder and decoder."""
-    backend: Literal["torch", "onnx"] = "torch"
-    """What computes the encoder."""
     writable: bool = False
     """Whether documents may be added and removed, with the token."""
     allow_origin: str = ""

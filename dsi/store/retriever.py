@@ -18,7 +18,6 @@ import numpy as np
 import torch
 
 from dsi.contrastive.encoder import Encoder
-from dsi.contrastive.onnx_runtime import check_backend
 from dsi.docids.data.records import COLUMNS
 from dsi.docids.files.checks import plain
 from dsi.docids.files.storage import MappedFile, check_mapped, writing_to
@@ -104,17 +103,15 @@ class GenerativeRetriever:
         search_config: the default search config, kept as `configured_search`, from which `dsi.tune` begins.
         lexical: BM25 or a `SparseIndex` of the same documents, needed for `lexical_weight`.
         dtype: of encoder and decoder in search; scores are always float32. torch.bfloat16 is faster on processors that have it.
-        backend: what computes the encoder in search: "torch" or "onnx", as in `from_pretrained`.
 
     Raises:
-        ModuleNotFoundError: the backend is not installed.
-        ValueError: the parts do not belong together, or the backend does not run in this dtype or on the encoder's device.
+        ValueError: the parts do not belong together.
     """
 
     def __init__(
         self, encoder: Encoder, tree: DocidTree, generator: Generator, documents: datasets.Dataset,
         search_config: SearchConfig | None = None, lexical: Lexical | None = None,
-        dtype: torch.dtype = torch.float32, backend: str = "torch",
+        dtype: torch.dtype = torch.float32,
     ) -> None:  # fmt: skip
         generator.check_tree(tree)
         if len(documents) != tree.num_rows:
@@ -124,7 +121,7 @@ class GenerativeRetriever:
                 f"The encoder gives embeddings of {encoder.embedding_dim} and states of {encoder.state_dim}, docids and "
                 f"generator need {tree.embeddings.shape[1]} and {generator.config.d_model}."
             )
-        self.device, self.dtype, self.backend = encoder.model.device, dtype, backend
+        self.device, self.dtype = encoder.model.device, dtype
         self._updating = threading.Lock()
         self._saved: dict[Path, str] = {}  # folder: state of the index there that this one contains
         self._mapped: tuple[MappedFile, ...] = ()
@@ -133,7 +130,7 @@ class GenerativeRetriever:
         generator = generator.to(self.device)
         engine = create_engine(generator, tree, lexical, dtype)
         config = self.configured_search = search_config or SearchConfig()
-        self._state = _State(encoder.for_search(dtype, backend), generator, config, DocumentTable(documents), engine)
+        self._state = _State(encoder.for_search(dtype), generator, config, DocumentTable(documents), engine)
 
     # The parts of the index.
 
@@ -545,7 +542,7 @@ class GenerativeRetriever:
     @classmethod
     def from_pretrained(
         cls, folder: str | Path, *, revision: str | None = None, token: str | bool | None = None,
-        device: str | None = None, dtype: str = "float32", backend: str = "torch",
+        device: str | None = None, dtype: str = "float32",
     ) -> Self:  # fmt: skip
         """Load an index, after checking every file.
 
@@ -555,21 +552,18 @@ class GenerativeRetriever:
             token: for a private index on the Hub; by default that of `hf auth login` or HF_TOKEN.
             device: of encoder and decoder; the best available by default.
             dtype: "float32" or "bfloat16", of encoder and decoder in search.
-            backend: "torch", or "onnx": ONNX Runtime computes the encoder, on the CPU and in float32 (extra `onnx`).
 
         Raises:
             FileNotFoundError: no index in the folder, nor on the Hub, or a part is missing.
-            ModuleNotFoundError: the backend is not installed.
             ValueError: a file was altered or truncated, or parts do not belong together; the message says which.
         """
         from dsi.store.hub import index_folder
 
         if plain(str, dtype, "dtype") not in _DTYPES:
             raise ValueError(f"dtype must be one of {', '.join(_DTYPES)}, got {dtype!r}.")
-        check_backend(plain(str, backend, "backend"), _DTYPES[dtype])
         local = index_folder(folder, revision, token)
         parts, state = loading.load_index(local, device)
-        retriever = cls(*parts, _DTYPES[dtype], backend)
+        retriever = cls(*parts, _DTYPES[dtype])
         retriever._saved[local.resolve()], retriever._mapped = state, loading.mapped_files(local)
         retriever._on_disk = local.resolve(), retriever.engine, retriever.search_config
         retriever.configured_search = configured_search(read_entries(local / "manifest.json"))
@@ -583,14 +577,12 @@ class GenerativeRetriever:
                 "save_update or save_pretrained first."
             )
         folder, dtype = self._on_disk[0], next(name for name, own in _DTYPES.items() if own == self.dtype)
-        return _reload, (folder, self._saved[folder], str(self.device), dtype, self.backend, self.search_config)
+        return _reload, (folder, self._saved[folder], str(self.device), dtype, self.search_config)
 
 
-def _reload(
-    folder: Path, state: str, device: str, dtype: str, backend: str, config: SearchConfig
-) -> GenerativeRetriever:
+def _reload(folder: Path, state: str, device: str, dtype: str, config: SearchConfig) -> GenerativeRetriever:
     """Return the retriever that was pickled, unless the index in its folder was changed since."""
-    retriever = GenerativeRetriever.from_pretrained(folder, device=device, dtype=dtype, backend=backend)
+    retriever = GenerativeRetriever.from_pretrained(folder, device=device, dtype=dtype)
     if retriever._saved[folder] != state:
         raise ValueError(f"{folder} was changed since the retriever was pickled; load the index there instead.")
     retriever.search_config = config

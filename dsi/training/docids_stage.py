@@ -43,7 +43,7 @@ class TitleTokens:
     """
 
     def __init__(self, encoder: Encoder, checkpoint: str = "") -> None:
-        self._tokenizer = _load(checkpoint) if checkpoint else encoder.model.tokenizer
+        self._tokenizer = _load(checkpoint) if checkpoint else encoder.tokenizer
         ends = self._tokenizer.eos_token_id, self._tokenizer.sep_token_id, len(self._tokenizer)
         self._end: int = next(end for end in ends if end is not None)
 

@@ -74,6 +74,8 @@ def train_query_generator(
         raise ValueError("There are no train pairs to learn queries from; add qrels/train.tsv.")
     tokenizer = AutoTokenizer.from_pretrained(config.model)
     model = AutoModelForSeq2SeqLM.from_pretrained(config.model)
+    stored = model.dtype
+    model = model.float()  # steps of AdamW are lost in half precision
     work = output.with_name(f"{output.name}.checkpoints")
     arguments = Seq2SeqTrainingArguments(
         **trainer_settings(
@@ -101,7 +103,7 @@ def train_query_generator(
     after = _loss(trainer, held_out)
     if trainer.is_world_process_zero():
         with replace_folder(output) as folder:
-            model.save_pretrained(str(folder))
+            model.to(stored).save_pretrained(str(folder))
             tokenizer.save_pretrained(str(folder))
         shutil.rmtree(work, ignore_errors=True)
     return before, after

@@ -204,7 +204,7 @@ print([name for name in ("datasets", "sentence_transformers", "transformers") if
 def test_what_needs_an_extra_is_imported_when_it_is_needed():
     extras = (
         "ir_datasets", "ir_measures", "langchain_core", "lightgbm", "llama_index", "matplotlib", "numba", "pyndeval",
-        "beir", "mteb", "onnx", "onnxruntime", "pyterrier", "pyversity",
+        "beir", "mteb", "pyterrier", "pyversity",
     )  # fmt: skip
     code = f"""
 import sys

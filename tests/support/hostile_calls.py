@@ -257,10 +257,6 @@ def _plain_calls(index: TinyIndex, folder: Path) -> dict[str, tuple[Callable[[An
             lambda value: dsi.GenerativeRetriever.from_pretrained(index.index, device="cpu", dtype=value),
             _named(choice("float32"), "dtype"),
         ),
-        "from_pretrained(backend": (
-            lambda value: dsi.GenerativeRetriever.from_pretrained(index.index, device="cpu", backend=value),
-            _named(choice("torch"), "backend"),
-        ),
         "from_pretrained(device": (
             lambda value: dsi.GenerativeRetriever.from_pretrained(index.index, device=value),
             _named(Argument("cpu", ("", "cpx", "cuda:99", 3, True)), "device"),

@@ -1,6 +1,7 @@
 """The paper's system from texts to answers: `paper-small` trained on a tiny collection, its answers against eq. 9 to 12."""
 
 import dataclasses
+import json
 
 import numpy as np
 import pytest
@@ -8,17 +9,16 @@ import torch
 
 import dsi
 from dsi.commands.main import main
-from dsi.config import Config
+from dsi.config import Config, write_config
 from dsi.search.queries import QueryBatch
 from tests.search.test_search import path_scores
+from tests.support.half import HALVES, save_encoder_in, save_t5_in, stored_types
 from tests.support.oracles import document_log_p
-from tests.support.small import thin_out
+from tests.support.small import thin_out, write_collection
 
 
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory):
-    from tests.support.small import write_collection
-
     folder = tmp_path_factory.mktemp("paper")
     data = thin_out(write_collection(folder / "collection"), test=2)
     config = Config.named("paper-small").with_changes(
@@ -87,3 +87,29 @@ def test_the_index_is_evaluated_and_searched_as_a_command(trained, capsys):
         assert main(["search", str(folder / "run"), "--query", query, "--method", method, "--device", "cpu"]) == 0
         printed = capsys.readouterr().out
         assert retriever.search(query, method=method)[0].doc_id in printed
+
+
+@pytest.mark.programs
+@pytest.mark.parametrize("dtype", HALVES, ids=str)
+def test_the_system_trains_from_models_in_half_precision(dtype, sentence_t5_folder, t5_folder, tmp_path):
+    encoder = save_encoder_in(dtype, sentence_t5_folder, tmp_path / "encoder")
+    t5 = save_t5_in(dtype, t5_folder, tmp_path / "t5")
+    config = Config.named("paper").with_changes(
+        {
+            "encoder": {"name": str(encoder)}, "generator": {"decoder": str(t5)},
+            "pseudo_queries": {"method": str(t5), "per_document": 1},
+            "contrastive": {"epochs": 1.0}, "training": {"epochs": 1.0},
+        }
+    )  # fmt: skip
+    write_config(config, tmp_path / "paper.toml")
+    data = thin_out(write_collection(tmp_path / "collection"), train=3, test=4)
+    common = ["--data", str(data), "--config", str(tmp_path / "paper.toml"), "--device", "cpu"]
+    assert main(["train", *common, "--output", str(tmp_path / "run")]) == 0
+    retriever = dsi.GenerativeRetriever.from_pretrained(tmp_path / "run", device="cpu")
+    assert retriever.encoder.dtype in stored_types(tmp_path / "run" / "encoder") == {dtype}
+    evaluation = dsi.evaluate(retriever, dsi.read_collection(data))
+    assert {"BM25", "dense", "decoder only", "generate"} <= {row.name for row in evaluation.rows}
+    rows = ["DPR", "DSI", "DSI+QG", "DR-SCL+QG (beta=0)", "DR-SCL+QG, fused (paper)"]
+    assert main(["reproduce", "table3", *common, "--output", str(tmp_path / "out"), "--rows", *rows]) == 0
+    measured = json.loads((tmp_path / "out" / "table3.json").read_text())["rows"]
+    assert {*rows} <= {record["row"] for record in measured}

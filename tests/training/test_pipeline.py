@@ -158,9 +158,7 @@ def test_stages_one_by_one_then_train_evaluate_and_search(config, beir, tmp_path
     assert main([*timing, "--batches", "1", "5"]) == 0
     assert "| the index, bfloat16 " in capsys.readouterr().out
     report = json.loads((run / "timing" / "search.json").read_text())
-    timed, agreed = report["rows"], report["ONNX Runtime and torch"]
-    assert agreed["queries"] == agreed["same documents"] == 44
-    assert agreed["largest difference of scores"] < 1e-5
+    timed = report["rows"]
     assert [row["batch"] for row in timed] == [1, 5]
     assert all(milliseconds > 0 for row in timed for milliseconds in row["ms a query"].values())
     assert main([*timing, "--batches", "500"]) == 2

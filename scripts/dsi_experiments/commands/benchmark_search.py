@@ -2,7 +2,7 @@
 
 Real queries of a collection, texts in and ten documents out, in one run; measurements alternate, each with the next queries,
 and medians of the processor's time are reported, all threads together. The dense side is the index's own encoder as
-sentence-transformers runs it, and faiss over all embeddings. With the extra `onnx`, the answers of both backends are compared.
+sentence-transformers runs it, and faiss over all embeddings.
 `dsi benchmark-index` times the parts of a search apart.
 """
 
@@ -10,7 +10,6 @@ import statistics
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -22,13 +21,12 @@ from dsi_experiments.benchmarks.timing import alternate
 
 if TYPE_CHECKING:
     from dsi.contrastive.config import EncoderConfig
-    from dsi.search.hits import Hits
     from dsi.store.retriever import GenerativeRetriever
 
 K = 10
 _LARGEST = 64
 """Queries of a pass of the encoder, at most, when answers are compared."""
-FLAT, INDEX, ONNX = "encoder, faiss flat", "the index", "the index, ONNX Runtime"
+FLAT = "encoder, faiss flat"
 
 
 def main(argv: Sequence[str] | None = None) -> None:
@@ -68,8 +66,6 @@ def main(argv: Sequence[str] | None = None) -> None:
     if arguments.output:
         cells = [{"batch": batch, "ms a query": row} for batch, row in zip(arguments.batches, rows, strict=True)]
         record = {"collection": arguments.data.name, "rounds": arguments.rounds, "rows": cells}
-        if ONNX in systems:
-            record["ONNX Runtime and torch"] = _agreement(systems[ONNX](queries), systems[INDEX](queries))
         save_report(arguments.output, "search", table, record)
 
 
@@ -89,14 +85,12 @@ def searches(run: Path, encoder_config: "EncoderConfig") -> dict[str, Callable[[
     flat.add(np.ascontiguousarray(retriever.tree.embeddings[:]))
     found = {
         FLAT: lambda texts: flat.search(encoder.encode(encoder.query_texts(texts), "query"), K),
-        INDEX: _search(retriever),
+        "the index": _search(retriever),
         "the index, bfloat16": _search(rounded),
         "generate, beam 10": _search(retriever, method="generate", beam_width=10),
         "generate, no words": _search(retriever, method="generate", lexical_weight=0.0),
         "generator alone": _search(retriever, **generator_only(retriever)),
     }
-    if find_spec("onnxruntime"):
-        found[ONNX] = _search(GenerativeRetriever.from_pretrained(run, backend="onnx", device="cpu"))
     if retriever.engine.is_tied:  # with other tokens, the decoder would run over every node
         found["exact"] = _search(retriever, method="exact")
     return found
@@ -114,19 +108,6 @@ def _search(retriever: "GenerativeRetriever", **changes: Any) -> Callable[[list[
 
 def _slices(search: Callable[[list[str]], Any], queries: list[str]) -> Callable[[slice], Any]:
     return lambda own: search(queries[own])
-
-
-def _agreement(found: "list[Hits]", expected: "list[Hits]") -> dict[str, float]:
-    """Return for how many queries two searches return the same documents in order, and how far their scores are apart."""
-    same = [
-        [hit.doc_id for hit in one] == [hit.doc_id for hit in other] for one, other in zip(found, expected, strict=True)
-    ]
-    apart = [
-        abs(hit.score - other.score)
-        for pair in zip(found, expected, strict=True)
-        for hit, other in zip(*pair, strict=True)
-    ]
-    return {"queries": len(same), "same documents": sum(same), "largest difference of scores": max(apart)}
 
 
 def _table(rows: Sequence[dict[str, float]], batches: Sequence[int]) -> str:

@@ -16,5 +16,5 @@ Numbers = NDArray[Any]
 
 Run = dict[str, dict[str, float]]
 """{query_id: {doc_id: score}}."""
-Qrels = dict[str, dict[str, int]]
+Qrels = dict[str, dict[str, float]]
 """{query_id: {doc_id: relevance}}."""

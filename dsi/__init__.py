@@ -23,7 +23,8 @@ if TYPE_CHECKING:
     from dsi.search.hits import Hit, Hits
     from dsi.search.request import SearchConfig, SearchOptions
     from dsi.store.retriever import GenerativeRetriever
-    from dsi.training.pipeline import index, train
+    from dsi.training.indexing import index
+    from dsi.training.pipeline import train
 
 _HOMES = {
     "Candidates": "dsi.search.candidates",
@@ -38,7 +39,7 @@ _HOMES = {
     "SearchConfig": "dsi.search.request",
     "SearchOptions": "dsi.search.request",
     "evaluate": "dsi.measuring.evaluation",
-    "index": "dsi.training.pipeline",
+    "index": "dsi.training.indexing",
     "load_rerankers": "dsi.rerankers.reranking",
     "read_collection": "dsi.docids.data.collection",
     "rerank": "dsi.rerankers.reranking",

@@ -104,7 +104,7 @@ class _Choices(NamedTuple):
     shares: Doubles
 
 
-def _choices(runs: Sequence[Run], query_id: str, judged: Mapping[str, int]) -> _Choices:
+def _choices(runs: Sequence[Run], query_id: str, judged: Mapping[str, float]) -> _Choices:
     doc_ids, scores = aligned(runs, query_id)
     grades = np.array([max(0, judged.get(doc_id, 0)) for doc_id in doc_ids], dtype=np.float64)
     relevant = grades > 0

@@ -62,10 +62,15 @@ def evaluate(run: Run, qrels: Qrels, measures: Sequence[str] = STANDARD_MEASURES
         measures: names such as "Hit@1" (Success@1 in ir_measures); the mean reciprocal rank is the mean of RR.
 
     Raises:
-        ValueError: an unknown measure, or no judged query.
+        ValueError: an unknown measure, no judged query, or none of them in the run.
     """
     if not qrels:
         raise ValueError("There are no judged queries to evaluate; give a split that has judgements.")
+    if run.keys().isdisjoint(qrels):
+        raise ValueError(
+            f"The run and the judgements have no query in common: the first query_id is {next(iter(run), None)!r} in the run "
+            f"and {next(iter(qrels))!r} in the judgements; give the judgements of the run's queries."
+        )
     functions = {name: _parse(name) for name in measures}
     values: dict[str, dict[str, float]] = {name: {} for name in measures}
     for query_id, judged in qrels.items():
@@ -85,7 +90,7 @@ def mean(values: Mapping[str, float], query_ids: Iterable[str] | None = None) ->
     return sum(numbers) / len(numbers) if numbers else math.nan
 
 
-def hit(ranked: Sequence[str], judged: Mapping[str, int]) -> float:
+def hit(ranked: Sequence[str], judged: Mapping[str, float]) -> float:
     """Return 1 if a relevant document is among the ranked, else 0 (also called Success, or top-k accuracy).
 
     >>> hit(["a", "b"], {"b": 1})
@@ -94,7 +99,7 @@ def hit(ranked: Sequence[str], judged: Mapping[str, int]) -> float:
     return float(any(judged.get(doc_id, 0) > 0 for doc_id in ranked))
 
 
-def reciprocal_rank(ranked: Sequence[str], judged: Mapping[str, int]) -> float:
+def reciprocal_rank(ranked: Sequence[str], judged: Mapping[str, float]) -> float:
     """Return 1 / rank of the first relevant document, 0 without one.
 
     >>> reciprocal_rank(["a", "b"], {"b": 1})
@@ -103,7 +108,7 @@ def reciprocal_rank(ranked: Sequence[str], judged: Mapping[str, int]) -> float:
     return next((1.0 / rank for rank, doc_id in enumerate(ranked, start=1) if judged.get(doc_id, 0) > 0), 0.0)
 
 
-def recall(ranked: Sequence[str], judged: Mapping[str, int]) -> float:
+def recall(ranked: Sequence[str], judged: Mapping[str, float]) -> float:
     """Return the share of the relevant documents that are among the ranked; 0 if nothing is relevant.
 
     >>> recall(["a", "b"], {"b": 1, "c": 2})
@@ -113,7 +118,7 @@ def recall(ranked: Sequence[str], judged: Mapping[str, int]) -> float:
     return len(relevant.intersection(ranked)) / len(relevant) if relevant else 0.0
 
 
-def ndcg(ranked: Sequence[str], judged: Mapping[str, int], k: int) -> float:
+def ndcg(ranked: Sequence[str], judged: Mapping[str, float], k: int) -> float:
     """Return normalised discounted cumulative gain: gain = relevance, discount = log2(rank + 1) (Järvelin & Kekäläinen 2002).
 
     This is ir_measures' nDCG@k. The variant with gain = 2^relevance - 1 is nDCG(dcg='exp-log2')@k there.
@@ -125,7 +130,7 @@ def ndcg(ranked: Sequence[str], judged: Mapping[str, int], k: int) -> float:
     return _dcg(judged.get(doc_id, 0) for doc_id in ranked) / ideal if ideal > 0 else 0.0
 
 
-def precision(ranked: Sequence[str], judged: Mapping[str, int], k: int) -> float:
+def precision(ranked: Sequence[str], judged: Mapping[str, float], k: int) -> float:
     """Return the share of k results that are relevant (Zhuo et al. 2020, eq. 5); missing results count as irrelevant.
 
     >>> precision(["a", "b"], {"b": 1}, 4)
@@ -134,7 +139,7 @@ def precision(ranked: Sequence[str], judged: Mapping[str, int], k: int) -> float
     return sum(judged.get(doc_id, 0) > 0 for doc_id in ranked) / k
 
 
-def f_measure(ranked: Sequence[str], judged: Mapping[str, int], k: int) -> float:
+def f_measure(ranked: Sequence[str], judged: Mapping[str, float], k: int) -> float:
     """Return the harmonic mean of precision and recall (Zhuo et al. 2020, eq. 7); 0 if both are 0.
 
     >>> f_measure(["a", "b"], {"b": 1}, 2)
@@ -144,11 +149,11 @@ def f_measure(ranked: Sequence[str], judged: Mapping[str, int], k: int) -> float
     return 2 * p * r / (p + r) if p + r > 0 else 0.0
 
 
-def _dcg(gains: Iterable[int]) -> float:
+def _dcg(gains: Iterable[float]) -> float:
     return sum(max(gain, 0) / math.log2(rank + 1) for rank, gain in enumerate(gains, start=1))
 
 
-def _parse(name: str) -> tuple[Callable[[Sequence[str], Mapping[str, int]], float], int]:
+def _parse(name: str) -> tuple[Callable[[Sequence[str], Mapping[str, float]], float], int]:
     match = re.fullmatch(r"(Hit|RR|nDCG|Recall|P|F)@([1-9]\d*)", name)
     if not match:
         raise ValueError(f"Unknown measure {name!r}; use Hit@k, RR@k, nDCG@k, Recall@k, P@k or F@k with k from 1.")

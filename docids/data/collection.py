@@ -7,37 +7,40 @@ the line, the value and the remedy. Knows nothing of models, docids or measures.
 import hashlib
 import json
 import logging
+import os
 import tempfile
 from abc import abstractmethod
-from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache, cached_property
-from itertools import combinations
+from itertools import chain, combinations
 from pathlib import Path
 from typing import Any, overload
 
 import datasets
+import pyarrow as pa
+from datasets.fingerprint import generate_random_fingerprint
 
 from dsi.docids.data import SPLITS, TABLES, existing_folder, find_collection, folder_for_collection
 from dsi.docids.data.dev_queries import cut_dev, relevant_documents
-from dsi.docids.data.lines import (
-    file_of_collection,
-    json_lines,
-    text_lines,
-    whole_number,
-    write_json_line,
-    write_judgements,
-)
+from dsi.docids.data.judgements import check_qrels, read_judgements, relevant_rows
+from dsi.docids.data.lines import file_of_collection, write_json_line, write_judgements
+from dsi.docids.data.oddities import Oddities, warn_all
 from dsi.docids.data.records import (
-    QUERY_ID_KEYS,
+    COLUMNS,
     Numbered,
-    check_documents,
-    column_types,
-    read_query_records,
+    arrow_row,
+    arrow_schema,
+    checked_documents,
+    checked_queries,
+    column_kinds,
+    document_row,
+    document_table,
+    json_value,
+    records_of,
     table_record,
-    table_row,
 )
-from dsi.docids.data.sources import folder_records, line_records, memory_records, written_id
+from dsi.docids.data.sources import file_records, path_records
 from dsi.docids.files.checks import plain, shown
 from dsi.docids.files.storage import digest, replace_folder, sha256
 from dsi.docids.types import Qrels
@@ -78,9 +81,7 @@ class FullTexts(LazyTexts):
         return [f"{title} {text}" for title, text in zip(table["title"], table["text"], strict=True)]
 
 
-_MOST_RELEVANT = 10**18
-"""A judgement is less: files hold 18 digits."""
-_LAYOUT = 2
+_LAYOUT = 4
 """Of the cached tables of documents; another number where the same file makes other columns."""
 _IN_MEMORY = "The collection"
 """Name of what was made by `from_records`."""
@@ -142,44 +143,55 @@ class Collection:
             documents: a list or iterator of dictionaries, a DataFrame (pandas, polars), an Arrow table or a `datasets.Dataset`,
                 with an id (doc_id, _id, id or docno), a text (text or contents) and perhaps a title; all else is metadata. A
                 list of texts takes their places, "0", "1", …, as ids.
-            queries: {query_id: text}, or records with an id (query_id, _id, id or qid) and a text.
+            queries: {query_id: text}, or records with an id (query_id, _id, id or qid) and a text (text or query).
             qrels: {"train" | "dev" | "test": {query_id: {doc_id: relevance}}}.
             dev_queries: as for `read_collection`.
             seed: as for `read_collection`.
 
         Raises:
             TypeError: `documents` holds no records.
-            ValueError: a record lacks id or text, an id occurs twice, or a judgement names what is not there.
+            ValueError: a record lacks id or text, an id occurs twice, or no judgement is of a query of the collection.
         """
         _check_cut(dev_queries, seed)
-        table = _table(check_documents(memory_records(documents), "documents"), _IN_MEMORY)
+        table = _table(records_of(documents), "documents", _IN_MEMORY)
         rows, read = _rows(table), _memory_queries(queries)
-        judged = _memory_qrels({} if qrels is None else qrels, read, rows)
+        judged = {} if qrels is None else check_qrels(qrels, read, rows)
         if read and not any(judged.values()):
             _warn_unused(_IN_MEMORY, read, "qrels={'train' or 'dev' or 'test': {query_id: {doc_id: relevance}}}")
         versions = [_content_digest(table, read, judged)]
-        return cls(_IN_MEMORY, versions, table, read, *_cut(judged, read, dev_queries, seed), rows)
+        return cls(_IN_MEMORY, versions, table, read, *_cut(judged, read, rows, dev_queries, seed), rows)
 
     @classmethod
-    def from_folder(cls, folder: str | Path) -> "Collection":
-        """Make a collection of a folder of texts, subfolders included, without queries.
+    def from_files(cls, *paths: str | Path) -> "Collection":
+        """Make a collection of files, and of folders of files, subfolders included; without queries.
 
-        A .txt or .md file is a document: its id is its path in the folder (white space as %20), its title the first heading of
-        a .md file, or else the name of the file. A .jsonl (or .jsonl.gz) file has a document a line, a .csv file a document a
-        row below the names of its columns, with the keys that `from_records` takes. Hidden files are left out; so are others,
-        and a warning counts them.
+        A .txt or .md file is a document: its id is its path in the folder, its title the first heading of a .md file (or the
+        title of its front matter, whose other keys are metadata), or else the name of the file. A .jsonl (or .jsonl.gz) file
+        has a document a line, a .csv, .tsv or .parquet file a document a row, with the keys that `from_records` takes as the
+        names of the columns; a .tsv file without them has an id, a tab and the text a line. Hidden files are left out; so are
+        others, and a warning counts them.
 
         Raises:
-            FileNotFoundError: no such folder, or no such file in it.
-            TypeError: `folder` is no path.
+            FileNotFoundError: no such file or folder, or no such file in it.
+            TypeError: a path is none.
             ValueError: a malformed file, and the message names file, line, value and remedy; or a folder in BEIR layout.
         """
-        if not isinstance(folder, str | Path):
-            raise TypeError(f"folder must be a path, got {shown(folder)}; from_records takes what is in memory.")
-        if is_beir(existing_folder(folder)):
-            raise ValueError(f"{folder} is in BEIR layout, with queries and judgements; dsi.read_collection reads it.")
-        table = _table(check_documents(folder_records(existing_folder(folder)), folder), str(folder))
-        return cls(str(folder), [_content_digest(table, {}, {})], table, {}, *_cut({}, {}, 0, 0), _rows(table))
+        for path in paths:
+            if not isinstance(path, str | Path):
+                raise TypeError(
+                    f"A path must be a string or a Path, got {shown(path)}; from_records takes what is in memory."
+                )
+        found = [Path(path) if os.path.isfile(path) else existing_folder(path) for path in paths]  # noqa: PTH113
+        if not found:
+            raise FileNotFoundError("Name at least one file or folder.")
+        for path in found:
+            if path.is_dir() and is_beir(path):
+                raise ValueError(
+                    f"{path} is in BEIR layout, with queries and judgements; dsi.read_collection reads it."
+                )
+        name = ", ".join(map(str, found))
+        table = _table(path_records(found), name, name)
+        return cls(name, [_content_digest(table, {}, {})], table, {}, *_cut({}, {}, {}, 0, 0), _rows(table))
 
     def save(self, folder: str | Path) -> None:
         """Write the collection as a folder in BEIR layout, which `read_collection` and commands read.
@@ -191,7 +203,8 @@ class Collection:
         with replace_folder(folder_for_collection(folder)) as new:
             with (new / "corpus.jsonl").open("w", encoding="utf-8") as file:
                 for document in map(table_record, self.documents):
-                    write_json_line(file, {"_id": document.pop("doc_id"), **document})
+                    metadata = {name: json_value(value) for name, value in document["metadata"].items()}
+                    write_json_line(file, {"_id": document.pop("doc_id"), **document, "metadata": metadata})
             if self.queries:
                 with (new / "queries.jsonl").open("w", encoding="utf-8") as file:
                     for query_id, text in self.queries.items():
@@ -201,15 +214,19 @@ class Collection:
             for split, qrels in self.qrels.items():
                 if qrels:
                     judged = {query_id: own or nothing for query_id, own in qrels.items()}
-                    write_judgements(_triples(judged), new / "qrels" / f"{split}.tsv")
+                    triples = ((query_id, *pair) for query_id, own in judged.items() for pair in own.items())
+                    write_judgements(triples, new / "qrels" / f"{split}.tsv")
 
     def pairs(self, split: str) -> list[tuple[str, int]]:
-        """Return (query_id, document row) of every positive judgement of a split, in file order."""
+        """Return (query_id, document row) of every positive judgement of a split, in file order.
+
+        Judgements of documents that are not in the collection are left out, and those of empty queries.
+        """
         return [
-            (query_id, self.rows[doc_id])
+            (query_id, row)
             for query_id, judged in self.qrels[split].items()
-            for doc_id, relevance in judged.items()
-            if relevance > 0
+            if self.queries[query_id].strip()
+            for row in relevant_rows(judged, self.rows)
         ]
 
     def overlap_documents(self, split: str) -> frozenset[str]:
@@ -265,10 +282,14 @@ def compare_documents(collection: Collection, doc_ids: Iterable[str]) -> None:
 
 
 def read_collection(folder: str | Path, *, dev_queries: int = 500, seed: int = 0) -> Collection:
-    """Read a folder in BEIR layout, or a folder of texts.
+    """Read a folder in BEIR layout, a folder of texts, or a file of them.
 
     In BEIR layout there are `corpus.jsonl[.gz]`, `queries.jsonl[.gz]` and `qrels/{train,dev,test}.tsv`, of which only the first
-    is required. A folder without a corpus.jsonl is read by `Collection.from_folder`.
+    is required. A folder without a corpus.jsonl, or a file, is read by `Collection.from_files`.
+
+    What is odd is read, and counted in a line: judgements of documents that are not in the collection stay judged, though no
+    search finds them, and are left out of training; judgements of queries that are not there are left out; a query that is
+    empty, or without a judgement above 0, counts as 0.
 
     Args:
         folder: the collection; "minipedia" is the one that ships.
@@ -281,9 +302,11 @@ def read_collection(folder: str | Path, *, dev_queries: int = 500, seed: int = 0
         ValueError: a file's content is wrong; the message names file, line, value and remedy.
     """
     _check_cut(dev_queries, seed)
+    if isinstance(folder, str | Path) and os.path.isfile(folder):  # noqa: PTH113 (False for a name that is too long)
+        return Collection.from_files(folder)
     folder = find_collection(folder)
     if not is_beir(folder):
-        return Collection.from_folder(folder)
+        return Collection.from_files(folder)
     tables = {split: folder / "qrels" / name for split, name in zip(SPLITS, TABLES, strict=True)}
     judged = {split: file_of_collection(path) for split, path in tables.items() if path.exists()}
     versions = _versions(folder, judged)
@@ -296,12 +319,12 @@ def read_collection(folder: str | Path, *, dev_queries: int = 500, seed: int = 0
             f"{folder / 'queries.jsonl'} (or queries.jsonl.gz) does not exist; the judgements in qrels need their queries."
         )
     queries = read_queries(folder) if _has(folder, "queries.jsonl") else {}
-    qrels = {split: _read_qrels(path, queries, rows) for split, path in judged.items()}
+    qrels = {split: read_judgements(path, queries, rows) for split, path in judged.items()}
     if queries and not judged:
         _warn_unused(folder, queries, "qrels/train.tsv, dev.tsv, test.tsv")
     if _versions(folder, judged) != versions:
         raise ValueError(f"A file of {folder} was changed while it was read; read it again when it is whole.")
-    return Collection(str(folder), versions, documents, queries, *_cut(qrels, queries, dev_queries, seed), rows)
+    return Collection(str(folder), versions, documents, queries, *_cut(qrels, queries, rows, dev_queries, seed), rows)
 
 
 def _versions(folder: Path, judged: Mapping[str, Path]) -> list[str]:
@@ -336,13 +359,16 @@ def _check_cut(dev_queries: int, seed: int) -> None:
 
 
 def _cut(
-    read: Mapping[str, Qrels], queries: Mapping[str, str], dev_queries: int, seed: int
+    read: Mapping[str, Qrels], queries: Mapping[str, str], rows: Mapping[str, int], dev_queries: int, seed: int
 ) -> tuple[dict[str, Qrels], frozenset[str]]:
     """Return the judgements of all splits, dev cut from train if it is missing, and the relevant documents of uncut train."""
     qrels = {split: read.get(split, {}) for split in SPLITS}
     overlap = relevant_documents(qrels["train"].values())
     if qrels["train"] and not qrels["dev"]:
-        qrels["train"], qrels["dev"] = cut_dev(qrels["train"], qrels["test"], dev_queries, seed)
+        known = {query_id: _known(judged, rows) for query_id, judged in qrels["train"].items()}
+        chosen, judged = cut_dev(known, qrels["test"], dev_queries, seed)[1], qrels["train"]
+        qrels["train"] = {query_id: judged[query_id] for query_id in judged if query_id not in chosen}
+        qrels["dev"] = {query_id: judged[query_id] for query_id in judged if query_id in chosen}
     plain = {query_id: " ".join(queries[query_id].lower().split()) for own in qrels.values() for query_id in own}
     for one, other in combinations(SPLITS, 2):
         if shared := [query_id for query_id in qrels[one] if query_id in qrels[other]]:
@@ -359,18 +385,21 @@ def _rows(documents: datasets.Dataset) -> dict[str, int]:
     return {doc_id: row for row, doc_id in enumerate(documents["doc_id"][:])}
 
 
-def _table(documents: Numbered, name: str) -> datasets.Dataset:
-    """Return a table in memory of checked documents; `name` is that of the collection."""
-    checked = list(documents)
+def _known(judged: Mapping[str, float], rows: Mapping[str, int]) -> dict[str, float]:
+    """Return the judgements of documents that are in the collection."""
+    return {doc_id: grade for doc_id, grade in judged.items() if doc_id in rows}
+
+
+def _table(records: Numbered, source: str, name: str) -> datasets.Dataset:
+    """Return a table in memory of documents; `name` is that of the collection."""
+    odd = Oddities(source)
+    checked = list(checked_documents(records, source, odd))
     if not checked:
         raise ValueError(f"{name} has no documents; give at least one.")
-    columns = column_types(checked)
-    table: dict[str, list[Any]] = {name: [] for name in columns}  # a dictionary a row would take five times as much
-    for _, document in checked:
-        for name, value in table_row(document, columns).items():
-            table[name].append(value)
-    features = datasets.Features({name: datasets.Value(kind) for name, kind in columns.items()})
-    return datasets.Dataset.from_dict(table, features)
+    kinds = column_kinds(checked, odd)
+    odd.warn()
+    table = document_table([row for _, row in checked], kinds)
+    return datasets.Dataset(table, fingerprint=generate_random_fingerprint())
 
 
 def _content_digest(documents: datasets.Dataset, queries: Mapping[str, str], qrels: Mapping[str, Qrels]) -> str:
@@ -378,89 +407,40 @@ def _content_digest(documents: datasets.Dataset, queries: Mapping[str, str], qre
     contents = hashlib.sha256()
     for table in documents.with_format("arrow").iter(1000):
         for document in table.to_pylist():
-            contents.update(json.dumps(document, sort_keys=True).encode())
+            contents.update(json.dumps(document, sort_keys=True, default=json_value).encode())
     return digest([contents.hexdigest(), queries, qrels])
 
 
 def _memory_queries(queries: Mapping[str, str] | Iterable[Any] | None) -> dict[str, str]:
     """Return {query_id: text} of what `Collection.from_records` takes."""
-    if queries is None:
-        return {}
     if isinstance(queries, Mapping):
         queries = [{"_id": query_id, "text": text} for query_id, text in queries.items()]
-    return read_query_records(memory_records(queries, "queries", QUERY_ID_KEYS), "queries")
+    return checked_queries(
+        records_of([] if queries is None else queries, "queries"), "queries", whole=queries is not None
+    )
 
 
-def _memory_qrels(qrels: Mapping[str, Qrels], queries: Mapping[str, str], rows: Mapping[str, int]) -> dict[str, Qrels]:
-    """Return judgements, checked."""
-    if not isinstance(qrels, Mapping) or not set(qrels) <= set(SPLITS):
-        flat = isinstance(qrels, Mapping) and any(written_id(query_id) in queries for query_id in qrels)
-        remedy = '; write {"test": …} around judgements that are to be measured on' if flat else ""
-        raise ValueError(
-            f"qrels must be {{split: {{query_id: {{doc_id: relevance}}}}}} of the splits {', '.join(SPLITS)}, got "
-            f"{shown(qrels)}{remedy}."
-        )
-    read: dict[str, Qrels] = {}
-    for split, judgements in qrels.items():
-        read[split] = {}
-        for query_id, doc_id, relevance in _triples(judgements, f"qrels[{split!r}]"):
-            source = f"qrels[{split!r}][{shown(query_id)}]"
-            query, document = written_id(query_id), written_id(doc_id)
-            _check_judged(source, query, document, queries, rows)
-            value = plain(int, relevance, f"{source}[{shown(doc_id)}]")
-            if abs(value) >= _MOST_RELEVANT:
-                raise ValueError(f"{source}[{shown(doc_id)}] must have at most 18 digits, got {shown(value)}.")
-            if read[split].setdefault(query, {}).setdefault(document, value) != value:
-                raise ValueError(
-                    f"{source}[{shown(doc_id)}] is {value}, but another value under the same ids; keep one."
-                )
-        for query_id in judgements:
-            read[split].setdefault(written_id(query_id), {})
-    return read
-
-
-def _triples(qrels: Qrels, name: str = "qrels") -> Iterator[tuple[str, str, int]]:
-    """Yield (query_id, doc_id, relevance)."""
-    if not isinstance(qrels, Mapping) or not all(isinstance(judged, Mapping) for judged in qrels.values()):
-        raise ValueError(f"{name} must be {{query_id: {{doc_id: relevance}}}}, got {shown(qrels)}.")
-    for query_id, judged in qrels.items():
-        for doc_id, relevance in judged.items():
-            yield query_id, doc_id, relevance
-
-
-def _check_judged(source: str, query_id: str, doc_id: str, queries: Container[str], rows: Container[str]) -> None:
-    """Raise ValueError unless query and document of a judgement are in the collection."""
-    if query_id not in queries:
-        raise ValueError(
-            f"{source}: query_id {shown(query_id)} is not among the queries; add it, or leave the judgement out."
-        )
-    if doc_id not in rows:
-        raise ValueError(
-            f"{source}: doc_id {shown(doc_id)} is not among the documents; add it, or leave the judgement out."
-        )
-
-
-def read_documents(folder: Path) -> datasets.Dataset:
-    """Return the documents of a folder as an Arrow table: doc_id, title, text, and a column per metadata key."""
-    if not is_beir(folder):
-        return Collection.from_folder(folder).documents
-    path = _find(folder, "corpus.jsonl")
-    if next(json_lines(path), None) is None:
-        raise ValueError(f"{path} holds no documents; it needs one JSON object a line with _id, title and text.")
+def read_documents(path: Path) -> datasets.Dataset:
+    """Return the documents of a folder or a file as an Arrow table: doc_id, title, text, and a column per metadata key."""
+    if not path.is_dir() or not is_beir(path):
+        return Collection.from_files(path).documents
+    path = _find(path, "corpus.jsonl")
     version = f"{sha256(path)}, {_LAYOUT}"
-    types = read_once(_column_rows, {"column": "string", "type": "string"}, path, version)
-    columns = {row["column"]: row["type"] for row in types}
-    return read_once(_document_rows, columns, path, version, columns=columns)
+    found = read_once(_column_rows, pa.schema({"column": pa.string(), "kind": pa.string()}), path, version)[:]
+    found = list(zip(found["column"], found["kind"], strict=True))
+    warn_all(line for column, line in found if not column)
+    kinds = {column: kind for column, kind in found if column not in ("", *COLUMNS)}
+    return read_once(_document_rows, arrow_schema(kinds), path, version, kinds=kinds)
 
 
 def read_once(
-    rows: Callable[..., Iterator[dict[str, Any]]], types: dict[str, str], path: Path, version: str, **arguments: Any
+    rows: Callable[..., Iterator[dict[str, Any]]], schema: pa.Schema, path: Path, version: str, **arguments: Any
 ) -> datasets.Dataset:
     """Return a table of the rows of a file, cached while the version is the same.
 
     Args:
         rows: reads the file; its arguments are path (a str), version and `arguments`.
-        types: {column: Arrow type} of the table.
+        schema: of the table.
         path: of the file.
         version: SHA-256 of the file, and what else the rows depend on after a comma; a changed file is read again.
         **arguments: of `rows`.
@@ -470,7 +450,7 @@ def read_once(
     try:
         return datasets.Dataset.from_generator(
             _whole,
-            features=datasets.Features({name: datasets.Value(kind) for name, kind in types.items()}),
+            features=datasets.Features.from_arrow_schema(schema),
             cache_dir=_cache_folder(str(datasets.config.HF_DATASETS_CACHE)),
             gen_kwargs={"rows": rows, "path": str(path), "version": version, **arguments},
         )
@@ -511,49 +491,28 @@ def _temporary_folder() -> tempfile.TemporaryDirectory[str]:
 def read_queries(folder: Path) -> dict[str, str]:
     """Return {query_id: text} of a BEIR folder."""
     path = _find(folder, "queries.jsonl")
-    return read_query_records(line_records(path, QUERY_ID_KEYS), path)
+    return checked_queries(file_records(path), path)
 
 
 def _column_rows(path: str, version: str) -> Iterator[dict[str, str]]:
-    """Yield the columns of the documents in a file and their Arrow types; all values of a metadata key must have one type."""
-    for column, kind in column_types(line_records(Path(path))).items():
-        yield {"column": column, "type": kind}
+    """Check the documents in a file; yield the columns and their kinds, and lines on what is odd without a column."""
+    odd = Oddities(path)
+    documents = checked_documents(file_records(Path(path)), path, odd)
+    first = next(documents, None)
+    if first is None:
+        raise ValueError(f"{path} holds no documents; it needs one JSON object a line with _id, title and text.")
+    kinds = column_kinds(chain([first], documents), odd)
+    yield from (
+        {"column": column, "kind": kind} for column, kind in {**dict.fromkeys(COLUMNS, "text"), **kinds}.items()
+    )
+    yield from ({"column": "", "kind": line} for line in odd.lines())
 
 
-def _document_rows(path: str, version: str, columns: dict[str, str]) -> Iterator[dict[str, Any]]:
-    for document in document_records(Path(path)):
-        yield table_row(document, columns)
-
-
-def document_records(path: Path) -> Iterator[dict[str, Any]]:
-    """Yield doc_id, title, text and metadata of each document of a corpus.jsonl[.gz], checked line by line.
-
-    Raises:
-        FileNotFoundError: no such file.
-        ValueError: a malformed document; the message names the line.
-    """
-    if not path.exists():
-        raise FileNotFoundError(f"{path} does not exist; give a corpus.jsonl or corpus.jsonl.gz.")
-    for _, document in check_documents(line_records(path), path):
-        yield document
-
-
-def _read_qrels(path: Path, queries: dict[str, str], rows: dict[str, int]) -> Qrels:
-    qrels: Qrels = {}
-    for number, line in text_lines(path):
-        parts, source = line.split("\t"), f"{path}, line {number}"
-        relevance = whole_number(parts[2]) if len(parts) == 3 else None
-        if relevance is None:
-            if number == 1 and parts[0] == "query-id" and len(parts) == 3:  # the header
-                continue
-            raise ValueError(f"{source}: expected query-id<TAB>corpus-id<TAB>integer score, got {shown(line.strip())}.")
-        query_id, doc_id, _ = parts
-        _check_judged(source, query_id, doc_id, queries, rows)
-        if qrels.setdefault(query_id, {}).setdefault(doc_id, relevance) != relevance:
-            raise ValueError(
-                f"{source}: an earlier line gives query {shown(query_id)} and document {shown(doc_id)} another score; keep one."
-            )
-    return qrels
+def _document_rows(path: str, version: str, kinds: dict[str, str]) -> Iterator[dict[str, Any]]:
+    """Yield the rows of the documents in a file, which `_column_rows` has checked."""
+    odd = Oddities(path)
+    for source, record in file_records(Path(path)):
+        yield arrow_row(document_row(record, source, odd), kinds)
 
 
 def _has(folder: Path, name: str) -> bool:

@@ -38,7 +38,7 @@ def cut_dev(train: Qrels, test: Qrels, dev_queries: int, seed: int) -> tuple[Qre
     return keep, {query_id: judged for query_id, judged in train.items() if query_id in dev}
 
 
-def relevant_documents(judgements: Iterable[Mapping[str, int]]) -> frozenset[str]:
+def relevant_documents(judgements: Iterable[Mapping[str, float]]) -> frozenset[str]:
     """Return the documents that some query judges relevant."""
     return frozenset(doc_id for judged in judgements for doc_id, relevance in judged.items() if relevance > 0)
 

@@ -1,7 +1,8 @@
 """Any collection of ir_datasets as a BEIR folder (extra `irds`). Knows nothing of models.
 
-Judgements of missing or empty documents and queries are dropped and counted. Of several judgements of a query and a document
-the highest is kept. Ids and texts are checked as those of a collection, so that the folder can be read.
+What is odd is written as it is, and counted when the folder is read: empty documents, judgements of documents and queries that
+are not there. Of several judgements of a query and a document the highest is kept. Ids and texts are checked as those of a
+collection, so that the folder can be read.
 """
 
 from collections.abc import Mapping, Sequence
@@ -11,7 +12,8 @@ from typing import Any
 
 from dsi.docids.data import folder_for_collection
 from dsi.docids.data.lines import write_json_line, write_judgements
-from dsi.docids.data.records import document_record, query_record
+from dsi.docids.data.oddities import Oddities
+from dsi.docids.data.records import document_row, query_of
 from dsi.docids.files.checks import shown
 from dsi.docids.files.progress import progress
 from dsi.docids.files.storage import replace_folder
@@ -26,15 +28,11 @@ class PreparedIrds:
 
     Attributes:
         documents: written.
-        without_text: documents that were dropped because they have neither title nor text.
         judgements: {split: written}.
-        left_out: {split: dropped judgements}.
     """
 
     documents: int
-    without_text: int
     judgements: dict[str, int]
-    left_out: dict[str, int]
 
 
 def prepare(names: Mapping[str, str], output: Path) -> PreparedIrds:
@@ -55,21 +53,15 @@ def prepare(names: Mapping[str, str], output: Path) -> PreparedIrds:
     judgements = {split: _judgements(data_set) for split, data_set in data_sets.items()}
     judged = {doc_id for rows in judgements.values() for _, doc_id, _ in rows}
     with replace_folder(output) as folder:
-        documents, without_text, written = _write_corpus(data_sets["test"], folder / "corpus.jsonl", judged)
+        documents, written = _write_corpus(data_sets["test"], folder / "corpus.jsonl", judged)
         queries = _write_queries(data_sets, judgements, folder / "queries.jsonl")
-        kept = {
-            split: [row for row in rows if row[0] in queries and row[1] in written]
-            for split, rows in judgements.items()
-        }
-        for split, rows in kept.items():
-            if not rows:
+        for split, rows in judgements.items():
+            if not any(query_id in queries and doc_id in written for query_id, doc_id, _ in rows):
                 raise ValueError(f"{names[split]} judges none of the documents of {names['test']}; choose one corpus.")
         (folder / "qrels").mkdir()
-        for split, rows in kept.items():
+        for split, rows in judgements.items():
             write_judgements(rows, folder / "qrels" / f"{split}.tsv")
-    counts = {split: len(rows) for split, rows in kept.items()}
-    left_out = {split: len(judgements[split]) - count for split, count in counts.items()}
-    return PreparedIrds(documents, without_text, counts, left_out)
+    return PreparedIrds(documents, {split: len(rows) for split, rows in judgements.items()})
 
 
 def _load(name: str) -> Any:
@@ -97,25 +89,21 @@ def _judgements(data_set: Any) -> list[Judgement]:
     return [(query_id, doc_id, relevance) for (query_id, doc_id), relevance in highest.items()]
 
 
-def _write_corpus(data_set: Any, path: Path, judged: set[str]) -> tuple[int, int, set[str]]:
-    """Write the documents; return how many were written, how many had no text, and the judged ones among those written."""
-    count = without_text = 0
-    judged_written = set()
+def _write_corpus(data_set: Any, path: Path, judged: set[str]) -> tuple[int, set[str]]:
+    """Write the documents; return how many, and the judged ones among them."""
+    count, judged_written = 0, set()
     documents = progress(data_set.docs_iter(), "documents", unit="doc", total=data_set.docs_count())
     with path.open("w", encoding="utf-8") as file:
         for document in documents:
             title = getattr(document, "title", "") or ""
             text = document.default_text().removeprefix(title).strip()
-            if not title and not text:
-                without_text += 1
-                continue
             record = {"_id": document.doc_id, "title": title, "text": text or title}
-            document_record(record, f"Document {document.doc_id!r}", set())
+            document_row(record, f"Document {document.doc_id!r}", Oddities("documents"))
             write_json_line(file, record)
             count += 1
             if document.doc_id in judged:
                 judged_written.add(document.doc_id)
-    return count, without_text, judged_written
+    return count, judged_written
 
 
 def _write_queries(data_sets: Mapping[str, Any], judged: Mapping[str, Sequence[Judgement]], path: Path) -> set[str]:
@@ -130,12 +118,12 @@ def _write_queries(data_sets: Mapping[str, Any], judged: Mapping[str, Sequence[J
             here = {query_id for query_id, _, _ in rows}
             for query in data_sets[split].queries_iter():
                 text = query.default_text()
-                if query.query_id not in here or not text.strip():
+                if query.query_id not in here:
                     continue
                 before = written.get(query.query_id)
                 if before is None:
                     record = {"_id": query.query_id, "text": text}
-                    query_record(record, f"Query {query.query_id!r}")
+                    query_of(record, f"Query {query.query_id!r}")
                     write_json_line(file, record)
                     written[query.query_id] = split, text
                 elif before[0] != split and before[1] != text:

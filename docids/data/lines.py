@@ -101,11 +101,6 @@ def read_text(path: Path) -> str:
         return _decode(line, f"{path}, line {before.count(10) + 1}")
 
 
-def named_records(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
-    """Yield the JSON object of each line, after the words that name it in messages."""
-    return ((f"{path}, line {number}", record) for number, record in json_lines(path))
-
-
 def whole_number(text: str) -> int | None:
     """Return the integer in a text of at most 18 decimal digits; None if it is none.
 
@@ -120,11 +115,18 @@ def write_json_line(file: TextIO, record: Mapping[str, Any]) -> None:
     file.write(json.dumps(record, ensure_ascii=False) + "\n")
 
 
-def write_judgements(judgements: Iterable[tuple[str, str, int]], path: Path) -> None:
-    """Write (query_id, doc_id, relevance) as a table of judgements."""
+def write_judgements(judgements: Iterable[tuple[str, str, float]], path: Path) -> None:
+    """Write (query_id, doc_id, relevance) as a table of judgements.
+
+    Raises:
+        ValueError: an id holds a tab, which separates the columns.
+    """
     with path.open("w", encoding="utf-8") as file:
         file.write("query-id\tcorpus-id\tscore\n")
-        file.writelines(f"{query_id}\t{doc_id}\t{relevance}\n" for query_id, doc_id, relevance in judgements)
+        for query_id, doc_id, relevance in judgements:
+            if "\t" in f"{query_id}{doc_id}":
+                raise ValueError(f"{path}: the ids {query_id!r} and {doc_id!r} must not hold a tab; rename them.")
+            file.write(f"{query_id}\t{doc_id}\t{relevance}\n")
 
 
 def _open(path: Path) -> BinaryIO:

@@ -104,6 +104,8 @@ def prepare(
     """
     _check_sources(files, test_files, size, hub=hub)
     folder_for_collection(output, "output")
+    if hub:
+        check_hub()
     documents, train, test = counts or SIZES[size]
     test_sources = [path.name for path in test_files] + ["hub:validation"] * (hub and not test)
     if not test and not test_sources:
@@ -131,6 +133,19 @@ def _check_sources(files: Sequence[Path], test_files: Sequence[Path], size: str,
         raise ValueError("Give raw Natural Questions files, or hub=True (--hub) to stream them from the Hub.")
     if size not in SIZES:
         raise ValueError(f"size must be one of {', '.join(SIZES)}, got {size!r}.")
+
+
+def check_hub() -> None:
+    """Raise ConnectionError, with the remedy, if the Hub cannot be reached, where reading would try again and again."""
+    from huggingface_hub import HfApi
+
+    try:
+        HfApi().dataset_info(HUB_NAME, timeout=10)
+    except Exception as error:
+        raise ConnectionError(
+            f"{HUB_NAME} cannot be reached on the Hub ({type(error).__name__}); give raw files instead, which "
+            "https://ai.google.com/research/NaturalQuestions has: v1.0-simplified_nq-train.jsonl.gz, or nq-train-??.jsonl.gz."
+        ) from None
 
 
 def parse(record: dict[str, Any]) -> Example:

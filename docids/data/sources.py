@@ -1,34 +1,47 @@
-"""Documents from whatever holds texts: records in memory, tables, folders of files. Knows nothing of collections."""
+"""The documents and queries of files: texts, lines of JSON, tables. Knows nothing of what they must hold."""
 
 import csv
 import io
 import logging
 import re
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import datasets
-import pandas
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.csv as pa_csv
+import pyarrow.parquet
+import yaml
 
-from dsi.docids.data.lines import LONGEST_LINE, file_of_collection, named_records, read_text
-from dsi.docids.data.records import ID_KEYS, MOST_COLUMNS, TEXT_KEYS
-from dsi.docids.files.checks import printable, shown, unpack
+from dsi.docids.data.lines import LONGEST_LINE, file_of_collection, json_lines, read_text, text_lines
+from dsi.docids.data.records import (
+    ID_KEYS,
+    MOST_COLUMNS,
+    QUERY_ID_KEYS,
+    QUERY_TEXT_KEYS,
+    TEXT_KEYS,
+    check_different,
+    reason,
+    table_records,
+)
+from dsi.docids.files.checks import shown
 from dsi.docids.files.untrusted import walked
 
 logger = logging.getLogger(__name__)
 
-_TEXTS, _LINES, _ROWS = (".txt", ".md"), (".jsonl", ".jsonl.gz"), (".csv",)
-_READ = (*_TEXTS, *_LINES, *_ROWS)
-_ROWS_AT_ONCE = 1000
-_LONGEST_ID = 1000
-"""Bits of a whole number that is written out as an id."""
+_TEXTS, _LINES, _PARQUET = (".txt", ".md"), (".jsonl", ".jsonl.gz"), (".parquet",)
+_TABLES = {".csv": ",", ".tsv": "\t"}
+"""{suffix: what separates the columns}."""
+READ = (*_TEXTS, *_LINES, *_TABLES, *_PARQUET)
+"""The kinds of files that are read."""
 _HEADER = 2**20
 """Bytes of a table in which the names of its columns stand."""
+_FRONT = 2**16
+"""Characters of front matter, at most."""
+_KEPT = {*ID_KEYS, *QUERY_ID_KEYS, *TEXT_KEYS, *QUERY_TEXT_KEYS, "query-id", "title"}
+"""Columns whose values stay texts."""
 _WHOLE, _EXPONENT = "(0|[1-9][0-9]{0,199})", "[eE][-+]?[0-9]{1,2}"
 _KINDS = (
     (pa.int64(), "^-?(0|[1-9][0-9]{0,17})$"),
@@ -41,128 +54,40 @@ _KINDS = (
 )
 """Types of a column of a table, and what all its values look like."""
 
+Records = Iterator[tuple[str, Mapping[str, Any]]]
+"""Records, each after the words that name it in messages."""
 
-def memory_records(
-    source: Iterable[Any], name: str = "documents", id_keys: Sequence[str] = ID_KEYS, *, texts: bool = True
-) -> Iterator[tuple[str, dict[str, Any]]]:
-    """Yield the records of a list, an iterator, a DataFrame, an Arrow table or a `datasets.Dataset`, after their names.
 
-    A text is a record whose id is its place. Whole numbers are taken for ids.
-
-    Args:
-        source: the records.
-        name: of them all, for messages.
-        id_keys: under which a record may have its id.
-        texts: take texts for records; without, they are refused.
+def path_records(paths: Sequence[Path]) -> Records:
+    """Yield the documents of files and of folders of files.
 
     Raises:
-        TypeError: the source or a record is of another kind.
-    """
-    for place, record in enumerate(_rows(source, name)):
-        if isinstance(record, str) and texts:
-            record = {"_id": str(place), "text": record}
-        if not isinstance(record, Mapping):
-            kinds = "a dictionary or a text" if texts else "a dictionary with doc_id and text"
-            raise TypeError(f"{name}[{place}] must be {kinds}, got {shown(record)}.")
-        yield f"{name}[{place}]", _regular(record, id_keys)
-
-
-def _rows(source: Any, name: str) -> Iterable[Any]:
-    """Return an iterable of the rows of a source."""
-    if hasattr(source, "to_list") and not hasattr(source, "columns"):  # a series
-        source = source.to_list()
-    if isinstance(source, datasets.DatasetDict):
-        raise TypeError(f"{name} must be one data set, got a dictionary of {', '.join(source)}; pass one of them.")
-    if isinstance(source, datasets.Dataset):  # as Arrow: decoding opens what the columns of pictures and sounds name
-        return _arrow_rows(source.with_format("arrow").iter(_ROWS_AT_ONCE), name)
-    if isinstance(source, pandas.DataFrame) or hasattr(source, "__arrow_c_stream__"):
-        return _arrow_rows([_arrow_table(source, name)], name)
-    if isinstance(source, str | bytes | Mapping | Set) or not isinstance(source, Iterable):
-        remedy = "dsi.read_collection reads a folder"
-        if isinstance(source, Mapping):
-            remedy = "put one record into a list, and columns into a pandas.DataFrame"
-        if isinstance(source, Set):
-            remedy = "a set has no order, and texts take their places as ids: make a list of it"
-        raise TypeError(
-            f"{name} must be a list or an iterator of dictionaries, a DataFrame, an Arrow table or a datasets.Dataset, got "
-            f"{shown(source)}; {remedy}."
-        )
-    return source
-
-
-def _arrow_table(source: Any, name: str) -> pa.Table:
-    """Return an Arrow table of a DataFrame, or of what gives one."""
-    try:
-        if isinstance(source, pandas.DataFrame):
-            return pa.Table.from_pandas(source, preserve_index=False)
-        return pa.table(source)
-    except (ValueError, TypeError, NotImplementedError, pa.ArrowException) as error:
-        raise ValueError(
-            f"{name} have a column that is none of Arrow's ({_reason(error)}); write its values as texts."
-        ) from None
-
-
-def _arrow_rows(tables: Iterable[pa.Table], name: str) -> Iterator[dict[str, Any]]:
-    """Yield the rows of Arrow tables, without the columns that hold nothing."""
-    for table in tables:
-        _check_different(table.column_names, name)
-        filled = table.select([column for column in table.column_names if table[column].null_count < len(table)])
-        try:
-            for batch in filled.to_batches(_ROWS_AT_ONCE):
-                yield from batch.to_pylist()
-        except (OverflowError, ValueError, pa.ArrowException) as error:
-            raise ValueError(
-                f"{name} hold a value that Python cannot ({_reason(error)}), such as a date after 9999; write texts."
-            ) from None
-
-
-def _reason(error: Exception) -> str:
-    """Return what a library said, on one line that is not long."""
-    return printable(str(error).strip().rstrip("."))[:200]
-
-
-def _regular(record: Mapping[Any, Any], id_keys: Sequence[str] = ID_KEYS) -> dict[str, Any]:
-    """Return a record without missing values, with whole numbers as ids written out."""
-    found = {key: unpack(value) for key, value in record.items()}
-    found = {key: value for key, value in found.items() if not _is_missing(value)}
-    return found | {key: written_id(found[key]) for key in id_keys if key in found}
-
-
-def written_id(key: Any) -> Any:
-    """Return an id with whole numbers written out."""
-    value = unpack(key)
-    return str(value) if type(value) is int and value.bit_length() <= _LONGEST_ID else value
-
-
-def _is_missing(value: Any) -> bool:
-    return value is None or value is pandas.NA or value is pandas.NaT or (isinstance(value, float) and value != value)
-
-
-def line_records(path: Path, id_keys: Sequence[str] = ID_KEYS) -> Iterator[tuple[str, dict[str, Any]]]:
-    """Yield the records of a .jsonl[.gz] file after the words that name them, as `memory_records` yields those in memory."""
-    for source, record in named_records(path):
-        yield source, _regular(record, id_keys)
-
-
-def folder_records(folder: Path) -> Iterator[tuple[str, dict[str, Any]]]:
-    """Yield the documents of the files in a folder, by path, after the words that name them in messages.
-
-    Raises:
-        FileNotFoundError: no file of a kind that is read.
+        FileNotFoundError: no such path, or no file of a kind that is read.
         ValueError: a file is not UTF-8, or not of its kind.
     """
+    for path in paths:
+        if path.is_dir():
+            yield from _folder_records(path)
+        elif not path.exists():
+            raise FileNotFoundError(f"{path} does not exist; name a folder, or a file of a kind in {', '.join(READ)}.")
+        else:
+            yield from file_records(path)
+
+
+def _folder_records(folder: Path) -> Records:
     paths = sorted(_files(folder))
     read = [path for path in paths if _is_read(path)]
     left_out = Counter(path.suffix.lower() or path.name for path in paths if not _is_read(path))
+    counted = ", ".join(f"{count} {suffix}" for suffix, count in left_out.most_common(5))
     if not read:
-        found = f"it holds {_counted(left_out)}" if left_out else "it is empty"
+        found = f"it holds {counted}" if left_out else "it is empty"
         raise FileNotFoundError(
-            f"{folder} has no {', '.join(_READ)} file, and no corpus.jsonl of the BEIR layout; {found}."
+            f"{folder} has no {', '.join(READ)} file, and no corpus.jsonl of the BEIR layout; {found}."
         )
     if left_out:
-        logger.warning("%s: files that are not read: %s.", folder, _counted(left_out))
+        logger.warning("%s: files that are not read: %s.", folder, counted)
     for path in read:
-        yield from _file_records(file_of_collection(path), path.relative_to(folder))
+        yield from file_records(path, path.relative_to(folder).as_posix())
 
 
 def _files(folder: Path) -> Iterator[Path]:
@@ -179,46 +104,135 @@ def _files(folder: Path) -> Iterator[Path]:
 
 
 def _is_read(path: Path) -> bool:
-    return path.name.lower().endswith(_READ)
+    return path.name.lower().endswith(READ)
 
 
-def _counted(suffixes: Counter[str]) -> str:
-    return ", ".join(f"{count} {suffix}" for suffix, count in suffixes.most_common(5))
+def file_records(path: Path, doc_id: str = "") -> Records:
+    """Yield the documents of a file, or its queries.
 
+    Args:
+        path: of a kind in `READ`.
+        doc_id: of a text; its name by default.
 
-def _file_records(path: Path, name: Path) -> Iterator[tuple[str, dict[str, Any]]]:
-    """Yield the documents of a file; `name` is its path in the folder."""
-    if path.name.lower().endswith(_TEXTS):
-        text = read_text(path)
-        if not text.strip():
-            logger.warning("%s is blank, so it is found by its name only.", path)
-        heading = _heading(text) if path.suffix.lower() == ".md" else ""
-        title = heading or re.sub(r"[-_]+", " ", path.stem)
-        yield str(path), {"_id": "%20".join(name.as_posix().split()), "title": title, "text": text}
-    elif path.name.lower().endswith(_LINES):
-        yield from line_records(path)
+    Raises:
+        ValueError: of another kind, or not as its kind is.
+    """
+    name = file_of_collection(path).name.lower()
+    if name.endswith(_TEXTS):
+        yield str(path), _text_record(path, doc_id or path.name)
+    elif name.endswith(_LINES):
+        yield from ((f"{path}, line {number}", record) for number, record in json_lines(path))
+    elif name.endswith(_PARQUET):
+        yield from _numbered(path, _parquet_rows(path), 1)
+    elif name.endswith(".tsv") and not _has_header(path):
+        yield from bare_records(path)
+    elif suffix := next((suffix for suffix in _TABLES if name.endswith(suffix)), ""):
+        yield from _numbered(
+            path, _table_rows(path, _TABLES[suffix]), 2
+        )  # as Arrow counts, the names of the columns included
     else:
-        yield from _table_records(path)
+        raise ValueError(f"{path} is not of a kind that is read ({', '.join(READ)}); save it as one.")
+
+
+def _numbered(path: Path, rows: Iterator[dict[str, Any]], first: int) -> Records:
+    number = first - 1
+    for number, row in enumerate(rows, start=first):
+        yield f"{path}, row {number}", row
+    if number < first:
+        logger.warning("%s names columns, and has no row below them.", path)
+
+
+# Texts.
+
+
+def _text_record(path: Path, doc_id: str) -> dict[str, Any]:
+    """Return a text as a document, its title that of the front matter or first heading in Markdown, else the file's name."""
+    text, front = read_text(path), dict[str, Any]()
+    if not text.strip():
+        logger.warning("%s is blank, so it is found by its name only.", path)
+    if path.suffix.lower() == ".md":
+        front, text = _front_matter(text, path)
+    title = front.pop("title", None) or (_heading(text) if path.suffix.lower() == ".md" else "")
+    return {"_id": doc_id, "title": str(title or re.sub(r"[-_]+", " ", path.stem)), "text": text, "metadata": front}
+
+
+def _front_matter(text: str, path: Path) -> tuple[dict[str, Any], str]:
+    """Return the keys of the YAML between two lines of --- at the head of a text, and the rest of it."""
+    lines = re.match(r"---[ \t]*\n(.*?\n)(?:---|\.\.\.)[ \t]*(?:\n|$)", text[:_FRONT], re.DOTALL)
+    if not lines:
+        return {}, text
+    try:
+        front = yaml.safe_load(lines[1])
+    except (yaml.YAMLError, ValueError) as error:
+        logger.warning("%s: its front matter is not YAML (%s), and read as text.", path, reason(error))
+        return {}, text
+    return (
+        ({str(key): value for key, value in front.items()}, text[lines.end() :])
+        if isinstance(front, dict)
+        else ({}, text)
+    )
 
 
 def _heading(text: str) -> str:
-    r"""Return the first heading of a text in Markdown, "" if it has none.
+    r"""Return the first heading of a text in Markdown, "" if it has none; a comment in a fence of code is none.
 
-    >>> _heading("words"), _heading("#hash\n## C# in short ##\n# Next")
+    >>> _heading("words"), _heading("```\n# comment\n```\n#hash\n## C# in short ##\n# Next")
     ('', 'C# in short')
     """
+    fence = ""
     for line in io.StringIO(text):
+        mark = re.match(r" {0,3}(```+|~~~+)", line)
+        if mark and not fence:
+            fence = mark[1]
+        elif mark and mark[1].startswith(fence) and not line[mark.end() :].strip():
+            fence = ""
         rest = line.lstrip("#")
-        if rest != line and rest[:1].isspace() and (words := rest.split()):
+        if not fence and rest != line and rest[:1].isspace() and (words := rest.split()):
             closed = len(words) > 1 and not words[-1].strip("#")
             return " ".join(words[:-1] if closed else words)
     return ""
 
 
-def _table_records(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
-    """Yield the rows of a .csv file whose first line names the columns; numbers stay numbers in metadata."""
+# Tables.
+
+
+def _parquet_rows(path: Path) -> Iterator[dict[str, Any]]:
     try:
-        names = _column_names(path)
+        with pyarrow.parquet.ParquetFile(path) as file:
+            _check_columns(file.schema_arrow.names, f"{path}")
+            yield from table_records(file.iter_batches(1000), path)
+    except (pa.ArrowException, OSError) as error:
+        raise ValueError(f"{path} is not a Parquet file ({reason(error)}); write it again.") from None
+
+
+def _has_header(path: Path) -> bool:
+    return _names_columns(_column_names(path, "\t"))
+
+
+def _names_columns(names: Sequence[str]) -> bool:
+    """True if the values of a first line name columns: an id and a text are among them."""
+    found = {_own_name(name.strip().lower()) for name in names}
+    return not (found.isdisjoint({*ID_KEYS, *QUERY_ID_KEYS}) or found.isdisjoint({*TEXT_KEYS, *QUERY_TEXT_KEYS}))
+
+
+def bare_records(path: Path) -> Records:
+    """Yield the lines of a file of id, a tab and the text; a first line that names these columns is left out."""
+    for number, line in text_lines(path):
+        if number == 1 and _names_columns(line.split("\t")):
+            continue
+        source = f"{path}, line {number}"
+        record_id, tab, text = line.partition("\t")
+        if not tab:
+            raise ValueError(
+                f"{source}: expected id<TAB>text, or a first line that names columns (id, text, …); got {line[:60]!r}."
+            )
+        yield source, {"_id": record_id, "text": text}
+
+
+def _table_rows(path: Path, separator: str) -> Iterator[dict[str, Any]]:
+    """Yield the rows of a table whose first line names the columns; numbers stay numbers in metadata."""
+    try:
+        names = _column_names(path, separator)
     except csv.Error as error:
         raise _no_table(path, error) from None
     _check_columns(names, f"{path}, line 1")
@@ -227,49 +241,48 @@ def _table_records(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
         table = pa_csv.read_csv(
             path,
             pa_csv.ReadOptions(use_threads=False, block_size=LONGEST_LINE),  # so that errors tell the row
-            pa_csv.ParseOptions(newlines_in_values=True),
+            pa_csv.ParseOptions(delimiter=separator, newlines_in_values=True),
             pa_csv.ConvertOptions(column_types=texts, null_values=[""], strings_can_be_null=True),
         )
         if table.column_names != names:
             raise ValueError("the names of its columns cannot be read")
     except ValueError as error:  # of Arrow, too
         raise _no_table(path, error) from None
-    kept = {*ID_KEYS, *TEXT_KEYS, "title"}
-    columns = {name: table[name] if name in kept else _typed(table[name]) for name in names}
-    for number, (_, record) in enumerate(memory_records(pa.table(columns)), start=2):
-        yield f"{path}, row {number}", record  # as Arrow counts, the names of the columns included
+    columns = {_own_name(name): table[name] if _own_name(name) in _KEPT else _typed(table[name]) for name in names}
+    return table_records([pa.table(columns)], path)
+
+
+def _own_name(name: str) -> str:
+    """Return the name of a column as keys have it: query_id for query-id."""
+    return "query_id" if name == "query-id" else name
 
 
 def _no_table(path: Path, error: Exception) -> ValueError:
+    kind = "comma" if path.suffix.lower() == ".csv" else "tab"
     return ValueError(
-        f"{path} is not a table of comma-separated values in UTF-8 ({_reason(error)}); save it as one, "
+        f"{path} is not a table of {kind}-separated values in UTF-8 ({reason(error)}); save it as one, "
         "with as many values in each row as there are columns."
     )
 
 
-def _column_names(path: Path) -> list[str]:
+def _column_names(path: Path, separator: str) -> list[str]:
     """Return the values of the first line that is not blank; it has at most a million bytes."""
     with path.open("rb") as file:
         head = file.read(_HEADER).decode("utf-8-sig", errors="replace")  # Arrow refuses what is no UTF-8
-    return next(filter(None, csv.reader(io.StringIO(head, newline=""))), [])
+    return next(filter(None, csv.reader(io.StringIO(head, newline=""), delimiter=separator)), [])
 
 
 def _check_columns(names: Sequence[str], source: str) -> None:
     """Raise ValueError unless the columns of a table are several, not too many, and have names of their own."""
     if len(names) > MOST_COLUMNS:
         raise ValueError(f"{source}: a table has at most {MOST_COLUMNS:,} columns, got {len(names):,}; leave some out.")
-    _check_different(names, source)
+    check_different(names, source)
     if hidden := [name for name in names if not name.isprintable()]:
         raise ValueError(
             f"{source}: the column {shown(hidden[0])} has a character that cannot be printed; leave it out."
         )
     if len(names) == 1:
         raise ValueError(f"{source}: there is one column, {shown(names[0])}; separate columns by commas.")
-
-
-def _check_different(names: Sequence[str], source: str) -> None:
-    if twice := [name for name, count in Counter(names).items() if count > 1]:
-        raise ValueError(f"{source}: the column {shown(twice[0])} comes twice; give each a name of its own.")
 
 
 def _typed(column: pa.ChunkedArray) -> pa.ChunkedArray:

@@ -212,7 +212,7 @@ class BM25(Lexical):
     def best_score(self, query: str, terms: Terms) -> float:
         """Return the sum of the inverse document frequencies of all words; that of an unknown word is the highest."""
         unknown = len(self.analyzer.terms(query)) - len(terms.numbers)
-        return float(terms.factors.sum() + unknown * self._rarity(np.zeros(1))[0])
+        return float(terms.factors.sum() + unknown * self._rarity(np.zeros(1, dtype=np.int32))[0])
 
     def _rarity(self, frequencies: Ints) -> Floats:
         """Return Lucene's inverse document frequencies of terms in so many documents."""

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from dsi.commands.arguments import add_data, add_device, add_index, open_retriever, parser
+from dsi.commands.arguments import add_data, add_device, add_escaping, add_index, open_retriever, parser
 from dsi.commands.libraries import load_libraries
 from dsi.commands.main import run_command
 from dsi.commands.values import count, output_file, output_folder
@@ -28,13 +28,17 @@ def main(argv: Sequence[str] | None = None) -> None:
     from dsi.config import read_dev_queries
     from dsi.docids.data.collection import read_collection
     from dsi.docids.files.storage import file_name
-    from dsi.eval.trec import write_run
+    from dsi.eval.trec import check_fields, write_qrels, write_run
     from dsi.measuring.evaluation import evaluate
     from dsi.store.manifest import read_entries
     from dsi.training.stages import launch
 
     retriever = open_retriever(arguments)
     collection = read_collection(arguments.data, dev_queries=read_dev_queries(arguments.run))
+    qrels = collection.qrels[arguments.split]
+    if arguments.trec_runs:  # before anything is searched
+        ids = *retriever.documents.rows, *qrels, *(doc_id for judged in qrels.values() for doc_id in judged)
+        check_fields(arguments.trec_runs, ids, escape=arguments.escape_ids)
     processes = launch(arguments.device)
     evaluation = evaluate(
         retriever,
@@ -54,8 +58,11 @@ def main(argv: Sequence[str] | None = None) -> None:
         config = {"config": file.read_text(encoding="utf-8")} if file.exists() else {}
         versions = read_entries(arguments.run / "manifest.json")["versions"]
         evaluation.save(arguments.results, **config, index_versions=versions)
-    for name, run in evaluation.runs.items() if arguments.trec_runs else ():
-        write_run(run, arguments.trec_runs / f"{file_name(name)}.run", file_name(name))
+    if arguments.trec_runs:
+        for name, run in evaluation.runs.items():
+            path = arguments.trec_runs / f"{file_name(name)}.run"
+            write_run(run, path, file_name(name), escape_ids=arguments.escape_ids)
+        write_qrels(qrels, arguments.trec_runs / f"{arguments.split}.qrels", escape_ids=arguments.escape_ids)
     _print_tables(arguments, retriever, collection)
 
 
@@ -104,8 +111,12 @@ def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
     )
     command_line.add_argument("--results", type=output_file, help="write search configs, measures and hardware as JSON")
     command_line.add_argument(
-        "--trec-runs", type=output_folder, metavar="DIR", help="write every system's run in TREC format"
+        "--trec-runs",
+        type=output_folder,
+        metavar="DIR",
+        help="write every system's run and the judgements in TREC format",
     )
+    add_escaping(command_line)
     add_device(command_line, searches=True)
     arguments = command_line.parse_args(argv)
     _check(arguments)

@@ -16,13 +16,13 @@ from dsi.docids.extensions import extensions, load_extension
 from dsi.docids.files.checks import printable
 
 COMMANDS = (
-    "example", "train", "tune", "evaluate", "search", "explain", "serve", "update", "push", "prepare-nq", "prepare-irds",
-    "export",
+    "example", "index", "train", "tune", "evaluate", "compare", "search", "explain", "info", "serve", "update",
+    "push", "prepare-nq", "prepare-irds", "export",
 )  # fmt: skip
 """The commands of the library, in the order of `dsi --help`; other packages add commands as entry points."""
 _MEANT = {
-    "add": "update", "ask": "search", "build": "train", "demo": "example", "delete": "update", "fit": "train",
-    "index": "train", "measure": "evaluate", "query": "search", "remove": "update", "retrieve": "search", "upload": "push",
+    "about": "info", "add": "update", "ask": "search", "build": "train", "demo": "example", "delete": "update", "fit": "train",
+    "measure": "evaluate", "query": "search", "remove": "update", "retrieve": "search", "upload": "push",
 }  # fmt: skip
 """{name in other programs: our command}."""
 _WING = "dr-scl-experiments"

@@ -22,12 +22,9 @@ def main(argv: Sequence[str] | None = None) -> None:
     quiet_logging()
     names = {split: name for split in ("train", "dev", "test") if (name := getattr(arguments, split))}
     written = prepare(names, arguments.output)
-    print(f"{arguments.output}: {written.documents} documents, {written.without_text} without text left out")
+    print(f"{arguments.output}: {written.documents} documents")
     for split, count in written.judgements.items():
-        left_out = (
-            f", {written.left_out[split]} of missing documents or queries left out" if written.left_out[split] else ""
-        )
-        print(f"  {split}: {count} judgements, from {names[split]}{left_out}")
+        print(f"  {split}: {count} judgements, from {names[split]}")
 
 
 def _parse(argv: Sequence[str] | None) -> argparse.Namespace:

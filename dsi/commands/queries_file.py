@@ -1,6 +1,5 @@
-"""Queries in a file: queries.jsonl in BEIR layout, or a line each of id, a tab and the text. Imports nothing heavy."""
+"""Queries in a file: queries.jsonl in BEIR layout, a table with named columns, or lines of id, a tab and the text."""
 
-from collections.abc import Iterator
 from pathlib import Path
 
 
@@ -8,25 +7,13 @@ def read_queries_file(path: Path) -> dict[str, str]:
     """Return {query_id: text}, in the order of the file.
 
     Args:
-        path: .jsonl, or else lines of `id<TAB>text`; with .gz after it, compressed.
+        path: .jsonl (or .jsonl.gz); .csv, .tsv or .parquet with the columns id and text; anything else has `id<TAB>text` lines.
 
     Raises:
-        ValueError: a line that is not such a query, or an id that comes twice or has white space, which a TREC run cannot hold.
+        ValueError: a line that is not such a query, or an id that comes twice.
     """
-    from dsi.docids.data.records import QUERY_ID_KEYS, read_query_records
-    from dsi.docids.data.sources import line_records
+    from dsi.docids.data.records import checked_queries
+    from dsi.docids.data.sources import READ, bare_records, file_records
 
-    return read_query_records(
-        line_records(path, QUERY_ID_KEYS) if ".jsonl" in path.suffixes else _tab_separated(path), path
-    )
-
-
-def _tab_separated(path: Path) -> Iterator[tuple[str, dict[str, str]]]:
-    from dsi.docids.data.lines import text_lines
-
-    for number, line in text_lines(path):
-        source = f"{path}, line {number}"
-        query_id, tab, text = line.partition("\t")
-        if not tab:
-            raise ValueError(f"{source}: expected id<TAB>text, or a file named .jsonl; got {line[:60]!r}.")
-        yield source, {"_id": query_id, "text": text}
+    is_known = path.name.lower().endswith(READ) and path.suffix.lower() not in (".txt", ".md")
+    return checked_queries(file_records(path) if is_known else bare_records(path), path)

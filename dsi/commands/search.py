@@ -13,7 +13,15 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from dsi.commands.arguments import add_device, add_index, add_search_options, open_retriever, parser, search_options
+from dsi.commands.arguments import (
+    add_device,
+    add_escaping,
+    add_index,
+    add_search_options,
+    open_retriever,
+    parser,
+    search_options,
+)
 from dsi.commands.libraries import load_libraries
 from dsi.commands.main import run_command
 from dsi.commands.prompt import HELP, command_of, read_lines, readable
@@ -57,11 +65,12 @@ def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
         "--queries",
         type=existing_file,
         metavar="FILE",
-        help="queries.jsonl, or id, a tab and the text a line; needs --run",
+        help="queries.jsonl, a .csv, .tsv or .parquet with columns id and text, or id, a tab and the text a line; needs --run",
     )
     command_line.add_argument(
         "--run", type=output_file, metavar="OUT", dest="output", help="TREC run to write for --queries"
     )
+    add_escaping(command_line)
     command_line.add_argument("--json", action="store_true", help="print one JSON object per query")
     command_line.add_argument("-k", type=count, default=10, help="documents per query")
     command_line.add_argument(
@@ -108,8 +117,10 @@ class _Searches:
         """Write the answers of {query_id: text} as a TREC run, with its file's name as the tag."""
         from dsi.docids.files.storage import file_name
         from dsi.eval.measures import ranking
-        from dsi.eval.trec import write_run
+        from dsi.eval.trec import check_fields, write_run
 
+        ids = *queries, *self.retriever.documents.rows
+        check_fields(arguments.output, ids, escape=arguments.escape_ids)  # before the search
         if self.rerankers:
             whole = self._reranked(queries).as_run()
             run = {
@@ -117,7 +128,8 @@ class _Searches:
             }
         else:
             run = self.retriever.run(queries, self.k, **self.options)
-        write_run(run, arguments.output, file_name(arguments.output.stem) or "dsi")
+        tag = file_name(arguments.output.stem) or "dsi"
+        write_run(run, arguments.output, tag, escape_ids=arguments.escape_ids)
         print(f"{arguments.output}: {len(run)} queries, {sum(map(len, run.values()))} documents")
 
     def answer_query(self, query: str) -> None:

@@ -6,16 +6,10 @@ Stages that are up to date are skipped, and a killed run resumes where it stoppe
 
 import sys
 from collections.abc import Sequence
-from pathlib import Path
-from typing import TYPE_CHECKING
 
 from dsi.commands.arguments import add_overwriting, in_words, training_parser, training_run
 from dsi.commands.main import run_command
 from dsi.commands.values import existing_file
-
-if TYPE_CHECKING:
-    import numpy as np
-    from numpy.typing import NDArray
 
 STAGE_METHODS = {
     "pseudo_queries": "generate_queries",
@@ -56,8 +50,10 @@ def main(argv: Sequence[str] | None = None) -> None:
     arguments = parser.parse_args(argv)
     if arguments.embeddings and arguments.stage != "docids":
         raise ValueError("--embeddings is what --stage docids clusters on; add --stage docids, or leave it out.")
-    points = None if arguments.embeddings is None else read_embeddings(arguments.embeddings)
     run = training_run(arguments)
+    from dsi.training.indexing import read_embeddings
+
+    points = None if arguments.embeddings is None else read_embeddings(arguments.embeddings)
     if arguments.stage == "docids":
         run.build_docids(points)
     else:
@@ -71,29 +67,6 @@ def main(argv: Sequence[str] | None = None) -> None:
 
     if arguments.stage == "generator" and run.config.dev_queries and not is_tuned(run.folder):
         print(f"The index is not tuned yet: dsi tune {run.folder} --data {run.collection.name}")
-
-
-def read_embeddings(path: Path) -> "NDArray[np.float32]":
-    """Read embeddings [documents, dim] of any type of number from a .npy file; mapped, if float16 or float32.
-
-    Raises:
-        ValueError: the file is another one, or holds something else.
-    """
-    import numpy as np
-
-    from dsi.docids.files.untrusted import check_file
-
-    check_file(path, "write it with numpy.save")
-    try:
-        array = np.lib.format.open_memmap(path, mode="r")
-    except Exception:  # a broken header raises nearly anything
-        found = "a file that NumPy cannot read"
-    else:
-        if array.ndim == 2 and array.shape[1] and array.dtype.kind in "fiu":
-            is_read_as_it_is = array.dtype in (np.float16, np.float32) and array.flags.c_contiguous
-            return array if is_read_as_it_is else np.ascontiguousarray(array, dtype=np.float32)
-        found = f"an array of {array.dtype} {list(array.shape)}"
-    raise ValueError(f"{path} must be a .npy file of numbers [documents, dim], got {found}; write it with numpy.save.")
 
 
 if __name__ == "__main__":

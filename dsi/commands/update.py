@@ -1,7 +1,7 @@
 """`dsi update`: add documents to an index and remove others, without training.
 
-New documents come from a corpus.jsonl (`_id`, `title`, `text`) and are searchable at once. A document that is both removed and
-added is replaced. --texts keeps the texts of documents in the index, for rerankers that read them. --vectors keeps their
+New documents come from files of any kind that `dsi index` reads, and are searchable at once. A document that is both removed
+and added is replaced. --texts keeps the texts of documents in the index, for rerankers that read them. --vectors keeps their
 vectors in fewer bytes. The index on disk changes atomically; on any error it stays as it is. Updates at the same time wait for
 each other.
 """
@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from dsi.commands.arguments import add_device, add_index, parser
 from dsi.commands.libraries import load_libraries
 from dsi.commands.main import run_command
-from dsi.commands.values import collection_folder, count, existing_file
+from dsi.commands.values import collection_folder, count, existing_file, source_path
 from dsi.docids.files.checks import counted
 
 
@@ -21,14 +21,16 @@ def main(argv: Sequence[str] | None = None) -> None:
     """Update, print the number of documents."""
     arguments = _parse(argv)
     load_libraries()
-    from dsi.docids.data.collection import document_records, read_documents
+    from dsi.docids.data.collection import read_documents
     from dsi.docids.data.lines import text_lines
+    from dsi.docids.data.records import checked_documents, table_record
+    from dsi.docids.data.sources import path_records
     from dsi.store.loading import updating
     from dsi.store.retriever import GenerativeRetriever
 
     in_file = [line for _, line in text_lines(arguments.remove_file)] if arguments.remove_file else []
     removed = [*arguments.remove, *in_file]
-    added = list(document_records(arguments.add)) if arguments.add else []
+    added = [table_record(row) for _, row in checked_documents(path_records(arguments.add), "--add")]
     with updating(arguments.run):  # from reading to writing, so that no other update comes between
         retriever = GenerativeRetriever.from_pretrained(arguments.run, device=arguments.device)
         retriever.documents.rows_of(removed, "--remove")
@@ -50,7 +52,12 @@ def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
     command_line = parser("update", __doc__)
     add_index(command_line)
     command_line.add_argument(
-        "--add", type=existing_file, metavar="FILE", help="corpus.jsonl or corpus.jsonl.gz of the new documents"
+        "--add",
+        type=source_path,
+        nargs="+",
+        default=[],
+        metavar="FILE",
+        help="files or folders of the new documents (.jsonl, .csv, .tsv, .parquet, .txt, .md)",
     )
     command_line.add_argument("--remove", nargs="+", default=[], metavar="DOC_ID", help="documents to remove")
     command_line.add_argument(

@@ -97,6 +97,16 @@ def existing_file(value: str) -> Path:
     return path
 
 
+def source_path(value: str) -> Path:
+    """Return a file that is there, or the folder of a collection or of files."""
+    if Path(value).is_file():
+        return Path(value)
+    try:
+        return find_collection(value)
+    except FileNotFoundError:
+        raise ArgumentTypeError(f"{value} does not exist; name a file or a folder of texts, or a collection.") from None
+
+
 def output_folder(value: str) -> Path:
     """Return a folder that is there or can be made."""
     try:

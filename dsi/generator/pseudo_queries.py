@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import datasets
+import pyarrow as pa
 import torch
 from sklearn.feature_extraction.text import ENGLISH_STOP_WORDS
 from transformers import AutoModelForSeq2SeqLM, AutoTokenizer
@@ -99,7 +100,7 @@ def read_queries_file(path: Path) -> Iterator[tuple[str, list[str]]]:
 
 def read_queries_table(path: Path) -> datasets.Dataset:
     """Return the pseudo-queries of a file: a memory-mapped table of doc_id and text."""
-    return read_once(_query_rows, {"doc_id": "string", "text": "string"}, path, sha256(path))
+    return read_once(_query_rows, pa.schema({"doc_id": pa.string(), "text": pa.string()}), path, sha256(path))
 
 
 def _query_rows(path: str, version: str) -> Iterator[dict[str, str]]:

@@ -18,7 +18,7 @@ from dsi.integrations.retrieval import check_search, lists_of_doc_ids, open_inde
 from dsi.search.request import SearchOptions
 from dsi.store.loading import index_state, replace_index
 from dsi.store.retriever import GenerativeRetriever
-from dsi.training.pipeline import index as index_texts
+from dsi.training.indexing import index as index_texts
 
 
 class CorpusSearch:

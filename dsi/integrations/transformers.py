@@ -5,6 +5,7 @@ Knows the docid tree; our own generators and their search take no part.
 
 import math
 from collections.abc import Mapping, Sequence
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -179,18 +180,19 @@ class Seq2SeqRetriever:
 
         Raises:
             TypeError: queries are no mapping.
-            ValueError: an empty query, k or beam_width below 1.
+            ValueError: a query that is no text, k or beam_width below 1.
         """
         if not isinstance(queries, Mapping):
             raise TypeError(f"run() takes {{query_id: text}}, got {type(queries).__name__}.")
         if min(plain(int, k, "k"), plain(int, beam_width, "beam_width")) < 1:
             raise ValueError(f"k and beam_width must be at least 1, got {k} and {beam_width}.")
         query_ids, texts = ids_and_texts(queries)
-        starts = range(0, len(texts), _BATCH)
-        results: dict[str, dict[str, float]] = {}
-        for start in progress(starts, "search", unit="batch"):
-            answers = self._search(texts[start : start + _BATCH], min(k, len(self._doc_ids)), max(k, beam_width))
-            results.update(zip(query_ids[start : start + _BATCH], answers, strict=True))
+        asked = {query_id: text for query_id, text in zip(query_ids, texts, strict=True) if text.strip()}
+        results: dict[str, dict[str, float]] = {query_id: {} for query_id in query_ids}
+        for start in progress(range(0, len(asked), _BATCH), "search", unit="batch"):
+            part = dict(islice(asked.items(), start, start + _BATCH))
+            answers = self._search(list(part.values()), min(k, len(self._doc_ids)), max(k, beam_width))
+            results.update(zip(part, answers, strict=True))
         return results
 
     def _search(self, texts: list[str], k: int, beam_width: int) -> list[dict[str, float]]:

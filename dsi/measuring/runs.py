@@ -105,7 +105,9 @@ class DenseRuns:
             encoded = self.encoder.encode(self.encoder.query_texts(list(queries.values())), "query")
         numbers, most_places = [str(n) for n in range(len(self.doc_ids))], max(Counter(self.doc_ids).values())
         run = dense_run(list(queries), encoded, numbers, self.embeddings, most_places * DEPTH, approximate=approximate)
-        return {query_id: self._documents(scores) for query_id, scores in run.items()}
+        return {
+            query_id: self._documents(scores) if queries[query_id].strip() else {} for query_id, scores in run.items()
+        }
 
     def _documents(self, scores: Mapping[str, float]) -> dict[str, float]:
         """Return the hundred best documents, given the scores of embeddings by their number, best first."""

@@ -116,9 +116,12 @@ class Engine(ABC):
         method = method or self.methods[request.config.method]
         batches = progress(encoded.batches, "search", unit="batch") if show_progress else encoded.batches
         results = [method.retrieve(batch, request, trace) for batch in batches]
-        whole = SearchResult.empty(encoded.count, results[0].positions.shape[1] if results else 0)
+        k = results[0].positions.shape[1] if results else 0
+        whole = SearchResult.empty(encoded.count, k)
         for batch, result in zip(encoded.batches, results, strict=True):
             whole.put(batch.rows.numpy(), result)
+        empty = np.array([row for row, query in enumerate(encoded.texts) if not query.strip()], dtype=np.int64)
+        whole.put(empty, SearchResult.empty(len(empty), k))
         _check_finite(whole, request.config)
         return whole
 

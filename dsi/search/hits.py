@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, Protocol, SupportsI
 
 import numpy as np
 
+from dsi.docids.data.records import json_value
 from dsi.docids.files.checks import counted, printable
 
 if TYPE_CHECKING:
@@ -99,8 +100,10 @@ class Hit:
 
     def as_dict(self) -> dict[str, Any]:
         """Return the attributes that JSON can hold, without text and metadata where there are none."""
-        names = ("rank", "score", "doc_id", "title", "digits", "text", "metadata")
-        return {name: value for name in names if (value := getattr(self, name)) is not None and value != {}}
+        names = ("rank", "score", "doc_id", "title", "digits", "text")
+        metadata = {name: json_value(value) for name, value in self.metadata.items()}
+        found = {name: value for name in names if (value := getattr(self, name)) is not None}
+        return found | ({"metadata": metadata} if metadata else {})
 
     def __reduce__(self) -> tuple[Any, ...]:
         return Hit, (self.rank, self.score, self.doc_id, self.title, self.digits, self.text, dict(self.metadata))
@@ -130,7 +133,7 @@ class Document(NamedTuple):
     doc_id: str
     title: str
     text: str | None
-    metadata: dict[str, bool | int | float | str]
+    metadata: dict[str, Any]
     digits: tuple[int, ...]
 
 

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass
 from functools import cache, partial
-from typing import NamedTuple
+from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 import torch
@@ -11,8 +11,16 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from dsi.contrastive.encoder import Encoder
+from dsi.docids.data.oddities import Oddities
+from dsi.docids.data.records import EMPTY_QUERIES, checked_queries, id_of, is_table, items_of, records_of
 from dsi.docids.files.checks import plain, shown, text
 from dsi.docids.files.progress import progress
+
+Queries: TypeAlias = Mapping[str, str] | Iterable[Any]
+"""Texts, whose places are their ids; {query_id: text}; a series of texts; records or a table with an id and a text. The answer
+of an empty query is empty."""
+_NOTHING = "?"
+"""What is encoded for an empty query, so that arrays have a row for it; its answer is empty."""
 
 
 class QueryBatch(NamedTuple):
@@ -100,38 +108,40 @@ class EncodedQueries:
 
 
 def encode_queries(
-    encoder: Encoder, queries: Iterable[str] | Mapping[str, str], *, batch_size: int = 32, show_progress: bool = False
+    encoder: Encoder, queries: Queries, *, batch_size: int = 32, show_progress: bool = False
 ) -> EncodedQueries:
     """Encode queries, in batches of similar length.
 
     Args:
         encoder: the index's encoder.
-        queries: texts, or {query_id: text}.
+        queries: texts, {query_id: text}, or records or a table with an id and a text.
         batch_size: queries per forward pass.
         show_progress: show a progress bar.
 
     Raises:
         TypeError: queries are neither a list of texts nor a mapping.
-        ValueError: a query is empty, or no text.
+        ValueError: a query is no text.
     """
     query_ids, queries = ids_and_texts(queries)
     if plain(int, batch_size, "batch_size") < 1:
         raise ValueError(f"batch_size must be at least 1, got {batch_size}.")
-    texts, model = encoder.query_texts(queries), encoder.token_model
+    read = [query if query.strip() else _NOTHING for query in queries]
+    texts, model = encoder.query_texts(read), encoder.token_model
     order = sorted(range(len(texts)), key=lambda row: len(texts[row]))
     batches = []
     starts: Iterable[int] = range(0, len(order), batch_size)
     for start in progress(starts, "queries", unit="batch") if show_progress else starts:
         rows = order[start : start + batch_size]
         encoded = encoder.forward([texts[row] for row in rows], "query")
-        texts_of_batch = [queries[row] for row in rows]
-        by_model = None if model is None else cache(partial(model.vectors, texts_of_batch, "query"))
-        batches.append(QueryBatch(torch.tensor(rows), *encoded[:3], texts_of_batch, encoded.words, by_model))
+        by_model = None if model is None else cache(partial(model.vectors, [read[row] for row in rows], "query"))
+        batches.append(
+            QueryBatch(torch.tensor(rows), *encoded[:3], [queries[row] for row in rows], encoded.words, by_model)
+        )
     return EncodedQueries(query_ids, batches)
 
 
 def encoded_queries(
-    encoder: Encoder, queries: Iterable[str] | Mapping[str, str] | EncodedQueries, *, show_progress: bool = False
+    encoder: Encoder, queries: Queries | EncodedQueries, *, show_progress: bool = False
 ) -> EncodedQueries:
     """Encode several queries, unless they are encoded already.
 
@@ -145,20 +155,43 @@ def encoded_queries(
     return encode_queries(encoder, queries, show_progress=show_progress)
 
 
-def ids_and_texts(queries: Iterable[str] | Mapping[str, str]) -> tuple[list[str], list[str]]:
-    """Return query_ids and texts, checked."""
-    if not isinstance(queries, Iterable) or isinstance(queries, str | bytes | Set):
-        raise TypeError(f"Queries must be a list of texts, in order, or {{query_id: text}}, got {shown(queries)}.")
+def ids_and_texts(queries: Queries) -> tuple[list[str], list[str]]:
+    """Return query_ids and texts, checked; a line counts empty ones.
+
+    Raises:
+        TypeError: queries are neither a list, a series, records, a table nor a mapping.
+        ValueError: an id or a query is no text.
+    """
+    if isinstance(queries, list | tuple) and not any(isinstance(query, Mapping) for query in queries[:1]):
+        return _checked(enumerate(queries))
     if isinstance(queries, Mapping):
-        query_ids = [text(query_id, "A query_id") for query_id in queries]
-        return query_ids, [_query(query, f"Query {shown(query_id)}") for query_id, query in queries.items()]
-    texts = [_query(query, f"Query {row}") for row, query in enumerate(queries)]
-    return [str(row) for row in range(len(texts))], texts
+        return _checked((id_of(query_id), query) for query_id, query in queries.items())
+    if is_table(queries):
+        return _checked(checked_queries(records_of(queries, "queries"), "queries", whole=False).items(), warn=False)
+    if not isinstance(queries, Iterable) or isinstance(queries, str | bytes | Set):
+        raise TypeError(
+            "Queries must be a list of texts, in order, {query_id: text}, or records or a table with an id and a text, got "
+            f"{shown(queries)}."
+        )
+    given = list(items_of(queries, "queries"))
+    if any(isinstance(query, Mapping) for query in given[:1]):
+        return _checked(checked_queries(records_of(given, "queries"), "queries").items(), warn=False)
+    return _checked(enumerate(given))
 
 
-def _query(query: object, name: str) -> str:
-    if not isinstance(query, str) or not query.strip():
-        raise ValueError(f"{name} must be a text that is not empty, got {shown(query)}.")
-    if "\0" in query:
-        raise ValueError(f"{name} must be a text without NUL characters, got {shown(query)}.")
-    return text(query, name)
+def _checked(queries: Iterable[tuple[Any, Any]], *, warn: bool = True) -> tuple[list[str], list[str]]:
+    """Return query_ids, places written out, and texts; `warn` of empty ones."""
+    query_ids, texts = list[str](), list[str]()
+    for query_id, query in queries:
+        name = f"Query {shown(query_id)}"
+        if "\0" in text(query, name):
+            raise ValueError(f"{name} must be a text without NUL characters, got {shown(query)}.")
+        query_ids.append(str(query_id) if type(query_id) is int else text(query_id, "A query_id"))
+        texts.append(query)
+    empty = [query_id for query_id, query in zip(query_ids, texts, strict=True) if not query.strip()]
+    if empty and warn:
+        odd = Oddities("queries")
+        for query_id in empty:
+            odd.count(EMPTY_QUERIES, query_id)
+        odd.warn()
+    return query_ids, texts

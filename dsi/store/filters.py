@@ -4,17 +4,19 @@
                 column [not] like 'A%'               column is [not] null
                 not condition       condition and condition       condition or condition      (condition)
     column:     lang, or "any name"; case-sensitive
-    value:      'a text' ('' is a quote in it), 12, -1.5, true, false
+    value:      'a text' ('' is a quote in it), 12, -1.5, true, false, '2024-01-15', '2024-01-15T12:30:00+01:00'
 
-Logic has three values, as in SQL: a comparison with a missing value is unknown, `not` leaves it unknown, and what is unknown
-does not match. NaN is a missing value. `like` ignores case; % stands for any text, _ for one character. Columns and values are
-of one type: text, integer or float, boolean. Knows nothing of documents.
+A date is the whole day, in UTC: between two of them both days count, and a time of that day equals it. A time without a zone
+is one of UTC. Logic has three values, as in SQL: a comparison with a missing value is unknown, `not` leaves it unknown, and
+what is unknown does not match. NaN is a missing value. `like` ignores case; % stands for any text, _ for one character.
+Columns and values are of one type: text, integer or float, boolean, date or time. Knows nothing of documents.
 """
 
 import difflib
 import operator
 import re
 from collections.abc import Callable
+from datetime import UTC, datetime, timedelta
 from functools import reduce
 from typing import Any, NamedTuple, NoReturn
 
@@ -46,9 +48,16 @@ _KINDS = {
     **dict.fromkeys((pa.float16(), pa.float32(), pa.float64()), "float"),
     **dict.fromkeys((pa.string(), pa.large_string()), "text"),
     pa.bool_(): "boolean",
+    **dict.fromkeys((pa.date32(), pa.date64()), "time"),
+    **{pa.timestamp(unit, zone): "time" for unit in ("s", "ms", "us", "ns") for zone in (None, "UTC")},
 }
-_EXAMPLES = {"integer": "numbers", "float": "numbers", "text": "texts in single quotes", "boolean": "true and false"}
-_ARROW = {"integer": pa.int64(), "float": pa.float64(), "text": pa.string(), "boolean": pa.bool_()}
+_EXAMPLES = {
+    "integer": "numbers", "float": "numbers", "text": "texts in single quotes", "boolean": "true and false",
+    "time": "dates in single quotes, such as '2024-01-15' or '2024-01-15T12:30:00Z'",
+}  # fmt: skip
+_ARROW = {
+    "integer": pa.int64(), "float": pa.float64(), "text": pa.string(), "boolean": pa.bool_(), "time": pa.timestamp("us"),
+}  # fmt: skip
 
 
 def as_expression(where: str, schema: pa.Schema) -> pc.Expression:
@@ -80,7 +89,7 @@ class _Token(NamedTuple):
 
 
 class _Column(NamedTuple):
-    """A column: its name, "integer", "float", "text" or "boolean", and its values, missing ones null."""
+    """A column: its name, "integer", "float", "text", "boolean" or "time", and its values, missing ones null."""
 
     name: str
     kind: str
@@ -163,6 +172,8 @@ class _Parser:
 
     def _compared(self, column: _Column, compare: Callable[[Any, Any], Any]) -> pc.Expression:
         values, value = column.values, self._value(column)
+        if column.kind == "time":
+            return _compared_times(values, value, compare)
         kind = _ARROW[column.kind]
         if column.kind == "integer" and isinstance(
             value, float
@@ -177,6 +188,8 @@ class _Parser:
         while self._take(","):
             values.append(self._value(column))
         self._need(")")
+        if column.kind == "time":
+            return reduce(operator.or_, (_compared_times(column.values, value, operator.eq) for value in values))
         if column.kind == "integer":
             values = [value for value in values if isinstance(value, int)]  # no integer equals 1.5
         among = column.values.isin(pa.array(values, _ARROW[column.kind]))
@@ -232,6 +245,8 @@ class _Parser:
             self._fail(f"nothing equals null; write {column.name} is null, or is not null")
         else:
             self._expected("a value")
+        if kind == "text" and column.kind == "time" and (period := _period(value)):
+            kind, value = "time", period
         if kind != column.kind and {kind, column.kind} != {"integer", "float"}:
             example = _EXAMPLES[column.kind]
             self._fail(
@@ -291,6 +306,28 @@ class _Parser:
         first = max(0, at - 40) if len(self.where) > 100 else 0
         part = self.where[first : first + 100]
         raise ValueError(f"where {part!r} does not work at character {at + 1}: {problem}.")
+
+
+def _period(value: str) -> tuple[datetime, datetime] | None:
+    """Return begin and end of the day or the moment that a text names, in UTC; None if it names none."""
+    try:
+        start = datetime.fromisoformat(value)
+        start = start.astimezone(UTC).replace(tzinfo=None) if start.tzinfo else start
+        return start, start + (timedelta(days=1) if len(value) <= len("2024-01-15") else timedelta(0))
+    except (ValueError, OverflowError):
+        return None
+
+
+def _compared_times(
+    values: pc.Expression, period: tuple[datetime, datetime], compare: Callable[[Any, Any], Any]
+) -> pc.Expression:
+    """Return how times compare with a day, all of which counts, or with a moment."""
+    start, end = (pa.scalar(moment, _ARROW["time"]) for moment in period)
+    within = (values >= start) & ((values < end) if period[0] < period[1] else (values <= end))
+    if compare in (operator.eq, operator.ne):
+        return within if compare is operator.eq else ~within
+    after = (values >= end) if period[0] < period[1] else (values > end)
+    return {operator.ge: values >= start, operator.lt: values < start, operator.gt: after, operator.le: ~after}[compare]
 
 
 def _cut(value: str) -> str:

@@ -30,7 +30,7 @@ from dsi.contrastive.encoder import Encoder, quiet_transformers
 from dsi.contrastive.multi_vector import MultiVectorModel
 from dsi.contrastive.sparse import load_lexical
 from dsi.contrastive.untrusted import PROBE
-from dsi.docids.data.records import COLUMNS, MOST_COLUMNS, MOST_OF_ID, NO_ID
+from dsi.docids.data.records import COLUMNS, MOST_COLUMNS
 from dsi.docids.files.checks import folder_to_replace
 from dsi.docids.files.storage import (
     MappedFile,
@@ -478,10 +478,8 @@ def _check_batch(batch: pa.RecordBatch) -> None:
     batch.validate(full=True)  # Arrow does not check the offsets in a file before it follows them
     if batch["doc_id"].null_count or batch["title"].null_count:
         raise ValueError("a document has no doc_id or title")
-    if pc.any(pc.match_substring_regex(batch["doc_id"], NO_ID)).as_py():
-        raise ValueError("a doc_id is empty or holds white space")
-    if (pc.max(pc.binary_length(batch["doc_id"])).as_py() or 0) > MOST_OF_ID:
-        raise ValueError(f"a doc_id has more than {MOST_OF_ID:,} bytes")
+    if pc.any(pc.match_substring_regex(batch["doc_id"], r"^$|[\x00\n\r]")).as_py():
+        raise ValueError("a doc_id is empty or holds NUL or a line end")
     for name in batch.schema.names:
         if not _is_finite(batch[name]):
             raise ValueError(f"column {name!r} has a number that is not finite")  # and JSON has none
@@ -537,7 +535,7 @@ def _is_list(kind: pa.DataType) -> bool:
 
 
 def _is_plain(kind: pa.DataType, *, listed: bool = False) -> bool:
-    """True for texts, numbers, booleans, and lists and structs of them; a value in a list must take room in its file."""
+    """True for texts, numbers, booleans, dates, and lists and structs of them; a value in a list must take room in its file."""
     types = pa.types
     if types.is_struct(kind):
         fields = [kind.field(number).type for number in range(kind.num_fields)]
@@ -546,7 +544,8 @@ def _is_plain(kind: pa.DataType, *, listed: bool = False) -> bool:
         return (not types.is_fixed_size_list(kind) or kind.list_size > 0) and _is_plain(kind.value_type, listed=True)
     if types.is_null(kind):
         return not listed
-    return _is_text(kind) or any(is_type(kind) for is_type in (types.is_boolean, types.is_integer, types.is_floating))
+    plain = (types.is_boolean, types.is_integer, types.is_floating, types.is_date, types.is_timestamp)
+    return _is_text(kind) or any(is_type(kind) for is_type in plain)
 
 
 def check_fit(folder: Path, encoder: Encoder, tree: DocidTree, generator: Generator) -> None:

@@ -31,7 +31,7 @@ from dsi.search.engines import create_engine
 from dsi.search.explain.explanation import Explanation
 from dsi.search.explain.why import AnsweredQuery
 from dsi.search.hits import Document, Hit, Hits
-from dsi.search.queries import EncodedQueries, encode_queries, encoded_queries
+from dsi.search.queries import EncodedQueries, Queries, encode_queries, encoded_queries
 from dsi.search.request import (
     SearchConfig,
     SearchOptions,
@@ -193,11 +193,11 @@ class GenerativeRetriever:
     def search(self, queries: str, k: int = 10, **options: Unpack[SearchOptions]) -> Hits: ...  # type: ignore[overload-overlap]
     @overload
     def search(
-        self, queries: Sequence[str] | EncodedQueries, k: int = 10, **options: Unpack[SearchOptions]
+        self, queries: Iterable[Any] | EncodedQueries, k: int = 10, **options: Unpack[SearchOptions]
     ) -> list[Hits]: ...
     @shows_options
     def search(
-        self, queries: str | Sequence[str] | EncodedQueries, k: int = 10, **options: Unpack[SearchOptions]
+        self, queries: str | Iterable[Any] | EncodedQueries, k: int = 10, **options: Unpack[SearchOptions]
     ) -> Hits | list[Hits]:
         """Return the top k documents for a query, or for each of several.
 
@@ -206,7 +206,7 @@ class GenerativeRetriever:
             >>> hits, more = retriever.search(["noble gases", "rivers of europe"], method="exact")
 
         Args:
-            queries: one query, a list of queries, or the output of `encode_queries`.
+            queries: one, a list, a series or a table of them (see `Queries`), or the output of `encode_queries`.
             k: documents per query; k are returned whenever that many are allowed.
             **options: see `SearchOptions`.
 
@@ -215,7 +215,7 @@ class GenerativeRetriever:
 
         Raises:
             TypeError: an option does not exist.
-            ValueError: an empty query, an option out of range or not used, an unknown doc_id or column in a filter.
+            ValueError: a query that is no text, an option out of range or not used, an unknown doc_id or column in a filter.
         """
         if isinstance(queries, Mapping):
             raise TypeError("search() takes a text or a list of texts; run() takes {query_id: text}.")
@@ -237,9 +237,9 @@ class GenerativeRetriever:
 
     @shows_options
     def run(
-        self, queries: Mapping[str, str] | EncodedQueries, k: int = 10, **options: Unpack[SearchOptions]
+        self, queries: Queries | EncodedQueries, k: int = 10, **options: Unpack[SearchOptions]
     ) -> dict[str, dict[str, float]]:
-        """Return {query_id: {doc_id: score}} for {query_id: text}, the format of `eval` and of TREC tools."""
+        """Return {query_id: {doc_id: score}} for {query_id: text} or a table, the format of `eval` and of TREC tools."""
         index = self.snapshot
         encoded = encoded_queries(index.encoder, queries, show_progress=True)
         result = index.engine.search(encoded, index.request("run", k, options), show_progress=True)
@@ -259,6 +259,8 @@ class GenerativeRetriever:
         encoded = encoded_queries(index.encoder, query if isinstance(query, EncodedQueries) else [query])
         if encoded.count != 1:
             raise ValueError(f"explain() takes one query, got {encoded.count}.")
+        if not encoded.texts[0].strip():
+            raise ValueError("explain() takes a query that is not empty: the answer of an empty one is empty.")
         (answered,) = index.answered(encoded.texts, request)
         answered.encoded = encoded
         return answered.explanation
@@ -266,7 +268,7 @@ class GenerativeRetriever:
     @shows_options
     def follow(
         self,
-        queries: Sequence[str] | EncodedQueries,
+        queries: Queries | EncodedQueries,
         doc_ids: Sequence[Sequence[str]],
         **options: Unpack[SearchOptions],
     ) -> Followed:
@@ -297,7 +299,7 @@ class GenerativeRetriever:
     @shows_options
     def candidates(
         self,
-        queries: Sequence[str] | Mapping[str, str] | EncodedQueries,
+        queries: Queries | EncodedQueries,
         k: int = 100,
         *,
         features: Features | None = None,
@@ -306,7 +308,7 @@ class GenerativeRetriever:
         """Return the top k documents of each query as candidates for `dsi.rerank`.
 
         Args:
-            queries: texts, {query_id: text}, or the output of `encode_queries`.
+            queries: texts, {query_id: text}, records or a table with an id and a text, or the output of `encode_queries`.
             k: documents per query.
             features: computes the features that a learned reranker reads, its `features`; none by default.
             **options: see `SearchOptions`.
@@ -392,9 +394,7 @@ class GenerativeRetriever:
             for query_id, doc_ids, scores, count in zip(query_ids, *columns, strict=True)
         }
 
-    def encode_queries(
-        self, queries: Sequence[str] | Mapping[str, str], *, batch_size: int = 32, show_progress: bool = False
-    ) -> EncodedQueries:
+    def encode_queries(self, queries: Queries, *, batch_size: int = 32, show_progress: bool = False) -> EncodedQueries:
         """Encode queries once, to search them several times."""
         return encode_queries(self.encoder, queries, batch_size=batch_size, show_progress=show_progress)
 

@@ -14,8 +14,7 @@ from numpy.typing import NDArray
 
 from dsi.contrastive.encoder import Encoder
 from dsi.contrastive.tokens import TokenHead, tell_empty
-from dsi.docids.data.records import COLUMNS, document_record
-from dsi.docids.data.sources import memory_records
+from dsi.docids.data.records import COLUMNS, Row, checked_documents, converted, kind_of, records_of
 from dsi.docids.files.checks import plain, shown
 from dsi.docids.token_vectors import TokenCodes
 from dsi.docids.tree import DocidTree
@@ -38,7 +37,7 @@ class Content(NamedTuple):
 def with_documents(
     content: Content, encoder: Encoder, documents: Iterable[Mapping[str, Any]], *, replace: bool = False
 ) -> Content:
-    """Return the content with more documents, each a mapping as `document_record` takes it.
+    """Return the content with more documents, records as `checked_documents` takes them.
 
     Args:
         content: the parts of an index.
@@ -48,8 +47,8 @@ def with_documents(
 
     Raises:
         TypeError: documents are no list or table of records.
-        ValueError: a doc_id is in the index already or twice in the list, a document has no text, or metadata do not fit the
-            columns of the index; the message names it.
+        ValueError: a doc_id is in the index already or twice in the list, or metadata do not fit the columns of the index; the
+            message names it.
     """
     records, may_replace = _records(documents), plain(bool, replace, "replace")
     if not records:
@@ -59,7 +58,7 @@ def with_documents(
     if rows and not may_replace:
         raise ValueError(_taken(next(doc_id for doc_id in doc_ids if doc_id in rows)))
     old, replaced = document_table(content.documents, texts=True), list(rows.values())
-    metadata = _metadata_columns([record["metadata"] for record in records], doc_ids, old.schema)
+    metadata = _metadata_columns(records, old.schema)
     segments = encoder.segment_texts(titles, texts, content.tree.segments)
     pieces = [text for texts_of_one in segments for text in texts_of_one]
     full_texts = [f"{title} {text}" for title, text in zip(titles, texts, strict=True)]
@@ -89,60 +88,43 @@ def _encode(
 
 def _taken(doc_id: str) -> str:
     return (
-        f"The doc_id {shown(doc_id)} is in the index already, or comes twice; have the document replaced (replace=True, in the "
+        f"The doc_id {shown(doc_id)} is in the index already; have the document replaced (replace=True, in the "
         'shell --remove beside --add, in a request "replace": true), or leave one out.'
     )
 
 
-def _records(documents: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """Return the records of new documents, checked; none may have the doc_id of another."""
+def _records(documents: Iterable[Mapping[str, Any]]) -> list[Row]:
+    """Return the rows of new documents, checked."""
     if isinstance(documents, Mapping):
         raise TypeError("add() takes a list of documents, got one; put it into a list.")
     if documents is None or isinstance(documents, str | bytes):
         raise TypeError(f"add() takes a list of documents, got {shown(documents)}.")
-    records, taken, told = [], set[str](), set[str]()
-    for name, document in memory_records(documents, texts=False):
-        record = document_record(document, name, told)
-        doc_id = record["doc_id"]
-        if doc_id in taken:
-            raise ValueError(_taken(doc_id))
-        if not (record["title"] + record["text"]).strip():
-            raise ValueError(f"Document {shown(doc_id)} has neither title nor text; leave it out or give it text.")
-        taken.add(doc_id)
-        records.append(record)
-    return records
+    return [row for _, row in checked_documents(records_of(documents, texts=False), "documents")]
 
 
-def _metadata_columns(
-    metadata: Sequence[Mapping[str, Any]], doc_ids: Sequence[str], schema: pa.Schema
-) -> dict[str, pa.Array]:
+def _metadata_columns(rows: Sequence[Row], schema: pa.Schema) -> dict[str, pa.Array]:
     """Return {column: values of the new documents}, null where a document has none."""
-    columns = {field.name: field.type for field in schema if field.name not in COLUMNS}
-    for doc_id, values in zip(doc_ids, metadata, strict=True):
-        for name, value in values.items():
-            if name not in columns:
-                raise ValueError(
-                    f"Document {shown(doc_id)} has metadata {shown(name)}, for which the index has no column; "
-                    f"it has {', '.join(columns) or 'none'}. Leave it out, or train or index again with it."
-                )
-            if not _fits(value, columns[name]):
-                raise ValueError(
-                    f"Document {shown(doc_id)}: metadata {shown(name)} must be of type {columns[name]}, got {shown(value)}."
-                )
-    return {name: pa.array([values.get(name) for values in metadata], type=kind) for name, kind in columns.items()}
+    types = {field.name: field.type for field in schema if field.name not in COLUMNS}
+    for row in rows:
+        if new := [name for name in row if name not in types and name not in COLUMNS]:
+            raise ValueError(
+                f"Document {shown(row['doc_id'])} has metadata {shown(new[0])}, for which the index has no column; "
+                f"it has {', '.join(types) or 'none'}. Leave it out, or train or index again with it."
+            )
+    return {name: pa.array([_fitted(row, name, arrow) for row in rows], type=arrow) for name, arrow in types.items()}
 
 
-def _fits(value: bool | int | float | str, kind: pa.DataType) -> bool:
-    """Return whether a column of a type can hold a value. Integers are floats too; nothing else is converted."""
-    if isinstance(value, bool) != pa.types.is_boolean(kind) or (
-        isinstance(value, float) and not pa.types.is_floating(kind)
-    ):
-        return False
+def _fitted(row: Row, name: str, arrow: pa.DataType) -> Any:
+    """Return a value of metadata as its column has it; only texts take values of other types."""
+    value = row.get(name)
     try:
-        pa.array([value], type=kind)
-    except (pa.ArrowInvalid, pa.ArrowTypeError):
-        return False
-    return True
+        fitted = None if value is None else converted(value, kind_of(arrow))
+        pa.array([fitted], type=arrow)
+    except (ValueError, pa.ArrowException):
+        raise ValueError(
+            f"Document {shown(row['doc_id'])}: metadata {shown(name)} must be of type {arrow}, got {shown(value)}."
+        ) from None
+    return fitted
 
 
 def without_documents(content: Content, rows: Sequence[int]) -> Content:

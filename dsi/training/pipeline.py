@@ -16,14 +16,11 @@ how an index is searched.
 import logging
 import shutil
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
-from functools import cache
 from math import ceil
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import Any
-from uuid import uuid4
 
 import datasets
 import numpy as np
@@ -36,7 +33,7 @@ from dsi.contrastive.multi_vector import MultiVectorModel
 from dsi.contrastive.sparse import build_lexical
 from dsi.contrastive.trainers import Reports
 from dsi.contrastive.training import contrastive_rows, hard_negatives, train_encoder
-from dsi.docids.data.collection import Collection, check_collection, read_collection
+from dsi.docids.data.collection import Collection, check_collection
 from dsi.docids.extensions import OBJECTIVES, package_of
 from dsi.docids.files.checks import folder_to_write
 from dsi.docids.files.processes import BuildingCluster, Processes
@@ -104,65 +101,36 @@ def train(
         ModuleNotFoundError: what `report_to` needs is not installed.
     """
     check_collection("train", collection)
+    folder = output_folder(output)
+    chosen = preflight.training_config(folder, config, collection)
+    run_stages(
+        folder, collection, chosen, device, discard_updates=discard_updates, replace=replace, cluster=cluster,
+        report_to=report_to,
+    )  # fmt: skip
+    return GenerativeRetriever.from_pretrained(output, device=device)
+
+
+def output_folder(output: object) -> Path:
+    """Return the folder of a run that a call names.
+
+    Raises:
+        TypeError, ValueError, OSError: it is none, or one that may not be written.
+    """
     folder = folder_to_write(output, "output")
     if str(output) in config_names() and not folder.exists():
         raise ValueError(
             f"output must be the folder to write, got {str(output)!r}, the name of a configuration; use "
             f'dsi.train(collection, "RUN", config={str(output)!r}), or "./{output}" for a folder of that name.'
         )
-    chosen = preflight.training_config(folder, config, collection)
-    run = TrainingRun(
-        folder, collection, chosen, device, discard_updates=discard_updates, replace=replace, cluster=cluster,
-        report_to=report_to,
-    )  # fmt: skip
+    return folder
+
+
+def run_stages(folder: Path, collection: Collection, config: Config, device: str | None, **arguments: Any) -> None:
+    """Run all stages of a training, with further arguments of `TrainingRun`."""
+    run = TrainingRun(folder, collection, config, device, **arguments)
     keep_few_kernels()
     with quiet_transformers():
         run.train()
-    return GenerativeRetriever.from_pretrained(output, device=device)
-
-
-def index(
-    documents: Collection | str | Path | Iterable[Any], output: str | Path | None = None, *, device: str | None = None,
-    replace: bool = False, discard_updates: bool = False,
-) -> GenerativeRetriever:  # fmt: skip
-    """Index texts without training: the encoder as it is, BM25, late interaction, and weights chosen on other collections.
-
-    Example:
-        >>> import dsi
-        >>> retriever = dsi.index(["Neon glows in advertising signs.", "The Danube flows through Vienna."])
-        >>> retriever.search("gas that glows", k=1)[0].doc_id
-        '0'
-
-    Args:
-        documents: what `Collection.from_records` takes, a folder that `read_collection` reads, or a collection. On its dev
-            queries, if it has some, the weights are tuned.
-        output: folder for the index; by default a temporary one, which is deleted when Python ends
-            (`retriever.save_pretrained` keeps it).
-        device: of the encoder; the best available by default.
-        replace: as for `train`.
-        discard_updates: as for `train`.
-
-    Raises:
-        TypeError: `documents` holds no texts.
-        FileNotFoundError: no such folder.
-        ValueError: as `Collection.from_records` and `train`.
-    """
-    if isinstance(documents, str | Path):
-        try:
-            documents = read_collection(documents)
-        except FileNotFoundError as error:
-            raise FileNotFoundError(f"{error} Texts are given as a list.") from None
-    elif not isinstance(documents, Collection):
-        documents = Collection.from_records(documents)
-    folder = Path(_temporary_folder().name) / uuid4().hex if output is None else output
-    config = Config().without_training()
-    return train(documents, folder, config=config, device=device, replace=replace, discard_updates=discard_updates)
-
-
-@cache
-def _temporary_folder() -> TemporaryDirectory[str]:
-    """Return the folder of this process's indexes without a folder of their own; deleted when Python ends."""
-    return TemporaryDirectory(prefix="dsi-index-")
 
 
 def _steps(epochs: float, examples: int, batch_size: int, processes: Processes) -> str:
@@ -184,6 +152,7 @@ class TrainingRun:
         replace: train although the index in `folder` has documents that the collection lacks.
         cluster: embeds and clusters the documents; None for this process, or those of `accelerate launch`.
         report_to: where the losses go, as for `train`.
+        embeddings: [documents, any] to cluster on, in place of those of the documents.
 
     Attributes:
         processes: share the work.
@@ -202,7 +171,9 @@ class TrainingRun:
         replace: bool = False,
         cluster: BuildingCluster | None = None,
         report_to: str = "none",
+        embeddings: NDArray[Any] | None = None,
     ) -> None:
+        self._points = embeddings
         self.folder, self.collection, self.config, self.device = folder, collection, config, device
         preflight.check_apart(folder, collection.name)
         if cluster is not None:
@@ -358,7 +329,7 @@ class TrainingRun:
         Args:
             embeddings: [documents, any] to cluster on, in place of those of the documents.
         """
-        config = self.config.docids
+        config, embeddings = self.config.docids, self._points if embeddings is None else embeddings
         self._write_token_model()
         with self._stage("docids", sources_digest(config, self.collection, embeddings)) as key:
             if not key:
@@ -486,7 +457,7 @@ class TrainingRun:
         if self._is_checked:
             return
         preflight.check_settings(self.config, self.collection)
-        keys = self._expected_keys(sources_digest(self.config.docids, self.collection))
+        keys = self._expected_keys(sources_digest(self.config.docids, self.collection, self._points))
         finished = self.processes.first(
             {stage: self._stages.find(stage, key) for stage, key in keys.items()} if self.processes.is_main else {}
         )

@@ -13,7 +13,7 @@ from sklearn.decomposition import TruncatedSVD
 from sklearn.feature_extraction.text import TfidfVectorizer
 from sklearn.preprocessing import normalize
 
-from dsi.docids.data.collection import document_records, read_queries
+from dsi.docids.data.collection import read_documents, read_queries
 from dsi.docids.types import Reals
 from dsi.eval.figures import lines_figure
 from dsi.eval.measures import mean
@@ -84,7 +84,7 @@ SEARCHED = {"M2Div, K = 1000, policy alone": "M2Div, K = 1000, search when ranki
 
 def read_candidates(folder: Path) -> tuple[Candidates, dict[str, dict[str, list[str]]]]:
     """The first candidates of every query, and {query_id: {doc_id: subtopics}}."""
-    documents = {record["doc_id"]: record for record in document_records(folder / "corpus.jsonl")}
+    documents = {record["doc_id"]: record for record in read_documents(folder)}
     run = read_run(folder / "bm25.run")
     texts = read_queries(folder)
     ranked = {q: sorted(run[q], key=lambda doc_id: -run[q][doc_id])[:DEPTH] for q in run}

@@ -61,7 +61,7 @@ def bm25_candidates(collection: Collection) -> tuple[Candidates, Floats, Floats]
     return candidates, labels, held
 
 
-def _held(labels: Floats, judged: Mapping[str, int]) -> float:
+def _held(labels: Floats, judged: Mapping[str, float]) -> float:
     """The ideal DCG@10 of the candidates over that of all judged documents."""
     every = np.array([max(relevance, 0) for relevance in judged.values()], dtype=float)
     return dcg_exp(labels, 10) / max(dcg_exp(every, 10), 1e-12)

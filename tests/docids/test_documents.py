@@ -95,7 +95,7 @@ def test_metadata_survives_saving_and_updates(retriever, tmp_path):
     again = GenerativeRetriever.from_pretrained(tmp_path / "index", device="cpu")
     assert [hit.doc_id for hit in again.search("a river", where=pc.field("lang") == "it")] == ["new"]
     with pytest.raises(
-        ValueError, match=r"'x' has metadata 'land', for which the index has no column; it has topic, lang, year"
+        ValueError, match=r"'x' has metadata 'land', for which the index has no column; it has topic, lang, year, tags"
     ):
         loaded.add([{"doc_id": "x", "title": "X", "text": "x", "metadata": {"land": "it"}}])
     with pytest.raises(ValueError, match=r"Document 'x': metadata 'year' must be of type int64, got 'late'"):
@@ -146,10 +146,6 @@ def test_a_mask_of_a_large_table_is_quick():
         ),
         ({"year": 2**63}, r"line 2: metadata 'year' must be an integer of at most 64 bits, got 9223372036854775808"),
         ({"lang": "\ud800"}, r"line 2: metadata 'lang' must be Unicode text, got the lone surrogate"),
-        (
-            {"year": "late"},
-            r"line 2: metadata 'year' is 'late', but of type int in .*line 1; give it one type",
-        ),
     ],
 )
 def test_metadata_that_cannot_be_columns_is_named(beir, metadata, message):
@@ -204,11 +200,10 @@ def test_keys_that_differ_in_case_are_different_columns(beir):
 NEW = {"doc_id": "new", "title": "New", "text": "a river"}
 RECORDS = [
     ({"doc_id": 3.5}, "must be a string, got 3.5"),
-    ({"doc_id": ""}, "must have a doc_id that is a text and not empty, got ''"),
+    ({"doc_id": ""}, "doc_id '' must be a text that is not empty, without NUL and line ends"),
     ({"doc_id": "a\ud800"}, "must be Unicode text, got the lone surrogate '\\ud800' at character 2"),
     ({"_id": "other"}, "_id is 'other', but doc_id is 'new'; give one doc_id"),
     ({"title": 3}, "key 'title' must be a string, got 3"),
-    ({"text": None}, "has no text: none of the keys text, contents has a value"),
     ({"text": "a\udfff"}, "key 'text' must be Unicode text, got the lone surrogate"),
     ({"metadata": ["en"]}, "metadata must be an object, got ['en']"),
     ({"metadata": {"Title": "x"}}, "metadata must not have the key 'Title'; give it another name"),
@@ -249,7 +244,7 @@ def test_columns_take_values_of_their_type_only(encoder):
     for name, value in [("n", 1.9), ("n", 2.0), ("n", True), ("x", True), ("x", "1"), ("flag", 1), ("flag", "true")]:
         with pytest.raises(ValueError, match=rf"Document 'new': metadata '{name}' must be of type .*, got {value!r}"):
             retriever.add([{**NEW, "metadata": {name: value}}])
-    with pytest.raises(ValueError, match=r"'n' must be a text, a number, a boolean or a date, got \(1,\); write it"):
+    with pytest.raises(ValueError, match=r"metadata 'n' must be of type int64, got \[1\]"):
         retriever.add([{**NEW, "metadata": {"n": (1,)}}])
     retriever.add([{**NEW, "metadata": {"n": np.int64(5), "x": 3, "flag": None}}])
     assert retriever.get("new").metadata == {"n": 5, "x": 3.0}
@@ -259,7 +254,7 @@ def test_columns_take_values_of_their_type_only(encoder):
 TAGGED = {**NEW, "lang": "it", "year": date(2001, 2, 3), "tags": ["a"], "metadata": {"by": {"name": "b"}, "n": 1}}
 
 
-def test_every_door_takes_further_keys_as_metadata_and_tells_what_no_column_can_hold(tmp_path, encoder, caplog):
+def test_every_door_takes_further_keys_as_metadata_and_counts_what_no_column_can_hold(tmp_path, encoder, caplog):
     """From memory, from a corpus.jsonl, from a folder of texts, by `add` and by `dsi update --add`."""
     line = json.dumps(TAGGED, default=str)
     for name in ("corpus.jsonl", "notes/lines.jsonl"):
@@ -270,7 +265,8 @@ def test_every_door_takes_further_keys_as_metadata_and_tells_what_no_column_can_
         "title": list("abc"),
         "text": list("abc"),
         "lang": ["x"] * 3,
-        "year": ["1"] * 3,
+        "year": [date(2000, 1, 1)] * 3,
+        "tags": [["x"]] * 3,
         "n": [0] * 3,
     }
     tree = build_tree(encoder.encode(["passage: " + name for name in "abc"], "document"), DocidsConfig(branching=2))
@@ -280,7 +276,7 @@ def test_every_door_takes_further_keys_as_metadata_and_tells_what_no_column_can_
     for door in (
         lambda: Collection.from_records([TAGGED, {**TAGGED, "doc_id": "d"}]).documents[0],
         lambda: read_documents(tmp_path)[0],
-        lambda: Collection.from_folder(tmp_path / "notes").documents[0],
+        lambda: Collection.from_files(tmp_path / "notes").documents[0],
         lambda: retriever.add([TAGGED, {**TAGGED, "doc_id": "d"}]) or vars_of(retriever.get("new")),
         lambda: (
             main(["update", str(tmp_path / "run"), "--device", "cpu", "--add", str(tmp_path / "corpus.jsonl")])
@@ -288,12 +284,11 @@ def test_every_door_takes_further_keys_as_metadata_and_tells_what_no_column_can_
         ),
     ):
         caplog.clear()
-        assert door() == {**NEW, "lang": "it", "year": "2001-02-03", "n": 1}
+        assert door() == {**NEW, "lang": "it", "year": date(2001, 2, 3), "tags": ["a"], "n": 1}
         told.append([message for message in caplog.messages if "metadata" in message])
     for messages in told:
-        (tags, by) = messages
-        assert re.search(r"'tags' is a list, which no column can hold: such values of 'tags' are left out; write", tags)
-        assert "metadata 'by' is an object, which no column can hold" in by
+        (by,) = messages
+        assert re.search(r"objects as metadata 'by': [12], the first '.*'; they are left out\.", by)
 
 
 def vars_of(document):
@@ -314,7 +309,7 @@ def test_a_text_or_metadata_that_is_given_twice_is_named():
     [
         (
             [{**NEW, "colour": "red"}],
-            "'new' has metadata 'colour', for which the index has no column; it has topic, lang, year. Leave it out, or",
+            "'new' has metadata 'colour', for which the index has no column; it has topic, lang, year, tags. Leave it out, or",
         ),
         ([3], r"documents\[0\] must be a dictionary with doc_id and text, got 3"),
         ("new", r"add\(\) takes a list of documents, got 'new'"),
@@ -335,7 +330,7 @@ def test_a_document_is_read_by_its_id(retriever, folder):
     found = retriever.get(first["doc_id"])
     (hit,) = retriever.search("river", k=1, allow=[first["doc_id"]])
     assert (found.title, found.text) == (first["title"], first["text"])  # this index was made with texts
-    assert found.metadata == {"topic": first["topic"], "lang": "en", "year": 1990}
+    assert found.metadata == {"topic": first["topic"], "lang": "en", "year": 1990, "tags": ["not", "plain"]}
     assert found.digits == hit.digits
     assert hit.text == first["text"]
     assert retriever.candidates(["river"], k=1, allow=[first["doc_id"]]).hits()[0] == [hit]
@@ -355,9 +350,9 @@ def test_documents_are_replaced_in_one_step(retriever, chosen, monkeypatch):
     snapshots = []
     monkeypatch.setattr(retriever, "_hold", lambda content, hold=retriever._hold: snapshots.append(hold(content)))
     new = [{"doc_id": doc_ids[row], "title": f"Title {row}", "text": f"text {row}"} for row in chosen]
-    with pytest.raises(ValueError, match="is in the index already, or comes twice"):
+    with pytest.raises(ValueError, match="is in the index already; have the document replaced"):
         retriever.add(new)
-    with pytest.raises(ValueError, match="is in the index already, or comes twice"):
+    with pytest.raises(ValueError, match="duplicate doc_id"):
         retriever.add([*new, new[0]], replace=True)
     with pytest.raises(ValueError, match="replace must be True or False, got 'no'"):
         retriever.add(new, replace="no")

@@ -38,33 +38,33 @@ def test_a_data_set_becomes_a_collection(registered, tmp_path, capsys):
     folder = tmp_path / "collection"
     assert main(["prepare-irds", "--train", train, "--test", test, "--output", str(folder)]) == 0
     printed = capsys.readouterr().out
-    assert "2 documents, 1 without text left out" in printed
+    assert "3 documents\n" in printed
     assert "test: 3 judgements, from own/test\n" in printed
-    assert "train: 1 judgements, from own/train, 1 of missing documents or queries left out" in printed
+    assert "train: 2 judgements, from own/train\n" in printed
     collection = read_collection(folder)
-    assert collection.documents["text"][:] == ["neon glows", "helium — naïve"]
+    assert collection.documents["text"][:] == ["neon glows", "helium — naïve", ""]
     assert collection.queries == {"t1": "what glows", "q1": "which gas"}
     assert collection.qrels["test"] == {"q1": {"d2": 2, "d1": 0}, "t1": {"d1": 1}}
-    assert collection.qrels["train"] == {"t1": {"d1": 1}}
+    assert collection.qrels["train"] == {"t1": {"d1": 1, "d3": 1}}
 
 
 def test_from_python_it_tells_what_it_wrote(registered, tmp_path):
     names = {"train": registered("own/c", "docs.tsv", "train"), "test": registered("own/d", "docs.tsv", "test")}
     written = prepare(names, tmp_path / "collection")
-    assert (written.documents, written.without_text) == (2, 1)
-    assert written.judgements == {"train": 1, "test": 3}
-    assert written.left_out == {"train": 1, "test": 0}
+    assert written.documents == 3
+    assert written.judgements == {"train": 2, "test": 3}
 
 
 def test_whatever_the_data_set_holds_is_read_again(registered, tmp_path):
     (tmp_path / "test.tsv").write_text("q1\twhich gas\nq1\twhich gas\nq2\t \n")
     (tmp_path / "test.qrels").write_text("q1 0 d2 0\nq1 1 d2 2\nq1 2 d2 1\nq2 0 d1 1\nunknown 0 d1 1\n")
     written = prepare({"test": registered("own/e", "docs.tsv", "test")}, tmp_path / "collection")
-    assert (written.judgements, written.left_out) == ({"test": 1}, {"test": 2})
+    assert written.judgements == {"test": 3}
     collection = read_collection(tmp_path / "collection")
-    assert (collection.queries, collection.qrels["test"]) == ({"q1": "which gas"}, {"q1": {"d2": 2}})
-    (tmp_path / "docs.tsv").write_text("d 1\tneon\n")
-    with pytest.raises(ValueError, match="Document 'd 1': doc_id 'd 1' must not be empty or hold white space"):
+    assert collection.queries == {"q1": "which gas", "q2": " "}
+    assert collection.qrels["test"] == {"q1": {"d2": 2}, "q2": {"d1": 1}}
+    (tmp_path / "docs.tsv").write_text("\tneon\nd2\thelium\n")
+    with pytest.raises(ValueError, match="Document '': doc_id '' must be a text that is not empty"):
         prepare({"test": registered("own/f", "docs.tsv", "test")}, tmp_path / "other")
 
 

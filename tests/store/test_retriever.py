@@ -15,6 +15,7 @@ from pathlib import Path
 
 import datasets
 import numpy as np
+import pandas
 import pytest
 import torch
 from dsi_experiments.rerankers.learned import LinearReranker
@@ -449,21 +450,22 @@ def test_explain_shows_the_walk_that_search_made(retriever, monkeypatch):
 @pytest.mark.parametrize(
     ("call", "message"),
     [
-        (lambda r: r.search("", 5), "Query 0 must be a text that is not empty, got ''"),
-        (lambda r: r.search(["fine", "  "], 5), "Query 1 must be a text that is not empty"),
         (lambda r: r.search(None), "Queries must be a list of texts, in order, .* got None"),
         (lambda r: r.search(b"river"), "Queries must be a list of texts, in order, .* got b'river'"),
         (lambda r: r.search({"river"}), "Queries must be a list of texts, in order, .* got {'river'}"),
-        (lambda r: r.search([None]), "Query 0 must be a text that is not empty, got None"),
-        (lambda r: r.search(["river", b"neon"]), "Query 1 must be a text that is not empty, got b'neon'"),
+        (lambda r: r.search([None]), "Query 0 must be a string, got None"),
+        (lambda r: r.search(["river", b"neon"]), "Query 1 must be a string, got b'neon'"),
         (
             lambda r: r.search("a \ud800"),
             r"Query 0 must be Unicode text, got the lone surrogate '\\ud800' at character 3",
         ),
         (lambda r: r.search("a\0b"), r"Query 0 must be a text without NUL characters, got 'a\\x00b'"),
-        (lambda r: r.run({"q": None}), "Query 'q' must be a text that is not empty, got None"),
-        (lambda r: r.run({1: "river"}), "A query_id must be a string, got 1"),
-        (lambda r: r.explain(None), "Query 0 must be a text that is not empty, got None"),
+        (lambda r: r.run({"q": None}), "Query 'q' must be a string, got None"),
+        (lambda r: r.run({1.5: "river"}), "A query_id must be a string, got 1.5"),
+        (lambda r: r.explain(" "), r"explain\(\) takes a query that is not empty: the answer of an empty one is empty"),
+        (lambda r: r.search(pandas.DataFrame({"q": ["river"]})), r"queries\[0\] has no query_id: .*; its keys are 'q'"),
+        (lambda r: r.run([{"id": "a", "text": "x"}] * 2), r"queries\[1\]: duplicate query_id 'a'; ids must be unique"),
+        (lambda r: r.explain(None), "Query 0 must be a string, got None"),
         (lambda r: r.explain(r.encode_queries(["a", "b"])), r"explain\(\) takes one query, got 2"),
         (lambda r: r.encode_queries(["river"], batch_size=0), "batch_size must be at least 1, got 0"),
         (lambda r: r.candidates([]), r"candidates\(\) takes at least one query, got none"),

@@ -229,15 +229,18 @@ def test_the_command_updates_an_index_in_place(retriever, tmp_path, capsys):
     assert main(common) == 2
     assert "There is nothing to do; give --add FILE" in capsys.readouterr().err
     assert main([*common, "--add", str(tmp_path / "nothing.jsonl")]) == 2
-    assert "nothing.jsonl is no file that exists" in capsys.readouterr().err
+    assert "nothing.jsonl does not exist; name a file or a folder of texts" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
     ("documents", "message"),
     [
-        ([{"doc_id": "", "text": "x"}], r"documents\[0\] must have a doc_id that is a text and not empty, got ''"),
-        ([{"doc_id": "a", "title": " ", "text": ""}], "Document 'a' has neither title nor text"),
-        ([{"doc_id": "a", "text": "x"}] * 2, "doc_id 'a' is in the index already, or comes twice"),
+        (
+            [{"doc_id": "", "text": "x"}],
+            r"documents\[0\]: doc_id '' must be a text that is not empty, without NUL and line ends",
+        ),
+        ([{"doc_id": "a", "title": " ", "text": ""}], "none of the 1 documents has a title or a text"),
+        ([{"doc_id": "a", "text": "x"}] * 2, "duplicate doc_id 'a'"),
     ],
 )
 def test_what_cannot_be_added_changes_nothing(retriever, documents, message):

@@ -63,7 +63,7 @@ def best_weight(a: Run, b: Run, qrels: Qrels, measure: str = "RR@10") -> tuple[f
 
 
 def _steps(
-    doc_ids: Sequence[str], scores: NDArray[np.float64], judged: Mapping[str, int], measure: str
+    doc_ids: Sequence[str], scores: NDArray[np.float64], judged: Mapping[str, float], measure: str
 ) -> tuple[NDArray[np.float64], list[float]]:
     """Return the weights in (0, 1), ascending, at which a query's measure may change, and its value between them.
 
@@ -99,7 +99,7 @@ def _steps(
 
 
 @lru_cache(maxsize=100_000)
-def _value(ranks: tuple[int, ...], gains: tuple[int, ...], measure: str) -> float:
+def _value(ranks: tuple[int, ...], gains: tuple[float, ...], measure: str) -> float:
     """Return the measure of a ranking with judged documents at these ranks; further gains are of documents outside it."""
     depth = cutoff(measure)
     scores = {f"unjudged {rank}": -float(rank) for rank in range(depth)}

@@ -149,7 +149,7 @@ def exact_weight(lists: JudgedLists, scores: Floats, added: Floats) -> float:
     """
     before: dict[str, dict[str, float]] = {}
     step: dict[str, dict[str, float]] = {}
-    gains: dict[str, dict[str, int]] = {}
+    gains: dict[str, dict[str, float]] = {}
     for number, own in enumerate(lists.slices()):
         names = [str(n) for n in range(lists.lengths[number])]
         for run, values in ((before, scores), (step, added)):

@@ -1,0 +1,151 @@
+"""Relevance judgements, read from files or memory; all that is odd in them is counted. Knows nothing of documents' contents.
+
+A judgement of a document that is not in the collection stays: recall and the ideal DCG count it, as trec_eval does, though no
+search can find it. Training leaves it out.
+"""
+
+import logging
+import math
+import re
+from collections.abc import Container, Iterable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from dsi.docids.data import SPLITS
+from dsi.docids.data.lines import text_lines
+from dsi.docids.data.oddities import Oddities
+from dsi.docids.data.records import id_of
+from dsi.docids.files.checks import plain, shown, text
+from dsi.docids.types import Qrels
+
+logger = logging.getLogger(__name__)
+
+_NUMBER = re.compile(r"[+-]?([0-9]{1,18}|[0-9]{1,18}\.[0-9]*|\.[0-9]+)([eE][+-]?[0-9]{1,2})?")
+_HEADS = {"query-id", "query_id", "qid", "query", "topic", "topic_id", "id", "_id"}
+"""Names of the first column in a header."""
+_ABSENT = (
+    "judgements of documents that are not in the collection; no search finds these, recall and ideal DCG count the relevant "
+    "ones as missed, and training leaves them out"
+)
+_UNASKED = "judgements of queries that are not in the collection; without a text they cannot be asked, and are left out"
+_TWICE = "pairs of query and document with several grades; the highest counts"
+_NO_RELEVANT = "judged queries without a judgement above 0 of a document in the collection; they count as 0"
+
+Judgement = tuple[str, str, str, float]
+"""The words that name it in messages, query_id, doc_id, grade."""
+
+
+def read_judgements(path: Path, queries: Container[str], rows: Mapping[str, int]) -> Qrels:
+    """Return the judgements in a file: query-id, corpus-id and score, or the four columns of a TREC file.
+
+    Raises:
+        ValueError: a line has other fields, or none of the queries is in the collection.
+    """
+    return _collected(_file_judgements(path), path, queries, rows)
+
+
+def _file_judgements(path: Path) -> Iterator[Judgement]:
+    for number, line in text_lines(path):
+        source = f"{path}, line {number}"
+        parts = line.rstrip().split("\t") if "\t" in line.rstrip() else line.split()
+        grade = _grade(parts[-1].strip()) if len(parts) in (3, 4) else None
+        if grade is not None:
+            yield source, parts[0], parts[-2], grade
+        elif number > 1 or len(parts) not in (3, 4) or parts[0].strip().lower() not in _HEADS:
+            raise ValueError(
+                f"{source}: expected query-id<TAB>corpus-id<TAB>score, or TREC's `query_id 0 doc_id score`, got "
+                f"{shown(line.strip())}."
+            )
+
+
+def _grade(written: str) -> float | None:
+    """Return the number in a text, an integer where it is one; None if there is none.
+
+    >>> _grade("-1"), _grade("0.6667"), _grade("1.0"), _grade("--1"), _grade("²"), _grade("nan")
+    (-1, 0.6667, 1, None, None, None)
+    """
+    if not _NUMBER.fullmatch(written):
+        return None
+    value = float(written)
+    return int(value) if value.is_integer() and abs(value) < 2**53 else value
+
+
+def check_qrels(qrels: Mapping[str, Any], queries: Container[str], rows: Mapping[str, int]) -> dict[str, Qrels]:
+    """Return judgements {split: {query_id: {doc_id: grade}}}, checked.
+
+    Raises:
+        ValueError: they are of another form, a grade is no finite number, or no query of a split is in the collection.
+    """
+    if not isinstance(qrels, Mapping) or not set(qrels) <= set(SPLITS):
+        flat = isinstance(qrels, Mapping) and any(id_of(query_id) in queries for query_id in qrels)
+        remedy = '; write {"test": …} around judgements that are to be measured on' if flat else ""
+        raise ValueError(
+            f"qrels must be {{split: {{query_id: {{doc_id: relevance}}}}}} of the splits {', '.join(SPLITS)}, got "
+            f"{shown(qrels)}{remedy}."
+        )
+    read = {}
+    for split, judged in qrels.items():
+        name = f"qrels[{split!r}]"
+        read[split] = _collected(_memory_judgements(judged, name), name, queries, rows)
+        for query_id in map(id_of, judged):
+            if query_id in queries:
+                read[split].setdefault(query_id, {})
+    return read
+
+
+def _memory_judgements(qrels: Any, name: str) -> Iterator[Judgement]:
+    if not isinstance(qrels, Mapping) or not all(isinstance(judged, Mapping) for judged in qrels.values()):
+        raise ValueError(f"{name} must be {{query_id: {{doc_id: relevance}}}}, got {shown(qrels)}.")
+    for query_id, judged in qrels.items():
+        for doc_id, grade in judged.items():
+            source = f"{name}[{shown(query_id)}][{shown(doc_id)}]"
+            value = plain(float, grade, source)
+            if not math.isfinite(value):
+                raise ValueError(f"{source} must be a finite number, got {shown(grade)}.")
+            ids = text(id_of(query_id), f"{source}: query_id"), text(id_of(doc_id), f"{source}: doc_id")
+            yield source, *ids, int(value) if value.is_integer() and abs(value) < 2**53 else value
+
+
+def _collected(
+    judgements: Iterable[Judgement], name: object, queries: Container[str], rows: Mapping[str, int]
+) -> Qrels:
+    """Return judgements by query; a line counts each kind of odd ones.
+
+    Raises:
+        ValueError: no query of the judgements is in the collection.
+    """
+    qrels, odd, first = dict[str, dict[str, float]](), Oddities(name), ""
+    for _, query_id, doc_id, grade in judgements:
+        first = first or query_id
+        if query_id not in queries:
+            odd.count(_UNASKED, query_id)
+            continue
+        if doc_id not in rows:
+            odd.count(_ABSENT, doc_id)
+        judged = qrels.setdefault(query_id, {})
+        if judged.setdefault(doc_id, grade) != grade:
+            odd.count(_TWICE, f"{query_id} {doc_id}")
+            judged[doc_id] = max(grade, judged[doc_id])
+    if first and not qrels:
+        raise ValueError(
+            f"{name}: none of its judgements is of a query of the collection (the first is of query_id {shown(first)}); add "
+            "the queries that were judged."
+        )
+    if not first and isinstance(name, Path):
+        logger.warning("%s holds no judgements, at most a header.", name)
+    _count_unanswered(qrels, rows, odd)
+    odd.warn()
+    return qrels
+
+
+def _count_unanswered(qrels: Qrels, rows: Mapping[str, int], odd: Oddities) -> None:
+    """Count the queries without a relevant document in the collection, and say what a mean over all cannot exceed."""
+    unanswered = [query_id for query_id, judged in qrels.items() if not relevant_rows(judged, rows)]
+    share = 100 * (1 - len(unanswered) / max(len(qrels), 1))
+    for query_id in unanswered:
+        odd.count(f"{_NO_RELEVANT}, and no mean over all {len(qrels):,} exceeds {share:.1f} %", query_id)
+
+
+def relevant_rows(judged: Mapping[str, float], rows: Mapping[str, int]) -> list[int]:
+    """Return the rows of the documents of the collection that are relevant."""
+    return [rows[doc_id] for doc_id, grade in judged.items() if grade > 0 and doc_id in rows]

@@ -1,0 +1,76 @@
+"""`dsi compare`: compare two indexes, or two run files, on the judgements of a collection.
+
+A and B are each an index, which is searched as it searches by default, or a run in TREC format. Differences come with p-values
+of paired randomisation tests, corrected for the number of measures by Holm's method. From Python:
+`dsi.measuring.comparison.compare_runs`.
+"""
+
+import sys
+from argparse import ArgumentTypeError, Namespace
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from dsi.commands.arguments import add_data, add_device, add_escaping, parser
+from dsi.commands.libraries import load_libraries
+from dsi.commands.main import run_command
+from dsi.commands.values import index_folder
+
+if TYPE_CHECKING:
+    from dsi.docids.types import Run
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    """Print the measures of both, with their differences."""
+    command_line = parser("compare", __doc__)
+    command_line.add_argument("a", type=_system, metavar="A", help="an index, or a TREC run")
+    command_line.add_argument("b", type=_system, metavar="B", help="another")
+    add_data(command_line, "the collection with the judgements")
+    command_line.add_argument(
+        "--split", default="test", choices=("train", "dev", "test"), help="judgements to measure on"
+    )
+    command_line.add_argument("--measures", nargs="+", default=[], metavar="NAME", help="such as nDCG@10, Recall@100")
+    add_escaping(command_line)
+    add_device(command_line, searches=True)
+    arguments = command_line.parse_args(argv)
+    load_libraries()
+    from dsi.docids.data.collection import read_collection
+    from dsi.eval.measures import cutoff, measures_for
+    from dsi.eval.trec import escaped_ids
+    from dsi.measuring.comparison import compare_runs
+
+    collection = read_collection(arguments.data)
+    qrels = collection.qrels[arguments.split]
+    if not qrels:
+        raise ValueError(
+            f"{collection.name} has no {arguments.split} judgements; add {collection.place_of(arguments.split)}."
+        )
+    measures = arguments.measures or measures_for(qrels)
+    depth, queries = max(map(cutoff, measures)), collection.query_texts(arguments.split)
+    first, second = (_run(path, queries, depth, arguments) for path in (arguments.a, arguments.b))
+    qrels = escaped_ids(qrels) if arguments.escape_ids else qrels
+    print(compare_runs(first, second, qrels, measures, (str(arguments.a), str(arguments.b))))
+
+
+def _system(value: str) -> Path:
+    if Path(value).is_file():
+        return Path(value)
+    if not Path(value).is_dir():
+        raise ArgumentTypeError(f"{value} does not exist; name an index or a run in TREC format.")
+    return index_folder(value)
+
+
+def _run(path: Path, queries: dict[str, str], depth: int, arguments: Namespace) -> "Run":
+    """Return the run in a file, or that of an index."""
+    from dsi.eval.trec import escaped_ids, read_run
+    from dsi.store.retriever import GenerativeRetriever
+
+    if path.is_file():
+        return read_run(path)
+    given = {name: getattr(arguments, name) for name in ("device", "dtype")}
+    run = GenerativeRetriever.from_pretrained(path, **given).run(queries, depth)
+    return escaped_ids(run) if arguments.escape_ids else run
+
+
+if __name__ == "__main__":
+    sys.exit(run_command(main, sys.argv[1:]))

@@ -1,0 +1,68 @@
+"""`dsi index`: make an index of texts, without training.
+
+A SOURCE is a file (.jsonl, .csv, .tsv, .parquet, .txt, .md), a folder of such files, or a collection in BEIR layout, on whose
+dev queries the weights are tuned. RUN is the folder of the index. From Python: `dsi.index`.
+"""
+
+import sys
+from collections.abc import Sequence
+
+from dsi.commands.arguments import add_device, add_overwriting, add_settings, parser, with_settings
+from dsi.commands.libraries import load_libraries, set_up
+from dsi.commands.main import run_command
+from dsi.commands.values import configuration, count, existing_file, output_folder, source_path
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    """Index, print how many documents there are."""
+    command_line = parser("index", __doc__)
+    command_line.add_argument(
+        "sources", nargs="+", type=source_path, metavar="SOURCE", help="files or folders of texts"
+    )
+    command_line.add_argument("run", type=output_folder, metavar="RUN", help="folder for the index")
+    command_line.add_argument(
+        "--config",
+        metavar="NAME",
+        type=configuration,
+        help="a configuration: a name or a TOML file; nothing of it is trained",
+    )
+    add_settings(command_line)
+    command_line.add_argument(
+        "--encoder", metavar="MODEL", help="a sentence-transformers model: a Hub name or a folder"
+    )
+    command_line.add_argument("--language", metavar="NAME", help="of the documents, for stems of words; none for none")
+    command_line.add_argument(
+        "--pieces", type=count, metavar="N", help="of a text that are embedded one by one, at most"
+    )
+    command_line.add_argument(
+        "--embeddings", type=existing_file, metavar="FILE", help=".npy matrix [documents, any] to cluster on"
+    )
+    add_overwriting(command_line)
+    add_device(command_line)
+    arguments = command_line.parse_args(argv)
+    set_up()
+    from dsi.config import Config, run_config
+    from dsi.contrastive.devices import check_device
+
+    check_device(arguments.device)
+    config = with_settings(run_config(arguments.run, arguments.config or Config()), arguments.settings)
+    load_libraries()
+    from dsi.training.indexing import index
+
+    retriever = index(
+        arguments.sources,
+        arguments.run,
+        config=config,
+        encoder=arguments.encoder,
+        language=arguments.language,
+        pieces=arguments.pieces,
+        embeddings=arguments.embeddings,
+        device=arguments.device,
+        replace=arguments.replace,
+        discard_updates=arguments.discard_updates,
+    )
+    print(f"{arguments.run}: {len(retriever.documents):,} documents; dsi search {arguments.run}")
+
+
+if __name__ == "__main__":
+    sys.exit(run_command(main, sys.argv[1:]))

@@ -1,0 +1,68 @@
+"""What an index is, without loading its models: documents, docids, encoder, weights, sizes, versions."""
+
+from pathlib import Path
+from typing import Any
+
+from dsi.config import Config
+from dsi.docids.files.storage import read_record
+from dsi.store.loading import load_docids, part
+from dsi.store.manifest import PARTS, read_manifest, search_config
+
+
+def index_info(folder: str | Path) -> dict[str, Any]:
+    """Return what an index is.
+
+    Returns:
+        "documents", "columns" (of the document table), "pieces" (docids: a long document may have several), "depth" (digits of
+        the longest docid), "encoder", "dimension", "search" (the weights and how widely it searches), "chosen" (who chose
+        these), "megabytes" {part: size}, "generation", "versions" and "format_version".
+
+    Raises:
+        FileNotFoundError: no finished index.
+        ValueError: a file was altered or truncated.
+    """
+    folder = Path(folder)
+    manifest = read_manifest(folder)
+    tree, documents = load_docids(part(folder, manifest, "docids"))
+    sizes = {name: _bytes(part(folder, manifest, name)) for name in PARTS}
+    return {
+        "documents": len(documents),
+        "columns": documents.column_names,
+        "pieces": int((tree.doc_rows >= 0).sum()),
+        "depth": tree.depth,
+        "encoder": manifest["encoder"]["name"],
+        "dimension": tree.embeddings.shape[1],
+        "search": manifest["search"],
+        "chosen": _chooser(folder, manifest),
+        "megabytes": {name: round(size / 1e6, 2) for name, size in sizes.items() if size},
+        **{name: manifest[name] for name in ("generation", "versions", "format_version")},
+    }
+
+
+def _bytes(folder: Path) -> int:
+    return sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
+
+
+def _chooser(folder: Path, manifest: dict[str, Any]) -> str:
+    """Return who chose the weights of a search."""
+    if read_record(folder / "tuning.json"):
+        return "tuned on the dev queries of its collection"
+    if search_config(manifest) == Config().search:
+        return "the defaults of [search], which were chosen on other collections"
+    return "set in [search] of its configuration, or where it was saved"
+
+
+def as_lines(info: dict[str, Any]) -> str:
+    """Return `index_info` as lines of text."""
+    search = ", ".join(f"{name} {value}" for name, value in info["search"].items())
+    sizes = ", ".join(f"{name} {size:,.1f}" for name, size in info["megabytes"].items())
+    versions = ", ".join(f"{name} {version}" for name, version in info["versions"].items())
+    rows = {
+        "documents": f"{info['documents']:,}, in {info['pieces']:,} pieces; columns {', '.join(info['columns'])}",
+        "docids": f"up to {info['depth']} digits",
+        "encoder": f"{info['encoder']}, {info['dimension']} dimensions",
+        "search": f"{search}; {info['chosen']}",
+        "megabytes": sizes,
+        "versions": f"{versions}; format {info['format_version']}, generation {info['generation']}",
+    }
+    return "\n".join(f"{name:<10} {value}" for name, value in rows.items())

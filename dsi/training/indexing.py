@@ -1,0 +1,108 @@
+"""Makes an index of texts without training. Knows nothing of stages."""
+
+from collections.abc import Iterable, Sequence
+from functools import cache
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+from uuid import uuid4
+
+import numpy as np
+from numpy.typing import NDArray
+
+from dsi.config import Config, run_config
+from dsi.docids.data.collection import Collection, read_collection
+from dsi.store.retriever import GenerativeRetriever
+from dsi.training.pipeline import output_folder, run_stages
+
+
+def index(
+    source: Collection | str | Path | Iterable[Any], output: str | Path | None = None, *,
+    config: str | Path | Config | None = None, encoder: str | None = None, language: str | None = None,
+    pieces: int | None = None, embeddings: NDArray[Any] | str | Path | None = None, device: str | None = None,
+    replace: bool = False, discard_updates: bool = False,
+) -> GenerativeRetriever:  # fmt: skip
+    """Index texts without training: the encoder as it is, BM25, late interaction, and weights chosen on other collections.
+
+    Example:
+        >>> import dsi
+        >>> retriever = dsi.index(["Neon glows in advertising signs.", "The Danube flows through Vienna."])
+        >>> retriever.search("gas that glows", k=1)[0].doc_id
+        '0'
+
+    Args:
+        source: what `Collection.from_records` takes; a folder or a file that `read_collection` reads; a list of `Path`s, as
+            `Collection.from_files` takes; or a collection. On its dev queries, if it has some, the weights are tuned.
+        output: folder for the index; by default a temporary one, which is deleted when Python ends
+            (`retriever.save_pretrained` keeps it).
+        config: a configuration by name, by file, or as a `Config`, of which nothing is trained; by default what we recommend.
+        encoder: a sentence-transformers model, a Hub name or a folder: the setting `encoder.name`.
+        language: of the documents, for the stems of BM25, "none" for none: the setting `lexical.language`.
+        pieces: of a text that are embedded one by one, at most: the setting `docids.segments`.
+        embeddings: [documents, any] to cluster on, in place of the documents' embeddings; an array or a .npy file.
+        device: of the encoder; the best available by default.
+        replace: as for `train`.
+        discard_updates: as for `train`.
+
+    Raises:
+        TypeError: `source` holds no texts.
+        FileNotFoundError: no such folder, file or configuration.
+        ValueError: as `Collection.from_records` and `train`; or a setting out of range.
+    """
+    chosen = indexing_config(run_config(Path(), config or Config()), encoder, language, pieces)
+    collection = read_source(source)
+    folder = Path(_temporary_folder().name) / uuid4().hex if output is None else output_folder(output)
+    points = read_embeddings(Path(embeddings)) if isinstance(embeddings, str | Path) else embeddings
+    run_stages(
+        folder, collection, chosen, device, replace=replace, discard_updates=discard_updates, embeddings=points,
+    )  # fmt: skip
+    return GenerativeRetriever.from_pretrained(folder, device=device)
+
+
+def indexing_config(config: Config, encoder: str | None, language: str | None, pieces: int | None) -> Config:
+    """Return a configuration of which nothing is trained, with the settings that are given."""
+    settings = {"encoder.name": encoder, "lexical.language": language, "docids.segments": pieces}
+    return config.without_training().with_changes(
+        {name: value for name, value in settings.items() if value is not None}
+    )
+
+
+def read_source(source: Collection | str | Path | Iterable[Any]) -> Collection:
+    """Return the collection of whatever `index` takes."""
+    if isinstance(source, Collection):
+        return source
+    if isinstance(source, str | Path):
+        try:
+            return read_collection(source)
+        except FileNotFoundError as error:
+            raise FileNotFoundError(f"{error} Texts are given as a list.") from None
+    if isinstance(source, Sequence) and source and all(isinstance(path, Path) for path in source):
+        return read_collection(source[0]) if len(source) == 1 else Collection.from_files(*source)
+    return Collection.from_records(source)
+
+
+def read_embeddings(path: Path) -> NDArray[np.float32]:
+    """Read embeddings [documents, dim] of any type of number from a .npy file; mapped, if float16 or float32.
+
+    Raises:
+        ValueError: the file is another one, or holds something else.
+    """
+    from dsi.docids.files.untrusted import check_file
+
+    check_file(path, "write it with numpy.save")
+    try:
+        array = np.lib.format.open_memmap(path, mode="r")
+    except Exception:  # a broken header raises nearly anything
+        found = "a file that NumPy cannot read"
+    else:
+        if array.ndim == 2 and array.shape[1] and array.dtype.kind in "fiu":
+            is_read_as_it_is = array.dtype in (np.float16, np.float32) and array.flags.c_contiguous
+            return array if is_read_as_it_is else np.ascontiguousarray(array, dtype=np.float32)
+        found = f"an array of {array.dtype} {list(array.shape)}"
+    raise ValueError(f"{path} must be a .npy file of numbers [documents, dim], got {found}; write it with numpy.save.")
+
+
+@cache
+def _temporary_folder() -> TemporaryDirectory[str]:
+    """Return the folder of this process's indexes without a folder of their own; deleted when Python ends."""
+    return TemporaryDirectory(prefix="dsi-index-")

@@ -107,10 +107,13 @@ def tune(retriever: GenerativeRetriever, collection: Collection) -> Tuning:
     start = {name: getattr(retriever.configured_search, name) for name in _CHOSEN}
     config = retriever.search_config = dataclasses.replace(retriever.search_config, **start)
     # 3) the weight of words, where too few judgements could choose it
-    qrels = collection.qrels["dev"]
-    cloze = _by_cloze(retriever, collection) if count_answered(qrels) < FEWEST_QUERIES else None
-    if cloze:
-        qrels, config = {}, dataclasses.replace(config, lexical_weight=cloze.weight)
+    qrels, cloze = collection.qrels["dev"], None
+    if (judged := count_answered(qrels)) < FEWEST_QUERIES:
+        qrels, cloze = {}, _by_cloze(retriever, collection)
+        if cloze:
+            config = dataclasses.replace(config, lexical_weight=cloze.weight)
+        elif queries:
+            _warn_few(len(queries), judged, split)
     tuning = Tuning({"lexical_weight": cloze.weight} if cloze else {}, [], cloze)
     # 4) all else, where there are enough queries
     if len(queries) >= FEWEST_QUERIES:
@@ -118,6 +121,19 @@ def tune(retriever: GenerativeRetriever, collection: Collection) -> Tuning:
         tuning = Tuning({**tuning.best, **own.best}, own.tried, cloze)
     retriever.search_config = dataclasses.replace(config, **tuning.best)
     return tuning
+
+
+def _warn_few(queries: int, judged: int, split: str) -> None:
+    if queries < FEWEST_QUERIES:
+        logger.warning(
+            "%d %s queries are too few to choose anything on; weights, alpha and beam are those of [search].",
+            queries, split,
+        )  # fmt: skip
+    else:
+        logger.warning(
+            "%d dev queries have a relevant document, too few to choose the weights of scores on; those of [search] stay.",
+            judged,
+        )
 
 
 def _by_cloze(retriever: GenerativeRetriever, collection: Collection) -> Cloze | None:

@@ -163,7 +163,7 @@ def place_scores(case: Case) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     vectors = np.stack([tree.embeddings[place] for place in range(tree.num_places)]).astype(np.float64)
     dense = z @ vectors.T
     rows = np.maximum(tree.doc_rows, 0)
-    total = dense + config.lexical_weight * case.bm25.scores(case.batch.texts).astype(np.float64)[:, rows]
+    total = dense + config.lexical_weight * case.bm25.shares(case.batch.texts).astype(np.float64)[:, rows]
     if case.request.extra_scores is not None:
         total = total + case.request.extra_scores[:, rows]
     gone = tree.doc_rows < 0
@@ -267,7 +267,7 @@ def _check_candidates(case, query, dense, plain, scores, rows_allowed, result, k
         best_dense = by_document(tree, dense)
         candidates = set(sorted(reached, key=lambda row: -best_dense[row])[: request.pool])
         if config.lexical_weight:
-            (terms,) = case.bm25.query_terms([case.batch.texts[query]])
+            (terms,) = case.bm25.share_terms([case.batch.texts[query]])
             candidates |= set(case.bm25.scorer.top(terms, request.pool).rows.tolist())
         if request.extra_scores is not None:
             candidates |= set(np.argsort(-request.extra_scores[query])[: request.pool].tolist())

@@ -8,6 +8,7 @@ Knows nothing of docids or of the decoder.
 import copy
 import hashlib
 import logging
+import math
 import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -19,7 +20,7 @@ from typing import Any, NamedTuple, Protocol
 import numpy as np
 import torch
 import torch.nn.functional as F
-from huggingface_hub import HfApi, constants
+from huggingface_hub import HfApi
 from huggingface_hub.errors import HfHubHTTPError
 from huggingface_hub.utils import are_progress_bars_disabled, disable_progress_bars  # type: ignore[attr-defined]
 from numpy.typing import NDArray
@@ -33,17 +34,12 @@ from transformers.utils import logging as transformers_logging
 from dsi.contrastive.config import FRESH, FRESH_T5, LONGEST_INPUT, PACKAGED, EncoderConfig
 from dsi.contrastive.devices import check_device
 from dsi.contrastive.inference import for_inference
+from dsi.contrastive.models import TEXTS, check_inputs, load_complete, loading_data, write_model
 from dsi.contrastive.prompts import choose_prompt
-from dsi.contrastive.untrusted import (
-    check_finite,
-    check_inputs,
-    check_model,
-    write_model,
-)
 from dsi.docids.files.progress import Bar
 from dsi.docids.files.progress import progress as show_progress
 from dsi.docids.files.storage import digest, sha256
-from dsi.docids.files.untrusted import catching_panics, reading
+from dsi.docids.files.untrusted import catching_panics
 
 logger = logging.getLogger(__name__)
 
@@ -61,7 +57,6 @@ _USUAL = (
 )
 """Texts from which the usual length of an embedding is taken, where lengths count."""
 
-_LOADING = threading.RLock()
 _PAPERS = "sentence-t5"
 """In the names of the paper's encoders."""
 
@@ -168,7 +163,7 @@ class Encoder:
 
         Raises:
             FileNotFoundError: a file is missing, or the named encoder is no folder and the Hub cannot be reached.
-            ValueError: the device cannot be used, an index may not hold the model, or the folder holds no encoder, or code.
+            ValueError: the device cannot be used, the folder holds no encoder, or weights that matter are missing.
         """
         check_device(device)
         with _unadvised():
@@ -213,6 +208,12 @@ class Encoder:
     def state_dim(self) -> int:
         """Width of a token state."""
         return int(self.model[0].get_embedding_dimension())
+
+    @property
+    def max_length(self) -> int | None:
+        """Tokens of a text that the model reads, with special ones; None if it reads any text to its end."""
+        limit = self.model.max_seq_length
+        return None if limit is None or math.isinf(limit) else int(limit)
 
     @property
     def token_dim(self) -> int:
@@ -339,7 +340,7 @@ class Encoder:
 
     def reads_whole(self, text: str) -> bool:
         """True if no token of a text made by `document_texts` is beyond the model's own limit."""
-        limit, spans = self.model.max_seq_length, self.spans(text, "document")
+        limit, spans = self.max_length, self.spans(text, "document")
         return limit is None or len(spans) < limit or not has_words(text[max(span.end for span in spans) :])
 
     @cached_property
@@ -433,13 +434,18 @@ def _loaded(config: EncoderConfig, folder: Path | None, device: str | None, fing
 
 
 def _load_named(name: str, device: str | None) -> SentenceTransformer:
-    """Load an encoder that the user names, one that an index may hold."""
-    model = _find_named(name, device)
+    """Load an encoder that the user names, with all weights that its embeddings depend on."""
     try:
+        model = load_complete(lambda: _find_named(name, device), _embeddings)
         check_inputs(model)
     except ValueError as error:
         raise ValueError(f"The encoder {name!r} cannot be used, because {error}.") from None
     return model
+
+
+def _embeddings(model: SentenceTransformer) -> NDArray[np.float32]:
+    """Return the embeddings of some texts."""
+    return model.encode(list(TEXTS), show_progress_bar=False).astype(np.float32)
 
 
 def _find_named(name: str, device: str | None) -> SentenceTransformer:
@@ -490,25 +496,15 @@ def hub_answers(name: str) -> bool:
 
 
 def _load_stored(folder: Path, device: str | None) -> SentenceTransformer:
-    """Load the encoder from a folder of an index, which may be a stranger's."""
-    check_model(folder)
-    with reading(folder, torch.OutOfMemoryError), quiet_transformers(), without_hub():
-        model = SentenceTransformer(str(folder), device=device, local_files_only=True, trust_remote_code=False)
+    """Load the encoder from a folder of an index, which was judged before."""
+
+    def load() -> SentenceTransformer:
+        return SentenceTransformer(str(folder), device=device, local_files_only=True, trust_remote_code=False)
+
+    with loading_data(folder), quiet_transformers():
+        model = load_complete(load, _embeddings)
         check_inputs(model)
-    check_finite(model, folder)
     return model
-
-
-@contextmanager
-def without_hub() -> Iterator[None]:
-    """Let nothing be fetched from the Hub while a model is loaded that may be a stranger's."""
-    with _LOADING:  # the setting is global
-        offline = constants.HF_HUB_OFFLINE
-        constants.HF_HUB_OFFLINE = True
-        try:
-            yield
-        finally:
-            constants.HF_HUB_OFFLINE = offline
 
 
 @contextmanager

@@ -283,16 +283,12 @@ class DocidTree:
         save_tensors(arrays, path)
 
     @classmethod
-    def load(cls, path: Path, *, check: bool = True) -> "DocidTree":
+    def load(cls, path: Path) -> "DocidTree":
         """Return what `save` wrote, memory-mapped; processes that load the same file share it.
-
-        Args:
-            path: the file.
-            check: read all of it, to find damage; False for a file that another process has checked.
 
         Raises:
             FileNotFoundError: no such file.
-            ValueError: truncated, altered or inconsistent.
+            ValueError: truncated, or it holds no tree.
         """
         if not path.exists():
             raise FileNotFoundError(f"{path} does not exist; build the docids first (dsi train --stage docids).")
@@ -300,14 +296,10 @@ class DocidTree:
         vectors = {name: Vectors((arrays[name],), read_codec(arrays, name)) for name in _VECTORS if name in arrays}
         structure = {name: array for name, array in arrays.items() if name not in _CODECS}
         segments = int(structure.pop("segments", np.ones(1)).clip(1, MOST_PLACES).max(initial=1))
-        tree = cls(**structure | vectors, segments=segments)
-        problem = tree._problem() if check else ""
-        if problem:
-            raise ValueError(f"{path} does not hold a docid tree ({problem}); build the docids again.")
-        return tree
+        return cls(**structure | vectors, segments=segments)
 
-    def _problem(self) -> str:
-        """Return what is wrong with the arrays, or an empty string."""
+    def problem(self) -> str:
+        """Return what is wrong with the arrays, which a search follows unchecked, or an empty string."""
         inner, documents = self.num_inner, self.num_places
         if any(len(getattr(self, name)) != inner for name in ("num_children", "doc_start", "doc_end", "centroids")):
             return "arrays of inner nodes differ in length"
@@ -328,7 +320,7 @@ class DocidTree:
             return "codes are not one a document"
         if [array.are_search_codes for array in vectors] != [False, False, True][: len(vectors)]:
             return "vectors and the codes to search by are of another kind"
-        return self._structure_problem()
+        return self._structure_problem() or (self.tokens.problem() if self.tokens else "")
 
     def _has_all_rows(self) -> bool:
         """True if every row below the largest one has a place; free places are -1."""

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from dsi.docids import extensions
 from dsi.docids.files.checks import shown
 from dsi.docids.files.storage import recover_folder, replace_folder, write_json
-from dsi.docids.files.untrusted import RESTORE, check_folder, read_json, reading
+from dsi.docids.files.untrusted import DATA, RESTORE, check_folder, read_json, reading
 from dsi.docids.types import Bools, Ints, Reals
 from dsi.search.hits import Hit, Hits
 
@@ -302,7 +302,7 @@ def load_reranker(folder: Path, binding: Mapping[str, Any] | None = None) -> Rer
         others = sorted(other.name for other in folder.parent.glob("[!.]*") if (other / _FILE).exists())
         remedy = f"there are {', '.join(others)}" if others else "train one: dsi train-reranker"
         raise FileNotFoundError(f"{folder} holds no reranker; {remedy}.")
-    check_folder(folder)
+    check_folder(folder, (*DATA, ".txt"))  # trees of LightGBM
     record = read_json(path)
     if (type(record.get("kind")), type(record.get("for")), type(record.get("settings"))) != (str, dict, dict):
         raise ValueError(f"{path} must have kind, for and settings; {RESTORE}.")

@@ -77,7 +77,7 @@ class DocumentVectors:
         """Say how many documents the encoder does not read to their ends."""
         cut, sample = self._texts.count_cut()
         if cut:
-            segments, limit = self._config.docids.segments, self._encoder.model.max_seq_length
+            segments, limit = self._config.docids.segments, self._encoder.max_length
             read = min(self._config.encoder.document_length, limit or LARGEST)
             logger.warning(
                 "%.0f %% of the documents are longer than the encoder reads of them (%s%d tokens); the rest is not embedded.",

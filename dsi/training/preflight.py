@@ -29,8 +29,8 @@ from dsi.docids.words.bm25 import BM25_MODEL, NO_MODEL
 from dsi.generator.config import EXTRACTIVE
 from dsi.generator.kinds import create_generator
 from dsi.generator.pseudo_queries import load_query_model
-from dsi.store.loading import check_no_updates, generation_of, load_documents, part
-from dsi.store.manifest import PARTS
+from dsi.store.loading import check_no_updates, generation_of, load_documents
+from dsi.store.manifest import PARTS, part
 from dsi.training.docids_stage import TitleTokens
 
 logger = logging.getLogger(__name__)

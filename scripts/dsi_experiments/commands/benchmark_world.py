@@ -20,7 +20,6 @@ if TYPE_CHECKING:
     from dsi.docids.data.collection import Collection
     from dsi.docids.types import Run
     from dsi.measuring.runs import IndexRuns
-    from dsi.store.retriever import GenerativeRetriever
 
 logger = logging.getLogger(__name__)
 
@@ -37,8 +36,12 @@ def main(argv: Sequence[str] | None = None) -> None:
     """Measure each collection, print the table, and write it beside the results."""
     command_line = parser("benchmark-world", __doc__)
     command_line.add_argument("collections", type=Path, nargs="+", metavar="DIR", help="BEIR folders with test queries")
-    command_line.add_argument("--output", type=output_folder, required=True, metavar="OUT", help="results, NAME.json each")
-    command_line.add_argument("--encoder", metavar="NAME", help="a sentence-transformers model; our own choice by default")
+    command_line.add_argument(
+        "--output", type=output_folder, required=True, metavar="OUT", help="results, NAME.json each"
+    )
+    command_line.add_argument(
+        "--encoder", metavar="NAME", help="a sentence-transformers model; our own choice by default"
+    )
     command_line.add_argument("--device", help="of the encoder")
     arguments = command_line.parse_args(argv)
     load_libraries()
@@ -49,7 +52,9 @@ def main(argv: Sequence[str] | None = None) -> None:
         path = arguments.output / f"{folder.resolve().name}.json"
         if not path.exists():
             write_json(path, measure(folder, arguments.encoder, arguments.device))
-    records = {path.stem: json.loads(path.read_text(encoding="utf-8")) for path in sorted(arguments.output.glob("*.json"))}
+    records = {
+        path.stem: json.loads(path.read_text(encoding="utf-8")) for path in sorted(arguments.output.glob("*.json"))
+    }
     table = world_table(records)
     write_text(arguments.output / "world.md", table + "\n")
     print(table)
@@ -129,8 +134,8 @@ def _old_hybrid(runs: "IndexRuns") -> "Run":
 
 
 def _searches(runs: "IndexRuns") -> dict[str, Any]:
-    from dsi.search.generate import WordsOnly
     from dsi.search.engine import DenseAndWords
+    from dsi.search.generate import WordsOnly
 
     hybrid = runs.tune(learned=False, on_dev=False)
     return {
@@ -170,7 +175,15 @@ def world_table(records: Mapping[str, Mapping[str, Any]]) -> str:
     """Return nDCG@10 / Hit@1 / Hit@10 of all collections and systems, and their means, as Markdown."""
     from dsi.eval.tables import markdown_table
 
-    head = ["collection", "documents, pieces, queries", *ROWS, "beside the better of BM25, dense", "BM25's weight", "read", "min"]
+    head = [
+        "collection",
+        "documents, pieces, queries",
+        *ROWS,
+        "beside the better of BM25, dense",
+        "BM25's weight",
+        "read",
+        "min",
+    ]
     rows = [_row(name, record) for name, record in records.items()]
     common = [row for row in ROWS if row != TUNED]
     means = {

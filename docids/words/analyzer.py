@@ -22,8 +22,6 @@ from typing import Any
 import Stemmer
 
 FOUND, ENGLISH, NO_STEMS = "auto", "english", "none"
-TERMS = 2
-"""Version of the terms; an index made with another one cannot be searched by this one."""
 LANGUAGES = tuple(name for name in Stemmer.algorithms() if not name.endswith("porter"))
 """Languages that have a stemmer."""
 STOP_WORDS = frozenset(

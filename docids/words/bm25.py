@@ -17,7 +17,8 @@ from dsi.docids.files.declarations import settings
 from dsi.docids.files.storage import save_tensors, write_json
 from dsi.docids.files.untrusted import read_json, reading
 from dsi.docids.types import Floats, Ints, Run
-from dsi.docids.words.analyzer import check_language
+from dsi.docids.words.analyzer import FOUND, Analyzer, check_language, tokens
+from dsi.docids.words.languages import find_language
 from dsi.docids.words.postings import Postings, lists_problem, postings_arrays, read_postings
 from dsi.docids.words.term_scores import Damping, Terms, TermScorer, highest_positive
 
@@ -251,7 +252,6 @@ class BM25(Lexical):
             "k1": self.k1,
             "b": self.b,
             "language": self.language,
-            "terms": TERMS,
             "num_docs": len(self._lengths),
         }
         write_json(folder / _SETTINGS, settings)
@@ -272,6 +272,7 @@ class BM25(Lexical):
         loaded._lengths = others["lengths"]
         with reading(folder / _SETTINGS):
             loaded.language = settings["language"]
+            loaded.analyzer = Analyzer(loaded.language)
             loaded.weigh(settings["k1"], settings["b"])
         return loaded
 

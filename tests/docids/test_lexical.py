@@ -87,7 +87,9 @@ def test_terms_are_stems_as_bm25s_compares_them(language, known_words, tmp_path)
 
 
 def test_a_language_without_stems_is_refused():
-    with pytest.raises(ValueError, match=r'lexical.language must be "none" or one of .*english.*, got \'klingon\'.'):
+    with pytest.raises(
+        ValueError, match=r'lexical.language must be "auto", "none" or one of .*english.*, got \'klingon\'.'
+    ):
         LexicalConfig(language="klingon")
 
 

@@ -6,6 +6,7 @@ tuned on dev queries, where there are some, for one more row. A collection that 
 
 import json
 import logging
+import sys
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -134,8 +135,7 @@ def _old_hybrid(runs: "IndexRuns") -> "Run":
 
 
 def _searches(runs: "IndexRuns") -> dict[str, Any]:
-    from dsi.search.engine import DenseAndWords
-    from dsi.search.generate import WordsOnly
+    from dsi.search.generate import DenseAndWords, WordsOnly
 
     hybrid = runs.tune(learned=False, on_dev=False)
     return {
@@ -160,7 +160,7 @@ def _means(run: "Run", collection: "Collection") -> dict[str, Any]:
 
 
 def _beside(values: Mapping[str, Mapping[str, float]]) -> dict[str, Any]:
-    """Return the difference of generate to the better of BM25 and dense, in points of nDCG@10, and half of its 95 % interval."""
+    """Return the difference of generate to the better of BM25 and dense, nDCG@10 in points, and half of its 95 % interval."""
     import numpy as np
 
     from dsi.eval.measures import mean
@@ -214,4 +214,4 @@ def _row(name: str, record: Mapping[str, Any]) -> list[str]:
 
 
 if __name__ == "__main__":
-    run_command(main)
+    sys.exit(run_command(main, sys.argv[1:]))

@@ -7,7 +7,6 @@ them best holds for this collection and this encoder; no query is needed. Knows 
 
 import math
 import random
-import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -17,8 +16,10 @@ import numpy as np
 from dsi.contrastive.encoder import Encoder
 from dsi.docids.data.collection import Collection
 from dsi.docids.places import document_scores
+from dsi.docids.tree import DocidTree
 from dsi.docids.types import Floats, Ints
 from dsi.docids.words.bm25 import BM25
+from dsi.docids.words.sentences import sentences
 from dsi.store.retriever import GenerativeRetriever
 
 _FEWEST_TRIED, _MOST, _SHARE = 150, 300, 10
@@ -29,7 +30,7 @@ _FLAT = 1e-3
 """Documents whose scores differ by less are alike."""
 _MOST_DOCUMENTS = 50_000
 """Documents among which a sentence's is looked for, beside those of the sentences."""
-_PIECES = 64
+_PIECES = 100
 """Pieces of a document from which a sentence may come, at most."""
 _FOUND = 0.08
 """Mean reciprocal rank that one of the two sides must reach; below it, neither says anything."""
@@ -43,7 +44,8 @@ _WORDS = 3, 60
 """Terms of a sentence that is looked for."""
 _REST = 4
 """Terms that must be left of its document, at least."""
-_SENTENCE = re.compile(r"[^.!?。！？।\n]+[.!?。！？।]?")
+_BLOCK = 32
+"""Sentences whose scores of all places are in memory at a time."""
 
 
 @dataclass(frozen=True)
@@ -142,33 +144,40 @@ def _reciprocal_ranks(scores: Floats, own: Ints) -> Floats:
 def _scores(
     retriever: GenerativeRetriever, lexical: BM25, holes: Sequence[_Hole], seed: int
 ) -> tuple[Floats, Floats, Ints]:
-    """Return dense and relative lexical scores [pairs, documents], and each sentence's own document [pairs].
+    """Return dense scores and shares of words [pairs, documents], and each sentence's own document [pairs].
 
     A sentence's own document is scored as it is without it.
     """
-    encoder, tree, pairs = retriever.encoder, retriever.tree, np.arange(len(holes))
-    sentences, rows = [hole.sentence for hole in holes], np.array([hole.row for hole in holes])
+    encoder, pairs = retriever.encoder, np.arange(len(holes))
+    asked, rows = [hole.sentence for hole in holes], np.array([hole.row for hole in holes])
     # 1) the documents: all, or a sample with those of the sentences in it
     others = np.setdiff1d(np.arange(len(lexical.doc_ids)), rows)
     others = np.random.default_rng(seed).permutation(others)[:_MOST_DOCUMENTS]
     documents = np.sort(np.concatenate([rows, others]))
     own = np.searchsorted(documents, rows)
     # 2) dense
-    queries = encoder.encode(encoder.query_texts(sentences), "query")  # [pairs, dim]
+    queries = encoder.encode(encoder.query_texts(asked), "query")  # [pairs, dim]
     pieces = encoder.encode([hole.piece for hole in holes], "document")
-    dense = document_scores(queries, tree.embeddings[tree.places[documents]])  # [pairs, documents]
-    vectors = tree.embeddings[tree.places[rows]]  # [pairs, places, dim]
-    held = np.einsum("npd,nd->np", vectors, pieces).argmax(axis=1)  # the place of the piece that held the sentence
-    vectors[pairs, held] = pieces
+    blocks = np.array_split(queries, -(-len(queries) // _BLOCK))
+    dense = np.concatenate([document_scores(block, retriever.tree)[:, documents] for block in blocks])
     dense[pairs, own] = [
-        document_scores(one[None], many[None])[0, 0] for one, many in zip(queries, vectors, strict=True)
+        _dense_without(retriever.tree, *one) for one in zip(rows.tolist(), queries, pieces, strict=True)
     ]
     # 3) words
     ids = [*lexical.doc_ids, *(f"hole {number}" for number in pairs)]
-    scores = lexical.update([], ids, [hole.rest for hole in holes]).shares(sentences)
+    scores = lexical.update([], ids, [hole.rest for hole in holes]).shares(asked)
     words = scores[:, documents]
     words[pairs, own] = scores[pairs, len(lexical.doc_ids) + pairs]
     return dense, words, own
+
+
+def _dense_without(tree: DocidTree, row: int, query: Floats, piece: Floats) -> float:
+    """Return the dense score of a document one of whose pieces is replaced by what a sentence has left of it."""
+    places = np.unique(tree.places[row])
+    vectors = tree.embeddings[places]  # [places, dim]
+    vectors[(vectors @ piece).argmax()] = piece
+    cost = 0.0 if tree.place_costs is None else float(tree.place_costs[places[0]])
+    return float((vectors @ query).max()) - cost
 
 
 def _holes(encoder: Encoder, collection: Collection, lexical: BM25, seed: int) -> Iterator[_Hole]:
@@ -179,13 +188,14 @@ def _holes(encoder: Encoder, collection: Collection, lexical: BM25, seed: int) -
         title, text = documents[row]["title"], documents[row]["text"]
         (cut,) = encoder.cut([title], [text], _PIECES)
         start, end = rng.choice(cut.spans)
-        sentences = [found.span() for found in _SENTENCE.finditer(text, start, end)]
-        sentences = [
-            own for own in sentences if _WORDS[0] <= len(lexical.analyzer.terms(text[slice(*own)])) <= _WORDS[1]
+        found = [
+            own
+            for own in sentences(text, start, end)
+            if _WORDS[0] <= len(lexical.analyzer.terms(text[slice(*own)])) <= _WORDS[1]
         ]
-        if not sentences:
+        if not found:
             continue
-        first, last = rng.choice(sentences)
+        first, last = rng.choice(found)
         piece, rest = f"{title} {text[start:first]} {text[last:end]}", f"{title} {text[:first]} {text[last:]}"
         if len(lexical.analyzer.terms(piece)) >= _REST:
             yield _Hole(row, text[first:last].strip(), piece.strip(), rest)

@@ -125,10 +125,10 @@ def _old_hybrid(runs: "IndexRuns") -> "Run":
     retriever, queries = runs.retriever, runs.collection.query_texts("test")
     assert retriever.lexical is not None
     vectors = runs.encode("test", queries).embeddings.float().numpy()
-    documents, doc_ids = retriever.tree.embeddings[retriever.tree.places], list(retriever.documents.rows)
+    doc_ids = list(retriever.documents.rows)
     run: Run = {}
     for (query_id, text), vector in zip(queries.items(), vectors, strict=True):
-        scores = document_scores(vector[None], documents)[0] + _OLD_WEIGHT * retriever.lexical.scores([text])[0]
+        scores = document_scores(vector[None], retriever.tree)[0] + _OLD_WEIGHT * retriever.lexical.scores([text])[0]
         best = np.argsort(-scores, kind="stable")[:_K].tolist()
         run[query_id] = {doc_ids[row]: float(scores[row]) for row in best}
     return run

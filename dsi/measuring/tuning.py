@@ -112,7 +112,7 @@ def tune(retriever: GenerativeRetriever, collection: Collection) -> Tuning:
         qrels, cloze = {}, _by_cloze(retriever, collection)
         if cloze:
             config = dataclasses.replace(config, lexical_weight=cloze.weight)
-        elif queries:
+        else:
             _warn_few(len(queries), judged, split)
     tuning = Tuning({"lexical_weight": cloze.weight} if cloze else {}, [], cloze)
     # 4) all else, where there are enough queries
@@ -124,7 +124,9 @@ def tune(retriever: GenerativeRetriever, collection: Collection) -> Tuning:
 
 
 def _warn_few(queries: int, judged: int, split: str) -> None:
-    if queries < FEWEST_QUERIES:
+    if not queries:
+        logger.warning("There are no queries to tune on; weights are those of [search], chosen on other collections.")
+    elif queries < FEWEST_QUERIES:
         logger.warning(
             "%d %s queries are too few to choose anything on; weights, alpha and beam are those of [search].",
             queries, split,

@@ -396,7 +396,7 @@ def test_a_result_counts_its_late_interactions(monkeypatch, candidates, method, 
         assert found.compared[0] < 400
         assert (found.compared[1:] == 400).all()
     else:
-        assert (found.compared < 400).all()
+        assert (found.compared < 400).all() or candidates > 400  # so many may all be found by words
     if method == "generate":
         assert (found.compared <= max(candidates, 3)).all()
     plain = replace(config, token_weight=0.0)

@@ -157,19 +157,18 @@ def test_a_mark_is_seen_however_it_is_cut_into_tokens(tokenizer):
 
 
 def test_tokens_join_an_identifier_and_its_mark_as_the_tokenizer_does(tokenizer):
+    def encode(text):
+        return tokenizer(text, add_special_tokens=False)["input_ids"]
+
     trie = Trie.from_texts(["lake/a)"], tokenizer, opening="<doc>", closing="</doc>")
-    joined = tokenizer("<doc>lake/a)</doc>", add_special_tokens=False)["input_ids"]
-    state = trie.step(trie.start(1), torch.tensor([joined]))
-    head = tokenizer("<doc>", add_special_tokens=False)["input_ids"]
-    if joined[: len(head)] == head:
-        assert trie.number(state)[0].tolist() == [-1] * (len(joined) - 1) + [0]
-    quoted = Trie.from_texts(['say "a\\b"', "é"], tokenizer, opening='"id": "', as_json=True)
-    for number, text in enumerate(['say "a\\b"', "é"]):
-        written = f'{{"id": {json.dumps(text, ensure_ascii=False)}'
-        tokens = [token for piece in written.split('"id": "') for token in ()] + [
-            *tokenizer('{"id": "', add_special_tokens=False)["input_ids"],
-            *tokenizer(written[8:], add_special_tokens=False)["input_ids"],
-        ]
+    joined = encode("<doc>lake/a)</doc>")
+    assert joined[: len(encode("<doc>"))] == encode("<doc>")
+    assert len(joined) < len(encode("<doc>lake/a)")) + len(encode("</doc>"))
+    assert trie.number(trie.step(trie.start(1), torch.tensor([joined])))[0].tolist() == [-1] * (len(joined) - 1) + [0]
+    texts = ['say "a\\b"', "é", "(x)"]
+    quoted = Trie.from_texts(texts, tokenizer, opening='"id": "', as_json=True)
+    for number, text in enumerate(texts):
+        tokens = [*encode('{"id": "'), *encode(json.dumps(text, ensure_ascii=False)[1:])]
         assert quoted.number(quoted.step(quoted.start(1), torch.tensor([tokens])))[0, -1] == number
 
 

@@ -23,6 +23,7 @@ from datasets.fingerprint import generate_random_fingerprint
 
 from dsi.docids.data import SPLITS, TABLES, existing_folder, find_collection, folder_for_collection
 from dsi.docids.data.dev_queries import cut_dev, relevant_documents
+from dsi.docids.data.identical import identical_ids
 from dsi.docids.data.judgements import check_qrels, read_judgements, relevant_rows
 from dsi.docids.data.lines import file_of_collection, write_json_line, write_judgements
 from dsi.docids.data.oddities import Oddities, warn_all
@@ -120,6 +121,31 @@ class Collection:
     def digest(self) -> str:
         """sha256 of the contents and of the choice of dev queries; results are recomputed when it changes."""
         return digest([self.versions, list(self.qrels["dev"])])
+
+    @cached_property
+    def identical_ids(self) -> frozenset[str]:
+        """The queries that are documents themselves, and leave these out of their answers: `dsi.docids.data.identical`.
+
+        A query whose own document is judged relevant to it keeps it.
+        """
+        judged = chain.from_iterable(qrels.items() for qrels in self.qrels.values())
+        asked = {query_id for query_id, own in judged if own.get(query_id, 0) > 0}
+        queries = {query_id: text for query_id, text in self.queries.items() if query_id not in asked}
+        return identical_ids(queries, self.documents, self.rows, self.name)
+
+    @property
+    def own_rows(self) -> dict[str, int]:
+        """{text of a query: row of the document that it is itself}, of the `identical_ids`; no negatives of training."""
+        return {self.queries[query_id]: self.rows[query_id] for query_id in self.identical_ids}
+
+    def judged_negatives(self) -> dict[str, list[int]]:
+        """Return {text of a train query: rows of the documents of the collection that are judged not relevant to it}."""
+        negatives: dict[str, list[int]] = {}
+        for query_id, judged in self.qrels["train"].items():
+            rows = [self.rows[doc_id] for doc_id, grade in judged.items() if grade <= 0 and doc_id in self.rows]
+            if rows:
+                negatives.setdefault(self.queries[query_id], []).extend(rows)
+        return negatives
 
     @classmethod
     def from_records(

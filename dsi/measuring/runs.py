@@ -4,7 +4,6 @@ Knows nothing of tables.
 """
 
 import dataclasses
-import itertools
 import time
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -18,6 +17,7 @@ from dsi.config import LEXICAL_WEIGHT
 from dsi.contrastive.blocks import DocumentTexts
 from dsi.contrastive.encoder import Encoder
 from dsi.docids.data.collection import Collection
+from dsi.docids.data.identical import without_identical
 from dsi.docids.files.processes import ALONE, Processes
 from dsi.docids.types import Run
 from dsi.docids.words.analyzer import ENGLISH
@@ -63,16 +63,17 @@ class BM25Runs:
         self.collection = collection
         self.bm25 = BM25(collection.documents["doc_id"], texts or collection.full_texts(), language=language)
         if tuned and count_answered(collection.qrels["dev"]) >= FEWEST_QUERIES:
-            tune_bm25(self.bm25, collection.query_texts("dev"), collection.qrels["dev"])
+            tune_bm25(self.bm25, collection.query_texts("dev"), collection.qrels["dev"], collection.identical_ids)
 
     @property
     def options(self) -> dict[str, float]:
         """The settings k1 and b."""
         return {"k1": self.bm25.k1, "b": self.bm25.b}
 
-    def run(self, split: str) -> Run:
-        """Return the top hundred documents of each query of a split."""
-        return self.bm25.run(self.collection.query_texts(split), DEPTH)
+    def run(self, split: str, k: int = DEPTH) -> Run:
+        """Return the top k documents of each query of a split."""
+        run = self.bm25.run(self.collection.query_texts(split), k + 1)
+        return without_identical(run, self.collection.identical_ids, k)
 
 
 class DenseRuns:
@@ -98,23 +99,28 @@ class DenseRuns:
             embeddings = encoder.encode(DocumentTexts(encoder, collection.documents)[:], "document", progress=True)
         self.embeddings, self.doc_ids = embeddings, doc_ids or list(collection.rows)
 
-    def run(self, split: str, encoded: NDArray[np.float32] | None = None, *, approximate: bool = False) -> Run:
-        """Return the top hundred documents of each query of a split; `encoded`: [queries, dim], if computed already."""
+    def run(
+        self, split: str, encoded: NDArray[np.float32] | None = None, k: int = DEPTH, *, approximate: bool = False
+    ) -> Run:
+        """Return the top k documents of each query of a split; `encoded`: [queries, dim], if computed already."""
         queries = self.collection.query_texts(split)
         if encoded is None:
             encoded = self.encoder.encode(self.encoder.query_texts(list(queries.values())), "query")
         numbers, most_places = [str(n) for n in range(len(self.doc_ids))], max(Counter(self.doc_ids).values())
-        run = dense_run(list(queries), encoded, numbers, self.embeddings, most_places * DEPTH, approximate=approximate)
-        return {
+        run = dense_run(
+            list(queries), encoded, numbers, self.embeddings, most_places * (k + 1), approximate=approximate
+        )
+        run = {
             query_id: self._documents(scores) if queries[query_id].strip() else {} for query_id, scores in run.items()
         }
+        return without_identical(run, self.collection.identical_ids, k)
 
     def _documents(self, scores: Mapping[str, float]) -> dict[str, float]:
-        """Return the hundred best documents, given the scores of embeddings by their number, best first."""
+        """Return the best documents, given the scores of embeddings by their number, best first."""
         best: dict[str, float] = {}
         for number, score in scores.items():
             best.setdefault(self.doc_ids[int(number)], score)
-        return dict(itertools.islice(best.items(), DEPTH))
+        return best
 
 
 @dataclass(frozen=True)
@@ -167,7 +173,8 @@ class IndexRuns:
             **changes: settings of `[search]`.
         """
         index = self.retriever.snapshot
-        request = SearchRequest(k, dataclasses.replace(index.search_config, **changes))
+        more = bool(self.collection.identical_ids)
+        request = SearchRequest(k + more, dataclasses.replace(index.search_config, **changes))
         method = control(index.engine) if control else None  # type: ignore[call-arg]
         counts: list[tuple[int, int]] = []
         started = time.perf_counter()
@@ -178,7 +185,7 @@ class IndexRuns:
             started = time.perf_counter()
             result = index.engine.search(encoded, request, method=method)
             counts = list(zip(result.read.tolist(), result.compared.tolist(), strict=True))
-            return index.as_run(encoded.query_ids, result)
+            return without_identical(index.as_run(encoded.query_ids, result), self.collection.identical_ids, k)
 
         run = self.processes.merge(self.collection.query_texts(split), search)
         milliseconds = 1000 * (time.perf_counter() - started) / max(len(run), 1)
@@ -186,9 +193,10 @@ class IndexRuns:
         read, compared = np.mean(of_all, axis=0).tolist() if of_all else (0.0, 0.0)
         return CostedRun(run, request.config, read, compared, milliseconds)
 
-    def run_dense(self, split: str) -> Run:
-        """Return the top hundred documents of each query of a split by flat dense search."""
-        return self.dense.run(split, self.encode(split, self.collection.query_texts(split)).embeddings.float().numpy())
+    def run_dense(self, split: str, k: int = DEPTH) -> Run:
+        """Return the top k documents of each query of a split by flat dense search."""
+        encoded = self.encode(split, self.collection.query_texts(split)).embeddings.float().numpy()
+        return self.dense.run(split, encoded, k)
 
     def scores(self, split: str, doc_ids: Mapping[str, str], **changes: Any) -> dict[str, float]:
         """Return {query_id: score of its document in `doc_ids`}, whether or not a search finds it."""
@@ -231,15 +239,17 @@ class IndexRuns:
         if not qrels:
             own = {"lexical_weight": index.search_config.lexical_weight}
             return changes if learned or not lexical else own | changes
-        dev = self.encode("dev", self.collection.query_texts("dev"))
+        dev, identical = self.encode("dev", self.collection.query_texts("dev")), self.collection.identical_ids
         if learned:
             config = dataclasses.replace(index.search_config, **changes)
-            return self.processes.first({**changes, **choose(index, dev, qrels, config, lexical=lexical).best})
+            return self.processes.first(
+                {**changes, **choose(index, dev, qrels, config, lexical=lexical, identical=identical).best}
+            )
         if index.engine.is_tied:
             start = {"lexical_weight": index.configured_search.lexical_weight or LEXICAL_WEIGHT}
             config = dataclasses.replace(index.search_config, **{**start, **changes})
-            weights = choose_weights(index, dev, qrels, config, lexical=lexical, tokens=False)
+            weights = choose_weights(index, dev, qrels, config, lexical=lexical, tokens=False, identical=identical)
             return self.processes.first({**changes, **weights})
         scores = hybrid_scores(index, index.lexical if lexical else None)
-        weight = scores.best_weight(dev.query_ids, dev.embeddings.float().numpy(), dev.texts, qrels)
+        weight = scores.best_weight(dev.query_ids, dev.embeddings.float().numpy(), dev.texts, qrels, identical)
         return self.processes.first({**changes, "lexical_weight": weight})

@@ -22,12 +22,17 @@ from dsi.commands.main import run_command
 from dsi.commands.queries_file import read_queries_file
 from dsi.commands.values import count, existing_file, output_file
 
+_OF_THE_WALK = ("method", "beam_width", "candidates", "alpha")
+"""Search options that do not change the score of a given document."""
+
 
 def main(argv: Sequence[str] | None = None) -> None:
     """Write the candidates of a run in another order."""
     command_line = parser("rerank", __doc__)
     add_index(command_line)
-    command_line.add_argument("--candidates", type=existing_file, required=True, metavar="FILE", help="a TREC run")
+    command_line.add_argument(
+        "--candidates", type=existing_file, required=True, metavar="FILE", dest="found", help="a TREC run"
+    )
     command_line.add_argument(
         "--queries", type=existing_file, required=True, metavar="FILE", help="their texts, as for `dsi search`"
     )
@@ -36,7 +41,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     )
     command_line.add_argument("-k", type=count, help="documents per query; all by default")
     add_escaping(command_line)
-    add_search_options(command_line)
+    add_search_options(command_line, without=_OF_THE_WALK)
     add_device(command_line, searches=True)
     arguments = command_line.parse_args(argv)
     queries = read_queries_file(arguments.queries)
@@ -44,7 +49,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     from dsi.docids.files.storage import file_name
     from dsi.eval.trec import check_fields, read_run, unescaped_ids, write_run
 
-    run = read_run(arguments.candidates)
+    run = read_run(arguments.found)
     candidates = unescaped_ids(run) if arguments.escape_ids else run
     check_fields(arguments.output, queries, escape=arguments.escape_ids)  # before the search
     asked = {query_id: text for query_id, text in queries.items() if query_id in candidates}

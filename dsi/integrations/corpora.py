@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from dsi.docids.data.identical import without_identical
-from dsi.docids.files.checks import shown
+from dsi.docids.files.checks import plain, shown
 from dsi.docids.files.storage import digest
 from dsi.docids.types import Run
 from dsi.eval.trec import run_without_ties
@@ -108,7 +108,7 @@ class CorpusSearch:
             raise ValueError("There is no corpus to search; hand it over before the queries, as the evaluators do.")
         options: SearchOptions = {**self.options, "allow": self._allowed}
         identical = self._searched.documents.identical_ids(queries)
-        most = k + bool(identical)
+        most = plain(int, k, "k") + bool(identical)
         if only is None:
             return run_without_ties(without_identical(self._searched.run(queries, most, **options), identical, k))
         run: Run = {}

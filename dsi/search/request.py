@@ -105,7 +105,7 @@ class SearchRequest:
     """[places] True at the docid positions of documents that a filter lets through; None without a filter."""
     extra_scores: Annotated[Scores | None, SkipValidation] = None
     """As in `SearchOptions`."""
-    min_score: float = -math.inf
+    min_score: Annotated[float, Field(ge=-math.inf)] = -math.inf  # which NaN is not
     """As in `SearchOptions`."""
 
     @property

@@ -11,6 +11,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property, partial
+from html import escape
 from pathlib import Path
 from typing import Any
 
@@ -30,6 +31,7 @@ from dsi.eval.fusion import reciprocal_rank_fusion
 from dsi.eval.measures import STANDARD_MEASURES, UNCUT, cutoff, mean, measure_name, measures_for
 from dsi.eval.measures import evaluate as evaluate_run
 from dsi.eval.protocol import Splits, SystemResult, holm, overlap_splits, randomisation_test, table
+from dsi.eval.tables import html_table
 from dsi.measuring.provenance import provenance
 from dsi.measuring.runs import BM25Runs, DenseRuns, IndexRuns, generator_only, language_of
 from dsi.measuring.weights import DEPTH
@@ -89,12 +91,21 @@ class Evaluation:
     about: dict[str, Any]
 
     def __str__(self) -> str:
-        splits = self.splits if self.splits["Overlap"] else {"Total": self.splits["Total"]}
-        costs = [name for name in (READ, COMPARED, TIME) if any(name in row.settings for row in self.rows)]
-        shown = table(self.rows, splits, self.measures, more=costs)
-        return f"{shown}\n\n{self.significance()}\n\n{self.summary()}"
+        return f"{self._table}\n\n{self.significance()}\n\n{self.summary()}"
 
     __repr__ = __str__
+
+    def _repr_html_(self) -> str:
+        """Return the table for a notebook, with the differences folded, and the conclusion."""
+        tests, conclusion = escape(self.significance()), escape(self.summary())
+        more = f"<details><summary>Differences and p-values</summary><pre>{tests}</pre></details>"
+        return f"{html_table(self._table)}{more}<pre>{conclusion}</pre>"
+
+    @property
+    def _table(self) -> str:
+        splits = self.splits if self.splits["Overlap"] else {"Total": self.splits["Total"]}
+        costs = [name for name in (READ, COMPARED, TIME) if any(name in row.settings for row in self.rows)]
+        return table(self.rows, splits, self.measures, more=costs)
 
     def row(self, name: str) -> SystemResult:
         """Return the row of that name.

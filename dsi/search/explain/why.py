@@ -7,6 +7,7 @@ import math
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
+from html import escape
 from typing import Any, NamedTuple, Protocol
 
 import numpy as np
@@ -109,6 +110,11 @@ class DocumentExplanation:
         return "\n".join(map(printable, lines))
 
     __repr__ = __str__
+
+    def _repr_html_(self) -> str:
+        """Return the explanation for a notebook: its first line bold."""
+        first, *others = map(escape, str(self).splitlines())
+        return "<pre>" + "\n".join([f"<b>{first}</b>", *others]) + "</pre>"
 
 
 def _step_line(step: Step) -> str:

@@ -220,9 +220,8 @@ def evaluate(
         split: judgements to measure on: "test", "dev" or "train".
         depth: documents per query that the index returns, and the deepest measure; 10 where it is less. By default as deep as
             the measures read.
-        measures: names such as "nDCG@10" or "map" (`dsi.eval.measures.measure_name`). By default those that the judgements ask
-            for: nDCG@10, RR@10 and Recall@100 where several documents are relevant to a query or judgements are graded, and
-            otherwise Hit@1, Hit@5 and Hit@10. Measures of all answers read `depth` of them, 1,000 by default.
+        measures: names such as "nDCG@10" or "map" (`dsi.eval.measures`); by default those that the judgements ask for, see
+            `measures_for`. Measures of all answers read `depth` of them, 1,000 by default.
         untrained: adds dense search with the encoder as it was before training, which encodes the collection anew.
         rerankers: {name: rerankers}, one more row each: the index's first `rerank_depth` documents, reranked.
         rerank_depth: number of documents that are reranked.

@@ -8,6 +8,7 @@ Knows nothing of docids or of the decoder.
 import copy
 import hashlib
 import logging
+import math
 import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -19,7 +20,7 @@ from typing import Any, NamedTuple, Protocol
 import numpy as np
 import torch
 import torch.nn.functional as F
-from huggingface_hub import HfApi, constants
+from huggingface_hub import HfApi
 from huggingface_hub.errors import HfHubHTTPError
 from huggingface_hub.utils import are_progress_bars_disabled, disable_progress_bars  # type: ignore[attr-defined]
 from numpy.typing import NDArray
@@ -30,20 +31,16 @@ from torch.nn.utils.rnn import pad_sequence
 from transformers import AutoModel, PreTrainedTokenizerFast, T5Config, T5EncoderModel
 from transformers.utils import logging as transformers_logging
 
-from dsi.contrastive.config import FRESH, FRESH_T5, LONGEST_INPUT, PACKAGED, EncoderConfig
+from dsi.contrastive.config import FRESH, FRESH_T5, LONGEST_INPUT, LONGEST_PROMPT, PACKAGED, EncoderConfig
+from dsi.contrastive.cutting import DocumentCut, Lengths, cut_document, has_words, head_of, piece_text
 from dsi.contrastive.devices import check_device
 from dsi.contrastive.inference import for_inference
+from dsi.contrastive.models import TEXTS, check_inputs, load_complete, loading_data, write_model
 from dsi.contrastive.prompts import choose_prompt
-from dsi.contrastive.untrusted import (
-    check_finite,
-    check_inputs,
-    check_model,
-    write_model,
-)
 from dsi.docids.files.progress import Bar
 from dsi.docids.files.progress import progress as show_progress
 from dsi.docids.files.storage import digest, sha256
-from dsi.docids.files.untrusted import catching_panics, reading
+from dsi.docids.files.untrusted import catching_panics
 
 logger = logging.getLogger(__name__)
 
@@ -61,7 +58,6 @@ _USUAL = (
 )
 """Texts from which the usual length of an embedding is taken, where lengths count."""
 
-_LOADING = threading.RLock()
 _PAPERS = "sentence-t5"
 """In the names of the paper's encoders."""
 
@@ -70,6 +66,10 @@ _EXAMPLE_SHA256 = "53aa51172d142c89d9012cce15ae4d6cc0ca6895895114379cacb4fab128d
 
 _CHARACTERS, _MORE = 16, 16
 """Characters of a text that are read for a token at first, and tokens that are read beyond those that are needed."""
+
+
+_LEAST_ROOM = 16
+"""Tokens that a text has beside prompt and special tokens, at least."""
 
 
 class EncodedTexts(NamedTuple):
@@ -168,7 +168,7 @@ class Encoder:
 
         Raises:
             FileNotFoundError: a file is missing, or the named encoder is no folder and the Hub cannot be reached.
-            ValueError: the device cannot be used, an index may not hold the model, or the folder holds no encoder, or code.
+            ValueError: the device cannot be used, the folder holds no encoder, or weights that matter are missing.
         """
         check_device(device)
         with _unadvised():
@@ -215,6 +215,12 @@ class Encoder:
         return int(self.model[0].get_embedding_dimension())
 
     @property
+    def max_length(self) -> int | None:
+        """Tokens of a text that the model reads, with special ones; None if it reads any text to its end."""
+        limit = self.model.max_seq_length
+        return None if limit is None or math.isinf(limit) else int(limit)
+
+    @property
     def token_dim(self) -> int:
         """Width of what token vectors are made of: a token state, or a vector of `token_model`."""
         return self.token_model.dim if self.token_model else self.state_dim
@@ -227,27 +233,33 @@ class Encoder:
 
     def document_texts(self, titles: Sequence[str], texts: Sequence[str]) -> list[str]:
         """Return the title, a space, and the first `document_length` tokens of the text, for each document."""
-        return [first for (first,) in self.segment_texts(titles, texts, 1)]
+        return [first for (first,) in self.piece_texts(titles, texts, 1)]
 
-    def segment_texts(self, titles: Sequence[str], texts: Sequence[str], segments: int) -> list[list[str]]:
-        """Return up to `segments` pieces of `document_length` tokens per document, at least one, each after the title."""
-        pieces: list[list[str]] = [[] for _ in texts]
-        rest = list(texts)
-        for segment in range(segments):
-            bodies = self._cut(rest, self.config.document_length)
-            for document, title, body in zip(pieces, titles, bodies, strict=True):
-                if body.strip() or segment == 0:
-                    document.append(f"{title} {body}".strip())
-            rest = [text[len(body) :] for text, body in zip(rest, bodies, strict=True)]
-        return pieces
+    def piece_texts(self, titles: Sequence[str], texts: Sequence[str], pieces: int) -> list[list[str]]:
+        """Return the pieces of each document as `cut` finds them, each after the title."""
+        return [
+            [piece_text(title, text, span, own.title_end) for span in own.spans]
+            for title, text, own in zip(titles, texts, self.cut(titles, texts, pieces), strict=True)
+        ]
 
-    def bodies(self, text: str, segments: int) -> list[str]:
-        """Return the parts of a text that `segment_texts` puts after the title."""
-        bodies: list[str] = []
-        while len(bodies) < segments and (text.strip() or not bodies):
-            bodies += self._cut([text], self.config.document_length)
-            text = text[len(bodies[-1]) :]
-        return bodies
+    def cut(self, titles: Sequence[str], texts: Sequence[str], pieces: int) -> list[DocumentCut]:
+        """Return where each document is cut into pieces that the encoder reads to their ends, at most `pieces` of them.
+
+        A document that is read whole, its text of at most `document_length` tokens, is one piece. Of any other one a piece has
+        `piece_length` tokens of the text, more where there would be too many, after the title, of which it reads a quarter of
+        the model's tokens. With `pieces` = 1 it is the title with the first `document_length` tokens, as long as that may be.
+        """
+        lengths, limit = Lengths(self.config.document_length, self.config.piece_length, pieces), self._room
+        heads = self._offsets(titles, limit + 1), self._offsets(texts, lengths.most(limit) + _MORE)
+        return [cut_document(*own, lengths, limit) for own in zip(titles, texts, *heads, strict=True)]
+
+    @property
+    def _room(self) -> int:
+        """Tokens of title and text that the model reads beside prompt and special tokens."""
+        limit, tokenizer = self.max_length, self.model.tokenizer
+        (prompt,) = self._offsets([self.model.prompts["document"] or ""], LONGEST_PROMPT)
+        taken = len(prompt) + tokenizer.num_special_tokens_to_add()
+        return max(_LEAST_ROOM, min(limit or LONGEST_INPUT, LONGEST_INPUT) - taken)
 
     def query_texts(self, queries: Sequence[str]) -> list[str]:
         """Return the first `query_length` tokens of each query; warns once if a query is cut."""
@@ -337,11 +349,6 @@ class Encoder:
             for token, (start, end) in zip(encoded["input_ids"], encoded["offset_mapping"], strict=True)
         ]
 
-    def reads_whole(self, text: str) -> bool:
-        """True if no token of a text made by `document_texts` is beyond the model's own limit."""
-        limit, spans = self.model.max_seq_length, self.spans(text, "document")
-        return limit is None or len(spans) < limit or not has_words(text[max(span.end for span in spans) :])
-
     @cached_property
     def _special(self) -> Tensor:
         return torch.tensor(self.tokenizer.all_special_ids, dtype=torch.int64, device=self.model.device)
@@ -383,10 +390,17 @@ class Encoder:
 
     def _cut(self, texts: Sequence[str], length: int) -> list[str]:
         """Return the longest prefix of each text that has at most `length` tokens; a long text is read no further."""
-        prefixes, rest, most = list(texts), list(range(len(texts))), length + _MORE
-        size = _CHARACTERS * most
+        return [
+            text[: max((end for _, end in offsets[:length]), default=0)]
+            for text, offsets in zip(texts, self._offsets(texts, length + _MORE), strict=True)
+        ]
+
+    def _offsets(self, texts: Sequence[str], most: int) -> list[list[tuple[int, int]]]:
+        """Return the first and last character of each of the first `most` tokens of texts, which are read no further."""
+        found: list[list[tuple[int, int]]] = [[] for _ in texts]
+        rest, size = list(range(len(texts))), _CHARACTERS * most
         while rest:
-            heads = [_head(texts[number], size) for number in rest]
+            heads = [head_of(texts[number], size) for number in rest]
             with self._tokenizing, catching_panics():
                 encoded = self.tokenizer(
                     heads, truncation=True, max_length=most, add_special_tokens=False, return_offsets_mapping=True
@@ -396,9 +410,9 @@ class Encoder:
                 if len(offsets) < most and len(head) < len(texts[number]):
                     longer.append(number)
                 else:
-                    prefixes[number] = head[: max((end for _, end in offsets[:length]), default=0)]
+                    found[number] = offsets
             rest, size = longer, 4 * size
-        return prefixes
+        return found
 
 
 def check_similarity(model: SentenceTransformer, name: str) -> None:
@@ -408,19 +422,6 @@ def check_similarity(model: SentenceTransformer, name: str) -> None:
             f"encoder.name {name!r} must compare embeddings by cosine or dot, got {similarity}; choose another model, or save "
             'it with model.similarity_fn_name = "cosine".'
         )
-
-
-def has_words(text: str) -> bool:
-    """True if a text has a letter or a digit: what a cut leaves out may be space, or characters that nobody sees."""
-    return any(map(str.isalnum, text))
-
-
-def _head(text: str, size: int) -> str:
-    """Return a text up to the last space in its first `size` characters, or all of it."""
-    if len(text) <= size:
-        return text
-    head = text[:size]
-    return head[: end if (end := head.rfind(" ")) > 0 else size]
 
 
 @lru_cache(maxsize=1)
@@ -433,13 +434,18 @@ def _loaded(config: EncoderConfig, folder: Path | None, device: str | None, fing
 
 
 def _load_named(name: str, device: str | None) -> SentenceTransformer:
-    """Load an encoder that the user names, one that an index may hold."""
-    model = _find_named(name, device)
+    """Load an encoder that the user names, with all weights that its embeddings depend on."""
     try:
+        model = load_complete(lambda: _find_named(name, device), _embeddings)
         check_inputs(model)
     except ValueError as error:
         raise ValueError(f"The encoder {name!r} cannot be used, because {error}.") from None
     return model
+
+
+def _embeddings(model: SentenceTransformer) -> NDArray[np.float32]:
+    """Return the embeddings of some texts."""
+    return model.encode(list(TEXTS), show_progress_bar=False).astype(np.float32)
 
 
 def _find_named(name: str, device: str | None) -> SentenceTransformer:
@@ -490,25 +496,15 @@ def hub_answers(name: str) -> bool:
 
 
 def _load_stored(folder: Path, device: str | None) -> SentenceTransformer:
-    """Load the encoder from a folder of an index, which may be a stranger's."""
-    check_model(folder)
-    with reading(folder, torch.OutOfMemoryError), quiet_transformers(), without_hub():
-        model = SentenceTransformer(str(folder), device=device, local_files_only=True, trust_remote_code=False)
+    """Load the encoder from a folder of an index, which was judged before."""
+
+    def load() -> SentenceTransformer:
+        return SentenceTransformer(str(folder), device=device, local_files_only=True, trust_remote_code=False)
+
+    with loading_data(folder), quiet_transformers():
+        model = load_complete(load, _embeddings)
         check_inputs(model)
-    check_finite(model, folder)
     return model
-
-
-@contextmanager
-def without_hub() -> Iterator[None]:
-    """Let nothing be fetched from the Hub while a model is loaded that may be a stranger's."""
-    with _LOADING:  # the setting is global
-        offline = constants.HF_HUB_OFFLINE
-        constants.HF_HUB_OFFLINE = True
-        try:
-            yield
-        finally:
-            constants.HF_HUB_OFFLINE = offline
 
 
 @contextmanager

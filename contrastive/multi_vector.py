@@ -27,14 +27,13 @@ from dsi.contrastive.encoder import (
     hub_answers,
     quiet_transformers,
     state_fingerprint,
-    without_hub,
 )
 from dsi.contrastive.inference import for_inference
+from dsi.contrastive.models import PROBE, TEXTS, check_inputs, load_complete, loading_data, write_model
 from dsi.contrastive.prompts import own_prompt
-from dsi.contrastive.untrusted import PROBE, check_finite, check_inputs, check_model, write_model
 from dsi.docids.files.checks import shown
 from dsi.docids.files.storage import digest
-from dsi.docids.files.untrusted import catching_panics, read_json, reading
+from dsi.docids.files.untrusted import catching_panics
 
 _PYLATE = {"query_prefix", "document_prefix", "do_query_expansion", "attend_to_expansion_tokens"}
 """Settings by which a checkpoint of an early PyLate is known."""
@@ -58,7 +57,7 @@ class MultiVectorModel(TokenModel):
 
     @classmethod
     def load(cls, name: str, folder: Path | None = None, device: str | None = None) -> "MultiVectorModel":
-        """Load the model that the user names, or the one in a folder of an index, which may be a stranger's.
+        """Load the model that the user names, or the one in a folder of an index, which was judged before.
 
         Args:
             name: a folder, or a name on the Hub.
@@ -67,8 +66,8 @@ class MultiVectorModel(TokenModel):
 
         Raises:
             FileNotFoundError: a file is missing, or the named model is no folder and the Hub cannot be reached.
-            ValueError: it is no multi-vector model, an index may not hold it, its vectors do not have length 1, or the device
-                cannot be used.
+            ValueError: it is no multi-vector model, weights that matter are missing, its vectors do not have length 1, or the
+                device cannot be used.
         """
         check_device(device)
         return cls(_stored(folder, device) if folder else _named(name, device), (name, folder, device))
@@ -173,7 +172,9 @@ def _named(name: str, device: str | None) -> MultiVectorEncoder:
         with quiet_transformers():
             if not _is_multi_vector(name, offline):
                 raise ValueError("no file says that it is one, and its projection would be random")
-            model = MultiVectorEncoder(name, device=device, local_files_only=offline).float()
+            model = load_complete(
+                lambda: MultiVectorEncoder(name, device=device, local_files_only=offline).float(), _vectors
+            )
     except (OSError, ValueError, KeyError, ImportError, RuntimeError, SafetensorError) as error:
         kind = FileNotFoundError if isinstance(error, OSError) else ValueError
         reason = str(error).strip().splitlines()[0].rstrip(".")
@@ -204,19 +205,24 @@ def _is_multi_vector(name: str, offline: bool) -> bool:
 
 
 def _stored(folder: Path, device: str | None) -> MultiVectorEncoder:
-    """Load the model from a folder of an index, which may be a stranger's."""
-    check_model(folder)
-    with reading(folder, torch.OutOfMemoryError), quiet_transformers(), without_hub():
-        if read_json(folder / "config_sentence_transformers.json").get("model_type") != MultiVectorEncoder.model_type:
-            raise ValueError("it is no multi-vector model")
-        model = MultiVectorEncoder(str(folder), device=device, local_files_only=True, trust_remote_code=False).float()
-        check_finite(model, folder)
+    """Load the model from a folder of an index, which was judged before."""
+
+    def load() -> MultiVectorEncoder:
+        return MultiVectorEncoder(str(folder), device=device, local_files_only=True, trust_remote_code=False).float()
+
+    with loading_data(folder), quiet_transformers():
+        model = load_complete(load, _vectors)
         _check(model)
     return model
 
 
+def _vectors(model: MultiVectorEncoder) -> NDArray[np.float32]:
+    """Return the vectors of the tokens of some texts, one below another."""
+    return np.concatenate(MultiVectorModel(model).vectors(TEXTS, "document"))
+
+
 def _check(model: MultiVectorEncoder) -> None:
-    """Raise ValueError unless an index may hold a model, and its vectors have the stated width and length 1."""
+    """Raise ValueError unless the vectors of a model have the stated width and length 1."""
     check_inputs(model)
     for kind in PLURALS:
         states, mask, _ = MultiVectorModel(model)._forward([PROBE], kind)

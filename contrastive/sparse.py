@@ -14,21 +14,20 @@ from pathlib import Path
 from typing import ClassVar
 
 import numpy as np
-import torch
 from scipy import sparse
 from sentence_transformers import SparseEncoder
 from sentence_transformers.sparse_encoder.modules import SparseAutoEncoder
 from sentence_transformers.util import load_file_path
 
 from dsi.contrastive.devices import check_device
-from dsi.contrastive.encoder import PLURALS, quiet_transformers, without_hub
-from dsi.contrastive.untrusted import PROBE, check_finite, check_inputs, check_model, write_model
+from dsi.contrastive.encoder import PLURALS, quiet_transformers
+from dsi.contrastive.models import check_inputs, loading_data, write_model
 from dsi.docids.files.progress import Bar
 from dsi.docids.files.storage import save_tensors
-from dsi.docids.files.untrusted import catching_panics, is_finite, reading
+from dsi.docids.files.untrusted import catching_panics
 from dsi.docids.types import Ints
 from dsi.docids.words.bm25 import BM25, BM25_MODEL, Lexical, LexicalConfig
-from dsi.docids.words.postings import Postings, postings_arrays, read_postings
+from dsi.docids.words.postings import Postings, lists_problem, postings_arrays, read_postings
 from dsi.docids.words.term_scores import Terms, TermScorer
 
 _BLOCK = 256
@@ -71,29 +70,6 @@ class SparseModel:
         if (similarity := encoder.similarity_fn_name) != "dot":
             raise ValueError(f"{name!r} compares vectors by {similarity}, and must by their dot product; {remedy}.")
         return cls(encoder)
-
-    @classmethod
-    def load_stored(cls, folder: Path, terms: int, device: str | None = None) -> "SparseModel":
-        """Load the model in a folder of an index, which may be a stranger's.
-
-        Args:
-            folder: of the model.
-            terms: width its vectors must have.
-            device: as in `load`.
-
-        Raises:
-            FileNotFoundError: the folder lacks a file.
-            ValueError: it does not hold such a model, or holds code.
-        """
-        check_model(folder)
-        with reading(folder, torch.OutOfMemoryError), quiet_transformers(), without_hub():
-            model = cls.load(str(folder), device, local_files_only=True)
-            for kind in ("document", "query"):
-                vector = model.encode([PROBE], kind)
-                if vector.shape[1] != terms or not is_finite(vector.data):
-                    raise ValueError(f"its vectors do not have {terms} finite weights")
-        check_finite(model.encoder, folder)
-        return model
 
     def encode(self, texts: Sequence[str], kind: str, *, progress: bool = False) -> sparse.csr_array:
         """Return [texts, terms] sparse vectors.
@@ -193,8 +169,16 @@ class SparseIndex(Lexical):
             ValueError: it covers another number of documents, or a file was altered.
         """
         postings, _ = read_postings(folder / _VECTORS, len(doc_ids))
-        model = SparseModel.load_stored(folder / _MODEL, len(postings.frequencies), device)
+        with loading_data(folder / _MODEL), quiet_transformers():
+            model = SparseModel.load(str(folder / _MODEL), device, local_files_only=True)
         return cls(doc_ids, model, postings)
+
+    def problem(self) -> str:
+        """Return what is wrong with the lists of terms, or with the width of the model's vectors, or an empty string."""
+        lists = self.postings.merge()
+        if self.model.encode(["x"], "query").shape[1] != lists.shape[0]:
+            return f"the vectors of the model do not have {lists.shape[0]} terms"
+        return lists_problem(lists)
 
 
 def build_lexical(

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from dsi.docids.files.storage import save_tensors, scratch_blocks
 from dsi.docids.files.threads import one_thread
-from dsi.docids.files.untrusted import is_finite, read_tensors
+from dsi.docids.files.untrusted import is_finite, read_tensors, reading
 from dsi.docids.types import Floats, Ints
 
 Codes = NDArray[np.uint8]
@@ -209,21 +209,22 @@ class TokenVectors:
         """
         arrays = read_tensors(path, _ARRAYS, optional=("query_head",))
         bits, codes, counts, head = (arrays[name] for name in ("bits", "codes", "counts", "head"))
-        queries = arrays.get("query_head")
-        problem = ""
-        if len(bits) != 1 or int(bits[0]) not in BITS:
-            problem = f"bits must be one of {', '.join(map(str, BITS))}"
-        elif not len(head) or not is_finite(head) or codes.shape[1] * 8 != len(head) * int(bits[0]):
-            problem = "head and codes do not fit each other"
-        elif queries is not None and (queries.shape != head.shape or not is_finite(queries)):
-            problem = "the heads of queries and documents do not fit each other"
-        elif len(counts) != places or (counts < 0).any() or counts.sum(dtype=np.int64) != len(codes):
-            problem = f"it does not hold the tokens of {places} docids"
-        if problem:
-            raise ValueError(f"{path} does not hold token vectors ({problem}); train the index again.")
-        parts = (TokenCodes.from_counts(codes, counts),)
-        own = None if queries is None else np.asarray(queries)
-        return cls(np.asarray(head), int(bits[0]), parts, np.arange(places, dtype=np.int32), own)
+        own = arrays.get("query_head")
+        with reading(path):
+            parts = (TokenCodes.from_counts(codes, counts),)
+            if len(counts) != places:
+                raise ValueError(f"it does not hold the tokens of {places} docids")
+            order = np.arange(places, dtype=np.int32)
+            return cls(np.asarray(head), int(bits.item()), parts, order, None if own is None else np.asarray(own))
+
+    def problem(self) -> str:
+        """Return what is wrong with the arrays, or an empty string."""
+        codes, counts, heads = self.parts[0].codes, self.parts[0].counts, [self.head, self.query_head]
+        if self.bits not in BITS or codes.shape[1] * 8 != len(self.head) * self.bits:
+            return "token vectors and their codes do not fit each other"
+        if any(head is not None and (head.shape != self.head.shape or not is_finite(head)) for head in heads):
+            return "the heads of queries and documents do not fit each other"
+        return "" if counts.min(initial=0) >= 0 and counts.sum(dtype=np.int64) == len(codes) else "tokens are missing"
 
 
 _ARRAYS: dict[str, tuple[type[np.generic], int]] = {

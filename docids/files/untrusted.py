@@ -1,25 +1,20 @@
-"""Files from strangers: kind, size and content are checked before use.
+"""Files from strangers: their kind is checked before use, and what is wrong with them is said in one line.
 
-No check costs more than the file's size: a shape that the file cannot hold is refused before an array is made. Knows nothing of
-what the files mean.
+Knows nothing of what the files mean.
 """
 
 import json
-import math
 import os
-import re
 import stat
-from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path, PureWindowsPath
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from safetensors import SafetensorError, safe_open
 
-from dsi.docids.files.storage import DTYPES, map_tensors
+from dsi.docids.files.storage import map_tensors
 
 RESTORE = "restore it or train again"
 _STOPS = (KeyboardInterrupt, SystemExit, GeneratorExit)
@@ -29,29 +24,10 @@ _LARGE = 2**26
 """Bytes from which on a file may not be mostly a hole."""
 _DEEPEST = 30
 """Folders in folders."""
-_EMPTY = 2**24
-"""Largest product of the other dimensions of an array without elements."""
-_SURROGATE = re.compile(r"\\u[dD][89a-fA-F]")
-"""Where JSON may spell out a half of a pair."""
 Type = type[np.generic]
 
-_CODE = (
-    ".py", ".pyc", ".pyd", ".so", ".dll", ".bin", ".pt", ".pth", ".ckpt", ".pkl", ".pickle", ".joblib", ".dill", ".npz", ".h5",
-    ".gguf", ".onnx", ".msgpack",
-)  # fmt: skip
-"""File name endings of programs, pickles, and weights other than safetensors."""
-
-
-class Entry(NamedTuple):
-    """An array in a safetensors file.
-
-    Attributes:
-        dtype: its code in the file, such as "F32".
-        shape: its dimensions.
-    """
-
-    dtype: str
-    shape: tuple[int, ...]
+DATA = (".json", ".arrow", ".safetensors")
+"""How the names of an index's files end; nothing else is read from one."""
 
 
 @contextmanager
@@ -128,19 +104,21 @@ def _stored_bytes(path: Path, size: int) -> int:
     return stored
 
 
-def check_folder(folder: Path) -> None:
-    """Raise ValueError if a folder holds anything but regular files in folders, or files that could run code."""
+def check_folder(folder: Path, endings: Sequence[str] = DATA) -> None:
+    """Raise ValueError if a folder holds anything but regular files of data, in folders."""
     for parent, folders, files in walked(folder):
         for name in [*files, *folders]:
             if not name.isprintable():
                 raise ValueError(f"{parent} holds {name!r}, a name that no part of an index has; remove it.")
+        for name in folders:
+            if (parent / name).is_symlink():
+                raise ValueError(f"{parent / name} must be a folder, and is a link to one; {RESTORE}.")
         for name in files:
-            check_file(Path(parent, name))
-        for name in [*files, *folders]:
-            if name.lower().endswith(_CODE):
-                raise ValueError(f"{Path(parent, name)} could run code and is not read from an index; remove it.")
-            if Path(parent, name).is_symlink() and name in folders:
-                raise ValueError(f"{Path(parent, name)} must be a folder, and is a link to one; {RESTORE}.")
+            if not name.endswith((*endings,)):
+                raise ValueError(
+                    f"{parent / name} is not read from an index, whose files end in {', '.join(endings)}; remove it."
+                )
+            check_file(parent / name)
 
 
 def walked(folder: Path) -> Iterator[tuple[Path, list[str], list[str]]]:
@@ -184,61 +162,17 @@ def read_json(path: Path) -> dict[str, Any]:
 
 
 def read_any_json(path: Path) -> Any:
-    """Return the value in a JSON file, which every reader of JSON understands alike.
+    """Return the value in a JSON file.
 
     Raises:
         FileNotFoundError: no such file.
-        ValueError: not JSON, or a key occurs twice, a number is not finite, a text is not Unicode.
+        ValueError: it is not JSON.
     """
     check_file(path)
     try:
-        text = path.read_text(encoding="utf-8")
-        value = json.loads(text, object_pairs_hook=_unique, parse_float=_finite, parse_constant=_refuse_constant)
-        if _SURROGATE.search(text):
-            json.dumps(value, ensure_ascii=False).encode()
-        return value
+        return json.loads(path.read_text(encoding="utf-8"))
     except (ValueError, RecursionError) as error:
         raise ValueError(f"{path} is not valid JSON ({error}); {RESTORE}.") from None
-
-
-def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    """Return an object; two readers may take different ones of two values with the same key."""
-    value = dict(pairs)
-    if len(value) < len(pairs):
-        twice = next(key for key, count in Counter(key for key, _ in pairs).items() if count > 1)
-        raise ValueError(f"the key {twice[:60]!r} occurs twice")
-    return value
-
-
-def _finite(text: str) -> float:
-    number = float(text)
-    if math.isinf(number):
-        raise ValueError(f"{text[:60]} is more than a number can be")
-    return number
-
-
-def _refuse_constant(name: str) -> None:
-    raise ValueError(f"{name} is no number of JSON")
-
-
-def tensor_entries(path: Path) -> dict[str, Entry]:
-    """Return {name: type and shape} of the arrays of a safetensors file, all inside the file.
-
-    Raises:
-        FileNotFoundError: no such file.
-        ValueError: truncated, or its header is wrong.
-    """
-    check_file(path)
-    try:
-        with safe_open(path, "numpy") as file:  # checks types, shapes and offsets against the file's size
-            slices = {name: file.get_slice(name) for name in file.keys()}  # noqa: SIM118 - it is no dictionary
-            entries = {name: Entry(entry.get_dtype(), tuple(entry.get_shape())) for name, entry in slices.items()}
-    except SafetensorError:
-        raise ValueError(f"{path} is truncated or altered: its header does not fit it; {RESTORE}.") from None
-    most = max(path.stat().st_size, _EMPTY)  # an empty array may claim any size in its other dimensions
-    if wrong := next((name for name, (_, shape) in entries.items() if math.prod(d or 1 for d in shape) > most), None):
-        raise ValueError(f"{path} is truncated or altered: the shape of {wrong[:60]!r} does not fit it; {RESTORE}.")
-    return entries
 
 
 def read_tensors(
@@ -255,38 +189,20 @@ def read_tensors(
         FileNotFoundError: no such file.
         ValueError: truncated, or it holds other arrays.
     """
-    entries = tensor_entries(path)
-    wrong = sorted((forms.keys() - optional) - entries.keys() | entries.keys() - forms.keys())
-    wrong += [name for name, entry in entries.items() if name in forms and not _has_form(entry, *forms[name])]
-    if wrong:
-        raise ValueError(f"{path} was altered: {wrong[0]!r} is missing, unknown or of another type; {RESTORE}.")
-    return map_tensors(path)
+    with reading(path):
+        arrays = map_tensors(path)
+        wrong = sorted((forms.keys() - optional) - arrays.keys() | arrays.keys() - forms.keys())
+        wrong += [name for name, array in arrays.items() if name in forms and not _has_form(array, *forms[name])]
+        if wrong:
+            raise ValueError(f"{wrong[0]!r} is missing, unknown or of another type")
+    return arrays
 
 
-def _has_form(entry: Entry, types: Type | tuple[Type, ...], dimensions: int) -> bool:
-    allowed = types if isinstance(types, tuple) else (types,)
-    return DTYPES.get(entry.dtype) in allowed and len(entry.shape) == dimensions
+def _has_form(array: NDArray[Any], types: Type | tuple[Type, ...], dimensions: int) -> bool:
+    return array.dtype in (types if isinstance(types, tuple) else (types,)) and array.ndim == dimensions
 
 
 def is_finite(array: NDArray[np.generic]) -> bool:
     """True if the sum of all values is finite in float32, so that no value is NaN or infinite."""
     with np.errstate(over="ignore", invalid="ignore"):
         return bool(array.dtype == np.int8 or np.isfinite(np.sum(array, dtype=np.float32)))
-
-
-def lists_problem(
-    starts: NDArray[np.integer], numbers: NDArray[np.integer], values: NDArray[np.floating], count: int
-) -> str:
-    """Return what is wrong with the arrays of a sparse matrix, or an empty string.
-
-    Args:
-        starts: [lists + 1] where each list starts, and where the last ends.
-        numbers: [entries] from 0 to `count` - 1.
-        values: [entries] finite.
-        count: how many numbers there are.
-    """
-    if not len(starts) or starts[0] or starts[-1] != len(numbers) or (starts[1:] < starts[:-1]).any():
-        return "lists do not lie one after another"
-    if len(numbers) != len(values) or (len(numbers) and (numbers.min() < 0 or numbers.max() >= count)):
-        return "lists name documents that there are not"
-    return "" if is_finite(values) else "some weights are not finite"

@@ -7,7 +7,7 @@ import threading
 from abc import ABC, abstractmethod
 from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import numpy as np
 from scipy import sparse
@@ -15,10 +15,10 @@ from scipy import sparse
 from dsi.docids.files.checks import check_name
 from dsi.docids.files.declarations import settings
 from dsi.docids.files.storage import save_tensors, write_json
-from dsi.docids.files.untrusted import RESTORE, read_json, reading
+from dsi.docids.files.untrusted import read_json, reading
 from dsi.docids.types import Floats, Ints, Run
 from dsi.docids.words.analyzer import ENGLISH, check_language, stems, words
-from dsi.docids.words.postings import Postings, postings_arrays, read_postings
+from dsi.docids.words.postings import Postings, lists_problem, postings_arrays, read_postings
 from dsi.docids.words.term_scores import Damping, Terms, TermScorer, highest_positive
 
 BM25_MODEL = "bm25"
@@ -99,6 +99,10 @@ class Lexical(ABC):
     @abstractmethod
     def save(self, folder: Path) -> None:
         """Write the index into a folder."""
+
+    @abstractmethod
+    def problem(self) -> str:
+        """Return what is wrong with the lists in a folder from elsewhere, or an empty string."""
 
     def scores(self, queries: Sequence[str]) -> Floats:
         """Return [queries, documents] the scores of all documents."""
@@ -226,38 +230,23 @@ class BM25(Lexical):
             FileNotFoundError: a file is missing.
             ValueError: it covers another number of documents, or a file was altered.
         """
-        loaded = cls.__new__(cls)
-        k1, b, loaded.language, documents = _read_settings(folder / _SETTINGS)
-        if documents != len(doc_ids):
-            raise ValueError(f"{folder} covers {documents} documents, the document table has {len(doc_ids)}.")
+        loaded, settings = cls.__new__(cls), read_json(folder / _SETTINGS)
         loaded.doc_ids, loaded._vocabulary = doc_ids, read_json(folder / _VOCABULARY)
-        words = len(loaded._vocabulary)
-        if not _are_numbered(loaded._vocabulary):
-            raise ValueError(f"{folder / _VOCABULARY} does not number its words from 0 to {words - 1}; {RESTORE}.")
-        loaded._postings, others = read_postings(folder / _TERMS, documents, ["lengths"])
-        loaded._lengths, lists = others["lengths"], len(loaded._postings.frequencies)
-        if lists != words:
-            raise ValueError(f"{folder / _TERMS} holds {lists} words, the vocabulary has {words}; {RESTORE}.")
-        if len(loaded._lengths) != documents or loaded._lengths.min(initial=0) < 0:
-            raise ValueError(f"{folder / _TERMS} does not hold the lengths of {documents} documents; {RESTORE}.")
-        loaded.weigh(k1, b)
+        loaded._postings, others = read_postings(folder / _TERMS, len(doc_ids), ["lengths"])
+        loaded._lengths = others["lengths"]
+        with reading(folder / _SETTINGS):
+            loaded.language = settings["language"]
+            loaded.weigh(settings["k1"], settings["b"])
         return loaded
 
-
-def _read_settings(path: Path) -> tuple[float, float, str, int]:
-    """Return k1, b, the language and the number of documents."""
-    record = read_json(path)
-    with reading(path):
-        k1, b, language, documents = (record[name] for name in ("k1", "b", "language", "num_docs"))
-        if type(documents) is not int or {type(k1), type(b)} - {int, float} or not (0 <= k1 <= 1e6 and 0 <= b <= 1):
-            raise ValueError("k1 must be a number between 0 and 1e6, b one between 0 and 1, and num_docs a whole one")
-        check_language("language", language)
-        return k1, b, language, documents
-
-
-def _are_numbered(vocabulary: Mapping[str, Any]) -> bool:
-    numbers = list(vocabulary.values())
-    return set(map(type, numbers)) <= {int} and sorted(numbers) == list(range(len(numbers)))
+    def problem(self) -> str:
+        """Return what is wrong with the lists of words, or an empty string."""
+        words, lists = len(self._vocabulary), self._postings.merge()
+        if sorted(self._vocabulary.values()) != list(range(words)) or lists.shape[0] != words:
+            return f"it does not number its words from 0 to {words - 1}"
+        if self._lengths.shape != (lists.shape[1],) or self._lengths.min(initial=0) < 0:
+            return "it does not hold the length of each document"
+        return lists_problem(lists)
 
 
 def _count(texts: Sequence[str], vocabulary: dict[str, int], language: str) -> tuple[sparse.csr_array, Ints]:

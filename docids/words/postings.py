@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 from scipy import sparse
 
-from dsi.docids.files.untrusted import RESTORE, lists_problem, read_tensors
+from dsi.docids.files.untrusted import is_finite, read_tensors, reading
 from dsi.docids.types import Bools, Floats, Ints, Numbers, Rows
 
 _RATIO = 8
@@ -213,25 +213,27 @@ def read_postings(path: Path, documents: int, others: Sequence[str] = ()) -> tup
 
     Raises:
         FileNotFoundError: there is no such file.
-        ValueError: it covers another number of documents, or was altered.
+        ValueError: it covers another number of documents, or holds other arrays.
     """
     names = ("indices", "indptr", "shape", *others)
     arrays = read_tensors(path, {"data": (np.float32, 1), **dict.fromkeys(names, (np.int32, 1))})
-    data, indices, starts = (arrays[name] for name in ("data", "indices", "indptr"))
-    terms, covered = arrays["shape"].tolist() if len(arrays["shape"]) == 2 else (-1, -1)
-    if covered != documents:
-        raise ValueError(f"{path.parent} covers {covered} documents, the document table has {documents}.")
-    problem = "" if len(starts) == terms + 1 else "there is not one list a term"
-    problem = problem or lists_problem(starts, indices, data, documents) or _order_problem(starts, indices, data)
-    if problem:
-        raise ValueError(f"{path} does not hold the terms of {documents} documents ({problem}); {RESTORE}.")
-    lists = sparse.csr_array((data, indices, starts), shape=(terms, documents))
-    return Postings.from_lists(lists), {name: arrays[name] for name in others}
+    with reading(path):
+        terms, covered = arrays["shape"].tolist()
+        if covered != documents:
+            raise ValueError(f"it covers {covered} documents, the document table has {documents}")
+        lists = sparse.csr_array((arrays["data"], arrays["indices"], arrays["indptr"]), shape=(terms, covered))
+        return Postings.from_lists(lists), {name: arrays[name] for name in others}
 
 
-def _order_problem(starts: Ints, documents: Ints, values: Floats) -> str:
+def lists_problem(lists: sparse.csr_array) -> str:
+    """Return what is wrong with the arrays of lists [terms, documents], which scipy follows unchecked, or an empty string."""
+    starts, documents, weights = lists.indptr, lists.indices, lists.data
+    if starts[0] or starts[-1] != len(documents) or (starts[1:] < starts[:-1]).any() or len(documents) != len(weights):
+        return "the documents of terms do not lie one after another"
+    if len(documents) and (documents.min() < 0 or documents.max() >= lists.shape[1]):
+        return "terms name documents that do not exist"
     ascends = documents[1:] > documents[:-1]
     ascends[starts[(starts > 0) & (starts < len(documents))] - 1] = True  # the next term starts over
     if not ascends.all():
         return "the documents of a term are not in order"
-    return "" if values.min(initial=1) > 0 else "some weights are not above 0"
+    return "" if weights.min(initial=1) > 0 and is_finite(weights) else "some weights are not above 0"

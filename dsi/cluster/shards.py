@@ -109,6 +109,7 @@ class Share:
             "doc_rows": doc_rows,
             "codes": codes,
             "tokens": tokens,
+            "spans": None,  # the router has them
         }
         return dataclasses.replace(tree, embeddings=self._vectors(tree.embeddings), **own)
 
@@ -167,7 +168,7 @@ class ShardIndex:
     def __init__(self, folder: Path, manifest: dict[str, Any], number: int, shards: int) -> None:
         self.generation = int(manifest["generation"])
         docids, lexical = (folder / manifest["parts"].get(part, part) for part in ("docids", "lexical"))
-        tree = DocidTree.load(docids / "docids.safetensors", check=False)  # the router has
+        tree = DocidTree.load(docids / "docids.safetensors")
         # The manifest lists the files that must be there: an update may have removed files of this state meanwhile.
         files = [folder / name for name in manifest["files"]]
         if docids / "tokens.safetensors" in files:

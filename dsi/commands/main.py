@@ -17,6 +17,7 @@ from dsi.docids.files.checks import printable
 
 COMMANDS = (
     "example", "index", "train", "tune", "evaluate", "compare", "search", "rerank", "explain", "info", "serve", "update",
+    "verify",
     "push", "prepare-nq", "prepare-irds", "export",
 )  # fmt: skip
 """The commands of the library, in the order of `dsi --help`; other packages add commands as entry points."""

@@ -8,7 +8,6 @@ pipe that fails gives a message, or with --json an object with "error"; the othe
 import argparse
 import json
 import os
-import re
 import shutil
 import sys
 from collections.abc import Iterable, Sequence
@@ -197,31 +196,8 @@ class _Searches:
 
 def _show_text(hits: "Hits") -> None:
     is_terminal = sys.stdout.isatty()
-    lines = hits.format(_BOLD.format if is_terminal and "NO_COLOR" not in os.environ else str).splitlines()
-    width = shutil.get_terminal_size().columns if is_terminal else 0
-    print("\n".join(wrapped(line, width) if width else line for line in lines), flush=True)
-
-
-def wrapped(line: str, width: int, indent: int = 17) -> str:
-    r"""Return a line of an answer as lines of at most `width` columns, cut between words; marks of a terminal take none.
-
-    >>> wrapped("   1     0.5  danube  a long river", 24, 6)
-    '   1     0.5  danube  a\n      long river'
-    """
-    start = len(line) - len(line.lstrip())
-    room = max(width, indent + 20)
-    parts = re.split(r"(?<=\S)(\s+)", line[start:])
-    shown, column = line[:start] + parts[0], start + _columns(parts[0])
-    for space, word in zip(parts[1::2], parts[2::2], strict=True):
-        if column + len(space) + _columns(word) > room:
-            space, column = "\n" + " " * indent, -1  # the end of line takes no column
-        shown += space + word
-        column += len(space) + _columns(word)
-    return shown
-
-
-def _columns(word: str) -> int:
-    return len(re.sub("\033\\[[0-9;]*m", "", word))
+    mark = _BOLD.format if is_terminal and "NO_COLOR" not in os.environ else str
+    print(hits.format(mark, shutil.get_terminal_size().columns if is_terminal else None), flush=True)
 
 
 def _show_json(query: str, hits: "Hits") -> None:

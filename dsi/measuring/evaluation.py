@@ -315,7 +315,8 @@ class _Systems:
 
         def before_training() -> tuple[Run, dict[str, Any]]:
             encoder = Encoder.load(self.retriever.encoder.config, device=str(self.retriever.device))
-            return DenseRuns(self.collection, encoder).run(self.split, k=depth), {}
+            pieces = self.retriever.tree.pieces
+            return DenseRuns.of_pieces(self.collection, encoder, pieces).run(self.split, k=depth), {}
 
         self._rows[BM25] = bm25
         if untrained:

@@ -5,10 +5,9 @@ Knows nothing of tables.
 
 import dataclasses
 import time
-from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 from numpy.typing import NDArray
@@ -19,6 +18,7 @@ from dsi.contrastive.encoder import Encoder
 from dsi.docids.data.collection import Collection
 from dsi.docids.data.identical import without_identical
 from dsi.docids.files.processes import ALONE, Processes
+from dsi.docids.tree import DocidTree, piece_cost
 from dsi.docids.types import Run
 from dsi.docids.words.analyzer import ENGLISH
 from dsi.docids.words.bm25 import BM25
@@ -82,9 +82,10 @@ class DenseRuns:
     Args:
         collection: the documents and queries.
         encoder: of the queries.
-        embeddings: [n, dim] of the documents to search; computed by the encoder by default.
-        doc_ids: [n] of the documents to search, in the order of the embeddings; those of the collection by default. One that
-            occurs several times has several embeddings, and the best counts.
+        embeddings: [n, dim] of the documents to search; of the beginnings of their texts, by the encoder, by default.
+        doc_ids: of the documents to search; those of the collection by default.
+        rows: [n] the document of each embedding, ascending, if some have several; the best one counts.
+        costs: [n] what is taken from the score of each; nothing by default.
     """
 
     def __init__(
@@ -93,11 +94,31 @@ class DenseRuns:
         encoder: Encoder,
         embeddings: NDArray[np.float32] | None = None,
         doc_ids: Sequence[str] | None = None,
+        rows: NDArray[np.integer] | None = None,
+        costs: NDArray[np.float32] | None = None,
     ) -> None:
         self.collection, self.encoder = collection, encoder
         if embeddings is None:
             embeddings = encoder.encode(DocumentTexts(encoder, collection.documents)[:], "document", progress=True)
         self.embeddings, self.doc_ids = embeddings, doc_ids or list(collection.rows)
+        self._rows, self._costs = np.arange(len(embeddings)) if rows is None else rows, costs
+
+    @classmethod
+    def of_pieces(cls, collection: Collection, encoder: Encoder, pieces: int) -> Self:
+        """Return dense search with an encoder over at most `pieces` pieces of each document, as an index scores them."""
+        texts = DocumentTexts(encoder, collection.documents, pieces)
+        embeddings = encoder.encode(texts[:], "document", progress=True)
+        cost = piece_cost(embeddings, embeddings.mean(axis=0))
+        counts = np.bincount(texts.rows)
+        costs = (cost * np.log2(counts[texts.rows])).astype(np.float32)
+        return cls(collection, encoder, embeddings, None, texts.rows, costs)
+
+    @classmethod
+    def of_tree(cls, collection: Collection, encoder: Encoder, tree: DocidTree, doc_ids: Sequence[str]) -> Self:
+        """Return dense search over the documents of a tree, `doc_ids` in the order of its rows."""
+        own, costs = tree.by_row, tree.place_costs
+        costs = None if costs is None else costs[own]
+        return cls(collection, encoder, tree.embeddings[own], doc_ids, tree.doc_rows[own], costs)
 
     def run(
         self, split: str, encoded: NDArray[np.float32] | None = None, k: int = DEPTH, *, approximate: bool = False
@@ -106,21 +127,27 @@ class DenseRuns:
         queries = self.collection.query_texts(split)
         if encoded is None:
             encoded = self.encoder.encode(self.encoder.query_texts(list(queries.values())), "query")
-        numbers, most_places = [str(n) for n in range(len(self.doc_ids))], max(Counter(self.doc_ids).values())
-        run = dense_run(
-            list(queries), encoded, numbers, self.embeddings, most_places * (k + 1), approximate=approximate
-        )
-        run = {
-            query_id: self._documents(scores) if queries[query_id].strip() else {} for query_id, scores in run.items()
-        }
+        if len(self._rows) == len(self.doc_ids):
+            run = dense_run(list(queries), encoded, self.doc_ids, self.embeddings, k + 1, approximate=approximate)
+        elif approximate:
+            raise ValueError("Approximate dense search has one embedding a document; set docids.pieces to 1.")
+        else:
+            run = self._run_of_pieces(list(queries), encoded, k + 1)
+        run = {query_id: scores if queries[query_id].strip() else {} for query_id, scores in run.items()}
         return without_identical(run, self.collection.identical_ids, k)
 
-    def _documents(self, scores: Mapping[str, float]) -> dict[str, float]:
-        """Return the best documents, given the scores of embeddings by their number, best first."""
-        best: dict[str, float] = {}
-        for number, score in scores.items():
-            best.setdefault(self.doc_ids[int(number)], score)
-        return best
+    def _run_of_pieces(self, query_ids: Sequence[str], encoded: NDArray[np.float32], k: int) -> Run:
+        starts = np.flatnonzero(np.diff(self._rows, prepend=-1))
+        run: Run = {}
+        for start in range(0, len(query_ids), _BATCH):
+            block = slice(start, start + _BATCH)
+            scores = encoded[block] @ self.embeddings.T
+            scores = np.maximum.reduceat(scores if self._costs is None else scores - self._costs, starts, axis=1)
+            order = np.argsort(-scores, axis=1, kind="stable")[:, :k]
+            top = np.take_along_axis(scores, order, axis=1)
+            for query_id, rows, values in zip(query_ids[block], order.tolist(), top.tolist(), strict=True):
+                run[query_id] = {self.doc_ids[row]: value for row, value in zip(rows, values, strict=True)}
+        return run
 
 
 @dataclass(frozen=True)
@@ -153,10 +180,8 @@ class IndexRuns:
 
     def __init__(self, collection: Collection, retriever: GenerativeRetriever, processes: Processes = ALONE) -> None:
         self.collection, self.retriever, self.processes = collection, retriever, processes
-        tree = retriever.tree
         doc_ids = list(retriever.documents.rows)  # in the index's order
-        embeddings, doc_ids = tree.embeddings[tree.by_row], [doc_ids[row] for row in tree.doc_rows[tree.by_row]]
-        self.dense = DenseRuns(collection, retriever.encoder, embeddings, doc_ids)
+        self.dense = DenseRuns.of_tree(collection, retriever.encoder, retriever.tree, doc_ids)
         self._encoded: dict[tuple[str, int], EncodedQueries] = {}
 
     def run(self, split: str, k: int = DEPTH, control: type[Method] | None = None, **changes: Any) -> Run:

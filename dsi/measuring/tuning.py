@@ -180,8 +180,7 @@ class _Index(NamedTuple):
 
 def hybrid_scores(retriever: GenerativeRetriever, lexical: Lexical | None) -> HybridScores:
     """Return what scores all documents of an index by dense and lexical scores; `lexical`: the part that is weighted."""
-    tree = retriever.tree
-    return HybridScores(list(retriever.documents.rows), tree.embeddings[tree.places], lexical)
+    return HybridScores(list(retriever.documents.rows), retriever.tree, lexical)
 
 
 # Tied tokens.

@@ -11,6 +11,7 @@ import numpy as np
 from dsi.config import LEXICAL_WEIGHT
 from dsi.docids.data.identical import without_identical
 from dsi.docids.places import document_scores
+from dsi.docids.tree import DocidTree
 from dsi.docids.types import Floats, Qrels, Run
 from dsi.docids.words.bm25 import Lexical
 from dsi.eval.fusion import fit_weights
@@ -27,12 +28,12 @@ class HybridScores:
 
     Attributes:
         doc_ids: of the documents.
-        embeddings: [documents, places, dim] their vectors in the same order; the best place of each counts.
+        tree: their docids, rows in the same order; the best place of each counts.
         lexical: the lexical part; None if there is none.
     """
 
     doc_ids: Sequence[str]
-    embeddings: Floats
+    tree: DocidTree
     lexical: Lexical | None
 
     def runs(
@@ -56,7 +57,7 @@ class HybridScores:
         runs: list[Run] = [{}, {}]
         for start in range(0, len(query_ids), _BLOCK):
             block = slice(start, start + _BLOCK)
-            scores = [document_scores(queries[block], self.embeddings), self._words(texts[block])]
+            scores = [document_scores(queries[block], self.tree), self._words(texts[block])]
             for row, query_id in enumerate(query_ids[block]):
                 if candidates is None:
                     best = np.unique(

@@ -3,15 +3,13 @@
 An index folder holds `encoder/` (sentence-transformers), `docids/` (the tree, and the document table as Arrow), `generator/`
 (config.json, model.safetensors), optionally `lexical/` and `token_model/` (a multi-vector model), and `manifest.json`: format
 version, search config, package versions, the sha256 of every file, and the fingerprints that bind models, docids and generator
-to each other. Knows nothing of searching; `dsi.store.manifest` reads the manifest. An index may come from a stranger, so what a
-file holds is checked.
+to each other. `dsi.store.verify` judges a folder; after it the parts are read as they are. Knows nothing of searching.
 """
 
 import dataclasses
 import os
 import platform
 import re
-import struct
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from importlib.metadata import version
@@ -21,7 +19,6 @@ from typing import Any, TypeAlias
 import datasets
 import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
 import torch
 from threadpoolctl import threadpool_info
 
@@ -29,8 +26,7 @@ from dsi.contrastive.config import EncoderConfig
 from dsi.contrastive.encoder import Encoder, quiet_transformers
 from dsi.contrastive.multi_vector import MultiVectorModel
 from dsi.contrastive.sparse import load_lexical
-from dsi.contrastive.untrusted import PROBE
-from dsi.docids.data.records import COLUMNS, MOST_COLUMNS
+from dsi.docids.data.records import COLUMNS
 from dsi.docids.files.checks import folder_to_replace
 from dsi.docids.files.storage import (
     MappedFile,
@@ -43,10 +39,9 @@ from dsi.docids.files.storage import (
     read_while_unchanged,
     remove,
     replace_folder,
-    write_json,
     writing_to,
 )
-from dsi.docids.files.untrusted import RESTORE, check_file, reading
+from dsi.docids.files.untrusted import RESTORE, reading
 from dsi.docids.token_vectors import TokenVectors
 from dsi.docids.tree import DocidTree
 from dsi.docids.words.bm25 import Lexical
@@ -54,7 +49,16 @@ from dsi.generator.base import Generator
 from dsi.generator.kinds import load_generator
 from dsi.search.request import SearchConfig
 from dsi.store.documents import document_table
-from dsi.store.manifest import CHANGING, FORMAT_VERSION, MOST_GENERATIONS, PARTS, read_manifest, search_config
+from dsi.store.manifest import (
+    CHANGING,
+    FORMAT_VERSION,
+    MOST_GENERATIONS,
+    PARTS,
+    part,
+    read_manifest,
+    search_config,
+)
+from dsi.store.verify import verify, write_manifest_file
 
 _TOKENS = "tokens.safetensors"
 """In `docids/`: the token vectors, if the index has them."""
@@ -195,13 +199,13 @@ def write_manifest(
         "seed": seed,
         "files": _hashes(folder, PARTS),
     }
-    write_json(folder / "manifest.json", manifest)
+    write_manifest_file(folder, manifest)
 
 
 def write_search_config(folder: Path, config: SearchConfig, configured: SearchConfig | None = None) -> None:
     """Replace the search config of an index on disk; `configured` is how it was before tuning, by default the same."""
     with updating(folder):
-        write_json(folder / "manifest.json", {**read_manifest(folder), **_search_entries(config, configured)})
+        write_manifest_file(folder, {**read_manifest(folder), **_search_entries(config, configured)})
 
 
 def _search_entries(config: SearchConfig, configured: SearchConfig | None) -> dict[str, Any]:
@@ -270,7 +274,7 @@ def load_content(
 
 
 def load_index(folder: Path, device: str | None) -> tuple[Parts, str]:
-    """Load the parts of an index and its search config, after checking every file.
+    """Load the parts of an index and its search config, after `verify` has judged it.
 
     An update that replaces the index meanwhile is loaded instead, and so is an index that is saved over this one.
 
@@ -278,20 +282,25 @@ def load_index(folder: Path, device: str | None) -> tuple[Parts, str]:
         The arguments of a retriever, and the `index_state` that was loaded.
     """
 
-    def changing() -> tuple[dict[str, Any], DocidTree, datasets.Dataset, Lexical | None]:
-        manifest = read_manifest(folder)
-        return manifest, *load_content(folder, manifest, device)
-
     def whole() -> tuple[Parts, str]:
-        """Load what updates change, then the rest, which only another index in this place changes."""
-        manifest, tree, documents, lexical = read_while_unchanged(folder / "manifest.json", changing)
-        encoder = load_encoder(folder, EncoderConfig(**manifest["encoder"]), device)
-        generator = load_generator(folder / "generator", encoder.model.device)
-        check_binding(manifest, encoder, tree)
-        check_fit(folder, encoder, tree, generator)
-        return (encoder, tree, generator, documents, search_config(manifest), lexical), content_fingerprint(manifest)
+        manifest = verify(folder)
+        return read_index(folder, manifest, device), content_fingerprint(manifest)
 
-    return read_while_unchanged(folder, whole)
+    return read_while_unchanged(folder, lambda: read_while_unchanged(folder / "manifest.json", whole))
+
+
+def read_index(folder: Path, manifest: dict[str, Any], device: str | None) -> Parts:
+    """Read the parts of an index that was judged before.
+
+    Raises:
+        ValueError: parts do not belong together.
+    """
+    tree, documents, lexical = load_content(folder, manifest, device)
+    encoder = load_encoder(folder, EncoderConfig(**manifest["encoder"]), device)
+    generator = load_generator(folder / "generator", encoder.model.device)
+    check_binding(manifest, encoder, tree)
+    check_fit(folder, encoder, tree, generator)
+    return encoder, tree, generator, documents, search_config(manifest), lexical
 
 
 def mapped_files(folder: Path) -> tuple[MappedFile, ...]:
@@ -324,11 +333,6 @@ def check_known(folder: Path, known: Collection[str], configs: Collection[Search
             f"{folder} (generation {generation} now) was changed since this index was loaded from it or saved to it; saving "
             "would undo that. Load the index again, repeat your changes, and save then."
         )
-
-
-def part(folder: Path, manifest: dict[str, Any], name: str) -> Path:
-    """Return the folder of a part of the index in its current generation."""
-    return folder / manifest["parts"].get(name, name)
 
 
 def write_update(
@@ -377,8 +381,8 @@ def write_update(
     old = {manifest["parts"].get(name, name) for name in CHANGING}
     files = {name: digest for name, digest in manifest["files"].items() if name.split("/")[0] not in old}
     fingerprints = {**manifest["fingerprints"], "docids": tree.fingerprint}
-    write_json(
-        folder / "manifest.json",
+    write_manifest_file(
+        folder,
         {
             **manifest,
             "generation": generation,
@@ -452,100 +456,13 @@ def load_documents(path: Path) -> datasets.Dataset:
 
     Raises:
         FileNotFoundError: no such file.
-        ValueError: truncated or altered, no column doc_id or title, or columns that a document table does not have.
+        ValueError: truncated, or it has no column doc_id or title.
     """
-    check_file(path)
-    with reading(path), pa.memory_map(str(path)) as source:
-        for message in pa.ipc.MessageReader.open_stream(source):
-            if message.type == "record batch" and _is_compressed(message.metadata.to_pybytes()):
-                raise ValueError("it is compressed")  # and could be of any size
-        source.seek(0)
-        reader = pa.ipc.open_stream(source)
-        _check_schema(reader.schema)
-        room = path.stat().st_size
-        for batch in reader:
-            if (room := room - batch.nbytes) < 0:
-                raise ValueError("its columns overlap")
-            _check_batch(batch)
+    with reading(path):
         table = datasets.table.MemoryMappedTable.from_file(str(path)).replace_schema_metadata(None)  # could name files
-        if pc.count_distinct(table["doc_id"]).as_py() < len(table):
-            raise ValueError("a doc_id occurs twice")
+        if missing := [name for name in COLUMNS if name != "text" and name not in table.column_names]:
+            raise ValueError(f"it has no column {missing[0]}")
         return datasets.Dataset(table)
-
-
-def _check_batch(batch: pa.RecordBatch) -> None:
-    """Raise ValueError unless the values of some documents are what their types say, ids are ids and numbers are finite."""
-    batch.validate(full=True)  # Arrow does not check the offsets in a file before it follows them
-    if batch["doc_id"].null_count or batch["title"].null_count:
-        raise ValueError("a document has no doc_id or title")
-    if pc.any(pc.match_substring_regex(batch["doc_id"], r"^$|[\x00\n\r]")).as_py():
-        raise ValueError("a doc_id is empty or holds NUL or a line end")
-    for name in batch.schema.names:
-        if not _is_finite(batch[name]):
-            raise ValueError(f"column {name!r} has a number that is not finite")  # and JSON has none
-
-
-def _is_compressed(message: bytes) -> bool:
-    """True if the metadata of a record batch, a flatbuffer, has an entry for its compression."""
-
-    def field(table: int, number: int) -> int:
-        (back,) = struct.unpack_from("<i", message, table)
-        size, offset = struct.unpack_from("<H", message, table - back)[0], table - back + 4 + 2 * number
-        return table + struct.unpack_from("<H", message, offset)[0] if 4 + 2 * number < size else table
-
-    (root,) = struct.unpack_from("<I", message)
-    header = field(root, 2)
-    batch = header + struct.unpack_from("<I", message, header)[0]
-    return field(batch, 3) != batch
-
-
-def _check_schema(schema: pa.Schema) -> None:
-    """Raise ValueError unless a table has doc_id and title, and columns that are read as they are."""
-    if len(set(schema.names)) != len(schema):
-        raise ValueError("a column occurs twice")
-    if len(schema) > MOST_COLUMNS:
-        raise ValueError(f"it has more than {MOST_COLUMNS} columns")
-    for name in COLUMNS:
-        if (name in schema.names or name != "text") and not _has_texts(schema, name):
-            raise ValueError(f"it has no column {name} of texts")
-    for field in schema:
-        if not _is_plain(field.type):
-            raise ValueError(f"column {field.name!r} has a type that metadata cannot have")
-
-
-def _has_texts(schema: pa.Schema, name: str) -> bool:
-    return name in schema.names and _is_text(schema.field(name).type)
-
-
-def _is_finite(values: pa.Array) -> bool:
-    """False if numbers in a column, at any depth, are NaN or infinite."""
-    if pa.types.is_struct(values.type):
-        return all(_is_finite(values.field(number)) for number in range(values.type.num_fields))
-    if _is_list(values.type):
-        return _is_finite(values.flatten())
-    return not pa.types.is_floating(values.type) or bool(pc.all(pc.is_finite(values)).as_py() is not False)
-
-
-def _is_text(kind: pa.DataType) -> bool:
-    return bool(pa.types.is_string(kind) or pa.types.is_large_string(kind))
-
-
-def _is_list(kind: pa.DataType) -> bool:
-    return bool(pa.types.is_list(kind) or pa.types.is_large_list(kind) or pa.types.is_fixed_size_list(kind))
-
-
-def _is_plain(kind: pa.DataType, *, listed: bool = False) -> bool:
-    """True for texts, numbers, booleans, dates, and lists and structs of them; a value in a list must take room in its file."""
-    types = pa.types
-    if types.is_struct(kind):
-        fields = [kind.field(number).type for number in range(kind.num_fields)]
-        return bool(fields) and all(_is_plain(field, listed=listed) for field in fields)
-    if _is_list(kind):
-        return (not types.is_fixed_size_list(kind) or kind.list_size > 0) and _is_plain(kind.value_type, listed=True)
-    if types.is_null(kind):
-        return not listed
-    plain = (types.is_boolean, types.is_integer, types.is_floating, types.is_date, types.is_timestamp)
-    return _is_text(kind) or any(is_type(kind) for is_type in plain)
 
 
 def check_fit(folder: Path, encoder: Encoder, tree: DocidTree, generator: Generator) -> None:
@@ -553,11 +470,10 @@ def check_fit(folder: Path, encoder: Encoder, tree: DocidTree, generator: Genera
 
     Args:
         folder: of the index, for messages.
-        encoder: must return finite embeddings and states of its stated width.
+        encoder: must have embeddings and states of the docids' width.
         tree: the docids.
         generator: must have the digits of all docids that it was trained with.
     """
-    _check_encoder(folder, encoder)
     widths, needed = (encoder.embedding_dim, encoder.state_dim), (tree.embeddings.shape[1], generator.config.d_model)
     if widths != needed:
         raise ValueError(
@@ -576,17 +492,6 @@ def check_fit(folder: Path, encoder: Encoder, tree: DocidTree, generator: Genera
             f"{folder / 'generator'} and the docids do not belong together: it knows {fan_out} digits by level, the docids "
             f"have {digits}; restore the one that was replaced."
         )
-
-
-def _check_encoder(folder: Path, encoder: Encoder) -> None:
-    with reading(folder / "encoder", torch.OutOfMemoryError):
-        states, _, embeddings, _ = encoder.forward([PROBE], "query")
-        outputs = [states, embeddings, torch.from_numpy(encoder.encode([PROBE], "document"))]
-        sizes, expected = [output.shape[-1] for output in outputs], [encoder.state_dim, *[encoder.embedding_dim] * 2]
-        if sizes != expected:
-            raise ValueError(f"its states and embeddings are {sizes} wide, and should be {expected}")
-        if not all(output.isfinite().all() for output in outputs):
-            raise ValueError("it gives embeddings that are not finite")
 
 
 def trained_fan_out(tree: DocidTree) -> list[int]:

@@ -1,7 +1,6 @@
-"""The manifest of an index: read, and checked together with the files that it lists.
+"""The manifest of an index: written last, read first, and compared with the files that it lists.
 
-An index may come from a stranger, who can make the sums fit anything. So sums detect damage only. The content of a file is
-checked when it is loaded; here it must be a regular file inside the folder that cannot run code. Opens no part.
+The sums show damage, not intent: `dsi.store.verify` judges an index from elsewhere. Opens no part.
 """
 
 import math
@@ -12,7 +11,7 @@ from dsi.contrastive.config import EncoderConfig
 from dsi.docids.files.checks import shown
 from dsi.docids.files.declarations import create_settings
 from dsi.docids.files.storage import no_index, read_while_unchanged, recover_folder, sha256
-from dsi.docids.files.untrusted import RESTORE, check_file, check_folder, is_inside, read_json
+from dsi.docids.files.untrusted import DATA, RESTORE, check_folder, is_inside, read_json
 from dsi.search.request import SearchConfig
 
 FORMAT_VERSION = 8
@@ -23,33 +22,22 @@ CHANGING = ("docids", "lexical")
 """The parts that an update replaces, by new folders with the generation in their name; the manifest points to them."""
 MOST_GENERATIONS = 10**9
 """Of an index: how often it can be updated."""
-_MOST_FILES = 1000
-"""Files of an index, at most: each is read to compare its sum."""
+_ENDINGS = (*DATA, ".tsv")
+"""Training leaves docids.tsv, which nobody reads here."""
 
 
 def read_manifest(folder: Path) -> dict[str, Any]:
-    """Read the manifest of an index, after checking every file against it; that of a new update if one is written meanwhile.
+    """Read the manifest of an index, after comparing every file with it; that of a new update if one is written meanwhile.
 
     Raises:
         FileNotFoundError: no finished index, or a file is missing.
-        ValueError: another format version, a malformed manifest, or a file was altered or truncated, is no file, or could run
-            code.
+        ValueError: another format version, a malformed manifest, a file was altered or truncated, or is not one of data.
     """
     recover_folder(folder)
     path = folder / "manifest.json"
     if not path.exists():
         raise FileNotFoundError(no_index(folder))
-    return read_while_unchanged(path, lambda: _checked(folder, path))
-
-
-def _checked(folder: Path, path: Path) -> dict[str, Any]:
-    manifest = read_entries(path)
-    for name in PARTS:
-        check_folder(folder / manifest["parts"].get(name, name))
-    sums: dict[tuple[int, int], str] = {}
-    for name, expected in manifest["files"].items():
-        _check_sum(folder / name, expected, sums)
-    return manifest
+    return read_while_unchanged(path, lambda: _compared(folder, read_entries(path)))
 
 
 def read_entries(path: Path) -> dict[str, Any]:
@@ -65,7 +53,15 @@ def read_entries(path: Path) -> dict[str, Any]:
             f"{path} has format version {manifest.get('format_version')}, this version reads {FORMAT_VERSION}; "
             "install the version that wrote it or train again."
         )
-    _check_entries(manifest, path)
+    for name, kind in {**_KINDS, **({"configured": dict} if "configured" in manifest else {})}.items():
+        if type(manifest.get(name)) is not kind:
+            raise ValueError(
+                f"{path}: {name} must be of type {kind.__name__}, got {shown(manifest.get(name))}; {RESTORE}."
+            )
+    _check_names(manifest, path)
+    create_settings(EncoderConfig, manifest["encoder"], str(path), "encoder")
+    search_config(manifest, str(path))
+    configured_search(manifest, str(path))
     return manifest
 
 
@@ -90,54 +86,41 @@ def configured_search(manifest: dict[str, Any], source: str = "manifest.json") -
     return search_config({"search": manifest.get("configured", manifest["search"])}, source)
 
 
-def _check_entries(manifest: dict[str, Any], path: Path) -> None:
-    """Raise ValueError unless a manifest has the entries it should, of the right types."""
-    for name, kind in {**_KINDS, **({"configured": dict} if "configured" in manifest else {})}.items():
-        if type(manifest.get(name)) is not kind:
-            raise ValueError(
-                f"{path}: {name} must be of type {kind.__name__}, got {shown(manifest.get(name))}; {RESTORE}."
-            )
-    for name in ("encoder", "docids"):
-        if not isinstance(manifest["fingerprints"].get(name), str):
-            raise ValueError(f"{path}: fingerprints must have a text for {name}; {RESTORE}.")
-    _check_names(manifest, path)
-    create_settings(EncoderConfig, manifest["encoder"], str(path), "encoder")
-    search_config(manifest, str(path))
-    configured_search(manifest, str(path))
+def part(folder: Path, manifest: dict[str, Any], name: str) -> Path:
+    """Return the folder of a part of the index in its current generation."""
+    return folder / manifest["parts"].get(name, name)
 
 
 def _check_names(manifest: dict[str, Any], path: Path) -> None:
-    """Raise ValueError unless a manifest names the folders of its generation, and each file once."""
-    if not 1 <= (generation := manifest["generation"]) <= MOST_GENERATIONS:
+    """Raise ValueError unless a manifest names the folders of its generation, and files in them."""
+    generation = manifest["generation"]
+    if not 1 <= generation <= MOST_GENERATIONS:
         raise ValueError(
             f"{path}: generation must be from 1 to {MOST_GENERATIONS}, got {shown(generation)}; {RESTORE}."
         )
-    for part, name in manifest["parts"].items():
-        if part not in CHANGING or name not in (part, f"{part}-{generation}"):
+    for name, folder in manifest["parts"].items():
+        if name not in CHANGING or folder not in (name, f"{name}-{generation}"):
             raise ValueError(
-                f"{path}: parts may name docids and lexical of generation {generation}, got {shown(part)}: {shown(name)}; "
+                f"{path}: parts may name docids and lexical of generation {generation}, got {shown(name)}: {shown(folder)}; "
                 f"{RESTORE}."
             )
-    if len(manifest["files"]) > _MOST_FILES:
-        raise ValueError(f"{path}: an index has at most {_MOST_FILES} files, got {len(manifest['files'])}; {RESTORE}.")
-    for name, expected in manifest["files"].items():
-        if not is_inside(name) or name != PurePosixPath(name).as_posix() or not isinstance(expected, str):
-            raise ValueError(
-                f"{path}: files must be names inside the index with their sums, got {shown(name)}; {RESTORE}."
-            )
-    folders = {manifest["parts"].get(part, part) for part in PARTS}
-    if other := next((name for name in manifest["files"] if str(name).split("/")[0] not in folders), None):
-        raise ValueError(f"{path}: files must lie in {', '.join(sorted(folders))}, got {shown(other)}; {RESTORE}.")
+    folders = {manifest["parts"].get(name, name) for name in PARTS}
+    for file in manifest["files"]:
+        if not is_inside(file) or file != PurePosixPath(file).as_posix() or file.split("/")[0] not in folders:
+            raise ValueError(f"{path}: files must lie in {', '.join(sorted(folders))}, got {shown(file)}; {RESTORE}.")
 
 
-def _check_sum(path: Path, expected: str, sums: dict[tuple[int, int], str]) -> None:
-    """Compare the sum of a file; `sums` has those of files that were read, which may have several names."""
-    if not path.exists():
-        raise FileNotFoundError(f"{path} is missing from the index; {RESTORE}.")
-    check_file(path)
-    found = path.stat()
-    key = found.st_dev, found.st_ino
-    if key not in sums:
-        sums[key] = sha256(path)
-    if sums[key] != expected:
-        raise ValueError(f"{path} was altered or truncated since it was written; {RESTORE}.")
+def _compared(folder: Path, manifest: dict[str, Any]) -> dict[str, Any]:
+    """Return a manifest, after comparing the files of its parts with their sums; others may not lie there."""
+    for name in PARTS:
+        own = part(folder, manifest, name)
+        check_folder(own, _ENDINGS)
+        for path in filter(Path.is_file, own.rglob("*")):
+            if path.relative_to(folder).as_posix() not in manifest["files"]:
+                raise ValueError(f"{path} is not in the manifest of the index; remove it.")
+    for file, expected in manifest["files"].items():
+        if not (folder / file).exists():
+            raise FileNotFoundError(f"{folder / file} is missing from the index; {RESTORE}.")
+        if sha256(folder / file) != expected:
+            raise ValueError(f"{folder / file} was altered or truncated since it was written; {RESTORE}.")
+    return manifest

@@ -868,7 +868,7 @@ def test_an_index_takes_the_settings_of_a_training(sentence_bert_folder, tmp_pat
         pieces=2, embeddings=points, device="cpu",
     )  # fmt: skip
     written = read_config(tmp_path / "run" / "config.toml")
-    assert (written.docids.max_leaf_size, written.docids.segments, written.training.epochs) == (3, 2, 0)
+    assert (written.docids.max_leaf_size, written.docids.pieces, written.training.epochs) == (3, 2, 0)
     assert (written.lexical.language, retriever.lexical.language) == ("german", "german")
     assert list(retriever.documents.rows) == ["a b", "b"]  # ids with spaces are loaded again
     arguments = ["index", str(tmp_path / "a.jsonl"), str(tmp_path / "shell"), "--encoder", str(sentence_bert_folder)]

@@ -25,7 +25,6 @@ from dsi.docids.files.storage import (
     write_json,
     write_text,
 )
-from dsi.docids.files.untrusted import tensor_entries
 
 DIES = """
 import os, signal, sys
@@ -114,7 +113,6 @@ def test_tensors_are_those_that_the_library_writes_and_reads(tmp_path):
         np.testing.assert_array_equal(mapped[name], array)
     mapped["ints"][0] = 99  # the file is nobody's to write
     assert map_tensors(path)["ints"][0] == 0
-    assert tensor_entries(path)["floats"] == ("F32", (7, 3))
     header, start = tensor_header(path)
     assert header["flags"]["dtype"] == "BOOL"
     assert start + max(entry["data_offsets"][1] for entry in header.values()) == path.stat().st_size
@@ -123,8 +121,6 @@ def test_tensors_are_those_that_the_library_writes_and_reads(tmp_path):
         path.write_bytes(whole[:cut])
         with pytest.raises(ValueError, match=message):
             map_tensors(path)
-        with pytest.raises(ValueError, match=r"x\.safetensors is truncated or altered: its header does not fit it"):
-            tensor_entries(path)
 
 
 def test_scratch_arrays_are_zeros_of_their_own_and_a_full_disk_is_named(monkeypatch):

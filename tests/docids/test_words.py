@@ -122,7 +122,7 @@ def test_training_moves_the_shared_rows_and_files_keep_them(titles, generator, t
     config = json.loads((tmp_path / "generator" / "config.json").read_text())
     for name, value in (("nodes", None), ("inner_nodes", 0), ("vocab_size", 10**6)):
         (tmp_path / "generator" / "config.json").write_text(json.dumps({**config, name: value}))
-        with pytest.raises(ValueError, match=f"is not the config of a generator: {name} must be"):
+        with pytest.raises(ValueError, match=r"generator/model.safetensors cannot be read"):
             load_generator(tmp_path / "generator", "cpu")
 
 

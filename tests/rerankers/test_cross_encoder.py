@@ -18,7 +18,7 @@ from dsi.docids.words.bm25 import BM25
 from dsi.rerankers.cross_encoder import CrossEncoderReranker
 from dsi.rerankers.reranking import save_reranker
 from dsi.search.candidates import load_reranker
-from tests.support.hostile import edit_json
+from tests.support.edits import edit_json
 from tests.support.small import random_generator, save_cross_encoder
 
 QUERIES = ["which capitals are on the danube", "a city", "the river in the north of the country"]
@@ -164,7 +164,7 @@ def test_a_saved_one_whose_tokenizer_cannot_pad_is_refused(tmp_path, model):
     """Alone each pair is read; several of unequal lengths are not."""
     CrossEncoderReranker(model, device="cpu").save(tmp_path / "pairs")
     edit_json(tmp_path / "pairs" / "model" / "tokenizer_config.json", lambda config: config.update(pad_token=None))
-    with pytest.raises(ValueError, match=r"pairs cannot be read \(its tokenizer has no padding token"):
+    with pytest.raises(ValueError, match=r"pairs/model cannot be read \(its tokenizer has no padding token"):
         load_reranker(tmp_path / "pairs")
 
 
@@ -181,7 +181,7 @@ def test_a_saved_one_whose_tokenizer_cannot_pad_is_refused(tmp_path, model):
 def test_a_saved_one_that_scores_nothing_is_refused(tmp_path, model, file, change):
     CrossEncoderReranker(model, device="cpu").save(tmp_path / "pairs")
     edit_json(tmp_path / "pairs" / "model" / file, change)
-    with pytest.raises(ValueError, match=r"pairs cannot be read \("):
+    with pytest.raises(ValueError, match=r"pairs/model"):
         load_reranker(tmp_path / "pairs")
 
 

@@ -1,4 +1,4 @@
-"""What people see of answers: HTML in notebooks, lines of a terminal, and hits after a pickle."""
+"""What people see of answers: HTML in notebooks, and hits after a pickle."""
 
 import copy
 import pickle
@@ -6,7 +6,6 @@ import pickle
 import pytest
 
 import dsi
-from dsi.commands.search import wrapped
 from dsi.measuring.comparison import compare_runs
 from tests.evaluating.test_evaluation import collection, retriever  # noqa: F401 (fixtures)
 
@@ -43,15 +42,3 @@ def test_explanations_and_evaluations_are_html_in_notebooks(retriever, collectio
     assert "The index finds the document of" in shown
     run = {"q": {"x": 1.0}}
     assert compare_runs(run, run, {"q": {"x": 1}}, ["map"])._repr_html_().startswith("<table><tr><th>measure</th>")
-
-
-def test_a_terminal_cuts_lines_between_words():
-    line = "   1     0.5123  danube  The \033[1mDanube\033[0m is a long river of Europe, and it flows through Vienna"
-    parts = wrapped(line, 40).split("\n")
-    assert len(parts) > 2
-    assert all(len(part.replace("\033[1m", "").replace("\033[0m", "")) <= 40 for part in parts)
-    assert [part[:17] for part in parts[1:]] == [" " * 17] * (len(parts) - 1)
-    assert " ".join(wrapped(line, 40).split()) == " ".join(line.split())
-    assert wrapped(line, 200) == line
-    assert wrapped("", 40) == ""
-    assert wrapped("a" * 99, 40) == "a" * 99

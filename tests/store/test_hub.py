@@ -41,7 +41,7 @@ def index(tmp_path_factory, sentence_t5_folder):
     for name in ("config.toml", "states/0.bin", "pseudo_queries/queries.jsonl", "checkpoints/model.pt"):
         (folder / name).parent.mkdir(exist_ok=True)
         (folder / name).write_text("secret")
-    (folder / "docids" / "notes.txt").write_text("secret")
+    (folder / "notes.txt").write_text("secret")
     return folder
 
 
@@ -182,7 +182,7 @@ def test_a_manifest_that_lists_what_it_should_not_downloads_nothing(run, hub):
     manifest["files"]["../../outside"] = "0" * 64
     pushed(hub)["manifest.json"] = json.dumps(manifest).encode()
     asked = hub.requests.total()
-    with pytest.raises(ValueError, match=r"files must be names inside the index with their sums, got '../../outside'"):
+    with pytest.raises(ValueError, match=r"files must lie in .*, got '../../outside'"):
         GenerativeRetriever.from_pretrained(NAME)
     assert hub.requests.total() <= asked + 2  # of the manifest itself
 

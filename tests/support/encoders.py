@@ -1,4 +1,4 @@
-"""Tiny encoders of every kind that an index may hold, with tokenizers as transformers writes them."""
+"""Tiny encoders of many types, made from their configs, with tokenizers as transformers writes them."""
 
 import json
 from pathlib import Path
@@ -36,6 +36,8 @@ KINDS = {
     "camembert": "CamembertTokenizer", "albert": "AlbertTokenizer", "t5": "T5Tokenizer", "mt5": "T5Tokenizer",
     "umt5": "", "modernbert": "",
     "deberta-v2": "DebertaV2Tokenizer", "qwen3": "Qwen2Tokenizer", "gemma3_text": "GemmaTokenizer",
+    "deberta": "RobertaTokenizer", "qwen2": "Qwen2Tokenizer", "gemma": "GemmaTokenizer", "llama": "", "mistral": "",
+    "eurobert": "",
 }  # fmt: skip
 """{model type: class of its tokenizer, "" for one that tokenizer.json defines alone}."""
 

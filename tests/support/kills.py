@@ -1,5 +1,6 @@
 """Processes that are killed: forked from the tests' own, so that none has to import anything."""
 
+import faulthandler
 import os
 import random
 import signal
@@ -23,6 +24,7 @@ def fork(work: Callable[[], object], dies_at_write: int = 0) -> int:
     status = 1
     tqdm.set_lock(threading.RLock())  # of libraries' bars: a killed child would keep the one that all share
     try:
+        faulthandler.disable()  # which pytest enables; a child that is meant to crash prints nothing
         os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
         os.dup2(os.open(os.environ.get("DSI_KILLS_LOG", os.devnull), os.O_WRONLY | os.O_CREAT | os.O_APPEND), 2)
         if dies_at_write:

@@ -10,7 +10,6 @@ from typing import NamedTuple
 import numpy as np
 
 from dsi.contrastive.encoder import Encoder
-from dsi.contrastive.tokens import TokenHead
 from dsi.docids.types import Floats, Ints
 from dsi.docids.words.analyzer import WORD_CHARACTERS, as_compared
 from dsi.search.engine import Engine
@@ -141,13 +140,13 @@ def _is_weak(word: str) -> bool:
 
 def _token_places(engine: Engine, encoder: Encoder, document: StoredText) -> list[Span | None]:
     """Return the word that each stored token of a document belongs to; None for special tokens and the prompt's."""
-    piece, start = _piece_at(engine, encoder, document)
-    whole = f"{document.title} {piece}"
+    title, body, start = _piece_at(engine, encoder, document)
+    whole = f"{title} {body}"
     stripped = len(whole) - len(whole.lstrip())
     places: list[Span | None] = []
     for span in (encoder.token_model or encoder).spans(whole.strip(), "document"):
         first, last = _whole_word(whole, span.start + stripped, span.end + stripped)
-        text = len(document.title) + 1  # where it begins
+        text = len(title) + 1  # where it begins
         if first == last or span.is_special:
             places.append(None)
         elif last < text:
@@ -159,24 +158,15 @@ def _token_places(engine: Engine, encoder: Encoder, document: StoredText) -> lis
     return places if not document.text or len(places) == stored else []  # a text of another moment has other tokens
 
 
-def _piece_at(engine: Engine, encoder: Encoder, document: StoredText) -> tuple[str, int]:
-    """Return the part of a document's text that its docid position stands for, and the character at which it begins.
-
-    Of a document with several places, it is the one whose codes are most like those that are stored.
-    """
-    tokens, segments, model = engine.tree.tokens, engine.tree.segments, encoder.token_model
-    bodies = [document.text] if model and segments == 1 else encoder.bodies(document.text, segments)
-    starts = np.cumsum([0, *map(len, bodies)]).tolist()
-    if tokens is None or len(bodies) == 1:
-        return bodies[0], 0
-    stored = tokens.gather(np.array([document.position])).codes
-    texts = [f"{document.title} {body}".strip() for body in bodies]
-    head = TokenHead(tokens.head, tokens.bits)
-    codes = head.encode_with(model, texts) if model else head.encode(encoder, texts)[1]
-    own = [codes.codes[first:last] for first, last in zip(codes.starts[:-1], codes.starts[1:], strict=True)]
-    alike = [float((other == stored).mean()) if other.shape == stored.shape else -1.0 for other in own]
-    best = int(np.argmax(alike))
-    return bodies[best], starts[best]
+def _piece_at(engine: Engine, encoder: Encoder, document: StoredText) -> tuple[str, str, int]:
+    """Return what is read at a docid position: the title, the piece of the text, and the character at which that begins."""
+    tree = engine.tree
+    if encoder.token_model and tree.pieces == 1:
+        return document.title, document.text, 0
+    (cut,) = encoder.cut([document.title], [document.text], tree.pieces)
+    (span,) = tree.spans_at(np.array([document.position]))
+    start, end = span or cut.spans[0]
+    return document.title[: cut.title_end], document.text[start:end], start
 
 
 def _whole_word(text: str, start: int, end: int) -> tuple[int, int]:

@@ -10,7 +10,7 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
-from dsi.contrastive.untrusted import load_weights
+from dsi.contrastive.models import load_weights
 from dsi.docids.files.declarations import Count, Positive, Whole, settings
 from dsi.docids.files.untrusted import RESTORE
 from dsi.docids.types import Reals

@@ -19,7 +19,7 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
-from dsi.contrastive.untrusted import load_weights
+from dsi.contrastive.models import load_weights
 from dsi.docids.files.declarations import Count, Whole, settings
 from dsi.docids.types import Bools, Ints, Reals
 from dsi.search.candidates import Candidates, Reranker

@@ -22,7 +22,7 @@ from scipy.sparse import csr_matrix
 
 from dsi.docids.files.declarations import Count, Whole, settings
 from dsi.docids.files.storage import write_json
-from dsi.docids.files.untrusted import read_any_json, tensor_entries
+from dsi.docids.files.untrusted import read_any_json
 from dsi.search.candidates import Candidates, Reranker
 from dsi_experiments.rerankers.features import word_list
 from dsi_experiments.rerankers.lists import JudgedLists, LineSearch, lambdas, ndcg_exp
@@ -253,7 +253,6 @@ class ParseRanker(Reranker):
         model = DependencyModel.__new__(DependencyModel)
         pairs, path = read_any_json(folder / "pairs.json"), folder / "theta.safetensors"
         model._take([(str(head), str(word)) for head, word in pairs], config.floor)
-        tensor_entries(path)
         model.theta = load_file(path)["theta"]
         if model.theta.shape != (len(pairs),) or model.theta.dtype != np.float64 or not (model.theta > 0).all():
             raise ValueError(f"{path.name} does not hold a probability for each pair")

@@ -1,0 +1,287 @@
+"""Models in the folders of an index: written as data alone, loaded without the Hub, and complete in the weights that matter.
+
+A model that a configuration names is the user's choice; the one in an index may be a stranger's. `problem` finds whatever in
+its files would run code or name other files. Knows nothing of what a model computes.
+"""
+
+import logging
+import re
+import threading
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, TypeVar
+
+import numpy as np
+import torch
+from huggingface_hub import constants
+from numpy.typing import NDArray
+from safetensors.torch import load_file
+from sentence_transformers.base.modules import Transformer
+from sentence_transformers.base.modules.module import Module
+from sentence_transformers.sentence_transformer.modules.tokenizer import WordTokenizer
+from sentence_transformers.util import import_from_string
+from torch import nn
+
+from dsi.contrastive.config import LONGEST_INPUT
+from dsi.docids.files.storage import write_json
+from dsi.docids.files.untrusted import is_inside, read_any_json, reading
+
+M = TypeVar("M", bound=nn.Module)
+
+PROBE = "A noble gas: Ünïcödé, ﬁ① ½\u00a0 中文 русский हिन्दी\u200d 👩‍🚀 \U0001f680\n\t ~~ 1234567890 " + "w" * 300
+"""A text with characters that no vocabulary has."""
+TEXTS = (PROBE, "x", "The Danube flows through ten countries, more than any other river in the world.")
+"""On which models are tried."""
+
+_RUNS = re.compile(
+    r"auto_map|custom_(pipelines|generate)|trust_remote_code|quantization_config|.*backbone.*|.*implementation|.*chat_template"
+    r"|(model|tokenizer|config|processor)_(args|kwargs)|(mecab|sudachi|jumanpp)_kwargs"
+)
+"""Settings that choose code, or are handed to whatever is called."""
+_OPENS = re.compile(r"(.*_)?(file|filename|path|dir|folder|url|checkpoint|repo)")
+"""Settings whose text names something to read."""
+_DOTTED = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)+")
+_IMPORTING = ("config.json", "config_sentence_transformers.json", "router_config.json", "modules.json")
+"""Files of a model in which a dotted text is imported."""
+_METHODS = ("forward", "get_text_features")
+_TOKENIZER = "tokenizer.json"
+"""A table that a library in Rust reads; it calls nothing and names no file."""
+_TABLES = ("position_embeddings", "embed_positions", "wpe")
+"""Names of tables of positions, which end a text where they end."""
+_STYLE = re.compile(r"\x1b\[[\d;]*m")
+_LOADING = threading.RLock()
+
+
+# What may be in the files of a model.
+
+
+def problem(path: Path) -> str:
+    """Return the reason why a JSON file may not be in an index, or "": it chooses code, or names another file.
+
+    Raises:
+        ValueError: it is not JSON.
+    """
+    if path.name == _TOKENIZER:
+        return ""
+    if path.name == "adapter_config.json":
+        return "it is the adapter of a model elsewhere, and must be merged into it"
+    value = read_any_json(path)
+    if path.name == "modules.json" and isinstance(value, list):
+        folders = [module.pop("path", "") for module in value if isinstance(module, dict)]
+    elif path.name == "router_config.json" and isinstance(value, dict):
+        folders = list(value.get("types") or ())
+    else:
+        folders = list((value.get("weight_map") or {}).values()) if isinstance(value, dict) else []
+    if outside := next((folder for folder in folders if not is_inside(folder)), None):
+        return f"it names {str(outside)[:60]!r}, which must lie inside the model"
+    return next(_problems(value, "", imports=path.name in _IMPORTING), "")
+
+
+def _problems(value: Any, name: str, *, imports: bool) -> Iterator[str]:
+    if _refuses(name, value):
+        yield f"it sets {name!r}, which an index may not"
+    elif isinstance(value, dict):
+        for key, item in value.items():
+            yield from _problems(item, str(key), imports=imports and key not in ("prompts", "__version__"))
+    elif isinstance(value, list):
+        for item in value:
+            yield from _problems(item, name, imports=imports)
+    elif imports and isinstance(value, str) and _DOTTED.fullmatch(value) and not _may_import(value):
+        yield f"it names the code {value[:60]!r}, and may name modules of sentence-transformers and activations of torch"
+
+
+def _refuses(name: str, value: Any) -> bool:
+    """True if no file of an index may set `name` to a value."""
+    if not value or type(value) in (int, float):  # such as the number of a word
+        return False
+    if isinstance(value, str) and ((name == "method" and value not in _METHODS) or _OPENS.fullmatch(name)):
+        return True
+    return bool(_RUNS.fullmatch(name))
+
+
+def _may_import(name: str) -> bool:
+    """True if a dotted name is a module or a tokenizer of sentence-transformers, or an activation of torch."""
+    if not name.startswith(("sentence_transformers.", "torch.nn.modules.")):
+        return False
+    try:
+        found = import_from_string(name)
+    except ImportError:
+        return False
+    if not isinstance(found, type):
+        return False
+    if found.__module__.startswith("sentence_transformers."):
+        return issubclass(found, Module | WordTokenizer)
+    return found is nn.Identity or (issubclass(found, nn.Module) and found.__module__ == "torch.nn.modules.activation")
+
+
+def check_settings(paths: Iterable[Path]) -> None:
+    """Raise ValueError if a JSON file of an index chooses code, or names another file."""
+    for path in paths:
+        if path.suffix == ".json" and (reason := problem(path)):
+            raise ValueError(f"{path} cannot be in an index: {reason}; remove that, or choose a model without it.")
+
+
+# Writing and loading.
+
+
+def reset_tokenizer(tokenizer: Any) -> None:
+    """Take back the truncation and padding that the last call of a tokenizer set, if it is one that keeps them."""
+    if backend := getattr(tokenizer, "backend_tokenizer", None):
+        backend.no_truncation()
+        backend.no_padding()
+
+
+def write_model(model: Any, folder: Path) -> None:
+    """Write a model of sentence-transformers as an index holds it: for texts, in files that name no code and no other file.
+
+    The same model gives the same files. Meanwhile nobody may call its tokenizers.
+
+    Raises:
+        ValueError: it cannot do without code of its own, or reads no texts.
+    """
+    for module in model.modules():  # else the last truncation and padding would be saved
+        reset_tokenizer(getattr(module, "tokenizer", None))
+    model.save_pretrained(str(folder), create_model_card=False)
+    for path in [*folder.rglob("*.jinja"), *folder.rglob("README.md")]:  # no chats
+        path.unlink()
+    for path in sorted(folder.rglob("*.json")):
+        if path.name == "sentence_bert_config.json":
+            config = read_any_json(path)
+            if "text" not in config["modality_config"]:
+                raise ValueError(
+                    f"The model in {folder} reads {', '.join(config['modality_config'])}, and must read texts."
+                )
+            write_json(path, {**config, "modality_config": {"text": config["modality_config"]["text"]}})
+        elif path.name not in ("modules.json", _TOKENIZER):
+            write_json(path, _without_refused(read_any_json(path)))
+    check_settings(folder.rglob("*"))
+
+
+def _without_refused(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {key: _without_refused(item) for key, item in value.items() if not _refuses(key, item)}
+    return [_without_refused(item) for item in value] if isinstance(value, list) else value
+
+
+@contextmanager
+def loading_data(folder: Path) -> Iterator[None]:
+    """Load a model of an index in this block: nothing is fetched from the Hub, and an error names the folder."""
+    with _LOADING, reading(folder, torch.OutOfMemoryError):  # the setting is global
+        offline = constants.HF_HUB_OFFLINE
+        constants.HF_HUB_OFFLINE = True
+        try:
+            yield
+        finally:
+            constants.HF_HUB_OFFLINE = offline
+
+
+def load_complete(load: Callable[[], M], outputs: Callable[[M], NDArray[np.float32]]) -> M:
+    """Return a model, after trying whether weights that its files lack matter: transformers makes them at random.
+
+    Args:
+        load: loads it.
+        outputs: for which a model is used, of some texts; they are compared with those of the model loaded with another seed.
+
+    Raises:
+        ValueError: they matter; the message names them.
+    """
+    model, missing = _load(load)
+    if missing:
+        with torch.random.fork_rng():
+            torch.manual_seed(torch.initial_seed() ^ 1)
+            other, _ = _load(load)
+        if not np.allclose(outputs(model), outputs(other), rtol=1e-5, atol=1e-6):
+            more = f" and {len(missing) - 3} more" if len(missing) > 3 else ""
+            raise ValueError(
+                f"its files lack weights that its answers depend on ({', '.join(missing[:3])}{more}), which would be random; "
+                "get the whole checkpoint"
+            )
+    return model
+
+
+class _Missing(logging.Filter):
+    """Reads the names of missing weights in the report of transformers, and hides it and what was hidden before."""
+
+    def __init__(self, level: int) -> None:
+        super().__init__()
+        self._level, self.names = level, list[str]()
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        text = _STYLE.sub("", record.getMessage())
+        if "LOAD REPORT" not in text:
+            return record.levelno >= self._level
+        rows = [[cell.strip() for cell in line.split("|")] for line in text.splitlines()]
+        self.names += [row[0] for row in rows if row[1:2] == ["MISSING"]]
+        return False
+
+
+def _load(load: Callable[[], M]) -> tuple[M, list[str]]:
+    """Return a model and the names of the weights that its files lack."""
+    logger = logging.getLogger("transformers.modeling_utils")
+    with _LOADING:
+        found, level = _Missing(logger.getEffectiveLevel()), logger.level
+        logger.addFilter(found)
+        logger.setLevel(min(logger.getEffectiveLevel(), logging.WARNING))
+        try:
+            return load(), found.names
+        finally:
+            logger.removeFilter(found)
+            logger.setLevel(level)
+
+
+def check_inputs(model: nn.Module) -> None:
+    """Check the tokenizers of a loaded model, and let them cut texts at the length that it can read.
+
+    Raises:
+        ValueError: a tokenizer pads nothing, or gives tokens that the model does not have.
+    """
+    for module in model.modules():
+        if isinstance(module, Transformer):
+            most = _positions(module.auto_model)
+            module.max_seq_length = min(module.max_seq_length or most, most)
+            for name in ("query_length", "document_length"):  # of multi-vector models
+                if length := getattr(module, name):
+                    setattr(module, name, min(length, most))
+            if (expansion := module.query_expansion) and expansion["length"] > most:
+                raise ValueError(f"it expands queries to {expansion['length']} tokens and reads {most}")
+            _check_tokenizer(module.tokenizer, module.auto_model.get_input_embeddings().num_embeddings)
+
+
+def _check_tokenizer(tokenizer: Any, embeddings: int) -> None:
+    if tokenizer.pad_token is None:
+        raise ValueError("its tokenizer has no padding token, without which texts are not read together")
+    if max([*tokenizer.get_vocab().values(), *tokenizer(PROBE)["input_ids"]]) >= embeddings:
+        raise ValueError(f"its tokenizer has tokens beyond the {embeddings} that the model embeds")
+
+
+def _positions(model: nn.Module) -> int:
+    """Return how many tokens a transformer reads, at most: the rows of its table of positions, if it has one."""
+    most = LONGEST_INPUT
+    for name, module in model.named_modules():
+        if name.endswith(_TABLES) and isinstance(module, nn.Embedding):
+            first = 0 if module.padding_idx is None else module.padding_idx + 1  # RoBERTa counts from there
+            most = min(most, module.num_embeddings - first, getattr(model.config, "max_position_embeddings", most))
+    return int(most)
+
+
+def load_weights(make: Callable[[], M], path: Path) -> M:
+    """Return a module with the weights of a safetensors file.
+
+    Args:
+        make: makes the module; called with tensors on the meta device.
+        path: the file.
+
+    Raises:
+        FileNotFoundError: no such file.
+        ValueError: the file is truncated, or of another module or type.
+    """
+    with reading(path):
+        weights = load_file(path)
+        with torch.device("meta"):
+            module = make()
+        for name, tensor in module.state_dict().items():
+            if name in weights and weights[name].dtype != tensor.dtype:
+                raise ValueError(f"{name!r} is {weights[name].dtype}, and should be {tensor.dtype}")
+        module.load_state_dict(weights, assign=True)
+    return module

@@ -1,0 +1,36 @@
+"""`dsi verify`: judge an index from elsewhere before it is loaded.
+
+Its files are compared with the manifest, must be data alone, and a child process loads and searches the index. Loading an index
+that this machine has not written does the same once; this command does it again.
+"""
+
+import argparse
+import sys
+from collections.abc import Sequence
+
+from dsi.commands.arguments import add_index, parser
+from dsi.commands.libraries import load_libraries
+from dsi.commands.main import run_command
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    """Judge, print what was found."""
+    arguments = _parse(argv)
+    load_libraries()
+    from dsi.store.verify import verify
+
+    manifest = verify(arguments.run, again=True)
+    size = sum((arguments.run / name).stat().st_size for name in manifest["files"])
+    print(
+        f"{arguments.run}: {len(manifest['files'])} files, {size / 1e6:.1f} MB, generation {manifest['generation']}; fine"
+    )
+
+
+def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
+    command_line = parser("verify", __doc__)
+    add_index(command_line)
+    return command_line.parse_args(argv)
+
+
+if __name__ == "__main__":
+    sys.exit(run_command(main, sys.argv[1:]))

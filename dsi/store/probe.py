@@ -1,0 +1,87 @@
+"""The trial of an index from elsewhere, in a process that may be lost: `python -m dsi.store.probe FOLDER`.
+
+It loads the index, checks the arrays that libraries follow without a check, encodes three texts and makes three searches. It
+ends with status 0, or with the reason on the last line of its standard error.
+"""
+
+import sys
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from dsi.contrastive.encoder import Encoder
+from dsi.contrastive.models import PROBE, TEXTS
+from dsi.docids.files.checks import printable
+from dsi.store.loading import read_index
+from dsi.store.manifest import part, read_manifest
+from dsi.store.retriever import GenerativeRetriever
+
+_ROOM = 8 * 2**30
+_TIMES = 8
+"""Address space beyond what the libraries take: bytes, and times the size of the files."""
+
+
+def main(folder: Path) -> int:
+    """Try the index in a folder, and return the exit status."""
+    try:
+        manifest = read_manifest(folder)
+        limit_memory(sum((folder / name).stat().st_size for name in manifest["files"]))
+        try_index(folder)
+    except (Exception, MemoryError) as error:
+        print(printable((str(error).strip() or type(error).__name__).splitlines()[0]), file=sys.stderr)  # noqa: T201
+        return 1
+    return 0
+
+
+def try_index(folder: Path) -> None:
+    """Load the index in a folder and search it.
+
+    Raises:
+        ValueError: what is wrong with it.
+    """
+    manifest = read_manifest(folder)
+    parts = read_index(folder, manifest, "cpu")
+    encoder, tree, _, documents, _, lexical = parts
+    for batch in documents.data.table.to_batches():
+        batch.validate(full=True)  # Arrow does not check the offsets in a file before it follows them
+    for name, reason in (("docids", tree.problem()), ("lexical", lexical.problem() if lexical else "")):
+        if reason:
+            raise ValueError(f"{part(folder, manifest, name)} cannot be read ({reason}).")
+    _check_outputs(encoder)
+    retriever = GenerativeRetriever(*parts)
+    queries = [PROBE, TEXTS[2], str(documents["title"][0])]
+    for options in ({}, {"method": "exact"}, {"deny": [documents["doc_id"][0]]}):
+        for hits in retriever.search(queries, k=10, **options):
+            if not np.isfinite([hit.score for hit in hits]).all():
+                raise ValueError(f"{folder} gives scores that are not finite.")
+
+
+def _check_outputs(encoder: Encoder) -> None:
+    """Raise ValueError unless an encoder gives finite embeddings and states of its stated widths."""
+    for kind in ("query", "document"):
+        states, _, embeddings, _ = encoder.forward(TEXTS, kind)
+        sizes, expected = [states.shape[-1], embeddings.shape[-1]], [encoder.state_dim, encoder.embedding_dim]
+        if sizes != expected:
+            raise ValueError(f"The encoder's states and embeddings are {sizes} wide, and should be {expected}.")
+        if not all(output.isfinite().all() for output in (states, embeddings)):
+            raise ValueError("The encoder gives embeddings that are not finite.")
+
+
+def limit_memory(size: int) -> None:
+    """Limit the address space of this process where the system can: to what it has now and some times the size of an index."""
+    try:
+        import resource
+
+        pages = int(Path("/proc/self/statm").read_text(encoding="ascii").split()[0])
+        most = pages * resource.getpagesize() + _ROOM + _TIMES * size
+        soft, hard = resource.getrlimit(resource.RLIMIT_AS)
+        if resource.RLIM_INFINITY in (soft,) or most < soft:
+            resource.setrlimit(resource.RLIMIT_AS, (most, hard))
+    except (ImportError, OSError, ValueError):  # a system without such limits
+        return
+
+
+if __name__ == "__main__":
+    torch.set_num_threads(1)
+    sys.exit(main(Path(sys.argv[1])))

@@ -1,0 +1,135 @@
+"""Whether an index may be loaded: its files are those of its manifest, and one from elsewhere holds data alone and was tried.
+
+After `verify` the parts are read plainly. An index that this machine has not written is searched once in a child process
+(`dsi.store.probe`) before this process loads it, because a model may need any memory, or crash the library that runs it. What
+was written or has passed here is remembered in the user's cache by the sum of its manifest.
+"""
+
+import os
+import signal
+import subprocess
+import sys
+from contextlib import nullcontext, suppress
+from pathlib import Path
+from typing import Any
+
+from filelock import BaseFileLock, FileLock
+
+from dsi.contrastive.models import check_settings
+from dsi.docids.files.checks import printable
+from dsi.docids.files.storage import sha256, write_json, write_text
+from dsi.store.manifest import read_manifest
+
+SECONDS = 300.0
+"""That a trial may take, and one more for each of these bytes."""
+_BYTES_A_SECOND = 5 * 2**20
+_REMEMBERED = 10_000
+"""Manifests, at most; the oldest are forgotten."""
+
+
+def verify(folder: Path, *, again: bool = False, seconds: float = SECONDS) -> dict[str, Any]:
+    """Return the manifest of an index that may be loaded.
+
+    Args:
+        folder: of the index.
+        again: judge it whole, though it was written here or has passed.
+        seconds: that its trial may take, besides what its size adds.
+
+    Raises:
+        FileNotFoundError: no finished index, or a file is missing.
+        ValueError: another format version, a damaged file, one that is not data, a setting that chooses code or names another
+            file, or the trial failed.
+    """
+    manifest = read_manifest(folder)
+    if again or not is_known(folder):
+        with _one_trial(folder):
+            if again or not is_known(folder):  # others may have waited for the same trial
+                check_data(folder, list(manifest["files"]))
+                _try(
+                    folder,
+                    seconds + sum((folder / name).stat().st_size for name in manifest["files"]) / _BYTES_A_SECOND,
+                )
+                remember(folder)
+    return manifest
+
+
+def check_data(folder: Path, names: list[str]) -> None:
+    """Raise ValueError unless files lie in a folder, and none chooses code or names another file."""
+    whole = folder.resolve()
+    # A folder of the Hub's cache has links to the blobs beside it.
+    allowed = [whole, whole.parents[1] / "blobs"] if whole.parent.name == "snapshots" else [whole]
+    for path in map(folder.joinpath, names):
+        if not any(path.resolve().is_relative_to(own) for own in allowed):
+            raise ValueError(f"{path} is a link out of the index; put the file in its place.")
+    check_settings(map(folder.joinpath, names))
+
+
+def _one_trial(folder: Path) -> "BaseFileLock | nullcontext[None]":
+    """Return a lock for the trial of the index in a folder, or none where no lock can be kept."""
+    path = cache().with_name(f"{sha256(folder / 'manifest.json')}.lock")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.touch()
+    except (OSError, RuntimeError):
+        return nullcontext()
+    return FileLock(path)
+
+
+def _try(folder: Path, seconds: float) -> None:
+    """Load and search an index in a child process; raise ValueError if that fails, with the last line that the child wrote."""
+    variables = {name: value for name, value in os.environ.items() if name != "PYTHONFAULTHANDLER"}
+    variables |= {
+        "PYTHONPATH": os.pathsep.join(filter(None, sys.path)),
+        "CUDA_VISIBLE_DEVICES": "",
+        "HF_HUB_OFFLINE": "1",
+    }
+    command = [sys.executable, "-m", "dsi.store.probe", str(folder.resolve())]
+    try:
+        done = subprocess.run(
+            command, env=variables, stdin=subprocess.DEVNULL, capture_output=True, timeout=seconds, check=False
+        )
+        status, wrote = done.returncode, done.stderr
+    except subprocess.TimeoutExpired as late:
+        status, wrote = None, late.stderr or b""
+    if status == 0:
+        return
+    how = f"did not end within {seconds:.0f} seconds" if status is None else _ending(status)
+    last = (wrote.decode(errors="replace").strip().splitlines() or ["it wrote nothing"])[-1]
+    raise ValueError(f"{folder} is not loaded, because a process that tried it {how}: {printable(last)}")
+
+
+def _ending(status: int) -> str:
+    return f"was ended by {signal.Signals(-status).name}" if status < 0 else "failed"
+
+
+# What was written here.
+
+
+def write_manifest_file(folder: Path, manifest: dict[str, Any]) -> None:
+    """Write the manifest of an index in one step; loading it needs no trial on this machine."""
+    write_json(folder / "manifest.json", manifest)
+    remember(folder)
+
+
+def cache() -> Path:
+    """Return the file with the sums of manifests that were written here or have passed, below XDG_CACHE_HOME or ~/.cache."""
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path("~/.cache").expanduser()) / "dr-scl" / "verified"
+
+
+def is_known(folder: Path) -> bool:
+    """True if the index in a folder was written here, or has passed a trial."""
+    try:
+        return sha256(folder / "manifest.json") in cache().read_text(encoding="ascii").splitlines()
+    except (OSError, ValueError, RuntimeError):  # nothing is remembered, or there is no home
+        return False
+
+
+def remember(folder: Path) -> None:
+    """Remember that the index in a folder may be loaded; where nothing can be kept, it is tried again."""
+    with suppress(OSError, ValueError, RuntimeError):
+        own, path = sha256(folder / "manifest.json"), cache()
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with path.open("a", encoding="ascii") as file:
+            file.write(f"{own}\n")  # one write, which others cannot part
+        if path.stat().st_size > 2 * _REMEMBERED * len(f"{own}\n"):
+            write_text(path, "\n".join(path.read_text(encoding="ascii").split()[-_REMEMBERED:]) + "\n")

@@ -74,7 +74,7 @@ def test_measures_may_be_chosen_and_all_systems_are_read_as_deep_as_they_ask(ret
     with pytest.raises(ValueError, match="Recall@50 reads further than depth = 20; leave depth out, or make it 50"):
         dsi.evaluate(retriever, collection, measures=["R@50"], depth=20)
     with pytest.raises(ValueError, match="did you mean nDCG@5"):
-        dsi.evaluate(retriever, collection, measures=["ngcd@5"])
+        dsi.evaluate(retriever, collection, measures=["ndgc@5"])
 
 
 def test_files_are_written_before_a_reader_of_the_table_can_go(retriever, collection, tmp_path):

@@ -20,7 +20,7 @@ from dsi.docids.data.identical import without_identical
 from dsi.docids.files.processes import ALONE, Processes
 from dsi.docids.tree import DocidTree, piece_cost
 from dsi.docids.types import Run
-from dsi.docids.words.analyzer import ENGLISH
+from dsi.docids.words.analyzer import FOUND
 from dsi.docids.words.bm25 import BM25
 from dsi.eval.baselines import dense_run, tune_bm25
 from dsi.eval.protocol import FEWEST_QUERIES, count_answered
@@ -44,7 +44,7 @@ def generator_only(retriever: GenerativeRetriever) -> dict[str, Any]:
 def language_of(retriever: GenerativeRetriever) -> str:
     """Return the language that an index compares words in; English if its lexical part is not BM25."""
     lexical = retriever.lexical
-    return lexical.language if isinstance(lexical, BM25) else ENGLISH
+    return lexical.language if isinstance(lexical, BM25) else FOUND
 
 
 class BM25Runs:
@@ -58,7 +58,7 @@ class BM25Runs:
     """
 
     def __init__(
-        self, collection: Collection, texts: list[str] | None = None, *, tuned: bool = True, language: str = ENGLISH
+        self, collection: Collection, texts: list[str] | None = None, *, tuned: bool = True, language: str = FOUND
     ) -> None:
         self.collection = collection
         self.bm25 = BM25(collection.documents["doc_id"], texts or collection.full_texts(), language=language)

@@ -73,7 +73,7 @@ class HybridScores:
     def _words(self, texts: Sequence[str]) -> Floats:
         if self.lexical is None:
             return np.zeros((len(texts), len(self.doc_ids)), dtype=np.float32)
-        return self.lexical.scores(texts)
+        return self.lexical.shares(texts)
 
     def best_weight(
         self,

@@ -1,9 +1,10 @@
-"""The score of a document: s(d) = z.e_d + w BM25(d) + v tok(d), of indexes with tied docid tokens.
+"""The score of a document: s(d) = z.e_d + w b(d) + v tok(d), of indexes with tied docid tokens.
 
-z is the query's embedding, e_d the document's, w the lexical weight, v the token weight;
+z is the query's embedding, e_d the document's, w the lexical weight, v the token weight; b(d) is BM25(d) as a share of what a
+document with all of the query's words could have, so that w holds for queries of any length;
 tok(d) is the mean over the query's tokens of the best product with a token of the document. The caller's scores are added. Of
 a document in pieces, z.e_d is that of its best piece less `DocidTree.piece_cost` for each doubling of their number, since many
-pieces have many chances; tok(d) reads that piece, and BM25 the whole document. All methods of search rank by this one score.
+pieces have many chances; tok(d) reads that piece, and b the whole document. All methods of search rank by this one score.
 Knows nothing of nodes.
 """
 
@@ -64,7 +65,7 @@ class DocumentScores:
         config = request.config
         extra = None if request.extra_scores is None else request.extra_scores[batch.rows.numpy()]
         words = lexical if config.lexical_weight else None
-        scorer, terms = (None, list[Terms]()) if words is None else (words.scorer, words.query_terms(batch.texts))
+        scorer, terms = (None, list[Terms]()) if words is None else (words.scorer, words.share_terms(batch.texts))
         tokens = None
         if config.token_weight and tree.tokens is not None:
             with one_thread():

@@ -155,7 +155,7 @@ def test_answers_are_the_best_documents_by_their_best_places(
             patched.setattr(generate, "_OUTRIGHT", outright)
             return methods[method].retrieve(batch, request)
 
-    words = np.float32(weight) * bm25.scores(batch.texts)
+    words = np.float32(weight) * bm25.shares(batch.texts)
     if kind == "digits":
         queries = batch.states, batch.mask, batch.embeddings
         scores = path_scores(tree, generator, *queries, alpha, beta, 0.5).numpy()

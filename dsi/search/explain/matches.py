@@ -11,7 +11,7 @@ import numpy as np
 
 from dsi.contrastive.encoder import Encoder
 from dsi.docids.types import Floats, Ints
-from dsi.docids.words.analyzer import WORD_CHARACTERS, as_compared
+from dsi.docids.words.analyzer import WORD_CHARACTERS
 from dsi.search.engine import Engine
 from dsi.search.hits import Match, Span
 from dsi.search.queries import EncodedQueries
@@ -54,7 +54,7 @@ def matched_words(
         ]
     if engine.lexical is None or not request.config.lexical_weight:
         return [[] for _ in documents]
-    (terms,), names = engine.lexical.query_terms(batch.texts), engine.lexical.term_names(batch.texts[0])
+    (terms,), names = engine.lexical.share_terms(batch.texts), engine.lexical.term_names(batch.texts[0])
     rows = engine.tree.doc_rows[[document.position for document in documents]]
     added = request.config.lexical_weight * engine.lexical.scorer.contributions(terms, rows).T  # [documents, terms]
     stem = engine.lexical.stem
@@ -82,7 +82,7 @@ def _occurrences(word: str, document: StoredText, stem: Callable[[str], str] = s
     wanted = stem(word)
     for field, text in (("title", document.title), ("text", document.text)):
         for found in _WORD.finditer(text):
-            if stem(as_compared(found.group())) == wanted:
+            if stem(found.group().lower()) == wanted:
                 yield Span(field, found.start(), found.end(), found.group())
 
 

@@ -2,7 +2,7 @@
 
 A sentence is taken out of a document, and the document without it is looked for among all of them (inverse cloze task, Lee et
 al. 2019, "Latent Retrieval for Weakly Supervised Open Domain Question Answering"). The weight of the lexical part that finds
-them best holds for this collection and this encoder; no query is needed. Knows nothing of trees.
+them best holds for this collection and this encoder; no query is needed. Knows nothing of walks.
 """
 
 import math

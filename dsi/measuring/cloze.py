@@ -23,7 +23,7 @@ from dsi.docids.words.sentences import sentences
 from dsi.store.retriever import GenerativeRetriever
 
 _FEWEST_TRIED, _MOST, _SHARE = 150, 300, 10
-"""Sentences that are looked for: documents for each sentence, and the fewest and most sentences."""
+"""Sentences that are looked for: the fewest and the most of them, and documents for each sentence."""
 _FEWEST, _EVIDENCE = 10, 30
 """Sentences from which on there is a likely weight, and from which on the sentences decide."""
 _FLAT = 1e-3

@@ -24,7 +24,7 @@ from datasets.fingerprint import generate_random_fingerprint
 from dsi.docids.data import SPLITS, TABLES, existing_folder, find_collection, folder_for_collection
 from dsi.docids.data.dev_queries import cut_dev, relevant_documents
 from dsi.docids.data.judgements import check_qrels, read_judgements, relevant_rows
-from dsi.docids.data.lines import file_of_collection, write_json_line, write_judgements
+from dsi.docids.data.lines import write_json_line, write_judgements
 from dsi.docids.data.oddities import Oddities, warn_all
 from dsi.docids.data.records import (
     COLUMNS,
@@ -43,6 +43,7 @@ from dsi.docids.data.records import (
 from dsi.docids.data.sources import file_records, path_records
 from dsi.docids.files.checks import plain, shown
 from dsi.docids.files.storage import digest, replace_folder, sha256
+from dsi.docids.files.untrusted import check_file
 from dsi.docids.types import Qrels
 
 logger = logging.getLogger(__name__)
@@ -308,7 +309,7 @@ def read_collection(folder: str | Path, *, dev_queries: int = 500, seed: int = 0
     if not is_beir(folder):
         return Collection.from_files(folder)
     tables = {split: folder / "qrels" / name for split, name in zip(SPLITS, TABLES, strict=True)}
-    judged = {split: file_of_collection(path) for split, path in tables.items() if path.exists()}
+    judged = {split: path for split, path in tables.items() if path.exists()}
     versions = _versions(folder, judged)
     documents = read_documents(folder)
     rows = _rows(documents)
@@ -330,6 +331,8 @@ def read_collection(folder: str | Path, *, dev_queries: int = 500, seed: int = 0
 def _versions(folder: Path, judged: Mapping[str, Path]) -> list[str]:
     """Return what each file of a collection is, with its sha256."""
     files = {name: _find(folder, name) for name in ("corpus.jsonl", "queries.jsonl") if _has(folder, name)} | {**judged}
+    for path in files.values():
+        check_file(path, "put the file itself there")
     return [f"{name} {sha256(path)}" for name, path in sorted(files.items())]
 
 
@@ -522,5 +525,5 @@ def _has(folder: Path, name: str) -> bool:
 def _find(folder: Path, name: str) -> Path:
     for path in (folder / name, folder / f"{name}.gz"):
         if path.exists():
-            return file_of_collection(path)
+            return path
     raise FileNotFoundError(f"{folder / name} (or {name}.gz) does not exist; a collection needs it (BEIR layout).")

@@ -3,6 +3,7 @@
 import csv
 import io
 import logging
+import os
 import re
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
@@ -15,7 +16,7 @@ import pyarrow.csv as pa_csv
 import pyarrow.parquet
 import yaml
 
-from dsi.docids.data.lines import LONGEST_LINE, file_of_collection, json_lines, read_text, text_lines
+from dsi.docids.data.lines import LONGEST_LINE, json_lines, read_text, text_lines
 from dsi.docids.data.records import (
     ID_KEYS,
     MOST_COLUMNS,
@@ -27,7 +28,7 @@ from dsi.docids.data.records import (
     table_records,
 )
 from dsi.docids.files.checks import shown
-from dsi.docids.files.untrusted import walked
+from dsi.docids.files.untrusted import check_file
 
 logger = logging.getLogger(__name__)
 
@@ -92,15 +93,20 @@ def _folder_records(folder: Path) -> Records:
 
 def _files(folder: Path) -> Iterator[Path]:
     """Yield the files in a folder and in its folders, except hidden ones."""
-    for parent, folders, names in walked(folder):
+    for parent, folders, names in os.walk(folder, onerror=_raise_if_forbidden):
         folders[:] = [name for name in folders if not name.startswith(".")]
-        for path in (parent / name for name in names if not name.startswith(".")):
+        for path in (Path(parent, name) for name in names if not name.startswith(".")):
             if not path.name.isprintable():
                 raise ValueError(f"{shown(str(path))} has a name that cannot be printed; give it another.")
             if path.is_symlink() and not path.resolve().is_relative_to(folder.resolve()):
                 raise ValueError(f"{path} is a link to what lies outside the folder; put the file itself there.")
             if path.is_file():
                 yield path
+
+
+def _raise_if_forbidden(error: OSError) -> None:
+    if isinstance(error, PermissionError):  # other folders have been removed meanwhile
+        raise error
 
 
 def _is_read(path: Path) -> bool:
@@ -117,7 +123,8 @@ def file_records(path: Path, doc_id: str = "") -> Records:
     Raises:
         ValueError: of another kind, or not as its kind is.
     """
-    name = file_of_collection(path).name.lower()
+    check_file(path, "put the file itself there")
+    name = path.name.lower()
     if name.endswith(_TEXTS):
         yield str(path), _text_record(path, doc_id or path.name)
     elif name.endswith(_LINES):
@@ -268,7 +275,7 @@ def _no_table(path: Path, error: Exception) -> ValueError:
 def _column_names(path: Path, separator: str) -> list[str]:
     """Return the values of the first line that is not blank; it has at most a million bytes."""
     with path.open("rb") as file:
-        head = file.read(_HEADER).decode("utf-8-sig", errors="replace")  # Arrow refuses what is no UTF-8
+        head = file.read(_HEADER).decode("utf-8-sig", errors="replace")  # Arrow refuses what is not UTF-8
     return next(filter(None, csv.reader(io.StringIO(head, newline=""), delimiter=separator)), [])
 
 

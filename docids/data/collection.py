@@ -13,7 +13,7 @@ from abc import abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache, cached_property
-from itertools import chain, combinations
+from itertools import combinations
 from pathlib import Path
 from typing import Any, overload
 
@@ -25,24 +25,23 @@ from dsi.docids.data import SPLITS, TABLES, existing_folder, find_collection, fo
 from dsi.docids.data.dev_queries import cut_dev, relevant_documents
 from dsi.docids.data.judgements import check_qrels, read_judgements, relevant_rows
 from dsi.docids.data.lines import write_json_line, write_judgements
-from dsi.docids.data.oddities import Oddities, warn_all
 from dsi.docids.data.records import (
-    COLUMNS,
     Numbered,
+    Oddities,
+    Row,
     arrow_row,
     arrow_schema,
+    batches,
     checked_documents,
     checked_queries,
     column_kinds,
     document_row,
-    document_table,
     json_value,
-    records_of,
     table_record,
 )
-from dsi.docids.data.sources import file_records, path_records
+from dsi.docids.data.sources import file_records, path_records, records_of
 from dsi.docids.files.checks import plain, shown
-from dsi.docids.files.storage import digest, replace_folder, sha256
+from dsi.docids.files.storage import digest, replace_folder, replacing, sha256
 from dsi.docids.files.untrusted import check_file
 from dsi.docids.types import Qrels
 
@@ -154,7 +153,7 @@ class Collection:
             ValueError: a record lacks id or text, an id occurs twice, or no judgement is of a query of the collection.
         """
         _check_cut(dev_queries, seed)
-        table = _table(records_of(documents), "documents", _IN_MEMORY)
+        table = _table(records_of(documents), "documents")
         rows, read = _rows(table), _memory_queries(queries)
         judged = {} if qrels is None else check_qrels(qrels, read, rows)
         if read and not any(judged.values()):
@@ -191,7 +190,7 @@ class Collection:
                     f"{path} is in BEIR layout, with queries and judgements; dsi.read_collection reads it."
                 )
         name = ", ".join(map(str, found))
-        table = _table(path_records(found), name, name)
+        table = _table(path_records(found), name)
         return cls(name, [_content_digest(table, {}, {})], table, {}, *_cut({}, {}, {}, 0, 0), _rows(table))
 
     def save(self, folder: str | Path) -> None:
@@ -393,15 +392,14 @@ def _known(judged: Mapping[str, float], rows: Mapping[str, int]) -> dict[str, fl
     return {doc_id: grade for doc_id, grade in judged.items() if doc_id in rows}
 
 
-def _table(records: Numbered, source: str, name: str) -> datasets.Dataset:
-    """Return a table in memory of documents; `name` is that of the collection."""
-    odd = Oddities(source)
-    checked = list(checked_documents(records, source, odd))
-    if not checked:
-        raise ValueError(f"{name} has no documents; give at least one.")
-    kinds = column_kinds(checked, odd)
+def _table(records: Numbered, name: object) -> datasets.Dataset:
+    """Return a table in memory of documents."""
+    odd = Oddities(name)
+    rows = list(checked_documents(records, name, odd))
+    kinds = column_kinds(rows, odd)
     odd.warn()
-    table = document_table([row for _, row in checked], kinds)
+    schema = arrow_schema(kinds)
+    table = pa.Table.from_batches(batches((arrow_row(row, kinds) for _, row in rows), schema), schema)
     return datasets.Dataset(table, fingerprint=generate_random_fingerprint())
 
 
@@ -428,61 +426,52 @@ def read_documents(path: Path) -> datasets.Dataset:
     if not path.is_dir() or not is_beir(path):
         return Collection.from_files(path).documents
     path = _find(path, "corpus.jsonl")
-    version = f"{sha256(path)}, {_LAYOUT}"
-    found = read_once(_column_rows, pa.schema({"column": pa.string(), "kind": pa.string()}), path, version)[:]
-    found = list(zip(found["column"], found["kind"], strict=True))
-    warn_all(line for column, line in found if not column)
-    kinds = {column: kind for column, kind in found if column not in ("", *COLUMNS)}
-    return read_once(_document_rows, arrow_schema(kinds), path, version, kinds=kinds)
+    return cached_table(path, sha256(path), _document_rows)
 
 
-def read_once(
-    rows: Callable[..., Iterator[dict[str, Any]]], schema: pa.Schema, path: Path, version: str, **arguments: Any
-) -> datasets.Dataset:
-    """Return a table of the rows of a file, cached while the version is the same.
+def _document_rows(path: Path) -> tuple[pa.Schema, Iterator[Row]]:
+    """Return the schema of the documents in a file, with lines on what is odd, and their rows; all of them are checked."""
+    odd = Oddities(path)
+    kinds = column_kinds(checked_documents(file_records(path), path, odd), odd)
+    rows = (document_row(record, source, Oddities(path)) for source, record in file_records(path))
+    return arrow_schema(kinds).with_metadata({"odd": json.dumps(odd.lines())}), (arrow_row(row, kinds) for row in rows)
+
+
+def cached_table(path: Path, version: str, read: Callable[[Path], tuple[pa.Schema, Iterator[Row]]]) -> datasets.Dataset:
+    """Return the table of a file, memory-mapped from the cache of `datasets`, where it stays; what is odd is logged each time.
 
     Args:
-        rows: reads the file; its arguments are path (a str), version and `arguments`.
-        schema: of the table.
         path: of the file.
-        version: SHA-256 of the file, and what else the rows depend on after a comma; a changed file is read again.
-        **arguments: of `rows`.
+        version: its sha256; a changed file is read again.
+        read: returns the schema of the table and its rows.
+
+    Raises:
+        ValueError: as `read`, or the file was changed meanwhile.
     """
-    shown = not datasets.are_progress_bars_disabled()
-    datasets.disable_progress_bars()
+    kept = _cache_folder(str(datasets.config.HF_DATASETS_CACHE)) / f"{digest([str(path), version, _LAYOUT])}.arrow"
+    if not kept.exists():
+        schema, rows = read(path)
+        with replacing(kept) as partial:
+            with pa.OSFile(str(partial), "wb") as file, pa.ipc.new_stream(file, schema) as writer:
+                for batch in batches(rows, schema):
+                    writer.write_batch(batch)
+            if sha256(path) != version:
+                raise ValueError(f"{path} was changed while it was read; read it again when it is whole.")
+    table = datasets.table.MemoryMappedTable.from_file(str(kept))
+    for line in json.loads((table.schema.metadata or {}).get(b"odd", b"[]")):
+        logger.warning("%s", line)
+    return datasets.Dataset(table, fingerprint=kept.stem)
+
+
+def _cache_folder(folder: str) -> Path:
+    """Return the folder of cached tables: in `folder`, or a temporary one if that cannot be written."""
     try:
-        return datasets.Dataset.from_generator(
-            _whole,
-            features=datasets.Features.from_arrow_schema(schema),
-            cache_dir=_cache_folder(str(datasets.config.HF_DATASETS_CACHE)),
-            gen_kwargs={"rows": rows, "path": str(path), "version": version, **arguments},
-        )
-    except datasets.exceptions.DatasetGenerationError as error:
-        if isinstance(error.__cause__, ValueError | OSError | MemoryError):
-            raise error.__cause__ from None
-        raise
-    finally:
-        if shown:
-            datasets.enable_progress_bars()
-
-
-def _whole(
-    rows: Callable[..., Iterator[dict[str, Any]]], path: str, version: str, **arguments: Any
-) -> Iterator[dict[str, Any]]:
-    """Yield the rows of a file; raises ValueError at the end if it was another one meanwhile, which must not be cached."""
-    yield from rows(path=path, version=version, **arguments)
-    if sha256(Path(path)) != version.partition(",")[0]:
-        raise ValueError(f"{path} was changed while it was read; read it again when it is whole.")
-
-
-def _cache_folder(folder: str) -> str:
-    """Return the folder of cached tables: `folder`, or a temporary one if that cannot be written."""
-    try:
-        Path(folder).mkdir(parents=True, exist_ok=True)
-        tempfile.TemporaryFile(dir=folder).close()
+        path = Path(folder, "dr-scl")
+        path.mkdir(parents=True, exist_ok=True)
+        tempfile.TemporaryFile(dir=path).close()
     except OSError:
-        return _temporary_folder().name
-    return folder
+        return Path(_temporary_folder().name)
+    return path
 
 
 @cache
@@ -495,27 +484,6 @@ def read_queries(folder: Path) -> dict[str, str]:
     """Return {query_id: text} of a BEIR folder."""
     path = _find(folder, "queries.jsonl")
     return checked_queries(file_records(path), path)
-
-
-def _column_rows(path: str, version: str) -> Iterator[dict[str, str]]:
-    """Check the documents in a file; yield the columns and their kinds, and lines on what is odd without a column."""
-    odd = Oddities(path)
-    documents = checked_documents(file_records(Path(path)), path, odd)
-    first = next(documents, None)
-    if first is None:
-        raise ValueError(f"{path} holds no documents; it needs one JSON object a line with _id, title and text.")
-    kinds = column_kinds(chain([first], documents), odd)
-    yield from (
-        {"column": column, "kind": kind} for column, kind in {**dict.fromkeys(COLUMNS, "text"), **kinds}.items()
-    )
-    yield from ({"column": "", "kind": line} for line in odd.lines())
-
-
-def _document_rows(path: str, version: str, kinds: dict[str, str]) -> Iterator[dict[str, Any]]:
-    """Yield the rows of the documents in a file, which `_column_rows` has checked."""
-    odd = Oddities(path)
-    for source, record in file_records(Path(path)):
-        yield arrow_row(document_row(record, source, odd), kinds)
 
 
 def _has(folder: Path, name: str) -> bool:

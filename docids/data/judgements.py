@@ -12,9 +12,8 @@ from pathlib import Path
 from typing import Any
 
 from dsi.docids.data import SPLITS
-from dsi.docids.data.lines import text_lines
-from dsi.docids.data.oddities import Oddities
-from dsi.docids.data.records import id_of
+from dsi.docids.data.records import Oddities, id_of
+from dsi.docids.data.sources import text_lines
 from dsi.docids.files.checks import plain, shown, text
 from dsi.docids.types import Qrels
 

@@ -234,8 +234,12 @@ def write_array(path: Path, array: NDArray[Any]) -> None:
 def replacing(path: Path) -> Iterator[Path]:
     """Yield the path of a file that takes the place of `path`; two processes may write the same one at once."""
     partial = path.with_name(f"{path.name}.{uuid4().hex}.partial")
-    yield partial
-    _replace(partial, path)
+    try:
+        yield partial
+        _replace(partial, path)
+    except BaseException:
+        remove(partial)
+        raise
 
 
 def _replace(partial: Path, path: Path) -> None:

@@ -11,8 +11,8 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from dsi.contrastive.encoder import Encoder
-from dsi.docids.data.oddities import Oddities
-from dsi.docids.data.records import EMPTY_QUERIES, checked_queries, id_of, is_table, items_of, records_of
+from dsi.docids.data.records import EMPTY_QUERIES, Oddities, checked_queries, id_of
+from dsi.docids.data.sources import is_table, items_of, records_of
 from dsi.docids.files.checks import plain, shown, text
 from dsi.docids.files.progress import progress
 

@@ -225,7 +225,7 @@ def test_added_documents_take_a_place_a_segment_and_removed_ones_free_all_of_the
         rows = random_rows(3, 3, seed + step)
         tree = add_documents(tree, chance.normal(size=(len(rows), WIDTH)).astype(np.float32), rows)
         names += [f"n{step}{row}" for row in range(3)]
-        assert tree._problem() == ""
+        assert tree.problem() == ""
         assert tree.num_rows == len(names)
         now = docids(tree)
         assert {name: now[name] for name in before} == before
@@ -234,7 +234,7 @@ def test_added_documents_take_a_place_a_segment_and_removed_ones_free_all_of_the
         places = tree.num_places - tree.num_removed - sum(len(now[names[row]]) for row in gone)
         tree = remove_documents(tree, gone)
         names = [name for row, name in enumerate(names) if row not in gone]
-        assert tree._problem() == ""
+        assert tree.problem() == ""
         assert tree.num_places - tree.num_removed == places
         assert docids(tree) == {name: now[name] for name in names}
 

@@ -125,7 +125,7 @@ BAD = {
         TypeError,
         "documents must be one data set, got a dictionary of train",
     ),
-    "nothing": ([], ValueError, "has no documents; give at least one"),
+    "nothing": ([], ValueError, "documents must hold at least one document"),
     "other keys": (
         [{"url": "x", "body": "y"}],
         ValueError,
@@ -293,7 +293,7 @@ def test_a_folder_without_texts_says_what_it_holds(tmp_path):
         (b"x", {}, TypeError, "documents must be a list or an iterator of dictionaries, .* got b'x'"),
         ({"a": "x"}, {}, TypeError, "got {'a': 'x'}; put one record into a list"),
         ([["x"]], {}, TypeError, r"documents\[0\] must be a dictionary or a text, got \['x'\]"),
-        ([], {}, ValueError, "The collection has no documents; give at least one"),
+        ([], {}, ValueError, "documents must hold at least one document"),
         ([" "], {}, ValueError, "none of the 1 documents has a title or a text; give them texts"),
         ("", {}, FileNotFoundError, "The name of the collection folder is empty; use . for the current folder"),
         ("no/such", {}, FileNotFoundError, "folder no/such does not exist; name a folder in BEIR layout or of texts"),
@@ -343,7 +343,7 @@ def test_what_is_no_folder_is_one_clear_error(folder, kind, message):
 
 def test_a_folder_of_files_without_a_document_is_named(tmp_path):
     (tmp_path / "a.csv").write_text("id,text\n")
-    with pytest.raises(ValueError, match=f"{tmp_path} has no documents; give at least one"):
+    with pytest.raises(ValueError, match=f"{tmp_path} must hold at least one document"):
         Collection.from_files(tmp_path)
 
 

@@ -13,7 +13,6 @@ from abc import abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache, cached_property
-from itertools import combinations
 from pathlib import Path
 from typing import Any, overload
 
@@ -22,7 +21,7 @@ import pyarrow as pa
 from datasets.fingerprint import generate_random_fingerprint
 
 from dsi.docids.data import SPLITS, TABLES, existing_folder, find_collection, folder_for_collection
-from dsi.docids.data.dev_queries import cut_dev, relevant_documents
+from dsi.docids.data.dev_queries import relevant_documents, split_judgements
 from dsi.docids.data.judgements import check_qrels, read_judgements, relevant_rows
 from dsi.docids.data.lines import write_json_line, write_judgements
 from dsi.docids.data.records import (
@@ -39,10 +38,9 @@ from dsi.docids.data.records import (
     json_value,
     table_record,
 )
-from dsi.docids.data.sources import file_records, path_records, records_of
+from dsi.docids.data.sources import file_records, path_records, records_of, text_lines
 from dsi.docids.files.checks import plain, shown
 from dsi.docids.files.storage import digest, replace_folder, replacing, sha256
-from dsi.docids.files.untrusted import check_file
 from dsi.docids.types import Qrels
 
 logger = logging.getLogger(__name__)
@@ -152,14 +150,14 @@ class Collection:
             TypeError: `documents` holds no records.
             ValueError: a record lacks id or text, an id occurs twice, or no judgement is of a query of the collection.
         """
-        _check_cut(dev_queries, seed)
+        _checksplit_judgements(dev_queries, seed)
         table = _table(records_of(documents), "documents")
         rows, read = _rows(table), _memory_queries(queries)
         judged = {} if qrels is None else check_qrels(qrels, read, rows)
         if read and not any(judged.values()):
             _warn_unused(_IN_MEMORY, read, "qrels={'train' or 'dev' or 'test': {query_id: {doc_id: relevance}}}")
         versions = [_content_digest(table, read, judged)]
-        return cls(_IN_MEMORY, versions, table, read, *_cut(judged, read, rows, dev_queries, seed), rows)
+        return cls(_IN_MEMORY, versions, table, read, *split_judgements(judged, read, rows, dev_queries, seed), rows)
 
     @classmethod
     def from_files(cls, *paths: str | Path) -> "Collection":
@@ -191,7 +189,7 @@ class Collection:
                 )
         name = ", ".join(map(str, found))
         table = _table(path_records(found), name)
-        return cls(name, [_content_digest(table, {}, {})], table, {}, *_cut({}, {}, {}, 0, 0), _rows(table))
+        return cls(name, [_content_digest(table, {}, {})], table, {}, *split_judgements({}, {}, {}, 0, 0), _rows(table))
 
     def save(self, folder: str | Path) -> None:
         """Write the collection as a folder in BEIR layout, which `read_collection` and commands read.
@@ -301,7 +299,7 @@ def read_collection(folder: str | Path, *, dev_queries: int = 500, seed: int = 0
         FileNotFoundError: a required file is missing.
         ValueError: a file's content is wrong; the message names file, line, value and remedy.
     """
-    _check_cut(dev_queries, seed)
+    _checksplit_judgements(dev_queries, seed)
     if isinstance(folder, str | Path) and os.path.isfile(folder):  # noqa: PTH113 (False for a name that is too long)
         return Collection.from_files(folder)
     folder = find_collection(folder)
@@ -319,19 +317,24 @@ def read_collection(folder: str | Path, *, dev_queries: int = 500, seed: int = 0
             f"{folder / 'queries.jsonl'} (or queries.jsonl.gz) does not exist; the judgements in qrels need their queries."
         )
     queries = read_queries(folder) if _has(folder, "queries.jsonl") else {}
-    qrels = {split: read_judgements(path, queries, rows) for split, path in judged.items()}
+    qrels = {split: read_judgements(path, text_lines(path), queries, rows) for split, path in judged.items()}
     if queries and not judged:
         _warn_unused(folder, queries, "qrels/train.tsv, dev.tsv, test.tsv")
     if _versions(folder, judged) != versions:
         raise ValueError(f"A file of {folder} was changed while it was read; read it again when it is whole.")
-    return Collection(str(folder), versions, documents, queries, *_cut(qrels, queries, rows, dev_queries, seed), rows)
+    return Collection(
+        str(folder), versions, documents, queries, *split_judgements(qrels, queries, rows, dev_queries, seed), rows
+    )
 
 
 def _versions(folder: Path, judged: Mapping[str, Path]) -> list[str]:
     """Return what each file of a collection is, with its sha256."""
     files = {name: _find(folder, name) for name in ("corpus.jsonl", "queries.jsonl") if _has(folder, name)} | {**judged}
     for path in files.values():
-        check_file(path, "put the file itself there")
+        if not path.is_file():
+            raise ValueError(
+                f"{path} must be a regular file, and is a folder, a device or a pipe; put the file itself there."
+            )
     return [f"{name} {sha256(path)}" for name, path in sorted(files.items())]
 
 
@@ -353,43 +356,15 @@ def is_beir(folder: Path) -> bool:
     return _has(folder, "corpus.jsonl") or _has(folder, "queries.jsonl") or (folder / "qrels").is_dir()
 
 
-def _check_cut(dev_queries: int, seed: int) -> None:
+def _checksplit_judgements(dev_queries: int, seed: int) -> None:
     """Raise ValueError unless the number of dev queries and the seed are whole numbers, the first at least 0."""
     if plain(int, dev_queries, "dev_queries") < 0:
         raise ValueError(f"dev_queries must be at least 0, got {dev_queries}.")
     plain(int, seed, "seed")
 
 
-def _cut(
-    read: Mapping[str, Qrels], queries: Mapping[str, str], rows: Mapping[str, int], dev_queries: int, seed: int
-) -> tuple[dict[str, Qrels], frozenset[str]]:
-    """Return the judgements of all splits, dev cut from train if it is missing, and the relevant documents of uncut train."""
-    qrels = {split: read.get(split, {}) for split in SPLITS}
-    overlap = relevant_documents(qrels["train"].values())
-    if qrels["train"] and not qrels["dev"]:
-        known = {query_id: _known(judged, rows) for query_id, judged in qrels["train"].items()}
-        chosen, judged = cut_dev(known, qrels["test"], dev_queries, seed)[1], qrels["train"]
-        qrels["train"] = {query_id: judged[query_id] for query_id in judged if query_id not in chosen}
-        qrels["dev"] = {query_id: judged[query_id] for query_id in judged if query_id in chosen}
-    plain = {query_id: " ".join(queries[query_id].lower().split()) for own in qrels.values() for query_id in own}
-    for one, other in combinations(SPLITS, 2):
-        if shared := [query_id for query_id in qrels[one] if query_id in qrels[other]]:
-            message = "The query %r (and %d more) is judged in %s and in %s: what is measured there was seen before."
-            logger.warning(message, shared[0], len(shared) - 1, one, other)
-        first = {plain[query_id]: query_id for query_id in qrels[one]}
-        if twins := [own for own in qrels[other] if own not in qrels[one] and plain[own] in first]:
-            pair = other, twins[0], len(twins) - 1, one, first[plain[twins[0]]]
-            logger.warning("The %s query %r (and %d more) has the text of the %s query %r: it was seen before.", *pair)
-    return qrels, overlap
-
-
 def _rows(documents: datasets.Dataset) -> dict[str, int]:
     return {doc_id: row for row, doc_id in enumerate(documents["doc_id"][:])}
-
-
-def _known(judged: Mapping[str, float], rows: Mapping[str, int]) -> dict[str, float]:
-    """Return the judgements of documents that are in the collection."""
-    return {doc_id: grade for doc_id, grade in judged.items() if doc_id in rows}
 
 
 def _table(records: Numbered, name: object) -> datasets.Dataset:

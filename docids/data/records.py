@@ -20,7 +20,6 @@ from itertools import islice
 from pathlib import PurePath
 from typing import Any
 
-import numpy as np
 import pandas
 import pyarrow as pa
 
@@ -32,7 +31,7 @@ from dsi.docids.data.sources import (
     TEXT_KEYS,
     is_missing,
 )
-from dsi.docids.files.checks import shown, text, unpack
+from dsi.docids.files.checks import shown, text
 
 logger = logging.getLogger(__name__)
 
@@ -196,7 +195,6 @@ def query_of(record: Mapping[str, Any], source: str) -> tuple[str, str]:
 
 def id_of(value: Any) -> Any:
     """Return an id with whole numbers written out."""
-    value = unpack(value)
     return str(value) if type(value) is int and value.bit_length() <= _LONGEST_ID else value
 
 
@@ -265,7 +263,7 @@ def _metadata(record: Mapping[str, Any], source: str) -> Iterator[tuple[str, Any
         raise ValueError(f"{source}: metadata must be an object, got {shown(metadata)}.")
     further = {key: value for key, value in record.items() if key not in _OWN_KEYS}
     for key in further.keys() & metadata.keys():
-        if shown(metadata[key]) != shown(further[key]):
+        if repr(metadata[key]) != repr(further[key]):
             raise ValueError(
                 f"{source}: {shown(key)} is {shown(further[key])}, but {shown(metadata[key])} in metadata; give one."
             )
@@ -281,14 +279,13 @@ def _metadata(record: Mapping[str, Any], source: str) -> Iterator[tuple[str, Any
 def _value(value: Any, source: str, key: str, odd: Oddities) -> Any:
     """Return a value that a column can hold; None if it is missing, or an object, which is counted.
 
-    A list, tuple, set or array is a list; a time is one of UTC; UUIDs, paths, enumerations and decimal numbers are texts.
+    A list, tuple or set is a list; a time is one of UTC; UUIDs, paths, enumerations and decimal numbers are texts.
     """
     if type(value) is str and value.isascii():  # most are
         return value
-    value = unpack(value)
-    if isinstance(value, np.ndarray | list | tuple | Set):
-        values = sorted(value, key=str) if isinstance(value, Set) else list(value)
-        if any(isinstance(own, Mapping | np.ndarray | list | tuple | Set) for own in values):
+    if isinstance(value, list | tuple | Set):
+        values = sorted(value, key=str) if isinstance(value, Set) else value
+        if any(isinstance(own, Mapping | list | tuple | Set) for own in values):
             return odd.count(f"lists of lists or objects as metadata {shown(key)}; they are left out", source)
         return [read for own in values if (read := _value(own, source, key, odd)) is not None]
     if isinstance(value, Mapping):

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 import datasets
+import numpy as np
 import pandas
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -24,8 +25,7 @@ import pyarrow.csv as pa_csv
 import pyarrow.parquet
 import yaml
 
-from dsi.docids.files.checks import printable, shown
-from dsi.docids.files.untrusted import check_file
+from dsi.docids.files.checks import printable, shown, unpack
 
 logger = logging.getLogger(__name__)
 
@@ -92,7 +92,7 @@ def records_of(source: Any, name: str = "documents", *, texts: bool = True) -> R
         if not isinstance(record, Mapping):
             kinds = "a dictionary or a text" if texts else "a dictionary with doc_id and text"
             raise TypeError(f"{name}[{place}] must be {kinds}, got {shown(record)}.")
-        yield f"{name}[{place}]", record
+        yield f"{name}[{place}]", python_value(record)
 
 
 def items_of(source: Any, name: str) -> Iterable[Any]:
@@ -118,6 +118,15 @@ def items_of(source: Any, name: str) -> Iterable[Any]:
             f"{shown(source)}; {remedy}."
         )
     return source
+
+
+def python_value(value: Any) -> Any:
+    """Return a value without NumPy's types: arrays and tuples are lists, also within mappings."""
+    if type(value) is str:
+        return value
+    if isinstance(value, Mapping):
+        return {key: python_value(own) for key, own in value.items()}
+    return [python_value(own) for own in value] if isinstance(value, list | tuple | np.ndarray) else unpack(value)
 
 
 def is_series(source: object) -> bool:
@@ -241,7 +250,6 @@ def file_records(path: Path, doc_id: str = "") -> Records:
     Raises:
         ValueError: of another kind, or not as its kind is.
     """
-    check_file(path, "put the file itself there")
     name = path.name.lower()
     if name.endswith(_TEXTS):
         yield str(path), _text_record(path, doc_id or path.name)
@@ -427,9 +435,8 @@ def text_lines(path: Path) -> Iterator[tuple[int, str]]:
     A file whose name ends in .gz is decompressed. A byte order mark is skipped; lines end in LF or CRLF.
 
     Raises:
-        ValueError: it is not a regular file, a line is too long or not UTF-8, or the compressed data are damaged.
+        ValueError: a line is too long or not UTF-8, or the compressed data are damaged.
     """
-    check_file(path, "put the file itself there")
     number = 0
     try:
         with gzip.open(path) if path.suffix == ".gz" else path.open("rb") as file:
@@ -474,7 +481,6 @@ def read_text(path: Path) -> str:
     Raises:
         ValueError: it is not UTF-8; the message names the line.
     """
-    check_file(path, "put the file itself there")
     content = path.read_bytes()
     try:
         return content.decode().removeprefix("\ufeff")

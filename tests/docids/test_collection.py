@@ -16,7 +16,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dsi.docids.data import collection, sources
-from dsi.docids.data.collection import Collection, cut_dev, read_collection
+from dsi.docids.data.collection import Collection, read_collection
+from dsi.docids.data.dev_queries import cut_dev
 from dsi.docids.files.storage import digest, sha256
 from dsi.docids.words.bm25 import BM25
 from dsi.eval.measures import evaluate as measure

@@ -317,14 +317,14 @@ def read_collection(folder: str | Path, *, dev_queries: int = 500, seed: int = 0
             f"{folder / 'queries.jsonl'} (or queries.jsonl.gz) does not exist; the judgements in qrels need their queries."
         )
     queries = read_queries(folder) if _has(folder, "queries.jsonl") else {}
-    qrels = {split: read_judgements(path, text_lines(path), queries, rows) for split, path in judged.items()}
+    lines = {split: text_lines(path) for split, path in judged.items()}
+    read = {split: read_judgements(path, lines[split], queries, rows) for split, path in judged.items()}
     if queries and not judged:
         _warn_unused(folder, queries, "qrels/train.tsv, dev.tsv, test.tsv")
     if _versions(folder, judged) != versions:
         raise ValueError(f"A file of {folder} was changed while it was read; read it again when it is whole.")
-    return Collection(
-        str(folder), versions, documents, queries, *split_judgements(qrels, queries, rows, dev_queries, seed), rows
-    )
+    qrels, overlap = split_judgements(read, queries, rows, dev_queries, seed)
+    return Collection(str(folder), versions, documents, queries, qrels, overlap, rows)
 
 
 def _versions(folder: Path, judged: Mapping[str, Path]) -> list[str]:

@@ -25,7 +25,7 @@ from dsi.training.pipeline import TrainingRun
 from dsi.training.preflight import check_encoder, check_settings
 from tests.support.foreign import install
 from tests.support.small import PROMPTS
-from tests.training.test_pipeline import TIED, write_settings
+from tests.support.tiny_settings import TIED, write_settings
 
 EVERY = [
     (section, name, value)

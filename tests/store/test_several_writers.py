@@ -24,9 +24,9 @@ from dsi.store import loading
 from dsi.store.loading import ChangedError, write_search_config
 from dsi.store.manifest import MOST_GENERATIONS
 from dsi.training import pipeline
-from tests.store.test_updates import DOCUMENTS, QUERIES, small_index
 from tests.support.kills import fork, status_of
-from tests.training.test_pipeline import write_settings
+from tests.support.small_index import DOCUMENTS, QUERIES, small_index
+from tests.support.tiny_settings import write_settings
 
 pytestmark = pytest.mark.programs
 

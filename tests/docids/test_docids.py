@@ -218,7 +218,7 @@ def test_other_vectors_to_cluster_on_are_checked_before_clustering():
     wrong[2, 0] = np.inf
     with pytest.raises(ValueError, match=r"cluster_embeddings must be finite; row 2 \(and 0 more\) is not"):
         build_tree(GROUPS, DocidsConfig(branching=3), cluster_embeddings=wrong)
-    with pytest.raises(ValueError, match=r"embeddings must be \[documents, dim\] and as many as the points"):
+    with pytest.raises(ValueError, match=r"cluster_embeddings must be \[10, any\], one row a document, got \[9, 2\]"):
         build_tree(GROUPS, DocidsConfig(branching=3), cluster_embeddings=GROUPS[:-1])
 
 

@@ -305,9 +305,11 @@ def read_collection(folder: str | Path, *, dev_queries: int = 500, seed: int = 0
     folder = find_collection(folder)
     if not is_beir(folder):
         return Collection.from_files(folder)
+    # 1) The files, and which they are.
     tables = {split: folder / "qrels" / name for split, name in zip(SPLITS, TABLES, strict=True)}
     judged = {split: path for split, path in tables.items() if path.exists()}
     versions = _versions(folder, judged)
+    # 2) What they hold.
     documents = read_documents(folder)
     rows = _rows(documents)
     if others := sorted(path.name for path in (folder / "qrels").glob("[!._]*") if path.name not in TABLES):
@@ -321,6 +323,7 @@ def read_collection(folder: str | Path, *, dev_queries: int = 500, seed: int = 0
     read = {split: read_judgements(path, lines[split], queries, rows) for split, path in judged.items()}
     if queries and not judged:
         _warn_unused(folder, queries, "qrels/train.tsv, dev.tsv, test.tsv")
+    # 3) Nothing has changed meanwhile.
     if _versions(folder, judged) != versions:
         raise ValueError(f"A file of {folder} was changed while it was read; read it again when it is whole.")
     qrels, overlap = split_judgements(read, queries, rows, dev_queries, seed)

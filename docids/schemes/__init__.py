@@ -233,8 +233,8 @@ def pad_paths(paths: Sequence[Sequence[int]]) -> Ints:
     longest = max(map(len, numbers), default=0)
     _check_length(longest)
     rows = np.full((len(numbers), longest), -1, dtype=np.int64)
-    for row, path in zip(rows, numbers, strict=True):
-        row[: len(path)] = path
+    for row, own in zip(rows, numbers, strict=True):
+        row[: len(own)] = own
     return rows  # type: ignore[return-value]
 
 

@@ -14,7 +14,7 @@ from dsi.docids.files.storage import no_index, read_while_unchanged, recover_fol
 from dsi.docids.files.untrusted import DATA, RESTORE, check_folder, is_inside, read_json
 from dsi.search.request import SearchConfig
 
-FORMAT_VERSION = 8
+FORMAT_VERSION = 9
 PARTS = ("encoder", "token_model", "docids", "generator", "lexical")
 _TABLES = ("parts", "encoder", "search", "fingerprints", "versions", "files")
 _KINDS = {"generation": int, **dict.fromkeys(_TABLES, dict)}

@@ -165,15 +165,12 @@ def train_encoder(
         use_cpu=encoder.model.device.type == "cpu",
         reports=reports,
     )
+    views = [name for name in rows.column_names if name != "label"]
     arguments = SentenceTransformerTrainingArguments(
         **shared,
         per_device_train_batch_size=config.rows,
         warmup_steps=0.1,
-        prompts={
-            name: encoder.model.prompts["query" if name == "view_1" else "document"]
-            for name in rows.column_names
-            if name != "label"
-        },
+        prompts={name: encoder.model.prompts["query" if name == "view_1" else "document"] for name in views},
     )
     # 2) Training.
     parameters = list(encoder.model.parameters())  # tied weights once

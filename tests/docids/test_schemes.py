@@ -525,9 +525,10 @@ def test_a_file_that_holds_no_embeddings_is_refused_by_name(write, said, tmp_pat
 def test_embeddings_that_do_not_fit_are_refused_before_documents_are_embedded(change, said):
     collection = dsi.Collection.from_records([f"text {place}" for place in range(6)])
     points = np.random.default_rng(0).normal(size=(6, 8)).astype(np.float32)
-    assert sources_digest(DocidsConfig(), collection, points)
+    config = DocidsConfig(pieces=1)
+    assert sources_digest(config, collection, points)
     with pytest.raises(ValueError, match=said):
-        sources_digest(DocidsConfig(), collection, change(points).astype(np.float32))
+        sources_digest(config, collection, change(points).astype(np.float32))
 
 
 def test_half_a_file_of_embeddings_is_refused_by_name(tmp_path):

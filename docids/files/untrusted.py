@@ -4,8 +4,6 @@ Knows nothing of what the files mean.
 """
 
 import json
-import os
-import stat
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path, PureWindowsPath
@@ -18,12 +16,6 @@ from dsi.docids.files.storage import map_tensors
 
 RESTORE = "restore it or train again"
 _STOPS = (KeyboardInterrupt, SystemExit, GeneratorExit)
-_PSEUDO = (("/", "proc"), ("/", "sys"))
-"""Where files have no size and may have no end."""
-_LARGE = 2**26
-"""Bytes from which on a file may not be mostly a hole."""
-_DEEPEST = 30
-"""Folders in folders."""
 Type = type[np.generic]
 
 DATA = (".json", ".arrow", ".safetensors")
@@ -43,7 +35,7 @@ def reading(path: Path, *passing: type[Exception]) -> Iterator[None]:
         yield
     except unchanged:
         raise
-    except BaseException as error:  # a panic of a library in Rust is no Exception
+    except BaseException as error:  # a panic of a library in Rust is not an Exception
         if isinstance(error, ValueError) and str(error).startswith(str(path)):
             raise
         reason = (str(error).strip() or type(error).__name__).splitlines()[0].rstrip(".")
@@ -52,7 +44,7 @@ def reading(path: Path, *passing: type[Exception]) -> Iterator[None]:
 
 @contextmanager
 def catching_panics() -> Iterator[None]:
-    """Turn a panic of a library in Rust, which is no Exception and would end a thread, into a RuntimeError."""
+    """Turn a panic of a library in Rust, which is not an Exception and would end a thread, into a RuntimeError."""
     try:
         yield
     except (Exception, *_STOPS):
@@ -61,83 +53,32 @@ def catching_panics() -> Iterator[None]:
         raise RuntimeError(f"A library failed on this text ({error!r}).") from error
 
 
-def check_file(path: Path, remedy: str = RESTORE, *, large: int = _LARGE) -> None:
-    """Raise unless a path is a regular file or a link to one, and its bytes were written: reading may never end otherwise.
-
-    Args:
-        path: of the file.
-        remedy: what to do about it, for messages.
-        large: bytes from which on it may not be mostly a hole; some file systems keep zeros as one.
+def check_file(path: Path, remedy: str = RESTORE) -> None:
+    """Raise unless a path is a regular file, or a link to one; the message ends with a remedy.
 
     Raises:
-        FileNotFoundError: it does not exist.
-        ValueError: it is of another kind, or large and mostly a hole.
+        FileNotFoundError: nothing is there.
+        ValueError: it is of another kind: reading a pipe or a device may never end.
     """
-    try:
-        found = path.stat()
-    except FileNotFoundError:
-        raise FileNotFoundError(f"{path} is missing; {remedy}.") from None
-    except OSError as error:  # circular links
-        raise ValueError(f"{path} cannot be read ({error.strerror}); {remedy}.") from None
-    mode, size = found.st_mode, found.st_size
-    if not stat.S_ISREG(mode):
-        raise ValueError(f"{path} must be a regular file, and is a folder, a device or a pipe; {remedy}.")
-    if path.resolve().parts[:2] in _PSEUDO:
-        raise ValueError(f"{path} must be a regular file, and is one of the system; {remedy}.")
-    if size > large and _stored_bytes(path, size) < size / 2:
-        raise ValueError(f"{path} has {size:,} bytes, most of which were never written; {remedy}.")
-
-
-def _stored_bytes(path: Path, size: int) -> int:
-    """Return how many bytes of a file are no holes, which take no room on a disk and read as zeros."""
-    if not hasattr(os, "SEEK_HOLE"):
-        return size
-    stored, end = 0, 0
-    with path.open("rb") as file:
-        while end < size and 2 * stored < size:
-            try:
-                start = os.lseek(file.fileno(), end, os.SEEK_DATA)
-            except OSError:  # there is a hole up to the end
-                break
-            end = os.lseek(file.fileno(), start, os.SEEK_HOLE)
-            stored += end - start
-    return stored
+    if path.is_file():
+        return
+    if not path.exists():
+        raise FileNotFoundError(f"{path} is missing; {remedy}.")
+    raise ValueError(f"{path} must be a regular file, and is a folder, a device or a pipe; {remedy}.")
 
 
 def check_folder(folder: Path, endings: Sequence[str] = DATA) -> None:
     """Raise ValueError if a folder holds anything but regular files of data, in folders."""
-    for parent, folders, files in walked(folder):
-        for name in [*files, *folders]:
-            if not name.isprintable():
-                raise ValueError(f"{parent} holds {name!r}, a name that no part of an index has; remove it.")
-        for name in folders:
-            if (parent / name).is_symlink():
-                raise ValueError(f"{parent / name} must be a folder, and is a link to one; {RESTORE}.")
-        for name in files:
-            if not name.endswith((*endings,)):
-                raise ValueError(
-                    f"{parent / name} is not read from an index, whose files end in {', '.join(endings)}; remove it."
-                )
-            check_file(parent / name)
-
-
-def walked(folder: Path) -> Iterator[tuple[Path, list[str], list[str]]]:
-    """Yield each folder in a folder, itself first, with the names of its folders, of which some may be removed, and files.
-
-    Raises:
-        PermissionError: one may not be read.
-        ValueError: one lies too deep for the functions of Python that call themselves.
-    """
-    for parent, folders, files in os.walk(folder, onerror=_raise_if_forbidden):
-        path = Path(parent)
-        if len(path.parts) - len(folder.parts) > _DEEPEST:
-            raise ValueError(f"{folder} has folders in folders, more than {_DEEPEST} of them; move what is needed up.")
-        yield path, folders, files
-
-
-def _raise_if_forbidden(error: OSError) -> None:
-    if isinstance(error, PermissionError):  # other folders have been removed meanwhile
-        raise error
+    for path in folder.rglob("*"):
+        if not path.name.isprintable():
+            raise ValueError(f"{path.parent} holds {path.name!r}, a name that no part of an index has; remove it.")
+        if path.is_dir():
+            if path.is_symlink():
+                raise ValueError(f"{path} must be a folder, and is a link to one; {RESTORE}.")
+        elif not path.name.endswith((*endings,)):
+            raise ValueError(f"{path} is not read from an index, whose files end in {', '.join(endings)}; remove it.")
+        else:
+            check_file(path)
 
 
 def is_inside(name: object) -> bool:

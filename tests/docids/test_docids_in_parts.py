@@ -14,7 +14,7 @@ import pytest
 from dsi.docids.clustering import assemble, build_tree
 from dsi.docids.files.processes import Processes
 from dsi.docids.schemes import DocidsConfig, SchemeInput, kmeans, make_docids
-from tests.docids.test_docids import ROOT, shared
+from tests.support.trees import ROOT, shared
 
 
 @pytest.fixture

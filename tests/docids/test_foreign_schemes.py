@@ -11,7 +11,7 @@ from dsi.training.docids_stage import sources_digest
 from dsi.training.pipeline import TrainingRun
 from tests.support.foreign import install
 from tests.support.small import thin_out
-from tests.training.test_pipeline import TIED, write_settings
+from tests.support.tiny_settings import TIED, write_settings
 
 
 @pytest.fixture

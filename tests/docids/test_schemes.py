@@ -18,7 +18,6 @@ from hypothesis import strategies as st
 import dsi
 from dsi import GenerativeRetriever
 from dsi.commands.main import main
-from dsi.commands.train import read_embeddings
 from dsi.config import read_config
 from dsi.docids.clustering import DocidsConfig, assemble, build_tree
 from dsi.docids.schemes import FILE, SCHEMES, Docids, SchemeInput, find_scheme, make_docids, scheme_names
@@ -27,12 +26,13 @@ from dsi.docids.schemes.lloyd import train_kmeans
 from dsi.docids.tree import DocidTree, diagnostics
 from dsi.docids.updating import add_documents, remove_documents
 from dsi.training.docids_stage import TitleTokens, sources_digest
+from dsi.training.indexing import read_embeddings
 from dsi.training.pipeline import TrainingRun
 from dsi.tries import Trie
-from tests.docids.test_docids import shared, walk
 from tests.support.foreign import install
 from tests.support.small import WIDTH
-from tests.training.test_pipeline import TIED, write_settings
+from tests.support.tiny_settings import TIED, write_settings
+from tests.support.trees import shared, walk
 
 ROOT = Path(__file__).parents[2]
 QUANTIZERS = ("rq", "rkmeans", "pq")
@@ -79,7 +79,7 @@ def scheme_tree(method: str, documents: int, folder: Path) -> DocidTree:
 
 def check_walk(tree: DocidTree) -> None:
     """Every document has its docid alone, which leads to it; nothing else is reached."""
-    assert tree._problem() == ""
+    assert tree.problem() == ""
     occupied = np.flatnonzero(tree.doc_rows >= 0)
     all_digits = [tree.digits(int(position)) for position in occupied]
     assert len(set(all_digits)) == len(occupied)
@@ -525,9 +525,10 @@ def test_a_file_that_holds_no_embeddings_is_refused_by_name(write, said, tmp_pat
 def test_embeddings_that_do_not_fit_are_refused_before_documents_are_embedded(change, said):
     collection = dsi.Collection.from_records([f"text {place}" for place in range(6)])
     points = np.random.default_rng(0).normal(size=(6, 8)).astype(np.float32)
-    assert sources_digest(DocidsConfig(), collection, points)
+    config = DocidsConfig(pieces=1)
+    assert sources_digest(config, collection, points)
     with pytest.raises(ValueError, match=said):
-        sources_digest(DocidsConfig(), collection, change(points).astype(np.float32))
+        sources_digest(config, collection, change(points).astype(np.float32))
 
 
 def test_half_a_file_of_embeddings_is_refused_by_name(tmp_path):
@@ -535,15 +536,6 @@ def test_half_a_file_of_embeddings_is_refused_by_name(tmp_path):
     written(path, embeddings_of(6))
     path.write_bytes(path.read_bytes()[:-8])
     with pytest.raises(ValueError, match=f"^{re.escape(str(path))} must be a .npy file of numbers"):
-        read_embeddings(path)
-
-
-def test_a_hole_is_no_file_of_embeddings(tmp_path):
-    path = tmp_path / "points.npy"
-    written(path, embeddings_of(6))
-    with path.open("r+b") as file:
-        file.truncate(2**33)
-    with pytest.raises(ValueError, match=r"most of which were never written; write it with numpy\.save"):
         read_embeddings(path)
 
 
@@ -590,7 +582,7 @@ def test_a_name_that_no_scheme_has_is_refused_with_those_there_are(foreign):
         "'words'",
     ):
         DocidsConfig(method="words")
-    with pytest.raises(ValueError, match=r"There is no docid scheme 'words'; use one of kmeans, .*, signs"):
+    with pytest.raises(ValueError, match=r"'words' is not a docid scheme; use one of kmeans, .*, signs"):
         find_scheme("words")
 
 
@@ -600,7 +592,7 @@ def test_a_name_that_no_scheme_has_is_refused_with_those_there_are(foreign):
         (None, "No module named 'sign_docids'"),
         ("import no_such_module", "No module named 'no_such_module'"),
         ("def build(): ...", "module 'sign_docids' has no attribute 'make'"),
-        ("make = [1, 2]", "it is no function but [1, 2]"),
+        ("make = [1, 2]", "it is not a function but [1, 2]"),
         ("def make(:", "invalid syntax (sign_docids.py, line 1)"),
         ("raise RuntimeError('first\\nsecond')", "first"),
         ("raise RuntimeError", "RuntimeError"),
@@ -625,9 +617,9 @@ def test_a_scheme_that_cannot_be_loaded_is_refused_with_its_entry_point(foreign,
             r"'signs' must give Docids with a path for each of 3 documents, got 2",
         ),
         (lambda: [[1], [2], [3]], r"must give Docids with a path .*, got \[\[1\], \[2\], \[3\]\]"),
-        (lambda: Docids.from_paths([[1], [], [3]]), r"numbers from 0 .*; document 1 \(and 0 more\) has \[-1\]"),
-        (lambda: Docids.from_paths([[1], [2, -3], [3]]), r"document 1 \(and 0 more\) has \[2, -3\]"),
-        (lambda: Docids.from_paths([[1], [-1, 3], [2**31]]), r"document 1 \(and 1 more\) has \[-1, 3\]"),
+        (lambda: Docids.from_paths([[1], [], [3]]), r"numbers from 0 .*; document 1 has \[-1\]"),
+        (lambda: Docids.from_paths([[1], [2, -3], [3]]), r"document 1 has \[2, -3\]"),
+        (lambda: Docids.from_paths([[1], [-1, 3], [2**31]]), r"document 1 has \[-1, 3\]"),
         (lambda: Docids.from_paths([]), r"must be integers \[documents, longest\]"),
         (lambda: Docids(np.ones((3, 2))), r"must be integers \[documents, longest\]"),
     ],

@@ -12,12 +12,12 @@ from threadpoolctl import threadpool_limits
 from dsi.docids.files.threads import one_thread
 from dsi.docids.token_vectors import TokenVectors
 from dsi.search.walk import Walk
-from tests.search.test_generate import random_tokens, small_case
+from tests.support.cases import random_tokens, small_case
 
 
 @pytest.fixture
 def limits(monkeypatch):
-    """What BLAS is told: 1, or "as before"."""
+    """The number of threads of BLAS: 1, or "as before"."""
     told: list[object] = []
     limit = SimpleNamespace(restore_original_limits=lambda: told.append("as before"))
     pools = SimpleNamespace(limit=lambda limits: told.append(limits) or limit, lib_controllers=[])

@@ -16,7 +16,7 @@ from dsi.generator.config import GeneratorConfig, ObjectiveConfig, TrainingConfi
 from dsi.generator.objectives import find_objective, objective_names
 from tests.support.foreign import install
 from tests.support.small import thin_out
-from tests.training.test_pipeline import write_settings
+from tests.support.tiny_settings import write_settings
 
 PAGE = (
     (Path(__file__).parents[2] / "CONTRIBUTING.md")

@@ -25,7 +25,7 @@ from dsi.training.pipeline import TrainingRun
 from dsi.training.preflight import check_encoder, check_settings
 from tests.support.foreign import install
 from tests.support.small import PROMPTS
-from tests.training.test_pipeline import TIED, write_settings
+from tests.support.tiny_settings import TIED, write_settings
 
 EVERY = [
     (section, name, value)
@@ -201,12 +201,15 @@ def test_few_steps_of_training_are_told(epochs, steps, settings, caplog):
     ] * bool(steps)
 
 
-def test_an_encoder_without_queries_is_refused_before_the_first_stage(settings, beir, tmp_path):
+def test_documents_alone_take_a_config_too_and_the_encoder_stays_as_it_is(settings, beir, tmp_path, caplog):
     collection = dsi.read_collection(beir())
     collection.qrels["train"].clear()
-    with pytest.raises(ValueError, match="There are no queries to train the encoder on"):
-        dsi.train(collection, tmp_path / "run", config=settings, device="cpu")
-    assert not (tmp_path / "run" / "pseudo_queries").exists()
+    retriever = dsi.train(collection, tmp_path / "run", config=settings, device="cpu")
+    assert "has no train queries: the encoder stays as it is." in caplog.text
+    assert len(retriever.search("noble gas", k=3)) == 3
+    with pytest.raises(ValueError, match="There are no queries to train the encoder on"):  # where a run is told to
+        TrainingRun(tmp_path / "other", collection, settings, "cpu").train()
+    assert not (tmp_path / "other" / "pseudo_queries").exists()
 
 
 @pytest.mark.parametrize(
@@ -395,7 +398,7 @@ def test_settings_that_go_together_are_given_in_any_order(turned):
 
 def test_settings_are_named_as_on_the_command_line_too():
     assert Config().with_changes({"docids.max_leaf_size": 3, "docids": {"branching": 4}}).docids.max_leaf_size == 3
-    with pytest.raises(ValueError, match=r"'docids.max_leaf' is no setting; did you mean 'docids.max_leaf_size'\?"):
+    with pytest.raises(ValueError, match=r"'docids.max_leaf' is not a setting; did you mean 'docids.max_leaf_size'\?"):
         Config().with_changes({"docids.max_leaf": 3})
     with pytest.raises(
         TypeError, match=r"must be a name, a file or a Config, got \{'seed': 1\}; Config\(\).with_changes"

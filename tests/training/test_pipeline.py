@@ -41,35 +41,10 @@ from dsi.training.pipeline import TrainingRun
 from dsi.training.stages import StageFolders
 from tests.support.kills import fork, status_of
 from tests.support.small import thin_out, write_collection
+from tests.support.tiny_settings import TIED, write_settings
 from tests.support.together import together
 
 pytestmark = pytest.mark.programs
-
-
-def write_settings(path: Path, encoder_folder: Path, t5_folder: Path, **sections: dict[str, object]) -> Path:
-    config = Config().with_changes(
-        {
-            "bf16": False,
-            "encoder": {"name": str(encoder_folder), "query_prompt": "Query: ", "document_prompt": "Document: "},
-            "pseudo_queries": {"per_document": 2},
-            "contrastive": {"epochs": 1.0, "batch_size": 24, "temperature": 0.1, "interpolation": 1.0},
-            "docids": {"branching": 4, "max_leaf_size": 4},
-            "generator": {"docid_tokens": "digits", "decoder": str(t5_folder)},
-            "objective": {"name": "ce", "distillation": 0.0},
-            "training": {"epochs": 2.0, "batch_size": 16, "learning_rate": 2e-3},
-            "search": {"beam_width": 10, "lexical_weight": 0.0, "token_weight": 0.0},
-        }
-    )
-    config = config.with_changes({"encoder": {"document_length": 16}, "contrastive": {"learning_rate": 1e-4}})
-    config = config.with_changes(sections)
-    write_config(config, path)
-    return path
-
-
-TIED: dict[str, dict[str, object]] = {
-    "generator": {"docid_tokens": "tied", "decoder": "", "num_layers": 0},
-    "objective": {"name": "estimate", "distillation": 0.5},
-}
 LONGER: dict[str, object] = {"epochs": 6.0}
 
 
@@ -654,9 +629,9 @@ def test_configurations_survive_writing_and_unknown_keys_name_the_nearest(tmp_pa
     for text, message in [
         (
             "[search]\nbeam_with = 3",
-            r"config.toml: 'search.beam_with' is no setting; did you mean 'search.beam_width'\?",
+            r"config.toml: 'search.beam_with' is not a setting; did you mean 'search.beam_width'\?",
         ),
-        ("[serch]\nalpha = 1.0", r"'serch' is no setting; did you mean 'search'\?"),
+        ("[serch]\nalpha = 1.0", r"'serch' is not a setting; did you mean 'search'\?"),
         ("[search]\nalpha = 'high'", r"search: alpha must be a number, got 'high'"),
         ("[search]\nalpha = 3.0", r"alpha must be between 0 and 1, got 3.0"),
         ("[search]\nbeam_width = true", r"beam_width must be an integer, got True"),
@@ -699,15 +674,15 @@ def test_a_configuration_over_its_base(tmp_path):
         read_config(tmp_path / "a.toml")
     with pytest.raises(FileNotFoundError, match=r"'nq1k' does not exist: neither a file nor one of digits, example"):
         Config.named("nq1k")
-    with pytest.raises(ValueError, match=r"^'training.epoch' is no setting; did you mean 'training.epochs'\?"):
+    with pytest.raises(ValueError, match=r"^'training.epoch' is not a setting; did you mean 'training.epochs'\?"):
         expected.with_changes({"training": {"epoch": 3.0}})
 
 
-@pytest.mark.skipif(not Path("/proc/self").exists(), reason="needs files of a Linux system")
+@pytest.mark.skipif(not Path("/dev/zero").exists(), reason="needs a device")
 @pytest.mark.parametrize(
     ("base", "message"),
     [
-        ("/proc/kmsg", "kmsg must be a regular file, and is one of the system; name a file of settings"),
+        ("/dev/zero", "zero must be a regular file, and is a folder, a device or a pipe; name a file of settings"),
         ("a" * 300, "The configuration 'aaa.*aaa' does not exist: neither a file nor one of"),
     ],
 )

@@ -16,7 +16,7 @@ from dsi.store.loading import load_tree
 from dsi.training import pipeline
 from dsi.training.pipeline import TrainingRun
 from tests.support.small import thin_out
-from tests.training.test_pipeline import TIED, write_settings
+from tests.support.tiny_settings import TIED, write_settings
 
 
 @pytest.fixture

@@ -25,7 +25,7 @@ from dsi.training.pipeline import TrainingRun
 from dsi.training.stages import StageFolders
 from tests.support.kills import fork, kill_within, status_of
 from tests.support.small import thin_out
-from tests.training.test_pipeline import write_settings
+from tests.support.tiny_settings import write_settings
 
 pytestmark = [
     pytest.mark.programs,

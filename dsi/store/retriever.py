@@ -89,11 +89,8 @@ class GenerativeRetriever:
     are added to the documents' scores. None is the same as leaving an option out.
 
     Example:
-        >>> import dsi
         >>> retriever = dsi.GenerativeRetriever.from_pretrained("runs/example")
         >>> hits = retriever.search("which capitals are on the danube", k=5)
-        >>> [hit.rank for hit in hits]
-        [1, 2, 3, 4, 5]
 
     Args:
         encoder: the frozen encoder.
@@ -122,12 +119,11 @@ class GenerativeRetriever:
                 f"generator need {tree.embeddings.shape[1]} and {generator.config.d_model}."
             )
         self.device, self.dtype = encoder.model.device, dtype
-        self._updating = threading.Lock()
+        self._updating, self._generation = threading.Lock(), 0
         self._saved: dict[Path, str] = {}  # folder: state of the index there that this one contains
-        self._mapped: tuple[MappedFile, ...] = ()
         # Where it was saved last, or loaded from: the folder, the engine of its documents, its search config.
         self._on_disk: tuple[Path, Engine, SearchConfig] | None = None
-        self._generation = 0  # there
+        self._mapped: tuple[MappedFile, ...] = ()
         generator = generator.to(self.device)
         engine = create_engine(generator, tree, lexical, dtype)
         config = self.configured_search = search_config or SearchConfig()

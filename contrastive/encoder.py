@@ -34,12 +34,12 @@ from transformers.utils import logging as transformers_logging
 from dsi.contrastive.config import FRESH, FRESH_T5, LONGEST_INPUT, PACKAGED, EncoderConfig
 from dsi.contrastive.devices import check_device
 from dsi.contrastive.inference import for_inference
-from dsi.contrastive.models import TEXTS, check_inputs, load_complete, loading_data, write_model
+from dsi.contrastive.models import TEXTS, check_inputs, load_complete, offline, write_model
 from dsi.contrastive.prompts import choose_prompt
 from dsi.docids.files.progress import Bar
 from dsi.docids.files.progress import progress as show_progress
-from dsi.docids.files.storage import digest, sha256
-from dsi.docids.files.untrusted import catching_panics
+from dsi.docids.files.reading import catching_panics, sha256
+from dsi.docids.files.storage import digest
 
 logger = logging.getLogger(__name__)
 
@@ -501,7 +501,7 @@ def _load_stored(folder: Path, device: str | None) -> SentenceTransformer:
     def load() -> SentenceTransformer:
         return SentenceTransformer(str(folder), device=device, local_files_only=True, trust_remote_code=False)
 
-    with loading_data(folder), quiet_transformers():
+    with offline(), quiet_transformers():
         model = load_complete(load, _embeddings)
         check_inputs(model)
     return model

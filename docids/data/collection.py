@@ -42,7 +42,8 @@ from dsi.docids.data.records import (
 )
 from dsi.docids.data.sources import file_records, path_records
 from dsi.docids.files.checks import plain, shown
-from dsi.docids.files.storage import digest, replace_folder, sha256
+from dsi.docids.files.reading import sha256
+from dsi.docids.files.storage import digest, replace_folder
 from dsi.docids.types import Qrels
 
 logger = logging.getLogger(__name__)

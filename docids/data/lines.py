@@ -9,7 +9,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, BinaryIO, TextIO
 
-from dsi.docids.files.untrusted import check_file
+from dsi.docids.files.reading import check_file
 
 _INTEGER = re.compile(r"[+-]?[0-9]{1,18}")
 LONGEST_LINE = 2**24

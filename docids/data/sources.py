@@ -27,7 +27,7 @@ from dsi.docids.data.records import (
     table_records,
 )
 from dsi.docids.files.checks import shown
-from dsi.docids.files.untrusted import walked
+from dsi.docids.files.reading import walked
 
 logger = logging.getLogger(__name__)
 

@@ -18,7 +18,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dsi.docids.files.ram import keep_freed_memory
-from dsi.docids.files.storage import content_fingerprint, read_record, read_while_unchanged
+from dsi.docids.files.reading import read_record, read_while_unchanged
+from dsi.docids.files.storage import content_fingerprint
 from dsi.docids.token_vectors import TokenCodes, TokenVectors
 from dsi.docids.tree import DocidTree
 from dsi.docids.types import Bools, Floats, Ints, Rows

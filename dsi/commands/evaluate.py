@@ -30,7 +30,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     from dsi.docids.files.storage import file_name
     from dsi.eval.trec import check_fields, write_qrels, write_run
     from dsi.measuring.evaluation import evaluate
-    from dsi.store.manifest import read_entries
+    from dsi.store.verify import read_entries
     from dsi.training.stages import launch
 
     retriever = open_retriever(arguments)

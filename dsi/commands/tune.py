@@ -24,7 +24,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     from dsi.config import read_dev_queries
     from dsi.docids.data.collection import read_collection
     from dsi.measuring.tuning import in_words, is_tuned_on, tune_index
-    from dsi.store.manifest import read_manifest, search_config
+    from dsi.store.verify import read_manifest, search_config
 
     collection = read_collection(arguments.data, dev_queries=read_dev_queries(arguments.run))
     was_tuned = is_tuned_on(arguments.run, collection)

@@ -10,7 +10,7 @@ from typing import Any
 from dsi.rerankers.cross_encoder import CrossEncoderReranker
 from dsi.search.candidates import Candidates, Reranker, load_reranker
 from dsi.store.loading import updating
-from dsi.store.manifest import read_manifest
+from dsi.store.verify import read_manifest
 
 _CROSS_ENCODER = "cross-encoder:"
 

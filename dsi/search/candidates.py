@@ -17,8 +17,8 @@ from numpy.typing import NDArray
 
 from dsi.docids import extensions
 from dsi.docids.files.checks import shown
+from dsi.docids.files.reading import DATA, RESTORE, check_folder, read_json, reading
 from dsi.docids.files.storage import recover_folder, replace_folder, write_json
-from dsi.docids.files.untrusted import DATA, RESTORE, check_folder, read_json, reading
 from dsi.docids.types import Bools, Ints, Reals
 from dsi.search.hits import Hit, Hits
 

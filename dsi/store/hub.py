@@ -29,10 +29,11 @@ from huggingface_hub.errors import (
     RevisionNotFoundError,
 )
 
+from dsi.docids.files.reading import check_names
 from dsi.docids.files.storage import recover_folder
 from dsi.store.loading import updating
-from dsi.store.manifest import read_entries, read_manifest
 from dsi.store.model_card import model_card
+from dsi.store.verify import part_names, read_entries, read_manifest
 
 _NAME = re.compile(r"[\w.-]+/[\w.-]+")
 _PART = re.compile(r"(encoder|token_model|generator|(docids|lexical)(-\d+)?)/.+")
@@ -60,7 +61,9 @@ def index_folder(name: str | Path, revision: str | None = None, token: str | boo
         return folder
     with _plain_errors(name, revision):
         manifest = Path(hf_hub_download(name, "manifest.json", revision=revision, token=token))
-        files = read_entries(manifest)["files"]
+        entries = read_entries(manifest)
+        files = entries["files"]
+        check_names(manifest.parent, part_names(entries), files)  # before anything is fetched
         commit, patterns = manifest.parent.name, [glob.escape(file) for file in files]
         return Path(snapshot_download(name, revision=commit, allow_patterns=patterns, token=token))
 

@@ -20,7 +20,8 @@ import torch
 from dsi.contrastive.encoder import Encoder
 from dsi.docids.data.records import COLUMNS
 from dsi.docids.files.checks import plain
-from dsi.docids.files.storage import MappedFile, check_mapped, writing_to
+from dsi.docids.files.reading import MappedFile, check_mapped
+from dsi.docids.files.storage import writing_to
 from dsi.docids.tree import DocidTree
 from dsi.docids.vectors import VectorKind, VectorsConfig
 from dsi.docids.words.bm25 import Lexical
@@ -46,7 +47,6 @@ from dsi.search.results import SearchResult
 from dsi.store import loading
 from dsi.store.candidates import candidates_of
 from dsi.store.documents import DocumentTable
-from dsi.store.manifest import configured_search, read_entries
 from dsi.store.updating import Content, with_documents, with_texts, without_documents
 
 _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
@@ -422,7 +422,7 @@ class GenerativeRetriever:
 
     # Updating and saving.
 
-    def add(self, documents: Iterable[Mapping[str, Any]], *, replace: bool = False) -> None:
+    def add(self, documents: Iterable[Any], *, replace: bool = False) -> None:
         """Make new documents searchable at once, without training; no other document's docid changes.
 
         A document descends the centroids to its cluster and is searched like any other; with docid tokens that have weights of
@@ -430,7 +430,7 @@ class GenerativeRetriever:
 
         Args:
             documents: records or a table, as `Collection.from_records` takes, each with doc_id (or _id, id), text and perhaps a
-                title; all else is metadata, of the index's columns.
+                title; all else is metadata, of the index's columns. Or a list of `Path`s, as `Collection.from_files` takes.
             replace: a document takes the place of the one that has its doc_id; by default it is refused.
 
         Raises:
@@ -438,6 +438,11 @@ class GenerativeRetriever:
             ValueError: a doc_id that is in the index already, repeated or empty; no text; metadata that no column can hold.
         """
         self._hold(lambda content: with_documents(content, self.encoder, documents, replace=replace))
+
+    def update(self, add: Iterable[Any] = (), remove: Iterable[str] = ()) -> None:
+        """Do what `add` and `remove` do in one step; a document that is in both is replaced."""
+        removed = self.documents.rows_of(remove, "remove")
+        self._hold(lambda content: with_documents(content, self.encoder, add, removed=removed))
 
     def remove(self, doc_ids: Iterable[str]) -> None:
         """Remove documents that are in the index, but not all; their places in the tree become free for new ones."""
@@ -562,11 +567,11 @@ class GenerativeRetriever:
         if plain(str, dtype, "dtype") not in _DTYPES:
             raise ValueError(f"dtype must be one of {', '.join(_DTYPES)}, got {dtype!r}.")
         local = index_folder(folder, revision, token)
-        parts, state = loading.load_index(local, device)
+        parts, configured, state, mapped = loading.load_index(local, device)
         retriever = cls(*parts, _DTYPES[dtype])
-        retriever._saved[local.resolve()], retriever._mapped = state, loading.mapped_files(local)
+        retriever._saved[local.resolve()], retriever._mapped = state, mapped
         retriever._on_disk = local.resolve(), retriever.engine, retriever.search_config
-        retriever.configured_search = configured_search(read_entries(local / "manifest.json"))
+        retriever.configured_search = configured
         return retriever
 
     def __reduce__(self) -> tuple[Any, ...]:

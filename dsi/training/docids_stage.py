@@ -18,7 +18,8 @@ from dsi.docids.clustering import assemble
 from dsi.docids.data.collection import Collection
 from dsi.docids.extensions import SCHEMES, package_of
 from dsi.docids.files.processes import ALONE, Processes
-from dsi.docids.files.storage import sha256, write_json
+from dsi.docids.files.reading import sha256
+from dsi.docids.files.storage import write_json
 from dsi.docids.schemes import FILE, Docids, DocidsConfig, SchemeInput, check_points
 from dsi.docids.schemes.file import read_docids, write_docids
 from dsi.docids.schemes.title import check_titles

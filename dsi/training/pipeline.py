@@ -47,8 +47,8 @@ from dsi.generator.pseudo_queries import generate_queries, read_queries_table
 from dsi.generator.words import read_numbers
 from dsi.measuring.tuning import configure, is_as_configured, is_tuned, tune_index
 from dsi.store.loading import generation_of, is_whole, load_docids, load_encoder, load_tree, retire, write_manifest
-from dsi.store.manifest import FORMAT_VERSION
 from dsi.store.retriever import GenerativeRetriever
+from dsi.store.verify import FORMAT_VERSION
 from dsi.training import preflight
 from dsi.training.docids_stage import save_docids_stage, scheme_input, sources_digest, train_queries
 from dsi.training.embedding import DocumentVectors

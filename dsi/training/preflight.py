@@ -22,15 +22,15 @@ from dsi.contrastive.training import NO_QUERIES
 from dsi.docids.clustering import assemble, build_tree
 from dsi.docids.data.collection import Collection, is_beir
 from dsi.docids.files.processes import Processes
-from dsi.docids.files.storage import digest, folder_sums, read_record
-from dsi.docids.files.untrusted import RESTORE
+from dsi.docids.files.reading import RESTORE, folder_sums, read_record
+from dsi.docids.files.storage import digest
 from dsi.docids.schemes import Docids, DocidsConfig, check_branching, find_scheme
 from dsi.docids.words.bm25 import BM25_MODEL, NO_MODEL
 from dsi.generator.config import EXTRACTIVE
 from dsi.generator.kinds import create_generator
 from dsi.generator.pseudo_queries import load_query_model
 from dsi.store.loading import check_no_updates, generation_of, load_documents
-from dsi.store.manifest import PARTS, part
+from dsi.store.verify import PARTS, part
 from dsi.training.docids_stage import TitleTokens
 
 logger = logging.getLogger(__name__)

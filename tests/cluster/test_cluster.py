@@ -24,7 +24,7 @@ from dsi.cluster.shards import ShardIndex, shard_edges
 from dsi.config import Config
 from dsi.docids.clustering import DocidsConfig, build_tree
 from dsi.docids.extensions import CLUSTERS, extensions, open_cluster
-from dsi.docids.files.storage import read_record
+from dsi.docids.files.reading import read_record
 from dsi.search import generate
 from dsi.search.results import SearchResult, ShardError
 from tests.support.cluster_work import Poison, die, die_once, refuse, square

@@ -17,7 +17,8 @@ from hypothesis import strategies as st
 
 from dsi.docids.data import collection, lines
 from dsi.docids.data.collection import Collection, cut_dev, read_collection
-from dsi.docids.files.storage import digest, sha256
+from dsi.docids.files.reading import sha256
+from dsi.docids.files.storage import digest
 from dsi.docids.words.bm25 import BM25
 from dsi.eval.measures import evaluate as measure
 from dsi.eval.measures import mean

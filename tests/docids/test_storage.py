@@ -13,18 +13,8 @@ import pyarrow as pa
 import pytest
 from safetensors.numpy import load_file, save_file
 
-from dsi.docids.files.storage import (
-    map_tensors,
-    read_record,
-    recover_folder,
-    replace_folder,
-    save_tensors,
-    scratch_array,
-    sha256,
-    tensor_header,
-    write_json,
-    write_text,
-)
+from dsi.docids.files.reading import map_tensors, read_record, sha256, tensor_header
+from dsi.docids.files.storage import recover_folder, replace_folder, save_tensors, scratch_array, write_json, write_text
 
 DIES = """
 import os, signal, sys

@@ -11,6 +11,7 @@ from transformers import AutoTokenizer, T5ForConditionalGeneration
 
 from dsi.config import Config
 from dsi.docids.clustering import assemble
+from dsi.docids.files.reading import reading
 from dsi.docids.schemes import DocidsConfig, SchemeInput, make_docids
 from dsi.docids.schemes.file import write_docids
 from dsi.docids.tree import DocidTree
@@ -122,7 +123,7 @@ def test_training_moves_the_shared_rows_and_files_keep_them(titles, generator, t
     config = json.loads((tmp_path / "generator" / "config.json").read_text())
     for name, value in (("nodes", None), ("inner_nodes", 0), ("vocab_size", 10**6)):
         (tmp_path / "generator" / "config.json").write_text(json.dumps({**config, name: value}))
-        with pytest.raises(ValueError, match=r"generator/model.safetensors cannot be read"):
+        with pytest.raises(ValueError, match="generator cannot be read"), reading(tmp_path / "generator"):
             load_generator(tmp_path / "generator", "cpu")
 
 

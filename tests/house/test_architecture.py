@@ -50,7 +50,7 @@ UNKNOWN = {
     "generators?": ("dsi.generator", "dsi.search.decoder"),
     "indexes": ("dsi.store.retriever", "dsi.store"),
     "launchers": ("accelerate",),
-    "manifests": ("dsi.store.manifest", "dsi.store.loading"),
+    "manifests": ("dsi.store.verify", "dsi.store.loading"),
     "measures": ("dsi.eval.measures", "dsi.measuring"),
     "models": MODELS,
     "nodes": ("dsi.generator.families", "dsi.search.dense", "dsi.generator.objectives"),

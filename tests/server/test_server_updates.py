@@ -14,8 +14,8 @@ pytest.importorskip("prometheus_client")
 pytest.importorskip("uvicorn")
 
 from dsi.server.batching import Batcher, BusyError
-from dsi.store.manifest import read_manifest
 from dsi.store.retriever import GenerativeRetriever
+from dsi.store.verify import read_manifest
 from tests.support.serving import TOKEN, error, live, save_index
 
 # Documents.

@@ -78,7 +78,7 @@ def _arguments() -> argparse.ArgumentParser:
 
 def _collections(arguments: argparse.Namespace, work: Path) -> "list[tuple[str, Path]]":
     """(name of the results, folder) of each collection."""
-    from dsi.docids.files.storage import sha256
+    from dsi.docids.files.reading import sha256
 
     if arguments.run:
         return [("index", work / f"index-{sha256(arguments.run / 'manifest.json')[:16]}")]

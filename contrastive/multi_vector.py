@@ -65,9 +65,9 @@ class MultiVectorModel(TokenModel):
             device: of the model; the best available by default.
 
         Raises:
-            FileNotFoundError: a file is missing, or the named model is no folder and the Hub cannot be reached.
-            ValueError: it is no multi-vector model, weights that matter are missing, its vectors do not have length 1, or the
-                device cannot be used.
+            FileNotFoundError: a file is missing, or the named model is not a folder and the Hub cannot be reached.
+            ValueError: it is not a multi-vector model, lacks weights that matter, its vectors do not have length 1, or the device
+                cannot be used.
         """
         check_device(device)
         return cls(_stored(folder, device) if folder else _named(name, device), (name, folder, device))
@@ -195,7 +195,7 @@ def _is_multi_vector(name: str, offline: bool) -> bool:
 
     config = read("config.json")
     if not config:
-        raise FileNotFoundError("there is no config.json, or the Hub cannot be reached")
+        raise FileNotFoundError("it has no config.json, or the Hub cannot be reached")
     record = read("config_sentence_transformers.json")
     if record.get("model_type") in ("MultiVectorEncoder", "ColBERT"):  # of sentence-transformers, of PyLate
         return True

@@ -73,7 +73,7 @@ def package_of(group: str, name: str) -> str:
 def _load(point: EntryPoint) -> Any:
     try:
         loaded = point.load()
-        cause = "" if callable(loaded) else f"it is no function but {shown(loaded)}"
+        cause = "" if callable(loaded) else f"it is not a function but {shown(loaded)}"
     except Exception as error:  # whatever the other package raises
         cause = str(error).partition("\n")[0] or type(error).__name__
     if cause:

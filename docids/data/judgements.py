@@ -74,7 +74,7 @@ def check_qrels(qrels: Mapping[str, Any], queries: Container[str], rows: Mapping
     """Return judgements {split: {query_id: {doc_id: grade}}}, checked.
 
     Raises:
-        ValueError: they are of another form, a grade is no finite number, or no query of a split is in the collection.
+        ValueError: they are of another form, a grade is not a finite number, or no query of a split is in the collection.
     """
     if not isinstance(qrels, Mapping) or not set(qrels) <= set(SPLITS):
         flat = isinstance(qrels, Mapping) and any(id_of(query_id) in queries for query_id in qrels)

@@ -17,7 +17,7 @@ LONGEST_LINE = 2**24
 _SMALL, _RATIO = 2**26, 100
 """Bytes that any compressed file may hold, and how often its size a large one; texts take three to ten times."""
 _MOST_BLANK = 10**6
-"""Lines without a word in a file, at most; a few compressed bytes can stand for millions."""
+"""Blank lines in a file, at most; a few compressed bytes can stand for millions."""
 
 
 def file_of_collection(path: Path) -> Path:
@@ -67,7 +67,7 @@ def json_lines(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
     """Yield number and JSON object of each line that is not blank.
 
     Raises:
-        ValueError: as `text_lines` does, or a line is no JSON object.
+        ValueError: as `text_lines` does, or a line is not a JSON object.
     """
     for number, line in text_lines(path):
         source = f"{path}, line {number}"

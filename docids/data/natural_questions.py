@@ -222,7 +222,7 @@ def _json(line: str) -> dict[str, Any] | ValueError:
         record = json.loads(line)
     except json.JSONDecodeError as error:
         return ValueError(f"is not valid JSON ({error.msg})")
-    return record if isinstance(record, dict) else ValueError(f"is no JSON object: {line[:60]!r}")
+    return record if isinstance(record, dict) else ValueError(f"is not a JSON object: {line[:60]!r}")
 
 
 def read_hub(split: str, done: dict[str, int]) -> Records:
@@ -382,7 +382,7 @@ def _titles(path: Path) -> dict[str, int]:
 
 
 def read_jsonl(path: Path) -> Iterator[dict[str, Any]]:
-    """Yield the objects of a JSON Lines file; none if there is no file."""
+    """Yield the objects of a JSON Lines file; none without a file."""
     if path.exists():
         with path.open(encoding="utf-8") as lines:
             for line in lines:

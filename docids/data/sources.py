@@ -268,7 +268,7 @@ def _no_table(path: Path, error: Exception) -> ValueError:
 def _column_names(path: Path, separator: str) -> list[str]:
     """Return the values of the first line that is not blank; it has at most a million bytes."""
     with path.open("rb") as file:
-        head = file.read(_HEADER).decode("utf-8-sig", errors="replace")  # Arrow refuses what is no UTF-8
+        head = file.read(_HEADER).decode("utf-8-sig", errors="replace")  # Arrow refuses other bytes than UTF-8
     return next(filter(None, csv.reader(io.StringIO(head, newline=""), delimiter=separator)), [])
 
 

@@ -12,7 +12,7 @@ _TAKEN: dict[type, tuple[type, ...]] = {bool: (bool,), int: (int,), float: (floa
 
 
 _CONTROLS = re.compile("[\\x00-\\x1f\\x7f-\\x9f\\u2028-\\u202e\\u2066-\\u2069\\ud800-\\udfff]")
-"""What moves a terminal's cursor, changes its colours or turns the order of its text, and what is no character."""
+"""What moves a terminal's cursor, changes its colours or turns the order of its text, and surrogates."""
 
 
 def counted(number: int, noun: str) -> str:
@@ -84,7 +84,7 @@ def text(value: object, name: str) -> str:
     """Return a value that is a text which files can hold.
 
     Raises:
-        ValueError: it is no text, or not one that UTF-8 can write.
+        ValueError: it is not a text, or not one that UTF-8 can write.
     """
     if not isinstance(value, str):
         raise ValueError(f"{name} must be a string, got {shown(value)}; write it as a text.")
@@ -93,7 +93,7 @@ def text(value: object, name: str) -> str:
     except UnicodeEncodeError as error:
         raise ValueError(
             f"{name} must be Unicode text, got the lone surrogate {value[error.start]!r} at character {error.start + 1}; "
-            "remove it, or decode the text anew."
+            "remove it, or decode the text again."
         ) from None
     return value
 
@@ -102,7 +102,7 @@ def folder_to_write(value: object, name: str) -> Path:
     """Return the path of a folder that is there or can be made.
 
     Raises:
-        TypeError: the value is no path.
+        TypeError: the value is not a path.
         ValueError: it is empty.
         NotADirectoryError: the folder, or one that it is to lie in, is a file.
         PermissionError: it is new, and may not be made there.

@@ -202,7 +202,7 @@ def create_settings(kind: type[T], values: Mapping[str, Any], source: str = "", 
     for name, value in values.items():
         if name not in known:
             full_name = f"{section}.{name}" if section else name
-            raise ValueError(f"{where}{shown(full_name)} is no setting{meant(name, known, section)}")
+            raise ValueError(f"{where}{shown(full_name)} is not a setting{meant(name, known, section)}")
         if name in sections:
             if not isinstance(value, dict):
                 raise ValueError(f"{where}{name} must be a table of settings, got {shown(value)}.")

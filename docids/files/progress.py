@@ -22,7 +22,7 @@ _SILENCE = 30.0
 
 
 class Bar(tqdm):
-    """A `tqdm` that writes lines in place of the bar where stderr is no terminal.
+    """A `tqdm` that writes lines in place of the bar where stderr is not a terminal.
 
     `set_postfix_str` shows a few words beside the bar, such as the loss; the line ends with the last of them.
 
@@ -96,5 +96,5 @@ def progress(
 
 
 def stage_line(name: str, *, enabled: bool = True) -> Bar:
-    """Return one line of text for a stage where there is no terminal; on a terminal the bars of its parts show."""
+    """Return one line of text for a stage without a terminal; on a terminal the bars of its parts show."""
     return Bar(name, enabled=enabled and not sys.stderr.isatty())

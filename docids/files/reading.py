@@ -46,7 +46,7 @@ def reading(path: Path, *passing: type[Exception]) -> Iterator[None]:
         yield
     except unchanged:
         raise
-    except BaseException as error:  # a panic of a library in Rust is no Exception
+    except BaseException as error:  # a panic of a library in Rust is not an Exception
         if isinstance(error, ValueError) and str(error).startswith(str(path)):
             raise
         reason = (str(error).strip() or type(error).__name__).splitlines()[0].rstrip(".")
@@ -55,7 +55,7 @@ def reading(path: Path, *passing: type[Exception]) -> Iterator[None]:
 
 @contextmanager
 def catching_panics() -> Iterator[None]:
-    """Turn a panic of a library in Rust, which is no Exception and would end a thread, into a RuntimeError."""
+    """Turn a panic of a library in Rust, which is not an Exception and would end a thread, into a RuntimeError."""
     try:
         yield
     except (Exception, *_STOPS):

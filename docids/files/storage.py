@@ -196,7 +196,7 @@ def naming_full_disk(path: Path) -> Iterator[None]:
 
 
 def write_json(path: Path, value: Any) -> None:
-    """Write strict JSON atomically; infinity becomes the string "inf", which float() reads back, and what is no number null."""
+    """Write strict JSON atomically; infinity becomes the string "inf", which float() reads back, and NaN null."""
     write_text(path, json.dumps(_strict(value), indent=1, ensure_ascii=False) + "\n")
 
 
@@ -247,7 +247,7 @@ def writing_to(folder: Path, *, wait: bool = True) -> Iterator[None]:
     outermost = lock.lock_counter == 1
     try:
         if outermost:
-            with suppress(OSError):  # a full disk is told by what is written next
+            with suppress(OSError):  # the next write names a full disk
                 writer.write_text(f"process {os.getpid()} on {platform.node()}", encoding="utf-8")
         yield
     finally:
@@ -307,7 +307,7 @@ def _stand_in(queue: BinaryIO, *, wait: bool) -> None:
         fcntl.flock(queue, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
     except BlockingIOError:
         raise
-    except OSError as error:  # then there is no order
+    except OSError as error:  # then no order holds
         logger.debug("%s cannot be locked: %s", queue.name, error)
 
 
@@ -342,7 +342,7 @@ def replace_folder(folder: Path) -> Iterator[Path]:
                     _sync(path)
         if folder.is_dir():
             _move_away(folder, previous)
-        remove(folder)  # what is no folder
+        remove(folder)  # a file or a link
     except BaseException:
         remove(partial)
         raise

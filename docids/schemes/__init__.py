@@ -197,7 +197,7 @@ class Docids:
         [[0, 7], [3, 0], [3, 1]]
 
         Raises:
-            ValueError: a path is no sequence of such numbers.
+            ValueError: a path is not a sequence of such numbers.
         """
         return cls(pad_paths(paths))
 
@@ -213,7 +213,7 @@ def pad_paths(paths: Sequence[Sequence[int]]) -> Ints:
     """Return paths of any lengths as one array [paths, longest], -1 past their ends.
 
     Raises:
-        ValueError: a path is no sequence of integers that int64 can hold, or too long.
+        ValueError: a path is not a sequence of integers that int64 can hold, or too long.
     """
     numbers = [_integers(path, document) for document, path in enumerate(paths)]
     longest = max(map(len, numbers), default=0)
@@ -299,7 +299,7 @@ def find_scheme(name: str) -> Scheme:
         return scheme
     foreign: Scheme | None = extensions.load_extension(extensions.SCHEMES, name)
     if foreign is None:
-        raise ValueError(f"There is no docid scheme {name!r}; use one of {', '.join(scheme_names())}.")
+        raise ValueError(f"The docid scheme {name!r} does not exist; use one of {', '.join(scheme_names())}.")
     return foreign
 
 

@@ -212,7 +212,7 @@ def read_postings(path: Path, documents: int, others: Sequence[str] = ()) -> tup
     """Return the lists in a file with `postings_arrays`, memory-mapped, and its `others`, arrays of integers.
 
     Raises:
-        FileNotFoundError: there is no such file.
+        FileNotFoundError: no such file.
         ValueError: it covers another number of documents, or holds other arrays.
     """
     names = ("indices", "indptr", "shape", *others)

@@ -242,7 +242,7 @@ def _scorer(files: Sequence[Path], documents: int, rows: Rows) -> TermScorer:
 
 
 class Shard:
-    """A shard as the object of a worker; it loads the index when it is asked for its status, not when it is made.
+    """A shard as the object of a worker; it loads the index when its status is read, not when it is made.
 
     Args:
         folder: of the index, which all workers share.
@@ -271,7 +271,7 @@ class Shard:
 
         state, index = read_while_unchanged(path, content)
         others = [own for own in self._states.items() if own[0] != state]
-        self._states = dict([*others, (state, index)][-_KEPT:])  # the one that is asked for is the last to go
+        self._states = dict([*others, (state, index)][-_KEPT:])  # the one in use is the last to go
         return self.status()
 
     def status(self) -> tuple[str, dict[str, int]]:

@@ -2,7 +2,7 @@
 
 At the prompt, a query searches, `:explain QUERY` shows how its documents were found, `:quit` (or Ctrl-D) leaves. A line in a
 pipe that fails gives a message, or with --json an object with "error"; the others are answered, and the exit status is 2.
---queries with --run writes a TREC run. --rerank orders the first --rerank-depth answers anew.
+--queries with --run writes a TREC run. --rerank orders the first --rerank-depth answers again.
 """
 
 import argparse
@@ -149,7 +149,7 @@ class _Searches:
         """Print the answer of every line, and go on after one that fails.
 
         Raises:
-            ValueError: some failed, and this is no terminal, where one saw it.
+            ValueError: some failed, and no terminal showed it.
         """
         done = failed = 0
         for line in lines:

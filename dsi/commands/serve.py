@@ -2,7 +2,7 @@
 
 Searches that arrive together are computed together. Documents can be added and removed only with --writable and a bearer token
 in the environment variable DSI_TOKEN; the index on disk changes with that in memory. --workers starts several processes, which
-share the memory of the index. SIGTERM and Ctrl-C finish what has begun. There is no TLS: put a proxy in front.
+share the memory of the index. SIGTERM and Ctrl-C finish what has begun. It has no TLS: put a proxy in front.
 """
 
 import argparse

@@ -17,7 +17,7 @@ class Trie:
     """A trie of identifiers, each followed by the end token.
 
     Nodes are numbered level by level from the root, 0. All identifiers end in the last node, where the end token, the only one
-    there, stays. Whatever is no prefix of an identifier stands there too.
+    there, stays. So does all else that does not begin an identifier.
 
     Attributes:
         keys: [edges] node and token of each edge, ascending.
@@ -120,4 +120,4 @@ def _check_prefixes(rows: NDArray[np.int64], names: Sequence[str]) -> None:
     if len(pairs):
         one, other = (names[order[pairs[0] + step]] for step in (0, 1))
         how = "equal" if (first[pairs[0]] == second[pairs[0]]).all() else "the first is the start of the second"
-        raise ValueError(f"The identifiers of {one} and {other} cannot be told apart: {how}; give each its own.")
+        raise ValueError(f"The identifiers of {one} and {other} cannot be distinguished: {how}; give each its own.")

@@ -102,7 +102,7 @@ class Evaluation:
         """
         rows = {row.name: row for row in self.rows}
         if name not in rows:
-            raise KeyError(f"There is no row {shown(name)}{meant(name, list(rows))}")
+            raise KeyError(f"The table has no row {shown(name)}{meant(name, list(rows))}")
         return rows[name]
 
     def significance(self) -> str:
@@ -206,7 +206,7 @@ def evaluate(
         split: judgements to measure on: "test", "dev" or "train".
         depth: documents per query that the index returns, and the deepest measure; 10 where it is less. By default 100 where
             several documents are relevant to a query or judgements are graded, for Recall@100, and otherwise 10.
-        untrained: adds dense search with the encoder as it was before training, which encodes the collection anew.
+        untrained: adds dense search with the encoder as it was before training, which encodes the collection again.
         rerankers: {name: rerankers}, one more row each: the index's first `rerank_depth` documents, reranked.
         rerank_depth: number of documents that are reranked.
         processes: share the searching.
@@ -238,7 +238,7 @@ def evaluate(
 
 
 def _check(retriever: GenerativeRetriever, collection: Collection, split: str, depth: int | None) -> None:
-    """Raise ValueError if a split cannot be measured, TypeError if there is no retriever or no collection."""
+    """Raise ValueError if a split cannot be measured, TypeError without a retriever or a collection."""
     check_collection("evaluate", collection)
     if not isinstance(retriever, GenerativeRetriever):
         raise TypeError(

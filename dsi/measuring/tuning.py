@@ -360,7 +360,7 @@ def is_as_configured(folder: Path, config: SearchConfig) -> bool:
 
 
 def configure(folder: Path, config: SearchConfig) -> None:
-    """Make the index in `folder` search as `[search]` says, and tune it anew when it is tuned next."""
+    """Make the index in `folder` search as `[search]` says, and forget how it was tuned."""
     (folder / _RECORD).unlink(missing_ok=True)
     write_search_config(folder, config)
 

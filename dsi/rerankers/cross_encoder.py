@@ -47,7 +47,7 @@ class CrossEncoderReranker(Reranker):
         batch_size: pairs in a forward pass.
 
     Raises:
-        FileNotFoundError: there is no such model.
+        FileNotFoundError: no such model.
         ValueError: it has several labels or no trained head, or the device is not there.
     """
 

@@ -338,5 +338,5 @@ def reranker_class(kind: str, package: str = "") -> type[Reranker]:
             if package
             else f"import the module that defines it; there are {known}"
         )
-        raise ValueError(f"There is no reranker of the kind {shown(kind)}; {remedy}.")
+        raise ValueError(f"No reranker is of the kind {shown(kind)}; {remedy}.")
     return _classes[kind]

@@ -125,7 +125,7 @@ def _add_errors(app: FastAPI) -> None:
         message, headers = str(error.detail), dict(error.headers or {})
         if error.status_code == 404 and "route" not in request.scope:  # those of a path say more
             paths = sorted({path for route in app.routes if "{" not in (path := getattr(route, "path", "{"))})
-            message = f"There is no path {shown(request.url.path)}{meant(request.url.path, paths)}"
+            message = f"This server has no path {shown(request.url.path)}{meant(request.url.path, paths)}"
         elif error.status_code == 405:
             message = f"{request.url.path} takes {headers.get('Allow', 'other methods')}, got {request.method}."
         return _error(error.status_code, message, headers)

@@ -64,7 +64,7 @@ def as_expression(where: str, schema: pa.Schema) -> pc.Expression:
     """Return a condition as an Arrow expression over the columns of a table.
 
     Raises:
-        ValueError: it is no condition, names no column, or compares a column with a value of another type; the message says
+        ValueError: it is not a condition, names no column, or compares a column with a value of another type; the message says
             where in the text.
     """
     if len(text(where, "where")) > MAX_LENGTH:

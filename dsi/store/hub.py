@@ -41,7 +41,7 @@ _PART = re.compile(r"(encoder|token_model|generator|(docids|lexical)(-\d+)?)/.+"
 
 
 def index_folder(name: str | Path, revision: str | None = None, token: str | bool | None = None) -> Path:
-    """Return the folder of an index: `name` itself, or a download if there is no such folder and it has the form "user/name".
+    """Return the folder of an index: `name` itself, or a download without such a folder and it has the form "user/name".
 
     Args:
         name: a folder, or a str that may be the name of an index on the Hub.

@@ -221,7 +221,7 @@ def updating(folder: Path) -> Iterator[None]:
         FileNotFoundError: no finished index.
     """
     recover_folder(folder)
-    if not (folder / "manifest.json").exists():  # no lock is left where there is no index
+    if not (folder / "manifest.json").exists():  # no lock is left without an index
         raise FileNotFoundError(no_index(folder))
     with writing_to(folder):
         yield

@@ -215,7 +215,7 @@ class GenerativeRetriever:
 
         Raises:
             TypeError: an option does not exist.
-            ValueError: a query that is no text, an option out of range or not used, an unknown doc_id or column in a filter.
+            ValueError: a query that is not a text, an option out of range or not used, an unknown doc_id or column in a filter.
         """
         if isinstance(queries, Mapping):
             raise TypeError("search() takes a text or a list of texts; run() takes {query_id: text}.")
@@ -552,7 +552,7 @@ class GenerativeRetriever:
         """Load an index, after checking every file.
 
         Args:
-            folder: the index; or "user/name", one on the Hugging Face Hub, if there is no such folder.
+            folder: the index; or "user/name", one on the Hugging Face Hub, without such a folder.
             revision: branch, tag or commit on the Hub.
             token: for a private index on the Hub; by default that of `hf auth login` or HF_TOKEN.
             device: of encoder and decoder; the best available by default.

@@ -217,7 +217,7 @@ def is_known(own: str) -> bool:
     """True if the index whose manifest has this sum was written here, or has passed a trial."""
     try:
         return own in cache().read_text(encoding="ascii").splitlines()
-    except (OSError, ValueError, RuntimeError):  # nothing is remembered, or there is no home
+    except (OSError, ValueError, RuntimeError):  # nothing is remembered, or no home exists
         return False
 
 

@@ -40,7 +40,7 @@ class TitleTokens:
         checkpoint: folder or Hub name of another model whose tokenizer is taken instead; "" for the encoder's.
 
     Raises:
-        FileNotFoundError: there is no such tokenizer.
+        FileNotFoundError: no such tokenizer.
     """
 
     def __init__(self, encoder: Encoder, checkpoint: str = "") -> None:
@@ -124,7 +124,7 @@ def sources_digest(config: DocidsConfig, collection: Collection, embeddings: NDA
         embeddings: [documents, any] to cluster on; checked too, but for their number where documents have several docids.
 
     Raises:
-        FileNotFoundError: there is no such file.
+        FileNotFoundError: no such file.
         ValueError: the file is not one of this collection's docids, titles are missing, or embeddings are wrong.
     """
     package = package_of(SCHEMES, config.scheme)

@@ -36,7 +36,7 @@ from dsi.training.docids_stage import TitleTokens
 logger = logging.getLogger(__name__)
 
 _FEW_STEPS = 10
-"""Fewer are told: the first ones have a learning rate near 0, as it warms up."""
+"""Fewer get a warning: the first ones have a learning rate near 0, as it warms up."""
 _TRAINING = ("pseudo_queries", "contrastive", "generator", "objective", "training")
 """Sections about training."""
 _FEW_VECTORS = 256
@@ -115,7 +115,7 @@ def check_index(folder: Path, collection: Collection, discard_updates: bool, rep
         replace: all of its documents may go.
 
     Raises:
-        FileExistsError: the folder is no run, and holds other runs, or something by a name of its parts.
+        FileExistsError: the folder is not a run, and holds other runs, or something by a name of its parts.
         ValueError: the index was updated, or the collection lacks documents of it (another title is another document).
     """
     _check_run(folder)
@@ -141,7 +141,7 @@ def check_apart(folder: Path, source: str | Path) -> None:
 
 
 def _check_run(folder: Path) -> None:
-    """Raise FileExistsError if a folder that is no run holds other runs, or something by a name that training would replace."""
+    """Raise FileExistsError if a folder that is not a run holds other runs, or a name that training would replace."""
     names = [name for name in ("pseudo_queries", *PARTS, "states", "checkpoints") if (folder / name).exists()]
     marks = [folder / name for name in ("manifest.json", "threads.json", *(f"{name}/stage.json" for name in names))]
     if any(mark.exists() for mark in marks):
@@ -160,7 +160,7 @@ def _check_run(folder: Path) -> None:
         )
     if names:
         raise FileExistsError(
-            f"{folder} is no run and holds {names[0]!r}, which training would replace; name a new folder."
+            f"{folder} is not a run and holds {names[0]!r}, which training would replace; name a new folder."
         )
 
 
@@ -188,7 +188,7 @@ def check_encoder(config: Config, encoder: Encoder, documents: int) -> None:
         documents: how many there are.
 
     Raises:
-        FileNotFoundError: there is no such decoder, or it has no tokenizer for docids.
+        FileNotFoundError: no such decoder, or it has no tokenizer for docids.
         ValueError: widths that do not fit, or too few documents for codes.
     """
     _check_decoder(config, encoder)
@@ -231,7 +231,7 @@ def check_token_model(config: Config, finished: Path | None, processes: Processe
         device: of the model.
 
     Raises:
-        FileNotFoundError: there is no such model.
+        FileNotFoundError: no such model.
         ValueError: it is none, or an index with it could not be loaded.
     """
     name = config.tokens.model

@@ -179,7 +179,7 @@ class StageFolders:
         return found is not None
 
     def _retire(self, name: str) -> None:
-        """Before a part of the index is replaced: the folder is no index from now on until the run ends."""
+        """Before a part of the index is replaced: the folder holds no index from now on until the run ends."""
         if name in PARTS:
             retire(self.folder)
 

@@ -10,7 +10,7 @@ import pytest
 
 import dsi
 from dsi.cluster.shards import Shard
-from dsi.docids.files import storage
+from dsi.docids.files import reading
 from dsi.search.results import ShardError
 from dsi.store.loading import ChangedError, index_state
 from tests.cluster.test_cluster import alone, collection, ray, runs, texts_of  # noqa: F401 - fixtures
@@ -157,7 +157,7 @@ def test_a_shard_loads_files_of_one_state(run, monkeypatch):
     index = alone(run)
     index.add([NEW])
     index.save_update(run)
-    read, reads = storage.read_record, []
+    read, reads = reading.read_record, []
 
     def changing(path):
         found = read(path)

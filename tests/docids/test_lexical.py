@@ -1,4 +1,4 @@
-"""BM25: scores are those of bm25s, updates are as if made anew, what is saved is mapped."""
+"""BM25: scores are those of bm25s, updates are as if made again, what is saved is mapped."""
 
 import math
 import shutil
@@ -104,7 +104,7 @@ def words_of(texts: list[str]) -> list[list[str]]:
 def test_the_terms_of_a_query_have_the_rarity_of_its_words():
     bm25 = BM25(["a", "b", "c"], ["The Danube in Vienna", "vienna, Vienna", "neon"])
     (terms,) = bm25.query_terms(["Is VIENNA on the Danube? Vienna, a mars-vienna!"])
-    rarities = [math.log(1 + (3 - n + 0.5) / (n + 0.5)) for n in (2, 1, 2, 2)]  # in so many of three documents
+    rarities = [math.log(1 + (3 - n + 0.5) / (n + 0.5)) for n in (2, 1, 2, 2)]  # in 1 or 2 of three documents
     assert terms.factors == pytest.approx(rarities)
     vienna, danube, *others = terms.numbers.tolist()
     assert others == [vienna] * 2

@@ -171,7 +171,7 @@ def test_malformed_records_are_named_skipped_and_counted(tmp_path, capsys, caplo
     assert "11 records: 3 pages, 4 questions, 6 skipped" in capsys.readouterr().out
     problems = [
         "is not valid JSON",
-        "is no JSON object",
+        "is not a JSON object",
         "has none of the keys",
         "has an empty question",
         "without a title",

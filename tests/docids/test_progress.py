@@ -1,4 +1,4 @@
-"""Progress: one line per stage where stderr is no terminal (under a fake clock), tqdm's bar on one."""
+"""Progress: one line per stage where stderr is not a terminal (under a fake clock), tqdm's bar on one."""
 
 import os
 import re
@@ -104,7 +104,7 @@ def test_a_stage_inside_another_writes_nothing(clock, capsys):
         run(clock, 4, 4)
     assert capsys.readouterr().err == "systems: 16 s\n"
     with Bar("off", enabled=False):
-        run(clock, 6)  # a disabled bar is no outer one
+        run(clock, 6)  # a disabled bar is not an outer one
     assert capsys.readouterr().err == "docids: 6 s\n"
 
 
@@ -158,7 +158,7 @@ def test_work_that_goes_on_says_every_half_minute_how_far_it_is(clock, capsys):
 
 
 class FakeTrainer:
-    """Trains for four steps of three seconds, from the second on, and fails where it is told to."""
+    """Trains for four steps of three seconds, from the second on, and fails at the step that is set."""
 
     def __init__(self, clock, fails_at=5):
         self.clock, self.fails_at, self.callbacks = clock, fails_at, [PrinterCallback]

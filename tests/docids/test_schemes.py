@@ -590,7 +590,7 @@ def test_a_name_that_no_scheme_has_is_refused_with_those_there_are(foreign):
         "'words'",
     ):
         DocidsConfig(method="words")
-    with pytest.raises(ValueError, match=r"There is no docid scheme 'words'; use one of kmeans, .*, signs"):
+    with pytest.raises(ValueError, match=r"The docid scheme 'words' does not exist; use one of kmeans, .*, signs"):
         find_scheme("words")
 
 
@@ -600,7 +600,7 @@ def test_a_name_that_no_scheme_has_is_refused_with_those_there_are(foreign):
         (None, "No module named 'sign_docids'"),
         ("import no_such_module", "No module named 'no_such_module'"),
         ("def build(): ...", "module 'sign_docids' has no attribute 'make'"),
-        ("make = [1, 2]", "it is no function but [1, 2]"),
+        ("make = [1, 2]", "it is not a function but [1, 2]"),
         ("def make(:", "invalid syntax (sign_docids.py, line 1)"),
         ("raise RuntimeError('first\\nsecond')", "first"),
         ("raise RuntimeError", "RuntimeError"),

@@ -113,7 +113,7 @@ BAD = {
         ValueError,
         r"documents\[0\]: metadata 'm' must be a text, .* got b'1'; write it as a text",
     ),
-    "a key that is no text": (
+    "a key that is not a text": (
         [{"id": "a", "text": "x", 3: 4}],
         ValueError,
         "a key of metadata must be a string, got 3",

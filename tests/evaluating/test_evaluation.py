@@ -84,7 +84,7 @@ def test_nothing_is_diagnosed_where_all_relevant_documents_are_gone(retriever, c
 
 def test_a_row_that_is_none_names_the_nearest_and_none_comes_twice(retriever, collection):
     evaluation = dsi.evaluate(retriever, collection)
-    with pytest.raises(KeyError, match=r"There is no row 'BM52'; did you mean 'BM25'\?"):
+    with pytest.raises(KeyError, match=r"The table has no row 'BM52'; did you mean 'BM25'\?"):
         evaluation.row("BM52")
     names = [row.name for row in evaluation.rows]
     assert {evaluation_module.WALK, evaluation_module.WALK_40} <= set(names)

@@ -395,7 +395,7 @@ def test_settings_that_go_together_are_given_in_any_order(turned):
 
 def test_settings_are_named_as_on_the_command_line_too():
     assert Config().with_changes({"docids.max_leaf_size": 3, "docids": {"branching": 4}}).docids.max_leaf_size == 3
-    with pytest.raises(ValueError, match=r"'docids.max_leaf' is no setting; did you mean 'docids.max_leaf_size'\?"):
+    with pytest.raises(ValueError, match=r"'docids.max_leaf' is not a setting; did you mean 'docids.max_leaf_size'\?"):
         Config().with_changes({"docids.max_leaf": 3})
     with pytest.raises(
         TypeError, match=r"must be a name, a file or a Config, got \{'seed': 1\}; Config\(\).with_changes"

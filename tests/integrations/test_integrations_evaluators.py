@@ -61,7 +61,7 @@ def test_a_ranking_of_given_documents_has_no_others(retriever, collection):  # n
 
 def test_a_smaller_corpus_is_searched_alone_and_a_foreign_one_is_refused(retriever, collection):  # noqa: F811
     search, doc_ids = CorpusSearch(retriever, {}), collection.documents["doc_id"][:]
-    with pytest.raises(ValueError, match="There is no corpus to search"):
+    with pytest.raises(ValueError, match="No corpus was given to search"):
         search.run({"q": "neon"}, 3)
     search.take(doc_ids[:7], [])
     assert set(search.run({"q": "noble gas"}, 40)["q"]) == set(doc_ids[:7])
@@ -129,7 +129,7 @@ MTEB_CALLS = {
     "too early": (
         lambda own: DocidSearch(own).search(GOOD["queries"], top_k=3),
         ValueError,
-        "There is no corpus to search",
+        "No corpus was given to search",
     ),
     "a list": (
         lambda own: DocidSearch(own).index(["a"]),

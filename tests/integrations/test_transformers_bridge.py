@@ -157,8 +157,11 @@ def test_a_decoder_writes_identifiers_after_its_prompt():
     [
         ([], "no identifiers to generate"),
         ([[2], []], "identifier of number 1 is empty"),
-        ([[2, 3], [4], [2, 3]], "number 0 and number 2 cannot be told apart: equal"),
-        ([[4, 5, 2], [3], [4, 5]], "number 2 and number 0 cannot be told apart: the first is the start of the second"),
+        ([[2, 3], [4], [2, 3]], "number 0 and number 2 cannot be distinguished: equal"),
+        (
+            [[4, 5, 2], [3], [4, 5]],
+            "number 2 and number 0 cannot be distinguished: the first is the start of the second",
+        ),
         ([[2, END]], r"number 0 must have tokens from 0 to 2147483647 other than the end token 1, got \[2, 1\]"),
         ([[-2]], "must have tokens from 0"),
     ],
@@ -199,8 +202,11 @@ def test_bad_calls_say_what_they_take(retriever, t5_folder, tmp_path):
         retriever.run({"a": "rivers"}, k=0)
     assert retriever.run({}) == {}
     for identifiers, message in (
-        ({"d1": "river", "d2": "river of"}, "'d1' and 'd2' cannot be told apart: the first is the start of the second"),
-        ({"d1": "river", "d2": "river"}, "'d1' and 'd2' cannot be told apart: equal"),
+        (
+            {"d1": "river", "d2": "river of"},
+            "'d1' and 'd2' cannot be distinguished: the first is the start of the second",
+        ),
+        ({"d1": "river", "d2": "river"}, "'d1' and 'd2' cannot be distinguished: equal"),
         ({"d1": " "}, "The identifier of 'd1' is empty"),
         ({"d1": 7}, "The identifier of 'd1' must be a string, got 7"),
         ({}, "There are no identifiers"),

@@ -75,7 +75,7 @@ def test_no_file_holds_anything_of_a_removed_document_after_the_next_save(
 
 
 def resident_megabytes() -> float:
-    """Memory of this process that is no file's."""
+    """Memory of this process that belongs to no file."""
     gc.collect()
     resident, shared = map(int, Path("/proc/self/statm").read_text().split()[1:3])
     return (resident - shared) * os.sysconf("SC_PAGE_SIZE") / 2**20

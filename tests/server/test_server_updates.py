@@ -201,7 +201,7 @@ def test_a_bad_query_fails_alone():
 
 
 class Panic(BaseException):
-    """What a library in Rust raises, which is no Exception."""
+    """What a library in Rust raises, which is not an Exception."""
 
 
 @pytest.mark.parametrize("broken", ["_search", "_observe", "_answer_batch"])

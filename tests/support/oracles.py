@@ -132,7 +132,7 @@ def estimated_target(tree: DocidTree, scores: Sequence[float], relevant: Sequenc
         tree: the docids.
         scores: of all nodes.
         relevant: of all documents in docid order.
-        node: whose target is asked for.
+        node: whose target is wanted.
     """
     if node >= tree.num_inner:
         return float(relevant[node - tree.num_inner])

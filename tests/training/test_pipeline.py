@@ -247,7 +247,7 @@ def test_a_folder_of_a_user_is_no_run(name, content, config, beir, tmp_path, cap
     assert main([*train, str(tmp_path / "project")]) == 2
     part = Path(name).parts[0]
     assert (
-        f"project is no run and holds {part!r}, which training would replace; name a new folder."
+        f"project is not a run and holds {part!r}, which training would replace; name a new folder."
         in capsys.readouterr().err
     )
     assert [entry for entry in (tmp_path / "project").rglob("*") if entry.is_file()] == [path]
@@ -654,9 +654,9 @@ def test_configurations_survive_writing_and_unknown_keys_name_the_nearest(tmp_pa
     for text, message in [
         (
             "[search]\nbeam_with = 3",
-            r"config.toml: 'search.beam_with' is no setting; did you mean 'search.beam_width'\?",
+            r"config.toml: 'search.beam_with' is not a setting; did you mean 'search.beam_width'\?",
         ),
-        ("[serch]\nalpha = 1.0", r"'serch' is no setting; did you mean 'search'\?"),
+        ("[serch]\nalpha = 1.0", r"'serch' is not a setting; did you mean 'search'\?"),
         ("[search]\nalpha = 'high'", r"search: alpha must be a number, got 'high'"),
         ("[search]\nalpha = 3.0", r"alpha must be between 0 and 1, got 3.0"),
         ("[search]\nbeam_width = true", r"beam_width must be an integer, got True"),
@@ -699,7 +699,7 @@ def test_a_configuration_over_its_base(tmp_path):
         read_config(tmp_path / "a.toml")
     with pytest.raises(FileNotFoundError, match=r"'nq1k' does not exist: neither a file nor one of digits, example"):
         Config.named("nq1k")
-    with pytest.raises(ValueError, match=r"^'training.epoch' is no setting; did you mean 'training.epochs'\?"):
+    with pytest.raises(ValueError, match=r"^'training.epoch' is not a setting; did you mean 'training.epochs'\?"):
         expected.with_changes({"training": {"epoch": 3.0}})
 
 
@@ -820,7 +820,7 @@ def test_a_local_model_that_became_another_is_trained_on_again(beir, tmp_path, s
 
 
 def run_stage(stages, name, key, needs, content):
-    """Run a stage, or kill it if there is no content; returns its work folder."""
+    """Run a stage, or kill it without content; returns its work folder."""
     with stages.stage(name, key, needs):
         work = stages.work(name, key)
         if content is None:

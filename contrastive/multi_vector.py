@@ -66,8 +66,8 @@ class MultiVectorModel(TokenModel):
 
         Raises:
             FileNotFoundError: a file is missing, or the named model is not a folder and the Hub cannot be reached.
-            ValueError: it is not a multi-vector model, lacks weights that matter, its vectors do not have length 1, or the device
-                cannot be used.
+            ValueError: it is not a multi-vector model, lacks weights that matter, its vectors have another length than 1, or
+                the device cannot be used.
         """
         check_device(device)
         return cls(_stored(folder, device) if folder else _named(name, device), (name, folder, device))

@@ -26,8 +26,8 @@ from dsi.eval.trec import read_run
 from dsi.search.request import SearchConfig
 from dsi.server.models import Picture
 from dsi.store.retriever import GenerativeRetriever
-from tests.store.test_updates import small_index
 from tests.support.small import MINIPEDIA, PROMPTS, random_tied
+from tests.support.updates import small_index
 
 ROOT = Path(__file__).parents[2]
 HEAVY = ("torch", "transformers", "sklearn", "datasets", "faiss", "scipy")

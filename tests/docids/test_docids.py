@@ -4,11 +4,7 @@ import dataclasses
 import os
 import subprocess
 import sys
-import threading
-from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -18,6 +14,7 @@ from dsi.docids.files.processes import Processes
 from dsi.docids.tree import DocidTree, diagnostics
 from dsi.docids.vectors import Vectors
 from tests.support.small import random_tree
+from tests.support.walks import shared, walk
 
 ROOT = Path(__file__).parents[2]
 CLUSTERING = ("kmeans", "balanced", "random")
@@ -66,13 +63,6 @@ def test_every_document_is_reached_by_its_digits_and_only_by_them(method, docume
     assert reached == set(range(tree.num_inner, tree.num_inner + documents))
     for node in range(tree.num_inner):
         assert tree.node(tree.node_digits(node)) == node
-
-
-def walk(tree: DocidTree, prefix: tuple[int, ...]) -> list[tuple[int, ...]]:
-    node = tree.node(prefix)
-    if node >= tree.num_inner:
-        return [prefix]
-    return [found for digit in range(tree.num_children[node]) for found in walk(tree, (*prefix, digit))]
 
 
 def test_a_cluster_holds_at_most_max_leaf_size_documents_and_is_split_only_above_it():
@@ -256,24 +246,6 @@ def test_digits_that_leave_the_tree_are_named():
 def test_settings_out_of_range_are_named(settings, message):
     with pytest.raises(ValueError, match=message):
         DocidsConfig(**settings)
-
-
-def shared(count: int, work: Callable[[Processes], Any]) -> list[Any]:
-    """What each of some processes (threads here) makes of a piece of work."""
-    barrier, given = threading.Barrier(count), [None] * count
-
-    def run(rank: int) -> Any:
-        def gather(own: Any) -> list[Any]:
-            given[rank] = own
-            barrier.wait()
-            everything = list(given)
-            barrier.wait()
-            return everything
-
-        return work(Processes(rank, count, gather))
-
-    with ThreadPoolExecutor(count) as pool:
-        return list(pool.map(run, range(count)))
 
 
 def test_shares_are_collected_in_order():

@@ -14,7 +14,7 @@ import pytest
 from dsi.docids.clustering import assemble, build_tree
 from dsi.docids.files.processes import Processes
 from dsi.docids.schemes import DocidsConfig, SchemeInput, kmeans, make_docids
-from tests.docids.test_docids import ROOT, shared
+from tests.support.walks import shared
 
 
 @pytest.fixture
@@ -81,6 +81,8 @@ import numpy as np
 from dsi.docids.clustering import build_tree
 from dsi.docids.schemes import DocidsConfig, kmeans
 from dsi.docids.vectors import VectorsConfig
+
+ROOT = Path(__file__).parents[2]
 kmeans.MOST_TOGETHER = 2000
 folder = Path(sys.argv[1])
 (folder / "parts").mkdir(exist_ok=True)

@@ -20,7 +20,7 @@ from dsi.contrastive.encoder import quiet_transformers
 from dsi.contrastive.trainers import ProgressLine, run_trainer
 from dsi.docids.files import progress as module
 from dsi.docids.files.progress import Bar, progress
-from tests.training.test_pipeline import TIED, write_settings
+from tests.support.runs import TIED, write_settings
 
 
 class Clock:

@@ -18,7 +18,6 @@ from hypothesis import strategies as st
 import dsi
 from dsi import GenerativeRetriever
 from dsi.commands.main import main
-from dsi.commands.train import read_embeddings
 from dsi.config import read_config
 from dsi.docids.clustering import DocidsConfig, assemble, build_tree
 from dsi.docids.schemes import FILE, SCHEMES, Docids, SchemeInput, find_scheme, make_docids, scheme_names
@@ -28,11 +27,12 @@ from dsi.docids.tree import DocidTree, diagnostics
 from dsi.docids.updating import add_documents, remove_documents
 from dsi.integrations.transformers import DocidLogitsProcessor
 from dsi.training.docids_stage import TitleTokens, sources_digest
+from dsi.training.indexing import read_embeddings
 from dsi.training.pipeline import TrainingRun
-from tests.docids.test_docids import shared, walk
 from tests.support.foreign import install
+from tests.support.runs import TIED, write_settings
 from tests.support.small import WIDTH
-from tests.training.test_pipeline import TIED, write_settings
+from tests.support.walks import shared, walk
 
 ROOT = Path(__file__).parents[2]
 QUANTIZERS = ("rq", "rkmeans", "pq")

@@ -37,10 +37,10 @@ from dsi.store.loading import load_docids
 from dsi.training.docids_stage import save_docids_stage
 from dsi.training.generator_stage import GeneratorStage
 from dsi.training.pipeline import TrainingRun
-from tests.store.test_updates import DOCUMENTS, QUERIES
 from tests.support.oracles import path_scores
+from tests.support.runs import TIED, write_settings
 from tests.support.small import WIDTH, random_generator, random_queries, random_tied
-from tests.training.test_pipeline import TIED, write_settings
+from tests.support.updates import DOCUMENTS, QUERIES
 
 
 @pytest.mark.parametrize(

@@ -12,7 +12,7 @@ from threadpoolctl import threadpool_limits
 from dsi.docids.files.threads import one_thread
 from dsi.docids.token_vectors import TokenVectors
 from dsi.search.walk import Walk
-from tests.search.test_generate import random_tokens, small_case
+from tests.support.cases import random_tokens, small_case
 
 
 @pytest.fixture

@@ -10,8 +10,8 @@ from dsi.commands.main import main
 from dsi.docids.tree import DocidTree
 from dsi.docids.vectors import Product, Vectors, VectorsConfig
 from dsi.store.retriever import GenerativeRetriever
-from tests.store.test_updates import small_index
 from tests.support.small import random_tree
+from tests.support.updates import small_index
 
 POINTS = np.random.default_rng(0).normal(size=(300, 12)).astype(np.float32)
 

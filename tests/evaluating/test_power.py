@@ -13,8 +13,8 @@ import pytest
 from dsi import GenerativeRetriever
 from dsi.docids.files.reading import read_record
 from dsi.docids.files.storage import recover_folder, replace_folder, write_json
-from tests.store.test_updates import DOCUMENTS, small_index
 from tests.support.power import Disk
+from tests.support.updates import DOCUMENTS, small_index
 
 pytestmark = pytest.mark.skipif(not Path("/proc/self/fd").exists(), reason="reads open files by their number")
 

@@ -22,6 +22,7 @@ from dsi.docids.tree import DocidTree
 from dsi.generator.families import FamilyTree
 from tests.support.oracles import children_of, estimated_target
 from tests.support.small import random_tree
+from tests.support.tables import table_rows
 
 CPU = torch.device("cpu")
 shapes = {"documents": st.integers(4, 60), "branching": st.sampled_from([2, 3, 10]), "seed": st.integers(0, 1000)}
@@ -30,11 +31,6 @@ shapes = {"documents": st.integers(4, 60), "branching": st.sampled_from([2, 3, 1
 def tree_of(documents: int, branching: int, seed: int) -> DocidTree:
     """Clusters of random points: leaves at different depths."""
     return random_tree(max(documents, branching), branching=branching, seed=seed, leaf=2)
-
-
-def table_rows(text: str) -> list[list[str]]:
-    """The cells of the lines of Markdown tables."""
-    return [[cell.strip() for cell in line.strip("|").split("|")] for line in text.splitlines() if line.startswith("|")]
 
 
 def test_figure_1_of_the_paper():

@@ -12,6 +12,7 @@ import pytest
 import dsi
 from dsi.commands.main import COMMANDS, command_modules, main
 from tests.support.printed import EXAMPLE, README, RESULTS, alike, python_blocks, run_page, with_tables
+from tests.support.runs import TINY
 from tests.support.small import MINIPEDIA, save_cross_encoder
 
 ROOT = Path(__file__).parents[2]
@@ -42,23 +43,6 @@ FENCE = re.compile(
     r"^(?P<mark><!-- not run: [^\n]*-->\n)?```(?P<kind>\w+)[^\n]*\n(?P<text>.*?)^```", re.MULTILINE | re.DOTALL
 )
 TITLED = re.compile(r'^```toml title="([^"]+)"\n(.*?)^```', re.MULTILINE | re.DOTALL)
-TINY = """
-dev_queries = 20
-[pseudo_queries]
-per_document = 2
-[encoder]
-name = "{encoder}"
-document_length = 24
-[contrastive]
-batch_size = 16
-epochs = 1.0
-[tokens]
-epochs = 0.0
-[training]
-batch_size = 32
-epochs = 1.0
-"""
-"""A configuration that trains in seconds, in the place of `example`."""
 
 
 def names(pages):

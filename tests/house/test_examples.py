@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.house.test_docs import TINY
+from tests.support.runs import TINY
 
 ROOT = Path(__file__).parents[2]
 EXAMPLES = {

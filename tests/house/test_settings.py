@@ -24,8 +24,8 @@ from dsi.training import pipeline
 from dsi.training.pipeline import TrainingRun
 from dsi.training.preflight import check_encoder, check_settings
 from tests.support.foreign import install
+from tests.support.runs import TIED, write_settings
 from tests.support.small import PROMPTS
-from tests.training.test_pipeline import TIED, write_settings
 
 EVERY = [
     (section, name, value)

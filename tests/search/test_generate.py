@@ -1,7 +1,7 @@
 """Both methods of search with tied tokens against literal ones: random trees, weights, filters, updates, places, codes."""
 
 import logging
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import faiss
 import numpy as np
@@ -10,13 +10,12 @@ import torch
 
 from dsi.docids.clustering import DocidsConfig, assemble, build_tree
 from dsi.docids.schemes import Docids
-from dsi.docids.token_vectors import BITS, TokenVectors, encode_states
+from dsi.docids.token_vectors import TokenVectors, encode_states
 from dsi.docids.tree import DocidTree
 from dsi.docids.updating import add_documents, remove_documents
 from dsi.docids.vectors import VectorsConfig
 from dsi.docids.words.bm25 import BM25
 from dsi.generator.bonus import SIZE_WEIGHT
-from dsi.generator.tied import TiedGenerator
 from dsi.search.generate import TiedEngine, WordsOnly
 from dsi.search.queries import QueryBatch
 from dsi.search.request import SearchConfig, SearchRequest
@@ -25,9 +24,8 @@ from dsi.search.scores import DocumentScores
 from dsi.search.top import best, highest, highest_and_rest
 from dsi.search.walk import NodeScores
 from tests.support import oracles
+from tests.support.cases import Case, random_tokens, small_case, texts, token_states
 from tests.support.small import WIDTH, random_batch, random_queries, random_tied, random_tree
-
-VOCABULARY = [f"word{n}" for n in range(12)]
 
 
 def random_paths(documents: int, rng: np.random.Generator) -> np.ndarray:
@@ -45,25 +43,6 @@ def random_paths(documents: int, rng: np.random.Generator) -> np.ndarray:
 
     split(np.arange(documents), 0)
     return paths[:, (paths >= 0).any(axis=0)]
-
-
-def texts(count: int, rng: np.random.Generator) -> list[str]:
-    return [" ".join(rng.choice(VOCABULARY, size=rng.integers(1, 7))) for _ in range(count)]
-
-
-@dataclass
-class Case:
-    """One random index with queries."""
-
-    tree: DocidTree
-    generator: TiedGenerator
-    bm25: BM25
-    batch: QueryBatch
-    request: SearchRequest
-
-    @property
-    def index(self) -> TiedEngine:
-        return TiedEngine(self.tree, self.generator, self.bm25)
 
 
 def random_case(seed: int) -> Case:
@@ -117,18 +96,6 @@ def random_case(seed: int) -> Case:
     if rng.random() < 0.3:
         extra = rng.normal(size=(batch_size, tree.num_rows)) * 3
     return Case(tree, generator, bm25, batch, SearchRequest(int(rng.integers(1, 15)), config, allowed, extra))
-
-
-def token_states(texts: int, rng: np.random.Generator) -> list[np.ndarray]:
-    """States [tokens, WIDTH] of texts, some of which have no token."""
-    return [rng.normal(size=(int(rng.integers(0, 6)), WIDTH)).astype(np.float32) for _ in range(texts)]
-
-
-def random_tokens(places: int, rng: np.random.Generator) -> TokenVectors:
-    head = rng.normal(size=(8, WIDTH)).astype(np.float32)
-    bits = int(rng.choice(BITS))
-    codes = encode_states(head, bits, token_states(places, rng))
-    return TokenVectors(head, bits, (codes,), np.arange(places, dtype=np.int32))
 
 
 def token_scores(case: Case) -> np.ndarray:
@@ -294,16 +261,6 @@ def test_twenty_thousand_comparisons():
         compared += check(seed)
         seed += 1
     logging.getLogger(__name__).warning("%d answers of %d random indexes compared", compared, seed - 1_000)
-
-
-def small_case(documents: int = 60, queries: int = 4, **config: object) -> Case:
-    rng = np.random.default_rng(5)
-    tree = random_tree(documents, branching=3, leaf=5)
-    generator = random_tied(tree)
-    bm25 = BM25([str(n) for n in range(documents)], texts(documents, rng))
-    states, mask, embeddings = random_queries(queries, seed=1)
-    batch = QueryBatch(torch.arange(queries), states, mask, embeddings, texts(queries, rng))
-    return Case(tree, generator, bm25, batch, SearchRequest(5, SearchConfig(**config)))
 
 
 def test_the_walk_that_is_traced_is_the_one_that_answered():

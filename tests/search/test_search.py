@@ -23,18 +23,10 @@ from dsi.search.decoder import FastDecoder
 from dsi.search.queries import QueryBatch
 from dsi.search.request import SearchConfig, SearchRequest
 from dsi.search.results import SearchResult, Trace
-from tests.support import oracles
 from tests.support.oracles import chain_logits, document_log_p
+from tests.support.paths import Floats, path_scores
 from tests.support.small import WIDTH, beam_search_for, random_batch, random_generator, random_queries, random_tree
 from tests.support.transformers_reference import GenerateBaseline
-
-Floats = NDArray[np.floating]
-
-
-def path_scores(tree: DocidTree, generator: DocidGenerator, batch: QueryBatch, config: SearchConfig) -> Floats:
-    """[batch, places] the scores of all paths by definition."""
-    settings = config.alpha, config.beta, config.ann_temperature
-    return oracles.path_scores(tree, generator, batch.states, batch.mask, batch.embeddings, *settings).numpy()
 
 
 def run(search: PathEngine, batch: QueryBatch, k: int, config: SearchConfig, **more: Any) -> SearchResult:

@@ -2,7 +2,6 @@
 
 import gc
 import json
-import os
 import sys
 from pathlib import Path
 
@@ -11,8 +10,9 @@ import pytest
 
 from dsi import GenerativeRetriever
 from dsi.commands.main import main
-from tests.store.test_updates import DOCUMENTS, QUERIES, small_index
-from tests.training.test_pipeline import TIED, write_settings
+from tests.support.resident import resident_megabytes
+from tests.support.runs import TIED, write_settings
+from tests.support.updates import DOCUMENTS, QUERIES, small_index
 
 GONE = {
     "_id": "zylophant-7", "title": "Qwixoda", "text": "The qwixoda is a vrombelic instrument of the zylophants of Ymbria.",
@@ -72,13 +72,6 @@ def test_no_file_holds_anything_of_a_removed_document_after_the_next_save(
     assert len(loaded.lexical.query_terms(["qwixoda " + lines[0]["title"]])[0].numbers) > 0
     loaded.save_pretrained(tmp_path / "copy")
     assert files_with(tmp_path / "copy", parts + vectors) == []
-
-
-def resident_megabytes() -> float:
-    """Memory of this process that belongs to no file."""
-    gc.collect()
-    resident, shared = map(int, Path("/proc/self/statm").read_text().split()[1:3])
-    return (resident - shared) * os.sysconf("SC_PAGE_SIZE") / 2**20
 
 
 @pytest.mark.slow

@@ -10,8 +10,8 @@ from dsi.config import Config
 from dsi.docids.updating import add_documents
 from dsi.search.decoder import WordDecoder
 from dsi.search.request import SearchConfig, SearchRequest
-from tests.docids.test_words import TITLES, generator, log_p_of_t5, titles
 from tests.support.small import WIDTH, beam_search_for, random_batch
+from tests.support.titles import TITLES, generator, log_p_of_t5, titles
 
 __all__ = ["generator", "titles"]
 ALONE = SearchConfig(alpha=1.0, beta=0.0, beam_width=8)

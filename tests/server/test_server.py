@@ -40,7 +40,7 @@ from dsi.server.models import ExplainBody, SearchBody
 from dsi.server.settings import ServerSettings
 from dsi.server.topics import Topics
 from dsi.store.retriever import GenerativeRetriever
-from tests.search.test_traces import resident_megabytes
+from tests.support.resident import resident_megabytes
 from tests.support.serving import QUERY, Client, error, live, save_index
 from tests.support.small import PROMPTS
 

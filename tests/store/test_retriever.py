@@ -35,8 +35,8 @@ from dsi.search.request import SearchOptions, SearchRequest
 from dsi.search.results import LevelTrace, SearchResult, Trace
 from dsi.search.walk import Walk
 from dsi.store.verify import FORMAT_VERSION, PARTS
-from tests.store.test_updates import DOCUMENTS, small_index
 from tests.support.small import MINIPEDIA, WIDTH, random_generator, random_tied, random_tree
+from tests.support.updates import DOCUMENTS, small_index
 
 RECORDS = [json.loads(line) for line in (MINIPEDIA / "corpus.jsonl").read_text(encoding="utf-8").splitlines()]
 QUERIES = ["rivers", "noble gas", "the emperor of austria", "advertising signs", "capitals on the danube", "bees"]

@@ -25,9 +25,9 @@ from dsi.store import loading
 from dsi.store.loading import ChangedError, write_search_config
 from dsi.store.verify import MOST_GENERATIONS
 from dsi.training import pipeline
-from tests.store.test_updates import DOCUMENTS, QUERIES, small_index
 from tests.support.kills import fork, status_of
-from tests.training.test_pipeline import write_settings
+from tests.support.runs import write_settings
+from tests.support.updates import DOCUMENTS, QUERIES, small_index
 
 pytestmark = pytest.mark.programs
 

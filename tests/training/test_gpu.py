@@ -16,10 +16,10 @@ from dsi.rerankers.cross_encoder import CrossEncoderReranker
 from dsi.training import teacher
 from dsi.training import trainer as generator_training
 from dsi.training.teacher import Teacher
-from tests.contrastive.test_sparse import save_model as save_sparse_model
 from tests.support.multi_vectors import save_multi_vector
+from tests.support.runs import TIED, write_settings
 from tests.support.small import PROMPTS, save_cross_encoder, thin_out, write_collection
-from tests.training.test_pipeline import TIED, write_settings
+from tests.support.sparse_models import save_model as save_sparse_model
 
 pytestmark = [
     pytest.mark.gpu,

@@ -11,9 +11,9 @@ import dsi
 from dsi.commands.main import main
 from dsi.config import Config, write_config
 from dsi.search.queries import QueryBatch
-from tests.search.test_search import path_scores
 from tests.support.half import HALVES, save_encoder_in, save_t5_in, stored_types
 from tests.support.oracles import document_log_p
+from tests.support.paths import path_scores
 from tests.support.small import thin_out, write_collection
 
 

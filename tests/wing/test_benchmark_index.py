@@ -22,8 +22,8 @@ from dsi.commands.main import main
 from dsi.docids.tree import DocidTree
 from dsi.docids.words.bm25 import BM25
 from dsi.store.retriever import GenerativeRetriever
-from tests.generator.test_tree_models import table_rows
 from tests.support.small import random_tree
+from tests.support.tables import table_rows
 from tests.support.tiny_index import QUERIES, TinyIndex
 
 SIZE, DIM = 1200, 16

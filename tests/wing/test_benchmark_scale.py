@@ -10,7 +10,7 @@ from dsi_experiments.commands import benchmark_scale as scale
 from dsi.commands.main import main
 from dsi.docids.files.processes import ALONE
 from dsi.docids.tree import DocidTree
-from tests.generator.test_tree_models import table_rows
+from tests.support.tables import table_rows
 
 
 @pytest.mark.slow

@@ -21,9 +21,9 @@ from dsi.measuring.diagnosis import diagnose, errors_by_level
 from dsi.measuring.runs import generator_only
 from dsi.search.request import SearchConfig
 from dsi.search.results import LevelTrace, Trace
-from tests.generator.test_tree_models import table_rows
+from tests.support.runs import TIED, write_settings
 from tests.support.small import random_generator, random_tied
-from tests.training.test_pipeline import TIED, write_settings
+from tests.support.tables import table_rows
 
 SEGMENTS = ("", "x", "0", "-1", "1.5", "101")
 

@@ -31,8 +31,8 @@ from dsi.eval.measures import mean
 from dsi.measuring.provenance import provenance
 from dsi.search.request import SearchConfig, SearchRequest
 from dsi.search.results import Trace
-from tests.generator.test_tree_models import table_rows
 from tests.support.small import thin_out
+from tests.support.tables import table_rows
 
 
 @pytest.fixture(autouse=True)

@@ -6,7 +6,7 @@ import json
 from dsi_experiments.synthetic import PUBLISHED, SETTINGS, Setting, synthetic, synthetic_table
 
 from dsi.commands.main import main
-from tests.generator.test_tree_models import table_rows
+from tests.support.tables import table_rows
 
 
 def test_node_scores_beat_path_scores_on_the_synthetic_data(capsys):

@@ -1,0 +1,58 @@
+"""Random trees with queries, to search."""
+
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+
+from dsi.docids.token_vectors import BITS, TokenVectors, encode_states
+from dsi.docids.tree import DocidTree
+from dsi.docids.words.bm25 import BM25
+from dsi.generator.tied import TiedGenerator
+from dsi.search.generate import TiedEngine
+from dsi.search.queries import QueryBatch
+from dsi.search.request import SearchConfig, SearchRequest
+from tests.support.small import WIDTH, random_queries, random_tied, random_tree
+
+VOCABULARY = [f"word{n}" for n in range(12)]
+
+
+def texts(count: int, rng: np.random.Generator) -> list[str]:
+    return [" ".join(rng.choice(VOCABULARY, size=rng.integers(1, 7))) for _ in range(count)]
+
+
+@dataclass
+class Case:
+    """One random index with queries."""
+
+    tree: DocidTree
+    generator: TiedGenerator
+    bm25: BM25
+    batch: QueryBatch
+    request: SearchRequest
+
+    @property
+    def index(self) -> TiedEngine:
+        return TiedEngine(self.tree, self.generator, self.bm25)
+
+
+def token_states(texts: int, rng: np.random.Generator) -> list[np.ndarray]:
+    """States [tokens, WIDTH] of texts, some of which have no token."""
+    return [rng.normal(size=(int(rng.integers(0, 6)), WIDTH)).astype(np.float32) for _ in range(texts)]
+
+
+def random_tokens(places: int, rng: np.random.Generator) -> TokenVectors:
+    head = rng.normal(size=(8, WIDTH)).astype(np.float32)
+    bits = int(rng.choice(BITS))
+    codes = encode_states(head, bits, token_states(places, rng))
+    return TokenVectors(head, bits, (codes,), np.arange(places, dtype=np.int32))
+
+
+def small_case(documents: int = 60, queries: int = 4, **config: object) -> Case:
+    rng = np.random.default_rng(5)
+    tree = random_tree(documents, branching=3, leaf=5)
+    generator = random_tied(tree)
+    bm25 = BM25([str(n) for n in range(documents)], texts(documents, rng))
+    states, mask, embeddings = random_queries(queries, seed=1)
+    batch = QueryBatch(torch.arange(queries), states, mask, embeddings, texts(queries, rng))
+    return Case(tree, generator, bm25, batch, SearchRequest(5, SearchConfig(**config)))

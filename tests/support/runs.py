@@ -1,0 +1,49 @@
+"""Settings of small trainings."""
+
+from pathlib import Path
+
+from dsi.config import Config, write_config
+
+
+def write_settings(path: Path, encoder_folder: Path, t5_folder: Path, **sections: dict[str, object]) -> Path:
+    config = Config().with_changes(
+        {
+            "bf16": False,
+            "encoder": {"name": str(encoder_folder), "query_prompt": "Query: ", "document_prompt": "Document: "},
+            "pseudo_queries": {"per_document": 2},
+            "contrastive": {"epochs": 1.0, "batch_size": 24, "temperature": 0.1, "interpolation": 1.0},
+            "docids": {"branching": 4, "max_leaf_size": 4},
+            "generator": {"docid_tokens": "digits", "decoder": str(t5_folder)},
+            "objective": {"name": "ce", "distillation": 0.0},
+            "training": {"epochs": 2.0, "batch_size": 16, "learning_rate": 2e-3},
+            "search": {"beam_width": 10, "lexical_weight": 0.0, "token_weight": 0.0},
+        }
+    )
+    config = config.with_changes({"encoder": {"document_length": 16}, "contrastive": {"learning_rate": 1e-4}})
+    config = config.with_changes(sections)
+    write_config(config, path)
+    return path
+
+
+TIED: dict[str, dict[str, object]] = {
+    "generator": {"docid_tokens": "tied", "decoder": "", "num_layers": 0},
+    "objective": {"name": "estimate", "distillation": 0.5},
+}
+
+TINY = """
+dev_queries = 20
+[pseudo_queries]
+per_document = 2
+[encoder]
+name = "{encoder}"
+document_length = 24
+[contrastive]
+batch_size = 16
+epochs = 1.0
+[tokens]
+epochs = 0.0
+[training]
+batch_size = 32
+epochs = 1.0
+"""
+"""A configuration that trains in seconds, in the place of `example`."""

@@ -1,0 +1,6 @@
+"""Rows of tables."""
+
+
+def table_rows(text: str) -> list[list[str]]:
+    """The cells of the lines of Markdown tables."""
+    return [[cell.strip() for cell in line.strip("|").split("|")] for line in text.splitlines() if line.startswith("|")]

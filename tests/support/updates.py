@@ -1,0 +1,34 @@
+"""A small index of a few documents, to update."""
+
+import json
+
+import datasets
+
+from dsi import GenerativeRetriever, SearchConfig
+from dsi.docids.clustering import DocidsConfig, build_tree
+from dsi.docids.words.bm25 import BM25
+from tests.support.small import (
+    MINIPEDIA,
+    random_generator,
+    random_tied,
+)
+
+DOCUMENTS = [
+    {"doc_id": record["_id"], "title": record["title"], "text": record["text"]}
+    for record in map(json.loads, (MINIPEDIA / "corpus.jsonl").read_text(encoding="utf-8").splitlines()[:80])
+]
+
+
+QUERIES = ["noble gas", "electric current", "which metal is light", "cloud chamber"]
+
+
+def small_index(encoder, *, tied: bool = False) -> GenerativeRetriever:
+    """The first 50 of `DOCUMENTS`, with a random generator."""
+    old = DOCUMENTS[:50]
+    documents = datasets.Dataset.from_dict({name: [d[name] for d in old] for name in ("doc_id", "title")})
+    texts = encoder.document_texts([d["title"] for d in old], [d["text"] for d in old])
+    tree = build_tree(encoder.encode(texts, "document"), DocidsConfig(branching=4, max_leaf_size=4))
+    bm25 = BM25(documents["doc_id"], [f"{d['title']} {d['text']}" for d in old], k1=1.2, b=0.5)
+    config = SearchConfig(alpha=0.3, beam_width=12, lexical_weight=0.05 if tied else 0.0)
+    generator = random_tied(tree) if tied else random_generator(tree)
+    return GenerativeRetriever(encoder, tree, generator, documents, config, bm25)

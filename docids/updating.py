@@ -220,6 +220,7 @@ class _Growing:
     def assemble(self, embeddings: Floats, rows: NDArray[np.integer], tokens: TokenCodes | None) -> DocidTree:
         """Return the tree with its nodes renumbered: inner nodes breadth-first, documents in docid order."""
         tree, inner, documents = self.tree, self.tree.num_inner, self.tree.num_places
+        # 1) Cluster and digit of every node, new ones after the old.
         cluster_of_new, digit_of_new = np.array(self.new_places, dtype=np.int64).reshape(-1, 2).T
         parent = np.concatenate([tree.parents[:inner], np.array(self.opened.parent, dtype=np.int64)])
         cluster = np.concatenate([tree.parents[inner:], cluster_of_new])
@@ -227,6 +228,7 @@ class _Growing:
         digit = np.concatenate([[0], digits[: inner - 1], np.array(self.opened.digit, dtype=np.int64)])
         digit_in_cluster = np.concatenate([digits[inner - 1 :], digit_of_new])
 
+        # 2) Their new numbers.
         levels, number = _breadth_first(parent, digit)
         start, size = _document_ranges(levels, parent, np.bincount(cluster, minlength=len(parent)))
         position = start[cluster] + digit_in_cluster
@@ -237,6 +239,7 @@ class _Growing:
         first_child[parent[firsts]] = number[firsts]
         order = np.concatenate(levels)
 
+        # 3) What lies at the new numbers.
         doc_rows, trained = np.empty(len(position), np.int32), np.zeros(len(parent) + len(position), bool)
         added = position[np.fromiter(self.taken, dtype=np.int64)]
         doc_rows[position[:documents]] = tree.doc_rows

@@ -23,7 +23,6 @@ from dsi.commands.arguments import (
     search_options,
 )
 from dsi.commands.libraries import load_libraries
-from dsi.commands.main import run_command
 from dsi.commands.prompt import HELP, command_of, read_lines, readable
 from dsi.commands.queries_file import read_queries_file
 from dsi.commands.values import count, existing_file, output_file, query_text
@@ -204,7 +203,3 @@ def _show_json(query: str, hits: "Hits") -> None:
 
 def _json(**record: Any) -> str:
     return json.dumps(record, ensure_ascii=False)
-
-
-if __name__ == "__main__":
-    sys.exit(run_command(main, sys.argv[1:]))

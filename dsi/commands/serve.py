@@ -16,7 +16,6 @@ from typing import TYPE_CHECKING
 
 from dsi.commands.arguments import add_device, add_index, parser
 from dsi.commands.libraries import load_libraries
-from dsi.commands.main import run_command
 from dsi.commands.values import argument_of, count, flag, number
 
 if TYPE_CHECKING:
@@ -25,6 +24,7 @@ if TYPE_CHECKING:
 
 def main(argv: Sequence[str] | None = None) -> None:
     """Serve until a signal ends it."""
+    # 1) Check the arguments, before anything that takes time.
     given = _parse(argv)
     from dsi.integrations import extra
 
@@ -47,6 +47,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     values = {name: getattr(given, name) for name in [*limits, "cluster", "require_all"]}
     settings = ServerSettings(str(given.run), given.device, given.dtype, given.writable, given.allow_origin, **values)
     settings.check_token()
+    # 2) Load the libraries, and the index for several processes.
     load_libraries()
     from dsi.store.loading import load_index
 
@@ -54,6 +55,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))  # uvicorn raises the signal again when it has stopped
     if given.workers > 1:
         load_index(given.run, "cpu")  # a bad index is refused here; uvicorn starts processes that fail again and again
+    # 3) Serve.
     with tempfile.TemporaryDirectory(prefix="dsi-serve-") as counts:
         if given.workers > 1:
             os.environ["PROMETHEUS_MULTIPROC_DIR"] = counts  # the processes count together
@@ -117,7 +119,3 @@ def _limits() -> "dict[str, Setting]":
     from dsi.server.settings import ServerSettings
 
     return {name: setting for name, setting in declarations(ServerSettings).items() if setting.kind in (int, float)}
-
-
-if __name__ == "__main__":
-    sys.exit(run_command(main, sys.argv[1:]))

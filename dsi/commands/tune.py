@@ -3,12 +3,10 @@
 An index that was tuned since its last training or update is left as it is. From Python: `dsi.tune`.
 """
 
-import sys
 from collections.abc import Sequence
 
 from dsi.commands.arguments import add_data, add_device, add_index, parser
 from dsi.commands.libraries import load_libraries
-from dsi.commands.main import run_command
 from dsi.docids.files.checks import check_writable
 
 
@@ -33,7 +31,3 @@ def main(argv: Sequence[str] | None = None) -> None:
     chosen = {name: getattr(config, name) for name in ("alpha", "beam_width", "lexical_weight", "token_weight")}
     said = "was tuned on these queries already, and searches" if was_tuned else "searches"
     print(f"{arguments.run} {said} with {in_words(chosen)}")
-
-
-if __name__ == "__main__":
-    sys.exit(run_command(main, sys.argv[1:]))

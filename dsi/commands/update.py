@@ -7,12 +7,10 @@ each other.
 """
 
 import argparse
-import sys
 from collections.abc import Sequence
 
 from dsi.commands.arguments import add_device, add_index, parser
 from dsi.commands.libraries import load_libraries
-from dsi.commands.main import run_command
 from dsi.commands.values import collection_folder, count, existing_file, source_path
 from dsi.docids.files.checks import counted
 
@@ -78,7 +76,3 @@ def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
             "There is nothing to do; give --add FILE, --remove DOC_ID …, --remove-file FILE, --texts DIR or --vectors KIND."
         )
     return arguments
-
-
-if __name__ == "__main__":
-    sys.exit(run_command(main, sys.argv[1:]))

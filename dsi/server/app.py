@@ -60,12 +60,14 @@ def create_app(settings: ServerSettings) -> FastAPI:
         FileNotFoundError: no index in the folder, or a part is missing.
         ValueError: a file was altered, a setting is out of range, or `writable` without a token in the environment.
     """
+    # 1) Load the index.
     token = settings.check_token()
     metrics = Metrics(lambda: service.batcher.waiting, lambda: len(service.retriever.documents))
     service = Service(settings, metrics.batches.observe)
     if service.shards:
         metrics.add(service.shards.metrics())
 
+    # 2) Make the app.
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
         app.state.ready = True
@@ -86,6 +88,7 @@ def create_app(settings: ServerSettings) -> FastAPI:
         },
     )
     app.state.service, app.state.metrics, app.state.token, app.state.ready = service, metrics, token, False
+    # 3) Add middleware, the last one outermost, then errors and paths.
     app.add_middleware(JsonBodies)
     app.add_middleware(BodyLimit, most=settings.max_body)
     app.add_middleware(Failures)

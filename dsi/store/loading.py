@@ -379,6 +379,7 @@ def write_update(
         ChangedError: the index has another encoder, docids that these were not updated from, or it is in another state.
         ValueError: it was updated as often as a manifest may say.
     """
+    # 1) Compare the index on disk with these parts.
     manifest = read_manifest(folder)
     before = load_tree(part(folder, manifest, "docids"))
     models = {name: value for name, value in manifest["fingerprints"].items() if name in ("encoder", _TOKEN_MODEL)}
@@ -390,6 +391,7 @@ def write_update(
         raise ValueError(
             f"{folder} can be updated no more, it is in its last generation; save it with save_pretrained."
         )
+    # 2) Write the new parts beside the old ones, and remove what may hold removed documents.
     parts = {name: f"{name}-{generation}" for name in CHANGING}
     with replace_folder(folder / parts["docids"]) as partial:
         save_docids(tree, documents, partial, texts=True)
@@ -397,6 +399,7 @@ def write_update(
         with replace_folder(folder / parts["lexical"]) as partial:
             lexical.save(partial)
     _remove_left(folder, () if _trained_documents(tree) == _trained_documents(before) else _OF_DOCUMENTS)
+    # 3) Switch, and remove the old parts.
     old = {manifest["parts"].get(name, name) for name in CHANGING}
     files = {name: digest for name, digest in manifest["files"].items() if name.split("/")[0] not in old}
     fingerprints = {**manifest["fingerprints"], "docids": tree.fingerprint}

@@ -466,10 +466,9 @@ class TrainingRun:
             trained = finished["encoder"]
             encoder = Encoder.load(self.config.encoder, trained, self.device)
             if trained is None:
-                preflight.check_storable(self.config, encoder, self.processes)
+                preflight.check_storable(self.config.encoder.name, encoder, self.processes)
             preflight.check_encoder(self.config, encoder, len(self.collection.documents))
-            preflight.check_token_model(self.config, finished.get("token_model"), self.processes, self.device)
-            preflight.check_models(self.config, self._missing, self.device)
+            preflight.check_models(self.config, self._missing, self.processes, self.device)
         self._is_checked = True
 
     def _expected_keys(self, docid_sources: str) -> dict[str, str]:

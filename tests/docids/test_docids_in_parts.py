@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 import time
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -15,6 +16,8 @@ from dsi.docids.clustering import assemble, build_tree
 from dsi.docids.files.processes import Processes
 from dsi.docids.schemes import DocidsConfig, SchemeInput, kmeans, make_docids
 from tests.support.walks import shared
+
+ROOT = Path(__file__).parents[2]
 
 
 @pytest.fixture
@@ -81,8 +84,6 @@ import numpy as np
 from dsi.docids.clustering import build_tree
 from dsi.docids.schemes import DocidsConfig, kmeans
 from dsi.docids.vectors import VectorsConfig
-
-ROOT = Path(__file__).parents[2]
 kmeans.MOST_TOGETHER = 2000
 folder = Path(sys.argv[1])
 (folder / "parts").mkdir(exist_ok=True)

@@ -6,14 +6,12 @@ Measurements alternate, and medians are reported.
 """
 
 import argparse
-import sys
 from collections.abc import Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from dsi.commands.arguments import parser
 from dsi.commands.libraries import load_libraries
-from dsi.commands.main import run_command
 from dsi.commands.values import count, output_file
 
 if TYPE_CHECKING:
@@ -129,7 +127,3 @@ def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
     command_line.add_argument("--rounds", type=count, default=7, help="alternations")
     command_line.add_argument("--results", type=output_file, help="write the table as JSON")
     return command_line.parse_args(argv)
-
-
-if __name__ == "__main__":
-    sys.exit(run_command(main, sys.argv[1:]))

@@ -1,5 +1,6 @@
 """Embeddings of large collections: block by block, on disk, by any number of processes. Knows nothing of their use."""
 
+import logging
 from collections.abc import Callable, Iterator, Sequence
 from functools import cached_property
 from pathlib import Path
@@ -10,7 +11,9 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from dsi.contrastive.encoder import PLURALS, Encoder, TokenModel, has_words
+from dsi.contrastive.config import LONGEST_INPUT
+from dsi.contrastive.cutting import piece_text
+from dsi.contrastive.encoder import PLURALS, Encoder, TokenModel
 from dsi.contrastive.multi_vector import MultiVectorModel
 from dsi.contrastive.tokens import TokenHead
 from dsi.docids.data.collection import LazyTexts
@@ -21,6 +24,8 @@ from dsi.docids.files.reading import map_tensors
 from dsi.docids.files.storage import replacing, save_tensors, scratch_blocks, write_array
 from dsi.docids.token_vectors import TokenCodes
 
+logger = logging.getLogger(__name__)
+
 E = TypeVar("E", Encoder, MultiVectorModel)
 _TOKEN_BLOCKS = "*.tokens.safetensors"
 BLOCK = 16_384
@@ -28,53 +33,68 @@ BLOCK = 16_384
 
 
 class DocumentTexts(LazyTexts):
-    """The texts of documents for an encoder: the first segments of each, cut to the encoder's length.
+    """The texts of documents for an encoder: the pieces of each, cut to what the encoder reads.
 
     Args:
         encoder: reads the texts.
         documents: a table with title and text.
-        segments: per document, at most.
+        pieces: per document, at most.
     """
 
-    def __init__(self, encoder: Encoder, documents: datasets.Dataset, segments: int = 1) -> None:
-        self._encoder, self._documents, self._segments = encoder, documents, segments
+    def __init__(self, encoder: Encoder, documents: datasets.Dataset, pieces: int = 1) -> None:
+        self._encoder, self._documents, self._pieces = encoder, documents, pieces
+
+    @cached_property
+    def _cuts(self) -> tuple[NDArray[np.int32], NDArray[np.int64], int]:
+        """[texts, 3] first and last character of each piece and characters of the title; [documents] pieces; documents cut."""
+        numbers, counts, cut = [np.empty((0, 3), np.int32)], list[int](), 0
+        for start in range(0, len(self._documents), BLOCK):
+            table = self._documents[start : start + BLOCK]
+            cuts = self._encoder.cut(table["title"], table["text"], self._pieces)
+            numbers.append(np.array([(*span, own.title_end) for own in cuts for span in own.spans], dtype=np.int32))
+            counts += [len(own.spans) for own in cuts]
+            cut += sum(not own.is_whole for own in cuts)
+        return np.concatenate(numbers), np.array(counts, dtype=np.int64), cut
 
     @cached_property
     def rows(self) -> NDArray[np.int64]:
-        """[texts] document row of each text; with several segments a document, found by cutting all of them."""
-        rows = np.arange(len(self._documents))
-        if self._segments == 1:
-            return rows
-        starts = range(0, len(rows), BLOCK)
-        return np.repeat(
-            rows, [len(texts) for start in starts for texts in self._segments_between(start, start + BLOCK)]
-        )
+        """[texts] document row of each text."""
+        return np.repeat(np.arange(len(self._documents)), self._cuts[1])
+
+    @property
+    def spans(self) -> NDArray[np.int32] | None:
+        """[texts, 2] first character, and one past the last, of the document's text; None if every document is one text."""
+        return self._cuts[0][:, :2] if len(self) > len(self._documents) else None
+
+    @property
+    def count_cut(self) -> int:
+        """How many documents the encoder does not read to their ends."""
+        return self._cuts[2]
 
     def __len__(self) -> int:
-        return len(self.rows)
+        return len(self._cuts[0])
 
     def between(self, start: int, stop: int) -> list[str]:
         """Return the texts start..stop."""
-        first, last = self.rows[start], self.rows[stop - 1]
-        skipped = start - int(np.searchsorted(self.rows, first))
-        texts = [text for segments in self._segments_between(int(first), int(last) + 1) for text in segments]
-        return texts[skipped : skipped + stop - start]
+        rows = self.rows[start:stop]
+        table = self._documents[int(rows[0]) : int(rows[-1]) + 1]
+        return [
+            piece_text(table["title"][row], table["text"][row], (first, last), title_end)
+            for row, (first, last, title_end) in zip(
+                (rows - rows[0]).tolist(), self._cuts[0][start:stop].tolist(), strict=True
+            )
+        ]
 
-    def count_cut(self, most: int = 1000) -> tuple[int, int]:
-        """Return how many documents of an even sample have words that the encoder does not read, and the size of the sample."""
-        count = min(len(self._documents), most)
-        table = self._documents[np.linspace(0, len(self._documents) - 1, count).astype(int)]
-        return sum(map(self._is_cut, table["title"], table["text"])), count
 
-    def _is_cut(self, title: str, text: str) -> bool:
-        if has_words(text[sum(map(len, self._encoder.bodies(text, self._segments))) :]):
-            return True
-        (pieces,) = self._encoder.segment_texts([title], [text], self._segments)
-        return not all(map(self._encoder.reads_whole, pieces))
-
-    def _segments_between(self, start: int, stop: int) -> list[list[str]]:
-        table = self._documents[start:stop]
-        return self._encoder.segment_texts(table["title"], table["text"], self._segments)
+def warn_cut(cut: int, documents: int, pieces: int, encoder: Encoder) -> None:
+    """Warn that an encoder does not read some documents to their ends, in at most this many pieces each."""
+    if cut:
+        read = min(encoder.config.document_length, encoder.max_length or LONGEST_INPUT)
+        most = f"{pieces} pieces of at most {read} tokens" if pieces > 1 else f"{read} tokens"
+        logger.warning(
+            "%d of %d documents are longer than the encoder reads (%s; docids.pieces): only words find what follows.",
+            cut, documents, most,
+        )  # fmt: skip
 
 
 class QueryTexts(LazyTexts):
@@ -147,7 +167,7 @@ def encode_token_blocks(
     Args:
         model: of the documents.
         head: makes codes of its vectors.
-        texts: title and text of each document, or of each of its segments.
+        texts: title and text of each document, or of each of its pieces.
         folder: of the blocks; only for these texts.
         processes: share the work.
     """

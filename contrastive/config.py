@@ -41,7 +41,10 @@ class EncoderConfig:
     query_length: Length = 256
     """A query is cut at this many tokens."""
     document_length: Length = 256
-    """A document is its title followed by this many tokens of its text."""
+    """A text of at most this many tokens is read whole, after its title. With `docids.pieces` = 1 it is the first tokens of a
+    longer one."""
+    piece_length: Length = 128
+    """Tokens of a piece of a text that is not read whole."""
 
     def __post_init__(self) -> None:
         check_name("encoder.name", self.name.removeprefix(FRESH), "a sentence-transformers model (Hub name or folder)")

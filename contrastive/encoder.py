@@ -31,7 +31,8 @@ from torch.nn.utils.rnn import pad_sequence
 from transformers import AutoModel, PreTrainedTokenizerFast, T5Config, T5EncoderModel
 from transformers.utils import logging as transformers_logging
 
-from dsi.contrastive.config import FRESH, FRESH_T5, LONGEST_INPUT, PACKAGED, EncoderConfig
+from dsi.contrastive.config import FRESH, FRESH_T5, LONGEST_INPUT, LONGEST_PROMPT, PACKAGED, EncoderConfig
+from dsi.contrastive.cutting import DocumentCut, Lengths, cut_document, has_words, head_of, piece_text
 from dsi.contrastive.devices import check_device
 from dsi.contrastive.inference import for_inference
 from dsi.contrastive.models import TEXTS, check_inputs, load_complete, offline, write_model
@@ -65,6 +66,10 @@ _EXAMPLE_SHA256 = "53aa51172d142c89d9012cce15ae4d6cc0ca6895895114379cacb4fab128d
 
 _CHARACTERS, _MORE = 16, 16
 """Characters of a text that are read for a token at first, and tokens that are read beyond those that are needed."""
+
+
+_LEAST_ROOM = 16
+"""Tokens that a text has beside prompt and special tokens, at least."""
 
 
 class EncodedTexts(NamedTuple):
@@ -228,27 +233,33 @@ class Encoder:
 
     def document_texts(self, titles: Sequence[str], texts: Sequence[str]) -> list[str]:
         """Return the title, a space, and the first `document_length` tokens of the text, for each document."""
-        return [first for (first,) in self.segment_texts(titles, texts, 1)]
+        return [first for (first,) in self.piece_texts(titles, texts, 1)]
 
-    def segment_texts(self, titles: Sequence[str], texts: Sequence[str], segments: int) -> list[list[str]]:
-        """Return up to `segments` pieces of `document_length` tokens per document, at least one, each after the title."""
-        pieces: list[list[str]] = [[] for _ in texts]
-        rest = list(texts)
-        for segment in range(segments):
-            bodies = self._cut(rest, self.config.document_length)
-            for document, title, body in zip(pieces, titles, bodies, strict=True):
-                if body.strip() or segment == 0:
-                    document.append(f"{title} {body}".strip())
-            rest = [text[len(body) :] for text, body in zip(rest, bodies, strict=True)]
-        return pieces
+    def piece_texts(self, titles: Sequence[str], texts: Sequence[str], pieces: int) -> list[list[str]]:
+        """Return the pieces of each document as `cut` finds them, each after the title."""
+        return [
+            [piece_text(title, text, span, own.title_end) for span in own.spans]
+            for title, text, own in zip(titles, texts, self.cut(titles, texts, pieces), strict=True)
+        ]
 
-    def bodies(self, text: str, segments: int) -> list[str]:
-        """Return the parts of a text that `segment_texts` puts after the title."""
-        bodies: list[str] = []
-        while len(bodies) < segments and (text.strip() or not bodies):
-            bodies += self._cut([text], self.config.document_length)
-            text = text[len(bodies[-1]) :]
-        return bodies
+    def cut(self, titles: Sequence[str], texts: Sequence[str], pieces: int) -> list[DocumentCut]:
+        """Return where each document is cut into pieces that the encoder reads to their ends, at most `pieces` of them.
+
+        A document that is read whole, its text of at most `document_length` tokens, is one piece. Of any other one a piece has
+        `piece_length` tokens of the text, more where there would be too many, after the title, of which it reads a quarter of
+        the model's tokens. With `pieces` = 1 it is the title with the first `document_length` tokens, as long as that may be.
+        """
+        lengths, limit = Lengths(self.config.document_length, self.config.piece_length, pieces), self._room
+        heads = self._offsets(titles, limit + 1), self._offsets(texts, lengths.most(limit) + _MORE)
+        return [cut_document(*own, lengths, limit) for own in zip(titles, texts, *heads, strict=True)]
+
+    @property
+    def _room(self) -> int:
+        """Tokens of title and text that the model reads beside prompt and special tokens."""
+        limit, tokenizer = self.max_length, self.model.tokenizer
+        (prompt,) = self._offsets([self.model.prompts["document"] or ""], LONGEST_PROMPT)
+        taken = len(prompt) + tokenizer.num_special_tokens_to_add()
+        return max(_LEAST_ROOM, min(limit or LONGEST_INPUT, LONGEST_INPUT) - taken)
 
     def query_texts(self, queries: Sequence[str]) -> list[str]:
         """Return the first `query_length` tokens of each query; warns once if a query is cut."""
@@ -338,11 +349,6 @@ class Encoder:
             for token, (start, end) in zip(encoded["input_ids"], encoded["offset_mapping"], strict=True)
         ]
 
-    def reads_whole(self, text: str) -> bool:
-        """True if no token of a text made by `document_texts` is beyond the model's own limit."""
-        limit, spans = self.max_length, self.spans(text, "document")
-        return limit is None or len(spans) < limit or not has_words(text[max(span.end for span in spans) :])
-
     @cached_property
     def _special(self) -> Tensor:
         return torch.tensor(self.tokenizer.all_special_ids, dtype=torch.int64, device=self.model.device)
@@ -384,10 +390,17 @@ class Encoder:
 
     def _cut(self, texts: Sequence[str], length: int) -> list[str]:
         """Return the longest prefix of each text that has at most `length` tokens; a long text is read no further."""
-        prefixes, rest, most = list(texts), list(range(len(texts))), length + _MORE
-        size = _CHARACTERS * most
+        return [
+            text[: max((end for _, end in offsets[:length]), default=0)]
+            for text, offsets in zip(texts, self._offsets(texts, length + _MORE), strict=True)
+        ]
+
+    def _offsets(self, texts: Sequence[str], most: int) -> list[list[tuple[int, int]]]:
+        """Return the first and last character of each of the first `most` tokens of texts, which are read no further."""
+        found: list[list[tuple[int, int]]] = [[] for _ in texts]
+        rest, size = list(range(len(texts))), _CHARACTERS * most
         while rest:
-            heads = [_head(texts[number], size) for number in rest]
+            heads = [head_of(texts[number], size) for number in rest]
             with self._tokenizing, catching_panics():
                 encoded = self.tokenizer(
                     heads, truncation=True, max_length=most, add_special_tokens=False, return_offsets_mapping=True
@@ -397,9 +410,9 @@ class Encoder:
                 if len(offsets) < most and len(head) < len(texts[number]):
                     longer.append(number)
                 else:
-                    prefixes[number] = head[: max((end for _, end in offsets[:length]), default=0)]
+                    found[number] = offsets
             rest, size = longer, 4 * size
-        return prefixes
+        return found
 
 
 def check_similarity(model: SentenceTransformer, name: str) -> None:
@@ -409,19 +422,6 @@ def check_similarity(model: SentenceTransformer, name: str) -> None:
             f"encoder.name {name!r} must compare embeddings by cosine or dot, got {similarity}; choose another model, or save "
             'it with model.similarity_fn_name = "cosine".'
         )
-
-
-def has_words(text: str) -> bool:
-    """True if a text has a letter or a digit: what a cut leaves out may be space, or characters that nobody sees."""
-    return any(map(str.isalnum, text))
-
-
-def _head(text: str, size: int) -> str:
-    """Return a text up to the last space in its first `size` characters, or all of it."""
-    if len(text) <= size:
-        return text
-    head = text[:size]
-    return head[: end if (end := head.rfind(" ")) > 0 else size]
 
 
 @lru_cache(maxsize=1)

@@ -42,7 +42,7 @@ class QueryExample(NamedTuple):
 
     Attributes:
         states: [tokens, state_dim] of its tokens that are not special ones, of length 1, in half precision.
-        positives: one row a relevant document: its segment that is nearest to the query.
+        positives: one row a relevant document: its piece that is nearest to the query.
         relevant: all rows of relevant documents.
         negatives: other rows with the highest scores.
     """
@@ -89,7 +89,7 @@ def query_examples(
     Args:
         encoder: of the queries.
         judged: the queries.
-        embeddings: [n, embedding_dim] of the documents or their segments.
+        embeddings: [n, embedding_dim] of the documents or their pieces.
         rows: [n] row of the document table of each, ascending.
         score: returns scores [m, n] of all of them for the texts and embeddings of m queries, to find hard negatives.
         rng: draws the queries.
@@ -139,7 +139,7 @@ def train_query_head(
     """Return the token vectors with a matrix of their own for queries; the same vectors where dev queries lose by it.
 
     Args:
-        tokens: of the documents or their segments, by row.
+        tokens: of the documents or their pieces, by row.
         train: the queries to learn from.
         dev: other queries, which decide.
         epochs: passes over the train queries.

@@ -25,7 +25,7 @@ from dsi.contrastive.models import check_inputs, write_model
 from dsi.docids.files.progress import Bar
 from dsi.docids.files.reading import catching_panics
 from dsi.docids.files.storage import save_tensors
-from dsi.docids.types import Ints
+from dsi.docids.types import Floats, Ints
 from dsi.docids.words.bm25 import BM25, BM25_MODEL, Lexical, LexicalConfig
 from dsi.docids.words.postings import Postings, lists_problem, postings_arrays, read_postings
 from dsi.docids.words.term_scores import Terms, TermScorer
@@ -141,6 +141,15 @@ class SparseIndex(Lexical):
         vectors = self.model.encode(queries, "query") if len(queries) else sparse.csr_array((0, 1), dtype=np.float32)
         rows = [slice(*ends) for ends in pairwise(vectors.indptr.tolist())]
         return [Terms(vectors.indices[row].astype(np.int64), vectors.data[row]) for row in rows]
+
+    def best_score(self, query: str, terms: Terms) -> float:
+        """Return what a document with the highest weight of each of a query's terms would score."""
+        return float((np.maximum(terms.factors, 0) * self._peaks[terms.numbers]).sum())
+
+    @cached_property
+    def _peaks(self) -> Floats:
+        """[terms] the highest weight of each among the documents."""
+        return np.asarray(self.postings.merge().max(axis=1).toarray(), dtype=np.float32).ravel()
 
     def term_names(self, query: str) -> list[str]:
         """Return the tokens of a query's vector, without the marks of a tokenizer."""

@@ -49,7 +49,9 @@ def build_tree(
     return assemble(make_docids(documents), embeddings)
 
 
-def assemble(docids: Docids, embeddings: Floats, tokens: TokenVectors | None = None) -> DocidTree:
+def assemble(
+    docids: Docids, embeddings: Floats, tokens: TokenVectors | None = None, spans: Ints | None = None
+) -> DocidTree:
     """Build the docid tree of docids; its vectors are written to scratch files, block by block.
 
     Args:
@@ -57,6 +59,7 @@ def assemble(docids: Docids, embeddings: Floats, tokens: TokenVectors | None = N
         embeddings: [N, dim] of the docids, perhaps memory-mapped; or fewer, of the documents, each of which gives its embedding
             to all its docids.
         tokens: of the same texts, in the same order.
+        spans: [N, 2] characters start to end of the piece of a text that each docid is of; none if each is of a whole one.
     """
     order, levels = _clusters(docids.paths)
     ranges = np.concatenate(levels)
@@ -76,7 +79,8 @@ def assemble(docids: Docids, embeddings: Floats, tokens: TokenVectors | None = N
     ordered = _take(embeddings, source, np.float16 if embeddings.dtype == np.float16 else np.float32)
     vectors = Vectors((_means_below(ordered, doc_start, doc_end),)), Vectors((ordered,))
     tokens = None if tokens is None else replace(tokens, order=source)
-    return DocidTree(first_child, num_children, doc_start, doc_end, doc_rows, *vectors, tokens=tokens)
+    spans = None if spans is None else spans[source].astype(np.int32)
+    return DocidTree(first_child, num_children, doc_start, doc_end, doc_rows, *vectors, tokens=tokens, spans=spans)
 
 
 def _clusters(paths: Ints) -> tuple[Ints, list[Ints]]:

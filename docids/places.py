@@ -8,15 +8,12 @@ from dsi.docids.types import Floats
 from dsi.docids.vectors import BLOCK
 
 
-def document_scores(queries: Floats, documents: Floats) -> Floats:
-    """[queries, documents] dot products of queries [queries, dim] and the best places of documents [documents, places, dim].
-
-    >>> document_scores(np.eye(2), np.array([[[1.0, 2.0], [3.0, 0.0]]])).tolist()
-    [[3.0], [2.0]]
-    """
-    count, places, dim = documents.shape
-    scores: Floats = (queries @ documents.reshape(-1, dim).T).reshape(-1, count, places).max(axis=2)
-    return scores
+def document_scores(queries: Floats, tree: DocidTree) -> Floats:
+    """[queries, documents] dense scores of queries [queries, dim]: those of the best place of each document."""
+    scores = tree.embeddings.products(queries)
+    if tree.place_costs is not None:
+        scores -= tree.place_costs
+    return np.maximum.reduceat(scores[:, tree.by_row], tree.first_places, axis=1)
 
 
 def nearest_places(tree: DocidTree, rows: NDArray[np.integer], vectors: Floats) -> NDArray[np.integer]:

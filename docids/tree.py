@@ -2,8 +2,8 @@
 
 Inner nodes are numbered breadth-first from the root (0); the document at docid position p is node num_inner + p. A node's
 children are either all inner nodes or all documents, numbered consecutively; the documents below a node are the positions
-doc_start..doc_end. So a digit is an offset and a subtree a slice. A document with several docids is at several positions, its
-places. Knows nothing of how a tree was made, of texts or models.
+doc_start..doc_end. So a digit is an offset and a subtree a slice. A document with several docids, one
+a piece of its text, is at several positions, its places. Knows nothing of how a tree was made, of texts or models.
 """
 
 import hashlib
@@ -24,6 +24,8 @@ from dsi.docids.vectors import BLOCK, LARGE, Vectors, VectorsConfig, read_codec
 
 MOST_PLACES = 100
 """Docids of one document, at most."""
+PIECE_COST = 0.02
+"""Of the spread of a tree's vectors: what each doubling of a document's pieces takes from its dense score."""
 MOST_LEVELS = 1000
 """Digits of a docid, at most; a search takes a step a level."""
 _STRUCTURE = ("first_child", "num_children", "doc_start", "doc_end", "doc_rows")
@@ -44,7 +46,10 @@ class DocidTree:
         codes: [N, dim] the embeddings in few bytes, by which a large tree is searched; None in a small one.
         trained: [I + N] by node: True if the decoder was trained with it; False for nodes that updates added.
         origin: sha256 of the tree the decoder was trained for, if this one was updated since; else empty.
-        segments: pieces of a text that get a place each, at most.
+        pieces: of a text that get a place each, at most.
+        piece_cost: what each doubling of a document's places takes from its dense score, as more of them have more chances.
+        spans: [N, 2] first character, and one past the last, of the piece of the text at each docid position; None if each
+            document is one piece.
         tokens: token vectors of the text at each docid position, saved in a file of their own; None if there are none.
     """
 
@@ -58,7 +63,9 @@ class DocidTree:
     codes: Vectors | None = None
     trained: NDArray[np.bool_] = field(default_factory=lambda: np.zeros(0, dtype=bool))
     origin: NDArray[np.uint8] = field(default_factory=lambda: np.zeros(0, dtype=np.uint8))
-    segments: int = 1
+    pieces: int = 1
+    piece_cost: float = 0.0
+    spans: Ints | None = None
     tokens: TokenVectors | None = None
 
     def __post_init__(self) -> None:
@@ -90,7 +97,22 @@ class DocidTree:
         """Largest number of places of a document; 1 if each has one docid."""
         if self.num_rows == self.num_places - self.num_removed:  # every row has one
             return 1
-        return int(np.bincount(self.doc_rows[self.doc_rows >= 0]).max(initial=1))
+        return int(self.place_counts.max(initial=1))
+
+    @cached_property
+    def place_counts(self) -> Numbers:
+        """[documents] how many places each collection row has."""
+        return np.bincount(self.doc_rows[self.doc_rows >= 0], minlength=self.num_rows)
+
+    @cached_property
+    def place_costs(self) -> NDArray[np.float32] | None:
+        """[N] what is taken from the dense score at each docid position, by the pieces of its document; None if nothing is."""
+        if not self.piece_cost or self.most_places == 1:
+            return None
+        costs = np.append(self.piece_cost * np.log2(self.place_counts), 0.0).astype(
+            np.float32
+        )  # the last for free places
+        return costs[self.doc_rows]
 
     @cached_property
     def levels(self) -> list[slice]:
@@ -150,6 +172,11 @@ class DocidTree:
         if self.most_places == 1:
             return self.positions
         return np.argsort(self.doc_rows, kind="stable")[self.num_removed :].astype(np.int32)
+
+    @cached_property
+    def first_places(self) -> Numbers:
+        """[documents] where the places of each collection row begin in `by_row`."""
+        return np.cumsum(self.place_counts) - self.place_counts
 
     @cached_property
     def places(self) -> Ints:
@@ -253,6 +280,14 @@ class DocidTree:
         rows = self.doc_rows[start:end]
         return rows[rows >= 0]
 
+    def spans_at(self, positions: NDArray[np.integer]) -> list[tuple[int, int] | None]:
+        """Return `spans` at docid positions [n]; None for a document of one piece."""
+        if self.spans is None:
+            return [None] * len(positions)
+        counts = self.place_counts[self.doc_rows[positions]]
+        pairs = zip(self.spans[positions].tolist(), counts.tolist(), strict=True)
+        return [(start, end) if count > 1 else None for (start, end), count in pairs]
+
     def stored_as(self, config: VectorsConfig) -> "DocidTree":
         """Return the tree with its vectors in fewer bytes; nodes share the product quantiser of documents.
 
@@ -273,8 +308,11 @@ class DocidTree:
         arrays = {name: getattr(self, name) for name in (*_STRUCTURE, "origin")}
         if not self.trained.all():
             arrays["trained"] = self.trained
-        if self.segments > 1:
-            arrays["segments"] = np.array([self.segments], dtype=np.int32)
+        if self.pieces > 1:
+            arrays["pieces"] = np.array([self.pieces], dtype=np.int32)
+            arrays["piece_cost"] = np.array([self.piece_cost], dtype=np.float32)
+        if self.spans is not None:
+            arrays["spans"] = self.spans
         for name in _VECTORS:
             vectors: Vectors | None = getattr(self, name)
             if vectors is not None:
@@ -292,18 +330,27 @@ class DocidTree:
         """
         if not path.exists():
             raise FileNotFoundError(f"{path} does not exist; build the docids first (dsi train --stage docids).")
-        arrays: dict[str, Any] = read_tensors(path, _ARRAYS, ("trained", "origin", "segments", "codes", *_CODECS))
+        arrays: dict[str, Any] = read_tensors(
+            path, _ARRAYS, ("trained", "origin", "pieces", "piece_cost", "spans", "codes", *_CODECS)
+        )
         vectors = {name: Vectors((arrays[name],), read_codec(arrays, name)) for name in _VECTORS if name in arrays}
         structure = {name: array for name, array in arrays.items() if name not in _CODECS}
-        segments = int(structure.pop("segments", np.ones(1)).clip(1, MOST_PLACES).max(initial=1))
-        return cls(**structure | vectors, segments=segments)
+        pieces = int(structure.pop("pieces", np.ones(1)).clip(1, MOST_PLACES).max(initial=1))
+        cost = float(structure.pop("piece_cost", np.zeros(1)).max(initial=0.0))
+        return cls(**structure | vectors, pieces=pieces, piece_cost=cost)
 
     def problem(self) -> str:
         """Return what is wrong with the arrays, which a search follows unchecked, or an empty string."""
         inner, documents = self.num_inner, self.num_places
         if any(len(getattr(self, name)) != inner for name in ("num_children", "doc_start", "doc_end", "centroids")):
             return "arrays of inner nodes differ in length"
-        if not documents or self.doc_rows.min() < -1 or self.trained.view(np.uint8).max(initial=0) > 1:
+        is_flag = self.trained.view(np.uint8).max(initial=0) <= 1
+        if (
+            not documents
+            or self.doc_rows.min() < -1
+            or not is_flag
+            or not _are_pieces(self.spans, self.piece_cost, documents)
+        ):
             return "some values are out of range"
         if len(self.embeddings) != documents or not self._has_all_rows():
             return "documents are missing"
@@ -357,6 +404,18 @@ class DocidTree:
         return "" if np.array_equal(end[followed], start[followed + 1]) else "the documents of siblings overlap"
 
 
+def _are_pieces(spans: Ints | None, cost: float, documents: int) -> bool:
+    if not np.isfinite(cost) or spans is None:
+        return bool(np.isfinite(cost))
+    return spans.shape == (documents, 2) and bool((spans[:, 0] >= 0).all() and (spans[:, 1] >= spans[:, 0]).all())
+
+
+def piece_cost(embeddings: Vectors | NDArray[np.float32], centroid: NDArray[np.float32]) -> float:
+    """Return `DocidTree.piece_cost` of vectors [N, dim] with a mean [dim], in the units of their dot products."""
+    blocks = (np.asarray(embeddings[start : start + BLOCK]) - centroid for start in range(0, len(embeddings), BLOCK))
+    return PIECE_COST * sum(float((block**2).sum()) for block in blocks) / len(embeddings)
+
+
 def ranges(first: Numbers, counts: Numbers) -> Numbers:
     """[total] the numbers first, first + 1, … (`counts` of them) of all entries one after the other.
 
@@ -379,7 +438,9 @@ _ARRAYS: dict[str, tuple[type[np.generic] | tuple[type[np.generic], ...], int]] 
     **_CODECS,
     "trained": (np.bool_, 1),
     "origin": (np.uint8, 1),
-    "segments": (np.int32, 1),
+    "pieces": (np.int32, 1),
+    "piece_cost": (np.float32, 1),
+    "spans": (np.int32, 2),
 }
 """{array on disk: element types and dimensions}."""
 

@@ -36,8 +36,15 @@ def remove_documents(tree: DocidTree, rows: NDArray[np.integer]) -> DocidTree:
     embeddings = _with_rows(tree.embeddings, changed, zeros)
     codes = _with_rows(tree.codes, changed, zeros) if tree.codes else None
     tokens = tree.tokens.without(changed) if tree.tokens else None
+    spans = None if tree.spans is None else np.where(free[:, None], np.int32(0), tree.spans)
     smaller = replace(
-        tree, doc_rows=doc_rows, embeddings=embeddings, codes=codes, origin=tree.origin_bytes, tokens=tokens
+        tree,
+        doc_rows=doc_rows,
+        embeddings=embeddings,
+        codes=codes,
+        origin=tree.origin_bytes,
+        tokens=tokens,
+        spans=spans,
     )
     return _with_means(smaller, changed)
 
@@ -60,6 +67,7 @@ def add_documents(
     embeddings: Floats,
     rows: NDArray[np.integer] | None = None,
     tokens: TokenCodes | None = None,
+    spans: NDArray[np.integer] | None = None,
 ) -> DocidTree:
     """Return the tree with more documents, which take the next rows of the document table.
 
@@ -68,6 +76,7 @@ def add_documents(
         embeddings: [n, dim] of the new documents.
         rows: [n] new document, from 0, of each embedding, if some have several places.
         tokens: of the n texts, for a tree with token vectors.
+        spans: [n, 2] characters start to end of the piece of a text that each is of, for a tree of pieces.
 
     Raises:
         ValueError: their dimension is not the tree's, values are not finite, or tokens of other texts.
@@ -82,7 +91,7 @@ def add_documents(
     growing = _Growing(tree)
     for embedding in embeddings:
         growing.place(embedding)
-    return growing.assemble(embeddings, np.arange(len(embeddings)) if rows is None else rows, tokens)
+    return growing.assemble(embeddings, np.arange(len(embeddings)) if rows is None else rows, tokens, spans)
 
 
 @dataclass
@@ -217,7 +226,13 @@ class _Growing:
 
     # The resulting tree.
 
-    def assemble(self, embeddings: Floats, rows: NDArray[np.integer], tokens: TokenCodes | None) -> DocidTree:
+    def assemble(
+        self,
+        embeddings: Floats,
+        rows: NDArray[np.integer],
+        tokens: TokenCodes | None,
+        spans: NDArray[np.integer] | None,
+    ) -> DocidTree:
         """Return the tree with its nodes renumbered: inner nodes breadth-first, documents in docid order."""
         tree, inner, documents = self.tree, self.tree.num_inner, self.tree.num_places
         # 1) Cluster and digit of every node, new ones after the old.
@@ -262,10 +277,18 @@ class _Growing:
             codes=tree.codes.rearrange(source, embeddings) if tree.codes else None,
             trained=trained,
             origin=tree.origin_bytes,
-            segments=tree.segments,
+            pieces=tree.pieces,
+            piece_cost=tree.piece_cost,
+            spans=None if spans is None else _with_spans(tree, spans)[source],
             tokens=tree.tokens.arranged(source, tokens) if tree.tokens and tokens else None,
         )
         return _with_means(larger, added)
+
+
+def _with_spans(tree: DocidTree, spans: NDArray[np.integer]) -> NDArray[np.int32]:
+    """Return the spans of a tree, and then those of new pieces."""
+    old = np.zeros((tree.num_places, 2), np.int32) if tree.spans is None else tree.spans
+    return np.concatenate([old, spans.astype(np.int32)])
 
 
 def _breadth_first(parent: NDArray[np.int64], digit: NDArray[np.int64]) -> tuple[list[NDArray[np.int64]], Ints]:

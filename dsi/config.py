@@ -29,8 +29,8 @@ _MOST_BASES = 10
 """Configurations that a configuration stands on."""
 
 
-LEXICAL_WEIGHT, TOKEN_WEIGHT = 0.03, 1.0
-"""What we recommend beside cosines for BM25 and late interaction, chosen across collections (docs/experiments/search.md)."""
+LEXICAL_WEIGHT, TOKEN_WEIGHT = 0.5, 1.0
+"""What we recommend beside cosines for words and late interaction, chosen across collections (docs/experiments/search.md)."""
 
 _NO_TRAINING = {
     "pseudo_queries": {"method": "none"},

@@ -26,7 +26,7 @@ from dsi.docids.tree import MOST_LEVELS, MOST_PLACES
 from dsi.docids.types import Bools, Floats, Ints, Numbers
 from dsi.docids.vectors import BLOCK
 
-_CLUSTERING = ("branching", "max_leaf_size", "segments")
+_CLUSTERING = ("branching", "max_leaf_size", "pieces")
 
 FILE = "file"
 """The scheme of docids in a file; a configuration names the file."""
@@ -36,7 +36,7 @@ SCHEMES = {
     "balanced": _CLUSTERING,  # k-means whose clusters differ in size by at most one
     "random": _CLUSTERING,  # digits that mean nothing: a control
     "title": (),  # the tokens of the title
-    FILE: ("segments",),  # read from a file, which is the method
+    FILE: ("pieces",),  # read from a file, which is the method
 }
 """{`DocidsConfig.scheme`: settings that it reads}; the scheme is the function `make` in `dsi.docids.schemes.SCHEME`."""
 
@@ -55,15 +55,16 @@ class DocidsConfig:
     """The scheme: "kmeans" (the paper), "balanced" (k-means whose clusters differ in size by at most one), "random"
     (digits that mean nothing: a control), "title" (tokens of titles), or one that another package adds. Or a file NAME.tsv of
     docids: a line a docid, the doc_id, a tab, and digits with spaces between them. A document may have several lines; with
-    `segments` they are those of its pieces, in order."""
+    `pieces` they are those of its pieces, in order."""
     branching: Whole = 0
     """Clusters a split; digits a level. 0 chooses: as many as clusters half as large as `max_leaf_size` need, so that few
     are split again, and at most 64."""
     max_leaf_size: Count = 20
     """A cluster of at most this many documents is not split."""
-    segments: Annotated[int, Field(ge=1, le=MOST_PLACES)] = 1
-    """Number of pieces of a document's text that get a docid each: its first ones, of `encoder.document_length` tokens, each
-    after the title. A short document has fewer. A document scores as its best docid does."""
+    pieces: Annotated[int, Field(ge=0, le=MOST_PLACES)] = 0
+    """The most pieces of a document's text, each after the title, that get a docid each; a text that the encoder reads whole is
+    one (`encoder.document_length`, `encoder.piece_length`). A document scores as its best piece does. 1 reads the beginning of
+    each text alone. 0 chooses: 100 where docids are clusters, 1 where they are titles, a file or another package's."""
 
     def __post_init__(self) -> None:
         built_in = self.scheme in SCHEMES and self.method != FILE
@@ -80,6 +81,11 @@ class DocidsConfig:
     def scheme(self) -> str:
         """Name of the scheme that makes the docids; "file" if they are read from one."""
         return FILE if self.method.endswith(".tsv") else self.method
+
+    @property
+    def most_pieces(self) -> int:
+        """The most pieces of a document, chosen where `pieces` is 0."""
+        return self.pieces or (MOST_PLACES if "branching" in SCHEMES.get(self.scheme, ()) else 1)
 
     def clusters(self, documents: int) -> int:
         """Return the number of clusters into which a cluster of `documents` is split.
@@ -115,7 +121,7 @@ class TitleModel(Protocol):
 class SchemeInput:
     """The input of a scheme: documents in collection order, already checked.
 
-    If documents have several segments, N counts segments, and each entry is that of a segment or of its document.
+    If documents have several pieces, N counts pieces, and each entry is that of a piece or of its document.
 
     Attributes:
         embeddings: [N, dim] of the documents, perhaps memory-mapped.
@@ -124,7 +130,7 @@ class SchemeInput:
         doc_ids: [N] the user's keys, for a scheme that needs them; otherwise empty.
         titles: [N] for a scheme that reads them.
         texts: [N] title and text, read by slices, for a scheme that reads them.
-        rows: [N] the document of each segment, ascending from 0; None if each document is one.
+        rows: [N] the document of each piece, ascending from 0; None if each document is one.
         title_model: for a scheme that reads titles by the token.
         seed: of k-means, or of what is drawn at random; one seed gives one tree.
         processes: share the work; each calls the scheme and gets the same docids.
@@ -279,7 +285,7 @@ def make_docids(documents: SchemeInput) -> Docids:
 
 
 def _count_documents(docids: Docids, documents: SchemeInput) -> int:
-    """Return how many documents have a path, or how many segments if documents have several."""
+    """Return how many documents have a path, or how many pieces if documents have several."""
     if docids.rows is None or documents.rows is not None:
         return len(docids.paths)
     return int(docids.rows[-1]) + 1

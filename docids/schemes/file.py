@@ -1,6 +1,6 @@
 """Docids read from a file: per line a doc_id, a tab, and numbers separated by spaces.
 
-A document may have several lines; if documents have segments, one per segment, in order.
+A document may have several lines; if documents have pieces, one per piece, in order.
 """
 
 from collections import Counter
@@ -24,39 +24,39 @@ _Lines = dict[str, list[tuple[int, tuple[int, ...]]]]
 
 def make(documents: SchemeInput) -> Docids:
     """Return the docids in the file `config.method`; raises as `read_docids`."""
-    return read_docids(Path(documents.config.method), documents.doc_ids, segmented=documents.rows is not None)
+    return read_docids(Path(documents.config.method), documents.doc_ids, in_pieces=documents.rows is not None)
 
 
-def read_docids(path: Path, doc_ids: Sequence[str], *, segmented: bool = False) -> Docids:
+def read_docids(path: Path, doc_ids: Sequence[str], *, in_pieces: bool = False) -> Docids:
     """Return the docids of documents in a file.
 
     Args:
         path: of the file.
         doc_ids: of all documents, in collection order.
-        segmented: True if `doc_ids` are those of all segments, and so repeat.
+        in_pieces: True if `doc_ids` are those of all pieces, and so repeat.
 
     Raises:
         FileNotFoundError: no such file.
-        ValueError: a malformed line, an unknown or missing document, a segment without a line, or a path equal to another or a
+        ValueError: a malformed line, an unknown or missing document, a piece without a line, or a path equal to another or a
             prefix of it; the message names the line.
     """
     if not path.is_file():
         raise FileNotFoundError(
             f"docids.method names {path}, which does not exist; give the place of a file of docids."
         )
-    segments = Counter(doc_ids)
-    lines = _read(path, segments.keys())
-    missing = [doc_id for doc_id in segments if doc_id not in lines]
+    pieces = Counter(doc_ids)
+    lines = _read(path, pieces.keys())
+    missing = [doc_id for doc_id in pieces if doc_id not in lines]
     if missing:
         raise ValueError(
             f"{path} has no line for the document {missing[0]!r} (and {len(missing) - 1} more); give every document of "
             "the collection one."
         )
-    if segmented:
-        _check_segments(path, lines, segments)
-    ordered = [line for doc_id in segments for line in lines[doc_id]]
+    if in_pieces:
+        _check_pieces(path, lines, pieces)
+    ordered = [line for doc_id in pieces for line in lines[doc_id]]
     _check_prefixes(path, sorted(ordered, key=lambda line: line[1]))
-    counts = [len(lines[doc_id]) for doc_id in segments]
+    counts = [len(lines[doc_id]) for doc_id in pieces]
     rows = np.repeat(np.arange(len(counts)), counts) if max(counts) > 1 else None
     return Docids(pad_paths([digits for _, digits in ordered]), rows)
 
@@ -94,13 +94,13 @@ def _number(digit: str, source: str) -> int:
     return number
 
 
-def _check_segments(path: Path, lines: _Lines, segments: Mapping[str, int]) -> None:
-    """Raise ValueError unless every document has a line for each of its segments."""
-    for doc_id, count in segments.items():
+def _check_pieces(path: Path, lines: _Lines, pieces: Mapping[str, int]) -> None:
+    """Raise ValueError unless every document has a line for each of its pieces."""
+    for doc_id, count in pieces.items():
         if len(docids := lines[doc_id]) != count:
             raise ValueError(
-                f"{path}, line {docids[-1][0]}: the document {doc_id!r} has {len(docids)} docids for {count} segments; give "
-                "each segment one, or set docids.segments to 1."
+                f"{path}, line {docids[-1][0]}: the document {doc_id!r} has {len(docids)} docids for {count} pieces; give "
+                "each piece one, or set docids.pieces to 1."
             )
 
 

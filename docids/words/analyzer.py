@@ -1,6 +1,13 @@
-"""The terms of a text, as BM25 counts them: words in lower case, without English stop words, reduced to their stems.
+"""The terms of a text, as BM25 counts them: words of every script, folded, without English stop words, reduced to stems.
 
-A word is a run of letters, digits and underscores, and of the marks that belong to letters, as the vowels of Devanagari.
+A term is what a document and a query have in common when they say the same:
+
+- Letters in any form: NFKC, case folding ("ＡＢＣ" is "abc", "Straße" is "strasse"), no accents, no invisible characters.
+- A word is a run of letters, digits and underscores, and of the marks that belong to letters, as the vowels of Devanagari. One
+  letter or digit is a word too ("C", "R"), unless an apostrophe ties it to another ("Planck's").
+- Scripts without spaces (Han, Kana, Hangul; Thai, Lao, Khmer, Burmese) become overlapping pairs of letters, as in Lucene's
+  CJKAnalyzer, and alphabets triples too; a single letter stays.
+- Identifiers are found whole and in parts: max_seq_length, HTTPServerFactory, Node.js; "U.S.A." is "usa"; C++, C#, .NET.
 
 Stems are those of the Snowball stemmers (Porter 2001), by PyStemmer. Knows nothing of documents or scores.
 """
@@ -8,10 +15,13 @@ Stems are those of the Snowball stemmers (Porter 2001), by PyStemmer. Knows noth
 import re
 import threading
 import unicodedata
+from collections.abc import Iterable, Iterator
+from itertools import chain
+from typing import Any
 
 import Stemmer
 
-ENGLISH, NO_STEMS = "english", "none"
+FOUND, ENGLISH, NO_STEMS = "auto", "english", "none"
 LANGUAGES = tuple(name for name in Stemmer.algorithms() if not name.endswith("porter"))
 """Languages that have a stemmer."""
 STOP_WORDS = frozenset(
@@ -25,32 +35,127 @@ scikit-learn is imported."""
 _MARKS = "".join(char for char in map(chr, range(0x10000)) if unicodedata.category(char).startswith("M"))
 WORD_CHARACTERS = rf"\w{_MARKS}"
 """What words consist of, for a class of a regular expression."""
-_TERM = re.compile(rf"[{WORD_CHARACTERS}]{{2,}}")  # two or more, as in bm25s and scikit-learn
-_STEMMERS = threading.local()  # a stemmer serves one thread
+_INVISIBLE = re.compile("[\u00ad\u200b-\u200f\u2060-\u2064\ufeff]")
+_SYLLABIC = "\u1100-\u11ff\u3040-\u30ff\u3400-\u9fff\uac00-\ud7af\U00020000-\U0003134f"  # Han, Kana, Hangul
+_ALPHABETIC = "\u0e00-\u0eff\u1000-\u109f\u1780-\u17ff"  # Thai, Lao, Burmese, Khmer
+_UNSPACED = re.compile(f"([{_SYLLABIC}]+|[{_ALPHABETIC}]+)")
+_ALPHABETS = re.compile(f"[{_ALPHABETIC}]")
+_LETTER = re.compile(f".[{_MARKS}]*")
+_ACCENT = re.compile("[\u0300-\u036f]")
+_PART = re.compile(r"[^\W\d_]?[^\W\d_A-Z]+|[A-Z]+(?![a-z])|\d+")
 
 
-def as_compared(text: str) -> str:
-    """Return a text in lower case, each letter with its accents one character where there is one (Unicode's NFC)."""
-    return unicodedata.normalize("NFC", text.lower())
+def _tokens(word: str) -> re.Pattern[str]:
+    """Return what finds tokens, given the class of the characters of words: words and dotted names, C++, one letter, .NET."""
+    return re.compile(
+        rf"{word}{{2,}}(?:\.{word}+)*|{word}(?:\.{word}+)+|{word}(?:\+\+|#(?!{word}))|(?<!['’]){word}(?!['’])"
+        rf"|(?<!\S)\.{word}{{2,}}"
+    )
 
 
-def words(text: str, language: str) -> list[str]:
-    """Return the words of a text in lower case, in order; of an English one without stop words."""
-    found = _TERM.findall(as_compared(text))
-    return [word for word in found if word not in STOP_WORDS] if language == ENGLISH else found
+_TOKEN, _ASCII_TOKEN = _tokens(f"[{WORD_CHARACTERS}]"), _tokens("[A-Za-z0-9_]")
+_MOST_CACHED = 1 << 20
+"""Tokens whose terms an analyzer remembers, at most."""
 
 
-def stems(words: list[str], language: str) -> list[str]:
-    """Return the stem of each word, one of `words`; the word itself if the language is "none"."""
-    if language == NO_STEMS:
-        return words
-    stemmers = _STEMMERS.__dict__
+_STEMMERS = threading.local()
+
+
+class Analyzer(dict[str, tuple[str, ...]]):
+    """Turns texts into terms; a mapping {token: its terms} that fills itself, as collections repeat their tokens.
+
+    Args:
+        language: of the texts: one of `LANGUAGES`, or "none" for words as they are.
+    """
+
+    def __init__(self, language: str) -> None:
+        super().__init__()
+        self.language = language
+        self._stop_words = STOP_WORDS if language == ENGLISH else frozenset[str]()
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Pickle the language alone."""
+        return Analyzer, (self.language,)
+
+    def terms(self, text: str) -> list[str]:
+        """Return the terms of a text, in order."""
+        return list(chain.from_iterable(map(self.__getitem__, tokens(text))))
+
+    def __missing__(self, token: str) -> tuple[str, ...]:
+        """Return the terms of a token, and remember them."""
+        if len(self) >= _MOST_CACHED:
+            self.clear()
+        terms = self[token] = tuple(self._terms_of(token))
+        return terms
+
+    def _terms_of(self, token: str) -> Iterator[str]:
+        """Yield the terms of a token: of unspaced scripts pairs of letters, of names the whole and its parts, else one stem."""
+        if token.isascii() and token[1:].isalpha() and token[1:].islower():  # most are plain words
+            yield from self._stems([token])
+            return
+        for number, run in enumerate(_UNSPACED.split(token)):
+            if number % 2:
+                yield from letter_groups(run)
+            elif any(map(str.isalnum, run)):
+                yield from dict.fromkeys(self._name(run))
+
+    def _name(self, name: str) -> Iterator[str]:
+        """Yield the terms of a token in a script with spaces."""
+        letters = name.split(".")
+        if len(letters) > 1 and all(len(letter) == 1 and letter.isalpha() for letter in letters):
+            yield fold("".join(letters))  # U.S.A
+            return
+        if "." in name or "_" in name:
+            yield fold(name)
+        else:
+            yield from self._stems([name])
+        yield from self._stems(part for part in _PART.findall(name) if len(part) > 1)
+
+    def _stems(self, words: Iterable[str]) -> Iterator[str]:
+        for word in map(str.casefold, words):
+            if word not in self._stop_words:
+                yield fold(word if self.language == NO_STEMS else _stemmer(self.language).stemWord(word))
+
+
+def _stemmer(language: str) -> Any:
+    """Return this thread's stemmer of a language; a stemmer serves one thread."""
+    stemmers: dict[str, Any] = _STEMMERS.__dict__
     if language not in stemmers:
         stemmers[language] = Stemmer.Stemmer(language)
-    return list(stemmers[language].stemWords(words))
+    return stemmers[language]
+
+
+def tokens(text: str) -> list[str]:
+    """Return the tokens of a text as they are written there, in order, without invisible characters."""
+    if text.isascii():
+        return _ASCII_TOKEN.findall(text)
+    return _TOKEN.findall(_INVISIBLE.sub("", unicodedata.normalize("NFKC", text)))
+
+
+def letter_groups(run: str) -> list[str]:
+    """Return the overlapping pairs of letters, each with its marks, of a run without spaces; of alphabets triples too.
+
+    >>> letter_groups("東京都"), letter_groups("ประเทศ")
+    (['東京', '京都'], ['ปร', 'ระ', 'ะเ', 'เท', 'ทศ', 'ประ', 'ระเ', 'ะเท', 'เทศ'])
+    """
+    letters = _LETTER.findall(run)
+    sizes = (2, 3) if _ALPHABETS.match(run) and len(letters) > 2 else (2,)
+    return ["".join(letters[at : at + size]) for size in sizes for at in range(max(1, len(letters) - size + 1))]
+
+
+def fold(word: str) -> str:
+    """Return a word without case and accents.
+
+    >>> fold("Café"), fold("STRASSE") == fold("Straße")
+    ('cafe', True)
+    """
+    word = word.casefold()
+    if word.isascii():
+        return word
+    return unicodedata.normalize("NFC", _ACCENT.sub("", unicodedata.normalize("NFD", word)))
 
 
 def check_language(name: str, language: str) -> None:
     """Raise ValueError unless there is a stemmer of a language; `name`: of the setting, or of the file that holds it."""
-    if language not in (*LANGUAGES, NO_STEMS):
-        raise ValueError(f'{name} must be "{NO_STEMS}" or one of {", ".join(LANGUAGES)}, got {language!r}.')
+    if language not in (FOUND, NO_STEMS, *LANGUAGES):
+        raise ValueError(f'{name} must be "{FOUND}", "{NO_STEMS}" or one of {", ".join(LANGUAGES)}, got {language!r}.')

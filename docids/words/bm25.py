@@ -17,7 +17,8 @@ from dsi.docids.files.checks import check_name
 from dsi.docids.files.declarations import settings
 from dsi.docids.files.storage import save_tensors, write_json
 from dsi.docids.types import Floats, Ints, Run
-from dsi.docids.words.analyzer import ENGLISH, check_language, stems, words
+from dsi.docids.words.analyzer import FOUND, Analyzer, check_language, tokens
+from dsi.docids.words.languages import find_language
 from dsi.docids.words.postings import Postings, lists_problem, postings_arrays, read_postings
 from dsi.docids.words.term_scores import Damping, Terms, TermScorer, highest_positive
 
@@ -44,9 +45,10 @@ class LexicalConfig:
     """What scores words: "bm25", a sentence-transformers SparseEncoder (Hub name or local folder) such as SPLADE or an
     inference-free model, or "none" for no lexical part; then `lexical_weight` must be 0."""
 
-    language: str = ENGLISH
-    """Of the documents, for BM25, which compares stems of words: "english", "german", "spanish" and other languages that
-    Snowball has stemmers for, or "none" to compare whole words. Stop words are left out of English."""
+    language: str = FOUND
+    """Of the documents, for BM25, which compares stems of words: "auto" finds the language that most documents are in;
+    "english", "german", "spanish" and others that Snowball has stemmers for; "none" compares whole words. Stop words are left
+    out of English."""
 
     def __post_init__(self) -> None:
         check_name("lexical.model", self.model, '"bm25", "none" or a sentence-transformers SparseEncoder')
@@ -79,6 +81,17 @@ class Lexical(ABC):
         """Return queries as terms that documents contain, and the factors of their weights."""
 
     @abstractmethod
+    def best_score(self, query: str, terms: Terms) -> float:
+        """Return what a document with all terms of a query could score at most; words that no document has count too."""
+
+    def share_terms(self, queries: Sequence[str]) -> list[Terms]:
+        """Return the terms of `query_terms` with factors that give scores as shares of `best_score`, 0 to 1."""
+        return [
+            Terms(terms.numbers, terms.factors / np.float32(self.best_score(query, terms) or 1.0))
+            for query, terms in zip(queries, self.query_terms(queries), strict=True)
+        ]
+
+    @abstractmethod
     def term_names(self, query: str) -> list[str]:
         """Return the terms of `query_terms` for one query as words, in lower case."""
 
@@ -106,8 +119,15 @@ class Lexical(ABC):
 
     def scores(self, queries: Sequence[str]) -> Floats:
         """Return [queries, documents] the scores of all documents."""
+        return self._scores(self.query_terms(queries))
+
+    def shares(self, queries: Sequence[str]) -> Floats:
+        """Return [queries, documents] the scores of all documents, as shares of `best_score`."""
+        return self._scores(self.share_terms(queries))
+
+    def _scores(self, queries: Sequence[Terms]) -> Floats:
         scores = np.zeros((len(queries), self.scorer.postings.num_documents), dtype=np.float32)
-        for line, terms in zip(scores, self.query_terms(queries), strict=True):
+        for line, terms in zip(scores, queries, strict=True):
             line[:] = self.scorer.scores(terms)
         return scores
 
@@ -141,11 +161,12 @@ class BM25(Lexical):
     name = "BM25"
 
     def __init__(
-        self, doc_ids: Sequence[str], texts: Sequence[str], k1: float = K1, b: float = B, language: str = ENGLISH
+        self, doc_ids: Sequence[str], texts: Sequence[str], k1: float = K1, b: float = B, language: str = FOUND
     ) -> None:
         self._vocabulary: dict[str, int] = {}
-        self.language = language
-        counts, self._lengths = _count(texts, self._vocabulary, language)
+        self.language = find_language(texts) if language == FOUND else language
+        self.analyzer = Analyzer(self.language)
+        counts, self._lengths = _count(texts, self._vocabulary, self.analyzer)
         self.doc_ids, self._postings = doc_ids, Postings.from_lists(counts)
         self.weigh(k1, b)
 
@@ -169,8 +190,8 @@ class BM25(Lexical):
         """Return BM25 without some documents and with new ones, as `Lexical.update` says."""
         other, keep = BM25.__new__(BM25), np.ones(len(self._lengths), dtype=bool)
         keep[list(removed)] = False
-        other._vocabulary, other.language = self._vocabulary, self.language
-        counts, lengths = _count(texts, self._vocabulary, self.language)
+        other._vocabulary, other.language, other.analyzer = self._vocabulary, self.language, self.analyzer
+        counts, lengths = _count(texts, self._vocabulary, self.analyzer)
         other.doc_ids, other._postings = doc_ids, self._postings.update(removed, counts)
         other._lengths = np.concatenate([self._lengths[keep], lengths])
         used = int(np.count_nonzero(other._postings.frequencies))
@@ -189,35 +210,50 @@ class BM25(Lexical):
 
     def query_terms(self, queries: Sequence[str]) -> list[Terms]:
         """Return the known words of queries by number, with Lucene's inverse document frequencies as factors."""
-        terms = []
-        for query in queries:
-            numbers = np.array([number for _, number in self._known_words(query)], dtype=np.int64)
-            frequencies, documents = self._postings.frequencies[numbers], len(self._lengths)
-            rarity = np.log1p((documents - frequencies + 0.5) / (frequencies + 0.5))
-            terms.append(Terms(numbers, np.asarray(rarity, dtype=np.float32)))
-        return terms
+        known = [np.array([number for _, number in self._known_words(query)], dtype=np.int64) for query in queries]
+        return [Terms(numbers, self._rarity(self._postings.frequencies[numbers])) for numbers in known]
+
+    def best_score(self, query: str, terms: Terms) -> float:
+        """Return the sum of the inverse document frequencies of all words; that of an unknown word is the highest."""
+        unknown = len(self.analyzer.terms(query)) - len(terms.numbers)
+        return float(terms.factors.sum() + unknown * self._rarity(np.zeros(1, dtype=np.int32))[0])
+
+    def _rarity(self, frequencies: Ints) -> Floats:
+        """Return Lucene's inverse document frequencies of terms by the number of documents that have them."""
+        return np.log1p((len(self._lengths) - frequencies + 0.5) / (frequencies + 0.5)).astype(np.float32)
+
+    def _frequency(self, term: str) -> int:
+        number, frequencies = self._vocabulary.get(term, -1), self._postings.frequencies
+        return int(frequencies[number]) if 0 <= number < len(frequencies) else 0
 
     def term_names(self, query: str) -> list[str]:
         """Return the words of a query that documents contain, in order, with repeats."""
         return [word for word, _ in self._known_words(query)]
 
     def _known_words(self, query: str) -> list[tuple[str, int]]:
-        """Return the words of `term_names` and the numbers of their stems."""
-        # The vocabulary also has stems of removed documents (frequency 0) and of later updates (beyond the end).
-        frequencies, found = self._postings.frequencies, words(query, self.language)
-        numbers = (self._vocabulary.get(stem, len(frequencies)) for stem in stems(found, self.language))
-        pairs = zip(found, numbers, strict=True)
-        return [(word, number) for word, number in pairs if number < len(frequencies) and frequencies[number]]
+        """Return the words of `term_names` and the numbers of their terms."""
+        # The vocabulary also has terms of removed documents (frequency 0) and of later updates (beyond the end).
+        named = [(token, terms, term) for token in tokens(query) for terms in [self.analyzer[token]] for term in terms]
+        return [
+            (token.lower() if len(terms) == 1 else term, self._vocabulary[term])
+            for token, terms, term in named
+            if self._frequency(term)
+        ]
 
     def stem(self, word: str) -> str:
-        """Return the stem of a word in lower case."""
-        return stems([word], self.language)[0]
+        """Return the term of a word in lower case."""
+        return next(iter(self.analyzer.terms(word)), word)
 
     def save(self, folder: Path) -> None:
         """Write the stems of the documents' words, term counts and settings; no stem that only removed documents have."""
         folder.mkdir(parents=True, exist_ok=True)
         vocabulary, postings = self._used_words()
-        settings = {"k1": self.k1, "b": self.b, "language": self.language, "num_docs": len(self._lengths)}
+        settings = {
+            "k1": self.k1,
+            "b": self.b,
+            "language": self.language,
+            "num_docs": len(self._lengths),
+        }
         write_json(folder / _SETTINGS, settings)
         write_json(folder / _VOCABULARY, vocabulary)
         save_tensors({**postings_arrays(postings), "lengths": self._lengths}, folder / _TERMS)
@@ -235,6 +271,7 @@ class BM25(Lexical):
         loaded._postings, others = read_postings(folder / _TERMS, len(doc_ids), ["lengths"])
         loaded._lengths = others["lengths"]
         loaded.language = settings["language"]
+        loaded.analyzer = Analyzer(loaded.language)
         loaded.weigh(settings["k1"], settings["b"])
         return loaded
 
@@ -248,15 +285,14 @@ class BM25(Lexical):
         return lists_problem(lists)
 
 
-def _count(texts: Sequence[str], vocabulary: dict[str, int], language: str) -> tuple[sparse.csr_array, Ints]:
+def _count(texts: Sequence[str], vocabulary: dict[str, int], analyzer: Analyzer) -> tuple[sparse.csr_array, Ints]:
     """Return term counts [terms, texts] and the number of terms of each text; new words are added to the vocabulary."""
     terms: list[Ints] = [np.empty(0, dtype=np.int32)]
     lengths: list[int] = []
     for start in range(0, len(texts), _BLOCK):
-        block = [words(text, language) for text in texts[start : start + _BLOCK]]
-        found = stems([word for text in block for word in text], language)
+        block = [analyzer.terms(text) for text in texts[start : start + _BLOCK]]
         with _NUMBERING:
-            numbers = [vocabulary.setdefault(stem, len(vocabulary)) for stem in found]
+            numbers = [vocabulary.setdefault(term, len(vocabulary)) for text in block for term in text]
         terms.append(np.array(numbers, dtype=np.int32))
         lengths += map(len, block)
     starts, all_terms = np.concatenate([[0], np.cumsum(lengths, dtype=np.int64)]), np.concatenate(terms)

@@ -110,6 +110,7 @@ class Share:
             "doc_rows": doc_rows,
             "codes": codes,
             "tokens": tokens,
+            "spans": None,  # the router has them
         }
         return dataclasses.replace(tree, embeddings=self._vectors(tree.embeddings), **own)
 

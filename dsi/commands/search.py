@@ -8,6 +8,7 @@ pipe that fails gives a message, or with --json an object with "error"; the othe
 import argparse
 import json
 import os
+import shutil
 import sys
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -193,8 +194,9 @@ class _Searches:
 
 
 def _show_text(hits: "Hits") -> None:
-    bold = sys.stdout.isatty() and "NO_COLOR" not in os.environ
-    print(hits.format(_BOLD.format if bold else str), flush=True)
+    is_terminal = sys.stdout.isatty()
+    mark = _BOLD.format if is_terminal and "NO_COLOR" not in os.environ else str
+    print(hits.format(mark, shutil.get_terminal_size().columns if is_terminal else None), flush=True)
 
 
 def _show_json(query: str, hits: "Hits") -> None:

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from dsi.integrations import extra
-from dsi.integrations.retrieval import check_search, content, find, open_index
+from dsi.integrations.retrieval import check_search, content, find, open_index, passage
 from dsi.store.retriever import GenerativeRetriever
 
 with extra("langchain"):
@@ -22,7 +22,7 @@ with extra("langchain"):
     from langchain_core.runnables import RunnableConfig
     from langchain_core.runnables.config import get_config_list, run_in_executor
 
-_OURS = {name: f"metadata.{name}" for name in ("rank", "score")}
+_OURS = {name: f"metadata.{name}" for name in ("rank", "score", "passage", "passage_span")}
 """{metadata of a document that has the name of a hit's: what it is called}, as in `Hits.to_df`."""
 
 
@@ -116,6 +116,7 @@ class DocidRetriever(BaseRetriever):
                         "title": document.title,
                         "rank": hit.rank,
                         "score": hit.score,
+                        **passage(hit),
                     },
                 )
                 for hit, document in answer

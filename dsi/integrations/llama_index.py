@@ -12,7 +12,7 @@ from typing import Unpack
 
 from dsi.docids.files.checks import shown
 from dsi.integrations import extra
-from dsi.integrations.retrieval import check_search, content, find, open_index
+from dsi.integrations.retrieval import check_search, content, find, open_index, passage
 from dsi.search.request import SearchOptions
 from dsi.store.retriever import GenerativeRetriever
 
@@ -83,7 +83,7 @@ class DocidRetriever(BaseRetriever):
                 node=TextNode(
                     id_=document.doc_id,
                     text=content(document),
-                    metadata={**document.metadata, "title": document.title, "doc_id": document.doc_id},
+                    metadata={**document.metadata, "title": document.title, "doc_id": document.doc_id, **passage(hit)},
                 ),
                 score=hit.score,
             )

@@ -72,3 +72,8 @@ def find(
 def content(document: Document) -> str:
     """Return the text of a document, or its title if the index keeps no texts."""
     return document.title if document.text is None else document.text
+
+
+def passage(hit: Hit) -> dict[str, Any]:
+    """Return the passage of a hit and its span as metadata; nothing for a text of one piece."""
+    return {} if hit.passage_span is None else {"passage": hit.passage, "passage_span": list(hit.passage_span)}

@@ -278,7 +278,7 @@ class _Systems:
 
         def before_training() -> tuple[Run, dict[str, Any]]:
             encoder = Encoder.load(self.retriever.encoder.config, device=str(self.retriever.device))
-            return DenseRuns(self.collection, encoder).run(self.split), {}
+            return DenseRuns.of_pieces(self.collection, encoder, self.retriever.tree.pieces).run(self.split), {}
 
         self._rows[BM25] = bm25
         if untrained:

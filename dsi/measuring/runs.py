@@ -4,12 +4,10 @@ Knows nothing of tables.
 """
 
 import dataclasses
-import itertools
 import time
-from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 from numpy.typing import NDArray
@@ -19,8 +17,9 @@ from dsi.contrastive.blocks import DocumentTexts
 from dsi.contrastive.encoder import Encoder
 from dsi.docids.data.collection import Collection
 from dsi.docids.files.processes import ALONE, Processes
+from dsi.docids.tree import DocidTree, piece_cost
 from dsi.docids.types import Run
-from dsi.docids.words.analyzer import ENGLISH
+from dsi.docids.words.analyzer import FOUND
 from dsi.docids.words.bm25 import BM25
 from dsi.eval.baselines import dense_run, tune_bm25
 from dsi.eval.protocol import FEWEST_QUERIES, count_answered
@@ -44,7 +43,7 @@ def generator_only(retriever: GenerativeRetriever) -> dict[str, Any]:
 def language_of(retriever: GenerativeRetriever) -> str:
     """Return the language that an index compares words in; English if its lexical part is not BM25."""
     lexical = retriever.lexical
-    return lexical.language if isinstance(lexical, BM25) else ENGLISH
+    return lexical.language if isinstance(lexical, BM25) else FOUND
 
 
 class BM25Runs:
@@ -58,7 +57,7 @@ class BM25Runs:
     """
 
     def __init__(
-        self, collection: Collection, texts: list[str] | None = None, *, tuned: bool = True, language: str = ENGLISH
+        self, collection: Collection, texts: list[str] | None = None, *, tuned: bool = True, language: str = FOUND
     ) -> None:
         self.collection = collection
         self.bm25 = BM25(collection.documents["doc_id"], texts or collection.full_texts(), language=language)
@@ -81,9 +80,10 @@ class DenseRuns:
     Args:
         collection: the documents and queries.
         encoder: of the queries.
-        embeddings: [n, dim] of the documents to search; computed by the encoder by default.
-        doc_ids: [n] of the documents to search, in the order of the embeddings; those of the collection by default. One that
-            occurs several times has several embeddings, and the best counts.
+        embeddings: [n, dim] of the documents to search; of the beginnings of their texts, by the encoder, by default.
+        doc_ids: of the documents to search; those of the collection by default.
+        rows: [n] the document of each embedding, ascending, if some have several; the best one counts.
+        costs: [n] what is taken from the score of each; nothing by default.
     """
 
     def __init__(
@@ -92,29 +92,57 @@ class DenseRuns:
         encoder: Encoder,
         embeddings: NDArray[np.float32] | None = None,
         doc_ids: Sequence[str] | None = None,
+        rows: NDArray[np.integer] | None = None,
+        costs: NDArray[np.float32] | None = None,
     ) -> None:
         self.collection, self.encoder = collection, encoder
         if embeddings is None:
             embeddings = encoder.encode(DocumentTexts(encoder, collection.documents)[:], "document", progress=True)
         self.embeddings, self.doc_ids = embeddings, doc_ids or list(collection.rows)
+        self._rows, self._costs = np.arange(len(embeddings)) if rows is None else rows, costs
+
+    @classmethod
+    def of_pieces(cls, collection: Collection, encoder: Encoder, pieces: int) -> Self:
+        """Return dense search with an encoder over at most `pieces` pieces of each document, as an index scores them."""
+        texts = DocumentTexts(encoder, collection.documents, pieces)
+        embeddings = encoder.encode(texts[:], "document", progress=True)
+        cost = piece_cost(embeddings, embeddings.mean(axis=0))
+        counts = np.bincount(texts.rows)
+        costs = (cost * np.log2(counts[texts.rows])).astype(np.float32)
+        return cls(collection, encoder, embeddings, None, texts.rows, costs)
+
+    @classmethod
+    def of_tree(cls, collection: Collection, encoder: Encoder, tree: DocidTree, doc_ids: Sequence[str]) -> Self:
+        """Return dense search over the documents of a tree, `doc_ids` in the order of its rows."""
+        own, costs = tree.by_row, tree.place_costs
+        costs = None if costs is None else costs[own]
+        return cls(collection, encoder, tree.embeddings[own], doc_ids, tree.doc_rows[own], costs)
 
     def run(self, split: str, encoded: NDArray[np.float32] | None = None, *, approximate: bool = False) -> Run:
         """Return the top hundred documents of each query of a split; `encoded`: [queries, dim], if computed already."""
         queries = self.collection.query_texts(split)
         if encoded is None:
             encoded = self.encoder.encode(self.encoder.query_texts(list(queries.values())), "query")
-        numbers, most_places = [str(n) for n in range(len(self.doc_ids))], max(Counter(self.doc_ids).values())
-        run = dense_run(list(queries), encoded, numbers, self.embeddings, most_places * DEPTH, approximate=approximate)
-        return {
-            query_id: self._documents(scores) if queries[query_id].strip() else {} for query_id, scores in run.items()
-        }
+        if len(self._rows) == len(self.doc_ids):
+            run = dense_run(list(queries), encoded, self.doc_ids, self.embeddings, DEPTH, approximate=approximate)
+        elif approximate:
+            raise ValueError("Approximate dense search has one embedding a document; set docids.pieces to 1.")
+        else:
+            run = self._run_of_pieces(list(queries), encoded)
+        return {query_id: scores if queries[query_id].strip() else {} for query_id, scores in run.items()}
 
-    def _documents(self, scores: Mapping[str, float]) -> dict[str, float]:
-        """Return the hundred best documents, given the scores of embeddings by their number, best first."""
-        best: dict[str, float] = {}
-        for number, score in scores.items():
-            best.setdefault(self.doc_ids[int(number)], score)
-        return dict(itertools.islice(best.items(), DEPTH))
+    def _run_of_pieces(self, query_ids: Sequence[str], encoded: NDArray[np.float32]) -> Run:
+        starts = np.flatnonzero(np.diff(self._rows, prepend=-1))
+        run: Run = {}
+        for start in range(0, len(query_ids), _BATCH):
+            block = slice(start, start + _BATCH)
+            scores = encoded[block] @ self.embeddings.T
+            scores = np.maximum.reduceat(scores if self._costs is None else scores - self._costs, starts, axis=1)
+            order = np.argsort(-scores, axis=1, kind="stable")[:, :DEPTH]
+            top = np.take_along_axis(scores, order, axis=1)
+            for query_id, rows, values in zip(query_ids[block], order.tolist(), top.tolist(), strict=True):
+                run[query_id] = {self.doc_ids[row]: value for row, value in zip(rows, values, strict=True)}
+        return run
 
 
 @dataclass(frozen=True)
@@ -147,10 +175,8 @@ class IndexRuns:
 
     def __init__(self, collection: Collection, retriever: GenerativeRetriever, processes: Processes = ALONE) -> None:
         self.collection, self.retriever, self.processes = collection, retriever, processes
-        tree = retriever.tree
         doc_ids = list(retriever.documents.rows)  # in the index's order
-        embeddings, doc_ids = tree.embeddings[tree.by_row], [doc_ids[row] for row in tree.doc_rows[tree.by_row]]
-        self.dense = DenseRuns(collection, retriever.encoder, embeddings, doc_ids)
+        self.dense = DenseRuns.of_tree(collection, retriever.encoder, retriever.tree, doc_ids)
         self._encoded: dict[tuple[str, int], EncodedQueries] = {}
 
     def run(self, split: str, k: int = DEPTH, control: type[Method] | None = None, **changes: Any) -> Run:

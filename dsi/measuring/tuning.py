@@ -26,6 +26,7 @@ from dsi.docids.types import Ints, Qrels, Run
 from dsi.docids.words.bm25 import Lexical
 from dsi.eval.fusion import fit_weights
 from dsi.eval.protocol import FEWEST_QUERIES, best_setting, count_answered
+from dsi.measuring.cloze import Cloze, cloze_test
 from dsi.measuring.weights import DEPTH, HybridScores
 from dsi.search.engine import Engine
 from dsi.search.generate import TiedEngine
@@ -66,10 +67,12 @@ class Tuning:
         best: the settings of `[search]` that were chosen.
         tried: what was compared by searching, with its value: {"alpha": …} with the share of the exact top ten below the walk,
             {"beam_width": …} with the share found, other settings with RR@10.
+        cloze: the inverse cloze test that chose the weight of words; None where judged queries did, or nothing.
     """
 
     best: dict[str, Any]
     tried: list[tuple[dict[str, Any], float]]
+    cloze: Cloze | None = None
 
 
 def tune(retriever: GenerativeRetriever, collection: Collection) -> Tuning:
@@ -77,8 +80,9 @@ def tune(retriever: GenerativeRetriever, collection: Collection) -> Tuning:
 
     It begins from the settings of `[search]`, not from those chosen before, so that the same queries choose the same again.
 
-    With fewer than 20 dev queries nothing is chosen, with fewer that have a relevant document the weights of scores stay as
-    they are; a warning says so. Without dev queries, alpha and the beam of tied tokens are chosen on train queries.
+    With fewer than 20 judged dev queries the documents choose the weight of words, by an inverse cloze test
+    (`dsi.measuring.cloze`), and the other weights stay; a line says which of the two chose. Without dev queries, alpha and the
+    beam of tied tokens are chosen on train queries; with fewer than 20 of those too, they stay.
 
     Example:
         >>> import dsi
@@ -90,41 +94,63 @@ def tune(retriever: GenerativeRetriever, collection: Collection) -> Tuning:
     Args:
         retriever: the index; its `search_config` is replaced. To keep the choice on disk, run `dsi tune RUN`,
             or write the index elsewhere (`retriever.save_pretrained`).
-        collection: with dev or train queries.
+        collection: the documents, and dev or train queries if there are some.
 
     Raises:
-        ValueError: the collection has neither, or none of the index's documents.
+        ValueError: the collection has none of the index's documents.
     """
     # 1) the queries: dev, or else train
     check_collection("tune", collection)
     compare_documents(collection, retriever.documents.rows)
     split = "dev" if collection.qrels["dev"] else "train"
     queries = dict(list(collection.query_texts(split).items())[: _MOST_QUERIES if split == "train" else None])
-    if not queries:
-        raise ValueError(
-            f"{collection.name} has no dev queries to tune on; add {collection.place_of('dev')}, or train queries."
-        )
     # 2) where to begin: the settings of [search]
     start = {name: getattr(retriever.configured_search, name) for name in _CHOSEN}
     config = retriever.search_config = dataclasses.replace(retriever.search_config, **start)
-    # 3) enough queries, and judgements, to choose on
-    qrels = collection.qrels["dev"]
-    judged = count_answered(qrels)
-    if len(queries) < FEWEST_QUERIES:
+    # 3) the weight of words, where too few judgements could choose it
+    qrels, cloze = collection.qrels["dev"], None
+    if (judged := count_answered(qrels)) < FEWEST_QUERIES:
+        qrels, cloze = {}, _by_cloze(retriever, collection)
+        if cloze:
+            config = dataclasses.replace(config, lexical_weight=cloze.weight)
+        else:
+            _warn_few(len(queries), judged, split)
+    tuning = Tuning({"lexical_weight": cloze.weight} if cloze else {}, [], cloze)
+    # 4) all else, where there are enough queries
+    if len(queries) >= FEWEST_QUERIES:
+        own = choose(retriever, retriever.encode_queries(queries), qrels, config)
+        tuning = Tuning({**tuning.best, **own.best}, own.tried, cloze)
+    retriever.search_config = dataclasses.replace(config, **tuning.best)
+    return tuning
+
+
+def _warn_few(queries: int, judged: int, split: str) -> None:
+    if not queries:
+        logger.warning("There are no queries to tune on; weights are those of [search], chosen on other collections.")
+    elif queries < FEWEST_QUERIES:
         logger.warning(
             "%d %s queries are too few to choose anything on; weights, alpha and beam are those of [search].",
-            len(queries), split,
+            queries, split,
         )  # fmt: skip
-        return Tuning({}, [])
-    if judged < FEWEST_QUERIES:
+    else:
         logger.warning(
             "%d dev queries have a relevant document, too few to choose the weights of scores on; those of [search] stay.",
             judged,
         )
-    # 4) the choice
-    tuning = choose(retriever, retriever.encode_queries(queries), qrels if judged >= FEWEST_QUERIES else {}, config)
-    retriever.search_config = dataclasses.replace(config, **tuning.best)
-    return tuning
+
+
+def _by_cloze(retriever: GenerativeRetriever, collection: Collection) -> Cloze | None:
+    """Return what the documents say of the weight of words; None where they say nothing, or the user has set it."""
+    if not retriever.engine.is_tied or retriever.configured_search.lexical_weight != LEXICAL_WEIGHT:
+        return None
+    cloze = cloze_test(retriever, collection)
+    if cloze and not cloze.knows_language:
+        logger.warning(
+            "The encoder does not know the language of these documents: it finds them by their own sentences with RR %.2f, "
+            'BM25 with %.2f; take one that does, such as encoder.name = "intfloat/multilingual-e5-small".',
+            cloze.dense, cloze.words,
+        )  # fmt: skip
+    return cloze
 
 
 def choose(
@@ -172,8 +198,7 @@ class _Index(NamedTuple):
 
 def hybrid_scores(retriever: GenerativeRetriever, lexical: Lexical | None) -> HybridScores:
     """Return what scores all documents of an index by dense and lexical scores; `lexical`: the part that is weighted."""
-    tree = retriever.tree
-    return HybridScores(list(retriever.documents.rows), tree.embeddings[tree.places], lexical)
+    return HybridScores(list(retriever.documents.rows), retriever.tree, lexical)
 
 
 # Tied tokens.
@@ -372,9 +397,6 @@ def tune_index(folder: Path, collection: Collection, device: str | None = None) 
     """
     if is_tuned_on(folder, collection):
         return False
-    if not (collection.qrels["dev"] or collection.qrels["train"]):
-        logger.warning("There are no queries to tune on; weights are those of [search], chosen on other collections.")
-        return False
     bound_to = index_state(folder)
     retriever = GenerativeRetriever.from_pretrained(folder, device=device)
     before, configured = retriever.search_config, retriever.configured_search
@@ -384,14 +406,20 @@ def tune_index(folder: Path, collection: Collection, device: str | None = None) 
         write_search_config(folder, retriever.search_config, configured)
     if not tuning.best:
         return False
-    choice = {"best": tuning.best, "tried": tuning.tried}
+    choice = {"best": tuning.best, "tried": tuning.tried, "cloze": tuning.cloze and dataclasses.asdict(tuning.cloze)}
     write_json(folder / _RECORD, {"index": bound_to, "collection": collection.digest, **choice})
     if retriever.search_config != before:
-        split = "dev" if collection.qrels["dev"] else "train"
         chosen = {name: value for name, value in tuning.best.items() if value != getattr(before, name)}
-        count = len(collection.qrels[split]) if split == "dev" else min(len(collection.qrels[split]), _MOST_QUERIES)
-        logger.info("tuned on %d %s queries: %s", count, split, in_words(chosen))
+        logger.info("tuned on %s: %s", _teachers(tuning, collection), in_words(chosen))
     return True
+
+
+def _teachers(tuning: Tuning, collection: Collection) -> str:
+    """Return in words which queries, and sentences of documents, chose the settings."""
+    dev, train = (len(collection.qrels[split]) for split in ("dev", "train"))
+    queries = f"{dev} dev queries" if dev else f"{min(train, _MOST_QUERIES)} train queries"
+    sentences = f"{tuning.cloze.pairs} sentences of the documents" if tuning.cloze else ""
+    return " and ".join(filter(None, [queries if tuning.tried or not sentences else "", sentences]))
 
 
 def _record(folder: Path) -> dict[str, Any]:

@@ -10,6 +10,7 @@ import numpy as np
 
 from dsi.config import LEXICAL_WEIGHT
 from dsi.docids.places import document_scores
+from dsi.docids.tree import DocidTree
 from dsi.docids.types import Floats, Qrels, Run
 from dsi.docids.words.bm25 import Lexical
 from dsi.eval.fusion import fit_weights
@@ -26,12 +27,12 @@ class HybridScores:
 
     Attributes:
         doc_ids: of the documents.
-        embeddings: [documents, places, dim] their vectors in the same order; the best place of each counts.
+        tree: their docids, rows in the same order; the best place of each counts.
         lexical: the lexical part; None if there is none.
     """
 
     doc_ids: Sequence[str]
-    embeddings: Floats
+    tree: DocidTree
     lexical: Lexical | None
 
     def runs(
@@ -55,7 +56,7 @@ class HybridScores:
         runs: list[Run] = [{}, {}]
         for start in range(0, len(query_ids), _BLOCK):
             block = slice(start, start + _BLOCK)
-            scores = [document_scores(queries[block], self.embeddings), self._words(texts[block])]
+            scores = [document_scores(queries[block], self.tree), self._words(texts[block])]
             for row, query_id in enumerate(query_ids[block]):
                 if candidates is None:
                     best = np.unique(
@@ -71,7 +72,7 @@ class HybridScores:
     def _words(self, texts: Sequence[str]) -> Floats:
         if self.lexical is None:
             return np.zeros((len(texts), len(self.doc_ids)), dtype=np.float32)
-        return self.lexical.scores(texts)
+        return self.lexical.shares(texts)
 
     def best_weight(self, query_ids: Sequence[str], queries: Floats, texts: Sequence[str], qrels: Qrels) -> float:
         """Return the weight of the lexical scores that judged queries support; 0 if there are none."""

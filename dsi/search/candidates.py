@@ -53,6 +53,7 @@ class Candidates:
         exact: [n] True where no other k documents scored better before reranking; False by default.
         texts_of: reads the texts of documents by doc_id, without titles; None if the index keeps no texts.
         metadata_of: reads the metadata of documents by doc_id; None if they have none.
+        spans: [n, k, 2] characters start to end of the best piece of each text, 0 for one piece; None if all are.
 
     Raises:
         ValueError: not one query_id and one `exact` a query.
@@ -71,6 +72,7 @@ class Candidates:
     exact: Bools = field(default_factory=lambda: np.zeros(0, dtype=bool))
     texts_of: Callable[[Sequence[str]], Sequence[str]] | None = None
     metadata_of: Callable[[Sequence[str]], Sequence[Mapping[str, Any]]] | None = None
+    spans: Ints | None = None
 
     def __post_init__(self) -> None:
         n = len(self.queries)
@@ -103,10 +105,16 @@ class Candidates:
         answers = []
         for row, exact in enumerate(self.exact.tolist()):
             docids = (tuple(digit for digit in path if digit >= 0) for path in self.digits[row].tolist())
+            spans = self._spans[row].tolist()
+            passages = [(start, end) if end else None for start, end in spans]
             columns = self.scores[row].tolist(), self.doc_ids[row], self.titles[row], docids, texts[row], metadata[row]
-            hits = [Hit(*fields) for fields in zip(count(1), *columns, strict=False)]
+            hits = [Hit(*fields) for fields in zip(count(1), *columns, passages, strict=False)]
             answers.append(Hits(hits, exact, self.queries[row]))
         return answers
+
+    @property
+    def _spans(self) -> Ints:
+        return np.zeros((*self.scores.shape, 2), dtype=np.int32) if self.spans is None else self.spans
 
     def as_run(self) -> dict[str, dict[str, float]]:
         """Return {query_id: {doc_id: score}}, which `eval` measures and TREC tools read."""
@@ -209,6 +217,7 @@ class Candidates:
             digits=arrange(self.digits),
             embeddings=arrange(self.embeddings),
             features=arrange(self.features),
+            spans=arrange(self._spans),
         )
 
 

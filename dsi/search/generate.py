@@ -78,9 +78,6 @@ class TiedEngine(Engine):
         """Return how the paths to documents [batch, n], rows of the document table, are scored; a filter changes no score."""
         tree, scores = self.tree, self.document_scores(batch, request)
         positions = np.stack([scores.dense(number, doc_rows)[0] for number, doc_rows in enumerate(rows)])
-        if scores.has_tokens and tree.most_places > 1:
-            zeros = np.zeros(positions.shape[1], dtype=np.float32)
-            positions = np.stack([scores.rescore(row, places, zeros)[0] for row, places in enumerate(positions)])
         dense = np.stack([scores.dots(row, places) for row, places in enumerate(positions)])
         parts = {"dense": dense}
         if scores.lexical is not None and self.lexical is not None:

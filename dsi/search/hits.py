@@ -1,6 +1,7 @@
 """The documents that a search found, as users see them: with texts, matched words, and why they are there. Knows no index."""
 
 import re
+from bisect import bisect_right
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from html import escape
@@ -12,10 +13,12 @@ import numpy as np
 
 from dsi.docids.data.records import json_value
 from dsi.docids.files.checks import counted, printable
+from dsi.docids.words.sentences import SENTENCE_END
 
 if TYPE_CHECKING:
     import pandas
 
+_ESCAPE = re.compile(r"\x1b\[[0-9;]*m")
 _LABEL, _EXCERPT = 80, 160
 """Characters of a text that stand for a missing title, and that are printed below one."""
 
@@ -68,6 +71,7 @@ class Hit:
         digits: its docid, a path in the tree.
         text: None if the index keeps no texts.
         metadata: {column: value}, without missing values.
+        passage_span: first character, and one past the last, of the best piece of its text; None if the text is one piece.
         search: that found it; None after reranking.
     """
 
@@ -78,6 +82,7 @@ class Hit:
     digits: tuple[int, ...]
     text: str | None = None
     metadata: Mapping[str, Any] = field(default_factory=dict, hash=False)
+    passage_span: tuple[int, int] | None = None
     search: ClassVar[AnsweredSearch | None] = None  # no field: `dataclasses.asdict` would copy the index
 
     def found_by(self, search: AnsweredSearch | None) -> "Hit":
@@ -90,6 +95,11 @@ class Hit:
         """The title; without one the first words of the text, or else the doc_id."""
         return label_of(self.doc_id, self.title, self.text)
 
+    @property
+    def passage(self) -> str | None:
+        """The piece of the text that scored best, the whole text if it is one piece; None if the index keeps no texts."""
+        return self.text if self.text is None or self.passage_span is None else self.text[slice(*self.passage_span)]
+
     def explain(self) -> Any:
         """Return why the document is here: the `DocumentExplanation` with its parts, its way down the tree and matched words.
 
@@ -99,14 +109,28 @@ class Hit:
         return _known(self.search).explain(self.doc_id)
 
     def as_dict(self) -> dict[str, Any]:
-        """Return the attributes that JSON can hold, without text and metadata where there are none."""
-        names = ("rank", "score", "doc_id", "title", "digits", "text")
+        """Return the attributes that JSON can hold, without text and metadata where there are none.
+
+        With `passage_span` and `passage` where the text has several pieces.
+        """
+        names = ["rank", "score", "doc_id", "title", "digits", "text", "passage_span"]
+        names += ["passage"] * (self.passage_span is not None)
         metadata = {name: json_value(value) for name, value in self.metadata.items()}
         found = {name: value for name in names if (value := getattr(self, name)) is not None}
         return found | ({"metadata": metadata} if metadata else {})
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return Hit, (self.rank, self.score, self.doc_id, self.title, self.digits, self.text, dict(self.metadata))
+        own = (
+            self.rank,
+            self.score,
+            self.doc_id,
+            self.title,
+            self.digits,
+            self.text,
+            dict(self.metadata),
+            self.passage_span,
+        )
+        return Hit, own
 
 
 def label_of(doc_id: str, title: str, text: str | None) -> str:
@@ -184,7 +208,7 @@ class Hits(list[Hit]):
         return _known(self._search).explain(doc_id)
 
     def to_df(self) -> "pandas.DataFrame":
-        """Return a table with a row a hit: rank, score, doc_id, title, digits, text, and the metadata.
+        """Return a table with a row a hit: rank, score, doc_id, title, digits, text, passage, and the metadata.
 
         Raises:
             ModuleNotFoundError: pandas is not installed.
@@ -193,7 +217,7 @@ class Hits(list[Hit]):
             import pandas
         except ModuleNotFoundError:
             raise ModuleNotFoundError("hits.to_df() needs pandas; run pip install pandas.", name="pandas") from None
-        names = ["rank", "score", "doc_id", "title", "digits", "text"]
+        names = ["rank", "score", "doc_id", "title", "digits", "text", "passage"]
         rows = [
             {name: getattr(hit, name) for name in names}
             | {f"metadata.{name}" if name in names else name: value for name, value in hit.metadata.items()}
@@ -210,32 +234,33 @@ class Hits(list[Hit]):
 
     __repr__ = __str__
 
-    def format(self, mark: Callable[[str], str] = str) -> str:
-        """Return the hits as lines: rank, score, doc_id and title, then the part of the text that matches best.
+    def format(self, mark: Callable[[str], str] = str, width: int | None = None) -> str:
+        """Return the hits as lines: rank, score, doc_id and title, then the part of the passage that matches best.
 
         Args:
             mark: applied to matched words.
+            width: at which the passage is wrapped between words; it is one line by default.
         """
         lines = [f'"{printable(self.query)}"  ({self._summary})']
         for hit, matches in zip(self, self.matches(), strict=True):
-            title = _marked(pieces(hit.title, matches, "title"), _line, mark)
+            title = _marked(cut_at_matches(hit.title, matches, "title"), _line, mark)
             docid = ".".join(map(str, hit.digits))
             lines.append(f"{hit.rank:4d}  {hit.score:9.4f}  {printable(hit.doc_id)}  {title}  [{docid}]")
             if hit.text:
-                text = _marked_excerpt(hit.text, matches, _line, mark)
-                lines.append(f"{'':17}{' '.join(text.split())}")
+                text = _marked_excerpt(hit, matches, _line, mark)
+                lines.append(
+                    _wrapped(f"{'':17}{' '.join(text.split())}", width) if width else f"{'':17}{' '.join(text.split())}"
+                )
         return "\n".join(lines)
 
     def _repr_html_(self) -> str:
         """Return the hits for a notebook, with matched words marked."""
         mark, items = "<mark>{}</mark>".format, []
         for hit, matches in zip(self, self.matches(), strict=True):
-            title = (
-                hit.title if hit.title.strip() else hit.label
-            )  # a document without a title has no word of it to mark
-            label = _marked(pieces(title, matches, "title"), escape, mark)
+            title = hit.title if hit.title.strip() else hit.label
+            label = _marked(cut_at_matches(title, matches, "title"), escape, mark)
             facts = [hit.doc_id, *(f"{name}: {value}" for name, value in hit.metadata.items())]
-            body = f"<br>{_marked_excerpt(hit.text, matches, escape, mark)}" if hit.text else ""
+            body = f"<br>{_marked_excerpt(hit, matches, escape, mark)}" if hit.text else ""
             items.append(f"<li><b>{label}</b> {hit.score:.3f}{body}<br><small>{escape(' · '.join(facts))}</small></li>")
         return f"<div><b>{escape(self.query)}</b>: {self._summary}<ol>{''.join(items)}</ol></div>"
 
@@ -248,12 +273,12 @@ class Hits(list[Hit]):
         return f"{count}; proven: no other scores higher" if self and self._search and self.exact else count
 
 
-def pieces(
+def cut_at_matches(
     text: str, matches: Sequence[Match], part: str, start: int = 0, end: int | None = None
 ) -> list[tuple[str, bool]]:
-    """Cut characters start to end of a title or text into pieces, with True for matched words.
+    """Cut characters start to end of a title or text at the ends of matched words, which get True.
 
-    >>> pieces("rivers of europe", [Match("river", 0.5, (Span("title", 0, 6, "rivers"),))], "title")
+    >>> cut_at_matches("rivers of europe", [Match("river", 0.5, (Span("title", 0, 6, "rivers"),))], "title")
     [('rivers', True), (' of europe', False)]
     """
     end = len(text) if end is None else end
@@ -278,32 +303,68 @@ def _marked(found_in: Iterable[tuple[str, bool]], shown: Callable[[str], str], m
     return "".join(mark(shown(piece)) if found else shown(piece) for piece, found in found_in)
 
 
-def _marked_excerpt(
-    text: str, matches: Sequence[Match], shown: Callable[[str], str], mark: Callable[[str], str]
-) -> str:
-    """Return the excerpt of a text as `_marked` does, with dots where it is cut."""
-    start, end = excerpt(text, matches)
-    marked = _marked(pieces(text, matches, "text", start, end), shown, mark)
+def _wrapped(line: str, width: int) -> str:
+    """Return a line as several of at most `width` characters, each with its indent; escape sequences have no width."""
+    indent = " " * (len(line) - len(line.lstrip()))
+    lines = [indent]
+    for word in line.split():
+        if len(lines[-1]) > len(indent) and len(_ESCAPE.sub("", f"{lines[-1]} {word}")) > width:
+            lines.append(indent)
+        lines[-1] += f" {word}" if len(lines[-1]) > len(indent) else word
+    return "\n".join(lines)
+
+
+def _marked_excerpt(hit: Hit, matches: Sequence[Match], shown: Callable[[str], str], mark: Callable[[str], str]) -> str:
+    """Return the excerpt of a hit's passage as `_marked` does, with dots where it is cut."""
+    text = hit.text or ""
+    start, end = excerpt(text, matches, within=hit.passage_span)
+    marked = _marked(cut_at_matches(text, matches, "text", start, end), shown, mark)
     return f"{'… ' * (start > 0)}{marked}{' …' * (end < len(text))}"
 
 
-def excerpt(text: str, matches: Sequence[Match], width: int = _EXCERPT) -> tuple[int, int]:
+def excerpt(
+    text: str, matches: Sequence[Match], width: int = _EXCERPT, within: tuple[int, int] | None = None
+) -> tuple[int, int]:
     """Return the ends of the part of a text, about `width` characters at the ends of words, that holds the most matched words.
+
+    Words count by their share, half if the title has them too. It begins with the sentence of its first matched word, if that
+    is in its first half.
 
     >>> excerpt("of all rivers the danube is long", [Match("danube", 0.5, (Span("text", 18, 24, "danube"),))], 10)
     (14, 24)
+
+    Args:
+        text: of a document.
+        matches: the words of the query that it matches.
+        width: characters.
+        within: first character, and one past the last, of the part of the text that is shown; all of it by default.
     """
-    if len(text) <= width:
-        return 0, len(text)
+    first, last = within or (0, len(text))
+    if last - first <= width:
+        return first, last
     clear = [match for match in matches if match.is_clear]
+    gains = {match.word: match.share / (1 + any(span.field == "title" for span in match.spans)) for match in clear}
     spans = sorted(
-        {(span.start, span.end, match.word) for match in clear for span in match.spans if span.field == "text"}
+        {
+            (span.start, span.end, match.word)
+            for match in clear
+            for span in match.spans
+            if span.field == "text" and first <= span.start and span.end <= last
+        }
     )
-    starts = [0, *(max(0, first - width // 5) for first, _, _ in spans)]
-    inside = [
-        len({word for first, last, word in spans if start <= first and last <= start + width}) for start in starts
+    sentences = [first, *(end.end() for end in SENTENCE_END.finditer(text, first, last))]
+    starts = [first, *(_before(start, sentences, width) for start, _, _ in spans)]
+    found = [
+        sum(gains[word] for word in {word for a, b, word in spans if start <= a and b <= start + width})
+        for start in starts
     ]
-    start = min(starts[int(np.argmax(inside))], len(text) - width)
-    begin = text.rfind(" ", 0, start) + 1 if start else 0
+    start = max(first, min(starts[int(np.argmax(found))], last - width))
+    begin = start if start in sentences else max(first, text.rfind(" ", first, start) + 1)
     end = text.rfind(" ", begin, begin + width + 1)
-    return begin, end if begin < end and begin + width < len(text) else min(len(text), begin + width)
+    return begin, end if begin < end and begin + width < last else min(last, begin + width)
+
+
+def _before(start: int, sentences: Sequence[int], width: int) -> int:
+    """Return where an excerpt with a word at `start` begins: with its sentence if that is near, else a little before it."""
+    sentence = sentences[bisect_right(sentences, start) - 1]
+    return sentence if start - sentence <= width // 2 else max(sentence, start - width // 5)

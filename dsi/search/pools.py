@@ -154,7 +154,8 @@ class PoolSources(Sources):
         if listed is None:
             below = [ranges(tree.doc_start[ends], tree.doc_end[ends] - tree.doc_start[ends]) for ends in nodes]
         else:
-            candidates = listed.oversampling * self.count * tree.most_places
+            pieces = -(-tree.num_places // tree.num_rows)  # of a document, on average
+            candidates = listed.oversampling * self.count * pieces
             below = listed.below(self.scores.queries[list(rows)], nodes, candidates, self._allowed)
         return [self._gather(*walked) for walked in zip(rows, nodes, below, strict=True)]
 
@@ -210,8 +211,8 @@ class PoolSources(Sources):
             positions = positions[self._allowed[positions]]
         dense, read = scores.dots(row, positions), len(positions)
         if tree.most_places > 1:
-            rows = tree.doc_rows[positions[best(dense, (count + 1) * tree.most_places)]]
-            rows = rows[np.sort(np.unique(rows, return_index=True)[1])]  # of the best places, each document once
+            rows = tree.doc_rows[positions[np.argsort(-dense, kind="stable")]]
+            rows = rows[np.sort(np.unique(rows, return_index=True)[1])[: count + 1]]  # by its best place here
             positions, dense = scores.dense(row, rows)
             order = np.argsort(positions)
             positions, dense = positions[order], dense[order]
@@ -245,6 +246,7 @@ class AllDocuments(Everything):
             all_scores = self.scores.all(slice(start, start + step))
             if self._allowed is not None:
                 all_scores[:, ~self._allowed] = -np.inf
+            all_scores = best_places(self.tree, all_scores)
             with one_thread():  # what follows has small products
                 pools = list(self._pools(start, all_scores, k))
             yield from pools
@@ -256,7 +258,7 @@ class AllDocuments(Everything):
 
         Args:
             first: of the queries.
-            plain: [queries, places] scores of all places without late interaction.
+            plain: [queries, places] scores without late interaction, -inf at all but the best place of a document.
             k: documents to return.
         """
         together, end = None, first + len(plain)
@@ -296,11 +298,22 @@ class AllDocuments(Everything):
         return total, end
 
     def _best(self, scores: Floats, k: int) -> tuple[Ints, Floats]:
-        """Return the best place of at least the k best documents, given the scores of all places [places]."""
-        positions = highest(scores, k * self.tree.most_places)
-        if self.tree.most_places > 1:
-            order = np.argsort(-scores[positions], kind="stable")
-            _, first = np.unique(self.tree.doc_rows[positions[order]], return_index=True)
-            positions = np.sort(positions[order[first]])
+        """Return the best place of the k best documents, given the scores of all places [places], -inf at the others."""
+        positions = highest(scores, k)
         positions = positions[scores[positions] > -np.inf]
         return positions, scores[positions]
+
+
+def best_places(tree: DocidTree, scores: Floats) -> Floats:
+    """Return scores [batch, places] with -inf at all but the best place of each document; of equal ones the first counts."""
+    if tree.most_places == 1:
+        return scores
+    by_document = scores[:, tree.by_row]
+    best = np.repeat(np.maximum.reduceat(by_document, tree.first_places, axis=1), tree.place_counts, axis=1)
+    row, column = np.nonzero(by_document == best)
+    document = row * tree.num_rows + tree.doc_rows[tree.by_row[column]]  # ascending
+    first = np.append(True, document[1:] != document[:-1])
+    row, position = row[first], tree.by_row[column[first]]
+    only = np.full_like(scores, -np.inf)
+    only[row, position] = scores[row, position]
+    return only

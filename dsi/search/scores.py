@@ -1,8 +1,11 @@
-"""The score of a document: s(d) = z.e_d + w BM25(d) + v tok(d), of indexes with tied docid tokens.
+"""The score of a document: s(d) = z.e_d + w b(d) + v tok(d), of indexes with tied docid tokens.
 
-z is the query's embedding, e_d the document's, w the lexical weight, v the token weight;
-tok(d) is the mean over the query's tokens of the best product with a token of the document. The caller's scores are added. A
-document with several places scores as its best one. All methods of search rank by this one score. Knows nothing of nodes.
+z is the query's embedding, e_d the document's, w the lexical weight, v the token weight; b(d) is BM25(d) as a share of what a
+document with all of the query's words could have, so that w holds for queries of any length;
+tok(d) is the mean over the query's tokens of the best product with a token of the document. The caller's scores are added. Of
+a document in pieces, z.e_d is that of its best piece less `DocidTree.piece_cost` for each doubling of their number, since many
+pieces have many chances; tok(d) reads that piece, and b the whole document. All methods of search rank by this one score.
+Knows nothing of nodes.
 """
 
 from collections.abc import Sequence
@@ -11,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dsi.docids.files.threads import one_thread
-from dsi.docids.tree import DocidTree
+from dsi.docids.tree import DocidTree, ranges
 from dsi.docids.types import Bools, Floats, Ints
 from dsi.docids.words.bm25 import Lexical
 from dsi.docids.words.term_scores import Terms, TermScorer
@@ -62,7 +65,7 @@ class DocumentScores:
         config = request.config
         extra = None if request.extra_scores is None else request.extra_scores[batch.rows.numpy()]
         words = lexical if config.lexical_weight else None
-        scorer, terms = (None, list[Terms]()) if words is None else (words.scorer, words.query_terms(batch.texts))
+        scorer, terms = (None, list[Terms]()) if words is None else (words.scorer, words.share_terms(batch.texts))
         tokens = None
         if config.token_weight and tree.tokens is not None:
             with one_thread():
@@ -103,13 +106,7 @@ class DocumentScores:
             positions: [n] each document's place with the best dense score.
             scores: [n] their scores without late interaction.
         """
-        if self.tree.most_places == 1:
-            return positions, scores + self.late_interaction(row, positions)
-        places = self.tree.places[self.tree.doc_rows[positions]]  # [n, most_places]
-        dense = self.dots(row, places.ravel()) + self.late_interaction(row, places.ravel())
-        gains = dense.reshape(places.shape) - self.dots(row, positions)[:, None]
-        best = np.arange(len(positions)), gains.argmax(axis=1)
-        return places[best], scores + gains[best]
+        return positions, scores + self.late_interaction(row, positions)
 
     @property
     def most_by_tokens(self) -> float:
@@ -118,7 +115,7 @@ class DocumentScores:
 
     def all(self, rows: slice) -> Floats:
         """[batch, places] the scores of all places by docid position, for some of the queries; -inf at removed documents."""
-        scores = self.tree.embeddings.products(self.queries[rows])
+        scores = self._products(self.queries[rows])
         if self.lexical is not None:
             words = np.stack([self.lexical.scores(terms) for terms in self.terms[rows]])
             scores += self.weight * words[:, self.tree.doc_rows]
@@ -134,20 +131,30 @@ class DocumentScores:
         The scores of all documents are computed once for the batch where that is less work.
         """
         if self._all_dots is None and self.tree.embeddings.reads_all(len(positions), len(self.queries)):
-            self._all_dots = self.tree.embeddings.products(self.queries)
+            self._all_dots = self._products(self.queries)
         if self._all_dots is not None:
             return self._all_dots[row, positions]
-        return self.tree.embeddings.dots(self.queries[row], positions)
+        dots, costs = self.tree.embeddings.dots(self.queries[row], positions), self.tree.place_costs
+        return dots if costs is None else dots - costs[positions]
+
+    def _products(self, queries: Floats) -> Floats:
+        """[batch, places] dense scores of all places."""
+        products, costs = self.tree.embeddings.products(queries), self.tree.place_costs
+        return products if costs is None else products - costs
 
     def dense(self, row: int, rows: Ints) -> tuple[Ints, Floats]:
         """Return the best place of documents, rows [n] of the document table, and its dense score, for one query."""
         if self.tree.most_places == 1:
             positions = self.tree.positions[rows]
             return positions, self.dots(row, positions)
-        places = self.tree.places[rows]  # [n, places]
-        scores = self.dots(row, places.ravel()).reshape(places.shape)
-        best = np.arange(len(rows)), scores.argmax(axis=1)
-        return places[best], scores[best]
+        if not len(rows):
+            return _NONE, np.zeros(0, dtype=np.float32)
+        counts = self.tree.place_counts[rows]
+        places = self.tree.by_row[ranges(self.tree.first_places[rows], counts)]
+        scores, starts = self.dots(row, places), counts.cumsum() - counts
+        best = np.maximum.reduceat(scores, starts)
+        first = np.flatnonzero(scores == np.repeat(best, counts))  # of equal ones the first counts
+        return places[first[np.searchsorted(first, starts)]], best
 
     def best_by_words(
         self, row: int, count: int, allowed: Bools | None, others: Ints

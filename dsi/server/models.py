@@ -163,6 +163,10 @@ class HitAnswer(StoredDocument):
 
     rank: int = Field(description="From 1.")
     score: float
+    passage: str | None = Field(
+        None, description="The best piece of the text, if it has several and the index keeps texts."
+    )
+    passage_span: list[int] | None = Field(None, description="First character of that piece, and one past its last.")
     parts: dict[str, float] = Field({}, description="What each part of the score contributes, if asked for.")
     label: str = Field("", description="With matches: the title, or the first words.")
     matches: list[MatchedWord] = Field([], description="The matched words, if asked for.")
@@ -233,6 +237,9 @@ class Target(BaseModel):
     score: float
     last_score: float | None
     parts: dict[str, float]
+    passage_span: list[int] | None = Field(
+        None, description="Ends of the piece of its text that is scored, of several."
+    )
     path: list[PathStep]
     level: int | None = Field(description="At which the walk left it out, from 1.")
     returned_by: dict[str, Any] | None = Field(description="Options of a search that returns it; found by searching.")

@@ -55,7 +55,7 @@ def answers(
         for row, (search, query_hits, answer) in enumerate(zip(searches, hits, shown, strict=True)):
             search.encoded = encoded.one(row)  # as it is, not made again
             for hit, fields, words in zip(query_hits, answer["hits"], query_hits.matches(), strict=True):
-                start, end = excerpt(hit.text or "", words, _EXCERPT)
+                start, end = excerpt(hit.text or "", words, _EXCERPT, hit.passage_span)
                 fields.update(label=hit.label, matches=shown_matches(words), excerpt=[start, end])
     if parts and any(hits):
         followed = index.engine.follow_result(encoded, request, result)

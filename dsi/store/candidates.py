@@ -2,6 +2,8 @@
 
 import numpy as np
 
+from dsi.docids.tree import DocidTree
+from dsi.docids.types import Ints
 from dsi.search.candidates import Candidates, Features
 from dsi.search.engine import Engine
 from dsi.search.queries import EncodedQueries
@@ -53,4 +55,13 @@ def candidates_of(
         exact=result.exact,
         texts_of=documents.texts_of if documents.has_texts else None,
         metadata_of=documents.metadata_of if documents.has_metadata else None,
+        spans=_spans(tree, any_position),
     )
+
+
+def _spans(tree: DocidTree, positions: Ints) -> Ints | None:
+    """[queries, k, 2] ends of the piece of a text at docid positions [queries, k], 0 for one piece; None if all are."""
+    if tree.spans is None:
+        return None
+    spans = [span or (0, 0) for span in tree.spans_at(positions.ravel())]
+    return np.array(spans, dtype=np.int32).reshape(*positions.shape, 2)

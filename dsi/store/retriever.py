@@ -375,10 +375,11 @@ class GenerativeRetriever:
         rows = np.maximum(index.tree.doc_rows[positions], 0)
         doc_ids, titles, texts = (index.documents.values_of(name, rows) for name in ("doc_id", "title", "text"))
         metadata = index.documents.metadata_at(rows.ravel())
+        spans = index.tree.spans_at(positions.ravel())
         hits, k, scores = [], positions.shape[1], result.scores.tolist()
         for row, (count, exact) in enumerate(zip(result.counts.tolist(), result.exact.tolist(), strict=True)):
             flat, search = slice(row * k, row * k + k), searches[row] if searches else None
-            columns = scores[row], doc_ids[row], titles[row], docids[flat], texts[row], metadata[flat]
+            columns = scores[row], doc_ids[row], titles[row], docids[flat], texts[row], metadata[flat], spans[flat]
             own = [Hit(*values).found_by(search) for values in zip(range(1, count + 1), *columns, strict=False)]
             query, lack = search.query if search else "", (float(result.coverage[row]), result.missing[row])
             hits.append(Hits(own, exact, query, search, *lack))

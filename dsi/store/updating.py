@@ -13,6 +13,8 @@ import pyarrow as pa
 from datasets.fingerprint import generate_random_fingerprint
 from numpy.typing import NDArray
 
+from dsi.contrastive.blocks import warn_cut
+from dsi.contrastive.cutting import piece_text
 from dsi.contrastive.encoder import Encoder
 from dsi.contrastive.tokens import TokenHead, tell_empty
 from dsi.docids.data.records import COLUMNS, Row, checked_documents, converted, kind_of, records_of
@@ -63,17 +65,24 @@ def with_documents(
             raise ValueError(_taken(doc_id))
     old, replaced = document_table(content.documents, texts=True), sorted({*rows.values(), *going})
     metadata = _metadata_columns(records, old.schema)
-    segments = encoder.segment_texts(titles, texts, content.tree.segments)
-    pieces = [text for texts_of_one in segments for text in texts_of_one]
+    cuts = encoder.cut(titles, texts, content.tree.pieces)
+    warn_cut(sum(not own.is_whole for own in cuts), len(cuts), content.tree.pieces, encoder)
+    pieces = [
+        piece_text(title, text, span, own.title_end)
+        for title, text, own in zip(titles, texts, cuts, strict=True)
+        for span in own.spans
+    ]
     full_texts = [f"{title} {text}" for title, text in zip(titles, texts, strict=True)]
     embeddings, tokens = _encode(content.tree, encoder, pieces, full_texts)
-    places = np.repeat(np.arange(len(segments)), [len(texts_of_one) for texts_of_one in segments])
+    places = np.repeat(np.arange(len(cuts)), [len(own.spans) for own in cuts])
+    spans = np.array([span for own in cuts for span in own.spans], dtype=np.int32)
+    own_spans = spans if content.tree.spans is not None or len(pieces) > len(records) else None
     text_column = {"text": texts} if "text" in old.column_names else {}
     new = pa.table({"doc_id": doc_ids, "title": titles, **text_column, **metadata}, schema=old.schema)
     tree = remove_documents(content.tree, np.array(replaced)) if replaced else content.tree
     table = _dataset(_with(_without(old, replaced), new))
     lexical = content.lexical.update(replaced, table["doc_id"], full_texts) if content.lexical else None
-    return Content(without_traces(add_documents(tree, embeddings, places, tokens)), table, lexical)
+    return Content(without_traces(add_documents(tree, embeddings, places, tokens, own_spans)), table, lexical)
 
 
 def _encode(
@@ -85,7 +94,7 @@ def _encode(
     head, model = TokenHead(tree.tokens.head, tree.tokens.bits), encoder.token_model
     if model is None:
         return head.encode(encoder, pieces)
-    tokens = head.encode_with(model, full_texts if tree.segments == 1 else pieces)
+    tokens = head.encode_with(model, full_texts if tree.pieces == 1 else pieces)
     tell_empty(tokens)
     return encoder.encode(pieces, "document"), tokens
 

@@ -25,7 +25,7 @@ from dsi.docids.files.reading import DATA, RESTORE, check_files, read_json, read
 from dsi.docids.files.storage import no_index, recover_folder, write_json, write_text
 from dsi.search.request import SearchConfig
 
-FORMAT_VERSION = 8
+FORMAT_VERSION = 9
 PARTS = ("encoder", "token_model", "docids", "generator", "lexical")
 _TABLES = ("parts", "encoder", "search", "fingerprints", "versions", "files")
 _KINDS = {"generation": int, **dict.fromkeys(_TABLES, dict)}

@@ -24,7 +24,7 @@ from dsi.docids.schemes import FILE, Docids, DocidsConfig, SchemeInput, check_po
 from dsi.docids.schemes.file import read_docids, write_docids
 from dsi.docids.schemes.title import check_titles
 from dsi.docids.token_vectors import TokenVectors
-from dsi.docids.tree import DocidTree, diagnostics
+from dsi.docids.tree import DocidTree, diagnostics, piece_cost
 from dsi.docids.vectors import BLOCK, VectorsConfig
 from dsi.store.documents import document_table
 from dsi.store.loading import save_docids
@@ -75,33 +75,36 @@ def scheme_input(
     checkpoint: str = "",
     seed: int = 0,
     folder: Path | None = None,
+    pieces: DocumentTexts | None = None,
 ) -> SchemeInput:
-    """Return what a scheme reads of the documents of a collection, or of their segments.
+    """Return what a scheme reads of the documents of a collection, or of their pieces.
 
     Args:
         collection: the documents.
         encoder: that reads them.
         config: the settings.
-        embeddings: [N, dim] of the documents, or of their segments.
+        embeddings: [N, dim] of the documents, or of their pieces.
         points: [N or documents, any] what to cluster on instead.
         processes: that share the work.
         checkpoint: whose tokenizer reads titles; "" for the encoder's.
         seed: of the scheme.
         folder: of this stage, where a scheme leaves what a killed run can use again.
+        pieces: of the documents' texts, if they have been cut already.
     """
-    table, segments = collection.documents, config.segments
-    pieces = DocumentTexts(encoder, table, segments)
-    if segments > 1 and points is not None and len(points) == len(table):
+    table = collection.documents
+    pieces = pieces or DocumentTexts(encoder, table, config.most_pieces)
+    several = len(pieces) > len(table) or (config.scheme == FILE and config.most_pieces > 1)
+    if several and points is not None and len(points) == len(table):
         points = points[pieces.rows]
-    doc_ids, titles = (_at(table[name], pieces.rows) if segments > 1 else table[name] for name in ("doc_id", "title"))
+    doc_ids, titles = (_at(table[name], pieces.rows) if several else table[name] for name in ("doc_id", "title"))
     return SchemeInput(
         embeddings,
         config,
         points,
         doc_ids=doc_ids,
         titles=titles,
-        texts=pieces if segments > 1 else collection.full_texts(),
-        rows=pieces.rows if segments > 1 else None,
+        texts=pieces if several else collection.full_texts(),
+        rows=pieces.rows if several else None,
         title_model=TitleTokens(encoder, checkpoint),
         seed=seed,
         processes=processes,
@@ -129,7 +132,7 @@ def sources_digest(config: DocidsConfig, collection: Collection, embeddings: NDA
     """
     package = package_of(SCHEMES, config.scheme)
     if embeddings is not None:
-        if config.segments == 1:
+        if config.most_pieces == 1:
             check_points(embeddings, len(collection.documents))
         return package + hashlib.sha256(np.ascontiguousarray(embeddings).data).hexdigest()
     documents = collection.documents
@@ -178,7 +181,8 @@ def save_docids_stage(
     documents: datasets.Dataset,
     folder: Path,
     vectors: VectorsConfig,
-    segments: int = 1,
+    pieces: int = 1,
+    spans: NDArray[np.int32] | None = None,
     tokens: TokenVectors | None = None,
     *,
     text_megabytes: int = 0,
@@ -187,15 +191,19 @@ def save_docids_stage(
 
     Args:
         docids: of a scheme.
-        embeddings: [N, dim] of the documents, or of their segments.
+        embeddings: [N, dim] of the documents, or of their pieces.
         documents: their table.
         folder: to write into.
         vectors: how they are kept.
-        segments: of a document, at most.
-        tokens: of the documents, or of their segments.
+        pieces: of a document, at most.
+        spans: [N, 2] characters start to end of each in its text; None if each document is one.
+        tokens: of the documents, or of their pieces.
         text_megabytes: the documents' texts are written if they take at most this much.
     """
-    tree = replace(assemble(docids, embeddings, tokens), segments=segments).stored_as(vectors)
+    tree = assemble(docids, embeddings, tokens, spans)
+    if pieces > 1:
+        tree = replace(tree, pieces=pieces, piece_cost=piece_cost(tree.embeddings, tree.centroids[0]))
+    tree = tree.stored_as(vectors)
     save_docids(tree, documents, folder, texts=_keeps_texts(documents, text_megabytes))
     write_json(folder / "diagnostics.json", diagnostics(tree, docids.collisions))
     rows = np.arange(tree.num_rows) if docids.rows is None else docids.rows

@@ -14,12 +14,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dsi.config import LEXICAL_WEIGHT, Config
-from dsi.contrastive.blocks import BLOCK, DocumentTexts, encode_blocks, encode_token_blocks, read_token_blocks
+from dsi.contrastive.blocks import BLOCK, DocumentTexts, encode_blocks, encode_token_blocks, read_token_blocks, warn_cut
 from dsi.contrastive.encoder import Encoder
 from dsi.contrastive.query_tokens import JudgedQueries, QueryExample, query_examples, train_query_head
 from dsi.contrastive.tokens import TokenHead, tell_empty
 from dsi.docids.data.collection import Collection
-from dsi.docids.files.declarations import LARGEST
 from dsi.docids.files.processes import Processes
 from dsi.docids.files.reading import map_tensors
 from dsi.docids.files.storage import digest, replacing, save_tensors
@@ -30,7 +29,7 @@ logger = logging.getLogger(__name__)
 
 
 class DocumentVectors:
-    """Vectors of the documents of a collection, or of their segments; made once for an encoder and the texts it reads.
+    """Vectors of the documents of a collection, or of their pieces; made once for an encoder and the texts it reads.
 
     Docids do not change them, so that other docids embed nothing again; a killed run continues where it stopped.
 
@@ -56,10 +55,10 @@ class DocumentVectors:
         token_model: str = "",
     ) -> None:
         self._config, self._collection, self._encoder, self._processes = config, collection, encoder, processes
-        self._texts = DocumentTexts(encoder, collection.documents, config.docids.segments)
+        self._texts = DocumentTexts(encoder, collection.documents, config.docids.most_pieces)
         self._tokens, self._shared = config.has_token_vectors, shared
         tokens = [config.tokens.dim, config.tokens.bits, token_model] if self._tokens else []
-        made_from = [encoder.fingerprint, dataclasses.asdict(encoder.config), config.docids.segments, tokens]
+        made_from = [encoder.fingerprint, dataclasses.asdict(encoder.config), config.docids.most_pieces, tokens]
         self.folder = states / f"documents-{digest([*made_from, documents_digest(collection.documents)])[:16]}"
 
     @cached_property
@@ -76,14 +75,13 @@ class DocumentVectors:
 
     def tell_cut(self) -> None:
         """Say how many documents the encoder does not read to their ends."""
-        cut, sample = self._texts.count_cut()
-        if cut:
-            segments, limit = self._config.docids.segments, self._encoder.max_length
-            read = min(self._config.encoder.document_length, limit or LARGEST)
-            logger.warning(
-                "%.0f %% of the documents are longer than the encoder reads of them (%s%d tokens); the rest is not embedded.",
-                max(1.0, 100 * cut / sample), f"{segments} times " if segments > 1 else "", read,
-            )  # fmt: skip
+        documents, pieces = len(self._collection.documents), self._config.docids.most_pieces
+        warn_cut(self._texts.count_cut, documents, pieces, self._encoder)
+
+    @property
+    def texts(self) -> DocumentTexts:
+        """The texts that are embedded."""
+        return self._texts
 
     def embeddings(self) -> NDArray[np.float32]:
         """Return the embeddings [n, dim], memory-mapped, and write what `tokens` reads; all processes call it."""
@@ -91,7 +89,7 @@ class DocumentVectors:
             remove_others(self.folder.parent, "documents", [self.folder])
         head, model = self._head, self._encoder.token_model
         if head and model:
-            whole = self._collection.full_texts() if self._config.docids.segments == 1 else self._texts
+            whole = self._collection.full_texts() if self._config.docids.most_pieces == 1 else self._texts
             encode_token_blocks(model, head, whole, self.folder, self._processes)
             head = None
         return encode_blocks(self._encoder, self._texts, "document", self.folder, self._processes, head)
@@ -167,14 +165,14 @@ def examples_of_split(
         collection: queries, judgements and documents.
         split: of the queries.
         encoder: of the queries.
-        embeddings: [n, embedding_dim] of the documents or their segments.
+        embeddings: [n, embedding_dim] of the documents or their pieces.
         rows: [n] row of the document table of each, ascending.
         words: BM25 of the documents.
         rng: draws the queries.
     """
 
     def score(texts: Sequence[str], queries: NDArray[np.float32]) -> NDArray[np.float32]:
-        return queries @ embeddings.T + LEXICAL_WEIGHT * words.scores(texts)[:, rows]
+        return queries @ embeddings.T + LEXICAL_WEIGHT * words.shares(texts)[:, rows]
 
     judged = JudgedQueries.from_pairs(collection.pairs(split), collection.queries, encoder)
     return query_examples(encoder, judged, embeddings, rows, score, rng)

@@ -127,7 +127,7 @@ class GeneratorStage:
     def _places(self, parts: Sequence[Part], inputs: StateCache | Embeddings | Texts) -> NDArray[np.integer]:
         """Return the docid position of each text's document; if it has several, the place whose vector is nearest to the text.
 
-        So a segment has its own place, and a query that of the segment which answers it best.
+        So a piece has its own place, and a query that of the piece which answers it best.
         """
         rows = np.concatenate([part.rows for part in parts])
         if self.tree.most_places == 1:
@@ -139,8 +139,8 @@ class GeneratorStage:
         """Return the texts of indexing and retrieval examples, by kind."""
         config, encoder, parts = self.config.training, self.encoder, []
         if config.documents:
-            pieces = DocumentTexts(encoder, self.collection.documents, self.tree.segments)
-            origin = [documents_digest(self.collection.documents), self.tree.segments]
+            pieces = DocumentTexts(encoder, self.collection.documents, self.tree.pieces)
+            origin = [documents_digest(self.collection.documents), self.tree.pieces]
             parts.append(Part("document", origin, pieces.rows, pieces))
         pairs = self.collection.pairs("train")
         texts = [self.collection.queries[query_id] for query_id, _ in pairs]
@@ -159,7 +159,7 @@ class GeneratorStage:
         """Return the embeddings of all parts; those of whole documents are in the tree."""
         found = []
         for part, folder in zip(parts, self._folders(parts, "queries"), strict=True):
-            if part.kind == "document" and self.tree.segments == 1:
+            if part.kind == "document" and self.tree.pieces == 1:
                 found.append(self.tree.embeddings[self.tree.positions])
             else:
                 own = self.documents if part.kind == "document" else folder

@@ -38,7 +38,7 @@ def index(
         config: a configuration by name, by file, or as a `Config`, of which nothing is trained; by default what we recommend.
         encoder: a sentence-transformers model, a Hub name or a folder: the setting `encoder.name`.
         language: of the documents, for the stems of BM25, "none" for none: the setting `lexical.language`.
-        pieces: of a text that are embedded one by one, at most: the setting `docids.segments`.
+        pieces: of a text that are embedded one by one, at most: the setting `docids.pieces`.
         embeddings: [documents, any] to cluster on, in place of the documents' embeddings; an array or a .npy file.
         device: of the encoder; the best available by default.
         replace: as for `train`.
@@ -61,7 +61,7 @@ def index(
 
 def indexing_config(config: Config, encoder: str | None, language: str | None, pieces: int | None) -> Config:
     """Return a configuration of which nothing is trained, with the settings that are given."""
-    settings = {"encoder.name": encoder, "lexical.language": language, "docids.segments": pieces}
+    settings = {"encoder.name": encoder, "lexical.language": language, "docids.pieces": pieces}
     return config.without_training().with_changes(
         {name: value for name, value in settings.items() if value is not None}
     )

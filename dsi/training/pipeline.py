@@ -253,7 +253,7 @@ class TrainingRun:
             stages["encoder"] = (
                 f" ({_steps(config.contrastive.epochs, pairs, config.contrastive.rows, self.processes)})"
             )
-        is_counted = config.pseudo_queries.method == "none" and config.docids.segments == 1
+        is_counted = config.pseudo_queries.method == "none" and config.docids.most_pieces == 1
         if "generator" in stages and config.training.epochs and is_counted:
             examples, size = pairs + config.training.documents * count, config.training.batch_size
             stages["generator"] = f" ({_steps(config.training.epochs, examples, size, self.processes)})"
@@ -344,7 +344,7 @@ class TrainingRun:
             documents = vectors.embeddings()
             read = scheme_input(
                 self.collection, encoder, config, documents, embeddings, self.processes,
-                checkpoint=self.config.title_checkpoint, seed=self.config.seed, folder=work,
+                checkpoint=self.config.title_checkpoint, seed=self.config.seed, folder=work, pieces=vectors.texts,
             )  # fmt: skip
             docids = make_docids(read)
             if not self.processes.is_main:
@@ -356,7 +356,8 @@ class TrainingRun:
                     self.collection.documents,
                     folder,
                     self.config.vectors,
-                    config.segments,
+                    config.most_pieces,
+                    vectors.texts.spans,
                     vectors.tokens(documents),
                     text_megabytes=self.config.text_megabytes,
                 )

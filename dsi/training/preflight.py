@@ -53,7 +53,7 @@ def check_settings(config: Config, collection: Collection) -> None:
         ValueError: no such docid scheme, too few documents for it, or no queries for the encoder.
     """
     find_scheme(config.docids.scheme)
-    check_branching(len(collection.documents) * config.docids.segments, config.docids)  # short texts have fewer
+    check_branching(len(collection.documents) * max(1, config.docids.pieces), config.docids)  # short texts have fewer
     for setting, name in _models(config):
         if not _HUB_NAME.fullmatch(name) and not Path(name).exists():
             raise FileNotFoundError(
@@ -234,7 +234,7 @@ def _storage_problem(model: Encoder | MultiVectorModel) -> str:
 
 def _check_vectors(config: Config, encoder: Encoder, documents: int) -> None:
     """Store a few vectors as those of the documents will be; raises what storing them would."""
-    few = _FEW_VECTORS if config.docids.segments > 1 else min(documents, _FEW_VECTORS)  # a document may have several
+    few = _FEW_VECTORS if config.docids.pieces > 1 else min(documents, _FEW_VECTORS)  # a document may have several
     vectors = np.random.default_rng(0).normal(size=(few, encoder.embedding_dim)).astype(np.float32)
     assemble(Docids.from_paths([[row] for row in range(few)]), vectors).stored_as(config.vectors)
 

@@ -48,7 +48,7 @@ def schemes_for(collection: Collection) -> list[str]:
 
 
 def parse_name(name: str) -> tuple[str, int]:
-    """The scheme and the number of segments of a row.
+    """The scheme and the number of pieces of a row.
 
     >>> parse_name("kmeans"), parse_name("kmeans+2")
     (('kmeans', 1), ('kmeans', 2))
@@ -60,12 +60,12 @@ def parse_name(name: str) -> tuple[str, int]:
     find_scheme(method)
     if method == FILE:
         raise ValueError('The scheme "file" reads docids and makes none, so it cannot be compared; leave it out.')
-    segments = whole_number(text) if plus else 1
-    if segments is None or not 1 <= segments <= MOST_PLACES:
+    pieces = whole_number(text) if plus else 1
+    if pieces is None or not 1 <= pieces <= MOST_PLACES:
         raise ValueError(
-            f"A scheme must be NAME or NAME+N, with N from 1 to {MOST_PLACES} segments a document, got {shown(name)}."
+            f"A scheme must be NAME or NAME+N, with N from 1 to {MOST_PLACES} pieces a document, got {shown(name)}."
         )
-    return method, segments
+    return method, pieces
 
 
 def shape(method: str, branching: int) -> dict[str, int]:
@@ -123,7 +123,7 @@ class Comparison:
     def __init__(self, laboratory: Laboratory, seed: int = 0, *, digits: bool, add: bool) -> None:
         self.laboratory, self.collection, self.seed, self.add = laboratory, laboratory.collection, seed, add
         self._changes = DIGITS if digits else NOTHING
-        own = {**self._changes.get("docids", {}), "segments": 1}  # as the schemes without +N have it
+        own = {**self._changes.get("docids", {}), "pieces": 1}  # as the schemes without +N have it
         whole: Changes = {**self._changes, "docids": own}
         self.base = laboratory.config(Row(BASELINES, "", whole), seed)
 
@@ -150,10 +150,10 @@ class Comparison:
                 ) from None
 
     def config(self, name: str) -> Config:
-        """The configuration of a scheme; "NAME+2" is one with two segments a document."""
-        method, segments = parse_name(name)
+        """The configuration of a scheme; "NAME+2" is one with two pieces a document."""
+        method, pieces = parse_name(name)
         own = {
-            "segments": segments,
+            "pieces": pieces,
             **shape(method, self.base.docids.branching or BRANCHING),
         }
         docids = dataclasses.asdict(DocidsConfig(method=method, **own))  # type: ignore[arg-type]

@@ -193,9 +193,7 @@ class Laboratory:
     def dense(self, config: Config) -> DenseRuns:
         """Dense search with the encoder of a configuration; no decoder is trained."""
         tree, encoder = self.tree(config), self._training(config).encoder()
-        doc_ids = list(self.collection.rows)
-        own = [doc_ids[row] for row in tree.doc_rows[tree.by_row]]
-        return DenseRuns(self.collection, encoder, tree.embeddings[tree.by_row], own)
+        return DenseRuns.of_tree(self.collection, encoder, tree, list(self.collection.rows))
 
     def index(self, config: Config) -> IndexRuns:
         """The trained index of a configuration; the last one stays in memory."""
@@ -228,7 +226,7 @@ class Laboratory:
             if self.processes.is_main:
                 write_docids(path, documents.doc_ids, docids.paths)
             self.processes.wait()
-        own = DocidsConfig(method=str(path), segments=config.docids.segments)
+        own = DocidsConfig(method=str(path), pieces=config.docids.most_pieces)
         return config.with_changes({"docids": dataclasses.asdict(own)})
 
     def untrained(self, config: Config) -> tuple[Encoder, Floats]:
@@ -238,11 +236,6 @@ class Laboratory:
 
     def query_means(self, config: Config) -> tuple[Encoder, Floats]:
         """The encoder, and the mean of its embeddings of each document, its train queries and its pseudo-queries."""
-        if config.docids.segments > 1:
-            raise ValueError(
-                "docids.segments must be 1 to cluster means with queries, which belong to whole documents, got "
-                f"{config.docids.segments}; set it to 1."
-            )
         run, pairs = self._training(config), self.collection.pairs("train")
         run.generate_queries()
         run.train_encoder()
@@ -250,6 +243,11 @@ class Laboratory:
         texts = [*(self.collection.queries[query_id] for query_id, _ in pairs), *pseudo]
         rows = np.array([*(row for _, row in pairs), *pseudo_rows], dtype=np.int64)
         embeddings = self._embeddings(config, encoder)
+        if len(embeddings) > len(self.collection.documents):
+            raise ValueError(
+                "docids.pieces must be 1 to cluster means with queries, which belong to whole documents, got "
+                f"{config.docids.pieces}; set it to 1."
+            )
         means, counts = np.array(embeddings), np.ones(len(embeddings), dtype=np.float32)
         folder = run.folder / "checkpoints" / "queries"
         np.add.at(means, rows, encode_blocks(encoder, QueryTexts(encoder, texts), "query", folder, self.processes))

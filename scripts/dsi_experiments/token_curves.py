@@ -96,7 +96,7 @@ class Curves:
             encoded = self.encoder.forward(texts[start : start + 64], "query")
             states += [own[kept].numpy() for own, kept in zip(encoded.states, encoded.words, strict=True)]
             embedded.append(encoded.embeddings.numpy())
-        return Queries(list(queries), states, np.concatenate(embedded) @ vectors.T, words.scores(texts))
+        return Queries(list(queries), states, np.concatenate(embedded) @ vectors.T, words.shares(texts))
 
     def _fit(self, dim: int) -> Floats:
         """Return the matrix [dim, state_dim] of a head, which does not depend on its bits."""

@@ -46,7 +46,7 @@ def collection(tmp_path_factory):
 @pytest.fixture
 def config(sentence_bert_folder) -> Config:
     encoder = {"encoder": {"name": str(sentence_bert_folder), **PROMPTS, "document_length": 16}}
-    own = {"docids": {"branching": 4, "max_leaf_size": 3, "segments": 3}, "dev_queries": 0}
+    own = {"docids": {"branching": 4, "max_leaf_size": 3, "pieces": 3}, "dev_queries": 0}
     return Config().without_training().with_changes({**encoder, **own})
 
 

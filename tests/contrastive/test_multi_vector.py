@@ -55,7 +55,7 @@ def config(sentence_bert_folder):
     def make(model: Path | str, **changes) -> Config:
         sections = {
             "encoder": {"name": str(sentence_bert_folder), **PROMPTS, "document_length": 16},
-            "docids": {"branching": 5, "max_leaf_size": 3},
+            "docids": {"branching": 5, "max_leaf_size": 3, "pieces": 1},
             "tokens": {"model": str(model), "bits": 8},
             "search": SEARCH,
             "dev_queries": 0,
@@ -265,10 +265,10 @@ def test_an_added_document_has_the_tokens_of_a_trained_one_and_all_is_saved(run,
 
 
 def test_several_docids_have_the_tokens_of_their_pieces(run, models, collection):
-    retriever, own = load(run("modules", docids={"segments": 3})), library(models("modules"))
+    retriever, own = load(run("modules", docids={"pieces": 3})), library(models("modules"))
     tree = retriever.tree
     assert tree.most_places > 1
-    pieces = retriever.encoder.segment_texts(collection.documents["title"], collection.documents["text"], 3)
+    pieces = retriever.encoder.piece_texts(collection.documents["title"], collection.documents["text"], 3)
     for row in (0, 7, 40):
         places = np.sort(np.flatnonzero(tree.doc_rows == row))
         counts = sorted(len(vectors) for vectors in own.encode_document(pieces[row]))

@@ -113,9 +113,9 @@ def encoder() -> Encoder:
     return Encoder.load(EncoderConfig(name=PACKAGED), device="cpu")
 
 
-def test_examples_hold_the_nearest_segment_and_the_best_of_all_others(encoder):
+def test_examples_hold_the_nearest_piece_and_the_best_of_all_others(encoder):
     texts = ["red apples", "green apples", "old trains", "new trains", "a blue sea"]
-    rows = np.array([0, 0, 1, 1, 2])  # segments of three documents
+    rows = np.array([0, 0, 1, 1, 2])  # pieces of three documents
     embeddings = encoder.encode(texts, "document")
     judged = JudgedQueries.from_pairs([("q", 0), ("p", 1), ("q", 2)], {"q": "green apples", "p": "trains"}, encoder)
     assert list(judged.texts) == ["green apples", "trains"]

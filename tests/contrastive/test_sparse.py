@@ -182,7 +182,7 @@ def retriever(beir, encoder, folder):
 
 
 def test_it_joins_the_scores_of_documents_and_finds_some(retriever):
-    encoded, lexical = retriever.encode_queries(QUERIES), retriever.lexical.scores(QUERIES)
+    encoded, lexical = retriever.encode_queries(QUERIES), retriever.lexical.shares(QUERIES)
     dense = encoded.embeddings.numpy() @ retriever.tree.embeddings[retriever.tree.positions].T
     rows = retriever.documents.rows
     everything = retriever.search(encoded, k=40, method="exact")

@@ -412,7 +412,7 @@ def test_an_index_of_texts_is_searched_without_training(notes, tmp_path, caplog)
     assert set(stages) == {"encoder", "docids", "lexical", "generator"}  # no pseudo-queries
     assert json.loads((tmp_path / "run" / "generator" / "training.json").read_text())["steps"] == 0
     assert not (tmp_path / "run" / "tuning.json").exists()
-    assert (retriever.search_config.lexical_weight, retriever.search_config.token_weight) == (0.03, 1.0)
+    assert (retriever.search_config.lexical_weight, retriever.search_config.token_weight) == (0.5, 1.0)
     assert retriever.engine.tree.tokens is not None
     assert (
         "There are no queries to tune on; weights are those of [search], chosen on other collections."
@@ -868,7 +868,7 @@ def test_an_index_takes_the_settings_of_a_training(sentence_bert_folder, tmp_pat
         pieces=2, embeddings=points, device="cpu",
     )  # fmt: skip
     written = read_config(tmp_path / "run" / "config.toml")
-    assert (written.docids.max_leaf_size, written.docids.segments, written.training.epochs) == (3, 2, 0)
+    assert (written.docids.max_leaf_size, written.docids.pieces, written.training.epochs) == (3, 2, 0)
     assert (written.lexical.language, retriever.lexical.language) == ("german", "german")
     assert list(retriever.documents.rows) == ["a b", "b"]  # ids with spaces are loaded again
     arguments = ["index", str(tmp_path / "a.jsonl"), str(tmp_path / "shell"), "--encoder", str(sentence_bert_folder)]
@@ -877,7 +877,7 @@ def test_an_index_takes_the_settings_of_a_training(sentence_bert_folder, tmp_pat
     assert dataclasses.replace(read_config(tmp_path / "shell" / "config.toml")) == written
     with pytest.raises(ValueError, match="embeddings"):
         dsi.index(["a", "b"], encoder=str(sentence_bert_folder), embeddings=points[:1], device="cpu")
-    with pytest.raises(ValueError, match=r"lexical.language must be \"none\" or one of"):
+    with pytest.raises(ValueError, match=r"lexical.language must be \"auto\", \"none\" or one of"):
         dsi.index(["a", "b"], language="klingon")
 
 

@@ -2,7 +2,6 @@
 
 import math
 import random
-import unicodedata
 
 import ir_measures
 import numpy as np
@@ -12,7 +11,6 @@ from dsi_experiments.rerankers.lists import bootstrap_interval
 from dsi_experiments.subtopics import find_measure, read_subtopics
 from scipy import stats
 
-from dsi.docids.words.analyzer import words
 from dsi.docids.words.bm25 import BM25
 from dsi.eval.baselines import BM25_GRID, dense_run, tune_bm25
 from dsi.eval.measures import STANDARD_MEASURES, evaluate, mean, measures_for, ranking
@@ -290,23 +288,6 @@ def test_bm25_stays_as_it_is_where_dev_queries_tell_nothing():
     tune_bm25(bm25, {"q": "river"}, {"q": {"a": 0}})
     tune_bm25(bm25, {"q": "river"}, {"q": {"a": 1}})
     assert (bm25.k1, bm25.b) == before == (0.9, 0.4)
-
-
-@pytest.mark.parametrize(
-    ("language", "text", "found"),
-    [
-        ("hindi", "हिन्दी भाषा की किताब", ["हिन्दी", "भाषा", "की", "किताब"]),
-        ("tamil", "தமிழ் நூல்", ["தமிழ்", "நூல்"]),
-        ("french", "l'e\u0301cole a\u0300 Paris", ["école", "paris"]),  # as macOS writes accents
-        ("none", "x snake_case 東京 Ünï", ["snake_case", "東京", "ünï"]),
-    ],
-)
-def test_marks_belong_to_words(language, text, found):
-    assert words(text, language) == found
-    bm25 = BM25(["a", "b"], [text, "other"], language=language)
-    for word in text.split():
-        if len(word) > 2:
-            assert bm25.scores([unicodedata.normalize("NFC", word)])[0, 0] > 0
 
 
 def test_dense_run_refuses_ids_of_other_documents():

@@ -38,7 +38,7 @@ NUMBERS = [
 ]
 MAY_BE_ZERO = {
     "seed", "dev_queries", "text_megabytes", "docids.branching",
-    "contrastive.negatives", "tokens.bits", "tokens.epochs", "vectors.code_bytes", "generator.num_layers",
+    "docids.pieces", "contrastive.negatives", "tokens.bits", "tokens.epochs", "vectors.code_bytes", "generator.num_layers",
     "objective.distillation", "training.epochs", "search.alpha", "search.beta",
     "search.lexical_weight", "search.token_weight",
 }  # fmt: skip
@@ -183,8 +183,8 @@ def test_a_setting_that_cannot_work_is_refused_before_the_first_stage(
     assert not (tmp_path / "run" / "pseudo_queries").exists()
 
 
-def test_segments_count_as_documents_for_branching(settings, beir):
-    check_settings(settings.with_changes({"docids": {"branching": 41, "segments": 2}}), dsi.read_collection(beir()))
+def test_pieces_count_as_documents_for_branching(settings, beir):
+    check_settings(settings.with_changes({"docids": {"branching": 41, "pieces": 2}}), dsi.read_collection(beir()))
 
 
 @pytest.mark.parametrize(("epochs", "steps"), [(1.0, "1 step "), (2.0, "2 steps "), (10.0, "")])
@@ -227,15 +227,15 @@ def test_docids_or_vectors_that_do_not_fit_are_refused_before_the_encoder_is_tra
 
 
 @pytest.mark.parametrize(
-    ("vectors", "documents", "segments"),
+    ("vectors", "documents", "pieces"),
     [
         ({"kind": "pq", "code_bytes": 8}, 256, 1),
         ({"kind": "pq", "code_bytes": 8}, 100, 3),  # perhaps 300 vectors
         ({"kind": "int8", "code_bytes": 16}, 1, 1),
     ],
 )
-def test_vectors_that_fit_are_not_refused(vectors, documents, segments, settings):
-    config = settings.with_changes({"vectors": vectors, "docids": {"segments": segments}})
+def test_vectors_that_fit_are_not_refused(vectors, documents, pieces, settings):
+    config = settings.with_changes({"vectors": vectors, "docids": {"pieces": pieces}})
     check_encoder(config, Encoder.load(config.encoder, device="cpu"), documents)
 
 

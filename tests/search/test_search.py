@@ -55,7 +55,7 @@ def random_rows(documents: int, most: int, seed: int) -> NDArray[np.integer]:
 def tree_with_places(documents: int, most: int, branching: int, leaf: int, seed: int) -> DocidTree:
     rows = random_rows(documents, most, seed)
     vectors = np.random.default_rng(seed).normal(size=(len(rows), WIDTH)).astype(np.float32)
-    config = DocidsConfig(branching=branching, max_leaf_size=leaf, segments=most)
+    config = DocidsConfig(branching=branching, max_leaf_size=leaf, pieces=most)
     return assemble(make_docids(SchemeInput(vectors, config, rows=rows, seed=seed)), vectors)
 
 

@@ -23,7 +23,7 @@ from dsi.docids.schemes import DocidsConfig, SchemeInput, make_docids
 from dsi.docids.token_vectors import TokenVectors, decode
 from dsi.docids.words.bm25 import BM25
 from dsi.search.explain.matches import StoredText, _by_terms, _whole_word
-from dsi.search.hits import Hit, Hits, Match, Span, excerpt, pieces
+from dsi.search.hits import Hit, Hits, Match, Span, cut_at_matches, excerpt
 from tests.support.small import MINIPEDIA, PROMPTS, random_generator, random_tied
 
 RECORDS = [json.loads(line) for line in (MINIPEDIA / "corpus.jsonl").read_text(encoding="utf-8").splitlines()][:50]
@@ -31,19 +31,21 @@ QUERIES = ["the law of light and gases in physics", "which capitals are on the d
 TRIALS = 12
 
 
-def index_of(folder, kind: str = "tied", segments: int = 1, **config) -> GenerativeRetriever:
+def index_of(folder, kind: str = "tied", pieces: int = 1, **config) -> GenerativeRetriever:
     """An index of 50 documents with BM25; with "tied" tokens also token vectors."""
     encoder = Encoder.load(EncoderConfig(name=str(folder), **{**PROMPTS, "document_length": 24}), device="cpu")
     titles, texts = ([record[name] for record in RECORDS] for name in ("title", "text"))
-    pieces_of = encoder.segment_texts(titles, texts, segments)
+    pieces_of = encoder.piece_texts(titles, texts, pieces)
     flat = [piece for own in pieces_of for piece in own]
-    rows = np.repeat(np.arange(len(RECORDS)), list(map(len, pieces_of))) if segments > 1 else None
+    rows = np.repeat(np.arange(len(RECORDS)), list(map(len, pieces_of))) if pieces > 1 else None
+    spans = np.array([span for own in encoder.cut(titles, texts, pieces) for span in own.spans])
     head = TokenHead.fit(encoder, flat, TokensConfig(dim=32, bits=8))
     embeddings, codes = head.encode(encoder, flat)
-    schema = DocidsConfig(branching=4, max_leaf_size=3, segments=segments)
+    schema = DocidsConfig(branching=4, max_leaf_size=3, pieces=pieces)
     docids = make_docids(SchemeInput(embeddings, schema, rows=rows))
     tokens = TokenVectors(head.matrix, head.bits, (codes,), np.arange(len(codes), dtype=np.int32))
-    tree = replace(assemble(docids, embeddings, tokens if kind == "tied" else None), segments=segments)
+    tree = assemble(docids, embeddings, tokens if kind == "tied" else None, spans if pieces > 1 else None)
+    tree = replace(tree, pieces=pieces)
     columns = {"doc_id": [record["_id"] for record in RECORDS], "title": titles, "text": texts, "n": list(range(50))}
     generator = random_tied(tree) if kind == "tied" else random_generator(tree)
     bm25 = BM25(columns["doc_id"], [f"{a} {b}" for a, b in zip(titles, texts, strict=True)])
@@ -58,8 +60,8 @@ def tied(sentence_bert_folder):
 
 
 @pytest.fixture(scope="module")
-def segments(sentence_bert_folder):
-    return index_of(sentence_bert_folder, segments=3, alpha=0.5, token_weight=0.5)
+def in_pieces(sentence_bert_folder):
+    return index_of(sentence_bert_folder, pieces=3, alpha=0.5, token_weight=0.5)
 
 
 @pytest.fixture(scope="module")
@@ -88,7 +90,7 @@ def options_of(rng, tied: bool) -> dict:
     return options
 
 
-@pytest.mark.parametrize("name", ["tied", "segments", "digits"])
+@pytest.mark.parametrize("name", ["tied", "in_pieces", "digits"])
 @pytest.mark.parametrize("trials", [1, pytest.param(TRIALS, marks=pytest.mark.slow)])
 def test_every_claim_about_a_document_is_true(request, name, trials):
     retriever, seen = request.getfixturevalue(name), set()
@@ -227,7 +229,7 @@ def test_the_command_explains_a_document(tied, tmp_path, capsys):
 # Matched words.
 
 
-@pytest.mark.parametrize("name", ["tied", "segments"])
+@pytest.mark.parametrize("name", ["tied", "in_pieces"])
 def test_shares_of_late_interaction_add_up_and_come_from_the_codes_as_stored(request, name):
     retriever, weight = request.getfixturevalue(name), 0.7
     tokens, several = retriever.tree.tokens, 0
@@ -251,11 +253,11 @@ def test_shares_of_late_interaction_add_up_and_come_from_the_codes_as_stored(req
                     several += (
                         not match.is_clear
                         and field == "text"
-                        and start >= len(retriever.encoder.bodies(hit.text, 1)[0])
+                        and start >= retriever.encoder.cut([hit.title], [hit.text], 1)[0].spans[0][1]
                     )
             words = [match.word for match in matches]
             assert [word for word in words if word != "(prompt)"] == re.findall(r"\w+|[^\w\s]", query)
-    assert bool(several) == (name == "segments")  # those of later segments; a clear word has its other places too
+    assert bool(several) == (name == "in_pieces")  # those of later pieces; a clear word has its other places too
 
 
 def position_of(retriever, own) -> int:
@@ -332,18 +334,19 @@ def test_hits_have_metadata_and_make_a_table(tied):
     hits = tied.search(QUERIES[0], k=3)
     table = hits.to_df()
     assert isinstance(table, pandas.DataFrame)
-    assert table.columns.tolist() == ["rank", "score", "doc_id", "title", "digits", "text", "n"]
+    assert table.columns.tolist() == ["rank", "score", "doc_id", "title", "digits", "text", "passage", "n"]
     assert (
         table["n"].tolist() == [hit.metadata["n"] for hit in hits] == [tied.documents.rows[hit.doc_id] for hit in hits]
     )
     clash = Hits([Hit(1, 0.5, "a", "", (0,), None, {"rank": "first"})], exact=False)
     assert clash.to_df().iloc[0].to_dict()["metadata.rank"] == "first"
-    assert Hits([], exact=True).to_df().columns.tolist() == ["rank", "score", "doc_id", "title", "digits", "text"]
+    names = ["rank", "score", "doc_id", "title", "digits", "text", "passage"]
+    assert Hits([], exact=True).to_df().columns.tolist() == names
 
 
 def test_a_hit_becomes_a_dictionary_without_its_search(tied):
     (hit,) = tied.search(QUERIES[0], k=1)
-    assert dataclasses.asdict(hit) == {"text": None, "metadata": {}} | hit.as_dict()
+    assert dataclasses.asdict(hit) == {"text": None, "metadata": {}, "passage_span": None} | hit.as_dict()
 
 
 def test_a_table_needs_pandas(monkeypatch):
@@ -403,9 +406,49 @@ def test_an_excerpt_is_short_and_holds_the_most_matched_words():
     assert "word205" in text[start:end]
     assert 100 < end - start <= 161
     assert text[start:end].split() == [word for word in words if word in text[start:end].split()]
-    assert sum(found for _, found in pieces(text, matches, "text", start, end)) == 2
+    assert sum(found for _, found in cut_at_matches(text, matches, "text", start, end)) == 2
     assert excerpt("x" * 500, []) == (0, 160)
     assert excerpt("", []) == (0, 0)
+
+
+def test_an_excerpt_begins_with_the_sentence_that_answers_and_stays_in_the_passage():
+    text = (
+        "The Danube is a river. " * 10 + "Four capitals stand on its banks: Vienna, Bratislava. " + "It is long. " * 20
+    )
+    at = text.index("capitals")
+    matches = [
+        Match("river", 0.1, (Span("text", 16, 21, "river"),)),
+        Match("capitals", 0.2, (Span("text", at, at + 8, "capitals"),)),
+    ]
+    start, end = excerpt(text, matches)
+    assert text[start:].startswith("Four capitals")
+    assert len(text[start:end]) <= 161
+    assert excerpt(text, matches, within=(0, 100)) == (0, 100)
+    titled = [matches[0], Match("danube", 0.3, (Span("title", 0, 6, "Danube"), Span("text", 4, 10, "Danube")))]
+    assert excerpt(text, [titled[1], matches[1]])[0] == text.index("Four")
+    start, end = excerpt(text, [], within=(at, len(text)))
+    assert start == at
+    start, end = excerpt(text, matches, within=(0, 220))
+    assert (start, end <= 220) == (0, True)
+
+
+def test_hits_are_wrapped_between_words_and_show_their_passage():
+    text = "first words " * 30 + "second " * 60
+    hits = Hits([Hit(1, 0.5, "d", "Title", (0,), text, {}, (360, len(text)))], exact=False)
+    assert hits[0].passage == "second " * 60
+    assert "first" not in str(hits)
+    lines = hits.format("\x1b[1m{}\x1b[0m".format, width=60).splitlines()
+    assert len(lines) > 4
+    assert max(map(len, lines)) <= 60
+    assert all(line.startswith(" " * 17) for line in lines[2:])
+    assert " ".join(" ".join(lines[2:]).split()) == " ".join(str(hits).splitlines()[2].split())
+    assert hits[0].as_dict()["passage_span"] == (360, len(text))
+    assert hits[0].as_dict()["passage"] == hits[0].passage
+    assert pickle.loads(pickle.dumps(hits[0])) == hits[0]
+    whole = Hit(1, 0.5, "d", "Title", (0,), "text")
+    assert whole.passage == "text"
+    assert "passage" not in whole.as_dict()
+    assert Hit(1, 0.5, "d", "Title", (0,), None, {}, (3, 9)).passage is None
 
 
 def test_an_explanation_of_a_document_prints_no_control_character(tied):

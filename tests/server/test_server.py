@@ -114,7 +114,7 @@ def test_answers_are_those_of_the_library(client, library, options):
 def test_parts_are_vectors_and_words(client, library, options):
     _, found = client.ask("search", {"query": QUERY, "parts": True, **options})
     z, vectors = library.encode_queries([QUERY]).embeddings.numpy()[0], library.tree.embeddings[:]
-    words = library.lexical.scores([QUERY])[0]
+    words = library.lexical.shares([QUERY])[0]
     weight = options.get("lexical_weight", library.search_config.lexical_weight)
     assert len(found["answers"][0]["hits"]) == 10
     for hit in found["answers"][0]["hits"]:

@@ -221,7 +221,7 @@ def test_bm25_joins_the_dense_scores_and_is_saved_with_the_index(encoder, tmp_pa
     retriever = index_of(encoder, tied=True, words=True)
     bm25 = retriever.lexical
     queries = ["light noble gas", "electric current", "of the"]
-    scores = dense_scores(retriever, queries) + np.float32(0.5) * bm25.scores(queries)
+    scores = dense_scores(retriever, queries) + np.float32(0.5) * bm25.shares(queries)
     for hits, own in zip(retriever.search(queries, k=8, lexical_weight=0.5, method="exact"), scores, strict=True):
         check_best(retriever, hits, own)
     found = retriever.search(queries, k=8, lexical_weight=0.5)

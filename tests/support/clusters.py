@@ -23,10 +23,10 @@ class Runs(dict[str, Path]):
         self.folder, self.encoder, self.collection = folder, encoder, collection
 
     def __missing__(self, name: str) -> Path:
-        docids = {"branching": 5, "max_leaf_size": 3}
+        docids = {"branching": 5, "max_leaf_size": 3, "pieces": 1}
         own = {
             "plain": {"docids": docids},
-            "places": {"docids": {**docids, "segments": 3}},
+            "places": {"docids": {**docids, "pieces": 3}},
             "codes": {"docids": docids, "vectors": {"code_bytes": 8}},
         }[name]
         encoder = {"encoder": {"name": str(self.encoder), **PROMPTS, "document_length": 16}}

@@ -17,10 +17,10 @@ from random import Random
 import numpy as np
 
 from dsi import GenerativeRetriever
-from dsi.docids.words.analyzer import ENGLISH, stems, words
+from dsi.docids.words.analyzer import ENGLISH, Analyzer
 from dsi.store.loading import updating
 from tests.support.kills import fork, status_of
-from tests.support.oracles import bm25_scores
+from tests.support.oracles import bm25_shares
 
 QUERIES = ["noble gas", "electric current", "tidal gauge", "copper lantern"]
 WORDS = (
@@ -194,7 +194,7 @@ class Trials:
         terms = [_terms(expected[doc_id]) for doc_id in ids]
         found = index.search(QUERIES, k=len(ids), method="exact", lexical_weight=0.5)
         for query, vector, hits in zip(QUERIES, queries, found, strict=True):
-            lexical = bm25_scores(terms, _terms([query]), index.lexical.k1, index.lexical.b)
+            lexical = bm25_shares(terms, _terms([query]), index.lexical.k1, index.lexical.b)
             scores = dict(zip(ids, vectors @ vector + 0.5 * np.array(lexical), strict=True))
             assert hits.exact
             np.testing.assert_allclose([hit.score for hit in hits], [scores[hit.doc_id] for hit in hits], atol=1e-4)
@@ -208,7 +208,7 @@ class Trials:
 
 def _terms(text: Sequence[str]) -> list[str]:
     """Return the terms of a title and a text, or of a query."""
-    return stems(words(" ".join(text), ENGLISH), ENGLISH)
+    return Analyzer(ENGLISH).terms(" ".join(text))
 
 
 def _changed(documents: Documents, change: dict[str, list]) -> Documents:

@@ -156,6 +156,15 @@ def bm25_scores(documents: Sequence[list[str]], query: Sequence[str], k1: float,
     return scores
 
 
+def bm25_shares(documents: Sequence[list[str]], query: Sequence[str], k1: float, b: float) -> list[float]:
+    """`bm25_scores` as shares of what a document with endlessly many of each word of the query would score."""
+    best = 0.0
+    for word in query:
+        having = sum(word in other for other in documents)
+        best += math.log(1 + (len(documents) - having + 0.5) / (having + 0.5))
+    return [score / (best or 1.0) for score in bm25_scores(documents, query, k1, b)]
+
+
 def bonus(tree: DocidTree, node: int) -> float:
     """spread times sqrt(2 ln size) of the documents below an inner node that were not removed (`dsi.generator.bonus`)."""
     positions = range(int(tree.doc_start[node]), int(tree.doc_end[node]))

@@ -81,7 +81,7 @@ class TinyIndex:
         assert own.lexical is not None
         dense = np.stack([vectors @ embedding[0].numpy() for _, _, embedding, _ in queries])
         self._queries = [encoded[:3] for encoded in queries]
-        return {"dense": dense, "words": own.lexical.scores(QUERIES)}
+        return {"dense": dense, "words": own.lexical.shares(QUERIES)}
 
     def scores(self, config: SearchConfig, extra: np.ndarray | float = 0.0, *, tied: bool = True) -> np.ndarray:
         """[queries, documents] of tied tokens, or of paths, by definition."""

@@ -167,18 +167,18 @@ def test_texts_of_documents_are_never_in_memory_all(
     settings["contrastive"] |= {"loss": "dpr"}
     settings["lexical"] = {"model": "none"}
     read: list[int] = []
-    segment_texts, between = Encoder.segment_texts, QueryTexts.between
+    cut, between = Encoder.cut, QueryTexts.between
 
-    def documents(encoder, titles, texts, segments):
+    def documents(encoder, titles, texts, pieces):
         read.append(len(texts))
-        return segment_texts(encoder, titles, texts, segments)
+        return cut(encoder, titles, texts, pieces)
 
     def queries(texts, start, stop):
         read.append(stop - start)
         return between(texts, start, stop)
 
     monkeypatch.setattr(blocks, "BLOCK", 8)
-    monkeypatch.setattr(Encoder, "segment_texts", documents)
+    monkeypatch.setattr(Encoder, "cut", documents)
     monkeypatch.setattr(QueryTexts, "between", queries)
     run = TrainingRun(tmp_path / "run", read_collection(beir()), Config().with_changes(settings), device="cpu")
     run.all_stages()

@@ -45,7 +45,7 @@ def read(monkeypatch):
 TOKENS = {"tokens": {"bits": 8}, "search": {"token_weight": 0.5}}
 
 
-@pytest.mark.parametrize("changes", [{}, TOKENS, {"docids": {"segments": 2}}, TOKENS | {"docids": {"segments": 2}}])
+@pytest.mark.parametrize("changes", [{}, TOKENS, {"docids": {"pieces": 2}}, TOKENS | {"docids": {"pieces": 2}}])
 def test_other_docids_embed_nothing_again(changes, collection, config, read, tmp_path):
     config = config.with_changes(changes | {"contrastive": {"loss": "none"}})
 
@@ -87,6 +87,7 @@ def test_one_line_at_the_start_says_how_much_there_is(collection, config, tmp_pa
         TrainingRun(tmp_path / "run", collection, config, "cpu").train()
         return [line for line in capsys.readouterr().err.splitlines() if " documents, " in line]
 
+    config = config.with_changes({"docids": {"pieces": 1}})
     plain = config.with_changes({"pseudo_queries": {"method": "none"}})
     pairs, count = len(collection.pairs("train")), len(collection.documents)
     encoder, generator = plain.contrastive.steps(pairs), plain.training

@@ -25,7 +25,7 @@ from tests.support.runs import TIED, write_settings
 from tests.support.small import random_generator, random_tied
 from tests.support.tables import table_rows
 
-SEGMENTS = ("", "x", "0", "-1", "1.5", "101")
+PIECES = ("", "x", "0", "-1", "1.5", "101")
 
 
 @pytest.fixture
@@ -118,9 +118,9 @@ def test_digits_and_names_of_schemes(command, tmp_path, capsys, monkeypatch):
 @pytest.mark.parametrize(
     ("given", "message"),
     [
-        *((["kmeans", f"kmeans+{own}"], f"from 1 to 100 segments a document, got 'kmeans+{own}'") for own in SEGMENTS),
+        *((["kmeans", f"kmeans+{own}"], f"from 1 to 100 pieces a document, got 'kmeans+{own}'") for own in PIECES),
         (["+2"], "The docid scheme '' does not exist; use one of kmeans"),
-        (["kmeans", "title+2"], 'docids.segments is not read by the docid method "title"; leave it at 1, got 2'),
+        (["kmeans", "title+2"], 'docids.pieces is not read by the docid method "title"; leave it at 1, got 2'),
         (["kmeans", "file"], 'The scheme "file" reads docids and makes none, so it cannot be compared; leave it out'),
         (["kmeans", "--seeds", "0", "9999999999"], "seed must be at most 1000000000, got 9999999999"),
         (["kmeans", "title"], "document 'helium' (and 0 more) has none"),
@@ -188,11 +188,11 @@ def test_dense_search_is_that_of_whole_documents_and_all_have_the_seed(command, 
         return docids.Comparison(laboratory, digits=False, add=False)
 
     assert comparison({}).base == config  # rows that were measured before are found by it
-    assert comparison({"segments": 3}).base == config
+    assert comparison({"pieces": 3}).base == config
     lines = (f"{doc_id}\t{row} {piece}\n" for row, doc_id in enumerate(collection.rows) for piece in range(3))
     (tmp_path / "docids.tsv").write_text("".join(lines))
     of_file = {"method": str(tmp_path / "docids.tsv"), "branching": 0, "max_leaf_size": 20}
-    made = comparison({**of_file, "segments": 3})
+    made = comparison({**of_file, "pieces": 3})
     made.check([])
     assert made.base.docids == DocidsConfig(method=of_file["method"])
     seventh = docids.Comparison(made.laboratory, 7, digits=False, add=False)

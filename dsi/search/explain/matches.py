@@ -10,9 +10,8 @@ from typing import NamedTuple
 import numpy as np
 
 from dsi.contrastive.encoder import Encoder
-from dsi.contrastive.tokens import TokenHead
 from dsi.docids.types import Floats, Ints
-from dsi.docids.words.analyzer import WORD_CHARACTERS, as_compared
+from dsi.docids.words.analyzer import WORD_CHARACTERS
 from dsi.search.engine import Engine
 from dsi.search.hits import Match, Span
 from dsi.search.queries import EncodedQueries
@@ -55,7 +54,7 @@ def matched_words(
         ]
     if engine.lexical is None or not request.config.lexical_weight:
         return [[] for _ in documents]
-    (terms,), names = engine.lexical.query_terms(batch.texts), engine.lexical.term_names(batch.texts[0])
+    (terms,), names = engine.lexical.share_terms(batch.texts), engine.lexical.term_names(batch.texts[0])
     rows = engine.tree.doc_rows[[document.position for document in documents]]
     added = request.config.lexical_weight * engine.lexical.scorer.contributions(terms, rows).T  # [documents, terms]
     stem = engine.lexical.stem
@@ -83,7 +82,7 @@ def _occurrences(word: str, document: StoredText, stem: Callable[[str], str] = s
     wanted = stem(word)
     for field, text in (("title", document.title), ("text", document.text)):
         for found in _WORD.finditer(text):
-            if stem(as_compared(found.group())) == wanted:
+            if stem(found.group().lower()) == wanted:
                 yield Span(field, found.start(), found.end(), found.group())
 
 
@@ -141,13 +140,13 @@ def _is_weak(word: str) -> bool:
 
 def _token_places(engine: Engine, encoder: Encoder, document: StoredText) -> list[Span | None]:
     """Return the word that each stored token of a document belongs to; None for special tokens and the prompt's."""
-    piece, start = _piece_at(engine, encoder, document)
-    whole = f"{document.title} {piece}"
+    title, body, start = _piece_at(engine, encoder, document)
+    whole = f"{title} {body}"
     stripped = len(whole) - len(whole.lstrip())
     places: list[Span | None] = []
     for span in (encoder.token_model or encoder).spans(whole.strip(), "document"):
         first, last = _whole_word(whole, span.start + stripped, span.end + stripped)
-        text = len(document.title) + 1  # where it begins
+        text = len(title) + 1  # where it begins
         if first == last or span.is_special:
             places.append(None)
         elif last < text:
@@ -159,24 +158,15 @@ def _token_places(engine: Engine, encoder: Encoder, document: StoredText) -> lis
     return places if not document.text or len(places) == stored else []  # a text of another moment has other tokens
 
 
-def _piece_at(engine: Engine, encoder: Encoder, document: StoredText) -> tuple[str, int]:
-    """Return the part of a document's text that its docid position stands for, and the character at which it begins.
-
-    Of a document with several places, it is the one whose codes are most like those that are stored.
-    """
-    tokens, segments, model = engine.tree.tokens, engine.tree.segments, encoder.token_model
-    bodies = [document.text] if model and segments == 1 else encoder.bodies(document.text, segments)
-    starts = np.cumsum([0, *map(len, bodies)]).tolist()
-    if tokens is None or len(bodies) == 1:
-        return bodies[0], 0
-    stored = tokens.gather(np.array([document.position])).codes
-    texts = [f"{document.title} {body}".strip() for body in bodies]
-    head = TokenHead(tokens.head, tokens.bits)
-    codes = head.encode_with(model, texts) if model else head.encode(encoder, texts)[1]
-    own = [codes.codes[first:last] for first, last in zip(codes.starts[:-1], codes.starts[1:], strict=True)]
-    alike = [float((other == stored).mean()) if other.shape == stored.shape else -1.0 for other in own]
-    best = int(np.argmax(alike))
-    return bodies[best], starts[best]
+def _piece_at(engine: Engine, encoder: Encoder, document: StoredText) -> tuple[str, str, int]:
+    """Return what is read at a docid position: the title, the piece of the text, and the character at which that begins."""
+    tree = engine.tree
+    if encoder.token_model and tree.pieces == 1:
+        return document.title, document.text, 0
+    (cut,) = encoder.cut([document.title], [document.text], tree.pieces)
+    (span,) = tree.spans_at(np.array([document.position]))
+    start, end = span or cut.spans[0]
+    return document.title[: cut.title_end], document.text[start:end], start
 
 
 def _whole_word(text: str, start: int, end: int) -> tuple[int, int]:

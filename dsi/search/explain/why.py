@@ -79,6 +79,7 @@ class DocumentExplanation:
             enough documents score higher.
         reason: all this in a sentence or two.
         matches: the words of the query, and the words of the document that they found.
+        passage_span: first character, and one past the last, of the piece of its text that is scored; None if it is one piece.
     """
 
     query: str
@@ -96,10 +97,13 @@ class DocumentExplanation:
     returned_by: dict[str, Any] | None
     reason: str
     matches: list[Match]
+    passage_span: tuple[int, int] | None = None
 
     def __str__(self) -> str:
         parts = " + ".join(f"{value:.3f} {name}" for name, value in self.parts.items() if abs(value) >= _SHOWN)
         lines = [f'{self.label} ({self.doc_id}) for "{self.query}"', self.reason, f"score {self.score:.3f} = {parts}"]
+        if self.passage_span:
+            lines.append("its passage: characters {} to {} of its text".format(*self.passage_span))
         lines += [_step_line(step) for step in self.path]
         for match in sorted(self.matches, key=lambda match: -match.share):
             found = ", ".join(dict.fromkeys(span.text + " (title)" * (span.field == "title") for span in match.spans))
@@ -193,6 +197,7 @@ class AnsweredQuery:
             returned_by=returned_by,
             reason=reason,
             matches=matches,
+            passage_span=self.engine.tree.spans_at(np.array([position]))[0],
         )
 
     def search(self, k: int | None = None, **changes: Any) -> SearchResult:

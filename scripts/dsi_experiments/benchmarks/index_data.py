@@ -123,7 +123,7 @@ def write_index(run: Path, data: "Collection", folder: Path, fewest: int) -> Non
     if lexical is None or tree.num_removed or tree.most_places > 1 or tree.embeddings.dtype != np.float32:
         raise ValueError(
             f"{run} must have a lexical part, vectors of kind float32, one docid a document and no removed documents; train an "
-            "index with lexical.model, vectors.kind and docids.segments by default."
+            "index with lexical.model, vectors.kind and docids.pieces by default."
         )
     if tree.num_places < fewest:
         raise ValueError(f"{run} must have at least {fewest:,} documents, got {tree.num_places:,}.")

@@ -26,7 +26,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     )
     add_settings(command_line)
     command_line.add_argument(
-        "--schemes", nargs="+", metavar="NAME", help="all that fit the collection; NAME+2: with two segments"
+        "--schemes", nargs="+", metavar="NAME", help="all that fit the collection; NAME+2: with two pieces"
     )
     command_line.add_argument("--seeds", type=number(int, 0), nargs="+", default=[0], help="of clustering and training")
     command_line.add_argument("--digits", action="store_true", help="train a decoder of (level, digit) tokens")

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 import dsi
 from dsi import GenerativeRetriever, SearchConfig
-from dsi.config import read_config
+from dsi.config import Config, read_config
 from dsi.contrastive.blocks import DocumentTexts
 from dsi.docids.clustering import DocidsConfig, assemble
 from dsi.docids.files.processes import ALONE
@@ -44,28 +44,30 @@ from tests.support.updates import DOCUMENTS, QUERIES
 
 
 @pytest.mark.parametrize(
-    ("title", "words", "length", "segments", "cut"),
+    ("title", "words", "length", "pieces", "cut"),
     [
         ("a", 5, 20, 1, 0),
         ("a", 40, 20, 1, 1),
         ("a", 30, 20, 2, 0),
         ("a", 40, 500, 1, 1),  # the model reads 32 tokens, whatever the setting says
         ("a " * 25, 15, 20, 1, 1),  # of title and text
+        ("a", 40, 500, 3, 0),
+        ("a", 300, 20, 5, 1),
+        ("a " * 25, 15, 20, 9, 1),  # of the title
     ],
 )
-def test_documents_that_the_encoder_does_not_read_to_their_ends_are_counted(
-    title, words, length, segments, cut, encoder
-):
+def test_documents_that_the_encoder_does_not_read_to_their_ends_are_counted(title, words, length, pieces, cut, encoder):
     encoder.config = dataclasses.replace(encoder.config, document_length=length)
     encoder.model.max_seq_length = 32
     texts = [" ".join(["river"] * words), "short", ""]
     documents = datasets.Dataset.from_dict({"title": [title, "", ""], "text": texts})
-    assert DocumentTexts(encoder, documents, segments).count_cut() == (cut, 3)
-    states = [
-        encoder.encode(encoder.segment_texts([title], [text], segments)[0], "document")
+    assert DocumentTexts(encoder, documents, pieces).count_cut == cut
+    own = [
+        encoder.encode(encoder.piece_texts([title], [text], pieces)[0], "document")
         for text in (texts[0], texts[0] + " gas")
     ]
-    assert (len(states[0]) == len(states[1]) and np.array_equal(*states)) == bool(cut)
+    if title == "a":
+        assert (len(own[0]) == len(own[1]) and np.array_equal(*own)) == bool(cut)
 
 
 def random_rows(documents: int, most: int, seed: int) -> np.ndarray:
@@ -77,10 +79,10 @@ def random_rows(documents: int, most: int, seed: int) -> np.ndarray:
 
 def tree_of(rows: np.ndarray, seed: int, **own) -> DocidTree:
     vectors = np.random.default_rng(seed).normal(size=(len(rows), WIDTH)).astype(np.float32)
-    config = DocidsConfig(**{"branching": 3, "max_leaf_size": 3, "segments": 5, **own})
+    config = DocidsConfig(**{"branching": 3, "max_leaf_size": 3, "pieces": 5, **own})
     docids = make_docids(SchemeInput(vectors, config, rows=rows))
     assert docids.rows is rows
-    return assemble(docids, vectors)
+    return dataclasses.replace(assemble(docids, vectors), piece_cost=0.3 * (seed % 2))
 
 
 random_trees = st.builds(
@@ -100,8 +102,9 @@ def query_batch(seed: int) -> QueryBatch:
 
 
 def place_scores(tree: DocidTree, queries: np.ndarray, words: np.ndarray) -> np.ndarray:
-    """[batch, places] z.e_d and words [batch, documents], by their definition; -inf at removed documents."""
-    scores = queries @ tree.embeddings[:].T + words[:, np.maximum(tree.doc_rows, 0)]
+    """[batch, places] z.e_d less the cost of pieces, and words [batch, documents], by definition; -inf at removed documents."""
+    pieces = [max(1, int((tree.doc_rows == row).sum())) for row in tree.doc_rows]
+    scores = queries @ tree.embeddings[:].T - tree.piece_cost * np.log2(pieces) + words[:, np.maximum(tree.doc_rows, 0)]
     return np.where(tree.doc_rows >= 0, scores, -np.inf)
 
 
@@ -152,7 +155,7 @@ def test_answers_are_the_best_documents_by_their_best_places(
             patched.setattr(generate, "_OUTRIGHT", outright)
             return methods[method].retrieve(batch, request)
 
-    words = np.float32(weight) * bm25.scores(batch.texts)
+    words = np.float32(weight) * bm25.shares(batch.texts)
     if kind == "digits":
         queries = batch.states, batch.mask, batch.embeddings
         scores = path_scores(tree, generator, *queries, alpha, beta, 0.5).numpy()
@@ -199,7 +202,7 @@ def test_a_document_whose_places_are_equal_is_found_once(seed):
     chance, count = np.random.default_rng(seed), 300
     rows = np.repeat(np.arange(count), chance.integers(1, 4, size=count))
     vectors = chance.normal(size=(count, WIDTH)).astype(np.float32)[rows]
-    config = DocidsConfig(branching=5, max_leaf_size=5, segments=5)
+    config = DocidsConfig(branching=5, max_leaf_size=5, pieces=5)
     tree = assemble(make_docids(SchemeInput(vectors, config, rows=rows)), vectors)
     bm25 = BM25([str(n) for n in range(count)], texts(count, seed))
     methods = create_engine(random_tied(tree, seed=seed), tree, bm25).methods
@@ -213,7 +216,7 @@ def test_a_document_whose_places_are_equal_is_found_once(seed):
 
 @settings(max_examples=40, deadline=None)
 @given(tree=random_trees, seed=st.integers(0, 99), kind=st.sampled_from(["float32", "int8"]))
-def test_added_documents_take_a_place_a_segment_and_removed_ones_free_all_of_theirs(tree, seed, kind):
+def test_added_documents_take_a_place_a_piece_and_removed_ones_free_all_of_theirs(tree, seed, kind):
     chance, tree = np.random.default_rng(seed), tree.stored_as(VectorsConfig(kind))
     names = [f"d{row}" for row in range(tree.num_rows)]
 
@@ -225,7 +228,7 @@ def test_added_documents_take_a_place_a_segment_and_removed_ones_free_all_of_the
         rows = random_rows(3, 3, seed + step)
         tree = add_documents(tree, chance.normal(size=(len(rows), WIDTH)).astype(np.float32), rows)
         names += [f"n{step}{row}" for row in range(3)]
-        assert tree._problem() == ""
+        assert tree.problem() == ""
         assert tree.num_rows == len(names)
         now = docids(tree)
         assert {name: now[name] for name in before} == before
@@ -234,7 +237,7 @@ def test_added_documents_take_a_place_a_segment_and_removed_ones_free_all_of_the
         places = tree.num_places - tree.num_removed - sum(len(now[names[row]]) for row in gone)
         tree = remove_documents(tree, gone)
         names = [name for row, name in enumerate(names) if row not in gone]
-        assert tree._problem() == ""
+        assert tree.problem() == ""
         assert tree.num_places - tree.num_removed == places
         assert docids(tree) == {name: now[name] for name in names}
 
@@ -249,16 +252,32 @@ def test_a_tree_knows_the_places_of_a_row_and_keeps_them_on_disk(tmp_path):
         assert sorted(set(tree.places[row].tolist())) == own.tolist()
         assert tree.positions[row] == own[0]
     assert tree.doc_rows[tree.by_row].tolist() == rows.tolist()
-    segments = np.random.default_rng(0).normal(size=(6, WIDTH)).astype(np.float32)
-    np.testing.assert_array_equal(nearest_places(tree, rows, segments), nearest_places(tree, rows, 2 * segments))
-    np.testing.assert_array_equal(tree.embeddings[nearest_places(tree, rows, segments)], segments)
+    pieces = np.random.default_rng(0).normal(size=(6, WIDTH)).astype(np.float32)
+    np.testing.assert_array_equal(nearest_places(tree, rows, pieces), nearest_places(tree, rows, 2 * pieces))
+    np.testing.assert_array_equal(tree.embeddings[nearest_places(tree, rows, pieces)], pieces)
 
     documents = datasets.Dataset.from_dict({"doc_id": ["a", "b", "c"], "title": ["A", "B", "C"]})
-    docids = make_docids(SchemeInput(segments, DocidsConfig(branching=3, max_leaf_size=3, segments=3), rows=rows))
-    save_docids_stage(docids, segments, documents, tmp_path, VectorsConfig(), 3)
+    docids = make_docids(SchemeInput(pieces, DocidsConfig(branching=3, max_leaf_size=3, pieces=3), rows=rows))
+    spans = np.array([(0, 9), (7, 20), (18, 30), (0, 5), (0, 8), (8, 10)], dtype=np.int32)
+    save_docids_stage(docids, pieces, documents, tmp_path, VectorsConfig(), 3, spans)
     loaded, _ = load_docids(tmp_path)
-    assert (loaded.fingerprint, loaded.segments) == (tree.fingerprint, 3)
-    again = read_docids(tmp_path / "docids.tsv", [*"aaabcc"], segmented=True)  # a line a segment, in order
+    assert (loaded.fingerprint, loaded.pieces) == (tree.fingerprint, 3)
+    own = nearest_places(loaded, rows, pieces)
+    np.testing.assert_array_equal(loaded.spans[own], spans)
+    assert loaded.spans_at(own) == [(0, 9), (7, 20), (18, 30), None, (0, 8), (8, 10)]
+    cost = 0.02 * ((pieces - pieces.mean(axis=0)) ** 2).sum(axis=1).mean()
+    assert loaded.piece_cost == pytest.approx(cost, rel=1e-5)
+    np.testing.assert_allclose(loaded.place_costs[own], cost * np.log2([3, 3, 3, 1, 2, 2]), rtol=1e-5)
+    smaller = remove_documents(loaded, np.array([1]))
+    assert (smaller.spans[own[3]].tolist(), smaller.place_costs[own[3]]) == ([0, 0], 0)
+    np.testing.assert_array_equal(smaller.spans[own[4]], spans[4])
+    larger = add_documents(smaller, pieces[:3] + 0.01, np.array([0, 0, 1]), spans=np.array([(0, 4), (3, 6), (0, 2)]))
+    assert larger.pieces == 3
+    assert sorted(larger.spans[larger.doc_rows == 2].tolist()) == [[0, 4], [3, 6]]
+    for row, before in ((0, spans[:3]), (1, spans[4:])):
+        assert sorted(larger.spans[larger.doc_rows == row].tolist()) == before.tolist()
+    assert larger.place_costs[larger.doc_rows == 2] == pytest.approx([loaded.piece_cost] * 2)
+    again = read_docids(tmp_path / "docids.tsv", [*"aaabcc"], in_pieces=True)  # a line a piece, in order
     np.testing.assert_array_equal(again.paths, docids.paths)
 
 
@@ -266,25 +285,28 @@ def test_a_tree_knows_the_places_of_a_row_and_keeps_them_on_disk(tmp_path):
 
 
 @pytest.fixture(params=[pytest.param("digits", marks=pytest.mark.slow), "tied"])
-def segments_index(request, encoder):
+def pieces_index(request, encoder):
     return index_of(encoder, tied=request.param == "tied")
 
 
-def segments_of(encoder, documents) -> tuple[list[str], np.ndarray]:
-    own = encoder.segment_texts([d["title"] for d in documents], [d["text"] for d in documents], 3)
+def pieces_of(encoder, documents) -> tuple[list[str], np.ndarray]:
+    own = encoder.piece_texts([d["title"] for d in documents], [d["text"] for d in documents], 3)
     return [text for each in own for text in each], np.repeat(np.arange(len(own)), [len(each) for each in own])
 
 
 def index_of(encoder, *, tied: bool = False) -> GenerativeRetriever:
-    """The first 50 of `DOCUMENTS` by their first three segments, with a random generator."""
+    """The first 50 of `DOCUMENTS` by their first three pieces, with a random generator."""
     old = DOCUMENTS[:50]
-    pieces, rows = segments_of(encoder, old)
+    pieces, rows = pieces_of(encoder, old)
     assert len(rows) > 80
     documents = datasets.Dataset.from_dict({name: [d[name] for d in old] for name in ("doc_id", "title")})
     vectors = encoder.encode(pieces, "document")
-    config = DocidsConfig(branching=4, max_leaf_size=4, segments=3)
-    tree = assemble(make_docids(SchemeInput(vectors, config, rows=rows)), vectors)
-    object.__setattr__(tree, "segments", 3)
+    config = DocidsConfig(branching=4, max_leaf_size=4, pieces=3)
+    cuts = encoder.cut([d["title"] for d in old], [d["text"] for d in old], 3)
+    spans = np.array([span for own in cuts for span in own.spans], dtype=np.int32)
+    tree = dataclasses.replace(
+        assemble(make_docids(SchemeInput(vectors, config, rows=rows)), vectors, None, spans), pieces=3, piece_cost=0.1
+    )
     bm25 = BM25(documents["doc_id"], [f"{d['title']} {d['text']}" for d in old], k1=1.2, b=0.5)
     search = SearchConfig(alpha=0.3, beam_width=12, lexical_weight=0.05 if tied else 0.0)
     generator = random_tied(tree) if tied else random_generator(tree)
@@ -292,15 +314,19 @@ def index_of(encoder, *, tied: bool = False) -> GenerativeRetriever:
 
 
 def own_scores(retriever, documents, query: str) -> dict[str, float]:
-    """{doc_id: dense score of the best segment}, by definition."""
-    pieces, rows = segments_of(retriever.encoder, documents)
+    """{doc_id: dense score of the best piece less the cost of having several}, by definition."""
+    pieces, rows = pieces_of(retriever.encoder, documents)
     queries = retriever.encoder.encode(retriever.encoder.query_texts([query]), "query")
     scores = retriever.encoder.encode(pieces, "document") @ queries[0]
-    return {d["doc_id"]: float(scores[rows == row].max()) for row, d in enumerate(documents)}
+    cost = retriever.tree.piece_cost
+    return {
+        d["doc_id"]: float(scores[rows == row].max() - cost * np.log2((rows == row).sum()))
+        for row, d in enumerate(documents)
+    }
 
 
-def test_an_index_ranks_documents_by_their_best_segments_before_and_after_updates_and_on_disk(segments_index, tmp_path):
-    retriever, documents = segments_index, {d["doc_id"]: d for d in DOCUMENTS[:50]}
+def test_an_index_ranks_documents_by_their_best_pieces_before_and_after_updates_and_on_disk(pieces_index, tmp_path):
+    retriever, documents = pieces_index, {d["doc_id"]: d for d in DOCUMENTS[:50]}
 
     def check(own: GenerativeRetriever) -> None:
         assert len(own.documents) == len(documents) == own.tree.num_rows
@@ -334,10 +360,28 @@ def test_an_index_ranks_documents_by_their_best_segments_before_and_after_update
     check(GenerativeRetriever.from_pretrained(tmp_path / "index", device="cpu"))
 
 
+def test_hits_show_the_piece_that_scored_best_before_and_after_updates(encoder):
+    retriever = index_of(encoder, tied=True)
+    retriever.add([{**DOCUMENTS[60], "text": f"{DOCUMENTS[60]['text']} {DOCUMENTS[61]['text']}"}])
+    texts_of = {d["doc_id"]: d for d in DOCUMENTS[:60]}
+    texts_of[DOCUMENTS[60]["doc_id"]] = {**DOCUMENTS[60], "text": f"{DOCUMENTS[60]['text']} {DOCUMENTS[61]['text']}"}
+    several = 0
+    for query in QUERIES:
+        vector = encoder.encode(encoder.query_texts([query]), "query")[0]
+        for hit in retriever.search(query, 51, method="exact", lexical_weight=0.0):
+            document = texts_of[hit.doc_id]
+            pieces = encoder.piece_texts([document["title"]], [document["text"]], 3)[0]
+            (cut,) = encoder.cut([document["title"]], [document["text"]], 3)
+            best = cut.spans[int((encoder.encode(pieces, "document") @ vector).argmax())]
+            assert hit.passage_span == (None if len(pieces) == 1 else best)
+            several += len(pieces) > 1 and best != cut.spans[0]
+    assert several > 10
+
+
 @pytest.mark.parametrize("options", [{}, {"alpha": 1.0}, {"lexical_weight": 0.5}])
-def test_k_documents_come_whatever_the_beam_and_filters_take_all_places(segments_index, options, monkeypatch):
+def test_k_documents_come_whatever_the_beam_and_filters_take_all_places(pieces_index, options, monkeypatch):
     monkeypatch.setattr(generate, "_OUTRIGHT", 0)
-    retriever = segments_index
+    retriever = pieces_index
     allow = list(retriever.documents.rows)[5:17]
     for hits in retriever.search(QUERIES, 12, beam_width=2, allow=allow, **options):
         assert {hit.doc_id for hit in hits} == set(allow)
@@ -360,7 +404,7 @@ def test_a_beam_full_of_one_documents_places_is_widened_for_that_query_alone(enc
     vectors = retriever.tree.embeddings[:]
     rows = np.repeat(np.arange(50), [60, *[1] * 49])
     vectors = np.concatenate([np.ones((60, vectors.shape[1])), vectors[:49]]).astype(np.float32)
-    config = DocidsConfig(branching=4, max_leaf_size=1, segments=60)
+    config = DocidsConfig(branching=4, max_leaf_size=1, pieces=60)
     tree = assemble(make_docids(SchemeInput(vectors, config, rows=rows)), vectors)
     for generator in (random_generator(tree), random_tied(tree)):
         full = GenerativeRetriever(encoder, tree, generator, retriever.documents.dataset)
@@ -374,20 +418,20 @@ def test_a_beam_full_of_one_documents_places_is_widened_for_that_query_alone(enc
         assert full.search("gas", 8, method="exact").exact
 
 
-def test_explanations_show_the_place_that_won(segments_index):
-    hits = segments_index.search("noble gas", 5, beam_width=40)
-    explanation = segments_index.explain("noble gas", 5, beam_width=40)
+def test_explanations_show_the_place_that_won(pieces_index):
+    hits = pieces_index.search("noble gas", 5, beam_width=40)
+    explanation = pieces_index.explain("noble gas", 5, beam_width=40)
     ranked = {node.rank: node for level in explanation.levels for node in level if node.rank}
     assert [ranked[hit.rank].digits for hit in hits] == [hit.digits for hit in hits]
     assert [ranked[hit.rank].label for hit in hits] == [hit.title for hit in hits]
     assert sum(node.documents for node in explanation.roots) >= 50
     assert max(node.documents for node in explanation.roots) <= 50
-    row, tree = segments_index.documents.rows[hits[0].doc_id], segments_index.tree
-    assert segments_index.get(hits[0].doc_id).digits == tree.digits(int(tree.places[row, 0]))
+    row, tree = pieces_index.documents.rows[hits[0].doc_id], pieces_index.tree
+    assert pieces_index.get(hits[0].doc_id).digits == tree.digits(int(tree.places[row, 0]))
 
 
-def test_candidates_and_diagnosis_know_a_document_once(segments_index):
-    retriever = segments_index
+def test_candidates_and_diagnosis_know_a_document_once(pieces_index):
+    retriever = pieces_index
     candidates = retriever.candidates(QUERIES, 9)
     assert all(len(set(own)) == 9 for own in candidates.doc_ids)
     answers = {str(n): doc_id for n, doc_id in enumerate(list(retriever.documents.rows)[:4])}
@@ -408,7 +452,7 @@ def file_input(path: Path, lines: list[str], **others) -> SchemeInput:
     path.write_text("\n".join(lines) + "\n")
     own = {"doc_ids": ["a", "b", "c"], **others}
     vectors = np.arange(len(own["doc_ids"]) * WIDTH, dtype=np.float32).reshape(-1, WIDTH)
-    return SchemeInput(vectors, DocidsConfig(method=str(path), segments=2 if others else 1), **own)
+    return SchemeInput(vectors, DocidsConfig(method=str(path), pieces=2 if others else 1), **own)
 
 
 def test_a_file_gives_a_document_several_docids_each_with_the_documents_vector(tmp_path):
@@ -418,7 +462,7 @@ def test_a_file_gives_a_document_several_docids_each_with_the_documents_vector(t
     tree = assemble(docids, documents.embeddings)
     assert {tree.digits(int(p)) for p in tree.places[1]} == {(1, 0), (3, 0)}
     np.testing.assert_array_equal(tree.embeddings[:], documents.embeddings[tree.doc_rows])
-    assert tree.segments == 1
+    assert tree.pieces == 1
     larger = add_documents(tree, documents.embeddings[:1])
     assert larger.num_rows == 4
     assert (larger.doc_rows == 3).sum() == 1
@@ -426,7 +470,7 @@ def test_a_file_gives_a_document_several_docids_each_with_the_documents_vector(t
     np.testing.assert_array_equal(read_docids(tmp_path / "again.tsv", ["a", "b", "c"]).paths, docids.paths)
 
 
-def test_with_segments_the_lines_of_a_document_are_those_of_its_segments(tmp_path):
+def test_with_pieces_the_lines_of_a_document_are_those_of_its_pieces(tmp_path):
     others = {"doc_ids": ["a", "a", "b", "c"], "rows": np.array([0, 0, 1, 2])}
     documents = file_input(tmp_path / "docids.tsv", ["a\t5", "c\t2", "b\t0", "a\t1"], **others)
     docids = make_docids(documents)
@@ -436,11 +480,9 @@ def test_with_segments_the_lines_of_a_document_are_those_of_its_segments(tmp_pat
     np.testing.assert_array_equal(tree.embeddings[:], documents.embeddings[[2, 1, 3, 0]])
 
 
-def test_a_line_too_many_is_named_where_every_text_is_one_segment(tmp_path):
+def test_a_line_too_many_is_named_where_every_text_is_one_piece(tmp_path):
     documents = file_input(tmp_path / "docids.tsv", ["a\t1", "a\t4", "b\t2", "c\t3"], rows=np.arange(3))
-    with pytest.raises(
-        ValueError, match=r"line 2: the document 'a' has 2 docids for 1 segments; give each segment one"
-    ):
+    with pytest.raises(ValueError, match=r"line 2: the document 'a' has 2 docids for 1 pieces; give each piece one"):
         make_docids(documents)
 
 
@@ -449,9 +491,9 @@ def test_a_line_too_many_is_named_where_every_text_is_one_segment(tmp_path):
     [
         (
             ["a\t1", "b\t2", "c\t3"],
-            r"line 1: the document 'a' has 1 docids for 2 segments; give each segment one, or set",
+            r"line 1: the document 'a' has 1 docids for 2 pieces; give each piece one, or set",
         ),
-        (["a\t1", "a\t4", "b\t2", "c\t3", "b\t5"], r"line 5: the document 'b' has 2 docids for 1 segments"),
+        (["a\t1", "a\t4", "b\t2", "c\t3", "b\t5"], r"line 5: the document 'b' has 2 docids for 1 pieces"),
         (["a\t1", "a\t1", "b\t2", "c\t3"], r"line 1: the docid 1 is equal to that of line 2"),
         (
             [*(f"a\t{n}" for n in range(101)), "b\t200", "c\t300"],
@@ -459,7 +501,7 @@ def test_a_line_too_many_is_named_where_every_text_is_one_segment(tmp_path):
         ),
     ],
 )
-def test_a_file_that_does_not_fit_the_segments_is_refused_by_line(lines, message, tmp_path):
+def test_a_file_that_does_not_fit_the_pieces_is_refused_by_line(lines, message, tmp_path):
     documents = file_input(tmp_path / "docids.tsv", lines, doc_ids=["a", "a", "b", "c"], rows=np.array([0, 0, 1, 2]))
     with pytest.raises(ValueError, match=message):
         make_docids(documents)
@@ -468,12 +510,12 @@ def test_a_file_that_does_not_fit_the_segments_is_refused_by_line(lines, message
 @pytest.mark.parametrize(
     ("own", "message"),
     [
-        ({"segments": 0}, r"docids.segments must be between 1 and 100, got 0"),
-        ({"segments": 101}, r"docids.segments must be between 1 and 100, got 101"),
-        ({"segments": 2, "method": "title"}, r'docids.segments is not read by the docid method "title"'),
+        ({"pieces": -1}, r"docids.pieces must be between 0 and 100, got -1"),
+        ({"pieces": 101}, r"docids.pieces must be between 0 and 100, got 101"),
+        ({"pieces": 2, "method": "title"}, r'docids.pieces is not read by the docid method "title"'),
     ],
 )
-def test_settings_that_give_no_segments_are_refused(own, message):
+def test_settings_that_give_no_pieces_are_refused(own, message):
     with pytest.raises(ValueError, match=message):
         DocidsConfig(**own)
 
@@ -486,7 +528,7 @@ def test_rows_that_do_not_count_documents_are_refused(rows):
         Docids(np.array([[0], [1], [2]]), np.array(rows))
 
 
-def test_a_scheme_that_leaves_out_a_segment_is_refused(tmp_path, monkeypatch):
+def test_a_scheme_that_leaves_out_a_piece_is_refused(tmp_path, monkeypatch):
     monkeypatch.setattr("dsi.docids.schemes.find_scheme", lambda name: lambda documents: Docids.from_paths([[0], [1]]))
     with pytest.raises(ValueError, match=r"must give Docids with a path for each of 3 documents, got 2"):
         make_docids(SchemeInput(np.eye(3, dtype=np.float32), DocidsConfig(branching=2), rows=np.array([0, 0, 1])))
@@ -496,10 +538,10 @@ def test_a_scheme_that_leaves_out_a_segment_is_refused(tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize("method", ["kmeans", pytest.param("rq", marks=pytest.mark.slow)])
-def test_an_index_of_segments_is_trained_tuned_searched_and_updated(
+def test_an_index_of_pieces_is_trained_tuned_searched_and_updated(
     method, beir, tmp_path, sentence_t5_folder, t5_folder
 ):
-    docids = {"method": method, "branching": 4, "max_leaf_size": 20, "segments": 2}
+    docids = {"method": method, "branching": 4, "max_leaf_size": 20, "pieces": 2}
     config = write_settings(
         tmp_path / "config.toml", sentence_t5_folder, t5_folder, docids=docids,
         pseudo_queries={"method": "none"}, contrastive={"loss": "none"},
@@ -512,13 +554,13 @@ def test_an_index_of_segments_is_trained_tuned_searched_and_updated(
     encoder, tree = run.encoder(), run.tree()
     pieces = DocumentTexts(encoder, collection.documents, 2)
     assert (diagnosed["documents"], diagnosed["docids"]) == (40, len(pieces)) == (tree.num_rows, tree.num_places)
-    assert tree.segments == 2
+    assert tree.pieces == 2
     lines = (run.folder / "docids" / "docids.tsv").read_text().splitlines()
     assert [line.split("\t")[0] for line in lines] == [
         collection.documents["doc_id"][row] for row in pieces.rows.tolist()
     ]
 
-    # Every segment is trained with its own place, every query with the nearest of its document.
+    # Every piece is trained with its own place, every query with the nearest of its document.
     nothing = (np.empty(0, dtype=int), [], "")
     states = tmp_path / "states"
     stage = GeneratorStage(run.config, collection, encoder, tree, nothing, states, False, states / "documents", ALONE)
@@ -550,9 +592,67 @@ def test_an_index_of_segments_is_trained_tuned_searched_and_updated(
     assert GenerativeRetriever.from_pretrained(run.folder, device="cpu").tree.num_rows == 41
 
 
-def test_schemes_are_compared_with_segments_by_name(beir, tmp_path):
+def test_schemes_are_compared_with_pieces_by_name(beir, tmp_path):
     laboratory = Laboratory(dsi.read_collection(beir()), dsi.Config.named("example"), tmp_path, "cpu")
     comparison = Comparison(laboratory, 1, digits=False, add=True)
     config = comparison.config("kmeans+3")
-    assert (config.docids.method, config.docids.segments, config.seed) == ("kmeans", 3, 1)
-    assert comparison.config("kmeans").docids.segments == 1
+    assert (config.docids.method, config.docids.pieces, config.seed) == ("kmeans", 3, 1)
+    assert comparison.config("kmeans").docids.pieces == 1
+
+
+def test_short_collections_are_as_without_pieces_and_long_documents_join_them(
+    beir, tmp_path, sentence_bert_folder, caplog
+):
+    collection = dsi.read_collection(beir())
+    config = (
+        Config()
+        .without_training()
+        .with_changes(
+            {
+                "encoder": {"name": str(sentence_bert_folder), "piece_length": 40},
+                "docids": {"branching": 4, "max_leaf_size": 4},
+                "dev_queries": 0,
+            }
+        )
+    )
+    plain = config.with_changes({"docids": {"pieces": 1}})
+    own, before = (
+        dsi.train(collection, tmp_path / name, config=used, device="cpu")
+        for name, used in (("pieces", config), ("plain", plain))
+    )
+    assert own.tree.spans is None
+    assert own.tree.pieces == 100
+    assert own.tree.fingerprint == before.tree.fingerprint
+    np.testing.assert_array_equal(own.tree.embeddings[:], before.tree.embeddings[:])
+    np.testing.assert_array_equal(own.tree.tokens.parts[0].codes, before.tree.tokens.parts[0].codes)
+    for query in QUERIES:
+        hits = own.search(query, 40)
+        assert [(hit.doc_id, hit.score) for hit in hits] == [
+            (hit.doc_id, hit.score) for hit in before.search(query, 40)
+        ]
+        assert all(hit.passage_span is None and hit.passage == hit.text for hit in hits)
+
+    filler = "a river is long and deep and full of water . " * 30
+    documents = [
+        {"doc_id": "long", "title": "Gas", "text": f"{filler}helium is a noble gas of the sun . {filler}"},
+        {"doc_id": "endless", "title": "Endless", "text": filler * 100},
+    ]
+    caplog.clear()
+    own.add(documents)
+    (line,) = [record.getMessage() for record in caplog.records if "longer than" in record.getMessage()]
+    assert line.startswith("1 of 2 documents are longer than the encoder reads (100 pieces of at most 256 tokens")
+    assert own.tree.problem() == ""
+    hit = next(
+        hit for hit in own.search("helium is a noble gas of the sun", 42, method="exact") if hit.doc_id == "long"
+    )
+    start, end = hit.passage_span
+    assert hit.passage == documents[0]["text"][start:end]
+    assert 0 < end - start < 400
+    own.save_update(tmp_path / "pieces")
+    loaded = GenerativeRetriever.from_pretrained(tmp_path / "pieces", device="cpu")
+    again = next(
+        other for other in loaded.search("helium is a noble gas of the sun", 42, method="exact") if other == hit
+    )
+    assert again.passage_span == hit.passage_span
+    assert "characters" in str(hit.explain())
+    assert loaded.candidates(["helium"], 42).hits()[0][0].passage is not None

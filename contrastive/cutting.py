@@ -1,0 +1,158 @@
+"""Cuts long texts into pieces at the ends of sentences, given where their tokens lie. Knows no tokenizer and no model."""
+
+import re
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from dsi.docids.words.sentences import SENTENCE_END
+
+_OVERLAP, _MARGIN = 32, 4
+"""Tokens that a piece repeats of the one before at most, and that stay free, as a piece may have more tokens than it had in its
+text."""
+_SPACE = re.compile(r"\s+")
+
+
+class DocumentCut(NamedTuple):
+    """Where a document is cut into pieces.
+
+    Attributes:
+        spans: first character, and one past the last, of each piece of the text.
+        title_end: characters of the title before each piece.
+        is_whole: whether title and text are read to their ends.
+    """
+
+    spans: tuple[tuple[int, int], ...]
+    title_end: int
+    is_whole: bool = True
+
+
+class Lengths(NamedTuple):
+    """Tokens of a text that is read whole, and of a piece; and the pieces of a document, at most."""
+
+    document: int
+    piece: int
+    pieces: int
+
+    def most(self, limit: int) -> int:
+        """Return the tokens of a text that are read, where the model reads `limit` of title and text at a time."""
+        return self.document if self.pieces == 1 else self.pieces * min(self.document, limit)
+
+
+Offsets = Sequence[tuple[int, int]]
+"""First and last character of tokens."""
+
+
+def cut_document(
+    title: str, text: str, of_title: Offsets, of_text: Offsets, lengths: Lengths, limit: int
+) -> DocumentCut:
+    """Return where a document is cut; see `Encoder.cut`.
+
+    Args:
+        title: of the document.
+        text: of the document.
+        of_title: tokens of the title, one more than `limit` at most.
+        of_text: tokens of the text, a few more than `lengths.most` at most.
+        lengths: of texts and pieces.
+        limit: tokens of title and text that the model reads.
+    """
+    length = lengths.document
+    if len(of_text) <= length and len(of_title) + len(of_text) <= limit:
+        return DocumentCut(((0, len(text)),), len(title))
+    if lengths.pieces == 1:
+        end = of_text[length - 1][1] if len(of_text) > length else len(text)
+        return DocumentCut(((0, end),), len(title), is_whole=False)
+    of_title = of_title[: limit // 4]
+    longest = max(1, min(length, limit - len(of_title) - _MARGIN))
+    return cut_text(title, of_title, text, of_text, (lengths.piece, longest), lengths.pieces)
+
+
+def piece_text(title: str, text: str, span: tuple[int, int], title_end: int) -> str:
+    """Return a piece of a text after the first `title_end` characters of its title, as the encoder reads it."""
+    return f"{title[:title_end]} {text[span[0] : span[1]]}".strip()
+
+
+def cut_text(
+    title: str,
+    of_title: Sequence[tuple[int, int]],
+    text: str,
+    offsets: Sequence[tuple[int, int]],
+    lengths: tuple[int, int],
+    pieces: int,
+) -> DocumentCut:
+    """Return the pieces of a long text, as short as their number allows.
+
+    Args:
+        title: of the document.
+        of_title: first and last character of the tokens that each piece reads of it.
+        text: of the document.
+        offsets: of its tokens.
+        lengths: tokens of the text in a piece, wished and at most.
+        pieces: how many, at most.
+    """
+    title_end = len(title) if not of_title or not has_words(title[of_title[-1][1] :]) else of_title[-1][1]
+    length, longest = min(lengths), lengths[1]
+    spans = piece_spans(text, offsets, length, pieces)
+    while has_words(text[spans[-1][1] :]) and length < longest:
+        length = min(longest, length + max(1, length // 4))
+        spans = piece_spans(text, offsets, length, pieces)
+    is_whole = title_end == len(title) and not has_words(text[spans[-1][1] :])
+    return DocumentCut(tuple(spans), title_end, is_whole)
+
+
+def piece_spans(text: str, offsets: Sequence[tuple[int, int]], length: int, pieces: int) -> list[tuple[int, int]]:
+    """Return the characters start to end of the pieces of a text, all about as long; nothing of it lies between two of them.
+
+    A piece ends with a sentence if one ends in its second half, else with a word. The next one repeats its last tokens, a
+    quarter of the length and 32 at most, from the beginning of a sentence or word on.
+
+    >>> tokens = [(0, 1), (2, 3), (4, 5), (5, 6), (7, 8), (9, 10), (11, 12)]
+    >>> piece_spans("a b c. d e f", tokens, 5, 3)
+    [(0, 7), (5, 12)]
+
+    Args:
+        text: of a document.
+        offsets: first and last character of its tokens.
+        length: tokens of a piece, at most.
+        pieces: how many, at most.
+    """
+    starts = np.array([start for start, _ in offsets] or [0])
+    edges = [  # tokens that begin a sentence, and those that begin a word
+        np.searchsorted(starts, [found.end() for found in edge.finditer(text, 0, int(starts[-1]))])
+        for edge in (SENTENCE_END, _SPACE)
+    ]
+    overlap = min(_OVERLAP, length // 4)
+    count = max(1, -(-(len(starts) - overlap) // (length - overlap)))
+    even = -(-(len(starts) + (count - 1) * overlap) // count) + _OVERLAP // 2  # a sentence may end before it
+    length, first, spans = min(length, even), 0, list[tuple[int, int]]()
+    while len(spans) < pieces and first + length < len(starts):
+        end = _edge(edges, first + length // 2 + 1, first + length, last=True) or first + length
+        spans.append((int(starts[first]) if spans else 0, int(starts[end])))
+        first = _edge(edges, end - overlap, end - 1, last=False) or end - overlap
+    if len(spans) < pieces:
+        spans.append((int(starts[first]) if spans else 0, len(text)))
+    return spans
+
+
+def _edge(edges: Sequence[NDArray[np.integer]], least: int, most: int, *, last: bool) -> int:
+    """Return the first or last number from `least` to `most` of the first list that has one; 0 if none has. Lists ascend."""
+    for numbers in edges:
+        own = numbers[np.searchsorted(numbers, least) : np.searchsorted(numbers, most, side="right")]
+        if len(own):
+            return int(own[-1 if last else 0])
+    return 0
+
+
+def has_words(text: str) -> bool:
+    """True if a text has a letter or a digit: what a cut leaves out may be space, or characters that nobody sees."""
+    return any(map(str.isalnum, text))
+
+
+def head_of(text: str, size: int) -> str:
+    """Return a text up to the last space in its first `size` characters, or all of it."""
+    if len(text) <= size:
+        return text
+    head = text[:size]
+    return head[: end if (end := head.rfind(" ")) > 0 else size]

@@ -1,0 +1,37 @@
+"""Which language a collection is written in, so that its words get the right stems. Knows nothing of words.
+
+Languages are identified by py3langid (Lui and Baldwin 2012, "langid.py").
+"""
+
+from collections import Counter
+from collections.abc import Sequence
+
+from dsi.docids.words.analyzer import ENGLISH, NO_STEMS
+
+_STEMMED = {
+    "ar": "arabic", "ca": "catalan", "cs": "czech", "da": "danish", "de": "german", "el": "greek", "en": ENGLISH,
+    "eo": "esperanto", "es": "spanish", "et": "estonian", "eu": "basque", "fa": "persian", "fi": "finnish", "fr": "french",
+    "ga": "irish", "hi": "hindi", "hu": "hungarian", "hy": "armenian", "id": "indonesian", "it": "italian",
+    "lt": "lithuanian", "nb": "norwegian", "ne": "nepali", "nl": "dutch", "nn": "norwegian", "no": "norwegian",
+    "pcm": ENGLISH, "pl": "polish", "pt": "portuguese", "ro": "romanian", "ru": "russian", "sr": "serbian", "st": "sesotho",
+    "sv": "swedish", "ta": "tamil", "tr": "turkish", "yi": "yiddish",
+}  # fmt: skip
+"""{language code: its Snowball stemmer}; Nigerian Pidgin is what short English texts are taken for."""
+_TEXTS, _CHARACTERS = 200, 500
+"""How many texts are compared, evenly spread, and how much of each."""
+_MOST = 0.7
+"""Share of the texts that must be in one language to take its stems for all."""
+
+
+def find_language(texts: Sequence[str]) -> str:
+    """Return the stemmer for a collection's texts: that of the language that most are in, "none" for many or unknown ones.
+
+    A language without a stemmer, such as Chinese, has "none" too.
+    """
+    from py3langid import classify  # loads its model, which takes a while
+
+    step = max(1, len(texts) // _TEXTS)
+    sample = [text[:_CHARACTERS] for text in texts[::step][:_TEXTS] if any(map(str.isalpha, text[:_CHARACTERS]))]
+    found = Counter(_STEMMED.get(classify(text)[0], NO_STEMS) for text in sample)
+    language, count = found.most_common(1)[0] if found else (NO_STEMS, 0)
+    return language if count >= _MOST * len(sample) else NO_STEMS

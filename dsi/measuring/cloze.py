@@ -1,0 +1,204 @@
+"""How much words should weigh beside the encoder, asked of the documents themselves: an inverse cloze test.
+
+A sentence is taken out of a document, and the document without it is looked for among all of them (inverse cloze task, Lee et
+al. 2019, "Latent Retrieval for Weakly Supervised Open Domain Question Answering"). The weight of the lexical part that finds
+them best holds for this collection and this encoder; no query is needed. Knows nothing of trees.
+"""
+
+import math
+import random
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+
+from dsi.contrastive.encoder import Encoder
+from dsi.docids.data.collection import Collection
+from dsi.docids.places import document_scores
+from dsi.docids.tree import DocidTree
+from dsi.docids.types import Floats, Ints
+from dsi.docids.words.bm25 import BM25
+from dsi.docids.words.sentences import sentences
+from dsi.store.retriever import GenerativeRetriever
+
+_FEWEST_TRIED, _MOST, _SHARE = 150, 300, 10
+"""Sentences to find: one for each of these many documents, at least, and at most."""
+_FEWEST, _EVIDENCE = 10, 30
+"""Sentences from which on there is a likely weight, and from which on the sentences decide."""
+_FLAT = 1e-3
+"""Documents whose scores differ by less are alike."""
+_MOST_DOCUMENTS = 50_000
+"""Documents among which a sentence's is looked for, beside those of the sentences."""
+_PIECES = 100
+"""Pieces of a document from which a sentence may come, at most."""
+_FOUND = 0.08
+"""Mean reciprocal rank that one of the two sides must reach; below it, neither says anything."""
+_STRANGE = 0.25
+"""An encoder whose mean reciprocal rank is at most this share of BM25's does not know the language."""
+LIKELY = 0.6
+"""The likely weight, in units of how far the best document of a query lies above the median one."""
+_STEPS = np.array([0, 1 / 8, 1 / 4, 1 / 2, 3 / 4, 1, 1.5, 2, 3, 5, 8, 16, 32, 100])
+"""Weights that are compared, in units of the likely one."""
+_WORDS = 3, 60
+"""Terms of a sentence that is looked for."""
+_REST = 4
+"""Terms that must be left of its document, at least."""
+_BLOCK = 32
+"""Sentences whose scores of all places are in memory at a time."""
+
+
+@dataclass(frozen=True)
+class Cloze:
+    """The outcome of an inverse cloze test.
+
+    Attributes:
+        weight: of the lexical part, beside 1 for the encoder's.
+        pairs: sentences that were looked for.
+        dense: mean reciprocal rank of their documents by the encoder alone.
+        words: the same by the lexical part alone.
+    """
+
+    weight: float
+    pairs: int
+    dense: float
+    words: float
+
+    @property
+    def knows_language(self) -> bool:
+        """False if words find documents that the encoder does not."""
+        return self.words < _FOUND or self.dense > _STRANGE * self.words
+
+
+class _Hole(NamedTuple):
+    """A document that a sentence was taken out of.
+
+    Attributes:
+        row: of the document table.
+        sentence: that was taken out.
+        piece: the piece that held it, after the title, without it.
+        rest: title and whole text without it.
+    """
+
+    row: int
+    sentence: str
+    piece: str
+    rest: str
+
+
+def cloze_test(retriever: GenerativeRetriever, collection: Collection, *, seed: int = 0) -> Cloze | None:
+    """Return the weight of an index's words that finds its documents by sentences of theirs.
+
+    Args:
+        retriever: an index with tied tokens.
+        collection: its documents, with their texts.
+        seed: of the sentences.
+
+    Returns:
+        None if the index has no BM25, if fewer than 10 documents have two sentences, or if documents are all alike.
+    """
+    lexical = retriever.lexical
+    if not isinstance(lexical, BM25):
+        return None
+    holes = list(_holes(retriever.encoder, collection, lexical, seed))
+    if len(holes) < _FEWEST:
+        return None
+    dense, words, own = _scores(retriever, lexical, holes, seed)
+    flat = np.median(dense.max(axis=1) - np.median(dense, axis=1)) < _FLAT
+    return None if flat else choose(dense, words, own)
+
+
+def choose(dense: Floats, words: Floats, own: Ints) -> Cloze:
+    """Return the weight w at which dense + w * words ranks each sentence's own document best.
+
+    Of the weights within one standard error of the best it is the one nearest to the likely weight.
+
+    Args:
+        dense: [pairs, documents] by the encoder.
+        words: [pairs, documents] by the lexical part, as shares.
+        own: [pairs] the document of each sentence.
+    """
+    # 1) the likely weight follows how the encoder spreads its scores, and how much of a sentence words find
+    spread = float(np.median(dense.max(axis=1) - np.median(dense, axis=1)))
+    likely = LIKELY * spread / max(float(np.median(words.max(axis=1))), _FLAT)
+    weights = likely * _STEPS
+    # 2) reciprocal ranks [weights, pairs], and those of either side alone
+    found = np.stack([_reciprocal_ranks(dense + np.float32(weight) * words, own) for weight in weights])
+    by_words = float(_reciprocal_ranks(words, own).mean())
+    means = found.mean(axis=1)
+    # 3) the choice
+    weight = likely
+    if len(own) >= _EVIDENCE and max(means[0], by_words) >= _FOUND:
+        behind = found[means.argmax()] - found
+        alike = behind.mean(axis=1) <= behind.std(axis=1) / math.sqrt(len(own)) + 1e-9
+        alike[0] &= not alike[1:].any()
+        weight = float(min(weights[alike], key=lambda other: abs(math.log(max(other, likely / 100) / likely))))
+    return Cloze(weight, len(own), float(means[0]), by_words)
+
+
+def _reciprocal_ranks(scores: Floats, own: Ints) -> Floats:
+    ours = np.take_along_axis(scores, own[:, None], axis=1)
+    return 1 / (1 + (scores > ours).sum(axis=1, dtype=np.float32))
+
+
+def _scores(
+    retriever: GenerativeRetriever, lexical: BM25, holes: Sequence[_Hole], seed: int
+) -> tuple[Floats, Floats, Ints]:
+    """Return dense scores and shares of words [pairs, documents], and each sentence's own document [pairs].
+
+    A sentence's own document is scored as it is without it.
+    """
+    encoder, pairs = retriever.encoder, np.arange(len(holes))
+    asked, rows = [hole.sentence for hole in holes], np.array([hole.row for hole in holes])
+    # 1) the documents: all, or a sample with those of the sentences in it
+    others = np.setdiff1d(np.arange(len(lexical.doc_ids)), rows)
+    others = np.random.default_rng(seed).permutation(others)[:_MOST_DOCUMENTS]
+    documents = np.sort(np.concatenate([rows, others]))
+    own = np.searchsorted(documents, rows)
+    # 2) dense
+    queries = encoder.encode(encoder.query_texts(asked), "query")  # [pairs, dim]
+    pieces = encoder.encode([hole.piece for hole in holes], "document")
+    blocks = np.array_split(queries, -(-len(queries) // _BLOCK))
+    dense = np.concatenate([document_scores(block, retriever.tree)[:, documents] for block in blocks])
+    dense[pairs, own] = [
+        _dense_without(retriever.tree, *one) for one in zip(rows.tolist(), queries, pieces, strict=True)
+    ]
+    # 3) words
+    ids = [*lexical.doc_ids, *(f"hole {number}" for number in pairs)]
+    scores = lexical.update([], ids, [hole.rest for hole in holes]).shares(asked)
+    words = scores[:, documents]
+    words[pairs, own] = scores[pairs, len(lexical.doc_ids) + pairs]
+    return dense, words, own
+
+
+def _dense_without(tree: DocidTree, row: int, query: Floats, piece: Floats) -> float:
+    """Return the dense score of a document one of whose pieces is replaced by what a sentence has left of it."""
+    places = np.unique(tree.places[row])
+    vectors = tree.embeddings[places]  # [places, dim]
+    vectors[(vectors @ piece).argmax()] = piece
+    cost = 0.0 if tree.place_costs is None else float(tree.place_costs[places[0]])
+    return float((vectors @ query).max()) - cost
+
+
+def _holes(encoder: Encoder, collection: Collection, lexical: BM25, seed: int) -> Iterator[_Hole]:
+    """Yield documents that a sentence was taken out of, one each, in random order."""
+    documents, rng = collection.documents, random.Random(seed)
+    left = min(_MOST, max(_FEWEST_TRIED, len(documents) // _SHARE))
+    for row in rng.sample(range(len(documents)), len(documents)):
+        title, text = documents[row]["title"], documents[row]["text"]
+        (cut,) = encoder.cut([title], [text], _PIECES)
+        start, end = rng.choice(cut.spans)
+        found = [
+            own
+            for own in sentences(text, start, end)
+            if _WORDS[0] <= len(lexical.analyzer.terms(text[slice(*own)])) <= _WORDS[1]
+        ]
+        if not found:
+            continue
+        first, last = rng.choice(found)
+        piece, rest = f"{title} {text[start:first]} {text[last:end]}", f"{title} {text[:first]} {text[last:]}"
+        if len(lexical.analyzer.terms(piece)) >= _REST:
+            yield _Hole(row, text[first:last].strip(), piece.strip(), rest)
+            left -= 1
+            if not left:
+                return

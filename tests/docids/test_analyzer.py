@@ -1,0 +1,133 @@
+"""The terms of texts in every script, of identifiers and names; the language of a collection."""
+
+import pickle
+import unicodedata
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+
+from dsi.docids.words import analyzer as module
+from dsi.docids.words.analyzer import ENGLISH, NO_STEMS, Analyzer
+from dsi.docids.words.bm25 import BM25
+from dsi.docids.words.languages import find_language
+
+THAI = "ประเทศ"
+
+
+@pytest.mark.parametrize(
+    ("text", "found"),
+    [
+        ("The rivers are flowing", ["river", "flow"]),
+        ("don't; Planck's constant", ["don", "planck", "constant"]),
+        ("C, R and 7", ["c", "r", "7"]),
+        ("C++ and C# on .NET", ["c++", "c#", ".net", "net"]),
+        ("max_seq_length", ["max_seq_length", "max", "seq", "length"]),
+        ("HTTPServerFactory", ["httpserverfactori", "http", "server", "factori"]),
+        ("Node.js 3.5 v2.1.0", ["node.js", "node", "js", "3.5", "v2.1.0"]),
+        ("in the U.S.A. or the USA", ["usa", "usa"]),
+        ("B12 Covid19", ["b12", "12", "covid19", "covid", "19"]),
+        ("end. Next", ["end", "next"]),
+        ("café Straße ＡＢＣ ﬁsh", ["cafe", "strass", "abc", "fish"]),
+        ("in\u00advis\u200bible", ["invis"]),
+        ("東京都 へ", ["東京", "京都", "へ"]),
+        ("서울은 Windows를", ["서울", "울은", "window", "를"]),
+        (THAI, ["ปร", "ระ", "ะเ", "เท", "ทศ", "ประ", "ระเ", "ะเท", "เทศ"]),
+        ("น้ำ", [unicodedata.normalize("NFKC", "น้ำ")]),
+        ("हिन्दी", ["हिन्दी"]),
+        ("____ -- …", []),
+        ("", []),
+    ],
+)
+def test_terms_of_every_kind_of_word(text, found):
+    assert Analyzer(ENGLISH).terms(text) == found
+
+
+@pytest.mark.parametrize(
+    ("language", "one", "other"),
+    [
+        ("french", "café", "cafe"),
+        ("german", "Straße", "STRASSE"),
+        ("spanish", "canción", "CANCION"),
+        ("russian", "ёлка", "елка"),
+        ("greek", "Αθήνα", "ΑΘΗΝΑ"),
+        (NO_STEMS, "e\u0301te\u0301", "été"),
+        (ENGLISH, "naïve", "naive"),
+    ],
+)
+def test_letter_forms_are_one_term(language, one, other):
+    analyzer = Analyzer(language)
+    assert analyzer.terms(one) == analyzer.terms(other)
+
+
+@pytest.mark.parametrize(
+    ("language", "text"),
+    [
+        ("hindi", "हिन्दी भाषा की किताब"),
+        ("tamil", "தமிழ் நூல்"),
+        ("french", "l'e\u0301cole a\u0300 Paris"),
+        (NO_STEMS, "東京 Ünï"),
+    ],
+)
+def test_a_document_is_found_by_each_of_its_words(language, text):
+    bm25 = BM25(["a", "b"], [text, "other"], language=language)
+    for word in text.split():
+        assert bm25.scores([unicodedata.normalize("NFC", word)])[0, 0] > 0
+
+
+def test_identifiers_and_languages_are_found_whole_and_in_parts():
+    texts = [
+        "set max_seq_length to 512",
+        "class HTTPServerFactory",
+        "written in C++",
+        "a C compiler",
+        "naïve Bayes in R",
+        "3.5",
+    ]
+    words = BM25([str(number) for number in range(len(texts))], texts, language=ENGLISH)
+    best = {
+        query: next(iter(words.run({"q": query}, 1)["q"]), "")
+        for query in ("seq", "http server", "C++", "C", "R", "3.5")
+    }
+    assert best == {"seq": "0", "http server": "1", "C++": "2", "C": "3", "R": "4", "3.5": "5"}
+
+
+def test_what_an_analyzer_remembers_is_bounded_and_stays_behind_when_it_is_pickled(monkeypatch):
+    monkeypatch.setattr(module, "_MOST_CACHED", 3)
+    analyzer = Analyzer(ENGLISH)
+    assert analyzer.terms("one two three four five one") == ["one", "two", "three", "four", "five", "one"]
+    assert len(analyzer) <= 3
+    assert not pickle.loads(pickle.dumps(analyzer))
+
+
+def test_threads_share_an_analyzer():
+    analyzer, texts = Analyzer(ENGLISH), [f"rivers{number} flowing{number} running" for number in range(2000)]
+    with ThreadPoolExecutor(4) as pool:
+        assert list(pool.map(analyzer.terms, texts)) == [Analyzer(ENGLISH).terms(text) for text in texts]
+
+
+ENGLISH_TEXT = "The river flows through four capitals on its way to the sea, and many towns lie on its banks."
+GERMAN_TEXT = "Der Fluss fließt auf seinem Weg zum Meer durch vier Hauptstädte, und viele Orte liegen an seinen Ufern."
+
+
+@pytest.mark.parametrize(
+    ("texts", "language"),
+    [
+        ([ENGLISH_TEXT] * 5, ENGLISH),
+        ([GERMAN_TEXT] * 5, "german"),
+        ([ENGLISH_TEXT] * 4 + [GERMAN_TEXT], ENGLISH),
+        ([ENGLISH_TEXT, GERMAN_TEXT], NO_STEMS),
+        (["这是一个关于河流的文章，它流过四个首都。"] * 3, NO_STEMS),
+        (["", "12 34", "…"], NO_STEMS),
+        ([], NO_STEMS),
+    ],
+)
+def test_the_language_of_most_texts_gives_the_stems(texts, language):
+    assert find_language(texts) == language
+
+
+def test_an_index_keeps_the_language_that_was_found(tmp_path):
+    texts = [GERMAN_TEXT, "Die Hauptstadt liegt am Meer."]
+    words = BM25(["a", "b"], texts)
+    words.save(tmp_path)
+    assert BM25.load(tmp_path, ["a", "b"]).language == words.language == "german"
+    assert words.update([], ["a", "b", "c"], [ENGLISH_TEXT]).language == "german"

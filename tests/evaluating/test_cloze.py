@@ -1,0 +1,63 @@
+"""The weight of words by an inverse cloze test: which weight is taken, from what, and what is said."""
+
+import numpy as np
+import pytest
+
+import dsi
+from dsi.measuring.cloze import Cloze, choose, cloze_test
+from tests.support.small import MINIPEDIA
+
+
+def scores(pairs: int, documents: int, found: float, high: float, seed: int) -> tuple[np.ndarray, np.ndarray]:
+    """Random scores in which a share of the pairs has its document, the one of its number, at the top."""
+    rng = np.random.default_rng(seed)
+    table = rng.uniform(0, 0.5 * high, (pairs, documents)).astype(np.float32)
+    right = np.flatnonzero(rng.random(pairs) < found)
+    table[right, right] = high
+    return table, np.arange(pairs)
+
+
+@pytest.mark.parametrize(
+    ("by_encoder", "by_words", "least", "most"),
+    [(1.0, 0.0, 0.0, 0.7), (0.0, 1.0, 0.7, 1e9), (1.0, 1.0, 0.2, 0.6)],
+)
+def test_the_side_that_finds_more_gets_the_weight(by_encoder, by_words, least, most):
+    dense, own = scores(100, 300, by_encoder, 0.6, seed=0)
+    words, _ = scores(100, 300, by_words, 0.9, seed=1)
+    cloze = choose(dense, words, own)
+    assert least <= cloze.weight <= most
+    assert cloze.pairs == 100
+    assert cloze.knows_language == (by_encoder > 0)
+
+
+def test_without_evidence_the_weight_follows_the_spread_of_the_encoder():
+    words, own = scores(20, 300, 1.0, 0.9, seed=1)
+    weights = [choose(spread * scores(20, 300, 0.0, 1.0, seed=0)[0], words, own).weight for spread in (1.0, 0.2)]
+    assert weights[0] == pytest.approx(5 * weights[1])
+
+
+def test_an_encoder_that_words_leave_behind_does_not_know_the_language():
+    assert Cloze(1.0, 150, dense=0.2, words=0.9).knows_language is False
+    assert Cloze(1.0, 150, dense=0.02, words=0.05).knows_language is True  # neither says anything
+
+
+def test_documents_choose_the_weight_where_no_query_does_and_a_line_says_so(tmp_path, caplog):
+    lines = (MINIPEDIA / "corpus.jsonl").read_text(encoding="utf-8").splitlines()[:60]
+    (tmp_path / "corpus.jsonl").write_text("\n".join(lines), encoding="utf-8")
+    collection = dsi.read_collection(tmp_path)
+    with caplog.at_level("INFO"):
+        retriever = dsi.index(collection)
+    weight = retriever.search_config.lexical_weight
+    assert "sentences of the documents: lexical_weight" in caplog.text
+    assert weight != 0.5
+    assert cloze_test(retriever, collection).weight == weight == cloze_test(retriever, collection).weight
+    own = dsi.index(collection, config=dsi.Config().with_changes({"search": {"lexical_weight": 0.25}}))
+    assert own.search_config.lexical_weight == 0.25
+
+
+@pytest.mark.parametrize(
+    "texts", [["One sentence"] * 12, ["12 34. 56 78."] * 4, ["The same. Twice here, as always."] * 40]
+)
+def test_documents_that_say_nothing_choose_nothing(texts):
+    retriever = dsi.index([{"id": str(number), "text": text} for number, text in enumerate(texts)])
+    assert retriever.search_config.lexical_weight == 0.5

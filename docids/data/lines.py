@@ -24,9 +24,9 @@ def file_of_collection(path: Path) -> Path:
     """Return the path of a file, if it is one that has an end.
 
     Raises:
-        ValueError: it is a folder, a device or a pipe, one of the system, or large and mostly a hole.
+        ValueError: it is a folder, a device or a pipe, or one of the system.
     """
-    check_file(path, "put the file itself there", large=2**20)
+    check_file(path, "put the file itself there")
     return path
 
 

@@ -21,8 +21,6 @@ RESTORE = "restore it or train again"
 _STOPS = (KeyboardInterrupt, SystemExit, GeneratorExit)
 _PSEUDO = (("/", "proc"), ("/", "sys"))
 """Where files have no size and may have no end."""
-_LARGE = 2**26
-"""Bytes from which on a file may not be mostly a hole."""
 _DEEPEST = 30
 """Folders in folders."""
 _ATTEMPTS = 20
@@ -64,17 +62,16 @@ def catching_panics() -> Iterator[None]:
         raise RuntimeError(f"A library failed on this text ({error!r}).") from error
 
 
-def check_file(path: Path, remedy: str = RESTORE, *, large: int = _LARGE) -> None:
-    """Raise unless a path is a regular file or a link to one, and its bytes were written: reading may never end otherwise.
+def check_file(path: Path, remedy: str = RESTORE) -> None:
+    """Raise unless a path is a regular file or a link to one: reading may never end otherwise.
 
     Args:
         path: of the file.
         remedy: what to do about it, for messages.
-        large: bytes from which on it may not be mostly a hole; some file systems keep zeros as one.
 
     Raises:
         FileNotFoundError: it does not exist.
-        ValueError: it is of another kind, or large and mostly a hole.
+        ValueError: it is of another kind.
     """
     try:
         found = path.stat()
@@ -82,29 +79,10 @@ def check_file(path: Path, remedy: str = RESTORE, *, large: int = _LARGE) -> Non
         raise FileNotFoundError(f"{path} is missing; {remedy}.") from None
     except OSError as error:  # circular links
         raise ValueError(f"{path} cannot be read ({error.strerror}); {remedy}.") from None
-    mode, size = found.st_mode, found.st_size
-    if not stat.S_ISREG(mode):
+    if not stat.S_ISREG(found.st_mode):
         raise ValueError(f"{path} must be a regular file, and is a folder, a device or a pipe; {remedy}.")
     if path.resolve().parts[:2] in _PSEUDO:
         raise ValueError(f"{path} must be a regular file, and is one of the system; {remedy}.")
-    if size > large and _stored_bytes(path, size) < size / 2:
-        raise ValueError(f"{path} has {size:,} bytes, most of which were never written; {remedy}.")
-
-
-def _stored_bytes(path: Path, size: int) -> int:
-    """Return how many bytes of a file are no holes, which take no room on a disk and read as zeros."""
-    if not hasattr(os, "SEEK_HOLE"):
-        return size
-    stored, end = 0, 0
-    with path.open("rb") as file:
-        while end < size and 2 * stored < size:
-            try:
-                start = os.lseek(file.fileno(), end, os.SEEK_DATA)
-            except OSError:  # there is a hole up to the end
-                break
-            end = os.lseek(file.fileno(), start, os.SEEK_HOLE)
-            stored += end - start
-    return stored
 
 
 def check_folder(folder: Path, endings: Sequence[str] = DATA) -> None:

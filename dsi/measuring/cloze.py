@@ -23,7 +23,7 @@ from dsi.docids.words.sentences import sentences
 from dsi.store.retriever import GenerativeRetriever
 
 _FEWEST_TRIED, _MOST, _SHARE = 150, 300, 10
-"""Sentences to find: one for each of these many documents, at least, and at most."""
+"""Sentences to find: at least, at most, and one for how many documents."""
 _FEWEST, _EVIDENCE = 10, 30
 """Sentences from which on there is a likely weight, and from which on the sentences decide."""
 _FLAT = 1e-3

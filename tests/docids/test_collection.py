@@ -57,7 +57,7 @@ def test_gzip_and_non_ascii_text_and_a_changed_file_are_read(beir):
 
 @pytest.mark.skipif(not Path("/proc/self").exists(), reason="needs devices and files of a Linux system")
 @pytest.mark.parametrize("name", ["corpus.jsonl", "queries.jsonl", "qrels/test.tsv"])
-@pytest.mark.parametrize("kind", ["pipe", "/dev/zero", "/proc/self/pagemap", "hole", "folder"])
+@pytest.mark.parametrize("kind", ["pipe", "/dev/zero", "/proc/self/pagemap", "folder"])
 def test_what_has_no_end_is_not_read(beir, name, kind):
     folder = beir(DOC, QUERY, test=QRELS)
     path = folder / name
@@ -66,14 +66,9 @@ def test_what_has_no_end_is_not_read(beir, name, kind):
         os.mkfifo(path)
     elif kind == "folder":
         path.mkdir()
-    elif kind == "hole":
-        with path.open("wb") as file:
-            file.truncate(2**33)
     else:
         path.symlink_to(kind)
-    with pytest.raises(
-        ValueError, match=rf"{path.name} (must be a regular file|has 8,589,934,592 bytes).*; put the file"
-    ):
+    with pytest.raises(ValueError, match=rf"{path.name} must be a regular file.*; put the file"):
         read_collection(folder)
 
 

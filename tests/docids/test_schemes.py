@@ -538,15 +538,6 @@ def test_half_a_file_of_embeddings_is_refused_by_name(tmp_path):
         read_embeddings(path)
 
 
-def test_a_hole_is_no_file_of_embeddings(tmp_path):
-    path = tmp_path / "points.npy"
-    written(path, embeddings_of(6))
-    with path.open("r+b") as file:
-        file.truncate(2**33)
-    with pytest.raises(ValueError, match=r"most of which were never written; write it with numpy\.save"):
-        read_embeddings(path)
-
-
 # Schemes of others
 
 PAGE = (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8").partition("## Add a docid scheme")[2]

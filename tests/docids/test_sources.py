@@ -597,14 +597,6 @@ def test_a_link_out_of_the_folder_is_refused_and_one_inside_is_read(tmp_path):
         dsi.Collection.from_files(folder)
 
 
-def test_a_hole_of_a_few_megabytes_is_no_text(tmp_path):
-    with (tmp_path / "a.txt").open("wb") as file:
-        file.write(b"text")
-        file.truncate(2**22)
-    with pytest.raises(ValueError, match=r"a\.txt has 4,194,304 bytes, most of which were never written"):
-        dsi.Collection.from_files(tmp_path)
-
-
 def test_a_folder_that_may_not_be_read_is_named(tmp_path, monkeypatch):
     (tmp_path / "a.txt").write_text("text")
     (tmp_path / "closed").mkdir()

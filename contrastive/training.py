@@ -155,7 +155,6 @@ def train_encoder(
     """
     if config.loss == "none":
         return
-    # 1) The settings of the trainer.
     shared = trainer_settings(
         work_folder,
         epochs=config.epochs,
@@ -175,7 +174,6 @@ def train_encoder(
             if name != "label"
         },
     )
-    # 2) Train.
     parameters = list(encoder.model.parameters())  # tied weights once
     start = [parameter.detach().clone() for parameter in parameters] if config.interpolation < 1 else []
     trainer = _EncoderTrainer(
@@ -187,7 +185,6 @@ def train_encoder(
     )
     texts = round(config.epochs * config.views * len(rows))
     run_trainer(trainer, "encoder", work_folder, texts, encoder.model[0])
-    # 3) Mix the weights with those before.
     with torch.no_grad():
         for before, parameter in zip(start, parameters, strict=False):
             parameter.copy_(torch.lerp(before.to(parameter.device), parameter, config.interpolation))

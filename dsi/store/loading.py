@@ -403,16 +403,9 @@ def write_update(
     old = {manifest["parts"].get(name, name) for name in CHANGING}
     files = {name: digest for name, digest in manifest["files"].items() if name.split("/")[0] not in old}
     fingerprints = {**manifest["fingerprints"], "docids": tree.fingerprint}
-    write_manifest_file(
-        folder,
-        {
-            **manifest,
-            "generation": generation,
-            "parts": parts,
-            "fingerprints": fingerprints,
-            "files": {**files, **_hashes(folder, list(parts.values()))},
-        },
-    )
+    files |= _hashes(folder, list(parts.values()))
+    changed = {"generation": generation, "parts": parts, "fingerprints": fingerprints, "files": files}
+    write_manifest_file(folder, {**manifest, **changed})
     _remove_generations(folder, parts.values())
     return int(generation)
 

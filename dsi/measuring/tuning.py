@@ -111,11 +111,10 @@ def tune(retriever: GenerativeRetriever, collection: Collection) -> Tuning:
     qrels, cloze = collection.qrels["dev"], None
     if (judged := count_answered(qrels)) < FEWEST_QUERIES:
         qrels, cloze = {}, _by_cloze(retriever, collection)
-        if cloze:
-            config = dataclasses.replace(config, lexical_weight=cloze.weight)
-        else:
+        if not cloze:
             _warn_few(len(queries), judged, split)
-    tuning = Tuning({"lexical_weight": cloze.weight} if cloze else {}, [], cloze)
+    tuning = Tuning(_weights_by(cloze), [], cloze)
+    config = dataclasses.replace(config, **tuning.best)
     # 4) all else, where there are enough queries
     if len(queries) >= FEWEST_QUERIES:
         own = choose(retriever, retriever.encode_queries(queries), qrels, config)
@@ -139,6 +138,13 @@ def _warn_few(queries: int, judged: int, split: str) -> None:
         )
 
 
+def _weights_by(cloze: Cloze | None) -> dict[str, float]:
+    """Return the weights of a cloze test; tokens of an encoder that does not know the language have none."""
+    if not cloze:
+        return {}
+    return {"lexical_weight": cloze.weight, **({} if cloze.knows_language else {"token_weight": 0.0})}
+
+
 def _by_cloze(retriever: GenerativeRetriever, collection: Collection) -> Cloze | None:
     """Return what the documents say of the weight of words; None where they say nothing, or the user has set it."""
     if not retriever.engine.is_tied or retriever.configured_search.lexical_weight != LEXICAL_WEIGHT:
@@ -147,7 +153,8 @@ def _by_cloze(retriever: GenerativeRetriever, collection: Collection) -> Cloze |
     if cloze and not cloze.knows_language:
         logger.warning(
             "The encoder does not know the language of these documents: it finds them by their own sentences with RR %.2f, "
-            'BM25 with %.2f; take one that does, such as encoder.name = "intfloat/multilingual-e5-small".',
+            "BM25 with %.2f. So late interaction is left out; take an encoder that does, such as encoder.name = "
+            '"intfloat/multilingual-e5-small".',
             cloze.dense, cloze.words,
         )  # fmt: skip
     return cloze

@@ -41,6 +41,14 @@ def test_an_encoder_that_words_leave_behind_does_not_know_the_language():
     assert Cloze(1.0, 150, dense=0.02, words=0.05).knows_language is True  # neither says anything
 
 
+def test_late_interaction_is_left_out_where_the_encoder_does_not_know_the_language(monkeypatch, caplog):
+    monkeypatch.setattr("dsi.measuring.tuning.cloze_test", lambda *_: Cloze(2.0, 150, dense=0.1, words=0.9))
+    config = dsi.index(["Neon glows.", "The Danube flows."]).search_config
+    assert (config.lexical_weight, config.token_weight) == (2.0, 0.0)
+    assert "does not know the language of these documents" in caplog.text
+    assert "multilingual" in caplog.text
+
+
 def test_documents_choose_the_weight_where_no_query_does_and_a_line_says_so(tmp_path, caplog):
     lines = (MINIPEDIA / "corpus.jsonl").read_text(encoding="utf-8").splitlines()[:60]
     (tmp_path / "corpus.jsonl").write_text("\n".join(lines), encoding="utf-8")

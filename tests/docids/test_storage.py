@@ -107,7 +107,11 @@ def test_tensors_are_those_that_the_library_writes_and_reads(tmp_path):
     assert header["flags"]["dtype"] == "BOOL"
     assert start + max(entry["data_offsets"][1] for entry in header.values()) == path.stat().st_size
     whole = path.read_bytes()
-    for cut, message in ((len(whole) - 1, "ends within"), (4, "is not a safetensors file"), (0, "is not a safetensors file")):
+    for cut, message in (
+        (len(whole) - 1, "ends within"),
+        (4, "is not a safetensors file"),
+        (0, "is not a safetensors file"),
+    ):
         path.write_bytes(whole[:cut])
         with pytest.raises(ValueError, match=message):
             map_tensors(path)

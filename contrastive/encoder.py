@@ -154,9 +154,9 @@ class Encoder:
         own = {"query": config.query_prompt, "document": config.document_prompt}
         self.model.prompts = {kind: choose_prompt(model, kind, prompt) for kind, prompt in own.items()}
         self.model.default_prompt_name = None
-        self._is_cosine, self._is_static = model.similarity_fn_name == "cosine", isinstance(model[0], StaticEmbedding)
+        self._is_cosine, self.is_static = model.similarity_fn_name == "cosine", isinstance(model[0], StaticEmbedding)
         self.tokenizer: Any = model.tokenizer
-        if self._is_static:
+        if self.is_static:
             self.tokenizer = PreTrainedTokenizerFast(tokenizer_object=model.tokenizer)
         self._source: tuple[EncoderConfig, Path | None, str | None] | None = None
         self._warned_long_query = False
@@ -299,7 +299,7 @@ class Encoder:
     def forward(self, texts: Sequence[str], kind: str) -> EncodedTexts:
         """Return token states and embeddings of texts, of one pass."""
         features, output = self._run(texts, kind)
-        if self._is_static:
+        if self.is_static:
             numbers, mask, states = self._static_states(features)
         else:
             numbers, mask, states = features["input_ids"], output["attention_mask"].bool(), output["token_embeddings"]
@@ -341,7 +341,7 @@ class Encoder:
         with self._tokenizing, catching_panics():
             encoded = self.tokenizer(
                 prompt + text, truncation=True, max_length=min(limit, LONGEST_INPUT), return_offsets_mapping=True,
-                add_special_tokens=not self._is_static,
+                add_special_tokens=not self.is_static,
             )  # fmt: skip
         special, length = set(self.tokenizer.all_special_ids), len(prompt)
         return [

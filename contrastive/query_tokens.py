@@ -7,7 +7,7 @@ negatives; where dev queries lose by it, it is not kept. Knows nothing of docids
 
 import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from math import ceil
 from typing import NamedTuple
 
@@ -60,20 +60,27 @@ class JudgedQueries:
     Attributes:
         texts: as the encoder reads them.
         relevant: rows of the document table, of each.
+        own: {number of a query: row of the document that it is itself}, which is neither relevant nor a negative.
     """
 
     texts: Sequence[str]
     relevant: Sequence[Ints]
+    own: Mapping[int, int] = field(default_factory=dict)
 
     @classmethod
     def from_pairs(
-        cls, pairs: Sequence[tuple[str, int]], queries: Mapping[str, str], encoder: Encoder
+        cls,
+        pairs: Sequence[tuple[str, int]],
+        queries: Mapping[str, str],
+        encoder: Encoder,
+        own: Mapping[str, int] | None = None,
     ) -> "JudgedQueries":
-        """Return the queries of (query id, document row)."""
+        """Return the queries of (query id, document row); `own`: {text of a query: row of the document that it is itself}."""
         rows: dict[str, set[int]] = {}
         for query_id, row in pairs:
             rows.setdefault(queries[query_id], set()).add(row)
-        return cls(encoder.query_texts(list(rows)), [np.array(sorted(own)) for own in rows.values()])
+        themselves = {number: own[text] for number, text in enumerate(rows) if own and text in own}
+        return cls(encoder.query_texts(list(rows)), [np.array(sorted(found)) for found in rows.values()], themselves)
 
 
 def query_examples(
@@ -104,7 +111,9 @@ def query_examples(
         for own, vector, number, near in zip(states[block], vectors[block], drawn[block], scores, strict=True):
             relevant = _places(rows, judged.relevant[number])
             near[relevant] = -np.inf  # [n] scores of the query: a relevant document is not a negative
-            count = min(HARD, len(rows) - len(relevant))
+            itself = _places(rows, np.array([judged.own[number]])) if number in judged.own else relevant[:0]
+            near[itself] = -np.inf
+            count = min(HARD, len(rows) - len(relevant) - len(itself))
             # Of each relevant document the piece that is nearest to the query: the first of its row, best first.
             best = relevant[np.argsort(-(embeddings[relevant] @ vector), kind="stable")]
             positives = best[np.unique(rows[best], return_index=True)[1]]

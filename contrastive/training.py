@@ -31,21 +31,30 @@ _LOSSES = {"scl": SupervisedContrastiveLoss, "dpr": DPRLoss}
 
 
 def hard_negatives(
-    lexical: Lexical, queries: Mapping[int, Sequence[str]], count: int, *, seed: int = 0
+    lexical: Lexical,
+    queries: Mapping[int, Sequence[str]],
+    count: int,
+    *,
+    own: Mapping[str, int] | None = None,
+    given: Mapping[str, Sequence[int]] | None = None,
+    seed: int = 0,
 ) -> dict[str, list[int]]:
-    """Return {query: rows of `count` documents that it does not ask for, drawn from the best of BM25}.
+    """Return {query: rows of `count` documents that it does not ask for}: those given, then drawn from the best of BM25.
 
     Args:
         lexical: scores all documents.
         queries: {document row: its train queries}.
         count: of each query; fewer only if there are fewer other documents.
+        own: {query: the document that it is itself}, which is neither relevant nor a negative.
+        given: {query: negatives that somebody judged, or mined}.
         seed: of the draw.
     """
-    relevant: dict[str, set[int]] = {}
+    relevant: dict[str, set[int]] = {text: {row} for text, row in (own or {}).items()}
     for row, texts in queries.items():
         for text in texts:
             relevant.setdefault(text, set()).add(row)
-    rng, names, found = random.Random(seed), list(relevant), dict[str, list[int]]()
+    names = list(dict.fromkeys(text for texts in queries.values() for text in texts))
+    rng, found = random.Random(seed), dict[str, list[int]]()
     for start in range(0, len(names) if count else 0, _BLOCK):
         block = names[start : start + _BLOCK]
         for text, scores in zip(block, lexical.scores(block), strict=True):
@@ -53,7 +62,9 @@ def hard_negatives(
             others = min(HARD, len(scores) - len(relevant[text]))
             rows = np.flatnonzero(scores >= np.partition(scores, -others)[-others])  # with ties at the last place
             best = rows[np.argsort(-scores[rows], kind="stable")[:others]].tolist()
-            found[text] = rng.sample(best, min(count, others))
+            first = [row for row in (given or {}).get(text, ()) if row not in relevant[text]]
+            drawn = [row for row in rng.sample(best, len(best)) if row not in first] if first else []
+            found[text] = [*first, *drawn][:count] if first else rng.sample(best, min(count, others))
     return found
 
 

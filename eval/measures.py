@@ -1,4 +1,7 @@
-"""Retrieval measures per query and their means: Hit, RR, nDCG, Recall, P and F at k, as ir_measures and trec_eval have them.
+"""Retrieval measures per query and their means, as ir_measures and trec_eval have them.
+
+There are AP (its mean is MAP), RR and nDCG, of all answers or at k; Hit, Recall, P and F at k. Other spellings are read: map,
+ndcg_cut_10, recall_100, mrr, P_5.
 
 Documents are ranked by score, equal scores by doc_id (ascending). A document is relevant if its judgement is above 0. Every
 judged query counts: one without results scores 0. Knows nothing of how runs are made.
@@ -9,6 +12,7 @@ Computed here, not by ir_measures, because tuning calls them thousands of times 
 import math
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from difflib import get_close_matches
 
 from dsi.docids.types import Qrels, Run
 
@@ -16,6 +20,17 @@ STANDARD_MEASURES = ("Hit@1", "Hit@5", "Hit@10", "RR@10", "nDCG@10", "Recall@100
 """What is measured of every run, as deep as its answers go."""
 _ONE_RELEVANT = ("Hit@1", "Hit@5", "Hit@10")
 _SEVERAL_RELEVANT = ("nDCG@10", "RR@10", "Recall@100")
+UNCUT = 1000
+"""How many answers are searched for a measure of all of them, the depth of TREC's runs."""
+_OF_ALL = ("AP", "nDCG", "RR")
+_SPELLINGS = {
+    "ap": "AP", "map": "AP", "average_precision": "AP", "ndcg": "nDCG", "rr": "RR", "mrr": "RR", "recip_rank": "RR",
+    "reciprocal_rank": "RR", "hit": "Hit", "hits": "Hit", "hit_rate": "Hit", "success": "Hit", "accuracy": "Hit", "acc": "Hit",
+    "r": "Recall", "recall": "Recall", "p": "P", "precision": "P", "prec": "P", "f": "F", "f1": "F",
+}  # fmt: skip
+"""{a measure as somebody writes it, in lower case: as we do}."""
+_MEASURES = "There are AP, nDCG and RR, of all answers or @k, and Hit@k, Recall@k, P@k and F@k, with k from 1."
+_NAME = re.compile(r"([a-z_]*[a-z]1?)(?:[@._]([1-9][0-9]{0,8}))?")
 
 
 def measures_for(qrels: Qrels) -> tuple[str, ...]:
@@ -33,12 +48,33 @@ def measures_for(qrels: Qrels) -> tuple[str, ...]:
 
 
 def cutoff(measure: str) -> int:
-    """Return the rank down to which a measure reads.
+    """Return the rank down to which a measure reads; `UNCUT` for one of all answers.
 
-    >>> cutoff("Recall@100")
-    100
+    >>> cutoff("Recall@100"), cutoff("map")
+    (100, 1000)
     """
-    return int(measure.partition("@")[2])
+    return int(measure_name(measure).partition("@")[2] or UNCUT)
+
+
+def measure_name(name: str) -> str:
+    """Return a measure as ir_measures writes it (but Hit@k, there Success@k), from this or another program's spelling.
+
+    >>> measure_name("ndcg_cut_10"), measure_name("MAP"), measure_name("R@100"), measure_name("recip_rank")
+    ('nDCG@10', 'AP', 'Recall@100', 'RR')
+
+    Raises:
+        ValueError: no such measure; the message names the nearest one.
+    """
+    written = str(name).strip().lower()
+    found = _NAME.fullmatch(written)
+    own = _SPELLINGS.get(found[1].removesuffix("_cut")) if found else None
+    if found and own and (found[2] or own in _OF_ALL):
+        return f"{own}@{found[2]}" if found[2] else own
+    word = re.sub(r"[^a-z_].*", "", written)
+    near = own or _SPELLINGS.get(next(iter(get_close_matches(word, _SPELLINGS, 1, 0.75)), ""))
+    cut = re.search(r"[1-9][0-9]{0,8}", written)
+    meant = f"{near}@{cut[0]}" if cut else near if near in _OF_ALL else f"{near}@k"
+    raise ValueError(f"Unknown measure {name!r}{f'; did you mean {meant}?' if near else '.'} {_MEASURES}")
 
 
 def ranking(scores: Mapping[str, float]) -> list[str]:
@@ -59,7 +95,8 @@ def evaluate(run: Run, qrels: Qrels, measures: Sequence[str] = STANDARD_MEASURES
     Args:
         run: scores of the documents returned.
         qrels: judgements; other queries in the run are ignored.
-        measures: names such as "Hit@1" (Success@1 in ir_measures); the mean reciprocal rank is the mean of RR.
+        measures: names such as "Hit@1" (Success@1 in ir_measures), "nDCG" or "map", as `measure_name` reads them; MAP is the
+            mean of AP, the mean reciprocal rank that of RR.
 
     Raises:
         ValueError: an unknown measure, no judged query, or none of them in the run.
@@ -118,10 +155,21 @@ def recall(ranked: Sequence[str], judged: Mapping[str, float]) -> float:
     return len(relevant.intersection(ranked)) / len(relevant) if relevant else 0.0
 
 
-def ndcg(ranked: Sequence[str], judged: Mapping[str, float], k: int) -> float:
+def average_precision(ranked: Sequence[str], judged: Mapping[str, float]) -> float:
+    """Return the mean, over all relevant documents, of the precision at the rank of each; 0 for those not ranked.
+
+    >>> average_precision(["a", "b", "c"], {"a": 1, "c": 1})
+    0.8333333333333333
+    """
+    ranks = [rank for rank, doc_id in enumerate(ranked, start=1) if judged.get(doc_id, 0) > 0]
+    relevant = sum(relevance > 0 for relevance in judged.values())
+    return sum(found / rank for found, rank in enumerate(ranks, start=1)) / relevant if relevant else 0.0
+
+
+def ndcg(ranked: Sequence[str], judged: Mapping[str, float], k: int | None = None) -> float:
     """Return normalised discounted cumulative gain: gain = relevance, discount = log2(rank + 1) (Järvelin & Kekäläinen 2002).
 
-    This is ir_measures' nDCG@k. The variant with gain = 2^relevance - 1 is nDCG(dcg='exp-log2')@k there.
+    This is ir_measures' nDCG@k; without k, nDCG. The variant with gain = 2^relevance - 1 is nDCG(dcg='exp-log2')@k there.
 
     >>> ndcg(["a", "b"], {"b": 1}, 10) == 1 / math.log2(3)
     True
@@ -153,12 +201,11 @@ def _dcg(gains: Iterable[float]) -> float:
     return sum(max(gain, 0) / math.log2(rank + 1) for rank, gain in enumerate(gains, start=1))
 
 
-def _parse(name: str) -> tuple[Callable[[Sequence[str], Mapping[str, float]], float], int]:
-    match = re.fullmatch(r"(Hit|RR|nDCG|Recall|P|F)@([1-9]\d*)", name)
-    if not match:
-        raise ValueError(f"Unknown measure {name!r}; use Hit@k, RR@k, nDCG@k, Recall@k, P@k or F@k with k from 1.")
-    k = int(match[2])
-    by_k = {"nDCG": ndcg, "P": precision, "F": f_measure}.get(match[1])
-    if by_k:
-        return (lambda ranked, judged: by_k(ranked, judged, k)), k
-    return {"Hit": hit, "RR": reciprocal_rank, "Recall": recall}[match[1]], k
+def _parse(name: str) -> tuple[Callable[[Sequence[str], Mapping[str, float]], float], int | None]:
+    """Return the function of a measure, and the rank down to which it reads; None for all."""
+    own, _, cut = measure_name(name).partition("@")
+    k = int(cut) if cut else None
+    by_k: dict[str, Callable[..., float]] = {"nDCG": ndcg, "P": precision, "F": f_measure}
+    if own in by_k:
+        return (lambda ranked, judged: by_k[own](ranked, judged, k)), k
+    return {"Hit": hit, "RR": reciprocal_rank, "Recall": recall, "AP": average_precision}[own], k

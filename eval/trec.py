@@ -5,7 +5,7 @@ import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
-from urllib.parse import quote
+from urllib.parse import quote, unquote
 
 import numpy as np
 
@@ -46,6 +46,13 @@ def escaped_ids(lists: Mapping[str, Mapping[str, float]]) -> Run:
     """Return a run or judgements with ids that are `escaped`."""
     return {
         escaped(query_id): {escaped(doc_id): value for doc_id, value in own.items()} for query_id, own in lists.items()
+    }
+
+
+def unescaped_ids(run: Mapping[str, Mapping[str, float]]) -> Run:
+    """Return a run whose ids were `escaped`, with the ids as they were."""
+    return {
+        unquote(query_id): {unquote(doc_id): value for doc_id, value in own.items()} for query_id, own in run.items()
     }
 
 
@@ -121,7 +128,10 @@ def without_ties(scores: Sequence[float]) -> list[float]:
 
 
 def read_run(path: Path) -> Run:
-    """Return the run in a TREC file; ranks are ignored, as trec_eval does.
+    """Return the run in a TREC file, best first, ranked as trec_eval ranks it.
+
+    That is by the scores as float32, equal ones by doc_id from z to a, whatever the ranks in the file. A score that is equal to
+    the one before becomes the next lower float32 (`without_ties`), so that all measures here rank so too.
 
     Raises:
         ValueError: a line does not have six fields, its score is not a number, or a document repeats for a query.
@@ -132,7 +142,13 @@ def read_run(path: Path) -> Run:
         if doc_id in scores:
             raise ValueError(f"{source}: document {doc_id!r} comes twice for query {query_id!r}.")
         scores[doc_id] = _parse_number(score, source)
-    return run
+    return {query_id: _as_trec_eval_ranks(scores) for query_id, scores in run.items()}
+
+
+def _as_trec_eval_ranks(scores: Mapping[str, float]) -> dict[str, float]:
+    with np.errstate(over="ignore"):  # beyond float32 all are equal there
+        ranked = sorted(scores, key=lambda doc_id: (np.float32(scores[doc_id]), doc_id.encode()), reverse=True)
+    return dict(zip(ranked, without_ties([scores[doc_id] for doc_id in ranked]), strict=True))
 
 
 def split_fields(path: Path, count: int, form: str) -> Iterator[tuple[str, list[str]]]:

@@ -23,9 +23,11 @@ from datasets.fingerprint import generate_random_fingerprint
 
 from dsi.docids.data import SPLITS, TABLES, existing_folder, find_collection, folder_for_collection
 from dsi.docids.data.dev_queries import cut_dev, relevant_documents
+from dsi.docids.data.identical import identical_ids
 from dsi.docids.data.judgements import check_qrels, read_judgements, relevant_rows
 from dsi.docids.data.lines import file_of_collection, write_json_line, write_judgements
 from dsi.docids.data.oddities import Oddities, warn_all
+from dsi.docids.data.pairs import Documents, pair_judgements
 from dsi.docids.data.records import (
     COLUMNS,
     Numbered,
@@ -40,7 +42,7 @@ from dsi.docids.data.records import (
     records_of,
     table_record,
 )
-from dsi.docids.data.sources import file_records, path_records
+from dsi.docids.data.sources import file_records, pair_records, path_records
 from dsi.docids.files.checks import plain, shown
 from dsi.docids.files.reading import sha256
 from dsi.docids.files.storage import digest, replace_folder
@@ -121,6 +123,31 @@ class Collection:
     def digest(self) -> str:
         """sha256 of the contents and of the choice of dev queries; results are recomputed when it changes."""
         return digest([self.versions, list(self.qrels["dev"])])
+
+    @cached_property
+    def identical_ids(self) -> frozenset[str]:
+        """The queries that are documents themselves, and leave these out of their answers: `dsi.docids.data.identical`.
+
+        A query whose own document is judged relevant to it keeps it.
+        """
+        judged = chain.from_iterable(qrels.items() for qrels in self.qrels.values())
+        asked = {query_id for query_id, own in judged if own.get(query_id, 0) > 0}
+        queries = {query_id: text for query_id, text in self.queries.items() if query_id not in asked}
+        return identical_ids(queries, self.documents, self.rows, self.name)
+
+    @property
+    def own_rows(self) -> dict[str, int]:
+        """{text of a query: row of the document that it is itself}, of the `identical_ids`; no negatives of training."""
+        return {self.queries[query_id]: self.rows[query_id] for query_id in self.identical_ids}
+
+    def judged_negatives(self) -> dict[str, list[int]]:
+        """Return {text of a train query: rows of the documents of the collection that are judged not relevant to it}."""
+        negatives: dict[str, list[int]] = {}
+        for query_id, judged in self.qrels["train"].items():
+            rows = [self.rows[doc_id] for doc_id, grade in judged.items() if grade <= 0 and doc_id in self.rows]
+            if rows:
+                negatives.setdefault(self.queries[query_id], []).extend(rows)
+        return negatives
 
     @classmethod
     def from_records(
@@ -217,6 +244,45 @@ class Collection:
                     judged = {query_id: own or nothing for query_id, own in qrels.items()}
                     triples = ((query_id, *pair) for query_id, own in judged.items() for pair in own.items())
                     write_judgements(triples, new / "qrels" / f"{split}.tsv")
+
+    def with_pairs(self, pairs: str | Path | Iterable[Any], *, dev_queries: int = 500, seed: int = 0) -> "Collection":
+        """Return the collection with training pairs as judgements of train queries; `save` keeps it as a folder.
+
+        Example:
+            >>> from dsi.docids.data.collection import Collection
+            >>> collection = Collection.from_records(["A gas that glows.", "A river."])
+            >>> pairs = [{"query": "neon", "positive": "A gas that glows.", "negative": "1"}]
+            >>> collection.with_pairs(pairs).qrels["train"]
+            {'pair-1': {'1': 0, '0': 1}}
+
+        Args:
+            pairs: a .jsonl, .parquet, .csv or .tsv file, or records or a table, of query, positive, negatives and scores
+                (`dsi.docids.data.pairs`), by ids or by whole texts of documents.
+            dev_queries: as for `read_collection`, if there are no dev queries yet.
+            seed: of their choice.
+
+        Raises:
+            ValueError: a malformed pair, or none of which the positive is in the collection.
+        """
+        _check_cut(dev_queries, seed)
+        is_file = isinstance(pairs, str | Path)
+        records = (
+            pair_records(Path(pairs)) if isinstance(pairs, str | Path) else records_of(pairs, "pairs", texts=False)
+        )
+        held_out = [*self.qrels["dev"], *self.qrels["test"]]
+        found = pair_judgements(
+            records, pairs if is_file else "pairs", self.queries, Documents(self.documents, self.rows), held_out
+        )
+        queries, train = (
+            {**self.queries, **found[0]},
+            {query_id: dict(own) for query_id, own in self.qrels["train"].items()},
+        )
+        for query_id, judged in found[1].items():
+            own = train.setdefault(query_id, {})
+            own |= {doc_id: max(grade, own.get(doc_id, grade)) for doc_id, grade in judged.items()}
+        versions, read = [*self.versions, digest(list(found))], {**self.qrels, "train": train}
+        cut = _cut(read, queries, self.rows, dev_queries, seed)
+        return Collection(self.name, versions, self.documents, queries, *cut, self.rows)
 
     def pairs(self, split: str) -> list[tuple[str, int]]:
         """Return (query_id, document row) of every positive judgement of a split, in file order.

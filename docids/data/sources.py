@@ -16,6 +16,7 @@ import pyarrow.parquet
 import yaml
 
 from dsi.docids.data.lines import LONGEST_LINE, file_of_collection, json_lines, read_text, text_lines
+from dsi.docids.data.pairs import POSITIVES, QUERIES
 from dsi.docids.data.records import (
     ID_KEYS,
     MOST_COLUMNS,
@@ -132,6 +133,34 @@ def file_records(path: Path, doc_id: str = "") -> Records:
         )  # as Arrow counts, the names of the columns included
     else:
         raise ValueError(f"{path} is not of a kind that is read ({', '.join(READ)}); save it as one.")
+
+
+def pair_records(path: Path) -> Records:
+    """Yield the training pairs of a .jsonl, .parquet, .csv or .tsv file (`dsi.docids.data.pairs`).
+
+    A .tsv file whose first line names no such column has a query, a positive and perhaps negatives a line, as MS MARCO has.
+
+    Raises:
+        ValueError: of another kind, or not as its kind is.
+    """
+    name = file_of_collection(path).name.lower()
+    suffix = next((suffix for suffix in _TABLES if name.endswith(suffix)), "")
+    if not suffix:
+        if name.endswith(_TEXTS):
+            raise ValueError(f"{path} is a text; training pairs are in .jsonl, .parquet, .csv or .tsv files.")
+        yield from file_records(path)
+    elif {column.strip().lower() for column in _column_names(path, _TABLES[suffix])} & {*QUERIES, *POSITIVES}:
+        yield from _numbered(path, _table_rows(path, _TABLES[suffix]), 2)
+    elif suffix == ".csv":
+        raise ValueError(f"{path}, line 1 must name the columns: {QUERIES[0]}, {POSITIVES[0]} and the like.")
+    else:
+        for number, line in text_lines(path):
+            query, *others = line.split("\t")
+            if not others:
+                raise ValueError(
+                    f"{path}, line {number}: expected query<TAB>positive<TAB>negative, got {shown(line[:60])}."
+                )
+            yield f"{path}, line {number}", {"query": query, "positive": others[0], "negatives": others[1:]}
 
 
 def _numbered(path: Path, rows: Iterator[dict[str, Any]], first: int) -> Records:

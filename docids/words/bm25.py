@@ -219,7 +219,7 @@ class BM25(Lexical):
         return float(terms.factors.sum() + unknown * self._rarity(np.zeros(1, dtype=np.int32))[0])
 
     def _rarity(self, frequencies: Ints) -> Floats:
-        """Return Lucene's inverse document frequencies of terms by the number of documents that have them."""
+        """Return Lucene's inverse document frequencies of terms that each occur in this number of documents."""
         return np.log1p((len(self._lengths) - frequencies + 0.5) / (frequencies + 0.5)).astype(np.float32)
 
     def _frequency(self, term: str) -> int:

@@ -6,7 +6,7 @@ Imports nothing heavy, so that `dsi COMMAND --help` answers at once, and a wrong
 import argparse
 import re
 import textwrap
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from importlib import import_module
 from typing import TYPE_CHECKING, Any, NoReturn
 
@@ -135,13 +135,13 @@ def open_retriever(arguments: argparse.Namespace) -> "GenerativeRetriever":
     return GenerativeRetriever.from_pretrained(arguments.run, device=arguments.device, dtype=arguments.dtype)
 
 
-def add_search_options(arguments: argparse.ArgumentParser) -> None:
-    """Add an argument for each search option that fits on a command line."""
+def add_search_options(arguments: argparse.ArgumentParser, without: Collection[str] = ()) -> None:
+    """Add an argument for each search option that fits on a command line, but for some."""
     from dsi.search.request import option_declarations, written_as
 
     group = arguments.add_argument_group("search options", "the index's own by default")
     for name, option in option_declarations().items():
-        if option.kind is not object:
+        if option.kind is not object and name not in without:
             metavar = written_as(name).metavar if option.default is None else None
             group.add_argument(flag(name), metavar=metavar, **argument_of(option))
 
@@ -240,6 +240,8 @@ def training_run(arguments: argparse.Namespace) -> "TrainingRun":
 
     check_apart(arguments.output, arguments.data)  # before the texts are read
     collection = read_collection(arguments.data, dev_queries=configured.dev_queries)
+    if arguments.pairs:
+        collection = collection.with_pairs(arguments.pairs, dev_queries=configured.dev_queries)
     config = with_settings(training_config(arguments.output, arguments.config, collection), arguments.settings)
     return TrainingRun(
         arguments.output,

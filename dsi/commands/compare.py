@@ -1,8 +1,8 @@
 """`dsi compare`: compare two indexes, or two run files, on the judgements of a collection.
 
-A and B are each an index, which is searched as it searches by default, or a run in TREC format. Differences come with p-values
-of paired randomisation tests, corrected for the number of measures by Holm's method. From Python:
-`dsi.measuring.comparison.compare_runs`.
+A and B are each an index, which is searched as it searches by default, or a run in TREC format, which is ranked as trec_eval
+ranks it. Differences come with p-values of paired randomisation tests, corrected for the number of measures by Holm's method.
+From Python: `dsi.measuring.comparison.compare_runs`.
 """
 
 from argparse import ArgumentTypeError, Namespace
@@ -27,14 +27,17 @@ def main(argv: Sequence[str] | None = None) -> None:
     command_line.add_argument(
         "--split", default="test", choices=("train", "dev", "test"), help="judgements to measure on"
     )
-    command_line.add_argument("--measures", nargs="+", default=[], metavar="NAME", help="such as nDCG@10, Recall@100")
+    command_line.add_argument(
+        "--measures", nargs="+", default=[], metavar="NAME", help="such as nDCG@10, Recall@100, MAP"
+    )
     add_escaping(command_line)
     add_device(command_line, searches=True)
     arguments = command_line.parse_args(argv)
     load_libraries()
     from dsi.docids.data.collection import read_collection
-    from dsi.eval.measures import cutoff, measures_for
-    from dsi.eval.trec import escaped_ids
+    from dsi.docids.data.identical import without_identical
+    from dsi.eval.measures import cutoff, measure_name, measures_for
+    from dsi.eval.trec import escaped, escaped_ids
     from dsi.measuring.comparison import compare_runs
 
     collection = read_collection(arguments.data)
@@ -43,10 +46,13 @@ def main(argv: Sequence[str] | None = None) -> None:
         raise ValueError(
             f"{collection.name} has no {arguments.split} judgements; add {collection.place_of(arguments.split)}."
         )
-    measures = arguments.measures or measures_for(qrels)
+    measures = [measure_name(name) for name in arguments.measures] or measures_for(qrels)
     depth, queries = max(map(cutoff, measures)), collection.query_texts(arguments.split)
-    first, second = (_run(path, queries, depth, arguments) for path in (arguments.a, arguments.b))
-    qrels = escaped_ids(qrels) if arguments.escape_ids else qrels
+    identical, most = collection.identical_ids & qrels.keys(), depth + bool(collection.identical_ids)
+    first, second = (_run(path, queries, most, arguments) for path in (arguments.a, arguments.b))
+    if arguments.escape_ids:
+        qrels, identical = escaped_ids(qrels), frozenset(map(escaped, identical))
+    first, second = (without_identical(run, identical) for run in (first, second))
     print(compare_runs(first, second, qrels, measures, (str(arguments.a), str(arguments.b))))
 
 

@@ -45,6 +45,7 @@ def main(argv: Sequence[str] | None = None) -> None:
         collection,
         arguments.split,
         depth=arguments.depth,
+        measures=arguments.measures,
         untrained=arguments.untrained,
         rerankers=_chains(arguments.run, arguments.rerank, arguments.device),
         rerank_depth=arguments.rerank_depth or 50,
@@ -52,9 +53,8 @@ def main(argv: Sequence[str] | None = None) -> None:
     )
     if not processes.is_main:
         return
-    # 3) Print and write.
-    print(evaluation)
-    if arguments.results:
+    # 3) Write and print.
+    if arguments.results:  # before the table: its reader may go, as `| head` does
         file = arguments.run / "config.toml"  # an index that was saved elsewhere has none
         config = {"config": file.read_text(encoding="utf-8")} if file.exists() else {}
         versions = read_entries(arguments.run / "manifest.json")["versions"]
@@ -64,6 +64,7 @@ def main(argv: Sequence[str] | None = None) -> None:
             path = arguments.trec_runs / f"{file_name(name)}.run"
             write_run(run, path, file_name(name), escape_ids=arguments.escape_ids)
         write_qrels(qrels, arguments.trec_runs / f"{arguments.split}.qrels", escape_ids=arguments.escape_ids)
+    print(evaluation)
     _print_tables(arguments, retriever, collection)
 
 
@@ -79,6 +80,9 @@ def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
         type=count,
         metavar="K",
         help="documents per query, 10 or more; by default 100 where several are relevant or judgements are graded, else 10",
+    )
+    command_line.add_argument(
+        "--measures", nargs="+", default=[], metavar="NAME", help="such as nDCG@10, MAP; by default as above"
     )
     command_line.add_argument("--untrained", action="store_true", help="also dense search before contrastive training")
     command_line.add_argument(

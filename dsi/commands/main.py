@@ -16,7 +16,8 @@ from dsi.docids.extensions import extensions, load_extension
 from dsi.docids.files.checks import printable
 
 COMMANDS = (
-    "example", "index", "train", "tune", "evaluate", "compare", "search", "explain", "info", "serve", "update", "verify",
+    "example", "index", "train", "tune", "evaluate", "compare", "search", "rerank", "explain", "info", "serve", "update",
+    "verify",
     "push", "prepare-nq", "prepare-irds", "export",
 )  # fmt: skip
 """The commands of the library, in the order of `dsi --help`; other packages add commands as entry points."""

@@ -28,6 +28,12 @@ def main(argv: Sequence[str] | None = None) -> None:
         "--stage", choices=list(STAGE_METHODS), help="run this stage alone; those that it needs have to be there"
     )
     parser.add_argument(
+        "--pairs",
+        type=existing_file,
+        metavar="FILE",
+        help="training pairs: query, positive, negatives and scores as .jsonl, .parquet, .csv or .tsv, by texts or by ids",
+    )
+    parser.add_argument(
         "--embeddings",
         type=existing_file,
         metavar="FILE",

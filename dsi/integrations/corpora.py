@@ -10,7 +10,8 @@ from typing import Any
 
 import numpy as np
 
-from dsi.docids.files.checks import shown
+from dsi.docids.data.identical import without_identical
+from dsi.docids.files.checks import plain, shown
 from dsi.docids.files.storage import digest
 from dsi.docids.types import Run
 from dsi.eval.trec import run_without_ties
@@ -92,6 +93,8 @@ class CorpusSearch:
     def run(self, queries: Mapping[str, str], k: int, only: Mapping[str, Sequence[str]] | None = None) -> Run:
         """Return the top k documents of each query, with scores that rank alike everywhere (`run_without_ties`).
 
+        A query that is a document itself leaves it out (`dsi.docids.data.identical`).
+
         Args:
             queries: {query_id: text}.
             k: documents per query.
@@ -104,8 +107,10 @@ class CorpusSearch:
         if self._searched is None:
             raise ValueError("No corpus was given to search; hand it over before the queries, as the evaluators do.")
         options: SearchOptions = {**self.options, "allow": self._allowed}
+        identical = self._searched.documents.identical_ids(queries)
+        most = plain(int, k, "k") + bool(identical)
         if only is None:
-            return run_without_ties(self._searched.run(queries, k, **options))
+            return run_without_ties(without_identical(self._searched.run(queries, most, **options), identical, k))
         run: Run = {}
         if not isinstance(only, Mapping):
             raise TypeError(f"top_ranked must be {{query_id: doc_ids}}, got {shown(only)}.")
@@ -115,8 +120,8 @@ class CorpusSearch:
             allowed = list(only.get(query_id, ()))
             self._searched.documents.rows_of(allowed, f"top_ranked[{query_id!r}]")
             options["allow"] = [doc_id for doc_id in allowed if permitted is None or doc_id in permitted]
-            run |= self._searched.run({query_id: text}, k, **options)
-        return run_without_ties(run)
+            run |= self._searched.run({query_id: text}, most, **options)
+        return run_without_ties(without_identical(run, identical, k))
 
 
 def _stated(value: Any) -> Any:

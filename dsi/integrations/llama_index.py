@@ -31,14 +31,26 @@ _OPERATORS = {
     FilterOperator.NE: "{column} <> {value} or {column} is null",
     FilterOperator.IN: "{column} in ({value})",
     FilterOperator.NIN: "{column} not in ({value}) or {column} is null",
+    FilterOperator.CONTAINS: "{column} contains {value}",
+    FilterOperator.ANY: "{column} contains {value}",
+    FilterOperator.ALL: "{column} contains {value}",
+    FilterOperator.TEXT_MATCH: "{column} like {value} escape '!'",
+    FilterOperator.TEXT_MATCH_INSENSITIVE: "{column} like {value} escape '!'",
+    FilterOperator.IS_EMPTY: "{column} is empty",
 }
 """As LlamaIndex's own stores understand them: a missing value differs from every value."""
-_EMPTY = {
-    FilterOperator.IN: "{column} is null and {column} is not null",
-    FilterOperator.NIN: "{column} is null or {column} is not null",
-}
-"""With a list of no values: nothing matches, or everything."""
-_JOINED = {FilterCondition.AND: " and ", FilterCondition.OR: " or "}
+_NOTHING, _EVERYTHING = "{column} is null and {column} is not null", "{column} is null or {column} is not null"
+_LISTS = {
+    FilterOperator.IN: _NOTHING, FilterOperator.NIN: _EVERYTHING, FilterOperator.ANY: _NOTHING,
+    FilterOperator.ALL: "{column} is not null",
+}  # fmt: skip
+"""The operators that take a list of values, with what they mean if it has none."""
+_EACH = {FilterOperator.ANY: " or ", FilterOperator.ALL: " and "}
+"""Those that make a condition of each value."""
+_TEXTS = (FilterOperator.TEXT_MATCH, FilterOperator.TEXT_MATCH_INSENSITIVE)
+_OF_MISSING = (FilterOperator.NE, FilterOperator.NIN, FilterOperator.IS_EMPTY)
+"""Those that a missing value fulfils."""
+_JOINED = {FilterCondition.AND: " and ", FilterCondition.OR: " or ", FilterCondition.NOT: " and "}
 
 
 class DocidRetriever(BaseRetriever):
@@ -50,7 +62,8 @@ class DocidRetriever(BaseRetriever):
     Args:
         retriever: the index, or its folder.
         similarity_top_k: documents per query.
-        filters: conditions on metadata: ==, !=, >, >=, <, <=, in and nin, joined by and / or, nested at will.
+        filters: conditions on metadata, with all operators, joined by and / or / not, nested at will. contains, any and all are
+            of columns of lists; text_match finds parts of texts, upper and lower case being the same.
         callback_manager: as any retriever of LlamaIndex has.
         **options: see `SearchOptions`.
 
@@ -103,35 +116,44 @@ def where_of(filters: MetadataFilters) -> str:
     """
     if not isinstance(filters, MetadataFilters):
         raise TypeError(f"filters must be MetadataFilters of LlamaIndex, got {shown(filters)}.")
+    return _joined(filters, negated=False)
+
+
+def _joined(filters: MetadataFilters, *, negated: bool) -> str:
+    """Return filters as a condition; `negated`: what matches where they do not (LlamaIndex's `not`: none of them does)."""
     condition = filters.condition or FilterCondition.AND
-    if condition not in _JOINED:
-        raise ValueError(f"filters must be joined by and / or, got {condition.value}; write it as `where`.")
-    return _JOINED[condition].join(f"({_part(part)})" for part in filters.filters)
+    parts = [f"({_part(part, negated=negated != (condition == FilterCondition.NOT))})" for part in filters.filters]
+    word = _JOINED[condition]
+    return ({" and ": " or ", " or ": " and "}[word] if negated else word).join(parts)
 
 
-def _part(part: MetadataFilter | MetadataFilters) -> str:
+def _part(part: MetadataFilter | MetadataFilters, *, negated: bool) -> str:
     """Return one of several filters as a condition."""
     if isinstance(part, MetadataFilter):
-        return _comparison(part)
+        return _comparison(part, negated=negated)
     if not part.filters:
         raise ValueError("MetadataFilters within others must hold at least one filter, got none.")
-    return where_of(part)
+    return _joined(part, negated=negated)
 
 
-def _comparison(part: MetadataFilter) -> str:
+def _comparison(part: MetadataFilter, *, negated: bool) -> str:
     """Return the comparison of a column and a value, or several."""
-    operator, value = part.operator, part.value
-    if operator not in _OPERATORS:
-        known = ", ".join(each.value for each in _OPERATORS)
-        raise ValueError(f"The filter on {part.key!r} must be one of {known}, got {operator.value}.")
-    takes_list = operator in _EMPTY
-    if value is None or isinstance(value, list) != takes_list:
+    operator, value, column = part.operator, part.value, '"' + part.key.replace('"', '""') + '"'
+    takes_list = operator in _LISTS
+    if operator != FilterOperator.IS_EMPTY and (value is None or isinstance(value, list) != takes_list):
         expected = "a list of values" if takes_list else "one value"
         raise ValueError(f"The filter on {part.key!r}: {operator.value} takes {expected}, got {shown(value)}.")
+    if operator in _TEXTS:
+        if not isinstance(value, str):
+            raise ValueError(f"The filter on {part.key!r}: {operator.value} takes a text, got {shown(value)}.")
+        value = "%" + "".join(f"!{character}" if character in "!%_" else character for character in value) + "%"
     values = value if isinstance(value, list) else [value]
-    form = _OPERATORS[operator] if values else _EMPTY[operator]
-    column = '"' + part.key.replace('"', '""') + '"'
-    return form.format(column=column, value=", ".join(map(_literal, values)))
+    form = _OPERATORS[operator] if values else _LISTS[operator]
+    literals = [_literal(own) for own in values if own is not None]
+    each = literals if operator in _EACH and values else [", ".join(literals)]
+    condition = _EACH.get(operator, "").join(form.format(column=column, value=own) for own in each)
+    missing = f" or {column} is null" if negated and operator not in _OF_MISSING else ""
+    return f"not ({condition}){missing}" if negated else condition
 
 
 def _literal(value: str | int | float) -> str:

@@ -158,6 +158,8 @@ class DocidEncoder:
 def retrieval_task(collection: Collection, split: str = "test", name: str = "") -> AbsTaskRetrieval:
     """Return a split of a collection as a retrieval task, which needs no download.
 
+    Its `ignore_identical_ids` is set if all queries with the id of a document are that document (`collection.identical_ids`).
+
     Args:
         collection: with judgements of the split.
         split: "test", "dev" or "train".
@@ -177,14 +179,16 @@ def retrieval_task(collection: Collection, split: str = "test", name: str = "") 
         name=name, description=f"The {split} queries of {name}.", type="Retrieval", eval_splits=[split],
         eval_langs=["eng-Latn"], main_score="ndcg_at_10", dataset={"path": name, "revision": collection.digest},
     )  # fmt: skip
-    queries = collection.query_texts(split)
+    queries, common = collection.query_texts(split), collection.qrels[split].keys() & collection.rows.keys()
     part = {
         "corpus": collection.documents.select_columns(["doc_id", "title", "text"]).rename_column("doc_id", "id"),
         "queries": datasets.Dataset.from_dict({"id": list(queries), "text": list(queries.values())}),
         "relevant_docs": collection.qrels[split],
         "top_ranked": None,
     }
-    kind = type(f"{name}Task", (_CollectionTask,), {"metadata": metadata, "part": part})
+    ignores = bool(common) and common <= collection.identical_ids  # MTEB's is for all ids that look alike
+    members = {"metadata": metadata, "part": part, "ignore_identical_ids": ignores}
+    kind = type(f"{name}Task", (_CollectionTask,), members)
     task: AbsTaskRetrieval = kind()
     return task
 

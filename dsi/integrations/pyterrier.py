@@ -62,8 +62,10 @@ class DocidRetriever(pt.Transformer):
     def transform(self, inp: pd.DataFrame) -> pd.DataFrame:
         """Return the documents found for each row of a query frame."""
         pt.validate.query_frame(inp, ["query"])
-        found = self.retriever.search(list(inp["query"]), self.num_results, **self.options)
-        return _ranking(inp, [[(hit.doc_id, hit.score) for hit in hits] for hits in found])
+        index, own = self.retriever.snapshot, _own_documents(self.retriever, inp)
+        found = index.search(list(inp["query"]), self.num_results + any(own), **self.options)
+        results = [[(hit.doc_id, hit.score) for hit in hits] for hits in found]
+        return _ranking(inp, _without(results, own, self.num_results))
 
 
 class LexicalRetriever(pt.Transformer):
@@ -90,8 +92,9 @@ class LexicalRetriever(pt.Transformer):
         """Return the documents found for each row of a query frame."""
         pt.validate.query_frame(inp, ["query"])
         queries = {str(row): text(query, f"Query {row}") for row, query in enumerate(inp["query"])}
-        run = _lexical(self.retriever).run(queries, self.num_results) if queries else {}
-        return _ranking(inp, [list(found.items()) for found in run.values()])
+        own = _own_documents(self.retriever, inp)
+        run = _lexical(self.retriever).run(queries, self.num_results + any(own)) if queries else {}
+        return _ranking(inp, _without([list(found.items()) for found in run.values()], own, self.num_results))
 
 
 class TextLoader(pt.Transformer):
@@ -173,6 +176,22 @@ def _lexical(retriever: GenerativeRetriever) -> Lexical:
     if retriever.lexical is None:
         raise ValueError('This index has no lexical part; train with lexical.model = "bm25".')
     return retriever.lexical
+
+
+def _own_documents(retriever: GenerativeRetriever, queries: pd.DataFrame) -> list[str]:
+    """Return the docno of each query that is a document itself, and leaves it out (`dsi.docids.data.identical`), else ""."""
+    ids = [str(qid) for qid in queries["qid"]] if "qid" in queries else []
+    texts = {qid: query for qid, query in zip(ids, queries["query"], strict=False) if isinstance(query, str)}
+    identical = retriever.documents.identical_ids(texts)
+    return [qid if qid in identical else "" for qid in ids] or [""] * len(queries)
+
+
+def _without(
+    results: Sequence[Sequence[tuple[str, float]]], own: Sequence[str], k: int
+) -> list[list[tuple[str, float]]]:
+    """Return results without each query's own document, at most k of each."""
+    pairs = zip(results, own, strict=True)
+    return [[found for found in documents if found[0] != docno][:k] for documents, docno in pairs]
 
 
 def _ranking(queries: pd.DataFrame, results: Sequence[Sequence[tuple[str, float]]]) -> pd.DataFrame:

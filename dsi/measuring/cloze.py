@@ -2,7 +2,7 @@
 
 A sentence is taken out of a document, and the document without it is looked for among all of them (inverse cloze task, Lee et
 al. 2019, "Latent Retrieval for Weakly Supervised Open Domain Question Answering"). The weight of the lexical part that finds
-them best holds for this collection and this encoder; no query is needed. Knows nothing of trees.
+them best holds for this collection and this encoder; no query is needed. Knows nothing of walks.
 """
 
 import math
@@ -23,7 +23,7 @@ from dsi.docids.words.sentences import sentences
 from dsi.store.retriever import GenerativeRetriever
 
 _FEWEST_TRIED, _MOST, _SHARE = 150, 300, 10
-"""Sentences to find: at least, at most, and one for how many documents."""
+"""Sentences that are looked for: the fewest and the most of them, and documents for each sentence."""
 _FEWEST, _EVIDENCE = 10, 30
 """Sentences from which on there is a likely weight, and from which on the sentences decide."""
 _FLAT = 1e-3

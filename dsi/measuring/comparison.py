@@ -2,11 +2,12 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from html import escape
 
 from dsi.docids.types import Qrels, Run
 from dsi.eval.measures import evaluate, mean, measures_for
 from dsi.eval.protocol import holm, randomisation_test
-from dsi.eval.tables import markdown_table
+from dsi.eval.tables import html_table, markdown_table
 
 
 @dataclass(frozen=True)
@@ -30,6 +31,23 @@ class Comparison:
     queries: int
 
     def __str__(self) -> str:
+        return f"{self._table}\n\n{self._below}"
+
+    __repr__ = __str__
+
+    def _repr_html_(self) -> str:
+        """Return the table for a notebook."""
+        return f"{html_table(self._table)}<p>{escape(self._below)}</p>"
+
+    @property
+    def _below(self) -> str:
+        return (
+            f"{self.queries:,} queries; p of paired randomisation tests, corrected for {len(self.differences)} measures by "
+            "Holm's method."
+        )
+
+    @property
+    def _table(self) -> str:
         rows = [
             [
                 measure, *(f"{value:.2f}" for value in self.means[measure]), f"{difference:+.2f}", f"{self.p[measure]:.4f}",
@@ -37,11 +55,7 @@ class Comparison:
             ]
             for measure, difference in self.differences.items()
         ]  # fmt: skip
-        table = markdown_table(["measure", *self.names, "difference", "p", "p, corrected"], rows)
-        return (
-            f"{table}\n\n{self.queries:,} queries; p of paired randomisation tests, corrected for {len(rows)} measures by "
-            "Holm's method."
-        )
+        return markdown_table(["measure", *self.names, "difference", "p", "p, corrected"], rows)
 
 
 def compare_runs(

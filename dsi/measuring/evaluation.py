@@ -11,6 +11,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property, partial
+from html import escape
 from pathlib import Path
 from typing import Any
 
@@ -19,18 +20,21 @@ from dsi.contrastive.encoder import Encoder
 from dsi.docids.data import SPLITS
 from dsi.docids.data.collection import Collection, check_collection, compare_documents
 from dsi.docids.data.dev_queries import relevant_documents
+from dsi.docids.data.identical import without_identical
 from dsi.docids.files.checks import plain, shown
 from dsi.docids.files.declarations import meant
 from dsi.docids.files.processes import ALONE, Processes
 from dsi.docids.files.progress import progress
 from dsi.docids.files.storage import write_json
-from dsi.docids.types import Run
+from dsi.docids.types import Qrels, Run
 from dsi.eval.fusion import reciprocal_rank_fusion
-from dsi.eval.measures import STANDARD_MEASURES, cutoff, mean, measures_for
+from dsi.eval.measures import STANDARD_MEASURES, UNCUT, cutoff, mean, measure_name, measures_for
 from dsi.eval.measures import evaluate as evaluate_run
 from dsi.eval.protocol import Splits, SystemResult, holm, overlap_splits, randomisation_test, table
+from dsi.eval.tables import html_table
 from dsi.measuring.provenance import provenance
 from dsi.measuring.runs import BM25Runs, DenseRuns, IndexRuns, generator_only, language_of
+from dsi.measuring.weights import DEPTH
 from dsi.rerankers.reranking import rerank
 from dsi.search.candidates import Candidates, Reranker
 from dsi.search.engine import Method
@@ -87,12 +91,21 @@ class Evaluation:
     about: dict[str, Any]
 
     def __str__(self) -> str:
-        splits = self.splits if self.splits["Overlap"] else {"Total": self.splits["Total"]}
-        costs = [name for name in (READ, COMPARED, TIME) if any(name in row.settings for row in self.rows)]
-        shown = table(self.rows, splits, self.measures, more=costs)
-        return f"{shown}\n\n{self.significance()}\n\n{self.summary()}"
+        return f"{self._table}\n\n{self.significance()}\n\n{self.summary()}"
 
     __repr__ = __str__
+
+    def _repr_html_(self) -> str:
+        """Return the table for a notebook, with the differences folded, and the conclusion."""
+        tests, conclusion = escape(self.significance()), escape(self.summary())
+        more = f"<details><summary>Differences and p-values</summary><pre>{tests}</pre></details>"
+        return f"{html_table(self._table)}{more}<pre>{conclusion}</pre>"
+
+    @property
+    def _table(self) -> str:
+        splits = self.splits if self.splits["Overlap"] else {"Total": self.splits["Total"]}
+        costs = [name for name in (READ, COMPARED, TIME) if any(name in row.settings for row in self.rows)]
+        return table(self.rows, splits, self.measures, more=costs)
 
     def row(self, name: str) -> SystemResult:
         """Return the row of that name.
@@ -141,14 +154,14 @@ class Evaluation:
     def _found(self) -> str:
         """Return what the index finds, in a sentence that fits the measures."""
         means = {name: 100 * self._mean(self.index, name) for name in self.measures}
-        if "Hit@1" in means:
+        if "Hit@1" in means and "Hit@10" in means:
             return (
                 f"The index finds the document of {means['Hit@1']:.1f} % of the queries at rank 1, "
                 f"of {means['Hit@10']:.1f} % in the top ten."
             )
+        if "Recall@100" not in means or "nDCG@10" not in means or "RR@10" not in means:
+            return f"The index has {', '.join(f'{name} {value:.1f}' for name, value in means.items())}."
         ranked = f"The index ranks with nDCG@10 {means['nDCG@10']:.1f} and RR@10 {means['RR@10']:.1f}"
-        if "Recall@100" not in means:
-            return f"{ranked}."
         return f"{ranked}; its first 100 answers hold {means['Recall@100']:.1f} % of a query's relevant documents."
 
     def _mean(self, name: str, measure_name: str) -> float:
@@ -184,6 +197,7 @@ def evaluate(
     split: str = "test",
     *,
     depth: int | None = None,
+    measures: Sequence[str] = (),
     untrained: bool = False,
     rerankers: Mapping[str, Sequence[Reranker]] | None = None,
     rerank_depth: int = 50,
@@ -204,8 +218,10 @@ def evaluate(
         collection: its collection. The baselines BM25 and `untrained` search the collection's documents, all others the
             index's; if these differ, a warning counts them.
         split: judgements to measure on: "test", "dev" or "train".
-        depth: documents per query that the index returns, and the deepest measure; 10 where it is less. By default 100 where
-            several documents are relevant to a query or judgements are graded, for Recall@100, and otherwise 10.
+        depth: documents per query that the index returns, and the deepest measure; 10 where it is less. By default as deep as
+            the measures read.
+        measures: names such as "nDCG@10" or "map" (`dsi.eval.measures`); by default those that the judgements ask for, see
+            `measures_for`. Measures of all answers read `depth` of them, 1,000 by default.
         untrained: adds dense search with the encoder as it was before training, which encodes the collection again.
         rerankers: {name: rerankers}, one more row each: the index's first `rerank_depth` documents, reranked.
         rerank_depth: number of documents that are reranked.
@@ -218,23 +234,39 @@ def evaluate(
     # 1) the measures
     _check(retriever, collection, split, depth)
     compare_documents(collection, retriever.documents.rows)
-    measures = measures_for(collection.qrels[split])
+    qrels = collection.qrels[split]
+    measures = _measures([measures] if isinstance(measures, str) else measures, qrels, depth)
     depth = max(ANSWERS, depth or max(map(cutoff, measures)))
     # 2) the rows
-    systems = _Systems(retriever, collection, split, depth, processes)
+    systems = _Systems(retriever, collection, split, depth, measures, processes)
     systems.add_baselines(untrained)
     index = systems.add_index()
     systems.add_reranked(rerankers or {}, rerank_depth)
     rows, runs = systems.measure()
     # 3) the record
-    measures = tuple(name for name in measures if name in rows[0].values)
-    splits = overlap_splits(collection.qrels[split], collection.overlap_documents(split))
+    splits = overlap_splits(qrels, collection.overlap_documents(split))
     about = {
         "collection": Path(collection.name).name, "split": split, "dtype": str(retriever.dtype).removeprefix("torch."),
         "queries": {name: len(query_ids) for name, query_ids in splits.items()}, "documents": len(retriever.documents),
-        "depth": depth, "measures": measures, **provenance(),
+        "depth": depth, "measures": measures, "identical": len(collection.identical_ids & qrels.keys()), **provenance(),
     }  # fmt: skip
     return Evaluation(rows, index, measures, runs, splits, about)
+
+
+def _measures(names: Sequence[str], qrels: Qrels, depth: int | None) -> tuple[str, ...]:
+    """Return the measures that are given, or those that the judgements ask for and the answers are deep enough for.
+
+    Raises:
+        ValueError: an unknown measure, or one that reads further than `depth`.
+    """
+    answers = max(ANSWERS, depth or UNCUT)
+    if not names:
+        return tuple(name for name in measures_for(qrels) if cutoff(name) <= answers)
+    measures = tuple(map(measure_name, names))
+    for name in measures:
+        if "@" in name and cutoff(name) > answers:
+            raise ValueError(f"{name} reads further than depth = {depth}; leave depth out, or make it {cutoff(name)}.")
+    return measures
 
 
 def _check(retriever: GenerativeRetriever, collection: Collection, split: str, depth: int | None) -> None:
@@ -263,27 +295,33 @@ class _Systems:
     """The rows of an evaluation, in order; nothing is searched before `measure`."""
 
     def __init__(
-        self, retriever: GenerativeRetriever, collection: Collection, split: str, depth: int, processes: Processes
-    ) -> None:
+        self, retriever: GenerativeRetriever, collection: Collection, split: str, depth: int, measures: Sequence[str],
+        processes: Processes,
+    ) -> None:  # fmt: skip
         self.retriever, self.collection, self.split, self.depth = retriever, collection, split, depth
+        standard = [name for name in STANDARD_MEASURES if cutoff(name) <= depth]
+        self.measures = list(dict.fromkeys([*standard, *measures]))
         self.systems = IndexRuns(collection, retriever, processes)
         self._rows: dict[str, Callable[[], tuple[Run, dict[str, Any]]]] = {}
         self._runs: dict[str, Run] = {}
         self._is_main = processes.is_main
 
     def add_baselines(self, untrained: bool) -> None:
+        depth = max(DEPTH, self.depth)
+
         def bm25() -> tuple[Run, dict[str, Any]]:
             words = BM25Runs(self.collection, tuned=self.split != "dev", language=language_of(self.retriever))
-            return words.run(self.split), words.options
+            return words.run(self.split, depth), words.options
 
         def before_training() -> tuple[Run, dict[str, Any]]:
             encoder = Encoder.load(self.retriever.encoder.config, device=str(self.retriever.device))
-            return DenseRuns.of_pieces(self.collection, encoder, self.retriever.tree.pieces).run(self.split), {}
+            pieces = self.retriever.tree.pieces
+            return DenseRuns.of_pieces(self.collection, encoder, pieces).run(self.split, k=depth), {}
 
         self._rows[BM25] = bm25
         if untrained:
             self._rows[UNTRAINED] = before_training
-        self._rows[DENSE] = lambda: (self.systems.run_dense(self.split), {})
+        self._rows[DENSE] = lambda: (self.systems.run_dense(self.split, depth), {})
         self._rows[RRF] = lambda: (
             reciprocal_rank_fusion([self._runs[BM25], self._runs[DENSE]]),
             {"k": 60},
@@ -335,11 +373,12 @@ class _Systems:
                 features = next(
                     (own.features for several in rerankers.values() for own in several if own.features), None
                 )
-                candidates = self.retriever.candidates(queries, k, features=features)
+                more = bool(self.collection.identical_ids)
+                candidates = self.retriever.candidates(queries, k + more, features=features)
                 texts_of = candidates.texts_of or DocumentTable(self.collection.documents).texts_of
                 made.append(dataclasses.replace(candidates, texts_of=texts_of))
             started = time.perf_counter()
-            run = rerank(made[0], chain).as_run()
+            run = without_identical(rerank(made[0], chain).as_run(), self.collection.identical_ids, k)
             milliseconds = round(1000 * (time.perf_counter() - started) / max(len(run), 1), 2)
             run = _followed_by(run, self._runs[self.retriever.search_config.method])
             return run, {"rerank depth": k, TIME: milliseconds}
@@ -349,11 +388,10 @@ class _Systems:
 
     def measure(self) -> tuple[list[SystemResult], dict[str, Run]]:
         """Search and measure every row."""
-        measures = [name for name in STANDARD_MEASURES if cutoff(name) <= self.depth]
         qrels, results = self.collection.qrels[self.split], []
         for name, search in progress(list(self._rows.items()), "systems", unit="system", enabled=self._is_main):
             self._runs[name], options = search()
-            results.append(SystemResult(name, evaluate_run(self._runs[name], qrels, measures), options))
+            results.append(SystemResult(name, evaluate_run(self._runs[name], qrels, self.measures), options))
         return results, self._runs
 
 

@@ -16,6 +16,7 @@ from dsi.config import LEXICAL_WEIGHT
 from dsi.contrastive.blocks import DocumentTexts
 from dsi.contrastive.encoder import Encoder
 from dsi.docids.data.collection import Collection
+from dsi.docids.data.identical import without_identical
 from dsi.docids.files.processes import ALONE, Processes
 from dsi.docids.tree import DocidTree, piece_cost
 from dsi.docids.types import Run
@@ -62,16 +63,17 @@ class BM25Runs:
         self.collection = collection
         self.bm25 = BM25(collection.documents["doc_id"], texts or collection.full_texts(), language=language)
         if tuned and count_answered(collection.qrels["dev"]) >= FEWEST_QUERIES:
-            tune_bm25(self.bm25, collection.query_texts("dev"), collection.qrels["dev"])
+            tune_bm25(self.bm25, collection.query_texts("dev"), collection.qrels["dev"], collection.identical_ids)
 
     @property
     def options(self) -> dict[str, float]:
         """The settings k1 and b."""
         return {"k1": self.bm25.k1, "b": self.bm25.b}
 
-    def run(self, split: str) -> Run:
-        """Return the top hundred documents of each query of a split."""
-        return self.bm25.run(self.collection.query_texts(split), DEPTH)
+    def run(self, split: str, k: int = DEPTH) -> Run:
+        """Return the top k documents of each query of a split."""
+        run = self.bm25.run(self.collection.query_texts(split), k + 1)
+        return without_identical(run, self.collection.identical_ids, k)
 
 
 class DenseRuns:
@@ -118,27 +120,30 @@ class DenseRuns:
         costs = None if costs is None else costs[own]
         return cls(collection, encoder, tree.embeddings[own], doc_ids, tree.doc_rows[own], costs)
 
-    def run(self, split: str, encoded: NDArray[np.float32] | None = None, *, approximate: bool = False) -> Run:
-        """Return the top hundred documents of each query of a split; `encoded`: [queries, dim], if computed already."""
+    def run(
+        self, split: str, encoded: NDArray[np.float32] | None = None, k: int = DEPTH, *, approximate: bool = False
+    ) -> Run:
+        """Return the top k documents of each query of a split; `encoded`: [queries, dim], if computed already."""
         queries = self.collection.query_texts(split)
         if encoded is None:
             encoded = self.encoder.encode(self.encoder.query_texts(list(queries.values())), "query")
         if len(self._rows) == len(self.doc_ids):
-            run = dense_run(list(queries), encoded, self.doc_ids, self.embeddings, DEPTH, approximate=approximate)
+            run = dense_run(list(queries), encoded, self.doc_ids, self.embeddings, k + 1, approximate=approximate)
         elif approximate:
             raise ValueError("Approximate dense search has one embedding a document; set docids.pieces to 1.")
         else:
-            run = self._run_of_pieces(list(queries), encoded)
-        return {query_id: scores if queries[query_id].strip() else {} for query_id, scores in run.items()}
+            run = self._run_of_pieces(list(queries), encoded, k + 1)
+        run = {query_id: scores if queries[query_id].strip() else {} for query_id, scores in run.items()}
+        return without_identical(run, self.collection.identical_ids, k)
 
-    def _run_of_pieces(self, query_ids: Sequence[str], encoded: NDArray[np.float32]) -> Run:
+    def _run_of_pieces(self, query_ids: Sequence[str], encoded: NDArray[np.float32], k: int) -> Run:
         starts = np.flatnonzero(np.diff(self._rows, prepend=-1))
         run: Run = {}
         for start in range(0, len(query_ids), _BATCH):
             block = slice(start, start + _BATCH)
             scores = encoded[block] @ self.embeddings.T
             scores = np.maximum.reduceat(scores if self._costs is None else scores - self._costs, starts, axis=1)
-            order = np.argsort(-scores, axis=1, kind="stable")[:, :DEPTH]
+            order = np.argsort(-scores, axis=1, kind="stable")[:, :k]
             top = np.take_along_axis(scores, order, axis=1)
             for query_id, rows, values in zip(query_ids[block], order.tolist(), top.tolist(), strict=True):
                 run[query_id] = {self.doc_ids[row]: value for row, value in zip(rows, values, strict=True)}
@@ -193,7 +198,8 @@ class IndexRuns:
             **changes: settings of `[search]`.
         """
         index = self.retriever.snapshot
-        request = SearchRequest(k, dataclasses.replace(index.search_config, **changes))
+        more = bool(self.collection.identical_ids)
+        request = SearchRequest(k + more, dataclasses.replace(index.search_config, **changes))
         method = control(index.engine) if control else None  # type: ignore[call-arg]
         counts: list[tuple[int, int]] = []
         started = time.perf_counter()
@@ -204,7 +210,7 @@ class IndexRuns:
             started = time.perf_counter()
             result = index.engine.search(encoded, request, method=method)
             counts = list(zip(result.read.tolist(), result.compared.tolist(), strict=True))
-            return index.as_run(encoded.query_ids, result)
+            return without_identical(index.as_run(encoded.query_ids, result), self.collection.identical_ids, k)
 
         run = self.processes.merge(self.collection.query_texts(split), search)
         milliseconds = 1000 * (time.perf_counter() - started) / max(len(run), 1)
@@ -212,9 +218,10 @@ class IndexRuns:
         read, compared = np.mean(of_all, axis=0).tolist() if of_all else (0.0, 0.0)
         return CostedRun(run, request.config, read, compared, milliseconds)
 
-    def run_dense(self, split: str) -> Run:
-        """Return the top hundred documents of each query of a split by flat dense search."""
-        return self.dense.run(split, self.encode(split, self.collection.query_texts(split)).embeddings.float().numpy())
+    def run_dense(self, split: str, k: int = DEPTH) -> Run:
+        """Return the top k documents of each query of a split by flat dense search."""
+        encoded = self.encode(split, self.collection.query_texts(split)).embeddings.float().numpy()
+        return self.dense.run(split, encoded, k)
 
     def scores(self, split: str, doc_ids: Mapping[str, str], **changes: Any) -> dict[str, float]:
         """Return {query_id: score of its document in `doc_ids`}, whether or not a search finds it."""
@@ -257,15 +264,17 @@ class IndexRuns:
         if not qrels:
             own = {"lexical_weight": index.search_config.lexical_weight}
             return changes if learned or not lexical else own | changes
-        dev = self.encode("dev", self.collection.query_texts("dev"))
+        dev, identical = self.encode("dev", self.collection.query_texts("dev")), self.collection.identical_ids
         if learned:
             config = dataclasses.replace(index.search_config, **changes)
-            return self.processes.first({**changes, **choose(index, dev, qrels, config, lexical=lexical).best})
+            return self.processes.first(
+                {**changes, **choose(index, dev, qrels, config, lexical=lexical, identical=identical).best}
+            )
         if index.engine.is_tied:
             start = {"lexical_weight": index.configured_search.lexical_weight or LEXICAL_WEIGHT}
             config = dataclasses.replace(index.search_config, **{**start, **changes})
-            weights = choose_weights(index, dev, qrels, config, lexical=lexical, tokens=False)
+            weights = choose_weights(index, dev, qrels, config, lexical=lexical, tokens=False, identical=identical)
             return self.processes.first({**changes, **weights})
         scores = hybrid_scores(index, index.lexical if lexical else None)
-        weight = scores.best_weight(dev.query_ids, dev.embeddings.float().numpy(), dev.texts, qrels)
+        weight = scores.best_weight(dev.query_ids, dev.embeddings.float().numpy(), dev.texts, qrels, identical)
         return self.processes.first({**changes, "lexical_weight": weight})

@@ -8,6 +8,7 @@ come from a grid. Knows nothing of how nodes are scored.
 
 import dataclasses
 import logging
+from collections.abc import Collection as Ids
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import product
@@ -19,6 +20,7 @@ from numpy.typing import NDArray
 
 from dsi.config import LEXICAL_WEIGHT, TOKEN_WEIGHT
 from dsi.docids.data.collection import Collection, check_collection, compare_documents
+from dsi.docids.data.identical import without_identical
 from dsi.docids.files.progress import stage_line
 from dsi.docids.files.reading import read_record
 from dsi.docids.files.storage import write_json
@@ -117,7 +119,8 @@ def tune(retriever: GenerativeRetriever, collection: Collection) -> Tuning:
     config = dataclasses.replace(config, **tuning.best)
     # 4) all else, where there are enough queries
     if len(queries) >= FEWEST_QUERIES:
-        own = choose(retriever, retriever.encode_queries(queries), qrels, config)
+        identical = collection.identical_ids if qrels else ()
+        own = choose(retriever, retriever.encode_queries(queries), qrels, config, identical=identical)
         tuning = Tuning({**tuning.best, **own.best}, own.tried, cloze)
     retriever.search_config = dataclasses.replace(config, **tuning.best)
     return tuning
@@ -167,6 +170,7 @@ def choose(
     config: SearchConfig | None = None,
     *,
     lexical: bool = True,
+    identical: Ids[str] = (),
 ) -> Tuning:
     """Return the best settings of search, without changing the index.
 
@@ -176,8 +180,10 @@ def choose(
         qrels: their judgements; without any, weights stay as they are.
         config: the settings that are not chosen; those of the index by default.
         lexical: also weight the lexical part, if the index has one.
+        identical: query_ids that leave the document of their own id out (`dsi.docids.data.identical`).
     """
-    index = _Index(retriever.snapshot, config or retriever.search_config, retriever.lexical if lexical else None)
+    words = retriever.lexical if lexical else None
+    index = _Index(retriever.snapshot, config or retriever.search_config, words, identical)
     if index.engine.is_tied:
         return _choose_tied(index, encoded, qrels)
     if not qrels:
@@ -192,11 +198,13 @@ class _Index(NamedTuple):
         retriever: not updated meanwhile.
         search_config: the settings that are not chosen.
         lexical: the lexical part that is weighted; None for none.
+        identical: query_ids that leave the document of their own id out.
     """
 
     retriever: GenerativeRetriever
     search_config: SearchConfig
     lexical: Lexical | None
+    identical: Ids[str] = ()
 
     @property
     def engine(self) -> Engine:
@@ -214,8 +222,8 @@ def hybrid_scores(retriever: GenerativeRetriever, lexical: Lexical | None) -> Hy
 def _choose_tied(index: _Index, encoded: EncodedQueries, qrels: Qrels) -> Tuning:
     best: dict[str, Any] = {}
     if qrels:
-        lexical = index.lexical is not None
-        best.update(choose_weights(index.retriever, encoded, qrels, index.search_config, lexical=lexical))
+        own, lexical = index.search_config, index.lexical is not None
+        best |= choose_weights(index.retriever, encoded, qrels, own, lexical=lexical, identical=index.identical)
     # The walk chooses candidates, which late interaction then orders: it is compared on what it has to find.
     config = dataclasses.replace(index.search_config, method="generate", **{**best, "token_weight": 0.0})
     few = _first(encoded, _MOST_QUERIES)
@@ -233,6 +241,7 @@ def choose_weights(
     *,
     lexical: bool = True,
     tokens: bool = True,
+    identical: Ids[str] = (),
 ) -> dict[str, float]:
     """Return weights of the document score, fitted to judged queries; those of `config` if there are few; 0 for missing parts.
 
@@ -243,13 +252,15 @@ def choose_weights(
         config: the weights that stay if there are few queries.
         lexical: also weight the lexical part, if the index has one.
         tokens: also weight late interaction, if the index has it.
+        identical: query_ids that leave the document of their own id out.
     """
     parts = _weighted_parts(retriever, lexical=lexical, tokens=tokens)
     weights = {weight: getattr(config, weight) if name else 0.0 for weight, name in parts.items()}
     if count_answered(qrels) < FEWEST_QUERIES:
         return weights
     there = {weight: name for weight, name in parts.items() if name}
-    dense, *others = _score_parts(retriever, encoded, config, there)
+    scores = _score_parts(retriever, encoded, config, there)
+    dense, *others = (without_identical(run, identical) for run in scores)
     best = fit_weights(dense, others, [_LIKELY[weight] for weight in there], qrels)
     return weights | dict(zip(there, best, strict=True))
 
@@ -366,8 +377,9 @@ def _choose_paths(index: _Index, encoded: EncodedQueries, qrels: Qrels) -> Tunin
     """Return the best alpha, beta and temperature of path scores, by a grid."""
 
     def search(settings: Mapping[str, Any]) -> Run:
-        request = SearchRequest(10, dataclasses.replace(index.search_config, **settings))
-        return index.retriever.as_run(encoded.query_ids, index.engine.search(encoded, request))
+        request = SearchRequest(10 + bool(index.identical), dataclasses.replace(index.search_config, **settings))
+        run = index.retriever.as_run(encoded.query_ids, index.engine.search(encoded, request))
+        return without_identical(run, index.identical, 10)
 
     every = product(PATH_ALPHAS, PATH_BETAS, PATH_TEMPERATURES)
     grid = [{"alpha": a, "beta": b, "ann_temperature": t} for a, b, t in every]

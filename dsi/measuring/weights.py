@@ -3,12 +3,13 @@
 Knows nothing of nodes or decoders.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
 from dsi.config import LEXICAL_WEIGHT
+from dsi.docids.data.identical import without_identical
 from dsi.docids.places import document_scores
 from dsi.docids.tree import DocidTree
 from dsi.docids.types import Floats, Qrels, Run
@@ -74,9 +75,19 @@ class HybridScores:
             return np.zeros((len(texts), len(self.doc_ids)), dtype=np.float32)
         return self.lexical.shares(texts)
 
-    def best_weight(self, query_ids: Sequence[str], queries: Floats, texts: Sequence[str], qrels: Qrels) -> float:
-        """Return the weight of the lexical scores that judged queries support; 0 if there are none."""
+    def best_weight(
+        self,
+        query_ids: Sequence[str],
+        queries: Floats,
+        texts: Sequence[str],
+        qrels: Qrels,
+        identical: Collection[str] = (),
+    ) -> float:
+        """Return the weight of the lexical scores that judged queries support; 0 if there are none.
+
+        Queries that are `identical` to a document leave it out.
+        """
         if self.lexical is None or not query_ids:
             return 0.0
-        dense, lexical = self.runs(query_ids, queries, texts)
+        dense, lexical = (without_identical(run, identical) for run in self.runs(query_ids, queries, texts))
         return fit_weights(dense, [lexical], [LEXICAL_WEIGHT], qrels)[0]

@@ -123,7 +123,46 @@ class Engine(ABC):
         empty = np.array([row for row, query in enumerate(encoded.texts) if not query.strip()], dtype=np.int64)
         whole.put(empty, SearchResult.empty(len(empty), k))
         _check_finite(whole, request.config)
-        return whole
+        return whole.down_to(request.min_score)
+
+    def rank(
+        self, encoded: EncodedQueries, request: SearchRequest, candidates: Sequence[Sequence[int]]
+    ) -> SearchResult:
+        """Return the top k of given documents of each query, by their scores, whatever a search would find.
+
+        Args:
+            encoded: the queries.
+            request: the options of the search; documents that its filters exclude are left out.
+            candidates: of each query, rows of the document table.
+        """
+        candidates = self._permitted(encoded, request, candidates)
+        counts = np.array([len(rows) for rows in candidates], dtype=np.int64)
+        most = int(counts.max(initial=0))
+        result = SearchResult.empty(encoded.count, min(request.k, most))
+        if not most:
+            return result
+        filled = [[*rows, *[rows[0] if rows else 0] * (most - len(rows))] for rows in candidates]
+        followed = self.follow_all(encoded, request, np.array(filled, dtype=np.int64))
+        scores = np.where(np.arange(most) < counts[:, None], followed.scores, -np.inf)  # [queries, most]
+        order = np.lexsort((followed.positions, -scores))[:, : request.k]  # ties by docid order
+        result.scores[:] = np.take_along_axis(scores, order, axis=1)
+        result.positions[:] = np.take_along_axis(followed.positions, order, axis=1)
+        result.positions[result.scores == -np.inf] = -1
+        result.exact[:] = False
+        result.read[:] = counts
+        _check_finite(result, request.config)
+        return result.down_to(request.min_score)
+
+    def _permitted(
+        self, encoded: EncodedQueries, request: SearchRequest, candidates: Sequence[Sequence[int]]
+    ) -> Sequence[Sequence[int]]:
+        """Return the candidates that filters let through; an empty query has none."""
+        allowed = np.ones(self.tree.num_rows, dtype=bool)
+        if request.allowed is not None:
+            allowed[:] = False
+            allowed[self.tree.doc_rows[request.allowed]] = True
+        asked = zip(encoded.texts, candidates, strict=True)
+        return [[row for row in rows if allowed[row]] if query.strip() else [] for query, rows in asked]
 
     def follow_all(self, encoded: EncodedQueries, request: SearchRequest, rows: Ints) -> Followed:
         """Return `follow` for all queries and documents [queries, n], rows in the order of the queries."""

@@ -142,6 +142,20 @@ def label_of(doc_id: str, title: str, text: str | None) -> str:
     return title.strip() or shorten(text or "", _LABEL, placeholder=" …") or doc_id
 
 
+class _Remembered(NamedTuple):
+    """What a pickled or copied list of hits knows of its search: the matched words, by document."""
+
+    found: dict[str, list[Match]]
+
+    def explain(self, doc_id: str) -> Any:
+        """Raise ValueError: the index is not here."""
+        return _known(None)
+
+    def matches(self, hits: "Sequence[Hit]") -> list[list[Match]]:
+        """Return the words of the query that each of its hits matches."""
+        return [self.found.get(hit.doc_id, []) for hit in hits]
+
+
 def _known(search: AnsweredSearch | None) -> AnsweredSearch:
     if search is None:
         raise ValueError(
@@ -197,7 +211,10 @@ class Hits(list[Hit]):
         return Hits(found, exact, self.query, self._search, self.coverage, self.missing)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return Hits, (list(self), self.exact, self.query, None, self.coverage, self.missing)
+        """Pickle the hits with their matched words and what is proven of them, without the index."""
+        found = {hit.doc_id: own for hit, own in zip(self, self.matches(), strict=True)}
+        search = _Remembered(found) if self._search else None
+        return Hits, (list(self), self.exact, self.query, search, self.coverage, self.missing)
 
     def explain(self, doc_id: str) -> Any:
         """Return why a document of the index is, or is not, among these: a `DocumentExplanation`.

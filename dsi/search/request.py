@@ -85,6 +85,9 @@ class SearchOptions(TypedDict, total=False):
     where: Annotated[Where | None, Written(str, "CONDITION", "lang = 'en' and year > 2000")]
     """A condition on the metadata: as in SQL ("lang = 'en' and year > 2000"; the grammar is that of `dsi.store.filters`), an
     Arrow expression (`pyarrow.compute.field("lang") == "en"`), or [documents] booleans."""
+    min_score: Annotated[float | None, Written(float, "SCORE", 0.5)]
+    """The lowest score of an answer: documents below it are left out, so that fewer than k may be returned. Scores of other
+    weights, and of other indexes, are of other sizes."""
     extra_scores: Annotated[Scores | None, Written(object)]
     """[queries, documents], in the order of the document table: any other score (recency, popularity, …), already
     weighted. It is added to a document's score; the best `candidates` by it are scored too."""
@@ -101,6 +104,8 @@ class SearchRequest:
     allowed: Annotated[Bools | None, SkipValidation] = None
     """[places] True at the docid positions of documents that a filter lets through; None without a filter."""
     extra_scores: Annotated[Scores | None, SkipValidation] = None
+    """As in `SearchOptions`."""
+    min_score: Annotated[float, Field(ge=-math.inf)] = -math.inf  # which NaN is not
     """As in `SearchOptions`."""
 
     @property

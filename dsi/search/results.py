@@ -1,6 +1,6 @@
 """The records of a search: its result, and a trace of how it came about. Knows no index."""
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 
@@ -60,6 +60,17 @@ class SearchResult:
             getattr(self, name)[rows] = getattr(other, name)
         for row, missing in zip(rows.tolist(), other.missing, strict=True):
             self.missing[row] = missing
+
+    def down_to(self, score: float) -> "SearchResult":
+        """Return the result without the documents whose score is lower."""
+        low = self.scores < np.float32(score)
+        if not low.any():
+            return self
+        return replace(
+            self,
+            positions=np.where(low, -1, self.positions),
+            scores=np.where(low, -np.inf, self.scores).astype(np.float32),
+        )
 
     @property
     def counts(self) -> Ints:

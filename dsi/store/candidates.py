@@ -1,14 +1,68 @@
-"""Results of a search as candidates for rerankers. Knows no rerankers."""
+"""Candidates that somebody else found, ranked by an index, and results as candidates for rerankers. Knows no rerankers."""
+
+from collections.abc import Iterable, Mapping
+from itertools import chain
 
 import numpy as np
 
+from dsi.docids.data.oddities import Oddities
+from dsi.docids.files.checks import shown
 from dsi.docids.tree import DocidTree
 from dsi.docids.types import Ints
 from dsi.search.candidates import Candidates, Features
 from dsi.search.engine import Engine
 from dsi.search.queries import EncodedQueries
+from dsi.search.request import SearchRequest
 from dsi.search.results import SearchResult
 from dsi.store.documents import DocumentTable
+
+_ABSENT = "documents that are not in the index; they are left out"
+
+
+def answers(
+    engine: Engine,
+    documents: DocumentTable,
+    encoded: EncodedQueries,
+    request: SearchRequest,
+    among: Mapping[str, Iterable[str]] | None = None,
+    *,
+    show_progress: bool = False,
+) -> SearchResult:
+    """Return the answer of a search, or the top k of given documents of each query, by the document score.
+
+    Args:
+        engine: of the index.
+        documents: the document table.
+        encoded: the queries, with their query_ids.
+        request: the options of the search.
+        among: {query_id: doc_ids}, such as a run; documents that are not in the index are left out, and a line counts them.
+            None searches.
+        show_progress: of a search.
+
+    Raises:
+        TypeError: `among` is no mapping.
+        ValueError: it has none of the queries, or none of its documents is in the index.
+    """
+    if among is None:
+        return engine.search(encoded, request, show_progress=show_progress)
+    if not isinstance(among, Mapping):
+        raise TypeError(f"among must be {{query_id: doc_ids}}, got {shown(among)}.")
+    named = [list(dict.fromkeys(among.get(query_id, ()))) for query_id in encoded.query_ids]
+    if not any(named):
+        raise ValueError(
+            f"among has candidates for none of the queries: the first query_id is {shown(next(iter(among), None))} there, and "
+            f"{shown(next(iter(encoded.query_ids), None))} in the queries."
+        )
+    rows, odd = documents.find(chain.from_iterable(named)), Oddities("among")
+    if not rows:
+        raise ValueError(
+            f"None of the candidates is in the index; the first is {shown(next(chain.from_iterable(named)))}."
+        )
+    for doc_id in chain.from_iterable(named):
+        if doc_id not in rows:
+            odd.count(_ABSENT, doc_id)
+    odd.warn()
+    return engine.rank(encoded, request, [[rows[doc_id] for doc_id in own if doc_id in rows] for own in named])
 
 
 def candidates_of(

@@ -4,7 +4,7 @@ A filter on the columns of the document table (`metadata` of corpus.jsonl) is a 
 Arrow expression or a mask. Knows nothing of scores or docids.
 """
 
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from difflib import get_close_matches
 from functools import cached_property
 from typing import Any
@@ -16,6 +16,7 @@ import pyarrow.compute as pc
 import pyarrow.dataset
 from numpy.typing import NDArray
 
+from dsi.docids.data.identical import identical_ids
 from dsi.docids.data.records import COLUMNS
 from dsi.docids.files.checks import shown
 from dsi.search.hits import label_of
@@ -58,6 +59,10 @@ class DocumentTable:
         rows = np.flatnonzero(numbers_by_row.is_valid())
         numbers = numbers_by_row.drop_null().to_numpy()
         return dict(zip((unique[number] for number in numbers), rows.tolist(), strict=True))
+
+    def identical_ids(self, queries: Mapping[str, str]) -> frozenset[str]:
+        """Return those of {query_id: text} that are documents themselves; none if the table holds no texts."""
+        return identical_ids(queries, self.dataset, self.find(queries)) if self.has_texts else frozenset()
 
     def values_of(self, column: str, rows: NDArray[np.integer]) -> list[list[Any]]:
         """Return the values of a column at rows [n, m]; None for texts that the table does not hold."""
@@ -175,19 +180,49 @@ class DocumentTable:
     ) -> NDArray[np.bool_] | None:
         """Return a mask [documents], True if all filters let a document through; None if they exclude none.
 
+        Each filter may be a mask itself, `allow` of the documents that may be returned, `deny` of those that must not.
+
         Raises:
             ValueError: an unknown doc_id, or a condition that does not fit the columns.
         """
-        denied = [] if deny is None else self.rows_of(deny, "deny")
+        denied = [] if deny is None else self.chosen(deny, "deny")
         if allow is None and not denied and where is None:
             return None
         allowed = np.full(len(self), allow is None)
         if allow is not None:
-            allowed[self.rows_of(allow, "allow")] = True
+            allowed[self.chosen(allow, "allow")] = True
         allowed[denied] = False
         if where is not None:
             allowed &= self.matching(where)
         return None if allowed.all() else allowed
+
+    def chosen(self, documents: Collection[Any], name: str) -> Sequence[int]:
+        """Return the rows of documents, given by doc_ids or by a mask [documents] of booleans; `name`: of the argument.
+
+        Raises:
+            ValueError: an unknown doc_id, or a mask of another length.
+        """
+        mask = self._given_mask(documents, name)
+        return self.rows_of(documents, name) if mask is None else np.flatnonzero(mask).tolist()
+
+    def _given_mask(self, value: Any, name: str) -> NDArray[np.bool_] | None:
+        """Return the booleans, one a document, in an array, a series or a list; None if it holds something else.
+
+        Raises:
+            ValueError: they are not as many as there are documents.
+        """
+        if isinstance(value, str | bytes | pc.Expression) or not (
+            hasattr(value, "__array__") or isinstance(value, list)
+        ):
+            return None
+        mask = np.asarray(value)  # of a series of pandas its values, in their order: the index does not count
+        if mask.dtype == object and len(mask) and all(isinstance(own, bool | np.bool_) for own in mask):
+            mask = mask.astype(bool)
+        if mask.dtype != bool:
+            return None
+        if mask.shape != (len(self),):
+            raise ValueError(f"{name} must be a mask of {len(self)} booleans, one a document, got {list(mask.shape)}.")
+        return mask
 
     def matching(self, where: Where) -> NDArray[np.bool_]:
         """Return a mask [documents], True where a condition holds; missing values (null) do not match.
@@ -195,30 +230,27 @@ class DocumentTable:
         Raises:
             ValueError: it is not a condition, or does not fit the columns.
         """
-        if isinstance(where, list) and all(isinstance(value, bool) for value in where):
-            where = np.array(where, dtype=bool)
-        if isinstance(where, np.ndarray):
-            if where.dtype != bool or where.shape != (len(self),):
-                raise ValueError(
-                    f"where must be a mask of {len(self)} booleans, one a document, got {where.dtype} {list(where.shape)}."
-                )
-            return where
         if isinstance(where, str):
-            return self._mask(as_expression(where, self._columns.schema))
+            return self._mask(*as_expression(where, self._columns))
+        mask = self._given_mask(where, "where")
+        if mask is not None:
+            return mask
         if not isinstance(where, pc.Expression):
+            got = f"{where.dtype} {list(where.shape)}" if isinstance(where, np.ndarray) else shown(where)
             raise ValueError(
-                f"where must be a condition as a text, an Arrow expression or a mask of booleans, got {type(where).__name__}."
+                "where must be a condition as a text, an Arrow expression or a mask of booleans, one a document, got "
+                f"{got}."
             )
         try:
-            return self._mask(where)
+            return self._mask(where, self._columns)
         except (pa.ArrowInvalid, pa.ArrowKeyError, pa.ArrowTypeError, pa.ArrowNotImplementedError) as error:
             raise ValueError(
                 f"where {str(where)!r} does not work: {str(error).splitlines()[0]}; the columns are "
                 f"{names_of(self._columns.schema)}."
             ) from None
 
-    def _mask(self, where: pc.Expression) -> NDArray[np.bool_]:
-        mask = pyarrow.dataset.dataset(self._columns).to_table(columns={"mask": where})["mask"]
+    def _mask(self, where: pc.Expression, table: pa.Table) -> NDArray[np.bool_]:
+        mask = pyarrow.dataset.dataset(table).to_table(columns={"mask": where})["mask"]
         if mask.type != pa.bool_():
             raise pa.ArrowInvalid(f"it gives {mask.type}, not true or false")
         return np.asarray(mask.fill_null(False))

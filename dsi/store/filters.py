@@ -1,15 +1,18 @@
 """Conditions on the columns of a table, in a small part of SQL, as Arrow expressions.
 
     condition:  column = 1   == <> != < <= > >=      column [not] in ('en', 'de')     column [not] between 1 and 5
-                column [not] like 'A%'               column is [not] null
+                column [not] like 'A%' [escape '!']  column is [not] null        column is [not] empty
+                column [not] contains 'anna'         of a column of lists
                 not condition       condition and condition       condition or condition      (condition)
     column:     lang, or "any name"; case-sensitive
     value:      'a text' ('' is a quote in it), 12, -1.5, true, false, '2024-01-15', '2024-01-15T12:30:00+01:00'
 
 A date is the whole day, in UTC: between two of them both days count, and a time of that day equals it. A time without a zone
 is one of UTC. Logic has three values, as in SQL: a comparison with a missing value is unknown, `not` leaves it unknown, and
-what is unknown does not match. NaN is a missing value. `like` ignores case; % stands for any text, _ for one character.
-Columns and values are of one type: text, integer or float, boolean, date or time. Knows nothing of documents.
+what is unknown does not match. NaN is a missing value. `like` ignores case; % stands for any text, _ for one character, and a
+character after that of `escape` for itself. `is empty`: a missing value, a text of no characters, or a list of no values.
+Columns and values are of one type: text, integer or float, boolean, date or time; or a list of one of these,
+each of which is compared. Knows nothing of documents.
 """
 
 import difflib
@@ -20,8 +23,10 @@ from datetime import UTC, datetime, timedelta
 from functools import reduce
 from typing import Any, NamedTuple, NoReturn
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
+import pyarrow.dataset
 
 from dsi.docids.files.checks import printable, text
 
@@ -32,7 +37,7 @@ _COMPARISONS = {
     "=": operator.eq, "==": operator.eq, "<>": operator.ne, "!=": operator.ne,
     "<": operator.lt, "<=": operator.le, ">": operator.gt, ">=": operator.ge,
 }  # fmt: skip
-_KEYWORDS = {"and", "or", "not", "in", "between", "like", "is", "null", "true", "false"}
+_KEYWORDS = {"and", "or", "not", "in", "between", "like", "contains", "is", "null", "empty", "true", "false"}
 _TOKEN = re.compile(
     r"""(?P<space>\s+)
       | (?P<text>'(?:[^']|'')*')
@@ -51,6 +56,7 @@ _KINDS = {
     **dict.fromkeys((pa.date32(), pa.date64()), "time"),
     **{pa.timestamp(unit, zone): "time" for unit in ("s", "ms", "us", "ns") for zone in (None, "UTC")},
 }
+_LIST = "list of "
 _EXAMPLES = {
     "integer": "numbers", "float": "numbers", "text": "texts in single quotes", "boolean": "true and false",
     "time": "dates in single quotes, such as '2024-01-15' or '2024-01-15T12:30:00Z'",
@@ -60,8 +66,10 @@ _ARROW = {
 }  # fmt: skip
 
 
-def as_expression(where: str, schema: pa.Schema) -> pc.Expression:
-    """Return a condition as an Arrow expression over the columns of a table.
+def as_expression(where: str, table: pa.Table) -> tuple[pc.Expression, pa.Table]:
+    """Return a condition as an Arrow expression over the columns of a table, and the table that it is for.
+
+    That has a column more for each `contains`, which Arrow's expressions cannot say.
 
     Raises:
         ValueError: it is not a condition, names no column, or compares a column with a value of another type; the message says
@@ -71,7 +79,8 @@ def as_expression(where: str, schema: pa.Schema) -> pc.Expression:
         raise ValueError(
             f"where must have at most {MAX_LENGTH:,} characters, got {len(where):,}; use a mask of booleans."
         )
-    return _Parser(where, schema).whole()
+    parser = _Parser(where, table)
+    return parser.whole(), parser.table
 
 
 def names_of(schema: pa.Schema, most: int = 30) -> str:
@@ -89,7 +98,7 @@ class _Token(NamedTuple):
 
 
 class _Column(NamedTuple):
-    """A column: its name, "integer", "float", "text", "boolean" or "time", and its values, missing ones null."""
+    """A column: its name, "integer", "float", "text", "boolean", "time" or "list of" one, its values, missing ones null."""
 
     name: str
     kind: str
@@ -99,8 +108,8 @@ class _Column(NamedTuple):
 class _Parser:
     """A condition, read by recursive descent."""
 
-    def __init__(self, where: str, schema: pa.Schema) -> None:
-        self.where, self.schema = where, schema
+    def __init__(self, where: str, table: pa.Table) -> None:
+        self.where, self.table, self.schema = where, table, table.schema
         self.depth = self.conditions = self.at = 0
         self.token = self._next()
 
@@ -147,16 +156,23 @@ class _Parser:
         column = self._column()
         if self._take("is"):
             negated = self._take("not")
-            self._need("null")
             expression = column.values.is_null()
+            if self._take("empty"):
+                expression |= _is_empty(column)
+            elif not self._take("null"):
+                self._expected("null or empty")
         else:
             negated = self._take("not")
             expression = self._test(column, negated)
         return ~expression if negated else expression
 
     def _test(self, column: _Column, negated: bool) -> pc.Expression:
-        """Read what stands after a column, and `not`: a comparison, `in`, `between` or `like`."""
+        """Read what stands after a column, and `not`: a comparison, `in`, `between`, `like` or `contains`."""
         sign = self.token.value
+        if self._take("contains"):
+            return self._contains(column)
+        if column.kind.startswith(_LIST):
+            self._expected(f"contains or is, as {column.name} is a column of lists")
         if self._take("in"):
             return self._among(column)
         if self._take("between"):
@@ -166,7 +182,9 @@ class _Parser:
         if self._take("like"):
             return self._like(column)
         if negated or self.token.kind != "sign" or sign not in _COMPARISONS:
-            self._expected("in, between or like" if negated else "=, <>, <, <=, >, >=, in, between, like or is")
+            self._expected(
+                "in, between, like or contains" if negated else "=, <>, <, <=, >, >=, in, between, like, contains or is"
+            )
         self._take(sign)
         return self._compared(column, _COMPARISONS[sign])
 
@@ -195,15 +213,45 @@ class _Parser:
         among = column.values.isin(pa.array(values, _ARROW[column.kind]))
         return pc.if_else(column.values.is_valid(), among, pa.scalar(None, pa.bool_()))
 
+    def _contains(self, column: _Column) -> pc.Expression:
+        if not column.kind.startswith(_LIST):
+            remedy = "; like '%…%' finds a part of a text" if column.kind == "text" else ""
+            self._fail(f"contains needs a column of lists, {column.name} is a column of {column.kind} values{remedy}")
+        kind, lists = column.kind.removeprefix(_LIST), self.table[column.name].combine_chunks()
+        test = self._compared(_Column(column.name, kind, _values("value", kind)), operator.eq)
+        single = pa.table({"value": pc.list_flatten(lists)})
+        equal = pyarrow.dataset.dataset(single).to_table(columns={"equal": test})["equal"].fill_null(False)
+        found = np.zeros(len(lists), dtype=bool)
+        found[pc.list_parent_indices(lists).filter(equal.combine_chunks())] = True
+        name = f"{column.name} contains"
+        while name in self.table.column_names:
+            name += "'"
+        self.table = self.table.append_column(
+            name, pa.array(found, mask=lists.is_null().to_numpy(zero_copy_only=False))
+        )
+        return pc.field(name)
+
     def _like(self, column: _Column) -> pc.Expression:
         if column.kind != "text":
             self._fail(f"like needs a column of texts, {column.name} is a column of {column.kind} values")
         start, pattern = self.token.start, self._value(column)
         if len(pattern) > MAX_PATTERN:
             self._fail(f"a text after like may have {MAX_PATTERN} characters, got {len(pattern)}", start)
+        sign = self._escape() or "\0"  # no text of a condition holds NUL
         parts = {"%": ".*", "_": "."}
-        regex = "".join(parts.get(character) or re.escape(character) for character in pattern)
+        read = re.findall(f"{re.escape(sign)}.|.", pattern, re.DOTALL)
+        regex = "".join(parts.get(part) or re.escape(part[-1]) for part in read)
         return pc.match_substring_regex(column.values, rf"(?is)\A{regex}\z")
+
+    def _escape(self) -> str:
+        """Read the character that `escape` names; "" without it."""
+        if self.token.kind != "word" or self.token.value.lower() != "escape":
+            return ""
+        self.token = self._next()
+        if self.token.kind != "text" or len(self.token.value) != 1:
+            self._expected("one character in single quotes")
+        sign, self.token = self.token.value, self._next()
+        return sign
 
     # Columns and values.
 
@@ -219,14 +267,14 @@ class _Parser:
             nearest = f"the nearest is {folded[near[0]]}, and " if near else ""
             self._fail(f"no such column: {_cut(token.value)}; {nearest}the columns are {names_of(self.schema)}")
         arrow = self.schema.field(token.value).type
-        if arrow not in _KINDS:
+        is_list = pa.types.is_list(arrow) or pa.types.is_large_list(arrow)
+        kind = _KINDS.get(arrow.value_type if is_list else arrow)
+        if kind is None:
             self._fail(f"{token.value} is a column of type {arrow}; filter it by a mask of booleans")
         self.token = self._next()
-        kind = _KINDS[arrow]
-        values = pc.field(token.value).cast(_ARROW[kind])
-        if kind == "float":
-            values = pc.if_else(pc.is_nan(values), pa.scalar(None, pa.float64()), values)
-        return _Column(token.value, kind, values)
+        if is_list:
+            return _Column(token.value, _LIST + kind, pc.field(token.value))
+        return _Column(token.value, kind, _values(token.value, kind))
 
     def _value(self, column: _Column) -> Any:
         """Read a value to which the column is compared."""
@@ -306,6 +354,19 @@ class _Parser:
         first = max(0, at - 40) if len(self.where) > 100 else 0
         part = self.where[first : first + 100]
         raise ValueError(f"where {part!r} does not work at character {at + 1}: {problem}.")
+
+
+def _values(name: str, kind: str) -> pc.Expression:
+    """Return the values of a column of a kind; NaN is missing."""
+    values = pc.field(name).cast(_ARROW[kind])
+    return pc.if_else(pc.is_nan(values), pa.scalar(None, pa.float64()), values) if kind == "float" else values
+
+
+def _is_empty(column: _Column) -> pc.Expression:
+    """Return where a column holds a text of no characters, or a list of no values."""
+    if column.kind == "text":
+        return column.values == pa.scalar("")
+    return pc.list_value_length(column.values) == 0 if column.kind.startswith(_LIST) else pc.scalar(False)
 
 
 def _period(value: str) -> tuple[datetime, datetime] | None:

@@ -45,7 +45,7 @@ from dsi.search.request import (
 )
 from dsi.search.results import SearchResult
 from dsi.store import loading
-from dsi.store.candidates import candidates_of
+from dsi.store.candidates import answers, candidates_of
 from dsi.store.documents import DocumentTable
 from dsi.store.updating import Content, with_documents, with_texts, without_documents
 
@@ -237,12 +237,17 @@ class GenerativeRetriever:
 
     @shows_options
     def run(
-        self, queries: Queries | EncodedQueries, k: int = 10, **options: Unpack[SearchOptions]
-    ) -> dict[str, dict[str, float]]:
-        """Return {query_id: {doc_id: score}} for {query_id: text} or a table, the format of `eval` and of TREC tools."""
+        self, queries: Queries | EncodedQueries, k: int = 10, *, among: Mapping[str, Iterable[str]] | None = None,
+        **options: Unpack[SearchOptions],
+    ) -> dict[str, dict[str, float]]:  # fmt: skip
+        """Return {query_id: {doc_id: score}} for {query_id: text} or a table, the format of `eval` and of TREC tools.
+
+        With `among`, {query_id: doc_ids}, such as anybody's run, the top k of these documents, by the document score.
+        """
         index = self.snapshot
         encoded = encoded_queries(index.encoder, queries, show_progress=True)
-        result = index.engine.search(encoded, index.request("run", k, options), show_progress=True)
+        request = index.request("run", k, options)
+        result = answers(index.engine, index.documents, encoded, request, among, show_progress=True)
         return index.as_run(encoded.query_ids, result)
 
     @shows_options
@@ -303,6 +308,7 @@ class GenerativeRetriever:
         k: int = 100,
         *,
         features: Features | None = None,
+        among: Mapping[str, Iterable[str]] | None = None,
         **options: Unpack[SearchOptions],
     ) -> Candidates:
         """Return the top k documents of each query as candidates for `dsi.rerank`.
@@ -311,13 +317,14 @@ class GenerativeRetriever:
             queries: texts, {query_id: text}, records or a table with an id and a text, or the output of `encode_queries`.
             k: documents per query.
             features: computes the features that a learned reranker reads, its `features`; none by default.
+            among: {query_id: doc_ids}, of which the top k are taken, by the document score; all documents by default.
             **options: see `SearchOptions`.
         """
         index = self.snapshot
         encoded = encoded_queries(index.encoder, queries)
-        result = index.engine.search(encoded, index.request("candidates", k, options))
         if not encoded.count:
             raise ValueError("candidates() takes at least one query, got none.")
+        result = answers(index.engine, index.documents, encoded, index.request("candidates", k, options), among)
         return candidates_of(index.engine, index.documents, encoded, result, features)
 
     @shows_options

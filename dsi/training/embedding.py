@@ -174,5 +174,5 @@ def examples_of_split(
     def score(texts: Sequence[str], queries: NDArray[np.float32]) -> NDArray[np.float32]:
         return queries @ embeddings.T + LEXICAL_WEIGHT * words.shares(texts)[:, rows]
 
-    judged = JudgedQueries.from_pairs(collection.pairs(split), collection.queries, encoder)
+    judged = JudgedQueries.from_pairs(collection.pairs(split), collection.queries, encoder, collection.own_rows)
     return query_examples(encoder, judged, embeddings, rows, score, rng)

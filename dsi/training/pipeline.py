@@ -320,7 +320,10 @@ class TrainingRun:
         if count:
             texts, language = self.collection.full_texts(), self.config.lexical.language
             words = BM25(self.collection.documents["doc_id"], texts, language=language)
-            negatives = hard_negatives(words, queries, count, seed=self.config.seed)
+            own, judged = self.collection.own_rows, self.collection.judged_negatives()
+            own = dict(zip(encoder.query_texts(list(own)), own.values(), strict=True))
+            given = dict(zip(encoder.query_texts(list(judged)), judged.values(), strict=True))
+            negatives = hard_negatives(words, queries, count, own=own, given=given, seed=self.config.seed)
         return contrastive_rows(DocumentTexts(encoder, self.collection.documents), queries, negatives)
 
     def build_docids(self, embeddings: NDArray[np.float32] | None = None) -> None:

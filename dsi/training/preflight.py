@@ -191,6 +191,11 @@ def check_encoder(config: Config, encoder: Encoder, documents: int) -> None:
         FileNotFoundError: no such decoder, or it has no tokenizer for docids.
         ValueError: widths that do not fit, or too few documents for codes.
     """
+    if config.training.train_encoder and encoder.is_static:
+        raise ValueError(
+            f"training.train_encoder needs a transformer, and {config.encoder.name} is a table of token vectors "
+            "(StaticEmbedding); set it to false, or name another encoder."
+        )
     _check_decoder(config, encoder)
     _check_vectors(config, encoder, documents)
     if config.docids.method == "title":

@@ -13,6 +13,7 @@ from dsi.contrastive.config import ContrastiveConfig, EncoderConfig
 from dsi.contrastive.encoder import Encoder
 from dsi.contrastive.training import contrastive_loss, contrastive_rows, train_encoder
 from dsi.integrations.mteb import DocidEncoder
+from dsi.training.preflight import check_encoder
 
 TEXTS = ["Neon is a noble gas.", "The Danube flows through Vienna, Budapest and Belgrade.", "Rubber"]
 E5 = {"query": "query: ", "passage": "passage: "}
@@ -225,3 +226,11 @@ def test_a_table_of_token_vectors_is_trained(static, tmp_path):
     before = (static.encode(pairs[:1], "document") @ static.encode(pairs[1:], "query").T).item()
     train_encoder(static, rows, config, tmp_path / "work")
     assert (static.encode(pairs[:1], "document") @ static.encode(pairs[1:], "query").T).item() > before + 1e-3
+
+
+def test_a_table_of_token_vectors_cannot_be_trained_with_a_decoder(static):
+    config = Config.named("digits").with_changes({"training": {"train_encoder": True}})
+    with pytest.raises(
+        ValueError, match=r"training.train_encoder needs a transformer, and .* is a table of token vectors"
+    ):
+        check_encoder(config, static, 100)

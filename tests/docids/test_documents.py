@@ -113,8 +113,8 @@ def test_metadata_survives_saving_and_updates(retriever, tmp_path):
         ("year > '1999'", "does not work at character 8: year is a column of integer values, got the text '1999'"),
         (pc.field("land") == "en", r"\(land == \"en\"\)' does not work: No match for .*land.*; the columns are doc_id"),
         (pc.field("lang") == 3, "does not work: "),
-        (np.ones(39, dtype=bool), r"where must be a mask of 40 booleans, one a document, got bool \[39\]"),
-        (np.ones(40), r"where must be a mask of 40 booleans, one a document, got float64 \[40\]"),
+        (np.ones(39, dtype=bool), r"where must be a mask of 40 booleans, one a document, got \[39\]"),
+        (np.ones(40), r"or a mask of booleans, one a document, got float64 \[40\]"),
     ],
 )
 def test_conditions_that_do_not_fit_are_named(retriever, where, message):

@@ -13,7 +13,7 @@ from scipy import stats
 
 from dsi.docids.words.bm25 import BM25
 from dsi.eval.baselines import BM25_GRID, dense_run, tune_bm25
-from dsi.eval.measures import STANDARD_MEASURES, evaluate, mean, measures_for, ranking
+from dsi.eval.measures import STANDARD_MEASURES, cutoff, evaluate, mean, measure_name, measures_for, ranking
 from dsi.eval.protocol import (
     SystemResult,
     best_setting,
@@ -49,7 +49,8 @@ def test_ties_rank_by_doc_id():
 
 SAME = {
     "Hit@1": "Success@1", "Hit@5": "Success@5", "Hit@10": "Success@10", "RR@10": "RR@10", "nDCG@10": "nDCG@10",
-    "Recall@100": "R@100", "Recall@5": "R@5", "P@10": "P@10", "F@20": "SetF",
+    "Recall@100": "R@100", "Recall@5": "R@5", "P@10": "P@10", "F@20": "SetF", "AP": "AP", "AP@7": "AP@7", "nDCG": "nDCG",
+    "RR": "RR",
 }  # fmt: skip
 
 
@@ -110,10 +111,13 @@ def test_all_standard_measures_are_compared_with_ir_measures():
 
 
 def test_bad_measures_and_empty_judgements_are_refused():
-    with pytest.raises(ValueError, match="Unknown measure 'MAP'; use Hit@k"):
-        evaluate(RUN, QRELS, ["MAP"])
-    with pytest.raises(ValueError, match="Unknown measure 'Hit@0'"):
-        evaluate(RUN, QRELS, ["Hit@0"])
+    for name, meant in (("ndgc@10", "nDCG@10"), ("ndcg10", "nDCG@10"), ("Recall", "Recall@k"), ("Hit@0", "Hit@k")):
+        with pytest.raises(ValueError, match=f"Unknown measure '{name}'; did you mean {meant}\\? There are AP, nDCG"):
+            evaluate(RUN, QRELS, [name])
+    with pytest.raises(
+        ValueError, match=r"Unknown measure 'foo'\. There are AP, nDCG and RR, of all answers or @k, and"
+    ):
+        evaluate(RUN, QRELS, ["foo"])
     with pytest.raises(ValueError, match="no judged queries"):
         evaluate(RUN, {})
 
@@ -165,6 +169,34 @@ def test_a_run_with_a_byte_order_mark_is_read_and_one_in_another_encoding_is_not
     (tmp_path / "run").write_bytes(b"q Q0 a 1 2.0 t\n\xff")
     with pytest.raises(ValueError, match="run, line 2: not text in UTF-8"):
         read_run(tmp_path / "run")
+
+
+@pytest.mark.parametrize(
+    ("theirs", "name", "depth"),
+    [
+        ("map", "AP", 1000), ("MAP@100", "AP@100", 100), ("ndcg", "nDCG", 1000), ("ndcg_cut_10", "nDCG@10", 10),
+        ("ndcg_cut.5", "nDCG@5", 5), ("P@5", "P@5", 5), ("P_5", "P@5", 5), ("recall_100", "Recall@100", 100),
+        ("R@5", "Recall@5", 5),
+        ("mrr", "RR", 1000), ("MRR@10", "RR@10", 10), ("recip_rank", "RR", 1000), ("success_1", "Hit@1", 1), ("f1@3", "F@3", 3),
+    ],
+)  # fmt: skip
+def test_measures_are_read_as_others_write_them(theirs, name, depth):
+    assert (measure_name(theirs), measure_name(name), cutoff(theirs)) == (name, name, depth)
+    assert evaluate(RUN, QRELS, [theirs])[theirs] == evaluate(RUN, QRELS, [name])[name]
+
+
+@pytest.mark.parametrize("step", [0.0, 1e-12, 1.0])
+def test_a_run_of_another_program_ranks_as_in_trec_eval(tmp_path, step):
+    rng = random.Random(2)
+    docs = [f"d{n}" for n in range(60)]
+    qrels = {f"q{n}": {d: rng.randint(0, 2) for d in rng.sample(docs, 9)} | {docs[n]: 1} for n in range(20)}
+    run = {q: {d: rng.choice([0.5, 0.25, -3.0]) + step * rng.randrange(9) for d in rng.sample(docs, 50)} for q in qrels}
+    lines = [f"{q} Q0 {d} {n} {score!r} t\n" for q, own in run.items() for n, (d, score) in enumerate(own.items())]
+    (tmp_path / "run").write_text("".join(lines))
+    theirs = pytrec_eval.RelevanceEvaluator(qrels, {"map", "ndcg", "ndcg_cut.10", "recip_rank", "P.5"}).evaluate(run)
+    ours = evaluate(read_run(tmp_path / "run"), qrels, names := ["map", "ndcg", "ndcg_cut_10", "recip_rank", "P_5"])
+    for name in names:
+        assert ours[name] == pytest.approx({q: values[name] for q, values in theirs.items()}, abs=1e-9)
 
 
 def test_means_are_not_rounded():

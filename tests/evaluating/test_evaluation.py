@@ -6,6 +6,7 @@ import logging
 import random
 import re
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -42,6 +43,36 @@ def test_ten_answers_are_measured_at_least(retriever, collection):
     assert one.about["depth"] == 10
     assert one.measures == by_default.measures
     assert one.summary().splitlines()[0] == by_default.summary().splitlines()[0]
+
+
+def test_measures_may_be_chosen_and_all_systems_are_read_as_deep_as_they_ask(retriever, collection):
+    evaluation = dsi.evaluate(retriever, collection, measures=["map", "ndcg_cut_5"])
+    assert evaluation.measures == ("AP", "nDCG@5")
+    assert evaluation.about["depth"] == 1000
+    by_words = ("BM25", "BM25 candidates, full score")
+    assert all(len(own) == 40 for name, run in evaluation.runs.items() if name not in by_words for own in run.values())
+    assert "AP / nDCG@5" in str(evaluation)
+    assert evaluation.summary().startswith("The index has AP ")
+    assert "AP +" in evaluation.significance() or "AP -" in evaluation.significance()
+    with pytest.raises(ValueError, match="Recall@50 reads further than depth = 20; leave depth out, or make it 50"):
+        dsi.evaluate(retriever, collection, measures=["R@50"], depth=20)
+    with pytest.raises(ValueError, match="did you mean nDCG@5"):
+        dsi.evaluate(retriever, collection, measures=["ndgc@5"])
+
+
+def test_files_are_written_before_a_reader_of_the_table_can_go(retriever, collection, tmp_path):
+    retriever.save_pretrained(tmp_path / "index")
+    code = (
+        "import sys, io\nfrom dsi.commands import evaluate\nclass Gone(io.StringIO):\n    def write(self, text):\n"
+        "        raise BrokenPipeError\nsys.stdout = Gone()\ntry:\n    evaluate.main(sys.argv[1:])\n"
+        "except BrokenPipeError:\n    sys.exit(3)\n"
+    )
+    files = ["--results", str(tmp_path / "r.json"), "--trec-runs", str(tmp_path / "runs")]
+    command = [str(tmp_path / "index"), "--data", str(collection.name), "--device", "cpu", *files]
+    done = subprocess.run([sys.executable, "-c", code, *command], capture_output=True, text=True, check=False)
+    assert done.returncode == 3, done.stderr
+    assert (tmp_path / "r.json").exists()
+    assert (tmp_path / "runs" / "test.qrels").exists()
 
 
 def test_an_index_that_was_saved_is_tuned_and_measured(retriever, collection, tmp_path, capsys):

@@ -21,6 +21,7 @@ EXAMPLES = {
     "explain": ['"which capitals are on the danube"  (generate, ', "├─ + ", "3 of ", "venice, BM25: "],
     "update": ["found: [", "filtered: ['N", "denied: [", "removed: [", "600 documents"],
     "rerank": ["before: ['", "after: ['Danube', "],
+    "permissions": ["anna: ", "bert: ", "clara: ", "The filter excludes it."],
     "own_docids": ["600 documents, ", " levels", " (0, ", ", 1, "],
 }
 """{program: what its output contains}."""
@@ -69,6 +70,10 @@ def test_the_examples_print_what_they_promise(tmp_path, sentence_bert_folder):
     for name, texts in EXAMPLES.items():
         for text in texts:
             assert text in outputs[name], outputs[name]
+    may_read = dict(line.split(": ") for line in outputs["permissions"].splitlines()[:3])
+    assert {name: set(found.split(", ")) & {"salaries", "merger"} for name, found in may_read.items()} == {
+        "anna": set(), "bert": {"merger"}, "clara": {"salaries", "merger"}
+    }  # fmt: skip
     found, *others, _ = outputs["update"].splitlines()
     assert "Neretva" in found
     assert all("Neretva" not in line for line in others)  # filtered out, denied, removed

@@ -201,12 +201,15 @@ def test_few_steps_of_training_are_told(epochs, steps, settings, caplog):
     ] * bool(steps)
 
 
-def test_an_encoder_without_queries_is_refused_before_the_first_stage(settings, beir, tmp_path):
+def test_documents_alone_take_a_config_too_and_the_encoder_stays_as_it_is(settings, beir, tmp_path, caplog):
     collection = dsi.read_collection(beir())
     collection.qrels["train"].clear()
-    with pytest.raises(ValueError, match="There are no queries to train the encoder on"):
-        dsi.train(collection, tmp_path / "run", config=settings, device="cpu")
-    assert not (tmp_path / "run" / "pseudo_queries").exists()
+    retriever = dsi.train(collection, tmp_path / "run", config=settings, device="cpu")
+    assert "has no train queries: the encoder stays as it is." in caplog.text
+    assert len(retriever.search("noble gas", k=3)) == 3
+    with pytest.raises(ValueError, match="There are no queries to train the encoder on"):  # where a run is told to
+        TrainingRun(tmp_path / "other", collection, settings, "cpu").train()
+    assert not (tmp_path / "other" / "pseudo_queries").exists()
 
 
 @pytest.mark.parametrize(

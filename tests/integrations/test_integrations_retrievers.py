@@ -411,11 +411,42 @@ def test_llama_index_filters_let_through_what_its_own_stores_do(retriever):
         assert found == expected, each
         sizes.add(sum(found))
     assert {0, 40} < sizes
-    for condition in ("and", "or"):
+    for condition in ("and", "or", "not"):
         for first, second in zip(singles, singles[7:], strict=False):
             found, expected = agreed(retriever, MetadataFilters(filters=[first, second], condition=condition))
             assert found == expected, (first, condition, second)
     assert agreed(retriever, MetadataFilters(filters=[])) == ([True] * 40, [True] * 40)
+
+
+def test_llama_index_filters_of_lists_and_parts_of_texts():
+    from tests.search.test_filters import table_of
+
+    module = adapter("llama_index")
+    from llama_index.core.vector_stores import MetadataFilter, MetadataFilters
+    from llama_index.core.vector_stores.utils import build_metadata_filter_fn
+
+    columns = {
+        "readers": [["anna", "bert"], ["bert"], [], None, ["joanna"]], "share": ["50%", "50 a_b", "", None, "x"],
+        "year": [1, 2, None, 4, 5],
+    }  # fmt: skip
+    documents = table_of(columns)
+    known = [{name: values[row] for name, values in columns.items() if values[row] is not None} for row in range(5)]
+    cases = [
+        ("readers", "anna", "contains"), ("readers", ["anna", "joanna"], "any"), ("readers", ["anna", "bert"], "all"),
+        ("readers", [], "any"), ("readers", [], "all"), ("readers", None, "is_empty"), ("share", "0%", "text_match"),
+        ("share", "a_b", "text_match"), ("share", "A_B", "text_match_insensitive"), ("share", None, "is_empty"),
+        ("year", None, "is_empty"), ("year", 2, "!="), ("year", 2, "=="), ("year", [1, 2], "nin"),
+    ]  # fmt: skip
+    singles = [MetadataFilter(key=key, value=value, operator=operator) for key, value, operator in cases]
+    several = [MetadataFilters(filters=[each], condition=word) for each in singles for word in ("and", "not")]
+    several += [
+        MetadataFilters(filters=list(pair), condition="not") for pair in zip(singles, singles[5:], strict=False)
+    ]
+    for filters in several:
+        expected = list(map(build_metadata_filter_fn(lambda row: known[int(row)], filters), map(str, range(5))))
+        assert documents.matching(module.where_of(filters)).tolist() == expected, module.where_of(filters)
+    twice = MetadataFilters(filters=[MetadataFilters(filters=[singles[0]], condition="not")], condition="not")
+    assert documents.matching(module.where_of(twice)).tolist() == [True, False, False, False, False]
 
 
 def test_llama_index_filters_nest_and_act_in_the_search(retriever):
@@ -445,8 +476,9 @@ def test_llama_index_filters_that_no_index_can_search_by_are_refused(retriever):
         assert message in str(raised.value)
 
     one = MetadataFilter(key="lang", value="en")
-    refuse("filters must be joined by and / or, got not; write it as `where`.", one, condition="not")
-    refuse("The filter on 'lang' must be one of ==, >, >=", MetadataFilter(key="lang", value="e", operator="contains"))
+    refuse("contains needs a column of lists, lang is a", MetadataFilter(key="lang", value="e", operator="contains"))
+    refuse("'lang': any takes a list of values, got 'e'", MetadataFilter(key="lang", value="e", operator="any"))
+    refuse("'lang': text_match takes a text, got 3", MetadataFilter(key="lang", value=3, operator="text_match"))
     refuse("'lang': in takes a list of values, got 'en'", MetadataFilter(key="lang", value="en", operator="in"))
     refuse("'lang': == takes one value, got ['en']", MetadataFilter(key="lang", value=["en"]))
     refuse("'lang': == takes one value, got None", MetadataFilter(key="lang", value=None))

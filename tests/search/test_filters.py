@@ -1,5 +1,6 @@
 """Conditions on metadata: the rows that SQLite finds, and refusals that say where and why."""
 
+import datetime
 import math
 import re
 import sqlite3
@@ -7,6 +8,8 @@ from concurrent.futures import ThreadPoolExecutor
 
 import datasets
 import numpy as np
+import pandas
+import polars
 import pyarrow as pa
 import pyarrow.compute as pc
 import pytest
@@ -135,7 +138,7 @@ def test_columns_may_have_any_name():
         ('lang = "en"', 'at character 8: expected a value; a text stands in single quotes, got "en"'),
         ("lang = null", "at character 8: nothing equals null; write lang is null, or is not null"),
         ("lang = 'en", "at character 8: a quote is never closed"),
-        ("flag", "at character 5: expected =, <>, <, <=, >, >=, in, between, like or is, got the end"),
+        ("flag", "at character 5: expected =, <>, <, <=, >, >=, in, between, like, contains or is, got the end"),
         ("1 = year", "at character 1: expected a column; a condition begins with one, got 1"),
         ("(year = 1", "at character 10: expected ), got the end"),
         ("year = 1 limit 5", "at character 10: expected `and`, `or` or the end, got limit"),
@@ -145,16 +148,22 @@ def test_columns_may_have_any_name():
         ("year > 99999999999999999999", "at character 8: year is a column of integers of 64 bits, 99999999999999999999 has"),
         ("score > 1e999", "at character 9: the number is too large or too long"),
         ("score > " + "9" * 5000, "at character 9: the number is too large or too long"),
-        ("tags = 'a'", "at character 1: tags is a column of type list<item: string>; filter it by a mask of booleans"),
+        ("tags = 'a'", "at character 6: expected contains or is, as tags is a column of lists, got ="),
+        ("tags not in ('a')", "at character 10: expected contains or is, as tags is a column of lists, got in"),
+        ("tags contains 3", "at character 15: tags is a column of text values, got the integer 3; it takes texts in single"),
+        ("lang contains 'en'", "contains needs a column of lists, lang is a column of text values; like '%…%' finds a part"),
+        ("year contains 3", "contains needs a column of lists, year is a column of integer values."),
+        ("year is full", "at character 9: expected null or empty, got full"),
+        ("lang like 'a' escape '!!'", "at character 22: expected one character in single quotes, got '!!'"),
         ("lang like '" + "%a" * 251 + "'", "at character 11: a text after like may have 500 characters, got 502"),
         ("not " * 51 + "flag = true", "parentheses and `not` may be nested 50 deep"),
         ("(" * 5000 + "flag = true", "parentheses and `not` may be nested 50 deep"),
         (" or ".join(["year = 1"] * 1001), "a filter may have 1000 conditions; use `in (…)` or a mask of booleans"),
         ("x" * 100_001, "where must have at most 100,000 characters, got 100,001; use a mask of booleans"),
         ("lang = '\ud800'", "where must be Unicode text, got the lone surrogate '\\ud800' at character 9"),
-        (3, "where must be a condition as a text, an Arrow expression or a mask of booleans, got int"),
-        ([1] * ROWS, "where must be a condition as a text, an Arrow expression or a mask of booleans, got list"),
-        ([True], f"where must be a mask of {ROWS} booleans, one a document, got bool [1]"),
+        (3, "where must be a condition as a text, an Arrow expression or a mask of booleans, one a document, got 3"),
+        ([1] * ROWS, "where must be a condition as a text, an Arrow expression or a mask of booleans, one a document, got [1"),
+        ([True], f"where must be a mask of {ROWS} booleans, one a document, got [1]"),
         ("lower(lang) = 'de'", "at character 1: there are no functions, such as lower(…); begin with a column"),
         (pc.field("year"), "where 'year' does not work: it gives int64, not true or false; the columns are lang, year"),
     ],
@@ -167,6 +176,53 @@ def test_what_is_wrong_in_a_condition_is_named_with_its_place(where, message):
 def test_a_list_of_booleans_is_a_mask(documents):
     wanted = [n % 3 == 0 for n in range(ROWS)]
     assert documents.matching(wanted).tolist() == documents.matching(np.array(wanted)).tolist() == wanted
+
+
+def test_masks_of_pandas_polars_and_arrow_are_read_by_position_whatever_their_index(documents):
+    wanted = [n % 3 == 0 for n in range(ROWS)]
+    series = pandas.Series(wanted, index=[f"d{n}" for n in reversed(range(ROWS))])
+    for mask in (series, series.astype("boolean"), polars.Series(wanted), pa.array(wanted), np.array(wanted), wanted):
+        assert documents.matching(mask).tolist() == wanted
+        assert documents.allowed(allow=mask).tolist() == wanted
+        assert documents.allowed(deny=mask).tolist() == [not own for own in wanted]
+    assert documents.allowed(allow=pandas.Series([True] * ROWS)) is None
+    with pytest.raises(
+        ValueError, match=re.escape(f"allow must be a mask of {ROWS} booleans, one a document, got [3].")
+    ):
+        documents.allowed(allow=pandas.Series([True, False, True]))
+
+
+def test_lists_contain_values_and_missing_ones_are_unknown():
+    day = datetime.date(2024, 1, 15)
+    documents = table_of(
+        {
+            "readers": [["anna", "bert"], ["Anna"], [], None, ["joanna", None], ["o'k"]],
+            "years": [[1, 2], [2**53 + 1], [], None, [-1], [2]],
+            "shares": [[0.5], [math.nan], [], None, [1.0], []],
+            "flags": [[True], [False], [], None, [True, False], []],
+            "days": pa.array([[day], [], [], None, [], []], pa.list_(pa.date32())),
+        }
+    )
+    found = {
+        "readers contains 'anna'": [0], "readers contains 'o''k'": [5], "readers not contains 'anna'": [1, 2, 4, 5],
+        "not readers contains 'anna'": [1, 2, 4, 5], "readers contains 'anna' and readers contains 'bert'": [0],
+        "readers contains 'anna' or readers contains 'o''k'": [0, 5], "readers is null": [3], "readers is empty": [2, 3],
+        "readers is not empty": [0, 1, 4, 5], "years contains 2": [0, 5], f"years contains {2**53 + 1}": [1],
+        f"years contains {2**53}": [], "years contains 1.5": [], "shares contains 1": [4], "flags contains true": [0, 4],
+        "days contains '2024-01-15'": [0],
+    }  # fmt: skip
+    for where, rows in found.items():
+        assert documents.matching(where).nonzero()[0].tolist() == rows, where
+
+
+def test_an_escaped_character_of_like_stands_for_itself_and_empty_texts_are_empty():
+    documents = table_of({"share": ["50%", "50 parts", "a_b", "axb", "", None]})
+    found = {
+        "share like '50!%' escape '!'": [0], "share like '50%'": [0, 1], "share like 'a!_b' ESCAPE '!'": [2],
+        "share like 'a_b'": [2, 3], "share is empty": [4, 5], "share is not empty": [0, 1, 2, 3],
+    }  # fmt: skip
+    for where, rows in found.items():
+        assert documents.matching(where).nonzero()[0].tolist() == rows, where
 
 
 def test_conditions_at_the_limits_are_evaluated_in_any_thread():
@@ -200,10 +256,9 @@ def test_numbers_are_compared_exactly():
 
 
 def test_an_expression_needs_columns_only():
-    schema = pa.schema({"lang": pa.string()})
-    assert isinstance(as_expression("lang = 'en'", schema), pc.Expression)
-    mask = DocumentTable(datasets.Dataset(pa.table({"lang": ["en", "de"]}))).matching(
-        as_expression("lang = 'de'", schema)
-    )
+    table = pa.table({"lang": ["en", "de"]})
+    expression, same = as_expression("lang = 'de'", table)
+    assert same is table
+    mask = DocumentTable(datasets.Dataset(table)).matching(expression)
     assert mask.tolist() == [False, True]
     assert mask.dtype == np.bool_

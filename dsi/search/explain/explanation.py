@@ -1,7 +1,9 @@
 """Explains a search: its levels as data, and as a printed tree. Knows nothing of how scores are made."""
 
+import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
+from html import escape
 
 import numpy as np
 
@@ -87,6 +89,12 @@ class Explanation:
         return "\n".join([head, f"{self.meaning}; + kept, - pruned, # final rank", *_lines(self.roots)])
 
     __repr__ = __str__
+
+    def _repr_html_(self) -> str:
+        """Return the tree for a notebook, with the documents that were returned in bold."""
+        lines = (escape(line) for line in str(self).splitlines())
+        shown = (f"<b>{line}</b>" if re.search(r"─ #\d", line) else line for line in lines)
+        return "<pre>" + "\n".join(shown) + "</pre>"
 
 
 def explain(

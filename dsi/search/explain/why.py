@@ -7,6 +7,7 @@ import math
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
+from html import escape
 from typing import Any, NamedTuple, Protocol
 
 import numpy as np
@@ -113,6 +114,11 @@ class DocumentExplanation:
         return "\n".join(map(printable, lines))
 
     __repr__ = __str__
+
+    def _repr_html_(self) -> str:
+        """Return the explanation for a notebook: its first line bold."""
+        first, *others = map(escape, str(self).splitlines())
+        return "<pre>" + "\n".join([f"<b>{first}</b>", *others]) + "</pre>"
 
 
 def _step_line(step: Step) -> str:
@@ -230,7 +236,9 @@ class AnsweredQuery:
     @cached_property
     def _all(self) -> SearchResult:
         """All documents that may be returned, by an exact search."""
-        return self.search(self._total, method="exact")
+        config = replace(self.request.config, method="exact")
+        request = replace(self.request, k=self._total, min_score=-math.inf, config=config)
+        return self._note(self.engine.search(self.encoded, request))
 
     def _reason(
         self, row: int, score: float, rank: int | None, overall: int | None, pruned: "Pruned | None"
@@ -250,6 +258,8 @@ class AnsweredQuery:
             return f"It is here, at rank {rank}.{everywhere}", None
         if allowed is not None and not allowed[self.engine.tree.doc_rows == row].any():
             return "The filter excludes it.", None
+        if score < self.request.min_score and not math.isclose(score, self.request.min_score, rel_tol=_TOLERANCE):
+            return f"Its score {score:.3f} is less than min_score {self.request.min_score:g}.{everywhere}", None
         k, last = int(result.counts[0]), _last(result)
         (shown, last_shown), number = _distinct(score, last), f"of the last answer, number {k}"
         if math.isclose(score, last, rel_tol=_TOLERANCE, abs_tol=_TOLERANCE / 10):

@@ -1,0 +1,153 @@
+"""Training pairs as sentence-transformers, FlagEmbedding and MS MARCO publish them become judgements of train queries."""
+
+import json
+import re
+
+import datasets
+import pandas
+import pytest
+
+import dsi
+from dsi.commands.main import main
+from dsi.docids.data.collection import Collection
+
+TEXTS = {"neon": "A gas that glows.", "argon": "A lazy gas.", "danube": "A long river.", "volga": "A longer river."}
+
+
+def collection(**more):
+    documents = [{"_id": doc_id, "title": doc_id.title(), "text": text} for doc_id, text in TEXTS.items()]
+    return Collection.from_records(documents, **more)
+
+
+def train(pairs, **more):
+    read = collection(**more).with_pairs(pairs, dev_queries=0)
+    return {read.queries[query_id]: judged for query_id, judged in read.qrels["train"].items()}
+
+
+EXPECTED = {"glow": {"neon": 1, "argon": 0}, "river": {"volga": 1, "neon": 0, "argon": 0}}
+FORMS = {
+    "sentence-transformers": [
+        {"anchor": "glow", "positive": TEXTS["neon"], "negative_1": TEXTS["argon"]},
+        {"anchor": "river", "positive": "Volga A longer RIVER.", "negative_1": TEXTS["neon"], "negative_2": TEXTS["argon"]},
+    ],
+    "FlagEmbedding": [
+        {"query": "glow", "pos": [TEXTS["neon"]], "neg": [TEXTS["argon"]], "pos_scores": [0.9], "neg_scores": [0.1]},
+        {"query": "river", "pos": [TEXTS["volga"]], "neg": [TEXTS["neon"], TEXTS["argon"], TEXTS["danube"]],
+         "pos_scores": [0.9], "neg_scores": [0.1, 0.2, 0.9]},
+    ],
+    "ids and scores": [
+        {"query": "glow", "positive_ids": ["neon"], "negative_ids": ["argon"], "scores": [7.5, -3]},
+        {"query": "river", "positive": "volga", "negatives": ["neon", "argon", "danube"], "scores": [5, 1, 2, 6]},
+    ],
+    "margins": [
+        {"query": "glow", "positive": "neon", "negative": "argon", "label": 2.5},
+        {"query": "river", "positive": "volga", "negatives": ["neon", "argon", "danube"], "labels": [3, 1, -0.5]},
+    ],
+    "labelled pairs": [
+        {"query": "glow", "positive": "neon", "score": 1}, {"query": "glow", "positive": "argon", "score": 0.0},
+        {"query": "river", "positive": "volga", "label": 1}, {"query": "river", "positive": "neon", "label": 0},
+        {"query": "river", "positive": "argon", "label": 0},
+    ],
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_pairs_of_every_form_are_judgements_of_train_queries(form, tmp_path):
+    assert train(FORMS[form]) == EXPECTED
+    (tmp_path / "pairs.jsonl").write_text("".join(json.dumps(pair) + "\n" for pair in FORMS[form]))
+    assert train(tmp_path / "pairs.jsonl") == EXPECTED
+    pandas.DataFrame(FORMS[form]).to_parquet(tmp_path / "pairs.parquet")
+    assert train(str(tmp_path / "pairs.parquet")) == EXPECTED
+
+
+def test_tables_and_triples_of_ms_marco(tmp_path):
+    rows = [("glow", "A gas that glows.", "A lazy gas."), ("river", "A longer river.", "A gas that glows.")]
+    expected = {"glow": {"neon": 1, "argon": 0}, "river": {"volga": 1, "neon": 0}}
+    frame = pandas.DataFrame(rows, columns=["query", "positive", "negative"])
+    frame.to_csv(tmp_path / "pairs.csv", index=False)
+    frame.to_csv(tmp_path / "named.tsv", index=False, sep="\t")
+    (tmp_path / "triples.tsv").write_text("".join("\t".join(row) + "\n" for row in rows))
+    for name in ("pairs.csv", "named.tsv", "triples.tsv"):
+        assert train(tmp_path / name) == expected, name
+    assert train(datasets.Dataset.from_pandas(frame)) == train(frame) == expected
+    (tmp_path / "ids.tsv").write_text("7\tneon\targon\n8\tvolga\tneon\n")
+    assert train(tmp_path / "ids.tsv", queries={"7": "glow", "8": "river", "9": "no pair"}) == expected
+    numbered = pandas.DataFrame({"query_id": [7, 8], "doc_id": ["neon", "volga"]})
+    assert set(train(numbered, queries={"7": "glow", "8": "river"})) == {"glow", "river"}
+
+
+def test_pairs_join_the_judgements_that_are_there_and_dev_and_test_stay_unseen(caplog):
+    more = {
+        "queries": {"a": "glow", "t": "Secret question"},
+        "qrels": {"train": {"a": {"neon": 2, "argon": 0}}, "test": {"t": {"volga": 1}}},
+    }
+    read = collection(**more).with_pairs(
+        [
+            {"query": "glow", "positive": "argon"}, {"query": " secret  QUESTION", "positive": "volga"},
+            {"query": "t", "positive": "volga"}, {"query": "new", "positive": "danube", "negative": "nowhere"},
+            {"query": "lost", "positive": "not here"}, {"query": "only", "positive": "gone", "negative": "neon"},
+            {"query": "new", "positive": "volga", "negative": "neon", "scores": [1, 1]},
+        ],
+        dev_queries=0,
+    )  # fmt: skip
+    assert read.qrels["train"] == {"a": {"neon": 2, "argon": 1}, "pair-4": {"danube": 1, "volga": 1}}
+    assert read.qrels["test"] == {"t": {"volga": 1}}
+    assert read.queries["pair-4"] == "new"
+    assert read.digest != collection(**more).digest
+    for line in (
+        "pairs: pairs of dev or test queries: 2, the first ' secret  QUESTION'; they are left out",
+        "positives that are neither the id nor the text of a document of the collection: 2, the first 'not here'",
+        "negatives that are neither the id nor the text of a document of the collection: 1, the first 'nowhere'",
+        "negatives that score as high as a positive: 1, the first 'neon'",
+        "queries without a positive in the collection: 1, the first 'only'",
+    ):
+        assert line in caplog.text
+
+
+def test_dev_queries_are_cut_from_pairs_and_a_saved_collection_keeps_them(tmp_path):
+    pairs = [{"query": f"{doc_id} {n}", "positive": doc_id} for n in range(20) for doc_id in TEXTS]
+    read = collection().with_pairs(pairs)
+    assert (len(read.qrels["train"]), len(read.qrels["dev"])) == (72, 8)
+    read.save(tmp_path / "saved")
+    again = dsi.read_collection(tmp_path / "saved")
+    assert again.qrels == read.qrels
+    assert again.queries == read.queries
+
+
+@pytest.mark.parametrize(
+    ("pairs", "message"),
+    [
+        ([{"query": "a"}], "pairs[0] has no positive: none of the keys positive, positives, pos"),
+        ([{"positive": "neon"}], "pairs[0] must have one query, a text or an id, under one of the keys query, anchor"),
+        ([{"query": ["a", "b"], "positive": "neon"}], "pairs[0] must have one query"),
+        ([{"query": "a", "positive": "neon", "score": "high"}], "pairs[0]: a score must be a number, got 'high'"),
+        (
+            [{"query": "a", "positive": "neon", "negatives": ["argon", "volga"], "score": 1.0}],
+            "pairs[0]: expected a score of each of 1 positives and 2 negatives, or the margin of each negative, got 1.",
+        ),
+        ([{"query": "a", "positive": "x"}], "pairs: of its 1 pairs none can be trained on; positives are ids or whole texts"),
+        ("a\n", "line 1: expected query<TAB>positive<TAB>negative, got 'a'"),
+    ],
+)  # fmt: skip
+def test_pairs_that_cannot_be_understood_are_refused(pairs, message, tmp_path):
+    if isinstance(pairs, str):
+        (tmp_path / "pairs.tsv").write_text(pairs)
+        pairs = tmp_path / "pairs.tsv"
+    with pytest.raises(ValueError, match=re.escape(message)):
+        collection().with_pairs(pairs)
+
+
+def test_the_command_trains_on_pairs(tmp_path, sentence_bert_folder, capsys):
+    lines = [{"_id": doc_id, "title": doc_id, "text": text} for doc_id, text in TEXTS.items()] + [
+        {"_id": f"d{n}", "title": "", "text": f"document number {n}"} for n in range(16)
+    ]
+    (tmp_path / "data").mkdir()
+    (tmp_path / "data" / "corpus.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    (tmp_path / "pairs.jsonl").write_text("".join(json.dumps(pair) + "\n" for pair in FORMS["ids and scores"]))
+    command = ["train", "--data", str(tmp_path / "data"), "--output", str(tmp_path / "run"), "--device", "cpu"]
+    command += ["--set", f"encoder.name={sentence_bert_folder}", "--set", "contrastive.negatives=2"]
+    command += ["--set", "contrastive.epochs=1", "--set", "training.epochs=1"]
+    assert main([*command, "--pairs", str(tmp_path / "pairs.jsonl")]) == 0
+    output = capsys.readouterr()
+    assert "2 train queries" in output.err or "2 train pairs" in output.err or "20 documents" in output.err
+    assert (tmp_path / "run" / "manifest.json").exists()

@@ -419,7 +419,7 @@ def test_llama_index_filters_let_through_what_its_own_stores_do(retriever):
 
 
 def test_llama_index_filters_of_lists_and_parts_of_texts():
-    from tests.search.test_filters import table_of
+    from tests.support.tables_of import table_of
 
     module = adapter("llama_index")
     from llama_index.core.vector_stores import MetadataFilter, MetadataFilters

@@ -1,8 +1,4 @@
-"""The public face of an index: search, explain, update, load and save it. Knows nothing of how it was trained.
-
-retriever = GenerativeRetriever.from_pretrained("runs/example")
-retriever.search("which capitals are on the danube", k=5)
-"""
+"""The public face of an index: search, explain, update, load and save it. Knows nothing of how it was trained."""
 
 import math
 import threading
@@ -449,8 +445,8 @@ class GenerativeRetriever:
 
     def update(self, add: Iterable[Any] = (), remove: Iterable[str] = ()) -> None:
         """Do what `add` and `remove` do in one step; a document that is in both is replaced."""
-        removed = self.documents.rows_of(remove, "remove")
-        self._hold(lambda content: with_documents(content, self.encoder, add, removed=removed))
+        rows = self.documents.rows_of(remove, "remove")
+        self._hold(lambda content: with_documents(content, self.encoder, add, removed=rows))
 
     def remove(self, doc_ids: Iterable[str]) -> None:
         """Remove documents that are in the index, but not all; their places in the tree become free for new ones."""
@@ -577,9 +573,8 @@ class GenerativeRetriever:
         local = index_folder(folder, revision, token)
         parts, configured, state, mapped = loading.load_index(local, device)
         retriever = cls(*parts, _DTYPES[dtype])
-        retriever._saved[local.resolve()], retriever._mapped = state, mapped
+        retriever._saved[local.resolve()], retriever._mapped, retriever.configured_search = state, mapped, configured
         retriever._on_disk = local.resolve(), retriever.engine, retriever.search_config
-        retriever.configured_search = configured
         return retriever
 
     def __reduce__(self) -> tuple[Any, ...]:

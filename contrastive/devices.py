@@ -1,4 +1,4 @@
-"""Where tensors are computed. Imports torch alone, so that a missing device is named soon."""
+"""Where tensors are computed. Imports torch alone, so that a missing device is reported soon."""
 
 import torch
 

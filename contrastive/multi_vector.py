@@ -66,7 +66,7 @@ class MultiVectorModel(TokenModel):
 
         Raises:
             FileNotFoundError: a file is missing, or the named model is not a folder and the Hub cannot be reached.
-            ValueError: it is not a multi-vector model, lacks weights that matter, its vectors have another length than 1, or
+            ValueError: it is not a multi-vector model, weights that matter are missing, its vectors do not have length 1, or
                 the device cannot be used.
         """
         check_device(device)

@@ -51,7 +51,7 @@ class SparseModel:
         """Load a model that a user names: on the Hub, unless `local_files_only`, or a folder.
 
         Raises:
-            FileNotFoundError: no such model.
+            FileNotFoundError: the model does not exist.
             ValueError: its vectors are dense, or compared by something other than the dot product.
         """
         check_device(device)
@@ -199,7 +199,7 @@ def build_lexical(
 
 
 def load_lexical(folder: Path, doc_ids: Sequence[str], device: str | None = None) -> Lexical | None:
-    """Load the lexical part from a folder; None without a folder.
+    """Load the lexical part from a folder; None if the folder is missing.
 
     Raises:
         ValueError: it covers another number of documents.

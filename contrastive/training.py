@@ -166,6 +166,7 @@ def train_encoder(
     """
     if config.loss == "none":
         return
+    # 1) Settings.
     shared = trainer_settings(
         work_folder,
         epochs=config.epochs,
@@ -175,16 +176,14 @@ def train_encoder(
         use_cpu=encoder.model.device.type == "cpu",
         reports=reports,
     )
+    views = [name for name in rows.column_names if name != "label"]
     arguments = SentenceTransformerTrainingArguments(
         **shared,
         per_device_train_batch_size=config.rows,
         warmup_steps=0.1,
-        prompts={
-            name: encoder.model.prompts["query" if name == "view_1" else "document"]
-            for name in rows.column_names
-            if name != "label"
-        },
+        prompts={name: encoder.model.prompts["query" if name == "view_1" else "document"] for name in views},
     )
+    # 2) Training.
     parameters = list(encoder.model.parameters())  # tied weights once
     start = [parameter.detach().clone() for parameter in parameters] if config.interpolation < 1 else []
     trainer = _EncoderTrainer(
@@ -196,6 +195,7 @@ def train_encoder(
     )
     texts = round(config.epochs * config.views * len(rows))
     run_trainer(trainer, "encoder", work_folder, texts, encoder.model[0])
+    # 3) Weights between those before and after.
     with torch.no_grad():
         for before, parameter in zip(start, parameters, strict=False):
             parameter.copy_(torch.lerp(before.to(parameter.device), parameter, config.interpolation))

@@ -235,15 +235,14 @@ class _Growing:
     ) -> DocidTree:
         """Return the tree with its nodes renumbered: inner nodes breadth-first, documents in docid order."""
         tree, inner, documents = self.tree, self.tree.num_inner, self.tree.num_places
-        # 1) Cluster and digit of every node, new ones after the old.
+        # 1) Parent and digit of each inner node, cluster and digit of each place.
         cluster_of_new, digit_of_new = np.array(self.new_places, dtype=np.int64).reshape(-1, 2).T
         parent = np.concatenate([tree.parents[:inner], np.array(self.opened.parent, dtype=np.int64)])
         cluster = np.concatenate([tree.parents[inner:], cluster_of_new])
         digits = np.arange(1, inner + documents) - tree.first_child[tree.parents[1:]]
         digit = np.concatenate([[0], digits[: inner - 1], np.array(self.opened.digit, dtype=np.int64)])
         digit_in_cluster = np.concatenate([digits[inner - 1 :], digit_of_new])
-
-        # 2) Their new numbers.
+        # 2) Their numbers in the new tree.
         levels, number = _breadth_first(parent, digit)
         start, size = _document_ranges(levels, parent, np.bincount(cluster, minlength=len(parent)))
         position = start[cluster] + digit_in_cluster
@@ -253,8 +252,7 @@ class _Growing:
         firsts = 1 + np.flatnonzero(digit[1:] == 0)  # of inner nodes
         first_child[parent[firsts]] = number[firsts]
         order = np.concatenate(levels)
-
-        # 3) What lies at the new numbers.
+        # 3) What nodes and places hold, in the new order.
         doc_rows, trained = np.empty(len(position), np.int32), np.zeros(len(parent) + len(position), bool)
         added = position[np.fromiter(self.taken, dtype=np.int64)]
         doc_rows[position[:documents]] = tree.doc_rows

@@ -6,7 +6,7 @@ Knows nothing of trees.
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from itertools import chain
-from typing import Any, Literal, Protocol, TypeAlias
+from typing import Any, Literal, TypeAlias
 
 import faiss as library
 import numpy as np
@@ -62,20 +62,6 @@ class VectorsConfig:
             )
 
 
-class Codec(Protocol):
-    """A way to store vectors as small integers."""
-
-    @property
-    def arrays(self) -> dict[str, Floats]:
-        """{name: parameters}, as stored with the vectors."""
-
-    def encode(self, vectors: Floats) -> Numbers:
-        """Return codes [n, numbers] of vectors [n, dim]."""
-
-    def decode(self, codes: Numbers) -> Floats:
-        """Return vectors [n, dim] of codes [n, numbers]."""
-
-
 @dataclass(frozen=True, eq=False)
 class Scaled:
     """int8: the number of a dimension times the dimension's scale.
@@ -94,7 +80,7 @@ class Scaled:
 
     @property
     def arrays(self) -> dict[str, Floats]:
-        """As in `Codec`."""
+        """{name: parameters}, as stored with the vectors."""
         return {"scale": self.scale}
 
     @property
@@ -103,11 +89,11 @@ class Scaled:
         return len(self.scale)
 
     def encode(self, vectors: Floats) -> Numbers:
-        """As in `Codec`."""
+        """Return codes [n, numbers] of vectors [n, dim]."""
         return np.rint(vectors / self.scale).clip(-_LARGEST, _LARGEST).astype(np.int8)
 
     def decode(self, codes: Numbers) -> Floats:
-        """As in `Codec`."""
+        """Return vectors [n, dim] of codes [n, numbers]."""
         return codes * self.scale
 
 
@@ -144,7 +130,7 @@ class Product:
 
     @property
     def arrays(self) -> dict[str, Floats]:
-        """As in `Codec`."""
+        """{name: parameters}, as stored with the vectors."""
         return {"codebooks": self.codebooks}
 
     @property
@@ -170,12 +156,12 @@ class Product:
         return quantizer
 
     def encode(self, vectors: Floats) -> Numbers:
-        """As in `Codec`."""
+        """Return codes [n, numbers] of vectors [n, dim]."""
         codes: Numbers = self.quantizer().compute_codes(np.ascontiguousarray(vectors, dtype=np.float32))
         return codes
 
     def decode(self, codes: Numbers) -> Floats:
-        """As in `Codec`."""
+        """Return vectors [n, dim] of codes [n, numbers]."""
         flat = np.ascontiguousarray(codes.reshape(-1, codes.shape[-1]))
         vectors: Floats = self.quantizer().decode(flat)
         return vectors.reshape(*codes.shape[:-1], self.dim)

@@ -9,7 +9,7 @@ from urllib.parse import quote, unquote
 
 import numpy as np
 
-from dsi.docids.data.lines import text_lines, whole_number
+from dsi.docids.data.sources import text_lines, whole_number
 from dsi.docids.files.storage import write_text
 from dsi.docids.types import Qrels, Run
 from dsi.eval.measures import ranking

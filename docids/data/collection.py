@@ -13,7 +13,7 @@ from abc import abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache, cached_property
-from itertools import chain, combinations
+from itertools import chain
 from pathlib import Path
 from typing import Any, overload
 
@@ -22,30 +22,29 @@ import pyarrow as pa
 from datasets.fingerprint import generate_random_fingerprint
 
 from dsi.docids.data import SPLITS, TABLES, existing_folder, find_collection, folder_for_collection
-from dsi.docids.data.dev_queries import cut_dev, relevant_documents
+from dsi.docids.data.dev_queries import relevant_documents, split_judgements
 from dsi.docids.data.identical import identical_ids
 from dsi.docids.data.judgements import check_qrels, read_judgements, relevant_rows
-from dsi.docids.data.lines import file_of_collection, write_json_line, write_judgements
-from dsi.docids.data.oddities import Oddities, warn_all
+from dsi.docids.data.lines import write_json_line, write_judgements
 from dsi.docids.data.pairs import Documents, pair_judgements
 from dsi.docids.data.records import (
-    COLUMNS,
     Numbered,
+    Oddities,
+    Row,
     arrow_row,
     arrow_schema,
+    batches,
     checked_documents,
     checked_queries,
     column_kinds,
     document_row,
-    document_table,
     json_value,
-    records_of,
     table_record,
 )
-from dsi.docids.data.sources import file_records, pair_records, path_records
+from dsi.docids.data.sources import file_records, pair_records, path_records, records_of, text_lines
 from dsi.docids.files.checks import plain, shown
 from dsi.docids.files.reading import sha256
-from dsi.docids.files.storage import digest, replace_folder
+from dsi.docids.files.storage import digest, replace_folder, replacing
 from dsi.docids.types import Qrels
 
 logger = logging.getLogger(__name__)
@@ -181,13 +180,13 @@ class Collection:
             ValueError: a record lacks id or text, an id occurs twice, or no judgement is of a query of the collection.
         """
         _check_cut(dev_queries, seed)
-        table = _table(records_of(documents), "documents", _IN_MEMORY)
+        table = _table(records_of(documents), "documents")
         rows, read = _rows(table), _memory_queries(queries)
         judged = {} if qrels is None else check_qrels(qrels, read, rows)
         if read and not any(judged.values()):
             _warn_unused(_IN_MEMORY, read, "qrels={'train' or 'dev' or 'test': {query_id: {doc_id: relevance}}}")
         versions = [_content_digest(table, read, judged)]
-        return cls(_IN_MEMORY, versions, table, read, *_cut(judged, read, rows, dev_queries, seed), rows)
+        return cls(_IN_MEMORY, versions, table, read, *split_judgements(judged, read, rows, dev_queries, seed), rows)
 
     @classmethod
     def from_files(cls, *paths: str | Path) -> "Collection":
@@ -218,8 +217,8 @@ class Collection:
                     f"{path} is in BEIR layout, with queries and judgements; dsi.read_collection reads it."
                 )
         name = ", ".join(map(str, found))
-        table = _table(path_records(found), name, name)
-        return cls(name, [_content_digest(table, {}, {})], table, {}, *_cut({}, {}, {}, 0, 0), _rows(table))
+        table = _table(path_records(found), name)
+        return cls(name, [_content_digest(table, {}, {})], table, {}, *split_judgements({}, {}, {}, 0, 0), _rows(table))
 
     def save(self, folder: str | Path) -> None:
         """Write the collection as a folder in BEIR layout, which `read_collection` and commands read.
@@ -281,7 +280,7 @@ class Collection:
             own = train.setdefault(query_id, {})
             own |= {doc_id: max(grade, own.get(doc_id, grade)) for doc_id, grade in judged.items()}
         versions, read = [*self.versions, digest(list(found))], {**self.qrels, "train": train}
-        cut = _cut(read, queries, self.rows, dev_queries, seed)
+        cut = split_judgements(read, queries, self.rows, dev_queries, seed)
         return Collection(self.name, versions, self.documents, queries, *cut, self.rows)
 
     def pairs(self, split: str) -> list[tuple[str, int]]:
@@ -374,9 +373,11 @@ def read_collection(folder: str | Path, *, dev_queries: int = 500, seed: int = 0
     folder = find_collection(folder)
     if not is_beir(folder):
         return Collection.from_files(folder)
+    # 1) The files, and which they are.
     tables = {split: folder / "qrels" / name for split, name in zip(SPLITS, TABLES, strict=True)}
-    judged = {split: file_of_collection(path) for split, path in tables.items() if path.exists()}
+    judged = {split: path for split, path in tables.items() if path.exists()}
     versions = _versions(folder, judged)
+    # 2) What they hold.
     documents = read_documents(folder)
     rows = _rows(documents)
     if others := sorted(path.name for path in (folder / "qrels").glob("[!._]*") if path.name not in TABLES):
@@ -386,17 +387,25 @@ def read_collection(folder: str | Path, *, dev_queries: int = 500, seed: int = 0
             f"{folder / 'queries.jsonl'} (or queries.jsonl.gz) does not exist; the judgements in qrels need their queries."
         )
     queries = read_queries(folder) if _has(folder, "queries.jsonl") else {}
-    qrels = {split: read_judgements(path, queries, rows) for split, path in judged.items()}
+    lines = {split: text_lines(path) for split, path in judged.items()}
+    read = {split: read_judgements(path, lines[split], queries, rows) for split, path in judged.items()}
     if queries and not judged:
         _warn_unused(folder, queries, "qrels/train.tsv, dev.tsv, test.tsv")
+    # 3) Nothing has changed meanwhile.
     if _versions(folder, judged) != versions:
         raise ValueError(f"A file of {folder} was changed while it was read; read it again when it is whole.")
-    return Collection(str(folder), versions, documents, queries, *_cut(qrels, queries, rows, dev_queries, seed), rows)
+    qrels, overlap = split_judgements(read, queries, rows, dev_queries, seed)
+    return Collection(str(folder), versions, documents, queries, qrels, overlap, rows)
 
 
 def _versions(folder: Path, judged: Mapping[str, Path]) -> list[str]:
     """Return what each file of a collection is, with its sha256."""
     files = {name: _find(folder, name) for name in ("corpus.jsonl", "queries.jsonl") if _has(folder, name)} | {**judged}
+    for path in files.values():
+        if not path.is_file():
+            raise ValueError(
+                f"{path} must be a regular file, and is a folder, a device or a pipe; put the file itself there."
+            )
     return [f"{name} {sha256(path)}" for name, path in sorted(files.items())]
 
 
@@ -425,47 +434,18 @@ def _check_cut(dev_queries: int, seed: int) -> None:
     plain(int, seed, "seed")
 
 
-def _cut(
-    read: Mapping[str, Qrels], queries: Mapping[str, str], rows: Mapping[str, int], dev_queries: int, seed: int
-) -> tuple[dict[str, Qrels], frozenset[str]]:
-    """Return the judgements of all splits, dev cut from train if it is missing, and the relevant documents of uncut train."""
-    qrels = {split: read.get(split, {}) for split in SPLITS}
-    overlap = relevant_documents(qrels["train"].values())
-    if qrels["train"] and not qrels["dev"]:
-        known = {query_id: _known(judged, rows) for query_id, judged in qrels["train"].items()}
-        chosen, judged = cut_dev(known, qrels["test"], dev_queries, seed)[1], qrels["train"]
-        qrels["train"] = {query_id: judged[query_id] for query_id in judged if query_id not in chosen}
-        qrels["dev"] = {query_id: judged[query_id] for query_id in judged if query_id in chosen}
-    plain = {query_id: " ".join(queries[query_id].lower().split()) for own in qrels.values() for query_id in own}
-    for one, other in combinations(SPLITS, 2):
-        if shared := [query_id for query_id in qrels[one] if query_id in qrels[other]]:
-            message = "The query %r (and %d more) is judged in %s and in %s: what is measured there was seen before."
-            logger.warning(message, shared[0], len(shared) - 1, one, other)
-        first = {plain[query_id]: query_id for query_id in qrels[one]}
-        if twins := [own for own in qrels[other] if own not in qrels[one] and plain[own] in first]:
-            pair = other, twins[0], len(twins) - 1, one, first[plain[twins[0]]]
-            logger.warning("The %s query %r (and %d more) has the text of the %s query %r: it was seen before.", *pair)
-    return qrels, overlap
-
-
 def _rows(documents: datasets.Dataset) -> dict[str, int]:
     return {doc_id: row for row, doc_id in enumerate(documents["doc_id"][:])}
 
 
-def _known(judged: Mapping[str, float], rows: Mapping[str, int]) -> dict[str, float]:
-    """Return the judgements of documents that are in the collection."""
-    return {doc_id: grade for doc_id, grade in judged.items() if doc_id in rows}
-
-
-def _table(records: Numbered, source: str, name: str) -> datasets.Dataset:
-    """Return a table in memory of documents; `name` is that of the collection."""
-    odd = Oddities(source)
-    checked = list(checked_documents(records, source, odd))
-    if not checked:
-        raise ValueError(f"{name} has no documents; give at least one.")
-    kinds = column_kinds(checked, odd)
+def _table(records: Numbered, name: object) -> datasets.Dataset:
+    """Return a table in memory of documents."""
+    odd = Oddities(name)
+    rows = list(checked_documents(records, name, odd))
+    kinds = column_kinds(rows, odd)
     odd.warn()
-    table = document_table([row for _, row in checked], kinds)
+    schema = arrow_schema(kinds)
+    table = pa.Table.from_batches(batches((arrow_row(row, kinds) for _, row in rows), schema), schema)
     return datasets.Dataset(table, fingerprint=generate_random_fingerprint())
 
 
@@ -492,61 +472,52 @@ def read_documents(path: Path) -> datasets.Dataset:
     if not path.is_dir() or not is_beir(path):
         return Collection.from_files(path).documents
     path = _find(path, "corpus.jsonl")
-    version = f"{sha256(path)}, {_LAYOUT}"
-    found = read_once(_column_rows, pa.schema({"column": pa.string(), "kind": pa.string()}), path, version)[:]
-    found = list(zip(found["column"], found["kind"], strict=True))
-    warn_all(line for column, line in found if not column)
-    kinds = {column: kind for column, kind in found if column not in ("", *COLUMNS)}
-    return read_once(_document_rows, arrow_schema(kinds), path, version, kinds=kinds)
+    return cached_table(path, sha256(path), _document_rows)
 
 
-def read_once(
-    rows: Callable[..., Iterator[dict[str, Any]]], schema: pa.Schema, path: Path, version: str, **arguments: Any
-) -> datasets.Dataset:
-    """Return a table of the rows of a file, cached while the version is the same.
+def _document_rows(path: Path) -> tuple[pa.Schema, Iterator[Row]]:
+    """Return the schema of the documents in a file, with lines on what is odd, and their rows; all of them are checked."""
+    odd = Oddities(path)
+    kinds = column_kinds(checked_documents(file_records(path), path, odd), odd)
+    rows = (document_row(record, source, Oddities(path)) for source, record in file_records(path))
+    return arrow_schema(kinds).with_metadata({"odd": json.dumps(odd.lines())}), (arrow_row(row, kinds) for row in rows)
+
+
+def cached_table(path: Path, version: str, read: Callable[[Path], tuple[pa.Schema, Iterator[Row]]]) -> datasets.Dataset:
+    """Return the table of a file, memory-mapped from the cache of `datasets`, where it stays; what is odd is logged each time.
 
     Args:
-        rows: reads the file; its arguments are path (a str), version and `arguments`.
-        schema: of the table.
         path: of the file.
-        version: SHA-256 of the file, and what else the rows depend on after a comma; a changed file is read again.
-        **arguments: of `rows`.
+        version: its sha256; a changed file is read again.
+        read: returns the schema of the table and its rows.
+
+    Raises:
+        ValueError: as `read`, or the file was changed meanwhile.
     """
-    shown = not datasets.are_progress_bars_disabled()
-    datasets.disable_progress_bars()
+    kept = _cache_folder(str(datasets.config.HF_DATASETS_CACHE)) / f"{digest([str(path), version, _LAYOUT])}.arrow"
+    if not kept.exists():
+        schema, rows = read(path)
+        with replacing(kept) as partial:
+            with pa.OSFile(str(partial), "wb") as file, pa.ipc.new_stream(file, schema) as writer:
+                for batch in batches(rows, schema):
+                    writer.write_batch(batch)
+            if sha256(path) != version:
+                raise ValueError(f"{path} was changed while it was read; read it again when it is whole.")
+    table = datasets.table.MemoryMappedTable.from_file(str(kept))
+    for line in json.loads((table.schema.metadata or {}).get(b"odd", b"[]")):
+        logger.warning("%s", line)
+    return datasets.Dataset(table, fingerprint=kept.stem)
+
+
+def _cache_folder(folder: str) -> Path:
+    """Return the folder of cached tables: in `folder`, or a temporary one if that cannot be written."""
     try:
-        return datasets.Dataset.from_generator(
-            _whole,
-            features=datasets.Features.from_arrow_schema(schema),
-            cache_dir=_cache_folder(str(datasets.config.HF_DATASETS_CACHE)),
-            gen_kwargs={"rows": rows, "path": str(path), "version": version, **arguments},
-        )
-    except datasets.exceptions.DatasetGenerationError as error:
-        if isinstance(error.__cause__, ValueError | OSError | MemoryError):
-            raise error.__cause__ from None
-        raise
-    finally:
-        if shown:
-            datasets.enable_progress_bars()
-
-
-def _whole(
-    rows: Callable[..., Iterator[dict[str, Any]]], path: str, version: str, **arguments: Any
-) -> Iterator[dict[str, Any]]:
-    """Yield the rows of a file; raises ValueError at the end if it was another one meanwhile, which must not be cached."""
-    yield from rows(path=path, version=version, **arguments)
-    if sha256(Path(path)) != version.partition(",")[0]:
-        raise ValueError(f"{path} was changed while it was read; read it again when it is whole.")
-
-
-def _cache_folder(folder: str) -> str:
-    """Return the folder of cached tables: `folder`, or a temporary one if that cannot be written."""
-    try:
-        Path(folder).mkdir(parents=True, exist_ok=True)
-        tempfile.TemporaryFile(dir=folder).close()
+        path = Path(folder, "dr-scl")
+        path.mkdir(parents=True, exist_ok=True)
+        tempfile.TemporaryFile(dir=path).close()
     except OSError:
-        return _temporary_folder().name
-    return folder
+        return Path(_temporary_folder().name)
+    return path
 
 
 @cache
@@ -561,27 +532,6 @@ def read_queries(folder: Path) -> dict[str, str]:
     return checked_queries(file_records(path), path)
 
 
-def _column_rows(path: str, version: str) -> Iterator[dict[str, str]]:
-    """Check the documents in a file; yield the columns and their kinds, and lines on what is odd without a column."""
-    odd = Oddities(path)
-    documents = checked_documents(file_records(Path(path)), path, odd)
-    first = next(documents, None)
-    if first is None:
-        raise ValueError(f"{path} holds no documents; it needs one JSON object a line with _id, title and text.")
-    kinds = column_kinds(chain([first], documents), odd)
-    yield from (
-        {"column": column, "kind": kind} for column, kind in {**dict.fromkeys(COLUMNS, "text"), **kinds}.items()
-    )
-    yield from ({"column": "", "kind": line} for line in odd.lines())
-
-
-def _document_rows(path: str, version: str, kinds: dict[str, str]) -> Iterator[dict[str, Any]]:
-    """Yield the rows of the documents in a file, which `_column_rows` has checked."""
-    odd = Oddities(path)
-    for source, record in file_records(Path(path)):
-        yield arrow_row(document_row(record, source, odd), kinds)
-
-
 def _has(folder: Path, name: str) -> bool:
     return (folder / name).exists() or (folder / f"{name}.gz").exists()
 
@@ -589,5 +539,5 @@ def _has(folder: Path, name: str) -> bool:
 def _find(folder: Path, name: str) -> Path:
     for path in (folder / name, folder / f"{name}.gz"):
         if path.exists():
-            return file_of_collection(path)
+            return path
     raise FileNotFoundError(f"{folder / name} (or {name}.gz) does not exist; a collection needs it (BEIR layout).")

@@ -1,10 +1,41 @@
-"""Which train queries are set aside for tuning. Knows nothing of files."""
+"""The splits of a collection, and which train queries are set aside for tuning. Knows nothing of files."""
 
+import logging
 import random
 from collections import Counter
 from collections.abc import Iterable, Mapping
+from itertools import combinations
 
+from dsi.docids.data import SPLITS
 from dsi.docids.types import Qrels
+
+logger = logging.getLogger(__name__)
+
+
+def split_judgements(
+    read: Mapping[str, Qrels], queries: Mapping[str, str], rows: Mapping[str, int], dev_queries: int, seed: int
+) -> tuple[dict[str, Qrels], frozenset[str]]:
+    """Return the judgements of all splits, dev cut from train if it is missing, and the relevant documents of uncut train."""
+    qrels = {split: read.get(split, {}) for split in SPLITS}
+    overlap = relevant_documents(qrels["train"].values())
+    if qrels["train"] and not qrels["dev"]:
+        known = {
+            query_id: {doc_id: grade for doc_id, grade in judged.items() if doc_id in rows}
+            for query_id, judged in qrels["train"].items()
+        }
+        kept, chosen = cut_dev(known, qrels["test"], dev_queries, seed)
+        qrels["dev"] = {query_id: qrels["train"][query_id] for query_id in chosen}
+        qrels["train"] = {query_id: qrels["train"][query_id] for query_id in kept}
+    plain = {query_id: " ".join(queries[query_id].lower().split()) for own in qrels.values() for query_id in own}
+    for one, other in combinations(SPLITS, 2):
+        if shared := [query_id for query_id in qrels[one] if query_id in qrels[other]]:
+            message = "The query %r (and %d more) is judged in %s and in %s: what is measured there was seen before."
+            logger.warning(message, shared[0], len(shared) - 1, one, other)
+        first = {plain[query_id]: query_id for query_id in qrels[one]}
+        if twins := [own for own in qrels[other] if own not in qrels[one] and plain[own] in first]:
+            pair = other, twins[0], len(twins) - 1, one, first[plain[twins[0]]]
+            logger.warning("The %s query %r (and %d more) has the text of the %s query %r: it was seen before.", *pair)
+    return qrels, overlap
 
 
 def cut_dev(train: Qrels, test: Qrels, dev_queries: int, seed: int) -> tuple[Qrels, Qrels]:

@@ -12,8 +12,7 @@ from typing import Any
 
 from dsi.docids.data import folder_for_collection
 from dsi.docids.data.lines import write_json_line, write_judgements
-from dsi.docids.data.oddities import Oddities
-from dsi.docids.data.records import document_row, query_of
+from dsi.docids.data.records import Oddities, document_row, query_of
 from dsi.docids.files.checks import shown
 from dsi.docids.files.progress import progress
 from dsi.docids.files.storage import replace_folder

@@ -12,10 +12,8 @@ from pathlib import Path
 from typing import Any
 
 from dsi.docids.data import SPLITS
-from dsi.docids.data.lines import text_lines
-from dsi.docids.data.oddities import Oddities
-from dsi.docids.data.records import id_of
-from dsi.docids.files.checks import plain, shown, text
+from dsi.docids.data.records import Oddities, id_of
+from dsi.docids.files.checks import plain, shown, text, unpack
 from dsi.docids.types import Qrels
 
 logger = logging.getLogger(__name__)
@@ -35,17 +33,19 @@ Judgement = tuple[str, str, str, float]
 """The words that name it in messages, query_id, doc_id, grade."""
 
 
-def read_judgements(path: Path, queries: Container[str], rows: Mapping[str, int]) -> Qrels:
-    """Return the judgements in a file: query-id, corpus-id and score, or the four columns of a TREC file.
+def read_judgements(
+    path: Path, lines: Iterable[tuple[int, str]], queries: Container[str], rows: Mapping[str, int]
+) -> Qrels:
+    """Return the judgements in the lines of a file: query-id, corpus-id and score, or the four columns of a TREC file.
 
     Raises:
         ValueError: a line has other fields, or none of the queries is in the collection.
     """
-    return _collected(_file_judgements(path), path, queries, rows)
+    return _collected(_file_judgements(path, lines), path, queries, rows)
 
 
-def _file_judgements(path: Path) -> Iterator[Judgement]:
-    for number, line in text_lines(path):
+def _file_judgements(path: Path, lines: Iterable[tuple[int, str]]) -> Iterator[Judgement]:
+    for number, line in lines:
         source = f"{path}, line {number}"
         parts = line.rstrip().split("\t") if "\t" in line.rstrip() else line.split()
         grade = _grade(parts[-1].strip()) if len(parts) in (3, 4) else None
@@ -77,7 +77,7 @@ def check_qrels(qrels: Mapping[str, Any], queries: Container[str], rows: Mapping
         ValueError: they are of another form, a grade is not a finite number, or no query of a split is in the collection.
     """
     if not isinstance(qrels, Mapping) or not set(qrels) <= set(SPLITS):
-        flat = isinstance(qrels, Mapping) and any(id_of(query_id) in queries for query_id in qrels)
+        flat = isinstance(qrels, Mapping) and any(id_of(unpack(query_id)) in queries for query_id in qrels)
         remedy = '; write {"test": …} around judgements that are to be measured on' if flat else ""
         raise ValueError(
             f"qrels must be {{split: {{query_id: {{doc_id: relevance}}}}}} of the splits {', '.join(SPLITS)}, got "
@@ -87,7 +87,7 @@ def check_qrels(qrels: Mapping[str, Any], queries: Container[str], rows: Mapping
     for split, judged in qrels.items():
         name = f"qrels[{split!r}]"
         read[split] = _collected(_memory_judgements(judged, name), name, queries, rows)
-        for query_id in map(id_of, judged):
+        for query_id in map(id_of, map(unpack, judged)):
             if query_id in queries:
                 read[split].setdefault(query_id, {})
     return read
@@ -102,7 +102,7 @@ def _memory_judgements(qrels: Any, name: str) -> Iterator[Judgement]:
             value = plain(float, grade, source)
             if not math.isfinite(value):
                 raise ValueError(f"{source} must be a finite number, got {shown(grade)}.")
-            ids = text(id_of(query_id), f"{source}: query_id"), text(id_of(doc_id), f"{source}: doc_id")
+            ids = text(id_of(unpack(query_id)), f"{source}: query_id"), text(id_of(unpack(doc_id)), f"{source}: doc_id")
             yield source, *ids, int(value) if value.is_integer() and abs(value) < 2**53 else value
 
 

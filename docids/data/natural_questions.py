@@ -103,6 +103,7 @@ def prepare(
         FileNotFoundError: a raw file is missing.
         ValueError: no source, no test questions, or fewer records than requested.
     """
+    # 1) Checks, before anything is read.
     _check_sources(files, test_files, size, hub=hub)
     folder_for_collection(output, "output")
     if hub:
@@ -113,6 +114,7 @@ def prepare(
         raise ValueError(
             f"{size} is tested on other questions than it trains on; name their files: test_files (--test)."
         )
+    # 2) Records become pages and questions.
     staged = folder_to_replace(output.with_name(f"{output.name}.staged"), "output", lambda own: own.name in _STAGED)
     staged.mkdir(parents=True, exist_ok=True)
     journal = read_journal(staged)
@@ -120,6 +122,7 @@ def prepare(
     sources = [read_files([*files, *test_files], journal.records)]
     sources += [read_hub(split, journal.records) for split in splits]
     journal = stage(chain.from_iterable(sources), journal, staged)
+    # 3) Some of them become the collection.
     report = select(staged, output, documents=documents, train=train, test=test, seed=seed, test_sources=test_sources)
     if not keep_staged:
         shutil.rmtree(staged)
@@ -319,6 +322,7 @@ def select(
     Raises:
         ValueError: there are fewer than requested, or the drawn pairs have more pages than `documents`.
     """
+    # 1) Pairs and their pages, and further pages.
     rng = random.Random(seed)
     drawn = _draw_pairs(list(read_jsonl(staged / "pairs.jsonl")), train, test, test_sources, rng)
     pages = {pair["document"] for split in drawn.values() for pair in split}
@@ -328,6 +332,7 @@ def select(
         raise ValueError(f"The pairs drawn have {len(pages)} pages, more than the {documents} documents requested.")
     others = [number for number in range(total) if number not in pages]
     pages.update(rng.sample(others, (documents or total) - len(pages)))
+    # 2) The folder and its report.
     with replace_folder(output) as folder:
         _write_collection(staged, folder, pages, drawn)
         train_pages = {pair["document"] for pair in drawn["train"]}
@@ -382,7 +387,7 @@ def _titles(path: Path) -> dict[str, int]:
 
 
 def read_jsonl(path: Path) -> Iterator[dict[str, Any]]:
-    """Yield the objects of a JSON Lines file; none without a file."""
+    """Yield the objects of a JSON Lines file; none if the file is missing."""
     if path.exists():
         with path.open(encoding="utf-8") as lines:
             for line in lines:

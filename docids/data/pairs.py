@@ -14,13 +14,11 @@ from typing import Any
 
 import datasets
 
-from dsi.docids.data.oddities import Oddities
-from dsi.docids.data.records import Numbered, id_of, is_missing
+from dsi.docids.data.records import Numbered, Oddities, id_of
+from dsi.docids.data.sources import POSITIVES, QUERIES, is_missing
 from dsi.docids.files.checks import plain, text
 from dsi.docids.types import Qrels
 
-QUERIES = ("query", "anchor", "question", "query_id", "query-id", "qid")
-POSITIVES = ("positive", "positives", "pos", "answer", "positive_id", "positive_ids", "doc_id", "pid")
 NEGATIVES = ("negative", "negatives", "neg", "negative_id", "negative_ids", "nid")
 SCORES = ("score", "scores", "label", "labels")
 """Keys of a pair, the first that is there counts."""

@@ -1,49 +1,48 @@
-"""Documents and queries of whatever holds them: source -> records -> checked rows -> Arrow.
+"""Documents and queries from records to Arrow tables: records -> checked rows -> columns.
 
-1) `records_of` yields the records of a list, a table or a data set, `dsi.docids.data.sources` those of files;
-2) `checked_documents` and `checked_queries` check them, the same for files, memory, `add` and the server;
-3) `column_kinds` finds a type for each column of metadata, and `arrow_rows` gives the values these types.
+`dsi.docids.data.sources` yields the records of files and of what is in memory.
+1) `checked_documents` and `checked_queries` check them, the same for files, memory, `add` and the server;
+2) `column_kinds` finds a type for each column of metadata, and `batches` are the rows of a table.
 
 What cannot be understood is refused. What is odd is counted, in one line a kind. Reads no files.
 """
 
 import enum
 import json
+import logging
 import math
 import re
 import uuid
-from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
+from collections.abc import Iterable, Iterator, Mapping, Set
 from datetime import UTC, date, datetime
 from decimal import Decimal
+from itertools import islice
 from pathlib import PurePath
 from typing import Any
 
-import datasets
-import numpy as np
 import pandas
 import pyarrow as pa
 
-from dsi.docids.data.oddities import Oddities
-from dsi.docids.files.checks import printable, shown, text, unpack
+from dsi.docids.data.sources import (
+    ID_KEYS,
+    MOST_COLUMNS,
+    QUERY_ID_KEYS,
+    QUERY_TEXT_KEYS,
+    TEXT_KEYS,
+    is_missing,
+)
+from dsi.docids.files.checks import shown, text
+
+logger = logging.getLogger(__name__)
 
 COLUMNS = ("doc_id", "title", "text")
 """The columns of every document table; metadata has others."""
-MOST_COLUMNS = 1000
-"""Columns of a document table, at most."""
 MOST_OF_ID = 4096
 """Bytes of an id in UTF-8: as many as a path has, and few enough for the address of an HTTP request."""
-ID_KEYS = ("_id", "doc_id", "id", "docno")
-"""Keys under which a record may have its id."""
-QUERY_ID_KEYS = ("_id", "query_id", "id", "qid")
-"""Keys under which a query may have its id."""
-TEXT_KEYS = ("text", "contents")
-"""Keys under which a record may have its text."""
-QUERY_TEXT_KEYS = ("text", "query")
-"""Keys under which a query may have its text; the first counts."""
 _OWN_KEYS = {*ID_KEYS, *TEXT_KEYS, "title", "metadata"}
 """Keys of a document that have a meaning; all others are metadata."""
 _ROWS_AT_ONCE = 1000
+"""Rows of a record batch."""
 _LONGEST_ID = 1000
 """Bits of a whole number that is written out as an id."""
 _LARGE_TABLE = 2 * 10**7
@@ -64,112 +63,49 @@ EMPTY_DOCUMENTS = "documents with neither title nor text; no query finds them by
 EMPTY_QUERIES = "empty queries; their answers are empty, and count as 0 where they are judged"
 
 Numbered = Iterable[tuple[str, Mapping[str, Any]]]
-"""Records, each with the words that name it in messages."""
+"""Records, each after the words that name it in messages."""
 Row = dict[str, Any]
 """A document: doc_id, title, text and a key for each value of its metadata."""
 
 
-# 1) Records of what is in memory.
+# 1) Checked rows.
 
 
-def records_of(source: Any, name: str = "documents", *, texts: bool = True) -> Iterator[tuple[str, Mapping[str, Any]]]:
-    """Yield the records of a list, an iterator, a series, a DataFrame, an Arrow table or a data set, after their names.
+class Oddities:
+    """The odd things of a source, counted by kind.
 
-    A text is a record whose id is its place.
+    >>> odd = Oddities("corpus.jsonl")
+    >>> for doc_id in ("a", "b"):
+    ...     odd.count("empty documents; no query finds them", doc_id)
+    >>> odd.lines()
+    ["corpus.jsonl: empty documents: 2, the first 'a'; no query finds them."]
 
     Args:
-        source: the records.
-        name: of them all, for messages.
-        texts: take texts for records; without, they are refused.
-
-    Raises:
-        TypeError: the source or a record is of another kind.
-        ValueError: a table has a column twice, or one that cannot be read.
+        source: the file or argument that is read, for the lines.
     """
-    for place, record in enumerate(items_of(source, name)):
-        if isinstance(record, str) and texts:
-            record = {"_id": str(place), "text": record}
-        if not isinstance(record, Mapping):
-            kinds = "a dictionary or a text" if texts else "a dictionary with doc_id and text"
-            raise TypeError(f"{name}[{place}] must be {kinds}, got {shown(record)}.")
-        yield f"{name}[{place}]", record
 
+    def __init__(self, source: object) -> None:
+        self.source = source
+        self._found: dict[str, tuple[int, str]] = {}
 
-def items_of(source: Any, name: str) -> Iterable[Any]:
-    """Return an iterable of the records of a source."""
-    if isinstance(source, datasets.DatasetDict):
-        raise TypeError(f"{name} must be one data set, got a dictionary of {', '.join(source)}; pass one of them.")
-    if isinstance(source, pandas.DataFrame):
-        check_different(source.columns, name)
-        parts = (source.iloc[start : start + _ROWS_AT_ONCE] for start in range(0, len(source), _ROWS_AT_ONCE))
-        return (record for part in parts for record in part.to_dict("records"))
-    if is_series(source):
-        return ("" if is_missing(value) else value for value in source.to_list())
-    if (tables := _arrow_tables(source)) is not None:
-        return table_records(tables, name)
-    if isinstance(source, str | bytes | Mapping | Set) or not isinstance(source, Iterable):
-        remedy = "dsi.read_collection reads a folder"
-        if isinstance(source, Mapping):
-            remedy = "put one record into a list, and columns into a pandas.DataFrame"
-        if isinstance(source, Set):
-            remedy = "a set has no order, and texts take their places as ids: make a list of it"
-        raise TypeError(
-            f"{name} must be a list or an iterator of dictionaries, a DataFrame, an Arrow table or a datasets.Dataset, got "
-            f"{shown(source)}; {remedy}."
-        )
-    return source
+    def count(self, kind: str, first: object) -> None:
+        """Count one thing of a kind, "what it is; what follows"; `first` is shown of the first one."""
+        number, example = self._found.get(kind) or (0, f"{first!r:.99}")
+        self._found[kind] = number + 1, example
 
+    def number(self, kind: str) -> int:
+        """Return how many things of a kind were counted."""
+        return self._found[kind][0] if kind in self._found else 0
 
-def is_series(source: object) -> bool:
-    """True for a series of pandas or polars."""
-    return hasattr(source, "to_list") and not hasattr(source, "columns")
+    def lines(self) -> list[str]:
+        """Return a line for each kind."""
+        parts = ((*kind.split("; ", 1), number, first) for kind, (number, first) in self._found.items())
+        return [f"{self.source}: {what}: {number:,}, the first {first}; {then}." for what, then, number, first in parts]
 
-
-def is_table(source: object) -> bool:
-    """True for a DataFrame, an Arrow table or a data set: what has named columns."""
-    return isinstance(source, pandas.DataFrame) or (not is_series(source) and _arrow_tables(source) is not None)
-
-
-def _arrow_tables(source: Any) -> Iterable[Any] | None:
-    """Return the parts of what gives Arrow tables, None of anything else."""
-    if isinstance(source, datasets.Dataset):  # as Arrow: decoding opens what the columns of pictures and sounds name
-        return source.with_format("arrow").iter(_ROWS_AT_ONCE)
-    if hasattr(source, "__arrow_c_stream__"):
-        return pa.RecordBatchReader.from_stream(source)
-    if hasattr(source, "__arrow_c_array__") and hasattr(source, "schema"):  # one batch
-        return [source]
-    return source.to_batches() if isinstance(getattr(source, "schema", None), pa.Schema) else None
-
-
-def table_records(tables: Iterable[Any], name: object) -> Iterator[Row]:
-    """Yield the rows of Arrow tables or batches.
-
-    Raises:
-        ValueError: a column comes twice, or holds a value that Python cannot.
-    """
-    try:
-        for table in tables:
-            check_different(table.schema.names, name)
-            for start in range(0, table.num_rows, _ROWS_AT_ONCE):
-                yield from table.slice(start, _ROWS_AT_ONCE).to_pylist()
-    except (OverflowError, pa.ArrowException) as error:
-        raise ValueError(
-            f"{name} hold a value that Python cannot ({reason(error)}), such as a date after 9999; write texts."
-        ) from None
-
-
-def check_different(names: Iterable[Any], name: object) -> None:
-    """Raise ValueError if two columns have one name."""
-    if twice := [column for column, count in Counter(names).items() if count > 1]:
-        raise ValueError(f"{name}: the column {shown(twice[0])} comes twice; give each a name of its own.")
-
-
-def reason(error: Exception) -> str:
-    """Return the message of a library, on one line that is not long."""
-    return printable(str(error).strip().rstrip("."))[:200]
-
-
-# 2) Checked rows.
+    def warn(self) -> None:
+        """Log a warning for each kind."""
+        for line in self.lines():
+            logger.warning("%s", line)
 
 
 def checked_documents(records: Numbered, name: object, odd: Oddities | None = None) -> Iterator[tuple[str, Row]]:
@@ -257,14 +193,8 @@ def query_of(record: Mapping[str, Any], source: str) -> tuple[str, str]:
     return query_id, _text(_given(record, given, source, "text"), f"{source}: key 'text'")
 
 
-def is_missing(value: Any) -> bool:
-    """True for None, NaN, and the missing values of pandas."""
-    return value is None or value is pandas.NA or value is pandas.NaT or (isinstance(value, float) and value != value)
-
-
 def id_of(value: Any) -> Any:
     """Return an id with whole numbers written out."""
-    value = unpack(value)
     return str(value) if type(value) is int and value.bit_length() <= _LONGEST_ID else value
 
 
@@ -333,7 +263,7 @@ def _metadata(record: Mapping[str, Any], source: str) -> Iterator[tuple[str, Any
         raise ValueError(f"{source}: metadata must be an object, got {shown(metadata)}.")
     further = {key: value for key, value in record.items() if key not in _OWN_KEYS}
     for key in further.keys() & metadata.keys():
-        if shown(metadata[key]) != shown(further[key]):
+        if repr(metadata[key]) != repr(further[key]):
             raise ValueError(
                 f"{source}: {shown(key)} is {shown(further[key])}, but {shown(metadata[key])} in metadata; give one."
             )
@@ -349,14 +279,13 @@ def _metadata(record: Mapping[str, Any], source: str) -> Iterator[tuple[str, Any
 def _value(value: Any, source: str, key: str, odd: Oddities) -> Any:
     """Return a value that a column can hold; None if it is missing, or an object, which is counted.
 
-    A list, tuple, set or array is a list; a time is one of UTC; UUIDs, paths, enumerations and decimal numbers are texts.
+    A list, tuple or set is a list; a time is one of UTC; UUIDs, paths, enumerations and decimal numbers are texts.
     """
     if type(value) is str and value.isascii():  # most are
         return value
-    value = unpack(value)
-    if isinstance(value, np.ndarray | list | tuple | Set):
-        values = sorted(value, key=str) if isinstance(value, Set) else list(value)
-        if any(isinstance(own, Mapping | np.ndarray | list | tuple | Set) for own in values):
+    if isinstance(value, list | tuple | Set):
+        values = sorted(value, key=str) if isinstance(value, Set) else value
+        if any(isinstance(own, Mapping | list | tuple | Set) for own in values):
             return odd.count(f"lists of lists or objects as metadata {shown(key)}; they are left out", source)
         return [read for own in values if (read := _value(own, source, key, odd)) is not None]
     if isinstance(value, Mapping):
@@ -387,7 +316,7 @@ def _scalar(value: Any, name: str) -> bool | int | float | str | date:
     )
 
 
-# 3) Arrow.
+# 2) Arrow.
 
 
 def column_kinds(rows: Numbered, odd: Oddities) -> dict[str, str]:
@@ -397,11 +326,11 @@ def column_kinds(rows: Numbered, odd: Oddities) -> dict[str, str]:
     texts, and single values beside lists are lists of one; a line says so.
 
     Raises:
-        ValueError: there are too many keys, or too few values for that many.
+        ValueError: there are no rows, too many keys, or too few values for that many.
     """
     kinds: dict[str, set[str]] = {}
     lists: dict[str, list[bool]] = {}  # {column: [single values were seen, lists were seen]}
-    filled = 0
+    filled = number = 0
     for number, (source, row) in enumerate(rows, start=1):
         for key, value in row.items():
             if key not in COLUMNS:
@@ -419,6 +348,8 @@ def column_kinds(rows: Numbered, odd: Oddities) -> dict[str, str]:
                 f"{source}: documents may have at most {MOST_COLUMNS - len(COLUMNS)} different keys of metadata, this makes "
                 f"them {len(kinds)}; leave some out."
             )
+    if not number:
+        raise ValueError(f"{odd.source} must hold at least one document, with an id and a text, got none.")
     for key, (single, listed) in lists.items():
         if single and listed:
             odd.count("metadata of lists and single values; these become lists of one", key)
@@ -482,9 +413,15 @@ def kind_of(arrow: pa.DataType) -> str:
 
 
 def arrow_row(row: Row, kinds: Mapping[str, str]) -> Row:
-    """Return a row with the values of its metadata as their columns have them, None where it has none."""
-    values = {name: None if row.get(name) is None else converted(row[name], kind) for name, kind in kinds.items()}
-    return {name: row[name] for name in COLUMNS} | values
+    """Return a row with the values of its metadata as their columns have them."""
+    return {name: converted(value, kinds[name]) if name in kinds else value for name, value in row.items()}
+
+
+def batches(rows: Iterable[Row], schema: pa.Schema) -> Iterator[pa.RecordBatch]:
+    """Yield rows as Arrow has them, some at a time; what a row lacks is null."""
+    rest = iter(rows)
+    while block := list(islice(rest, _ROWS_AT_ONCE)):
+        yield pa.RecordBatch.from_pylist(block, schema)
 
 
 def converted(value: Any, kind: str) -> Any:
@@ -516,18 +453,6 @@ def converted(value: Any, kind: str) -> Any:
     if type(value) is not {"boolean": bool, "integer": int, "float": float}.get(kind):
         raise ValueError(f"a value of type {type(value).__name__}")
     return value
-
-
-def document_table(rows: Sequence[Row], kinds: Mapping[str, str]) -> pa.Table:
-    """Return an Arrow table of checked rows."""
-    schema = arrow_schema(kinds)
-    columns: dict[str, list[Any]] = {
-        name: [] for name in schema.names
-    }  # a dictionary a row would take five times as much
-    for row in rows:
-        for name, value in arrow_row(row, kinds).items():
-            columns[name].append(value)
-    return pa.table(columns, schema=schema)
 
 
 def table_record(row: Row) -> dict[str, Any]:

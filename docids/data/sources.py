@@ -1,37 +1,53 @@
-"""The documents and queries of files: texts, lines of JSON, tables. Knows nothing of what they must hold."""
+"""The documents and queries of whatever holds them, as records: lists, tables, data sets, and files of texts, lines or tables.
+
+Each record comes after the words that name it in messages. Knows nothing of what records must hold.
+"""
 
 import csv
+import gzip
 import io
+import json
 import logging
+import os
 import re
+import zlib
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
 from pathlib import Path
 from typing import Any
 
+import datasets
+import numpy as np
+import pandas
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.csv as pa_csv
 import pyarrow.parquet
 import yaml
 
-from dsi.docids.data.lines import LONGEST_LINE, file_of_collection, json_lines, read_text, text_lines
-from dsi.docids.data.pairs import POSITIVES, QUERIES
-from dsi.docids.data.records import (
-    ID_KEYS,
-    MOST_COLUMNS,
-    QUERY_ID_KEYS,
-    QUERY_TEXT_KEYS,
-    TEXT_KEYS,
-    check_different,
-    reason,
-    table_records,
-)
-from dsi.docids.files.checks import shown
-from dsi.docids.files.reading import walked
+from dsi.docids.files.checks import printable, shown, unpack
 
 logger = logging.getLogger(__name__)
 
+Records = Iterator[tuple[str, Mapping[str, Any]]]
+"""Records, each after the words that name it in messages."""
+ID_KEYS = ("_id", "doc_id", "id", "docno")
+"""Keys under which a record may have its id."""
+QUERY_ID_KEYS = ("_id", "query_id", "id", "qid")
+"""Keys under which a query may have its id."""
+TEXT_KEYS = ("text", "contents")
+"""Keys under which a record may have its text."""
+QUERY_TEXT_KEYS = ("text", "query")
+"""Keys under which a query may have its text; the first counts."""
+QUERIES = ("query", "anchor", "question", "query_id", "query-id", "qid")
+POSITIVES = ("positive", "positives", "pos", "answer", "positive_id", "positive_ids", "doc_id", "pid")
+"""Keys under which a training pair may have its query, and what answers it; the first that is there counts."""
+MOST_COLUMNS = 1000
+"""Columns of a document table, at most."""
+_ROWS_AT_ONCE = 1000
+LONGEST_LINE = 2**24
+"""Bytes of a line, at most; a file without line ends would fill the memory."""
+_INTEGER = re.compile(r"[+-]?[0-9]{1,18}")
 _TEXTS, _LINES, _PARQUET = (".txt", ".md"), (".jsonl", ".jsonl.gz"), (".parquet",)
 _TABLES = {".csv": ",", ".tsv": "\t"}
 """{suffix: what separates the columns}."""
@@ -55,8 +71,122 @@ _KINDS = (
 )
 """Types of a column of a table, and what all its values look like."""
 
-Records = Iterator[tuple[str, Mapping[str, Any]]]
-"""Records, each after the words that name it in messages."""
+
+# What is in memory.
+
+
+def records_of(source: Any, name: str = "documents", *, texts: bool = True) -> Records:
+    """Yield the records of a list, an iterator, a series, a DataFrame, an Arrow table or a data set, after their names.
+
+    A text is a record whose id is its place.
+
+    Args:
+        source: the records.
+        name: of them all, for messages.
+        texts: take texts for records; without, they are refused.
+
+    Raises:
+        TypeError: the source or a record is of another kind.
+        ValueError: a table has a column twice, or one that cannot be read.
+    """
+    for place, record in enumerate(items_of(source, name)):
+        if isinstance(record, str) and texts:
+            record = {"_id": str(place), "text": record}
+        if not isinstance(record, Mapping):
+            kinds = "a dictionary or a text" if texts else "a dictionary with doc_id and text"
+            raise TypeError(f"{name}[{place}] must be {kinds}, got {shown(record)}.")
+        yield f"{name}[{place}]", python_value(record)
+
+
+def items_of(source: Any, name: str) -> Iterable[Any]:
+    """Return an iterable of the records of a source."""
+    if isinstance(source, datasets.DatasetDict):
+        raise TypeError(f"{name} must be one data set, got a dictionary of {', '.join(source)}; pass one of them.")
+    if isinstance(source, pandas.DataFrame):
+        check_different(source.columns, name)
+        parts = (source.iloc[start : start + _ROWS_AT_ONCE] for start in range(0, len(source), _ROWS_AT_ONCE))
+        return (record for part in parts for record in part.to_dict("records"))
+    if is_series(source):
+        return ("" if is_missing(value) else value for value in source.to_list())
+    if (tables := _arrow_tables(source)) is not None:
+        return table_records(tables, name)
+    if isinstance(source, str | bytes | Mapping | Set) or not isinstance(source, Iterable):
+        remedy = "dsi.read_collection reads a folder"
+        if isinstance(source, Mapping):
+            remedy = "put one record into a list, and columns into a pandas.DataFrame"
+        if isinstance(source, Set):
+            remedy = "a set has no order, and texts take their places as ids: make a list of it"
+        raise TypeError(
+            f"{name} must be a list or an iterator of dictionaries, a DataFrame, an Arrow table or a datasets.Dataset, got "
+            f"{shown(source)}; {remedy}."
+        )
+    return source
+
+
+def python_value(value: Any) -> Any:
+    """Return a value without NumPy's types: arrays and tuples are lists, also within mappings."""
+    if type(value) is str:
+        return value
+    if isinstance(value, Mapping):
+        return {key: python_value(own) for key, own in value.items()}
+    return [python_value(own) for own in value] if isinstance(value, list | tuple | np.ndarray) else unpack(value)
+
+
+def is_series(source: object) -> bool:
+    """True for a series of pandas or polars."""
+    return hasattr(source, "to_list") and not hasattr(source, "columns")
+
+
+def is_table(source: object) -> bool:
+    """True for a DataFrame, an Arrow table or a data set: what has named columns."""
+    return isinstance(source, pandas.DataFrame) or (not is_series(source) and _arrow_tables(source) is not None)
+
+
+def _arrow_tables(source: Any) -> Iterable[Any] | None:
+    """Return the parts of what gives Arrow tables, None of anything else."""
+    if isinstance(source, datasets.Dataset):  # as Arrow: decoding opens what the columns of pictures and sounds name
+        return source.with_format("arrow").iter(_ROWS_AT_ONCE)
+    if hasattr(source, "__arrow_c_stream__"):
+        return pa.RecordBatchReader.from_stream(source)
+    if hasattr(source, "__arrow_c_array__") and hasattr(source, "schema"):  # one batch
+        return [source]
+    return source.to_batches() if isinstance(getattr(source, "schema", None), pa.Schema) else None
+
+
+def table_records(tables: Iterable[Any], name: object) -> Iterator[dict[str, Any]]:
+    """Yield the rows of Arrow tables or batches.
+
+    Raises:
+        ValueError: a column comes twice, or holds a value that Python cannot.
+    """
+    try:
+        for table in tables:
+            check_different(table.schema.names, name)
+            for start in range(0, table.num_rows, _ROWS_AT_ONCE):
+                yield from table.slice(start, _ROWS_AT_ONCE).to_pylist()
+    except (OverflowError, pa.ArrowException) as error:
+        raise ValueError(
+            f"{name} hold a value that Python cannot ({reason(error)}), such as a date after 9999; write texts."
+        ) from None
+
+
+def check_different(names: Iterable[Any], name: object) -> None:
+    """Raise ValueError if two columns have one name."""
+    if twice := [column for column, count in Counter(names).items() if count > 1]:
+        raise ValueError(f"{name}: the column {shown(twice[0])} comes twice; give each a name of its own.")
+
+
+def reason(error: Exception) -> str:
+    """Return the message of a library, on one line that is not long."""
+    return printable(str(error).strip().rstrip("."))[:200]
+
+
+def is_missing(value: Any) -> bool:
+    """True for None, NaN, and the missing values of pandas."""
+    return value is None or value is pandas.NA or value is pandas.NaT or (isinstance(value, float) and value != value)
+
+
+# Files.
 
 
 def path_records(paths: Sequence[Path]) -> Records:
@@ -93,15 +223,20 @@ def _folder_records(folder: Path) -> Records:
 
 def _files(folder: Path) -> Iterator[Path]:
     """Yield the files in a folder and in its folders, except hidden ones."""
-    for parent, folders, names in walked(folder):
+    for parent, folders, names in os.walk(folder, onerror=_raise_if_forbidden):
         folders[:] = [name for name in folders if not name.startswith(".")]
-        for path in (parent / name for name in names if not name.startswith(".")):
+        for path in (Path(parent, name) for name in names if not name.startswith(".")):
             if not path.name.isprintable():
                 raise ValueError(f"{shown(str(path))} has a name that cannot be printed; give it another.")
             if path.is_symlink() and not path.resolve().is_relative_to(folder.resolve()):
                 raise ValueError(f"{path} is a link to what lies outside the folder; put the file itself there.")
             if path.is_file():
                 yield path
+
+
+def _raise_if_forbidden(error: OSError) -> None:
+    if isinstance(error, PermissionError):  # other folders have been removed meanwhile
+        raise error
 
 
 def _is_read(path: Path) -> bool:
@@ -118,7 +253,7 @@ def file_records(path: Path, doc_id: str = "") -> Records:
     Raises:
         ValueError: of another kind, or not as its kind is.
     """
-    name = file_of_collection(path).name.lower()
+    name = path.name.lower()
     if name.endswith(_TEXTS):
         yield str(path), _text_record(path, doc_id or path.name)
     elif name.endswith(_LINES):
@@ -143,7 +278,7 @@ def pair_records(path: Path) -> Records:
     Raises:
         ValueError: of another kind, or not as its kind is.
     """
-    name = file_of_collection(path).name.lower()
+    name = path.name.lower()
     suffix = next((suffix for suffix in _TABLES if name.endswith(suffix)), "")
     if not suffix:
         if name.endswith(_TEXTS):
@@ -297,7 +432,7 @@ def _no_table(path: Path, error: Exception) -> ValueError:
 def _column_names(path: Path, separator: str) -> list[str]:
     """Return the values of the first line that is not blank; it has at most a million bytes."""
     with path.open("rb") as file:
-        head = file.read(_HEADER).decode("utf-8-sig", errors="replace")  # Arrow refuses other bytes than UTF-8
+        head = file.read(_HEADER).decode("utf-8-sig", errors="replace")  # Arrow refuses what is not UTF-8
     return next(filter(None, csv.reader(io.StringIO(head, newline=""), delimiter=separator)), [])
 
 
@@ -320,3 +455,85 @@ def _typed(column: pa.ChunkedArray) -> pa.ChunkedArray:
         if pc.all(pc.match_substring_regex(column, pattern)).as_py() and column.null_count < len(column):
             return column.cast(kind)
     return column
+
+
+# Lines.
+
+
+def text_lines(path: Path) -> Iterator[tuple[int, str]]:
+    """Yield number, from 1, and text of each line of a UTF-8 file that is not blank, without its end.
+
+    A file whose name ends in .gz is decompressed. A byte order mark is skipped; lines end in LF or CRLF.
+
+    Raises:
+        ValueError: a line is too long or not UTF-8, or the compressed data are damaged.
+    """
+    number = 0
+    try:
+        with gzip.open(path) if path.suffix == ".gz" else path.open("rb") as file:
+            for number, line in enumerate(iter(lambda: file.readline(LONGEST_LINE + 1), b""), start=1):
+                if len(line) > LONGEST_LINE:
+                    raise ValueError(
+                        f"{path}, line {number} has more than {LONGEST_LINE:,} bytes; write shorter lines."
+                    )
+                text = _decode(line, f"{path}, line {number}").removeprefix("\ufeff" if number == 1 else "")
+                if text.strip():
+                    yield number, text.rstrip("\r\n")
+    except (EOFError, gzip.BadGzipFile, zlib.error) as error:
+        raise ValueError(f"{path} is damaged after line {number} ({error}); fetch or compress it again.") from None
+
+
+def json_lines(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
+    """Yield number and JSON object of each line that is not blank.
+
+    Raises:
+        ValueError: as `text_lines` does, or a line is not a JSON object.
+    """
+    for number, line in text_lines(path):
+        source = f"{path}, line {number}"
+        try:
+            record = json.loads(line)
+        except json.JSONDecodeError as error:
+            raise ValueError(
+                f"{source}: not valid JSON ({error.msg}); got {line[:60]!r}; write one object a line."
+            ) from None
+        except ValueError:  # of int()
+            raise ValueError(f"{source}: an integer of thousands of digits; write it as a text.") from None
+        except RecursionError:
+            raise ValueError(f"{source}: JSON nested too deeply; got {line[:60]!r}.") from None
+        if not isinstance(record, dict):
+            raise ValueError(f"{source}: expected a JSON object a line, got {line[:60]!r}.")
+        yield number, record
+
+
+def read_text(path: Path) -> str:
+    """Return a UTF-8 file without a byte order mark.
+
+    Raises:
+        ValueError: it is not UTF-8; the message names the line.
+    """
+    content = path.read_bytes()
+    try:
+        return content.decode().removeprefix("\ufeff")
+    except UnicodeDecodeError as error:
+        before = content[: error.start]
+        line = content[before.rfind(b"\n") + 1 :].partition(b"\n")[0]
+        return _decode(line, f"{path}, line {before.count(10) + 1}")
+
+
+def whole_number(text: str) -> int | None:
+    """Return the integer in a text of at most 18 decimal digits; None if it is none.
+
+    >>> whole_number("-1"), whole_number("--1"), whole_number("²")
+    (-1, None, None)
+    """
+    return int(text) if _INTEGER.fullmatch(text) else None
+
+
+def _decode(line: bytes, source: str) -> str:
+    try:
+        return line.decode()
+    except UnicodeDecodeError as error:
+        raise ValueError(
+            f"{source}: not text in UTF-8 (byte 0x{line[error.start]:02x} at place {error.start + 1}); save the file in UTF-8."
+        ) from None

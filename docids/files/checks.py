@@ -12,7 +12,7 @@ _TAKEN: dict[type, tuple[type, ...]] = {bool: (bool,), int: (int,), float: (floa
 
 
 _CONTROLS = re.compile("[\\x00-\\x1f\\x7f-\\x9f\\u2028-\\u202e\\u2066-\\u2069\\ud800-\\udfff]")
-"""What moves a terminal's cursor, changes its colours or turns the order of its text, and surrogates."""
+"""What moves a terminal's cursor, changes its colours or turns the order of its text, and what is not a character."""
 
 
 def counted(number: int, noun: str) -> str:

@@ -19,10 +19,6 @@ from numpy.typing import NDArray
 T = TypeVar("T")
 RESTORE = "restore it or train again"
 _STOPS = (KeyboardInterrupt, SystemExit, GeneratorExit)
-_PSEUDO = (("/", "proc"), ("/", "sys"))
-"""Where files have no size and may have no end."""
-_DEEPEST = 30
-"""Folders in folders."""
 _ATTEMPTS = 20
 """To read a file, or a folder, that is replaced meanwhile."""
 Type = type[np.generic]
@@ -63,43 +59,31 @@ def catching_panics() -> Iterator[None]:
 
 
 def check_file(path: Path, remedy: str = RESTORE) -> None:
-    """Raise unless a path is a regular file or a link to one: reading may never end otherwise.
-
-    Args:
-        path: of the file.
-        remedy: what to do about it, for messages.
+    """Raise unless a path is a regular file, or a link to one; the message ends with a remedy.
 
     Raises:
-        FileNotFoundError: it does not exist.
-        ValueError: it is of another kind.
+        FileNotFoundError: nothing is there.
+        ValueError: it is of another kind: reading a pipe or a device may never end.
     """
-    try:
-        found = path.stat()
-    except FileNotFoundError:
-        raise FileNotFoundError(f"{path} is missing; {remedy}.") from None
-    except OSError as error:  # circular links
-        raise ValueError(f"{path} cannot be read ({error.strerror}); {remedy}.") from None
-    if not stat.S_ISREG(found.st_mode):
-        raise ValueError(f"{path} must be a regular file, and is a folder, a device or a pipe; {remedy}.")
-    if path.resolve().parts[:2] in _PSEUDO:
-        raise ValueError(f"{path} must be a regular file, and is one of the system; {remedy}.")
+    if path.is_file():
+        return
+    if not path.exists():
+        raise FileNotFoundError(f"{path} is missing; {remedy}.")
+    raise ValueError(f"{path} must be a regular file, and is a folder, a device or a pipe; {remedy}.")
 
 
 def check_folder(folder: Path, endings: Sequence[str] = DATA) -> None:
     """Raise ValueError if a folder holds anything but regular files of data, in folders."""
-    for parent, folders, files in walked(folder):
-        for name in [*files, *folders]:
-            if not name.isprintable():
-                raise ValueError(f"{parent} holds {name!r}, a name that no part of an index has; remove it.")
-        for name in folders:
-            if (parent / name).is_symlink():
-                raise ValueError(f"{parent / name} must be a folder, and is a link to one; {RESTORE}.")
-        for name in files:
-            if not name.endswith((*endings,)):
-                raise ValueError(
-                    f"{parent / name} is not read from an index, whose files end in {', '.join(endings)}; remove it."
-                )
-            check_file(parent / name)
+    for path in folder.rglob("*"):
+        if not path.name.isprintable():
+            raise ValueError(f"{path.parent} holds {path.name!r}, a name that no part of an index has; remove it.")
+        if path.is_dir():
+            if path.is_symlink():
+                raise ValueError(f"{path} must be a folder, and is a link to one; {RESTORE}.")
+        elif not path.name.endswith((*endings,)):
+            raise ValueError(f"{path} is not read from an index, whose files end in {', '.join(endings)}; remove it.")
+        else:
+            check_file(path)
 
 
 def check_files(folder: Path, parts: Collection[str], sums: Mapping[str, str], endings: Sequence[str] = DATA) -> None:
@@ -134,25 +118,6 @@ def check_names(folder: Path, parts: Collection[str], names: Iterable[str]) -> N
         if not is_inside(name) or name != PurePosixPath(name).as_posix() or name.split("/")[0] not in parts:
             place = f"must lie in {', '.join(sorted(parts))}, got {ascii(name)[:100]}"
             raise ValueError(f"{folder / 'manifest.json'}: files {place}; {RESTORE}.")
-
-
-def walked(folder: Path) -> Iterator[tuple[Path, list[str], list[str]]]:
-    """Yield each folder in a folder, itself first, with the names of its folders, of which some may be removed, and files.
-
-    Raises:
-        PermissionError: one may not be read.
-        ValueError: one lies too deep for the functions of Python that call themselves.
-    """
-    for parent, folders, files in os.walk(folder, onerror=_raise_if_forbidden):
-        path = Path(parent)
-        if len(path.parts) - len(folder.parts) > _DEEPEST:
-            raise ValueError(f"{folder} has folders in folders, more than {_DEEPEST} of them; move what is needed up.")
-        yield path, folders, files
-
-
-def _raise_if_forbidden(error: OSError) -> None:
-    if isinstance(error, PermissionError):  # other folders have been removed meanwhile
-        raise error
 
 
 def is_inside(name: object) -> bool:

@@ -18,7 +18,7 @@ import time
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any, BinaryIO, TypeVar
+from typing import Any, TypeVar
 from uuid import uuid4
 
 import numpy as np
@@ -26,11 +26,6 @@ from filelock import FileLock, Timeout
 from numpy.typing import NDArray
 
 from dsi.docids.files.reading import DTYPES
-
-try:
-    import fcntl
-except ImportError:  # Windows
-    fcntl = None  # type: ignore[assignment]
 
 logger = logging.getLogger(__name__)
 
@@ -142,8 +137,12 @@ def write_array(path: Path, array: NDArray[Any]) -> None:
 def replacing(path: Path) -> Iterator[Path]:
     """Yield the path of a file that takes the place of `path`; two processes may write the same one at once."""
     partial = path.with_name(f"{path.name}.{uuid4().hex}.partial")
-    yield partial
-    _replace(partial, path)
+    try:
+        yield partial
+        _replace(partial, path)
+    except BaseException:
+        remove(partial)
+        raise
 
 
 def _replace(partial: Path, path: Path) -> None:
@@ -220,7 +219,7 @@ def beside(folder: Path, role: str) -> Path:
 def writing_to(folder: Path, *, wait: bool = True) -> Iterator[None]:
     """Hold the lock for writing to a folder, among all processes and threads; readers need no lock.
 
-    Writers are served in the order in which they came. The lock is reentrant within a thread and released when a process dies.
+    The lock is reentrant within a thread and released when a process dies.
     It is a file beside the folder, which may be replaced meanwhile, or in the folder where the user may not write beside it.
 
     Args:
@@ -242,12 +241,12 @@ def writing_to(folder: Path, *, wait: bool = True) -> Iterator[None]:
             )
         file = folder / ".lock"
     lock, writer = FileLock(file, is_singleton=True), file.with_suffix(".writer")  # one lock in all calls of a process
-    _check_own(file, writer, writer.with_suffix(".queue"))
+    _check_own(file, writer)
     _acquire(lock, folder, writer, wait=wait)
     outermost = lock.lock_counter == 1
     try:
         if outermost:
-            with suppress(OSError):  # the next write names a full disk
+            with suppress(OSError):  # a full disk fails what is written next
                 writer.write_text(f"process {os.getpid()} on {platform.node()}", encoding="utf-8")
         yield
     finally:
@@ -266,55 +265,29 @@ def _check_own(*paths: Path) -> None:
 
 
 def _acquire(lock: FileLock, folder: Path, writer: Path, *, wait: bool) -> None:
-    """Take the lock of a folder; who waits stands in a queue, so that nobody who comes later overtakes.
+    """Take the lock of a folder.
 
     Raises:
         BlockingIOError: as `writing_to`.
         OSError: the file system has no locks.
     """
-    if lock.is_locked:  # by this thread
-        lock.acquire()
-        return
-    with writer.with_suffix(".queue").open("ab") as queue:
-        try:
-            _stand_in(queue, wait=False)
-            lock.acquire(blocking=False)
-        except (BlockingIOError, Timeout):
-            name = "another process"
-            with suppress(OSError):
-                name = writer.read_text(encoding="utf-8")
-            if not wait:
-                raise BlockingIOError(
-                    f"{folder} is being written by {name}; wait for its end or write to another folder."
-                ) from None
-            logger.warning("%s is being written by %s; waiting for its end.", folder, name)
-            _stand_in(queue, wait=True)
-            lock.acquire()
-        except OSError as error:
-            raise OSError(
-                error.errno,
-                f"the file system of {folder} cannot lock files ({error.strerror}); use a folder on another",
-            ) from None
-        finally:
-            _leave(queue)
-
-
-def _stand_in(queue: BinaryIO, *, wait: bool) -> None:
-    """Take the first place in a queue, where the system has such locks; the kernel serves those who wait in order."""
-    if fcntl is None:
-        return
     try:
-        fcntl.flock(queue, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
-    except BlockingIOError:
-        raise
-    except OSError as error:  # then no order holds
-        logger.debug("%s cannot be locked: %s", queue.name, error)
-
-
-def _leave(queue: BinaryIO) -> None:
-    if fcntl is not None:
+        lock.acquire(blocking=False)  # which a thread that has it may do again
+    except Timeout:
+        name = "another process"
         with suppress(OSError):
-            fcntl.flock(queue, fcntl.LOCK_UN)  # a forked child may have the file open too
+            name = writer.read_text(encoding="utf-8")
+        if not wait:
+            raise BlockingIOError(
+                f"{folder} is being written by {name}; wait for its end or write to another folder."
+            ) from None
+        logger.warning("%s is being written by %s; waiting for its end.", folder, name)
+        lock.acquire()
+    except OSError as error:
+        raise OSError(
+            error.errno,
+            f"the file system of {folder} cannot lock files ({error.strerror}); use a folder on another",
+        ) from None
 
 
 @contextmanager
@@ -342,7 +315,7 @@ def replace_folder(folder: Path) -> Iterator[Path]:
                     _sync(path)
         if folder.is_dir():
             _move_away(folder, previous)
-        remove(folder)  # a file or a link
+        remove(folder)  # if it is a file
     except BaseException:
         remove(partial)
         raise

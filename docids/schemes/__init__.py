@@ -23,7 +23,7 @@ from dsi.docids.files.checks import shown
 from dsi.docids.files.declarations import Count, Whole, settings
 from dsi.docids.files.processes import ALONE, Processes
 from dsi.docids.tree import MOST_LEVELS, MOST_PLACES
-from dsi.docids.types import Bools, Floats, Ints, Numbers
+from dsi.docids.types import Floats, Ints, Numbers
 from dsi.docids.vectors import BLOCK
 
 _CLUSTERING = ("branching", "max_leaf_size", "pieces")
@@ -156,10 +156,14 @@ class SchemeInput:
     progress: bool = False
 
     def __post_init__(self) -> None:
-        _check_shapes(self.embeddings, self.points, self.config)
-        _check_finite("embeddings", self.embeddings)
+        check_points(self.embeddings, len(self.embeddings))
         if self.cluster_embeddings is not None:
-            _check_finite("cluster_embeddings", self.cluster_embeddings)
+            if self.config.scheme in _WITHOUT_POINTS:
+                raise ValueError(
+                    f'The docid method "{self.config.method}" clusters nothing; leave out the embeddings to cluster on.'
+                )
+            check_points(self.cluster_embeddings, len(self.embeddings), "cluster_embeddings")
+        check_branching(len(self.embeddings), self.config)
 
     @property
     def points(self) -> Floats:
@@ -221,12 +225,22 @@ def pad_paths(paths: Sequence[Sequence[int]]) -> Ints:
     Raises:
         ValueError: a path is not a sequence of integers that int64 can hold, or too long.
     """
-    numbers = [_integers(path, document) for document, path in enumerate(paths)]
+    numbers = []
+    for document, path in enumerate(paths):
+        try:
+            numbers.append(
+                np.fromiter(map(index, path), np.int64)
+            )  # a cast would cut 0.9 to 0 and read "12" as a number
+        except (TypeError, OverflowError):
+            values = path.tolist() if isinstance(path, np.ndarray) else path
+            raise ValueError(
+                f"A path of a docid scheme must be integers from 0 to {_LARGEST}; document {document} has {shown(values)}."
+            ) from None
     longest = max(map(len, numbers), default=0)
     _check_length(longest)
     rows = np.full((len(numbers), longest), -1, dtype=np.int64)
-    for row, path in zip(rows, numbers, strict=True):
-        row[: len(path)] = path
+    for row, own in zip(rows, numbers, strict=True):
+        row[: len(own)] = own
     return rows  # type: ignore[return-value]
 
 
@@ -242,16 +256,6 @@ def _blocks(rows: Numbers) -> Iterator[Numbers]:
 def _check_length(longest: int) -> None:
     if longest >= MOST_LEVELS:  # documents with equal paths get one more
         raise ValueError(f"A path of a docid scheme must have fewer than {MOST_LEVELS} numbers, got {longest}.")
-
-
-def _integers(path: Sequence[int], document: int) -> NDArray[np.int64]:
-    try:
-        return np.fromiter(map(index, path), np.int64)  # a cast would cut 0.9 to 0 and read "12" as a number
-    except (TypeError, OverflowError):
-        values = path.tolist() if isinstance(path, np.ndarray) else path
-        raise ValueError(
-            f"A path of a docid scheme must be integers from 0 to {_LARGEST}; document {document} has {shown(values)}."
-        ) from None
 
 
 class Scheme(Protocol):
@@ -276,19 +280,15 @@ def make_docids(documents: SchemeInput) -> Docids:
         if documents.config.scheme in SCHEMES:
             raise
         raise ValueError(f"The docid scheme {method!r} failed: {type(error).__name__}: {error}.") from error
-    if not isinstance(docids, Docids) or _count_documents(docids, documents) != expected:
+    counted = isinstance(docids, Docids) and (
+        len(docids.paths) if docids.rows is None or documents.rows is not None else int(docids.rows[-1]) + 1
+    )
+    if counted != expected:
         raise ValueError(
             f"The docid scheme {method!r} must give Docids with a path for each of {expected} documents, "
-            f"got {_count_documents(docids, documents) if isinstance(docids, Docids) else shown(docids)}."
+            f"got {counted if isinstance(docids, Docids) else shown(docids)}."
         )
     return docids if documents.rows is None else docids.with_rows(documents.rows)
-
-
-def _count_documents(docids: Docids, documents: SchemeInput) -> int:
-    """Return how many documents have a path, or how many pieces if documents have several."""
-    if docids.rows is None or documents.rows is not None:
-        return len(docids.paths)
-    return int(docids.rows[-1]) + 1
 
 
 def find_scheme(name: str) -> Scheme:
@@ -305,7 +305,7 @@ def find_scheme(name: str) -> Scheme:
         return scheme
     foreign: Scheme | None = extensions.load_extension(extensions.SCHEMES, name)
     if foreign is None:
-        raise ValueError(f"The docid scheme {name!r} does not exist; use one of {', '.join(scheme_names())}.")
+        raise ValueError(f"{name!r} is not a docid scheme; use one of {', '.join(scheme_names())}.")
     return foreign
 
 
@@ -325,24 +325,11 @@ def check_branching(documents: int, config: DocidsConfig) -> None:
         )
 
 
-def _check_shapes(embeddings: Floats, points: Floats, config: DocidsConfig) -> None:
-    if embeddings.ndim != 2 or points.ndim != 2 or len(points) != len(embeddings):
-        raise ValueError(
-            f"embeddings must be [documents, dim] and as many as the points to cluster, got {list(embeddings.shape)} "
-            f"and {list(points.shape)}."
-        )
-    if points is not embeddings and config.scheme in _WITHOUT_POINTS:
-        raise ValueError(
-            f'The docid method "{config.method}" clusters nothing; leave out the embeddings to cluster on.'
-        )
-    check_branching(len(points), config)
-
-
-def check_points(points: Floats, documents: int) -> None:
+def check_points(points: Floats, documents: int, name: str = "embeddings") -> None:
     """Raise ValueError unless points to cluster on are finite, and one a document."""
     if points.ndim != 2 or len(points) != documents:
-        raise ValueError(f"embeddings must be [{documents:,}, any], one row a document, got {list(points.shape)}.")
-    _check_finite("embeddings", points)
+        raise ValueError(f"{name} must be [{documents:,}, any], one row a document, got {list(points.shape)}.")
+    _check_finite(name, points)
 
 
 def _check_finite(name: str, array: Floats) -> None:
@@ -354,18 +341,16 @@ def _check_finite(name: str, array: Floats) -> None:
 def _check_paths(paths: Ints) -> None:
     if not _are_integers(paths, 2) or not paths.size:
         raise ValueError(f"The paths of a docid scheme must be integers [documents, longest], got {_kind(paths)}.")
-    bad = np.concatenate([_are_bad(block) for block in _blocks(paths)])  # [N]
-    if bad.any():
-        row = int(np.argmax(bad))
-        raise ValueError(
-            f"A path of a docid scheme must be numbers from 0 to {_LARGEST}, then -1 past its end; document {row} "
-            f"(and {int(bad.sum()) - 1} more) has {shown(paths[row].tolist())}."
-        )
-
-
-def _are_bad(paths: Ints) -> Bools:
-    bad: Bools = (paths < -1).any(axis=1) | (paths > _LARGEST).any(axis=1) | (paths[:, 0] < 0)
-    return bad | ((paths[:, 1:] >= 0) & (paths[:, :-1] < 0)).any(axis=1)
+    for start in range(0, len(paths), BLOCK):
+        block = paths[start : start + BLOCK]
+        inside = block >= 0
+        bad = (block < -1).any(axis=1) | (block > _LARGEST).any(axis=1) | ~inside[:, 0]
+        if (bad := bad | (inside[:, 1:] & ~inside[:, :-1]).any(axis=1)).any():
+            row = start + int(np.argmax(bad))
+            raise ValueError(
+                f"A path of a docid scheme must be numbers from 0 to {_LARGEST}, then -1 past its end; document {row} has "
+                f"{shown(paths[row].tolist())}."
+            )
 
 
 def _check_rows(rows: NDArray[np.integer], paths: int) -> None:

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import numpy as np
 
-from dsi.docids.data.lines import text_lines, whole_number
+from dsi.docids.data.sources import text_lines, whole_number
 from dsi.docids.files.checks import shown
 from dsi.docids.files.storage import write_text
 from dsi.docids.schemes import Docids, SchemeInput, pad_paths

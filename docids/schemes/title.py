@@ -16,7 +16,7 @@ def make(documents: SchemeInput) -> Docids:
     """Return docids of titles.
 
     Raises:
-        ValueError: a title is blank, or the title model is missing.
+        ValueError: a title is blank, or a title model is missing.
     """
     model, titles = documents.title_model, list(documents.titles)
     if model is None or len(titles) != len(documents.embeddings):

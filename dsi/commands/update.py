@@ -20,7 +20,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     arguments = _parse(argv)
     load_libraries()
     from dsi.docids.data.collection import read_documents
-    from dsi.docids.data.lines import text_lines
+    from dsi.docids.data.sources import text_lines
     from dsi.store.loading import updating
     from dsi.store.retriever import GenerativeRetriever
 

@@ -19,7 +19,7 @@ from sklearn.feature_extraction.text import ENGLISH_STOP_WORDS
 from transformers import AutoModelForSeq2SeqLM, AutoTokenizer
 
 from dsi.contrastive.devices import choose_device
-from dsi.docids.data.collection import read_once
+from dsi.docids.data.collection import cached_table
 from dsi.docids.data.lines import write_json_line
 from dsi.docids.files.progress import Bar
 from dsi.docids.files.reading import sha256
@@ -100,13 +100,12 @@ def read_queries_file(path: Path) -> Iterator[tuple[str, list[str]]]:
 
 def read_queries_table(path: Path) -> datasets.Dataset:
     """Return the pseudo-queries of a file: a memory-mapped table of doc_id and text."""
-    return read_once(_query_rows, pa.schema({"doc_id": pa.string(), "text": pa.string()}), path, sha256(path))
+    return cached_table(path, sha256(path), _query_rows)
 
 
-def _query_rows(path: str, version: str) -> Iterator[dict[str, str]]:
-    for doc_id, queries in read_queries_file(Path(path)):
-        for text in queries:
-            yield {"doc_id": doc_id, "text": text}
+def _query_rows(path: Path) -> tuple[pa.Schema, Iterator[dict[str, str]]]:
+    rows = ({"doc_id": doc_id, "text": text} for doc_id, queries in read_queries_file(path) for text in queries)
+    return pa.schema({"doc_id": pa.string(), "text": pa.string()}), rows
 
 
 def extractive_queries(title: str, text: str, count: int, rng: random.Random) -> list[str]:

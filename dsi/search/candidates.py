@@ -178,6 +178,7 @@ class Candidates:
             features=self.features[rows],
             query_ids=pick(self.query_ids),
             exact=self.exact[rows],
+            spans=self._spans[rows],
         )
 
     def with_feature(self, name: str, values: Reals) -> "Candidates":

@@ -11,9 +11,9 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from dsi.contrastive.encoder import Encoder
-from dsi.docids.data.oddities import Oddities
-from dsi.docids.data.records import EMPTY_QUERIES, checked_queries, id_of, is_table, items_of, records_of
-from dsi.docids.files.checks import plain, shown, text
+from dsi.docids.data.records import EMPTY_QUERIES, Oddities, checked_queries, id_of
+from dsi.docids.data.sources import is_table, items_of, records_of
+from dsi.docids.files.checks import plain, shown, text, unpack
 from dsi.docids.files.progress import progress
 
 Queries: TypeAlias = Mapping[str, str] | Iterable[Any]
@@ -165,7 +165,7 @@ def ids_and_texts(queries: Queries) -> tuple[list[str], list[str]]:
     if isinstance(queries, list | tuple) and not any(isinstance(query, Mapping) for query in queries[:1]):
         return _checked(enumerate(queries))
     if isinstance(queries, Mapping):
-        return _checked((id_of(query_id), query) for query_id, query in queries.items())
+        return _checked((id_of(unpack(query_id)), query) for query_id, query in queries.items())
     if is_table(queries):
         return _checked(checked_queries(records_of(queries, "queries"), "queries", whole=False).items(), warn=False)
     if not isinstance(queries, Iterable) or isinstance(queries, str | bytes | Set):

@@ -5,7 +5,7 @@ from itertools import chain
 
 import numpy as np
 
-from dsi.docids.data.oddities import Oddities
+from dsi.docids.data.records import Oddities
 from dsi.docids.files.checks import shown
 from dsi.docids.tree import DocidTree
 from dsi.docids.types import Ints

@@ -17,8 +17,8 @@ from dsi.contrastive.blocks import warn_cut
 from dsi.contrastive.cutting import piece_text
 from dsi.contrastive.encoder import Encoder
 from dsi.contrastive.tokens import TokenHead, tell_empty
-from dsi.docids.data.records import COLUMNS, Row, checked_documents, converted, kind_of, records_of
-from dsi.docids.data.sources import path_records
+from dsi.docids.data.records import COLUMNS, Row, checked_documents, converted, kind_of
+from dsi.docids.data.sources import path_records, records_of
 from dsi.docids.files.checks import plain, shown
 from dsi.docids.token_vectors import TokenCodes
 from dsi.docids.tree import DocidTree

@@ -16,8 +16,8 @@ import numpy as np
 from dsi.config import Config
 from dsi.docids.clustering import assemble
 from dsi.docids.data.collection import Collection
-from dsi.docids.data.lines import whole_number
 from dsi.docids.data.records import table_record
+from dsi.docids.data.sources import whole_number
 from dsi.docids.files.checks import shown
 from dsi.docids.schemes import FILE, SCHEMES, DocidsConfig, find_scheme, make_docids, scheme_names
 from dsi.docids.tree import MOST_PLACES, DocidTree

@@ -19,9 +19,9 @@ from dsi.docids.clustering import DocidsConfig, build_tree
 from dsi.docids.data.collection import read_collection
 from dsi.docids.files.reading import folder_sums
 from dsi.docids.words.bm25 import BM25, LexicalConfig
-from tests.support.runs import TINY
 from tests.support.small import random_tied
 from tests.support.sparse_models import save_model
+from tests.support.tiny_settings import TINY
 
 QUERIES = ["which capitals are on the danube", "a noble gas", "river"]
 TEXTS = ["the danube in vienna", "neon is a noble gas", "rivers of europe", "a gas", "danube delta"]

@@ -15,8 +15,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dsi.docids.data import collection, lines
-from dsi.docids.data.collection import Collection, cut_dev, read_collection
+from dsi.docids.data import collection, sources
+from dsi.docids.data.collection import Collection, read_collection
+from dsi.docids.data.dev_queries import cut_dev
 from dsi.docids.files.reading import sha256
 from dsi.docids.files.storage import digest
 from dsi.docids.words.bm25 import BM25
@@ -57,7 +58,7 @@ def test_gzip_and_non_ascii_text_and_a_changed_file_are_read(beir):
 
 @pytest.mark.skipif(not Path("/proc/self").exists(), reason="needs devices and files of a Linux system")
 @pytest.mark.parametrize("name", ["corpus.jsonl", "queries.jsonl", "qrels/test.tsv"])
-@pytest.mark.parametrize("kind", ["pipe", "/dev/zero", "/proc/self/pagemap", "folder"])
+@pytest.mark.parametrize("kind", ["pipe", "/dev/zero", "folder"])
 def test_what_has_no_end_is_not_read(beir, name, kind):
     folder = beir(DOC, QUERY, test=QRELS)
     path = folder / name
@@ -72,34 +73,17 @@ def test_what_has_no_end_is_not_read(beir, name, kind):
         read_collection(folder)
 
 
-@pytest.mark.parametrize(
-    ("limit", "content", "message"),
-    [
-        (
-            "LONGEST_LINE",
-            DOC.encode() + b"\n" + b" " * 10**6,
-            r"line 2 has more than 1,000 bytes; write shorter lines\.",
-        ),
-        ("_MOST_BLANK", DOC.encode() + b"\n" * 1002, "line 1002: 1,000 lines before it are blank; leave them out"),
-        (
-            "_SMALL",
-            b"".join(b'{"_id": "%d", "text": "%s"}\n' % (number, b"a" * 10_000) for number in range(100)),
-            r"line \d+: more than [\d,]+ bytes by now, 100 times the file's",
-        ),
-    ],
-    ids=["a line", "blank lines", "a thousand times the size"],
-)
-def test_a_few_bytes_that_stand_for_many_are_refused(limit, content, message, beir, monkeypatch):
-    monkeypatch.setattr(lines, limit, 1000)
+def test_a_line_that_would_fill_the_memory_is_refused(beir, monkeypatch):
+    monkeypatch.setattr(sources, "LONGEST_LINE", 1000)
     folder = beir(DOC, QUERY, test=QRELS)
     (folder / "corpus.jsonl").unlink()
     with gzip.open(folder / "corpus.jsonl.gz", "wb") as file:
-        file.write(content)
-    with pytest.raises(ValueError, match=rf"corpus.jsonl.gz, {message}"):
+        file.write(DOC.encode() + b"\n" + b" " * 10**6)
+    with pytest.raises(ValueError, match=r"corpus.jsonl.gz, line 2 has more than 1,000 bytes; write shorter lines\."):
         read_collection(folder)
 
 
-def test_tables_of_judgements_by_another_name_are_told(beir, caplog):
+def test_tables_of_judgements_by_another_name_are_logged(beir, caplog):
     folder = beir(DOC, QUERY, test=QRELS)
     (folder / "qrels" / "valid.tsv").touch()
     (folder / "qrels" / ".hidden").touch()
@@ -409,7 +393,7 @@ def test_documents_without_words_are_named_and_kept(beir, caplog):
 @pytest.mark.parametrize(
     ("corpus", "queries", "qrels", "message"),
     [
-        ("", QUERY, QRELS, r"corpus.jsonl holds no documents"),
+        ("", QUERY, QRELS, r"corpus.jsonl must hold at least one document"),
         (DOC + "\n{bad", QUERY, QRELS, r"corpus.jsonl, line 2: not valid JSON .* got '\{bad'"),
         (DOC + "\n[1]", QUERY, QRELS, r"corpus.jsonl, line 2: expected a JSON object"),
         (DOC + "\n" + DOC, QUERY, QRELS, r"corpus.jsonl, line 2: duplicate doc_id 'a'"),
@@ -493,7 +477,7 @@ def test_damaged_compressed_files_are_named(beir, name):
         ):
             read_collection(folder)
     (folder / f"{name}.gz").write_bytes(b"")
-    with pytest.raises(ValueError, match=f"{name}.gz holds no"):
+    with pytest.raises(ValueError, match=f"{name}.gz (holds no|must hold at least one)"):
         read_collection(folder)
 
 

@@ -7,7 +7,6 @@ import signal
 import subprocess
 import sys
 import time
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -15,9 +14,7 @@ import pytest
 from dsi.docids.clustering import assemble, build_tree
 from dsi.docids.files.processes import Processes
 from dsi.docids.schemes import DocidsConfig, SchemeInput, kmeans, make_docids
-from tests.support.walks import shared
-
-ROOT = Path(__file__).parents[2]
+from tests.support.trees import ROOT, shared
 
 
 @pytest.fixture

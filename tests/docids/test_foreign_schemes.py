@@ -10,8 +10,8 @@ from dsi.config import read_config, read_dev_queries, write_config
 from dsi.training.docids_stage import sources_digest
 from dsi.training.pipeline import TrainingRun
 from tests.support.foreign import install
-from tests.support.runs import TIED, write_settings
 from tests.support.small import thin_out
+from tests.support.tiny_settings import TIED, write_settings
 
 
 @pytest.fixture

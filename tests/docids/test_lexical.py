@@ -117,7 +117,7 @@ def words_of(texts: list[str]) -> list[list[str]]:
 def test_the_terms_of_a_query_have_the_rarity_of_its_words():
     bm25 = BM25(["a", "b", "c"], ["The Danube in Vienna", "vienna, Vienna", "neon"], language=ENGLISH)
     (terms,) = bm25.query_terms(["Is VIENNA on the Danube? Vienna, a mars-vienna!"])
-    rarities = [math.log(1 + (3 - n + 0.5) / (n + 0.5)) for n in (2, 1, 2, 2)]  # in 1 or 2 of three documents
+    rarities = [math.log(1 + (3 - n + 0.5) / (n + 0.5)) for n in (2, 1, 2, 2)]  # in as many of three documents
     assert terms.factors == pytest.approx(rarities)
     vienna, danube, *others = terms.numbers.tolist()
     assert others == [vienna] * 2

@@ -38,9 +38,9 @@ from dsi.training.docids_stage import save_docids_stage
 from dsi.training.generator_stage import GeneratorStage
 from dsi.training.pipeline import TrainingRun
 from tests.support.oracles import path_scores
-from tests.support.runs import TIED, write_settings
 from tests.support.small import WIDTH, random_generator, random_queries, random_tied
-from tests.support.updates import DOCUMENTS, QUERIES
+from tests.support.small_index import DOCUMENTS, QUERIES
+from tests.support.tiny_settings import TIED, write_settings
 
 
 @pytest.mark.parametrize(

@@ -20,7 +20,7 @@ from dsi.contrastive.encoder import quiet_transformers
 from dsi.contrastive.trainers import ProgressLine, run_trainer
 from dsi.docids.files import progress as module
 from dsi.docids.files.progress import Bar, progress
-from tests.support.runs import TIED, write_settings
+from tests.support.tiny_settings import TIED, write_settings
 
 
 class Clock:
@@ -158,7 +158,7 @@ def test_work_that_goes_on_says_every_half_minute_how_far_it_is(clock, capsys):
 
 
 class FakeTrainer:
-    """Trains for four steps of three seconds, from the second on, and fails at the step that is set."""
+    """Trains for four steps of three seconds, from the second on, and fails where it should."""
 
     def __init__(self, clock, fails_at=5):
         self.clock, self.fails_at, self.callbacks = clock, fails_at, [PrinterCallback]

@@ -125,7 +125,7 @@ BAD = {
         TypeError,
         "documents must be one data set, got a dictionary of train",
     ),
-    "nothing": ([], ValueError, "has no documents; give at least one"),
+    "nothing": ([], ValueError, "documents must hold at least one document"),
     "other keys": (
         [{"url": "x", "body": "y"}],
         ValueError,
@@ -293,7 +293,7 @@ def test_a_folder_without_texts_says_what_it_holds(tmp_path):
         (b"x", {}, TypeError, "documents must be a list or an iterator of dictionaries, .* got b'x'"),
         ({"a": "x"}, {}, TypeError, "got {'a': 'x'}; put one record into a list"),
         ([["x"]], {}, TypeError, r"documents\[0\] must be a dictionary or a text, got \['x'\]"),
-        ([], {}, ValueError, "The collection has no documents; give at least one"),
+        ([], {}, ValueError, "documents must hold at least one document"),
         ([" "], {}, ValueError, "none of the 1 documents has a title or a text; give them texts"),
         ("", {}, FileNotFoundError, "The name of the collection folder is empty; use . for the current folder"),
         ("no/such", {}, FileNotFoundError, "folder no/such does not exist; name a folder in BEIR layout or of texts"),
@@ -343,7 +343,7 @@ def test_what_is_no_folder_is_one_clear_error(folder, kind, message):
 
 def test_a_folder_of_files_without_a_document_is_named(tmp_path):
     (tmp_path / "a.csv").write_text("id,text\n")
-    with pytest.raises(ValueError, match=f"{tmp_path} has no documents; give at least one"):
+    with pytest.raises(ValueError, match=f"{tmp_path} must hold at least one document"):
         Collection.from_files(tmp_path)
 
 
@@ -563,7 +563,7 @@ def test_names_of_columns_that_readers_take_differently_are_refused(tmp_path, co
             "documents: the column 'x' comes twice; give each a name of its own",
         ),
         ([{"id": 10**5000, "text": "a"}], "doc_id must be a string, got an integer of 16610 bits"),
-        ([{"id": "1", "text": "a", "metadata": numpy.ones(2)}], "metadata must be an object, got array"),
+        ([{"id": "1", "text": "a", "metadata": numpy.ones(2)}], r"metadata must be an object, got \[1\.0, 1\.0\]"),
     ],
     ids=["complex", "a name twice", "a long number", "an array"],
 )
@@ -617,16 +617,6 @@ def test_times_of_nanoseconds_are_dates_and_series_are_lists():
     collection = dsi.Collection.from_records([{"id": "a", "text": "x", "when": when}])
     assert collection.documents["when"][:] == [datetime(2020, 1, 2, 3, 4, 5, tzinfo=UTC)]
     assert list(dsi.Collection.from_records(pandas.Series(["a", "b"])).rows) == ["0", "1"]
-
-
-def test_folders_without_an_end_are_refused(tmp_path):
-    deep = tmp_path / "/".join(["n"] * 31)
-    deep.mkdir(parents=True)
-    (tmp_path / "a.txt").write_text("text")
-    with pytest.raises(ValueError, match=r"has folders in folders, more than 30 of them; move what is needed up"):
-        dsi.Collection.from_files(tmp_path)
-    deep.rename(tmp_path / ".hidden")
-    assert list(dsi.Collection.from_files(tmp_path).rows) == ["a.txt"]
 
 
 def test_dates_that_python_does_not_have_are_refused():

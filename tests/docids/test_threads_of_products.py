@@ -17,7 +17,7 @@ from tests.support.cases import random_tokens, small_case
 
 @pytest.fixture
 def limits(monkeypatch):
-    """The number of threads that BLAS gets: 1, or "as before"."""
+    """The number of threads of BLAS: 1, or "as before"."""
     told: list[object] = []
     limit = SimpleNamespace(restore_original_limits=lambda: told.append("as before"))
     pools = SimpleNamespace(limit=lambda limits: told.append(limits) or limit, lib_controllers=[])

@@ -11,7 +11,7 @@ from dsi.docids.tree import DocidTree
 from dsi.docids.vectors import Product, Vectors, VectorsConfig
 from dsi.store.retriever import GenerativeRetriever
 from tests.support.small import random_tree
-from tests.support.updates import small_index
+from tests.support.small_index import small_index
 
 POINTS = np.random.default_rng(0).normal(size=(300, 12)).astype(np.float32)
 

@@ -9,7 +9,7 @@ from dsi.contrastive import trainers
 from dsi.contrastive.trainers import Reports
 from dsi.docids.data.collection import read_collection
 from dsi.training.pipeline import TrainingRun
-from tests.support.runs import TIED, write_settings
+from tests.support.tiny_settings import TIED, write_settings
 
 
 @pytest.fixture

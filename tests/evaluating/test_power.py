@@ -14,7 +14,7 @@ from dsi import GenerativeRetriever
 from dsi.docids.files.reading import read_record
 from dsi.docids.files.storage import recover_folder, replace_folder, write_json
 from tests.support.power import Disk
-from tests.support.updates import DOCUMENTS, small_index
+from tests.support.small_index import DOCUMENTS, small_index
 
 pytestmark = pytest.mark.skipif(not Path("/proc/self/fd").exists(), reason="reads open files by their number")
 

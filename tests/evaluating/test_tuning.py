@@ -11,9 +11,9 @@ import dsi
 from dsi.config import read_config
 from dsi.measuring.tuning import ALPHAS, BEAMS, choose_weights, is_tuned, tune_index
 from dsi.search.request import SearchConfig
-from tests.support.runs import TIED, write_settings
 from tests.support.small import WIDTH
-from tests.support.updates import small_index
+from tests.support.small_index import small_index
+from tests.support.tiny_settings import TIED, write_settings
 
 UNTRAINED: dict[str, dict[str, object]] = {
     "contrastive": {"loss": "none"}, "training": {"epochs": 0.0},

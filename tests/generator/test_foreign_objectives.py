@@ -15,8 +15,8 @@ from dsi.docids.extensions import OBJECTIVES
 from dsi.generator.config import GeneratorConfig, ObjectiveConfig, TrainingConfig, check_together
 from dsi.generator.objectives import find_objective, objective_names
 from tests.support.foreign import install
-from tests.support.runs import write_settings
 from tests.support.small import thin_out
+from tests.support.tiny_settings import write_settings
 
 PAGE = (
     (Path(__file__).parents[2] / "CONTRIBUTING.md")

@@ -12,8 +12,8 @@ import pytest
 import dsi
 from dsi.commands.main import COMMANDS, command_modules, main
 from tests.support.printed import EXAMPLE, README, RESULTS, alike, python_blocks, run_page, with_tables
-from tests.support.runs import TINY
 from tests.support.small import MINIPEDIA, save_cross_encoder
+from tests.support.tiny_settings import TINY
 
 ROOT = Path(__file__).parents[2]
 PACKAGES = ("docids", "contrastive", "dsi", "eval")

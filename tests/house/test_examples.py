@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.runs import TINY
+from tests.support.tiny_settings import TINY
 
 ROOT = Path(__file__).parents[2]
 EXAMPLES = {

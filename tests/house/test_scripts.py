@@ -10,8 +10,8 @@ import pytest
 
 from dsi.docids.data.collection import read_collection
 from tests.support.raw_questions import QUESTIONS, raw_file
-from tests.support.runs import TIED, write_settings
 from tests.support.small import thin_out, write_collection
+from tests.support.tiny_settings import TIED, write_settings
 
 ROOT = Path(__file__).parents[2]
 

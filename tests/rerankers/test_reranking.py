@@ -331,7 +331,10 @@ def test_training_a_reranker_is_a_command(retriever, beir, tmp_path, capsys):
 
 def test_a_figure_that_a_kind_does_not_have_is_refused_before_training(retriever, tmp_path, capsys):
     retriever.save_pretrained(tmp_path / "index")
-    arguments = ["train-reranker", str(tmp_path / "index"), "--data", str(tmp_path), "--figure", str(tmp_path / "f")]
+    (tmp_path / "texts").mkdir()
+    (tmp_path / "texts" / "a.txt").write_text("Neon glows.")
+    data = ["--data", str(tmp_path / "texts")]
+    arguments = ["train-reranker", str(tmp_path / "index"), *data, "--figure", str(tmp_path / "f")]
     assert main([*arguments, "--kind", "ranknet"]) == 2
     said = capsys.readouterr().err
     assert "--kind ranknet has no such figure, only mart, lambdamart, lambdasmart have" in said

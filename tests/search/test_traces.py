@@ -10,9 +10,9 @@ import pytest
 
 from dsi import GenerativeRetriever
 from dsi.commands.main import main
-from tests.support.resident import resident_megabytes
-from tests.support.runs import TIED, write_settings
-from tests.support.updates import DOCUMENTS, QUERIES, small_index
+from tests.support.memory import resident_megabytes
+from tests.support.small_index import DOCUMENTS, QUERIES, small_index
+from tests.support.tiny_settings import TIED, write_settings
 
 GONE = {
     "_id": "zylophant-7", "title": "Qwixoda", "text": "The qwixoda is a vrombelic instrument of the zylophants of Ymbria.",

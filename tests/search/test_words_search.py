@@ -11,10 +11,19 @@ from dsi.docids.updating import add_documents
 from dsi.search.decoder import WordDecoder
 from dsi.search.request import SearchConfig, SearchRequest
 from tests.support.small import WIDTH, beam_search_for, random_batch
-from tests.support.titles import TITLES, generator, log_p_of_t5, titles
+from tests.support.word_docids import TITLES, log_p_of_t5, title_tree, word_generator
 
-__all__ = ["generator", "titles"]
 ALONE = SearchConfig(alpha=1.0, beta=0.0, beam_width=8)
+
+
+@pytest.fixture
+def titles(t5_folder):
+    return title_tree(t5_folder)
+
+
+@pytest.fixture
+def generator(titles, t5_folder):
+    return word_generator(*titles, t5_folder)
 
 
 @pytest.mark.parametrize("beam_width", [8, 20])  # wide enough for everything; with and without room for all first words

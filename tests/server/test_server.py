@@ -40,7 +40,7 @@ from dsi.server.models import ExplainBody, SearchBody
 from dsi.server.settings import ServerSettings
 from dsi.server.topics import Topics
 from dsi.store.retriever import GenerativeRetriever
-from tests.support.resident import resident_megabytes
+from tests.support.memory import resident_megabytes
 from tests.support.serving import QUERY, Client, error, live, save_index
 from tests.support.small import PROMPTS
 
@@ -150,8 +150,8 @@ def test_several_queries_have_parts_of_their_own(client):
 @pytest.mark.parametrize(
     ("method", "path", "status", "words"),
     [
-        ("GET", "/serch", 404, "This server has no path '/serch'; did you mean '/search'?"),
-        ("POST", "/query", 404, "This server has no path '/query'; there are /, "),
+        ("GET", "/serch", 404, "There is no path '/serch'; did you mean '/search'?"),
+        ("POST", "/query", 404, "There is no path '/query'; there are /, "),
         ("GET", "/documents/nope", 404, "The doc_id 'nope' is not in the index."),
         ("GET", "/search", 405, "/search takes POST, got GET."),
         ("DELETE", "/index", 405, "/index takes GET, got DELETE."),
@@ -534,7 +534,7 @@ def test_a_stop_answers_what_was_asked_before(folder):
 @pytest.mark.slow
 @pytest.mark.parametrize("workers", ["1", "2"])
 def test_sigterm_stops_the_command_cleanly(folder, workers):
-    command = [sys.executable, "-m", "dsi", "serve", str(folder / "tied"), "--port", "0", "--workers", workers]
+    command = [sys.executable, "-m", "dsi.commands.serve", str(folder / "tied"), "--port", "0", "--workers", workers]
     process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
     begun = ""
     while "running on" not in begun or "startup complete" not in begun:

@@ -26,8 +26,8 @@ from dsi.store.loading import ChangedError, write_search_config
 from dsi.store.verify import MOST_GENERATIONS
 from dsi.training import pipeline
 from tests.support.kills import fork, status_of
-from tests.support.runs import write_settings
-from tests.support.updates import DOCUMENTS, QUERIES, small_index
+from tests.support.small_index import DOCUMENTS, QUERIES, small_index
+from tests.support.tiny_settings import write_settings
 
 pytestmark = pytest.mark.programs
 
@@ -101,7 +101,7 @@ def test_a_place_that_may_not_be_written_is_named(run, tmp_path, monkeypatch):
 
 @pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="needs pipes")
 @pytest.mark.parametrize("kind", ["pipe", "link", "folder"])
-@pytest.mark.parametrize("name", [".run.lock", ".run.writer", ".run.queue"])
+@pytest.mark.parametrize("name", [".run.lock", ".run.writer"])
 def test_what_lies_where_a_lock_is_kept_is_refused(run, tmp_path, name, kind):
     path, other = tmp_path / name, tmp_path / "other"
     path.unlink(missing_ok=True)
@@ -320,31 +320,6 @@ def test_the_lock_is_in_the_folder_where_its_parent_is_read_only(tmp_path, monke
     with writing_to(tmp_path / "run"):
         assert (tmp_path / "run" / ".lock").exists()
     assert list(tmp_path.iterdir()) == [tmp_path / "run"]
-
-
-def test_writers_are_served_in_the_order_in_which_they_came(run):
-    """One that writes again and again stands behind those who wait, other threads and other processes."""
-    served, holding = [], threading.Event()
-
-    def hold() -> None:
-        with writing_to(run):
-            holding.set()
-            time.sleep(1.2)
-        with writing_to(run):
-            served.append("first again")
-
-    def write(name: str) -> None:
-        with writing_to(run):
-            served.append(name)
-            time.sleep(0.05)
-
-    with ThreadPoolExecutor(5) as pool:
-        pool.submit(hold)
-        holding.wait()
-        for number in range(4):
-            pool.submit(write, f"waiter {number}")
-            time.sleep(0.15)
-    assert served == [*(f"waiter {number}" for number in range(4)), "first again"]
 
 
 @forks

@@ -1,4 +1,4 @@
-"""Random trees with queries, to search."""
+"""Random cases of a search with tied tokens."""
 
 from dataclasses import dataclass
 

@@ -84,7 +84,7 @@ class Handler(BaseHTTPRequestHandler):
         return found if allowed else None
 
     def at(self, name, revision):
-        """(repository, commit) of a revision; commit is None without such a revision, and the answer says so."""
+        """(repository, commit) of a revision; commit is None if the revision does not exist, and the answer says so."""
         repository = self.repository(name)
         commit = repository.find(revision) if repository else None
         if repository and commit is None:

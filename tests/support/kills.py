@@ -16,7 +16,7 @@ def fork(work: Callable[[], object], dies_at_write: int = 0) -> int:
 
     Args:
         work: its exit status is 0 if this returns, and 1 if it raises.
-        dies_at_write: the change to the file system at which it ends at once, with status 9; 0 for none.
+        dies_at_write: the change to the file system at which it ends silently, with status 9; 0 for none.
     """
     child = os.fork()
     if child:

@@ -1,4 +1,4 @@
-"""Scores of paths, computed one by one."""
+"""Scores of paths by their definition."""
 
 import numpy as np
 from numpy.typing import NDArray

@@ -1,4 +1,4 @@
-"""Raw files of Natural Questions."""
+"""Records of Natural Questions in the three forms in which they come."""
 
 import gzip
 import html

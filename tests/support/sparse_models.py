@@ -1,4 +1,4 @@
-"""Small models of learned sparse vectors."""
+"""Tiny models of learned sparse retrieval."""
 
 import torch
 from sentence_transformers import SparseEncoder

@@ -1,4 +1,4 @@
-"""Rows of tables."""
+"""Rows of the tables that commands write."""
 
 
 def table_rows(text: str) -> list[list[str]]:

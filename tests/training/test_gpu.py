@@ -17,13 +17,13 @@ from dsi.training import teacher
 from dsi.training import trainer as generator_training
 from dsi.training.teacher import Teacher
 from tests.support.multi_vectors import save_multi_vector
-from tests.support.runs import TIED, write_settings
 from tests.support.small import PROMPTS, save_cross_encoder, thin_out, write_collection
 from tests.support.sparse_models import save_model as save_sparse_model
+from tests.support.tiny_settings import TIED, write_settings
 
 pytestmark = [
     pytest.mark.gpu,
-    pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device"),
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no CUDA device"),
 ]
 GPU = "cuda"
 NEW = [{"doc_id": "new", "title": "Neretva", "text": "A river in Bosnia and Croatia."}]

@@ -40,13 +40,11 @@ from dsi.training import stages as training_stages
 from dsi.training.pipeline import TrainingRun
 from dsi.training.stages import StageFolders
 from tests.support.kills import fork, status_of
-from tests.support.runs import TIED, write_settings
 from tests.support.small import thin_out, write_collection
+from tests.support.tiny_settings import TIED, write_settings
 from tests.support.together import together
 
 pytestmark = pytest.mark.programs
-
-
 LONGER: dict[str, object] = {"epochs": 6.0}
 
 
@@ -224,7 +222,7 @@ def test_a_folder_of_a_user_is_no_run(name, content, config, beir, tmp_path, cap
     assert main([*train, str(tmp_path / "project")]) == 2
     part = Path(name).parts[0]
     assert (
-        f"project is not a run and holds {part!r}, which training would replace; name a new folder."
+        f"project is no run and holds {part!r}, which training would replace; name a new folder."
         in capsys.readouterr().err
     )
     assert [entry for entry in (tmp_path / "project").rglob("*") if entry.is_file()] == [path]
@@ -680,11 +678,11 @@ def test_a_configuration_over_its_base(tmp_path):
         expected.with_changes({"training": {"epoch": 3.0}})
 
 
-@pytest.mark.skipif(not Path("/proc/self").exists(), reason="needs files of a Linux system")
+@pytest.mark.skipif(not Path("/dev/zero").exists(), reason="needs a device")
 @pytest.mark.parametrize(
     ("base", "message"),
     [
-        ("/proc/kmsg", "kmsg must be a regular file, and is one of the system; name a file of settings"),
+        ("/dev/zero", "zero must be a regular file, and is a folder, a device or a pipe; name a file of settings"),
         ("a" * 300, "The configuration 'aaa.*aaa' does not exist: neither a file nor one of"),
     ],
 )
@@ -797,7 +795,7 @@ def test_a_local_model_that_became_another_is_trained_on_again(beir, tmp_path, s
 
 
 def run_stage(stages, name, key, needs, content):
-    """Run a stage, or kill it without content; returns its work folder."""
+    """Run a stage, or kill it if there is no content; returns its work folder."""
     with stages.stage(name, key, needs):
         work = stages.work(name, key)
         if content is None:

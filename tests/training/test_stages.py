@@ -15,8 +15,8 @@ from dsi.docids.data.collection import read_collection
 from dsi.store.loading import load_tree
 from dsi.training import pipeline
 from dsi.training.pipeline import TrainingRun
-from tests.support.runs import TIED, write_settings
 from tests.support.small import thin_out
+from tests.support.tiny_settings import TIED, write_settings
 
 
 @pytest.fixture

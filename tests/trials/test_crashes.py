@@ -8,7 +8,7 @@ from random import Random
 import pytest
 
 from tests.support.crashes import Trials
-from tests.support.updates import DOCUMENTS, small_index
+from tests.support.small_index import DOCUMENTS, small_index
 
 MINUTES = float(os.environ.get("DSI_MINUTES", "1"))
 

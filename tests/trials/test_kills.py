@@ -25,8 +25,8 @@ from dsi.training import pipeline
 from dsi.training.pipeline import TrainingRun
 from dsi.training.stages import StageFolders
 from tests.support.kills import fork, kill_within, status_of
-from tests.support.runs import write_settings
 from tests.support.small import thin_out
+from tests.support.tiny_settings import write_settings
 
 pytestmark = [
     pytest.mark.programs,

@@ -21,9 +21,9 @@ from dsi.measuring.diagnosis import diagnose, errors_by_level
 from dsi.measuring.runs import generator_only
 from dsi.search.request import SearchConfig
 from dsi.search.results import LevelTrace, Trace
-from tests.support.runs import TIED, write_settings
 from tests.support.small import random_generator, random_tied
 from tests.support.tables import table_rows
+from tests.support.tiny_settings import TIED, write_settings
 
 PIECES = ("", "x", "0", "-1", "1.5", "101")
 
@@ -112,14 +112,14 @@ def test_digits_and_names_of_schemes(command, tmp_path, capsys, monkeypatch):
     assert {seed for name, seed in found_in(tmp_path / "out" / "digits.json") if name == "pq"} == {0, 1}
     assert "over 2 seeds" in capsys.readouterr().out
     assert command("--schemes", "words") == 2
-    assert "The docid scheme 'words' does not exist; use one of kmeans" in capsys.readouterr().err
+    assert "'words' is not a docid scheme; use one of kmeans" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
     ("given", "message"),
     [
         *((["kmeans", f"kmeans+{own}"], f"from 1 to 100 pieces a document, got 'kmeans+{own}'") for own in PIECES),
-        (["+2"], "The docid scheme '' does not exist; use one of kmeans"),
+        (["+2"], "'' is not a docid scheme; use one of kmeans"),
         (["kmeans", "title+2"], 'docids.pieces is not read by the docid method "title"; leave it at 1, got 2'),
         (["kmeans", "file"], 'The scheme "file" reads docids and makes none, so it cannot be compared; leave it out'),
         (["kmeans", "--seeds", "0", "9999999999"], "seed must be at most 1000000000, got 9999999999"),

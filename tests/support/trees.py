@@ -1,12 +1,15 @@
-"""Docids walked digit by digit."""
+"""Ways to walk docid trees, and processes that share the work of making them."""
 
 import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from typing import Any
 
 from dsi.docids.files.processes import Processes
 from dsi.docids.tree import DocidTree
+
+ROOT = Path(__file__).parents[2]
 
 
 def walk(tree: DocidTree, prefix: tuple[int, ...]) -> list[tuple[int, ...]]:

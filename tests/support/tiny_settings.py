@@ -1,4 +1,4 @@
-"""Settings of small trainings."""
+"""Settings of a whole training with tiny models."""
 
 from pathlib import Path
 
@@ -29,6 +29,7 @@ TIED: dict[str, dict[str, object]] = {
     "generator": {"docid_tokens": "tied", "decoder": "", "num_layers": 0},
     "objective": {"name": "estimate", "distillation": 0.5},
 }
+
 
 TINY = """
 dev_queries = 20

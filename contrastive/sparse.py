@@ -21,10 +21,10 @@ from sentence_transformers.util import load_file_path
 
 from dsi.contrastive.devices import check_device
 from dsi.contrastive.encoder import PLURALS, quiet_transformers
-from dsi.contrastive.models import check_inputs, loading_data, write_model
+from dsi.contrastive.models import check_inputs, write_model
 from dsi.docids.files.progress import Bar
+from dsi.docids.files.reading import catching_panics
 from dsi.docids.files.storage import save_tensors
-from dsi.docids.files.untrusted import catching_panics
 from dsi.docids.types import Floats, Ints
 from dsi.docids.words.bm25 import BM25, BM25_MODEL, Lexical, LexicalConfig
 from dsi.docids.words.postings import Postings, lists_problem, postings_arrays, read_postings
@@ -177,10 +177,9 @@ class SparseIndex(Lexical):
             FileNotFoundError: a file is missing.
             ValueError: it covers another number of documents, or a file was altered.
         """
-        postings, _ = read_postings(folder / _VECTORS, len(doc_ids))
-        with loading_data(folder / _MODEL), quiet_transformers():
+        with quiet_transformers():
             model = SparseModel.load(str(folder / _MODEL), device, local_files_only=True)
-        return cls(doc_ids, model, postings)
+        return cls(doc_ids, model, read_postings(folder / _VECTORS, len(doc_ids))[0])
 
     def problem(self) -> str:
         """Return what is wrong with the lists of terms, or with the width of the model's vectors, or an empty string."""

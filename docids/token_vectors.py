@@ -13,9 +13,9 @@ import faiss
 import numpy as np
 from numpy.typing import NDArray
 
+from dsi.docids.files.reading import RESTORE, is_finite, read_tensors
 from dsi.docids.files.storage import save_tensors, scratch_blocks
 from dsi.docids.files.threads import one_thread
-from dsi.docids.files.untrusted import is_finite, read_tensors, reading
 from dsi.docids.types import Floats, Ints
 
 Codes = NDArray[np.uint8]
@@ -210,12 +210,10 @@ class TokenVectors:
         arrays = read_tensors(path, _ARRAYS, optional=("query_head",))
         bits, codes, counts, head = (arrays[name] for name in ("bits", "codes", "counts", "head"))
         own = arrays.get("query_head")
-        with reading(path):
-            parts = (TokenCodes.from_counts(codes, counts),)
-            if len(counts) != places:
-                raise ValueError(f"it does not hold the tokens of {places} docids")
-            order = np.arange(places, dtype=np.int32)
-            return cls(np.asarray(head), int(bits.item()), parts, order, None if own is None else np.asarray(own))
+        if len(counts) != places or bits.size != 1 or int(counts.sum()) != len(codes):
+            raise ValueError(f"{path} does not hold the tokens of {places} docids; {RESTORE}.")
+        parts, order = (TokenCodes.from_counts(codes, counts),), np.arange(places, dtype=np.int32)
+        return cls(np.asarray(head), int(bits.item()), parts, order, None if own is None else np.asarray(own))
 
     def problem(self) -> str:
         """Return what is wrong with the arrays, or an empty string."""

@@ -16,8 +16,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from dsi.docids.files.reading import read_tensors
 from dsi.docids.files.storage import save_tensors
-from dsi.docids.files.untrusted import read_tensors
 from dsi.docids.token_vectors import TokenVectors
 from dsi.docids.types import Ints, Numbers
 from dsi.docids.vectors import BLOCK, LARGE, Vectors, VectorsConfig, read_codec

@@ -13,8 +13,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dsi.docids.files.declarations import Whole, settings
+from dsi.docids.files.reading import is_finite
 from dsi.docids.files.storage import scratch_blocks
-from dsi.docids.files.untrusted import is_finite
 from dsi.docids.types import Floats, Ints, Numbers
 
 faiss: Any = library  # its stubs lack some functions

@@ -13,8 +13,8 @@ import tomli_w
 from dsi.contrastive.config import ContrastiveConfig, EncoderConfig, TokensConfig
 from dsi.docids.files.checks import shown
 from dsi.docids.files.declarations import Setting, Whole, create_settings, declarations, section_kinds, settings
+from dsi.docids.files.reading import check_file
 from dsi.docids.files.storage import write_text
-from dsi.docids.files.untrusted import check_file
 from dsi.docids.schemes import DocidsConfig
 from dsi.docids.vectors import VectorsConfig
 from dsi.docids.words.bm25 import NO_MODEL, LexicalConfig

@@ -63,7 +63,7 @@ def measure_name(name: str) -> str:
     ('nDCG@10', 'AP', 'Recall@100', 'RR')
 
     Raises:
-        ValueError: there is no such measure; the message names the nearest one.
+        ValueError: no such measure; the message names the nearest one.
     """
     written = str(name).strip().lower()
     found = _NAME.fullmatch(written)

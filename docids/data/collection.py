@@ -43,7 +43,8 @@ from dsi.docids.data.records import (
 )
 from dsi.docids.data.sources import file_records, pair_records, path_records, records_of, text_lines
 from dsi.docids.files.checks import plain, shown
-from dsi.docids.files.storage import digest, replace_folder, replacing, sha256
+from dsi.docids.files.reading import sha256
+from dsi.docids.files.storage import digest, replace_folder, replacing
 from dsi.docids.types import Qrels
 
 logger = logging.getLogger(__name__)

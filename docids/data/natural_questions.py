@@ -25,7 +25,8 @@ from dsi.docids.data import folder_for_collection
 from dsi.docids.data.lines import write_json_line, write_judgements
 from dsi.docids.files.checks import folder_to_replace
 from dsi.docids.files.progress import progress
-from dsi.docids.files.storage import folder_sums, open_text, replace_folder, write_json
+from dsi.docids.files.reading import folder_sums, open_text
+from dsi.docids.files.storage import replace_folder, write_json
 
 logger = logging.getLogger(__name__)
 

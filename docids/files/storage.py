@@ -15,16 +15,17 @@ import shutil
 import stat
 import tempfile
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
-from gzip import open as open_gzip
 from pathlib import Path
-from typing import Any, NamedTuple, TextIO, TypeVar
+from typing import Any, TypeVar
 from uuid import uuid4
 
 import numpy as np
 from filelock import FileLock, Timeout
 from numpy.typing import NDArray
+
+from dsi.docids.files.reading import DTYPES
 
 logger = logging.getLogger(__name__)
 
@@ -34,15 +35,6 @@ _PAUSE = 0.05
 """Seconds between two of them."""
 _FULL = ("No space left", "Disk quota exceeded", "File too large", "requested and")
 """What libraries say of a full disk; the last one is NumPy's."""
-
-
-def sha256(path: Path) -> str:
-    """Return the hexadecimal sha256 of a file."""
-    digest = hashlib.sha256()
-    with path.open("rb") as file:
-        while block := file.read(1 << 20):
-            digest.update(block)
-    return digest.hexdigest()
 
 
 def content_fingerprint(manifest: Mapping[str, Any]) -> str:
@@ -58,12 +50,6 @@ def no_index(folder: Path) -> str:
     )
 
 
-def folder_sums(folder: Path) -> dict[str, str]:
-    """Return {path below `folder`: sha256} of all its files, sorted by path."""
-    files = sorted(path for path in folder.rglob("*") if path.is_file())
-    return {path.relative_to(folder).as_posix(): sha256(path) for path in files}
-
-
 def file_name(title: str) -> str:
     """Return the letters and digits of a title in lower case, words joined by dashes.
 
@@ -76,77 +62,6 @@ def file_name(title: str) -> str:
 def digest(value: object) -> str:
     """Return the hexadecimal sha256 of a value that JSON can hold."""
     return hashlib.sha256(json.dumps(value).encode()).hexdigest()
-
-
-DTYPES = {"I32": np.int32, "F32": np.float32, "F16": np.float16, "I8": np.int8, "BOOL": np.bool_, "U8": np.uint8}
-"""{element type in a safetensors file: NumPy's}."""
-
-
-def tensor_header(path: Path) -> tuple[dict[str, Any], int]:
-    """Return ({name: type, shape and offsets}, the byte at which the arrays start) of a safetensors file, unchecked.
-
-    The format: eight bytes with the length of a JSON header, the header, the arrays.
-
-    Raises:
-        ValueError: the file has no such header.
-    """
-    with path.open("rb") as file:
-        length = int.from_bytes(file.read(8), "little")
-        if not 0 < length <= path.stat().st_size - 8:
-            raise ValueError("its header is not that of a safetensors file")
-        header = dict(json.loads(file.read(length)))
-    header.pop("__metadata__", None)
-    return header, 8 + length
-
-
-def map_tensors(path: Path) -> dict[str, NDArray[Any]]:
-    """Return the arrays of a safetensors file, memory-mapped; the library's NumPy reader copies them into memory.
-
-    Raises:
-        ValueError: the file is shorter than its header says, or has none.
-    """
-    header, first = tensor_header(path)
-    size, arrays = path.stat().st_size, dict[str, NDArray[Any]]()
-    for name, entry in header.items():
-        start, end = (first + offset for offset in entry["data_offsets"])
-        if end > size:
-            raise ValueError(f"it ends within {name}")
-        dtype, shape = DTYPES[entry["dtype"]], tuple(entry["shape"])
-        mapped = np.memmap(path, dtype, "c", start, shape) if end > start else np.empty(shape, dtype)
-        arrays[name] = mapped.view(np.ndarray)  # indexing a memmap is a microsecond slower
-    return arrays
-
-
-class MappedFile(NamedTuple):
-    """A file that is mapped into memory: where it is, which one it is, and its size in bytes."""
-
-    path: str
-    device: int
-    inode: int
-    size: int
-
-    @classmethod
-    def at(cls, path: Path) -> "MappedFile":
-        """Return the file that a path names now."""
-        found = path.stat()
-        return cls(str(path), found.st_dev, found.st_ino, found.st_size)
-
-
-def check_mapped(files: Iterable[MappedFile]) -> None:
-    """Raise OSError if a file was cut off since it was mapped: reading what it lacks would end the process (SIGBUS).
-
-    One that was replaced or deleted stays mapped as it was.
-    """
-    for path, device, inode, size in files:
-        try:
-            found = os.stat(path)  # noqa: PTH116 - before every search
-        except OSError:
-            continue
-        if found.st_size < size and (found.st_dev, found.st_ino) == (device, inode):
-            raise OSError(
-                f"{path} was cut off since it was loaded, at {found.st_size:,} of {size:,} bytes; restore it and load the "
-                "index again."
-            )
 
 
 def save_tensors(arrays: Mapping[str, NDArray[Any]], path: Path) -> None:
@@ -192,13 +107,6 @@ def scratch_array(shape: tuple[int, ...], dtype: type[np.generic]) -> NDArray[An
             message = f"no room for {size / 2**30:.2f} GiB in {folder} ({error.strerror}); set TMPDIR to a larger disk"
             raise OSError(error.errno, message) from None
         return np.memmap(file, dtype, "w+", shape=shape)  # type: ignore[call-overload, no-any-return]
-
-
-def open_text(path: Path) -> TextIO:
-    """Open a text file for reading; one whose name ends in .gz is decompressed."""
-    if path.suffix == ".gz":
-        return open_gzip(path, "rt", encoding="utf-8")  # type: ignore[return-value]
-    return path.open(encoding="utf-8")
 
 
 def write_text(path: Path, text: str) -> None:
@@ -291,15 +199,6 @@ def write_json(path: Path, value: Any) -> None:
     write_text(path, json.dumps(_strict(value), indent=1, ensure_ascii=False) + "\n")
 
 
-def read_record(path: Path) -> dict[str, Any]:
-    """Return the JSON object in a file of ours; empty if it is missing or damaged."""
-    try:
-        value = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else None  # a pipe would be waited for
-    except (OSError, ValueError, RecursionError):
-        return {}
-    return value if isinstance(value, dict) else {}
-
-
 def _strict(value: Any) -> Any:
     if isinstance(value, dict):
         return {key: _strict(item) for key, item in value.items()}
@@ -308,39 +207,6 @@ def _strict(value: Any) -> Any:
     if isinstance(value, float) and not math.isfinite(value):
         return None if math.isnan(value) else str(value)
     return value
-
-
-def read_while_unchanged(path: Path, read: Callable[[], T]) -> T:
-    """Call `read` until the file `path`, or the folder that has this name, stays the same meanwhile.
-
-    Returns:
-        Its result, or its error is raised.
-
-    Raises:
-        BlockingIOError: the file or folder was replaced at every attempt.
-    """
-    for _ in range(_ATTEMPTS):
-        before = _identity(path)
-        try:
-            result = read()
-        except Exception:
-            if _identity(path) == before:
-                raise
-            continue
-        if _identity(path) == before:
-            return result
-    raise BlockingIOError(
-        f"{path} changed {_ATTEMPTS} times while it was read; try again when there are fewer updates."
-    )
-
-
-def _identity(path: Path) -> bytes:
-    """Return the content of a file or the number of a folder; empty if there is neither."""
-    try:
-        found = path.stat()
-        return path.read_bytes() if stat.S_ISREG(found.st_mode) else b"%d" % found.st_ino  # a pipe would be waited for
-    except OSError:
-        return b""
 
 
 def beside(folder: Path, role: str) -> Path:

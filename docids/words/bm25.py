@@ -3,6 +3,7 @@
 `Lexical` is what an index needs of its lexical part; `dsi.contrastive.sparse` has the other one.
 """
 
+import json
 import threading
 from abc import ABC, abstractmethod
 from collections.abc import Collection, Mapping, Sequence
@@ -15,7 +16,6 @@ from scipy import sparse
 from dsi.docids.files.checks import check_name
 from dsi.docids.files.declarations import settings
 from dsi.docids.files.storage import save_tensors, write_json
-from dsi.docids.files.untrusted import read_json, reading
 from dsi.docids.types import Floats, Ints, Run
 from dsi.docids.words.analyzer import FOUND, Analyzer, check_language, tokens
 from dsi.docids.words.languages import find_language
@@ -266,14 +266,13 @@ class BM25(Lexical):
             FileNotFoundError: a file is missing.
             ValueError: it covers another number of documents, or a file was altered.
         """
-        loaded, settings = cls.__new__(cls), read_json(folder / _SETTINGS)
-        loaded.doc_ids, loaded._vocabulary = doc_ids, read_json(folder / _VOCABULARY)
+        loaded, settings = cls.__new__(cls), json.loads((folder / _SETTINGS).read_text())
+        loaded.doc_ids, loaded._vocabulary = doc_ids, json.loads((folder / _VOCABULARY).read_text(encoding="utf-8"))
         loaded._postings, others = read_postings(folder / _TERMS, len(doc_ids), ["lengths"])
         loaded._lengths = others["lengths"]
-        with reading(folder / _SETTINGS):
-            loaded.language = settings["language"]
-            loaded.analyzer = Analyzer(loaded.language)
-            loaded.weigh(settings["k1"], settings["b"])
+        loaded.language = settings["language"]
+        loaded.analyzer = Analyzer(loaded.language)
+        loaded.weigh(settings["k1"], settings["b"])
         return loaded
 
     def problem(self) -> str:

@@ -18,7 +18,7 @@ _STEMMED = {
 }  # fmt: skip
 """{language code: its Snowball stemmer}; Nigerian Pidgin is what short English texts are taken for."""
 _TEXTS, _CHARACTERS = 200, 500
-"""How many texts are looked at, evenly spread, and how much of each."""
+"""How many texts are compared, evenly spread, and how much of each."""
 _MOST = 0.7
 """Share of the texts that must be in one language to take its stems for all."""
 

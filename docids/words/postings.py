@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 from scipy import sparse
 
-from dsi.docids.files.untrusted import is_finite, read_tensors, reading
+from dsi.docids.files.reading import RESTORE, is_finite, read_tensors
 from dsi.docids.types import Bools, Floats, Ints, Numbers, Rows
 
 _RATIO = 8
@@ -212,17 +212,16 @@ def read_postings(path: Path, documents: int, others: Sequence[str] = ()) -> tup
     """Return the lists in a file with `postings_arrays`, memory-mapped, and its `others`, arrays of integers.
 
     Raises:
-        FileNotFoundError: there is no such file.
+        FileNotFoundError: no such file.
         ValueError: it covers another number of documents, or holds other arrays.
     """
     names = ("indices", "indptr", "shape", *others)
     arrays = read_tensors(path, {"data": (np.float32, 1), **dict.fromkeys(names, (np.int32, 1))})
-    with reading(path):
-        terms, covered = arrays["shape"].tolist()
-        if covered != documents:
-            raise ValueError(f"it covers {covered} documents, the document table has {documents}")
-        lists = sparse.csr_array((arrays["data"], arrays["indices"], arrays["indptr"]), shape=(terms, covered))
-        return Postings.from_lists(lists), {name: arrays[name] for name in others}
+    terms, covered = arrays["shape"].tolist()
+    if covered != documents:
+        raise ValueError(f"{path} covers {covered} documents, the document table has {documents}; {RESTORE}.")
+    lists = sparse.csr_array((arrays["data"], arrays["indices"], arrays["indptr"]), shape=(terms, covered))
+    return Postings.from_lists(lists), {name: arrays[name] for name in others}
 
 
 def lists_problem(lists: sparse.csr_array) -> str:

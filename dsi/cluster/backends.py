@@ -156,7 +156,7 @@ class LocalWorker:
         """Do nothing: it would end this process."""
 
     def stop(self) -> None:
-        """Do nothing: there is no process to end."""
+        """Do nothing: it has no process to end."""
 
 
 def run(function: Callable[..., Any], args: tuple[Any, ...], threads: int) -> Any:

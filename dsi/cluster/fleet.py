@@ -143,7 +143,7 @@ class _Question:
 
     Attributes:
         args: of the method of `ShardIndex`.
-        hedge_at: when a second replica is asked; infinite once it was.
+        hedge_at: when a second replica gets the call; infinite once it was.
         asked: the replicas that have it, or had it.
         calls: {future answer: (replica, when it was asked)} of those that have not answered.
         deaths: replicas that died with it.
@@ -247,7 +247,7 @@ class Fleet(Closes):
         Raises:
             ShardError: a shard died twice meanwhile, or the shards were closed.
         """
-        # 1) After which time a second replica is asked.
+        # 1) After which time a second replica gets the call.
         started, times = time.monotonic(), self._times[method, kind]
         deadline = started + self.timeout
         patience = float(np.quantile(list(times), 0.95)) if len(times) >= _ENOUGH else self.timeout / 4

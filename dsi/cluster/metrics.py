@@ -7,7 +7,7 @@ from dsi.cluster.fleet import Fleet
 
 
 class ShardMetrics:
-    """A collector of `prometheus_client`: reads the state of a fleet whenever it is asked for numbers.
+    """A collector of `prometheus_client`: reads the state of a fleet whenever Prometheus reads it.
 
     Args:
         fleet: the shards.

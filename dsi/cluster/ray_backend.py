@@ -118,7 +118,7 @@ def _connect(ray: Any, address: str) -> None:
             ray.init(address=address, log_to_driver=False, logging_level=logging.ERROR)
     except ConnectionError as error:
         raise ConnectionError(
-            f"There is no Ray cluster at {address!r} ({first_line(error)}); run `ray start --head` first, or use "
+            f"No Ray cluster answers at {address!r} ({first_line(error)}); run `ray start --head` first, or use "
             'Cluster("local").'
         ) from None
     except RuntimeError as error:

@@ -21,7 +21,8 @@ from dsi.cluster.backends import Closes
 from dsi.cluster.fleet import Fleet
 from dsi.cluster.metrics import ShardMetrics
 from dsi.cluster.shards import Question, Share, shard_edges
-from dsi.docids.files.storage import content_fingerprint, read_while_unchanged
+from dsi.docids.files.reading import read_while_unchanged
+from dsi.docids.files.storage import content_fingerprint
 from dsi.docids.tree import DocidTree
 from dsi.docids.types import Floats, Ints
 from dsi.docids.words.bm25 import Lexical
@@ -37,8 +38,8 @@ from dsi.search.top import highest_and_rest
 from dsi.search.walk import Walk
 from dsi.store.documents import DocumentTable
 from dsi.store.loading import ChangedError, index_state, load_content, mapped_files, updating
-from dsi.store.manifest import read_entries
 from dsi.store.retriever import GenerativeRetriever
+from dsi.store.verify import read_entries
 
 logger = logging.getLogger(__name__)
 

@@ -18,7 +18,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dsi.docids.files.ram import keep_freed_memory
-from dsi.docids.files.storage import content_fingerprint, read_record, read_while_unchanged
+from dsi.docids.files.reading import read_record, read_while_unchanged
+from dsi.docids.files.storage import content_fingerprint
 from dsi.docids.token_vectors import TokenCodes, TokenVectors
 from dsi.docids.tree import DocidTree
 from dsi.docids.types import Bools, Floats, Ints, Rows
@@ -242,7 +243,7 @@ def _scorer(files: Sequence[Path], documents: int, rows: Rows) -> TermScorer:
 
 
 class Shard:
-    """A shard as the object of a worker; it loads the index when it is asked for its status, not when it is made.
+    """A shard as the object of a worker; it loads the index when its status is read, not when it is made.
 
     Args:
         folder: of the index, which all workers share.
@@ -271,7 +272,7 @@ class Shard:
 
         state, index = read_while_unchanged(path, content)
         others = [own for own in self._states.items() if own[0] != state]
-        self._states = dict([*others, (state, index)][-_KEPT:])  # the one that is asked for is the last to go
+        self._states = dict([*others, (state, index)][-_KEPT:])  # the one in use is the last to go
         return self.status()
 
     def status(self) -> tuple[str, dict[str, int]]:

@@ -5,7 +5,6 @@ ranks it. Differences come with p-values of paired randomisation tests, correcte
 From Python: `dsi.measuring.comparison.compare_runs`.
 """
 
-import sys
 from argparse import ArgumentTypeError, Namespace
 from collections.abc import Sequence
 from pathlib import Path
@@ -13,7 +12,6 @@ from typing import TYPE_CHECKING
 
 from dsi.commands.arguments import add_data, add_device, add_escaping, parser
 from dsi.commands.libraries import load_libraries
-from dsi.commands.main import run_command
 from dsi.commands.values import index_folder
 
 if TYPE_CHECKING:
@@ -76,7 +74,3 @@ def _run(path: Path, queries: dict[str, str], depth: int, arguments: Namespace) 
     given = {name: getattr(arguments, name) for name in ("device", "dtype")}
     run = GenerativeRetriever.from_pretrained(path, **given).run(queries, depth)
     return escaped_ids(run) if arguments.escape_ids else run
-
-
-if __name__ == "__main__":
-    sys.exit(run_command(main, sys.argv[1:]))

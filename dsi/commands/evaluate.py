@@ -5,14 +5,12 @@ Hit@10; where several are, or judgements are graded, nDCG@10, RR@10 and Recall@1
 """
 
 import argparse
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from dsi.commands.arguments import add_data, add_device, add_escaping, add_index, open_retriever, parser
 from dsi.commands.libraries import load_libraries
-from dsi.commands.main import run_command
 from dsi.commands.values import count, output_file, output_folder
 
 if TYPE_CHECKING:
@@ -23,6 +21,7 @@ if TYPE_CHECKING:
 
 def main(argv: Sequence[str] | None = None) -> None:
     """Print the table; write results and runs if asked."""
+    # 1) Load the index and its collection.
     arguments = _parse(argv)
     load_libraries()
     from dsi.config import read_dev_queries
@@ -30,7 +29,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     from dsi.docids.files.storage import file_name
     from dsi.eval.trec import check_fields, write_qrels, write_run
     from dsi.measuring.evaluation import evaluate
-    from dsi.store.manifest import read_entries
+    from dsi.store.verify import read_entries
     from dsi.training.stages import launch
 
     retriever = open_retriever(arguments)
@@ -39,6 +38,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     if arguments.trec_runs:  # before anything is searched
         ids = *retriever.documents.rows, *qrels, *(doc_id for judged in qrels.values() for doc_id in judged)
         check_fields(arguments.trec_runs, ids, escape=arguments.escape_ids)
+    # 2) Measure.
     processes = launch(arguments.device)
     evaluation = evaluate(
         retriever,
@@ -53,6 +53,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     )
     if not processes.is_main:
         return
+    # 3) Write and print.
     if arguments.results:  # before the table: its reader may go, as `| head` does
         file = arguments.run / "config.toml"  # an index that was saved elsewhere has none
         config = {"config": file.read_text(encoding="utf-8")} if file.exists() else {}
@@ -165,7 +166,3 @@ def _print_tables(arguments: argparse.Namespace, retriever: "GenerativeRetriever
         print(f"\n{beam_table(rows)}")
         if arguments.beam_figure:
             beam_figure(rows, arguments.beam_figure)
-
-
-if __name__ == "__main__":
-    sys.exit(run_command(main, sys.argv[1:]))

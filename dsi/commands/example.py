@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING
 
 from dsi.commands.arguments import add_device, add_settings, in_words, parser, with_settings
 from dsi.commands.libraries import load_libraries, set_up
-from dsi.commands.main import run_command
 from dsi.commands.values import output_folder
 
 if TYPE_CHECKING:
@@ -93,7 +92,3 @@ def _installed() -> Path:
     if shutil.which("dsi") == str(command):
         return Path("dsi")
     return command.relative_to(Path.cwd()) if command.is_relative_to(Path.cwd()) else command
-
-
-if __name__ == "__main__":
-    sys.exit(run_command(main, sys.argv[1:]))

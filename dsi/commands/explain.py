@@ -6,12 +6,10 @@ matches. --json prints what POST /explain of `dsi serve` answers. From Python: `
 """
 
 import json
-import sys
 from collections.abc import Sequence
 
 from dsi.commands.arguments import add_device, add_index, add_search_options, open_retriever, parser, search_options
 from dsi.commands.libraries import load_libraries
-from dsi.commands.main import run_command
 from dsi.commands.values import count, query_text
 
 
@@ -45,7 +43,3 @@ def main(argv: Sequence[str] | None = None) -> None:
         print(retriever.explain(arguments.query, arguments.k, **options))
     else:
         print(retriever.search(arguments.query, arguments.k, **options).explain(arguments.document))
-
-
-if __name__ == "__main__":
-    sys.exit(run_command(main, sys.argv[1:]))

@@ -4,12 +4,10 @@ DIR holds documents.parquet; docids.parquet with embeddings.npy and nodes.parque
 other; and tree.graphml. From Python: `dsi.integrations.export.export_index`.
 """
 
-import sys
 from collections.abc import Sequence
 
 from dsi.commands.arguments import add_index, parser
 from dsi.commands.libraries import load_libraries
-from dsi.commands.main import run_command
 from dsi.commands.values import output_folder
 
 
@@ -29,7 +27,3 @@ def main(argv: Sequence[str] | None = None) -> None:
         f"{arguments.output}: {written.documents} documents, {written.docids} docids with embeddings of {written.dim} "
         f"dimensions, {written.nodes} inner nodes"
     )
-
-
-if __name__ == "__main__":
-    sys.exit(run_command(main, sys.argv[1:]))

@@ -4,17 +4,16 @@ A SOURCE is a file (.jsonl, .csv, .tsv, .parquet, .txt, .md), a folder of such f
 dev queries the weights are tuned. RUN is the folder of the index. From Python: `dsi.index`.
 """
 
-import sys
 from collections.abc import Sequence
 
 from dsi.commands.arguments import add_device, add_overwriting, add_settings, parser, with_settings
 from dsi.commands.libraries import load_libraries, set_up
-from dsi.commands.main import run_command
 from dsi.commands.values import configuration, count, existing_file, output_folder, source_path
 
 
 def main(argv: Sequence[str] | None = None) -> None:
     """Index, print how many documents there are."""
+    # 1) Parse.
     command_line = parser("index", __doc__)
     command_line.add_argument(
         "sources", nargs="+", type=source_path, metavar="SOURCE", help="files or folders of texts"
@@ -40,12 +39,14 @@ def main(argv: Sequence[str] | None = None) -> None:
     add_overwriting(command_line)
     add_device(command_line)
     arguments = command_line.parse_args(argv)
+    # 2) Check device and settings, before imports that take long.
     set_up()
     from dsi.config import Config, run_config
     from dsi.contrastive.devices import check_device
 
     check_device(arguments.device)
     config = with_settings(run_config(arguments.run, arguments.config or Config()), arguments.settings)
+    # 3) Index.
     load_libraries()
     from dsi.training.indexing import index
 
@@ -62,7 +63,3 @@ def main(argv: Sequence[str] | None = None) -> None:
         discard_updates=arguments.discard_updates,
     )
     print(f"{arguments.run}: {len(retriever.documents):,} documents; dsi search {arguments.run}")
-
-
-if __name__ == "__main__":
-    sys.exit(run_command(main, sys.argv[1:]))

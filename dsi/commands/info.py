@@ -1,12 +1,10 @@
 """`dsi info`: show what an index is: documents, docids, encoder, weights and who chose them, sizes, versions."""
 
 import json
-import sys
 from collections.abc import Sequence
 
 from dsi.commands.arguments import add_index, parser
 from dsi.commands.libraries import load_libraries
-from dsi.commands.main import run_command
 
 
 def main(argv: Sequence[str] | None = None) -> None:
@@ -20,7 +18,3 @@ def main(argv: Sequence[str] | None = None) -> None:
 
     info = index_info(arguments.run)
     print(json.dumps(info, ensure_ascii=False) if arguments.json else as_lines(info))
-
-
-if __name__ == "__main__":
-    sys.exit(run_command(main, sys.argv[1:]))

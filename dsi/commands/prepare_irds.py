@@ -5,12 +5,10 @@ data set, queries and judgements from each. Judgements of documents that are mis
 """
 
 import argparse
-import sys
 from collections.abc import Sequence
 
 from dsi.commands.arguments import parser
 from dsi.commands.libraries import quiet_logging
-from dsi.commands.main import run_command
 from dsi.commands.values import output_folder
 
 
@@ -40,7 +38,3 @@ def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
         "--output", type=output_folder, required=True, metavar="DIR", help="folder of the collection"
     )
     return command_line.parse_args(argv)
-
-
-if __name__ == "__main__":
-    sys.exit(run_command(main, sys.argv[1:]))

@@ -8,13 +8,11 @@ has a document for every title in the given files. A killed run resumes where it
 """
 
 import argparse
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 
 from dsi.commands.arguments import parser
 from dsi.commands.libraries import quiet_logging
-from dsi.commands.main import run_command
 from dsi.commands.values import number, output_folder
 from dsi.docids.data.natural_questions import SIZES, prepare
 
@@ -63,7 +61,3 @@ def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
         "--keep-staged", action="store_true", help="keep DIR.staged, so that another size can be drawn from it"
     )
     return command_line.parse_args(argv)
-
-
-if __name__ == "__main__":
-    sys.exit(run_command(main, sys.argv[1:]))

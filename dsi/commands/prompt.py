@@ -46,7 +46,7 @@ def command_of(line: str) -> tuple[str, str]:
         ValueError: an unknown command, :explain without a query, or a line that is not UTF-8.
     """
     if readable(line) != line:
-        raise ValueError(f"the line {readable(line)!r} is not UTF-8; decode it anew.")
+        raise ValueError(f"the line {readable(line)!r} is not UTF-8; decode it again.")
     if not line.startswith(":"):
         return "search", line
     name, _, text = line.partition(" ")

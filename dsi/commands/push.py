@@ -6,12 +6,10 @@ HF_TOKEN. The index is then loaded by its name: GenerativeRetriever.from_pretrai
 """
 
 import argparse
-import sys
 from collections.abc import Sequence
 
 from dsi.commands.arguments import add_index, parser
 from dsi.commands.libraries import load_libraries
-from dsi.commands.main import run_command
 
 
 def main(argv: Sequence[str] | None = None) -> None:
@@ -37,7 +35,3 @@ def _repository(value: str) -> str:
     if not user or not name or "/" in name:
         raise argparse.ArgumentTypeError(f"must have the form user/index, got {value!r}.")
     return value
-
-
-if __name__ == "__main__":
-    sys.exit(run_command(main, sys.argv[1:]))

@@ -2,7 +2,7 @@
 
 At the prompt, a query searches, `:explain QUERY` shows how its documents were found, `:quit` (or Ctrl-D) leaves. A line in a
 pipe that fails gives a message, or with --json an object with "error"; the others are answered, and the exit status is 2.
---queries with --run writes a TREC run. --rerank orders the first --rerank-depth answers anew.
+--queries with --run writes a TREC run. --rerank orders the first --rerank-depth answers again.
 """
 
 import argparse
@@ -24,7 +24,6 @@ from dsi.commands.arguments import (
     search_options,
 )
 from dsi.commands.libraries import load_libraries
-from dsi.commands.main import run_command
 from dsi.commands.prompt import HELP, command_of, read_lines, readable
 from dsi.commands.queries_file import read_queries_file
 from dsi.commands.values import count, existing_file, output_file, query_text
@@ -150,7 +149,7 @@ class _Searches:
         """Print the answer of every line, and go on after one that fails.
 
         Raises:
-            ValueError: some failed, and this is no terminal, where one saw it.
+            ValueError: some failed, and no terminal showed it.
         """
         done = failed = 0
         for line in lines:
@@ -206,7 +205,3 @@ def _show_json(query: str, hits: "Hits") -> None:
 
 def _json(**record: Any) -> str:
     return json.dumps(record, ensure_ascii=False)
-
-
-if __name__ == "__main__":
-    sys.exit(run_command(main, sys.argv[1:]))

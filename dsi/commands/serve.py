@@ -3,7 +3,7 @@
 Searches that arrive together are computed together. Documents can be added and removed only with --writable and a bearer token
 in the environment variable DSI_TOKEN; the index on disk changes with that in memory. --workers starts several processes, which
 share the memory of the index. --mcp http adds /mcp, where agents find tools (Model Context Protocol); --mcp stdio serves one
-agent over standard input and output. SIGTERM and Ctrl-C finish what has begun. There is no TLS: put a proxy in front.
+agent over standard input and output. SIGTERM and Ctrl-C finish what has begun. It has no TLS: put a proxy in front.
 """
 
 import argparse
@@ -17,7 +17,6 @@ from typing import TYPE_CHECKING
 
 from dsi.commands.arguments import add_device, add_index, parser
 from dsi.commands.libraries import load_libraries
-from dsi.commands.main import run_command
 from dsi.commands.values import argument_of, count, flag, number
 
 if TYPE_CHECKING:
@@ -91,6 +90,7 @@ def _serve_http(given: argparse.Namespace, settings: "ServerSettings") -> None:
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))  # uvicorn raises the signal again when it has stopped
     if given.workers > 1:
         load_index(given.run, "cpu")  # a bad index is refused here; uvicorn starts processes that fail again and again
+    # 3) Serve.
     with tempfile.TemporaryDirectory(prefix="dsi-serve-") as counts:
         if given.workers > 1:
             os.environ["PROMETHEUS_MULTIPROC_DIR"] = counts  # the processes count together
@@ -159,7 +159,3 @@ def _limits() -> "dict[str, Setting]":
     from dsi.server.settings import ServerSettings
 
     return {name: setting for name, setting in declarations(ServerSettings).items() if setting.kind in (int, float)}
-
-
-if __name__ == "__main__":
-    sys.exit(run_command(main, sys.argv[1:]))

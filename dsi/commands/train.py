@@ -4,11 +4,9 @@ Stages that are up to date are skipped, and a killed run resumes where it stoppe
 `dsi.train`.
 """
 
-import sys
 from collections.abc import Sequence
 
 from dsi.commands.arguments import add_overwriting, in_words, training_parser, training_run
-from dsi.commands.main import run_command
 from dsi.commands.values import existing_file
 
 STAGE_METHODS = {
@@ -24,6 +22,7 @@ REPORTS = ("none", "tensorboard", "wandb")
 
 def main(argv: Sequence[str] | None = None) -> None:
     """Train, tune on dev, print how long it took."""
+    # 1) Parse.
     parser = training_parser("train", __doc__)
     parser.add_argument(
         "--stage", choices=list(STAGE_METHODS), help="run this stage alone; those that it needs have to be there"
@@ -56,6 +55,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     arguments = parser.parse_args(argv)
     if arguments.embeddings and arguments.stage != "docids":
         raise ValueError("--embeddings is what --stage docids clusters on; add --stage docids, or leave it out.")
+    # 2) Run the stages.
     run = training_run(arguments)
     from dsi.training.indexing import read_embeddings
 
@@ -64,6 +64,7 @@ def main(argv: Sequence[str] | None = None) -> None:
         run.build_docids(points)
     else:
         getattr(run, STAGE_METHODS.get(arguments.stage, "train"))()
+    # 3) Print what there is now.
     if not run.processes.is_main:
         return
     if arguments.stage == "docids":
@@ -73,7 +74,3 @@ def main(argv: Sequence[str] | None = None) -> None:
 
     if arguments.stage == "generator" and run.config.dev_queries and not is_tuned(run.folder):
         print(f"The index is not tuned yet: dsi tune {run.folder} --data {run.collection.name}")
-
-
-if __name__ == "__main__":
-    sys.exit(run_command(main, sys.argv[1:]))

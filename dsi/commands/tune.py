@@ -3,12 +3,10 @@
 An index that was tuned since its last training or update is left as it is. From Python: `dsi.tune`.
 """
 
-import sys
 from collections.abc import Sequence
 
 from dsi.commands.arguments import add_data, add_device, add_index, parser
 from dsi.commands.libraries import load_libraries
-from dsi.commands.main import run_command
 from dsi.docids.files.checks import check_writable
 
 
@@ -24,7 +22,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     from dsi.config import read_dev_queries
     from dsi.docids.data.collection import read_collection
     from dsi.measuring.tuning import in_words, is_tuned_on, tune_index
-    from dsi.store.manifest import read_manifest, search_config
+    from dsi.store.verify import read_manifest, search_config
 
     collection = read_collection(arguments.data, dev_queries=read_dev_queries(arguments.run))
     was_tuned = is_tuned_on(arguments.run, collection)
@@ -33,7 +31,3 @@ def main(argv: Sequence[str] | None = None) -> None:
     chosen = {name: getattr(config, name) for name in ("alpha", "beam_width", "lexical_weight", "token_weight")}
     said = "was tuned on these queries already, and searches" if was_tuned else "searches"
     print(f"{arguments.run} {said} with {in_words(chosen)}")
-
-
-if __name__ == "__main__":
-    sys.exit(run_command(main, sys.argv[1:]))

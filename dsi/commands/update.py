@@ -7,12 +7,10 @@ each other.
 """
 
 import argparse
-import sys
 from collections.abc import Sequence
 
 from dsi.commands.arguments import add_device, add_index, parser
 from dsi.commands.libraries import load_libraries
-from dsi.commands.main import run_command
 from dsi.commands.values import collection_folder, count, existing_file, source_path
 from dsi.docids.files.checks import counted
 
@@ -22,29 +20,24 @@ def main(argv: Sequence[str] | None = None) -> None:
     arguments = _parse(argv)
     load_libraries()
     from dsi.docids.data.collection import read_documents
-    from dsi.docids.data.records import checked_documents, table_record
-    from dsi.docids.data.sources import path_records, text_lines
+    from dsi.docids.data.sources import text_lines
     from dsi.store.loading import updating
     from dsi.store.retriever import GenerativeRetriever
 
     in_file = [line for _, line in text_lines(arguments.remove_file)] if arguments.remove_file else []
-    removed = [*arguments.remove, *in_file]
-    added = [table_record(row) for _, row in checked_documents(path_records(arguments.add), "--add")]
+    removed = list(dict.fromkeys([*arguments.remove, *in_file]))
     with updating(arguments.run):  # from reading to writing, so that no other update comes between
         retriever = GenerativeRetriever.from_pretrained(arguments.run, device=arguments.device)
-        retriever.documents.rows_of(removed, "--remove")
-        new = {document["doc_id"] for document in added}
-        retriever.remove([doc_id for doc_id in removed if doc_id not in new])
+        before = len(retriever.documents)
+        retriever.update(arguments.add, removed)
         if arguments.texts:
             retriever.keep_texts(read_documents(arguments.texts))
         if arguments.vectors:
             retriever.keep_vectors(arguments.vectors, arguments.code_bytes or 0)
-        replaced = set(removed) & new
-        retriever.add([document for document in added if document["doc_id"] in replaced], replace=True)
-        retriever.add([document for document in added if document["doc_id"] not in replaced])
         generation = retriever.save_update(arguments.run)
-    changes = f"{counted(len(set(removed)), 'document')} removed, {len(added)} added"
-    print(f"{arguments.run}: {changes}, {len(retriever.documents)} now; generation {generation}")
+    now = len(retriever.documents)
+    changes = f"{counted(len(removed), 'document')} removed, {now - before + len(removed)} added"
+    print(f"{arguments.run}: {changes}, {now} now; generation {generation}")
 
 
 def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
@@ -83,7 +76,3 @@ def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
             "There is nothing to do; give --add FILE, --remove DOC_ID …, --remove-file FILE, --texts DIR or --vectors KIND."
         )
     return arguments
-
-
-if __name__ == "__main__":
-    sys.exit(run_command(main, sys.argv[1:]))

@@ -123,7 +123,7 @@ def output_file(value: str) -> Path:
     if path.is_dir():
         raise ArgumentTypeError(f"{value} is a folder; name a file to write.")
     if path.exists() and not path.is_file():
-        raise ArgumentTypeError(f"{value} is no regular file, which is replaced as a whole; name one.")
+        raise ArgumentTypeError(f"{value} is not a regular file, which is replaced as a whole; name one.")
     try:
         check_writable(folder_to_write(path.parent, "the argument"))
     except (OSError, ValueError) as error:
@@ -152,7 +152,7 @@ def toml_value(value: object) -> str:
 
 
 def setting(value: str) -> tuple[str, str, object]:
-    """Return section ("" for the top), name and value of a setting SECTION.NAME=VALUE; what is no TOML value is a text."""
+    """Return section ("" for the top), name and value of a setting SECTION.NAME=VALUE; other values than TOML's are texts."""
     name, equals, text = value.partition("=")
     section, _, own = name.rpartition(".")
     if not equals or not own.isidentifier() or not (section or "x").isidentifier():
@@ -161,4 +161,4 @@ def setting(value: str) -> tuple[str, str, object]:
         read = tomllib.loads(f"value = {text}")
     except (ValueError, RecursionError):
         return section, own, text
-    return section, own, read["value"] if len(read) == 1 else text  # a line after the value is no setting
+    return section, own, read["value"] if len(read) == 1 else text  # a line after the value is not a setting

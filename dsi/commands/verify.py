@@ -5,12 +5,10 @@ that this machine has not written does the same once; this command does it again
 """
 
 import argparse
-import sys
 from collections.abc import Sequence
 
 from dsi.commands.arguments import add_index, parser
 from dsi.commands.libraries import load_libraries
-from dsi.commands.main import run_command
 
 
 def main(argv: Sequence[str] | None = None) -> None:
@@ -30,7 +28,3 @@ def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
     command_line = parser("verify", __doc__)
     add_index(command_line)
     return command_line.parse_args(argv)
-
-
-if __name__ == "__main__":
-    sys.exit(run_command(main, sys.argv[1:]))

@@ -1,12 +1,13 @@
 """The kinds of generators by their docid tokens: created from a config, and loaded from a folder."""
 
+import json
 from pathlib import Path
 
 import torch
 from transformers import T5Config
 
 from dsi.contrastive.models import load_weights
-from dsi.docids.files.untrusted import read_json, reading
+from dsi.docids.files.reading import RESTORE
 from dsi.docids.tree import DocidTree
 from dsi.docids.types import Ints
 from dsi.generator.base import Generator
@@ -55,10 +56,9 @@ def load_generator(folder: Path, device: str | torch.device) -> Generator:
     """
     if not (folder / "config.json").exists():
         raise FileNotFoundError(f"{folder} holds no generator; train it first (dsi train --stage generator).")
-    record = read_json(path := folder / "config.json")
-    with reading(path):
-        kind = KINDS[record["docid_tokens"]]
-        if record["score"] not in SCORES:
-            raise ValueError(f"score must be one of {', '.join(SCORES)}, got {record['score']!r}")
-        config = T5Config(**{**record, **_FIXED})
+    record = json.loads((path := folder / "config.json").read_text(encoding="utf-8"))
+    if record["docid_tokens"] not in KINDS or record["score"] not in SCORES:
+        known = f"docid_tokens must be one of {', '.join(KINDS)}, score one of {', '.join(SCORES)}"
+        raise ValueError(f"{path}: {known}, got {record['docid_tokens']!r} and {record['score']!r}; {RESTORE}.")
+    kind, config = KINDS[record["docid_tokens"]], T5Config(**{**record, **_FIXED})
     return load_weights(lambda: kind(config), folder / "model.safetensors").to(device).eval()

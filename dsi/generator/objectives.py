@@ -91,7 +91,7 @@ class Objective(ABC):
         """
 
     def logits(self, model: Any, batch: dict[str, Tensor], families: Families) -> Tensor:
-        """Return the decoder's logits of the families' children, [batch, n, largest fan-out]; -inf where there is no child.
+        """Return the decoder's logits of the families' children, [batch, n, largest fan-out]; -inf without a child.
 
         Not for tied tokens.
         """

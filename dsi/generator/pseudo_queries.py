@@ -22,7 +22,7 @@ from dsi.contrastive.devices import choose_device
 from dsi.docids.data.collection import cached_table
 from dsi.docids.data.lines import write_json_line
 from dsi.docids.files.progress import Bar
-from dsi.docids.files.storage import sha256
+from dsi.docids.files.reading import sha256
 from dsi.generator.config import EXTRACTIVE, PseudoQueriesConfig
 
 DOCUMENT_TOKENS, QUERY_TOKENS = 512, 32

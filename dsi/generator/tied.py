@@ -1,7 +1,7 @@
 """A generator whose docid tokens are tied to the vectors of the tree's nodes, so that its digits have a meaning from the start.
 
 It turns a query into one query vector a level, q_l = z + A_l z + W_l h_l: z is the query's embedding, A_l and W_l are linear
-maps, and h_l is the output of a T5 decoder over the token states at position l; with num_layers = 0 there is no decoder and no
+maps, and h_l is the output of a T5 decoder over the token states at position l; with num_layers = 0 it has no decoder and no
 W_l. A node is scored by q_l and the vector that the tree stores (`dsi.search.walk`): level queries do not depend on the path.
 A_l and W_l are zero at first: an untrained generator descends the tree by the encoder's own scores. Nothing is learned for a
 single node, and a document that is added later is scored like any other. Knows no tree but its shape.

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 from transformers import T5Config
 
-from dsi.docids.files.untrusted import RESTORE
+from dsi.docids.files.reading import RESTORE
 from dsi.docids.schemes.file import read_docids
 from dsi.docids.tree import DocidTree
 from dsi.docids.types import Ints

@@ -21,7 +21,7 @@ from dsi.store.retriever import GenerativeRetriever
 class DocidSearch:
     """Searches the corpora that BEIR's `EvaluateRetrieval` is given.
 
-    Equal scores are told apart in the last digit, so that BEIR ranks as the search does. A query that is a document itself
+    Equal scores differ in the last digit, so that BEIR ranks as the search does. A query that is a document itself
     leaves that out: k others are returned. `encode_and_retrieve`, which keeps
     embeddings in files of its own, is not for an index.
 

@@ -66,7 +66,7 @@ class CorpusSearch:
             records: its documents, as `Collection.from_records` takes them.
 
         Raises:
-            TypeError: a doc_id is no text.
+            TypeError: a doc_id is not a text.
             ValueError: there are none, or a given index lacks one of them.
         """
         if not len(doc_ids):
@@ -101,11 +101,11 @@ class CorpusSearch:
             only: {query_id: the only documents that may be returned}.
 
         Raises:
-            TypeError: `only` is no mapping.
-            ValueError: there is no corpus yet, or `only` names a document that is not in it.
+            TypeError: `only` is not a mapping.
+            ValueError: it has no corpus yet, or `only` names a document that is not in it.
         """
         if self._searched is None:
-            raise ValueError("There is no corpus to search; hand it over before the queries, as the evaluators do.")
+            raise ValueError("No corpus was given to search; hand it over before the queries, as the evaluators do.")
         options: SearchOptions = {**self.options, "allow": self._allowed}
         identical = self._searched.documents.identical_ids(queries)
         most = plain(int, k, "k") + bool(identical)

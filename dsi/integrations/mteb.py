@@ -37,7 +37,7 @@ with extra("mteb"):
 class DocidSearch:
     """Searches the corpora of retrieval and reranking tasks: a `SearchProtocol` of MTEB.
 
-    Equal scores are told apart in the last digit, so that MTEB ranks as the search does.
+    Equal scores differ in the last digit, so that MTEB ranks as the search does.
 
     Args:
         retriever: the index, or its folder, which has to hold the documents of a task. By default each task's corpus is indexed
@@ -68,7 +68,7 @@ class DocidSearch:
         """Take the documents of a task, columns id, title and text, as those that `search` returns.
 
         Raises:
-            TypeError: it is no table.
+            TypeError: it is not a table.
             ValueError: a column is missing, or the index lacks one of the documents.
         """
         _check_columns(corpus, "corpus")
@@ -167,7 +167,7 @@ def retrieval_task(collection: Collection, split: str = "test", name: str = "") 
 
     Raises:
         TypeError: no collection.
-        ValueError: no such split, no judgements of it, or a name that is no text.
+        ValueError: no such split, no judgements of it, or a name that is not a text.
     """
     check_collection("retrieval_task", collection)
     if split not in SPLITS:

@@ -24,8 +24,8 @@ from dsi.integrations import extra
 from dsi.integrations.pyterrier_metadata import METADATA
 from dsi.integrations.retrieval import check_search, open_index
 from dsi.search.request import SearchOptions, shows_options
-from dsi.store.manifest import read_manifest
 from dsi.store.retriever import GenerativeRetriever
+from dsi.store.verify import read_manifest
 
 with extra("pyterrier"):
     import pyterrier as pt

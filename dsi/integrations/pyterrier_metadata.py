@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from pathlib import Path
 
-from dsi.docids.files.untrusted import read_json
+from dsi.docids.files.reading import read_json
 
 METADATA = {"type": "generative_index", "format": "dr_scl", "package_hint": "dr-scl[pyterrier]"}
 """How PyTerrier's artifacts call an index."""

@@ -150,7 +150,7 @@ class Seq2SeqRetriever:
                 tokenizer = AutoTokenizer.from_pretrained(str(folder))
         except (OSError, ValueError) as error:
             reason = str(error).strip().splitlines()[0].rstrip(".")
-            raise ValueError(f"{folder} is no sequence-to-sequence model of transformers ({reason}).") from None
+            raise ValueError(f"{folder} is not a sequence-to-sequence model of transformers ({reason}).") from None
         return cls(model.to(choose_device(device)), tokenizer, identifiers)
 
     def _tokens(self, identifier: str) -> list[int]:
@@ -169,7 +169,7 @@ class Seq2SeqRetriever:
 
         Raises:
             TypeError: queries are no mapping.
-            ValueError: a query that is no text, k or beam_width below 1.
+            ValueError: a query that is not a text, k or beam_width below 1.
         """
         if not isinstance(queries, Mapping):
             raise TypeError(f"run() takes {{query_id: text}}, got {type(queries).__name__}.")

@@ -115,7 +115,7 @@ class Evaluation:
         """
         rows = {row.name: row for row in self.rows}
         if name not in rows:
-            raise KeyError(f"There is no row {shown(name)}{meant(name, list(rows))}")
+            raise KeyError(f"The table has no row {shown(name)}{meant(name, list(rows))}")
         return rows[name]
 
     def significance(self) -> str:
@@ -222,7 +222,7 @@ def evaluate(
             the measures read.
         measures: names such as "nDCG@10" or "map" (`dsi.eval.measures`); by default those that the judgements ask for, see
             `measures_for`. Measures of all answers read `depth` of them, 1,000 by default.
-        untrained: adds dense search with the encoder as it was before training, which encodes the collection anew.
+        untrained: adds dense search with the encoder as it was before training, which encodes the collection again.
         rerankers: {name: rerankers}, one more row each: the index's first `rerank_depth` documents, reranked.
         rerank_depth: number of documents that are reranked.
         processes: share the searching.
@@ -270,7 +270,7 @@ def _measures(names: Sequence[str], qrels: Qrels, depth: int | None) -> tuple[st
 
 
 def _check(retriever: GenerativeRetriever, collection: Collection, split: str, depth: int | None) -> None:
-    """Raise ValueError if a split cannot be measured, TypeError if there is no retriever or no collection."""
+    """Raise ValueError if a split cannot be measured, TypeError without a retriever or a collection."""
     check_collection("evaluate", collection)
     if not isinstance(retriever, GenerativeRetriever):
         raise TypeError(

@@ -22,7 +22,8 @@ from dsi.config import LEXICAL_WEIGHT, TOKEN_WEIGHT
 from dsi.docids.data.collection import Collection, check_collection, compare_documents
 from dsi.docids.data.identical import without_identical
 from dsi.docids.files.progress import stage_line
-from dsi.docids.files.storage import read_record, write_json
+from dsi.docids.files.reading import read_record
+from dsi.docids.files.storage import write_json
 from dsi.docids.types import Ints, Qrels, Run
 from dsi.docids.words.bm25 import Lexical
 from dsi.eval.fusion import fit_weights
@@ -35,8 +36,8 @@ from dsi.search.queries import EncodedQueries
 from dsi.search.request import SearchConfig, SearchRequest
 from dsi.search.results import SearchResult
 from dsi.store.loading import index_state, write_search_config
-from dsi.store.manifest import configured_search, search_config
 from dsi.store.retriever import GenerativeRetriever
+from dsi.store.verify import search_config
 
 logger = logging.getLogger(__name__)
 
@@ -399,11 +400,11 @@ def is_tuned_on(folder: Path, collection: Collection) -> bool:
 def is_as_configured(folder: Path, config: SearchConfig) -> bool:
     """True if the index in `folder` searches as `[search]` says, or with weights that were tuned from there."""
     manifest = read_record(folder / "manifest.json")
-    return configured_search(manifest) == config and (is_tuned(folder) or search_config(manifest) == config)
+    return search_config(manifest, "configured") == config and (is_tuned(folder) or search_config(manifest) == config)
 
 
 def configure(folder: Path, config: SearchConfig) -> None:
-    """Make the index in `folder` search as `[search]` says, and tune it anew when it is tuned next."""
+    """Make the index in `folder` search as `[search]` says, and forget how it was tuned."""
     (folder / _RECORD).unlink(missing_ok=True)
     write_search_config(folder, config)
 

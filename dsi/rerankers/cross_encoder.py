@@ -8,16 +8,17 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 from sentence_transformers import CrossEncoder
 from torch import nn
 
 from dsi.contrastive.devices import check_device
 from dsi.contrastive.encoder import quiet_transformers
-from dsi.contrastive.models import check_inputs, check_settings, loading_data, write_model
+from dsi.contrastive.models import check_inputs, check_settings, offline, write_model
 from dsi.docids.files.declarations import LARGEST
 from dsi.docids.files.progress import Bar
-from dsi.docids.files.untrusted import catching_panics
+from dsi.docids.files.reading import catching_panics, reading
 from dsi.docids.types import Reals
 from dsi.search.candidates import Candidates, Reranker
 
@@ -46,7 +47,7 @@ class CrossEncoderReranker(Reranker):
         batch_size: pairs in a forward pass.
 
     Raises:
-        FileNotFoundError: there is no such model.
+        FileNotFoundError: no such model.
         ValueError: it has several labels or no trained head, or the device is not there.
     """
 
@@ -107,7 +108,7 @@ class CrossEncoderReranker(Reranker):
     def read(cls, folder: Path, settings: dict[str, Any]) -> "CrossEncoderReranker":
         """Load what `write` wrote."""
         check_settings((folder / _MODEL).rglob("*"))
-        with loading_data(folder / _MODEL), quiet_transformers():
+        with offline(), reading(folder / _MODEL, torch.OutOfMemoryError), quiet_transformers():
             reranker = cls(folder / _MODEL, **settings)
             check_inputs(reranker._model)
             reranker.score_pairs([("x", "y")])

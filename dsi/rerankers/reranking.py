@@ -10,7 +10,7 @@ from typing import Any
 from dsi.rerankers.cross_encoder import CrossEncoderReranker
 from dsi.search.candidates import Candidates, Reranker, load_reranker
 from dsi.store.loading import updating
-from dsi.store.manifest import read_manifest
+from dsi.store.verify import read_manifest
 
 _CROSS_ENCODER = "cross-encoder:"
 
@@ -69,7 +69,7 @@ def reranker_folder(index: str | Path, name: str) -> Path:
     """Return the folder of a reranker beside an index.
 
     Raises:
-        ValueError: the name is no plain folder name.
+        ValueError: the name is not a plain folder name.
     """
     if not name or name != Path(name).name or name.startswith("."):
         raise ValueError(f"The name of a reranker must be a plain folder name, got {name!r}.")
@@ -80,8 +80,8 @@ def save_reranker(reranker: Reranker, index: str | Path, name: str) -> Path:
     """Write a reranker beside the index that it was trained on, in one step, and return its folder, RUN/rerank/NAME.
 
     Raises:
-        FileNotFoundError: there is no index.
-        ValueError: the name is no plain folder name.
+        FileNotFoundError: no index.
+        ValueError: the name is not a plain folder name.
     """
     folder = reranker_folder(index, name)
     with updating(Path(index)):
@@ -98,7 +98,7 @@ def load_rerankers(index: str | Path, names: str | Sequence[str], *, device: str
         device: of cross-encoders; the best available by default.
 
     Raises:
-        FileNotFoundError: there is no such reranker or model.
+        FileNotFoundError: no such reranker or model.
         ValueError: it was trained for another encoder or generator, the model does not score pairs, or a bad device.
 
     Example:

@@ -17,8 +17,8 @@ from numpy.typing import NDArray
 
 from dsi.docids import extensions
 from dsi.docids.files.checks import shown
+from dsi.docids.files.reading import DATA, RESTORE, check_folder, read_json, reading
 from dsi.docids.files.storage import recover_folder, replace_folder, write_json
-from dsi.docids.files.untrusted import DATA, RESTORE, check_folder, read_json, reading
 from dsi.docids.types import Bools, Ints, Reals
 from dsi.search.hits import Hit, Hits
 
@@ -348,5 +348,5 @@ def reranker_class(kind: str, package: str = "") -> type[Reranker]:
             if package
             else f"import the module that defines it; there are {known}"
         )
-        raise ValueError(f"There is no reranker of the kind {shown(kind)}; {remedy}.")
+        raise ValueError(f"No reranker is of the kind {shown(kind)}; {remedy}.")
     return _classes[kind]

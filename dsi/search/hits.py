@@ -274,7 +274,7 @@ class Hits(list[Hit]):
         """Return the hits for a notebook, with matched words marked."""
         mark, items = "<mark>{}</mark>".format, []
         for hit, matches in zip(self, self.matches(), strict=True):
-            title = hit.title if hit.title.strip() else hit.label  # without a title there is no word of it to mark
+            title = hit.title if hit.title.strip() else hit.label
             label = _marked(cut_at_matches(title, matches, "title"), escape, mark)
             facts = [hit.doc_id, *(f"{name}: {value}" for name, value in hit.metadata.items())]
             body = f"<br>{_marked_excerpt(hit, matches, escape, mark)}" if hit.text else ""

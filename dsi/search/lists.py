@@ -48,7 +48,7 @@ class InvertedLists:
             cells: the nodes of the lists in docid order, `cell_nodes` by default.
 
         The first call makes them; trees that updates make of this one have the same. A tree from before those updates can hold
-        more documents, and has them made anew.
+        more documents, and has them made again.
         """
         cache, places = tree.embeddings.cache, tree.embeddings.order
         stored = len(tree.embeddings.parts[0])

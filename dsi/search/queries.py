@@ -120,7 +120,7 @@ def encode_queries(
 
     Raises:
         TypeError: queries are neither a list of texts nor a mapping.
-        ValueError: a query is no text.
+        ValueError: a query is not a text.
     """
     query_ids, queries = ids_and_texts(queries)
     if plain(int, batch_size, "batch_size") < 1:
@@ -160,7 +160,7 @@ def ids_and_texts(queries: Queries) -> tuple[list[str], list[str]]:
 
     Raises:
         TypeError: queries are neither a list, a series, records, a table nor a mapping.
-        ValueError: an id or a query is no text.
+        ValueError: an id or a query is not a text.
     """
     if isinstance(queries, list | tuple) and not any(isinstance(query, Mapping) for query in queries[:1]):
         return _checked(enumerate(queries))

@@ -1,4 +1,4 @@
-"""What a search is asked to do: the method, the weights of the scores, how wide it walks, which documents may be returned.
+"""The request of a search: the method, the weights of the scores, how wide it walks, which documents may be returned.
 
 `SearchConfig` belongs to an index, `SearchOptions` are the keywords of one call, and `SearchRequest` combines the two,
 checked; it is passed on through the search. Knows nothing of trees or models.

@@ -63,6 +63,7 @@ def create_app(settings: ServerSettings) -> FastAPI:
         FileNotFoundError: no index in the folder, or a part is missing.
         ValueError: a file was altered, a setting is out of range, or `writable` without a token in the environment.
     """
+    # 1) Load the index.
     token = settings.check_token()
     metrics = Metrics(lambda: service.batcher.waiting, lambda: len(service.retriever.documents))
     service = Service(settings, metrics.batches.observe)
@@ -92,6 +93,7 @@ def create_app(settings: ServerSettings) -> FastAPI:
         },
     )
     app.state.service, app.state.metrics, app.state.token, app.state.ready = service, metrics, token, False
+    # 3) Add middleware, the last one outermost, then errors and paths.
     app.add_middleware(JsonBodies)
     app.add_middleware(BodyLimit, most=settings.max_body)
     app.add_middleware(Failures)
@@ -140,7 +142,7 @@ def _add_errors(app: FastAPI) -> None:
         message, headers = str(error.detail), dict(error.headers or {})
         if error.status_code == 404 and "route" not in request.scope:  # those of a path say more
             paths = sorted({path for route in app.routes if "{" not in (path := getattr(route, "path", "{"))})
-            message = f"There is no path {shown(request.url.path)}{meant(request.url.path, paths)}"
+            message = f"This server has no path {shown(request.url.path)}{meant(request.url.path, paths)}"
         elif error.status_code == 405:
             message = f"{request.url.path} takes {headers.get('Allow', 'other methods')}, got {request.method}."
         return _error(error.status_code, message, headers)

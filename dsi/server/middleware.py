@@ -46,7 +46,7 @@ class Metrics:
         )
 
     def add(self, numbers: Collector) -> None:
-        """Add numbers that are read when they are asked for."""
+        """Add numbers that are read when Prometheus reads all."""
         self._registry.register(numbers)
 
     def observe(self, path: str, status: int, seconds: float) -> None:

@@ -183,7 +183,7 @@ class Service:
         tree, topics = index.tree, self.topics(index)
         node = tree.node(digits)
         if not len(tree.rows_below(node)):
-            raise ValueError(f"There is no document at {'.'.join(map(str, digits))} any more.")
+            raise ValueError(f"The index has no document at {'.'.join(map(str, digits))} any more.")
         if node >= tree.num_inner:
             return _node(index, topics, node, digits)
         first, count = int(tree.first_child[node]), int(tree.num_children[node])

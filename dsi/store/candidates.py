@@ -40,7 +40,7 @@ def answers(
         show_progress: of a search.
 
     Raises:
-        TypeError: `among` is no mapping.
+        TypeError: `among` is not a mapping.
         ValueError: it has none of the queries, or none of its documents is in the index.
     """
     if among is None:

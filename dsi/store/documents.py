@@ -129,7 +129,7 @@ class DocumentTable:
         for doc_id in doc_ids:
             if doc_id not in rows:
                 raise ValueError(
-                    f"There is no text of document {shown(doc_id)}; give the texts of all documents of the index."
+                    f"The table has no text of document {shown(doc_id)}; give the texts of all documents of the index."
                 )
         return [rows[doc_id] for doc_id in doc_ids]
 
@@ -228,7 +228,7 @@ class DocumentTable:
         """Return a mask [documents], True where a condition holds; missing values (null) do not match.
 
         Raises:
-            ValueError: it is no condition, or does not fit the columns.
+            ValueError: it is not a condition, or does not fit the columns.
         """
         if isinstance(where, str):
             return self._mask(*as_expression(where, self._columns))

@@ -72,7 +72,7 @@ def as_expression(where: str, table: pa.Table) -> tuple[pc.Expression, pa.Table]
     That has a column more for each `contains`, which Arrow's expressions cannot say.
 
     Raises:
-        ValueError: it is no condition, names no column, or compares a column with a value of another type; the message says
+        ValueError: it is not a condition, names no column, or compares a column with a value of another type; the message says
             where in the text.
     """
     if len(text(where, "where")) > MAX_LENGTH:

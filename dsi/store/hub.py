@@ -29,10 +29,11 @@ from huggingface_hub.errors import (
     RevisionNotFoundError,
 )
 
+from dsi.docids.files.reading import check_names
 from dsi.docids.files.storage import recover_folder
 from dsi.store.loading import updating
-from dsi.store.manifest import read_entries, read_manifest
 from dsi.store.model_card import model_card
+from dsi.store.verify import part_names, read_entries, read_manifest
 
 _NAME = re.compile(r"[\w.-]+/[\w.-]+")
 _PART = re.compile(r"(encoder|token_model|generator|(docids|lexical)(-\d+)?)/.+")
@@ -40,7 +41,7 @@ _PART = re.compile(r"(encoder|token_model|generator|(docids|lexical)(-\d+)?)/.+"
 
 
 def index_folder(name: str | Path, revision: str | None = None, token: str | bool | None = None) -> Path:
-    """Return the folder of an index: `name` itself, or a download if there is no such folder and it has the form "user/name".
+    """Return the folder of an index: `name` itself, or a download without such a folder and it has the form "user/name".
 
     Args:
         name: a folder, or a str that may be the name of an index on the Hub.
@@ -60,7 +61,9 @@ def index_folder(name: str | Path, revision: str | None = None, token: str | boo
         return folder
     with _plain_errors(name, revision):
         manifest = Path(hf_hub_download(name, "manifest.json", revision=revision, token=token))
-        files = read_entries(manifest)["files"]
+        entries = read_entries(manifest)
+        files = entries["files"]
+        check_names(manifest.parent, part_names(entries), files)  # before anything is fetched
         commit, patterns = manifest.parent.name, [glob.escape(file) for file in files]
         return Path(snapshot_download(name, revision=commit, allow_patterns=patterns, token=token))
 

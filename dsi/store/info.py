@@ -4,9 +4,9 @@ from pathlib import Path
 from typing import Any
 
 from dsi.config import Config
-from dsi.docids.files.storage import read_record
+from dsi.docids.files.reading import read_record
 from dsi.store.loading import load_docids
-from dsi.store.manifest import PARTS, part, read_manifest, search_config
+from dsi.store.verify import PARTS, part, read_manifest, search_config
 
 
 def index_info(folder: str | Path) -> dict[str, Any]:

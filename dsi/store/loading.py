@@ -14,7 +14,7 @@ from collections.abc import Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 import datasets
 import numpy as np
@@ -23,25 +23,25 @@ import torch
 from threadpoolctl import threadpool_info
 
 from dsi.contrastive.config import EncoderConfig
+from dsi.contrastive.devices import check_device
 from dsi.contrastive.encoder import Encoder, quiet_transformers
+from dsi.contrastive.models import offline
 from dsi.contrastive.multi_vector import MultiVectorModel
 from dsi.contrastive.sparse import load_lexical
 from dsi.docids.data.records import COLUMNS
 from dsi.docids.files.checks import folder_to_replace
+from dsi.docids.files.reading import RESTORE, MappedFile, folder_sums, read_record, read_while_unchanged, reading
 from dsi.docids.files.storage import (
-    MappedFile,
     beside,
     content_fingerprint,
-    folder_sums,
     link,
     link_files,
-    read_record,
-    read_while_unchanged,
+    no_index,
+    recover_folder,
     remove,
     replace_folder,
     writing_to,
 )
-from dsi.docids.files.untrusted import RESTORE, reading
 from dsi.docids.token_vectors import TokenVectors
 from dsi.docids.tree import DocidTree
 from dsi.docids.words.bm25 import Lexical
@@ -49,7 +49,7 @@ from dsi.generator.base import Generator
 from dsi.generator.kinds import load_generator
 from dsi.search.request import SearchConfig
 from dsi.store.documents import document_table
-from dsi.store.manifest import (
+from dsi.store.verify import (
     CHANGING,
     FORMAT_VERSION,
     MOST_GENERATIONS,
@@ -57,8 +57,9 @@ from dsi.store.manifest import (
     part,
     read_manifest,
     search_config,
+    verify,
+    write_manifest_file,
 )
-from dsi.store.verify import verify, write_manifest_file
 
 _TOKENS = "tokens.safetensors"
 """In `docids/`: the token vectors, if the index has them."""
@@ -219,8 +220,9 @@ def updating(folder: Path) -> Iterator[None]:
     Raises:
         FileNotFoundError: no finished index.
     """
-    if not (folder / "manifest.json").exists():
-        read_manifest(folder)  # names what is missing, or recovers it; no lock is left where there is no index
+    recover_folder(folder)
+    if not (folder / "manifest.json").exists():  # no lock is left without an index
+        raise FileNotFoundError(no_index(folder))
     with writing_to(folder):
         yield
 
@@ -273,34 +275,51 @@ def load_content(
     return tree, documents, load_lexical(part(folder, manifest, "lexical"), documents["doc_id"], device)
 
 
-def load_index(folder: Path, device: str | None) -> tuple[Parts, str]:
+class Loaded(NamedTuple):
+    """An index that was loaded.
+
+    Attributes:
+        parts: the arguments of a retriever.
+        configured: how it was searched before it was tuned.
+        state: the `index_state`.
+        mapped: its files that are mapped into memory.
+    """
+
+    parts: Parts
+    configured: SearchConfig
+    state: str
+    mapped: tuple[MappedFile, ...]
+
+
+def load_index(folder: Path, device: str | None) -> Loaded:
     """Load the parts of an index and its search config, after `verify` has judged it.
 
     An update that replaces the index meanwhile is loaded instead, and so is an index that is saved over this one.
-
-    Returns:
-        The arguments of a retriever, and the `index_state` that was loaded.
     """
 
-    def whole() -> tuple[Parts, str]:
+    def whole() -> Loaded:
         manifest = verify(folder)
-        return read_index(folder, manifest, device), content_fingerprint(manifest)
+        config, configured = search_config(manifest), search_config(manifest, "configured")
+        parts = read_index(folder, manifest, config, device)
+        return Loaded(parts, configured, content_fingerprint(manifest), mapped_files(folder))
 
     return read_while_unchanged(folder, lambda: read_while_unchanged(folder / "manifest.json", whole))
 
 
-def read_index(folder: Path, manifest: dict[str, Any], device: str | None) -> Parts:
+def read_index(folder: Path, manifest: dict[str, Any], config: SearchConfig, device: str | None) -> Parts:
     """Read the parts of an index that was judged before.
 
     Raises:
         ValueError: parts do not belong together.
     """
-    tree, documents, lexical = load_content(folder, manifest, device)
-    encoder = load_encoder(folder, EncoderConfig(**manifest["encoder"]), device)
-    generator = load_generator(folder / "generator", encoder.model.device)
+    check_device(device)
+    with offline(), reading(folder, torch.OutOfMemoryError):
+        tree, documents, lexical = load_content(folder, manifest, device)
+        encoder = load_encoder(folder, EncoderConfig(**manifest["encoder"]), device)
+        generator = load_generator(folder / "generator", encoder.model.device)
     check_binding(manifest, encoder, tree)
     check_fit(folder, encoder, tree, generator)
-    return encoder, tree, generator, documents, search_config(manifest), lexical
+    return encoder, tree, generator, documents, config, lexical
 
 
 def mapped_files(folder: Path) -> tuple[MappedFile, ...]:
@@ -360,6 +379,7 @@ def write_update(
         ChangedError: the index has another encoder, docids that these were not updated from, or it is in another state.
         ValueError: it was updated as often as a manifest may say.
     """
+    # 1) Compare the index on disk with these parts.
     manifest = read_manifest(folder)
     before = load_tree(part(folder, manifest, "docids"))
     models = {name: value for name, value in manifest["fingerprints"].items() if name in ("encoder", _TOKEN_MODEL)}
@@ -371,6 +391,7 @@ def write_update(
         raise ValueError(
             f"{folder} can be updated no more, it is in its last generation; save it with save_pretrained."
         )
+    # 2) Write the new parts beside the old ones, and remove what may hold removed documents.
     parts = {name: f"{name}-{generation}" for name in CHANGING}
     with replace_folder(folder / parts["docids"]) as partial:
         save_docids(tree, documents, partial, texts=True)
@@ -378,19 +399,13 @@ def write_update(
         with replace_folder(folder / parts["lexical"]) as partial:
             lexical.save(partial)
     _remove_left(folder, () if _trained_documents(tree) == _trained_documents(before) else _OF_DOCUMENTS)
+    # 3) Switch, and remove the old parts.
     old = {manifest["parts"].get(name, name) for name in CHANGING}
     files = {name: digest for name, digest in manifest["files"].items() if name.split("/")[0] not in old}
     fingerprints = {**manifest["fingerprints"], "docids": tree.fingerprint}
-    write_manifest_file(
-        folder,
-        {
-            **manifest,
-            "generation": generation,
-            "parts": parts,
-            "fingerprints": fingerprints,
-            "files": {**files, **_hashes(folder, list(parts.values()))},
-        },
-    )
+    files |= _hashes(folder, list(parts.values()))
+    changed = {"generation": generation, "parts": parts, "fingerprints": fingerprints, "files": files}
+    write_manifest_file(folder, {**manifest, **changed})
     _remove_generations(folder, parts.values())
     return int(generation)
 
@@ -458,11 +473,10 @@ def load_documents(path: Path) -> datasets.Dataset:
         FileNotFoundError: no such file.
         ValueError: truncated, or it has no column doc_id or title.
     """
-    with reading(path):
-        table = datasets.table.MemoryMappedTable.from_file(str(path)).replace_schema_metadata(None)  # could name files
-        if missing := [name for name in COLUMNS if name != "text" and name not in table.column_names]:
-            raise ValueError(f"it has no column {missing[0]}")
-        return datasets.Dataset(table)
+    table = datasets.table.MemoryMappedTable.from_file(str(path)).replace_schema_metadata(None)  # could name files
+    if missing := [name for name in COLUMNS if name != "text" and name not in table.column_names]:
+        raise ValueError(f"{path} has no column {missing[0]}; {RESTORE}.")
+    return datasets.Dataset(table)
 
 
 def check_fit(folder: Path, encoder: Encoder, tree: DocidTree, generator: Generator) -> None:

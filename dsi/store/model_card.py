@@ -6,10 +6,10 @@ from typing import Any
 
 from huggingface_hub import EvalResult, ModelCard, ModelCardData
 
-from dsi.docids.files.storage import read_record
+from dsi.docids.files.reading import read_record
 from dsi.eval.tables import markdown_table
 from dsi.store.loading import load_docids
-from dsi.store.manifest import part
+from dsi.store.verify import part
 
 RECORD = "evaluation.json"
 """What `dsi evaluate RUN --results RUN/evaluation.json` wrote: the results of the card."""

@@ -1,8 +1,4 @@
-"""The public face of an index: search, explain, update, load and save it. Knows nothing of how it was trained.
-
-retriever = GenerativeRetriever.from_pretrained("runs/example")
-retriever.search("which capitals are on the danube", k=5)
-"""
+"""The public face of an index: search, explain, update, load and save it. Knows nothing of how it was trained."""
 
 import math
 import threading
@@ -20,7 +16,8 @@ import torch
 from dsi.contrastive.encoder import Encoder
 from dsi.docids.data.records import COLUMNS
 from dsi.docids.files.checks import plain
-from dsi.docids.files.storage import MappedFile, check_mapped, writing_to
+from dsi.docids.files.reading import MappedFile, check_mapped
+from dsi.docids.files.storage import writing_to
 from dsi.docids.tree import DocidTree
 from dsi.docids.vectors import VectorKind, VectorsConfig
 from dsi.docids.words.bm25 import Lexical
@@ -46,7 +43,6 @@ from dsi.search.results import SearchResult
 from dsi.store import loading
 from dsi.store.candidates import answers, candidates_of
 from dsi.store.documents import DocumentTable
-from dsi.store.manifest import configured_search, read_entries
 from dsi.store.updating import Content, with_documents, with_texts, without_documents
 
 _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
@@ -217,7 +213,7 @@ class GenerativeRetriever:
 
         Raises:
             TypeError: an option does not exist.
-            ValueError: a query that is no text, an option out of range or not used, an unknown doc_id or column in a filter.
+            ValueError: a query that is not a text, an option out of range or not used, an unknown doc_id or column in a filter.
         """
         if isinstance(queries, Mapping):
             raise TypeError("search() takes a text or a list of texts; run() takes {query_id: text}.")
@@ -432,7 +428,7 @@ class GenerativeRetriever:
 
     # Updating and saving.
 
-    def add(self, documents: Iterable[Mapping[str, Any]], *, replace: bool = False) -> None:
+    def add(self, documents: Iterable[Any], *, replace: bool = False) -> None:
         """Make new documents searchable at once, without training; no other document's docid changes.
 
         A document descends the centroids to its cluster and is searched like any other; with docid tokens that have weights of
@@ -440,7 +436,7 @@ class GenerativeRetriever:
 
         Args:
             documents: records or a table, as `Collection.from_records` takes, each with doc_id (or _id, id), text and perhaps a
-                title; all else is metadata, of the index's columns.
+                title; all else is metadata, of the index's columns. Or a list of `Path`s, as `Collection.from_files` takes.
             replace: a document takes the place of the one that has its doc_id; by default it is refused.
 
         Raises:
@@ -448,6 +444,11 @@ class GenerativeRetriever:
             ValueError: a doc_id that is in the index already, repeated or empty; no text; metadata that no column can hold.
         """
         self._hold(lambda content: with_documents(content, self.encoder, documents, replace=replace))
+
+    def update(self, add: Iterable[Any] = (), remove: Iterable[str] = ()) -> None:
+        """Do what `add` and `remove` do in one step; a document that is in both is replaced."""
+        rows = self.documents.rows_of(remove, "remove")
+        self._hold(lambda content: with_documents(content, self.encoder, add, removed=rows))
 
     def remove(self, doc_ids: Iterable[str]) -> None:
         """Remove documents that are in the index, but not all; their places in the tree become free for new ones."""
@@ -557,7 +558,7 @@ class GenerativeRetriever:
         """Load an index, after checking every file.
 
         Args:
-            folder: the index; or "user/name", one on the Hugging Face Hub, if there is no such folder.
+            folder: the index; or "user/name", one on the Hugging Face Hub, without such a folder.
             revision: branch, tag or commit on the Hub.
             token: for a private index on the Hub; by default that of `hf auth login` or HF_TOKEN.
             device: of encoder and decoder; the best available by default.
@@ -572,12 +573,11 @@ class GenerativeRetriever:
         if plain(str, dtype, "dtype") not in _DTYPES:
             raise ValueError(f"dtype must be one of {', '.join(_DTYPES)}, got {dtype!r}.")
         local = index_folder(folder, revision, token)
-        parts, state = loading.load_index(local, device)
+        parts, configured, state, mapped = loading.load_index(local, device)
         retriever = cls(*parts, _DTYPES[dtype])
-        retriever._saved[local.resolve()], retriever._mapped = state, loading.mapped_files(local)
+        retriever._saved[local.resolve()], retriever._mapped, retriever.configured_search = state, mapped, configured
         retriever._on_disk = local.resolve(), retriever.engine, retriever.search_config
         retriever._generation = loading.generation_of(local)
-        retriever.configured_search = configured_search(read_entries(local / "manifest.json"))
         return retriever
 
     def __reduce__(self) -> tuple[Any, ...]:

@@ -4,6 +4,7 @@ Nothing is changed in place; an update makes new content. Knows no folders.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import datasets
@@ -17,7 +18,7 @@ from dsi.contrastive.cutting import piece_text
 from dsi.contrastive.encoder import Encoder
 from dsi.contrastive.tokens import TokenHead, tell_empty
 from dsi.docids.data.records import COLUMNS, Row, checked_documents, converted, kind_of
-from dsi.docids.data.sources import records_of
+from dsi.docids.data.sources import path_records, records_of
 from dsi.docids.files.checks import plain, shown
 from dsi.docids.token_vectors import TokenCodes
 from dsi.docids.tree import DocidTree
@@ -38,29 +39,31 @@ class Content(NamedTuple):
 
 
 def with_documents(
-    content: Content, encoder: Encoder, documents: Iterable[Mapping[str, Any]], *, replace: bool = False
+    content: Content, encoder: Encoder, documents: Iterable[Any], *, replace: bool = False, removed: Sequence[int] = ()
 ) -> Content:
-    """Return the content with more documents, records as `checked_documents` takes them.
+    """Return the content with more documents, and without others.
 
     Args:
         content: the parts of an index.
         encoder: of the index.
-        documents: the new ones.
+        documents: the new ones: records or a table, or paths of files.
         replace: put a document in the place of one that has its doc_id.
+        removed: rows of documents that go, or are replaced.
 
     Raises:
         TypeError: documents are no list or table of records.
         ValueError: a doc_id is in the index already or twice in the list, or metadata do not fit the columns of the index; the
             message names it.
     """
-    records, may_replace = _records(documents), plain(bool, replace, "replace")
+    records, may_replace, going = _records(documents), plain(bool, replace, "replace"), set(removed)
     if not records:
-        return content
+        return without_documents(content, removed)
     doc_ids, titles, texts = ([record[name] for record in records] for name in COLUMNS)
     rows = DocumentTable(content.documents).find(doc_ids)
-    if rows and not may_replace:
-        raise ValueError(_taken(next(doc_id for doc_id in doc_ids if doc_id in rows)))
-    old, replaced = document_table(content.documents, texts=True), list(rows.values())
+    for doc_id in doc_ids:
+        if not may_replace and doc_id in rows and rows[doc_id] not in going:
+            raise ValueError(_taken(doc_id))
+    old, replaced = document_table(content.documents, texts=True), sorted({*rows.values(), *going})
     metadata = _metadata_columns(records, old.schema)
     cuts = encoder.cut(titles, texts, content.tree.pieces)
     warn_cut(sum(not own.is_whole for own in cuts), len(cuts), content.tree.pieces, encoder)
@@ -103,13 +106,17 @@ def _taken(doc_id: str) -> str:
     )
 
 
-def _records(documents: Iterable[Mapping[str, Any]]) -> list[Row]:
+def _records(documents: Iterable[Any]) -> list[Row]:
     """Return the rows of new documents, checked."""
     if isinstance(documents, Mapping):
         raise TypeError("add() takes a list of documents, got one; put it into a list.")
-    if documents is None or isinstance(documents, str | bytes):
+    if documents is None or isinstance(documents, str | bytes | Path):
         raise TypeError(f"add() takes a list of documents, got {shown(documents)}.")
-    return [row for _, row in checked_documents(records_of(documents, texts=False), "documents")]
+    if isinstance(documents, Sequence) and documents and all(isinstance(path, Path) for path in documents):
+        records = path_records(documents)
+    else:
+        records = records_of(documents, texts=False)
+    return [row for _, row in checked_documents(records, "documents")]
 
 
 def _metadata_columns(rows: Sequence[Row], schema: pa.Schema) -> dict[str, pa.Array]:

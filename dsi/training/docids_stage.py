@@ -18,7 +18,8 @@ from dsi.docids.clustering import assemble
 from dsi.docids.data.collection import Collection
 from dsi.docids.extensions import SCHEMES, package_of
 from dsi.docids.files.processes import ALONE, Processes
-from dsi.docids.files.storage import sha256, write_json
+from dsi.docids.files.reading import sha256
+from dsi.docids.files.storage import write_json
 from dsi.docids.schemes import FILE, Docids, DocidsConfig, SchemeInput, check_points
 from dsi.docids.schemes.file import read_docids, write_docids
 from dsi.docids.schemes.title import check_titles
@@ -39,7 +40,7 @@ class TitleTokens:
         checkpoint: folder or Hub name of another model whose tokenizer is taken instead; "" for the encoder's.
 
     Raises:
-        FileNotFoundError: there is no such tokenizer.
+        FileNotFoundError: no such tokenizer.
     """
 
     def __init__(self, encoder: Encoder, checkpoint: str = "") -> None:
@@ -126,7 +127,7 @@ def sources_digest(config: DocidsConfig, collection: Collection, embeddings: NDA
         embeddings: [documents, any] to cluster on; checked too, but for their number where documents have several docids.
 
     Raises:
-        FileNotFoundError: there is no such file.
+        FileNotFoundError: no such file.
         ValueError: the file is not one of this collection's docids, titles are missing, or embeddings are wrong.
     """
     package = package_of(SCHEMES, config.scheme)

@@ -20,7 +20,8 @@ from dsi.contrastive.query_tokens import JudgedQueries, QueryExample, query_exam
 from dsi.contrastive.tokens import TokenHead, tell_empty
 from dsi.docids.data.collection import Collection
 from dsi.docids.files.processes import Processes
-from dsi.docids.files.storage import digest, map_tensors, replacing, save_tensors
+from dsi.docids.files.reading import map_tensors
+from dsi.docids.files.storage import digest, replacing, save_tensors
 from dsi.docids.token_vectors import TokenVectors
 from dsi.docids.words.bm25 import BM25
 

@@ -87,7 +87,7 @@ def read_embeddings(path: Path) -> NDArray[np.float32]:
     Raises:
         ValueError: the file is another one, or holds something else.
     """
-    from dsi.docids.files.untrusted import check_file
+    from dsi.docids.files.reading import check_file
 
     check_file(path, "write it with numpy.save")
     try:

@@ -47,8 +47,8 @@ from dsi.generator.pseudo_queries import generate_queries, read_queries_table
 from dsi.generator.words import read_numbers
 from dsi.measuring.tuning import configure, is_as_configured, is_tuned, tune_index
 from dsi.store.loading import generation_of, is_whole, load_docids, load_encoder, load_tree, retire, write_manifest
-from dsi.store.manifest import FORMAT_VERSION
 from dsi.store.retriever import GenerativeRetriever
+from dsi.store.verify import FORMAT_VERSION
 from dsi.training import preflight
 from dsi.training.docids_stage import save_docids_stage, scheme_input, sources_digest, train_queries
 from dsi.training.embedding import DocumentVectors
@@ -470,10 +470,9 @@ class TrainingRun:
             trained = finished["encoder"]
             encoder = Encoder.load(self.config.encoder, trained, self.device)
             if trained is None:
-                preflight.check_storable(self.config, encoder, self.processes)
+                preflight.check_storable(self.config.encoder.name, encoder, self.processes)
             preflight.check_encoder(self.config, encoder, len(self.collection.documents))
-            preflight.check_token_model(self.config, finished.get("token_model"), self.processes, self.device)
-            preflight.check_models(self.config, self._missing, self.device)
+            preflight.check_models(self.config, self._missing, self.processes, self.device)
         self._is_checked = True
 
     def _expected_keys(self, docid_sources: str) -> dict[str, str]:

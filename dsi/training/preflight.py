@@ -5,8 +5,8 @@ Each check raises what a later stage would raise, when an encoder had been train
 
 import logging
 import re
-from collections.abc import Callable, Iterator, Sequence
-from functools import cache, partial
+from collections.abc import Iterator, Sequence
+from functools import cache
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
@@ -22,21 +22,21 @@ from dsi.contrastive.training import NO_QUERIES
 from dsi.docids.clustering import assemble, build_tree
 from dsi.docids.data.collection import Collection, is_beir
 from dsi.docids.files.processes import Processes
-from dsi.docids.files.storage import digest, folder_sums, read_record
-from dsi.docids.files.untrusted import RESTORE
+from dsi.docids.files.reading import folder_sums, read_record
+from dsi.docids.files.storage import digest
 from dsi.docids.schemes import Docids, DocidsConfig, check_branching, find_scheme
 from dsi.docids.words.bm25 import BM25_MODEL, NO_MODEL
 from dsi.generator.config import EXTRACTIVE
 from dsi.generator.kinds import create_generator
 from dsi.generator.pseudo_queries import load_query_model
 from dsi.store.loading import check_no_updates, generation_of, load_documents
-from dsi.store.manifest import PARTS, part
+from dsi.store.verify import PARTS, part
 from dsi.training.docids_stage import TitleTokens
 
 logger = logging.getLogger(__name__)
 
 _FEW_STEPS = 10
-"""Fewer are told: the first ones have a learning rate near 0, as it warms up."""
+"""Fewer get a warning: the first ones have a learning rate near 0, as it warms up."""
 _TRAINING = ("pseudo_queries", "contrastive", "generator", "objective", "training")
 """Sections about training."""
 _FEW_VECTORS = 256
@@ -115,7 +115,7 @@ def check_index(folder: Path, collection: Collection, discard_updates: bool, rep
         replace: all of its documents may go.
 
     Raises:
-        FileExistsError: the folder is no run, and holds other runs, or something by a name of its parts.
+        FileExistsError: the folder is not a run, and holds other runs, or something by a name of its parts.
         ValueError: the index was updated, or the collection lacks documents of it (another title is another document).
     """
     _check_run(folder)
@@ -141,7 +141,7 @@ def check_apart(folder: Path, source: str | Path) -> None:
 
 
 def _check_run(folder: Path) -> None:
-    """Raise FileExistsError if a folder that is no run holds other runs, or something by a name that training would replace."""
+    """Raise FileExistsError if a folder that is not a run holds other runs, or a name that training would replace."""
     names = [name for name in ("pseudo_queries", *PARTS, "states", "checkpoints") if (folder / name).exists()]
     marks = [folder / name for name in ("manifest.json", "threads.json", *(f"{name}/stage.json" for name in names))]
     if any(mark.exists() for mark in marks):
@@ -160,7 +160,7 @@ def _check_run(folder: Path) -> None:
         )
     if names:
         raise FileExistsError(
-            f"{folder} is no run and holds {names[0]!r}, which training would replace; name a new folder."
+            f"{folder} is not a run and holds {names[0]!r}, which training would replace; name a new folder."
         )
 
 
@@ -188,7 +188,7 @@ def check_encoder(config: Config, encoder: Encoder, documents: int) -> None:
         documents: how many there are.
 
     Raises:
-        FileNotFoundError: there is no such decoder, or it has no tokenizer for docids.
+        FileNotFoundError: no such decoder, or it has no tokenizer for docids.
         ValueError: widths that do not fit, or too few documents for codes.
     """
     if config.training.train_encoder and encoder.is_static:
@@ -202,12 +202,13 @@ def check_encoder(config: Config, encoder: Encoder, documents: int) -> None:
         TitleTokens(encoder, config.title_checkpoint)
 
 
-def check_models(config: Config, stages: Sequence[str], device: str | None) -> None:
-    """Load the models that stages with no check of their own need, and drop them; raises what loading them would.
+def check_models(config: Config, stages: Sequence[str], processes: Processes, device: str | None) -> None:
+    """Load the models that stages need, beside the encoder, and drop them; raises what loading or writing them would.
 
     Args:
         config: the settings.
         stages: those that have to run.
+        processes: share the work.
         device: of the models.
     """
     method = config.pseudo_queries.method
@@ -215,49 +216,24 @@ def check_models(config: Config, stages: Sequence[str], device: str | None) -> N
         load_query_model(method)
     if "lexical" in stages and config.lexical.model not in (NO_MODEL, BM25_MODEL):
         SparseModel.load(config.lexical.model, device)
+    if "token_model" in stages:
+        check_storable(config.tokens.model, MultiVectorModel.load(config.tokens.model, device=device), processes)
 
 
-def check_storable(config: Config, encoder: Encoder, processes: Processes) -> None:
-    """Raise ValueError if an index with this encoder could not be loaded, as for a module that an index may not hold."""
-    problem = processes.first(
-        _storage_problem(encoder, partial(Encoder.load, config.encoder)) if processes.is_main else ""
-    )
+def check_storable(name: str, model: Encoder | MultiVectorModel, processes: Processes) -> None:
+    """Raise ValueError if an index may not hold a model, as one with code of its own."""
+    problem = processes.first(_storage_problem(model) if processes.is_main else "")
     if problem:
-        raise ValueError(f"The encoder {config.encoder.name!r} cannot be part of an index: {problem}.")
+        raise ValueError(f"The model {name!r} cannot be part of an index: {problem}.")
 
 
-def check_token_model(config: Config, finished: Path | None, processes: Processes, device: str | None) -> None:
-    """Raise if a configuration names a multi-vector model that is not there, or cannot be part of an index.
-
-    Args:
-        config: the settings.
-        finished: folder of the stage that wrote the model; None if that has to run.
-        processes: share the work.
-        device: of the model.
-
-    Raises:
-        FileNotFoundError: there is no such model.
-        ValueError: it is none, or an index with it could not be loaded.
-    """
-    name = config.tokens.model
-    if not name or finished is not None:
-        return
-    model = MultiVectorModel.load(name, device=device)
-    problem = processes.first(
-        _storage_problem(model, partial(MultiVectorModel.load, name)) if processes.is_main else ""
-    )
-    if problem:
-        raise ValueError(f"The multi-vector model {name!r} cannot be part of an index: {problem}.")
-
-
-def _storage_problem(model: Encoder | MultiVectorModel, load: Callable[[Path, str], object]) -> str:
-    """Return why a model cannot be loaded again once it is written; "" if it can."""
+def _storage_problem(model: Encoder | MultiVectorModel) -> str:
+    """Return why a model cannot be written; "" if it can."""
     with TemporaryDirectory() as folder:
         try:
             model.save(Path(folder))
-            load(Path(folder), "cpu")
         except ValueError as error:
-            return str(error).replace(f"{folder}/", "").rstrip(".").removesuffix(f"; {RESTORE}")
+            return str(error).replace(f"{folder}/", "").rstrip(".")
     return ""
 
 

@@ -22,20 +22,18 @@ from threadpoolctl import threadpool_limits
 from dsi.docids.files.processes import Processes
 from dsi.docids.files.progress import stage_line
 from dsi.docids.files.ram import free_memory
+from dsi.docids.files.reading import folder_sums, read_record, sha256
 from dsi.docids.files.storage import (
     digest,
-    folder_sums,
     link_files,
     naming_full_disk,
-    read_record,
     recover_folder,
     replace_folder,
-    sha256,
     write_json,
     writing_to,
 )
 from dsi.store.loading import retire
-from dsi.store.manifest import PARTS
+from dsi.store.verify import PARTS
 from dsi.training.inputs import STAGES
 
 logger = logging.getLogger(__name__)
@@ -181,7 +179,7 @@ class StageFolders:
         return found is not None
 
     def _retire(self, name: str) -> None:
-        """Before a part of the index is replaced: the folder is no index from now on until the run ends."""
+        """Before a part of the index is replaced: the folder holds no index from now on until the run ends."""
         if name in PARTS:
             retire(self.folder)
 

@@ -49,7 +49,7 @@ class Teacher:
             queries: [texts, dim] embeddings.
             documents: [documents, dim] in docid order.
             temperature: divides the dot products in the softmax.
-            m: documents per text; fewer if there are not as many.
+            m: documents per text; fewer where fewer exist.
             device: computes the products; the CPU by default.
         """
         m, search = min(m, len(documents)), _search(np.ascontiguousarray(documents), device)

@@ -54,7 +54,7 @@ def parse_name(name: str) -> tuple[str, int]:
     (('kmeans', 1), ('kmeans', 2))
 
     Raises:
-        ValueError: there is no such scheme, it makes no docids, or the number is none or out of range.
+        ValueError: no such scheme, it makes no docids, or the number is none or out of range.
     """
     method, plus, text = name.partition("+")
     find_scheme(method)

@@ -57,7 +57,7 @@ Matrix = Sequence[Sequence[float]]
 
 
 def reproduce(laboratory: Laboratory, seed: int) -> str:
-    """Train every row on D0, add the other parts, measure; the tables are written anew after each row.
+    """Train every row on D0, add the other parts, measure; the tables are written again after each row.
 
     Raises:
         ValueError: there are no test queries for one of the parts.

@@ -37,7 +37,7 @@ Cell = dict[str, Any]
 
 
 def reproduce(laboratory: Laboratory, seed: int) -> str:
-    """Train and measure every objective; tables and pictures are written anew after each."""
+    """Train and measure every objective; tables and pictures are written again after each."""
     base = laboratory.config(Row("", "decoder"), seed)
     tree, text = laboratory.tree(base), ""
     for name, config in equal_budgets(base, tree).items():

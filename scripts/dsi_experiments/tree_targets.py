@@ -175,7 +175,7 @@ def target_of_best_child(scores: Tensor, targets: Tensor) -> Tensor:
     """Return the target of the child that scores best, [..., n]; among equal scores the largest target counts.
 
     Args:
-        scores: [..., n, fan-out] of the children of n nodes; -inf where there is no child.
+        scores: [..., n, fan-out] of the children of n nodes; -inf without a child.
         targets: of the same shape.
     """
     worse = scores < scores.amax(dim=-1, keepdim=True)

@@ -21,58 +21,19 @@ from dsi.cluster.backends import LostError
 from dsi.cluster.fleet import Fleet
 from dsi.cluster.router import ShardedRetriever
 from dsi.cluster.shards import ShardIndex, shard_edges
-from dsi.config import Config
 from dsi.docids.clustering import DocidsConfig, build_tree
 from dsi.docids.extensions import CLUSTERS, extensions, open_cluster
-from dsi.docids.files.storage import read_record
+from dsi.docids.files.reading import read_record
 from dsi.search import generate
 from dsi.search.results import SearchResult, ShardError
 from tests.support.cluster_work import Poison, die, die_once, refuse, square
-from tests.support.small import PROMPTS, random_tree, write_collection
+from tests.support.clusters import alone, collection, ray, runs, texts_of  # noqa: F401 (fixtures)
+from tests.support.small import random_tree
 
 pytest_plugins = ("tests.support.ray_cluster",)
 
 SECONDS = 20.0
 """A timeout that no test reaches: machines of tests are slow."""
-
-
-@pytest.fixture(scope="module")
-def collection(tmp_path_factory):
-    return dsi.read_collection(write_collection(tmp_path_factory.mktemp("cluster") / "collection"))
-
-
-class Runs(dict[str, Path]):
-    """Indexes of 40 documents with BM25 and tokens: plain, with several places a document, and searched by codes."""
-
-    def __init__(self, folder: Path, encoder: Path, collection) -> None:
-        self.folder, self.encoder, self.collection = folder, encoder, collection
-
-    def __missing__(self, name: str) -> Path:
-        docids = {"branching": 5, "max_leaf_size": 3, "pieces": 1}
-        own = {
-            "plain": {"docids": docids},
-            "places": {"docids": {**docids, "pieces": 3}},
-            "codes": {"docids": docids, "vectors": {"code_bytes": 8}},
-        }[name]
-        encoder = {"encoder": {"name": str(self.encoder), **PROMPTS, "document_length": 16}}
-        search = {"lexical_weight": 0.1, "token_weight": 0.5, "beam_width": 3, "candidates": 8}
-        config = Config().without_training().with_changes({**encoder, "search": search, "dev_queries": 0, **own})
-        dsi.train(self.collection, self.folder / name, config=config, device="cpu")
-        self[name] = self.folder / name
-        return self[name]
-
-
-@pytest.fixture(scope="module")
-def runs(tmp_path_factory, sentence_bert_folder, collection) -> Runs:
-    return Runs(tmp_path_factory.mktemp("runs"), sentence_bert_folder, collection)
-
-
-@pytest.fixture(scope="module")
-def ray(ray_address) -> Iterator[dsi.Cluster]:
-    answer = signal.getsignal(signal.SIGTERM)
-    with dsi.Cluster(ray_address, processes=2) as cluster:
-        assert signal.getsignal(signal.SIGTERM) == answer  # Ray's own would end a server in the middle of its answers
-        yield cluster
 
 
 @pytest.fixture(scope="module", params=["local", pytest.param("ray", marks=pytest.mark.cluster)])
@@ -89,14 +50,6 @@ def served(ray, runs) -> Iterator[ShardedRetriever]:
     """The plain index by three shards with two replicas each; not to be changed."""
     with dsi.serve_shards(runs["plain"], cluster=ray, shards=3, replicas=2, timeout=SECONDS, device="cpu") as retriever:
         yield retriever
-
-
-def alone(folder: Path) -> dsi.GenerativeRetriever:
-    return dsi.GenerativeRetriever.from_pretrained(folder, device="cpu")
-
-
-def texts_of(collection) -> list[str]:
-    return list(collection.query_texts("test").values())
 
 
 def named(texts: list[str]) -> dict[str, str]:

@@ -23,7 +23,7 @@ from dsi.contrastive.config import EncoderConfig
 from dsi.contrastive.encoder import Encoder
 from dsi.docids.clustering import DocidsConfig, build_tree
 from dsi.docids.files.processes import MatrixRows
-from dsi.docids.files.storage import folder_sums
+from dsi.docids.files.reading import folder_sums
 from dsi.docids.schemes import splits
 from tests.support.small import PROMPTS, write_collection
 

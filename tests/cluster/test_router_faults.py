@@ -10,10 +10,10 @@ import pytest
 
 import dsi
 from dsi.cluster.shards import Shard
-from dsi.docids.files import storage
+from dsi.docids.files import reading
 from dsi.search.results import ShardError
 from dsi.store.loading import ChangedError, index_state
-from tests.cluster.test_cluster import alone, collection, ray, runs, texts_of  # noqa: F401 - fixtures
+from tests.support.clusters import alone, collection, ray, runs, texts_of  # noqa: F401 - fixtures
 
 pytest_plugins = ("tests.support.ray_cluster",)
 NEW = {"doc_id": "new", "title": "Neretva", "text": "A river in Bosnia."}
@@ -27,7 +27,7 @@ def local():
 
 
 @pytest.fixture
-def run(runs, tmp_path) -> Path:  # noqa: F811
+def run(runs, tmp_path) -> Path:
     """A copy of the plain index."""
     return Path(shutil.copytree(runs["plain"], tmp_path / "run"))
 
@@ -45,7 +45,7 @@ def assert_answers_of_one_process(served, run, texts):
             assert own.coverage == 1.0
 
 
-def test_a_shard_whose_documents_were_all_removed_has_none(run, local, collection):  # noqa: F811
+def test_a_shard_whose_documents_were_all_removed_has_none(run, local, collection):
     with serve(run, local, shards=5) as served:
         first, last = served.engine.edges[1:3]
         rows = served.tree.doc_rows[first:last]
@@ -53,7 +53,7 @@ def test_a_shard_whose_documents_were_all_removed_has_none(run, local, collectio
         assert_answers_of_one_process(served, run, texts_of(collection)[:4])
 
 
-def test_another_index_in_the_folder_is_not_served_by_the_old_encoder(run, runs, local, sentence_t5_folder, collection):  # noqa: F811
+def test_another_index_in_the_folder_is_not_served_by_the_old_encoder(run, runs, local, sentence_t5_folder, collection):
     with serve(run, local) as served:
         before = served.search("a river", k=3)
         config = dsi.config.read_config(run / "config.toml").with_changes(
@@ -107,7 +107,7 @@ def test_a_refresh_follows_writers_that_go_on(run, local, monkeypatch):
 
 
 @pytest.mark.cluster
-def test_a_search_that_misses_a_shard_makes_the_router_look_at_the_folder(run, ray):  # noqa: F811
+def test_a_search_that_misses_a_shard_makes_the_router_look_at_the_folder(run, ray):
     with serve(run, ray, timeout=1.0) as served:
         index = alone(run)
         index.add([NEW])
@@ -132,7 +132,7 @@ def test_files_that_are_cut_off_after_an_update_are_named(run, local):
 
 
 @pytest.mark.cluster
-def test_an_explanation_without_all_shards_says_so(run, ray, collection):  # noqa: F811
+def test_an_explanation_without_all_shards_says_so(run, ray, collection):
     with serve(run, ray, timeout=0.5) as served:
         text = texts_of(collection)[0]
         served.search(text, k=3)
@@ -157,7 +157,7 @@ def test_a_shard_loads_files_of_one_state(run, monkeypatch):
     index = alone(run)
     index.add([NEW])
     index.save_update(run)
-    read, reads = storage.read_record, []
+    read, reads = reading.read_record, []
 
     def changing(path):
         found = read(path)

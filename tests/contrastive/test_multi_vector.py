@@ -16,7 +16,7 @@ from dsi.config import Config
 from dsi.contrastive.multi_vector import MultiVectorModel
 from dsi.contrastive.tokens import TokenHead
 from dsi.docids.files.processes import ALONE
-from dsi.docids.files.storage import folder_sums
+from dsi.docids.files.reading import folder_sums, sha256
 from dsi.docids.token_vectors import decode
 from dsi.store.verify import remember
 from dsi.training import embedding
@@ -498,7 +498,7 @@ def stranger(run, tmp_path):
 def test_another_model_than_that_of_the_codes_is_named(stranger, file, change):
     edit_json(stranger / "token_model" / file, change)
     write_sums(stranger)
-    remember(stranger)
+    remember(sha256(stranger / "manifest.json"))
     with pytest.raises(ValueError, match=r"manifest.json and token_model do not belong together"):
         load(stranger)
 
@@ -507,13 +507,13 @@ def test_a_model_of_another_width_or_none_does_not_belong_to_the_codes(stranger,
     MultiVectorModel.load(str(models("pylate")), device="cpu").save(tmp_path / "other")
     shutil.rmtree(stranger / "token_model")
     write_sums(stranger)
-    remember(stranger)
+    remember(sha256(stranger / "manifest.json"))
     with pytest.raises(
         ValueError, match=r"manifest.json and token_model do not belong together: .* token_model is none"
     ):
         load(stranger)
     edit_json(stranger / "manifest.json", lambda it: it["fingerprints"].pop("token_model"))
-    remember(stranger)
+    remember(sha256(stranger / "manifest.json"))
     with pytest.raises(
         ValueError, match="and the encoder do not belong together: token vectors are made of states 24 wide"
     ):
@@ -522,7 +522,7 @@ def test_a_model_of_another_width_or_none_does_not_belong_to_the_codes(stranger,
     write_sums(stranger)
     other = MultiVectorModel.load("", stranger / "token_model", "cpu").fingerprint
     edit_json(stranger / "manifest.json", lambda it: it["fingerprints"].update(token_model=other))
-    remember(stranger)
+    remember(sha256(stranger / "manifest.json"))
     with pytest.raises(
         ValueError, match=r"and the multi-vector model do not belong together: .* 24 wide, those of .* are 20"
     ):

@@ -17,7 +17,7 @@ from dsi.contrastive import sparse
 from dsi.contrastive.sparse import SparseIndex, SparseModel, build_lexical, load_lexical
 from dsi.docids.clustering import DocidsConfig, build_tree
 from dsi.docids.data.collection import read_collection
-from dsi.docids.files.storage import folder_sums
+from dsi.docids.files.reading import folder_sums
 from dsi.docids.words.bm25 import BM25, LexicalConfig
 from tests.support.small import random_tied
 from tests.support.sparse_models import save_model

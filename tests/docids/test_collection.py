@@ -18,7 +18,8 @@ from hypothesis import strategies as st
 from dsi.docids.data import collection, sources
 from dsi.docids.data.collection import Collection, read_collection
 from dsi.docids.data.dev_queries import cut_dev
-from dsi.docids.files.storage import digest, sha256
+from dsi.docids.files.reading import sha256
+from dsi.docids.files.storage import digest
 from dsi.docids.words.bm25 import BM25
 from dsi.eval.measures import evaluate as measure
 from dsi.eval.measures import mean

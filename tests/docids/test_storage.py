@@ -13,18 +13,8 @@ import pyarrow as pa
 import pytest
 from safetensors.numpy import load_file, save_file
 
-from dsi.docids.files.storage import (
-    map_tensors,
-    read_record,
-    recover_folder,
-    replace_folder,
-    save_tensors,
-    scratch_array,
-    sha256,
-    tensor_header,
-    write_json,
-    write_text,
-)
+from dsi.docids.files.reading import map_tensors, read_record, sha256, tensor_header
+from dsi.docids.files.storage import recover_folder, replace_folder, save_tensors, scratch_array, write_json, write_text
 
 DIES = """
 import os, signal, sys
@@ -117,7 +107,11 @@ def test_tensors_are_those_that_the_library_writes_and_reads(tmp_path):
     assert header["flags"]["dtype"] == "BOOL"
     assert start + max(entry["data_offsets"][1] for entry in header.values()) == path.stat().st_size
     whole = path.read_bytes()
-    for cut, message in ((len(whole) - 1, "it ends within"), (4, "its header is not"), (0, "its header is not")):
+    for cut, message in (
+        (len(whole) - 1, "ends within"),
+        (4, "is not a safetensors file"),
+        (0, "is not a safetensors file"),
+    ):
         path.write_bytes(whole[:cut])
         with pytest.raises(ValueError, match=message):
             map_tensors(path)

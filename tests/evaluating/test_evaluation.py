@@ -14,9 +14,7 @@ import pytest
 import dsi
 from dsi.commands.main import main
 from dsi.config import LEXICAL_WEIGHT, Config
-from dsi.docids.clustering import DocidsConfig, build_tree
 from dsi.docids.data.collection import Collection
-from dsi.docids.words.bm25 import BM25
 from dsi.eval.measures import STANDARD_MEASURES, mean
 from dsi.eval.protocol import SystemResult, holm, overlap_splits, randomisation_test
 from dsi.measuring import evaluation as evaluation_module
@@ -25,25 +23,10 @@ from dsi.measuring.diagnosis import diagnose
 from dsi.measuring.evaluation import Evaluation
 from dsi.measuring.runs import IndexRuns
 from dsi.search.candidates import Reranker
-from tests.support.small import PROMPTS, random_tied
+from tests.support.evaluated import collection, retriever  # noqa: F401 (fixtures)
+from tests.support.small import PROMPTS
 
 LEFT = "documents are in the collection only"
-
-
-@pytest.fixture
-def collection(beir):
-    return dsi.read_collection(beir())
-
-
-@pytest.fixture
-def retriever(collection, encoder):
-    documents = collection.documents
-    texts = encoder.document_texts(documents["title"][:], documents["text"][:])
-    tree = build_tree(encoder.encode(texts, "document"), DocidsConfig(branching=3, max_leaf_size=3))
-    words = BM25(documents["doc_id"], collection.full_texts())
-    config = dsi.SearchConfig(alpha=0.5, lexical_weight=0.1, beam_width=3)
-    without_texts = documents.remove_columns(["text"])
-    return dsi.GenerativeRetriever(encoder, tree, random_tied(tree), without_texts, config, lexical=words)
 
 
 def test_judgements_of_which_none_is_above_0_are_not_measured(retriever, collection):
@@ -115,7 +98,7 @@ def test_nothing_is_diagnosed_where_all_relevant_documents_are_gone(retriever, c
 
 def test_a_row_that_is_none_names_the_nearest_and_none_comes_twice(retriever, collection):
     evaluation = dsi.evaluate(retriever, collection)
-    with pytest.raises(KeyError, match=r"There is no row 'BM52'; did you mean 'BM25'\?"):
+    with pytest.raises(KeyError, match=r"The table has no row 'BM52'; did you mean 'BM25'\?"):
         evaluation.row("BM52")
     names = [row.name for row in evaluation.rows]
     assert {evaluation_module.WALK, evaluation_module.WALK_40} <= set(names)

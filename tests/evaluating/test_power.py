@@ -11,7 +11,8 @@ import numpy as np
 import pytest
 
 from dsi import GenerativeRetriever
-from dsi.docids.files.storage import read_record, recover_folder, replace_folder, write_json
+from dsi.docids.files.reading import read_record
+from dsi.docids.files.storage import recover_folder, replace_folder, write_json
 from tests.support.power import Disk
 from tests.support.small_index import DOCUMENTS, small_index
 

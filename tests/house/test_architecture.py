@@ -51,7 +51,7 @@ UNKNOWN = {
     "generators?": ("dsi.generator", "dsi.search.decoder"),
     "indexes": ("dsi.store.retriever", "dsi.store"),
     "launchers": ("accelerate",),
-    "manifests": ("dsi.store.manifest", "dsi.store.loading"),
+    "manifests": ("dsi.store.verify", "dsi.store.loading"),
     "measures": ("dsi.eval.measures", "dsi.measuring"),
     "models": MODELS,
     "nodes": ("dsi.generator.families", "dsi.search.dense", "dsi.generator.objectives"),
@@ -247,3 +247,13 @@ except ValueError as error:
 def test_examples_in_docstrings_hold(module):
     assert doctest.testmod(importlib.import_module(module)).attempted > 0
     assert doctest.testmod(importlib.import_module(module)).failed == 0
+
+
+def test_no_test_module_imports_another():
+    found = [
+        f"{path.relative_to(ROOT)}: {line}"
+        for path in sorted((ROOT / "tests").rglob("*.py"))
+        for line in path.read_text(encoding="utf-8").splitlines()
+        if re.match(r"\s*(from|import) tests\.(\w+\.)?test_", line)
+    ]
+    assert not found, "what several of them need belongs in tests/support"

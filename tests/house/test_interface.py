@@ -1,9 +1,15 @@
 """The public interface changes only together with the file that records it."""
 
+import re
 from dataclasses import replace
 from difflib import unified_diff
+from pathlib import Path
 
+import dsi
+from dsi.docids import extensions
 from tests.support.interface import FILE, interface
+
+ROOT = Path(__file__).parents[2]
 
 
 def changed() -> list[str]:
@@ -44,3 +50,14 @@ def test_a_setting_that_is_gone_is_a_change(monkeypatch):
 def test_an_option_that_is_gone_is_a_change(monkeypatch):
     monkeypatch.setattr("dsi.commands.tune.add_device", lambda parser: None)
     assert changed() == ["-dsi tune --device"]
+
+
+def test_the_glossary_is_the_list_of_public_names():
+    text = (ROOT / "docs" / "understand" / "search.md").read_text(encoding="utf-8").partition("## Glossary")[2]
+    rows = re.findall(r"^\| (.+?) \| .+ \|$", text, re.MULTILINE)[2:]
+    names = [name for name in rows if name.startswith("`")]
+    points = [extensions.SCHEMES, extensions.OBJECTIVES, extensions.RERANKERS, extensions.COMMANDS, extensions.CLUSTERS]
+    assert set(names) == {f"`dsi.{name}`" for name in dsi.__all__} | {f"`{group}`" for group in points}
+    words = [word for row in rows for word in row.split(", ")]
+    assert len(set(words)) == len(words)
+    assert 24 <= len(rows) <= 40

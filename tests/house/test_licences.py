@@ -8,8 +8,8 @@ import pytest
 import yaml
 from huggingface_hub import ModelCard
 
-from dsi.store.manifest import FORMAT_VERSION, read_manifest
 from dsi.store.model_card import model_card
+from dsi.store.verify import FORMAT_VERSION, read_manifest
 from tests.support.golden import FOLDER
 from tests.support.licences import dependencies, is_allowed, licence
 

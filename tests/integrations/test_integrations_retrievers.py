@@ -2,7 +2,6 @@
 
 import asyncio
 import inspect
-import json
 import sys
 import threading
 from contextlib import contextmanager
@@ -11,25 +10,19 @@ from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from importlib import import_module
 from pathlib import Path
 
-import datasets
 import numpy as np
 import pytest
 
 import dsi
-from dsi import GenerativeRetriever, SearchConfig
-from dsi.contrastive.config import EncoderConfig
-from dsi.contrastive.encoder import Encoder
-from dsi.docids.clustering import DocidsConfig, build_tree
-from dsi.docids.words.bm25 import BM25
+from dsi import GenerativeRetriever
 from dsi.eval.measures import evaluate, mean
 from dsi.integrations import retrieval
 from dsi.search.engine import Engine
 from dsi.store.documents import DocumentTable
-from tests.support.small import MINIPEDIA, PROMPTS, random_tied
+from tests.support.bridged import folder, retriever  # noqa: F401 (fixtures)
 
 ADAPTERS = {"pyterrier": "num_results", "langchain": "k", "llama_index": "similarity_top_k"}
 """{module: how it calls the number of documents}"""
-LANGUAGES, YEARS, WEIGHTS = ["en", "de", "o'k", None], [1990, 2005, 2020, None, -3], [0.5, None, -1e-7]
 QUERY, QUERIES = "long rivers of europe", ["long rivers of europe", "neon", "which capitals are on the danube"]
 
 
@@ -37,35 +30,6 @@ def adapter(name):
     """A module, skipped if its library is not installed."""
     pytest.importorskip({"pyterrier": "pyterrier", "langchain": "langchain_core"}.get(name, "llama_index.core"))
     return import_module(f"dsi.integrations.{name}")
-
-
-@pytest.fixture(scope="module")
-def retriever(sentence_t5_folder):
-    """An index of 40 Minipedia documents with texts, metadata and BM25."""
-    encoder = Encoder.load(EncoderConfig(name=str(sentence_t5_folder), **PROMPTS), device="cpu")
-    rows = [json.loads(line) for line in (MINIPEDIA / "corpus.jsonl").read_text(encoding="utf-8").splitlines()[:40]]
-    columns = {
-        "doc_id": [row["_id"] for row in rows],
-        "title": [row["title"] for row in rows],
-        "text": [row["text"] for row in rows],
-        "lang": [LANGUAGES[n % 4] for n in range(40)],
-        "year": [YEARS[n % 5] for n in range(40)],
-        "weight": [WEIGHTS[n % 3] for n in range(40)],
-    }
-    tree = build_tree(
-        encoder.encode(encoder.document_texts(columns["title"], columns["text"]), "document"),
-        DocidsConfig(branching=4, max_leaf_size=4),
-    )
-    documents, lexical = datasets.Dataset.from_dict(columns), BM25(columns["doc_id"], columns["text"])
-    settings = SearchConfig(alpha=0.3, beam_width=4)
-    return GenerativeRetriever(encoder, tree, random_tied(tree), documents, settings, lexical)
-
-
-@pytest.fixture(scope="module")
-def folder(retriever, tmp_path_factory):
-    folder = tmp_path_factory.mktemp("index") / "run"
-    retriever.save_pretrained(folder)
-    return folder
 
 
 @pytest.fixture(scope="module")
@@ -455,7 +419,7 @@ def test_llama_index_filters_let_through_what_its_own_stores_do(retriever):
 
 
 def test_llama_index_filters_of_lists_and_parts_of_texts():
-    from tests.search.test_filters import table_of
+    from tests.support.tables_of import table_of
 
     module = adapter("llama_index")
     from llama_index.core.vector_stores import MetadataFilter, MetadataFilters

@@ -251,7 +251,7 @@ def test_bad_calls_say_what_they_take(retriever, t5_folder, tmp_path):
     ):
         with pytest.raises(ValueError, match=message):
             Seq2SeqRetriever(retriever.model, retriever.tokenizer, identifiers)
-    with pytest.raises(ValueError, match=r"no sequence-to-sequence model of transformers \(") as caught:
+    with pytest.raises(ValueError, match=r"not a sequence-to-sequence model of transformers \(") as caught:
         Seq2SeqRetriever.from_pretrained(tmp_path, DOCUMENTS)
     assert "\n" not in str(caught.value)
 

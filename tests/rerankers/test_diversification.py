@@ -73,7 +73,7 @@ def test_search_finds_the_best_of_all_permutations():
         lists[:, position] = search.root_visits.argmax(axis=1)
         search.advance(lists[:, position])
     np.testing.assert_allclose(reward.measure(np.arange(10), lists), best, atol=1e-12)
-    assert len(set(evaluator.asked)) == len(evaluator.asked)  # no node is asked for twice
+    assert len(set(evaluator.asked)) == len(evaluator.asked)  # no node is scored twice
 
 
 def test_visits_and_means_are_those_of_the_simulations():

@@ -18,6 +18,7 @@ from hypothesis import strategies as st
 
 from dsi.store.documents import DocumentTable
 from dsi.store.filters import MAX_CONDITIONS, MAX_DEPTH, as_expression
+from tests.support.tables_of import table_of
 
 TEXTS = ["en", "de", "EN", "o'k", "", "a_b", "a%b", "\\", "e\nn", None]
 ROWS = 60
@@ -33,10 +34,6 @@ COMPARISONS = ["=", "==", "<>", "!=", "<", "<=", ">", ">="]
 
 def quoted(value: str) -> str:
     return "'" + value.replace("'", "''") + "'"
-
-
-def table_of(columns):
-    return DocumentTable(datasets.Dataset(pa.table(columns)))
 
 
 @pytest.fixture(scope="module")

@@ -8,13 +8,13 @@ import pytest
 from dsi.commands.main import main
 from dsi.eval.trec import read_run, write_run
 from dsi.search.explain.explanation import Explanation
-from tests.evaluating.test_evaluation import collection, retriever  # noqa: F401 (fixtures)
+from tests.support.evaluated import collection, retriever  # noqa: F401 (fixtures)
 
 QUERIES = {"q1": "noble gas", "q2": "a long river of europe", "q3": " "}
 
 
 @pytest.mark.parametrize("k", [2, 40])
-def test_candidates_get_the_scores_of_a_search_in_its_order(retriever, k, caplog):  # noqa: F811
+def test_candidates_get_the_scores_of_a_search_in_its_order(retriever, k, caplog):
     doc_ids = retriever.documents.dataset["doc_id"][:]
     whole = retriever.run(QUERIES, 40, method="exact")
     among = {"q1": [*doc_ids[5:15], "nobody's", doc_ids[5]], "q2": iter(doc_ids[:3]), "q3": doc_ids[:2], "other": ["x"]}
@@ -31,7 +31,7 @@ def test_candidates_get_the_scores_of_a_search_in_its_order(retriever, k, caplog
     assert [len(hits) for hits in candidates.hits()] == [len(run["q1"]), 0, 0]
 
 
-def test_filters_and_min_score_act_on_candidates_too(retriever):  # noqa: F811
+def test_filters_and_min_score_act_on_candidates_too(retriever):
     doc_ids = retriever.documents.dataset["doc_id"][:]
     run = retriever.run({"q": "noble gas"}, 40, among={"q": doc_ids[:9]}, deny=doc_ids[:4])
     assert set(run["q"]) == set(doc_ids[4:9])
@@ -41,7 +41,7 @@ def test_filters_and_min_score_act_on_candidates_too(retriever):  # noqa: F811
     assert retriever.run({"q": "noble gas"}, 40, among={"q": doc_ids[:4]}, deny=doc_ids[:4]) == {"q": {}}
 
 
-def test_candidates_that_fit_nothing_are_refused(retriever):  # noqa: F811
+def test_candidates_that_fit_nothing_are_refused(retriever):
     with pytest.raises(TypeError, match=r"among must be \{query_id: doc_ids\}, got \['a'\]"):
         retriever.run(QUERIES, among=["a"])
     with pytest.raises(ValueError, match="for none of the queries: the first query_id is 'x' there, and 'q1' in the"):
@@ -50,7 +50,7 @@ def test_candidates_that_fit_nothing_are_refused(retriever):  # noqa: F811
         retriever.run(QUERIES, among={"q1": ["a"]})
 
 
-def test_the_command_ranks_a_run_of_anybody(retriever, tmp_path, capsys):  # noqa: F811
+def test_the_command_ranks_a_run_of_anybody(retriever, tmp_path, capsys):
     retriever.save_pretrained(tmp_path / "index")
     doc_ids = retriever.documents.dataset["doc_id"][:]
     write_run({"q1": dict.fromkeys(doc_ids[:6], 1.0), "q9": {doc_ids[0]: 1.0}}, tmp_path / "their.run", "their")
@@ -68,7 +68,7 @@ def test_the_command_ranks_a_run_of_anybody(retriever, tmp_path, capsys):  # noq
 
 
 @pytest.mark.parametrize("method", ["generate", "exact"])
-def test_answers_below_min_score_are_left_out_of_every_method(retriever, method):  # noqa: F811
+def test_answers_below_min_score_are_left_out_of_every_method(retriever, method):
     hits = retriever.search("noble gas", k=10, method=method)
     floor = (hits[3].score + hits[4].score) / 2
     kept = retriever.search("noble gas", k=10, method=method, min_score=floor)
@@ -86,6 +86,6 @@ def test_answers_below_min_score_are_left_out_of_every_method(retriever, method)
 
 
 @pytest.mark.parametrize("value", [math.nan, "high"])
-def test_min_score_is_a_number(retriever, value):  # noqa: F811
+def test_min_score_is_a_number(retriever, value):
     with pytest.raises(ValueError, match="min_score"):
         retriever.search("noble gas", min_score=value)

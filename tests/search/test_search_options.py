@@ -121,7 +121,7 @@ def called(index: GenerativeRetriever, name: str, k: int = 3, **options) -> obje
 def test_a_wrong_call_from_python_is_one_line(indexes, kind, options, message):
     for name in ("search", "run", "explain", "candidates", "search_encoded", "config_for"):
         if name == "config_for" and "extra_scores" in options:
-            continue  # it takes the same options; their shape is looked at by a search
+            continue  # it takes the same options; a search checks their shape
         with pytest.raises((ValueError, TypeError)) as raised:
             called(indexes[kind], name, **options)
         assert type(raised.value) is (TypeError if "has no option" in message else ValueError)

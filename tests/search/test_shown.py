@@ -7,11 +7,11 @@ import pytest
 
 import dsi
 from dsi.measuring.comparison import compare_runs
-from tests.evaluating.test_evaluation import collection, retriever  # noqa: F401 (fixtures)
+from tests.support.evaluated import collection, retriever  # noqa: F401 (fixtures)
 
 
 @pytest.mark.parametrize("again", [copy.deepcopy, lambda hits: pickle.loads(pickle.dumps(hits))])
-def test_hits_keep_their_marks_and_what_is_proven(retriever, again):  # noqa: F811
+def test_hits_keep_their_marks_and_what_is_proven(retriever, again):
     hits = retriever.search("noble gas", k=3, method="exact", token_weight=0.0)
     kept = again(hits)
     assert kept == hits
@@ -26,7 +26,7 @@ def test_hits_keep_their_marks_and_what_is_proven(retriever, again):  # noqa: F8
         kept.explain(hits[0].doc_id)
 
 
-def test_explanations_and_evaluations_are_html_in_notebooks(retriever, collection):  # noqa: F811
+def test_explanations_and_evaluations_are_html_in_notebooks(retriever, collection):
     collection.documents  # noqa: B018
     explanation = retriever.explain("<noble> gas", k=2)
     shown = explanation._repr_html_()

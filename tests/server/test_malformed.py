@@ -27,7 +27,7 @@ FIRST = int(os.environ.get("DSI_SEED", "0"))
 @contextmanager
 def serving(run, log):
     """The command `dsi serve`, as a process; gives it and its client."""
-    command = [sys.executable, "-m", "dsi.commands.serve", str(run), "--port", "0", "--writable", "--device", "cpu"]
+    command = [sys.executable, "-m", "dsi", "serve", str(run), "--port", "0", "--writable", "--device", "cpu"]
     with log.open("w") as file:
         process = subprocess.Popen(command, stderr=file, env=os.environ | {"DSI_TOKEN": TOKEN})
     try:

@@ -14,8 +14,8 @@ pytest.importorskip("prometheus_client")
 pytest.importorskip("uvicorn")
 
 from dsi.server.batching import Batcher, BusyError
-from dsi.store.manifest import read_manifest
 from dsi.store.retriever import GenerativeRetriever
+from dsi.store.verify import read_manifest
 from tests.support.serving import TOKEN, error, live, save_index
 
 # Documents.
@@ -201,7 +201,7 @@ def test_a_bad_query_fails_alone():
 
 
 class Panic(BaseException):
-    """What a library in Rust raises, which is no Exception."""
+    """What a library in Rust raises, which is not an Exception."""
 
 
 @pytest.mark.parametrize("broken", ["_search", "_observe", "_answer_batch"])

@@ -34,7 +34,7 @@ from dsi.search.hits import Hit, Hits
 from dsi.search.request import SearchOptions, SearchRequest
 from dsi.search.results import LevelTrace, SearchResult, Trace
 from dsi.search.walk import Walk
-from dsi.store.manifest import FORMAT_VERSION, PARTS
+from dsi.store.verify import FORMAT_VERSION, PARTS
 from tests.support.small import MINIPEDIA, WIDTH, random_generator, random_tied, random_tree
 from tests.support.small_index import DOCUMENTS, small_index
 

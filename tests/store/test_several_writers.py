@@ -18,11 +18,12 @@ import dsi
 from dsi import GenerativeRetriever
 from dsi.commands.main import main
 from dsi.docids.files.processes import Processes
-from dsi.docids.files.storage import MappedFile, beside, read_while_unchanged, writing_to
+from dsi.docids.files.reading import MappedFile, read_while_unchanged
+from dsi.docids.files.storage import beside, writing_to
 from dsi.rerankers.reranking import save_reranker
 from dsi.store import loading
 from dsi.store.loading import ChangedError, write_search_config
-from dsi.store.manifest import MOST_GENERATIONS
+from dsi.store.verify import MOST_GENERATIONS
 from dsi.training import pipeline
 from tests.support.kills import fork, status_of
 from tests.support.small_index import DOCUMENTS, QUERIES, small_index

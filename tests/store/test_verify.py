@@ -18,6 +18,7 @@ from safetensors.numpy import load_file, save_file
 from dsi import GenerativeRetriever, SearchConfig
 from dsi.__main__ import main
 from dsi.docids.clustering import DocidsConfig, build_tree
+from dsi.docids.files.reading import sha256
 from dsi.docids.words.bm25 import BM25
 from dsi.rerankers.cross_encoder import CrossEncoderReranker
 from dsi.search.candidates import load_reranker
@@ -125,7 +126,7 @@ def test_only_the_last_manifests_are_remembered(stranger, trials, monkeypatch):
         edit_json(stranger / "manifest.json", lambda own: own.update(seed=number))  # noqa: B023
         load(stranger)
     assert len(verify.cache().read_text().split()) <= 4
-    assert verify.is_known(stranger)
+    assert verify.is_known(sha256(stranger / "manifest.json"))
 
 
 # How a trial ends.
@@ -147,14 +148,14 @@ def test_an_index_whose_trial_fails_is_refused_with_the_last_line(stranger, tmp_
     monkeypatch.setattr(verify, "_BYTES_A_SECOND", 2**60)
     with pytest.raises(ValueError, match=rf"^{re.escape(str(stranger))} is not loaded, because {line}$"):
         verify.verify(stranger, seconds=0.7)
-    assert not verify.is_known(stranger)
+    assert not verify.is_known(sha256(stranger / "manifest.json"))
 
 
 @pytest.mark.programs
 def test_the_command_tries_an_index_again_and_prints_what_it_found(stranger, capsys):
     assert main(["verify", str(stranger)]) == 0
     assert re.fullmatch(rf"{stranger}: \d+ files, \d+\.\d MB, generation 1; fine\n", capsys.readouterr().out)
-    assert verify.is_known(stranger)
+    assert verify.is_known(sha256(stranger / "manifest.json"))
     path = stranger / "encoder" / "model.safetensors"
     save_file({name: array * np.float32(2) for name, array in load_file(path).items()}, path)
     write_sums(stranger)
@@ -169,7 +170,7 @@ def test_the_command_tries_an_index_again_and_prints_what_it_found(stranger, cap
         (TREE, "doc_end", lambda own: own + 10**6, "docids cannot be read (some"),
         (TREE, "embeddings", lambda own: own * np.float32(np.nan), "docids cannot be read (some vectors"),
         (TERMS, "indices", lambda own: own + 10**6, "lexical cannot be read (terms name documents"),
-        (TERMS, "indptr", lambda own: own[::-1].copy(), "lexical"),
+        (TERMS, "indptr", lambda own: own[::-1].copy(), "index pointer should start with 0"),
         (TERMS, "lengths", lambda own: own[1:].copy(), "lexical"),
     ],
 )  # fmt: skip

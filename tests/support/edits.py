@@ -24,11 +24,11 @@ from safetensors.numpy import load_file, save_file
 import dsi
 import dsi.store.loading
 import dsi.store.verify
-from dsi.docids.files.storage import sha256
+from dsi.docids.files.reading import sha256
 from dsi.generator.base import Generator
 from dsi.store import probe
 from dsi.store.loading import ChangedError
-from dsi.store.manifest import PARTS
+from dsi.store.verify import PARTS
 from tests.support.kills import fork, status_of
 
 SECONDS = 20

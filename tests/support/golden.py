@@ -19,7 +19,7 @@ from transformers import BertConfig, BertModel, PreTrainedTokenizerFast
 
 import dsi
 from dsi.docids.files.storage import write_json
-from dsi.store.manifest import FORMAT_VERSION, read_manifest
+from dsi.store.verify import FORMAT_VERSION, read_manifest
 
 FOLDER = Path(__file__).parents[1] / "golden"
 SOURCE = Path(__file__).parents[2] / "docids" / "data" / "minipedia"

@@ -18,7 +18,8 @@ from dsi.commands.main import main
 from dsi.config import read_config
 from dsi.contrastive.trainers import last_checkpoint
 from dsi.docids.files.processes import ALONE
-from dsi.docids.files.storage import folder_sums, sha256, write_json
+from dsi.docids.files.reading import folder_sums, sha256
+from dsi.docids.files.storage import write_json
 from dsi.search.hits import Hits
 from dsi.training import pipeline
 from dsi.training.pipeline import TrainingRun

@@ -13,8 +13,8 @@ from dsi_experiments.subtopics import evaluate_diversity, read_subtopics
 from sklearn.datasets import dump_svmlight_file
 
 from dsi.commands.main import main
+from tests.support.judged import judged
 from tests.support.small import thin_out
-from tests.wing.test_learning_to_rank import judged
 
 
 def printed(capsys):

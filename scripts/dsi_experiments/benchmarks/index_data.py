@@ -27,7 +27,8 @@ from numpy.typing import NDArray
 
 from dsi.contrastive.sparse import load_lexical
 from dsi.docids.clustering import DocidsConfig, build_tree
-from dsi.docids.files.storage import map_tensors, read_record, save_tensors, scratch_array, write_json
+from dsi.docids.files.reading import map_tensors, read_record
+from dsi.docids.files.storage import save_tensors, scratch_array, write_json
 from dsi.docids.tree import DocidTree
 from dsi.docids.vectors import VectorsConfig
 from dsi.docids.words.bm25 import BM25, Lexical

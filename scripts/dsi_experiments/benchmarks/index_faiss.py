@@ -13,7 +13,8 @@ import faiss as library
 import numpy as np
 from numpy.typing import NDArray
 
-from dsi.docids.files.storage import map_tensors, read_record, save_tensors, write_json
+from dsi.docids.files.reading import map_tensors, read_record
+from dsi.docids.files.storage import save_tensors, write_json
 from dsi.docids.vectors import search_code_parts
 from dsi_experiments.benchmarks.index_data import Searched
 

@@ -18,7 +18,7 @@ import numpy as np
 import torch
 
 from dsi.docids.clustering import DocidsConfig, build_tree
-from dsi.docids.files.storage import read_record
+from dsi.docids.files.reading import read_record
 from dsi.store.retriever import GenerativeRetriever
 from dsi_experiments.benchmarks.index_data import Searched, hardness
 from dsi_experiments.benchmarks.index_faiss import LISTS, Floats, Found, Ints, Lists, Search, System, set_for

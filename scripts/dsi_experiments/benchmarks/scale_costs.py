@@ -14,7 +14,8 @@ import numpy as np
 
 from dsi.docids.clustering import DocidsConfig, build_tree
 from dsi.docids.files.processes import Processes
-from dsi.docids.files.storage import map_tensors, read_record, replacing, save_tensors, sha256, write_array, write_json
+from dsi.docids.files.reading import map_tensors, read_record, sha256
+from dsi.docids.files.storage import replacing, save_tensors, write_array, write_json
 from dsi.docids.tree import DocidTree
 from dsi.docids.vectors import VectorsConfig
 from dsi_experiments.benchmarks.index_data import QUERIES, Clouds

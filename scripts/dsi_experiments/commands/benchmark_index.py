@@ -20,7 +20,6 @@ from typing import Any
 
 from dsi.commands.arguments import parser
 from dsi.commands.libraries import load_libraries
-from dsi.commands.main import run_command
 from dsi.commands.values import collection_folder, count, index_folder, number, output_folder
 
 _FEWEST, _DIMS = 1024, 16
@@ -78,7 +77,7 @@ def _arguments() -> argparse.ArgumentParser:
 
 def _collections(arguments: argparse.Namespace, work: Path) -> "list[tuple[str, Path]]":
     """(name of the results, folder) of each collection."""
-    from dsi.docids.files.storage import sha256
+    from dsi.docids.files.reading import sha256
 
     if arguments.run:
         return [("index", work / f"index-{sha256(arguments.run / 'manifest.json')[:16]}")]
@@ -112,7 +111,3 @@ def _build(folder: Path, arguments: argparse.Namespace) -> None:
     data = Searched.load(folder)
     for system in systems(arguments.leave_out):
         system.prepare(data)
-
-
-if __name__ == "__main__":
-    sys.exit(run_command(main, sys.argv[1:]))

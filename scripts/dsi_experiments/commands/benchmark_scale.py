@@ -16,7 +16,6 @@ from typing import Any
 
 from dsi.commands.arguments import parser
 from dsi.commands.libraries import load_libraries
-from dsi.commands.main import run_command
 from dsi.commands.values import count, number, output_folder
 
 RECALLS = (0.8, 0.9, 0.95)
@@ -114,7 +113,3 @@ def _picture(rows: Sequence[dict[str, Any]], output: Path) -> None:
     series = {name: points for name, points in series.items() if points}
     title = "Growth with the collection"
     lines_figure(series, "documents", "milliseconds a query", title, output / "scale", log_y=True)
-
-
-if __name__ == "__main__":
-    sys.exit(run_command(main, sys.argv[1:]))

@@ -7,7 +7,6 @@ sentence-transformers runs it, and faiss over all embeddings.
 """
 
 import statistics
-import sys
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -15,7 +14,6 @@ from typing import TYPE_CHECKING, Any
 
 from dsi.commands.arguments import add_data, add_index, parser
 from dsi.commands.libraries import load_libraries
-from dsi.commands.main import run_command
 from dsi.commands.values import count, output_folder
 from dsi_experiments.benchmarks.timing import alternate
 
@@ -118,7 +116,3 @@ def _table(rows: Sequence[dict[str, float]], batches: Sequence[int]) -> str:
 
     heads = ["ms a query", *(f"batch {batch}" for batch in batches)]
     return markdown_table(heads, [[name, *(cell(row, name) for row in rows)] for name in rows[0]])
-
-
-if __name__ == "__main__":
-    sys.exit(run_command(main, sys.argv[1:]))

@@ -18,7 +18,6 @@ from pathlib import Path
 
 from dsi.commands.arguments import add_index, parser
 from dsi.commands.libraries import load_libraries
-from dsi.commands.main import run_command
 from dsi.commands.values import collection_folder, count, number, output_folder
 
 SERVERS = {"batched": [], "one by one": ["--max-batch", "1"]}
@@ -142,7 +141,3 @@ def _table(rows: Sequence[dict[str, object]]) -> str:
 def _cell(figures: object) -> str:
     assert isinstance(figures, dict)
     return f"{figures['p50 ms']:.0f} / {figures['p99 ms']:.0f}, {figures['queries a second']:.1f}"
-
-
-if __name__ == "__main__":
-    sys.exit(run_command(main, sys.argv[1:]))

@@ -6,12 +6,10 @@ measured, so a killed command continues with the next. Files are OUTPUT/NAME.jso
 "tied" or "digits", the docid tokens; with --without-added "tied-trained" or "digits-trained".
 """
 
-import sys
 from collections.abc import Sequence
 
 from dsi.commands.arguments import add_data, add_device, add_settings, parser
 from dsi.commands.libraries import load_libraries
-from dsi.commands.main import run_command
 from dsi.commands.values import number, output_folder
 from dsi_experiments.configs import experiment_configuration
 
@@ -48,7 +46,3 @@ def main(argv: Sequence[str] | None = None) -> None:
     laboratory.say(
         compare(laboratory, names, arguments.seeds, digits=arguments.digits, add=not arguments.without_added)
     )
-
-
-if __name__ == "__main__":
-    sys.exit(run_command(main, sys.argv[1:]))

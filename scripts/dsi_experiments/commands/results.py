@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from dsi.commands.arguments import add_device, parser
 from dsi.commands.libraries import load_libraries
-from dsi.commands.main import run_command
 from dsi.commands.values import output_folder
 from dsi.docids.data import SHIPPED
 
@@ -109,7 +108,3 @@ def _cell(evaluation: "Evaluation", name: str) -> str:
 def _leave_out(column: Column, reason: str) -> dict[str, str]:
     sys.stderr.write(f"{column.name} is left out: {reason}.\n")
     return {}
-
-
-if __name__ == "__main__":
-    sys.exit(run_command(main, sys.argv[1:]))

@@ -6,12 +6,10 @@ Python: `dsi_experiments.rerankers.training.train_reranker`.
 """
 
 import argparse
-import sys
 from collections.abc import Sequence
 
 from dsi.commands.arguments import add_data, add_device, add_index, parser
 from dsi.commands.libraries import load_libraries
-from dsi.commands.main import run_command
 from dsi.commands.values import count, number, output_file
 from dsi_experiments.rerankers.kinds import TRAINABLE, WITH_IMPORTANCE
 
@@ -80,7 +78,3 @@ def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
 def _kinds() -> str:
     width = max(map(len, TRAINABLE))
     return "\n".join(["kinds:", *(f"  {kind:{width}}  {text}" for kind, text in TRAINABLE.items())])
-
-
-if __name__ == "__main__":
-    sys.exit(run_command(main, sys.argv[1:]))

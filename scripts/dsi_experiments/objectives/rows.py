@@ -158,7 +158,7 @@ def objective_loss(row: ObjectiveRow, logits: Tensor, candidates: Tensor, target
 
     Args:
         row: whose loss.
-        logits: [batch, n, largest fan-out], -inf where there is no child.
+        logits: [batch, n, largest fan-out], -inf without a child.
         candidates: the same shape, True at the nodes that are trained.
         targets: the same shape.
         depths: [batch, n] or [n] level at which the children of each family are chosen.

@@ -176,7 +176,7 @@ class BestChildTargets:
 
         Args:
             families: with the family of every inner node that has a relevant document below.
-            logits: [batch, n, largest fan-out] of the scorer, without gradient; -inf where there is no child.
+            logits: [batch, n, largest fan-out] of the scorer, without gradient; -inf without a child.
             z: from `FamilyTree.holds_any`.
         """
         num_inner = self.tree.num_inner
@@ -197,7 +197,7 @@ def path_scores(logits: Tensor, families: Families) -> Tensor:
     """Return the log-probabilities [batch, n, largest fan-out] of the paths from the root to all children.
 
     Args:
-        logits: the same shape, -inf where there is no child.
+        logits: the same shape, -inf without a child.
         families: with all ancestors of each.
     """
     last_step = logits.log_softmax(dim=2).masked_fill(~families.exists, 0.0)

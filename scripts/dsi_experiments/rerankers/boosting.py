@@ -16,8 +16,8 @@ import numpy as np
 from pydantic import Field
 
 from dsi.docids.files.declarations import LARGEST, Count, Positive, Whole, settings
+from dsi.docids.files.reading import check_file, reading
 from dsi.docids.files.storage import write_text
-from dsi.docids.files.untrusted import check_file, reading
 from dsi.docids.types import Reals
 from dsi.search.candidates import reranker_class
 from dsi_experiments.rerankers.learned import FeatureReranker

@@ -2,7 +2,7 @@
 
 As a function of the weight, a query's ranking changes only where the scores of two candidates cross, and a measure only where
 one of the two is judged. So the measure is a step function of the weight. All steps of all queries are sorted, and the best
-interval follows from their running sum; there is no grid of weights. Knows nothing of how runs are made.
+interval follows from their running sum; without a grid of weights. Knows nothing of how runs are made.
 """
 
 from collections.abc import Mapping, Sequence

@@ -54,7 +54,7 @@ class DependencyModel:
         return found
 
     def probabilities(self, parameters: Ints) -> Floats:
-        """Probabilities of arcs; the floor where there is no parameter."""
+        """Probabilities of arcs; the floor without a parameter."""
         return np.where(parameters >= 0, np.maximum(self.theta[parameters], self.floor), self.floor)
 
     def parse(self, words: Sequence[str], how: str = "viterbi") -> tuple[Ints, float]:

@@ -70,7 +70,7 @@ class JudgedCandidates:
         """Features and labels of the queries with a relevant document among their candidates.
 
         Raises:
-            ValueError: there is no such query.
+            ValueError: no such query.
         """
         labels = self.labels
         rows = np.flatnonzero(labels.any(axis=1))
@@ -247,7 +247,7 @@ def cross_validate(
 
 def _trainer(kind: str) -> "Trainer":
     if kind not in TRAINERS:
-        raise ValueError(f"There is no reranker {kind!r} to train; the kinds are {', '.join(TRAINERS)}.")
+        raise ValueError(f"No reranker {kind!r} can be trained; the kinds are {', '.join(TRAINERS)}.")
     return TRAINERS[kind]
 
 

@@ -1,0 +1,322 @@
+"""Reads files: whole, unchanged meanwhile, of the expected kind; and arrays that stay on disk.
+
+A file may be a stranger's: its kind is checked before use, and an error names it on one line. Knows nothing of what files mean.
+"""
+
+import hashlib
+import json
+import os
+import stat
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from gzip import open as open_gzip
+from pathlib import Path, PurePosixPath, PureWindowsPath
+from typing import Any, NamedTuple, TextIO, TypeVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+T = TypeVar("T")
+RESTORE = "restore it or train again"
+_STOPS = (KeyboardInterrupt, SystemExit, GeneratorExit)
+_ATTEMPTS = 20
+"""To read a file, or a folder, that is replaced meanwhile."""
+Type = type[np.generic]
+
+DATA = (".json", ".arrow", ".safetensors")
+"""How the names of an index's files end; nothing else is read from one."""
+
+
+@contextmanager
+def reading(path: Path, *passing: type[Exception]) -> Iterator[None]:
+    """Turn any error about a damaged file into a ValueError that names `path`.
+
+    Args:
+        path: file or folder that is read in the block.
+        *passing: exceptions that pass unchanged, besides missing files and lack of memory.
+    """
+    unchanged: tuple[type[BaseException], ...] = (FileNotFoundError, MemoryError, *_STOPS, *passing)
+    try:
+        yield
+    except unchanged:
+        raise
+    except BaseException as error:  # a panic of a library in Rust is not an Exception
+        if isinstance(error, ValueError) and str(error).startswith(str(path)):
+            raise
+        reason = (str(error).strip() or type(error).__name__).splitlines()[0].rstrip(".")
+        raise ValueError(f"{path} cannot be read ({reason}); {RESTORE}.") from error
+
+
+@contextmanager
+def catching_panics() -> Iterator[None]:
+    """Turn a panic of a library in Rust, which is not an Exception and would end a thread, into a RuntimeError."""
+    try:
+        yield
+    except (Exception, *_STOPS):
+        raise
+    except BaseException as error:
+        raise RuntimeError(f"A library failed on this text ({error!r}).") from error
+
+
+def check_file(path: Path, remedy: str = RESTORE) -> None:
+    """Raise unless a path is a regular file, or a link to one; the message ends with a remedy.
+
+    Raises:
+        FileNotFoundError: nothing is there.
+        ValueError: it is of another kind: reading a pipe or a device may never end.
+    """
+    if path.is_file():
+        return
+    if not path.exists():
+        raise FileNotFoundError(f"{path} is missing; {remedy}.")
+    raise ValueError(f"{path} must be a regular file, and is a folder, a device or a pipe; {remedy}.")
+
+
+def check_folder(folder: Path, endings: Sequence[str] = DATA) -> None:
+    """Raise ValueError if a folder holds anything but regular files of data, in folders."""
+    for path in folder.rglob("*"):
+        if not path.name.isprintable():
+            raise ValueError(f"{path.parent} holds {path.name!r}, a name that no part of an index has; remove it.")
+        if path.is_dir():
+            if path.is_symlink():
+                raise ValueError(f"{path} must be a folder, and is a link to one; {RESTORE}.")
+        elif not path.name.endswith((*endings,)):
+            raise ValueError(f"{path} is not read from an index, whose files end in {', '.join(endings)}; remove it.")
+        else:
+            check_file(path)
+
+
+def check_files(folder: Path, parts: Collection[str], sums: Mapping[str, str], endings: Sequence[str] = DATA) -> None:
+    """Raise unless the parts of a folder hold the files of its manifest, as they were written, and no others.
+
+    Args:
+        folder: of the manifest.
+        parts: names of folders in it.
+        sums: {path below the folder: sha256}.
+        endings: of the names of files.
+
+    Raises:
+        FileNotFoundError: a file is missing.
+        ValueError: one was altered, lies elsewhere, is not of data, or is not in the manifest.
+    """
+    check_names(folder, parts, sums)
+    for own in parts:
+        check_folder(folder / own, endings)
+        for path in filter(Path.is_file, (folder / own).rglob("*")):
+            if path.relative_to(folder).as_posix() not in sums:
+                raise ValueError(f"{path} is not in the manifest of the index; remove it.")
+    for file, expected in sums.items():
+        if not (folder / file).exists():
+            raise FileNotFoundError(f"{folder / file} is missing from the index; {RESTORE}.")
+        if sha256(folder / file) != expected:
+            raise ValueError(f"{folder / file} was altered or truncated since it was written; {RESTORE}.")
+
+
+def check_names(folder: Path, parts: Collection[str], names: Iterable[str]) -> None:
+    """Raise ValueError unless the files of a manifest have names in the parts of its folder."""
+    for name in names:
+        if not is_inside(name) or name != PurePosixPath(name).as_posix() or name.split("/")[0] not in parts:
+            place = f"must lie in {', '.join(sorted(parts))}, got {ascii(name)[:100]}"
+            raise ValueError(f"{folder / 'manifest.json'}: files {place}; {RESTORE}.")
+
+
+def is_inside(name: object) -> bool:
+    """True if a name is a relative path inside its folder, on any system."""
+    if not isinstance(name, str) or not name.isprintable():
+        return False
+    path = PureWindowsPath(name)
+    return not (path.drive or path.root or ".." in path.parts)
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    """Return the object in a JSON file.
+
+    Raises:
+        FileNotFoundError: no such file.
+        ValueError: not JSON, or not an object.
+    """
+    value = read_any_json(path)
+    if not isinstance(value, dict):
+        raise ValueError(f"{path} must hold a JSON object, got {type(value).__name__}; {RESTORE}.")
+    return value
+
+
+def read_any_json(path: Path) -> Any:
+    """Return the value in a JSON file.
+
+    Raises:
+        FileNotFoundError: no such file.
+        ValueError: it is not JSON.
+    """
+    check_file(path)
+    try:
+        return json.loads(path.read_text(encoding="utf-8"))
+    except (ValueError, RecursionError) as error:
+        raise ValueError(f"{path} is not valid JSON ({error}); {RESTORE}.") from None
+
+
+def read_tensors(
+    path: Path, forms: Mapping[str, tuple[Type | tuple[Type, ...], int]], optional: Sequence[str] = ()
+) -> dict[str, NDArray[Any]]:
+    """Return the arrays of a safetensors file, memory-mapped.
+
+    Args:
+        path: the file.
+        forms: {name: (element type or types, number of dimensions)}.
+        optional: names that may be missing.
+
+    Raises:
+        FileNotFoundError: no such file.
+        ValueError: truncated, or it holds other arrays.
+    """
+    arrays = map_tensors(path)
+    wrong = sorted((forms.keys() - optional) - arrays.keys() | arrays.keys() - forms.keys())
+    wrong += [name for name, array in arrays.items() if name in forms and not _has_form(array, *forms[name])]
+    if wrong:
+        raise ValueError(f"{path}: {wrong[0]!r} is missing, unknown or of another type; {RESTORE}.")
+    return arrays
+
+
+def _has_form(array: NDArray[Any], types: Type | tuple[Type, ...], dimensions: int) -> bool:
+    return array.dtype in (types if isinstance(types, tuple) else (types,)) and array.ndim == dimensions
+
+
+def is_finite(array: NDArray[np.generic]) -> bool:
+    """True if the sum of all values is finite in float32, so that no value is NaN or infinite."""
+    with np.errstate(over="ignore", invalid="ignore"):
+        return bool(array.dtype == np.int8 or np.isfinite(np.sum(array, dtype=np.float32)))
+
+
+def sha256(path: Path) -> str:
+    """Return the hexadecimal sha256 of a file."""
+    digest = hashlib.sha256()
+    with path.open("rb") as file:
+        while block := file.read(1 << 20):
+            digest.update(block)
+    return digest.hexdigest()
+
+
+def folder_sums(folder: Path) -> dict[str, str]:
+    """Return {path below `folder`: sha256} of all its files, sorted by path."""
+    files = sorted(path for path in folder.rglob("*") if path.is_file())
+    return {path.relative_to(folder).as_posix(): sha256(path) for path in files}
+
+
+DTYPES = {"I32": np.int32, "F32": np.float32, "F16": np.float16, "I8": np.int8, "BOOL": np.bool_, "U8": np.uint8}
+"""{element type in a safetensors file: NumPy's}."""
+
+
+def tensor_header(path: Path) -> tuple[dict[str, Any], int]:
+    """Return ({name: type, shape and offsets}, the byte at which the arrays start) of a safetensors file, unchecked.
+
+    The format: eight bytes with the length of a JSON header, the header, the arrays.
+
+    Raises:
+        ValueError: the file has no such header.
+    """
+    with path.open("rb") as file:
+        length = int.from_bytes(file.read(8), "little")
+        if not 0 < length <= path.stat().st_size - 8:
+            raise ValueError(f"{path} is not a safetensors file; {RESTORE}.")
+        header = dict(json.loads(file.read(length)))
+    header.pop("__metadata__", None)
+    return header, 8 + length
+
+
+def map_tensors(path: Path) -> dict[str, NDArray[Any]]:
+    """Return the arrays of a safetensors file, memory-mapped; the library's NumPy reader copies them into memory.
+
+    Raises:
+        ValueError: the file is shorter than its header says, or has none.
+    """
+    header, first = tensor_header(path)
+    size, arrays = path.stat().st_size, dict[str, NDArray[Any]]()
+    for name, entry in header.items():
+        start, end = (first + offset for offset in entry["data_offsets"])
+        if end > size:
+            raise ValueError(f"{path} ends within {name}; {RESTORE}.")
+        dtype, shape = DTYPES[entry["dtype"]], tuple(entry["shape"])
+        mapped = np.memmap(path, dtype, "c", start, shape) if end > start else np.empty(shape, dtype)
+        arrays[name] = mapped.view(np.ndarray)  # indexing a memmap is a microsecond slower
+    return arrays
+
+
+class MappedFile(NamedTuple):
+    """A file that is mapped into memory: where it is, which one it is, and its size in bytes."""
+
+    path: str
+    device: int
+    inode: int
+    size: int
+
+    @classmethod
+    def at(cls, path: Path) -> "MappedFile":
+        """Return the file that a path names now."""
+        found = path.stat()
+        return cls(str(path), found.st_dev, found.st_ino, found.st_size)
+
+
+def check_mapped(files: Iterable[MappedFile]) -> None:
+    """Raise OSError if a file was cut off since it was mapped: reading what it lacks would end the process (SIGBUS).
+
+    One that was replaced or deleted stays mapped as it was.
+    """
+    for path, device, inode, size in files:
+        try:
+            found = os.stat(path)  # noqa: PTH116 - before every search
+        except OSError:
+            continue
+        if found.st_size < size and (found.st_dev, found.st_ino) == (device, inode):
+            raise OSError(
+                f"{path} was cut off since it was loaded, at {found.st_size:,} of {size:,} bytes; restore it and load the "
+                "index again."
+            )
+
+
+def read_record(path: Path) -> dict[str, Any]:
+    """Return the JSON object in a file of ours; empty if it is missing or damaged."""
+    try:
+        value = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else None  # a pipe would be waited for
+    except (OSError, ValueError, RecursionError):
+        return {}
+    return value if isinstance(value, dict) else {}
+
+
+def read_while_unchanged(path: Path, read: Callable[[], T]) -> T:
+    """Call `read` until the file `path`, or the folder that has this name, stays the same meanwhile.
+
+    Returns:
+        Its result, or its error is raised.
+
+    Raises:
+        BlockingIOError: the file or folder was replaced at every attempt.
+    """
+    for _ in range(_ATTEMPTS):
+        before = _identity(path)
+        try:
+            result = read()
+        except Exception:
+            if _identity(path) == before:
+                raise
+            continue
+        if _identity(path) == before:
+            return result
+    raise BlockingIOError(
+        f"{path} changed {_ATTEMPTS} times while it was read; try again when there are fewer updates."
+    )
+
+
+def _identity(path: Path) -> bytes:
+    """Return the content of a file or the number of a folder; empty if there is neither."""
+    try:
+        found = path.stat()
+        return path.read_bytes() if stat.S_ISREG(found.st_mode) else b"%d" % found.st_ino  # a pipe would be waited for
+    except OSError:
+        return b""
+
+
+def open_text(path: Path) -> TextIO:
+    """Open a text file for reading; one whose name ends in .gz is decompressed."""
+    if path.suffix == ".gz":
+        return open_gzip(path, "rt", encoding="utf-8")  # type: ignore[return-value]
+    return path.open(encoding="utf-8")

@@ -267,7 +267,7 @@ def test_without_network_the_hub_is_asked_once_and_the_offline_encoder_named(tmp
         "--set",
         f"encoder.name={name}",
     )
-    missing = f"The encoder '{name}' is no folder, and the Hub cannot be reached"
+    missing = f"The encoder '{name}' is not a folder, and the Hub cannot be reached"
     assert f"{missing}; name a folder, or take 'sentence-transformers/all-MiniLM-L6-v2', which is installed." in error
     assert asked == [name]
 
@@ -286,7 +286,7 @@ def test_settings_are_listed_with_ranges_and_defaults(capsys):
     shown = capsys.readouterr().out
     assert "training.epochs = 2.0   (at least 0)" in shown
     assert 'contrastive.loss = "scl"   (one of scl, dpr, none)' in shown
-    assert "search.lexical_weight = 0.03   (between 0 and 1e6)\n    Weight of BM25" in shown
+    assert "search.lexical_weight = 0.5   (between 0 and 1e6)\n    Weight of BM25" in shown
 
 
 def test_the_recommended_encoder_comes_from_its_package_or_else_the_hub(monkeypatch):
@@ -524,7 +524,22 @@ def test_control_characters_of_titles_and_ids_do_not_reach_the_terminal(encoder,
         assert "Zebra\\x1b]0;owned\\x07" in printed
         assert "quagga\\x9b2J\\u202eevil" in printed
         assert not set(printed) & set("\x1b\x07\x9b\u202e")
-    assert main(["search", str(tmp_path / "run"), "--query", "zebra okapi", "--device", "cpu", "--json"]) == 0
+    assert (
+        main(
+            [
+                "search",
+                str(tmp_path / "run"),
+                "--query",
+                "zebra okapi",
+                "--device",
+                "cpu",
+                "--lexical-weight",
+                "5",
+                "--json",
+            ]
+        )
+        == 0
+    )
     assert bad["title"] in {hit["title"] for hit in json.loads(capsys.readouterr().out)["hits"]}
     assert main(["search", str(tmp_path / "run\x1b[2J"), "--query", "x"]) == 2
     assert "\x1b" not in capsys.readouterr().err
@@ -548,7 +563,7 @@ def test_a_command_of_a_package_that_is_there_by_name_alone_does_not_hide_the_ot
 
 def test_an_output_is_a_regular_file_or_that_of_a_link(tmp_path, monkeypatch):
     os.mkfifo(tmp_path / "pipe")
-    with pytest.raises(ArgumentTypeError, match="is no regular file"):
+    with pytest.raises(ArgumentTypeError, match="is not a regular file"):
         output_file(str(tmp_path / "pipe"))
     (tmp_path / "link").symlink_to(tmp_path / "file")
     assert output_file(str(tmp_path / "link")) == tmp_path / "file"

@@ -222,7 +222,7 @@ def test_a_folder_of_a_user_is_no_run(name, content, config, beir, tmp_path, cap
     assert main([*train, str(tmp_path / "project")]) == 2
     part = Path(name).parts[0]
     assert (
-        f"project is no run and holds {part!r}, which training would replace; name a new folder."
+        f"project is not a run and holds {part!r}, which training would replace; name a new folder."
         in capsys.readouterr().err
     )
     assert [entry for entry in (tmp_path / "project").rglob("*") if entry.is_file()] == [path]

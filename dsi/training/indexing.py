@@ -42,7 +42,7 @@ def index(
         language: of the documents, for the stems of BM25, "none" for none: the setting `lexical.language`.
         pieces: of a text that are embedded one by one, at most: the setting `docids.pieces`.
         embeddings: [documents, any] to cluster on, in place of the documents' embeddings; an array or a .npy file.
-        queries: texts, {query_id: text} or a table of queries without judgements, such as those of a log. From 20 on they choose
+        queries: texts, {query_id: text} or a table of queries without judgements, as those of a log. From 20 on they choose
             alpha and the beam.
         device: of the encoder; the best available by default.
         replace: as for `train`.

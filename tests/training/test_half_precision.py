@@ -30,7 +30,7 @@ TEXTS = ["Neon is a noble gas.", "The Danube flows through Vienna.", "Rubber is 
 QUERIES = ["noble gas", "river of Vienna", "latex product", "moons of Mars"]
 DIGITS = {
     "generator": {"docid_tokens": "digits", "num_layers": 1}, "objective": {"name": "ce", "distillation": 0.0},
-    "search": {"fusion": "paper", "lexical_weight": 0.0, "token_weight": 0.0},
+    "search": {"lexical_weight": 0.0, "token_weight": 0.0},
 }  # fmt: skip
 
 
@@ -146,6 +146,7 @@ def test_a_reloaded_index_embeds_its_documents_as_they_were_indexed(half, digits
             "contrastive": {"epochs": 1.0, "batch_size": 24, "learning_rate": RATE},
             "training": {"epochs": 1.0, "train_encoder": digits},
             "tokens": {"epochs": 2.0},
+            "docids": {"pieces": 1},
             **(DIGITS if digits else {}),
         }
     )

@@ -109,7 +109,7 @@ def test_the_system_trains_from_models_in_half_precision(dtype, sentence_t5_fold
     assert retriever.encoder.dtype in stored_types(tmp_path / "run" / "encoder") == {dtype}
     evaluation = dsi.evaluate(retriever, dsi.read_collection(data))
     assert {"BM25", "dense", "decoder only", "generate"} <= {row.name for row in evaluation.rows}
-    rows = ["DPR", "DSI", "DSI+QG", "DR-SCL+QG (beta=0)", "DR-SCL+QG, fused (paper)"]
+    rows = ["DPR", "DSI", "DSI+QG", "DR-SCL+QG (beta=0)", "DR-SCL+QG, fused"]
     assert main(["reproduce", "table3", *common, "--output", str(tmp_path / "out"), "--rows", *rows]) == 0
     measured = json.loads((tmp_path / "out" / "table3.json").read_text())["rows"]
     assert {*rows} <= {record["row"] for record in measured}

@@ -123,7 +123,8 @@ class Comparison:
     def __init__(self, laboratory: Laboratory, seed: int = 0, *, digits: bool, add: bool) -> None:
         self.laboratory, self.collection, self.seed, self.add = laboratory, laboratory.collection, seed, add
         self._changes = DIGITS if digits else NOTHING
-        own = {**self._changes.get("docids", {}), "pieces": 1}  # as the schemes without +N have it
+        own: dict[str, Any] = {"method": laboratory.base.docids.method, **self._changes.get("docids", {})}
+        own["pieces"] = _setting(own["method"], 1)  # as the schemes without +N have it
         whole: Changes = {**self._changes, "docids": own}
         self.base = laboratory.config(Row(BASELINES, "", whole), seed)
 
@@ -153,7 +154,7 @@ class Comparison:
         """The configuration of a scheme; "NAME+2" is one with two pieces a document."""
         method, pieces = parse_name(name)
         own = {
-            "pieces": pieces,
+            "pieces": _setting(method, pieces),
             **shape(method, self.base.docids.branching or BRANCHING),
         }
         docids = dataclasses.asdict(DocidsConfig(method=method, **own))  # type: ignore[arg-type]
@@ -266,6 +267,11 @@ class Comparison:
 
     def _encode(self, texts: Mapping[str, str]) -> EncodedQueries:
         return encode_queries(self._dense.encoder, texts, batch_size=_BATCH)
+
+
+def _setting(method: str, pieces: int) -> int:
+    """`docids.pieces` for some pieces a document: 0 for the one of a method that does not read the setting."""
+    return 0 if pieces == 1 and "pieces" not in SCHEMES.get(method, ("pieces",)) else pieces
 
 
 def _lost(descents: Descents) -> dict[str, Any]:

@@ -214,6 +214,8 @@ class Laboratory:
 
     def clustered_on(self, points: str, config: Config) -> Config:
         """A configuration with the docids that clustering some of `POINTS` gives, in a file of OUTPUT/docids, written once."""
+        if points == "query-means":
+            config = _of_whole(config)
         key = digest([points, dataclasses.asdict(config), self.collection.digest])
         path = self.output / "docids" / f"{points}-{key[:16]}.tsv"
         if not self.processes.first(path.exists()):
@@ -236,6 +238,7 @@ class Laboratory:
 
     def query_means(self, config: Config) -> tuple[Encoder, Floats]:
         """The encoder, and the mean of its embeddings of each document, its train queries and its pseudo-queries."""
+        config = _of_whole(config)
         run, pairs = self._training(config), self.collection.pairs("train")
         run.generate_queries()
         run.train_encoder()
@@ -282,6 +285,12 @@ class Laboratory:
     @cached_property
     def _splits(self) -> dict[str, list[str]]:
         return overlap_splits(self.collection.qrels[SPLIT], self.collection.overlap_documents(SPLIT))
+
+
+def _of_whole(config: Config) -> Config:
+    """A configuration that leaves the number of pieces to the method, with one: queries belong to whole documents."""
+    chosen = not config.docids.pieces and config.docids.most_pieces > 1
+    return config.with_changes({"docids": {"pieces": 1}}) if chosen else config
 
 
 def answer(

@@ -58,7 +58,7 @@ def test_schemes_are_those_of_the_library(alone):
 def test_a_saved_reranker_of_the_wing_names_its_package(alone):
     assert json.loads((alone / "reranker.json").read_text())["package"].startswith("dr-scl-experiments ")
     with pytest.raises(
-        ValueError, match=r"no reranker of the kind 'linear'; install 'dr-scl-experiments .*', which adds it"
+        ValueError, match=r"No reranker is of the kind 'linear'; install 'dr-scl-experiments .*', which adds it"
     ):
         load_reranker(alone)
 

@@ -283,7 +283,7 @@ def test_a_reranker_beside_an_index_is_bound_to_it(retriever, tmp_path):
     record.write_text(record.read_text().replace("by feature", "by magic"))
     with pytest.raises(
         ValueError,
-        match=r"no reranker of the kind 'by magic'; import the module that defines it; there are .*backwards, by feature",
+        match=r"No reranker is of the kind 'by magic'; import the module that defines it; there are .*backwards, by feature",
     ):
         load_reranker(record.parent)
 
@@ -308,7 +308,7 @@ def test_a_reranker_is_trained_from_python(retriever, beir, tmp_path):
         _ = trained.importance
     with pytest.raises(ValueError, match=r"folds must be between 2 and \d+ \(the judged queries\), got 1000"):
         cross_validate(judged, "mmr", 1000)
-    with pytest.raises(ValueError, match="no reranker 'ranknets' to train"):
+    with pytest.raises(ValueError, match="No reranker 'ranknets' can be trained"):
         train_reranker(retriever, collection, "ranknets")
     (Path(collection.name) / "qrels" / "dev.tsv").unlink()
     with pytest.raises(ValueError, match="no judged queries of the split 'dev' to learn from"):

@@ -120,7 +120,7 @@ def test_digits_and_names_of_schemes(command, tmp_path, capsys, monkeypatch):
     [
         *((["kmeans", f"kmeans+{own}"], f"from 1 to 100 pieces a document, got 'kmeans+{own}'") for own in PIECES),
         (["+2"], "'' is not a docid scheme; use one of kmeans"),
-        (["kmeans", "title+2"], 'docids.pieces is not read by the docid method "title"; leave it at 1, got 2'),
+        (["kmeans", "title+2"], 'docids.pieces is not read by the docid method "title"; leave it at 0, got 2'),
         (["kmeans", "file"], 'The scheme "file" reads docids and makes none, so it cannot be compared; leave it out'),
         (["kmeans", "--seeds", "0", "9999999999"], "seed must be at most 1000000000, got 9999999999"),
         (["kmeans", "title"], "document 'helium' (and 0 more) has none"),
@@ -187,14 +187,18 @@ def test_dense_search_is_that_of_whole_documents_and_all_have_the_seed(command, 
         laboratory = Laboratory(collection, config.with_changes({"docids": docids_config}), tmp_path / "out", "cpu")
         return docids.Comparison(laboratory, digits=False, add=False)
 
-    assert comparison({}).base == config  # rows that were measured before are found by it
-    assert comparison({"pieces": 3}).base == config
+    whole = config.with_changes({"docids": {"pieces": 1}})
+    for pieces in (0, 1, 3):  # rows that were measured before are found by it
+        assert comparison({"pieces": pieces}).base == whole
+    assert comparison({}).config("kmeans").docids.pieces == 1
+    titles = comparison({"method": "title", "branching": 0, "max_leaf_size": 20})
+    assert titles.base.docids == titles.config("title").docids == DocidsConfig(method="title")
     lines = (f"{doc_id}\t{row} {piece}\n" for row, doc_id in enumerate(collection.rows) for piece in range(3))
     (tmp_path / "docids.tsv").write_text("".join(lines))
     of_file = {"method": str(tmp_path / "docids.tsv"), "branching": 0, "max_leaf_size": 20}
     made = comparison({**of_file, "pieces": 3})
     made.check([])
-    assert made.base.docids == DocidsConfig(method=of_file["method"])
+    assert made.base.docids == DocidsConfig(method=of_file["method"], pieces=1)
     seventh = docids.Comparison(made.laboratory, 7, digits=False, add=False)
     assert (seventh.base.seed, seventh.config("kmeans").seed) == (7, 7)
 

@@ -258,7 +258,9 @@ def test_every_learned_kind_learns_from_judged_candidates(kind):
 
 def test_the_kinds_of_the_command_line_are_those_that_can_be_trained():
     assert list(TRAINERS) == list(TRAINABLE)
-    with pytest.raises(ValueError, match="no reranker 'lambdarnak' to train; the kinds are lambdasmart, lambdamart"):
+    with pytest.raises(
+        ValueError, match="No reranker 'lambdarnak' can be trained; the kinds are lambdasmart, lambdamart"
+    ):
         fit_reranker(JudgedCandidates(listed(judged(), 12), {}), "lambdarnak")
 
 

@@ -232,7 +232,7 @@ def test_systems_of_other_papers_are_rows_of_one_table(config, data, tmp_path):
 @pytest.mark.parametrize("points", list(POINTS))
 def test_docids_of_other_points_are_read_from_a_file_as_they_were_clustered(points, config, data, tmp_path):
     laboratory = Laboratory(read_collection(data), Config.named(config), tmp_path / "out", "cpu")
-    own = laboratory.base.with_changes({"contrastive": {"learning_rate": 1e-2}})
+    own = laboratory.base.with_changes({"contrastive": {"learning_rate": 1e-2}, "docids": {"pieces": 1}})
     (_, vectors), tree = POINTS[points](laboratory, own), laboratory.tree(own)
     clustered = build_tree(tree.embeddings[tree.positions], own.docids, cluster_embeddings=vectors)
     read = laboratory.clustered_on(points, own)
@@ -254,15 +254,21 @@ def test_docids_of_other_points_are_read_from_a_file_as_they_were_clustered(poin
 def test_points_of_other_docids(config, data, tmp_path):
     collection = read_collection(data)
     laboratory = Laboratory(collection, Config.named(config), tmp_path / "out", "cpu")
-    encoder, means = laboratory.query_means(laboratory.base)
+    whole = laboratory.base.with_changes({"docids": {"pieces": 1}})
+    encoder, means = laboratory.query_means(whole)
     texts = [[text] for text in encoder.document_texts(collection.documents["title"], collection.documents["text"])]
     own = [encoder.encode(one, "document") for one in texts]
-    rows, pseudo = laboratory._training(laboratory.base).pseudo_queries()
+    rows, pseudo = laboratory._training(whole).pseudo_queries()
     asked = [(row, collection.queries[query_id]) for query_id, row in collection.pairs("train")]
     for row, text in [*asked, *zip(rows, pseudo, strict=True)]:
         own[row] = np.concatenate([own[row], encoder.encode(encoder.query_texts([text]), "query")])
     np.testing.assert_allclose(means, [vectors.mean(axis=0) for vectors in own], atol=1e-5)
-    before, untrained = laboratory.untrained(laboratory.base)
+    np.testing.assert_array_equal(laboratory.query_means(laboratory.base)[1], means)  # 0 is 1 here
+    assert laboratory.base.docids.pieces == 0
+    by_means = laboratory.clustered_on("query-means", laboratory.base)
+    assert by_means == laboratory.clustered_on("query-means", whole)
+    assert by_means.docids.pieces == 1
+    before, untrained = laboratory.untrained(whole)
     texts = before.document_texts(collection.documents["title"], collection.documents["text"])
     np.testing.assert_allclose(untrained, before.encode(texts, "document"), atol=1e-5)
     pieces = laboratory.base.with_changes({"docids": {"pieces": 2}})

@@ -267,7 +267,7 @@ def test_without_network_the_hub_is_asked_once_and_the_offline_encoder_named(tmp
         "--set",
         f"encoder.name={name}",
     )
-    missing = f"The encoder '{name}' is no folder, and the Hub cannot be reached"
+    missing = f"The encoder '{name}' is not a folder, and the Hub cannot be reached"
     assert f"{missing}; name a folder, or take 'sentence-transformers/all-MiniLM-L6-v2', which is installed." in error
     assert asked == [name]
 
@@ -548,7 +548,7 @@ def test_a_command_of_a_package_that_is_there_by_name_alone_does_not_hide_the_ot
 
 def test_an_output_is_a_regular_file_or_that_of_a_link(tmp_path, monkeypatch):
     os.mkfifo(tmp_path / "pipe")
-    with pytest.raises(ArgumentTypeError, match="is no regular file"):
+    with pytest.raises(ArgumentTypeError, match="is not a regular file"):
         output_file(str(tmp_path / "pipe"))
     (tmp_path / "link").symlink_to(tmp_path / "file")
     assert output_file(str(tmp_path / "link")) == tmp_path / "file"

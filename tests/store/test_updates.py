@@ -353,7 +353,7 @@ def test_killed_at_every_write_the_old_index_is_there_or_the_new(retriever, tmp_
     outcomes: list[bool] = []
     monkeypatch.setattr(
         "dsi.store.loading.load_encoder", lambda *_: retriever.encoder
-    )  # the sums of its files are looked at
+    )  # the sums of its files are compared
     for writes in range(1, 1000):
         status = status_of(fork(lambda: retriever.save_update(run), dies_at_write=writes))
         found = GenerativeRetriever.from_pretrained(run, device="cpu").search(QUERIES, k=20, beam_width=40)

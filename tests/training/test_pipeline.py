@@ -222,7 +222,7 @@ def test_a_folder_of_a_user_is_no_run(name, content, config, beir, tmp_path, cap
     assert main([*train, str(tmp_path / "project")]) == 2
     part = Path(name).parts[0]
     assert (
-        f"project is no run and holds {part!r}, which training would replace; name a new folder."
+        f"project is not a run and holds {part!r}, which training would replace; name a new folder."
         in capsys.readouterr().err
     )
     assert [entry for entry in (tmp_path / "project").rglob("*") if entry.is_file()] == [path]
@@ -795,7 +795,7 @@ def test_a_local_model_that_became_another_is_trained_on_again(beir, tmp_path, s
 
 
 def run_stage(stages, name, key, needs, content):
-    """Run a stage, or kill it if there is no content; returns its work folder."""
+    """Run a stage, or kill it without content; returns its work folder."""
     with stages.stage(name, key, needs):
         work = stages.work(name, key)
         if content is None:

@@ -65,7 +65,9 @@ def check_file(path: Path, remedy: str = RESTORE) -> None:
         FileNotFoundError: nothing is there.
         ValueError: it is of another kind: reading a pipe or a device may never end.
     """
-    if path.is_file():
+    if path.is_file() and not (
+        path.is_symlink() and not path.stat().st_size
+    ):  # those of /proc have no size, and no end
         return
     if not path.exists():
         raise FileNotFoundError(f"{path} is missing; {remedy}.")
@@ -108,6 +110,7 @@ def check_files(folder: Path, parts: Collection[str], sums: Mapping[str, str], e
     for file, expected in sums.items():
         if not (folder / file).exists():
             raise FileNotFoundError(f"{folder / file} is missing from the index; {RESTORE}.")
+        check_file(folder / file)
         if sha256(folder / file) != expected:
             raise ValueError(f"{folder / file} was altered or truncated since it was written; {RESTORE}.")
 

@@ -36,6 +36,9 @@ def main(argv: Sequence[str] | None = None) -> None:
     command_line.add_argument(
         "--embeddings", type=existing_file, metavar="FILE", help=".npy matrix [documents, any] to cluster on"
     )
+    command_line.add_argument(
+        "--queries", type=existing_file, metavar="FILE", help="queries without judgements, such as those of a log"
+    )
     add_overwriting(command_line)
     add_device(command_line)
     arguments = command_line.parse_args(argv)
@@ -48,6 +51,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     config = with_settings(run_config(arguments.run, arguments.config or Config()), arguments.settings)
     # 3) Index.
     load_libraries()
+    from dsi.commands.queries_file import read_queries_file
     from dsi.training.indexing import index
 
     retriever = index(
@@ -58,6 +62,7 @@ def main(argv: Sequence[str] | None = None) -> None:
         language=arguments.language,
         pieces=arguments.pieces,
         embeddings=arguments.embeddings,
+        queries=read_queries_file(arguments.queries) if arguments.queries else None,
         device=arguments.device,
         replace=arguments.replace,
         discard_updates=arguments.discard_updates,

@@ -84,7 +84,7 @@ def tune(retriever: GenerativeRetriever, collection: Collection) -> Tuning:
 
     With fewer than 20 judged dev queries the documents choose the weight of words, by an inverse cloze test
     (`dsi.measuring.cloze`), and the other weights stay; a line says which of the two chose. Without dev queries, alpha and the
-    beam of tied tokens are chosen on train queries; with fewer than 20 of those too, they stay.
+    beam of tied tokens are chosen on train queries, or on queries without judgements; with fewer than 20 of those they stay.
 
     Example:
         >>> import dsi
@@ -104,8 +104,7 @@ def tune(retriever: GenerativeRetriever, collection: Collection) -> Tuning:
     # 1) the queries: dev, or else train
     check_collection("tune", collection)
     compare_documents(collection, retriever.documents.rows)
-    split = "dev" if collection.qrels["dev"] else "train"
-    queries = dict(list(collection.query_texts(split).items())[: _MOST_QUERIES if split == "train" else None])
+    split, queries = _queries(collection)
     # 2) where to begin: the settings of [search]
     start = {name: getattr(retriever.configured_search, name) for name in _CHOSEN}
     config = retriever.search_config = dataclasses.replace(retriever.search_config, **start)
@@ -124,6 +123,16 @@ def tune(retriever: GenerativeRetriever, collection: Collection) -> Tuning:
         tuning = Tuning({**tuning.best, **own.best}, own.tried, cloze)
     retriever.search_config = dataclasses.replace(config, **tuning.best)
     return tuning
+
+
+def _queries(collection: Collection) -> tuple[str, dict[str, str]]:
+    """Return the queries that choose, and their kind: all of dev, else the first of train, else of those that nobody judged."""
+    if collection.qrels["dev"]:
+        return "dev", collection.query_texts("dev")
+    judged = {query_id for qrels in collection.qrels.values() for query_id in qrels}
+    unjudged = {query_id: text for query_id, text in collection.queries.items() if query_id not in judged}
+    split, queries = ("train", collection.query_texts("train")) if collection.qrels["train"] else ("unjudged", unjudged)
+    return split, dict(list(queries.items())[:_MOST_QUERIES])
 
 
 def _warn_few(queries: int, judged: int, split: str) -> None:
@@ -435,8 +444,8 @@ def tune_index(folder: Path, collection: Collection, device: str | None = None) 
 
 def _teachers(tuning: Tuning, collection: Collection) -> str:
     """Return in words which queries, and sentences of documents, chose the settings."""
-    dev, train = (len(collection.qrels[split]) for split in ("dev", "train"))
-    queries = f"{dev} dev queries" if dev else f"{min(train, _MOST_QUERIES)} train queries"
+    split, found = _queries(collection)
+    queries = f"{len(found)} {split} queries"
     sentences = f"{tuning.cloze.pairs} sentences of the documents" if tuning.cloze else ""
     return " and ".join(filter(None, [queries if tuning.tried or not sentences else "", sentences]))
 

@@ -1,5 +1,6 @@
 """Makes an index of texts without training. Knows nothing of stages."""
 
+import dataclasses
 from collections.abc import Iterable, Sequence
 from functools import cache
 from pathlib import Path
@@ -12,6 +13,7 @@ from numpy.typing import NDArray
 
 from dsi.config import Config, run_config
 from dsi.docids.data.collection import Collection, read_collection
+from dsi.search.queries import Queries, ids_and_texts
 from dsi.store.retriever import GenerativeRetriever
 from dsi.training.pipeline import output_folder, run_stages
 
@@ -19,10 +21,10 @@ from dsi.training.pipeline import output_folder, run_stages
 def index(
     source: Collection | str | Path | Iterable[Any], output: str | Path | None = None, *,
     config: str | Path | Config | None = None, encoder: str | None = None, language: str | None = None,
-    pieces: int | None = None, embeddings: NDArray[Any] | str | Path | None = None, device: str | None = None,
-    replace: bool = False, discard_updates: bool = False,
+    pieces: int | None = None, embeddings: NDArray[Any] | str | Path | None = None, queries: Queries | None = None,
+    device: str | None = None, replace: bool = False, discard_updates: bool = False,
 ) -> GenerativeRetriever:  # fmt: skip
-    """Index texts without training: the encoder as it is, BM25, late interaction, and weights chosen on other collections.
+    """Index texts without training: the encoder as it is, BM25 with a weight that the documents choose, late interaction.
 
     Example:
         >>> import dsi
@@ -40,6 +42,8 @@ def index(
         language: of the documents, for the stems of BM25, "none" for none: the setting `lexical.language`.
         pieces: of a text that are embedded one by one, at most: the setting `docids.pieces`.
         embeddings: [documents, any] to cluster on, in place of the documents' embeddings; an array or a .npy file.
+        queries: texts, {query_id: text} or a table of queries without judgements, such as those of a log. From 20 on they choose
+            alpha and the beam.
         device: of the encoder; the best available by default.
         replace: as for `train`.
         discard_updates: as for `train`.
@@ -50,13 +54,22 @@ def index(
         ValueError: as `Collection.from_records` and `train`; or a setting out of range.
     """
     chosen = indexing_config(run_config(Path(), config or Config()), encoder, language, pieces)
-    collection = read_source(source)
+    collection = with_queries(read_source(source), queries)
     folder = Path(_temporary_folder().name) / uuid4().hex if output is None else output_folder(output)
     points = read_embeddings(Path(embeddings)) if isinstance(embeddings, str | Path) else embeddings
     run_stages(
         folder, collection, chosen, device, replace=replace, discard_updates=discard_updates, embeddings=points,
     )  # fmt: skip
     return GenerativeRetriever.from_pretrained(folder, device=device)
+
+
+def with_queries(collection: Collection, queries: Queries | None) -> Collection:
+    """Return a collection with more queries, which nobody has judged."""
+    if queries is None:
+        return collection
+    named = zip(*ids_and_texts(queries), strict=True)
+    own = {f"unjudged {query_id}": text for query_id, text in named if text.strip()}
+    return dataclasses.replace(collection, queries={**collection.queries, **own})
 
 
 def indexing_config(config: Config, encoder: str | None, language: str | None, pieces: int | None) -> Config:

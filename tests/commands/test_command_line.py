@@ -286,7 +286,7 @@ def test_settings_are_listed_with_ranges_and_defaults(capsys):
     shown = capsys.readouterr().out
     assert "training.epochs = 2.0   (at least 0)" in shown
     assert 'contrastive.loss = "scl"   (one of scl, dpr, none)' in shown
-    assert "search.lexical_weight = 0.03   (between 0 and 1e6)\n    Weight of BM25" in shown
+    assert "search.lexical_weight = 0.5   (between 0 and 1e6)\n    Weight of BM25" in shown
 
 
 def test_the_recommended_encoder_comes_from_its_package_or_else_the_hub(monkeypatch):
@@ -524,7 +524,22 @@ def test_control_characters_of_titles_and_ids_do_not_reach_the_terminal(encoder,
         assert "Zebra\\x1b]0;owned\\x07" in printed
         assert "quagga\\x9b2J\\u202eevil" in printed
         assert not set(printed) & set("\x1b\x07\x9b\u202e")
-    assert main(["search", str(tmp_path / "run"), "--query", "zebra okapi", "--device", "cpu", "--json"]) == 0
+    assert (
+        main(
+            [
+                "search",
+                str(tmp_path / "run"),
+                "--query",
+                "zebra okapi",
+                "--device",
+                "cpu",
+                "--lexical-weight",
+                "5",
+                "--json",
+            ]
+        )
+        == 0
+    )
     assert bad["title"] in {hit["title"] for hit in json.loads(capsys.readouterr().out)["hits"]}
     assert main(["search", str(tmp_path / "run\x1b[2J"), "--query", "x"]) == 2
     assert "\x1b" not in capsys.readouterr().err

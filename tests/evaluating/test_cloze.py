@@ -1,5 +1,8 @@
 """The weight of words by an inverse cloze test: which weight is taken, from what, and what is said."""
 
+import json
+import re
+
 import numpy as np
 import pytest
 
@@ -69,3 +72,14 @@ def test_documents_choose_the_weight_where_no_query_does_and_a_line_says_so(tmp_
 def test_documents_that_say_nothing_choose_nothing(texts):
     retriever = dsi.index([{"id": str(number), "text": text} for number, text in enumerate(texts)])
     assert retriever.search_config.lexical_weight == 0.5
+
+
+def test_queries_without_judgements_choose_alpha_and_the_beam(caplog):
+    lines = (MINIPEDIA / "corpus.jsonl").read_text(encoding="utf-8").splitlines()[:60]
+    documents = [json.loads(line) for line in lines]
+    with caplog.at_level("INFO"):
+        retriever = dsi.index(documents, queries=[document["title"] for document in documents[:25]])
+    assert re.search("tuned on 25 unjudged queries and [0-9]+ sentences of the documents", caplog.text)
+    assert retriever.search_config.beam_width < 40  # among 60 documents
+    with caplog.at_level("INFO"):
+        assert dsi.index(documents, queries=["one", ""]).search_config.beam_width == 40

@@ -9,7 +9,7 @@ ROOT = Path(__file__).parents[2]
 BETTER = {
     r"\b(?:is|are|was|were|be) told\b": "warn, log, report, refuse or raise",
     r"\b(?:is|are) asked\b": "who calls whom, in the active voice",
-    r"\bis no \w": "is not a …, has no …, no … exists",
+    r"(?<![Tt]here )\bis no \w": "is not a …, has no …",
     r"\bthere are not\b": "… that do not exist",
     r"\banew\b": "again",
     r"\blooks? at\b|\blooked at\b": "reads, compares, checks",

@@ -207,7 +207,7 @@ def test_documents_alone_take_a_config_too_and_the_encoder_stays_as_it_is(settin
     retriever = dsi.train(collection, tmp_path / "run", config=settings, device="cpu")
     assert "has no train queries: the encoder stays as it is." in caplog.text
     assert len(retriever.search("noble gas", k=3)) == 3
-    with pytest.raises(ValueError, match="There are no queries to train the encoder on"):  # where a setting asks for it
+    with pytest.raises(ValueError, match="There are no queries to train the encoder on"):  # where a run trains it
         TrainingRun(tmp_path / "other", collection, settings, "cpu").train()
     assert not (tmp_path / "other" / "pseudo_queries").exists()
 

@@ -23,7 +23,7 @@ from tests.support.tiny_settings import TIED, write_settings
 
 pytestmark = [
     pytest.mark.gpu,
-    pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no CUDA device"),
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device"),
 ]
 GPU = "cuda"
 NEW = [{"doc_id": "new", "title": "Neretva", "text": "A river in Bosnia and Croatia."}]

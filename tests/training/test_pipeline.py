@@ -795,7 +795,7 @@ def test_a_local_model_that_became_another_is_trained_on_again(beir, tmp_path, s
 
 
 def run_stage(stages, name, key, needs, content):
-    """Run a stage, or kill it if there is no content; returns its work folder."""
+    """Run a stage, or kill it without content; returns its work folder."""
     with stages.stage(name, key, needs):
         work = stages.work(name, key)
         if content is None:

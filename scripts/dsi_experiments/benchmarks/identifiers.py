@@ -225,7 +225,7 @@ def made_up_titles(count: int) -> list[str]:
 def measure(
     name: str, tokenizer: str, texts: Sequence[str], rows: Sequence[int], rounds: int, limit: int
 ) -> dict[str, Any]:
-    """Return seconds to build, MB, and microseconds a step by rows; or why there is no such constraint.
+    """Return seconds to build, MB, and microseconds a step by rows; or the reason why it has no such constraint.
 
     Args:
         name: of a system.

@@ -211,9 +211,8 @@ class PoolSources(Sources):
             positions = positions[self._allowed[positions]]
         dense, read = scores.dots(row, positions), len(positions)
         if tree.most_places > 1:
-            rows = tree.doc_rows[positions[np.argsort(-dense, kind="stable")]]
-            rows = rows[np.sort(np.unique(rows, return_index=True)[1])[: count + 1]]  # by its best place here
-            positions, dense = scores.dense(row, rows)
+            # By its best place anywhere, so that shards, which hold all places of a document, choose as one process does.
+            positions, dense = scores.dense(row, np.unique(tree.doc_rows[positions]))
             order = np.argsort(positions)
             positions, dense = positions[order], dense[order]
         cut = -np.inf

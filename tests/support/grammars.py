@@ -238,10 +238,15 @@ def merged(settings: dict[str, Any], changes: dict[str, Any]) -> dict[str, Any]:
     result = copy.deepcopy(settings)
     for key, value in changes.items():
         if isinstance(value, dict):
-            result[key].update({name: type(result[key][name])(own) for name, own in value.items()})
+            result[key].update({name: _type(result[key][name])(own) for name, own in value.items()})
         else:
-            result[key] = type(result[key])(value)
+            result[key] = _type(result[key])(value)
     return result
+
+
+def _type(default: Any) -> type:
+    """The type of a setting; a text may be None where another one takes its place."""
+    return str if default is None else type(default)
 
 
 def right_settings(chance: Random) -> dict[str, Any]:
@@ -268,8 +273,8 @@ def random_settings(chance: Random) -> dict[str, Any]:
 def _value(default: Any, chance: Random) -> Any:
     if isinstance(default, bool):
         return chance.random() < 0.5
-    if isinstance(default, str):
-        return chance.choice([default, "", "x", "kmeans", "tied", "estimate", "paper", "é", "a\nb"])
+    if _type(default) is str:
+        return chance.choice([default or "", "", "x", "kmeans", "tied", "estimate", "paper", "é", "a\nb"])
     numbers = [default, 0, 1, 2, 7, -1, 1000, 2**62]
     return chance.choice(numbers if isinstance(default, int) else [*numbers, 0.5, 1.5, -0.1, 1e-9, 1e300, float("inf")])
 
@@ -287,13 +292,13 @@ def wrong_type(settings: dict[str, Any], chance: Random) -> dict[str, Any]:
     else:
         name = chance.choice(sorted(known[section]))
         unknown = chance.random() < 0.2
-        own = {name + "x": known[section][name]} if unknown else {name: _other_type(known[section][name], chance)}
+        own = {name + "x": known[section][name] or 0} if unknown else {name: _other_type(known[section][name], chance)}
         wrong[section] = {**wrong.get(section, {}), **own}
     return wrong
 
 
 def _other_type(default: Any, chance: Random) -> Any:
-    taken = {bool: bool, int: int, float: (int, float), str: str}[type(default)]
+    taken = {bool: bool, int: int, float: (int, float), str: str}[_type(default)]
     others = [
         value
         for value in HOSTILE

@@ -9,6 +9,7 @@ from safetensors.torch import load_file, save_file
 from transformers import T5ForConditionalGeneration
 
 from dsi.config import Config
+from dsi.docids.files.reading import reading
 from dsi.docids.schemes.file import write_docids
 from dsi.docids.tree import DocidTree
 from dsi.docids.types import Ints
@@ -82,7 +83,7 @@ def test_training_moves_the_shared_rows_and_files_keep_them(titles, generator, t
     config = json.loads((tmp_path / "generator" / "config.json").read_text())
     for name, value in (("nodes", None), ("inner_nodes", 0), ("vocab_size", 10**6)):
         (tmp_path / "generator" / "config.json").write_text(json.dumps({**config, name: value}))
-        with pytest.raises(ValueError, match=r"generator/model.safetensors cannot be read"):
+        with pytest.raises(ValueError, match="generator cannot be read"), reading(tmp_path / "generator"):
             load_generator(tmp_path / "generator", "cpu")
 
 
@@ -109,5 +110,5 @@ def test_words_without_titles_or_without_their_t5_are_refused(titles, t5_folder)
     digits = Config.named("digits")
     with pytest.raises(ValueError, match=r"needs docids.method = \"title\", got 'kmeans'"):
         digits.with_changes(words)
-    titled = {**words, "docids": {"method": "title", "branching": 0, "max_leaf_size": 20}}
+    titled = {**words, "docids": {"method": "title", "branching": 0, "max_leaf_size": 20, "pieces": 0}}
     assert digits.with_changes(titled).title_checkpoint == "t5"

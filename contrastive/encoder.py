@@ -256,9 +256,9 @@ class Encoder:
     @property
     def _room(self) -> int:
         """Tokens of title and text that the model reads beside prompt and special tokens."""
-        limit, tokenizer = self.max_length, self.model.tokenizer
+        limit = self.max_length
         (prompt,) = self.token_offsets([self.model.prompts["document"] or ""], LONGEST_PROMPT)
-        taken = len(prompt) + tokenizer.num_special_tokens_to_add()
+        taken = len(prompt) + (0 if self.is_static else self.tokenizer.num_special_tokens_to_add())
         return max(_LEAST_ROOM, min(limit or LONGEST_INPUT, LONGEST_INPUT) - taken)
 
     def query_texts(self, queries: Sequence[str]) -> list[str]:

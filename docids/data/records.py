@@ -90,7 +90,7 @@ class Oddities:
 
     def count(self, kind: str, first: object) -> None:
         """Count one thing of a kind, "what it is; what follows"; `first` is shown of the first one."""
-        number, example = self._found.get(kind) or (0, f"{first!r:.99}")
+        number, example = self._found.get(kind) or (0, shown(first))
         self._found[kind] = number + 1, example
 
     def number(self, kind: str) -> int:

@@ -65,9 +65,8 @@ def check_file(path: Path, remedy: str = RESTORE) -> None:
         FileNotFoundError: nothing is there.
         ValueError: it is of another kind: reading a pipe or a device may never end.
     """
-    if path.is_file() and not (
-        path.is_symlink() and not path.stat().st_size
-    ):  # those of /proc have no size, and no end
+    # A link without a size is one of /proc, which may have no end.
+    if path.is_file() and not (path.is_symlink() and not path.stat().st_size):
         return
     if not path.exists():
         raise FileNotFoundError(f"{path} is missing; {remedy}.")

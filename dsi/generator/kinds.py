@@ -52,7 +52,7 @@ def load_generator(folder: Path, device: str | torch.device) -> Generator:
 
     Raises:
         FileNotFoundError: the folder holds no generator.
-        ValueError: its config or its weights are not those of a generator.
+        ValueError: its config names no known kind or score. What else a damaged file raises, `reading` makes a ValueError of.
     """
     if not (folder / "config.json").exists():
         raise FileNotFoundError(f"{folder} holds no generator; train it first (dsi train --stage generator).")

@@ -192,7 +192,8 @@ def test_a_model_reads_as_many_tokens_as_its_authors_say(sentence_bert_folder, t
     model.save_pretrained(str(tmp_path / "model"), create_model_card=False)
     encoder = load(tmp_path / "model")
     assert encoder.forward(["noble gas " * 9], "query").states.shape[1] == 5
-    assert not encoder.reads_whole("noble gas " * 9)
+    (cut,) = encoder.cut([""], ["noble gas " * 9], 1)
+    assert not cut.is_whole
 
 
 # A table of token vectors.
@@ -216,7 +217,9 @@ def test_a_table_of_token_vectors_embeds_gives_states_and_knows_where_tokens_lie
     assert len(spans) == int(encoded.mask[1].sum())
     assert (spans[0].start, spans[0].end, spans[-1].end) == (0, 3, len(TEXTS[1]))
     assert len(static.spans(static.query_texts(["gas " * 300])[0], "query")) == static.config.query_length
-    assert static.reads_whole("noble gas " * 300)
+    assert static.max_length is None
+    (cut,) = static.cut([""], ["noble gas " * 300], 100)
+    assert cut.is_whole
 
 
 def test_a_table_of_token_vectors_is_trained(static, tmp_path):

@@ -144,7 +144,7 @@ def test_bad_files_are_refused(tmp_path):
     tree = random_tree(77)
     tree.save(path)
     path.write_bytes(path.read_bytes()[:-100])
-    with pytest.raises(ValueError, match=r"docids.safetensors ends within \w+; restore it"):
+    with pytest.raises(ValueError, match=r"docids.safetensors ends within \w+; restore it or train again"):
         DocidTree.load(path)
     dataclasses.replace(tree, doc_rows=np.ones_like(tree.doc_rows)).save(path)
     assert DocidTree.load(path).problem() == "documents are missing"

@@ -199,16 +199,17 @@ def test_the_bar_of_a_training_counts_texts_within_steps_too(monkeypatch):
     line = ProgressLine("encoder", 80)
     line.count_passes(module)
     line.on_train_begin(None, state, None)
-    for _ in range(6):  # twice each of 18 texts, the rest in one pass
-        module({"attention_mask": np.ones((6, 3))})
+    for number in range(6):  # twice each of 18 texts, the rest in one pass
+        flat = {"input_ids": np.ones(18), "offsets": np.arange(0, 18, 3)}  # as a table of token vectors reads them
+        module(flat if number % 2 else {"input_ids": np.ones((6, 3))})
     state.global_step = 2
     line.on_step_end(None, state, None)
     assert moved == [3] * 6 + [2]
     for _ in range(20):
-        module({"attention_mask": np.ones((6, 3))})
+        module({"input_ids": np.ones((6, 3))})
     assert sum(moved) == 40  # never beyond the step
     line.close()
-    module({"attention_mask": np.ones((6, 3))})
+    module({"input_ids": np.ones((6, 3))})
     assert sum(moved) == 40
 
 

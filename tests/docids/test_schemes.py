@@ -692,8 +692,15 @@ def test_an_index_of_clusters_or_codes_is_trained_searched_and_updated(method, t
     assert diagnosed["documents"] == 40
     assert len(diagnosed["fill"]) == len(diagnosed["entropy"]) == diagnosed["depth"]
     assert (diagnosed["collisions"] > 0) == (method in QUANTIZERS)
-    if method == "kmeans":
-        assert not (run.folder / "docids" / "docids.tsv").exists()  # digits are the scheme's own numbers
+    if method == "kmeans":  # the file says which docids the pieces of a document have
+        assert run.tree().num_places > 40
+        assert (run.folder / "docids" / "docids.tsv").exists()
+    check_updates(run.folder)
+
+
+def test_digits_that_are_the_schemes_own_numbers_are_not_written_twice(train):
+    run = train(method="kmeans", pieces=1, **OWN_SETTINGS["kmeans"])
+    assert not (run.folder / "docids" / "docids.tsv").exists()
     check_updates(run.folder)
 
 

@@ -110,5 +110,5 @@ def test_words_without_titles_or_without_their_t5_are_refused(titles, t5_folder)
     digits = Config.named("digits")
     with pytest.raises(ValueError, match=r"needs docids.method = \"title\", got 'kmeans'"):
         digits.with_changes(words)
-    titled = {**words, "docids": {"method": "title", "branching": 0, "max_leaf_size": 20}}
+    titled = {**words, "docids": {"method": "title", "branching": 0, "max_leaf_size": 20, "pieces": 0}}
     assert digits.with_changes(titled).title_checkpoint == "t5"

@@ -35,7 +35,7 @@ WORDS = [
     "-1",
     "\\",
 ]
-IDS = ["a", "b7", "007", "é", "東京", "👍", "null", "-", "query-id", "a.b", '"q"', "<x>", "Q" * 60]
+IDS = ["a", "b7", "007", "é", "東京", "👍", "null", "-", "query-id", "a.b", "a b", '"q"', "<x>", "Q" * 60]
 HOSTILE = [
     "5",
     "",
@@ -83,7 +83,9 @@ def draft(chance: Random) -> Draft:
         "flag": lambda: chance.random() < 0.5,
         "score": lambda: chance.choice([0, 1, 0.5, -2.5]),
         "é x": lambda: words(chance),
-        "list": lambda: ["left out"],
+        "list": lambda: [words(chance) for _ in range(chance.randrange(3))],
+        "mixed": lambda: chance.choice([1, 0.5, True, "x", "2024-02-30", ["x", 2], []]),
+        "object": lambda: chance.choice([{"left": "out"}, [["left out"]], ["x", {}]]),
     }
     columns = chance.sample(sorted(makes), chance.randrange(len(makes)))
     corpus = []
@@ -92,13 +94,24 @@ def draft(chance: Random) -> Draft:
         record = {"_id": doc_id, "title": words(chance), "text": words(chance), "url": 3, "metadata": own}
         del record[chance.choice(["url", "url", "metadata", "title"])]
         corpus.append(record)
+    if len(corpus) > 1 and chance.random() < 0.2:
+        corpus[1]["text"] = None
     corpus[0]["text"] += " x"  # a collection of blank documents is refused
-    queries = [{"_id": own, "text": words(chance) + " x"} for own in chance.sample(IDS, chance.randrange(1, 6))]
+    queries = [{"_id": own, "text": words(chance)} for own in chance.sample(IDS, chance.randrange(1, 6))]
     qrels: dict[str, list[list[str]]] = {}
     for split in chance.sample(["train", "dev", "test"], chance.randrange(1, 4)):
         pairs = [(query["_id"], document["_id"]) for query in queries for document in corpus]
         chosen = chance.sample(pairs, chance.randrange(1, len(pairs) + 1))
-        qrels[split] = [[*pair, chance.choice(["0", "1", "1", "3", "-1"])] for pair in chosen]
+        qrels[split] = [[*pair, chance.choice(["0", "1", "1", "3", "-1", "1.5", "1e0"])] for pair in chosen]
+        first = chosen[0][0]
+        further = [
+            [first, "?", "1"],
+            [first, "", "1"],
+            ["?", corpus[0]["_id"], "1"],
+            [*chosen[0], "2"],
+            [first, "0", "?", "1"],
+        ]
+        qrels[split] += chance.sample(further, chance.choice([0, 0, 1, 2]))
     return Draft(corpus, queries, qrels)
 
 
@@ -123,27 +136,24 @@ def _delete(key: str) -> Callable[[Draft, Random], None]:
 FLAWS: dict[str, Callable[[Draft, Random], Any]] = {
     "no id": _delete("_id"),
     "no text": _delete("text"),
-    "wrong id": _set("_id", 7.5, None, "", ["a"], "a b", "\n", "x\t", "\0"),
-    "wrong text": _set("text", None, 1, ["x"], {}),
+    "wrong id": _set("_id", 7.5, None, "", ["a"], "\n", "\0"),
+    "wrong text": _set("text", 1, ["x"], {}),
     "wrong title": _set("title", 1, ["x"]),
     "surrogate": _set("text", "a\ud800"),
     "wrong metadata": _set("metadata", 3, "x", ["a"]),
     "reserved": _set("metadata", {"text": "x"}, {"Title": "x"}, {"doc_id": 1}),
     "large integer": _set("metadata", {"new": 2**63}, {"new": -(10**30)}),
-    "two types": lambda own, chance: [
-        own.corpus.append({"_id": f"new{n}", "text": "x", "metadata": {"new": v}})
-        for n, v in enumerate(chance.choice([(1, "x"), (True, 1), (0.5, "y"), (False, 2.5)]))
-    ],
     "document twice": lambda own, chance: own.corpus.append(dict(chance.choice(own.corpus))),
     "query twice": lambda own, chance: own.queries.append(dict(chance.choice(own.queries))),
     "wrong query": lambda own, chance: chance.choice(own.queries).update(
-        chance.choice([{"text": " "}, {"text": 3}, {"_id": 3.5}, {"_id": ""}])
+        chance.choice([{"text": 3}, {"_id": 3.5}, {"_id": ""}])
     ),
     "no documents": lambda own, chance: own.corpus.clear(),
     "no queries": lambda own, chance: own.queries.clear(),
-    "unknown query": _judge(0, "?", " ", ""),
-    "unknown document": _judge(1, "?", ""),
-    "wrong relevance": _judge(2, "x", "", "1.5", "²", "1e0", "--1", "9" * 30, "nan", "1\t1"),
+    "unknown queries": lambda own, chance: [
+        row.__setitem__(0, "?") for row in own.qrels[chance.choice(sorted(own.qrels))]
+    ],
+    "wrong relevance": _judge(-1, "x", "", "²", "--1", "9" * 30, "nan", "1\t1\t1"),
 }
 """{name: what makes a right collection one that must be refused}."""
 
@@ -198,7 +208,7 @@ READ = ("_id", "doc_id", "id", "docno", "title", "text", "contents", "metadata")
 
 def literal_collection(
     files: dict[str, bytes],
-) -> tuple[list[dict[str, Any]], dict[str, str], dict[str, dict[str, dict[str, int]]]]:
+) -> tuple[list[dict[str, Any]], dict[str, str], dict[str, dict[str, dict[str, float]]]]:
     """Documents with their metadata, queries and judgements, read without any check; too few train queries to cut dev from."""
     rows = {
         name: [row for row in re.split("\r?\n", content.decode("utf-8-sig")) if row.strip()]
@@ -210,19 +220,44 @@ def literal_collection(
         metadata = {
             key: value
             for key, value in {**further, **(record.get("metadata") or {})}.items()
-            if not isinstance(value, list | dict)
+            if value is not None and not _is_nested(value)
         }
-        known = {key: value for key, value in metadata.items() if value is not None}
         doc_id = record.get("_id", record.get("doc_id"))
-        documents.append({"doc_id": doc_id, "title": record.get("title", ""), "text": record["text"], **known})
+        own = {"doc_id": doc_id, "title": record.get("title") or "", "text": record["text"] or ""}
+        documents.append({**own, **metadata})
+    _one_type_a_column(documents)
     queries = {query["_id"]: query["text"] for query in map(json.loads, rows["queries.jsonl"])}
-    qrels: dict[str, dict[str, dict[str, int]]] = {"train": {}, "dev": {}, "test": {}}
+    qrels: dict[str, dict[str, dict[str, float]]] = {"train": {}, "dev": {}, "test": {}}
     for split in qrels:
         for number, row in enumerate(rows.get(f"qrels/{split}.tsv", [])):
-            query_id, doc_id, relevance = row.split("\t")
-            if number or query_id != "query-id":
-                qrels[split].setdefault(query_id, {})[doc_id] = int(relevance)
+            query_id, *_, doc_id, relevance = row.rstrip().split("\t") if "\t" in row.rstrip() else row.split()
+            if (number or query_id != "query-id") and query_id in queries:
+                judged = qrels[split].setdefault(query_id, {})
+                judged[doc_id] = max(float(relevance), judged.get(doc_id, float("-inf")))
     return documents, queries, qrels
+
+
+def _is_nested(value: Any) -> bool:
+    """Whether metadata leave it out: an object, or a list that holds one or a list."""
+    return isinstance(value, dict) or (isinstance(value, list) and any(isinstance(own, list | dict) for own in value))
+
+
+def _one_type_a_column(documents: list[dict[str, Any]]) -> None:
+    """Make lists of the single values in a column of lists, and texts of values of several types."""
+    for key in {key for document in documents for key in document} - {"doc_id", "title", "text"}:
+        having = [document for document in documents if key in document]
+        if any(isinstance(document[key], list) for document in having):
+            for document in having:
+                document[key] = document[key] if isinstance(document[key], list) else [document[key]]
+        values = [own for row in having for own in (row[key] if isinstance(row[key], list) else [row[key]])]
+        types = {float if type(own) is int else type(own) for own in values}
+        if len(types) > 1:
+            for row in having:
+                row[key] = list(map(_written_out, row[key])) if isinstance(row[key], list) else _written_out(row[key])
+
+
+def _written_out(value: Any) -> str:
+    return value if isinstance(value, str) else json.dumps(value)
 
 
 # Configurations
@@ -238,15 +273,22 @@ def merged(settings: dict[str, Any], changes: dict[str, Any]) -> dict[str, Any]:
     result = copy.deepcopy(settings)
     for key, value in changes.items():
         if isinstance(value, dict):
-            result[key].update({name: _type(result[key][name])(own) for name, own in value.items()})
+            result[key].update({name: _as(result[key][name], own) for name, own in value.items()})
         else:
-            result[key] = _type(result[key])(value)
+            result[key] = _as(result[key], value)
     return result
 
 
-def _type(default: Any) -> type:
-    """The type of a setting; a text may be None where another one takes its place."""
-    return str if default is None else type(default)
+def _as(default: Any, value: Any) -> Any:
+    return value if default is None else type(default)(value)
+
+
+def _written_sections() -> dict[str, Any]:
+    """All settings with their defaults; "" for a text that is not set."""
+    return {
+        key: {name: "" if own is None else own for name, own in value.items()} if isinstance(value, dict) else value
+        for key, value in sections().items()
+    }
 
 
 def right_settings(chance: Random) -> dict[str, Any]:
@@ -259,7 +301,7 @@ def right_settings(chance: Random) -> dict[str, Any]:
 
 def random_settings(chance: Random) -> dict[str, Any]:
     """Settings of the right type with values that may be out of range."""
-    known, found = sections(), dict[str, Any]()
+    known, found = _written_sections(), dict[str, Any]()
     for _ in range(chance.choice([1, 1, 2, 3, 6])):
         section = chance.choice(sorted(known))
         if isinstance(known[section], dict):
@@ -281,7 +323,7 @@ def _value(default: Any, chance: Random) -> Any:
 
 def wrong_type(settings: dict[str, Any], chance: Random) -> dict[str, Any]:
     """Settings with one of another type, or one that there is not."""
-    known, section = sections(), chance.choice(sorted(sections()))
+    known, section = _written_sections(), chance.choice(sorted(sections()))
     wrong = copy.deepcopy(settings)
     if chance.random() < 0.2:
         wrong[chance.choice(["serach", "Search", "x", "é", "a.b"])] = chance.choice(HOSTILE)

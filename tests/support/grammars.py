@@ -315,7 +315,7 @@ def random_settings(chance: Random) -> dict[str, Any]:
 def _value(default: Any, chance: Random) -> Any:
     if isinstance(default, bool):
         return chance.random() < 0.5
-    if _type(default) is str:
+    if default is None or isinstance(default, str):
         return chance.choice([default or "", "", "x", "kmeans", "tied", "estimate", "paper", "é", "a\nb"])
     numbers = [default, 0, 1, 2, 7, -1, 1000, 2**62]
     return chance.choice(numbers if isinstance(default, int) else [*numbers, 0.5, 1.5, -0.1, 1e-9, 1e300, float("inf")])
@@ -340,7 +340,7 @@ def wrong_type(settings: dict[str, Any], chance: Random) -> dict[str, Any]:
 
 
 def _other_type(default: Any, chance: Random) -> Any:
-    taken = {bool: bool, int: int, float: (int, float), str: str}[_type(default)]
+    taken = {bool: bool, int: int, float: (int, float), str: str, type(None): str}[type(default)]
     others = [
         value
         for value in HOSTILE

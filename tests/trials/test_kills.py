@@ -18,8 +18,7 @@ from dsi.commands.main import main
 from dsi.config import read_config
 from dsi.contrastive.trainers import last_checkpoint
 from dsi.docids.files.processes import ALONE
-from dsi.docids.files.reading import folder_sums, sha256
-from dsi.docids.files.storage import write_json
+from dsi.docids.files.reading import folder_sums
 from dsi.search.hits import Hits
 from dsi.training import pipeline
 from dsi.training.pipeline import TrainingRun
@@ -240,14 +239,6 @@ def test_a_stage_is_up_to_date_if_its_files_are_and_those_it_was_made_from(tmp_p
         (tmp_path / "encoder" / "file").unlink()
         assert has_run("encoder", text)
         assert has_run("docids", needs=("encoder",)) is differs
-    # Records of an earlier version have no sums: there the manifest tells.
-    for name in ("encoder", "docids"):
-        (tmp_path / name / "stage.json").write_text('{"key": "key", "seconds": 1.0}')
-    write_json(tmp_path / "manifest.json", {"files": {"encoder/file": sha256(tmp_path / "encoder" / "file")}})
-    assert not has_run("encoder")
-    assert not has_run("docids", needs=("encoder",))
-    (tmp_path / "encoder" / "file").write_text("tow")
-    assert has_run("encoder", "two")
 
 
 @pytest.mark.fuzz

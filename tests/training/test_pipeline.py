@@ -682,7 +682,7 @@ def test_a_configuration_over_its_base(tmp_path):
 @pytest.mark.parametrize(
     ("base", "message"),
     [
-        ("/dev/zero", "zero must be a regular file, and is a folder, a device or a pipe; name a file of settings"),
+        ("/dev/zero", "The configuration .*/dev/zero.* does not exist: neither a file nor one of"),
         ("a" * 300, "The configuration 'aaa.*aaa' does not exist: neither a file nor one of"),
     ],
 )
@@ -754,8 +754,7 @@ def test_an_index_is_trained_tuned_measured_and_searched_from_python(
     collection.qrels["dev"].clear()
     dsi.tune(retriever, collection)  # on train queries
     collection.qrels["train"].clear()
-    with pytest.raises(ValueError, match="has no dev queries to tune on"):
-        dsi.tune(retriever, collection)
+    assert "token_weight" not in dsi.tune(retriever, collection).best  # which judged queries alone choose
     with pytest.raises(ValueError, match=r"has no dev judgements to measure on; add qrels/dev.tsv"):
         dsi.evaluate(retriever, collection, "dev")
     with pytest.raises(ValueError, match=r"add queries and qrels=\{'dev': \{query_id: \{doc_id: .*\} in from_records"):

@@ -267,9 +267,10 @@ def retire(folder: Path) -> None:
     _remove_generations(folder, CHANGING)
 
 
-def load_content(
-    folder: Path, manifest: dict[str, Any], device: str | None
-) -> tuple[DocidTree, datasets.Dataset, Lexical | None]:
+Content: TypeAlias = tuple[DocidTree, datasets.Dataset, Lexical | None]
+
+
+def load_content(folder: Path, manifest: dict[str, Any], device: str | None) -> Content:
     """Load what updates change, in the generation of a manifest: docids, document table and lexical part."""
     tree, documents = load_docids(part(folder, manifest, "docids"))
     return tree, documents, load_lexical(part(folder, manifest, "lexical"), documents["doc_id"], device)
@@ -297,24 +298,33 @@ def load_index(folder: Path, device: str | None) -> Loaded:
     An update that replaces the index meanwhile is loaded instead, and so is an index that is saved over this one.
     """
 
-    def whole() -> Loaded:
+    def changing() -> tuple[dict[str, Any], Content, tuple[MappedFile, ...]]:
+        """Load what updates change, which may come without a pause."""
         manifest = verify(folder)
+        with offline(), reading(folder, torch.OutOfMemoryError):
+            return manifest, load_content(folder, manifest, device), mapped_files(folder)
+
+    def whole() -> Loaded:
+        """Load the rest too, which only another index in this place changes."""
+        manifest, content, mapped = read_while_unchanged(folder / "manifest.json", changing)
         config, configured = search_config(manifest), search_config(manifest, "configured")
-        parts = read_index(folder, manifest, config, device)
-        return Loaded(parts, configured, content_fingerprint(manifest), mapped_files(folder))
+        parts = read_index(folder, manifest, content, config, device)
+        return Loaded(parts, configured, content_fingerprint(manifest), mapped)
 
-    return read_while_unchanged(folder, lambda: read_while_unchanged(folder / "manifest.json", whole))
+    return read_while_unchanged(folder, whole)
 
 
-def read_index(folder: Path, manifest: dict[str, Any], config: SearchConfig, device: str | None) -> Parts:
-    """Read the parts of an index that was judged before.
+def read_index(
+    folder: Path, manifest: dict[str, Any], content: Content, config: SearchConfig, device: str | None
+) -> Parts:
+    """Read the models of an index that was judged before, and join them to its content.
 
     Raises:
         ValueError: parts do not belong together.
     """
     check_device(device)
+    tree, documents, lexical = content
     with offline(), reading(folder, torch.OutOfMemoryError):
-        tree, documents, lexical = load_content(folder, manifest, device)
         encoder = load_encoder(folder, EncoderConfig(**manifest["encoder"]), device)
         generator = load_generator(folder / "generator", encoder.model.device)
     check_binding(manifest, encoder, tree)

@@ -13,7 +13,7 @@ import torch
 from dsi.contrastive.encoder import Encoder
 from dsi.contrastive.models import PROBE, TEXTS
 from dsi.docids.files.checks import printable
-from dsi.store.loading import read_index
+from dsi.store.loading import load_content, read_index
 from dsi.store.retriever import GenerativeRetriever
 from dsi.store.verify import part, read_manifest, search_config
 
@@ -41,7 +41,7 @@ def try_index(folder: Path) -> None:
         ValueError: what is wrong with it.
     """
     manifest = read_manifest(folder)
-    parts = read_index(folder, manifest, search_config(manifest), "cpu")
+    parts = read_index(folder, manifest, load_content(folder, manifest, "cpu"), search_config(manifest), "cpu")
     encoder, tree, _, documents, _, lexical = parts
     for batch in documents.data.table.to_batches():
         batch.validate(full=True)  # Arrow does not check the offsets in a file before it follows them

@@ -104,12 +104,10 @@ def cloze_test(retriever: GenerativeRetriever, collection: Collection, *, seed: 
     holes = list(_holes(retriever.encoder, collection, lexical, seed))
     if len(holes) < _FEWEST:
         return None
-    dense, words, own = _scores(retriever, lexical, holes, seed)
-    flat = np.median(dense.max(axis=1) - np.median(dense, axis=1)) < _FLAT
-    return None if flat else choose(dense, words, own)
+    return choose(*_scores(retriever, lexical, holes, seed))
 
 
-def choose(dense: Floats, words: Floats, own: Ints) -> Cloze:
+def choose(dense: Floats, words: Floats, own: Ints) -> Cloze | None:
     """Return the weight w at which dense + w * words ranks each sentence's own document best.
 
     Of the weights within one standard error of the best it is the one nearest to the likely weight; with an encoder that does
@@ -119,9 +117,14 @@ def choose(dense: Floats, words: Floats, own: Ints) -> Cloze:
         dense: [pairs, documents] by the encoder.
         words: [pairs, documents] by the lexical part, as shares.
         own: [pairs] the document of each sentence.
+
+    Returns:
+        None if the encoder scores all documents alike.
     """
     # 1) the likely weight follows how the encoder spreads its scores, and how much of a sentence words find
     spread = float(np.median(dense.max(axis=1) - np.median(dense, axis=1)))
+    if spread < _FLAT:
+        return None
     likely = LIKELY * spread / max(float(np.median(words.max(axis=1))), _FLAT)
     weights = likely * _STEPS
     # 2) reciprocal ranks [weights, pairs], and those of either side alone

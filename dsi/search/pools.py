@@ -209,8 +209,10 @@ class PoolSources(Sources):
             return _NO_NODES, _NO_SCORES, np.inf, 0
         if self._allowed is not None:
             positions = positions[self._allowed[positions]]
-        dense, read = scores.dots(row, positions), len(positions)
-        if tree.most_places > 1:
+        read = len(positions)
+        if tree.most_places == 1:
+            dense = scores.dots(row, positions)
+        else:
             # By its best place anywhere, so that shards, which hold all places of a document, choose as one process does.
             positions, dense = scores.dense(row, np.unique(tree.doc_rows[positions]))
             order = np.argsort(positions)

@@ -15,6 +15,7 @@ from dsi.docids.files.checks import shown
 from dsi.docids.files.declarations import Setting, Whole, create_settings, declarations, section_kinds, settings
 from dsi.docids.files.reading import check_file
 from dsi.docids.files.storage import write_text
+from dsi.docids.query_memory import MemoryConfig
 from dsi.docids.schemes import DocidsConfig
 from dsi.docids.vectors import VectorsConfig
 from dsi.docids.words.bm25 import NO_MODEL, LexicalConfig
@@ -29,14 +30,16 @@ _MOST_BASES = 10
 """Configurations that a configuration stands on."""
 
 
-LEXICAL_WEIGHT, TOKEN_WEIGHT = 0.5, 1.0
-"""What we recommend beside cosines for words and late interaction, chosen across collections (docs/experiments/search.md)."""
+LEXICAL_WEIGHT, TOKEN_WEIGHT, MEMORY_WEIGHT = 0.5, 1.0, 8.0
+"""What we recommend beside cosines for words, late interaction and what was learned from use, chosen across collections
+(docs/experiments/search.md and memory.md)."""
 
 _NO_TRAINING = {
     "pseudo_queries": {"method": "none"},
     "contrastive": {"loss": "none"},
     "tokens": {"epochs": 0.0},
     "training": {"epochs": 0.0},
+    "memory": {"train_queries": False},
 }
 
 
@@ -74,6 +77,8 @@ class Config:
     """Token vectors of the documents, for late interaction."""
     lexical: LexicalConfig = field(default_factory=LexicalConfig)
     """BM25, or learned sparse vectors."""
+    memory: MemoryConfig = field(default_factory=MemoryConfig)
+    """What is remembered of queries."""
     generator: GeneratorConfig = field(default_factory=GeneratorConfig)
     """The decoder."""
     objective: ObjectiveConfig = field(default_factory=ObjectiveConfig)
@@ -81,7 +86,9 @@ class Config:
     training: TrainingConfig = field(default_factory=TrainingConfig)
     """How the decoder is trained."""
     search: SearchConfig = field(
-        default_factory=lambda: SearchConfig(lexical_weight=LEXICAL_WEIGHT, token_weight=TOKEN_WEIGHT)
+        default_factory=lambda: SearchConfig(
+            lexical_weight=LEXICAL_WEIGHT, token_weight=TOKEN_WEIGHT, memory_weight=MEMORY_WEIGHT
+        )
     )
     """How the index is searched by default."""
 
@@ -115,7 +122,7 @@ class Config:
             raise ValueError(
                 f'search.lexical_weight needs a lexical part, got {search.lexical_weight} with lexical.model "none"; use 0.'
             )
-        for name in ("lexical_weight", "token_weight"):
+        for name in ("lexical_weight", "token_weight", "memory_weight"):
             if not tied and getattr(search, name):
                 raise ValueError(
                     f'search.{name} needs generator.docid_tokens "tied", got {getattr(search, name)} with '

@@ -14,7 +14,6 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-import datasets
 import numpy as np
 
 from dsi.cluster.backends import Closes
@@ -23,6 +22,7 @@ from dsi.cluster.metrics import ShardMetrics
 from dsi.cluster.shards import Question, Share, shard_edges
 from dsi.docids.files.reading import read_while_unchanged
 from dsi.docids.files.storage import content_fingerprint
+from dsi.docids.query_memory import QueryMemory
 from dsi.docids.tree import DocidTree
 from dsi.docids.types import Floats, Ints
 from dsi.docids.words.bm25 import Lexical
@@ -39,6 +39,7 @@ from dsi.search.walk import Walk
 from dsi.store.documents import DocumentTable
 from dsi.store.loading import ChangedError, index_state, load_content, mapped_files, updating
 from dsi.store.retriever import GenerativeRetriever
+from dsi.store.updating import Content
 from dsi.store.verify import read_entries
 
 logger = logging.getLogger(__name__)
@@ -69,15 +70,16 @@ class ShardedIndex(TiedEngine):
         fleet: Fleet,
         state: str,
         on_partial: Callable[[], object],
+        memory: QueryMemory | None = None,
     ) -> None:
-        super().__init__(tree, generator, lexical)
+        super().__init__(tree, generator, lexical, memory)
         self.fleet, self.state, self.on_partial = fleet, state, on_partial
         self.edges = shard_edges(tree, len(fleet.replicas))
         self.shares = [Share.from_tree(tree, *edge) for edge in zip(self.edges, self.edges[1:], strict=False)]
 
-    def with_content(self, tree: DocidTree, lexical: Lexical | None) -> TiedEngine:  # type: ignore[override]
+    def with_content(self, tree: DocidTree, lexical: Lexical | None, memory: QueryMemory) -> TiedEngine:  # type: ignore[override]
         """Return an engine of one process over updated documents, to be written: shards hold the index on disk."""
-        return TiedEngine(tree, self.generator, lexical)
+        return TiedEngine(tree, self.generator, lexical, memory)
 
     @cached_property
     def walk(self) -> Walk:
@@ -123,6 +125,7 @@ class _Asking:
             self.count,
             [scores.tokens[row] for row in rows] if tokens and scores.tokens is not None else None,
             float(scores.token_weight),
+            [share.remembered(*scores.memory[row]) for row in rows] if scores.has_memory else None,
         )
 
     def ask(self, method: str, rows_of: Mapping[int, Sequence[int]], further: Mapping[int, Any]) -> dict[int, Any]:
@@ -187,7 +190,7 @@ class ShardedSources(_Asking, Sources):
 
     def gather(self, rows: Sequence[int], nodes: Sequence[Ints]) -> list[Pool]:
         """As in `Sources`."""
-        tree, needs_all = self.index.tree, self.scores.lexical is not None or self.scores.extra is not None
+        tree, needs_all = self.index.tree, self._needs_all
         owners = [self._shards_of(tree.doc_start[ends]) for ends in nodes]
         rows_of, ends_of = dict[int, Sequence[int]](), dict[int, list[Ints]]()
         for shard in range(len(self.index.shares)):
@@ -197,6 +200,11 @@ class ShardedSources(_Asking, Sources):
                 rows_of[shard], ends_of[shard] = [rows[number] for number in needed], [own[number] for number in needed]
         parts = self.gathered("gather", rows, rows_of, ends_of)
         return [merge(own, tree, self.count, walked=len(ends) > 0) for own, ends in zip(parts, nodes, strict=True)]
+
+    @property
+    def _needs_all(self) -> bool:
+        """Whether documents come from elsewhere than the walk, so that all shards are asked."""
+        return self.scores.lexical is not None or self.scores.extra is not None or self.scores.has_memory
 
     def rescore(self, rows: Sequence[int], pools: Sequence[tuple[Ints, Floats]]) -> list[tuple[Ints, Floats]]:
         """As in `Sources`; a document whose shard does not answer scores -inf."""
@@ -297,6 +305,18 @@ class ShardedRetriever(GenerativeRetriever, Closes):
         """Remove documents on disk and in all shards, as `add` adds them."""
         self._change(lambda index: index.remove(doc_ids))
 
+    def learn(self, pairs: Iterable[Any]) -> int:
+        """Learn pairs on disk, and in the router, which alone remembers; see `GenerativeRetriever.learn`."""
+        counts = list[int]()
+        self._change(lambda index: counts.append(index.learn(pairs)))
+        return counts[0]
+
+    def forget(self, pairs: Iterable[Any]) -> int:
+        """Forget pairs, as `learn` learns them."""
+        counts = list[int]()
+        self._change(lambda index: counts.append(index.forget(pairs)))
+        return counts[0]
+
     def _change(self, change: Callable[[GenerativeRetriever], None]) -> None:
         with self._changing:
             with updating(self._folder):  # nobody else writes between the two
@@ -329,23 +349,23 @@ class ShardedRetriever(GenerativeRetriever, Closes):
             return
         path = self._folder / "manifest.json"
 
-        def content() -> tuple[dict[str, Any], DocidTree, datasets.Dataset, Lexical | None]:
+        def content() -> tuple[dict[str, Any], Content]:
             manifest = read_entries(path)
             if _models(manifest) != self._models:
                 raise ChangedError(
                     f"{self._folder} holds another index now, its encoder or generator differ; serve it again."
                 )
-            return manifest, *load_content(self._folder, manifest, str(self.device))
+            return manifest, load_content(self._folder, manifest, str(self.device))
 
-        manifest, tree, documents, lexical = read_while_unchanged(path, content)
+        manifest, found = read_while_unchanged(path, content)
         self._loading = state = content_fingerprint(manifest)
         self.fleet.load(state)
         self._mapped = mapped_files(self._folder)
-        engine = self._sharded(self._state.engine, tree, lexical, self.fleet, state)
+        engine = self._sharded(self._state.engine, found, self.fleet, state)
         with self._updating:
-            self._state = replace(self._state, documents=DocumentTable(documents), engine=engine)
+            self._state = replace(self._state, documents=DocumentTable(found.documents), engine=engine)
             self._saved[self._folder] = state
-            self._on_disk = self._folder, engine, self.search_config
+            self._on_disk = self._folder, self.content, self.search_config
         logger.info("generation %d of %s is served by all shards", manifest["generation"], self._folder)
 
     def _refresh_soon(self) -> None:
@@ -375,11 +395,13 @@ class ShardedRetriever(GenerativeRetriever, Closes):
         """Have the shards of a fleet score the documents of the index in a folder from now on."""
         self._folder, self.fleet, self._changing = folder, fleet, threading.RLock()
         self._refreshing, self._models = threading.Lock(), _models(read_entries(folder / "manifest.json"))
-        engine = self._sharded(self.engine, self.tree, self.lexical, fleet, fleet.state)
-        self._state, self._on_disk = replace(self._state, engine=engine), (folder, engine, self.search_config)
+        engine = self._sharded(self.engine, self.content, fleet, fleet.state)
+        self._state = replace(self._state, engine=engine)
+        self._on_disk = folder, self.content, self.search_config
 
-    def _sharded(self, engine: Any, tree: DocidTree, lexical: Lexical | None, fleet: Fleet, state: str) -> ShardedIndex:
-        return ShardedIndex(tree, engine.generator, lexical, fleet, state, self._refresh_soon)
+    def _sharded(self, engine: Any, content: Content, fleet: Fleet, state: str) -> ShardedIndex:
+        tree, _, lexical, memory = content
+        return ShardedIndex(tree, engine.generator, lexical, fleet, state, self._refresh_soon, memory)
 
     def close(self) -> None:
         """End the shards."""

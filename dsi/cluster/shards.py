@@ -6,6 +6,7 @@ the nodes below which it scores documents. Its numbers of nodes are those of the
 is back soon after it died.
 """
 
+import copy
 import dataclasses
 import os
 import platform
@@ -29,7 +30,7 @@ from dsi.docids.words.postings import read_postings
 from dsi.docids.words.term_scores import Terms, TermScorer
 from dsi.search.lists import ListedDocuments
 from dsi.search.pools import AllDocuments, Pool, PoolSources
-from dsi.search.scores import DocumentScores
+from dsi.search.scores import DocumentScores, Remembered
 
 _KEPT = 2
 """Generations that a shard holds at most."""
@@ -93,6 +94,12 @@ class Share:
         """True if the positions are neighbours, so that arrays need not be copied."""
         return bool(self.positions[-1] - self.positions[0] + 1 == len(self.positions))
 
+    def remembered(self, rows: Ints, scores: Floats) -> tuple[Rows, Floats]:
+        """Return what a memory has of the documents of this share, by their own rows."""
+        at = np.minimum(np.searchsorted(self.rows, rows), len(self.rows) - 1)
+        own = self.rows[at] == rows if len(self.rows) else np.zeros(len(rows), dtype=bool)
+        return at[own], scores[own]
+
     def local(self, positions: Ints) -> Ints:
         """[n] the places among this share's of docid positions that belong to it."""
         return np.searchsorted(self.positions, positions)
@@ -144,6 +151,7 @@ class Question(NamedTuple):
         most: documents that each source contributes.
         tokens: [batch] normalised vectors of each query's tokens, where late interaction is computed; else None.
         token_weight: of late interaction.
+        memory: [batch] rows and weighted scores of the documents that the memory has; None if it takes no part.
     """
 
     queries: Floats
@@ -154,6 +162,7 @@ class Question(NamedTuple):
     most: int
     tokens: list[Floats] | None = None
     token_weight: float = 0.0
+    memory: Remembered | None = None
 
 
 class ShardIndex:
@@ -167,7 +176,7 @@ class ShardIndex:
     """
 
     def __init__(self, folder: Path, manifest: dict[str, Any], number: int, shards: int) -> None:
-        self.generation = int(manifest["generation"])
+        self.generation, self.sums = int(manifest["generation"]), document_sums(manifest)
         docids, lexical = (folder / manifest["parts"].get(part, part) for part in ("docids", "lexical"))
         tree = DocidTree.load(docids / "docids.safetensors")
         # The manifest lists the files that must be there: an update may have removed files of this state meanwhile.
@@ -192,6 +201,8 @@ class ShardIndex:
             question.extra,
             question.tokens,
             question.token_weight,
+            None if question.memory is None else lambda: question.memory or (),
+            1.0,
         )
 
     def _allowed(self, question: Question) -> Bools | None:
@@ -233,6 +244,12 @@ class ShardIndex:
         return [own._replace(positions=self.share.positions[own.positions]) for own in found]
 
 
+def document_sums(manifest: dict[str, Any]) -> dict[str, str]:
+    """Return {file: sha256} of what a manifest lists of the documents."""
+    folders = {manifest["parts"].get(part, part) for part in ("docids", "lexical")}
+    return {name: own for name, own in manifest["files"].items() if name.split("/")[0] in folders}
+
+
 def _scorer(files: Sequence[Path], documents: int, rows: Rows) -> TermScorer:
     """Return the scorer of the terms of the documents in some rows, from the files of the lexical part of an index."""
     if any(file.name == "vocab.index.json" for file in files):
@@ -268,7 +285,12 @@ class Shard:
                     f"{self._folder} holds no index for a worker; all machines must see the same folder under this name."
                 )
             state = content_fingerprint(manifest)
-            return state, self._states.get(state) or ShardIndex(self._folder, manifest, self._number, self._shards)
+            held = next((own for own in self._states.values() if own.sums == document_sums(manifest)), None)
+            if held is None:
+                return state, ShardIndex(self._folder, manifest, self._number, self._shards)
+            same = copy.copy(held)  # the index has only learned
+            same.generation = int(manifest["generation"])
+            return state, same
 
         state, index = read_while_unchanged(path, content)
         others = [own for own in self._states.items() if own[0] != state]

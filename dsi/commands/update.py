@@ -1,9 +1,9 @@
-"""`dsi update`: add documents to an index and remove others, without training.
+"""`dsi update`: add documents to an index and remove others, and learn from use, without training.
 
 New documents come from files of any kind that `dsi index` reads, and are searchable at once. A document that is both removed
-and added is replaced. --texts keeps the texts of documents in the index, for rerankers that read them. --vectors keeps their
-vectors in fewer bytes. The index on disk changes atomically; on any error it stays as it is. Updates at the same time wait for
-each other.
+and added is replaced. --learn takes the documents that users took for their queries, and --forget takes that back. --texts
+keeps the texts of documents in the index, for rerankers that read them. --vectors keeps their vectors in fewer bytes. The index
+on disk changes atomically; on any error it stays as it is. Updates at the same time wait for each other.
 """
 
 import argparse
@@ -30,6 +30,8 @@ def main(argv: Sequence[str] | None = None) -> None:
         retriever = GenerativeRetriever.from_pretrained(arguments.run, device=arguments.device)
         before = len(retriever.documents)
         retriever.update(arguments.add, removed)
+        learned = sum(map(retriever.learn, arguments.learn))
+        forgotten = sum(map(retriever.forget, arguments.forget))
         if arguments.texts:
             retriever.keep_texts(read_documents(arguments.texts))
         if arguments.vectors:
@@ -37,7 +39,10 @@ def main(argv: Sequence[str] | None = None) -> None:
         generation = retriever.save_update(arguments.run)
     now = len(retriever.documents)
     changes = f"{counted(len(removed), 'document')} removed, {now - before + len(removed)} added"
-    print(f"{arguments.run}: {changes}, {now} now; generation {generation}")
+    uses = ""
+    if arguments.learn or arguments.forget:
+        uses = f"{counted(learned, 'pair')} learned, {forgotten} forgotten, {len(retriever.memory)} remembered; "
+    print(f"{arguments.run}: {changes}, {now} now; {uses}generation {generation}")
 
 
 def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
@@ -55,6 +60,15 @@ def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
     command_line.add_argument(
         "--remove-file", type=existing_file, metavar="FILE", help="documents to remove, one doc_id per line"
     )
+    for name, what in (("learn", "learn"), ("forget", "forget; an empty query stands for all of a document")):
+        command_line.add_argument(
+            f"--{name}",
+            type=existing_file,
+            nargs="+",
+            default=[],
+            metavar="FILE",
+            help=f"files of query<TAB>doc_id, or with these keys (.tsv, .csv, .jsonl, .parquet), to {what}",
+        )
     command_line.add_argument(
         "--texts", type=collection_folder, metavar="DIR", help="collection whose texts the index keeps from now on"
     )
@@ -71,8 +85,10 @@ def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
     arguments = command_line.parse_args(argv)
     if arguments.code_bytes and not arguments.vectors:
         raise ValueError("--code-bytes needs --vectors, which says how vectors are kept.")
-    if not (arguments.remove or arguments.remove_file or arguments.add or arguments.texts or arguments.vectors):
+    wanted = ("remove", "remove_file", "add", "learn", "forget", "texts", "vectors")
+    if not any(getattr(arguments, name) for name in wanted):
         raise ValueError(
-            "There is nothing to do; give --add FILE, --remove DOC_ID …, --remove-file FILE, --texts DIR or --vectors KIND."
+            "There is nothing to do; give --add FILE, --remove DOC_ID …, --remove-file FILE, --learn FILE, --forget FILE, "
+            "--texts DIR or --vectors KIND."
         )
     return arguments

@@ -52,8 +52,8 @@ class CorpusSearch:
         if self.retriever is not None:
             index = self.retriever.snapshot
             with TemporaryDirectory() as folder:  # as it is now, in memory
-                content = index.tree, index.documents.dataset, index.lexical
-                replace_index(Path(folder) / "index", index.encoder, index.generator, index.search_config, *content)
+                models = index.encoder, index.generator, index.search_config
+                replace_index(Path(folder) / "index", *models, index.content)
                 parts.append(index_state(Path(folder) / "index"))
             parts += [dataclasses.asdict(index.search_config), str(index.dtype)]
         return digest(parts)

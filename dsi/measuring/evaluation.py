@@ -50,7 +50,7 @@ BM25, DENSE, UNTRAINED, RRF, DENSE_BM25 = (
 BM25_CANDIDATES, WALK, WALK_40, ENCODER_WALK = (
     "BM25 candidates, full score", "walk without BM25", "walk without BM25, beam 40", "generate, walk by the encoder alone",
 )  # fmt: skip
-GENERATE, EXACT, DECODER = "generate", "exact", "decoder only"
+GENERATE, EXACT, DECODER, UNTAUGHT = "generate", "exact", "decoder only", "generate without memory"
 ROWS = {
     BM25: "words alone; k1 and b are tuned on dev, if 20 queries there have a relevant document",
     UNTRAINED: "flat search with the encoder before its training (`--untrained`; encodes the collection again)",
@@ -62,6 +62,7 @@ ROWS = {
     WALK_40: "the same with a beam of 40, alike for every index",
     ENCODER_WALK: "a control: alpha 0, the same beam",
     DECODER: "with (level, digit) and word tokens: beta 0",
+    UNTAUGHT: "a control: without what the index has learned from earlier queries, if it has",
     GENERATE: "the index as it searches by default",
     EXACT: "the same document score over all documents",
 }
@@ -351,6 +352,8 @@ class _Systems:
         if config.beam_width != 40:
             self._add(WALK, lambda: without_words)
         self._add(WALK_40, lambda: {**without_words, "beam_width": 40})
+        if config.memory_weight and len(self.retriever.memory):
+            self._add(UNTAUGHT, lambda: {"method": GENERATE, "memory_weight": 0.0})
         if config.alpha:
             self._add(ENCODER_WALK, lambda: {"method": GENERATE, "alpha": 0.0})
 

@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from dsi.config import LEXICAL_WEIGHT, TOKEN_WEIGHT
+from dsi.config import LEXICAL_WEIGHT, MEMORY_WEIGHT, TOKEN_WEIGHT
 from dsi.docids.data.collection import Collection, check_collection, compare_documents
 from dsi.docids.data.identical import without_identical
 from dsi.docids.files.progress import stage_line
@@ -42,9 +42,9 @@ from dsi.store.verify import search_config
 logger = logging.getLogger(__name__)
 
 _RECORD = "tuning.json"
-_CHOSEN = ("alpha", "beta", "ann_temperature", "beam_width", "lexical_weight", "token_weight")
+_CHOSEN = ("alpha", "beta", "ann_temperature", "beam_width", "lexical_weight", "token_weight", "memory_weight")
 """Settings that may be chosen. Each tuning begins from those of `[search]`, so that the same queries choose the same."""
-_LIKELY = {"lexical_weight": LEXICAL_WEIGHT, "token_weight": TOKEN_WEIGHT}
+_LIKELY = {"lexical_weight": LEXICAL_WEIGHT, "token_weight": TOKEN_WEIGHT, "memory_weight": MEMORY_WEIGHT}
 """Weights near which fitted ones stay."""
 _MOST_QUERIES = 500
 """Queries on which walks are compared."""
@@ -281,6 +281,7 @@ def _weighted_parts(retriever: GenerativeRetriever, *, lexical: bool, tokens: bo
     return {
         "lexical_weight": words.name if words else "",
         "token_weight": "tokens" if tokens and engine.tree.tokens is not None else "",
+        **({"memory_weight": "memory"} if tokens and len(engine.memory) else {}),
     }
 
 
@@ -295,8 +296,9 @@ def _score_parts(
         config: of the search for candidates.
         parts: {weight: name of the part}.
     """
-    plain: dict[str, Any] = {"lexical_weight": 0.0, "token_weight": 0.0}
+    plain: dict[str, Any] = {"lexical_weight": 0.0, "token_weight": 0.0, "memory_weight": 0.0}
     words = {"lexical_weight": config.lexical_weight or LEXICAL_WEIGHT} if "lexical_weight" in parts else {}
+    words |= {"memory_weight": config.memory_weight or MEMORY_WEIGHT} if "memory_weight" in parts else {}
     pool = dataclasses.replace(config, method="exact", alpha=0.0, **{**plain, **words})
     result = retriever.engine.search(encoded, SearchRequest(DEPTH, pool))
     unweighted = dataclasses.replace(pool, **{**plain, **dict.fromkeys(parts, 1.0)})

@@ -27,6 +27,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from dsi.docids.query_memory import QueryMemory
 from dsi.docids.tree import DocidTree
 from dsi.docids.types import Ints
 from dsi.docids.words.bm25 import Lexical
@@ -172,12 +173,15 @@ class PathEngine(Engine):
         tree: the docids.
         decoder: the generator, laid out for search; its device is that of all tensors.
         lexical: BM25 or learned sparse vectors of the documents, if the index has them.
+        memory: of earlier queries; takes no part.
     """
 
     is_tied = False
 
-    def __init__(self, tree: DocidTree, decoder: FastDecoder, lexical: Lexical | None = None) -> None:
-        super().__init__(tree, decoder, lexical)
+    def __init__(
+        self, tree: DocidTree, decoder: FastDecoder, lexical: Lexical | None = None, memory: QueryMemory | None = None
+    ) -> None:
+        super().__init__(tree, decoder, lexical, memory)
         self.decoder, self.device = decoder, decoder.device
         self.dense = DenseScores(tree, self.device)
         self.doc_rows = None

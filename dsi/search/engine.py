@@ -4,6 +4,7 @@ There are two engines, by the docid tokens of the index: `dsi.search.generate` f
 weights of their own, (level, digit) and word tokens. Knows nothing of how they score.
 """
 
+import copy
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar, NamedTuple, Self
@@ -11,6 +12,7 @@ from typing import Any, ClassVar, NamedTuple, Self
 import numpy as np
 
 from dsi.docids.files.progress import progress
+from dsi.docids.query_memory import Earlier, QueryMemory
 from dsi.docids.tree import DocidTree
 from dsi.docids.types import Bools, Floats, Ints
 from dsi.docids.words.bm25 import Lexical
@@ -59,6 +61,7 @@ class Engine(ABC):
         tree: the docids.
         scorer: of nodes: a generator, laid out for search.
         lexical: BM25 or learned sparse vectors of the documents; None if the index has neither.
+        memory: what users took for earlier queries.
 
     Attributes:
         is_tied: whether docid tokens are tied to the tree's vectors.
@@ -66,12 +69,21 @@ class Engine(ABC):
 
     is_tied: ClassVar[bool]
 
-    def __init__(self, tree: DocidTree, scorer: Any, lexical: Lexical | None = None) -> None:
-        self.tree, self.lexical, self._scorer = tree, lexical, scorer
+    def __init__(
+        self, tree: DocidTree, scorer: Any, lexical: Lexical | None = None, memory: QueryMemory | None = None
+    ) -> None:
+        self.tree, self.lexical, self.memory, self._scorer = tree, lexical, memory or QueryMemory(), scorer
 
-    def with_content(self, tree: DocidTree, lexical: Lexical | None) -> Self:
+    def with_content(self, tree: DocidTree, lexical: Lexical | None, memory: QueryMemory) -> Self:
         """Return an engine with the same generator over updated documents."""
-        return type(self)(tree, self._scorer, lexical)
+        return type(self)(tree, self._scorer, lexical, memory)
+
+    def with_memory(self, memory: QueryMemory) -> Self:
+        """Return an engine that has learned, or forgotten; what was made of the documents is kept."""
+        engine = copy.copy(self)
+        engine.memory = memory
+        engine.__dict__.pop("methods", None)  # made for the engine before
+        return engine
 
     @property
     @abstractmethod
@@ -90,6 +102,10 @@ class Engine(ABC):
         None if late interaction takes no part.
         """
         return None
+
+    def earlier(self, batch: QueryBatch, request: SearchRequest, row: int) -> list[Earlier]:
+        """Return the earlier queries that speak for a document, by its row, for the first query; none if they take no part."""
+        return []
 
     def search(
         self,
@@ -193,8 +209,9 @@ def _check_finite(result: SearchResult, config: SearchConfig) -> None:
     if np.isfinite(result.scores[result.positions >= 0]).all() and not np.isnan(result.scores).any():
         return
     raise ValueError(
-        f"Scores overflow with lexical_weight {config.lexical_weight:g}, token_weight {config.token_weight:g} and "
-        f"ann_temperature {config.ann_temperature:g}; choose values closer to the scale of the scores."
+        f"Scores overflow with lexical_weight {config.lexical_weight:g}, token_weight {config.token_weight:g}, memory_weight "
+        f"{config.memory_weight:g} and ann_temperature {config.ann_temperature:g}; choose values closer to the scale of the "
+        "scores."
     )
 
 

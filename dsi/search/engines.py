@@ -4,6 +4,7 @@ import copy
 
 import torch
 
+from dsi.docids.query_memory import QueryMemory
 from dsi.docids.tree import DocidTree
 from dsi.docids.words.bm25 import Lexical
 from dsi.generator.base import Generator
@@ -15,7 +16,11 @@ from dsi.search.generate import TiedEngine
 
 
 def create_engine(
-    generator: Generator, tree: DocidTree, lexical: Lexical | None, dtype: torch.dtype = torch.float32
+    generator: Generator,
+    tree: DocidTree,
+    lexical: Lexical | None,
+    dtype: torch.dtype = torch.float32,
+    memory: QueryMemory | None = None,
 ) -> Engine:
     """Return an engine that searches with a copy of a generator, on the generator's device.
 
@@ -24,10 +29,11 @@ def create_engine(
         tree: the docids.
         lexical: BM25 or learned sparse vectors of the documents, if the index has them.
         dtype: of a decoder's weights and arithmetic; all else is float32.
+        memory: what users took for earlier queries.
     """
     if not isinstance(generator, TiedGenerator):
-        return PathEngine(tree, search_decoder(generator, dtype), lexical)
+        return PathEngine(tree, search_decoder(generator, dtype), lexical, memory)
     generator = copy.deepcopy(generator).eval().requires_grad_(requires_grad=False)
     if generator.reads_states:
         generator.decoder.to(dtype)
-    return TiedEngine(tree, generator, lexical)
+    return TiedEngine(tree, generator, lexical, memory)

@@ -1,16 +1,18 @@
 """The two methods of search in an index with tied docid tokens: "generate" and "exact". Both rank by `DocumentScores`.
 
 "generate" takes candidates from two sources: documents below the last nodes of the walk (`dsi.search.walk`), the best by their
-dense score, and the best by words. The caller's own scores, if there are any, are a third one. "exact" scores all documents.
+dense score, and the best by words. The documents of the nearest earlier queries, and the caller's own scores, if there are
+any, are two more. "exact" scores all documents.
 Neither knows folders or texts of documents.
 """
 
 from collections.abc import Mapping, Sequence
-from functools import cached_property
+from functools import cached_property, partial
 
 import numpy as np
 
 from dsi.docids.files.threads import one_thread
+from dsi.docids.query_memory import Earlier, QueryMemory, Spread
 from dsi.docids.tree import DocidTree
 from dsi.docids.types import Bools, Floats, Ints
 from dsi.docids.vectors import LARGE
@@ -38,12 +40,19 @@ class TiedEngine(Engine):
         tree: the docids.
         generator: the weights of the level queries; not changed later.
         lexical: BM25 or learned sparse vectors of the documents; None if the index has neither.
+        memory: what users took for earlier queries.
     """
 
     is_tied = True
 
-    def __init__(self, tree: DocidTree, generator: TiedGenerator, lexical: Lexical | None = None) -> None:
-        super().__init__(tree, generator, lexical)
+    def __init__(
+        self,
+        tree: DocidTree,
+        generator: TiedGenerator,
+        lexical: Lexical | None = None,
+        memory: QueryMemory | None = None,
+    ) -> None:
+        super().__init__(tree, generator, lexical, memory)
         self.generator = generator
 
     @cached_property
@@ -64,7 +73,18 @@ class TiedEngine(Engine):
 
     def document_scores(self, batch: QueryBatch, request: SearchRequest) -> DocumentScores:
         """Return what scores documents."""
-        return DocumentScores.from_request(self.tree, self.lexical, batch, request)
+        remember = partial(self.memory.scores, spread=self.spread) if len(self.memory) else None
+        return DocumentScores.from_request(self.tree, self.lexical, batch, request, remember)
+
+    @cached_property
+    def spread(self) -> Spread:
+        """How the documents' vectors lie, by which the cosines of earlier queries are judged."""
+        return Spread.from_tree(self.tree)
+
+    def earlier(self, batch: QueryBatch, request: SearchRequest, row: int) -> list[Earlier]:
+        """Return the earlier queries that speak for a document; see `Engine`."""
+        takes_part = request.config.memory_weight and len(self.memory)
+        return self.memory.earlier(batch.vectors[0], row) if takes_part else []
 
     def sources(self, scores: DocumentScores, request: SearchRequest, count: int) -> Sources:
         """Return what gathers the documents of pools, `count` from each source."""
@@ -84,6 +104,8 @@ class TiedEngine(Engine):
             parts[self.lexical.name] = np.stack([scores.lexical_scores(*pair) for pair in enumerate(rows)])
         if scores.has_tokens:
             parts["tokens"] = np.stack([scores.late_interaction(row, places) for row, places in enumerate(positions)])
+        if scores.has_memory:
+            parts["memory"] = np.stack([scores.memory_scores(*pair) for pair in enumerate(rows)])
         if scores.extra is not None:
             parts["extra"] = np.take_along_axis(scores.extra, rows.astype(np.int64), axis=1)
         nodes = self._path_scores(self.walk.node_scores(batch, request.config), positions)

@@ -1,4 +1,4 @@
-"""The documents that are scored completely: below the last nodes of a walk, by words, by extra scores; or all of them.
+"""The documents that are scored completely: below the last nodes of a walk, by words, extra scores, memory; or all of them.
 
 One process holds all documents of an index, or a share of them (`dsi.cluster`). What each source contributes is kept apart
 until it is merged, so that several shares together give the pool of one process. Knows no models, and nothing of how a walk
@@ -15,7 +15,7 @@ from dsi.docids.files.threads import one_thread
 from dsi.docids.tree import DocidTree, ranges
 from dsi.docids.types import Bools, Floats, Ints
 from dsi.search.lists import ListedDocuments
-from dsi.search.results import EXTRA, WALK, WORDS, SearchResult
+from dsi.search.results import EXTRA, MEMORY, WALK, WORDS, SearchResult
 from dsi.search.scores import ROUNDING, DocumentScores
 from dsi.search.top import best, highest, highest_and_rest
 
@@ -34,8 +34,8 @@ class Pool(NamedTuple):
 
     Attributes:
         positions: [n] docid positions, each the best place of its document.
-        parts: [parts, n] what adds up to the scores: dense, lexical and the caller's scores; or whole scores alone.
-        sources: [n] what found them: `WALK`, `WORDS`, `EXTRA` or a sum of them; 0 where all documents were scored.
+        parts: [parts, n] what adds up to the scores: dense, lexical, the caller's and the memory's; or whole scores alone.
+        sources: [n] what found them: `WALK`, `WORDS`, `EXTRA`, `MEMORY` or a sum; 0 where all documents were scored.
         cuts: [parts] for each part, a bound of it among the documents that are not here: of dense scores, among those below the
             nodes; -inf if there are none.
         read: how many document vectors were scored.
@@ -79,7 +79,7 @@ class Sources(ABC):
 
     @abstractmethod
     def gather(self, rows: Sequence[int], nodes: Sequence[Ints]) -> list[Pool]:
-        """Return the best below nodes, by words, and by the caller's scores.
+        """Return the best below nodes, by words, by the caller's scores, and those that the memory has.
 
         Args:
             rows: of the queries.
@@ -144,7 +144,7 @@ class PoolSources(Sources):
     def _outright(self, row: int, rows: Ints) -> Pool:
         positions, dense = self.scores.dense(row, rows)
         order = np.argsort(positions)
-        parts = np.stack([dense, self.scores.lexical_scores(row, rows), self.scores.extra_scores(row, rows)])
+        parts = np.stack([dense, *self._others(row, rows, self.scores.lexical_scores(row, rows))])
         return Pool(positions[order], parts[:, order], np.zeros(len(order), dtype=np.uint8), read=len(order))
 
     def gather(self, rows: Sequence[int], nodes: Sequence[Ints]) -> list[Pool]:
@@ -175,27 +175,32 @@ class PoolSources(Sources):
         """
         scores, count, tree = self.scores, self.count, self.tree
         positions, dense, cut, read = self._best_below(row, nodes, below)
-        if scores.lexical is None and scores.extra is None:
+        if scores.lexical is None and scores.extra is None and not scores.has_memory:
             return Pool(positions, dense[None], np.full(len(positions), WALK, dtype=np.uint8), (cut,), read)
         rows = tree.doc_rows[positions]
         extra_rows, extra_cut = scores.best_by_extra(row, count, self._allowed_rows)
+        memory_rows = scores.remembered(row, self._allowed_rows)
         word_rows, word_scores, rest, known = scores.best_by_words(
-            row, count, self._allowed_rows, np.concatenate([rows, extra_rows])
+            row, count, self._allowed_rows, np.concatenate([rows, extra_rows, memory_rows])
         )
-        other_rows = np.concatenate([word_rows, extra_rows])
+        other_rows = np.concatenate([word_rows, extra_rows, memory_rows])
         other_positions, other_dense = scores.dense(row, other_rows)
         lexical = np.concatenate([known[: len(rows)], word_scores, known[len(rows) :]])
         all_rows = np.concatenate([rows, other_rows])
-        bits = np.repeat([WALK, WORDS, EXTRA], [len(rows), len(word_rows), len(extra_rows)])
+        bits = np.repeat([WALK, WORDS, EXTRA, MEMORY], [*map(len, (rows, word_rows, extra_rows, memory_rows))])
         # By document, not by place: rounding may have chosen another of two equal places.
         _, first, inverse = np.unique(all_rows, return_index=True, return_inverse=True)
         sources = np.bincount(inverse, bits).astype(np.uint8)  # no source has a document twice
         positions, dense = np.concatenate([positions, other_positions]), np.concatenate([dense, other_dense])
         order = np.argsort(positions[first])
         kept = first[order]
-        parts = np.stack([dense[kept], lexical[kept], scores.extra_scores(row, all_rows[kept])])
+        parts = np.stack([dense[kept], *self._others(row, all_rows[kept], lexical[kept])])
         read += len(kept) - len(rows)
-        return Pool(positions[kept], parts, sources[order], (cut, rest, extra_cut), read)
+        return Pool(positions[kept], parts, sources[order], (cut, rest, extra_cut, 0.0), read)
+
+    def _others(self, row: int, rows: Ints, lexical: Floats) -> tuple[Floats, Floats, Floats]:
+        """Return the parts of the scores beside the dense one, each [n], of documents [n] for one query."""
+        return lexical, self.scores.extra_scores(row, rows), self.scores.memory_scores(row, rows)
 
     def _best_below(self, row: int, nodes: Ints, positions: Ints) -> tuple[Ints, Floats, float, int]:
         """Return the best documents below nodes by dense score.

@@ -44,7 +44,8 @@ class SearchConfig:
     beam_width: Count = 40
     """Nodes kept per level."""
     candidates: Count = 100
-    """How many documents the walk, the words and extra_scores each contribute; fewer than k count as k."""
+    """How many documents the walk, the words and extra_scores each contribute; fewer than k count as k. The memory contributes
+    those of the nearest earlier queries."""
     alpha: Annotated[Share, Remedy("it is the generator's weight, and the rest the encoder's")] = 0.7
     """Weight of the generator, the rest being the encoder's (DR-SCL eq. 9); with tied tokens, in the scores of nodes alone."""
     beta: Annotated[float, Field(ge=0), Remedy("0 is the generator alone, inf all levels")] = math.inf
@@ -53,6 +54,8 @@ class SearchConfig:
     """Weight of BM25, or of learned sparse scores, in a document's score."""
     token_weight: Weight = 0.0
     """Weight of late interaction in a document's score; needs an index with token vectors."""
+    memory_weight: Weight = 0.0
+    """Weight of what users took for earlier queries in a document's score; without effect until the index has learned some."""
     ann_temperature: Annotated[float, Field(ge=1e-6, le=1e6)] = 1.0
     """With (level, digit) or word tokens: divides the dense scores; 1 in the paper, less for normalised embeddings."""
 
@@ -68,7 +71,7 @@ class Written(NamedTuple):
 class SearchOptions(TypedDict, total=False):
     """The keywords of `search`, `explain`, `run`, `follow` and `candidates`; None keeps the index's setting.
 
-    The first six are those of `SearchConfig`, whose meanings and ranges hold; type checkers need their names here.
+    The first seven are those of `SearchConfig`, whose meanings and ranges hold; type checkers need their names here.
     """
 
     method: str | None
@@ -77,6 +80,7 @@ class SearchOptions(TypedDict, total=False):
     alpha: float | None
     lexical_weight: float | None
     token_weight: float | None
+    memory_weight: float | None
     allow: Annotated[Collection[str] | None, Written(list, "DOC_ID", ["danube"])]
     """The only doc_ids that may be returned; all by default. Filters act inside the walk: k documents are returned whenever k
     are allowed, with the same scores as without a filter."""
@@ -178,7 +182,7 @@ def check_used(call: str, given: Mapping[str, Any], config: SearchConfig, *, tie
         )
     if tied:
         return
-    for name in ("candidates", "token_weight", "lexical_weight", "extra_scores"):
+    for name in ("candidates", "token_weight", "lexical_weight", "memory_weight", "extra_scores"):
         if name in given and _any(given[name]):
             raise ValueError(f"{call}() does not use {name}: this index scores paths of docids; tied tokens take it.")
 

@@ -6,8 +6,9 @@ import numpy as np
 
 from dsi.docids.types import Bools, Floats, Ints
 
-WALK, WORDS, EXTRA = 1, 2, 4
-"""Where a document was found: below the nodes that the walk kept, by words, by extra_scores; several add up."""
+WALK, WORDS, EXTRA, MEMORY = 1, 2, 4, 8
+"""Where a document was found: below the nodes that the walk kept, by words, by extra_scores, by earlier queries; several
+add up."""
 
 
 class ShardError(RuntimeError):
@@ -26,7 +27,7 @@ class SearchResult:
         read: [batch] how many vectors of nodes and documents were scored; with docid tokens that have weights of their own,
             how many nodes.
         compared: [batch] how many documents were scored by late interaction.
-        sources: [batch, k] where each document was found: `WALK`, `WORDS`, `EXTRA` or a sum of them.
+        sources: [batch, k] where each document was found: `WALK`, `WORDS`, `EXTRA`, `MEMORY` or a sum of them.
         coverage: [batch] share of the documents that could be searched; below 1 only if shards did not answer.
         missing: [batch] numbers of these shards.
     """

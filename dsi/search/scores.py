@@ -1,27 +1,32 @@
-"""The score of a document: s(d) = z.e_d + w b(d) + v tok(d), of indexes with tied docid tokens.
+"""The score of a document: s(d) = z.e_d + w b(d) + v tok(d) + u m(d), of indexes with tied docid tokens.
 
-z is the query's embedding, e_d the document's, w the lexical weight, v the token weight; b(d) is BM25(d) as a share of what a
-document with all of the query's words could have, so that w holds for queries of any length;
-tok(d) is the mean over the query's tokens of the best product with a token of the document. The caller's scores are added. Of
-a document in pieces, z.e_d is that of its best piece less `DocidTree.piece_cost` for each doubling of their number, since many
-pieces have many chances; tok(d) reads that piece, and b the whole document. All methods of search rank by this one score.
-Knows nothing of nodes.
+z is the query's embedding, e_d the document's, w the lexical weight, v the token weight, u the memory weight; b(d) is BM25(d)
+as a share of what a document with all of the query's words could have, so that w holds for queries of any length;
+tok(d) is the mean over the query's tokens of the best product with a token of the document; m(d) is what users took for earlier
+queries like this one (`dsi.docids.query_memory`), 0 for most documents. The caller's scores are added. Of a document in pieces,
+z.e_d is that of its best piece less `DocidTree.piece_cost` for each doubling of their number, since many pieces have many
+chances; tok(d) reads that piece, and all else the whole document. All methods of search rank by this one score. Knows nothing
+of nodes.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import cached_property, partial
+from typing import TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
 
 from dsi.docids.files.threads import one_thread
 from dsi.docids.tree import DocidTree, ranges
-from dsi.docids.types import Bools, Floats, Ints
+from dsi.docids.types import Bools, Floats, Ints, Rows
 from dsi.docids.words.bm25 import Lexical
 from dsi.docids.words.term_scores import Terms, TermScorer
 from dsi.search.queries import QueryBatch
 from dsi.search.request import SearchRequest
 
 _NONE = np.zeros(0, dtype=np.int64)
+Remembered: TypeAlias = Sequence[tuple[Rows, Floats]]
+"""Of each query, the rows [n], ascending, of the documents that its memory has, and their scores [n]."""
 ROUNDING = 1e-5
 """Scores closer than this share of them may change places (batch size and threads change the last bits)."""
 
@@ -38,6 +43,8 @@ class DocumentScores:
         extra: [batch, documents] the caller's scores, in the order of the document table; None if there are none.
         tokens: [batch] the normalised vectors [words, dim] of each query's tokens; None if late interaction has no weight.
         token_weight: of late interaction.
+        remember: returns what the memory has of the queries, unweighted; None if it takes no part.
+        memory_weight: of the memory.
     """
 
     def __init__(
@@ -50,16 +57,24 @@ class DocumentScores:
         extra: NDArray[np.floating] | None = None,
         tokens: Sequence[Floats] | None = None,
         token_weight: float = 0.0,
+        remember: Callable[[], Remembered] | None = None,
+        memory_weight: float = 0.0,
     ) -> None:
         self.tree, self.queries = tree, queries
         self.lexical, self.terms, self.weight = lexical, terms, np.float32(weight)
         self.extra = None if extra is None else np.asarray(extra, dtype=np.float32)
         self._all_dots: Floats | None = None
         self.tokens, self.token_weight = tokens, np.float32(token_weight)
+        self._remember, self._memory_weight = remember, np.float32(memory_weight)
 
     @classmethod
     def from_request(
-        cls, tree: DocidTree, lexical: Lexical | None, batch: QueryBatch, request: SearchRequest
+        cls,
+        tree: DocidTree,
+        lexical: Lexical | None,
+        batch: QueryBatch,
+        request: SearchRequest,
+        remember: Callable[[Floats], Remembered] | None = None,
     ) -> "DocumentScores":
         """Return the scores that a request asks for; parts that the index lacks, or without a weight, are left out."""
         config = request.config
@@ -70,7 +85,28 @@ class DocumentScores:
         if config.token_weight and tree.tokens is not None:
             with one_thread():
                 tokens = [tree.tokens.project(batch.word_states(row)) for row in range(len(batch.texts))]
-        return cls(tree, batch.vectors, scorer, terms, config.lexical_weight, extra, tokens, config.token_weight)
+        vectors, weights = batch.vectors, (config.token_weight, config.memory_weight)
+        own = None if remember is None or not config.memory_weight else partial(remember, vectors)
+        return cls(tree, vectors, scorer, terms, config.lexical_weight, extra, tokens, weights[0], own, weights[1])
+
+    @property
+    def has_memory(self) -> bool:
+        """Whether the memory is part of the score."""
+        return self._remember is not None
+
+    @cached_property
+    def memory(self) -> Remembered:
+        """What the memory has of the queries, weighted."""
+        assert self._remember is not None
+        return [(rows, self._memory_weight * scores) for rows, scores in self._remember()]
+
+    def memory_scores(self, row: int, rows: Ints) -> Floats:
+        """[n] weighted scores of the memory of documents [n], for one query."""
+        known, scores = self.memory[row] if self.has_memory else (_NONE, None)
+        if scores is None or not len(known):
+            return np.zeros(len(rows), dtype=np.float32)
+        at = np.minimum(np.searchsorted(known, rows), len(known) - 1)
+        return np.where(known[at] == rows, scores[at], np.float32(0)).astype(np.float32)
 
     @property
     def has_tokens(self) -> bool:
@@ -121,6 +157,10 @@ class DocumentScores:
             scores += self.weight * words[:, self.tree.doc_rows]
         if self.extra is not None:
             scores += self.extra[rows][:, self.tree.doc_rows]
+        if self.has_memory:
+            for own, (known, values) in zip(scores, self.memory[rows], strict=True):
+                counts = self.tree.place_counts[known]
+                own[self.tree.by_row[ranges(self.tree.first_places[known], counts)]] += np.repeat(values, counts)
         if self.tree.num_removed:
             scores[:, self.tree.doc_rows < 0] = -np.inf
         return scores
@@ -191,6 +231,11 @@ class DocumentScores:
         values = self.extra[row, rows]
         order = np.argpartition(-values, count)
         return rows[order[:count]], float(values[order[count]])
+
+    def remembered(self, row: int, allowed: Bools | None) -> Ints:
+        """Return the rows of the documents that the memory has for one query; all others have 0 there."""
+        rows = self.memory[row][0] if self.has_memory else _NONE
+        return rows if allowed is None else rows[allowed[rows]]
 
     def extra_scores(self, row: int, rows: Ints) -> Floats:
         """[n] the caller's scores of documents [n], for one query; 0 without any."""

@@ -30,6 +30,8 @@ from dsi.server.models import (
     Branch,
     ErrorAnswer,
     ExplainBody,
+    LearnBody,
+    Learned,
     Picture,
     SearchAnswer,
     SearchBody,
@@ -37,7 +39,7 @@ from dsi.server.models import (
     StoredDocument,
     Updated,
 )
-from dsi.server.service import ConflictError, Service, UnknownError
+from dsi.server.service import ConflictError, RateError, Service, UnknownError
 from dsi.server.settings import TOKEN, ServerSettings, TooLargeError
 
 if TYPE_CHECKING:
@@ -130,12 +132,12 @@ def _error(status: int, message: str, headers: dict[str, str] | None = None) -> 
 def _add_errors(app: FastAPI) -> None:
     statuses: dict[type[Exception], int] = {
         ValueError: 400, TypeError: 400, UnknownError: 404, ConflictError: 409, TooLargeError: 413, BusyError: 503,
-        ShardError: 503,
+        ShardError: 503, RateError: 429,
     }  # fmt: skip
 
     async def known(request: Request, error: Exception) -> JSONResponse:
         status = next(statuses[kind] for kind in type(error).__mro__ if kind in statuses)
-        return _error(status, str(error), {"Retry-After": "1"} if status == 503 else None)
+        return _error(status, str(error), {"Retry-After": "1"} if status in (429, 503) else None)
 
     async def http(request: Request, error: Exception) -> JSONResponse:
         assert isinstance(error, StarletteHTTPException)
@@ -248,6 +250,10 @@ def _add_documents(app: FastAPI) -> None:
     @app.post("/documents", summary="Add documents", **_typed(Updated), dependencies=[Depends(_may_write)])
     def add(service: Served, body: AddBody) -> dict[str, Any]:
         return {"documents": service.add(body.documents, replace=body.replace)}
+
+    @app.post("/learn", summary="Learn what users took", **_typed(Learned), dependencies=[Depends(_may_write)])
+    def learn(service: Served, body: LearnBody) -> dict[str, Any]:
+        return service.learn(body.pairs)
 
     @app.delete(
         "/documents/{doc_id:path}", summary="Remove a document", **_typed(Updated), dependencies=[Depends(_may_write)]

@@ -124,6 +124,25 @@ class AddBody(BaseModel):
     )
 
 
+class LearnBody(BaseModel):
+    """Queries, and the documents that users took for them."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    pairs: Any = Field(
+        description="Pairs of query and doc_id.",
+        examples=[[{"query": "gas that glows", "doc_id": "neon"}]],
+        json_schema_extra={"type": "array", "items": {"type": "object"}},
+    )
+
+
+class Learned(BaseModel):
+    """After learning."""
+
+    learned: int = Field(description="How many of the pairs were learned; the others were of no document, or empty.")
+    pairs: int = Field(description="How many different pairs the index remembers now.")
+
+
 class ErrorAnswer(BaseModel):
     """What every failed request is answered with."""
 
@@ -224,6 +243,13 @@ class PathStep(BaseModel):
     words: list[str]
 
 
+class EarlierQuery(BaseModel):
+    """An earlier query for which users took a document: its cosine with this one, and how often the pair was learned."""
+
+    cosine: float
+    times: int
+
+
 class Target(BaseModel):
     """How a document stands in a search; see `DocumentExplanation`."""
 
@@ -245,6 +271,9 @@ class Target(BaseModel):
     returned_by: dict[str, Any] | None = Field(description="Options of a search that returns it; found by searching.")
     reason: str
     matches: list[MatchedWord]
+    earlier: list[EarlierQuery] = Field(
+        [], description="Earlier queries that speak for it, nearest first, without texts."
+    )
 
 
 class Picture(BaseModel):
@@ -301,6 +330,7 @@ class About(BaseModel):
     depth: int
     tied: bool
     tokens: bool = Field(description="Whether it has token vectors.")
+    memory: int = Field(description="How many pairs of a query and a document it has learned.")
     search_config: dict[str, Any]
     lexical: str | None
     columns: dict[str, str]

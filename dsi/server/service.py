@@ -6,6 +6,7 @@ Knows nothing of HTTP.
 import json
 import logging
 import threading
+import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -35,6 +36,39 @@ class ConflictError(RuntimeError):
     """The index on disk was changed by others; the server has loaded it, and the request may be sent again."""
 
 
+class RateError(RuntimeError):
+    """More was sent in a minute than the server takes."""
+
+
+class Rate:
+    """How much is taken a minute: what was not taken is saved, for one minute.
+
+    Args:
+        most: a minute.
+        clock: returns seconds.
+    """
+
+    def __init__(self, most: int, clock: Callable[[], float] = time.monotonic) -> None:
+        self._most, self._clock, self._left, self._at = most, clock, float(most), clock()
+        self._lock = threading.Lock()
+
+    def take(self, count: int) -> None:
+        """Take some.
+
+        Raises:
+            RateError: that many are not left; none is taken then.
+        """
+        with self._lock:
+            now = self._clock()
+            self._left, self._at = min(self._most, self._left + (now - self._at) * self._most / 60), now
+            if count > self._left:
+                raise RateError(
+                    f"This server learns at most {self._most:,} pairs a minute, and {int(self._left):,} are left now, got "
+                    f"{count:,}; send fewer, or send them later."
+                )
+            self._left -= count
+
+
 class Service:
     """An index, loaded and warm.
 
@@ -57,6 +91,7 @@ class Service:
                 self._cluster.close()
             raise
         self._updating, self._counting = threading.Lock(), threading.Lock()
+        self._rate = Rate(settings.learn_rate)
         self._topics: tuple[DocumentTable, Topics] | None = None
         self.batcher: Batcher[Json] = Batcher(
             self._search,
@@ -146,6 +181,7 @@ class Service:
             "depth": index.tree.depth,
             "tied": index.engine.is_tied,
             "tokens": index.tree.tokens is not None,
+            "memory": len(index.memory),
             "search_config": shown_config(index.search_config),
             "lexical": index.lexical.name if index.lexical else None,
             "columns": {name: str(feature.dtype) for name, feature in features.items() if name != "text"},
@@ -220,7 +256,21 @@ class Service:
 
         return self._update(without)
 
-    def _update(self, change: Callable[[GenerativeRetriever], None]) -> int:
+    def learn(self, pairs: Any) -> Json:
+        """Learn pairs of a query and a document, as `add` adds documents.
+
+        Raises:
+            RateError: more pairs than the server learns a minute.
+            TypeError: pairs are no list of pairs.
+            ValueError: none of them can be learned.
+        """
+        if isinstance(pairs, list):
+            self._rate.take(len(pairs))
+        counts = list[int]()
+        self._update(lambda changed: counts.append(changed.learn(pairs)))
+        return {"learned": counts[0], "pairs": len(self.retriever.memory)}
+
+    def _update(self, change: Callable[[GenerativeRetriever], object]) -> int:
         with self._updating:
             if self.shards:  # writes, and loads what others wrote
                 try:

@@ -10,7 +10,7 @@ from typing import Annotated, Any, Literal
 from pydantic import Field
 
 from dsi.docids.files.checks import shown
-from dsi.docids.files.declarations import LARGEST, Count, settings
+from dsi.docids.files.declarations import LARGEST, Count, Whole, settings
 
 TOKEN = "DSI_TOKEN"
 """Environment variable that holds the bearer token of updates, and of /mcp."""
@@ -58,6 +58,8 @@ class ServerSettings:
     """Tokens of texts that an answer to an agent has (MCP)."""
     timeout: Annotated[float, Field(ge=1e-6, le=LARGEST)] = 30.0
     """Seconds until a search is given up, with 503."""
+    learn_rate: Whole = 600
+    """Pairs that each process learns a minute, at most; more are refused with 429."""
     max_body: Count = 8_000_000
     """Bytes of a request."""
     cluster: str = ""

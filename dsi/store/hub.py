@@ -36,7 +36,7 @@ from dsi.store.model_card import model_card
 from dsi.store.verify import part_names, read_entries, read_manifest
 
 _NAME = re.compile(r"[\w.-]+/[\w.-]+")
-_PART = re.compile(r"(encoder|token_model|generator|(docids|lexical)(-\d+)?)/.+")
+_PART = re.compile(r"(encoder|token_model|generator|(docids|lexical|memory)(-\d+)?)/.+")
 """Files of an index in a repository."""
 
 

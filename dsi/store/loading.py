@@ -1,16 +1,17 @@
 """An index on disk: its parts, and the manifest that binds them.
 
 An index folder holds `encoder/` (sentence-transformers), `docids/` (the tree, and the document table as Arrow), `generator/`
-(config.json, model.safetensors), optionally `lexical/` and `token_model/` (a multi-vector model), and `manifest.json`: format
-version, search config, package versions, the sha256 of every file, and the fingerprints that bind models, docids and generator
-to each other. `dsi.store.verify` judges a folder; after it the parts are read as they are. Knows nothing of searching.
+(config.json, model.safetensors), `memory/` (what it has learned from use), optionally `lexical/` and `token_model/` (a
+multi-vector model), and `manifest.json`: format version, search config, package versions, the sha256 of every file, and the
+fingerprints that bind models, docids and generator to each other. `dsi.store.verify` judges a folder; after it the parts are
+read as they are. Knows nothing of searching.
 """
 
 import dataclasses
 import os
 import platform
 import re
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from importlib.metadata import version
 from pathlib import Path
@@ -42,6 +43,7 @@ from dsi.docids.files.storage import (
     replace_folder,
     writing_to,
 )
+from dsi.docids.query_memory import QueryMemory
 from dsi.docids.token_vectors import TokenVectors
 from dsi.docids.tree import DocidTree
 from dsi.docids.words.bm25 import Lexical
@@ -49,12 +51,14 @@ from dsi.generator.base import Generator
 from dsi.generator.kinds import load_generator
 from dsi.search.request import SearchConfig
 from dsi.store.documents import document_table
+from dsi.store.updating import Content
 from dsi.store.verify import (
     CHANGING,
     FORMAT_VERSION,
     MOST_GENERATIONS,
     PARTS,
     part,
+    read_entries,
     read_manifest,
     search_config,
     verify,
@@ -71,10 +75,11 @@ _OF_TRAINING = (
     ".manifest.json.partial",
 )  # fmt: skip
 """What a run holds that belongs to its index."""
-_GENERATION = re.compile(r"docids|lexical|\.?(?:docids|lexical)-(\d+)(?:\.partial|\.previous)?")
+_GENERATION = re.compile(r"docids|lexical|memory|\.?(?:docids|lexical|memory)-(\d+)(?:\.partial|\.previous)?")
 """Names of such folders, and of what a kill leaves of them."""
 _LEFT = frozenset(f".{name}.{role}" for name in (*PARTS, *_OF_DOCUMENTS) for role in ("partial", "previous"))
 """Names of what a kill leaves of a training."""
+_MAPPED = tuple(name for name in PARTS if name != "memory")  # which is read
 _PACKAGES = ("dr-scl", "torch", "transformers", "sentence-transformers", "faiss-cpu", "numpy")
 
 
@@ -82,7 +87,7 @@ class ChangedError(ValueError):
     """The index on disk is not the one that was loaded."""
 
 
-Parts: TypeAlias = tuple[Encoder, DocidTree, Generator, datasets.Dataset, SearchConfig, Lexical | None]
+Parts: TypeAlias = tuple[Encoder, DocidTree, Generator, datasets.Dataset, SearchConfig, Lexical | None, QueryMemory]
 
 
 # Writing and reading the parts.
@@ -139,12 +144,11 @@ def replace_index(
     encoder: Encoder,
     generator: Generator,
     config: SearchConfig,
-    tree: DocidTree,
-    documents: datasets.Dataset,
-    lexical: Lexical | None,
+    content: Content,
     configured: SearchConfig | None = None,
 ) -> None:
     """Write a whole index; it replaces one in this place with what training left of that. Rerankers and other files stay."""
+    tree, documents, lexical, memory = content
     with replace_folder(folder) as new:
         with quiet_transformers():
             encoder.save(new / "encoder")
@@ -153,6 +157,7 @@ def replace_index(
             generator.save_pretrained(str(new / "generator"))
         if lexical:
             lexical.save(new / "lexical")
+        memory.save(new / "memory")
         save_docids(tree, documents, new / "docids", texts=True)
         write_manifest(new, encoder, tree, config, configured=configured)
         for entry in folder.iterdir() if folder.exists() else ():
@@ -238,7 +243,7 @@ def is_whole(folder: Path) -> bool:
 
 def generation_of(folder: Path) -> int:
     """Return the generation of the index in `folder`, new or not: above 1 if documents were added, or removed."""
-    updates = [int(match[1]) for entry in folder.glob("docids-*") if (match := _GENERATION.fullmatch(entry.name))]
+    updates = [int(match[1]) for entry in folder.glob("*-*") if (match := _GENERATION.fullmatch(entry.name))]
     # without a manifest the folders tell
     return int(read_record(folder / "manifest.json").get("generation", max(updates, default=1)))
 
@@ -254,8 +259,8 @@ def check_no_updates(folder: Path, *, discard: bool = False) -> None:
     if generation > 1 and not discard:
         raise ValueError(
             f"{folder} was updated since it was trained (generation {generation}); training again would drop the added "
-            "documents and bring back the removed ones. Train into another folder, or say that the updates may go "
-            "(--discard-updates, discard_updates=True)."
+            "documents, bring back the removed ones and forget what it learned. Train into another folder, or say that the "
+            "updates may go (--discard-updates, discard_updates=True)."
         )
     if generation == 1 and folder.exists():
         _remove_generations(folder, CHANGING)
@@ -267,13 +272,11 @@ def retire(folder: Path) -> None:
     _remove_generations(folder, CHANGING)
 
 
-Content: TypeAlias = tuple[DocidTree, datasets.Dataset, Lexical | None]
-
-
 def load_content(folder: Path, manifest: dict[str, Any], device: str | None) -> Content:
-    """Load what updates change, in the generation of a manifest: docids, document table and lexical part."""
+    """Load what updates change, in the generation of a manifest: docids, document table, lexical part and memory."""
     tree, documents = load_docids(part(folder, manifest, "docids"))
-    return tree, documents, load_lexical(part(folder, manifest, "lexical"), documents["doc_id"], device)
+    lexical = load_lexical(part(folder, manifest, "lexical"), documents["doc_id"], device)
+    return Content(tree, documents, lexical, QueryMemory.load(part(folder, manifest, "memory")))
 
 
 class Loaded(NamedTuple):
@@ -323,13 +326,13 @@ def read_index(
         ValueError: parts do not belong together.
     """
     check_device(device)
-    tree, documents, lexical = content
+    tree, documents, lexical, memory = content
     with offline(), reading(folder, torch.OutOfMemoryError):
         encoder = load_encoder(folder, EncoderConfig(**manifest["encoder"]), device)
         generator = load_generator(folder / "generator", encoder.model.device)
     check_binding(manifest, encoder, tree)
     check_fit(folder, encoder, tree, generator)
-    return encoder, tree, generator, documents, config, lexical
+    return encoder, tree, generator, documents, config, lexical, memory
 
 
 def mapped_files(folder: Path) -> tuple[MappedFile, ...]:
@@ -337,7 +340,7 @@ def mapped_files(folder: Path) -> tuple[MappedFile, ...]:
     mapped = []
     for where, below, names in os.walk(folder):  # which passes over a folder that an update has removed
         if Path(where) == folder:
-            below[:], names = [name for name in below if name.startswith(tuple(PARTS))], []
+            below[:], names = [name for name in below if name.startswith(_MAPPED)], []
         for path in (Path(where) / name for name in names):
             if path.suffix in (".safetensors", ".arrow"):
                 with suppress(FileNotFoundError):  # an update has removed it
@@ -368,19 +371,17 @@ def write_update(
     folder: Path,
     known: Collection[str],
     encoder: Encoder,
-    tree: DocidTree,
-    documents: datasets.Dataset,
-    lexical: Lexical | None,
+    content: Content,
+    held: Content | None = None,
 ) -> int:
-    """Replace docids, document table and lexical part of an index on disk; writing the manifest makes the switch.
+    """Replace the parts of an index on disk that have changed; writing the manifest makes the switch.
 
     Args:
         folder: the index; nobody else writes to it.
         known: its states that these parts were made from.
         encoder: the index's.
-        tree: the docids.
-        documents: the document table.
-        lexical: the lexical part.
+        content: docids, document table, lexical part and memory.
+        held: what the index on disk holds of it, in its last state; None if that is not known.
 
     Returns:
         The new generation.
@@ -390,11 +391,11 @@ def write_update(
         ValueError: it was updated as often as a manifest may say.
     """
     # 1) Compare the index on disk with these parts.
-    manifest = read_manifest(folder)
-    before = load_tree(part(folder, manifest, "docids"))
-    models = {name: value for name, value in manifest["fingerprints"].items() if name in ("encoder", _TOKEN_MODEL)}
-    if models != _fingerprints(encoder) or before.origin_fingerprint != tree.origin_fingerprint:
-        raise ChangedError(f"{folder} is not the index that was updated: its encoder or docids differ.")
+    tree, documents, lexical, memory = content
+    changed = changed_parts(content, held)
+    manifest, left = read_entries(folder / "manifest.json"), tuple[str, ...]()
+    if "docids" in changed:
+        left = _of_removed(folder, encoder, tree)
     check_known(folder, known)
     generation = manifest["generation"] + 1
     if generation > MOST_GENERATIONS:
@@ -402,22 +403,57 @@ def write_update(
             f"{folder} can be updated no more, it is in its last generation; save it with save_pretrained."
         )
     # 2) Write the new parts beside the old ones, and remove what may hold removed documents.
-    parts = {name: f"{name}-{generation}" for name in CHANGING}
-    with replace_folder(folder / parts["docids"]) as partial:
-        save_docids(tree, documents, partial, texts=True)
-    if lexical:
-        with replace_folder(folder / parts["lexical"]) as partial:
+    new = {name: f"{name}-{generation}" for name in changed}
+    if "docids" in new:
+        with replace_folder(folder / new["docids"]) as partial:
+            save_docids(tree, documents, partial, texts=True)
+    if "lexical" in new and lexical:
+        with replace_folder(folder / new["lexical"]) as partial:
             lexical.save(partial)
-    _remove_left(folder, () if _trained_documents(tree) == _trained_documents(before) else _OF_DOCUMENTS)
+    if "memory" in new:
+        with replace_folder(folder / new["memory"]) as partial:
+            memory.save(partial, part(folder, manifest, "memory"))
+    _remove_left(folder, left)
     # 3) Switch, and remove the old parts.
-    old = {manifest["parts"].get(name, name) for name in CHANGING}
+    old = {manifest["parts"].get(name, name) for name in changed}
     files = {name: digest for name, digest in manifest["files"].items() if name.split("/")[0] not in old}
+    blocks = _block_sums(part(folder, manifest, "memory"), manifest)
+    files |= {name: own for part_name in new.values() for name, own in _hashes(folder, [part_name], blocks).items()}
+    parts = {name: manifest["parts"].get(name, name) for name in CHANGING} | new
     fingerprints = {**manifest["fingerprints"], "docids": tree.fingerprint}
-    files |= _hashes(folder, list(parts.values()))
-    changed = {"generation": generation, "parts": parts, "fingerprints": fingerprints, "files": files}
-    write_manifest_file(folder, {**manifest, **changed})
+    entries = {"generation": generation, "parts": parts, "fingerprints": fingerprints, "files": files}
+    write_manifest_file(folder, {**manifest, **entries})
     _remove_generations(folder, parts.values())
     return int(generation)
+
+
+def changed_parts(content: Content, held: Content | None) -> list[str]:
+    """Return the names of the parts of an index that an update has changed since it was saved or loaded."""
+    if held is None:
+        return [*CHANGING]
+    same_table = content.tree is held.tree and content.documents is held.documents
+    is_same = same_table, content.lexical is held.lexical, content.memory is held.memory
+    return [name for name, same in zip(CHANGING, is_same, strict=True) if not same]
+
+
+def _of_removed(folder: Path, encoder: Encoder, tree: DocidTree) -> tuple[str, ...]:
+    """Return what may hold documents that an update removes, after comparing the models and docids of the index with it.
+
+    Raises:
+        ChangedError: they differ.
+    """
+    manifest = read_manifest(folder)
+    before = load_tree(part(folder, manifest, "docids"))
+    models = {name: value for name, value in manifest["fingerprints"].items() if name in ("encoder", _TOKEN_MODEL)}
+    if models != _fingerprints(encoder) or before.origin_fingerprint != tree.origin_fingerprint:
+        raise ChangedError(f"{folder} is not the index that was updated: its encoder or docids differ.")
+    return () if _trained_documents(tree) == _trained_documents(before) else _OF_DOCUMENTS
+
+
+def _block_sums(memory: Path, manifest: dict[str, Any]) -> dict[str, str]:
+    """Return {name of a file: sha256} of the blocks of a memory, which are linked where they stay as they are."""
+    files = ((Path(name), own) for name, own in manifest["files"].items())
+    return {path.name: own for path, own in files if path.parent.name == memory.name and path.suffix == ".safetensors"}
 
 
 def _trained_documents(tree: DocidTree) -> int:
@@ -439,8 +475,8 @@ def _remove_left(folder: Path, more: Iterable[str]) -> None:
     remove(beside(folder, "partial"))
 
 
-def _hashes(folder: Path, parts: Sequence[str]) -> dict[str, str]:
-    return {f"{name}/{file}": value for name in parts for file, value in folder_sums(folder / name).items()}
+def _hashes(folder: Path, parts: Sequence[str], known: Mapping[str, str] | None = None) -> dict[str, str]:
+    return {f"{name}/{file}": own for name in parts for file, own in folder_sums(folder / name, known).items()}
 
 
 def package_versions() -> dict[str, str]:

@@ -42,10 +42,12 @@ def try_index(folder: Path) -> None:
     """
     manifest = read_manifest(folder)
     parts = read_index(folder, manifest, load_content(folder, manifest, "cpu"), search_config(manifest), "cpu")
-    encoder, tree, _, documents, _, lexical = parts
+    encoder, tree, _, documents, _, lexical, memory = parts
     for batch in documents.data.table.to_batches():
         batch.validate(full=True)  # Arrow does not check the offsets in a file before it follows them
-    for name, reason in (("docids", tree.problem()), ("lexical", lexical.problem() if lexical else "")):
+    of_memory = memory.problem(encoder.embedding_dim, tree.num_rows)
+    of_lexical = lexical.problem() if lexical else ""
+    for name, reason in (("docids", tree.problem()), ("lexical", of_lexical), ("memory", of_memory)):
         if reason:
             raise ValueError(f"{part(folder, manifest, name)} cannot be read ({reason}).")
     _check_outputs(encoder)

@@ -18,6 +18,7 @@ from dsi.docids.data.records import COLUMNS
 from dsi.docids.files.checks import plain
 from dsi.docids.files.reading import MappedFile, check_mapped
 from dsi.docids.files.storage import writing_to
+from dsi.docids.query_memory import QueryMemory
 from dsi.docids.tree import DocidTree
 from dsi.docids.vectors import VectorKind, VectorsConfig
 from dsi.docids.words.bm25 import Lexical
@@ -43,6 +44,7 @@ from dsi.search.results import SearchResult
 from dsi.store import loading
 from dsi.store.candidates import answers, candidates_of
 from dsi.store.documents import DocumentTable
+from dsi.store.learning import with_pairs, without_pairs
 from dsi.store.updating import Content, with_documents, with_texts, without_documents
 
 _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
@@ -71,10 +73,17 @@ class _State:
         """The widest beam whose nodes were all trained; inf unless training was limited to a beam."""
         return self.generator.config.training_beam or math.inf
 
+    def changed(self, content: Content) -> "_State":
+        """Return the state with new content."""
+        if loading.changed_parts(content, self.content) == ["memory"]:
+            return replace(self, engine=self.engine.with_memory(content.memory))
+        engine = self.engine.with_content(content.tree, content.lexical, content.memory)
+        return replace(self, documents=DocumentTable(content.documents), engine=engine)
+
     @property
     def content(self) -> Content:
         """The parts that an update changes."""
-        return Content(self.engine.tree, self.documents.dataset, self.engine.lexical)
+        return Content(self.engine.tree, self.documents.dataset, self.engine.lexical, self.engine.memory)
 
 
 class GenerativeRetriever:
@@ -95,6 +104,7 @@ class GenerativeRetriever:
         documents: table with doc_id, title, optional metadata and, for rerankers that read it, text; in collection order.
         search_config: the default search config, kept as `configured_search`, from which `dsi.tune` begins.
         lexical: BM25 or a `SparseIndex` of the same documents, needed for `lexical_weight`.
+        memory: what it has learned from use.
         dtype: of encoder and decoder in search; scores are always float32. torch.bfloat16 is faster on processors that have it.
 
     Raises:
@@ -104,7 +114,7 @@ class GenerativeRetriever:
     def __init__(
         self, encoder: Encoder, tree: DocidTree, generator: Generator, documents: datasets.Dataset,
         search_config: SearchConfig | None = None, lexical: Lexical | None = None,
-        dtype: torch.dtype = torch.float32,
+        memory: QueryMemory | None = None, dtype: torch.dtype = torch.float32,
     ) -> None:  # fmt: skip
         generator.check_tree(tree)
         if len(documents) != tree.num_rows:
@@ -117,11 +127,11 @@ class GenerativeRetriever:
         self.device, self.dtype = encoder.model.device, dtype
         self._updating, self._generation = threading.Lock(), 0
         self._saved: dict[Path, str] = {}  # folder: state of the index there that this one contains
-        # Where it was saved last, or loaded from: the folder, the engine of its documents, its search config.
-        self._on_disk: tuple[Path, Engine, SearchConfig] | None = None
+        # Where it was saved last, or loaded from: the folder, the content, its search config.
+        self._on_disk: tuple[Path, Content, SearchConfig] | None = None
         self._mapped: tuple[MappedFile, ...] = ()
         generator = generator.to(self.device)
-        engine = create_engine(generator, tree, lexical, dtype)
+        engine = create_engine(generator, tree, lexical, dtype, memory)
         config = self.configured_search = search_config or SearchConfig()
         self._state = _State(encoder.for_search(dtype), generator, config, DocumentTable(documents), engine)
 
@@ -153,6 +163,16 @@ class GenerativeRetriever:
         return self._state.engine.lexical
 
     @property
+    def memory(self) -> QueryMemory:
+        """What the index has learned from use: pairs of an earlier query and a document."""
+        return self._state.engine.memory
+
+    @property
+    def content(self) -> Content:
+        """The parts that an update changes, as they are now."""
+        return self._state.content
+
+    @property
     def engine(self) -> Engine:
         """What searches encoded queries and returns docid positions; for measurements and extensions."""
         return self._state.engine
@@ -160,7 +180,10 @@ class GenerativeRetriever:
     @property
     def generation(self) -> int:
         """Of the index on disk: 1 after training, one more with every update; 0 if no folder holds these documents."""
-        return self._generation if self._on_disk and self._on_disk[1] is self._state.engine else 0
+        return self._generation if self._on_disk and self._is_held(self._on_disk[1]) else 0
+
+    def _is_held(self, content: Content) -> bool:
+        return not loading.changed_parts(self.content, content)
 
     @property
     def snapshot(self) -> "GenerativeRetriever":
@@ -454,6 +477,51 @@ class GenerativeRetriever:
         """Remove documents that are in the index, but not all; their places in the tree become free for new ones."""
         self._hold(lambda content: without_documents(content, self.documents.rows_of(doc_ids, "remove")))
 
+    def learn(self, pairs: Iterable[Any]) -> int:
+        """Learn from use, at once and without training: which documents users took for which queries.
+
+        Queries like these find these documents better from now on, by the part `memory` of the document score. A pair that is
+        learned again counts once more. The section `[memory]` says what is kept.
+
+        Example:
+            >>> retriever.learn([("gas that glows", "neon"), ("vienna's river", "danube")])
+            2
+
+        Args:
+            pairs: (query, doc_id), records with these keys, or the `Path` of a file of them: .tsv, .csv, .jsonl or .parquet.
+
+        Returns:
+            How many pairs were learned. Those without a query, or of documents that the index lacks, are left out, and a line
+            counts them.
+
+        Raises:
+            TypeError: pairs are no list of pairs, or the index has docid tokens that have weights of their own.
+            ValueError: a query or a doc_id is not a text, or no pair can be learned.
+        """
+        if not self.engine.is_tied:
+            raise TypeError("learn() needs an index with tied docid tokens, and this one scores paths of docids.")
+        return self._hold_counted(lambda content: with_pairs(content, self.encoder, pairs))
+
+    def forget(self, pairs: Iterable[Any]) -> int:
+        """Forget pairs that were learned, each with all that it counts, and return how many.
+
+        Args:
+            pairs: as `learn` takes them; an empty query stands for all that was learned of the document.
+        """
+        return self._hold_counted(lambda content: without_pairs(content, pairs))
+
+    def _hold_counted(self, change: Callable[[Content], tuple[Content, int]]) -> int:
+        """Change the content, and return what was counted."""
+        counts = list[int]()
+
+        def counted(content: Content) -> Content:
+            content, count = change(content)
+            counts.append(count)
+            return content
+
+        self._hold(counted)
+        return counts[0]
+
     def keep_texts(self, documents: datasets.Dataset) -> None:
         """Put the texts of a table with doc_id and text, such as `collection.documents`, into the index.
 
@@ -478,8 +546,7 @@ class GenerativeRetriever:
             before = self._state.content
             content = change(before)
             if content is not before:  # of no documents it is
-                engine = self._state.engine.with_content(content.tree, content.lexical)
-                self._state = replace(self._state, documents=DocumentTable(content.documents), engine=engine)
+                self._state = self._state.changed(content)
 
     def save_pretrained(self, folder: str | Path) -> None:
         """Write the whole index atomically: a killed process leaves the old folder or the new one.
@@ -498,12 +565,13 @@ class GenerativeRetriever:
                 loading.check_known(target, self._saved.values(), (self._config_at(target), self.search_config))
             state = self._write(target)
             self._saved[target], self._generation = loading.index_state(target), loading.generation_of(target)
-            self._on_disk = target, state.engine, state.search_config
+            self._on_disk = target, state.content, state.search_config
 
-    def _write(self, folder: Path) -> _State:
-        """Write the whole index, and return what was written."""
+    def _write(self, folder: Path, *, publish: bool = False) -> _State:
+        """Write the whole index, and return what was written; `publish` leaves out what is the owner's alone."""
         models = (state := self._state).encoder, state.generator, state.search_config
-        loading.replace_index(folder, *models, *state.content, self.configured_search)
+        content = state.content._replace(memory=state.engine.memory.published()) if publish else state.content
+        loading.replace_index(folder, *models, content, self.configured_search)
         return state
 
     def _config_at(self, folder: Path) -> SearchConfig:
@@ -530,12 +598,13 @@ class GenerativeRetriever:
         target = Path(folder).resolve()
         with loading.updating(target):
             state = self._state
-            if self._on_disk and self._on_disk[:2] == (target, state.engine):
+            held = self._on_disk[1] if self._on_disk and self._on_disk[0] == target else None
+            if held and not loading.changed_parts(state.content, held):
                 loading.check_known(target, self._saved.values())
                 return loading.generation_of(target)
-            generation = loading.write_update(target, self._saved.values(), state.encoder, *state.content)
+            generation = loading.write_update(target, self._saved.values(), state.encoder, state.content, held)
             self._saved[target], self._generation = loading.index_state(target), generation
-            self._on_disk = target, state.engine, self._config_at(target)
+            self._on_disk = target, state.content, self._config_at(target)
         return generation
 
     def push_to_hub(
@@ -547,7 +616,7 @@ class GenerativeRetriever:
 
         self._check_savable()
         with TemporaryDirectory() as folder:
-            self._write(Path(folder) / "index")
+            self._write(Path(folder) / "index", publish=True)
             return push(Path(folder) / "index", name, private=private, token=token, license=license)
 
     @classmethod
@@ -574,15 +643,15 @@ class GenerativeRetriever:
             raise ValueError(f"dtype must be one of {', '.join(_DTYPES)}, got {dtype!r}.")
         local = index_folder(folder, revision, token)
         parts, configured, state, mapped = loading.load_index(local, device)
-        retriever = cls(*parts, _DTYPES[dtype])
+        retriever = cls(*parts, dtype=_DTYPES[dtype])
         retriever._saved[local.resolve()], retriever._mapped, retriever.configured_search = state, mapped, configured
-        retriever._on_disk = local.resolve(), retriever.engine, retriever.search_config
+        retriever._on_disk = local.resolve(), retriever.content, retriever.search_config
         retriever._generation = loading.generation_of(local)
         return retriever
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Pickle the folder and the state of the index there; refused if the index has changes that no folder holds."""
-        if self._on_disk is None or self._on_disk[1] is not self._state.engine:
+        if self._on_disk is None or not self._is_held(self._on_disk[1]):
             raise ValueError(
                 "A retriever is pickled as the folder that holds it, and this one has changes that none holds; call "
                 "save_update or save_pretrained first."

@@ -1,4 +1,4 @@
-"""Adds documents to an index and removes them: tree, document table and lexical part change together.
+"""Adds documents to an index and removes them: tree, document table, lexical part and memory change together.
 
 Nothing is changed in place; an update makes new content. Knows no folders.
 """
@@ -20,6 +20,7 @@ from dsi.contrastive.tokens import TokenHead, tell_empty
 from dsi.docids.data.records import COLUMNS, Row, checked_documents, converted, kind_of
 from dsi.docids.data.sources import path_records, records_of
 from dsi.docids.files.checks import plain, shown
+from dsi.docids.query_memory import QueryMemory
 from dsi.docids.token_vectors import TokenCodes
 from dsi.docids.tree import DocidTree
 from dsi.docids.updating import add_documents, remove_documents, without_traces
@@ -31,11 +32,12 @@ _BLOCK = 1_024
 
 
 class Content(NamedTuple):
-    """The parts of an index that an update changes: docids, document table, lexical part."""
+    """The parts of an index that an update changes: docids, document table, lexical part, what it has learned."""
 
     tree: DocidTree
     documents: datasets.Dataset
     lexical: Lexical | None
+    memory: QueryMemory
 
 
 def with_documents(
@@ -82,7 +84,25 @@ def with_documents(
     tree = remove_documents(content.tree, np.array(replaced)) if replaced else content.tree
     table = _dataset(_with(_without(old, replaced), new))
     lexical = content.lexical.update(replaced, table["doc_id"], full_texts) if content.lexical else None
-    return Content(without_traces(add_documents(tree, embeddings, places, tokens, own_spans)), table, lexical)
+    again = {rows[doc_id]: number for number, doc_id in enumerate(doc_ids) if doc_id in rows}
+    memory = _moved(content, replaced, again)
+    return Content(without_traces(add_documents(tree, embeddings, places, tokens, own_spans)), table, lexical, memory)
+
+
+def _moved(content: Content, gone: Sequence[int], again: Mapping[int, int] | None = None) -> QueryMemory:
+    """Return the memory after an update: it forgets with the documents, and one that is replaced keeps what was learned.
+
+    Args:
+        content: before the update.
+        gone: rows of documents that are removed or replaced.
+        again: {row of one that is replaced: its number among the new documents}.
+    """
+    stays = np.ones(len(content.documents), dtype=bool)
+    stays[list(gone)] = False
+    rows = np.where(stays, np.cumsum(stays) - 1, -1)
+    for row, number in (again or {}).items():
+        rows[row] = int(stays.sum()) + number
+    return content.memory.moved(rows)
 
 
 def _encode(
@@ -156,7 +176,8 @@ def without_documents(content: Content, rows: Sequence[int]) -> Content:
         raise ValueError("An index cannot be left without documents; keep at least one.")
     table = _dataset(_without(document_table(content.documents, texts=True), rows))
     lexical = content.lexical.update(rows, table["doc_id"], ()) if content.lexical else None
-    return Content(without_traces(remove_documents(content.tree, np.array(rows))), table, lexical)
+    tree = without_traces(remove_documents(content.tree, np.array(rows)))
+    return Content(tree, table, lexical, _moved(content, rows))
 
 
 def _without(table: pa.Table, rows: Sequence[int]) -> pa.Table:

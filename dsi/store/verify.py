@@ -8,6 +8,7 @@ the user's cache by the sums of their manifests. After `verify` the parts are re
 
 import math
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -25,12 +26,12 @@ from dsi.docids.files.reading import DATA, RESTORE, check_files, read_json, read
 from dsi.docids.files.storage import no_index, recover_folder, write_json, write_text
 from dsi.search.request import SearchConfig
 
-FORMAT_VERSION = 9
-PARTS = ("encoder", "token_model", "docids", "generator", "lexical")
+FORMAT_VERSION = 10
+PARTS = ("encoder", "token_model", "docids", "generator", "lexical", "memory")
 _TABLES = ("parts", "encoder", "search", "fingerprints", "versions", "files")
 _KINDS = {"generation": int, **dict.fromkeys(_TABLES, dict)}
-CHANGING = ("docids", "lexical")
-"""The parts that an update replaces, by new folders with the generation in their name; the manifest points to them."""
+CHANGING = ("docids", "lexical", "memory")
+"""The parts that an update may replace, by new folders with the generation in their name; the manifest points to them."""
 MOST_GENERATIONS = 10**9
 """Of an index: how often it can be updated."""
 _ENDINGS = (*DATA, ".tsv")
@@ -192,10 +193,11 @@ def _check_parts(manifest: dict[str, Any], path: Path) -> None:
             f"{path}: generation must be from 1 to {MOST_GENERATIONS}, got {shown(generation)}; {RESTORE}."
         )
     for name, folder in manifest["parts"].items():
-        if name not in CHANGING or folder not in (name, f"{name}-{generation}"):
+        updated = re.fullmatch(rf"{re.escape(name)}-([1-9]\d{{0,9}})", str(folder), re.ASCII)
+        if name not in CHANGING or (folder != name and not (updated and int(updated[1]) <= generation)):
             raise ValueError(
-                f"{path}: parts may name docids and lexical of generation {generation}, got {shown(name)}: {shown(folder)}; "
-                f"{RESTORE}."
+                f"{path}: parts may name {', '.join(CHANGING)} of generation {generation} or an earlier one, got "
+                f"{shown(name)}: {shown(folder)}; {RESTORE}."
             )
 
 

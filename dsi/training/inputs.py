@@ -32,6 +32,7 @@ STAGES = {
     ),
     "lexical": Inputs(("lexical",), is_versioned=True),
     "generator": Inputs(("seed", "bf16", "generator", "objective", "training"), ("docids", "pseudo_queries")),
+    "memory": Inputs(("memory",), ("encoder", "generator"), is_versioned=True),  # which may hold an encoder of its own
 }
 """{stage: its inputs}; embeddings depend on the encoder and the texts alone (see `dsi.training.embedding`)."""
 

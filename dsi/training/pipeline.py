@@ -5,7 +5,8 @@
     token_model     a multi-vector model for late interaction, if one is configured
     docids          embeddings -> docid tree
     lexical         BM25, or learned sparse vectors
-    generator       embeddings or cached token states -> trained generator; then the manifest makes the folder an index
+    generator       embeddings or cached token states -> trained generator
+    memory          train queries -> what the index remembers; then the manifest makes the folder an index
 
 Everything that can refuse a training is checked before its first write. Each stage writes one folder of the run atomically; a
 stage that is up to date is skipped. `config.toml` changes when a part of the index is replaced, or a stage has ended. Two
@@ -40,6 +41,7 @@ from dsi.docids.files.processes import BuildingCluster, Processes
 from dsi.docids.files.progress import write_line
 from dsi.docids.files.ram import keep_few_kernels
 from dsi.docids.files.storage import digest, write_json, writing_to
+from dsi.docids.query_memory import QueryMemory, same
 from dsi.docids.schemes import make_docids
 from dsi.docids.tree import DocidTree
 from dsi.docids.words.bm25 import BM25, NO_MODEL
@@ -390,13 +392,14 @@ class TrainingRun:
             shutil.rmtree(self.folder / part)
 
     def train_generator(self) -> None:
-        """Run stages `lexical` and `generator`, then finish the index."""
+        """Run stages `lexical`, `generator` and `memory`, then finish the index."""
         with self.writing():
             self._check_needs("generator")
             self._build_lexical()
             with self._stage("generator", package_of(OBJECTIVES, self.config.objective.name)) as key:
                 if key:
                     self._train_generator(key)
+            self._remember()
             self._finish()
 
     def _train_generator(self, key: str) -> None:
@@ -453,6 +456,21 @@ class TrainingRun:
             with self._stages.writing("lexical", key) as folder:
                 lexical.save(folder)
         return None
+
+    def _remember(self) -> None:
+        """Run stage `memory`: the train queries and their documents, as the index's encoder reads them."""
+        with self._stage("memory") as key:
+            if not key or not self.processes.is_main:
+                return
+            memory, wanted = QueryMemory(self.config.memory), self.config.memory.train_queries
+            pairs = self.collection.pairs("train") if wanted and self.config.generator.docid_tokens == "tied" else []
+            if pairs:
+                encoder = load_encoder(self.folder, self.config.encoder, self.device)
+                queries = [same(self.collection.queries[query_id]) for query_id, _ in pairs]
+                vectors = encoder.encode(encoder.query_texts(queries), "query")
+                memory = memory.learn(queries, np.array([row for _, row in pairs]), vectors)
+            with self._stages.writing("memory", key) as folder:
+                memory.save(folder)
 
     # Checks before the first write.
 

@@ -12,12 +12,12 @@ from dsi.docids.tree import DocidTree
 from dsi.search.engine import Engine
 from dsi.search.queries import EncodedQueries
 from dsi.search.request import SearchConfig, SearchRequest
-from dsi.search.results import EXTRA, WALK, WORDS, SearchResult, Trace
+from dsi.search.results import EXTRA, MEMORY, WALK, WORDS, SearchResult, Trace
 
 _PRUNED_SHOWN = 2
 _SHOWN = 5e-4
 """Parts of a score below this are not printed."""
-_NAMES = {WALK: "walk", WORDS: "words", EXTRA: "extra scores"}
+_NAMES = {WALK: "walk", WORDS: "words", EXTRA: "extra scores", MEMORY: "memory"}
 
 
 @dataclass
@@ -32,7 +32,7 @@ class ExplainedNode:
         label: the document's title; for an inner node, the title of a document below it.
         doc_id: of the document; "" for an inner node.
         rank: final rank of a document that was returned, at the place that won if it has several; else None.
-        found_by: for a document, what found it: "walk", "words", "extra scores".
+        found_by: for a document, what found it: "walk", "words", "extra scores", "memory".
         parts: for a document that was returned, {name: what that part contributes to its score}.
         children: its children that were scored, best first.
     """
@@ -127,7 +127,8 @@ def _meaning(engine: Engine, config: SearchConfig) -> str:
     lexical = engine.lexical if config.lexical_weight else None
     words = f" + {config.lexical_weight:.3g} {lexical.name}" if lexical else ""
     tokens = f" + {config.token_weight:.3g} tokens" if config.token_weight and engine.tree.tokens is not None else ""
-    return f"score of a node = q.v + bonus, of a document = dense{words}{tokens}"
+    memory = f" + {config.memory_weight:.3g} memory" if config.memory_weight and len(engine.memory) else ""
+    return f"score of a node = q.v + bonus, of a document = dense{words}{tokens}{memory}"
 
 
 class _Nodes:

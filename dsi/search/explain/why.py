@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 
 from dsi.contrastive.encoder import Encoder
 from dsi.docids.files.checks import printable
+from dsi.docids.query_memory import Earlier
 from dsi.search.engine import Engine, count_documents
 from dsi.search.explain.explanation import ExplainedNode, Explanation, explain
 from dsi.search.explain.matches import StoredText, matched_words
@@ -27,6 +28,7 @@ _TOLERANCE = 1e-5
 """Scores that are relatively closer than this are equal: the order of sums decides between them."""
 _RANKED = 10_000
 """With (level, digit) and word tokens, documents of larger indexes are not ranked: the decoder would run over every node."""
+_EARLIER_SHOWN = 3
 _SHOWN = 5e-4
 """Parts of a score below this are not printed."""
 
@@ -81,6 +83,7 @@ class DocumentExplanation:
         reason: all this in a sentence or two.
         matches: the words of the query, and the words of the document that they found.
         passage_span: first character, and one past the last, of the piece of its text that is scored; None if it is one piece.
+        earlier: the earlier queries that speak for it, nearest first.
     """
 
     query: str
@@ -99,12 +102,16 @@ class DocumentExplanation:
     reason: str
     matches: list[Match]
     passage_span: tuple[int, int] | None = None
+    earlier: Sequence[Earlier] = ()
 
     def __str__(self) -> str:
         parts = " + ".join(f"{value:.3f} {name}" for name, value in self.parts.items() if abs(value) >= _SHOWN)
         lines = [f'{self.label} ({self.doc_id}) for "{self.query}"', self.reason, f"score {self.score:.3f} = {parts}"]
         if self.passage_span:
             lines.append("its passage: characters {} to {} of its text".format(*self.passage_span))
+        for own in self.earlier[:_EARLIER_SHOWN]:
+            times = f", {own.times} times" if own.times > 1 else ""
+            lines.append(f"taken for the earlier query {own.query}{times} (cosine {own.cosine:.3f})")
         lines += [_step_line(step) for step in self.path]
         for match in sorted(self.matches, key=lambda match: -match.share):
             found = ", ".join(dict.fromkeys(span.text + " (title)" * (span.field == "title") for span in match.spans))
@@ -204,6 +211,7 @@ class AnsweredQuery:
             reason=reason,
             matches=matches,
             passage_span=self.engine.tree.spans_at(np.array([position]))[0],
+            earlier=self.engine.earlier(self.encoded.batches[0], self.request, row),
         )
 
     def search(self, k: int | None = None, **changes: Any) -> SearchResult:

@@ -4,7 +4,7 @@ import { ask, documents, make, number } from "./dom.js";
 import { drawTree, foundBy, sumOf } from "./tree.js";
 
 const $ = (id) => document.getElementById(id);
-const SLIDERS = { beam_width: 0, candidates: 0, alpha: 2, lexical_weight: 3, token_weight: 2 }; // decimals
+const SLIDERS = { beam_width: 0, candidates: 0, alpha: 2, lexical_weight: 3, token_weight: 2, memory_weight: 1 }; // decimals
 const PAGE = 10; // answers, and as many again with "More answers"
 let index, latest = 0, resting = 0, shown = null, k = PAGE;
 
@@ -41,19 +41,19 @@ function settings() {
 }
 
 function limitSliders() {
-  const { columns, lexical, tied, tokens, limits, search_config: config } = index;
+  const { columns, lexical, tied, tokens, memory, limits, search_config: config } = index;
   $("columns").textContent = `a condition on ${Object.keys(columns).join(", ")}`;
   $("beam_width").max = Math.min(Math.max(50, config.beam_width), limits.max_beam_width);
   $("candidates").min = Math.min(10, config.candidates);
   $("candidates").max = Math.min(Math.max(500, config.candidates), limits.max_candidates);
-  for (const name of ["lexical_weight", "token_weight"]) {
+  for (const name of ["lexical_weight", "token_weight", "memory_weight"]) {
     const heaviest = config[name] ? 4 * config[name] : name === "token_weight" ? 1 : 0.2;
     $(name).max = heaviest;
     $(name).step = heaviest / 40;
   }
   $("lexical-name").textContent = lexical ?? "";
   const takesWords = lexical !== null && tied;
-  for (const [name, taken] of [["candidates", tied], ["lexical_weight", takesWords], ["token_weight", tokens]]) {
+  for (const [name, taken] of [["candidates", tied], ["lexical_weight", takesWords], ["token_weight", tokens], ["memory_weight", memory > 0]]) {
     $(name).closest(".setting").hidden = $(name).disabled = !taken;
   }
 }
@@ -138,6 +138,7 @@ function howFound({ config, walked, read, levels }) {
   if (walked) said.push(`beam width ${config.beam_width}`);
   if (config.lexical_weight && !$("lexical_weight").disabled) said.push(`${index.lexical} ${Number(config.lexical_weight.toPrecision(3))}`);
   if (config.token_weight && index.tokens) said.push(`late interaction ${Number(config.token_weight.toPrecision(3))}`);
+  if (config.memory_weight && index.memory) said.push(`memory ${Number(config.memory_weight.toPrecision(3))}`);
   const kept = walked ? levels.flatMap(({ scored, kept }, level) => (scored ? [`level ${level + 1}: ${kept} of ${scored} kept`] : [])) : [];
   return [said.join(", "), ...kept, `${read} ${index.tied ? "vectors read" : "nodes scored"}`].join("; ");
 }

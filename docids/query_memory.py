@@ -1,0 +1,411 @@
+"""What users asked and which documents they took: pairs of an earlier query and a document, compared with later queries.
+
+A document's share of a query is that of the nearest earlier queries, as kNN language models have it: each counts by its cosine
+and by how often its pair was learned. The score is the square of this share times the cosine of the nearest one, so that the
+memory says much where a query was asked before and its neighbours agree, and little elsewhere. Cosines are measured from the
+mean cosine of the documents, because those of some encoders are all high.
+
+A query is kept as its vector and a keyed hash; its text only where the owner wants it. What is kept is a function of what was
+learned, in whatever order: above the limit of a document, the pairs with the smallest hashes. Nothing is changed in place.
+Knows neither encoders nor texts of documents.
+"""
+
+import hashlib
+import json
+import logging
+import secrets
+import unicodedata
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass, field, replace
+from functools import cached_property
+from itertools import pairwise
+from pathlib import Path
+from typing import NamedTuple, Self
+
+import numpy as np
+from numpy.typing import NDArray
+
+from dsi.docids.files.declarations import Count, create_settings, settings
+from dsi.docids.files.reading import RESTORE, is_finite, read_json, read_tensors
+from dsi.docids.files.storage import link, save_tensors, write_json
+from dsi.docids.tree import DocidTree
+from dsi.docids.types import Bools, Floats, Ints, Rows
+
+logger = logging.getLogger(__name__)
+
+NEAREST, TEMPERATURE = 50, 0.2
+"""How many earlier queries have a share, and by which cosine their weight falls to 1/e (docs/experiments/memory.md)."""
+_BLOCK = 2_048
+"""Pairs of a block, about: the block of a pair is written again when it is learned, and the others are linked."""
+_PRODUCTS = 2**24
+"""Cosines in memory at a time: 64 MB."""
+_SAMPLE = 1_000
+"""Documents whose cosines are measured."""
+_HIGHEST = 0.9
+"""Mean cosine of documents that is taken into account, at most."""
+_TIE, _EDGE = 1e-5, 1e-6
+_MOST = np.iinfo(np.int32).max
+_CONFIG = "config.json"
+
+
+@settings("memory")
+class MemoryConfig:
+    """What an index remembers of queries (section `[memory]`)."""
+
+    train_queries: bool = True
+    """Remember the train queries of the collection, when the index is trained; `retriever.learn` takes others at any time."""
+    keep_queries: bool = False
+    """Keep the texts of queries, which explanations then show; else only their vectors, and hashes with a secret key. Texts
+    and the key are never pushed to the Hub, and a server shows no texts."""
+    limit: Count = 2_000
+    """Pairs that are remembered of one document, at most: those of the queries with the smallest hashes, in whatever order
+    they came."""
+
+
+class Spread(NamedTuple):
+    """How the vectors of a collection lie: the mean cosine of two documents, and their mean length."""
+
+    cosine: float
+    length: float
+
+    @classmethod
+    def from_tree(cls, tree: DocidTree) -> Self:
+        """Measure it on documents from all over a tree."""
+        occupied = np.flatnonzero(tree.doc_rows >= 0)
+        places = occupied[np.unique(np.linspace(0, len(occupied) - 1, _SAMPLE).astype(np.int64))]
+        vectors, count = tree.embeddings[places], len(places)
+        total = float((normalised(vectors).sum(axis=0) ** 2).sum())
+        cosine = (total - count) / max(count * (count - 1), 1)
+        return cls(float(np.clip(cosine, 0, _HIGHEST)), float(np.linalg.norm(vectors, axis=1).mean()))
+
+
+class Earlier(NamedTuple):
+    """An earlier query of a document: its text, or its hash; its cosine with a query; how often the pair was learned."""
+
+    query: str
+    cosine: float
+    times: int
+
+
+@dataclass(frozen=True, eq=False)
+class Pairs:
+    """Pairs of an earlier query and a document, ascending by key and then by row.
+
+    Attributes:
+        keys: [n] hashes of the queries.
+        rows: [n] of the documents.
+        counts: [n] how often each was learned.
+        vectors: [n, dim] of the queries, of length 1.
+        texts: [n] of the queries; "" where it is not kept.
+    """
+
+    keys: NDArray[np.uint64]
+    rows: NDArray[np.int32]
+    counts: NDArray[np.int32]
+    vectors: Floats
+    texts: NDArray[np.object_]
+
+    def __len__(self) -> int:
+        return len(self.keys)
+
+    @cached_property
+    def name(self) -> str:
+        """The name of a file that holds these pairs and nothing else."""
+        content = hashlib.sha256(json.dumps(self.texts.tolist()).encode())
+        for array in (self.keys, self.rows, self.counts, self.vectors):
+            content.update(np.ascontiguousarray(array).data)
+        return f"{content.hexdigest()[:32]}.safetensors"
+
+    def select(self, which: "Ints | Bools | slice") -> "Pairs":
+        """Return some of the pairs."""
+        return Pairs(*(column[which] for column in self._columns))  # type: ignore[arg-type]
+
+    @property
+    def _columns(self) -> tuple[NDArray[np.generic], ...]:
+        return self.keys, self.rows, self.counts, self.vectors, self.texts
+
+    @classmethod
+    def join(cls, parts: Sequence["Pairs"]) -> "Pairs":
+        """Return all pairs in order, each once, with the sum of its counts."""
+        columns = zip(*(part._columns for part in parts), strict=True)
+        every = cls(*(np.concatenate(column) for column in columns))  # type: ignore[arg-type]
+        every = every.select(np.lexsort((every.rows, every.keys)))  # stable: of equal ones the first stays
+        is_new = np.ones(len(every), dtype=bool)
+        is_new[1:] = (np.diff(every.keys) != 0) | (np.diff(every.rows) != 0)
+        if is_new.all():
+            return every
+        counts = np.add.reduceat(every.counts, np.flatnonzero(is_new), dtype=np.int64)
+        return replace(every.select(is_new), counts=np.minimum(counts, _MOST).astype(np.int32))
+
+    def moved(self, rows: Ints) -> "Pairs":
+        """Return the pairs by new rows of documents [documents], without those whose row is -1."""
+        own = rows[self.rows].astype(np.int32)
+        if np.array_equal(own, self.rows):
+            return self
+        return Pairs.join([replace(self, rows=own).select(own >= 0)])
+
+    def save(self, path: Path) -> None:
+        """Write the pairs as one safetensors file."""
+        arrays = {name: getattr(self, name) for name in ("rows", "counts", "vectors")}
+        texts = np.frombuffer(json.dumps(self.texts.tolist()).encode(), dtype=np.uint8)
+        save_tensors({"keys": self.keys[:, None].view(np.uint8), "texts": texts, **arrays}, path)
+
+    @classmethod
+    def load(cls, path: Path) -> "Pairs":
+        """Return what `save` wrote.
+
+        Raises:
+            ValueError: truncated or altered.
+        """
+        arrays = read_tensors(path, _ARRAYS)
+        keys, rows, counts, vectors = (np.array(arrays[name]) for name in ("keys", "rows", "counts", "vectors"))
+        try:
+            texts = np.array(["", *json.loads(arrays["texts"].tobytes())], dtype=np.object_)[1:]
+            pairs = cls(keys.view(np.uint64)[:, 0], rows, counts, vectors, texts)
+            fits = len({len(column) for column in pairs._columns}) == 1 and len(pairs) > 0
+            if not fits or not all(isinstance(text, str) for text in texts):
+                raise ValueError("columns of different lengths")
+        except (ValueError, IndexError, RecursionError):
+            raise ValueError(f"{path} does not hold pairs of queries and documents; {RESTORE}.") from None
+        pairs.__dict__["name"] = path.name
+        return pairs
+
+
+_ARRAYS: dict[str, tuple[type[np.generic], int]] = {
+    "keys": (np.uint8, 2), "rows": (np.int32, 1), "counts": (np.int32, 1), "vectors": (np.float32, 2),
+    "texts": (np.uint8, 1),
+}  # fmt: skip
+
+
+@dataclass(frozen=True, eq=False)
+class QueryMemory:
+    """The pairs that an index has learned.
+
+    Args:
+        config: what is kept.
+        key: of the hashes; made when the first pair is learned.
+        blocks: the pairs by the leading bits of their keys, a power of two in number.
+    """
+
+    config: MemoryConfig = field(default_factory=MemoryConfig)
+    key: bytes = b""
+    blocks: tuple[Pairs, ...] = ()
+
+    def __len__(self) -> int:
+        return sum(map(len, self.blocks))
+
+    # Learning.
+
+    def learn(self, queries: Sequence[str], rows: Ints, vectors: Floats) -> "QueryMemory":
+        """Return the memory with more pairs; one that is known counts once more.
+
+        Args:
+            queries: [n] their texts.
+            rows: [n] of the documents.
+            vectors: [n, dim] of the queries, of any length.
+        """
+        memory = self if self.key else replace(self, key=secrets.token_bytes(16))
+        texts = [same(query) if self.config.keep_queries else "" for query in queries]
+        columns = rows.astype(np.int32), np.ones(len(rows), np.int32), normalised(vectors)
+        new = Pairs(memory._keys(queries), *columns, np.array(["", *texts], dtype=np.object_)[1:])
+        return memory._with(Pairs.join([new]))._within_limit()
+
+    def _with(self, new: Pairs) -> "QueryMemory":
+        count = _blocks(len(self) + len(new))
+        memory = self._split(count)
+        blocks = list(memory.blocks)
+        for number, own in enumerate(_split(new, count)):
+            if len(own):
+                blocks[number] = Pairs.join([blocks[number], own]) if len(blocks[number]) else own
+        return replace(memory, blocks=tuple(blocks))._split()
+
+    def _split(self, count: int = 0) -> "QueryMemory":
+        """Return the memory in a number of blocks, by default the one that its pairs need."""
+        count = count or _blocks(len(self))
+        if len(self.blocks) == count:
+            return self
+        blocks = _split(Pairs.join([*filter(len, self.blocks)]), count) if len(self) else (_NOTHING,) * count
+        return replace(self, blocks=blocks)
+
+    def _within_limit(self) -> "QueryMemory":
+        """Return the memory with the first pairs of each document by their keys, as many as the limit says."""
+        rows = np.concatenate([block.rows for block in self.blocks])  # ascending by key
+        counts = np.bincount(rows)
+        if counts.max() <= self.config.limit:
+            return self
+        order = np.argsort(rows, kind="stable")
+        rank = np.empty(len(rows), dtype=np.int64)
+        rank[order] = np.arange(len(rows)) - np.repeat(np.cumsum(counts) - counts, counts)
+        logger.warning(
+            "%d pairs are left out: at most %d of a document are remembered (memory.limit), those with the smallest hashes.",
+            int((rank >= self.config.limit).sum()), self.config.limit,
+        )  # fmt: skip
+        return self._where(rank < self.config.limit)
+
+    def _where(self, kept: Bools) -> "QueryMemory":
+        """Return the memory with some of its pairs."""
+        parts = np.split(kept, np.cumsum([len(block) for block in self.blocks])[:-1])
+        blocks = (block if own.all() else block.select(own) for block, own in zip(self.blocks, parts, strict=True))
+        return replace(self, blocks=tuple(blocks))._split()
+
+    def forget(self, queries: Sequence[str], rows: Ints) -> "QueryMemory":
+        """Return the memory without some pairs, each with all that it counts; with a query "" all pairs of the document."""
+        if not len(self):
+            return self
+        whole = [row for query, row in zip(queries, rows.tolist(), strict=True) if not query]
+        gone = set(zip(self._keys(queries).tolist(), rows.tolist(), strict=True))
+        pairs = ((block, zip(block.keys.tolist(), block.rows.tolist(), strict=True)) for block in self.blocks)
+        kept = [np.array([pair not in gone for pair in own], bool) & ~np.isin(b.rows, whole) for b, own in pairs]
+        return self._where(np.concatenate(kept))
+
+    def moved(self, rows: Ints) -> "QueryMemory":
+        """Return the memory after an update of the documents: `rows` [documents before] are their new rows, -1 if removed."""
+        return replace(self, blocks=tuple(block.moved(rows) for block in self.blocks))._split()
+
+    def published(self) -> "QueryMemory":
+        """Return the memory without texts and key."""
+        blocks = (replace(block, texts=np.full(len(block), "", dtype=np.object_)) for block in self.blocks)
+        return replace(self, key=b"", blocks=tuple(blocks))
+
+    def _keys(self, queries: Sequence[str]) -> NDArray[np.uint64]:
+        """[n] keyed hashes of queries."""
+        sums = (hashlib.blake2b(same(query).encode(), digest_size=8, key=self.key).digest() for query in queries)
+        return np.array([int.from_bytes(own) for own in sums], dtype=np.uint64)
+
+    # Remembering.
+
+    def scores(self, queries: Floats, spread: Spread) -> list[tuple[Rows, Floats]]:
+        """Return for each query [batch, dim] the rows [n], ascending, of the documents that have a share, and their scores [n].
+
+        A score is (c s)^2, in the unit of dense scores: c the cosine of the nearest earlier query, s the document's share.
+        """
+        units = np.linalg.norm(queries, axis=1) * spread.length * (1 - spread.cosine)
+        found = []
+        for unit, (places, cosines) in zip(units.tolist(), self._nearest(queries), strict=True):
+            above = (cosines - spread.cosine) / (1 - spread.cosine)
+            rows, numbers = np.unique(self._rows[places], return_inverse=True)
+            weights = _kernel(above) * np.log2(1 + self._counts[places].astype(np.float64))
+            shares = np.bincount(numbers, weights) / weights.sum()
+            found.append((rows.astype(np.int64), (unit * (max(above.max(), 0) * shares) ** 2).astype(np.float32)))
+        return found
+
+    def earlier(self, query: Floats, row: int) -> list[Earlier]:
+        """Return the nearest earlier queries of a document that have a share of a query [dim], nearest first."""
+        ((places, cosines),) = self._nearest(query[None])
+        texts = np.concatenate([block.texts for block in self.blocks])
+        keys = np.concatenate([block.keys for block in self.blocks])
+        own = [at for at in np.argsort(-cosines, kind="stable").tolist() if self._rows[places[at]] == row]
+        return [
+            Earlier(texts[places[at]] or f"#{keys[places[at]]:016x}", float(cosines[at]), int(self._counts[places[at]]))
+            for at in own
+        ]
+
+    def _nearest(self, queries: Floats) -> Iterator[tuple[Ints, Floats]]:
+        """Yield for each query the numbers and cosines of the nearest pairs, and of all that are as near as the next one."""
+        unit, step = normalised(queries), max(1, _PRODUCTS // max(len(self), 1))
+        for start in range(0, len(unit), step):
+            part = unit[start : start + step]
+            products = np.concatenate([part @ block.vectors.T for block in filter(len, self.blocks)], axis=1)
+            for own in products:
+                last = np.partition(own, len(own) - NEAREST - 1)[len(own) - NEAREST - 1] if len(own) > NEAREST else -2
+                places = np.flatnonzero(own >= last - _TIE)
+                yield places, own[places]
+
+    @cached_property
+    def _rows(self) -> Ints:
+        return np.concatenate([block.rows for block in self.blocks])
+
+    @cached_property
+    def _counts(self) -> Ints:
+        return np.concatenate([block.counts for block in self.blocks])
+
+    # Files.
+
+    def save(self, folder: Path, before: Path | None = None) -> None:
+        """Write the memory into a folder; blocks that `before` holds are linked from there."""
+        folder.mkdir(parents=True, exist_ok=True)
+        for block in filter(len, self.blocks):
+            if before and (before / block.name).exists():
+                link(before / block.name, folder / block.name)
+            else:
+                block.save(folder / block.name)
+        write_json(folder / _CONFIG, {"settings": asdict(self.config), "key": self.key.hex()})
+
+    @classmethod
+    def load(cls, folder: Path) -> "QueryMemory":
+        """Return what `save` wrote.
+
+        Raises:
+            FileNotFoundError: no such folder.
+            ValueError: a file was truncated or altered.
+        """
+        path = folder / _CONFIG
+        record = read_json(path)
+        try:
+            key = bytes.fromhex(record["key"])
+            config = create_settings(MemoryConfig, record["settings"], str(path), "memory")
+        except (KeyError, TypeError):
+            raise ValueError(f"{path} must have key and settings; {RESTORE}.") from None
+        found = [Pairs.load(path) for path in sorted(folder.glob("*.safetensors"))]
+        count = _blocks(sum(map(len, found)))
+        blocks = [_NOTHING] * count
+        for own in found:
+            blocks[int(_prefixes(own.keys[:1], count)[0])] = own
+        return cls(config, key, tuple(blocks))
+
+    def problem(self, dim: int, documents: int) -> str:
+        """Return what is wrong with the arrays, or an empty string."""
+        for number, block in enumerate(self.blocks):
+            if not len(block):
+                continue
+            in_order = Pairs.join([block]).keys if len(block) > 1 else block.keys
+            if not np.array_equal(in_order, block.keys) or (_prefixes(block.keys, len(self.blocks)) != number).any():
+                return "pairs of the memory are not in order"
+            if block.vectors.shape[1] != dim or not is_finite(block.vectors):
+                return "vectors of the memory do not fit the documents"
+            if block.counts.min() < 1 or not 0 <= block.rows.min() <= block.rows.max() < documents:
+                return "the memory has documents that the index lacks"
+        return ""
+
+
+_NOTHING = Pairs(
+    np.zeros(0, np.uint64), np.zeros(0, np.int32), np.zeros(0, np.int32), np.zeros((0, 0), np.float32),
+    np.zeros(0, np.object_),
+)  # fmt: skip
+
+
+def same(query: str) -> str:
+    """Return the form of a query that is alike for queries which differ in spaces, or in how characters are composed."""
+    return " ".join(unicodedata.normalize("NFC", query).split())
+
+
+def normalised(vectors: Floats) -> Floats:
+    """Return vectors [n, dim] of length 1; those of length 0 stay."""
+    lengths = np.linalg.norm(vectors, axis=1, keepdims=True)
+    return np.asarray(vectors / np.where(lengths > 0, lengths, 1), dtype=np.float32)
+
+
+def _kernel(cosines: Floats) -> NDArray[np.float64]:
+    """[n] weights of the nearest earlier queries, 1 for the nearest.
+
+    They fall to 0 at the first one that has no share, so that no score jumps where two are equally near.
+    """
+    weights = np.exp((cosines.astype(np.float64) - cosines.max()) / TEMPERATURE)
+    return weights - (1 - _EDGE) * weights.min() if len(weights) > NEAREST else weights
+
+
+def _blocks(pairs: int) -> int:
+    """Return into how many blocks some pairs are split: a power of two, 0 without pairs."""
+    return 1 << max(0, (pairs - 1) // _BLOCK).bit_length() if pairs else 0
+
+
+def _prefixes(keys: NDArray[np.uint64], count: int) -> NDArray[np.uint64]:
+    """[n] the leading bits of keys, which number `count` blocks."""
+    bits = count.bit_length() - 1
+    return keys >> np.uint64(64 - bits) if bits else np.zeros(len(keys), np.uint64)
+
+
+def _split(pairs: Pairs, count: int) -> tuple[Pairs, ...]:
+    """Return pairs in blocks, by the leading bits of their keys."""
+    edges = np.searchsorted(_prefixes(pairs.keys, count), np.arange(count + 1, dtype=np.uint64))
+    return tuple(pairs.select(slice(*edge)) for edge in pairwise(edges))

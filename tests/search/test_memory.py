@@ -1,0 +1,328 @@
+"""What an index learns from use: scores by definition, order, limit, updates, files, privacy, bad input."""
+
+import itertools
+import json
+import logging
+import os
+import re
+import signal
+import time
+from random import Random
+
+import numpy as np
+import pytest
+
+import dsi
+from dsi.commands.main import main
+from dsi.docids.query_memory import NEAREST, TEMPERATURE, MemoryConfig, QueryMemory, Spread, same
+from dsi.store.loading import updating
+from dsi.store.retriever import GenerativeRetriever
+from tests.support.kills import fork, status_of
+from tests.support.small import random_generator
+from tests.support.small_index import DOCUMENTS, small_index
+
+PAIRS = [
+    ("which planet has rings", DOCUMENTS[3]["doc_id"]),
+    ("longest river of the continent", DOCUMENTS[7]["doc_id"]),
+    ("which planet has rings", DOCUMENTS[9]["doc_id"]),
+    ("a metal that is light", DOCUMENTS[3]["doc_id"]),
+]
+FLAT = Spread(0.0, 1.0)
+
+
+@pytest.fixture
+def retriever(encoder) -> GenerativeRetriever:
+    index = small_index(encoder, tied=True)
+    index.search_config = dsi.SearchConfig(lexical_weight=0.1, memory_weight=2.0, candidates=3, beam_width=2)
+    return index
+
+
+def vectors_of(count: int, seed: int = 0) -> np.ndarray:
+    vectors = np.random.default_rng(seed).normal(size=(count, 16)).astype(np.float32)
+    return vectors / np.linalg.norm(vectors, axis=1, keepdims=True)
+
+
+def remembered(memory: QueryMemory) -> set[tuple[int, int, int]]:
+    columns = [(own.keys.tolist(), own.rows.tolist(), own.counts.tolist()) for own in memory.blocks]
+    return {pair for own in columns for pair in zip(*own, strict=True)}
+
+
+def literal_scores(pairs: dict, vectors: dict, query: np.ndarray, spread: Spread) -> dict[int, float]:
+    """{row: score} by definition: pairs {(text, row): count}, vectors {text: vector}."""
+    near = sorted(((float(vectors[text] @ query), text, row) for text, row in pairs), reverse=True)
+    cosines = [(cosine - spread.cosine) / (1 - spread.cosine) for cosine, _, _ in near]
+    floor = np.exp((cosines[NEAREST] - cosines[0]) / TEMPERATURE) if len(near) > NEAREST else 0.0
+    weights: dict[int, float] = {}
+    for cosine, (_, text, row) in list(zip(cosines, near, strict=True))[:NEAREST]:
+        weight = np.exp((cosine - cosines[0]) / TEMPERATURE) - floor
+        weights[row] = weights.get(row, 0.0) + weight * np.log2(1 + pairs[text, row])
+    total = sum(weights.values())
+    unit = np.linalg.norm(query) * spread.length * (1 - spread.cosine)
+    return {row: unit * (max(cosines[0], 0) * weight / total) ** 2 for row, weight in weights.items()}
+
+
+@pytest.mark.parametrize("spread", [FLAT, Spread(0.3, 2.0)])
+@pytest.mark.parametrize("count", [7, 400])
+def test_scores_are_those_of_the_definition(count, spread):
+    random, vectors = Random(count), dict(zip(map(str, range(count)), vectors_of(count), strict=True))
+    learned = [(random.choice(list(vectors)), random.randrange(9)) for _ in range(2 * count)]
+    texts, rows = zip(*learned, strict=True)
+    memory = QueryMemory().learn(texts, np.array(rows), np.stack([vectors[text] for text in texts]))
+    pairs = {pair: learned.count(pair) for pair in learned}
+    assert len(memory) == len(pairs)
+    for query, (found, scores) in zip(queries := vectors_of(20, 1), memory.scores(queries, spread), strict=True):
+        expected = literal_scores(pairs, vectors, query, spread)
+        assert dict(zip(found.tolist(), scores.tolist(), strict=True)) == pytest.approx(
+            {row: expected.get(row, 0.0) for row in found.tolist()}, abs=2e-5
+        )
+        assert set(expected) <= set(found.tolist())
+
+
+def test_a_shift_of_all_cosines_changes_no_order_and_no_weight():
+    """Vectors with a common part, as of encoders whose cosines are all high: a score is the same share of dense ones."""
+    vectors, queries, rows = vectors_of(300), vectors_of(10, 1), np.arange(300) % 7
+
+    def shifted(own: np.ndarray) -> np.ndarray:  # cosines c become .8 + .2 c
+        return np.hstack([np.sqrt(0.2) * own, np.full((len(own), 1), np.sqrt(0.8), np.float32)])
+
+    plain = QueryMemory().learn(list(map(str, rows)), rows, vectors).scores(queries, FLAT)
+    moved = QueryMemory().learn(list(map(str, rows)), rows, shifted(vectors)).scores(shifted(queries), Spread(0.8, 1.0))
+    for (found, own), (same_rows, others) in zip(plain, moved, strict=True):
+        assert found.tolist() == same_rows.tolist()
+        np.testing.assert_allclose(others, 0.2 * own, atol=1e-5)
+
+
+@pytest.mark.parametrize("limit", [10**6, 20])
+def test_a_thousand_pairs_one_by_one_in_two_orders_are_those_of_all_at_once(limit, caplog):
+    random, vectors = Random(0), vectors_of(700)
+    drawn = [(random.randrange(700), random.choice([0, 0, 0, 1, 2, 3, *range(40)])) for _ in range(1000)]
+    empty = QueryMemory(MemoryConfig(limit=limit), key=b"key")
+
+    def learned(pairs, step) -> QueryMemory:
+        memory = empty
+        for own in (pairs[start : start + step] for start in range(0, len(pairs), step)):
+            numbers, rows = (np.array(column) for column in zip(*own, strict=True))
+            noise = 1 + 1e-7 * np.random.default_rng(int(numbers[0])).normal(size=(len(numbers), 16))
+            memory = memory.learn(
+                [f"q{number}" for number in numbers], rows, vectors[numbers] * noise.astype(np.float32)
+            )
+        return memory
+
+    whole = learned(drawn, 1000)
+    for pairs in (drawn, random.sample(drawn, 1000)):
+        memory = learned(pairs, 1)
+        assert remembered(memory) == remembered(whole)
+        for (rows, scores), (others, expected) in zip(
+            memory.scores(vectors_of(50, 1), FLAT), whole.scores(vectors_of(50, 1), FLAT), strict=True
+        ):
+            assert rows.tolist() == others.tolist()
+            np.testing.assert_allclose(scores, expected, atol=1e-5)
+    most = np.bincount(np.concatenate([block.rows for block in whole.blocks])).max()
+    assert most == limit if limit == 20 else most > 100
+    assert ("are left out: at most 20 of a document" in caplog.text) == (limit == 20)
+
+
+def test_blocks_hold_the_pairs_and_are_linked_where_they_stay(tmp_path):
+    vectors = vectors_of(6000)
+    memory = QueryMemory(key=b"k").learn([str(n) for n in range(6000)], np.arange(6000) % 500, vectors)
+    assert len(memory.blocks) == 4
+    memory.save(tmp_path / "a")
+    again = QueryMemory.load(tmp_path / "a")
+    assert remembered(again) == remembered(memory)
+    assert again.problem(16, 500) == ""
+    assert again.problem(16, 499)
+    assert again.problem(17, 500)
+    more = again.learn(["new"], np.array([3]), vectors_of(1, 5))
+    more.save(tmp_path / "b", tmp_path / "a")
+    shared = {path.name for path in (tmp_path / "b").iterdir() if path.stat().st_nlink > 1}
+    assert len(shared) == 3
+    assert remembered(QueryMemory.load(tmp_path / "b")) == remembered(more)
+    assert remembered(more.forget(["new"], np.array([3]))) == remembered(memory)
+    few = more.forget(["", ""], np.array([3, 4]))
+    assert len(few) == 6000 - 24
+    moved = few.moved(np.concatenate([np.full(100, -1), np.arange(400)]))
+    assert len(moved) == 4800
+    assert len(moved.moved(np.full(400, -1)).blocks) == 0
+
+
+def test_all_methods_rank_by_what_was_learned(retriever):
+    options = {"k": 5}
+    query = "which planet has rings"
+    before = {hit.doc_id: hit.score for hit in retriever.search(query, k=50, method="exact")}
+    assert retriever.learn(PAIRS) == 4
+    exact = retriever.search(query, k=50, method="exact")
+    followed = retriever.follow([query], [[hit.doc_id for hit in exact]])
+    parts = dict(zip([hit.doc_id for hit in exact], followed.parts["memory"][0].tolist(), strict=True))
+    assert {doc_id for doc_id, part in parts.items() if part} == {PAIRS[0][1], PAIRS[1][1], PAIRS[2][1]}
+    for hit in exact:
+        assert hit.score == pytest.approx(before[hit.doc_id] + parts[hit.doc_id], abs=1e-5)
+    found = retriever.search(query, **options)  # beam and candidates are too few without the memory
+    assert {PAIRS[0][1], PAIRS[2][1]} <= {hit.doc_id for hit in found}
+    assert [hit.doc_id for hit in found] == [hit.doc_id for hit in exact][:5] or not found.exact
+    denied = retriever.search(query, deny=[PAIRS[0][1]], **options)
+    assert PAIRS[0][1] not in {hit.doc_id for hit in denied}
+    assert {hit.doc_id: hit.score for hit in retriever.search(query, k=50, method="exact", memory_weight=0.0)} == before
+    assert "memory" in str(retriever.explain(query))
+
+
+def test_certificates_hold_with_the_memory(retriever):
+    random = Random(0)
+    ids = [document["doc_id"] for document in DOCUMENTS[:50]]
+    retriever.learn([(document["title"], random.choice(ids)) for document in DOCUMENTS[:50]])
+    proven = 0
+    for document, width in itertools.product(DOCUMENTS[:25], (1, 4, 40)):
+        query = f"{document['title']} and more"
+        found = retriever.search(query, k=3, beam_width=width)
+        exact = retriever.search(query, k=3, method="exact")
+        proven += found.exact
+        if found.exact:
+            assert [hit.score for hit in found] == pytest.approx([hit.score for hit in exact], abs=1e-5)
+    assert proven
+
+
+def test_explanations_name_earlier_queries_by_hash_or_by_text(encoder):
+    for keep, name in ((False, r"#[0-9a-f]{16}, 2 times"), (True, "which planet has rings, 2 times")):
+        index = small_index(encoder, tied=True)
+        index.search_config = dsi.SearchConfig(memory_weight=2.0)
+        index._state = index._state.changed(index.content._replace(memory=QueryMemory(MemoryConfig(keep_queries=keep))))
+        index.learn([PAIRS[0], PAIRS[0], PAIRS[1]])
+        explained = index.search("which planet has rings?").explain(PAIRS[0][1])
+        assert explained.parts["memory"] > 0
+        assert re.search(f"taken for the earlier query {name} \\(cosine", str(explained))
+        assert not index.search("which planet has rings", memory_weight=0.0).explain(PAIRS[0][1]).earlier
+
+
+def test_memory_goes_and_stays_with_its_documents(retriever, tmp_path):
+    retriever.learn(PAIRS)
+    retriever.save_pretrained(tmp_path / "run")
+    retriever.remove([PAIRS[1][1], DOCUMENTS[0]["doc_id"]])
+    assert len(retriever.memory) == 3
+    kept = {pair.doc_id: pair for pair in map(retriever.get, [PAIRS[0][1], PAIRS[2][1]])}
+    retriever.add([{"doc_id": PAIRS[0][1], "title": "Saturn", "text": "Rings."}, DOCUMENTS[51]], replace=True)
+    assert len(retriever.memory) == 3  # one that is replaced keeps what was learned
+    rows = {row for block in retriever.memory.blocks for row in block.rows.tolist()}
+    assert rows == set(retriever.documents.find(kept).values())
+    assert retriever.save_update(tmp_path / "run") == 2
+    again = GenerativeRetriever.from_pretrained(tmp_path / "run", device="cpu")
+    assert remembered(again.memory) == remembered(retriever.memory)
+    assert again.forget([(PAIRS[0][0], PAIRS[0][1]), ("", PAIRS[2][1])]) == 2
+    assert again.save_update(tmp_path / "run") == 3
+    files = sorted(path.name for path in (tmp_path / "run").iterdir() if path.is_dir())
+    assert {"docids-2", "memory-3"} <= set(files)  # learning writes no documents
+    assert len(GenerativeRetriever.from_pretrained(tmp_path / "run", device="cpu").memory) == 1
+
+
+def test_what_is_pushed_has_neither_texts_nor_the_key(encoder, tmp_path):
+    index = small_index(encoder, tied=True)
+    index._state = index._state.changed(index.content._replace(memory=QueryMemory(MemoryConfig(keep_queries=True))))
+    index.learn(PAIRS)
+    index.save_pretrained(tmp_path / "own")
+    index._write(tmp_path / "pushed", publish=True)
+    for name, has in (("own", True), ("pushed", False)):
+        content = b"".join(path.read_bytes() for path in (tmp_path / name / "memory").iterdir())
+        assert (b"planet has rings" in content) == has
+        assert (index.memory.key.hex().encode() in content) == has
+    pushed = GenerativeRetriever.from_pretrained(tmp_path / "pushed", device="cpu")
+    query = "which planet has rings"
+    scores = [[hit.score for hit in own.search(query, memory_weight=2.0)] for own in (index, pushed)]
+    assert scores[0] == pytest.approx(scores[1], abs=1e-5)
+    assert pushed.learn(PAIRS[:1]) == 1  # with a key of its own
+
+
+def test_queries_that_differ_in_spaces_are_one():
+    assert same(" a\u0308  b\n") == "ä b"
+    assert len(QueryMemory().learn(["a b", " a  b"], np.array([1, 1]), vectors_of(2))) == 1
+
+
+@pytest.mark.parametrize(
+    ("pairs", "kind", "message"),
+    [
+        ([("rings", "nowhere")], ValueError, r"No pair can be taken. learn: pairs of documents .* the first 'nowhere'"),
+        ([("  ", DOCUMENTS[0]["doc_id"])], ValueError, r"No pair can be taken. learn: pairs without a query: 1, the first"),
+        ([("rings", 1.5)], ValueError, r"learn: pair 0: the doc_id must be a string, got 1.5"),
+        (["rings"], TypeError, r"learn: pair 0 must be \(query, doc_id\), or a record with these keys, got 'rings'"),
+        ("rings", TypeError, r"learn\(\) takes a list of \(query, doc_id\), got 'rings'; put each pair into a list."),
+        ([{"query": "rings"}], ValueError, r"learn: pair 0 must have one doc_id, a text, under one of the keys positive"),
+    ],
+)  # fmt: skip
+def test_bad_pairs_are_one_clear_error(retriever, pairs, kind, message):
+    with pytest.raises(kind, match=message) as error:
+        retriever.learn(pairs)
+    assert "\n" not in str(error.value)
+    assert not len(retriever.memory)
+
+
+def test_odd_pairs_are_counted_and_the_others_are_learned(retriever, caplog):
+    own = DOCUMENTS[0]["doc_id"]
+    assert retriever.learn([("rings", "gone"), ("", own), ("rings", own), {"query": "moon", "doc_id": own}]) == 2
+    assert "learn: pairs of documents that are not in the index: 1, the first 'gone'; they are left out." in caplog.text
+    assert "learn: pairs without a query: 1" in caplog.text
+    caplog.clear()
+    assert retriever.learn([("word " * 10_000, own)]) == 1
+    assert [record.message for record in caplog.records if "cut there" in record.message] != []
+    caplog.clear()
+    assert retriever.learn([(f"query number {number}", own) for number in range(2_500)]) == 2_500
+    (line,) = [record.message for record in caplog.records if "left out" in record.message]
+    assert (
+        line
+        == "503 pairs are left out: at most 2000 of a document are remembered (memory.limit), those with the smallest hashes."
+    )
+    assert retriever.forget([("never asked", own)]) == 0
+    assert "forget: the index has learned none of these pairs." in caplog.text
+
+
+def test_an_index_of_other_tokens_learns_nothing(encoder, retriever):
+    decoder = random_generator(retriever.tree)
+    paths = GenerativeRetriever(encoder, retriever.tree, decoder, retriever.documents.dataset)
+    with pytest.raises(TypeError, match=r"learn\(\) needs an index with tied docid tokens"):
+        paths.learn(PAIRS)
+
+
+@pytest.mark.parametrize("header", ["", "query\tdoc_id\n"])
+def test_the_command_learns_and_forgets_files(retriever, tmp_path, capsys, header):
+    retriever.save_pretrained(tmp_path / "run")
+    path = tmp_path / "clicks.tsv"
+    path.write_text(header + "".join(f"{query}\t{doc_id}\n" for query, doc_id in [*PAIRS, PAIRS[0]]))
+    assert not main(["update", str(tmp_path / "run"), "--device", "cpu", "--learn", str(path)])
+    assert (
+        "0 removed, 0 added, 50 now; 5 pairs learned, 0 forgotten, 4 remembered; generation 2"
+        in capsys.readouterr().out
+    )
+    assert not main(["update", str(tmp_path / "run"), "--device", "cpu", "--forget", str(path)])
+    assert "0 pairs learned, 4 forgotten, 0 remembered; generation 3" in capsys.readouterr().out
+
+
+def test_altered_files_of_a_memory_are_refused(tmp_path):
+    QueryMemory().learn(["a"], np.array([1]), vectors_of(1)).save(tmp_path)
+    (path,) = tmp_path.glob("*.safetensors")
+    path.write_bytes(path.read_bytes().replace(b'"texts"', b'"tests"'))
+    with pytest.raises(ValueError, match="'texts' is missing, unknown or of another type"):
+        QueryMemory.load(tmp_path)
+    (tmp_path / "config.json").write_text(json.dumps({"key": 3, "settings": {}}))
+    with pytest.raises(ValueError, match="must have key and settings"):
+        QueryMemory.load(tmp_path)
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="forks processes")
+def test_two_writers_and_a_killed_one_lose_nothing_and_learn_nothing_by_half(retriever, tmp_path):
+    run = tmp_path / "run"
+    retriever.save_pretrained(run)
+
+    def writer(number: int, count: int) -> None:
+        logging.disable(logging.CRITICAL)
+        for step in range(count):
+            with updating(run):
+                index = GenerativeRetriever.from_pretrained(run, device="cpu")
+                index.learn([(f"writer {number} step {step}", DOCUMENTS[n]["doc_id"]) for n in (number, number + 10)])
+                index.save_update(run)
+
+    writers = [fork(lambda number=number: writer(number, 5)) for number in (0, 1)]
+    killed = fork(lambda: writer(2, 100))
+    time.sleep(1.0)
+    os.kill(killed, signal.SIGKILL)
+    assert [status_of(child) for child in writers] == [0, 0]
+    status_of(killed)
+    memory = GenerativeRetriever.from_pretrained(run, device="cpu").memory
+    rows = np.bincount(np.concatenate([block.rows for block in memory.blocks]), minlength=20)
+    assert rows[[0, 1, 10, 11]].tolist() == [5, 5, 5, 5]
+    assert rows[2] == rows[12]  # both pairs of a step, or none

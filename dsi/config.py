@@ -30,7 +30,7 @@ _MOST_BASES = 10
 """Configurations that a configuration stands on."""
 
 
-LEXICAL_WEIGHT, TOKEN_WEIGHT, MEMORY_WEIGHT = 0.5, 1.0, 8.0
+LEXICAL_WEIGHT, TOKEN_WEIGHT, MEMORY_WEIGHT = 0.5, 1.0, 4.0
 """What we recommend beside cosines for words, late interaction and what was learned from use, chosen across collections
 (docs/experiments/search.md and memory.md)."""
 
@@ -122,7 +122,7 @@ class Config:
             raise ValueError(
                 f'search.lexical_weight needs a lexical part, got {search.lexical_weight} with lexical.model "none"; use 0.'
             )
-        for name in ("lexical_weight", "token_weight", "memory_weight"):
+        for name in ("lexical_weight", "token_weight"):
             if not tied and getattr(search, name):
                 raise ValueError(
                     f'search.{name} needs generator.docid_tokens "tied", got {getattr(search, name)} with '

@@ -203,7 +203,7 @@ class ShardedSources(_Asking, Sources):
 
     @property
     def _needs_all(self) -> bool:
-        """Whether documents come from elsewhere than the walk, so that all shards are asked."""
+        """Whether documents come from elsewhere than the walk, so that all shards score some."""
         return self.scores.lexical is not None or self.scores.extra is not None or self.scores.has_memory
 
     def rescore(self, rows: Sequence[int], pools: Sequence[tuple[Ints, Floats]]) -> list[tuple[Ints, Floats]]:

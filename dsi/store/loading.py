@@ -51,7 +51,7 @@ from dsi.generator.base import Generator
 from dsi.generator.kinds import load_generator
 from dsi.search.request import SearchConfig
 from dsi.store.documents import document_table
-from dsi.store.updating import Content
+from dsi.store.updating import Content, changed_parts
 from dsi.store.verify import (
     CHANGING,
     FORMAT_VERSION,
@@ -425,15 +425,6 @@ def write_update(
     write_manifest_file(folder, {**manifest, **entries})
     _remove_generations(folder, parts.values())
     return int(generation)
-
-
-def changed_parts(content: Content, held: Content | None) -> list[str]:
-    """Return the names of the parts of an index that an update has changed since it was saved or loaded."""
-    if held is None:
-        return [*CHANGING]
-    same_table = content.tree is held.tree and content.documents is held.documents
-    is_same = same_table, content.lexical is held.lexical, content.memory is held.memory
-    return [name for name, same in zip(CHANGING, is_same, strict=True) if not same]
 
 
 def _of_removed(folder: Path, encoder: Encoder, tree: DocidTree) -> tuple[str, ...]:

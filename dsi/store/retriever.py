@@ -1,10 +1,8 @@
 """The public face of an index: search, explain, update, load and save it. Knows nothing of how it was trained."""
 
-import math
 import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
-from functools import cached_property
+from dataclasses import replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any, Self, Unpack, overload
@@ -28,7 +26,7 @@ from dsi.search.engine import Engine, Followed, check_parts
 from dsi.search.engines import create_engine
 from dsi.search.explain.explanation import Explanation
 from dsi.search.explain.why import AnsweredQuery
-from dsi.search.hits import Document, Hit, Hits
+from dsi.search.hits import Document, Hits
 from dsi.search.queries import EncodedQueries, Queries, encode_queries, encoded_queries
 from dsi.search.request import (
     SearchConfig,
@@ -42,48 +40,13 @@ from dsi.search.request import (
 )
 from dsi.search.results import SearchResult
 from dsi.store import loading
-from dsi.store.candidates import answers, candidates_of
+from dsi.store.candidates import answers, candidates_of, hits_of
 from dsi.store.documents import DocumentTable
-from dsi.store.learning import with_pairs, without_pairs
-from dsi.store.updating import Content, with_documents, with_texts, without_documents
+from dsi.store.learning import checked_pairs, encoded_pairs, with_pairs, without_pairs
+from dsi.store.state import State
+from dsi.store.updating import Content, changed_parts, with_documents, with_texts, without_documents
 
 _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
-
-
-@dataclass(frozen=True, eq=False)
-class _State:
-    """The parts of an index at one moment. An update makes a new state, so threads share one without locks.
-
-    Attributes:
-        encoder: laid out for search.
-        generator: trained for these docids.
-        search_config: the default search config.
-        documents: the document table, in collection order.
-        engine: searches docids, and holds the lexical part.
-    """
-
-    encoder: Encoder
-    generator: Generator
-    search_config: SearchConfig
-    documents: DocumentTable
-    engine: Engine
-
-    @cached_property
-    def trained_beam(self) -> float:
-        """The widest beam whose nodes were all trained; inf unless training was limited to a beam."""
-        return self.generator.config.training_beam or math.inf
-
-    def changed(self, content: Content) -> "_State":
-        """Return the state with new content."""
-        if loading.changed_parts(content, self.content) == ["memory"]:
-            return replace(self, engine=self.engine.with_memory(content.memory))
-        engine = self.engine.with_content(content.tree, content.lexical, content.memory)
-        return replace(self, documents=DocumentTable(content.documents), engine=engine)
-
-    @property
-    def content(self) -> Content:
-        """The parts that an update changes."""
-        return Content(self.engine.tree, self.documents.dataset, self.engine.lexical, self.engine.memory)
 
 
 class GenerativeRetriever:
@@ -133,7 +96,7 @@ class GenerativeRetriever:
         generator = generator.to(self.device)
         engine = create_engine(generator, tree, lexical, dtype, memory)
         config = self.configured_search = search_config or SearchConfig()
-        self._state = _State(encoder.for_search(dtype), generator, config, DocumentTable(documents), engine)
+        self._state = State(encoder.for_search(dtype), generator, config, DocumentTable(documents), engine)
 
     # The parts of the index.
 
@@ -180,10 +143,7 @@ class GenerativeRetriever:
     @property
     def generation(self) -> int:
         """Of the index on disk: 1 after training, one more with every update; 0 if no folder holds these documents."""
-        return self._generation if self._on_disk and self._is_held(self._on_disk[1]) else 0
-
-    def _is_held(self, content: Content) -> bool:
-        return not loading.changed_parts(self.content, content)
+        return self._generation if self._on_disk and not changed_parts(self.content, self._on_disk[1]) else 0
 
     @property
     def snapshot(self) -> "GenerativeRetriever":
@@ -397,21 +357,7 @@ class GenerativeRetriever:
             searches: of the same queries, by which the hits are explained; none by default.
         """
         index = self.snapshot
-        positions = np.maximum(result.positions, 0)
-        _, digits = index.tree.paths(positions.ravel())
-        docids = [tuple(digit for digit in path if digit >= 0) for path in digits.tolist()]
-        rows = np.maximum(index.tree.doc_rows[positions], 0)
-        doc_ids, titles, texts = (index.documents.values_of(name, rows) for name in ("doc_id", "title", "text"))
-        metadata = index.documents.metadata_at(rows.ravel())
-        spans = index.tree.spans_at(positions.ravel())
-        hits, k, scores = [], positions.shape[1], result.scores.tolist()
-        for row, (count, exact) in enumerate(zip(result.counts.tolist(), result.exact.tolist(), strict=True)):
-            flat, search = slice(row * k, row * k + k), searches[row] if searches else None
-            columns = scores[row], doc_ids[row], titles[row], docids[flat], texts[row], metadata[flat], spans[flat]
-            own = [Hit(*values).found_by(search) for values in zip(range(1, count + 1), *columns, strict=False)]
-            query, lack = search.query if search else "", (float(result.coverage[row]), result.missing[row])
-            hits.append(Hits(own, exact, query, search, *lack))
-        return hits
+        return hits_of(index.tree, index.documents, result, searches)
 
     def as_run(self, query_ids: Sequence[str], result: SearchResult) -> dict[str, dict[str, float]]:
         """Return {query_id: {doc_id: score}} of a result with one row per query."""
@@ -480,47 +426,31 @@ class GenerativeRetriever:
     def learn(self, pairs: Iterable[Any]) -> int:
         """Learn from use, at once and without training: which documents users took for which queries.
 
-        Queries like these find these documents better from now on, by the part `memory` of the document score. A pair that is
-        learned again counts once more. The section `[memory]` says what is kept.
-
-        Example:
-            >>> retriever.learn([("gas that glows", "neon"), ("vienna's river", "danube")])
-            2
+        The part `memory` of the document score then finds these documents better for queries like these. A pair that is learned
+        again counts once more. The section `[memory]` says what is kept.
 
         Args:
             pairs: (query, doc_id), records with these keys, or the `Path` of a file of them: .tsv, .csv, .jsonl or .parquet.
 
         Returns:
-            How many pairs were learned. Those without a query, or of documents that the index lacks, are left out, and a line
-            counts them.
+            How many pairs were learned; a line counts those without a query, or of documents that the index lacks.
 
         Raises:
             TypeError: pairs are no list of pairs, or the index has docid tokens that have weights of their own.
             ValueError: a query or a doc_id is not a text, or no pair can be learned.
         """
-        if not self.engine.is_tied:
+        index = self.snapshot
+        if not index.engine.is_tied:
             raise TypeError("learn() needs an index with tied docid tokens, and this one scores paths of docids.")
-        return self._hold_counted(lambda content: with_pairs(content, self.encoder, pairs))
+        learned = encoded_pairs(index.encoder, checked_pairs(pairs, "learn", index.documents))
+        self._hold(lambda content: with_pairs(content, learned))
+        return len(learned.pairs)
 
     def forget(self, pairs: Iterable[Any]) -> int:
-        """Forget pairs that were learned, each with all that it counts, and return how many.
-
-        Args:
-            pairs: as `learn` takes them; an empty query stands for all that was learned of the document.
-        """
-        return self._hold_counted(lambda content: without_pairs(content, pairs))
-
-    def _hold_counted(self, change: Callable[[Content], tuple[Content, int]]) -> int:
-        """Change the content, and return what was counted."""
-        counts = list[int]()
-
-        def counted(content: Content) -> Content:
-            content, count = change(content)
-            counts.append(count)
-            return content
-
-        self._hold(counted)
-        return counts[0]
+        """Forget pairs, each with all that it counts, and return how many; an empty query stands for all of the document."""
+        gone, before = checked_pairs(pairs, "forget", self.documents), len(self.memory)
+        self._hold(lambda content: without_pairs(content, gone))
+        return before - len(self.memory)
 
     def keep_texts(self, documents: datasets.Dataset) -> None:
         """Put the texts of a table with doc_id and text, such as `collection.documents`, into the index.
@@ -567,7 +497,7 @@ class GenerativeRetriever:
             self._saved[target], self._generation = loading.index_state(target), loading.generation_of(target)
             self._on_disk = target, state.content, state.search_config
 
-    def _write(self, folder: Path, *, publish: bool = False) -> _State:
+    def _write(self, folder: Path, *, publish: bool = False) -> State:
         """Write the whole index, and return what was written; `publish` leaves out what is the owner's alone."""
         models = (state := self._state).encoder, state.generator, state.search_config
         content = state.content._replace(memory=state.engine.memory.published()) if publish else state.content
@@ -599,7 +529,7 @@ class GenerativeRetriever:
         with loading.updating(target):
             state = self._state
             held = self._on_disk[1] if self._on_disk and self._on_disk[0] == target else None
-            if held and not loading.changed_parts(state.content, held):
+            if held and not changed_parts(state.content, held):
                 loading.check_known(target, self._saved.values())
                 return loading.generation_of(target)
             generation = loading.write_update(target, self._saved.values(), state.encoder, state.content, held)
@@ -651,7 +581,7 @@ class GenerativeRetriever:
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Pickle the folder and the state of the index there; refused if the index has changes that no folder holds."""
-        if self._on_disk is None or not self._is_held(self._on_disk[1]):
+        if self._on_disk is None or changed_parts(self.content, self._on_disk[1]):
             raise ValueError(
                 "A retriever is pickled as the folder that holds it, and this one has changes that none holds; call "
                 "save_update or save_pretrained first."

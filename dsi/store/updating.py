@@ -26,6 +26,7 @@ from dsi.docids.tree import DocidTree
 from dsi.docids.updating import add_documents, remove_documents, without_traces
 from dsi.docids.words.bm25 import Lexical
 from dsi.store.documents import DocumentTable, document_table
+from dsi.store.verify import CHANGING
 
 _BLOCK = 1_024
 """Rows of the document table that are copied at a time."""
@@ -38,6 +39,15 @@ class Content(NamedTuple):
     documents: datasets.Dataset
     lexical: Lexical | None
     memory: QueryMemory
+
+
+def changed_parts(content: Content, held: Content | None) -> list[str]:
+    """Return the names of the parts of an index that an update has changed since it was saved or loaded."""
+    if held is None:
+        return [*CHANGING]
+    same_table = content.tree is held.tree and content.documents is held.documents
+    is_same = same_table, content.lexical is held.lexical, content.memory is held.memory
+    return [name for name, same in zip(CHANGING, is_same, strict=True) if not same]
 
 
 def with_documents(

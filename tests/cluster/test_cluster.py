@@ -351,3 +351,21 @@ def test_bad_input_is_refused_in_one_line(runs, tmp_path):
 def test_a_cluster_is_found_by_its_entry_point():
     assert isinstance(open_cluster("local"), dsi.Cluster)
     assert {point.name for point in extensions(CLUSTERS)} >= {"local", "ray"}
+
+
+def test_shards_remember_what_the_index_learns(cluster, runs, tmp_path, collection):
+    folder = Path(shutil.copytree(runs["plain"], tmp_path / "run"))
+    ids, texts = collection.documents["doc_id"][:], texts_of(collection)[:6]
+    pairs = [(f"{text} again", ids[7 * number + step]) for number, text in enumerate(texts) for step in range(3)]
+    with dsi.serve_shards(folder, cluster=cluster, shards=3, timeout=SECONDS, device="cpu") as shards:
+        assert shards.learn(pairs) == len(pairs)
+        assert {own.generation for own in shards.fleet.status()} == {2}
+        one = alone(folder)
+        assert len(one.memory) == len(pairs)
+        encoded = one.encode_queries(texts)
+        for options in ({}, {"method": "exact"}, {"candidates": 1, "beam_width": 1}, {"deny": [pairs[0][1]]}):
+            found, expected = (own.search_encoded(encoded, 5, memory_weight=3.0, **options) for own in (shards, one))
+            check_equal(found, expected)
+        assert (one.follow(texts[:1], [[pairs[0][1]]], memory_weight=3.0).parts["memory"] > 0).all()
+        assert shards.forget(pairs[:2]) == 2
+        assert len(alone(folder).memory) == len(pairs) - 2

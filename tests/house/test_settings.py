@@ -40,7 +40,7 @@ MAY_BE_ZERO = {
     "seed", "dev_queries", "text_megabytes", "docids.branching",
     "docids.pieces", "contrastive.negatives", "tokens.bits", "tokens.epochs", "vectors.code_bytes", "generator.num_layers",
     "objective.distillation", "training.epochs", "search.alpha", "search.beta",
-    "search.lexical_weight", "search.token_weight",
+    "search.lexical_weight", "search.token_weight", "search.memory_weight",
 }  # fmt: skip
 TOO_DEEP = "is nested too deeply" if sys.version_info >= (3, 14) else r"alpha must be a number, got \{'a': .*\.\.\."
 """Of thousands of tables, each in the one before."""

@@ -118,7 +118,7 @@ def test_a_thousand_pairs_one_by_one_in_two_orders_are_those_of_all_at_once(limi
             assert rows.tolist() == others.tolist()
             np.testing.assert_allclose(scores, expected, atol=1e-5)
     most = np.bincount(np.concatenate([block.rows for block in whole.blocks])).max()
-    assert most == limit if limit == 20 else most > 100
+    assert most == limit if limit == 20 else most > 50
     assert ("are left out: at most 20 of a document" in caplog.text) == (limit == 20)
 
 
@@ -146,7 +146,6 @@ def test_blocks_hold_the_pairs_and_are_linked_where_they_stay(tmp_path):
 
 
 def test_all_methods_rank_by_what_was_learned(retriever):
-    options = {"k": 5}
     query = "which planet has rings"
     before = {hit.doc_id: hit.score for hit in retriever.search(query, k=50, method="exact")}
     assert retriever.learn(PAIRS) == 4
@@ -156,11 +155,13 @@ def test_all_methods_rank_by_what_was_learned(retriever):
     assert {doc_id for doc_id, part in parts.items() if part} == {PAIRS[0][1], PAIRS[1][1], PAIRS[2][1]}
     for hit in exact:
         assert hit.score == pytest.approx(before[hit.doc_id] + parts[hit.doc_id], abs=1e-5)
-    found = retriever.search(query, **options)  # beam and candidates are too few without the memory
-    assert {PAIRS[0][1], PAIRS[2][1]} <= {hit.doc_id for hit in found}
-    assert [hit.doc_id for hit in found] == [hit.doc_id for hit in exact][:5] or not found.exact
-    denied = retriever.search(query, deny=[PAIRS[0][1]], **options)
-    assert PAIRS[0][1] not in {hit.doc_id for hit in denied}
+    for deny in ([], [PAIRS[0][1]]):  # beam and candidates are too few for them without the memory
+        found, exact = (
+            retriever.search(query, 3, memory_weight=1000.0, deny=deny, method=method)
+            for method in ("generate", "exact")
+        )
+        expected = sorted(({PAIRS[0][1], PAIRS[1][1], PAIRS[2][1]} - {*deny}), key=lambda own: -parts[own])
+        assert [hit.doc_id for hit in found][:2] == [hit.doc_id for hit in exact][:2] == expected[:2]
     assert {hit.doc_id: hit.score for hit in retriever.search(query, k=50, method="exact", memory_weight=0.0)} == before
     assert "memory" in str(retriever.explain(query))
 
@@ -285,7 +286,7 @@ def test_the_command_learns_and_forgets_files(retriever, tmp_path, capsys, heade
     path.write_text(header + "".join(f"{query}\t{doc_id}\n" for query, doc_id in [*PAIRS, PAIRS[0]]))
     assert not main(["update", str(tmp_path / "run"), "--device", "cpu", "--learn", str(path)])
     assert (
-        "0 removed, 0 added, 50 now; 5 pairs learned, 0 forgotten, 4 remembered; generation 2"
+        "0 documents removed, 0 added, 50 now; 5 pairs learned, 0 forgotten, 4 remembered; generation 2"
         in capsys.readouterr().out
     )
     assert not main(["update", str(tmp_path / "run"), "--device", "cpu", "--forget", str(path)])
@@ -296,7 +297,7 @@ def test_altered_files_of_a_memory_are_refused(tmp_path):
     QueryMemory().learn(["a"], np.array([1]), vectors_of(1)).save(tmp_path)
     (path,) = tmp_path.glob("*.safetensors")
     path.write_bytes(path.read_bytes().replace(b'"texts"', b'"tests"'))
-    with pytest.raises(ValueError, match="'texts' is missing, unknown or of another type"):
+    with pytest.raises(ValueError, match="'tests' is missing, unknown or of another type"):
         QueryMemory.load(tmp_path)
     (tmp_path / "config.json").write_text(json.dumps({"key": 3, "settings": {}}))
     with pytest.raises(ValueError, match="must have key and settings"):

@@ -14,6 +14,7 @@ pytest.importorskip("prometheus_client")
 pytest.importorskip("uvicorn")
 
 from dsi.server.batching import Batcher, BusyError
+from dsi.server.service import Rate, RateError
 from dsi.store.retriever import GenerativeRetriever
 from dsi.store.verify import read_manifest
 from tests.support.serving import TOKEN, error, live, save_index
@@ -251,3 +252,46 @@ def test_close_finishes_what_waits_and_takes_nothing_more(wait):
     with pytest.raises(BusyError, match="The server is stopping"):
         batcher.submit("a", ["x"])
     batcher.close()
+
+
+# Learning.
+
+
+def test_pairs_are_learned_on_disk_too(writable):
+    pairs = [{"query": "a very rare question", "doc_id": "danube"}] * 2 + [{"query": "lost", "doc_id": "nowhere"}]
+    assert writable.ask("learn", {"pairs": pairs}, token=TOKEN) == (200, {"learned": 2, "pairs": 1})
+    assert writable.ask("index")[1]["memory"] == 1
+    assert len(GenerativeRetriever.from_pretrained(writable.run, device="cpu").memory) == 1
+    body = {"query": "a very rare question", "memory_weight": 9.0}
+    status, found = writable.ask("search", {**body, "parts": True})
+    assert found["answers"][0]["hits"][0]["parts"]["memory"] > 1
+    explained = writable.ask("explain", {**body, "doc_id": "danube"})[1]["target"]
+    assert explained["earlier"] == [{"cosine": pytest.approx(1), "times": 2}]
+    assert status == 200
+
+
+def test_learning_needs_a_writable_server_its_token_and_its_rate(writable):
+    pairs = [{"query": "rivers", "doc_id": "danube"}]
+    with live(writable.run) as client:
+        said = error(client.ask("learn", {"pairs": pairs}, token=TOKEN))
+    assert said == (403, "This server is read-only; start it with --writable and a token in DSI_TOKEN.")
+    assert error(writable.ask("learn", {"pairs": pairs}))[0] == 401
+    status, message = error(writable.ask("learn", {"pairs": [{"query": "rivers", "doc_id": "no"}]}, token=TOKEN))
+    assert status == 400
+    assert "the first 'no'" in message
+    status, message = error(writable.ask("learn", {"pairs": pairs * 601}, token=TOKEN))
+    assert (status, "at most 600 pairs a minute, and 599 are left now, got 601" in message) == (429, True)
+    assert writable.ask("learn", {"pairs": pairs}, token=TOKEN)[0] == 200
+
+
+def test_a_rate_is_refilled_with_time():
+    now = [0.0]
+    rate = Rate(60, lambda: now[0])
+    rate.take(60)
+    with pytest.raises(RateError, match="at most 60 pairs a minute, and 0 are left now, got 1"):
+        rate.take(1)
+    now[0] = 10.0
+    rate.take(10)
+    now[0] = 1000.0
+    with pytest.raises(RateError, match="60 are left now, got 61"):
+        rate.take(61)

@@ -260,7 +260,9 @@ class QueryMemory:
 
     def moved(self, rows: Ints) -> "QueryMemory":
         """Return the memory after an update of the documents: `rows` [documents before] are their new rows, -1 if removed."""
-        return replace(self, blocks=tuple(block.moved(rows) for block in self.blocks))._split()
+        blocks = tuple(block.moved(rows) if len(block) else block for block in self.blocks)
+        is_same = all(own is before for own, before in zip(blocks, self.blocks, strict=True))
+        return self if is_same else replace(self, blocks=blocks)._split()
 
     def published(self) -> "QueryMemory":
         """Return the memory without texts and key."""

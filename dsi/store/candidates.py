@@ -1,9 +1,6 @@
-"""Candidates that somebody else found, ranked by an index, and results as hits, or as candidates for rerankers.
+"""Candidates that somebody else found, ranked by an index, and results as candidates for rerankers. Knows no rerankers."""
 
-Knows no rerankers.
-"""
-
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from itertools import chain
 
 import numpy as np
@@ -14,8 +11,6 @@ from dsi.docids.tree import DocidTree
 from dsi.docids.types import Ints
 from dsi.search.candidates import Candidates, Features
 from dsi.search.engine import Engine
-from dsi.search.explain.why import AnsweredQuery
-from dsi.search.hits import Hit, Hits
 from dsi.search.queries import EncodedQueries
 from dsi.search.request import SearchRequest
 from dsi.search.results import SearchResult
@@ -68,27 +63,6 @@ def answers(
             odd.count(_ABSENT, doc_id)
     odd.warn()
     return engine.rank(encoded, request, [[rows[doc_id] for doc_id in own if doc_id in rows] for own in named])
-
-
-def hits_of(
-    tree: DocidTree, documents: DocumentTable, result: SearchResult, searches: Sequence[AnsweredQuery] = ()
-) -> list[Hits]:
-    """Return the hits of each query of a search result; `searches` of the same queries explain them."""
-    positions = np.maximum(result.positions, 0)
-    _, digits = tree.paths(positions.ravel())
-    docids = [tuple(digit for digit in path if digit >= 0) for path in digits.tolist()]
-    rows = np.maximum(tree.doc_rows[positions], 0)
-    doc_ids, titles, texts = (documents.values_of(name, rows) for name in ("doc_id", "title", "text"))
-    metadata = documents.metadata_at(rows.ravel())
-    spans = tree.spans_at(positions.ravel())
-    hits, k, scores = [], positions.shape[1], result.scores.tolist()
-    for row, (count, exact) in enumerate(zip(result.counts.tolist(), result.exact.tolist(), strict=True)):
-        flat, search = slice(row * k, row * k + k), searches[row] if searches else None
-        columns = scores[row], doc_ids[row], titles[row], docids[flat], texts[row], metadata[flat], spans[flat]
-        own = [Hit(*values).found_by(search) for values in zip(range(1, count + 1), *columns, strict=False)]
-        query, lack = search.query if search else "", (float(result.coverage[row]), result.missing[row])
-        hits.append(Hits(own, exact, query, search, *lack))
-    return hits
 
 
 def candidates_of(

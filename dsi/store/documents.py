@@ -19,8 +19,11 @@ from numpy.typing import NDArray
 from dsi.docids.data.identical import identical_ids
 from dsi.docids.data.records import COLUMNS
 from dsi.docids.files.checks import shown
-from dsi.search.hits import label_of
+from dsi.docids.tree import DocidTree
+from dsi.search.explain.why import AnsweredQuery
+from dsi.search.hits import Hit, Hits, label_of
 from dsi.search.request import Where
+from dsi.search.results import SearchResult
 from dsi.store.filters import as_expression, names_of
 
 _FEW = 1_000
@@ -254,6 +257,27 @@ class DocumentTable:
         if mask.type != pa.bool_():
             raise pa.ArrowInvalid(f"it gives {mask.type}, not true or false")
         return np.asarray(mask.fill_null(False))
+
+
+def hits_of(
+    tree: DocidTree, documents: DocumentTable, result: SearchResult, searches: Sequence[AnsweredQuery] = ()
+) -> list[Hits]:
+    """Return the hits of each query of a search result; `searches` of the same queries explain them."""
+    positions = np.maximum(result.positions, 0)
+    _, digits = tree.paths(positions.ravel())
+    docids = [tuple(digit for digit in path if digit >= 0) for path in digits.tolist()]
+    rows = np.maximum(tree.doc_rows[positions], 0)
+    doc_ids, titles, texts = (documents.values_of(name, rows) for name in ("doc_id", "title", "text"))
+    metadata = documents.metadata_at(rows.ravel())
+    spans = tree.spans_at(positions.ravel())
+    hits, k, scores = [], positions.shape[1], result.scores.tolist()
+    for row, (count, exact) in enumerate(zip(result.counts.tolist(), result.exact.tolist(), strict=True)):
+        flat, search = slice(row * k, row * k + k), searches[row] if searches else None
+        columns = scores[row], doc_ids[row], titles[row], docids[flat], texts[row], metadata[flat], spans[flat]
+        own = [Hit(*values).found_by(search) for values in zip(range(1, count + 1), *columns, strict=False)]
+        query, lack = search.query if search else "", (float(result.coverage[row]), result.missing[row])
+        hits.append(Hits(own, exact, query, search, *lack))
+    return hits
 
 
 def _is_unicode(value: str) -> bool:

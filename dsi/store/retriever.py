@@ -40,8 +40,8 @@ from dsi.search.request import (
 )
 from dsi.search.results import SearchResult
 from dsi.store import loading
-from dsi.store.candidates import answers, candidates_of, hits_of
-from dsi.store.documents import DocumentTable
+from dsi.store.candidates import answers, candidates_of
+from dsi.store.documents import DocumentTable, hits_of
 from dsi.store.learning import checked_pairs, encoded_pairs, with_pairs, without_pairs
 from dsi.store.state import State
 from dsi.store.updating import Content, changed_parts, with_documents, with_texts, without_documents

@@ -22,6 +22,7 @@ EXAMPLES = {
     "update": ["found: [", "filtered: ['N", "denied: [", "removed: [", "600 documents"],
     "rerank": ["before: ['", "after: ['Danube', "],
     "permissions": ["anna: ", "bert: ", "clara: ", "The filter excludes it."],
+    "learn": ["before: ", "Sunday: "],
     "own_docids": ["600 documents, ", " levels", " (0, ", ", 1, "],
 }
 """{program: what its output contains}."""

@@ -614,7 +614,9 @@ def test_saved_and_loaded_answers_alike(retriever, tmp_path):
     for query in ("rivers", "noble gas"):
         assert loaded.search(query, k=5) == retriever.search(query, k=5)
     retriever.save_pretrained(tmp_path / "index")  # over an existing one
-    assert {path.name for path in (tmp_path / "index").iterdir()} == {"encoder", "docids", "generator", "manifest.json"}
+    assert {path.name for path in (tmp_path / "index").iterdir()} == {
+        "encoder", "docids", "generator", "memory", "manifest.json",
+    }  # fmt: skip
 
 
 def test_threads_get_the_answers_that_one_thread_gets(retriever):

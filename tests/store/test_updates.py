@@ -198,7 +198,7 @@ def test_the_command_updates_an_index_in_place(retriever, tmp_path, capsys):
     assert main([*common, "--remove", DOCUMENTS[5]["doc_id"]]) == 0
     assert "58 now; generation 3" in capsys.readouterr().out
     assert sorted(path.name for path in run.iterdir()) == [
-        "docids-3", "encoder", "generator", "lexical-3", "manifest.json",
+        "docids-3", "encoder", "generator", "lexical-3", "manifest.json", "memory",
     ]  # fmt: skip
     loaded = GenerativeRetriever.from_pretrained(run, device="cpu")
     gone = {DOCUMENTS[3]["doc_id"], DOCUMENTS[5]["doc_id"]}

@@ -1,9 +1,8 @@
 """What users asked and which documents they took: pairs of an earlier query and a document, compared with later queries.
 
 A document's share of a query is that of the nearest earlier queries, as kNN language models have it: each counts by its cosine
-and by how often its pair was learned. The score is the square of this share times the cosine of the nearest one, so that the
-memory says much where a query was asked before and its neighbours agree, and little elsewhere. Cosines are measured from the
-mean cosine of the documents, because those of some encoders are all high.
+and by how often its pair was learned. Cosines are measured in the unit that the documents' own have, because those of some
+encoders are all high.
 
 A query is kept as its vector and a keyed hash; its text only where the owner wants it. What is kept is a function of what was
 learned, in whatever order: above the limit of a document, the pairs with the smallest hashes. Nothing is changed in place.
@@ -77,6 +76,20 @@ class Spread(NamedTuple):
         total = float((normalised(vectors).sum(axis=0) ** 2).sum())
         cosine = (total - count) / max(count * (count - 1), 1)
         return cls(float(np.clip(cosine, 0, _HIGHEST)), float(np.linalg.norm(vectors, axis=1).mean()))
+
+
+class Share(NamedTuple):
+    """The documents that users took for the nearest earlier queries of a query.
+
+    Attributes:
+        rows: [n] of the documents, ascending.
+        shares: [n] of them, which sum to 1.
+        cosine: of the nearest earlier query.
+    """
+
+    rows: Rows
+    shares: Floats
+    cosine: float
 
 
 class Earlier(NamedTuple):
@@ -276,20 +289,13 @@ class QueryMemory:
 
     # Remembering.
 
-    def scores(self, queries: Floats, spread: Spread) -> list[tuple[Rows, Floats]]:
-        """Return for each query [batch, dim] the rows [n], ascending, of the documents that have a share, and their scores [n].
-
-        A score is (c s)^2, in the unit of dense scores: c the cosine of the nearest earlier query, s the document's share.
-        """
-        units = np.linalg.norm(queries, axis=1) * spread.length * (1 - spread.cosine)
-        found = []
-        for unit, (places, cosines) in zip(units.tolist(), self._nearest(queries), strict=True):
-            above = (cosines - spread.cosine) / (1 - spread.cosine)
+    def shares(self, queries: Floats, spread: Spread) -> Iterator[Share]:
+        """Yield for each query [batch, dim] the documents that have a share of it."""
+        for places, cosines in self._nearest(queries):
             rows, numbers = np.unique(self._rows[places], return_inverse=True)
-            weights = _kernel(above) * np.log2(1 + self._counts[places].astype(np.float64))
+            weights = _kernel(cosines / (1 - spread.cosine)) * np.log2(1 + self._counts[places].astype(np.float64))
             shares = np.bincount(numbers, weights) / weights.sum()
-            found.append((rows.astype(np.int64), (unit * (max(above.max(), 0) * shares) ** 2).astype(np.float32)))
-        return found
+            yield Share(rows.astype(np.int64), shares.astype(np.float32), float(cosines.max()))
 
     def earlier(self, query: Floats, row: int) -> list[Earlier]:
         """Return the nearest earlier queries of a document that have a share of a query [dim], nearest first."""

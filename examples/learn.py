@@ -8,7 +8,9 @@ import dsi
 
 run = sys.argv[1] if len(sys.argv) > 1 else "runs/example"
 retriever = dsi.GenerativeRetriever.from_pretrained(run)
-names = itertools.product(["grandma's", "the blue", "uncle's", "that loud", "my old"], ["favourite", "one", "gadget", "gift"])
+names = itertools.product(
+    ["grandma's", "the blue", "uncle's", "that loud", "my old"], ["favourite", "one", "gadget", "gift"]
+)
 customers = random.Random(0)
 wishes = dict(zip(map(" ".join, names), customers.sample(list(retriever.documents.rows), 20), strict=True))
 

@@ -1,7 +1,8 @@
 """A retriever whose documents are scored by shards: one walk, made here, and shards that score documents below its last nodes.
 
 The router maps the same files as the shards, and reads of them the nodes of the tree, ids, titles and texts of hits; of the
-vectors, words and tokens of documents it reads no more than the checks of loading do. It merges the documents of the shards
+vectors, words and tokens of documents it reads no more than the checks of loading do, and the vectors of the few documents
+that earlier queries speak for. It merges the documents of the shards
 source by source, so an answer is that of one process. An answer that misses a shard, which was late, is not exact, and says
 how many documents were searched.
 """

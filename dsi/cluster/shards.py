@@ -201,8 +201,7 @@ class ShardIndex:
             question.extra,
             question.tokens,
             question.token_weight,
-            None if question.memory is None else lambda: question.memory or (),
-            1.0,
+            None if question.memory is None else lambda scores: question.memory or (),
         )
 
     def _allowed(self, question: Question) -> Bools | None:

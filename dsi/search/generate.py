@@ -24,7 +24,7 @@ from dsi.search.pools import AllDocuments, Everything, Pool, PoolSources, Source
 from dsi.search.queries import QueryBatch
 from dsi.search.request import SearchRequest
 from dsi.search.results import SearchResult, Trace
-from dsi.search.scores import DocumentScores
+from dsi.search.scores import DocumentScores, Remembered
 from dsi.search.top import highest_and_rest
 from dsi.search.walk import NodeScores, Reached, Walk
 
@@ -73,8 +73,23 @@ class TiedEngine(Engine):
 
     def document_scores(self, batch: QueryBatch, request: SearchRequest) -> DocumentScores:
         """Return what scores documents."""
-        remember = partial(self.memory.scores, spread=self.spread) if len(self.memory) else None
-        return DocumentScores.from_request(self.tree, self.lexical, batch, request, remember)
+        weight = request.config.memory_weight if len(self.memory) else 0.0
+        recall = partial(self._recall, weight) if weight else None
+        return DocumentScores.from_request(self.tree, self.lexical, batch, request, recall)
+
+    def _recall(self, weight: float, scores: DocumentScores) -> Remembered:
+        """Return what earlier queries say of documents: (margin share)^2, in the unit of dense scores.
+
+        The margin is how much nearer the nearest earlier query is than the nearest of these documents is: what users took says
+        much where texts say little.
+        """
+        found = []
+        for row, (rows, shares, cosine) in enumerate(self.memory.shares(scores.queries, self.spread)):
+            length = float(np.linalg.norm(scores.queries[row])) * self.spread.length or 1.0
+            unit = length * (1 - self.spread.cosine)
+            margin = max(0.0, cosine * length - float(scores.dense(row, rows)[1].max())) / unit
+            found.append((rows, np.float32(weight * unit) * (np.float32(margin) * shares) ** 2))
+        return found
 
     @cached_property
     def spread(self) -> Spread:

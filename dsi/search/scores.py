@@ -10,7 +10,7 @@ of nodes.
 """
 
 from collections.abc import Callable, Sequence
-from functools import cached_property, partial
+from functools import cached_property
 from typing import TypeAlias
 
 import numpy as np
@@ -43,8 +43,7 @@ class DocumentScores:
         extra: [batch, documents] the caller's scores, in the order of the document table; None if there are none.
         tokens: [batch] the normalised vectors [words, dim] of each query's tokens; None if late interaction has no weight.
         token_weight: of late interaction.
-        remember: returns what the memory has of the queries, unweighted; None if it takes no part.
-        memory_weight: of the memory.
+        recall: returns what earlier queries say of documents, given these scores; None if it takes no part.
     """
 
     def __init__(
@@ -57,15 +56,14 @@ class DocumentScores:
         extra: NDArray[np.floating] | None = None,
         tokens: Sequence[Floats] | None = None,
         token_weight: float = 0.0,
-        remember: Callable[[], Remembered] | None = None,
-        memory_weight: float = 0.0,
+        recall: "Callable[[DocumentScores], Remembered] | None" = None,
     ) -> None:
         self.tree, self.queries = tree, queries
         self.lexical, self.terms, self.weight = lexical, terms, np.float32(weight)
         self.extra = None if extra is None else np.asarray(extra, dtype=np.float32)
         self._all_dots: Floats | None = None
         self.tokens, self.token_weight = tokens, np.float32(token_weight)
-        self._remember, self._memory_weight = remember, np.float32(memory_weight)
+        self._recall = recall
 
     @classmethod
     def from_request(
@@ -74,7 +72,7 @@ class DocumentScores:
         lexical: Lexical | None,
         batch: QueryBatch,
         request: SearchRequest,
-        remember: Callable[[Floats], Remembered] | None = None,
+        recall: "Callable[[DocumentScores], Remembered] | None" = None,
     ) -> "DocumentScores":
         """Return the scores that a request asks for; parts that the index lacks, or without a weight, are left out."""
         config = request.config
@@ -85,20 +83,20 @@ class DocumentScores:
         if config.token_weight and tree.tokens is not None:
             with one_thread():
                 tokens = [tree.tokens.project(batch.word_states(row)) for row in range(len(batch.texts))]
-        vectors, weights = batch.vectors, (config.token_weight, config.memory_weight)
-        own = None if remember is None or not config.memory_weight else partial(remember, vectors)
-        return cls(tree, vectors, scorer, terms, config.lexical_weight, extra, tokens, weights[0], own, weights[1])
+        return cls(
+            tree, batch.vectors, scorer, terms, config.lexical_weight, extra, tokens, config.token_weight, recall
+        )
 
     @property
     def has_memory(self) -> bool:
         """Whether the memory is part of the score."""
-        return self._remember is not None
+        return self._recall is not None
 
     @cached_property
     def memory(self) -> Remembered:
-        """What the memory has of the queries, weighted."""
-        assert self._remember is not None
-        return [(rows, self._memory_weight * scores) for rows, scores in self._remember()]
+        """What earlier queries say of documents, weighted."""
+        assert self._recall is not None
+        return self._recall(self)
 
     def memory_scores(self, row: int, rows: Ints) -> Floats:
         """[n] weighted scores of the memory of documents [n], for one query."""

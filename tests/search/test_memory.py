@@ -47,49 +47,68 @@ def remembered(memory: QueryMemory) -> set[tuple[int, int, int]]:
     return {pair for own in columns for pair in zip(*own, strict=True)}
 
 
-def literal_scores(pairs: dict, vectors: dict, query: np.ndarray, spread: Spread) -> dict[int, float]:
-    """{row: score} by definition: pairs {(text, row): count}, vectors {text: vector}."""
+def literal_shares(pairs: dict, vectors: dict, query: np.ndarray, spread: Spread) -> dict[int, float]:
+    """{row: share} by definition: pairs {(text, row): count}, vectors {text: vector}."""
     near = sorted(((float(vectors[text] @ query), text, row) for text, row in pairs), reverse=True)
-    cosines = [(cosine - spread.cosine) / (1 - spread.cosine) for cosine, _, _ in near]
+    cosines = [cosine / (1 - spread.cosine) for cosine, _, _ in near]
     floor = np.exp((cosines[NEAREST] - cosines[0]) / TEMPERATURE) if len(near) > NEAREST else 0.0
     weights: dict[int, float] = {}
     for cosine, (_, text, row) in list(zip(cosines, near, strict=True))[:NEAREST]:
         weight = np.exp((cosine - cosines[0]) / TEMPERATURE) - floor
         weights[row] = weights.get(row, 0.0) + weight * np.log2(1 + pairs[text, row])
-    total = sum(weights.values())
-    unit = np.linalg.norm(query) * spread.length * (1 - spread.cosine)
-    return {row: unit * (max(cosines[0], 0) * weight / total) ** 2 for row, weight in weights.items()}
+    return {row: weight / sum(weights.values()) for row, weight in weights.items()}
 
 
 @pytest.mark.parametrize("spread", [FLAT, Spread(0.3, 2.0)])
 @pytest.mark.parametrize("count", [7, 400])
-def test_scores_are_those_of_the_definition(count, spread):
+def test_shares_are_those_of_the_definition(count, spread):
     random, vectors = Random(count), dict(zip(map(str, range(count)), vectors_of(count), strict=True))
     learned = [(random.choice(list(vectors)), random.randrange(9)) for _ in range(2 * count)]
     texts, rows = zip(*learned, strict=True)
     memory = QueryMemory().learn(texts, np.array(rows), np.stack([vectors[text] for text in texts]))
     pairs = {pair: learned.count(pair) for pair in learned}
     assert len(memory) == len(pairs)
-    for query, (found, scores) in zip(queries := vectors_of(20, 1), memory.scores(queries, spread), strict=True):
-        expected = literal_scores(pairs, vectors, query, spread)
-        assert dict(zip(found.tolist(), scores.tolist(), strict=True)) == pytest.approx(
-            {row: expected.get(row, 0.0) for row in found.tolist()}, abs=2e-5
+    for query, own in zip(queries := vectors_of(20, 1), memory.shares(queries, spread), strict=True):
+        expected = literal_shares(pairs, vectors, query, spread)
+        assert dict(zip(own.rows.tolist(), own.shares.tolist(), strict=True)) == pytest.approx(
+            {row: expected.get(row, 0.0) for row in own.rows.tolist()}, abs=2e-5
         )
-        assert set(expected) <= set(found.tolist())
+        assert set(expected) <= set(own.rows.tolist())
+        assert own.cosine == pytest.approx(max(float(vector @ query) for vector in map(vectors.get, texts)), abs=1e-5)
 
 
-def test_a_shift_of_all_cosines_changes_no_order_and_no_weight():
-    """Vectors with a common part, as of encoders whose cosines are all high: a score is the same share of dense ones."""
+def test_the_score_is_the_square_of_margin_and_share(retriever):
+    retriever.learn(PAIRS)
+    engine, query = retriever.engine, "which planet has rings, and what is a metal"
+    encoded, everybody = retriever.encode_queries([query]), [document["doc_id"] for document in DOCUMENTS[:50]]
+    parts = {name: own[0] for name, own in retriever.follow(encoded, [everybody]).parts.items()}
+    ((vector,), spread) = encoded.embeddings.numpy(), engine.spread
+    learned = {same(text): retriever.encode_queries([text]).embeddings.numpy()[0] for text, _ in PAIRS}
+    learned = {text: own / np.linalg.norm(own) for text, own in learned.items()}
+    rows = retriever.documents.rows
+    pairs = {(text, rows[doc_id]): 1 for text, doc_id in PAIRS}
+    length = np.linalg.norm(vector)
+    shares = literal_shares(pairs, learned, vector / length, spread)
+    unit = length * spread.length * (1 - spread.cosine)
+    nearest = max(float(own @ vector) / length for own in learned.values())
+    margin = max(0, nearest * length * spread.length - max(parts["dense"][row] for row in shares)) / unit
+    expected = [2.0 * unit * (margin * shares.get(row, 0.0)) ** 2 for row in range(50)]
+    np.testing.assert_allclose(parts["memory"], expected, atol=1e-5)
+    assert max(expected) > 0
+
+
+def test_a_shift_of_all_cosines_changes_no_share():
+    """Vectors with a common part, as of encoders whose cosines are all high."""
     vectors, queries, rows = vectors_of(300), vectors_of(10, 1), np.arange(300) % 7
 
     def shifted(own: np.ndarray) -> np.ndarray:  # cosines c become .8 + .2 c
         return np.hstack([np.sqrt(0.2) * own, np.full((len(own), 1), np.sqrt(0.8), np.float32)])
 
-    plain = QueryMemory().learn(list(map(str, rows)), rows, vectors).scores(queries, FLAT)
-    moved = QueryMemory().learn(list(map(str, rows)), rows, shifted(vectors)).scores(shifted(queries), Spread(0.8, 1.0))
-    for (found, own), (same_rows, others) in zip(plain, moved, strict=True):
-        assert found.tolist() == same_rows.tolist()
-        np.testing.assert_allclose(others, 0.2 * own, atol=1e-5)
+    plain = QueryMemory().learn(list(map(str, rows)), rows, vectors).shares(queries, FLAT)
+    moved = QueryMemory().learn(list(map(str, rows)), rows, shifted(vectors)).shares(shifted(queries), Spread(0.8, 1.0))
+    for own, other in zip(plain, moved, strict=True):
+        assert own.rows.tolist() == other.rows.tolist()
+        np.testing.assert_allclose(own.shares, other.shares, atol=1e-5)
 
 
 @pytest.mark.parametrize("limit", [10**6, 20])
@@ -112,11 +131,10 @@ def test_a_thousand_pairs_one_by_one_in_two_orders_are_those_of_all_at_once(limi
     for pairs in (drawn, random.sample(drawn, 1000)):
         memory = learned(pairs, 1)
         assert remembered(memory) == remembered(whole)
-        for (rows, scores), (others, expected) in zip(
-            memory.scores(vectors_of(50, 1), FLAT), whole.scores(vectors_of(50, 1), FLAT), strict=True
-        ):
-            assert rows.tolist() == others.tolist()
-            np.testing.assert_allclose(scores, expected, atol=1e-5)
+        both = (own.shares(vectors_of(50, 1), FLAT) for own in (memory, whole))
+        for found, expected in zip(*both, strict=True):
+            assert found.rows.tolist() == expected.rows.tolist()
+            np.testing.assert_allclose(found.shares, expected.shares, atol=1e-5)
     most = np.bincount(np.concatenate([block.rows for block in whole.blocks])).max()
     assert most == limit if limit == 20 else most > 50
     assert ("are left out: at most 20 of a document" in caplog.text) == (limit == 20)
@@ -160,8 +178,7 @@ def test_all_methods_rank_by_what_was_learned(retriever):
             retriever.search(query, 3, memory_weight=1000.0, deny=deny, method=method)
             for method in ("generate", "exact")
         )
-        assert [hit.doc_id for hit in found][:2] == [hit.doc_id for hit in exact][:2]
-        assert {hit.doc_id for hit in found[:2]} <= {PAIRS[0][1], PAIRS[1][1], PAIRS[2][1]} - {*deny}
+        assert found[0].doc_id == exact[0].doc_id in {PAIRS[0][1], PAIRS[2][1]} - {*deny}
     assert {hit.doc_id: hit.score for hit in retriever.search(query, k=50, method="exact", memory_weight=0.0)} == before
     assert "memory" in str(retriever.explain(query))
 

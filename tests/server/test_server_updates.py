@@ -264,7 +264,7 @@ def test_pairs_are_learned_on_disk_too(writable):
     assert len(GenerativeRetriever.from_pretrained(writable.run, device="cpu").memory) == 1
     body = {"query": "a very rare question", "memory_weight": 9.0}
     status, found = writable.ask("search", {**body, "parts": True})
-    assert found["answers"][0]["hits"][0]["parts"]["memory"] > 1
+    assert found["answers"][0]["hits"][0]["parts"]["memory"] > 0
     explained = writable.ask("explain", {**body, "doc_id": "danube"})[1]["target"]
     assert explained["earlier"] == [{"cosine": pytest.approx(1), "times": 2}]
     assert status == 200

@@ -28,6 +28,9 @@ def main(argv: Sequence[str] | None = None) -> None:
     was_tuned = is_tuned_on(arguments.run, collection)
     tune_index(arguments.run, collection, arguments.device)
     config = search_config(read_manifest(arguments.run))
-    chosen = {name: getattr(config, name) for name in ("alpha", "beam_width", "lexical_weight", "token_weight")}
+    chosen = {
+        name: getattr(config, name)
+        for name in ("alpha", "beam_width", "lexical_weight", "token_weight", "memory_weight")
+    }
     said = "was tuned on these queries already, and searches" if was_tuned else "searches"
     print(f"{arguments.run} {said} with {in_words(chosen)}")

@@ -61,8 +61,8 @@ ROWS = {
     WALK: "the walk alone: only documents below its nodes, ranked by the document score without BM25",
     WALK_40: "the same with a beam of 40, alike for every index",
     ENCODER_WALK: "a control: alpha 0, the same beam",
-    DECODER: "with (level, digit) and word tokens: beta 0",
     UNTAUGHT: "a control: without what the index has learned from earlier queries, if it has",
+    DECODER: "with (level, digit) and word tokens: beta 0",
     GENERATE: "the index as it searches by default",
     EXACT: "the same document score over all documents",
 }

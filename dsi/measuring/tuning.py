@@ -91,7 +91,7 @@ def tune(retriever: GenerativeRetriever, collection: Collection) -> Tuning:
         >>> retriever = dsi.GenerativeRetriever.from_pretrained("RUN")
         >>> tuning = dsi.tune(retriever, dsi.read_collection("DIR"))
         >>> sorted(tuning.best)
-        ['alpha', 'beam_width', 'lexical_weight', 'token_weight']
+        ['alpha', 'beam_width', 'lexical_weight', 'memory_weight', 'token_weight']
 
     Args:
         retriever: the index; its `search_config` is replaced. To keep the choice on disk, run `dsi tune RUN`,

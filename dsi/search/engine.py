@@ -72,7 +72,8 @@ class Engine(ABC):
     def __init__(
         self, tree: DocidTree, scorer: Any, lexical: Lexical | None = None, memory: QueryMemory | None = None
     ) -> None:
-        self.tree, self.lexical, self.memory, self._scorer = tree, lexical, memory or QueryMemory(), scorer
+        self.tree, self.lexical, self._scorer = tree, lexical, scorer
+        self.memory = QueryMemory() if memory is None else memory
 
     def with_content(self, tree: DocidTree, lexical: Lexical | None, memory: QueryMemory) -> Self:
         """Return an engine with the same generator over updated documents."""

@@ -32,7 +32,7 @@ STAGES = {
     ),
     "lexical": Inputs(("lexical",), is_versioned=True),
     "generator": Inputs(("seed", "bf16", "generator", "objective", "training"), ("docids", "pseudo_queries")),
-    "memory": Inputs(("memory",), ("encoder", "generator"), is_versioned=True),  # which may hold an encoder of its own
+    "memory": Inputs(("memory",), ("encoder", "generator"), is_versioned=True),
 }
 """{stage: its inputs}; embeddings depend on the encoder and the texts alone (see `dsi.training.embedding`)."""
 
@@ -50,6 +50,8 @@ def enabled_stages(config: Config) -> list[str]:
 def needed_stages(stage: str, config: Config) -> list[str]:
     """Return the earlier stages whose output a stage of a run reads."""
     enabled = enabled_stages(config)
+    if stage == "memory" and not config.training.train_encoder:  # then the generator has no encoder of its own
+        enabled.remove("generator")
     return [name for name in STAGES[stage].stages if name in enabled]
 
 

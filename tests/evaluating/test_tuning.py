@@ -116,7 +116,8 @@ def test_tuning_begins_from_the_configured_settings_whatever_was_chosen_before(s
     first = retriever.search_config
     assert retriever.configured_search == settings.search != first
     assert dsi.tune(retriever, collection).best == {
-        name: getattr(first, name) for name in ("alpha", "beam_width", "lexical_weight", "token_weight")
+        name: getattr(first, name)
+        for name in ("alpha", "beam_width", "lexical_weight", "token_weight", "memory_weight")
     }
     assert retriever.search_config == first
     retriever.search_config = dataclasses.replace(first, alpha=0.1, beam_width=3, lexical_weight=5.0)
@@ -140,7 +141,7 @@ def test_the_beam_is_the_smallest_that_finds_what_exact_finds(settings, beir, tm
     assert retriever.search_config == settings.search
     tuning = dsi.tune(retriever, collection)
     assert retriever.search_config == dataclasses.replace(settings.search, **tuning.best) != settings.search
-    assert sorted(tuning.best) == ["alpha", "beam_width", "lexical_weight", "token_weight"]
+    assert sorted(tuning.best) == ["alpha", "beam_width", "lexical_weight", "memory_weight", "token_weight"]
     queries = list(collection.query_texts("dev").values())
     best = [{hit.doc_id for hit in hits} for hits in retriever.search(queries, method="exact", token_weight=0.0)]
     shares = {}

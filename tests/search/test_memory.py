@@ -344,3 +344,16 @@ def test_two_writers_and_a_killed_one_lose_nothing_and_learn_nothing_by_half(ret
     rows = np.bincount(np.concatenate([block.rows for block in memory.blocks]), minlength=20)
     assert rows[[0, 1, 10, 11]].tolist() == [5, 5, 5, 5]
     assert rows[2] == rows[12]  # both pairs of a step, or none
+
+
+def test_settings_and_an_empty_memory_stay(encoder, tmp_path):
+    index = small_index(encoder, tied=True)
+    index._state = index._state.changed(index.content._replace(memory=QueryMemory(MemoryConfig(limit=3))))
+    index.save_pretrained(tmp_path / "run")
+    again = GenerativeRetriever.from_pretrained(tmp_path / "run", device="cpu")
+    again.add(DOCUMENTS[50:51])
+    assert again.memory.config.limit == 3
+    assert again.save_update(tmp_path / "run") == 2
+    assert (tmp_path / "run" / "memory").exists()  # not written again
+    again.learn([(f"query {number}", DOCUMENTS[0]["doc_id"]) for number in range(9)])
+    assert len(again.memory) == 3

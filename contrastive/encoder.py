@@ -38,7 +38,6 @@ from dsi.contrastive.inference import for_inference
 from dsi.contrastive.models import TEXTS, check_inputs, load_complete, offline, write_model
 from dsi.contrastive.prompts import choose_prompt
 from dsi.docids.files.progress import Bar
-from dsi.docids.files.progress import progress as show_progress
 from dsi.docids.files.reading import catching_panics, sha256
 from dsi.docids.files.storage import digest
 
@@ -284,17 +283,15 @@ class Encoder:
         """Return embeddings [len(texts), embedding_dim] of texts made by `document_texts` or `query_texts`.
 
         Args:
-            texts: already cut; computed by length, so that few are padded.
+            texts: already cut.
             kind: "document" or "query", which sets the prompt.
             progress: show a progress bar.
         """
         texts = list(texts)
-        longest_first = sorted(range(len(texts)), key=lambda row: -len(texts[row]))
         embeddings = np.empty((len(texts), self.embedding_dim), dtype=np.float32)
         self.model.eval()
         with Bar(f"embeddings of {PLURALS[kind]}", unit="text", total=len(texts), enabled=progress) as bar:
-            for start in range(0, len(texts), self.batch_size):
-                rows = longest_first[start : start + self.batch_size]
+            for rows in self._batches(texts):
                 embeddings[rows] = self.forward([texts[row] for row in rows], kind).embeddings.numpy(force=True)
                 bar.update(len(rows))
         return embeddings
@@ -360,7 +357,7 @@ class Encoder:
     def token_states(
         self, texts: Sequence[str], kind: str, *, progress: str = "", special: bool = True
     ) -> Iterator[tuple[int, Tensor, Tensor]]:
-        """Yield (position in `texts`, states [length, state_dim], embedding [embedding_dim]) of every text, shortest first.
+        """Yield (position in `texts`, states [length, state_dim], embedding [embedding_dim]) of every text, longest first.
 
         Args:
             texts: already cut.
@@ -368,14 +365,19 @@ class Encoder:
             progress: what a progress bar says; "" shows none.
             special: also yield the states of special tokens such as [CLS].
         """
-        order = sorted(range(len(texts)), key=lambda row: len(texts[row]))
-        starts = range(0, len(order), self.batch_size)
-        for start in show_progress(starts, progress, unit="batch", enabled=bool(progress)):
-            rows = order[start : start + self.batch_size]
-            encoded = self.forward([texts[row] for row in rows], kind)
-            kept = encoded.mask if special else encoded.words
-            for row, states, own, embedding in zip(rows, encoded.states, kept, encoded.embeddings, strict=True):
-                yield row, states[own], embedding
+        with Bar(progress, unit="text", total=len(texts), enabled=bool(progress)) as bar:
+            for rows in self._batches(texts):
+                encoded = self.forward([texts[row] for row in rows], kind)
+                kept = encoded.mask if special else encoded.words
+                for row, states, own, embedding in zip(rows, encoded.states, kept, encoded.embeddings, strict=True):
+                    yield row, states[own], embedding
+                bar.update(len(rows))
+
+    def _batches(self, texts: Sequence[str]) -> Iterator[list[int]]:
+        """Yield the positions of the texts of each forward pass, longest first, so that few are padded."""
+        order = sorted(range(len(texts)), key=lambda row: -len(texts[row]))
+        for start in range(0, len(order), self.batch_size):
+            yield order[start : start + self.batch_size]
 
     def for_search(self, dtype: torch.dtype = torch.float32) -> "Encoder":
         """Return a copy for fast inference in a dtype; later changes to the weights do not affect it."""

@@ -108,6 +108,16 @@ def test_a_stage_inside_another_writes_nothing(clock, capsys):
     assert capsys.readouterr().err == "docids: 6 s\n"
 
 
+def test_after_the_first_hundred_a_line_says_how_long_the_rest_takes(clock, capsys):
+    for total in (5_000, 500):  # the rest of the second is short
+        with Bar("embeddings", total=total) as bar:
+            for _ in range(20):
+                clock.now += 1
+                bar.update(16)
+    lines = ["embeddings, 112 of 5,000, 05:05 left", "embeddings: 20 s", "embeddings: 20 s"]
+    assert capsys.readouterr().err.splitlines() == lines
+
+
 def test_a_line_is_written_when_the_work_fails_or_is_left(clock, capsys):
     def fail():
         for _ in progress(range(2), "docids"):

@@ -16,7 +16,7 @@ from transformers import PrinterCallback
 from transformers.utils import logging
 
 import dsi
-from dsi.contrastive.encoder import quiet_transformers
+from dsi.contrastive.encoder import Encoder, quiet_transformers
 from dsi.contrastive.trainers import ProgressLine, run_trainer
 from dsi.docids.files import progress as module
 from dsi.docids.files.progress import Bar, progress
@@ -233,7 +233,8 @@ def test_encoding_with_progress_gives_the_embeddings_of_sentence_transformers(en
         return forward(texts, kind)
 
     monkeypatch.setattr(encoder, "forward", slow)
-    found = encoder.encode(texts, "query", batch_size=2, progress=True)
+    monkeypatch.setattr(Encoder, "batch_size", 2)
+    found = encoder.encode(texts, "query", progress=True)
     np.testing.assert_allclose(found, expected, atol=1e-6)
     assert capsys.readouterr().err == "embeddings of queries: 18 s\n"
     assert encoder.encode([], "query").shape == (0, encoder.embedding_dim)

@@ -402,6 +402,17 @@ def index(tmp_path_factory, sentence_t5_folder):
     return folder
 
 
+def test_a_search_from_cold_imports_no_room_that_it_does_not_need(index):
+    code = """
+import sys
+from dsi.commands.main import main
+assert main(["search", sys.argv[1], "--query", "noble gas"]) == 0
+print("rooms:", *sorted({name.split(".")[1] for name in sys.modules if name.startswith("dsi.")}))
+"""
+    rooms = python(code, str(index)).splitlines()[-1].split()
+    assert not {"training", "measuring", "integrations", "server", "cluster"} & {*rooms}, rooms
+
+
 def search(index, monkeypatch, capsys, piped, *options):
     """(exit status, stdout, stderr) of `dsi search` with bytes in a pipe."""
     monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(piped), encoding="ascii"))

@@ -110,6 +110,11 @@ class Config:
         """Whether the index has token vectors, for late interaction."""
         return self.tokens.bits > 0 and self.generator.docid_tokens == "tied"
 
+    @property
+    def trains_token_vectors(self) -> bool:
+        """Whether train queries, where there are some, get token vectors by a map of their own."""
+        return self.has_token_vectors and bool(self.tokens.epochs) and not self.tokens.model
+
     def _check_search(self) -> None:
         """Raise ValueError if the trained index could not be searched as `[search]` and `[tokens]` say."""
         search, tied = self.search, self.generator.docid_tokens == "tied"

@@ -641,7 +641,7 @@ def test_configurations_survive_writing_and_unknown_keys_name_the_nearest(tmp_pa
         (tmp_path / "config.toml").write_text(text)
         with pytest.raises(ValueError, match=message):
             read_config(tmp_path / "config.toml")
-    with pytest.raises(FileNotFoundError, match="does not exist: neither a file nor one of digits, example"):
+    with pytest.raises(FileNotFoundError, match="does not exist: neither a file nor one of digits, paper"):
         read_config(tmp_path / "none.toml")
 
 
@@ -658,10 +658,10 @@ def test_a_shipped_configuration_says_only_what_its_base_does_not(name, tmp_path
 
 
 def test_a_configuration_over_its_base(tmp_path):
-    (tmp_path / "a.toml").write_text('base = "example"\n[training]\nepochs = 2.0\n')
+    (tmp_path / "a.toml").write_text('base = "digits"\n[training]\nepochs = 2.0\n')
     (tmp_path / "b.toml").write_text('base = "a.toml"\n[search]\nbeam_width = 3\n')
     config = Config.named(tmp_path / "b.toml")
-    expected = Config.named("example").with_changes({"training": {"epochs": 2.0}, "search": {"beam_width": 3}})
+    expected = Config.named("digits").with_changes({"training": {"epochs": 2.0}, "search": {"beam_width": 3}})
     assert config == expected == Config.named(config)
     (tmp_path / "a.toml").write_text('base = "b.toml"\n')
     with pytest.raises(ValueError, match="names itself as its base"):
@@ -672,7 +672,7 @@ def test_a_configuration_over_its_base(tmp_path):
     (tmp_path / "a.toml").write_text("base = 3\n")
     with pytest.raises(ValueError, match="base must be the name of a configuration, got 3"):
         read_config(tmp_path / "a.toml")
-    with pytest.raises(FileNotFoundError, match=r"'nq1k' does not exist: neither a file nor one of digits, example"):
+    with pytest.raises(FileNotFoundError, match=r"'nq1k' does not exist: neither a file nor one of digits, paper"):
         Config.named("nq1k")
     with pytest.raises(ValueError, match=r"^'training.epoch' is not a setting; did you mean 'training.epochs'\?"):
         expected.with_changes({"training": {"epoch": 3.0}})

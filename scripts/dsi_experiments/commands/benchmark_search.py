@@ -18,7 +18,11 @@ from dsi.commands.values import count, output_folder
 from dsi_experiments.benchmarks.timing import alternate
 
 if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
     from dsi.contrastive.config import EncoderConfig
+    from dsi.contrastive.encoder import Encoder
     from dsi.store.retriever import GenerativeRetriever
 
 K = 10
@@ -82,7 +86,7 @@ def searches(run: Path, encoder_config: "EncoderConfig") -> dict[str, Callable[[
     flat = faiss.IndexFlatIP(encoder.embedding_dim)
     flat.add(np.ascontiguousarray(retriever.tree.embeddings[:]))
     found = {
-        FLAT: lambda texts: flat.search(encoder.encode(encoder.query_texts(texts), "query"), K),
+        FLAT: lambda texts: flat.search(_theirs(encoder, texts), K),
         "the index": _search(retriever),
         "the index, bfloat16": _search(rounded),
         "generate, beam 10": _search(retriever, method="generate", beam_width=10),
@@ -92,6 +96,13 @@ def searches(run: Path, encoder_config: "EncoderConfig") -> dict[str, Callable[[
     if retriever.engine.is_tied:  # with other tokens, the decoder would run over every node
         found["exact"] = _search(retriever, method="exact")
     return found
+
+
+def _theirs(encoder: "Encoder", texts: list[str]) -> "NDArray[np.float32]":
+    """Return the embeddings [n, dim] of queries as sentence-transformers makes them."""
+    prompt, model = encoder.model.prompts["query"], encoder.model
+    vectors: NDArray[np.float32] = model.encode(texts, prompt=prompt, batch_size=_LARGEST, show_progress_bar=False)
+    return vectors
 
 
 def _search(retriever: "GenerativeRetriever", **changes: Any) -> Callable[[list[str]], Any]:

@@ -148,7 +148,7 @@ ENDS = {
     "refused": Case("right", lambda: read_config("digtis"), good=True),
     "wrong": Case("another answer", lambda: 1, check=lambda answer: 1 / (answer - 1)),
     "right": Case("right", lambda: 2, good=True, check=lambda answer: 1 / (answer - 1)),
-    "clear error": Case("wrong", lambda: read_config("digtis"), ["exmaple"], good=False),
+    "clear error": Case("wrong", lambda: read_config("digtis"), ["digtis"], good=False),
 }
 """{outcome: a case that ends so}."""
 

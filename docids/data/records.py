@@ -2,12 +2,13 @@
 
 `dsi.docids.data.sources` yields the records of files and of what is in memory.
 1) `checked_documents` and `checked_queries` check them, the same for files, memory, `add` and the server;
-2) `column_kinds` finds a type for each column of metadata, and `batches` are the rows of a table.
+2) `table_of` finds a type for each column of metadata, and makes a table of the rows.
 
 What cannot be understood is refused. What is odd is counted, in one line a kind. Reads no files.
 """
 
 import enum
+import hashlib
 import json
 import logging
 import math
@@ -20,6 +21,7 @@ from itertools import islice
 from pathlib import PurePath
 from typing import Any
 
+import datasets
 import pandas
 import pyarrow as pa
 
@@ -147,7 +149,7 @@ def document_row(record: Mapping[str, Any], source: str, odd: Oddities) -> Row:
         ValueError: as `checked_documents`.
     """
     row = {
-        "doc_id": _id(record, ID_KEYS, source, "doc_id"),
+        "doc_id": check_id(id_of(_given(record, ID_KEYS, source, "doc_id", needed=True)), f"{source}: doc_id"),
         "title": _text(record.get("title"), f"{source}: key 'title'"),
         "text": _text(_given(record, TEXT_KEYS, source, "text"), f"{source}: key 'text'"),
     }
@@ -188,7 +190,7 @@ def query_of(record: Mapping[str, Any], source: str) -> tuple[str, str]:
     Raises:
         ValueError: no id or text, or a value of another type.
     """
-    query_id = _id(record, QUERY_ID_KEYS, source, "query_id")
+    query_id = check_id(id_of(_given(record, QUERY_ID_KEYS, source, "query_id", needed=True)), f"{source}: query_id")
     given = next(((key,) for key in QUERY_TEXT_KEYS if key in record), QUERY_TEXT_KEYS)
     return query_id, _text(_given(record, given, source, "text"), f"{source}: key 'text'")
 
@@ -210,10 +212,6 @@ def check_id(value: object, name: str) -> str:
     if (size := len(checked.encode())) > MOST_OF_ID:
         raise ValueError(f"{name} {shown(checked)} must have at most {MOST_OF_ID:,} bytes, got {size:,}; shorten it.")
     return checked
-
-
-def _id(record: Mapping[str, Any], keys: tuple[str, ...], source: str, name: str) -> str:
-    return check_id(id_of(_given(record, keys, source, name, needed=True)), f"{source}: {name}")
 
 
 def _text(value: Any, name: str) -> str:
@@ -319,6 +317,28 @@ def _scalar(value: Any, name: str) -> bool | int | float | str | date:
 # 2) Arrow.
 
 
+def table_of(records: Numbered, name: object) -> datasets.Dataset:
+    """Return a table in memory of documents, whose fingerprint is the sha256 of its contents; lines count what is odd.
+
+    Args:
+        records: as for `checked_documents`.
+        name: of all of them, for messages.
+
+    Raises:
+        ValueError: as `checked_documents` and `column_kinds`.
+    """
+    odd = Oddities(name)
+    rows = list(checked_documents(records, name, odd))
+    kinds = column_kinds(rows, odd)
+    odd.warn()
+    schema = arrow_schema(kinds)
+    table = pa.Table.from_batches(batches((row for _, row in rows), schema, kinds), schema)
+    contents = hashlib.sha256(schema.serialize())
+    for batch in table.to_batches():
+        contents.update(batch.serialize())
+    return datasets.Dataset(table, fingerprint=contents.hexdigest())
+
+
 def column_kinds(rows: Numbered, odd: Oddities) -> dict[str, str]:
     """Return {column: kind} of the metadata of rows: a key of `_ARROW`, or "list of" one.
 
@@ -412,16 +432,15 @@ def kind_of(arrow: pa.DataType) -> str:
     return ""
 
 
-def arrow_row(row: Row, kinds: Mapping[str, str]) -> Row:
-    """Return a row with the values of its metadata as their columns have them."""
-    return {name: converted(value, kinds[name]) if name in kinds else value for name, value in row.items()}
-
-
-def batches(rows: Iterable[Row], schema: pa.Schema) -> Iterator[pa.RecordBatch]:
+def batches(rows: Iterable[Row], schema: pa.Schema, kinds: Mapping[str, str]) -> Iterator[pa.RecordBatch]:
     """Yield rows as Arrow has them, some at a time; what a row lacks is null."""
     rest = iter(rows)
     while block := list(islice(rest, _ROWS_AT_ONCE)):
-        yield pa.RecordBatch.from_pylist(block, schema)
+        typed = [
+            {name: converted(value, kinds[name]) if name in kinds else value for name, value in row.items()}
+            for row in block
+        ]
+        yield pa.RecordBatch.from_pylist(typed, schema)
 
 
 def converted(value: Any, kind: str) -> Any:

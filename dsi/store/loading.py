@@ -88,15 +88,14 @@ Parts: TypeAlias = tuple[Encoder, DocidTree, Generator, datasets.Dataset, Search
 # Writing and reading the parts.
 
 
-def save_docids(tree: DocidTree, documents: datasets.Dataset, folder: Path, *, texts: bool = False) -> None:
-    """Write the tree and the document table into a folder; with `texts` also the documents' texts if the table holds them."""
+def save_docids(tree: DocidTree, documents: pa.Table, folder: Path) -> None:
+    """Write the tree and the document table into a folder."""
     folder.mkdir(parents=True, exist_ok=True)
     tree.save(folder / "docids.safetensors")
     if tree.tokens:
         tree.tokens.save(folder / _TOKENS)
-    table = document_table(documents, texts=texts)
-    with pa.OSFile(str(folder / "documents.arrow"), "wb") as sink, pa.ipc.new_stream(sink, table.schema) as writer:
-        writer.write_table(table)
+    with pa.OSFile(str(folder / "documents.arrow"), "wb") as sink, pa.ipc.new_stream(sink, documents.schema) as writer:
+        writer.write_table(documents)
 
 
 def load_docids(folder: Path) -> tuple[DocidTree, datasets.Dataset]:
@@ -153,7 +152,7 @@ def replace_index(
             generator.save_pretrained(str(new / "generator"))
         if lexical:
             lexical.save(new / "lexical")
-        save_docids(tree, documents, new / "docids", texts=True)
+        save_docids(tree, document_table(documents, texts=True), new / "docids")
         write_manifest(new, encoder, tree, config, configured=configured)
         for entry in folder.iterdir() if folder.exists() else ():
             if entry.name in _OF_TRAINING or _GENERATION.fullmatch(entry.name):
@@ -404,7 +403,7 @@ def write_update(
     # 2) Write the new parts beside the old ones, and remove what may hold removed documents.
     parts = {name: f"{name}-{generation}" for name in CHANGING}
     with replace_folder(folder / parts["docids"]) as partial:
-        save_docids(tree, documents, partial, texts=True)
+        save_docids(tree, document_table(documents, texts=True), partial)
     if lexical:
         with replace_folder(folder / parts["lexical"]) as partial:
             lexical.save(partial)

@@ -187,9 +187,6 @@ def paragraphs(tokens: Iterable[tuple[str, bool]]) -> str:
 
     >>> paragraphs([("Contents", False), ("<P>", True), ("Neon", False), ("glows", False), (".", False), ("</P>", True)])
     'Neon glows.'
-
-    Args:
-        tokens: (token, is_html) pairs.
     """
     inside, everything, kept = False, [], []
     for token, is_html in tokens:

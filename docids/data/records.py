@@ -160,12 +160,7 @@ def document_row(record: Mapping[str, Any], source: str, odd: Oddities) -> Row:
 
 
 def checked_queries(records: Numbered, name: object, *, whole: bool = True) -> dict[str, str]:
-    """Return {query_id: text} of records with id and text; a line counts empty ones.
-
-    Args:
-        records: with the words that name each in messages.
-        name: of all of them, for messages.
-        whole: refuse to read none.
+    """Return {query_id: text} of records with id and text; a line counts empty ones, and `whole` refuses to read none.
 
     Raises:
         ValueError: a malformed query, a duplicate id, or no query.
@@ -221,13 +216,6 @@ def _text(value: Any, name: str) -> str:
 
 def _given(record: Mapping[str, Any], keys: tuple[str, ...], source: str, name: str, *, needed: bool = False) -> Any:
     """Return the value that a record has under one of some keys.
-
-    Args:
-        record: with the keys.
-        keys: the names that the value may have.
-        source: names the record in messages.
-        name: of the value, for messages.
-        needed: refuse a missing value.
 
     Raises:
         ValueError: it has none of the keys, and the message lists its keys; or several with values that differ.

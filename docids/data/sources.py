@@ -246,10 +246,6 @@ def _is_read(path: Path) -> bool:
 def file_records(path: Path, doc_id: str = "") -> Records:
     """Yield the documents of a file, or its queries.
 
-    Args:
-        path: of a kind in `READ`.
-        doc_id: of a text; its name by default.
-
     Raises:
         ValueError: of another kind, or not as its kind is.
     """

@@ -373,13 +373,7 @@ def write_update(
 ) -> int:
     """Replace docids, document table and lexical part of an index on disk; writing the manifest makes the switch.
 
-    Args:
-        folder: the index; nobody else writes to it.
-        known: its states that these parts were made from.
-        encoder: the index's.
-        tree: the docids.
-        documents: the document table.
-        lexical: the lexical part.
+    The caller holds the lock of the folder; `known` are the states of the index that these parts were made from.
 
     Returns:
         The new generation.

@@ -79,9 +79,6 @@ class GeneratorStage:
         """Return the trained generator, and loss, steps and seconds of its training.
 
         With `training.train_encoder` the encoder changes too.
-
-        Args:
-            work: folder for checkpoints.
         """
         config, training = self.config, self.config.training
         state_dim = self.encoder.state_dim

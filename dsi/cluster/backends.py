@@ -16,6 +16,9 @@ from typing import Any, Protocol, Self
 
 from threadpoolctl import threadpool_limits
 
+Items = Iterable[tuple[Any, ...]]
+"""Arguments of a function, a tuple a call."""
+
 
 class LostError(RuntimeError):
     """The process that worked on a call died, or cannot be reached."""
@@ -62,13 +65,7 @@ class Backend(Closes):
         """Return a new worker that holds `make(*args)`; workers with other places begin on other machines where possible."""
 
     @abstractmethod
-    def map(
-        self,
-        function: Callable[..., Any],
-        items: Iterable[tuple[Any, ...]],
-        names: Sequence[str] = (),
-        threads: int = 1,
-    ) -> list[Any]:
+    def map(self, function: Callable[..., Any], items: Items, names: Sequence[str] = (), threads: int = 1) -> list[Any]:
         """Return the results of a function of each item's values, in order; the work is done by all processes.
 
         A result must depend on the item alone: Ray works again on an item whose process dies, three times at most.
@@ -102,13 +99,7 @@ class LocalBackend(Backend):
         """As in `Backend`."""
         return LocalWorker(make(*args))
 
-    def map(
-        self,
-        function: Callable[..., Any],
-        items: Iterable[tuple[Any, ...]],
-        names: Sequence[str] = (),
-        threads: int = 1,
-    ) -> list[Any]:
+    def map(self, function: Callable[..., Any], items: Items, names: Sequence[str] = (), threads: int = 1) -> list[Any]:
         """As in `Backend`."""
         from joblib import Parallel, delayed  # its processes do not import the program that starts them
 

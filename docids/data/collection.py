@@ -64,19 +64,23 @@ class LazyTexts(Sequence[str]):
         return self.between(range(len(self))[rows], range(len(self))[rows] + 1)[0]
 
 
-class FullTexts(LazyTexts):
-    """Title and whole text of every document, as BM25 reads them."""
+class MadeTexts(LazyTexts):
+    """Texts that a function makes of slices of a list or a table."""
 
-    def __init__(self, documents: datasets.Dataset) -> None:
-        self._documents = documents
+    def __init__(self, source: Any, make: Callable[[Any], list[str]]) -> None:
+        self._source, self._make = source, make
 
     def __len__(self) -> int:
-        return len(self._documents)
+        return len(self._source)
 
     def between(self, start: int, stop: int) -> list[str]:
         """Return the texts start..stop."""
-        table = self._documents[start:stop]
-        return [f"{title} {text}" for title, text in zip(table["title"], table["text"], strict=True)]
+        return self._make(self._source[start:stop])
+
+
+def full_texts(documents: datasets.Dataset) -> MadeTexts:
+    """Return title and whole text of every document, as BM25 reads them."""
+    return MadeTexts(documents, lambda rows: list(map("{} {}".format, rows["title"], rows["text"])))
 
 
 _LAYOUT = 4
@@ -305,9 +309,9 @@ class Collection:
             return f"qrels/{split}.tsv"
         return f"queries and qrels={{{split!r}: {{query_id: {{doc_id: relevance}}}}}} in from_records"
 
-    def full_texts(self) -> FullTexts:
+    def full_texts(self) -> MadeTexts:
         """Return title and whole text of every document."""
-        return FullTexts(self.documents)
+        return full_texts(self.documents)
 
     def query_texts(self, split: str) -> dict[str, str]:
         """Return {query_id: text} of the judged queries of a split."""

@@ -25,9 +25,8 @@ from dsi.commands.main import find_command, main
 from dsi.commands.train import STAGE_METHODS
 from dsi.config import CONFIGS, Config, config_names, read_config, write_config
 from dsi.contrastive import blocks
-from dsi.contrastive.blocks import QueryTexts
 from dsi.contrastive.encoder import Encoder, state_fingerprint
-from dsi.docids.data.collection import read_collection
+from dsi.docids.data.collection import MadeTexts, read_collection
 from dsi.docids.files.processes import ALONE
 from dsi.docids.files.storage import link_files
 from dsi.docids.tree import DocidTree
@@ -153,7 +152,7 @@ def test_texts_of_documents_are_never_in_memory_all(
     settings["contrastive"] |= {"loss": "dpr"}
     settings["lexical"] = {"model": "none"}
     read: list[int] = []
-    cut, between = Encoder.cut, QueryTexts.between
+    cut, between = Encoder.cut, MadeTexts.between
 
     def documents(encoder, titles, texts, pieces):
         read.append(len(texts))
@@ -165,7 +164,7 @@ def test_texts_of_documents_are_never_in_memory_all(
 
     monkeypatch.setattr(blocks, "BLOCK", 8)
     monkeypatch.setattr(Encoder, "cut", documents)
-    monkeypatch.setattr(QueryTexts, "between", queries)
+    monkeypatch.setattr(MadeTexts, "between", queries)
     run = TrainingRun(tmp_path / "run", read_collection(beir()), Config().with_changes(settings), device="cpu")
     run.all_stages()
     assert max(read) == 8

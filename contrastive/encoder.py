@@ -147,7 +147,7 @@ class Encoder:
     token_model: TokenModel | None = None
 
     def __init__(self, model: SentenceTransformer, config: EncoderConfig) -> None:
-        check_similarity(model, config.name)
+        _check_similarity(model, config.name)
         self.dtype = model.dtype or torch.float32
         self.model = model.float().eval()
         self.config = config
@@ -415,7 +415,7 @@ class Encoder:
         return found
 
 
-def check_similarity(model: SentenceTransformer, name: str) -> None:
+def _check_similarity(model: SentenceTransformer, name: str) -> None:
     """Raise ValueError unless a model compares embeddings by cosines or dot products."""
     if (similarity := model.similarity_fn_name) not in ("cosine", "dot"):
         raise ValueError(

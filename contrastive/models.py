@@ -125,7 +125,7 @@ def check_settings(paths: Iterable[Path]) -> None:
 # Writing and loading.
 
 
-def reset_tokenizer(tokenizer: Any) -> None:
+def _reset_tokenizer(tokenizer: Any) -> None:
     """Take back the truncation and padding that the last call of a tokenizer set, if it is one that keeps them."""
     if backend := getattr(tokenizer, "backend_tokenizer", None):
         backend.no_truncation()
@@ -141,7 +141,7 @@ def write_model(model: Any, folder: Path) -> None:
         ValueError: it cannot do without code of its own, or reads no texts.
     """
     for module in model.modules():  # else the last truncation and padding would be saved
-        reset_tokenizer(getattr(module, "tokenizer", None))
+        _reset_tokenizer(getattr(module, "tokenizer", None))
     model.save_pretrained(str(folder), create_model_card=False)
     for path in [*folder.rglob("*.jinja"), *folder.rglob("README.md")]:  # no chats
         path.unlink()

@@ -82,7 +82,7 @@ class _Wandb(WandbCallback):
             self._wandb.finish()
 
 
-class ProgressLine(TrainerCallback):
+class _ProgressLine(TrainerCallback):
     """Shows the texts that a training has read as a `Bar` with the last loss, on the first process.
 
     Args:
@@ -184,7 +184,7 @@ def run_trainer(trainer: Any, description: str, work_folder: Path, texts: int) -
         work_folder: of the checkpoints.
         texts: that all steps read, for the bar.
     """
-    progress_line = ProgressLine(description, texts)
+    progress_line = _ProgressLine(description, texts)
     trainer.remove_callback(PrinterCallback)  # prints dictionaries
     trainer.add_callback(progress_line)
     try:

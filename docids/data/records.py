@@ -149,7 +149,7 @@ def document_row(record: Mapping[str, Any], source: str, odd: Oddities) -> Row:
         ValueError: as `checked_documents`.
     """
     row = {
-        "doc_id": check_id(id_of(_given(record, ID_KEYS, source, "doc_id", needed=True)), f"{source}: doc_id"),
+        "doc_id": _check_id(id_of(_given(record, ID_KEYS, source, "doc_id", needed=True)), f"{source}: doc_id"),
         "title": _text(record.get("title"), f"{source}: key 'title'"),
         "text": _text(_given(record, TEXT_KEYS, source, "text"), f"{source}: key 'text'"),
     }
@@ -185,7 +185,7 @@ def query_of(record: Mapping[str, Any], source: str) -> tuple[str, str]:
     Raises:
         ValueError: no id or text, or a value of another type.
     """
-    query_id = check_id(id_of(_given(record, QUERY_ID_KEYS, source, "query_id", needed=True)), f"{source}: query_id")
+    query_id = _check_id(id_of(_given(record, QUERY_ID_KEYS, source, "query_id", needed=True)), f"{source}: query_id")
     given = next(((key,) for key in QUERY_TEXT_KEYS if key in record), QUERY_TEXT_KEYS)
     return query_id, _text(_given(record, given, source, "text"), f"{source}: key 'text'")
 
@@ -195,7 +195,7 @@ def id_of(value: Any) -> Any:
     return str(value) if type(value) is int and value.bit_length() <= _LONGEST_ID else value
 
 
-def check_id(value: object, name: str) -> str:
+def _check_id(value: object, name: str) -> str:
     """Return an id: a text that is not empty, without NUL and line ends; `name` is what it is, for messages.
 
     Raises:

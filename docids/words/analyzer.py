@@ -95,7 +95,7 @@ class Analyzer(dict[str, tuple[str, ...]]):
             return
         for number, run in enumerate(_UNSPACED.split(token)):
             if number % 2:
-                yield from letter_groups(run)
+                yield from _letter_groups(run)
             elif any(map(str.isalnum, run)):
                 yield from dict.fromkeys(self._name(run))
 
@@ -132,10 +132,10 @@ def tokens(text: str) -> list[str]:
     return _TOKEN.findall(_INVISIBLE.sub("", unicodedata.normalize("NFKC", text)))
 
 
-def letter_groups(run: str) -> list[str]:
+def _letter_groups(run: str) -> list[str]:
     """Return the overlapping pairs of letters, each with its marks, of a run without spaces; of alphabets triples too.
 
-    >>> letter_groups("東京都"), letter_groups("ประเทศ")
+    >>> _letter_groups("東京都"), _letter_groups("ประเทศ")
     (['東京', '京都'], ['ปร', 'ระ', 'ะเ', 'เท', 'ทศ', 'ประ', 'ระเ', 'ะเท', 'เทศ'])
     """
     letters = _LETTER.findall(run)

@@ -305,7 +305,7 @@ class TermScorer:
                 long.append((term, factor, self._top_list(part, term, span)))
         bounds = [top_list.bounds_under(self.damping) for *_, top_list in long]
         unread = [factor * bound for (_, factor, _), bound in zip(long, bounds, strict=True)]
-        depths = choose_depths(unread, budget)
+        depths = _choose_depths(unread, budget)
         for (term, factor, top_list), bound, depth in zip(long, bounds, depths, strict=True):
             rows, weights = self.postings.to_rows(part, *top_list.read(depth))
             yield _Reading(part, term, factor, rows, weights, bound[depth], whole=False)
@@ -330,7 +330,7 @@ class TermScorer:
         return TopList.from_list(documents, values, self.weigh(values, rows), self.damping)
 
 
-def choose_depths(unread: Sequence[Floats], budget: int) -> list[int]:
+def _choose_depths(unread: Sequence[Floats], budget: int) -> list[int]:
     """Choose how deep to read each list, as an index into `_DEPTHS`; extend the list whose unread part weighs most.
 
     Args:

@@ -97,7 +97,7 @@ class LocalBackend(Backend):
 
     def start(self, place: int, make: Callable[..., Any], *args: Any) -> Worker:
         """As in `Backend`."""
-        return LocalWorker(make(*args))
+        return _LocalWorker(make(*args))
 
     def map(self, function: Callable[..., Any], items: Items, names: Sequence[str] = (), threads: int = 1) -> list[Any]:
         """As in `Backend`."""
@@ -124,7 +124,7 @@ class LocalBackend(Backend):
             self._has_processes = False
 
 
-class LocalWorker:
+class _LocalWorker:
     """An object in this process: a call is answered when it returns.
 
     Args:

@@ -54,7 +54,7 @@ class RayBackend(Backend):
             max_task_retries=0,
             scheduling_strategy=_on(nodes[place % len(nodes)], soft=True),
         )
-        return RayWorker(self._ray, actor.remote(*args))
+        return _RayWorker(self._ray, actor.remote(*args))
 
     def map(self, function: Callable[..., Any], items: Items, names: Sequence[str] = (), threads: int = 1) -> list[Any]:
         """As in `Backend`; a task whose process dies runs again, three times at most."""
@@ -137,7 +137,7 @@ def _own_sigterm() -> Iterator[None]:
         signal.signal(signal.SIGTERM, before)
 
 
-class RayWorker:
+class _RayWorker:
     """An actor.
 
     Args:

@@ -327,7 +327,7 @@ def read_index(
         encoder = load_encoder(folder, EncoderConfig(**manifest["encoder"]), device)
         generator = load_generator(folder / "generator", encoder.model.device)
     check_binding(manifest, encoder, tree)
-    check_fit(folder, encoder, tree, generator)
+    _check_fit(folder, encoder, tree, generator)
     return encoder, tree, generator, documents, config, lexical
 
 
@@ -482,7 +482,7 @@ def load_documents(path: Path) -> datasets.Dataset:
     return datasets.Dataset(table)
 
 
-def check_fit(folder: Path, encoder: Encoder, tree: DocidTree, generator: Generator) -> None:
+def _check_fit(folder: Path, encoder: Encoder, tree: DocidTree, generator: Generator) -> None:
     """Raise ValueError unless encoder and generator fit the docids.
 
     Args:
@@ -503,7 +503,7 @@ def check_fit(folder: Path, encoder: Encoder, tree: DocidTree, generator: Genera
             f"{folder / 'docids'} and {name} do not belong together: token vectors are made of states "
             f"{tree.tokens.head.shape[1]} wide, those of {name} are {encoder.token_dim}; restore the one that was replaced."
         )
-    fan_out, digits = generator.config.fan_out, trained_fan_out(tree)
+    fan_out, digits = generator.config.fan_out, _trained_fan_out(tree)
     if len(fan_out) != tree.depth or any(known < used for known, used in zip(fan_out, digits, strict=True)):
         raise ValueError(
             f"{folder / 'generator'} and the docids do not belong together: it knows {fan_out} digits by level, the docids "
@@ -511,7 +511,7 @@ def check_fit(folder: Path, encoder: Encoder, tree: DocidTree, generator: Genera
         )
 
 
-def trained_fan_out(tree: DocidTree) -> list[int]:
+def _trained_fan_out(tree: DocidTree) -> list[int]:
     """Return how many digits the nodes of each level have that the generator was trained with."""
     nodes = np.flatnonzero(tree.trained[1:]) + 1
     digits = nodes - tree.first_child[tree.parents[nodes]]

@@ -56,9 +56,9 @@ def index(
     settings = {"encoder.name": encoder, "lexical.language": language, "docids.pieces": pieces}
     given = {name: value for name, value in settings.items() if value is not None}
     chosen = run_config(Path(), config or Config()).without_training().with_changes(given)
-    collection = read_source(source)
+    collection = _read_source(source)
     if queries is not None:
-        collection = with_queries(collection, queries)
+        collection = _with_queries(collection, queries)
     folder = Path(_temporary_folder().name) / uuid4().hex if output is None else output_folder(output)
     points = read_embeddings(Path(embeddings)) if isinstance(embeddings, str | Path) else embeddings
     TrainingRun(
@@ -67,14 +67,14 @@ def index(
     return GenerativeRetriever.from_pretrained(folder, device=device)
 
 
-def with_queries(collection: Collection, queries: Queries) -> Collection:
+def _with_queries(collection: Collection, queries: Queries) -> Collection:
     """Return a collection with more queries, which nobody has judged."""
     named = zip(*ids_and_texts(queries), strict=True)
     own = {f"unjudged {query_id}": text for query_id, text in named if text.strip()}
     return dataclasses.replace(collection, queries={**collection.queries, **own})
 
 
-def read_source(source: Collection | str | Path | Iterable[Any]) -> Collection:
+def _read_source(source: Collection | str | Path | Iterable[Any]) -> Collection:
     """Return the collection of whatever `index` takes."""
     if isinstance(source, Collection):
         return source

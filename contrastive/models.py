@@ -9,6 +9,7 @@ import re
 import threading
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
+from functools import lru_cache
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -162,6 +163,27 @@ def _without_refused(value: Any) -> Any:
     if isinstance(value, dict):
         return {key: _without_refused(item) for key, item in value.items() if not _refuses(key, item)}
     return [_without_refused(item) for item in value] if isinstance(value, list) else value
+
+
+class Reloads:
+    """A model that is pickled as what its `load` was given; the process that reads it loads it once."""
+
+    _source: tuple[Any, ...] | None
+    fingerprint: Any
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        if self._source is None:
+            raise ValueError("A model is pickled as the folder or name that it was loaded from; save and load it.")
+        return _reloaded, (type(self), self._source, self.fingerprint)
+
+
+@lru_cache(maxsize=2)
+def _reloaded(kind: Any, source: tuple[Any, ...], fingerprint: str) -> Any:
+    """Return a model that another process pickled."""
+    model = kind.load(*source)
+    if model.fingerprint != fingerprint:
+        raise ValueError(f"{source} is another model here than where the work was given out; use the same files.")
+    return model
 
 
 @contextmanager

@@ -539,7 +539,7 @@ def test_pictures_without_matplotlib_name_the_extra(monkeypatch, tmp_path):
     from dsi_experiments.figures import grid_figure
 
     monkeypatch.setitem(__import__("sys").modules, "matplotlib.figure", None)
-    with pytest.raises(ModuleNotFoundError, match=r'pip install "dr-scl\[figures\]"'):
+    with pytest.raises(ModuleNotFoundError, match=r'pip install "dr-scl-experiments\[figures\]"'):
         grid_figure({(0.0, 0.0): 1.0}, "alpha", "beta", "", Path(tmp_path / "x"))
 
 

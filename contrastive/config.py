@@ -57,8 +57,9 @@ class EncoderConfig:
 class ContrastiveConfig:
     """How the encoder is pre-trained (section `[contrastive]`)."""
 
-    loss: Literal["scl", "dpr", "none"] = "scl"
-    """"scl" (DR-SCL eq. 7), "dpr" (eq. 6) or "none" (keep the encoder as it is)."""
+    loss: Literal["scl", "dpr", "none"] = "none"
+    """"scl" (DR-SCL eq. 7), "dpr" (eq. 6) or "none" (keep the encoder as it is: beside words and late interaction
+    its training earns too little for the time)."""
     temperature: Annotated[float, Field(ge=1e-6, le=1e6)] = 0.05
     """Divides the dot products; about 0.05 for cosines, 1 for unnormalised embeddings as in the paper."""
     negatives: Annotated[int, Field(ge=0, le=HARD)] = 1

@@ -38,7 +38,6 @@ from dsi.contrastive.inference import for_inference
 from dsi.contrastive.models import TEXTS, Reloads, check_inputs, load_complete, offline, write_model
 from dsi.contrastive.prompts import choose_prompt
 from dsi.docids.files.progress import Bar
-from dsi.docids.files.progress import progress as show_progress
 from dsi.docids.files.reading import catching_panics, sha256
 from dsi.docids.files.storage import digest
 
@@ -68,6 +67,8 @@ _CHARACTERS, _MORE = 16, 16
 """Characters of a text that are read for a token at first, and tokens that are read beyond those that are needed."""
 
 
+_BATCH, _DEVICE_BATCH = 16, 64
+"""Texts per forward pass on a CPU, and on other devices."""
 _LEAST_ROOM = 16
 """Tokens that a text has beside prompt and special tokens, at least."""
 
@@ -267,24 +268,24 @@ class Encoder(Reloads):
             self._warned_long_query = True
         return texts
 
-    def encode(
-        self, texts: Sequence[str], kind: str, *, batch_size: int = 64, progress: bool = False
-    ) -> NDArray[np.float32]:
+    @property
+    def batch_size(self) -> int:
+        """Texts per forward pass: on a CPU what its caches hold (1.3 times as fast as 64), more on other devices."""
+        return _BATCH if self.model.device.type == "cpu" else _DEVICE_BATCH
+
+    def encode(self, texts: Sequence[str], kind: str, *, progress: bool = False) -> NDArray[np.float32]:
         """Return embeddings [len(texts), embedding_dim] of texts made by `document_texts` or `query_texts`.
 
         Args:
             texts: already cut.
             kind: "document" or "query", which sets the prompt.
-            batch_size: texts per forward pass; texts are sorted by length.
             progress: show a progress bar.
         """
         texts = list(texts)
-        longest_first = sorted(range(len(texts)), key=lambda row: -len(texts[row]))
         embeddings = np.empty((len(texts), self.embedding_dim), dtype=np.float32)
         self.model.eval()
         with Bar(f"embeddings of {PLURALS[kind]}", unit="text", total=len(texts), enabled=progress) as bar:
-            for start in range(0, len(texts), batch_size):
-                rows = longest_first[start : start + batch_size]
+            for rows in self._batches(texts):
                 embeddings[rows] = self.forward([texts[row] for row in rows], kind).embeddings.numpy(force=True)
                 bar.update(len(rows))
         return embeddings
@@ -348,25 +349,29 @@ class Encoder(Reloads):
         return torch.tensor(self.tokenizer.all_special_ids, dtype=torch.int64, device=self.model.device)
 
     def token_states(
-        self, texts: Sequence[str], kind: str, *, batch_size: int = 64, progress: str = "", special: bool = True
+        self, texts: Sequence[str], kind: str, *, progress: str = "", special: bool = True
     ) -> Iterator[tuple[int, Tensor, Tensor]]:
-        """Yield (position in `texts`, states [length, state_dim], embedding [embedding_dim]) of every text, shortest first.
+        """Yield (position in `texts`, states [length, state_dim], embedding [embedding_dim]) of every text, longest first.
 
         Args:
             texts: already cut.
             kind: "document" or "query", which sets the prompt.
-            batch_size: texts per forward pass.
             progress: what a progress bar says; "" shows none.
             special: also yield the states of special tokens such as [CLS].
         """
-        order = sorted(range(len(texts)), key=lambda row: len(texts[row]))
-        starts = range(0, len(order), batch_size)
-        for start in show_progress(starts, progress, unit="batch", enabled=bool(progress)):
-            rows = order[start : start + batch_size]
-            encoded = self.forward([texts[row] for row in rows], kind)
-            kept = encoded.mask if special else encoded.words
-            for row, states, own, embedding in zip(rows, encoded.states, kept, encoded.embeddings, strict=True):
-                yield row, states[own], embedding
+        with Bar(progress, unit="text", total=len(texts), enabled=bool(progress)) as bar:
+            for rows in self._batches(texts):
+                encoded = self.forward([texts[row] for row in rows], kind)
+                kept = encoded.mask if special else encoded.words
+                for row, states, own, embedding in zip(rows, encoded.states, kept, encoded.embeddings, strict=True):
+                    yield row, states[own], embedding
+                bar.update(len(rows))
+
+    def _batches(self, texts: Sequence[str]) -> Iterator[list[int]]:
+        """Yield the positions of the texts of each forward pass, longest first, so that few are padded."""
+        order = sorted(range(len(texts)), key=lambda row: -len(texts[row]))
+        for start in range(0, len(order), self.batch_size):
+            yield order[start : start + self.batch_size]
 
     def for_search(self, dtype: torch.dtype = torch.float32) -> "Encoder":
         """Return a copy for fast inference in a dtype; later changes to the weights do not affect it."""

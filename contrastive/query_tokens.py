@@ -133,9 +133,7 @@ def _encode(encoder: Encoder, texts: Sequence[str]) -> tuple[list[NDArray[np.flo
     """Return the states of each query's tokens that are not special ones, and the embeddings [n, embedding_dim]."""
     states = [np.empty((0, encoder.state_dim), np.float16)] * len(texts)
     vectors = np.empty((len(texts), encoder.embedding_dim), dtype=np.float32)
-    encoded = encoder.for_search().token_states(
-        texts, "query", batch_size=_BATCH, progress="states of queries", special=False
-    )
+    encoded = encoder.for_search().token_states(texts, "query", progress="states of queries", special=False)
     for row, own, vector in encoded:
         unit = torch.nn.functional.normalize(own[:_LONGEST].float(), dim=1)  # a state's length makes no difference
         states[row], vectors[row] = unit.half().numpy(force=True), vector.numpy(force=True)

@@ -53,7 +53,8 @@ class TokenHead:
             return cls(_rotation(-(-width // 8) * 8)[:, :width].astype(np.float32), config.bits)
         rows = np.unique(np.linspace(0, len(texts) - 1, min(SAMPLE, len(texts))).astype(int))
         moments = np.zeros((encoder.state_dim, encoder.state_dim), dtype=np.float64)
-        for _, states, _ in encoder.token_states([texts[row] for row in rows.tolist()], "document"):
+        sample = [texts[row] for row in rows.tolist()]
+        for _, states, _ in encoder.for_search().token_states(sample, "document"):
             own = states.float().numpy(force=True)
             moments += own.T @ own
         dim = min(config.dim, encoder.state_dim // 8 * 8)
@@ -101,7 +102,7 @@ def _batches(
     encoder: Encoder, texts: Sequence[str], progress: str
 ) -> Iterator[tuple[list[int], list[NDArray[np.float32]], NDArray[np.float32]]]:
     """Yield rows, token states and embeddings of some documents at a time."""
-    encoded = encoder.token_states(texts, "document", batch_size=_BATCH, progress=progress)
+    encoded = encoder.token_states(texts, "document", progress=progress)
     while batch := list(islice(encoded, _BATCH)):
         rows, states, embedded = zip(*batch, strict=True)
         yield list(rows), [own.float().numpy(force=True) for own in states], torch.stack(embedded).numpy(force=True)

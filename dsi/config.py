@@ -29,7 +29,7 @@ _MOST_BASES = 10
 """Configurations that a configuration stands on."""
 
 
-LEXICAL_WEIGHT, TOKEN_WEIGHT = 0.5, 1.0
+LEXICAL_WEIGHT, TOKEN_WEIGHT = 0.7, 1.0
 """What we recommend beside cosines for words and late interaction, chosen across collections (docs/experiments/search.md)."""
 
 _NO_TRAINING = {
@@ -102,6 +102,11 @@ class Config:
     def has_token_vectors(self) -> bool:
         """Whether the index has token vectors, for late interaction."""
         return self.tokens.bits > 0 and self.generator.docid_tokens == "tied"
+
+    @property
+    def trains_token_vectors(self) -> bool:
+        """Whether train queries, where there are some, get token vectors by a map of their own."""
+        return self.has_token_vectors and bool(self.tokens.epochs) and not self.tokens.model
 
     def _check_search(self) -> None:
         """Raise ValueError if the trained index could not be searched as `[search]` and `[tokens]` say."""

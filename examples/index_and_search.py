@@ -9,7 +9,7 @@ import dsi
 
 run = sys.argv[1] if len(sys.argv) > 1 else "runs/example"
 collection = dsi.read_collection("minipedia")
-retriever = dsi.train(collection, run, config="example")
+retriever = dsi.train(collection, run)
 for query in ("which capitals are on the danube", "gas that glows in advertising signs"):
     print(query)
     for hit in retriever.search(query, k=3):

@@ -1,8 +1,9 @@
 """Progress: tqdm's bar on a terminal, lines elsewhere. Knows nothing of the work.
 
 Elsewhere (a log file, continuous integration) a stage that took at least a second writes a line when it ends: `docids: 23 s`.
-Stages inside another one write no such line. While work goes on, a line at most every half minute says how far it is and how
-long the rest will take: `docids: embeddings of documents, 12,288 of 20,000, 03:20 left`.
+Stages inside another one write no such line. While work goes on, a line after the first hundred items, and then one at most
+every half minute, says how far it is and how long the rest will take: `docids: embeddings of documents, 12,288 of 20,000, 03:20
+left`; short work writes none.
 """
 
 import sys
@@ -18,7 +19,9 @@ T = TypeVar("T")
 _SHORTEST = 1.0
 """Seconds that a stage must take to get a line."""
 _SILENCE = 30.0
-"""Seconds from one line to the next, at least, while work goes on."""
+"""Seconds from one line to the next, at least, while work goes on; what is done sooner has no line of its own."""
+_FIRST = 100
+"""Items after which a line says how long the rest will take, without waiting for the silence to end."""
 
 
 class Bar(tqdm):
@@ -56,16 +59,23 @@ class Bar(tqdm):
 
     def update(self, n: float | None = 1) -> bool | None:
         """Count `n` more as done."""
+        was_early = self.done - self._before < _FIRST
         self.done += int(n or 0)
-        now = monotonic()
-        if self._is_logged and self.total and self.done > self._before and now - Bar._spoken >= _SILENCE:
-            Bar._spoken = now
-            left = (now - self._started) / (self.done - self._before) * max(0, self.total - self.done)
-            outermost = Bar._open[0]._description
-            outer = "" if outermost == self._description else f"{outermost}: "
-            far = f"{self.done:,} of {self.total:,}, {self.format_interval(left)} left"
-            sys.stderr.write(f"{outer}{self._description}, {far}\n")
+        if self._is_logged and self.total and self.done > self._before:
+            now, done = monotonic(), self.done - self._before
+            left = (now - self._started) / done * max(0, self.total - self.done)
+            is_first = was_early and done >= _FIRST and left >= _SILENCE
+            if is_first or now - Bar._spoken >= _SILENCE:
+                Bar._spoken = now
+                self._say_how_far(self.total, left)
         return super().update(n)  # type: ignore[no-any-return]
+
+    def _say_how_far(self, total: int, left: float) -> None:
+        """Write how many are done, and the seconds that the rest will take."""
+        outermost = Bar._open[0]._description
+        outer = "" if outermost == self._description else f"{outermost}: "
+        far = f"{self.done:,} of {total:,}, {self.format_interval(left)} left"
+        sys.stderr.write(f"{outer}{self._description}, {far}\n")
 
     def close(self) -> None:
         """End the stage; calling it again is harmless."""

@@ -32,15 +32,16 @@ STOP_WORDS = frozenset(
 )  # fmt: skip
 """English words that BM25 does not index: Lucene's list. Where a word has to name a topic or to be marked, the longer list of
 scikit-learn is imported."""
-_MARKS = "".join(char for char in map(chr, range(0x10000)) if unicodedata.category(char).startswith("M"))
-WORD_CHARACTERS = rf"\w{_MARKS}"
+MARKS = "".join(char for char in map(chr, range(0x10000)) if unicodedata.category(char).startswith("M"))
+WORD_CHARACTERS = rf"\w{MARKS}"
 """What words consist of, for a class of a regular expression."""
 _INVISIBLE = re.compile("[\u00ad\u200b-\u200f\u2060-\u2064\ufeff]")
 _SYLLABIC = "\u1100-\u11ff\u3040-\u30ff\u3400-\u9fff\uac00-\ud7af\U00020000-\U0003134f"  # Han, Kana, Hangul
 _ALPHABETIC = "\u0e00-\u0eff\u1000-\u109f\u1780-\u17ff"  # Thai, Lao, Burmese, Khmer
-_UNSPACED = re.compile(f"([{_SYLLABIC}]+|[{_ALPHABETIC}]+)")
+UNSPACED = re.compile(f"([{_SYLLABIC}]+|[{_ALPHABETIC}]+)")
+"""Runs of scripts without spaces; `split` leaves them at odd numbers."""
 _ALPHABETS = re.compile(f"[{_ALPHABETIC}]")
-_LETTER = re.compile(f".[{_MARKS}]*")
+_LETTER = re.compile(f".[{MARKS}]*")
 _ACCENT = re.compile("[\u0300-\u036f]")
 _PART = re.compile(r"[^\W\d_]?[^\W\d_A-Z]+|[A-Z]+(?![a-z])|\d+")
 
@@ -93,7 +94,7 @@ class Analyzer(dict[str, tuple[str, ...]]):
         if token.isascii() and token[1:].isalpha() and token[1:].islower():  # most are plain words
             yield from self._stems([token])
             return
-        for number, run in enumerate(_UNSPACED.split(token)):
+        for number, run in enumerate(UNSPACED.split(token)):
             if number % 2:
                 yield from _letter_groups(run)
             elif any(map(str.isalnum, run)):

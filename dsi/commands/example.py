@@ -1,7 +1,7 @@
-"""`dsi example`: train, measure and search the collection that ships (Minipedia), offline, in minutes on 2 cores.
+"""`dsi example`: train, measure and search the collection that ships (Minipedia), offline, in a minute on 2 cores.
 
-Trains the encoder with the supervised contrastive loss, builds docids, trains the generator, measures the index beside BM25
-and dense search, answers three queries, explains one search, and prints where the index is.
+Trains as `dsi.train` does by default, measures the index beside BM25 and dense search, answers three queries, explains one
+search, and prints where the index is.
 """
 
 import shutil
@@ -37,9 +37,9 @@ def main(argv: Sequence[str] | None = None) -> None:
     started = time.perf_counter()
     print("Minipedia: 600 short encyclopedia documents, 3,600 queries.", flush=True)
     set_up()
-    from dsi.config import read_config
+    from dsi.config import Config
 
-    config = with_settings(read_config("example"), arguments.settings)
+    config = with_settings(Config(), arguments.settings)
     load_libraries()
     from dsi.docids.data.collection import read_collection
     from dsi.measuring.evaluation import evaluate

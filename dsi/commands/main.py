@@ -29,7 +29,7 @@ _MEANT = {
 _WING = "dr-scl-experiments"
 _OF_THE_WING = (
     "reproduce", "results", "compare-docids", "train-reranker", "train-query-generator", "benchmark-identifiers",
-    "benchmark-serving", "benchmark-scale", "benchmark-index", "benchmark-world",
+    "benchmark-search", "benchmark-serving", "benchmark-scale", "benchmark-index", "benchmark-world",
 )  # fmt: skip
 """Commands of the distribution `_WING`."""
 

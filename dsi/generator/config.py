@@ -18,8 +18,9 @@ EXTRACTIVE = "extractive"
 class PseudoQueriesConfig:
     """How pseudo-queries are made (section `[pseudo_queries]`)."""
 
-    method: str = EXTRACTIVE
-    """"extractive", "none", or a seq2seq model (Hub name or folder) that turns a document into a query."""
+    method: str = "none"
+    """"extractive" (spans and keywords of the text), "none", or a seq2seq model (Hub name or folder) that turns a document into
+    a query. Only a generator that is trained reads them."""
     per_document: Annotated[int, Field(ge=1, le=100_000), Remedy('method = "none" makes none')] = 3
     """Queries per document."""
 
@@ -82,14 +83,14 @@ CE = ObjectiveConfig(name="ce", distillation=0.0)
 
 @settings("training")
 class TrainingConfig:
-    """How the decoder is trained: on train queries, pseudo-queries and, by default, documents (section `[training]`)."""
+    """How the decoder is trained: on train queries, pseudo-queries and documents, if at all (section `[training]`)."""
 
     documents: bool = True
     """Add indexing examples (document -> docid) to the retrieval examples (query -> docid)."""
     batch_size: Count = 128
     """Examples per process and step."""
-    epochs: Amount = 2.0
-    """Passes over all examples; 0 leaves tied tokens as they are, a descent by the encoder's own scores."""
+    epochs: Amount = 0.0
+    """Passes over all examples; 0 leaves tied tokens as they are: the walk goes by the encoder's own scores."""
     learning_rate: Positive = 1e-3
     """Peak; warmed up linearly over 5 % of the steps, then decayed linearly to zero."""
     train_encoder: bool = False
@@ -99,16 +100,16 @@ class TrainingConfig:
 
 def check_together(generator: GeneratorConfig, objective: ObjectiveConfig, training: TrainingConfig) -> None:
     """Raise ValueError if settings of different sections contradict each other."""
-    if not training.epochs and generator.docid_tokens != "tied":
-        raise ValueError(
-            'training.epochs must be above 0, got 0: only generator.docid_tokens = "tied" makes sense without training.'
-        )
     trained = find_objective(objective.name)
     if (trained.score == "estimate") != (generator.docid_tokens == "tied"):
         raise ValueError(
             'An objective with score "estimate" and generator.docid_tokens "tied" go together: both score nodes by their '
             f"vectors; got objective.name {objective.name!r} with {generator.docid_tokens!r}; take an objective with that "
             "score, or other tokens (`--config digits`)."
+        )
+    if not training.epochs and generator.docid_tokens != "tied":
+        raise ValueError(
+            'training.epochs must be above 0, got 0: only generator.docid_tokens = "tied" makes sense without training.'
         )
     if not training.train_encoder:
         return

@@ -121,7 +121,7 @@ class DocidEncoder:
         )
 
     def encode(
-        self, inputs: Iterable[Mapping[str, Any]], *, prompt_type: str | None = None, batch_size: int = 64, **_: Any
+        self, inputs: Iterable[Mapping[str, Any]], *, prompt_type: str | None = None, **_: Any
     ) -> NDArray[np.float32]:
         """Return embeddings [texts, embedding_dim] of batches with "text", and for documents "title" and "body".
 
@@ -144,7 +144,7 @@ class DocidEncoder:
                 texts += self.encoder.document_texts(list(batch["title"]), list(batch["body"]))
             else:
                 texts += self.encoder.document_texts([""] * len(bodies), bodies)
-        return self.encoder.encode(texts, "query" if is_query else "document", batch_size=batch_size)
+        return self.encoder.encode(texts, "query" if is_query else "document")
 
     def similarity(self, embeddings1: Any, embeddings2: Any) -> NDArray[np.float32]:
         """Return the dot products [n, m] of embeddings [n, embedding_dim] and [m, embedding_dim]."""

@@ -110,8 +110,9 @@ def cloze_test(retriever: GenerativeRetriever, collection: Collection, *, seed: 
 def choose(dense: Floats, words: Floats, own: Ints) -> Cloze | None:
     """Return the weight w at which dense + w * words ranks each sentence's own document best.
 
-    Of the weights within one standard error of the best it is the one nearest to the likely weight; with an encoder that does
-    not know the language, the best.
+    Of the weights within one standard error of the best, the one nearest to the likely weight; then half of the way between the
+    two (their geometric mean), because queries are of another kind than sentences. With an encoder that does not know the
+    language, the best.
 
     Args:
         dense: [pairs, documents] by the encoder.
@@ -135,14 +136,12 @@ def choose(dense: Floats, words: Floats, own: Ints) -> Cloze | None:
     cloze = Cloze(likely, len(own), float(means[0]), by_words)
     if len(own) < _EVIDENCE or max(means[0], by_words) < _FOUND:
         return cloze
-    if cloze.knows_language:
-        behind = found[means.argmax()] - found
-        alike = behind.mean(axis=1) <= behind.std(axis=1) / math.sqrt(len(own)) + 1e-9
-        alike[0] &= not alike[1:].any()
-        weight = min(weights[alike], key=lambda other: abs(math.log(max(other, likely / 100) / likely)))
-    else:  # such an encoder gets no credit in advance
-        weight = weights[means.argmax()]
-    return replace(cloze, weight=float(weight))
+    if not cloze.knows_language:  # such an encoder gets no credit in advance
+        return replace(cloze, weight=float(weights[means.argmax()]))
+    behind = found[means.argmax()] - found
+    alike = behind.mean(axis=1) <= behind.std(axis=1) / math.sqrt(len(own)) + 1e-9
+    nearest = min(np.maximum(weights[alike], likely / 100), key=lambda other: abs(math.log(other / likely)))
+    return replace(cloze, weight=float(math.sqrt(nearest * likely)))  # a sentence is not a query: half of the way
 
 
 def _reciprocal_ranks(scores: Floats, own: Ints) -> Floats:

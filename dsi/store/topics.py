@@ -3,21 +3,23 @@
     weight(word, cluster) = n * log((n / size) / (N / all))
 
 for a word in n of the cluster's `size` documents and in N of `all` documents: tf-idf in which a word counts by how much more
-often it occurs here than everywhere. The words are those of the titles, and of the texts if the index keeps them. Knows nothing
-of searches.
+often it occurs here than everywhere. The words are those of the titles, and of the texts if the index keeps them; of scripts
+without spaces, pairs of letters. Knows nothing of searches.
 """
 
 import re
 from collections.abc import Iterable
+from itertools import chain
 
 import numpy as np
 from scipy import sparse
 from sklearn.feature_extraction.text import ENGLISH_STOP_WORDS
 
 from dsi.docids.tree import DocidTree
+from dsi.docids.words.analyzer import MARKS, UNSPACED, letter_groups
 from dsi.store.documents import DocumentTable
 
-_LETTERS = re.compile(r"[^\W\d_]{3,}")
+_LETTERS = re.compile(rf"(?:[^\W\d_][{MARKS}]*){{3,}}")
 _BLOCK = 4096
 """Documents read at a time."""
 _READ = 2000
@@ -54,13 +56,19 @@ class Topics:
         indices: list[int] = []  # numbers of words, document after document
         ends = [0]
         for text in _texts(documents):
-            words = set(_LETTERS.findall(text.lower())) - ENGLISH_STOP_WORDS
+            words = set(_words(text.lower())) - ENGLISH_STOP_WORDS
             indices += [vocabulary.setdefault(word, len(vocabulary)) for word in words]
             ends.append(len(indices))
         self.words = sorted(vocabulary) or [""]
         in_order = np.argsort(np.argsort(list(vocabulary)))  # [words] place in the alphabet, by number
         ones = np.ones(len(indices), dtype=np.float32)
         return sparse.csr_array((ones, in_order[indices], ends), shape=(len(documents), len(self.words)))
+
+
+def _words(text: str) -> Iterable[str]:
+    """Return the words of three letters and more, and the groups of letters of scripts without spaces."""
+    runs = enumerate(UNSPACED.split(text))
+    return chain.from_iterable(letter_groups(run) if number % 2 else _LETTERS.findall(run) for number, run in runs)
 
 
 def _texts(documents: DocumentTable) -> Iterable[str]:

@@ -102,7 +102,7 @@ class DocumentVectors:
         tell_empty(codes)
         tokens = TokenVectors(self._head.matrix, self._head.bits, (codes,), np.arange(len(codes), dtype=np.int32))
         config, collection = self._config, self._collection
-        if self._encoder.token_model or not config.tokens.epochs or not collection.pairs("train"):
+        if not config.trains_token_vectors or not collection.pairs("train"):
             return tokens
         made_from = [collection.digest, config.tokens.epochs, config.seed, config.lexical.language]
         path = self.folder / f"queries-{digest(made_from)[:16]}.safetensors"

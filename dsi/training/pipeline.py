@@ -30,6 +30,7 @@ from dsi.config import Config, config_names, write_config
 from dsi.contrastive.blocks import DocumentTexts, giving_back, in_blocks
 from dsi.contrastive.encoder import Encoder, quiet_transformers
 from dsi.contrastive.multi_vector import MultiVectorModel
+from dsi.contrastive.query_tokens import QUERIES, count_steps
 from dsi.contrastive.sparse import build_lexical
 from dsi.contrastive.trainers import Reports
 from dsi.contrastive.training import contrastive_rows, hard_negatives, train_encoder
@@ -77,11 +78,10 @@ def train(
     Example:
         >>> import dsi
         >>> collection = dsi.read_collection("DIR")
-        >>> retriever = dsi.train(collection, "RUN", config="example")
+        >>> retriever = dsi.train(collection, "RUN")
 
     Args:
-        collection: the documents to index. Without train queries there is nothing to learn from: encoder and generator stay
-            as they are, unless `config` says otherwise.
+        collection: the documents to index. Without train queries the encoder stays as it is, whatever `config` says.
         output: folder of the run, which becomes the index.
         config: a configuration by name ("paper"), by file, or as a `Config`; by default that of the run in `output`, or what we
             recommend, `Config()`.
@@ -242,6 +242,9 @@ class TrainingRun:
         """Return how much there is to do: documents, train queries, and the steps of the trainings, where they are known."""
         config, pairs, count = self.config, len(self.collection.pairs("train")), len(self.collection.documents)
         stages = dict.fromkeys(self._missing, "")
+        if "docids" in stages and config.trains_token_vectors and pairs:
+            queries = min(QUERIES, len({*self.collection.query_texts("train").values()}))
+            stages["docids"] = f" ({count_steps(queries, config.tokens.epochs):,} steps for token vectors of queries)"
         if "encoder" in stages and config.contrastive.loss != "none":
             stages["encoder"] = (
                 f" ({_steps(config.contrastive.epochs, pairs, config.contrastive.rows, self.processes)})"

@@ -37,8 +37,6 @@ logger = logging.getLogger(__name__)
 
 _FEW_STEPS = 10
 """Fewer get a warning: the first ones have a learning rate near 0, as it warms up."""
-_TRAINING = ("pseudo_queries", "contrastive", "generator", "objective", "training")
-"""Sections about training."""
 _FEW_VECTORS = 256
 """A product quantiser needs no more."""
 _NO_FOLDERS = (NO_MODEL, BM25_MODEL, EXTRACTIVE)
@@ -248,15 +246,10 @@ def _check_decoder(config: Config, encoder: Encoder) -> None:
 def training_config(folder: Path, name: str | Path | Config | None, collection: Collection) -> Config:
     """Return the configuration for a training: the named one, that of the run in `folder`, or what we recommend.
 
-    Without train queries the encoder stays as it is. Where training is as we recommend for collections with queries, nothing is
-    trained then, which is what we recommend for documents alone. A warning says so.
+    Without train queries the encoder stays as it is; a warning says so where it was to be trained.
     """
     config = run_config(folder, name)
-    if collection.pairs("train") or config.contrastive.loss == "none":
+    if config.contrastive.loss == "none" or collection.pairs("train"):
         return config
-    recommended = Config()
-    if all(getattr(config, section) == getattr(recommended, section) for section in _TRAINING):
-        logger.warning("%s has no train queries: encoder and generator stay as they are.", collection.name)
-        return config.without_training()
     logger.warning("%s has no train queries: the encoder stays as it is.", collection.name)
     return config.with_changes({"contrastive": {"loss": "none"}})

@@ -128,7 +128,7 @@ def no_libraries(monkeypatch):
         ("compare {missing} {index} --data minipedia", "does not exist; name an index or a run in TREC format"),
         ("train --data minipedia --output {file}", "is a file; name a folder to write into"),
         ("train --data minipedia --output {file}/run", "is a file; name a folder to write into"),
-        ("train --data minipedia --output run --config nq10k-smal", "neither a file nor one of digits, example, paper"),
+        ("train --data minipedia --output run --config nq10k-smal", "neither a file nor one of digits, paper"),
         ("compare-docids --data minipedia --output o --config nq1", "and of the experiments nq100k-small, nq10k-genre"),
         ("train --output run", "the following arguments are required: --data"),
         ("train-reranker {index} --data minipedia --kind ranknet --figure x", "boosted trees"),
@@ -258,8 +258,6 @@ def test_without_network_the_hub_is_asked_once_and_the_offline_encoder_named(tmp
     error = refusal(
         capsys,
         "train",
-        "--config",
-        "example",
         "--data",
         "minipedia",
         "--output",
@@ -284,9 +282,9 @@ def test_settings_are_listed_with_ranges_and_defaults(capsys):
     with pytest.raises(SystemExit):
         main(["train", "--settings"])
     shown = capsys.readouterr().out
-    assert "training.epochs = 2.0   (at least 0)" in shown
-    assert 'contrastive.loss = "scl"   (one of scl, dpr, none)' in shown
-    assert "search.lexical_weight = 0.5   (between 0 and 1e6)\n    Weight of BM25" in shown
+    assert "training.epochs = 0.0   (at least 0)" in shown
+    assert 'contrastive.loss = "none"   (one of scl, dpr, none)' in shown
+    assert "search.lexical_weight = 0.7   (between 0 and 1e6)\n    Weight of BM25" in shown
 
 
 def test_the_recommended_encoder_comes_from_its_package_or_else_the_hub(monkeypatch):
@@ -402,6 +400,17 @@ def index(tmp_path_factory, sentence_t5_folder):
     config = SearchConfig(alpha=0.3, beam_width=4)
     GenerativeRetriever(encoder, tree, random_tied(tree), documents, config).save_pretrained(str(folder))
     return folder
+
+
+def test_a_search_from_cold_imports_no_room_that_it_does_not_need(index):
+    code = """
+import sys
+from dsi.commands.main import main
+assert main(["search", sys.argv[1], "--query", "noble gas"]) == 0
+print("rooms:", *sorted({name.split(".")[1] for name in sys.modules if name.startswith("dsi.")}))
+"""
+    rooms = python(code, str(index)).splitlines()[-1].split()
+    assert not {"training", "measuring", "integrations", "server", "cluster"} & {*rooms}, rooms
 
 
 def search(index, monkeypatch, capsys, piped, *options):

@@ -224,7 +224,9 @@ def test_a_table_of_token_vectors_embeds_gives_states_and_knows_where_tokens_lie
 
 def test_a_table_of_token_vectors_is_trained(static, tmp_path):
     rows = contrastive_rows(TEXTS, {0: ["noble gas"], 1: ["river of Vienna"], 2: ["latex"]})
-    config = ContrastiveConfig(batch_size=6, epochs=10.0, learning_rate=1e-3, negatives=0, interpolation=1.0)
+    config = ContrastiveConfig(
+        loss="scl", batch_size=6, epochs=10.0, learning_rate=1e-3, negatives=0, interpolation=1.0
+    )
     pairs = [TEXTS[1], "river of Vienna"]
     before = (static.encode(pairs[:1], "document") @ static.encode(pairs[1:], "query").T).item()
     train_encoder(static, rows, config, tmp_path / "work")

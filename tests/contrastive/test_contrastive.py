@@ -217,7 +217,9 @@ def test_training_pulls_queries_to_their_documents(negatives, encoder, tmp_path)
         return (q @ d.T / 0.1).softmax(dim=1).diag().mean().item()
 
     before = share_right()
-    config = ContrastiveConfig(temperature=0.1, batch_size=8, epochs=60, learning_rate=2e-3, negatives=negatives)
+    config = ContrastiveConfig(
+        loss="scl", temperature=0.1, batch_size=8, epochs=60, learning_rate=2e-3, negatives=negatives
+    )
     rows = contrastive_rows(documents, queries, hard_negatives(BM25(list("abcd"), documents), queries, negatives))
     modes = set()
     watched = encoder.model.register_forward_pre_hook(lambda module, _: modes.add(module.training))
@@ -251,10 +253,10 @@ def test_interpolation_goes_part_of_the_way_from_start_to_trained(encoder, tmp_p
             parameter.data += 4
 
     monkeypatch.setattr(training.SentenceTransformerTrainer, "train", train)
-    train_encoder(encoder, rows, ContrastiveConfig(interpolation=0.25), tmp_path / "work")
+    train_encoder(encoder, rows, ContrastiveConfig(loss="scl", interpolation=0.25), tmp_path / "work")
     for name, tensor in encoder.model.state_dict().items():
         torch.testing.assert_close(tensor, start[name] + 1)
-    train_encoder(encoder, rows, ContrastiveConfig(interpolation=1.0), tmp_path / "work")
+    train_encoder(encoder, rows, ContrastiveConfig(loss="scl", interpolation=1.0), tmp_path / "work")
     for name, tensor in encoder.model.state_dict().items():
         torch.testing.assert_close(tensor, start[name] + 5)
     with pytest.raises(

@@ -593,7 +593,7 @@ def test_an_index_of_pieces_is_trained_tuned_searched_and_updated(
 
 
 def test_schemes_are_compared_with_pieces_by_name(beir, tmp_path):
-    laboratory = Laboratory(dsi.read_collection(beir()), dsi.Config.named("example"), tmp_path, "cpu")
+    laboratory = Laboratory(dsi.read_collection(beir()), dsi.Config(), tmp_path, "cpu")
     comparison = Comparison(laboratory, 1, digits=False, add=True)
     config = comparison.config("kmeans+3")
     assert (config.docids.method, config.docids.pieces, config.seed) == ("kmeans", 3, 1)

@@ -15,7 +15,7 @@ from transformers import PrinterCallback
 from transformers.utils import logging
 
 import dsi
-from dsi.contrastive.encoder import quiet_transformers
+from dsi.contrastive.encoder import Encoder, quiet_transformers
 from dsi.contrastive.trainers import run_trainer
 from dsi.docids.files import progress as module
 from dsi.docids.files.progress import Bar, progress
@@ -105,6 +105,16 @@ def test_a_stage_inside_another_writes_nothing(clock, capsys):
     with Bar("off", enabled=False):
         run(clock, 6)  # a disabled bar is not an outer one
     assert capsys.readouterr().err == "docids: 6 s\n"
+
+
+def test_after_the_first_hundred_a_line_says_how_long_the_rest_takes(clock, capsys):
+    for total in (5_000, 500):  # the rest of the second is short
+        with Bar("embeddings", total=total) as bar:
+            for _ in range(20):
+                clock.now += 1
+                bar.update(16)
+    lines = ["embeddings, 112 of 5,000, 05:05 left", "embeddings: 20 s", "embeddings: 20 s"]
+    assert capsys.readouterr().err.splitlines() == lines
 
 
 def test_a_line_is_written_when_the_work_fails_or_is_left(clock, capsys):
@@ -201,7 +211,8 @@ def test_encoding_with_progress_gives_the_embeddings_of_sentence_transformers(en
         return forward(texts, kind)
 
     monkeypatch.setattr(encoder, "forward", slow)
-    found = encoder.encode(texts, "query", batch_size=2, progress=True)
+    monkeypatch.setattr(Encoder, "batch_size", 2)
+    found = encoder.encode(texts, "query", progress=True)
     np.testing.assert_allclose(found, expected, atol=1e-6)
     assert capsys.readouterr().err == "embeddings of queries: 18 s\n"
     assert encoder.encode([], "query").shape == (0, encoder.embedding_dim)

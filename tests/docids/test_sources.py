@@ -26,7 +26,6 @@ from dsi.config import Config, read_config
 from dsi.docids.data.collection import Collection, read_collection
 from dsi.eval.trec import read_run, write_qrels
 from dsi.search.queries import ids_and_texts
-from dsi.training import preflight
 
 ROOT = Path(__file__).parents[2]
 
@@ -309,7 +308,7 @@ def test_a_folder_without_texts_says_what_it_holds(tmp_path):
         (["a", "b"], {"output": ""}, ValueError, "output must name a folder, got ''; use . for the current one"),
         (["a", "b"], {"output": __file__}, NotADirectoryError, "is a file; name a folder to write into"),
         (["a", "b"], {"output": f"{__file__}/x"}, NotADirectoryError, "is a file; name a folder to write into"),
-        (["a", "b"], {"output": "example"}, ValueError, "got 'example', the name of a configuration; use"),
+        (["a", "b"], {"output": "paper"}, ValueError, "got 'paper', the name of a configuration; use"),
         (
             ["a", "b"],
             {"device": "gpu"},
@@ -366,15 +365,15 @@ def test_train_judgements_of_which_none_is_above_0_are_as_none(grade, sentence_b
     collection = Collection.from_records(ROWS, queries={"q": "gas"}, qrels={"train": {"q": {"1": grade}}})
     config = Config().with_changes({"encoder": {"name": str(sentence_bert_folder)}, "lexical": {"language": "german"}})
     retriever = dsi.train(collection, tmp_path / "run", config=config, device="cpu")
-    assert "has no train queries: encoder and generator stay as they are" in caplog.text
+    assert "has no train queries" not in caplog.text  # nothing was to be trained but the map of query tokens
+    assert retriever.tree.tokens.query_head is None
     assert retriever.lexical.language == "german"
-    assert read_config(tmp_path / "run" / "config.toml") == config.without_training()
-    assert preflight.training_config(tmp_path / "new", None, collection) == Config().without_training()
+    assert read_config(tmp_path / "run" / "config.toml") == config
 
 
 def test_documents_alone_are_trained_on_where_that_is_configured(sentence_bert_folder, tmp_path, caplog):
     own = {"encoder": {"name": str(sentence_bert_folder)}, "training": {"epochs": 1.0}, "docids": {"max_leaf_size": 2}}
-    config = Config().with_changes(own)
+    config = Config().with_changes({**own, "contrastive": {"loss": "scl"}})
     texts = [f"Number {number} glows." for number in range(12)]
     dsi.train(Collection.from_records(texts), tmp_path / "run", config=config, device="cpu")
     assert "has no train queries: the encoder stays as it is" in caplog.text
@@ -412,7 +411,7 @@ def test_an_index_of_texts_is_searched_without_training(notes, tmp_path, caplog)
     assert set(stages) == {"encoder", "docids", "lexical", "generator"}  # no pseudo-queries
     assert json.loads((tmp_path / "run" / "generator" / "training.json").read_text())["steps"] == 0
     assert not (tmp_path / "run" / "tuning.json").exists()
-    assert (retriever.search_config.lexical_weight, retriever.search_config.token_weight) == (0.5, 1.0)
+    assert (retriever.search_config.lexical_weight, retriever.search_config.token_weight) == (0.7, 1.0)
     assert retriever.engine.tree.tokens is not None
     assert (
         "There are no queries to tune on; weights are those of [search], chosen on other collections."
@@ -633,9 +632,9 @@ def test_a_heading_of_many_spaces_takes_no_time(tmp_path):
 
 
 @pytest.mark.programs
-def test_the_shell_indexes_a_folder_of_texts_and_says_that_nothing_is_trained(notes, tmp_path, capsys, caplog):
+def test_the_shell_indexes_a_folder_of_texts_and_says_that_there_are_no_train_queries(notes, tmp_path, capsys):
     assert main(["train", "--data", str(notes), "--output", str(tmp_path / "run"), "--device", "cpu"]) == 0
-    assert f"{notes} has no train queries: encoder and generator stay as they are." in caplog.messages
+    assert " 0 train queries: encoder, docids, lexical, generator\n" in capsys.readouterr().err
     assert main(["search", str(tmp_path / "run"), "--query", "bees", "-k", "1"]) == 0
     assert "bee" in capsys.readouterr().out
     assert main(["evaluate", str(tmp_path / "run"), "--data", str(notes)]) == 2

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 
 import dsi
+from dsi.config import LEXICAL_WEIGHT
 from dsi.measuring.cloze import Cloze, choose, cloze_test
 from tests.support.small import MINIPEDIA
 
@@ -60,7 +61,7 @@ def test_documents_choose_the_weight_where_no_query_does_and_a_line_says_so(tmp_
         retriever = dsi.index(collection)
     weight = retriever.search_config.lexical_weight
     assert "sentences of the documents: lexical_weight" in caplog.text
-    assert weight != 0.5
+    assert weight != LEXICAL_WEIGHT
     assert cloze_test(retriever, collection).weight == weight == cloze_test(retriever, collection).weight
     own = dsi.index(collection, config=dsi.Config().with_changes({"search": {"lexical_weight": 0.25}}))
     assert own.search_config.lexical_weight == 0.25
@@ -71,7 +72,7 @@ def test_documents_choose_the_weight_where_no_query_does_and_a_line_says_so(tmp_
 )
 def test_documents_that_say_nothing_choose_nothing(texts):
     retriever = dsi.index([{"id": str(number), "text": text} for number, text in enumerate(texts)])
-    assert retriever.search_config.lexical_weight == 0.5
+    assert retriever.search_config.lexical_weight == LEXICAL_WEIGHT
 
 
 def test_queries_without_judgements_choose_alpha_and_the_beam(caplog):
@@ -83,3 +84,11 @@ def test_queries_without_judgements_choose_alpha_and_the_beam(caplog):
     assert retriever.search_config.beam_width < 40  # among 60 documents
     with caplog.at_level("INFO"):
         assert dsi.index(documents, queries=["one", ""]).search_config.beam_width == 40
+
+
+def test_the_evidence_of_sentences_counts_half_where_the_encoder_knows_the_language():
+    dense, own = scores(200, 300, 1.0, 0.6, seed=0)
+    words = np.zeros_like(dense)
+    dense[own, own + 1], words[own, own + 1] = 0.55, 0.9  # words mislead unless they weigh less than .05 / .9
+    likely = choose(dense[:20], words[:20], own[:20]).weight  # too few decide nothing
+    assert choose(dense, words, own).weight == pytest.approx(likely / 8**0.5, rel=1e-3)

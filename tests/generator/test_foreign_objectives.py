@@ -100,7 +100,10 @@ def test_foreign_objectives_have_names_and_are_checked(package):
             ObjectiveConfig(name=name)
     with pytest.raises(ValueError, match=r"objective\.distillation needs an objective that reads a teacher"):
         ObjectiveConfig(name="smooth", distillation=0.5)
-    digits, training = GeneratorConfig(docid_tokens="digits", num_layers=1), TrainingConfig(train_encoder=True)
+    digits, training = (
+        GeneratorConfig(docid_tokens="digits", num_layers=1),
+        TrainingConfig(epochs=1.0, train_encoder=True),
+    )
     smooth = ObjectiveConfig(name="smooth", distillation=0.0)
     check_together(digits, smooth, training)
     with pytest.raises(ValueError, match=r"'beam' reads the encoder's states .* use another objective"):

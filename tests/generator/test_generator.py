@@ -283,7 +283,7 @@ def test_settings_of_training_and_examples_are_checked():
         TrainingConfig(epochs=-1.0)
     with pytest.raises(ValueError, match=r'must be above 0, got 0: only generator.docid_tokens = "tied" makes sense'):
         check_together(FRESH, CE, TrainingConfig(epochs=0.0))
-    together = TrainingConfig(train_encoder=True)
+    together = TrainingConfig(epochs=1.0, train_encoder=True)
     with pytest.raises(
         ValueError, match=r"'otm' reads the encoder's states or embeddings, which training\.train_encoder"
     ):

@@ -46,7 +46,7 @@ def test_short_and_odd_documents_give_at_least_one_query(title, text):
 
 
 def test_held_out_queries_are_dropped_and_counted(tmp_path):
-    config = PseudoQueriesConfig(per_document=3)
+    config = PseudoQueriesConfig("extractive", per_document=3)
     generate_queries(table(DOCUMENTS), config, tmp_path / "first.jsonl")
     taken = dict(read_queries_file(tmp_path / "first.jsonl"))["danube"][0]
     counts = generate_queries(table(DOCUMENTS), config, tmp_path / "second.jsonl", held_out=[f"  {taken.upper()}? "])
@@ -55,7 +55,11 @@ def test_held_out_queries_are_dropped_and_counted(tmp_path):
 
 
 def test_a_torn_file_is_continued_to_the_same_end(tmp_path):
-    config, whole, torn = PseudoQueriesConfig(per_document=4), tmp_path / "whole.jsonl", tmp_path / "torn.jsonl"
+    config, whole, torn = (
+        PseudoQueriesConfig("extractive", per_document=4),
+        tmp_path / "whole.jsonl",
+        tmp_path / "torn.jsonl",
+    )
     generate_queries(table(DOCUMENTS), config, whole)
     content = whole.read_bytes()
     torn.write_bytes(content[: content.index(b"\n") + 20])  # one whole document and a piece of the next

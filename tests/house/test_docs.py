@@ -76,12 +76,11 @@ def trained(tmp_path_factory, sentence_bert_folder, tokenizer_folder, t5_folder)
         (collection / "qrels" / f"{split}.tsv").write_text("\n".join([head, *own]))
     shutil.copytree(collection, folder / "DIR")
     shutil.copytree(t5_folder, folder / "t5-docids")
-    tiny = TINY.format(encoder=sentence_bert_folder.as_posix())
-    (folder / "example").write_text(tiny)  # a file of that name goes before the configuration of the package
+    (folder / "tiny.toml").write_text(TINY.format(encoder=sentence_bert_folder.as_posix()))
     before = Path.cwd()
     os.chdir(folder)
     try:
-        dsi.train(dsi.read_collection("minipedia"), "runs/example", config="example", device="cpu")
+        dsi.train(dsi.read_collection("minipedia"), "runs/example", config="tiny.toml", device="cpu")
         shutil.copytree("runs/example", "RUN")
         save_cross_encoder(folder / "cross-encoder" / "ms-marco-MiniLM-L6-v2", tokenizer_folder)  # goes before the Hub
     finally:
@@ -93,7 +92,7 @@ def trained(tmp_path_factory, sentence_bert_folder, tokenizer_folder, t5_folder)
 def example(tmp_path_factory):
     """The index of `dsi example`."""
     folder = tmp_path_factory.mktemp("example") / "index"
-    dsi.train(dsi.read_collection("minipedia"), folder, config="example", device="cpu")
+    dsi.train(dsi.read_collection("minipedia"), folder, device="cpu")
     return folder
 
 
@@ -107,7 +106,6 @@ def test_python_blocks_run_and_print_the_outputs_below_them(page, trained, tmp_p
     if any(block.printed for block in python_blocks(text)):  # with the index that a user has
         for folder in ("minipedia", "runs/example"):
             shutil.rmtree(tmp_path / folder)
-        (tmp_path / "example").unlink()
         shutil.copytree(request.getfixturevalue("example"), tmp_path / "runs" / "example")
     monkeypatch.chdir(tmp_path)
     for name, titled in TITLED.findall(text):
@@ -124,7 +122,7 @@ def test_python_blocks_run_and_print_the_outputs_below_them(page, trained, tmp_p
 @pytest.mark.programs
 def test_the_index_of_the_example_is_as_good_as_its_table_says(example, tmp_path):
     retriever = dsi.GenerativeRetriever.from_pretrained(example, device="cpu")
-    evaluation = dsi.evaluate(retriever, dsi.read_collection("minipedia"), untrained=True)
+    evaluation = dsi.evaluate(retriever, dsi.read_collection("minipedia"))
     evaluation.save(EXAMPLE if WRITE else tmp_path / "example.json")
     found, known = (
         json.loads(path.read_text(encoding="utf-8"))["systems"]

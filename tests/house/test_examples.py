@@ -63,9 +63,9 @@ def outputs_of(names, folder):
 
 @pytest.mark.programs
 def test_the_examples_print_what_they_promise(tmp_path, sentence_bert_folder):
-    """The first one trains a tiny index, which the others use."""
-    tiny = TINY.format(encoder=sentence_bert_folder.as_posix()).replace("epochs = 1.0", "epochs = 0.1")
-    (tmp_path / "example").write_text(tiny)  # a file of that name goes before the configuration of the package
+    """The first one trains a tiny index, by the settings that lie in its folder; the others use it."""
+    (tmp_path / "index").mkdir()
+    (tmp_path / "index" / "config.toml").write_text(TINY.format(encoder=sentence_bert_folder.as_posix()))
     outputs = outputs_of(EXAMPLES, tmp_path)
     for name, texts in EXAMPLES.items():
         for text in texts:

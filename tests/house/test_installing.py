@@ -68,7 +68,7 @@ def package_files(folder, *packages):
 def test_every_file_of_the_packages_is_in_the_sdist_and_in_the_wheel(built):
     expected = package_files(built / "checkout", "dsi", *LINKED)
     kept = {"dsi/py.typed", *(f"dsi/{package}/__init__.py" for package in LINKED)}
-    kept |= {"dsi/docids/data/minipedia/corpus.jsonl", "dsi/configs/example.toml", "dsi/server/page/index.html"}
+    kept |= {"dsi/docids/data/minipedia/corpus.jsonl", "dsi/configs/paper.toml", "dsi/server/page/index.html"}
     assert kept <= expected
     with tarfile.open(built / f"{NAME}.tar.gz") as sdist:
         found = {member.name.removeprefix(f"{NAME}/") for member in sdist if member.isfile()}

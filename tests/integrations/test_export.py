@@ -104,9 +104,9 @@ WRONG = {
         "holds no finished index .* name the folder that",
     ),
     "a configuration": (
-        lambda index, out: ("example", out),
+        lambda index, out: ("paper", out),
         FileNotFoundError,
-        "example does not exist, so it holds no",
+        "paper does not exist, so it holds no",
     ),
     "to a number": (lambda index, out: (index, 3), TypeError, "folder must be the path of a folder, got 3; name one"),
     "to nothing": (lambda index, out: (index, None), TypeError, "folder must be the path of a folder, got None"),

@@ -203,7 +203,7 @@ def _right(action: argparse.Action, index: TinyIndex, chance: Random, folder: Pa
         "existing_file": file,
         "output_folder": folder / "out",
         "output_file": folder / "out.txt",
-        "configuration": "example",
+        "configuration": "digits",
     }
     return [str(places.get(getattr(action.type, "__name__", ""), chance.choice(["neon", "cpu", "a b"])))]
 

@@ -107,7 +107,8 @@ def _config(encoder: Path) -> dsi.Config:
     changes = {
         "seed": 7,
         "encoder": {"name": str(encoder), "document_length": 48, "query_length": 16},
-        "contrastive": {"epochs": 1.0, "batch_size": 8},
+        "pseudo_queries": {"method": "extractive"},
+        "contrastive": {"loss": "scl", "epochs": 1.0, "batch_size": 8},
         "docids": {"branching": 4, "max_leaf_size": 3},
         "tokens": {"dim": 8},
         "training": {"epochs": 1.0, "batch_size": 8},

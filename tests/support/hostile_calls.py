@@ -275,7 +275,7 @@ def _plain_calls(index: TinyIndex, folder: Path) -> dict[str, tuple[Callable[[An
         ),
         "Config.named": (
             dsi.Config.named,
-            Argument("example", ("exmaple", "", 3, "\0"), (), ("configuration", "nfig")),
+            Argument("digits", ("digtis", "", 3, "\0"), (), ("configuration", "nfig")),
         ),
         "Config.with_changes": (
             dsi.Config().with_changes,

@@ -10,8 +10,8 @@ def write_settings(path: Path, encoder_folder: Path, t5_folder: Path, **sections
         {
             "bf16": False,
             "encoder": {"name": str(encoder_folder), "query_prompt": "Query: ", "document_prompt": "Document: "},
-            "pseudo_queries": {"per_document": 2},
-            "contrastive": {"epochs": 1.0, "batch_size": 24, "temperature": 0.1, "interpolation": 1.0},
+            "pseudo_queries": {"method": "extractive", "per_document": 2},
+            "contrastive": {"loss": "scl", "epochs": 1.0, "batch_size": 24, "temperature": 0.1, "interpolation": 1.0},
             "docids": {"branching": 4, "max_leaf_size": 4},
             "generator": {"docid_tokens": "digits", "decoder": str(t5_folder)},
             "objective": {"name": "ce", "distillation": 0.0},
@@ -33,18 +33,10 @@ TIED: dict[str, dict[str, object]] = {
 
 TINY = """
 dev_queries = 20
-[pseudo_queries]
-per_document = 2
 [encoder]
 name = "{encoder}"
 document_length = 24
-[contrastive]
-batch_size = 16
-epochs = 1.0
 [tokens]
 epochs = 0.0
-[training]
-batch_size = 32
-epochs = 1.0
 """
-"""A configuration that trains in seconds, in the place of `example`."""
+"""A configuration that makes an index in seconds."""

@@ -66,7 +66,9 @@ def test_the_contrastive_stage_moves_half_weights_by_small_steps(half, tmp_path)
     encoder = Encoder.load(EncoderConfig(name=str(folder), **PROMPTS), device="cpu")
     assert stored_types(folder) == {dtype} == {encoder.dtype}
     rows = contrastive_rows(TEXTS, {row: [query] for row, query in enumerate(QUERIES)})
-    config = ContrastiveConfig(batch_size=8, epochs=20.0, learning_rate=RATE, negatives=0, interpolation=1.0)
+    config = ContrastiveConfig(
+        loss="scl", batch_size=8, epochs=20.0, learning_rate=RATE, negatives=0, interpolation=1.0
+    )
 
     def loss():
         kinds = {"document": TEXTS, "query": QUERIES}
@@ -143,7 +145,7 @@ def test_a_reloaded_index_embeds_its_documents_as_they_were_indexed(half, digits
     config = Config().with_changes(
         {
             "encoder": {"name": str(folder), **PROMPTS},
-            "contrastive": {"epochs": 1.0, "batch_size": 24, "learning_rate": RATE},
+            "contrastive": {"loss": "scl", "epochs": 1.0, "batch_size": 24, "learning_rate": RATE},
             "training": {"epochs": 1.0, "train_encoder": digits},
             "tokens": {"epochs": 2.0},
             "docids": {"pieces": 1},

@@ -126,6 +126,16 @@ def test_stages_one_by_one_then_train_evaluate_and_search(config, beir, tmp_path
     assert "score = " in piped
     assert "never" not in piped
 
+    timing = ["benchmark-search", str(run), "--data", str(data), "--rounds", "1", "--output", str(run / "timing")]
+    assert main([*timing, "--batches", "1", "5"]) == 0
+    assert "| the index, bfloat16 " in capsys.readouterr().out
+    report = json.loads((run / "timing" / "search.json").read_text())
+    timed = report["rows"]
+    assert [row["batch"] for row in timed] == [1, 5]
+    assert all(milliseconds > 0 for row in timed for milliseconds in row["ms a query"].values())
+    assert main([*timing, "--batches", "500"]) == 2
+    assert "--batches must be from 1 to the 44 test queries, got 500" in capsys.readouterr().err
+
     # A changed setting re-runs its stage and what depends on it, and nothing before.
     encoder_written = (run / "encoder" / "stage.json").stat().st_mtime_ns
     settings = config.read_text().replace("branching = 4", "branching = 5")
@@ -628,7 +638,7 @@ def test_configurations_survive_writing_and_unknown_keys_name_the_nearest(tmp_pa
         (tmp_path / "config.toml").write_text(text)
         with pytest.raises(ValueError, match=message):
             read_config(tmp_path / "config.toml")
-    with pytest.raises(FileNotFoundError, match="does not exist: neither a file nor one of digits, example"):
+    with pytest.raises(FileNotFoundError, match="does not exist: neither a file nor one of digits, paper"):
         read_config(tmp_path / "none.toml")
 
 
@@ -645,10 +655,10 @@ def test_a_shipped_configuration_says_only_what_its_base_does_not(name, tmp_path
 
 
 def test_a_configuration_over_its_base(tmp_path):
-    (tmp_path / "a.toml").write_text('base = "example"\n[training]\nepochs = 2.0\n')
+    (tmp_path / "a.toml").write_text('base = "digits"\n[training]\nepochs = 2.0\n')
     (tmp_path / "b.toml").write_text('base = "a.toml"\n[search]\nbeam_width = 3\n')
     config = Config.named(tmp_path / "b.toml")
-    expected = Config.named("example").with_changes({"training": {"epochs": 2.0}, "search": {"beam_width": 3}})
+    expected = Config.named("digits").with_changes({"training": {"epochs": 2.0}, "search": {"beam_width": 3}})
     assert config == expected == Config.named(config)
     (tmp_path / "a.toml").write_text('base = "b.toml"\n')
     with pytest.raises(ValueError, match="names itself as its base"):
@@ -659,7 +669,7 @@ def test_a_configuration_over_its_base(tmp_path):
     (tmp_path / "a.toml").write_text("base = 3\n")
     with pytest.raises(ValueError, match="base must be the name of a configuration, got 3"):
         read_config(tmp_path / "a.toml")
-    with pytest.raises(FileNotFoundError, match=r"'nq1k' does not exist: neither a file nor one of digits, example"):
+    with pytest.raises(FileNotFoundError, match=r"'nq1k' does not exist: neither a file nor one of digits, paper"):
         Config.named("nq1k")
     with pytest.raises(ValueError, match=r"^'training.epoch' is not a setting; did you mean 'training.epochs'\?"):
         expected.with_changes({"training": {"epoch": 3.0}})

@@ -1,5 +1,6 @@
 """What a training computes again, and what it reports: embeddings are made once for an encoder and its texts."""
 
+import json
 import os
 from collections import Counter
 from types import SimpleNamespace
@@ -7,8 +8,8 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from dsi.config import read_config
-from dsi.contrastive import blocks
+from dsi.config import Config, read_config
+from dsi.contrastive import blocks, query_tokens
 from dsi.contrastive.blocks import giving_back
 from dsi.contrastive.encoder import Encoder
 from dsi.docids.data.collection import read_collection
@@ -93,9 +94,32 @@ def test_one_line_at_the_start_says_how_much_there_is(collection, config, tmp_pa
     encoder, generator = plain.contrastive.steps(pairs), plain.training
     steps = -(-(pairs + count) // generator.batch_size) * int(generator.epochs)
     head = f"{count} documents, {pairs} train queries"
-    assert extent(plain) == [f"{head}: encoder ({encoder} steps), docids, lexical, generator ({steps} steps)"]
+    of_tokens = 4 * -(-len({*collection.query_texts("train").values()}) // 32)
+    docids = f"docids ({of_tokens} steps for token vectors of queries)"
+    trained = f"encoder ({encoder} steps), {docids}, lexical, generator ({steps} steps)"
+    assert extent(plain) == [f"{head}: {trained}"]
     assert extent(plain) == []  # nothing is left to do
     assert extent(config) == [f"{head}: pseudo_queries, generator"]
+
+
+def test_by_default_only_the_token_vectors_of_queries_are_trained(
+    collection, sentence_bert_folder, tmp_path, monkeypatch
+):
+    steps, train_matrix = list[int](), query_tokens.train_matrix
+
+    def counted(tokens, train, count, **options):
+        steps.append(count)
+        return train_matrix(tokens, train, count, **options)
+
+    monkeypatch.setattr(query_tokens, "train_matrix", counted)
+    config = Config().with_changes({"encoder": {"name": str(sentence_bert_folder)}})
+    run = TrainingRun(tmp_path / "run", collection, config, "cpu")
+    run.train()
+    assert [*run.seconds] == ["encoder", "docids", "lexical", "generator", "tuning"]
+    assert run.encoder().fingerprint == Encoder.load(config.encoder, device="cpu").fingerprint
+    record = json.loads((run.folder / "generator" / "training.json").read_text(encoding="utf-8"))
+    assert record == {"loss": 0.0, "steps": 0, "seconds": 0.0}
+    assert steps == [4 * -(-len({*collection.query_texts("train").values()}) // 32)]
 
 
 def test_an_encoder_gives_memory_back_with_every_batch(config, monkeypatch):
@@ -106,9 +130,9 @@ def test_an_encoder_gives_memory_back_with_every_batch(config, monkeypatch):
     for own in (encoder, encoder.for_search()):
         freed.clear()
         assert len(list(own.token_states(texts, "document"))) == 130
-        assert len(freed) == 3
+        assert len(freed) == -(-130 // own.batch_size)
         own.encode(texts, "document")
-        assert len(freed) == 6
+        assert len(freed) == 2 * -(-130 // own.batch_size)
 
 
 @pytest.mark.parametrize("given", [None, "7"])

@@ -144,11 +144,11 @@ ENDS = {
     "crash": Case("dies", lambda: os.kill(os.getpid(), signal.SIGSEGV)),
     "memory": Case("allocates", lambda: bytearray(3 << 30)),
     "trace": Case("an error of Python's", lambda: int("x")),
-    "taken": Case("wrong", lambda: read_config("example"), good=False),
-    "refused": Case("right", lambda: read_config("exmaple"), good=True),
+    "taken": Case("wrong", lambda: read_config("digits"), good=False),
+    "refused": Case("right", lambda: read_config("digtis"), good=True),
     "wrong": Case("another answer", lambda: 1, check=lambda answer: 1 / (answer - 1)),
     "right": Case("right", lambda: 2, good=True, check=lambda answer: 1 / (answer - 1)),
-    "clear error": Case("wrong", lambda: read_config("exmaple"), ["exmaple"], good=False),
+    "clear error": Case("wrong", lambda: read_config("digtis"), ["digtis"], good=False),
 }
 """{outcome: a case that ends so}."""
 

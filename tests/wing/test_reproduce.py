@@ -41,8 +41,8 @@ def no_checkpoints(monkeypatch):
 def config(tmp_path, sentence_t5_folder, t5_folder):
     changes = {
         "encoder": {"name": str(sentence_t5_folder), "document_length": 16},
-        "pseudo_queries": {"per_document": 2},
-        "contrastive": {"epochs": 1.0, "batch_size": 16, "temperature": 0.1},
+        "pseudo_queries": {"method": "extractive", "per_document": 2},
+        "contrastive": {"loss": "scl", "epochs": 1.0, "batch_size": 16, "temperature": 0.1},
         "docids": {"branching": 4, "max_leaf_size": 4},
         "generator": {"docid_tokens": "digits", "decoder": str(t5_folder)},
         "objective": {"name": "ce", "distillation": 0.0},

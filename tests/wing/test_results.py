@@ -60,7 +60,7 @@ def test_the_table_has_what_is_there_and_names_what_is_not(measured, tmp_path, c
     )
     table = (tmp_path / "out" / "results.md").read_text(encoding="utf-8")
     assert table == said.out
-    assert "about 2 minutes" in said.err
+    assert "about 1 minute on two cores" in said.err
     assert table.splitlines()[0].split("|")[2].strip() == COLUMNS[0].title
     assert re.search(r"\| walk without BM25, beam 40 +\| 50\.00 / 50\.00, 1,000 +\|", table)
     assert len(table.splitlines()) == 2 + len(rows())

@@ -52,7 +52,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     for folder in arguments.collections:
         path = arguments.output / f"{folder.resolve().name}.json"
         if not path.exists():
-            write_json(path, measure(folder, arguments.encoder, arguments.device))
+            write_json(path, measure(folder, path.with_suffix(""), arguments.encoder, arguments.device))
     records = {
         path.stem: json.loads(path.read_text(encoding="utf-8")) for path in sorted(arguments.output.glob("*.json"))
     }
@@ -61,8 +61,8 @@ def main(argv: Sequence[str] | None = None) -> None:
     print(table)
 
 
-def measure(folder: Path, encoder: str | None, device: str | None) -> dict[str, Any]:
-    """Return the results of one collection: means, intervals, weights, costs."""
+def measure(folder: Path, index: Path, encoder: str | None, device: str | None) -> dict[str, Any]:
+    """Write an index of one collection, and return its results: means, intervals, weights, costs."""
     import dsi
     from dsi.measuring.provenance import provenance
     from dsi.measuring.runs import IndexRuns
@@ -70,7 +70,7 @@ def measure(folder: Path, encoder: str | None, device: str | None) -> dict[str, 
     # 1) the index, from documents alone
     collection = dsi.read_collection(folder)
     started = time.perf_counter()
-    retriever = dsi.index(_without_queries(collection), encoder=encoder, device=device)
+    retriever = dsi.index(_without_queries(collection), index, encoder=encoder, device=device)
     minutes = (time.perf_counter() - started) / 60
     # 2) all rows by the same queries
     runs = IndexRuns(collection, retriever)

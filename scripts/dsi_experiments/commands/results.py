@@ -26,22 +26,20 @@ class Column(NamedTuple):
     Attributes:
         name: of the collection's folder.
         title: in the table.
-        config: a configuration; None for what we recommend.
         digest: how `Collection.digest` begins for the collection that was measured.
         minutes: on two cores that other work shares, about.
     """
 
     name: str
     title: str
-    config: str | None
     digest: str
     minutes: int
 
 
 COLUMNS = (
-    Column("minipedia", "Minipedia: 600 documents, 1,920 queries", "example", "18d8a8a182e69277", 2),
-    Column("squad2k", "SQuAD: 2,067, 2,067", None, "a3ac5c484ff8632f", 25),
-    Column("nq10k", "NQ passages: 10,000, 2,000", None, "dca99f05cddd830b", 50),
+    Column("minipedia", "Minipedia: 600 documents, 1,920 queries", "18d8a8a182e69277", 1),
+    Column("squad2k", "SQuAD: 2,067, 2,067", "a3ac5c484ff8632f", 4),
+    Column("nq10k", "NQ passages: 10,000, 2,000", "dca99f05cddd830b", 12),
 )
 
 
@@ -84,13 +82,14 @@ def _cells(column: Column, arguments: argparse.Namespace) -> dict[str, str]:
     collection = read_collection(folder)
     if not collection.digest.startswith(column.digest):
         return _leave_out(column, f"{folder} is another collection ({collection.digest[:16]}, not {column.digest})")
-    sys.stderr.write(f"{column.title}: about {column.minutes} minutes on two cores\n")
+    unit = "minutes" if column.minutes > 1 else "minute"
+    sys.stderr.write(f"{column.title}: about {column.minutes} {unit} on two cores\n")
     from dsi.measuring.evaluation import evaluate
     from dsi.training.pipeline import train
 
     run = arguments.output / column.name
-    retriever = train(collection, run, config=column.config, device=arguments.device)
-    evaluation = evaluate(retriever, collection, untrained=True)
+    retriever = train(collection, run, device=arguments.device)
+    evaluation = evaluate(retriever, collection)
     evaluation.save(run / "evaluation.json")
     return {name: _cell(evaluation, name) for name in rows()}
 

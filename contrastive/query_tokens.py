@@ -154,7 +154,7 @@ def train_query_head(
     """
     if not train:
         return tokens
-    better = replace(tokens, query_head=train_matrix(tokens, train, _count_steps(len(train), epochs), seed=seed))
+    better = replace(tokens, query_head=train_matrix(tokens, train, count_steps(len(train), epochs), seed=seed))
     if len(dev) < _FEW:
         return better
     before, after = (mean_loss(own, dev, seed=seed) for own in (tokens, better))
@@ -163,7 +163,7 @@ def train_query_head(
     return better if after < before else tokens
 
 
-def _count_steps(queries: int, epochs: float) -> int:
+def count_steps(queries: int, epochs: float) -> int:
     """Return the steps of a training on a number of queries."""
     return ceil(epochs * ceil(queries / _BATCH))
 
@@ -196,7 +196,7 @@ def train_matrix(tokens: TokenVectors, train: Sequence[QueryExample], steps: int
 @torch.no_grad()
 def mean_loss(tokens: TokenVectors, examples: Sequence[QueryExample], *, seed: int = 0) -> float:
     """Return the mean loss of queries, each beside those it is drawn with."""
-    batches, count = _batches(examples, np.random.default_rng(seed)), _count_steps(len(examples), 1)
+    batches, count = _batches(examples, np.random.default_rng(seed)), count_steps(len(examples), 1)
     matrix = torch.tensor(tokens.head if tokens.query_head is None else tokens.query_head)
     return float(np.mean([float(_loss(tokens, matrix, *next(batches))) for _ in range(count)]))
 

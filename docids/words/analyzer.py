@@ -96,7 +96,7 @@ class Analyzer(dict[str, tuple[str, ...]]):
             return
         for number, run in enumerate(UNSPACED.split(token)):
             if number % 2:
-                yield from _letter_groups(run)
+                yield from letter_groups(run)
             elif any(map(str.isalnum, run)):
                 yield from dict.fromkeys(self._name(run))
 
@@ -133,10 +133,10 @@ def tokens(text: str) -> list[str]:
     return _TOKEN.findall(_INVISIBLE.sub("", unicodedata.normalize("NFKC", text)))
 
 
-def _letter_groups(run: str) -> list[str]:
+def letter_groups(run: str) -> list[str]:
     """Return the overlapping pairs of letters, each with its marks, of a run without spaces; of alphabets triples too.
 
-    >>> _letter_groups("東京都"), _letter_groups("ประเทศ")
+    >>> letter_groups("東京都"), letter_groups("ประเทศ")
     (['東京', '京都'], ['ปร', 'ระ', 'ะเ', 'เท', 'ทศ', 'ประ', 'ระเ', 'ะเท', 'เทศ'])
     """
     letters = _LETTER.findall(run)

@@ -97,25 +97,6 @@ def warn_cut(cut: int, documents: int, pieces: int, encoder: Encoder) -> None:
         )  # fmt: skip
 
 
-class QueryTexts(LazyTexts):
-    """The texts of queries for an encoder, cut to the encoder's length.
-
-    Args:
-        encoder: reads the texts.
-        queries: a list, or a column of a table.
-    """
-
-    def __init__(self, encoder: Encoder, queries: Sequence[str]) -> None:
-        self._encoder, self._queries = encoder, queries
-
-    def __len__(self) -> int:
-        return len(self._queries)
-
-    def between(self, start: int, stop: int) -> list[str]:
-        """Return the texts start..stop."""
-        return self._encoder.query_texts(self._queries[start:stop])
-
-
 def giving_back(encoder: E) -> E:
     """Return an encoder after letting it give freed memory back to the system with every batch, its copies for search too.
 
@@ -143,7 +124,7 @@ def encode_blocks(
 
     Args:
         encoder: of the texts.
-        texts: `DocumentTexts` or `QueryTexts`.
+        texts: as the encoder reads them, lazily where they are many.
         kind: "document" or "query".
         folder: of the blocks; only for these texts.
         processes: share the work; each gets the result.

@@ -66,7 +66,7 @@ def cut_document(
         return DocumentCut(((0, end),), len(title), is_whole=False)
     of_title = of_title[: limit // 4]
     longest = max(1, min(length, limit - len(of_title) - _MARGIN))
-    return cut_text(title, of_title, text, of_text, (lengths.piece, longest), lengths.pieces)
+    return _cut_text(title, of_title, text, of_text, (lengths.piece, longest), lengths.pieces)
 
 
 def piece_text(title: str, text: str, span: tuple[int, int], title_end: int) -> str:
@@ -74,7 +74,7 @@ def piece_text(title: str, text: str, span: tuple[int, int], title_end: int) -> 
     return f"{title[:title_end]} {text[span[0] : span[1]]}".strip()
 
 
-def cut_text(
+def _cut_text(
     title: str,
     of_title: Sequence[tuple[int, int]],
     text: str,

@@ -12,7 +12,7 @@ import math
 import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from functools import cached_property, lru_cache
+from functools import cached_property
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any, NamedTuple, Protocol
@@ -35,7 +35,7 @@ from dsi.contrastive.config import FRESH, FRESH_T5, LONGEST_INPUT, LONGEST_PROMP
 from dsi.contrastive.cutting import DocumentCut, Lengths, cut_document, has_words, head_of, piece_text
 from dsi.contrastive.devices import check_device
 from dsi.contrastive.inference import for_inference
-from dsi.contrastive.models import TEXTS, check_inputs, load_complete, offline, write_model
+from dsi.contrastive.models import TEXTS, Reloads, check_inputs, load_complete, offline, write_model
 from dsi.contrastive.prompts import choose_prompt
 from dsi.docids.files.progress import Bar
 from dsi.docids.files.reading import catching_panics, sha256
@@ -125,7 +125,7 @@ class TokenModel(Protocol):
         """Write the model into a folder of an index."""
 
 
-class Encoder:
+class Encoder(Reloads):
     """A sentence-transformers model and its `EncoderConfig`; computes in float32 whatever its weights are stored in.
 
     Dot products of its embeddings are what the model compares texts by. For cosines, embeddings have length 1. For dot products
@@ -148,7 +148,7 @@ class Encoder:
     token_model: TokenModel | None = None
 
     def __init__(self, model: SentenceTransformer, config: EncoderConfig) -> None:
-        check_similarity(model, config.name)
+        _check_similarity(model, config.name)
         self.dtype = model.dtype or torch.float32
         self.model = model.float().eval()
         self.config = config
@@ -198,12 +198,6 @@ class Encoder:
                 default_prompt_name=model.default_prompt_name,
             )  # fmt: skip
         return model
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        """Pickle where the encoder was loaded from, and what tells whether it is still there."""
-        if self._source is None:
-            raise ValueError("An encoder is pickled as the folder or name that it was loaded from; save and load it.")
-        return _loaded, (*self._source, self.fingerprint)
 
     @property
     def embedding_dim(self) -> int:
@@ -420,22 +414,13 @@ class Encoder:
         return found
 
 
-def check_similarity(model: SentenceTransformer, name: str) -> None:
+def _check_similarity(model: SentenceTransformer, name: str) -> None:
     """Raise ValueError unless a model compares embeddings by cosines or dot products."""
     if (similarity := model.similarity_fn_name) not in ("cosine", "dot"):
         raise ValueError(
             f"encoder.name {name!r} must compare embeddings by cosine or dot, got {similarity}; choose another model, or save "
             'it with model.similarity_fn_name = "cosine".'
         )
-
-
-@lru_cache(maxsize=1)
-def _loaded(config: EncoderConfig, folder: Path | None, device: str | None, fingerprint: str) -> Encoder:
-    """Return the encoder that another process pickled, loaded once in this one."""
-    encoder = Encoder.load(config, folder, device)
-    if encoder.fingerprint != fingerprint:
-        raise ValueError(f"{folder or config.name} holds another encoder here than where the work was given out.")
-    return encoder
 
 
 def _load_named(name: str, device: str | None) -> SentenceTransformer:

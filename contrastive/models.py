@@ -9,6 +9,7 @@ import re
 import threading
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
+from functools import lru_cache
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -125,7 +126,7 @@ def check_settings(paths: Iterable[Path]) -> None:
 # Writing and loading.
 
 
-def reset_tokenizer(tokenizer: Any) -> None:
+def _reset_tokenizer(tokenizer: Any) -> None:
     """Take back the truncation and padding that the last call of a tokenizer set, if it is one that keeps them."""
     if backend := getattr(tokenizer, "backend_tokenizer", None):
         backend.no_truncation()
@@ -141,7 +142,7 @@ def write_model(model: Any, folder: Path) -> None:
         ValueError: it cannot do without code of its own, or reads no texts.
     """
     for module in model.modules():  # else the last truncation and padding would be saved
-        reset_tokenizer(getattr(module, "tokenizer", None))
+        _reset_tokenizer(getattr(module, "tokenizer", None))
     model.save_pretrained(str(folder), create_model_card=False)
     for path in [*folder.rglob("*.jinja"), *folder.rglob("README.md")]:  # no chats
         path.unlink()
@@ -162,6 +163,27 @@ def _without_refused(value: Any) -> Any:
     if isinstance(value, dict):
         return {key: _without_refused(item) for key, item in value.items() if not _refuses(key, item)}
     return [_without_refused(item) for item in value] if isinstance(value, list) else value
+
+
+class Reloads:
+    """A model that is pickled as what its `load` was given; the process that reads it loads it once."""
+
+    _source: tuple[Any, ...] | None
+    fingerprint: Any
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        if self._source is None:
+            raise ValueError("A model is pickled as the folder or name that it was loaded from; save and load it.")
+        return _reloaded, (type(self), self._source, self.fingerprint)
+
+
+@lru_cache(maxsize=2)
+def _reloaded(kind: Any, source: tuple[Any, ...], fingerprint: str) -> Any:
+    """Return a model that another process pickled."""
+    model = kind.load(*source)
+    if model.fingerprint != fingerprint:
+        raise ValueError(f"{source} is another model here than where the work was given out; use the same files.")
+    return model
 
 
 @contextmanager

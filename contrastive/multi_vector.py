@@ -7,7 +7,6 @@ docids.
 import json
 import threading
 from collections.abc import Sequence
-from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -29,7 +28,7 @@ from dsi.contrastive.encoder import (
     state_fingerprint,
 )
 from dsi.contrastive.inference import for_inference
-from dsi.contrastive.models import PROBE, TEXTS, check_inputs, load_complete, offline, write_model
+from dsi.contrastive.models import PROBE, TEXTS, Reloads, check_inputs, load_complete, offline, write_model
 from dsi.contrastive.prompts import own_prompt
 from dsi.docids.files.checks import shown
 from dsi.docids.files.reading import catching_panics
@@ -42,7 +41,7 @@ _UNIT = 1e-3
 _REMEDY = "name a folder or Hub name of a MultiVectorEncoder, a PyLate model or a Stanford ColBERT checkpoint"
 
 
-class MultiVectorModel(TokenModel):
+class MultiVectorModel(Reloads, TokenModel):
     """A model that gives each token of a text a vector of length 1.
 
     Args:
@@ -71,12 +70,6 @@ class MultiVectorModel(TokenModel):
         """
         check_device(device)
         return cls(_stored(folder, device) if folder else _named(name, device), (name, folder, device))
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        """Pickle where the model was loaded from, and what tells whether it is still there."""
-        if self._source is None:
-            raise ValueError("A multi-vector model is pickled as the folder or name that it was loaded from.")
-        return _loaded, (*self._source, self.fingerprint)
 
     @property
     def dim(self) -> int:
@@ -154,15 +147,6 @@ class MultiVectorModel(TokenModel):
         """
         with self._tokenizing:
             write_model(self.model, folder)
-
-
-@lru_cache(maxsize=1)
-def _loaded(name: str, folder: Path | None, device: str | None, fingerprint: str) -> MultiVectorModel:
-    """Return the model that another process pickled, loaded once in this one."""
-    model = MultiVectorModel.load(name, folder, device)
-    if model.fingerprint != fingerprint:
-        raise ValueError(f"{folder or name} holds another model here than where the work was given out.")
-    return model
 
 
 def _named(name: str, device: str | None) -> MultiVectorEncoder:

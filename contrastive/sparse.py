@@ -140,11 +140,8 @@ class SparseIndex(Lexical):
         """Return the vectors of queries."""
         vectors = self.model.encode(queries, "query") if len(queries) else sparse.csr_array((0, 1), dtype=np.float32)
         rows = [slice(*ends) for ends in pairwise(vectors.indptr.tolist())]
-        return [Terms(vectors.indices[row].astype(np.int64), vectors.data[row]) for row in rows]
-
-    def best_score(self, query: str, terms: Terms) -> float:
-        """Return what a document with the highest weight of each of a query's terms would score."""
-        return float((np.maximum(terms.factors, 0) * self._peaks[terms.numbers]).sum())
+        pairs = ((vectors.indices[row].astype(np.int64), vectors.data[row]) for row in rows)
+        return [Terms(own, by, float((np.maximum(by, 0) * self._peaks[own]).sum())) for own, by in pairs]
 
     @cached_property
     def _peaks(self) -> Floats:

@@ -64,13 +64,7 @@ class TokenHead:
     def encode(
         self, encoder: Encoder, texts: Sequence[str], *, progress: bool = False
     ) -> tuple[NDArray[np.float32], TokenCodes]:
-        """Return embeddings [n, embedding_dim] and token codes of documents, of one pass.
-
-        Args:
-            encoder: of the documents.
-            texts: made by `document_texts`.
-            progress: show a progress bar.
-        """
+        """Return embeddings [n, embedding_dim] and token codes of documents, of one pass."""
         embeddings = np.empty((len(texts), encoder.embedding_dim), dtype=np.float32)
         codes = [encode_states(self.matrix, self.bits, [])]
         order: list[int] = []
@@ -81,13 +75,7 @@ class TokenHead:
         return embeddings, TokenCodes.join(codes).gather(np.argsort(order))
 
     def encode_with(self, model: TokenModel, texts: Sequence[str], *, progress: bool = False) -> TokenCodes:
-        """Return token codes of documents by a multi-vector model.
-
-        Args:
-            model: of the documents.
-            texts: title and text of each, as long as they are.
-            progress: show a progress bar.
-        """
+        """Return token codes of documents by a multi-vector model; `texts`: title and text of each, as long as they are."""
         codes = [encode_states(self.matrix, self.bits, [])]
         order = sorted(range(len(texts)), key=lambda row: len(texts[row]))
         starts = range(0, len(order), _BATCH)

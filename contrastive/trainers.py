@@ -14,8 +14,6 @@ from typing import Any, NoReturn
 
 import torch
 from safetensors import SafetensorError, safe_open
-from torch import nn
-from torch.utils.hooks import RemovableHandle
 from transformers import PrinterCallback, TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 from transformers.integrations import TensorBoardCallback, WandbCallback
 from transformers.utils import is_torch_bf16_gpu_available
@@ -84,7 +82,7 @@ class _Wandb(WandbCallback):
             self._wandb.finish()
 
 
-class ProgressLine(TrainerCallback):
+class _ProgressLine(TrainerCallback):
     """Shows the texts that a training has read as a `Bar` with the last loss, on the first process.
 
     Args:
@@ -95,35 +93,19 @@ class ProgressLine(TrainerCallback):
     def __init__(self, description: str, texts: int) -> None:
         self._description, self._texts = description, texts
         self._bar: Bar | None = None
-        self._hook: RemovableHandle | None = None
-        self._read, self._next = 0.0, 0.0
 
     def on_train_begin(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:
         """Open the bar at the step from which the training continues."""
-        is_first, done = state.is_world_process_zero, self._texts_of(state.global_step, state)
-        self._bar = Bar(self._description, unit="text", total=self._texts, done=round(done), enabled=is_first)
-        self._read, self._next = done, self._texts_of(state.global_step + 1, state)
+        is_first, done = state.is_world_process_zero, self._texts_of(state)
+        self._bar = Bar(self._description, unit="text", total=self._texts, done=done, enabled=is_first)
 
     def on_step_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:
         """Move the bar to the end of the step."""
-        self._move(self._texts_of(state.global_step, state))
-        self._next = self._texts_of(state.global_step + 1, state)
-
-    def count_passes(self, module: nn.Module) -> None:
-        """Move the bar within steps too: half a text for each that `module` reads, as most are read again for gradients."""
-
-        def count(_: nn.Module, inputs: tuple[Mapping[str, torch.Tensor]], __: object) -> None:
-            self._move(min(self._next, self._read + len(inputs[0].get("offsets", inputs[0]["input_ids"])) / 2))
-
-        self._hook = module.register_forward_hook(count)
-
-    def _texts_of(self, step: int, state: TrainerState) -> float:
-        return self._texts * min(1.0, step / state.max_steps)
-
-    def _move(self, texts: float) -> None:
-        self._read = texts
         if self._bar:
-            self._bar.update(round(texts) - self._bar.done)
+            self._bar.update(self._texts_of(state) - self._bar.done)
+
+    def _texts_of(self, state: TrainerState) -> int:
+        return round(self._texts * min(1.0, state.global_step / state.max_steps))
 
     def on_log(
         self,
@@ -141,8 +123,6 @@ class ProgressLine(TrainerCallback):
         """Close the bar, even if the training failed."""
         if self._bar:
             self._bar.close()
-        if self._hook:
-            self._hook.remove()
 
 
 class GivesBack(TrainerCallback):
@@ -195,7 +175,7 @@ def trainer_settings(
     }
 
 
-def run_trainer(trainer: Any, description: str, work_folder: Path, texts: int, reads: nn.Module | None = None) -> None:
+def run_trainer(trainer: Any, description: str, work_folder: Path, texts: int) -> None:
     """Train with our progress bar; resumes from the last checkpoint in `work_folder`, if there is one.
 
     Args:
@@ -203,11 +183,8 @@ def run_trainer(trainer: Any, description: str, work_folder: Path, texts: int, r
         description: of the training, a few words.
         work_folder: of the checkpoints.
         texts: that all steps read, for the bar.
-        reads: the module that reads them, where a step takes long enough for the bar to move within it.
     """
-    progress_line = ProgressLine(description, texts)
-    if reads is not None:
-        progress_line.count_passes(reads)
+    progress_line = _ProgressLine(description, texts)
     trainer.remove_callback(PrinterCallback)  # prints dictionaries
     trainer.add_callback(progress_line)
     try:

@@ -194,7 +194,7 @@ def train_encoder(
         callbacks=[*reports.callbacks("encoder"), GivesBack()],
     )
     texts = round(config.epochs * config.views * len(rows))
-    run_trainer(trainer, "encoder", work_folder, texts, encoder.model[0])
+    run_trainer(trainer, "encoder", work_folder, texts)
     # 3) Weights between those before and after.
     with torch.no_grad():
         for before, parameter in zip(start, parameters, strict=False):

@@ -17,13 +17,7 @@ def document_scores(queries: Floats, tree: DocidTree) -> Floats:
 
 
 def nearest_places(tree: DocidTree, rows: NDArray[np.integer], vectors: Floats) -> NDArray[np.integer]:
-    """[n] the docid position of each document in `rows` [n]; of several the one whose vector is nearest to its of `vectors`.
-
-    Args:
-        tree: the docids.
-        rows: of the document table.
-        vectors: [n, dim].
-    """
+    """[n] the docid position of each document in `rows` [n]; of several the one whose vector is nearest to its of `vectors`."""
     places, best = tree.places[rows], np.empty((len(rows), 1), dtype=np.int64)  # places: [n, most]
     for start in range(0, len(rows), BLOCK):
         own = slice(start, start + BLOCK)

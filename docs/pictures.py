@@ -3,7 +3,7 @@
 * beam.svg: a real search, drawn from `retriever.explain` of the index in RUN (`dsi example` makes it);
 * targets.svg: a tree of eight documents with the best probability below each node (Zhuo et al. 2020, Figure 1).
 
-beam-widths.svg is a result: `dsi evaluate RUN --data DIR --beam-widths 5 10 20 40 80 --beam-figure docs/pictures/beam-widths`.
+With a collection after RUN it also draws beam-widths.svg, a result: what beams of 5 to 80 find, by what they read.
 """
 
 import sys
@@ -11,7 +11,10 @@ from dataclasses import dataclass, field
 from html import escape
 from pathlib import Path
 
+from dsi_experiments.figures import lines_figure
+
 import dsi
+from dsi.measuring.beam_sweep import beam_rows
 from dsi.search.explain.explanation import ExplainedNode
 
 FOLDER = Path(__file__).parent / "pictures"
@@ -100,6 +103,18 @@ def beam_svg(run: Path) -> str:
     return tree_svg(root, f"“{QUERY}”: beam of 3 (blue kept, orange answers)")
 
 
+def draw_beam_widths(run: Path, collection: str) -> None:
+    """Draw the share of the exact top ten against the vectors read, with the generator and by the encoder alone."""
+    retriever = dsi.GenerativeRetriever.from_pretrained(run, device="cpu")
+    curves: dict[str, dict[float, float]] = {}
+    for row in beam_rows(retriever, dsi.read_collection(collection), "test", [5, 10, 20, 40, 80]):
+        if row.beam_width:
+            name = "encoder alone" if "encoder alone" in row.name else "generator"
+            curves.setdefault(name, {})[round(row.read)] = row.agree
+    title = "What a search finds, by what it reads"
+    lines_figure(curves, "vectors read", "share of the exact top ten", title, FOLDER / "beam-widths")
+
+
 def targets_svg() -> str:
     """Eight documents; the way of a beam of one is orange."""
 
@@ -131,6 +146,8 @@ def main() -> None:
     FOLDER.mkdir(exist_ok=True)
     if len(sys.argv) > 1:
         (FOLDER / "beam.svg").write_text(beam_svg(Path(sys.argv[1])), encoding="utf-8")
+    if len(sys.argv) > 2:
+        draw_beam_widths(Path(sys.argv[1]), sys.argv[2])
     (FOLDER / "targets.svg").write_text(targets_svg(), encoding="utf-8")
 
 

@@ -103,14 +103,7 @@ def best_setting(
     qrels: Qrels,
     measure: str = "RR@10",
 ) -> tuple[dict[str, Any], list[tuple[dict[str, Any], float]]]:
-    """Return the best setting on dev (of equals the first), and every setting with its mean.
-
-    Args:
-        search: runs the dev queries under a setting.
-        settings: to choose from.
-        qrels: dev judgements.
-        measure: the measure to maximise.
-    """
+    """Return the best setting on dev (of equals the first), and every setting with its mean."""
     means = [(dict(s), mean(evaluate(search(s), qrels, [measure])[measure])) for s in settings]
     return max(means, key=lambda entry: entry[1])[0], means
 

@@ -53,10 +53,6 @@ def existing_folder(name: str | Path) -> Path:
 def folder_for_collection(value: str | Path, name: str = "folder") -> Path:
     """Return the path of a folder that a collection may be written to: it is new, or holds nothing else than a collection.
 
-    Args:
-        value: the path.
-        name: of the argument, for messages.
-
     Raises:
         FileExistsError: the folder holds something else.
         ValueError: it is the current folder, or one above that.

@@ -4,7 +4,6 @@ Documents are a memory-mapped Arrow table (`datasets.Dataset`), queries and judg
 the line, the value and the remedy. Knows nothing of models, docids or measures.
 """
 
-import hashlib
 import json
 import logging
 import os
@@ -19,7 +18,6 @@ from typing import Any, overload
 
 import datasets
 import pyarrow as pa
-from datasets.fingerprint import generate_random_fingerprint
 
 from dsi.docids.data import SPLITS, TABLES, existing_folder, find_collection, folder_for_collection
 from dsi.docids.data.dev_queries import relevant_documents, split_judgements
@@ -28,10 +26,7 @@ from dsi.docids.data.judgements import check_qrels, read_judgements, relevant_ro
 from dsi.docids.data.lines import write_json_line, write_judgements
 from dsi.docids.data.pairs import Documents, pair_judgements
 from dsi.docids.data.records import (
-    Numbered,
     Oddities,
-    Row,
-    arrow_row,
     arrow_schema,
     batches,
     checked_documents,
@@ -39,6 +34,7 @@ from dsi.docids.data.records import (
     column_kinds,
     document_row,
     json_value,
+    table_of,
     table_record,
 )
 from dsi.docids.data.sources import file_records, pair_records, path_records, records_of, text_lines
@@ -68,19 +64,23 @@ class LazyTexts(Sequence[str]):
         return self.between(range(len(self))[rows], range(len(self))[rows] + 1)[0]
 
 
-class FullTexts(LazyTexts):
-    """Title and whole text of every document, as BM25 reads them."""
+class MadeTexts(LazyTexts):
+    """Texts that a function makes of slices of a list or a table."""
 
-    def __init__(self, documents: datasets.Dataset) -> None:
-        self._documents = documents
+    def __init__(self, source: Any, make: Callable[[Any], list[str]]) -> None:
+        self._source, self._make = source, make
 
     def __len__(self) -> int:
-        return len(self._documents)
+        return len(self._source)
 
     def between(self, start: int, stop: int) -> list[str]:
         """Return the texts start..stop."""
-        table = self._documents[start:stop]
-        return [f"{title} {text}" for title, text in zip(table["title"], table["text"], strict=True)]
+        return self._make(self._source[start:stop])
+
+
+def full_texts(documents: datasets.Dataset) -> MadeTexts:
+    """Return title and whole text of every document, as BM25 reads them."""
+    return MadeTexts(documents, lambda rows: list(map("{} {}".format, rows["title"], rows["text"])))
 
 
 _LAYOUT = 4
@@ -180,12 +180,12 @@ class Collection:
             ValueError: a record lacks id or text, an id occurs twice, or no judgement is of a query of the collection.
         """
         _check_cut(dev_queries, seed)
-        table = _table(records_of(documents), "documents")
+        table = table_of(records_of(documents), "documents")
         rows, read = _rows(table), _memory_queries(queries)
         judged = {} if qrels is None else check_qrels(qrels, read, rows)
         if read and not any(judged.values()):
             _warn_unused(_IN_MEMORY, read, "qrels={'train' or 'dev' or 'test': {query_id: {doc_id: relevance}}}")
-        versions = [_content_digest(table, read, judged)]
+        versions = [digest([table._fingerprint, read, judged])]
         return cls(_IN_MEMORY, versions, table, read, *split_judgements(judged, read, rows, dev_queries, seed), rows)
 
     @classmethod
@@ -217,8 +217,8 @@ class Collection:
                     f"{path} is in BEIR layout, with queries and judgements; dsi.read_collection reads it."
                 )
         name = ", ".join(map(str, found))
-        table = _table(path_records(found), name)
-        return cls(name, [_content_digest(table, {}, {})], table, {}, *split_judgements({}, {}, {}, 0, 0), _rows(table))
+        table = table_of(path_records(found), name)
+        return cls(name, [table._fingerprint], table, {}, *split_judgements({}, {}, {}, 0, 0), _rows(table))
 
     def save(self, folder: str | Path) -> None:
         """Write the collection as a folder in BEIR layout, which `read_collection` and commands read.
@@ -309,9 +309,9 @@ class Collection:
             return f"qrels/{split}.tsv"
         return f"queries and qrels={{{split!r}: {{query_id: {{doc_id: relevance}}}}}} in from_records"
 
-    def full_texts(self) -> FullTexts:
+    def full_texts(self) -> MadeTexts:
         """Return title and whole text of every document."""
-        return FullTexts(self.documents)
+        return full_texts(self.documents)
 
     def query_texts(self, split: str) -> dict[str, str]:
         """Return {query_id: text} of the judged queries of a split."""
@@ -438,26 +438,6 @@ def _rows(documents: datasets.Dataset) -> dict[str, int]:
     return {doc_id: row for row, doc_id in enumerate(documents["doc_id"][:])}
 
 
-def _table(records: Numbered, name: object) -> datasets.Dataset:
-    """Return a table in memory of documents."""
-    odd = Oddities(name)
-    rows = list(checked_documents(records, name, odd))
-    kinds = column_kinds(rows, odd)
-    odd.warn()
-    schema = arrow_schema(kinds)
-    table = pa.Table.from_batches(batches((arrow_row(row, kinds) for _, row in rows), schema), schema)
-    return datasets.Dataset(table, fingerprint=generate_random_fingerprint())
-
-
-def _content_digest(documents: datasets.Dataset, queries: Mapping[str, str], qrels: Mapping[str, Qrels]) -> str:
-    """Return the sha256 of a collection in memory."""
-    contents = hashlib.sha256()
-    for table in documents.with_format("arrow").iter(1000):
-        for document in table.to_pylist():
-            contents.update(json.dumps(document, sort_keys=True, default=json_value).encode())
-    return digest([contents.hexdigest(), queries, qrels])
-
-
 def _memory_queries(queries: Mapping[str, str] | Iterable[Any] | None) -> dict[str, str]:
     """Return {query_id: text} of what `Collection.from_records` takes."""
     if isinstance(queries, Mapping):
@@ -472,18 +452,21 @@ def read_documents(path: Path) -> datasets.Dataset:
     if not path.is_dir() or not is_beir(path):
         return Collection.from_files(path).documents
     path = _find(path, "corpus.jsonl")
-    return cached_table(path, sha256(path), _document_rows)
+    return cached_table(path, sha256(path), _document_batches)
 
 
-def _document_rows(path: Path) -> tuple[pa.Schema, Iterator[Row]]:
+def _document_batches(path: Path) -> tuple[pa.Schema, Iterator[pa.RecordBatch]]:
     """Return the schema of the documents in a file, with lines on what is odd, and their rows; all of them are checked."""
     odd = Oddities(path)
     kinds = column_kinds(checked_documents(file_records(path), path, odd), odd)
     rows = (document_row(record, source, Oddities(path)) for source, record in file_records(path))
-    return arrow_schema(kinds).with_metadata({"odd": json.dumps(odd.lines())}), (arrow_row(row, kinds) for row in rows)
+    schema = arrow_schema(kinds).with_metadata({"odd": json.dumps(odd.lines())})
+    return schema, batches(rows, schema, kinds)
 
 
-def cached_table(path: Path, version: str, read: Callable[[Path], tuple[pa.Schema, Iterator[Row]]]) -> datasets.Dataset:
+def cached_table(
+    path: Path, version: str, read: Callable[[Path], tuple[pa.Schema, Iterator[pa.RecordBatch]]]
+) -> datasets.Dataset:
     """Return the table of a file, memory-mapped from the cache of `datasets`, where it stays; what is odd is logged each time.
 
     Args:
@@ -496,10 +479,10 @@ def cached_table(path: Path, version: str, read: Callable[[Path], tuple[pa.Schem
     """
     kept = _cache_folder(str(datasets.config.HF_DATASETS_CACHE)) / f"{digest([str(path), version, _LAYOUT])}.arrow"
     if not kept.exists():
-        schema, rows = read(path)
+        schema, found = read(path)
         with replacing(kept) as partial:
             with pa.OSFile(str(partial), "wb") as file, pa.ipc.new_stream(file, schema) as writer:
-                for batch in batches(rows, schema):
+                for batch in found:
                     writer.write_batch(batch)
             if sha256(path) != version:
                 raise ValueError(f"{path} was changed while it was read; read it again when it is whole.")

@@ -6,7 +6,6 @@ collection, so that the folder can be read.
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -21,21 +20,11 @@ Judgement = tuple[str, str, int]
 """query_id, doc_id, relevance."""
 
 
-@dataclass(frozen=True)
-class PreparedIrds:
-    """Counts of what was written.
-
-    Attributes:
-        documents: written.
-        judgements: {split: written}.
-    """
-
-    documents: int
-    judgements: dict[str, int]
-
-
-def prepare(names: Mapping[str, str], output: Path) -> PreparedIrds:
+def prepare(names: Mapping[str, str], output: Path) -> tuple[int, dict[str, int]]:
     """Write a collection: the documents of the test data set, the queries and judgements of all.
+
+    Returns:
+        The number of documents written, and {split: number of judgements written}.
 
     Args:
         names: {"train" | "dev" | "test": name of a data set in ir_datasets}; "test" is required.
@@ -60,7 +49,7 @@ def prepare(names: Mapping[str, str], output: Path) -> PreparedIrds:
         (folder / "qrels").mkdir()
         for split, rows in judgements.items():
             write_judgements(rows, folder / "qrels" / f"{split}.tsv")
-    return PreparedIrds(documents, {split: len(rows) for split, rows in judgements.items()})
+    return documents, {split: len(rows) for split, rows in judgements.items()}
 
 
 def _load(name: str) -> Any:

@@ -120,7 +120,7 @@ def prepare(
     journal = read_journal(staged)
     splits = ["train", *["validation"] * bool(test_sources)] if hub else []
     sources = [read_files([*files, *test_files], journal.records)]
-    sources += [read_hub(split, journal.records) for split in splits]
+    sources += [_read_hub(split, journal.records) for split in splits]
     journal = stage(chain.from_iterable(sources), journal, staged)
     # 3) Some of them become the collection.
     report = select(staged, output, documents=documents, train=train, test=test, seed=seed, test_sources=test_sources)
@@ -187,9 +187,6 @@ def paragraphs(tokens: Iterable[tuple[str, bool]]) -> str:
 
     >>> paragraphs([("Contents", False), ("<P>", True), ("Neon", False), ("glows", False), (".", False), ("</P>", True)])
     'Neon glows.'
-
-    Args:
-        tokens: (token, is_html) pairs.
     """
     inside, everything, kept = False, [], []
     for token, is_html in tokens:
@@ -228,7 +225,7 @@ def _json(line: str) -> dict[str, Any] | ValueError:
     return record if isinstance(record, dict) else ValueError(f"is not a JSON object: {line[:60]!r}")
 
 
-def read_hub(split: str, done: dict[str, int]) -> Records:
+def _read_hub(split: str, done: dict[str, int]) -> Records:
     """Yield records streamed from the Hub; nothing is stored."""
     import datasets
 
@@ -247,7 +244,7 @@ def stage(records: Records, journal: Journal, folder: Path) -> Journal:
         folder: of the two files.
     """
     titles = _titles(folder / "documents.jsonl")
-    seen = {(pair["question"], pair["document"]) for pair in read_jsonl(folder / "pairs.jsonl")}
+    seen = {(pair["question"], pair["document"]) for pair in _read_jsonl(folder / "pairs.jsonl")}
     with (
         (folder / "documents.jsonl").open("a", encoding="utf-8") as documents,
         (folder / "pairs.jsonl").open("a", encoding="utf-8") as pairs,
@@ -324,9 +321,9 @@ def select(
     """
     # 1) Pairs and their pages, and further pages.
     rng = random.Random(seed)
-    drawn = _draw_pairs(list(read_jsonl(staged / "pairs.jsonl")), train, test, test_sources, rng)
+    drawn = _draw_pairs(list(_read_jsonl(staged / "pairs.jsonl")), train, test, test_sources, rng)
     pages = {pair["document"] for split in drawn.values() for pair in split}
-    total = sum(1 for _ in read_jsonl(staged / "documents.jsonl"))
+    total = sum(1 for _ in _read_jsonl(staged / "documents.jsonl"))
     _check_count("documents", documents, total)
     if documents and len(pages) > documents:
         raise ValueError(f"The pairs drawn have {len(pages)} pages, more than the {documents} documents requested.")
@@ -371,7 +368,7 @@ def _check_count(what: str, requested: int, available: int) -> None:
 
 def _write_collection(staged: Path, folder: Path, pages: set[int], drawn: dict[str, list[dict[str, Any]]]) -> None:
     with (folder / "corpus.jsonl").open("w", encoding="utf-8") as corpus:
-        for number, page in enumerate(read_jsonl(staged / "documents.jsonl")):
+        for number, page in enumerate(_read_jsonl(staged / "documents.jsonl")):
             if number in pages:
                 write_json_line(corpus, page)
     (folder / "qrels").mkdir()
@@ -383,10 +380,10 @@ def _write_collection(staged: Path, folder: Path, pages: set[int], drawn: dict[s
 
 
 def _titles(path: Path) -> dict[str, int]:
-    return {page["title"]: number for number, page in enumerate(read_jsonl(path))}
+    return {page["title"]: number for number, page in enumerate(_read_jsonl(path))}
 
 
-def read_jsonl(path: Path) -> Iterator[dict[str, Any]]:
+def _read_jsonl(path: Path) -> Iterator[dict[str, Any]]:
     """Yield the objects of a JSON Lines file; none if the file is missing."""
     if path.exists():
         with path.open(encoding="utf-8") as lines:

@@ -2,12 +2,13 @@
 
 `dsi.docids.data.sources` yields the records of files and of what is in memory.
 1) `checked_documents` and `checked_queries` check them, the same for files, memory, `add` and the server;
-2) `column_kinds` finds a type for each column of metadata, and `batches` are the rows of a table.
+2) `table_of` finds a type for each column of metadata, and makes a table of the rows.
 
 What cannot be understood is refused. What is odd is counted, in one line a kind. Reads no files.
 """
 
 import enum
+import hashlib
 import json
 import logging
 import math
@@ -20,6 +21,7 @@ from itertools import islice
 from pathlib import PurePath
 from typing import Any
 
+import datasets
 import pandas
 import pyarrow as pa
 
@@ -147,7 +149,7 @@ def document_row(record: Mapping[str, Any], source: str, odd: Oddities) -> Row:
         ValueError: as `checked_documents`.
     """
     row = {
-        "doc_id": _id(record, ID_KEYS, source, "doc_id"),
+        "doc_id": _check_id(id_of(_given(record, ID_KEYS, source, "doc_id", needed=True)), f"{source}: doc_id"),
         "title": _text(record.get("title"), f"{source}: key 'title'"),
         "text": _text(_given(record, TEXT_KEYS, source, "text"), f"{source}: key 'text'"),
     }
@@ -158,12 +160,7 @@ def document_row(record: Mapping[str, Any], source: str, odd: Oddities) -> Row:
 
 
 def checked_queries(records: Numbered, name: object, *, whole: bool = True) -> dict[str, str]:
-    """Return {query_id: text} of records with id and text; a line counts empty ones.
-
-    Args:
-        records: with the words that name each in messages.
-        name: of all of them, for messages.
-        whole: refuse to read none.
+    """Return {query_id: text} of records with id and text; a line counts empty ones, and `whole` refuses to read none.
 
     Raises:
         ValueError: a malformed query, a duplicate id, or no query.
@@ -188,7 +185,7 @@ def query_of(record: Mapping[str, Any], source: str) -> tuple[str, str]:
     Raises:
         ValueError: no id or text, or a value of another type.
     """
-    query_id = _id(record, QUERY_ID_KEYS, source, "query_id")
+    query_id = _check_id(id_of(_given(record, QUERY_ID_KEYS, source, "query_id", needed=True)), f"{source}: query_id")
     given = next(((key,) for key in QUERY_TEXT_KEYS if key in record), QUERY_TEXT_KEYS)
     return query_id, _text(_given(record, given, source, "text"), f"{source}: key 'text'")
 
@@ -198,7 +195,7 @@ def id_of(value: Any) -> Any:
     return str(value) if type(value) is int and value.bit_length() <= _LONGEST_ID else value
 
 
-def check_id(value: object, name: str) -> str:
+def _check_id(value: object, name: str) -> str:
     """Return an id: a text that is not empty, without NUL and line ends; `name` is what it is, for messages.
 
     Raises:
@@ -212,10 +209,6 @@ def check_id(value: object, name: str) -> str:
     return checked
 
 
-def _id(record: Mapping[str, Any], keys: tuple[str, ...], source: str, name: str) -> str:
-    return check_id(id_of(_given(record, keys, source, name, needed=True)), f"{source}: {name}")
-
-
 def _text(value: Any, name: str) -> str:
     """Return a text, "" for a missing one."""
     return "" if is_missing(value) else text(value, name)
@@ -223,13 +216,6 @@ def _text(value: Any, name: str) -> str:
 
 def _given(record: Mapping[str, Any], keys: tuple[str, ...], source: str, name: str, *, needed: bool = False) -> Any:
     """Return the value that a record has under one of some keys.
-
-    Args:
-        record: with the keys.
-        keys: the names that the value may have.
-        source: names the record in messages.
-        name: of the value, for messages.
-        needed: refuse a missing value.
 
     Raises:
         ValueError: it has none of the keys, and the message lists its keys; or several with values that differ.
@@ -317,6 +303,28 @@ def _scalar(value: Any, name: str) -> bool | int | float | str | date:
 
 
 # 2) Arrow.
+
+
+def table_of(records: Numbered, name: object) -> datasets.Dataset:
+    """Return a table in memory of documents, whose fingerprint is the sha256 of its contents; lines count what is odd.
+
+    Args:
+        records: as for `checked_documents`.
+        name: of all of them, for messages.
+
+    Raises:
+        ValueError: as `checked_documents` and `column_kinds`.
+    """
+    odd = Oddities(name)
+    rows = list(checked_documents(records, name, odd))
+    kinds = column_kinds(rows, odd)
+    odd.warn()
+    schema = arrow_schema(kinds)
+    table = pa.Table.from_batches(batches((row for _, row in rows), schema, kinds), schema)
+    contents = hashlib.sha256(schema.serialize())
+    for batch in table.to_batches():
+        contents.update(batch.serialize())
+    return datasets.Dataset(table, fingerprint=contents.hexdigest())
 
 
 def column_kinds(rows: Numbered, odd: Oddities) -> dict[str, str]:
@@ -412,16 +420,15 @@ def kind_of(arrow: pa.DataType) -> str:
     return ""
 
 
-def arrow_row(row: Row, kinds: Mapping[str, str]) -> Row:
-    """Return a row with the values of its metadata as their columns have them."""
-    return {name: converted(value, kinds[name]) if name in kinds else value for name, value in row.items()}
-
-
-def batches(rows: Iterable[Row], schema: pa.Schema) -> Iterator[pa.RecordBatch]:
+def batches(rows: Iterable[Row], schema: pa.Schema, kinds: Mapping[str, str]) -> Iterator[pa.RecordBatch]:
     """Yield rows as Arrow has them, some at a time; what a row lacks is null."""
     rest = iter(rows)
     while block := list(islice(rest, _ROWS_AT_ONCE)):
-        yield pa.RecordBatch.from_pylist(block, schema)
+        typed = [
+            {name: converted(value, kinds[name]) if name in kinds else value for name, value in row.items()}
+            for row in block
+        ]
+        yield pa.RecordBatch.from_pylist(typed, schema)
 
 
 def converted(value: Any, kind: str) -> Any:

@@ -95,7 +95,7 @@ def records_of(source: Any, name: str = "documents", *, texts: bool = True) -> R
         if not isinstance(record, Mapping):
             kinds = "a dictionary or a text" if texts else "a dictionary with doc_id and text"
             raise TypeError(f"{name}[{place}] must be {kinds}, got {shown(record)}.")
-        yield f"{name}[{place}]", python_value(record)
+        yield f"{name}[{place}]", _python_value(record)
 
 
 def items_of(source: Any, name: str) -> Iterable[Any]:
@@ -103,13 +103,13 @@ def items_of(source: Any, name: str) -> Iterable[Any]:
     if isinstance(source, datasets.DatasetDict):
         raise TypeError(f"{name} must be one data set, got a dictionary of {', '.join(source)}; pass one of them.")
     if isinstance(source, pandas.DataFrame):
-        check_different(source.columns, name)
+        _check_different(source.columns, name)
         parts = (source.iloc[start : start + _ROWS_AT_ONCE] for start in range(0, len(source), _ROWS_AT_ONCE))
         return (record for part in parts for record in part.to_dict("records"))
-    if is_series(source):
+    if _is_series(source):
         return ("" if is_missing(value) else value for value in source.to_list())
     if (tables := _arrow_tables(source)) is not None:
-        return table_records(tables, name)
+        return _table_records(tables, name)
     if isinstance(source, str | bytes | Mapping | Set) or not isinstance(source, Iterable):
         remedy = "dsi.read_collection reads a folder"
         if isinstance(source, Mapping):
@@ -123,23 +123,23 @@ def items_of(source: Any, name: str) -> Iterable[Any]:
     return source
 
 
-def python_value(value: Any) -> Any:
+def _python_value(value: Any) -> Any:
     """Return a value without NumPy's types: arrays and tuples are lists, also within mappings."""
     if type(value) is str:
         return value
     if isinstance(value, Mapping):
-        return {key: python_value(own) for key, own in value.items()}
-    return [python_value(own) for own in value] if isinstance(value, list | tuple | np.ndarray) else unpack(value)
+        return {key: _python_value(own) for key, own in value.items()}
+    return [_python_value(own) for own in value] if isinstance(value, list | tuple | np.ndarray) else unpack(value)
 
 
-def is_series(source: object) -> bool:
+def _is_series(source: object) -> bool:
     """True for a series of pandas or polars."""
     return hasattr(source, "to_list") and not hasattr(source, "columns")
 
 
 def is_table(source: object) -> bool:
     """True for a DataFrame, an Arrow table or a data set: what has named columns."""
-    return isinstance(source, pandas.DataFrame) or (not is_series(source) and _arrow_tables(source) is not None)
+    return isinstance(source, pandas.DataFrame) or (not _is_series(source) and _arrow_tables(source) is not None)
 
 
 def _arrow_tables(source: Any) -> Iterable[Any] | None:
@@ -153,7 +153,7 @@ def _arrow_tables(source: Any) -> Iterable[Any] | None:
     return source.to_batches() if isinstance(getattr(source, "schema", None), pa.Schema) else None
 
 
-def table_records(tables: Iterable[Any], name: object) -> Iterator[dict[str, Any]]:
+def _table_records(tables: Iterable[Any], name: object) -> Iterator[dict[str, Any]]:
     """Yield the rows of Arrow tables or batches.
 
     Raises:
@@ -161,7 +161,7 @@ def table_records(tables: Iterable[Any], name: object) -> Iterator[dict[str, Any
     """
     try:
         for table in tables:
-            check_different(table.schema.names, name)
+            _check_different(table.schema.names, name)
             for start in range(0, table.num_rows, _ROWS_AT_ONCE):
                 yield from table.slice(start, _ROWS_AT_ONCE).to_pylist()
     except (OverflowError, pa.ArrowException) as error:
@@ -170,7 +170,7 @@ def table_records(tables: Iterable[Any], name: object) -> Iterator[dict[str, Any
         ) from None
 
 
-def check_different(names: Iterable[Any], name: object) -> None:
+def _check_different(names: Iterable[Any], name: object) -> None:
     """Raise ValueError if two columns have one name."""
     if twice := [column for column, count in Counter(names).items() if count > 1]:
         raise ValueError(f"{name}: the column {shown(twice[0])} comes twice; give each a name of its own.")
@@ -246,10 +246,6 @@ def _is_read(path: Path) -> bool:
 def file_records(path: Path, doc_id: str = "") -> Records:
     """Yield the documents of a file, or its queries.
 
-    Args:
-        path: of a kind in `READ`.
-        doc_id: of a text; its name by default.
-
     Raises:
         ValueError: of another kind, or not as its kind is.
     """
@@ -257,7 +253,7 @@ def file_records(path: Path, doc_id: str = "") -> Records:
     if name.endswith(_TEXTS):
         yield str(path), _text_record(path, doc_id or path.name)
     elif name.endswith(_LINES):
-        yield from ((f"{path}, line {number}", record) for number, record in json_lines(path))
+        yield from ((f"{path}, line {number}", record) for number, record in _json_lines(path))
     elif name.endswith(_PARQUET):
         yield from _numbered(path, _parquet_rows(path), 1)
     elif name.endswith(".tsv") and not _has_header(path):
@@ -364,7 +360,7 @@ def _parquet_rows(path: Path) -> Iterator[dict[str, Any]]:
     try:
         with pyarrow.parquet.ParquetFile(path) as file:
             _check_columns(file.schema_arrow.names, f"{path}")
-            yield from table_records(file.iter_batches(1000), path)
+            yield from _table_records(file.iter_batches(1000), path)
     except (pa.ArrowException, OSError) as error:
         raise ValueError(f"{path} is not a Parquet file ({reason(error)}); write it again.") from None
 
@@ -413,7 +409,7 @@ def _table_rows(path: Path, separator: str) -> Iterator[dict[str, Any]]:
     except ValueError as error:  # of Arrow, too
         raise _no_table(path, error) from None
     columns = {_own_name(name): table[name] if _own_name(name) in _KEPT else _typed(table[name]) for name in names}
-    return table_records([pa.table(columns)], path)
+    return _table_records([pa.table(columns)], path)
 
 
 def _own_name(name: str) -> str:
@@ -440,7 +436,7 @@ def _check_columns(names: Sequence[str], source: str) -> None:
     """Raise ValueError unless the columns of a table are several, not too many, and have names of their own."""
     if len(names) > MOST_COLUMNS:
         raise ValueError(f"{source}: a table has at most {MOST_COLUMNS:,} columns, got {len(names):,}; leave some out.")
-    check_different(names, source)
+    _check_different(names, source)
     if hidden := [name for name in names if not name.isprintable()]:
         raise ValueError(
             f"{source}: the column {shown(hidden[0])} has a character that cannot be printed; leave it out."
@@ -483,7 +479,7 @@ def text_lines(path: Path) -> Iterator[tuple[int, str]]:
         raise ValueError(f"{path} is damaged after line {number} ({error}); fetch or compress it again.") from None
 
 
-def json_lines(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
+def _json_lines(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
     """Yield number and JSON object of each line that is not blank.
 
     Raises:

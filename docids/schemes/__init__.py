@@ -8,7 +8,7 @@ module is imported when it is used.
 import copy
 import dataclasses
 import importlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from operator import index
 from pathlib import Path
@@ -258,11 +258,8 @@ def _check_length(longest: int) -> None:
         raise ValueError(f"A path of a docid scheme must have fewer than {MOST_LEVELS} numbers, got {longest}.")
 
 
-class Scheme(Protocol):
-    """A docid scheme: any function from documents to docids that returns the same on every process."""
-
-    def __call__(self, documents: SchemeInput, /) -> Docids:
-        """Return the docids of all documents."""
+Scheme = Callable[[SchemeInput], Docids]
+"""A docid scheme: any function from documents to docids that returns the same on every process."""
 
 
 def make_docids(documents: SchemeInput) -> Docids:

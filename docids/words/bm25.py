@@ -80,16 +80,9 @@ class Lexical(ABC):
     def query_terms(self, queries: Sequence[str]) -> list[Terms]:
         """Return queries as terms that documents contain, and the factors of their weights."""
 
-    @abstractmethod
-    def best_score(self, query: str, terms: Terms) -> float:
-        """Return what a document with all terms of a query could score at most; words that no document has count too."""
-
     def share_terms(self, queries: Sequence[str]) -> list[Terms]:
-        """Return the terms of `query_terms` with factors that give scores as shares of `best_score`, 0 to 1."""
-        return [
-            Terms(terms.numbers, terms.factors / np.float32(self.best_score(query, terms) or 1.0))
-            for query, terms in zip(queries, self.query_terms(queries), strict=True)
-        ]
+        """Return the terms of `query_terms` with factors that give scores as shares of the best one, 0 to 1."""
+        return [Terms(own.numbers, own.factors / np.float32(own.best or 1.0)) for own in self.query_terms(queries)]
 
     @abstractmethod
     def term_names(self, query: str) -> list[str]:
@@ -122,7 +115,7 @@ class Lexical(ABC):
         return self._scores(self.query_terms(queries))
 
     def shares(self, queries: Sequence[str]) -> Floats:
-        """Return [queries, documents] the scores of all documents, as shares of `best_score`."""
+        """Return [queries, documents] the scores of all documents, as shares of the best one."""
         return self._scores(self.share_terms(queries))
 
     def _scores(self, queries: Sequence[Terms]) -> Floats:
@@ -210,35 +203,33 @@ class BM25(Lexical):
 
     def query_terms(self, queries: Sequence[str]) -> list[Terms]:
         """Return the known words of queries by number, with Lucene's inverse document frequencies as factors."""
-        known = [np.array([number for _, number in self._known_words(query)], dtype=np.int64) for query in queries]
-        return [Terms(numbers, self._rarity(self._postings.frequencies[numbers])) for numbers in known]
-
-    def best_score(self, query: str, terms: Terms) -> float:
-        """Return the sum of the inverse document frequencies of all words; that of an unknown word is the highest."""
-        unknown = len(self.analyzer.terms(query)) - len(terms.numbers)
-        return float(terms.factors.sum() + unknown * self._rarity(np.zeros(1, dtype=np.int32))[0])
+        found, (rarest,) = [], self._rarity(np.zeros(1, dtype=np.int32))
+        for query in queries:
+            words = self._words(query)
+            numbers = np.array([number for _, number in words if number >= 0], dtype=np.int64)
+            factors = self._rarity(self._postings.frequencies[numbers])
+            found.append(Terms(numbers, factors, float(factors.sum() + (len(words) - len(numbers)) * rarest)))
+        return found
 
     def _rarity(self, frequencies: Ints) -> Floats:
         """Return Lucene's inverse document frequencies of terms that each occur in this number of documents."""
         return np.log1p((len(self._lengths) - frequencies + 0.5) / (frequencies + 0.5)).astype(np.float32)
 
-    def _frequency(self, term: str) -> int:
-        number, frequencies = self._vocabulary.get(term, -1), self._postings.frequencies
-        return int(frequencies[number]) if 0 <= number < len(frequencies) else 0
-
     def term_names(self, query: str) -> list[str]:
         """Return the words of a query that documents contain, in order, with repeats."""
-        return [word for word, _ in self._known_words(query)]
+        return [word for word, number in self._words(query) if number >= 0]
 
-    def _known_words(self, query: str) -> list[tuple[str, int]]:
-        """Return the words of `term_names` and the numbers of their terms."""
-        # The vocabulary also has terms of removed documents (frequency 0) and of later updates (beyond the end).
-        named = [(token, terms, term) for token in tokens(query) for terms in [self.analyzer[token]] for term in terms]
-        return [
-            (token.lower() if len(terms) == 1 else term, self._vocabulary[term])
-            for token, terms, term in named
-            if self._frequency(term)
-        ]
+    def _words(self, query: str) -> list[tuple[str, int]]:
+        """Return the words of a query, and the numbers of their terms; -1 of a term that no document has."""
+        frequencies, words = self._postings.frequencies, list[tuple[str, int]]()
+        for token in tokens(query):
+            terms = self.analyzer[token]
+            for term in terms:
+                number = self._vocabulary.get(term, -1)
+                # The vocabulary also has terms of removed documents (frequency 0) and of later updates (beyond the end).
+                is_known = 0 <= number < len(frequencies) and frequencies[number] > 0
+                words.append((token.lower() if len(terms) == 1 else term, number if is_known else -1))
+        return words
 
     def stem(self, word: str) -> str:
         """Return the term of a word in lower case."""

@@ -105,10 +105,17 @@ class TopList(NamedTuple):
 
 
 class Terms(NamedTuple):
-    """A query: [terms] their numbers, which may repeat, and what multiplies their weights."""
+    """A query as terms.
+
+    Attributes:
+        numbers: [terms] of them; one may repeat.
+        factors: [terms] what multiplies their weights.
+        best: score of a document with all terms of the query, at most; words that no document has count too.
+    """
 
     numbers: Rows
     factors: Floats
+    best: float = 1.0
 
 
 class TopDocuments(NamedTuple):
@@ -199,7 +206,7 @@ class TermScorer:
     def scores(self, terms: Terms) -> Floats:
         """Return [documents] the scores of all."""
         scores = np.zeros(self.postings.num_documents, dtype=np.float32)
-        for number, factor in zip(*terms, strict=True):
+        for number, factor in zip(terms.numbers, terms.factors, strict=True):
             for rows, values in self.postings.read(int(number)):
                 scores[rows] += factor * self.weigh(values, rows)  # no row repeats
         return scores
@@ -208,7 +215,7 @@ class TermScorer:
         """Return [terms, rows] what each term adds to the scores of some documents."""
         documents: Ints = np.asarray(rows, dtype=np.int32)
         added = np.zeros((len(terms.numbers), len(rows)), dtype=np.float32)
-        for line, term, factor in zip(added, *terms, strict=True):
+        for line, term, factor in zip(added, terms.numbers, terms.factors, strict=True):
             values = np.sum([self.postings.values(part, int(term), documents) for part in self.postings.parts], axis=0)
             there = np.flatnonzero(values)
             line[there] = factor * self.weigh(values[there], documents[there])
@@ -283,7 +290,10 @@ class TermScorer:
     def _read(self, part: PostingsPart, terms: Terms, budget: int) -> Iterator[_Reading]:
         """Read the lists of terms in a part: shortest first, then the tops of long ones; nothing of terms that lower scores."""
         long, zero = [], np.float32(0)
-        lists = [(part.span(number), int(number), factor) for number, factor in zip(*terms, strict=True)]
+        lists = [
+            (part.span(number), int(number), factor)
+            for number, factor in zip(terms.numbers, terms.factors, strict=True)
+        ]
         for span, term, factor in sorted(lists, key=lambda entry: entry[0].stop - entry[0].start):
             if factor <= 0:
                 yield _Reading(part, term, factor, _NO_ROWS, _NO_FLOATS, zero, whole=False)
@@ -295,7 +305,7 @@ class TermScorer:
                 long.append((term, factor, self._top_list(part, term, span)))
         bounds = [top_list.bounds_under(self.damping) for *_, top_list in long]
         unread = [factor * bound for (_, factor, _), bound in zip(long, bounds, strict=True)]
-        depths = choose_depths(unread, budget)
+        depths = _choose_depths(unread, budget)
         for (term, factor, top_list), bound, depth in zip(long, bounds, depths, strict=True):
             rows, weights = self.postings.to_rows(part, *top_list.read(depth))
             yield _Reading(part, term, factor, rows, weights, bound[depth], whole=False)
@@ -320,7 +330,7 @@ class TermScorer:
         return TopList.from_list(documents, values, self.weigh(values, rows), self.damping)
 
 
-def choose_depths(unread: Sequence[Floats], budget: int) -> list[int]:
+def _choose_depths(unread: Sequence[Floats], budget: int) -> list[int]:
     """Choose how deep to read each list, as an index into `_DEPTHS`; extend the list whose unread part weighs most.
 
     Args:

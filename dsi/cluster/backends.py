@@ -16,6 +16,9 @@ from typing import Any, Protocol, Self
 
 from threadpoolctl import threadpool_limits
 
+Items = Iterable[tuple[Any, ...]]
+"""Arguments of a function, a tuple a call."""
+
 
 class LostError(RuntimeError):
     """The process that worked on a call died, or cannot be reached."""
@@ -62,13 +65,7 @@ class Backend(Closes):
         """Return a new worker that holds `make(*args)`; workers with other places begin on other machines where possible."""
 
     @abstractmethod
-    def map(
-        self,
-        function: Callable[..., Any],
-        items: Iterable[tuple[Any, ...]],
-        names: Sequence[str] = (),
-        threads: int = 1,
-    ) -> list[Any]:
+    def map(self, function: Callable[..., Any], items: Items, names: Sequence[str] = (), threads: int = 1) -> list[Any]:
         """Return the results of a function of each item's values, in order; the work is done by all processes.
 
         A result must depend on the item alone: Ray works again on an item whose process dies, three times at most.
@@ -100,15 +97,9 @@ class LocalBackend(Backend):
 
     def start(self, place: int, make: Callable[..., Any], *args: Any) -> Worker:
         """As in `Backend`."""
-        return LocalWorker(make(*args))
+        return _LocalWorker(make(*args))
 
-    def map(
-        self,
-        function: Callable[..., Any],
-        items: Iterable[tuple[Any, ...]],
-        names: Sequence[str] = (),
-        threads: int = 1,
-    ) -> list[Any]:
+    def map(self, function: Callable[..., Any], items: Items, names: Sequence[str] = (), threads: int = 1) -> list[Any]:
         """As in `Backend`."""
         from joblib import Parallel, delayed  # its processes do not import the program that starts them
 
@@ -133,7 +124,7 @@ class LocalBackend(Backend):
             self._has_processes = False
 
 
-class LocalWorker:
+class _LocalWorker:
     """An object in this process: a call is answered when it returns.
 
     Args:

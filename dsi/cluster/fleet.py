@@ -125,7 +125,7 @@ class _Wanted(NamedTuple):
 
 
 @dataclass
-class Statistics:
+class _Statistics:
     """What is counted of one shard: seconds of recent calls, hedges, timeouts."""
 
     seconds: "deque[float]" = field(default_factory=lambda: deque(maxlen=_RECENT))
@@ -185,7 +185,7 @@ class Fleet(Closes):
             ]
             for shard in range(shards)
         ]
-        self.statistics = [Statistics() for _ in range(shards)]
+        self.statistics = [_Statistics() for _ in range(shards)]
         self._times: dict[Any, deque[float]] = defaultdict(lambda: deque(maxlen=_RECENT))
         self._watcher = threading.Thread(target=self._watch, name="cluster watcher", daemon=True)
         self._watcher.start()
@@ -213,7 +213,7 @@ class Fleet(Closes):
         """Return the state of every replica."""
         return [self._status(replica, self.statistics[replica.shard]) for replica in self.all]
 
-    def _status(self, replica: Replica, own: Statistics) -> ReplicaStatus:
+    def _status(self, replica: Replica, own: _Statistics) -> ReplicaStatus:
         generation = max(replica.states.values(), default=0)
         counts = replica.calls, replica.restarts, own.hedges, own.timeouts
         p50, p95, p99 = map(own.quantile, (0.5, 0.95, 0.99))

@@ -7,13 +7,13 @@ with other places begin on other machines. Knows nothing of indexes.
 import logging
 import signal
 import threading
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
 from contextlib import contextmanager
 from itertools import islice
 from typing import Any
 
-from dsi.cluster.backends import Backend, LostError, Worker, first_line, run, this_machine
+from dsi.cluster.backends import Backend, Items, LostError, Worker, first_line, run, this_machine
 
 logger = logging.getLogger(__name__)
 
@@ -54,15 +54,9 @@ class RayBackend(Backend):
             max_task_retries=0,
             scheduling_strategy=_on(nodes[place % len(nodes)], soft=True),
         )
-        return RayWorker(self._ray, actor.remote(*args))
+        return _RayWorker(self._ray, actor.remote(*args))
 
-    def map(
-        self,
-        function: Callable[..., Any],
-        items: Iterable[tuple[Any, ...]],
-        names: Sequence[str] = (),
-        threads: int = 1,
-    ) -> list[Any]:
+    def map(self, function: Callable[..., Any], items: Items, names: Sequence[str] = (), threads: int = 1) -> list[Any]:
         """As in `Backend`; a task whose process dies runs again, three times at most."""
         ray, results, running = self._ray, dict[int, Any](), dict[Any, int]()
         task = ray.remote(num_cpus=1, max_retries=_ATTEMPTS - 1)(run)
@@ -143,7 +137,7 @@ def _own_sigterm() -> Iterator[None]:
         signal.signal(signal.SIGTERM, before)
 
 
-class RayWorker:
+class _RayWorker:
     """An actor.
 
     Args:

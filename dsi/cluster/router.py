@@ -91,13 +91,13 @@ class ShardedIndex(TiedEngine):
             ends[cell_nodes(self.tree)] = True
         return Walk(self.tree, self.generator, ends)
 
-    def sources(self, scores: DocumentScores, request: SearchRequest, count: int) -> "ShardedSources":
+    def sources(self, scores: DocumentScores, request: SearchRequest, count: int) -> "_ShardedSources":
         """As in `TiedEngine`."""
-        return ShardedSources(self, scores, request, count)
+        return _ShardedSources(self, scores, request, count)
 
-    def all_documents(self, batch: QueryBatch, request: SearchRequest) -> "ShardedDocuments":
+    def all_documents(self, batch: QueryBatch, request: SearchRequest) -> "_ShardedDocuments":
         """As in `TiedEngine`."""
-        return ShardedDocuments(self, self.document_scores(batch, request), request, request.k)
+        return _ShardedDocuments(self, self.document_scores(batch, request), request, request.k)
 
 
 class _Asking:
@@ -180,7 +180,7 @@ class _Asking:
             self.index.on_partial()
 
 
-class ShardedSources(_Asking, Sources):
+class _ShardedSources(_Asking, Sources):
     """Gathers the documents of pools from the shards."""
 
     def outright(self, rows: Sequence[int], documents: Ints) -> list[Pool]:
@@ -228,7 +228,7 @@ class ShardedSources(_Asking, Sources):
         return np.searchsorted(self.index.edges, positions, side="right") - 1
 
 
-class ShardedDocuments(_Asking, Everything):
+class _ShardedDocuments(_Asking, Everything):
     """Scores all documents by the shards."""
 
     def best(self, k: int) -> Iterator[Pool]:

@@ -91,17 +91,11 @@ def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
         help="search errors and model errors, by the level where the document was pruned",
     )
     command_line.add_argument(
-        "--diagnosis-figure", type=output_file, metavar="PATH", help="the same as a figure: PATH.png and PATH.svg"
-    )
-    command_line.add_argument(
         "--beam-widths",
         type=count,
         nargs="+",
         metavar="N",
         help="also quality, vectors read and time at these beam widths",
-    )
-    command_line.add_argument(
-        "--beam-figure", type=output_file, metavar="PATH", help="the same as a figure: PATH.png and PATH.svg"
     )
     command_line.add_argument(
         "--rerank",
@@ -124,18 +118,11 @@ def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
     add_escaping(command_line)
     add_device(command_line, searches=True)
     arguments = command_line.parse_args(argv)
-    _check(arguments)
-    return arguments
-
-
-def _check(arguments: argparse.Namespace) -> None:
-    """Raise ValueError if an option lacks the one that it belongs to."""
     if arguments.rerank_depth and not arguments.rerank:
         raise ValueError(
             "--rerank-depth says how many answers --rerank reorders; give --rerank NAME too, or leave it out."
         )
-    if arguments.beam_figure and not arguments.beam_widths:
-        raise ValueError("--beam-figure draws the rows of --beam-widths; give both, or neither.")
+    return arguments
 
 
 def _chains(index: Path, names: Sequence[str], device: str | None) -> "dict[str, list[Reranker]]":
@@ -150,19 +137,11 @@ def _chains(index: Path, names: Sequence[str], device: str | None) -> "dict[str,
 
 def _print_tables(arguments: argparse.Namespace, retriever: "GenerativeRetriever", collection: "Collection") -> None:
     """Print the other tables that were asked for."""
-    from dsi.eval.figures import bars_figure
-    from dsi.measuring.beam_sweep import beam_figure, beam_rows, beam_table
-    from dsi.measuring.diagnosis import diagnose_split, diagnosis_table, errors_by_level
+    from dsi.measuring.beam_sweep import beam_rows, beam_table
+    from dsi.measuring.diagnosis import diagnose_split, diagnosis_table
 
-    split, figure = arguments.split, arguments.diagnosis_figure
-    if arguments.diagnose or figure:
-        misses, queries = diagnose_split(retriever, collection, split)
+    if arguments.diagnose:
+        misses, queries = diagnose_split(retriever, collection, arguments.split)
         print(f"\n{diagnosis_table(misses, queries, k=10)}")
-        if figure:
-            title = "Where the right document's node left the beam"
-            bars_figure(errors_by_level(misses), "level of the docid", "queries without their document", title, figure)
     if arguments.beam_widths:
-        rows = beam_rows(retriever, collection, split, arguments.beam_widths)
-        print(f"\n{beam_table(rows)}")
-        if arguments.beam_figure:
-            beam_figure(rows, arguments.beam_figure)
+        print(f"\n{beam_table(beam_rows(retriever, collection, arguments.split, arguments.beam_widths))}")

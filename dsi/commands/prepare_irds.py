@@ -19,9 +19,9 @@ def main(argv: Sequence[str] | None = None) -> None:
 
     quiet_logging()
     names = {split: name for split in ("train", "dev", "test") if (name := getattr(arguments, split))}
-    written = prepare(names, arguments.output)
-    print(f"{arguments.output}: {written.documents} documents")
-    for split, count in written.judgements.items():
+    documents, judgements = prepare(names, arguments.output)
+    print(f"{arguments.output}: {documents} documents")
+    for split, count in judgements.items():
         print(f"  {split}: {count} judgements, from {names[split]}")
 
 

@@ -13,11 +13,7 @@ HELP = """A query searches the index.
 
 
 def read_lines(greeting: str) -> Iterator[str]:
-    """Yield the lines that are not blank, up to `:quit` or the end; bytes that are not UTF-8 come as lone surrogates.
-
-    Args:
-        greeting: shown first on a terminal.
-    """
+    """Yield the lines that are not blank, up to `:quit` or the end; bytes that are not UTF-8 come as lone surrogates."""
     interactive = sys.stdin.isatty()
     if isinstance(sys.stdin, io.TextIOWrapper):
         sys.stdin.reconfigure(encoding="utf-8", errors="surrogateescape")

@@ -5,7 +5,6 @@ scores them, and the run OUT has them in that order. Documents that the index la
 Python: `retriever.run(queries, k, among=run)`.
 """
 
-import sys
 from collections.abc import Sequence
 
 from dsi.commands.arguments import (
@@ -18,7 +17,6 @@ from dsi.commands.arguments import (
     search_options,
 )
 from dsi.commands.libraries import load_libraries
-from dsi.commands.main import run_command
 from dsi.commands.queries_file import read_queries_file
 from dsi.commands.values import count, existing_file, output_file
 
@@ -60,7 +58,3 @@ def main(argv: Sequence[str] | None = None) -> None:
         f"{arguments.output}: {len(found)} of {len(candidates)} queries, {sum(map(len, found.values()))} of "
         f"{sum(map(len, candidates.values()))} documents"
     )
-
-
-if __name__ == "__main__":
-    sys.exit(run_command(main, sys.argv[1:]))

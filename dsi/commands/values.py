@@ -131,14 +131,14 @@ def output_file(value: str) -> Path:
     return path
 
 
-def shipped_configurations() -> set[str]:
+def _shipped_configurations() -> set[str]:
     """Return the names of the configurations that ship with the package."""
     return {path.stem for path in (Path(__file__).parents[1] / "configs").glob("*.toml")}
 
 
 def configuration(value: str) -> str:
     """Return the name of a configuration: a file, or one that ships."""
-    shipped = shipped_configurations()
+    shipped = _shipped_configurations()
     if not Path(value).is_file() and value not in shipped:
         raise ArgumentTypeError(
             f"The configuration {value!r} does not exist: neither a file nor one of {', '.join(sorted(shipped))}."

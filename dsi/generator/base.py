@@ -92,13 +92,6 @@ def _decoder_config(
 ) -> tuple[T5Config, Any]:
     """Return the T5Config of a generator, and the T5 checkpoint whose decoder it starts from (None for a fresh decoder).
 
-    Args:
-        config: the decoder.
-        tree: the docids to generate.
-        state_dim: width of the encoder's token states.
-        objective: the training objective.
-        more: further entries.
-
     Raises:
         ValueError: the checkpoint's width is not the encoder's, or a fresh decoder's heads do not divide it.
     """

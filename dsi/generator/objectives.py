@@ -213,13 +213,7 @@ def find_objective(name: str) -> type[Objective]:
 
 
 def log_prior(score: str, num_children: Tensor, level_size: Tensor) -> Tensor:
-    """Return the initial bias of the logits: before training, a node has the probability that a random document is below it.
-
-    Args:
-        score: of the objective.
-        num_children: of the node's parent.
-        level_size: number of nodes of its level.
-    """
+    """Return the initial bias of the logits: before training, a node has the probability that a random document is below it."""
     if score == "softmax path":
         return torch.zeros_like(level_size)
     return -(num_children if score == "sigmoid path" else level_size).log()

@@ -21,6 +21,7 @@ from transformers import AutoModelForSeq2SeqLM, AutoTokenizer
 from dsi.contrastive.devices import choose_device
 from dsi.docids.data.collection import cached_table
 from dsi.docids.data.lines import write_json_line
+from dsi.docids.data.records import batches
 from dsi.docids.files.progress import Bar
 from dsi.docids.files.reading import sha256
 from dsi.generator.config import EXTRACTIVE, PseudoQueriesConfig
@@ -100,12 +101,13 @@ def read_queries_file(path: Path) -> Iterator[tuple[str, list[str]]]:
 
 def read_queries_table(path: Path) -> datasets.Dataset:
     """Return the pseudo-queries of a file: a memory-mapped table of doc_id and text."""
-    return cached_table(path, sha256(path), _query_rows)
+    return cached_table(path, sha256(path), _query_batches)
 
 
-def _query_rows(path: Path) -> tuple[pa.Schema, Iterator[dict[str, str]]]:
+def _query_batches(path: Path) -> tuple[pa.Schema, Iterator[pa.RecordBatch]]:
     rows = ({"doc_id": doc_id, "text": text} for doc_id, queries in read_queries_file(path) for text in queries)
-    return pa.schema({"doc_id": pa.string(), "text": pa.string()}), rows
+    schema = pa.schema({"doc_id": pa.string(), "text": pa.string()})
+    return schema, batches(rows, schema, {})
 
 
 def extractive_queries(title: str, text: str, count: int, rng: random.Random) -> list[str]:

@@ -128,13 +128,7 @@ def node_numbers(tree: DocidTree, numbers: Ints) -> Ints:
 
 
 def read_numbers(folder: Path, doc_ids: Sequence[str], tree: DocidTree) -> Ints:
-    """Return the numbers [N, longest] that a docid scheme gave, in docid order; see `save_docids_stage`.
-
-    Args:
-        folder: of the docids.
-        doc_ids: of all documents, in collection order.
-        tree: the docids.
-    """
+    """Return the numbers [N, longest] that a docid scheme gave, in docid order; see `save_docids_stage`."""
     path = folder / "docids.tsv"
     if not path.exists():
         return tree.paths(np.arange(tree.num_places))[1]

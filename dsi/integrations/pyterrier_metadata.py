@@ -11,12 +11,7 @@ _OURS = {"format_version", "parts", "encoder", "search", "fingerprints"}
 
 
 def artifact_metadata(path: str, names: Sequence[str]) -> dict[str, str] | None:
-    """Return `METADATA` if a folder holds an index, else None.
-
-    Args:
-        path: the folder.
-        names: of the files in it.
-    """
+    """Return `METADATA` if a folder holds an index, else None."""
     if "manifest.json" not in names:
         return None
     try:

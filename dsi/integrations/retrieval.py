@@ -29,13 +29,6 @@ def check_search(
 ) -> None:
     """Check the options of a search, when a retriever is made and not at its first query; iterators of doc_ids become lists.
 
-    Args:
-        retriever: that searches.
-        k: documents per query.
-        options: of `SearchOptions`.
-        name: of k, for messages.
-        call: name of the class, for messages.
-
     Raises:
         TypeError: an unknown option.
         ValueError: a value out of range, or a filter that does not fit the index.

@@ -1,14 +1,12 @@
-"""Quality and cost of search by beam width, as a Markdown table and a picture. Knows nothing of how searches work."""
+"""Quality and cost of search by beam width, as a Markdown table. Knows nothing of how searches work."""
 
 import dataclasses
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 from dsi.docids.data.collection import Collection
-from dsi.eval.figures import lines_figure
 from dsi.eval.measures import evaluate, mean
 from dsi.eval.tables import markdown_table
 from dsi.measuring.tuning import agreement
@@ -87,17 +85,3 @@ def beam_table(rows: Sequence[BeamRow]) -> str:
         for row in rows
     ]
     return markdown_table(heads, cells)
-
-
-def beam_figure(rows: Sequence[BeamRow], path: Path) -> None:
-    """Draw the share of the exact top ten against the vectors read, as PATH.png and PATH.svg."""
-    trained = [row for row in rows if row.beam_width and "encoder alone" not in row.name]
-    alone = [row for row in rows if "encoder alone" in row.name]
-    curves = {"generator": trained, "encoder alone": alone}
-    lines_figure(
-        {name: {round(row.read): row.agree for row in curve} for name, curve in curves.items() if curve},
-        "vectors read",
-        "share of the exact top ten",
-        "What a search finds, by what it reads",
-        path,
-    )

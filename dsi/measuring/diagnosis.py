@@ -86,15 +86,6 @@ def diagnose_split(
     return diagnose(retriever, queries, answers, k), len(queries)
 
 
-def errors_by_level(misses: list[Miss]) -> dict[str, dict[int, int]]:
-    """Count misses: {"search errors" | "model errors": {level from 1: misses whose node was pruned there}}."""
-    counts: dict[str, dict[int, int]] = {"search errors": {}, "model errors": {}}
-    for miss in misses:
-        by_level = counts["search errors" if miss.search_error else "model errors"]
-        by_level[miss.level] = by_level.get(miss.level, 0) + 1
-    return counts
-
-
 def diagnosis_table(misses: list[Miss], queries: int, k: int) -> str:
     """Return misses by kind and by the level at which the relevant node was pruned, as Markdown."""
     errors = sum(miss.search_error for miss in misses)

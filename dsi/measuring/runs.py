@@ -189,14 +189,7 @@ class IndexRuns:
         return self.search(split, k, control, **changes).run
 
     def search(self, split: str, k: int = DEPTH, control: type[Method] | None = None, **changes: Any) -> CostedRun:
-        """Return the top k documents of each query of a split, and what finding them cost.
-
-        Args:
-            split: of the collection.
-            k: documents per query.
-            control: a method in place of those of the index.
-            **changes: settings of `[search]`.
-        """
+        """Return the top k documents of each query of a split, and what finding them cost."""
         index = self.retriever.snapshot
         more = bool(self.collection.identical_ids)
         request = SearchRequest(k + more, dataclasses.replace(index.search_config, **changes))

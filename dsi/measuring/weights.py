@@ -3,7 +3,7 @@
 Knows nothing of nodes or decoders.
 """
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -41,15 +41,13 @@ class HybridScores:
         query_ids: Sequence[str],
         queries: Floats,
         texts: Sequence[str],
-        candidates: Mapping[str, Sequence[int]] | None = None,
     ) -> list[Run]:
-        """Return the scores of each query's candidates: dense ones and lexical ones.
+        """Return the scores of each query's candidates, the first hundred of each score: dense ones and lexical ones.
 
         Args:
             query_ids: of the queries.
             queries: [queries, dim] embeddings z.
             texts: of the queries.
-            candidates: {query_id: rows of the table}; by default the first hundred of each score.
 
         Returns:
             Runs of z.e, at the best place of a document, and of the lexical part (zeros without one).
@@ -59,12 +57,8 @@ class HybridScores:
             block = slice(start, start + _BLOCK)
             scores = [document_scores(queries[block], self.tree), self._words(texts[block])]
             for row, query_id in enumerate(query_ids[block]):
-                if candidates is None:
-                    best = np.unique(
-                        np.concatenate([np.argsort(-source[row], kind="stable")[:DEPTH] for source in scores])
-                    )
-                else:
-                    best = np.asarray(candidates[query_id])
+                tops = [np.argsort(-source[row], kind="stable")[:DEPTH] for source in scores]
+                best = np.unique(np.concatenate(tops))
                 names = [self.doc_ids[document] for document in best]
                 for run, values in zip(runs, scores, strict=True):
                     run[query_id] = dict(zip(names, values[row][best].tolist(), strict=True))

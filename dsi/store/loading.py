@@ -93,15 +93,14 @@ Parts: TypeAlias = tuple[Encoder, DocidTree, Generator, datasets.Dataset, Search
 # Writing and reading the parts.
 
 
-def save_docids(tree: DocidTree, documents: datasets.Dataset, folder: Path, *, texts: bool = False) -> None:
-    """Write the tree and the document table into a folder; with `texts` also the documents' texts if the table holds them."""
+def save_docids(tree: DocidTree, documents: pa.Table, folder: Path) -> None:
+    """Write the tree and the document table into a folder."""
     folder.mkdir(parents=True, exist_ok=True)
     tree.save(folder / "docids.safetensors")
     if tree.tokens:
         tree.tokens.save(folder / _TOKENS)
-    table = document_table(documents, texts=texts)
-    with pa.OSFile(str(folder / "documents.arrow"), "wb") as sink, pa.ipc.new_stream(sink, table.schema) as writer:
-        writer.write_table(table)
+    with pa.OSFile(str(folder / "documents.arrow"), "wb") as sink, pa.ipc.new_stream(sink, documents.schema) as writer:
+        writer.write_table(documents)
 
 
 def load_docids(folder: Path) -> tuple[DocidTree, datasets.Dataset]:
@@ -158,7 +157,7 @@ def replace_index(
         if lexical:
             lexical.save(new / "lexical")
         memory.save(new / "memory")
-        save_docids(tree, documents, new / "docids", texts=True)
+        save_docids(tree, document_table(documents, texts=True), new / "docids")
         write_manifest(new, encoder, tree, config, configured=configured)
         for entry in folder.iterdir() if folder.exists() else ():
             if entry.name in _OF_TRAINING or _GENERATION.fullmatch(entry.name):
@@ -331,7 +330,7 @@ def read_index(
         encoder = load_encoder(folder, EncoderConfig(**manifest["encoder"]), device)
         generator = load_generator(folder / "generator", encoder.model.device)
     check_binding(manifest, encoder, tree)
-    check_fit(folder, encoder, tree, generator)
+    _check_fit(folder, encoder, tree, generator)
     return encoder, tree, generator, documents, config, lexical, memory
 
 
@@ -406,7 +405,7 @@ def write_update(
     new = {name: f"{name}-{generation}" for name in changed}
     if "docids" in new:
         with replace_folder(folder / new["docids"]) as partial:
-            save_docids(tree, documents, partial, texts=True)
+            save_docids(tree, document_table(documents, texts=True), partial)
     if "lexical" in new and lexical:
         with replace_folder(folder / new["lexical"]) as partial:
             lexical.save(partial)
@@ -516,7 +515,7 @@ def load_documents(path: Path) -> datasets.Dataset:
     return datasets.Dataset(table)
 
 
-def check_fit(folder: Path, encoder: Encoder, tree: DocidTree, generator: Generator) -> None:
+def _check_fit(folder: Path, encoder: Encoder, tree: DocidTree, generator: Generator) -> None:
     """Raise ValueError unless encoder and generator fit the docids.
 
     Args:
@@ -537,7 +536,7 @@ def check_fit(folder: Path, encoder: Encoder, tree: DocidTree, generator: Genera
             f"{folder / 'docids'} and {name} do not belong together: token vectors are made of states "
             f"{tree.tokens.head.shape[1]} wide, those of {name} are {encoder.token_dim}; restore the one that was replaced."
         )
-    fan_out, digits = generator.config.fan_out, trained_fan_out(tree)
+    fan_out, digits = generator.config.fan_out, _trained_fan_out(tree)
     if len(fan_out) != tree.depth or any(known < used for known, used in zip(fan_out, digits, strict=True)):
         raise ValueError(
             f"{folder / 'generator'} and the docids do not belong together: it knows {fan_out} digits by level, the docids "
@@ -545,7 +544,7 @@ def check_fit(folder: Path, encoder: Encoder, tree: DocidTree, generator: Genera
         )
 
 
-def trained_fan_out(tree: DocidTree) -> list[int]:
+def _trained_fan_out(tree: DocidTree) -> list[int]:
     """Return how many digits the nodes of each level have that the generator was trained with."""
     nodes = np.flatnonzero(tree.trained[1:]) + 1
     digits = nodes - tree.first_child[tree.parents[nodes]]

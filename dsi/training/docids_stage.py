@@ -154,20 +154,6 @@ def train_queries(collection: Collection, encoder: Encoder) -> dict[int, list[st
     return queries
 
 
-def _keeps_texts(documents: datasets.Dataset, megabytes: int) -> bool:
-    """Return whether the texts of documents take at most this number of megabytes; logs it if not."""
-    if not megabytes or "text" not in documents.column_names:
-        return False
-    size = document_table(documents, texts=True)["text"].nbytes / 1e6
-    if size > megabytes:
-        logger.warning(
-            "The documents' texts take %.0f MB, more than text_megabytes = %d: the index keeps titles only.",
-            size,
-            megabytes,
-        )
-    return size <= megabytes
-
-
 def _are_renumbered(paths: NDArray[np.integer], tree: DocidTree) -> bool:
     """Return whether the digits of a document differ from the numbers that the scheme gave it; compared by blocks."""
     starts = range(0, len(paths), BLOCK)
@@ -204,7 +190,14 @@ def save_docids_stage(
     if pieces > 1:
         tree = replace(tree, pieces=pieces, piece_cost=piece_cost(tree.embeddings, tree.centroids[0]))
     tree = tree.stored_as(vectors)
-    save_docids(tree, documents, folder, texts=_keeps_texts(documents, text_megabytes))
+    table = document_table(documents, texts=text_megabytes > 0)
+    if "text" in table.column_names and (size := table["text"].nbytes / 1e6) > text_megabytes:
+        logger.warning(
+            "The documents' texts take %.0f MB, more than text_megabytes = %d: the index keeps titles only.",
+            size, text_megabytes,
+        )  # fmt: skip
+        table = table.drop_columns("text")
+    save_docids(tree, table, folder)
     write_json(folder / "diagnostics.json", diagnostics(tree, docids.collisions))
     rows = np.arange(tree.num_rows) if docids.rows is None else docids.rows
     if docids.rows is not None or _are_renumbered(docids.paths, tree):

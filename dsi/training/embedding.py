@@ -118,7 +118,7 @@ class DocumentVectors:
         rng, rows = np.random.default_rng(config.seed), self._texts.rows
         words = BM25(collection.documents["doc_id"], collection.full_texts(), language=config.lexical.language)
         train, dev = (
-            examples_of_split(collection, split, self._encoder, embeddings, rows, words, rng)
+            _examples_of_split(collection, split, self._encoder, embeddings, rows, words, rng)
             for split in ("train", "dev")
         )
         return train_query_head(tokens, train, dev, config.tokens.epochs, seed=config.seed)
@@ -150,7 +150,7 @@ def _read(path: Path) -> NDArray[np.float32]:
     return np.array(map_tensors(path)["matrix"])
 
 
-def examples_of_split(
+def _examples_of_split(
     collection: Collection,
     split: str,
     encoder: Encoder,

@@ -96,12 +96,7 @@ class Texts:
 
 
 def group_relevant(parts: Sequence[tuple[str, Sequence[str]]], positions: NDArray[np.integer]) -> dict[int, list[int]]:
-    """Return {row: docid positions of all documents with the same text}, for texts that occur with several.
-
-    Args:
-        parts: (kind, texts), as for `Texts`.
-        positions: [n] docid position of each text's document.
-    """
+    """Return {row: docid positions of all documents with the same text}, for texts that occur with several."""
     keys = np.fromiter((hash((kind, text)) for kind, texts in parts for text in in_blocks(texts)), dtype=np.int64)
     order = np.argsort(keys, kind="stable")
     _, starts, counts = np.unique(keys[order], return_index=True, return_counts=True)

@@ -13,10 +13,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dsi.config import Config
-from dsi.contrastive.blocks import DocumentTexts, QueryTexts, encode_blocks
+from dsi.contrastive.blocks import DocumentTexts, encode_blocks
 from dsi.contrastive.encoder import Encoder
 from dsi.contrastive.trainers import SILENT, Reports
-from dsi.docids.data.collection import Collection
+from dsi.docids.data.collection import Collection, MadeTexts
 from dsi.docids.files.processes import Processes
 from dsi.docids.files.storage import digest
 from dsi.docids.places import nearest_places
@@ -79,9 +79,6 @@ class GeneratorStage:
         """Return the trained generator, and loss, steps and seconds of its training.
 
         With `training.train_encoder` the encoder changes too.
-
-        Args:
-            work: folder for checkpoints.
         """
         config, training = self.config, self.config.training
         state_dim = self.encoder.state_dim
@@ -146,7 +143,7 @@ class GeneratorStage:
         texts = [self.collection.queries[query_id] for query_id, _ in pairs]
         parts.append(Part("query", texts, np.array([row for _, row in pairs], dtype=int), encoder.query_texts(texts)))
         rows, generated, key = self.pseudo_queries
-        parts.append(Part("query", [key], rows, QueryTexts(encoder, generated)))
+        parts.append(Part("query", [key], rows, MadeTexts(generated, encoder.query_texts)))
         parts = [part for part in parts if len(part.rows)]
         if not parts:
             raise ValueError(

@@ -15,7 +15,7 @@ from dsi.config import Config, run_config
 from dsi.docids.data.collection import Collection, read_collection
 from dsi.search.queries import Queries, ids_and_texts
 from dsi.store.retriever import GenerativeRetriever
-from dsi.training.pipeline import output_folder, run_stages
+from dsi.training.pipeline import TrainingRun, output_folder
 
 
 def index(
@@ -53,34 +53,28 @@ def index(
         FileNotFoundError: no such folder, file or configuration.
         ValueError: as `Collection.from_records` and `train`; or a setting out of range.
     """
-    chosen = indexing_config(run_config(Path(), config or Config()), encoder, language, pieces)
-    collection = with_queries(read_source(source), queries)
+    settings = {"encoder.name": encoder, "lexical.language": language, "docids.pieces": pieces}
+    given = {name: value for name, value in settings.items() if value is not None}
+    chosen = run_config(Path(), config or Config()).without_training().with_changes(given)
+    collection = _read_source(source)
+    if queries is not None:
+        collection = _with_queries(collection, queries)
     folder = Path(_temporary_folder().name) / uuid4().hex if output is None else output_folder(output)
     points = read_embeddings(Path(embeddings)) if isinstance(embeddings, str | Path) else embeddings
-    run_stages(
+    TrainingRun(
         folder, collection, chosen, device, replace=replace, discard_updates=discard_updates, embeddings=points,
-    )  # fmt: skip
+    ).train()  # fmt: skip
     return GenerativeRetriever.from_pretrained(folder, device=device)
 
 
-def with_queries(collection: Collection, queries: Queries | None) -> Collection:
+def _with_queries(collection: Collection, queries: Queries) -> Collection:
     """Return a collection with more queries, which nobody has judged."""
-    if queries is None:
-        return collection
     named = zip(*ids_and_texts(queries), strict=True)
     own = {f"unjudged {query_id}": text for query_id, text in named if text.strip()}
     return dataclasses.replace(collection, queries={**collection.queries, **own})
 
 
-def indexing_config(config: Config, encoder: str | None, language: str | None, pieces: int | None) -> Config:
-    """Return a configuration of which nothing is trained, with the settings that are given."""
-    settings = {"encoder.name": encoder, "lexical.language": language, "docids.pieces": pieces}
-    return config.without_training().with_changes(
-        {name: value for name, value in settings.items() if value is not None}
-    )
-
-
-def read_source(source: Collection | str | Path | Iterable[Any]) -> Collection:
+def _read_source(source: Collection | str | Path | Iterable[Any]) -> Collection:
     """Return the collection of whatever `index` takes."""
     if isinstance(source, Collection):
         return source

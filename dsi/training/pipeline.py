@@ -105,10 +105,10 @@ def train(
     check_collection("train", collection)
     folder = output_folder(output)
     chosen = preflight.training_config(folder, config, collection)
-    run_stages(
+    TrainingRun(
         folder, collection, chosen, device, discard_updates=discard_updates, replace=replace, cluster=cluster,
         report_to=report_to,
-    )  # fmt: skip
+    ).train()  # fmt: skip
     return GenerativeRetriever.from_pretrained(output, device=device)
 
 
@@ -125,14 +125,6 @@ def output_folder(output: object) -> Path:
             f'dsi.train(collection, "RUN", config={str(output)!r}), or "./{output}" for a folder of that name.'
         )
     return folder
-
-
-def run_stages(folder: Path, collection: Collection, config: Config, device: str | None, **arguments: Any) -> None:
-    """Run all stages of a training, with further arguments of `TrainingRun`."""
-    run = TrainingRun(folder, collection, config, device, **arguments)
-    keep_few_kernels()
-    with quiet_transformers():
-        run.train()
 
 
 def _steps(epochs: float, examples: int, batch_size: int, processes: Processes) -> str:
@@ -240,7 +232,8 @@ class TrainingRun:
 
     def train(self) -> None:
         """Run all stages, then tune the index; a line says before the work how much there is."""
-        with self.writing():
+        keep_few_kernels()
+        with self.writing(), quiet_transformers():
             self._check()
             if self._missing and self.processes.is_main:
                 write_line(self._extent())

@@ -180,11 +180,6 @@ def _documents_of(table: datasets.Dataset) -> set[tuple[str, str]]:
 def check_encoder(config: Config, encoder: Encoder, documents: int) -> None:
     """Raise if decoder, docids or vectors do not fit the encoder.
 
-    Args:
-        config: the settings.
-        encoder: before it is trained, or after.
-        documents: how many there are.
-
     Raises:
         FileNotFoundError: no such decoder, or it has no tokenizer for docids.
         ValueError: widths that do not fit, or too few documents for codes.
@@ -201,14 +196,7 @@ def check_encoder(config: Config, encoder: Encoder, documents: int) -> None:
 
 
 def check_models(config: Config, stages: Sequence[str], processes: Processes, device: str | None) -> None:
-    """Load the models that stages need, beside the encoder, and drop them; raises what loading or writing them would.
-
-    Args:
-        config: the settings.
-        stages: those that have to run.
-        processes: share the work.
-        device: of the models.
-    """
+    """Load the models that stages need, beside the encoder, and drop them; raises what loading or writing them would."""
     method = config.pseudo_queries.method
     if "pseudo_queries" in stages and method != EXTRACTIVE:
         load_query_model(method)

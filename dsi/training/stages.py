@@ -72,13 +72,7 @@ class StageFolders:
 
     @contextmanager
     def stage(self, name: str, key: str, needs: Sequence[str] = ()) -> Iterator[bool]:
-        """Yield True if the stage has to run, False if it is up to date; all processes leave together.
-
-        Args:
-            name: of the stage.
-            key: of its output.
-            needs: earlier stages whose output it reads.
-        """
+        """Yield True if the stage has to run, False if it is up to date; all processes leave together."""
         self._started[name] = started = time.perf_counter()
         self._needed[name] = self.processes.first({own: self.output_digest(own) for own in needs})
         has_to_run = self.processes.first(self.processes.is_main and not self._is_done(name, key))

@@ -15,13 +15,13 @@ from sklearn.preprocessing import normalize
 
 from dsi.docids.data.collection import read_documents, read_queries
 from dsi.docids.types import Reals
-from dsi.eval.figures import lines_figure
 from dsi.eval.measures import mean
 from dsi.eval.tables import markdown_table
 from dsi.eval.trec import read_run
 from dsi.rerankers.diversity import Pyversity
 from dsi.rerankers.reranking import rerank
 from dsi.search.candidates import Candidates, Reranker
+from dsi_experiments.figures import lines_figure
 from dsi_experiments.report import save_report
 from dsi_experiments.rerankers.lists import split_folds
 from dsi_experiments.rerankers.m2div import M2Div, M2DivConfig

@@ -22,7 +22,7 @@ from typing import Any
 import numpy as np
 
 from dsi.config import Config
-from dsi.docids.data.collection import Collection, FullTexts
+from dsi.docids.data.collection import Collection, full_texts
 from dsi.docids.data.records import table_record
 from dsi.docids.types import Qrels, Run
 from dsi.docids.words.bm25 import BM25
@@ -136,7 +136,7 @@ class GrowingIndex:
     def _run(self, name: str, settings: dict[str, Any]) -> Run:
         documents, tree = self.collection.documents.select(self._rows), self._retriever.tree
         if name == "BM25":
-            bm25 = BM25(documents["doc_id"][:], FullTexts(documents), **settings)
+            bm25 = BM25(documents["doc_id"][:], full_texts(documents), **settings)
             return bm25.run(self.collection.query_texts(SPLIT), ANSWERS)
         if name == "dense":
             encoded, vectors = self._queries.embeddings.float().numpy(), tree.embeddings[tree.positions]

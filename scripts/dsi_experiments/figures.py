@@ -1,9 +1,33 @@
-"""Figures of the experiments as PNG and SVG: heat maps, spreads, shares. Knows nothing of what they show."""
+"""Figures of the experiments as PNG and SVG: lines, heat maps, spreads, shares. Knows nothing of what they show."""
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
-from dsi.eval.figures import new_figure, save_figure
+
+def lines_figure(
+    series: Mapping[str, Mapping[float, float]],
+    xlabel: str,
+    ylabel: str,
+    title: str,
+    path: Path,
+    *,
+    log_y: bool = False,
+) -> None:
+    """Write a line per series of {series: {x: y}}, over a logarithmic x, to path.png and path.svg."""
+    figure, axes = new_figure(6.0, 4.0)
+    for name, points in series.items():
+        xs = sorted(points)
+        axes.plot(xs, [points[x] for x in xs], marker="o", markersize=4, label=name)
+    axes.set_xscale("log")
+    axes.set_yscale("log" if log_y else "linear")
+    ticks = sorted({x for points in series.values() for x in points})
+    axes.set_xticks(ticks, [f"{x:g}" for x in ticks])
+    axes.minorticks_off()
+    axes.grid(alpha=0.3)
+    axes.set(xlabel=xlabel, ylabel=ylabel, title=title)
+    axes.legend(fontsize="small")
+    save_figure(figure, path)
 
 
 def grid_figure(values: Mapping[tuple[float, float], float], columns: str, rows: str, title: str, path: Path) -> None:
@@ -45,3 +69,20 @@ def shares_figure(shares: Mapping[str, float], xlabel: str, title: str, path: Pa
     axes.barh(shown, [shares[name] for name in shown])
     axes.set(xlabel=xlabel, title=title)
     save_figure(figure, path)
+
+
+def new_figure(width: float, height: float) -> tuple[Any, Any]:
+    """Return a figure of some inches and its axes."""
+    try:
+        from matplotlib.figure import Figure
+    except ModuleNotFoundError:
+        raise ModuleNotFoundError('Pictures need matplotlib; run pip install "dr-scl-experiments[figures]".') from None
+    figure = Figure(figsize=(width, height), layout="constrained")
+    return figure, figure.add_subplot()
+
+
+def save_figure(figure: Any, path: Path) -> None:
+    """Write a figure to path.png and path.svg."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    for suffix in (".png", ".svg"):
+        figure.savefig(path.with_suffix(suffix), dpi=150, metadata={"Date": None} if suffix == ".svg" else None)

@@ -19,10 +19,10 @@ import numpy as np
 
 from dsi.commands.arguments import with_settings
 from dsi.config import Config
-from dsi.contrastive.blocks import DocumentTexts, QueryTexts, encode_blocks
+from dsi.contrastive.blocks import DocumentTexts, encode_blocks
 from dsi.contrastive.config import FRESH
 from dsi.contrastive.encoder import Encoder
-from dsi.docids.data.collection import Collection, read_collection
+from dsi.docids.data.collection import Collection, MadeTexts, read_collection
 from dsi.docids.files.storage import digest
 from dsi.docids.schemes import DocidsConfig, make_docids
 from dsi.docids.schemes.file import write_docids
@@ -253,7 +253,9 @@ class Laboratory:
             )
         means, counts = np.array(embeddings), np.ones(len(embeddings), dtype=np.float32)
         folder = run.folder / "checkpoints" / "queries"
-        np.add.at(means, rows, encode_blocks(encoder, QueryTexts(encoder, texts), "query", folder, self.processes))
+        np.add.at(
+            means, rows, encode_blocks(encoder, MadeTexts(texts, encoder.query_texts), "query", folder, self.processes)
+        )
         np.add.at(counts, rows, 1)
         return encoder, means / counts[:, None]
 

@@ -15,11 +15,11 @@ import torch
 
 from dsi.config import Config
 from dsi.docids.tree import DocidTree
-from dsi.eval.figures import lines_figure
 from dsi.eval.measures import evaluate, mean
 from dsi.eval.tables import markdown_table
 from dsi.generator.families import FamilyTree
 from dsi.measuring.runs import IndexRuns, generator_only
+from dsi_experiments.figures import lines_figure
 from dsi_experiments.laboratory import SPLIT, Laboratory
 from dsi_experiments.objectives.rows import ROWS, WARM_START, ObjectiveRow
 from dsi_experiments.objectives.tree import BEAM_WIDTH, RANDOM_PATHS

@@ -11,9 +11,9 @@ import numpy as np
 
 from dsi.docids.data.collection import Collection, read_collection
 from dsi.docids.words.bm25 import BM25
-from dsi.eval.figures import lines_figure
 from dsi.eval.tables import markdown_table
 from dsi.search.candidates import Candidates
+from dsi_experiments.figures import lines_figure
 from dsi_experiments.report import save_report
 from dsi_experiments.rerankers.features import word_list
 from dsi_experiments.rerankers.lists import NDCG_EXP, Floats, against, dcg_exp, exact_weight, ndcg_exp, split_folds

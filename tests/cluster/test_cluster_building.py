@@ -187,7 +187,7 @@ def test_an_encoder_is_pickled_as_the_place_that_it_was_loaded_from(sentence_ber
     packed = pickle.dumps(encoder)
     assert len(packed) < 10_000
     assert pickle.loads(packed).fingerprint == encoder.fingerprint
-    with pytest.raises(ValueError, match="An encoder is pickled as the folder or name that it was loaded from"):
+    with pytest.raises(ValueError, match="pickled as the folder or name that it was loaded from"):
         pickle.dumps(encoder.for_search())
 
 

@@ -14,7 +14,7 @@ import torch
 from dsi_experiments.benchmarks.memory import own_memory, watching_memory
 
 from dsi.contrastive import blocks, training
-from dsi.contrastive.blocks import DocumentTexts, QueryTexts, encode_blocks, in_blocks
+from dsi.contrastive.blocks import DocumentTexts, encode_blocks, in_blocks
 from dsi.contrastive.config import FRESH_T5, PACKAGED, EncoderConfig
 from dsi.contrastive.encoder import Encoder, check_sha256
 from dsi.contrastive.losses import (
@@ -34,6 +34,7 @@ from dsi.contrastive.training import (
     several_relevant,
     train_encoder,
 )
+from dsi.docids.data.collection import MadeTexts
 from dsi.docids.files.processes import Processes
 from dsi.docids.files.storage import write_json
 from dsi.docids.words.bm25 import BM25
@@ -368,7 +369,7 @@ def test_texts_of_documents_are_made_by_the_slice(encoder, monkeypatch, pieces):
     with pytest.raises(IndexError):
         texts[len(flat)]
     queries = ["short", "word " * 100]
-    assert list(QueryTexts(encoder, queries)) == encoder.query_texts(queries)
+    assert list(MadeTexts(queries, encoder.query_texts)) == encoder.query_texts(queries)
 
 
 def test_altered_weights_of_the_packaged_encoder_are_refused(tmp_path):

@@ -167,7 +167,7 @@ def test_a_model_is_pickled_as_its_folder(models, tmp_path):
     model = MultiVectorModel.load(str(folder), device="cpu")
     edit_json(folder / "sentence_bert_config.json", lambda it: it.update(document_length=9))
     other = MultiVectorModel.load(str(folder), device="cpu")
-    with pytest.raises(ValueError, match="holds another model here than where the work was given out"):
+    with pytest.raises(ValueError, match="is another model here than where the work was given out"):
         _unpickle_changed(other, folder, models("modules"))
 
 

@@ -603,8 +603,8 @@ def test_a_corpus_that_changes_while_it_is_read_is_not_cached(beir, monkeypatch)
         yield from rows(*arguments, **more)
         path.write_text(path.read_text() + "\n")
 
-    rows = collection._document_rows
-    monkeypatch.setattr(collection, "_document_rows", reading)
+    rows = collection._document_batches
+    monkeypatch.setattr(collection, "_document_batches", reading)
     with pytest.raises(ValueError, match=r"corpus.jsonl was changed while it was read"):
         read_collection(path.parent)
 

@@ -51,15 +51,15 @@ def test_a_data_set_becomes_a_collection(registered, tmp_path, capsys):
 def test_from_python_it_tells_what_it_wrote(registered, tmp_path):
     names = {"train": registered("own/c", "docs.tsv", "train"), "test": registered("own/d", "docs.tsv", "test")}
     written = prepare(names, tmp_path / "collection")
-    assert written.documents == 3
-    assert written.judgements == {"train": 2, "test": 3}
+    assert written[0] == 3
+    assert written[1] == {"train": 2, "test": 3}
 
 
 def test_whatever_the_data_set_holds_is_read_again(registered, tmp_path):
     (tmp_path / "test.tsv").write_text("q1\twhich gas\nq1\twhich gas\nq2\t \n")
     (tmp_path / "test.qrels").write_text("q1 0 d2 0\nq1 1 d2 2\nq1 2 d2 1\nq2 0 d1 1\nunknown 0 d1 1\n")
     written = prepare({"test": registered("own/e", "docs.tsv", "test")}, tmp_path / "collection")
-    assert written.judgements == {"test": 3}
+    assert written[1] == {"test": 3}
     collection = read_collection(tmp_path / "collection")
     assert collection.queries == {"q1": "which gas", "q2": " "}
     assert collection.qrels["test"] == {"q1": {"d2": 2}, "q2": {"d1": 1}}

@@ -9,7 +9,6 @@ from types import SimpleNamespace
 import datasets
 import numpy as np
 import pytest
-from torch import nn
 from tqdm import tqdm
 from tqdm.std import TqdmDefaultWriteLock
 from transformers import PrinterCallback
@@ -17,7 +16,7 @@ from transformers.utils import logging
 
 import dsi
 from dsi.contrastive.encoder import Encoder, quiet_transformers
-from dsi.contrastive.trainers import ProgressLine, run_trainer
+from dsi.contrastive.trainers import run_trainer
 from dsi.docids.files import progress as module
 from dsi.docids.files.progress import Bar, progress
 from tests.support.tiny_settings import TIED, write_settings
@@ -200,27 +199,6 @@ def test_a_training_is_one_line_that_ends_with_the_loss(clock, capsys, tmp_path)
     with pytest.raises(RuntimeError, match="no memory"):
         run_trainer(FakeTrainer(clock, fails_at=3), "decoder", tmp_path, 80)
     assert capsys.readouterr().err == "decoder: 6 s, loss 0.5\n"
-
-
-def test_the_bar_of_a_training_counts_texts_within_steps_too(monkeypatch):
-    moved, module = [], nn.Identity()
-    monkeypatch.setattr(Bar, "update", lambda bar, n: moved.append(n) or setattr(bar, "done", bar.done + n))
-    state = SimpleNamespace(max_steps=4, global_step=1, is_world_process_zero=True)
-    line = ProgressLine("encoder", 80)
-    line.count_passes(module)
-    line.on_train_begin(None, state, None)
-    for number in range(6):  # twice each of 18 texts, the rest in one pass
-        flat = {"input_ids": np.ones(18), "offsets": np.arange(0, 18, 3)}  # as a table of token vectors reads them
-        module(flat if number % 2 else {"input_ids": np.ones((6, 3))})
-    state.global_step = 2
-    line.on_step_end(None, state, None)
-    assert moved == [3] * 6 + [2]
-    for _ in range(20):
-        module({"input_ids": np.ones((6, 3))})
-    assert sum(moved) == 40  # never beyond the step
-    line.close()
-    module({"input_ids": np.ones((6, 3))})
-    assert sum(moved) == 40
 
 
 def test_encoding_with_progress_gives_the_embeddings_of_sentence_transformers(encoder, clock, capsys, monkeypatch):

@@ -25,9 +25,8 @@ from dsi.commands.main import find_command, main
 from dsi.commands.train import STAGE_METHODS
 from dsi.config import CONFIGS, Config, config_names, read_config, write_config
 from dsi.contrastive import blocks
-from dsi.contrastive.blocks import QueryTexts
 from dsi.contrastive.encoder import Encoder, state_fingerprint
-from dsi.docids.data.collection import read_collection
+from dsi.docids.data.collection import MadeTexts, read_collection
 from dsi.docids.files.processes import ALONE
 from dsi.docids.files.storage import link_files
 from dsi.docids.tree import DocidTree
@@ -87,7 +86,7 @@ def test_stages_one_by_one_then_train_evaluate_and_search(config, beir, tmp_path
     assert sorted(json.loads((run / "tuning.json").read_text())["best"]) == ["alpha", "ann_temperature", "beta"]
 
     assert main(["evaluate", str(run), "--data", str(data), "--untrained", "--device", "cpu",
-                 "--beam-widths", "2", "10", "--diagnosis-figure", str(run / "diagnosis"),
+                 "--beam-widths", "2", "10", "--diagnose",
                  "--results", str(run / "results.json"), "--trec-runs", str(run / "trec")]) == 0  # fmt: skip
     printed = capsys.readouterr().out
     for row in (
@@ -106,8 +105,6 @@ def test_stages_one_by_one_then_train_evaluate_and_search(config, beir, tmp_path
         assert row in printed
     assert json.loads((run / "results.json").read_text())["documents"] == 40
     assert len(list((run / "trec").glob("*.run"))) == 8
-    assert (run / "diagnosis.png").exists()
-    assert (run / "diagnosis.svg").exists()
 
     assert main(["search", str(run), "--query", "noble gas", "--json", "-k", "3", "--device", "cpu"]) == 0
     answer = json.loads(capsys.readouterr().out)
@@ -165,7 +162,7 @@ def test_texts_of_documents_are_never_in_memory_all(
     settings["contrastive"] |= {"loss": "dpr"}
     settings["lexical"] = {"model": "none"}
     read: list[int] = []
-    cut, between = Encoder.cut, QueryTexts.between
+    cut, between = Encoder.cut, MadeTexts.between
 
     def documents(encoder, titles, texts, pieces):
         read.append(len(texts))
@@ -177,7 +174,7 @@ def test_texts_of_documents_are_never_in_memory_all(
 
     monkeypatch.setattr(blocks, "BLOCK", 8)
     monkeypatch.setattr(Encoder, "cut", documents)
-    monkeypatch.setattr(QueryTexts, "between", queries)
+    monkeypatch.setattr(MadeTexts, "between", queries)
     run = TrainingRun(tmp_path / "run", read_collection(beir()), Config().with_changes(settings), device="cpu")
     run.all_stages()
     assert max(read) == 8

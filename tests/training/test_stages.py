@@ -144,7 +144,8 @@ def test_a_training_keeps_few_kernels_unless_told_otherwise(
     monkeypatch.setenv(name, given or "")
     if given is None:
         monkeypatch.delenv(name)
-    monkeypatch.setattr(TrainingRun, "train", lambda run: seen.append(os.environ[name]))
+    monkeypatch.setattr(TrainingRun, "all_stages", lambda run: seen.append(os.environ[name]))
+    monkeypatch.setattr(TrainingRun, "tune", lambda run: None)
     monkeypatch.setattr(pipeline, "GenerativeRetriever", SimpleNamespace(from_pretrained=lambda *_, **__: None))
     pipeline.train(collection, tmp_path / "run", config=config)
     assert seen == [given or few]

@@ -17,7 +17,7 @@ from dsi.commands.main import main
 from dsi.config import Config
 from dsi.docids.clustering import DocidsConfig, build_tree
 from dsi.docids.schemes import FILE, SCHEMES, SchemeInput, make_docids
-from dsi.measuring.diagnosis import diagnose, errors_by_level
+from dsi.measuring.diagnosis import diagnose
 from dsi.measuring.runs import generator_only
 from dsi.search.request import SearchConfig
 from dsi.search.results import LevelTrace, Trace
@@ -268,11 +268,10 @@ def test_survival_and_search_errors_are_those_of_single_traced_searches(kind, be
                 expected.append(alive)
             assert found.alive[row].tolist() == expected
         retriever.search_config = dataclasses.replace(config, **options)
-        errors = errors_by_level(diagnose(retriever, queries, answers, k))
-        assert dict(enumerate(found.search_errors)) == {
-            level: errors["search errors"].get(level + 1, 0) for level in range(tree.depth)
-        }
-        assert found.model_errors == sum(errors["model errors"].values())
+        misses = diagnose(retriever, queries, answers, k)
+        levels = [miss.level for miss in misses if miss.search_error]
+        assert list(found.search_errors) == [levels.count(level + 1) for level in range(tree.depth)]
+        assert found.model_errors == len(misses) - len(levels)
         assert found.survival == [round(100 * share, 2) for share in found.alive.mean(axis=0)]
         lost += sum(found.search_errors)
     assert (

@@ -3,15 +3,13 @@
 import dataclasses
 import gzip
 import json
-import sys
 from pathlib import Path
-from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from dsi_experiments import dynamic, figure5, objectives_table, token_curves
+from dsi_experiments import dynamic, figure5, objectives_table
 from dsi_experiments.descents import one_by_one
 from dsi_experiments.laboratory import METHODS, POINTS, Laboratory
 from dsi_experiments.objectives.rows import ROWS
@@ -22,8 +20,6 @@ from transformers import Trainer
 
 from dsi.commands.main import main
 from dsi.config import Config, write_config
-from dsi.contrastive.config import EncoderConfig
-from dsi.contrastive.encoder import Encoder
 from dsi.docids.clustering import build_tree
 from dsi.docids.data.collection import read_collection
 from dsi.docids.files.processes import Processes
@@ -543,7 +539,7 @@ def test_pictures_without_matplotlib_name_the_extra(monkeypatch, tmp_path):
     from dsi_experiments.figures import grid_figure
 
     monkeypatch.setitem(__import__("sys").modules, "matplotlib.figure", None)
-    with pytest.raises(ModuleNotFoundError, match=r'pip install "dr-scl\[figures\]"'):
+    with pytest.raises(ModuleNotFoundError, match=r'pip install "dr-scl-experiments\[figures\]"'):
         grid_figure({(0.0, 0.0): 1.0}, "alpha", "beta", "", Path(tmp_path / "x"))
 
 
@@ -555,56 +551,3 @@ def test_the_hardware_of_a_result_says_what_its_speed_depends_on(monkeypatch):
     assert hardware.endswith(f" without bfloat16, {torch.get_num_threads()} threads, 1 x A100, 2 x H200")
     monkeypatch.setattr(torch.cpu, "get_capabilities", lambda: {"avx512_bf16": True}, raising=False)
     assert " with bfloat16, " in provenance()["hardware"]
-
-
-# Late interaction.
-
-
-def rerank(documents_ids, queries_embeddings, documents_embeddings):
-    """What PyLate's `rank.rerank` returns, by its definition."""
-    (ids,), (vectors,) = documents_ids, documents_embeddings
-    scores = [float((own @ queries_embeddings[0].T).max(dim=0).values.sum()) for own in vectors]
-    return [
-        sorted(
-            ({"id": name, "score": score} for name, score in zip(ids, scores, strict=True)),
-            key=lambda one: -one["score"],
-        )
-    ]
-
-
-def test_curves_of_late_interaction(data, tmp_path, monkeypatch, sentence_bert_folder):
-    encoder = Encoder.load(EncoderConfig(name=str(sentence_bert_folder), document_length=16), device="cpu")
-    monkeypatch.setattr(token_curves, "Encoder", SimpleNamespace(load=lambda _: encoder))
-    for name, values in {
-        "DIMS": (8, 16),
-        "BITS": (2, 8),
-        "POOLINGS": (1, 2),
-        "CANDIDATES": (3, 10),
-        "DEFAULT": (8, 2, 1),
-    }.items():
-        monkeypatch.setattr(token_curves, name, values)
-    monkeypatch.setitem(sys.modules, "pylate", ModuleType("pylate"))
-    monkeypatch.setitem(sys.modules, "pylate.rank", SimpleNamespace(rerank=rerank))
-    main(["reproduce", "tokens", "--data", str(data), "--output", str(tmp_path / "out")])
-    record = json.loads((tmp_path / "out" / "tokens.json").read_text())
-    size = {(own["dim"], own["bits"], own["pooling"]): own for own in record["sizes"]}
-    assert len(size) == 8
-    for dim, bits in ((8, 2), (8, 8), (16, 2), (16, 8)):
-        assert size[dim, bits, 1]["bytes"] == pytest.approx(size[8, 2, 1]["bytes"] * dim * bits / 16)
-        assert size[dim, bits, 2]["bytes"] < 0.6 * size[dim, bits, 1]["bytes"]
-    assert [(own["candidates"], sorted(own["ms"])) for own in record["candidates"]] == [
-        (3, ["PyLate", "ours"]),
-        (10, ["PyLate", "ours"]),
-    ]
-    assert {path.name for path in (tmp_path / "out").glob("tokens*")} == {
-        "tokens.json", "tokens.md", "tokens-bytes.png", "tokens-bytes.svg", "tokens-candidates.png", "tokens-candidates.svg",
-    }  # fmt: skip
-    curves = token_curves.Curves(read_collection(data, dev_queries=6))
-    vectors, rows, states = curves.tokens(16, 8, 1), np.array([4, 0, 7]), curves.test.states[0]
-    ours = token_curves.score(vectors, states, rows)
-    np.testing.assert_allclose(token_curves.pylate_rescorer()["PyLate"](vectors, states, rows), ours, atol=1e-5)
-
-
-def test_curves_need_a_collection(tmp_path, capsys):
-    assert main(["reproduce", "tokens", "--output", str(tmp_path / "out")]) == 2
-    assert capsys.readouterr().err == "dsi: tokens is measured on a collection: give --data.\n"

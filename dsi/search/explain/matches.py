@@ -37,13 +37,6 @@ def matched_words(
     """Return for each document what each word of a query adds to its score, and which words of the document it found.
 
     With late interaction the shares add up to its part of the score; without it, to the lexical part. None of either: no words.
-
-    Args:
-        engine: the index.
-        encoder: of the index.
-        query: one, encoded.
-        request: of the search.
-        documents: of the index.
     """
     (batch,) = query.batches
     found = engine.token_shares(batch, request, [document.position for document in documents])

@@ -98,7 +98,7 @@ def _cells(row: dict[str, Any], recall: float) -> str:
 
 
 def _picture(rows: Sequence[dict[str, Any]], output: Path) -> None:
-    from dsi.eval.figures import lines_figure
+    from dsi_experiments.figures import lines_figure
 
     series = {
         f"recall {recall:g}, batch {batch}": {

@@ -44,9 +44,6 @@ REPORTED = ("dynamic", "figure5", "objectives")
 ON_LISTS = {"ltr": "ltr", "diversity": "diversity", "parsing": "parsing", "treebank": "parsing"}
 """Experiments of the rerankers: {name of the function: its module here}."""
 
-ON_TEXTS = {"tokens": "token_curves"}
-"""Experiments that only need a collection, likewise."""
-
 WITHOUT_DATA = {"toy": 200, "synthetic": 3}
 """Experiments that need no collection, with their number of runs: a module here with `reproduce(output, runs, seed)`."""
 
@@ -64,8 +61,8 @@ def main(argv: Sequence[str] | None = None) -> None:
     if what in WITHOUT_DATA:
         print(_module(what).reproduce(arguments.output, arguments.runs or WITHOUT_DATA[what], arguments.seeds[0]))
         return
-    if what in (without_config := {**ON_LISTS, **ON_TEXTS}):
-        experiment = getattr(_module(without_config[what]), what)
+    if what in ON_LISTS:
+        experiment = getattr(_module(ON_LISTS[what]), what)
         print(experiment(arguments.data, arguments.output, arguments.seeds))
         return
     from dsi_experiments.laboratory import Laboratory
@@ -79,7 +76,7 @@ def main(argv: Sequence[str] | None = None) -> None:
 
 def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
     command_line = parser("reproduce", __doc__)
-    names = [*TABLES, *ON_A_COLLECTION, *ON_TEXTS, *ON_LISTS, *WITHOUT_DATA]
+    names = [*TABLES, *ON_A_COLLECTION, *ON_LISTS, *WITHOUT_DATA]
     command_line.add_argument("what", choices=names, metavar="WHAT", help="see above")
     command_line.add_argument(
         "--data", type=collection_folder, metavar="DIR", help="a collection, or a folder of lists"
@@ -117,9 +114,7 @@ def _check(arguments: argparse.Namespace) -> None:
     what = arguments.what
     if what in ON_LISTS and not arguments.data:
         raise ValueError(f"{what} is measured on a folder of lists: give --data.")
-    if what in ON_TEXTS and not arguments.data:
-        raise ValueError(f"{what} is measured on a collection: give --data.")
-    if what not in (*ON_LISTS, *ON_TEXTS, *WITHOUT_DATA) and not (arguments.data and arguments.config):
+    if what not in (*ON_LISTS, *WITHOUT_DATA) and not (arguments.data and arguments.config):
         raise ValueError(f"{what} is measured on a collection: give --data and --config.")
 
 

@@ -17,7 +17,7 @@ import unicodedata
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from functools import cached_property
-from itertools import pairwise
+from itertools import chain, pairwise
 from pathlib import Path
 from typing import NamedTuple, Self
 
@@ -271,6 +271,13 @@ class QueryMemory:
         kept = [np.array([pair not in gone for pair in own], bool) & ~np.isin(b.rows, whole) for b, own in pairs]
         return self._where(np.concatenate(kept))
 
+    def without(self, queries: Floats) -> "QueryMemory":
+        """Return the memory without the pairs of some queries [n, dim], such as those that choose its weight."""
+        if not len(self):
+            return self
+        highest = [cosines.max(axis=0) for cosines in self._cosines(queries)]
+        return self._where(np.max(highest, axis=0) < 1 - _TIE)
+
     def moved(self, rows: Ints) -> "QueryMemory":
         """Return the memory after an update of the documents: `rows` [documents before] are their new rows, -1 if removed."""
         blocks = tuple(block.moved(rows) if len(block) else block for block in self.blocks)
@@ -310,14 +317,17 @@ class QueryMemory:
 
     def _nearest(self, queries: Floats) -> Iterator[tuple[Ints, Floats]]:
         """Yield for each query the numbers and cosines of the nearest pairs, and of all that are as near as the next one."""
+        for own in chain.from_iterable(self._cosines(queries)):
+            last = np.partition(own, len(own) - NEAREST - 1)[len(own) - NEAREST - 1] if len(own) > NEAREST else -2
+            places = np.flatnonzero(own >= last - _TIE)
+            yield places, own[places]
+
+    def _cosines(self, queries: Floats) -> Iterator[Floats]:
+        """Yield the cosines [some queries, pairs] of queries and the pairs, a few queries at a time."""
         unit, step = normalised(queries), max(1, _PRODUCTS // max(len(self), 1))
         for start in range(0, len(unit), step):
             part = unit[start : start + step]
-            products = np.concatenate([part @ block.vectors.T for block in filter(len, self.blocks)], axis=1)
-            for own in products:
-                last = np.partition(own, len(own) - NEAREST - 1)[len(own) - NEAREST - 1] if len(own) > NEAREST else -2
-                places = np.flatnonzero(own >= last - _TIE)
-                yield places, own[places]
+            yield np.concatenate([part @ block.vectors.T for block in filter(len, self.blocks)], axis=1)
 
     @cached_property
     def _rows(self) -> Ints:

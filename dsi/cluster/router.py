@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 
@@ -45,6 +45,7 @@ from dsi.store.verify import read_entries
 
 logger = logging.getLogger(__name__)
 
+Found = TypeVar("Found")
 _MODELS = ("encoder", "token_model", "generator")
 """Folders of an index whose files no update changes."""
 _ATTEMPTS = 10
@@ -308,25 +309,22 @@ class ShardedRetriever(GenerativeRetriever, Closes):
 
     def learn(self, pairs: Iterable[Any]) -> int:
         """Learn pairs on disk, and in the router, which alone remembers; see `GenerativeRetriever.learn`."""
-        counts = list[int]()
-        self._change(lambda index: counts.append(index.learn(pairs)))
-        return counts[0]
+        return self._change(lambda index: index.learn(pairs))
 
     def forget(self, pairs: Iterable[Any]) -> int:
         """Forget pairs, as `learn` learns them."""
-        counts = list[int]()
-        self._change(lambda index: counts.append(index.forget(pairs)))
-        return counts[0]
+        return self._change(lambda index: index.forget(pairs))
 
-    def _change(self, change: Callable[[GenerativeRetriever], None]) -> None:
+    def _change(self, change: Callable[[GenerativeRetriever], Found]) -> Found:
         with self._changing:
             with updating(self._folder):  # nobody else writes between the two
                 self.refresh()
                 index = object.__new__(GenerativeRetriever)
                 index.__dict__.update(self.__dict__, _saved=dict(self._saved))
-                change(index)
+                found = change(index)
                 index.save_update(self._folder)
             self.refresh()
+        return found
 
     def refresh(self) -> None:
         """Serve the state of the index that is on disk: each shard loads it, one replica at a time, and then searches use it.

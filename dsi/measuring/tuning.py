@@ -181,7 +181,7 @@ def choose(
     lexical: bool = True,
     identical: Ids[str] = (),
 ) -> Tuning:
-    """Return the best settings of search, without changing the index.
+    """Return the best settings of search, without changing the index; what it has learned of these queries takes no part.
 
     Args:
         retriever: the index.
@@ -192,7 +192,8 @@ def choose(
         identical: query_ids that leave the document of their own id out (`dsi.docids.data.identical`).
     """
     words = retriever.lexical if lexical else None
-    index = _Index(retriever.snapshot, config or retriever.search_config, words, identical)
+    unseen = retriever.with_memory(retriever.memory.without(encoded.embeddings.numpy()))
+    index = _Index(unseen, config or retriever.search_config, words, identical)
     if index.engine.is_tied:
         return _choose_tied(index, encoded, qrels)
     if not qrels:

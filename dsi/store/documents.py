@@ -280,6 +280,18 @@ def hits_of(
     return hits
 
 
+def run_of(
+    tree: DocidTree, documents: DocumentTable, query_ids: Sequence[str], result: SearchResult
+) -> dict[str, dict[str, float]]:
+    """Return {query_id: {doc_id: score}} of a search result with one row per query."""
+    rows = np.maximum(tree.doc_rows[np.maximum(result.positions, 0)], 0)
+    columns = documents.values_of("doc_id", rows), result.scores.tolist(), result.counts.tolist()
+    return {
+        query_id: dict(zip(doc_ids[:count], scores, strict=False))
+        for query_id, doc_ids, scores, count in zip(query_ids, *columns, strict=True)
+    }
+
+
 def _is_unicode(value: str) -> bool:
     """False if a text has a lone surrogate, which no column can hold."""
     return value.encode("utf-8", "ignore").decode() == value

@@ -41,7 +41,7 @@ from dsi.search.request import (
 from dsi.search.results import SearchResult
 from dsi.store import loading
 from dsi.store.candidates import answers, candidates_of
-from dsi.store.documents import DocumentTable, hits_of
+from dsi.store.documents import DocumentTable, hits_of, run_of
 from dsi.store.learning import checked_pairs, encoded_pairs, with_pairs, without_pairs
 from dsi.store.state import State
 from dsi.store.updating import Content, changed_parts, with_documents, with_texts, without_documents
@@ -53,8 +53,8 @@ class GenerativeRetriever:
     """An index that can be searched, explained and updated.
 
     Every search takes the options of `dsi.search.request.SearchOptions` by name: `method`, `beam_width`, `candidates`, `alpha`,
-    `lexical_weight` and `token_weight` override the index's search config; `allow`, `deny` and `where` filter; `extra_scores`
-    are added to the documents' scores. None is the same as leaving an option out.
+    `lexical_weight`, `token_weight` and `memory_weight` override the index's search config; `allow`, `deny` and `where` filter;
+    `extra_scores` are added to the documents' scores. None is the same as leaving an option out.
 
     Example:
         >>> retriever = dsi.GenerativeRetriever.from_pretrained("runs/example")
@@ -152,6 +152,12 @@ class GenerativeRetriever:
         snapshot = object.__new__(type(self))
         snapshot.__dict__.update(self.__dict__, _saved=dict(self._saved))
         return snapshot
+
+    def with_memory(self, memory: QueryMemory) -> "GenerativeRetriever":
+        """Return the index at this moment with another memory, as a retriever of its own."""
+        other = self.snapshot
+        other._hold(lambda content: content._replace(memory=memory))
+        return other
 
     @property
     def search_config(self) -> SearchConfig:
@@ -362,12 +368,7 @@ class GenerativeRetriever:
     def as_run(self, query_ids: Sequence[str], result: SearchResult) -> dict[str, dict[str, float]]:
         """Return {query_id: {doc_id: score}} of a result with one row per query."""
         index = self.snapshot
-        rows = np.maximum(index.tree.doc_rows[np.maximum(result.positions, 0)], 0)
-        columns = index.documents.values_of("doc_id", rows), result.scores.tolist(), result.counts.tolist()
-        return {
-            query_id: dict(zip(doc_ids[:count], scores, strict=False))
-            for query_id, doc_ids, scores, count in zip(query_ids, *columns, strict=True)
-        }
+        return run_of(index.tree, index.documents, query_ids, result)
 
     def encode_queries(self, queries: Queries, *, batch_size: int = 32, show_progress: bool = False) -> EncodedQueries:
         """Encode queries once, to search them several times."""
@@ -448,9 +449,9 @@ class GenerativeRetriever:
 
     def forget(self, pairs: Iterable[Any]) -> int:
         """Forget pairs, each with all that it counts, and return how many; an empty query stands for all of the document."""
-        gone, before = checked_pairs(pairs, "forget", self.documents), len(self.memory)
-        self._hold(lambda content: without_pairs(content, gone))
-        return before - len(self.memory)
+        gone = checked_pairs(pairs, "forget", self.documents)
+        before, after = self._hold(lambda content: without_pairs(content, gone))
+        return len(before.memory) - len(after.memory)
 
     def keep_texts(self, documents: datasets.Dataset) -> None:
         """Put the texts of a table with doc_id and text, such as `collection.documents`, into the index.
@@ -469,14 +470,15 @@ class GenerativeRetriever:
         config = VectorsConfig(kind, code_bytes)
         self._hold(lambda content: content._replace(tree=content.tree.stored_as(config)))
 
-    def _hold(self, change: Callable[[Content], Content]) -> None:
-        """Change the content; searches from now on use the new one."""
+    def _hold(self, change: Callable[[Content], Content]) -> tuple[Content, Content]:
+        """Change the content, and return it before and after; searches from now on use the new one."""
         with self._updating:
             check_mapped(self._mapped)
             before = self._state.content
             content = change(before)
             if content is not before:  # of no documents it is
                 self._state = self._state.changed(content)
+            return before, content
 
     def save_pretrained(self, folder: str | Path) -> None:
         """Write the whole index atomically: a killed process leaves the old folder or the new one.
@@ -497,11 +499,10 @@ class GenerativeRetriever:
             self._saved[target], self._generation = loading.index_state(target), loading.generation_of(target)
             self._on_disk = target, state.content, state.search_config
 
-    def _write(self, folder: Path, *, publish: bool = False) -> State:
-        """Write the whole index, and return what was written; `publish` leaves out what is the owner's alone."""
+    def _write(self, folder: Path) -> State:
+        """Write the whole index, and return what was written."""
         models = (state := self._state).encoder, state.generator, state.search_config
-        content = state.content._replace(memory=state.engine.memory.published()) if publish else state.content
-        loading.replace_index(folder, *models, content, self.configured_search)
+        loading.replace_index(folder, *models, state.content, self.configured_search)
         return state
 
     def _config_at(self, folder: Path) -> SearchConfig:
@@ -528,9 +529,11 @@ class GenerativeRetriever:
         target = Path(folder).resolve()
         with loading.updating(target):
             state = self._state
-            held = self._on_disk[1] if self._on_disk and self._on_disk[0] == target else None
+            is_held = (
+                self._on_disk and self._on_disk[0] == target and loading.index_state(target) == self._saved[target]
+            )
+            held = self._on_disk[1] if self._on_disk and is_held else None
             if held and not changed_parts(state.content, held):
-                loading.check_known(target, self._saved.values())
                 return loading.generation_of(target)
             generation = loading.write_update(target, self._saved.values(), state.encoder, state.content, held)
             self._saved[target], self._generation = loading.index_state(target), generation
@@ -546,7 +549,7 @@ class GenerativeRetriever:
 
         self._check_savable()
         with TemporaryDirectory() as folder:
-            self._write(Path(folder) / "index", publish=True)
+            self.with_memory(self.memory.published())._write(Path(folder) / "index")
             return push(Path(folder) / "index", name, private=private, token=token, license=license)
 
     @classmethod

@@ -24,7 +24,7 @@ from dsi.search.scores import DocumentScores
 from dsi.search.top import best, highest, highest_and_rest
 from dsi.search.walk import NodeScores
 from tests.support import oracles
-from tests.support.cases import Case, random_tokens, small_case, texts, token_states
+from tests.support.cases import Case, random_memory, random_tokens, small_case, texts, token_states
 from tests.support.small import WIDTH, random_batch, random_queries, random_tied, random_tree
 
 
@@ -88,6 +88,10 @@ def random_case(seed: int) -> Case:
         alpha=float(rng.choice([0, 0.3, 1])),
         beta=float(rng.choice([0, 1, np.inf])),
         lexical_weight=float(rng.choice([0, 0.5, 3])),
+        memory_weight=float(np.random.default_rng([seed, 2]).choice([0, 1, 10])),
+    )
+    memory = (
+        random_memory(tree.num_rows, embeddings.numpy(), np.random.default_rng([seed, 3])) if seed % 5 < 3 else None
     )
     allowed = extra = None
     if rng.random() < 0.4:
@@ -95,7 +99,7 @@ def random_case(seed: int) -> Case:
         allowed = by_row[tree.doc_rows] & (tree.doc_rows >= 0)
     if rng.random() < 0.3:
         extra = rng.normal(size=(batch_size, tree.num_rows)) * 3
-    return Case(tree, generator, bm25, batch, SearchRequest(int(rng.integers(1, 15)), config, allowed, extra))
+    return Case(tree, generator, bm25, batch, SearchRequest(int(rng.integers(1, 15)), config, allowed, extra), memory)
 
 
 def token_scores(case: Case) -> np.ndarray:
@@ -138,6 +142,8 @@ def place_scores(case: Case) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     total = dense + config.lexical_weight * case.bm25.shares(case.batch.texts).astype(np.float64)[:, rows]
     if case.request.extra_scores is not None:
         total = total + case.request.extra_scores[:, rows]
+    if config.memory_weight and case.memory:
+        total = total + config.memory_weight * memory_scores(case, dense)[:, rows]
     every = total + (config.token_weight * token_scores(case) if config.token_weight else 0)
     best = [by_document(tree, own) for own in dense]
     is_best = [
@@ -146,6 +152,24 @@ def place_scores(case: Case) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     ]
     every = np.where(is_best, every, -np.inf)
     return tuple(np.where(gone, -np.inf, scores) for scores in (dense, total, every))
+
+
+def memory_scores(case: Case, dense: np.ndarray) -> np.ndarray:
+    """[batch, documents] what earlier queries say, by its definition; dense scores [batch, places]."""
+    tree, (pairs,) = case.tree, case.memory.blocks
+    documents = np.stack([tree.embeddings[place] for place in np.flatnonzero(tree.doc_rows >= 0)]).astype(np.float64)
+    scores = np.zeros((len(dense), tree.num_rows))
+    for query, (vector, own) in enumerate(zip(case.batch.embeddings.numpy().astype(np.float64), dense, strict=True)):
+        best = by_document(tree, own)
+        found = oracles.memory_scores(vector, pairs.vectors, pairs.rows, pairs.counts, best, documents)
+        scores[query, list(found)] = list(found.values())
+    return scores
+
+
+def remembered(case: Case, query: int) -> set[int]:
+    """The rows of the documents of the 51 nearest earlier queries, of which the last has next to no share."""
+    (pairs,) = case.memory.blocks
+    return set(pairs.rows[np.argsort(-(pairs.vectors @ case.batch.embeddings.numpy()[query]))[:51]].tolist())
 
 
 def by_document(tree: DocidTree, scores: np.ndarray) -> dict[int, float]:
@@ -226,7 +250,7 @@ def check(seed: int) -> int:
 
 
 def _check_candidates(case, query, dense, plain, scores, rows_allowed, result, k, seed) -> None:
-    """The answer is the best of what the literal walk, words and extra_scores find, by the first beam that finds k."""
+    """The answer is the best of what the literal walk, words, extra_scores and memory find, by the first beam that finds k."""
     tree, request, config = case.tree, case.request, case.request.config
     if request.allowed is not None:
         assert result.exact[query]  # so few documents are all scored
@@ -248,6 +272,8 @@ def _check_candidates(case, query, dense, plain, scores, rows_allowed, result, k
             candidates |= set(case.bm25.scorer.top(terms, request.pool).rows.tolist())
         if request.extra_scores is not None:
             candidates |= set(np.argsort(-request.extra_scores[query])[: request.pool].tolist())
+        if config.memory_weight and case.memory:
+            candidates |= remembered(case, query)
         if len(candidates) >= k or not pruned:
             break
         width *= 2

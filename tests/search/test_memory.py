@@ -14,9 +14,10 @@ import pytest
 
 import dsi
 from dsi.commands.main import main
-from dsi.docids.query_memory import NEAREST, TEMPERATURE, MemoryConfig, QueryMemory, Spread, same
+from dsi.docids.query_memory import MemoryConfig, QueryMemory, Spread, same
 from dsi.store.loading import updating
 from dsi.store.retriever import GenerativeRetriever
+from tests.support import oracles
 from tests.support.kills import fork, status_of
 from tests.support.small import random_generator
 from tests.support.small_index import DOCUMENTS, small_index
@@ -47,54 +48,36 @@ def remembered(memory: QueryMemory) -> set[tuple[int, int, int]]:
     return {pair for own in columns for pair in zip(*own, strict=True)}
 
 
-def literal_shares(pairs: dict, vectors: dict, query: np.ndarray, spread: Spread) -> dict[int, float]:
-    """{row: share} by definition: pairs {(text, row): count}, vectors {text: vector}."""
-    near = sorted(((float(vectors[text] @ query), text, row) for text, row in pairs), reverse=True)
-    cosines = [cosine / (1 - spread.cosine) for cosine, _, _ in near]
-    floor = np.exp((cosines[NEAREST] - cosines[0]) / TEMPERATURE) if len(near) > NEAREST else 0.0
-    weights: dict[int, float] = {}
-    for cosine, (_, text, row) in list(zip(cosines, near, strict=True))[:NEAREST]:
-        weight = np.exp((cosine - cosines[0]) / TEMPERATURE) - floor
-        weights[row] = weights.get(row, 0.0) + weight * np.log2(1 + pairs[text, row])
-    return {row: weight / sum(weights.values()) for row, weight in weights.items()}
-
-
 @pytest.mark.parametrize("spread", [FLAT, Spread(0.3, 2.0)])
 @pytest.mark.parametrize("count", [7, 400])
 def test_shares_are_those_of_the_definition(count, spread):
-    random, vectors = Random(count), dict(zip(map(str, range(count)), vectors_of(count), strict=True))
-    learned = [(random.choice(list(vectors)), random.randrange(9)) for _ in range(2 * count)]
-    texts, rows = zip(*learned, strict=True)
-    memory = QueryMemory().learn(texts, np.array(rows), np.stack([vectors[text] for text in texts]))
-    pairs = {pair: learned.count(pair) for pair in learned}
-    assert len(memory) == len(pairs)
+    chance, vectors = np.random.default_rng(count), vectors_of(count)
+    drawn = np.stack([chance.integers(count, size=2 * count), chance.integers(9, size=2 * count)])
+    memory = QueryMemory().learn([str(number) for number in drawn[0]], drawn[1], vectors[drawn[0]])
+    (numbers, rows), counts = np.unique(drawn, axis=1, return_counts=True)
+    assert len(memory) == len(counts)
     for query, own in zip(queries := vectors_of(20, 1), memory.shares(queries, spread), strict=True):
-        expected = literal_shares(pairs, vectors, query, spread)
-        assert dict(zip(own.rows.tolist(), own.shares.tolist(), strict=True)) == pytest.approx(
-            {row: expected.get(row, 0.0) for row in own.rows.tolist()}, abs=2e-5
-        )
+        cosines = vectors[numbers] @ query
+        expected = oracles.memory_shares(cosines, rows, counts, spread.cosine)
         assert set(expected) <= set(own.rows.tolist())
-        assert own.cosine == pytest.approx(max(float(vector @ query) for vector in map(vectors.get, texts)), abs=1e-5)
+        shares = dict(zip(own.rows.tolist(), own.shares.tolist(), strict=True))
+        assert shares == pytest.approx({row: expected.get(row, 0.0) for row in shares}, abs=2e-5)
+        assert own.cosine == pytest.approx(cosines.max(), abs=1e-5)
 
 
 def test_the_score_is_the_square_of_margin_and_share(retriever):
-    retriever.learn(PAIRS)
-    engine, query = retriever.engine, "which planet has rings, and what is a metal"
-    encoded, everybody = retriever.encode_queries([query]), [document["doc_id"] for document in DOCUMENTS[:50]]
+    retriever.learn([*PAIRS, PAIRS[0]])
+    encoded = retriever.encode_queries(["which planet has rings, and what is a metal"])
+    everybody = list(retriever.documents.rows)
     parts = {name: own[0] for name, own in retriever.follow(encoded, [everybody]).parts.items()}
-    ((vector,), spread) = encoded.embeddings.numpy(), engine.spread
-    learned = {same(text): retriever.encode_queries([text]).embeddings.numpy()[0] for text, _ in PAIRS}
-    learned = {text: own / np.linalg.norm(own) for text, own in learned.items()}
-    rows = retriever.documents.rows
-    pairs = {(text, rows[doc_id]): 1 for text, doc_id in PAIRS}
-    length = np.linalg.norm(vector)
-    shares = literal_shares(pairs, learned, vector / length, spread)
-    unit = length * spread.length * (1 - spread.cosine)
-    nearest = max(float(own @ vector) / length for own in learned.values())
-    margin = max(0, nearest * length * spread.length - max(parts["dense"][row] for row in shares)) / unit
-    expected = [2.0 * unit * (margin * shares.get(row, 0.0)) ** 2 for row in range(50)]
-    np.testing.assert_allclose(parts["memory"], expected, atol=1e-5)
-    assert max(expected) > 0
+    vectors = retriever.encode_queries([query for query, _ in PAIRS]).embeddings.numpy()
+    vectors /= np.linalg.norm(vectors, axis=1, keepdims=True)
+    rows, counts = retriever.documents.rows_of([doc_id for _, doc_id in PAIRS], "test"), np.array([2, 1, 1, 1])
+    dense = dict(enumerate(parts["dense"].tolist()))
+    places = np.stack([retriever.tree.embeddings[place] for place in range(50)])
+    expected = oracles.memory_scores(encoded.embeddings.numpy()[0], vectors, np.array(rows), counts, dense, places)
+    np.testing.assert_allclose(parts["memory"], [2 * expected.get(row, 0.0) for row in range(50)], atol=1e-5)
+    assert max(expected.values()) > 0
 
 
 def test_a_shift_of_all_cosines_changes_no_share():
@@ -200,9 +183,8 @@ def test_certificates_hold_with_the_memory(retriever):
 
 def test_explanations_name_earlier_queries_by_hash_or_by_text(encoder):
     for keep, name in ((False, r"#[0-9a-f]{16}, 2 times"), (True, "which planet has rings, 2 times")):
-        index = small_index(encoder, tied=True)
+        index = small_index(encoder, tied=True).with_memory(QueryMemory(MemoryConfig(keep_queries=keep)))
         index.search_config = dsi.SearchConfig(memory_weight=2.0)
-        index._state = index._state.changed(index.content._replace(memory=QueryMemory(MemoryConfig(keep_queries=keep))))
         index.learn([PAIRS[0], PAIRS[0], PAIRS[1]])
         explained = index.search("which planet has rings?").explain(PAIRS[0][1])
         assert explained.parts["memory"] > 0
@@ -231,11 +213,10 @@ def test_memory_goes_and_stays_with_its_documents(retriever, tmp_path):
 
 
 def test_what_is_pushed_has_neither_texts_nor_the_key(encoder, tmp_path):
-    index = small_index(encoder, tied=True)
-    index._state = index._state.changed(index.content._replace(memory=QueryMemory(MemoryConfig(keep_queries=True))))
+    index = small_index(encoder, tied=True).with_memory(QueryMemory(MemoryConfig(keep_queries=True)))
     index.learn(PAIRS)
     index.save_pretrained(tmp_path / "own")
-    index._write(tmp_path / "pushed", publish=True)
+    index.with_memory(index.memory.published()).save_pretrained(tmp_path / "pushed")
     for name, has in (("own", True), ("pushed", False)):
         content = b"".join(path.read_bytes() for path in (tmp_path / name / "memory").iterdir())
         assert (b"planet has rings" in content) == has
@@ -347,8 +328,7 @@ def test_two_writers_and_a_killed_one_lose_nothing_and_learn_nothing_by_half(ret
 
 
 def test_settings_and_an_empty_memory_stay(encoder, tmp_path):
-    index = small_index(encoder, tied=True)
-    index._state = index._state.changed(index.content._replace(memory=QueryMemory(MemoryConfig(limit=3))))
+    index = small_index(encoder, tied=True).with_memory(QueryMemory(MemoryConfig(limit=3)))
     index.save_pretrained(tmp_path / "run")
     again = GenerativeRetriever.from_pretrained(tmp_path / "run", device="cpu")
     again.add(DOCUMENTS[50:51])

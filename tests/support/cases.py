@@ -5,6 +5,7 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
+from dsi.docids.query_memory import QueryMemory
 from dsi.docids.token_vectors import BITS, TokenVectors, encode_states
 from dsi.docids.tree import DocidTree
 from dsi.docids.words.bm25 import BM25
@@ -30,10 +31,11 @@ class Case:
     bm25: BM25
     batch: QueryBatch
     request: SearchRequest
+    memory: QueryMemory | None = None
 
     @property
     def index(self) -> TiedEngine:
-        return TiedEngine(self.tree, self.generator, self.bm25)
+        return TiedEngine(self.tree, self.generator, self.bm25, self.memory)
 
 
 def token_states(texts: int, rng: np.random.Generator) -> list[np.ndarray]:
@@ -46,6 +48,15 @@ def random_tokens(places: int, rng: np.random.Generator) -> TokenVectors:
     bits = int(rng.choice(BITS))
     codes = encode_states(head, bits, token_states(places, rng))
     return TokenVectors(head, bits, (codes,), np.arange(places, dtype=np.int32))
+
+
+def random_memory(rows: int, queries: np.ndarray, rng: np.random.Generator) -> QueryMemory:
+    """Earlier queries near some queries [batch, dim], and others, of documents below `rows`."""
+    count = int(rng.choice([1, 4, 12, 90]))
+    near = queries[rng.integers(len(queries), size=count)]
+    vectors = near + rng.choice([0.1, 1.0, 3.0], size=(count, 1)) * rng.normal(size=near.shape)
+    names = [f"q{number}" for number in rng.integers(max(1, count // 2), size=count)]  # some pairs come twice
+    return QueryMemory().learn(names, rng.integers(rows, size=count), vectors.astype(np.float32))
 
 
 def small_case(documents: int = 60, queries: int = 4, **config: object) -> Case:

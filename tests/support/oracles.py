@@ -237,3 +237,32 @@ def legal_tokens(
         return set(range(vocabulary))
     begun = {own[len(inside)] for own in ended if len(own) > len(inside) and own[: len(inside)] == tuple(inside)}
     return begun or {closing[-1]}
+
+
+def memory_shares(cosines: np.ndarray, rows: np.ndarray, counts: np.ndarray, mean: float = 0.0) -> dict[int, float]:
+    """{row: share} of the documents of the 50 nearest earlier queries, by their cosines [pairs], measured from a mean."""
+    order = np.argsort(-cosines, kind="stable")
+    near = cosines[order].astype(np.float64) / (1 - mean)
+    floor = np.exp((near[50] - near[0]) / 0.2) if len(near) > 50 else 0.0
+    weights: dict[int, float] = {}
+    for cosine, pair in list(zip(near, order.tolist(), strict=True))[:50]:
+        weight = (np.exp((cosine - near[0]) / 0.2) - floor) * np.log2(1 + counts[pair])
+        weights[int(rows[pair])] = weights.get(int(rows[pair]), 0.0) + weight
+    return {row: weight / sum(weights.values()) for row, weight in weights.items()}
+
+
+def memory_scores(
+    query: np.ndarray, vectors: np.ndarray, rows: np.ndarray, counts: np.ndarray, dense: dict[int, float],
+    documents: np.ndarray,
+) -> dict[int, float]:  # fmt: skip
+    """{row: what earlier queries [pairs, dim] of length 1 say of it}, given dense scores and the vectors of all documents."""
+    lengths = np.linalg.norm(documents, axis=1)
+    units = documents / lengths[:, None]
+    every = (units @ units.T)[~np.eye(len(units), dtype=bool)]
+    mean = float(np.clip(every.mean(), 0, 0.9)) if len(every) else 0.0
+    own = float(np.linalg.norm(query))
+    cosines, length = vectors @ query / own, own * float(lengths.mean())
+    shares = memory_shares(cosines, rows, counts, mean)
+    unit = length * (1 - mean)
+    margin = max(0.0, float(cosines.max()) * length - max(dense[row] for row in shares)) / unit
+    return {row: unit * (margin * share) ** 2 for row, share in shares.items()}

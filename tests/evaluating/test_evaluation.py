@@ -232,6 +232,19 @@ def test_a_reranker_that_changes_nothing_has_the_row_of_the_index(graded):
     assert evaluation.row("+ same").values == evaluation.row("generate").values
 
 
+def test_an_index_that_has_learned_is_measured_without_it_too(graded):
+    collection, retriever = graded
+    plain = dsi.evaluate(retriever, collection)
+    assert "generate without memory" not in plain.runs
+    taught = retriever.snapshot
+    taught.learn(
+        [(text, next(iter(collection.qrels["test"][name]))) for name, text in collection.query_texts("test").items()]
+    )
+    evaluation = dsi.evaluate(taught, collection)
+    assert evaluation.row("generate without memory").values == plain.row("generate").values
+    assert mean(evaluation.row("generate").values["nDCG@10"]) > mean(plain.row("generate").values["nDCG@10"])
+
+
 def test_words_have_a_weight_in_the_hybrid_row_though_the_index_gives_them_none(graded):
     collection, retriever = graded
     assert retriever.search_config.lexical_weight == 0.0

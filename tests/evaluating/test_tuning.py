@@ -40,6 +40,23 @@ def test_judgements_without_a_relevant_document_change_nothing(settings, beir, t
     assert not tune_index(run, collection, "cpu")
 
 
+def test_a_training_remembers_train_queries_and_what_was_learned_of_dev_queries_is_out_while_they_choose(
+    settings, beir, tmp_path
+):
+    collection = dsi.read_collection(beir())
+    retriever = dsi.train(collection, tmp_path / "run", config=settings, device="cpu")
+    assert len(retriever.memory) == len({(collection.queries[name], row) for name, row in collection.pairs("train")})
+    first = dsi.tune(retriever, collection).best
+    dev = [(collection.queries[name], doc_id) for name, own in collection.qrels["dev"].items() for doc_id in own]
+    before = len(retriever.memory)
+    retriever.learn(dev)
+    assert len(retriever.memory) > before
+    assert dsi.tune(retriever, collection).best == first
+    assert len(retriever.memory) > before
+    forgetful = settings.with_changes({"memory": {"train_queries": False}})
+    assert not len(dsi.train(collection, tmp_path / "run", config=forgetful, device="cpu").memory)
+
+
 def test_few_dev_queries_choose_nothing(settings, beir, tmp_path, caplog, monkeypatch):
     collection = dsi.read_collection(beir())
     count = len(collection.qrels["dev"])

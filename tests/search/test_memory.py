@@ -5,8 +5,11 @@ import json
 import logging
 import os
 import re
+import shutil
 import signal
+import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 from random import Random
 
 import numpy as np
@@ -123,6 +126,105 @@ def test_a_thousand_pairs_one_by_one_in_two_orders_are_those_of_all_at_once(limi
     assert ("are left out: at most 20 of a document" in caplog.text) == (limit == 20)
 
 
+def test_an_index_answers_alike_in_whatever_order_it_learned(retriever):
+    random, ids = Random(1), [document["doc_id"] for document in DOCUMENTS[:50]]
+    pairs = [(f"{random.choice(DOCUMENTS)['title']} {number % 5}", random.choice(ids[:6])) for number in range(60)]
+    queries = [f"{document['title']} 3" for document in DOCUMENTS[:20]]
+    answers = []
+    for limit in (1_000, 4):
+        for step, own in ((60, pairs), (1, pairs), (1, random.sample(pairs, 60))):
+            index = retriever.with_memory(QueryMemory(MemoryConfig(limit=limit), key=b"key"))
+            for start in range(0, 60, step):
+                assert index.learn(own[start : start + step]) == step
+            found = [{hit.doc_id: hit.score for hit in hits} for hits in index.search(queries, 5, method="exact")]
+            answers.append((remembered(index.memory), found))
+    for first, *others in (answers[:3], answers[3:]):
+        for pairs_of, found in others:
+            assert pairs_of == first[0]
+            assert found == [pytest.approx(own, abs=1e-5) for own in first[1]]
+    assert len(answers[0][0]) > len(answers[3][0]) == 24
+
+
+def test_one_document_that_is_pushed_by_clicks_stays_out_of_other_queries(retriever):
+    pushed, queries = DOCUMENTS[5]["doc_id"], [document["title"] for document in DOCUMENTS[:50]]
+    own = [(document["title"], document["doc_id"]) for document in DOCUMENTS[:50]]
+    retriever.learn(own)
+
+    def answers() -> list[list[str]]:
+        return [[hit.doc_id for hit in hits] for hits in retriever.search(queries, 3)]
+
+    honest = answers()
+    retriever.learn([("buy this at once", pushed)] * 10_000)
+    assert len(retriever.memory) == 51
+    assert answers() == honest  # 10,000 clicks count as 13
+    copies = [(f"{title} {number}", pushed) for number in range(60) for title, _ in own]
+    memory = retriever.memory
+    limited = retriever.with_memory(QueryMemory(MemoryConfig(limit=20), memory.key, memory.blocks))
+    limited.learn(copies)
+    assert np.bincount(np.concatenate([block.rows for block in limited.memory.blocks])).max() == 20
+    assert limited.forget([("", pushed)]) == 20
+    assert answers() == honest
+
+
+def test_searches_while_others_teach_see_all_of_a_lesson_or_nothing(retriever):
+    query, lesson = "which planet has rings", [(PAIRS[0][0], DOCUMENTS[number]["doc_id"]) for number in range(4)]
+    without = retriever.search(query, 50, method="exact")
+    other = retriever.snapshot
+    other.learn(lesson)
+    possible = [{hit.doc_id: hit.score for hit in own} for own in (without, other.search(query, 50, method="exact"))]
+    stop, failed = threading.Event(), []
+
+    def read() -> None:
+        while not stop.is_set():
+            found = {hit.doc_id: hit.score for hit in retriever.search(query, 50, method="exact")}
+            failed.extend([found] if found not in [pytest.approx(own, abs=1e-5) for own in possible] else [])
+
+    readers = [threading.Thread(target=read) for _ in range(2)]
+    for reader in readers:
+        reader.start()
+    for _ in range(20):
+        retriever.learn(lesson)
+        assert retriever.forget(lesson) == 4
+    stop.set()
+    for reader in readers:
+        reader.join()
+    assert not failed
+
+
+def test_threads_that_teach_at_once_lose_nothing(retriever):
+    def teach(number: int) -> None:
+        for step in range(10):
+            retriever.learn([(f"thread {number} step {step}", DOCUMENTS[number]["doc_id"]), PAIRS[0]])
+
+    with ThreadPoolExecutor(4) as pool:
+        list(pool.map(teach, range(4)))
+    assert len(retriever.memory) == 41
+    assert max(count for _, _, count in remembered(retriever.memory)) == 40
+
+
+def test_an_index_that_has_learned_nothing_pays_nothing(retriever, monkeypatch):
+    def shares(*_):
+        raise AssertionError("searched the memory")
+
+    monkeypatch.setattr(QueryMemory, "shares", shares)
+    plain, weighted = (retriever.search("noble gas", memory_weight=weight) for weight in (0.0, 10.0))
+    assert plain == weighted
+    assert not len(retriever.memory.blocks)
+
+
+def test_an_older_copy_that_took_the_place_of_the_index_is_written_as_a_whole(retriever, tmp_path):
+    retriever.save_pretrained(tmp_path / "copy")
+    retriever.save_pretrained(tmp_path / "run")
+    retriever.add(DOCUMENTS[50:51])
+    assert retriever.save_update(tmp_path / "run") == 2
+    shutil.rmtree(tmp_path / "run")
+    shutil.copytree(tmp_path / "copy", tmp_path / "run")
+    retriever.learn([("the newest one", DOCUMENTS[50]["doc_id"])])
+    retriever.save_update(tmp_path / "run")
+    again = GenerativeRetriever.from_pretrained(tmp_path / "run", device="cpu")
+    assert (len(again.documents), len(again.memory)) == (51, 1)
+
+
 def test_blocks_hold_the_pairs_and_are_linked_where_they_stay(tmp_path):
     vectors = vectors_of(6000)
     memory = QueryMemory(key=b"k").learn([str(n) for n in range(6000)], np.arange(6000) % 500, vectors)
@@ -141,6 +243,8 @@ def test_blocks_hold_the_pairs_and_are_linked_where_they_stay(tmp_path):
     assert remembered(more.forget(["new"], np.array([3]))) == remembered(memory)
     few = more.forget(["", ""], np.array([3, 4]))
     assert len(few) == 6000 - 24
+    assert remembered(more.without(3 * vectors_of(1, 5))) == remembered(memory)
+    assert len(memory.without(vectors[:9])) == len(memory) - 9
     moved = few.moved(np.concatenate([np.full(100, -1), np.arange(400)]))
     assert len(moved) == 4800
     assert len(moved.moved(np.full(400, -1)).blocks) == 0

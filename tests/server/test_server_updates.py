@@ -13,6 +13,7 @@ pytest.importorskip("fastapi")
 pytest.importorskip("prometheus_client")
 pytest.importorskip("uvicorn")
 
+from dsi.docids.query_memory import MemoryConfig, QueryMemory
 from dsi.server.batching import Batcher, BusyError
 from dsi.server.service import Rate, RateError
 from dsi.store.retriever import GenerativeRetriever
@@ -268,6 +269,21 @@ def test_pairs_are_learned_on_disk_too(writable):
     explained = writable.ask("explain", {**body, "doc_id": "danube"})[1]["target"]
     assert explained["earlier"] == [{"cosine": pytest.approx(1), "times": 2}]
     assert status == 200
+
+
+def test_no_answer_has_a_text_of_an_earlier_query_though_the_index_keeps_them(writable, tmp_path):
+    index = GenerativeRetriever.from_pretrained(writable.run, device="cpu")
+    keeping = index.with_memory(QueryMemory(MemoryConfig(keep_queries=True)))
+    keeping.learn([("zanzibar holidays of the mayor", "danube")])
+    keeping.save_pretrained(tmp_path / "keeping")
+    assert "zanzibar" in str(keeping.search("zanzibar holidays", memory_weight=9.0).explain("danube"))
+    body = {"query": "holidays of the mayor", "memory_weight": 9.0}
+    with live(tmp_path / "keeping") as client:
+        asked = [("search", {**body, "parts": True}), ("explain", {**body, "doc_id": "danube"}), ("index", None)]
+        answers = [client.ask(*own) for own in asked]
+    assert answers[1][1]["target"]["earlier"]
+    assert [status for status, _ in answers] == [200] * 3
+    assert "zanzibar" not in json.dumps(answers)
 
 
 def test_learning_needs_a_writable_server_its_token_and_its_rate(writable):

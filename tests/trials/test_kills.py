@@ -1,10 +1,12 @@
 """Training and updates that are killed, at chosen writes and at random moments, end as if not; training repairs its files."""
 
 import json
+import logging
 import os
 import random
 import shutil
 import time
+from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 
@@ -19,12 +21,15 @@ from dsi.config import read_config
 from dsi.contrastive.trainers import last_checkpoint
 from dsi.docids.files.processes import ALONE
 from dsi.docids.files.reading import folder_sums
+from dsi.docids.query_memory import MemoryConfig, QueryMemory
 from dsi.search.hits import Hits
+from dsi.store.loading import updating
 from dsi.training import pipeline
 from dsi.training.pipeline import TrainingRun
 from dsi.training.stages import StageFolders
 from tests.support.kills import fork, kill_within, status_of
 from tests.support.small import thin_out
+from tests.support.small_index import DOCUMENTS, small_index
 from tests.support.tiny_settings import write_settings
 
 pytestmark = [
@@ -257,6 +262,66 @@ def test_training_killed_at_any_moment_ends_as_if_not(train, tmp_path):
         assert seen(killed) == expected
         shutil.rmtree(killed)
         ended += 1
+
+
+def test_learning_killed_at_any_write_is_whole_or_not_there(encoder, tmp_path):
+    run, killed = tmp_path / "run", 0
+    small_index(encoder, tied=True).save_pretrained(run)
+    for write in range(1, 1_000):
+        before = pairs_of(run)
+        status = status_of(fork(lambda number=write: learn(run, number), dies_at_write=write))
+        assert status in (0, 9)
+        assert pairs_of(run) in ((before, before + 2) if status else (before + 2,))
+        if status == 0:
+            break
+        killed += 1
+    assert killed > 5
+    assert len([path for path in run.iterdir() if path.name.lstrip(".").startswith("memory")]) == 1
+
+
+@pytest.mark.fuzz
+def test_a_thousand_learnings_of_two_writers_lose_nothing_though_others_are_killed(encoder, tmp_path):
+    chance, run = random.Random(0), tmp_path / "run"
+    small_index(encoder, tied=True).save_pretrained(run)
+
+    def write(first: int) -> None:
+        for step in range(500):
+            learn(run, first + step)
+
+    writers = [fork(lambda first=first: write(first)) for first in (10_000, 20_000)]
+    killed = whole = 0
+    while writers := [child for child in writers if not has_ended(child)]:
+        status = kill_within(1.0, lambda number=killed + whole: learn(run, 30_000 + number), chance)
+        killed, whole = killed + (status == -9), whole + (status == 0)
+        assert status in (0, -9)
+    memory = GenerativeRetriever.from_pretrained(run, device="cpu").memory
+    texts = [text for block in memory.blocks for text in block.texts]
+    steps = Counter(int(text.split()[-1]) for text in texts)
+    assert set(steps.values()) == {2}  # each lesson has two pairs, and none is there by half
+    assert {*range(10_000, 10_500), *range(20_000, 20_500)} <= set(steps)
+    assert 1_000 + whole <= len(steps) <= 1_000 + whole + killed  # one is killed between the last write and its end
+    logging.getLogger(__name__).warning("1,000 learnings beside %d killed and %d whole ones", killed, whole)
+
+
+def has_ended(child: int) -> bool:
+    """True if a process has ended, which it must have done well."""
+    ended, status = os.waitpid(child, os.WNOHANG)
+    assert status == 0
+    return ended == child
+
+
+def learn(run: Path, number: int) -> None:
+    """Learn two pairs, one document each, of one query that has a number; nobody else writes meanwhile."""
+    with updating(run):
+        index = GenerativeRetriever.from_pretrained(run, device="cpu")
+        if not len(index.memory):
+            index = index.with_memory(QueryMemory(MemoryConfig(keep_queries=True, limit=10_000)))
+        index.learn([(f"lesson {number}", document["doc_id"]) for document in DOCUMENTS[:2]])
+        index.save_update(run)
+
+
+def pairs_of(run: Path) -> int:
+    return len(GenerativeRetriever.from_pretrained(run, device="cpu").memory)
 
 
 @pytest.mark.fuzz

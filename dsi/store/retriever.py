@@ -356,12 +356,7 @@ class GenerativeRetriever:
         return [AnsweredQuery(query, own, *parts) for query, own in zip(queries, requests, strict=True)]
 
     def hits(self, result: SearchResult, searches: Sequence[AnsweredQuery] = ()) -> list[Hits]:
-        """Return the hits of each query of a search result.
-
-        Args:
-            result: of a search.
-            searches: of the same queries, by which the hits are explained; none by default.
-        """
+        """Return the hits of each query of a search result; `searches` of the same queries explain them."""
         index = self.snapshot
         return hits_of(index.tree, index.documents, result, searches)
 

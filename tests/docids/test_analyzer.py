@@ -6,8 +6,8 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from dsi.docids.words import analyzer as module
 from dsi.docids.data.collection import MadeTexts
+from dsi.docids.words import analyzer as module
 from dsi.docids.words.analyzer import ENGLISH, NO_STEMS, Analyzer
 from dsi.docids.words.bm25 import BM25
 from dsi.docids.words.languages import find_language

@@ -21,6 +21,7 @@ import pyarrow as pa
 
 from dsi.docids.data import SPLITS, TABLES, existing_folder, find_collection, folder_for_collection
 from dsi.docids.data.dev_queries import relevant_documents, split_judgements
+from dsi.docids.data.folders import path_records
 from dsi.docids.data.identical import identical_ids
 from dsi.docids.data.judgements import check_qrels, read_judgements, relevant_rows
 from dsi.docids.data.lines import write_json_line, write_judgements
@@ -37,7 +38,7 @@ from dsi.docids.data.records import (
     table_of,
     table_record,
 )
-from dsi.docids.data.sources import file_records, pair_records, path_records, records_of, text_lines
+from dsi.docids.data.sources import file_records, pair_records, records_of, text_lines
 from dsi.docids.files.checks import plain, shown
 from dsi.docids.files.reading import sha256
 from dsi.docids.files.storage import digest, replace_folder, replacing

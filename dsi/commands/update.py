@@ -1,9 +1,10 @@
-"""`dsi update`: add documents to an index and remove others, without training.
+"""`dsi update`: bring an index up to date with the files that it was made of, or add and remove documents, without training.
 
-New documents come from files of any kind that `dsi index` reads, and are searchable at once. A document that is both removed
-and added is replaced. --texts keeps the texts of documents in the index, for rerankers that read them. --vectors keeps their
-vectors in fewer bytes. The index on disk changes atomically; on any error it stays as it is. Updates at the same time wait for
-each other.
+A SOURCE is a file or a folder of `dsi index`: its new and changed files are read, those that are gone leave the index, and
+nothing else is touched. With --add, files of any kind that `dsi index` reads add documents, searchable at once. A document that
+is both removed and added is replaced. --texts keeps the texts of documents in the index, for rerankers that read them.
+--vectors keeps their vectors in fewer bytes. The index on disk changes atomically; on any error it stays as it is. Updates at
+the same time wait for each other.
 """
 
 import argparse
@@ -28,6 +29,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     removed = list(dict.fromkeys([*arguments.remove, *in_file]))
     with updating(arguments.run):  # from reading to writing, so that no other update comes between
         retriever = GenerativeRetriever.from_pretrained(arguments.run, device=arguments.device)
+        files = retriever.update_from(*arguments.sources) if arguments.sources else None
         before = len(retriever.documents)
         retriever.update(arguments.add, removed)
         if arguments.texts:
@@ -37,6 +39,10 @@ def main(argv: Sequence[str] | None = None) -> None:
         generation = retriever.save_update(arguments.run)
     now = len(retriever.documents)
     changes = f"{counted(len(removed), 'document')} removed, {now - before + len(removed)} added"
+    if files:
+        changes = (
+            f"files: {files.new} new, {files.changed} changed, {files.gone} gone, {files.same} the same; {changes}"
+        )
     print(f"{arguments.run}: {changes}, {now} now; generation {generation}")
 
 
@@ -44,12 +50,15 @@ def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
     command_line = parser("update", __doc__)
     add_index(command_line)
     command_line.add_argument(
+        "sources", nargs="*", type=source_path, metavar="SOURCE", help="files or folders that the index was made of"
+    )
+    command_line.add_argument(
         "--add",
         type=source_path,
         nargs="+",
         default=[],
         metavar="FILE",
-        help="files or folders of the new documents (.jsonl, .csv, .tsv, .parquet, .txt, .md)",
+        help="files or folders of new documents, as for dsi index",
     )
     command_line.add_argument("--remove", nargs="+", default=[], metavar="DOC_ID", help="documents to remove")
     command_line.add_argument(
@@ -71,8 +80,17 @@ def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
     arguments = command_line.parse_args(argv)
     if arguments.code_bytes and not arguments.vectors:
         raise ValueError("--code-bytes needs --vectors, which says how vectors are kept.")
-    if not (arguments.remove or arguments.remove_file or arguments.add or arguments.texts or arguments.vectors):
+    changes = (
+        arguments.sources,
+        arguments.remove,
+        arguments.remove_file,
+        arguments.add,
+        arguments.texts,
+        arguments.vectors,
+    )
+    if not any(changes):
         raise ValueError(
-            "There is nothing to do; give --add FILE, --remove DOC_ID …, --remove-file FILE, --texts DIR or --vectors KIND."
+            "There is nothing to do; give a folder of files, --add FILE, --remove DOC_ID …, --remove-file FILE, --texts DIR or "
+            "--vectors KIND."
         )
     return arguments

@@ -38,12 +38,12 @@ def main(argv: Sequence[str] | None = None) -> None:
             retriever.keep_vectors(arguments.vectors, arguments.code_bytes or 0)
         generation = retriever.save_update(arguments.run)
     now = len(retriever.documents)
-    changes = f"{counted(len(removed), 'document')} removed, {now - before + len(removed)} added"
+    changes = []
     if files:
-        changes = (
-            f"files: {files.new} new, {files.changed} changed, {files.gone} gone, {files.same} the same; {changes}"
-        )
-    print(f"{arguments.run}: {changes}, {now} now; generation {generation}")
+        changes.append(f"files: {files.new} new, {files.changed} changed, {files.gone} gone, {files.same} the same")
+    if removed or arguments.add or not files:
+        changes.append(f"{counted(len(removed), 'document')} removed, {now - before + len(removed)} added")
+    print(f"{arguments.run}: {'; '.join(changes)}, {counted(now, 'document')} now; generation {generation}")
 
 
 def _parse(argv: Sequence[str] | None) -> argparse.Namespace:

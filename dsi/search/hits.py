@@ -128,8 +128,8 @@ class Hit:
         names += ["passage"] * (self.passage_span is not None)
         metadata = {name: json_value(value) for name, value in self.own_metadata.items()}
         found = {name: value for name in names if (value := getattr(self, name)) is not None}
-        place = {"location": self.location.as_dict()} if self.location else {}
-        return found | place | ({"metadata": metadata} if metadata else {})
+        place = self.location
+        return found | ({"location": place.as_dict()} if place else {}) | ({"metadata": metadata} if metadata else {})
 
     def __reduce__(self) -> tuple[Any, ...]:
         own = (
@@ -275,8 +275,8 @@ class Hits(list[Hit]):
             title = _marked(cut_at_matches(hit.title, matches, "title"), _line, mark)
             docid = ".".join(map(str, hit.digits))
             lines.append(f"{hit.rank:4d}  {hit.score:9.4f}  {printable(hit.doc_id)}  {title}  [{docid}]")
-            if hit.location:
-                lines.append(f"{'':17}{_line('  '.join(filter(None, (str(hit.location), hit.location.heading))))}")
+            if place := hit.location:
+                lines.append(f"{'':17}{_line(str(place))}  {_line(place.heading)}".rstrip())
             if hit.text:
                 text = _marked_excerpt(hit, matches, _line, mark)
                 lines.append(

@@ -172,10 +172,14 @@ def changed_files(table: datasets.Dataset, paths: Sequence[str | Path]) -> tuple
         raise ValueError("The index was not made of files, so no folder can be compared with it; use --add or add().")
     roots, odd = [Path(path) for path in paths], Oddities(", ".join(map(str, paths)))
     files, found = table[FILE][:], source_files(roots, odd)
-    known, present = dict(zip(files, table[VERSION][:], strict=True)), {file.address for file in found}
-    same = {file.address for file in found if known.get(file.address) == file.version}
-    below = [root.resolve() for root in roots]
+    known, present = dict(zip(files, table[VERSION][:], strict=True)), {file.address: file.version for file in found}
+    same, below = (
+        {name for name, version in present.items() if known.get(name) == version},
+        [root.resolve() for root in roots],
+    )
     old = {name for name in known if name and (name in present or _is_below(name, below))} - same
+    moved = {version for name, version in present.items() if name not in known}
+    old |= {name for name, version in known.items() if name and version in moved and not Path(name).exists()}
     # 2) Read.
     going = [row for row, name in enumerate(files) if name in old]
     kept = [doc_id for doc_id, name in zip(table["doc_id"][:], files, strict=True) if name not in old]
@@ -185,7 +189,7 @@ def changed_files(table: datasets.Dataset, paths: Sequence[str | Path]) -> tuple
     rows = [_fitting(row, schema, odd) for _, row in read]
     odd.warn()
     new = {row[FILE] for row in rows} - old
-    return FileChanges(len(new), len(old & present), len(old - present), len(same)), rows, going
+    return FileChanges(len(new), len(old & present.keys()), len(old - present.keys()), len(same)), rows, going
 
 
 def _is_below(file: str, roots: Sequence[Path]) -> bool:

@@ -925,7 +925,7 @@ def test_an_update_adds_files_of_every_kind(name, dated_run, tmp_path, capsys):
         separator = "," if name == "new.csv" else "\t"
         path.write_text("\n".join(separator.join(own) for own in (rows[0], rows[0].values())))
     assert main(["update", str(run), "--device", "cpu", "--add", str(path), "--remove", "a"]) == 0
-    assert "1 document removed, 1 added, 3 now; generation 2" in capsys.readouterr().out
+    assert "1 document removed, 1 added, 3 documents now; generation 2" in capsys.readouterr().out
     again = dsi.GenerativeRetriever.from_pretrained(run, device="cpu")
     assert list(again.documents.rows) == ["b", "c", doc_id]
 

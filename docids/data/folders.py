@@ -16,7 +16,7 @@ from dsi.docids.data.locations import FILE, PLACE, VERSION
 from dsi.docids.data.readers import UnreadableError, is_other_encoding, parts_of, reader_of
 from dsi.docids.data.records import Oddities, Row, document_row
 from dsi.docids.data.repeats import Repeats
-from dsi.docids.data.sources import RECORDS, file_records, reason
+from dsi.docids.data.sources import RECORDS, file_records, has_pairs, reason
 from dsi.docids.files.checks import printable
 from dsi.docids.files.progress import Bar
 from dsi.docids.files.reading import sha256
@@ -254,10 +254,11 @@ def _documents(file: SourceFile, base: str, odd: Oddities) -> Rows:
     """Yield the rows of the documents of a text, of pages or the like."""
     if is_other_encoding(file.path):
         odd.count("texts in other encodings than UTF-8; they are read as UTF-16 or Windows-1252", file.name)
+    place = _place(file)
     for number, part in enumerate(parts_of(file.path)):
         is_first = not number and part.place.partition("=")[0] in ("", "line")
         doc_id = base if is_first else f"{base}#{part.place}"
-        own = {"doc_id": doc_id, "title": _unicode(part.title), "text": _unicode(part.text), **_place(file, part.place)}
+        own = {"doc_id": doc_id, "title": _unicode(part.title), "text": _unicode(part.text), **place, PLACE: part.place}
         try:
             row = document_row({**own, "metadata": {**part.metadata}}, file.address, odd)
         except ValueError:
@@ -268,8 +269,10 @@ def _documents(file: SourceFile, base: str, odd: Oddities) -> Rows:
 
 def _rows(file: SourceFile, base: str, odd: Oddities) -> Rows:
     """Yield the rows of a table of documents; where it was found in a folder, faults are counted."""
-    place = _place(file, "")
+    place = _place(file)
     try:
+        if not file.is_named and file.path.suffix.lower() == ".tsv" and not has_pairs(file.path):
+            raise ValueError(f"{file.path} has neither columns with names nor an id and a text a line.")
         for source, record in file_records(file.path):
             own = {**record, **place, PLACE: f"row={source.rpartition(' ')[2]}"}
             if isinstance(metadata := record.get("metadata"), dict):
@@ -287,8 +290,8 @@ def _rows(file: SourceFile, base: str, odd: Oddities) -> Rows:
         logger.debug("%s", error)
 
 
-def _place(file: SourceFile, place: str) -> dict[str, str]:
-    return {FILE: file.address, PLACE: place, VERSION: file.version}
+def _place(file: SourceFile) -> dict[str, str]:
+    return {FILE: file.address, PLACE: "", VERSION: file.version}
 
 
 def _is_table(path: Path) -> bool:

@@ -256,6 +256,11 @@ def _has_header(path: Path) -> bool:
     return _names_columns(_column_names(path, "\t"))
 
 
+def has_pairs(path: Path) -> bool:
+    """True if a .tsv file names columns, or its first line is an id, a tab and a text without one."""
+    return _has_header(path) or len(_column_names(path, "\t")) == 2
+
+
 def _names_columns(names: Sequence[str]) -> bool:
     """True if the values of a first line name columns: an id and a text are among them."""
     found = {_own_name(name.strip().lower()) for name in names}

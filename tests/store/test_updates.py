@@ -196,7 +196,7 @@ def test_the_command_updates_an_index_in_place(retriever, tmp_path, capsys):
     assert main([*common, "--add", str(corpus), *remove]) == 0
     assert "2 documents removed, 11 added, 59 documents now; generation 2" in capsys.readouterr().out
     assert main([*common, "--remove", DOCUMENTS[5]["doc_id"]]) == 0
-    assert "58 now; generation 3" in capsys.readouterr().out
+    assert "58 documents now; generation 3" in capsys.readouterr().out
     assert sorted(path.name for path in run.iterdir()) == [
         "docids-3", "encoder", "generator", "lexical-3", "manifest.json",
     ]  # fmt: skip

@@ -305,7 +305,11 @@ def _shown(path: str | Path) -> str:
 
 def _unicode(text: str) -> str:
     """Return a text without surrogates, which no column can hold: the bytes of a name that is not UTF-8 are Windows-1252."""
-    return _SURROGATES.sub(lambda found: _byte(ord(found[0])), text)
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return _SURROGATES.sub(lambda found: _byte(ord(found[0])), text)
+    return text
 
 
 def _byte(surrogate: int) -> str:

@@ -26,7 +26,7 @@ class Location(NamedTuple):
         file: its path.
         place: "page=3", "slide=2", "sheet=Prices", "row=7", "part=2"; "" for a text, which has lines.
         lines: the first and the last line of the passage, from 1; None if the file has no lines.
-        heading: the last heading before the passage, or the first one in it; "" if there is none.
+        heading: the last heading before the passage or in its first third, else the first one in it; "" if there is none.
     """
 
     file: str
@@ -61,7 +61,8 @@ def locate(metadata: Mapping[str, Any], text: str | None, span: tuple[int, int] 
     start, end = span or (0, len(text or ""))
     passage = (text or "")[start:end]
     start += len(passage) - len(passage.lstrip())
-    heading = heading_at(text or "", start, end, PurePath(file).suffix.lower())
+    seen = start + (end - start) // 3 if span else start  # a heading soon after its beginning is that of the passage
+    heading = heading_at(text or "", seen, end, PurePath(file).suffix.lower())
     if kind != "line":
         return Location(file, place, None, heading)
     first = int(value) + (text or "").count("\n", 0, start)

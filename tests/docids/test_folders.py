@@ -301,7 +301,7 @@ def test_headings(text, suffix, found):
     assert all(text[place:].lstrip("# ").startswith(words) for place, words in headings(text, suffix))
 
 
-def test_the_share_of_common_triples_decides_what_is_nearly_the_same():
+def test_the_share_of_common_pieces_decides_what_is_nearly_the_same():
     draw = random.Random(1)
     words = [f"w{draw.randrange(5000)}" for _ in range(2000)]
     for changed, expected in ((10, "nearly the same"), (600, "")):

@@ -102,7 +102,8 @@ def giving_back(encoder: E) -> E:
 
     Texts are read by length, so that the pieces of one batch do not fit the tensors of the next: 1,400 abstracts held 1.1 GB.
     """
-    encoder.model[0].register_forward_hook(lambda *_: give_back_memory())
+    if not encoder.model[0]._forward_hooks:  # a model that is shared has it
+        encoder.model[0].register_forward_hook(lambda *_: give_back_memory())
     return encoder
 
 

@@ -35,7 +35,7 @@ from dsi.contrastive.config import FRESH, FRESH_T5, LONGEST_INPUT, LONGEST_PROMP
 from dsi.contrastive.cutting import DocumentCut, Lengths, cut_document, has_words, head_of, piece_text
 from dsi.contrastive.devices import check_device
 from dsi.contrastive.inference import for_inference
-from dsi.contrastive.models import TEXTS, Reloads, check_inputs, load_complete, offline, write_model
+from dsi.contrastive.models import TEXTS, Reloads, Shared, check_inputs, load_complete, offline, shared, write_model
 from dsi.contrastive.prompts import choose_prompt
 from dsi.docids.files.progress import Bar
 from dsi.docids.files.reading import catching_panics, sha256
@@ -146,6 +146,7 @@ class Encoder(Reloads):
     """
 
     token_model: TokenModel | None = None
+    _shared: Shared | None = None
 
     def __init__(self, model: SentenceTransformer, config: EncoderConfig) -> None:
         _check_similarity(model, config.name)
@@ -172,10 +173,22 @@ class Encoder(Reloads):
             ValueError: the device cannot be used, the folder holds no encoder, or weights that matter are missing.
         """
         check_device(device)
+        named = Path(config.name) if Path(config.name).is_dir() else None
+        common = shared(lambda: cls._load(config, folder, device), config, folder or named, folder is None, device)
+        encoder = common.encoder._copy(_shared=common) if common else cls._load(config, folder, device)
+        encoder._source = config, folder, device
+        return encoder
+
+    @classmethod
+    def _load(cls, config: EncoderConfig, folder: Path | None, device: str | None) -> "Encoder":
         with _unadvised():
             model = _load_stored(folder, device) if folder else cls._configured(config, device)
-        encoder = cls(model, config)
-        encoder._source = config, folder, device
+        return cls(model, config)
+
+    def _copy(self, **changes: Any) -> "Encoder":
+        """Return an encoder of the same parts but some; one made by `copy` would be loaded again, as one that is pickled."""
+        encoder = object.__new__(Encoder)
+        encoder.__dict__ |= self.__dict__ | changes
         return encoder
 
     @classmethod
@@ -223,6 +236,8 @@ class Encoder(Reloads):
     @property
     def fingerprint(self) -> str:
         """sha256 of weights, prompts and similarity: encoders with the same one give the same embeddings."""
+        if self._shared:
+            return str(self._shared.fingerprint)
         model = self.model
         return digest([state_fingerprint(model), model.prompts, model.similarity_fn_name, self.embedding_dim])
 
@@ -375,11 +390,11 @@ class Encoder(Reloads):
 
     def for_search(self, dtype: torch.dtype = torch.float32) -> "Encoder":
         """Return a copy for fast inference in a dtype; later changes to the weights do not affect it."""
-        encoder = object.__new__(Encoder)  # a copy made by `copy` would be loaded again, as one that is pickled
-        encoder.__dict__ |= self.__dict__ | {"usual_length": self.usual_length, "_source": None}
-        encoder.model = for_inference(self.model, dtype)  # type: ignore[assignment]
-        encoder.token_model = self.token_model and self.token_model.for_search(dtype)
-        return encoder
+        models = self._shared.for_search if self._shared else {}
+        if dtype not in models:
+            models[dtype] = for_inference(self.model, dtype)
+        token_model = self.token_model and self.token_model.for_search(dtype)
+        return self._copy(usual_length=self.usual_length, _source=None, model=models[dtype], token_model=token_model)
 
     def save(self, folder: Path) -> None:
         """Write a plain sentence-transformers folder, weights as they were stored; the same encoder gives the same files."""

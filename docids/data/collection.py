@@ -15,12 +15,14 @@ from functools import cache, cached_property
 from itertools import chain
 from pathlib import Path
 from typing import Any, overload
+from uuid import uuid4
 
 import datasets
 import pyarrow as pa
 
 from dsi.docids.data import SPLITS, TABLES, existing_folder, find_collection, folder_for_collection
 from dsi.docids.data.dev_queries import relevant_documents, split_judgements
+from dsi.docids.data.folders import path_records
 from dsi.docids.data.identical import identical_ids
 from dsi.docids.data.judgements import check_qrels, read_judgements, relevant_rows
 from dsi.docids.data.lines import write_json_line, write_judgements
@@ -37,7 +39,7 @@ from dsi.docids.data.records import (
     table_of,
     table_record,
 )
-from dsi.docids.data.sources import file_records, pair_records, path_records, records_of, text_lines
+from dsi.docids.data.sources import file_records, pair_records, records_of, text_lines
 from dsi.docids.files.checks import plain, shown
 from dsi.docids.files.reading import sha256
 from dsi.docids.files.storage import digest, replace_folder, replacing
@@ -194,16 +196,17 @@ class Collection:
     def from_files(cls, *paths: str | Path) -> "Collection":
         """Make a collection of files, and of folders of files, subfolders included; without queries.
 
-        A .txt or .md file is a document: its id is its path in the folder, its title the first heading of a .md file (or the
-        title of its front matter, whose other keys are metadata), or else the name of the file. A .jsonl (or .jsonl.gz) file
-        has a document a line, a .csv, .tsv or .parquet file a document a row, with the keys that `from_records` takes as the
-        names of the columns; a .tsv file without them has an id, a tab and the text a line. Hidden files are left out; so are
-        others, and a warning counts them.
+        A text, a page, a slide or a sheet is a document: its id is the path in the folder, with the page or the like. Front
+        matter is metadata. A .jsonl (or .jsonl.gz) file has a document a line, a .csv, .tsv or .parquet file a document a row,
+        with the keys that `from_records` takes as the names of the columns; a .tsv file without them has an id, a tab and the
+        text a line. Hidden files are left out, and those that a .gitignore names; what cannot be read in a folder is counted by
+        kind. Metadata say in which file, where and in which version of it a document stands (`dsi.docids.data.locations`).
 
         Raises:
             FileNotFoundError: no such file or folder, or no such file in it.
             TypeError: a path is none.
-            ValueError: a malformed file, and the message names file, line, value and remedy; or a folder in BEIR layout.
+            ValueError: a malformed file that is named, and the message names file, line, value and remedy; or a folder in BEIR
+                layout.
         """
         for path in paths:
             if not isinstance(path, str | Path):
@@ -219,7 +222,7 @@ class Collection:
                     f"{path} is in BEIR layout, with queries and judgements; dsi.read_collection reads it."
                 )
         name = ", ".join(map(str, found))
-        table = table_of(path_records(found), name)
+        table = table_of(path_records(found), name, Path(_temporary_folder().name, f"{uuid4().hex}.arrow"))
         return cls(name, [table._fingerprint], table, {}, *split_judgements({}, {}, {}, 0, 0), _rows(table))
 
     def save(self, folder: str | Path) -> None:

@@ -15,10 +15,11 @@ import math
 import re
 import uuid
 from collections.abc import Iterable, Iterator, Mapping, Set
+from contextlib import suppress
 from datetime import UTC, date, datetime
 from decimal import Decimal
 from itertools import islice
-from pathlib import PurePath
+from pathlib import Path, PurePath
 from typing import Any
 
 import datasets
@@ -305,26 +306,48 @@ def _scalar(value: Any, name: str) -> bool | int | float | str | date:
 # 2) Arrow.
 
 
-def table_of(records: Numbered, name: object) -> datasets.Dataset:
-    """Return a table in memory of documents, whose fingerprint is the sha256 of its contents; lines count what is odd.
+def table_of(records: Numbered, name: object, file: Path | None = None) -> datasets.Dataset:
+    """Return a table of documents, whose fingerprint is the sha256 of its contents; lines count what is odd.
 
     Args:
         records: as for `checked_documents`.
         name: of all of them, for messages.
+        file: keeps ids, titles and texts on disk as long as the table is used; by default they are in memory.
 
     Raises:
         ValueError: as `checked_documents` and `column_kinds`.
     """
-    odd = Oddities(name)
-    rows = list(checked_documents(records, name, odd))
-    kinds = column_kinds(rows, odd)
+    odd, texts = Oddities(name), arrow_schema({})
+    metadata: list[Row] = []
+    with pa.BufferOutputStream() if file is None else pa.OSFile(str(file), "wb") as sink:
+        with pa.ipc.new_stream(sink, texts) as writer:
+            kinds = column_kinds(_written(checked_documents(records, name, odd), writer, metadata), odd)
+        kept = pa.BufferReader(sink.getvalue()) if file is None else None
     odd.warn()
-    schema = arrow_schema(kinds)
-    table = pa.Table.from_batches(batches((row for _, row in rows), schema, kinds), schema)
-    contents = hashlib.sha256(schema.serialize())
+    table = pa.ipc.open_stream(kept or pa.memory_map(str(file))).read_all()
+    if file:
+        with suppress(OSError):  # a system that deletes no file in use does so when the process ends
+            file.unlink()
+    further = pa.schema([field for field in arrow_schema(kinds) if field.name not in COLUMNS])
+    added = pa.Table.from_batches(batches(metadata, further, kinds), further)
+    for field in further:
+        table = table.append_column(field, added[field.name])
+    contents = hashlib.sha256(table.schema.serialize())
     for batch in table.to_batches():
         contents.update(batch.serialize())
     return datasets.Dataset(table, fingerprint=contents.hexdigest())
+
+
+def _written(rows: Numbered, writer: Any, metadata: list[Row]) -> Iterator[tuple[str, Row]]:
+    """Yield the metadata of rows, after writing their ids, titles and texts; it is added to `metadata`."""
+    rest = iter(rows)
+    while block := list(islice(rest, _ROWS_AT_ONCE)):
+        texts = [{name: row[name] for name in COLUMNS} for _, row in block]
+        writer.write_batch(pa.RecordBatch.from_pylist(texts, arrow_schema({})))
+        for source, row in block:
+            own = {name: value for name, value in row.items() if name not in COLUMNS}
+            metadata.append(own)
+            yield source, own
 
 
 def column_kinds(rows: Numbered, odd: Oddities) -> dict[str, str]:

@@ -1,4 +1,4 @@
-"""The documents and queries of whatever holds them, as records: lists, tables, data sets, and files of texts, lines or tables.
+"""The documents and queries of whatever holds them, as records: lists, tables, data sets, and files of lines or tables.
 
 Each record comes after the words that name it in messages. Knows nothing of what records must hold.
 """
@@ -8,7 +8,6 @@ import gzip
 import io
 import json
 import logging
-import os
 import re
 import zlib
 from collections import Counter
@@ -23,7 +22,6 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.csv as pa_csv
 import pyarrow.parquet
-import yaml
 
 from dsi.docids.files.checks import printable, shown, unpack
 
@@ -48,15 +46,13 @@ _ROWS_AT_ONCE = 1000
 LONGEST_LINE = 2**24
 """Bytes of a line, at most; a file without line ends would fill the memory."""
 _INTEGER = re.compile(r"[+-]?[0-9]{1,18}")
-_TEXTS, _LINES, _PARQUET = (".txt", ".md"), (".jsonl", ".jsonl.gz"), (".parquet",)
+_LINES, _PARQUET = (".jsonl", ".jsonl.gz"), (".parquet",)
 _TABLES = {".csv": ",", ".tsv": "\t"}
 """{suffix: what separates the columns}."""
-READ = (*_TEXTS, *_LINES, *_TABLES, *_PARQUET)
-"""The kinds of files that are read."""
+RECORDS = (*_LINES, *_TABLES, *_PARQUET)
+"""The kinds of files that hold records."""
 _HEADER = 2**20
 """Bytes of a table in which the names of its columns stand."""
-_FRONT = 2**16
-"""Characters of front matter, at most."""
 _KEPT = {*ID_KEYS, *QUERY_ID_KEYS, *TEXT_KEYS, *QUERY_TEXT_KEYS, "query-id", "title"}
 """Columns whose values stay texts."""
 _WHOLE, _EXPONENT = "(0|[1-9][0-9]{0,199})", "[eE][-+]?[0-9]{1,2}"
@@ -189,70 +185,14 @@ def is_missing(value: Any) -> bool:
 # Files.
 
 
-def path_records(paths: Sequence[Path]) -> Records:
-    """Yield the documents of files and of folders of files.
-
-    Raises:
-        FileNotFoundError: no such path, or no file of a kind that is read.
-        ValueError: a file is not UTF-8, or not of its kind.
-    """
-    for path in paths:
-        if path.is_dir():
-            yield from _folder_records(path)
-        elif not path.exists():
-            raise FileNotFoundError(f"{path} does not exist; name a folder, or a file of a kind in {', '.join(READ)}.")
-        else:
-            yield from file_records(path)
-
-
-def _folder_records(folder: Path) -> Records:
-    paths = sorted(_files(folder))
-    read = [path for path in paths if _is_read(path)]
-    left_out = Counter(path.suffix.lower() or path.name for path in paths if not _is_read(path))
-    counted = ", ".join(f"{count} {suffix}" for suffix, count in left_out.most_common(5))
-    if not read:
-        found = f"it holds {counted}" if left_out else "it is empty"
-        raise FileNotFoundError(
-            f"{folder} has no {', '.join(READ)} file, and no corpus.jsonl of the BEIR layout; {found}."
-        )
-    if left_out:
-        logger.warning("%s: files that are not read: %s.", folder, counted)
-    for path in read:
-        yield from file_records(path, path.relative_to(folder).as_posix())
-
-
-def _files(folder: Path) -> Iterator[Path]:
-    """Yield the files in a folder and in its folders, except hidden ones."""
-    for parent, folders, names in os.walk(folder, onerror=_raise_if_forbidden):
-        folders[:] = [name for name in folders if not name.startswith(".")]
-        for path in (Path(parent, name) for name in names if not name.startswith(".")):
-            if not path.name.isprintable():
-                raise ValueError(f"{shown(str(path))} has a name that cannot be printed; give it another.")
-            if path.is_symlink() and not path.resolve().is_relative_to(folder.resolve()):
-                raise ValueError(f"{path} is a link to what lies outside the folder; put the file itself there.")
-            if path.is_file():
-                yield path
-
-
-def _raise_if_forbidden(error: OSError) -> None:
-    if isinstance(error, PermissionError):  # other folders have been removed meanwhile
-        raise error
-
-
-def _is_read(path: Path) -> bool:
-    return path.name.lower().endswith(READ)
-
-
-def file_records(path: Path, doc_id: str = "") -> Records:
-    """Yield the documents of a file, or its queries.
+def file_records(path: Path) -> Records:
+    """Yield the documents of a table, or its queries.
 
     Raises:
         ValueError: of another kind, or not as its kind is.
     """
     name = path.name.lower()
-    if name.endswith(_TEXTS):
-        yield str(path), _text_record(path, doc_id or path.name)
-    elif name.endswith(_LINES):
+    if name.endswith(_LINES):
         yield from ((f"{path}, line {number}", record) for number, record in _json_lines(path))
     elif name.endswith(_PARQUET):
         yield from _numbered(path, _parquet_rows(path), 1)
@@ -263,7 +203,7 @@ def file_records(path: Path, doc_id: str = "") -> Records:
             path, _table_rows(path, _TABLES[suffix]), 2
         )  # as Arrow counts, the names of the columns included
     else:
-        raise ValueError(f"{path} is not of a kind that is read ({', '.join(READ)}); save it as one.")
+        raise ValueError(f"{path} is not a table ({', '.join(RECORDS)}); save it as one.")
 
 
 def pair_records(path: Path) -> Records:
@@ -277,8 +217,6 @@ def pair_records(path: Path) -> Records:
     name = path.name.lower()
     suffix = next((suffix for suffix in _TABLES if name.endswith(suffix)), "")
     if not suffix:
-        if name.endswith(_TEXTS):
-            raise ValueError(f"{path} is a text; training pairs are in .jsonl, .parquet, .csv or .tsv files.")
         yield from file_records(path)
     elif {column.strip().lower() for column in _column_names(path, _TABLES[suffix])} & {*QUERIES, *POSITIVES}:
         yield from _numbered(path, _table_rows(path, _TABLES[suffix]), 2)
@@ -302,57 +240,6 @@ def _numbered(path: Path, rows: Iterator[dict[str, Any]], first: int) -> Records
         logger.warning("%s names columns, and has no row below them.", path)
 
 
-# Texts.
-
-
-def _text_record(path: Path, doc_id: str) -> dict[str, Any]:
-    """Return a text as a document, its title that of the front matter or first heading in Markdown, else the file's name."""
-    text, front = read_text(path), dict[str, Any]()
-    if not text.strip():
-        logger.warning("%s is blank, so it is found by its name only.", path)
-    if path.suffix.lower() == ".md":
-        front, text = _front_matter(text, path)
-    title = front.pop("title", None) or (_heading(text) if path.suffix.lower() == ".md" else "")
-    return {"_id": doc_id, "title": str(title or re.sub(r"[-_]+", " ", path.stem)), "text": text, "metadata": front}
-
-
-def _front_matter(text: str, path: Path) -> tuple[dict[str, Any], str]:
-    """Return the keys of the YAML between two lines of --- at the head of a text, and the rest of it."""
-    lines = re.match(r"---[ \t]*\n(.*?\n)(?:---|\.\.\.)[ \t]*(?:\n|$)", text[:_FRONT], re.DOTALL)
-    if not lines:
-        return {}, text
-    try:
-        front = yaml.safe_load(lines[1])
-    except (yaml.YAMLError, ValueError) as error:
-        logger.warning("%s: its front matter is not YAML (%s), and read as text.", path, reason(error))
-        return {}, text
-    return (
-        ({str(key): value for key, value in front.items()}, text[lines.end() :])
-        if isinstance(front, dict)
-        else ({}, text)
-    )
-
-
-def _heading(text: str) -> str:
-    r"""Return the first heading of a text in Markdown, "" if it has none; a comment in a fence of code is none.
-
-    >>> _heading("words"), _heading("```\n# comment\n```\n#hash\n## C# in short ##\n# Next")
-    ('', 'C# in short')
-    """
-    fence = ""
-    for line in io.StringIO(text):
-        mark = re.match(r" {0,3}(```+|~~~+)", line)
-        if mark and not fence:
-            fence = mark[1]
-        elif mark and mark[1].startswith(fence) and not line[mark.end() :].strip():
-            fence = ""
-        rest = line.lstrip("#")
-        if not fence and rest != line and rest[:1].isspace() and (words := rest.split()):
-            closed = len(words) > 1 and not words[-1].strip("#")
-            return " ".join(words[:-1] if closed else words)
-    return ""
-
-
 # Tables.
 
 
@@ -367,6 +254,11 @@ def _parquet_rows(path: Path) -> Iterator[dict[str, Any]]:
 
 def _has_header(path: Path) -> bool:
     return _names_columns(_column_names(path, "\t"))
+
+
+def has_pairs(path: Path) -> bool:
+    """True if a .tsv file names columns, or its first line is an id, a tab and a text without one."""
+    return _has_header(path) or len(_column_names(path, "\t")) == 2
 
 
 def _names_columns(names: Sequence[str]) -> bool:
@@ -500,21 +392,6 @@ def _json_lines(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
         if not isinstance(record, dict):
             raise ValueError(f"{source}: expected a JSON object a line, got {line[:60]!r}.")
         yield number, record
-
-
-def read_text(path: Path) -> str:
-    """Return a UTF-8 file without a byte order mark.
-
-    Raises:
-        ValueError: it is not UTF-8; the message names the line.
-    """
-    content = path.read_bytes()
-    try:
-        return content.decode().removeprefix("\ufeff")
-    except UnicodeDecodeError as error:
-        before = content[: error.start]
-        line = content[before.rfind(b"\n") + 1 :].partition(b"\n")[0]
-        return _decode(line, f"{path}, line {before.count(10) + 1}")
 
 
 def whole_number(text: str) -> int | None:

@@ -13,7 +13,7 @@ def read_queries_file(path: Path) -> dict[str, str]:
         ValueError: a line that is not such a query, or an id that comes twice.
     """
     from dsi.docids.data.records import checked_queries
-    from dsi.docids.data.sources import READ, bare_records, file_records
+    from dsi.docids.data.sources import RECORDS, bare_records, file_records
 
-    is_known = path.name.lower().endswith(READ) and path.suffix.lower() not in (".txt", ".md")
+    is_known = path.name.lower().endswith(RECORDS)
     return checked_queries(file_records(path) if is_known else bare_records(path), path)

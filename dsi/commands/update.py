@@ -1,9 +1,10 @@
-"""`dsi update`: add documents to an index and remove others, and learn from use, without training.
+"""`dsi update`: bring an index up to date with its files, add and remove documents, learn from use: all without training.
 
-New documents come from files of any kind that `dsi index` reads, and are searchable at once. A document that is both removed
-and added is replaced. --learn takes the documents that users took for their queries, and --forget takes that back. --texts
-keeps the texts of documents in the index, for rerankers that read them. --vectors keeps their vectors in fewer bytes. The index
-on disk changes atomically; on any error it stays as it is. Updates at the same time wait for each other.
+A SOURCE is a file or a folder of `dsi index`: its new and changed files are read, those that are gone leave the index, and
+nothing else is touched. With --add, files of any kind that `dsi index` reads add documents, searchable at once. A document that
+is both removed and added is replaced. --learn takes the documents that users took for their queries, and --forget takes that
+back. --texts keeps the texts of documents in the index, for rerankers that read them. --vectors keeps their vectors in fewer
+bytes. The index on disk changes atomically; on any error it stays as it is. Updates at the same time wait for each other.
 """
 
 import argparse
@@ -28,6 +29,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     removed = list(dict.fromkeys([*arguments.remove, *in_file]))
     with updating(arguments.run):  # from reading to writing, so that no other update comes between
         retriever = GenerativeRetriever.from_pretrained(arguments.run, device=arguments.device)
+        files = retriever.update_from(*arguments.sources) if arguments.sources else None
         before = len(retriever.documents)
         retriever.update(arguments.add, removed)
         learned = sum(map(retriever.learn, arguments.learn))
@@ -38,23 +40,29 @@ def main(argv: Sequence[str] | None = None) -> None:
             retriever.keep_vectors(arguments.vectors, arguments.code_bytes or 0)
         generation = retriever.save_update(arguments.run)
     now = len(retriever.documents)
-    changes = f"{counted(len(removed), 'document')} removed, {now - before + len(removed)} added"
-    uses = ""
+    changes, uses = [], ""
+    if files:
+        changes.append(f"files: {files.new} new, {files.changed} changed, {files.gone} gone, {files.same} the same")
+    if removed or arguments.add or not files:
+        changes.append(f"{counted(len(removed), 'document')} removed, {now - before + len(removed)} added")
     if arguments.learn or arguments.forget:
         uses = f"{counted(learned, 'pair')} learned, {forgotten} forgotten, {len(retriever.memory)} remembered; "
-    print(f"{arguments.run}: {changes}, {now} now; {uses}generation {generation}")
+    print(f"{arguments.run}: {'; '.join(changes)}, {counted(now, 'document')} now; {uses}generation {generation}")
 
 
 def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
     command_line = parser("update", __doc__)
     add_index(command_line)
     command_line.add_argument(
+        "sources", nargs="*", type=source_path, metavar="SOURCE", help="files or folders that the index was made of"
+    )
+    command_line.add_argument(
         "--add",
         type=source_path,
         nargs="+",
         default=[],
         metavar="FILE",
-        help="files or folders of the new documents (.jsonl, .csv, .tsv, .parquet, .txt, .md)",
+        help="files or folders of new documents, as for dsi index",
     )
     command_line.add_argument("--remove", nargs="+", default=[], metavar="DOC_ID", help="documents to remove")
     command_line.add_argument(
@@ -85,10 +93,10 @@ def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
     arguments = command_line.parse_args(argv)
     if arguments.code_bytes and not arguments.vectors:
         raise ValueError("--code-bytes needs --vectors, which says how vectors are kept.")
-    wanted = ("remove", "remove_file", "add", "learn", "forget", "texts", "vectors")
+    wanted = ("sources", "remove", "remove_file", "add", "learn", "forget", "texts", "vectors")
     if not any(getattr(arguments, name) for name in wanted):
         raise ValueError(
-            "There is nothing to do; give --add FILE, --remove DOC_ID …, --remove-file FILE, --learn FILE, --forget FILE, "
-            "--texts DIR or --vectors KIND."
+            "There is nothing to do; give a folder of files, --add FILE, --remove DOC_ID …, --remove-file FILE, --learn FILE, "
+            "--forget FILE, --texts DIR or --vectors KIND."
         )
     return arguments

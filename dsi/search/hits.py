@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, Protocol, SupportsI
 
 import numpy as np
 
+from dsi.docids.data.locations import SOURCE, Location, locate
 from dsi.docids.data.records import json_value
 from dsi.docids.files.checks import counted, printable
 from dsi.docids.words.sentences import SENTENCE_END
@@ -100,6 +101,16 @@ class Hit:
         """The piece of the text that scored best, the whole text if it is one piece; None if the index keeps no texts."""
         return self.text if self.text is None or self.passage_span is None else self.text[slice(*self.passage_span)]
 
+    @property
+    def location(self) -> Location | None:
+        """Where the passage stands: file, page or heading, lines; None if the document was not read from a file."""
+        return locate(self.metadata, self.text, self.passage_span)
+
+    @property
+    def own_metadata(self) -> dict[str, Any]:
+        """The metadata without the columns that `location` is made of."""
+        return {name: value for name, value in self.metadata.items() if name not in SOURCE}
+
     def explain(self) -> Any:
         """Return why the document is here: the `DocumentExplanation` with its parts, its way down the tree and matched words.
 
@@ -111,13 +122,14 @@ class Hit:
     def as_dict(self) -> dict[str, Any]:
         """Return the attributes that JSON can hold, without text and metadata where there are none.
 
-        With `passage_span` and `passage` where the text has several pieces.
+        With `passage_span` and `passage` where the text has several pieces, and `location` where it was read from a file.
         """
         names = ["rank", "score", "doc_id", "title", "digits", "text", "passage_span"]
         names += ["passage"] * (self.passage_span is not None)
-        metadata = {name: json_value(value) for name, value in self.metadata.items()}
+        metadata = {name: json_value(value) for name, value in self.own_metadata.items()}
         found = {name: value for name in names if (value := getattr(self, name)) is not None}
-        return found | ({"metadata": metadata} if metadata else {})
+        place = self.location
+        return found | ({"location": place.as_dict()} if place else {}) | ({"metadata": metadata} if metadata else {})
 
     def __reduce__(self) -> tuple[Any, ...]:
         own = (
@@ -263,6 +275,8 @@ class Hits(list[Hit]):
             title = _marked(cut_at_matches(hit.title, matches, "title"), _line, mark)
             docid = ".".join(map(str, hit.digits))
             lines.append(f"{hit.rank:4d}  {hit.score:9.4f}  {printable(hit.doc_id)}  {title}  [{docid}]")
+            if place := hit.location:
+                lines.append(f"{'':17}{_line(str(place))}  {_line(place.heading)}".rstrip())
             if hit.text:
                 text = _marked_excerpt(hit, matches, _line, mark)
                 lines.append(
@@ -276,7 +290,8 @@ class Hits(list[Hit]):
         for hit, matches in zip(self, self.matches(), strict=True):
             title = hit.title if hit.title.strip() else hit.label
             label = _marked(cut_at_matches(title, matches, "title"), escape, mark)
-            facts = [hit.doc_id, *(f"{name}: {value}" for name, value in hit.metadata.items())]
+            place = [str(hit.location)] if hit.location else []
+            facts = [hit.doc_id, *place, *(f"{name}: {value}" for name, value in hit.own_metadata.items())]
             body = f"<br>{_marked_excerpt(hit, matches, escape, mark)}" if hit.text else ""
             items.append(f"<li><b>{label}</b> {hit.score:.3f}{body}<br><small>{escape(' · '.join(facts))}</small></li>")
         return f"<div><b>{escape(self.query)}</b>: {self._summary}<ol>{''.join(items)}</ol></div>"

@@ -139,7 +139,9 @@ def _cut(service: Service, hits: Sequence[Json], tokens: int) -> list[Json]:
         left -= len(own)
         start, stop = hit.get("passage_span") or (0, len(texts[number]))
         end = start + max((last for _, last in own), default=0) if len(own) < len(offsets) else stop
-        shown: Json = {name: hit[name] for name in ("rank", "score", "doc_id", "title", "metadata") if name in hit}
+        shown: Json = {
+            name: hit[name] for name in ("rank", "score", "doc_id", "title", "location", "metadata") if name in hit
+        }
         text = texts[number][: end - start]
         passages.append(
             {**shown, "start": start, "end": end, "cut": end < stop, "text": text} if "text" in hit else shown

@@ -177,6 +177,16 @@ class StoredDocument(BaseModel):
     digits: list[int] = Field(description="Its docid: the path to it in the tree.", examples=[[13, 1]])
 
 
+class FilePlace(BaseModel):
+    """Where a passage stands in the file that its document was read from."""
+
+    address: str = Field(description="What an editor or a browser opens.", examples=["notes/neon.md:12"])
+    file: str
+    place: str = Field("", description="A page, slide, sheet, row or part.", examples=["page=3"])
+    lines: list[int] | None = Field(None, description="The first and the last line, from 1, of a text.")
+    heading: str = Field("", description="The last heading before the passage.")
+
+
 class HitAnswer(StoredDocument):
     """A document that was found."""
 
@@ -186,6 +196,7 @@ class HitAnswer(StoredDocument):
         None, description="The best piece of the text, if it has several and the index keeps texts."
     )
     passage_span: list[int] | None = Field(None, description="First character of that piece, and one past its last.")
+    location: FilePlace | None = Field(None, description="Of the passage, if the document was read from a file.")
     parts: dict[str, float] = Field({}, description="What each part of the score contributes, if asked for.")
     label: str = Field("", description="With matches: the title, or the first words.")
     matches: list[MatchedWord] = Field([], description="The matched words, if asked for.")

@@ -44,7 +44,15 @@ from dsi.store.candidates import answers, candidates_of
 from dsi.store.documents import DocumentTable, hits_of, run_of
 from dsi.store.learning import checked_pairs, encoded_pairs, with_pairs, without_pairs
 from dsi.store.state import State
-from dsi.store.updating import Content, changed_parts, with_documents, with_texts, without_documents
+from dsi.store.updating import (
+    Content,
+    FileChanges,
+    changed_files,
+    changed_parts,
+    with_documents,
+    with_texts,
+    without_documents,
+)
 
 _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 
@@ -259,10 +267,7 @@ class GenerativeRetriever:
 
     @shows_options
     def follow(
-        self,
-        queries: Queries | EncodedQueries,
-        doc_ids: Sequence[Sequence[str]],
-        **options: Unpack[SearchOptions],
+        self, queries: Queries | EncodedQueries, doc_ids: Sequence[Sequence[str]], **options: Unpack[SearchOptions]
     ) -> Followed:
         """Return how the paths to some documents are scored, whether or not a search finds them.
 
@@ -290,14 +295,9 @@ class GenerativeRetriever:
 
     @shows_options
     def candidates(
-        self,
-        queries: Queries | EncodedQueries,
-        k: int = 100,
-        *,
-        features: Features | None = None,
-        among: Mapping[str, Iterable[str]] | None = None,
-        **options: Unpack[SearchOptions],
-    ) -> Candidates:
+        self, queries: Queries | EncodedQueries, k: int = 100, *, features: Features | None = None,
+        among: Mapping[str, Iterable[str]] | None = None, **options: Unpack[SearchOptions],
+    ) -> Candidates:  # fmt: skip
         """Return the top k documents of each query as candidates for `dsi.rerank`.
 
         Args:
@@ -414,6 +414,12 @@ class GenerativeRetriever:
         """Do what `add` and `remove` do in one step; a document that is in both is replaced."""
         rows = self.documents.rows_of(remove, "remove")
         self._hold(lambda content: with_documents(content, self.encoder, add, removed=rows))
+
+    def update_from(self, *paths: str | Path) -> FileChanges:
+        """Bring the index up to date with files and folders that it was made of; only files that changed are encoded."""
+        changes, rows, going = changed_files(self.documents.dataset, paths)
+        self._hold(lambda content: with_documents(content, self.encoder, rows, removed=going))
+        return changes
 
     def remove(self, doc_ids: Iterable[str]) -> None:
         """Remove documents that are in the index, but not all; their places in the tree become free for new ones."""

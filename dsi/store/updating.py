@@ -17,8 +17,10 @@ from dsi.contrastive.blocks import warn_cut
 from dsi.contrastive.cutting import piece_text
 from dsi.contrastive.encoder import Encoder
 from dsi.contrastive.tokens import TokenHead, tell_empty
-from dsi.docids.data.records import COLUMNS, Row, checked_documents, converted, kind_of
-from dsi.docids.data.sources import path_records, records_of
+from dsi.docids.data.folders import path_records, records_of_files, source_files
+from dsi.docids.data.locations import FILE, SOURCE, VERSION
+from dsi.docids.data.records import COLUMNS, Oddities, Row, checked_documents, converted, kind_of
+from dsi.docids.data.sources import records_of
 from dsi.docids.files.checks import plain, shown
 from dsi.docids.query_memory import QueryMemory
 from dsi.docids.token_vectors import TokenCodes
@@ -143,17 +145,15 @@ def _records(documents: Iterable[Any]) -> list[Row]:
     if documents is None or isinstance(documents, str | bytes | Path):
         raise TypeError(f"add() takes a list of documents, got {shown(documents)}.")
     if isinstance(documents, Sequence) and documents and all(isinstance(path, Path) for path in documents):
-        records = path_records(documents)
-    else:
-        records = records_of(documents, texts=False)
-    return [row for _, row in checked_documents(records, "documents")]
+        return [row for _, row in checked_documents(path_records(documents), "documents")]
+    return [row for _, row in checked_documents(records_of(documents, texts=False), "documents")]
 
 
 def _metadata_columns(rows: Sequence[Row], schema: pa.Schema) -> dict[str, pa.Array]:
     """Return {column: values of the new documents}, null where a document has none."""
     types = {field.name: field.type for field in schema if field.name not in COLUMNS}
     for row in rows:
-        if new := [name for name in row if name not in types and name not in COLUMNS]:
+        if new := [name for name in row if name not in types and name not in (*COLUMNS, *SOURCE)]:
             raise ValueError(
                 f"Document {shown(row['doc_id'])} has metadata {shown(new[0])}, for which the index has no column; "
                 f"it has {', '.join(types) or 'none'}. Leave it out, or train or index again with it."
@@ -172,6 +172,70 @@ def _fitted(row: Row, name: str, arrow: pa.DataType) -> Any:
             f"Document {shown(row['doc_id'])}: metadata {shown(name)} must be of type {arrow}, got {shown(value)}."
         ) from None
     return fitted
+
+
+class FileChanges(NamedTuple):
+    """How many files an update found new, changed, gone and as they were."""
+
+    new: int
+    changed: int
+    gone: int
+    same: int
+
+
+def changed_files(table: datasets.Dataset, paths: Sequence[str | Path]) -> tuple[FileChanges, list[Row], list[int]]:
+    """Compare files and folders with the index that was made of them, by their contents, and read what has changed.
+
+    Args:
+        table: the documents of the index.
+        paths: files and folders; other files of the index are left alone.
+
+    Returns:
+        How many files have changed, the documents of new and changed ones, and the rows of documents that go.
+
+    Raises:
+        FileNotFoundError: no such path.
+        ValueError: the index was not made of files.
+    """
+    # 1) Compare.
+    if FILE not in table.column_names:
+        raise ValueError("The index was not made of files, so no folder can be compared with it; use --add or add().")
+    roots, odd = [Path(path) for path in paths], Oddities(", ".join(map(str, paths)))
+    files, found = table[FILE][:], source_files(roots, odd)
+    known, present = dict(zip(files, table[VERSION][:], strict=True)), {file.address: file.version for file in found}
+    same, below = (
+        {name for name, version in present.items() if known.get(name) == version},
+        [root.resolve() for root in roots],
+    )
+    old = {name for name in known if name and (name in present or _is_below(name, below))} - same
+    moved = {version for name, version in present.items() if name not in known}
+    old |= {name for name, version in known.items() if name and version in moved and not Path(name).exists()}
+    # 2) Read.
+    going = [row for row, name in enumerate(files) if name in old]
+    kept = [doc_id for doc_id, name in zip(table["doc_id"][:], files, strict=True) if name not in old]
+    taken = {*kept, *(doc_id.partition("#")[0] for doc_id in kept)}
+    read = records_of_files([file for file in found if file.address not in same], odd, taken)
+    schema = document_table(table).schema
+    rows = [_fitting(row, schema, odd) for _, row in read]
+    odd.warn()
+    new = {row[FILE] for row in rows} - old
+    return FileChanges(len(new), len(old & present.keys()), len(old - present.keys()), len(same)), rows, going
+
+
+def _is_below(file: str, roots: Sequence[Path]) -> bool:
+    """True if a file is one of some paths, or lies in one."""
+    return any(Path(file).is_relative_to(root) for root in roots)
+
+
+def _fitting(row: Row, schema: pa.Schema, odd: Oddities) -> Row:
+    """Return a row without the metadata that the columns of an index cannot hold, which is counted."""
+    fitting = {}
+    for name, value in row.items():
+        try:
+            fitting[name] = value if name in COLUMNS else _fitted(row, name, schema.field(name).type)
+        except (KeyError, ValueError):
+            odd.count("metadata that no column of the index can hold; they are left out", name)
+    return fitting
 
 
 def without_documents(content: Content, rows: Sequence[int]) -> Content:

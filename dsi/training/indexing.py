@@ -1,7 +1,10 @@
 """Makes an index of texts without training. Knows nothing of stages."""
 
 import dataclasses
-from collections.abc import Iterable, Sequence
+import shutil
+import threading
+import weakref
+from collections.abc import Callable, Iterable, Sequence
 from functools import cache
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -12,10 +15,16 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dsi.config import Config, run_config
+from dsi.contrastive.models import sharing_models
 from dsi.docids.data.collection import Collection, read_collection
+from dsi.docids.files.reading import remembering_sums
+from dsi.docids.files.storage import link_files, replace_folder
 from dsi.search.queries import Queries, ids_and_texts
 from dsi.store.retriever import GenerativeRetriever
 from dsi.training.pipeline import TrainingRun, output_folder
+
+_LINKING = threading.Lock()
+"""Held while the encoder of temporary indexes is linked."""
 
 
 def index(
@@ -35,8 +44,8 @@ def index(
     Args:
         source: what `Collection.from_records` takes; a folder or a file that `read_collection` reads; a list of `Path`s, as
             `Collection.from_files` takes; or a collection. On its dev queries, if it has some, the weights are tuned.
-        output: folder for the index; by default a temporary one, which is deleted when Python ends
-            (`retriever.save_pretrained` keeps it).
+        output: folder for the index; by default a temporary one, which is deleted with the retriever
+            (`retriever.save_pretrained` keeps it). Temporary indexes share the encoder.
         config: a configuration by name, by file, or as a `Config`, of which nothing is trained; by default what we recommend.
         encoder: a sentence-transformers model, a Hub name or a folder: the setting `encoder.name`.
         language: of the documents, for the stems of BM25, "none" for none: the setting `lexical.language`.
@@ -59,12 +68,35 @@ def index(
     collection = _read_source(source)
     if queries is not None:
         collection = _with_queries(collection, queries)
-    folder = Path(_temporary_folder().name) / uuid4().hex if output is None else output_folder(output)
     points = read_embeddings(Path(embeddings)) if isinstance(embeddings, str | Path) else embeddings
-    TrainingRun(
-        folder, collection, chosen, device, replace=replace, discard_updates=discard_updates, embeddings=points,
-    ).train()  # fmt: skip
-    return GenerativeRetriever.from_pretrained(folder, device=device)
+
+    def made(folder: Path) -> GenerativeRetriever:
+        TrainingRun(
+            folder, collection, chosen, device, replace=replace, discard_updates=discard_updates, embeddings=points,
+        ).train()  # fmt: skip
+        return GenerativeRetriever.from_pretrained(folder, device=device)
+
+    return made(output_folder(output)) if output is not None else _temporary(made)
+
+
+def _temporary(make: Callable[[Path], GenerativeRetriever]) -> GenerativeRetriever:
+    """Return an index in a folder that is deleted with it; it shares the encoder with the temporary index before it."""
+    place = Path(_temporary_folder().name)
+    folder, last = place / uuid4().hex, place / "encoder"
+    folder.mkdir()
+    with _LINKING:
+        if last.exists():
+            link_files(last, folder / "encoder")
+    try:
+        with sharing_models(), remembering_sums():
+            retriever = make(folder)
+    except BaseException:
+        shutil.rmtree(folder, ignore_errors=True)
+        raise
+    weakref.finalize(retriever, shutil.rmtree, folder, ignore_errors=True)
+    with _LINKING, replace_folder(last) as new:
+        link_files(folder / "encoder", new)
+    return retriever
 
 
 def _with_queries(collection: Collection, queries: Queries) -> Collection:

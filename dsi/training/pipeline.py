@@ -342,6 +342,8 @@ class TrainingRun:
             vectors = self._vectors(encoder)
             if self.processes.is_main:
                 vectors.tell_cut()
+                if len(vectors.texts) > len(self.collection.documents):
+                    write_line(f"{len(self.collection.documents):,} documents in {len(vectors.texts):,} pieces")
             documents = vectors.embeddings()
             read = scheme_input(
                 self.collection, encoder, config, documents, embeddings, self.processes,
@@ -535,7 +537,9 @@ class TrainingRun:
         ]
         settings = [*setting_values(stage, self.config), *preflight.model_sums(self.config, STAGES[stage].settings)]
         version = [FORMAT_VERSION] if STAGES[stage].is_versioned else []
-        return digest([stage, settings, earlier, self.collection.digest, extra, *version])
+        is_as_made = stage == "encoder" and self.config.contrastive.loss == "none"
+        texts = "" if is_as_made else self.collection.digest
+        return digest([stage, settings, earlier, texts, extra, *version])
 
     @contextmanager
     def _stage(self, name: str, extra: str = "") -> Iterator[str]:

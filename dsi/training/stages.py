@@ -40,6 +40,8 @@ logger = logging.getLogger(__name__)
 
 _RECORD = "stage.json"
 _MOST_THREADS = 1_024
+_LONG = 5.0
+"""Seconds of work after which memory is freed before the next stage."""
 
 
 def launch(device: str | None) -> Processes:
@@ -67,6 +69,7 @@ class StageFolders:
     def __init__(self, folder: Path, store: Path | None, processes: Processes) -> None:
         self.folder, self.store, self.processes = folder, store, processes
         self.seconds: dict[str, float] = {}
+        self._freed = time.perf_counter()
         self._started: dict[str, float] = {}
         self._needed: dict[str, dict[str, str]] = {}
 
@@ -83,7 +86,7 @@ class StageFolders:
                 stack.enter_context(stage_line(name, enabled=self.processes.is_main))
                 stack.enter_context(naming_full_disk(self.folder))
                 stack.enter_context(self._same_threads())
-                free_memory()
+                self._free()
             yield has_to_run
         self.processes.wait()
         if has_to_run:
@@ -91,6 +94,12 @@ class StageFolders:
         if self.processes.is_main:  # also what a kill left when the stage had just been written
             for folder in self._work_folder(name, key).parent.glob(f"{name}-{key[:12]}-*"):  # also of other outputs
                 shutil.rmtree(folder, ignore_errors=True)
+
+    def _free(self) -> None:
+        """Free what earlier stages have left, if they worked for some seconds: it takes half a second."""
+        if time.perf_counter() - self._freed > _LONG:
+            free_memory()
+            self._freed = time.perf_counter()
 
     @contextmanager
     def writing(self, name: str, key: str) -> Iterator[Path]:

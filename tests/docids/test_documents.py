@@ -20,6 +20,7 @@ from dsi.docids.vectors import VectorsConfig
 from dsi.store.documents import DocumentTable
 from dsi.store.loading import load_docids
 from dsi.training.docids_stage import save_docids_stage
+from tests.support.files import own
 from tests.support.small import random_tied
 
 ONE_QUERY = {"queries": '{"_id": "q", "text": "q"}', "test": "query-id\tcorpus-id\tscore\nq\ta\t1\n"}
@@ -276,7 +277,7 @@ def test_every_door_takes_further_keys_as_metadata_and_counts_what_no_column_can
     for door in (
         lambda: Collection.from_records([TAGGED, {**TAGGED, "doc_id": "d"}]).documents[0],
         lambda: read_documents(tmp_path)[0],
-        lambda: Collection.from_files(tmp_path / "notes").documents[0],
+        lambda: own(Collection.from_files(tmp_path / "notes").documents[0]),
         lambda: retriever.add([TAGGED, {**TAGGED, "doc_id": "d"}]) or vars_of(retriever.get("new")),
         lambda: (
             main(["update", str(tmp_path / "run"), "--device", "cpu", "--add", str(tmp_path / "corpus.jsonl")])

@@ -133,7 +133,7 @@ def test_an_index_on_disk_keeps_its_vectors_in_fewer_bytes(encoder, tmp_path, ca
     retriever.save_pretrained(run)
     before = retriever.run({"0": "the danube"}, k=5)["0"]
     assert main(["update", str(run), "--device", "cpu", "--vectors", "int8"]) == 0
-    assert "50 now; generation 2" in capsys.readouterr().out
+    assert "50 documents now; generation 2" in capsys.readouterr().out
     loaded = GenerativeRetriever.from_pretrained(run, device="cpu")
     assert loaded.tree.embeddings.dtype == np.int8
     assert loaded.tree.fingerprint == retriever.tree.fingerprint

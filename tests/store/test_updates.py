@@ -194,9 +194,9 @@ def test_the_command_updates_an_index_in_place(retriever, tmp_path, capsys):
     assert f"doc_id '{DOCUMENTS[49]['doc_id']}' is in the index already" in capsys.readouterr().err
     remove = ["--remove", DOCUMENTS[49]["doc_id"], "--remove-file", str(tmp_path / "gone.txt")]
     assert main([*common, "--add", str(corpus), *remove]) == 0
-    assert "2 documents removed, 11 added, 59 now; generation 2" in capsys.readouterr().out
+    assert "2 documents removed, 11 added, 59 documents now; generation 2" in capsys.readouterr().out
     assert main([*common, "--remove", DOCUMENTS[5]["doc_id"]]) == 0
-    assert "58 now; generation 3" in capsys.readouterr().out
+    assert "58 documents now; generation 3" in capsys.readouterr().out
     assert sorted(path.name for path in run.iterdir()) == [
         "docids-3", "encoder", "generator", "lexical-3", "manifest.json", "memory",
     ]  # fmt: skip
@@ -206,7 +206,7 @@ def test_the_command_updates_an_index_in_place(retriever, tmp_path, capsys):
     for empty in (["--add", str(tmp_path / "empty.jsonl")], ["--remove-file", str(tmp_path / "empty.jsonl")]):
         (tmp_path / "empty.jsonl").write_text("\n")
         assert main([*common, *empty]) == 0  # a nightly job without news
-        assert "0 documents removed, 0 added, 58 now; generation 3" in capsys.readouterr().out
+        assert "0 documents removed, 0 added, 58 documents now; generation 3" in capsys.readouterr().out
     assert main(common) == 2
     assert "There is nothing to do; give --add FILE" in capsys.readouterr().err
     assert main([*common, "--add", str(tmp_path / "nothing.jsonl")]) == 2
@@ -269,7 +269,7 @@ def test_all_documents_can_be_replaced_by_one_command(retriever, tmp_path, capsy
     lines = [{"_id": doc_id, "text": f"A new text, number {number}."} for number, doc_id in enumerate(two)]
     corpus.write_text("".join(f"{json.dumps(line)}\n" for line in [*lines, {"_id": 5, "text": "Another text."}]))
     assert main(["update", str(run), "--device", "cpu", "--remove", *two, "--add", str(corpus)]) == 0
-    assert "2 documents removed, 3 added, 3 now" in capsys.readouterr().out
+    assert "2 documents removed, 3 added, 3 documents now" in capsys.readouterr().out
     assert set(GenerativeRetriever.from_pretrained(run, device="cpu").documents.rows) == {*two, "5"}
 
 

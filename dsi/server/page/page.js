@@ -185,7 +185,8 @@ function answerOf(hit, node) {
   const item = make("li", {}, make("span", { class: "rank", text: hit.rank }),
     make("div", { class: "title" }, make("b", {}, ...title), make("span", { class: "score", text: number(hit.score) })));
   if (hit.text) item.append(textOf(hit));
-  const facts = [hit.doc_id, ...Object.entries(hit.metadata ?? {}).map(([name, value]) => `${name}: ${value}`)];
+  const place = [hit.location?.address, hit.location?.heading].filter(Boolean);
+  const facts = [hit.doc_id, ...place, ...Object.entries(hit.metadata ?? {}).map(([name, value]) => `${name}: ${value}`)];
   const sum = sumOf(hit.parts), found = node && foundBy(node);
   const why = sum.includes(" + ") ? [sum] : [];
   item.append(make("div", { class: "meta" }, ...[...facts, ...why, ...(found ? [found] : [])].map((text) => make("span", { text }))));

@@ -1,0 +1,339 @@
+"""Folders of files of every kind as documents: texts and titles, what is left out and counted, and where passages stand."""
+
+import json
+import logging
+import os
+import random
+import re
+import sys
+import threading
+
+import pytest
+
+from dsi.docids.data import readers
+from dsi.docids.data.collection import Collection
+from dsi.docids.data.locations import SOURCE, headings, locate
+from dsi.docids.data.repeats import Repeats
+from dsi.search.hits import Hit
+from tests.support.files import PNG, mail, notebook, office, pdf
+
+PAGE = b"""<html><head><title>Gases &amp; signs</title><style>p {}</style></head><body><nav>Home | About</nav>
+<main><h1>Neon</h1><p>Neon <b>glows</b> in
+signs.</p><pre>  # no heading
+  x = 1</pre><h2>Argon</h2><ul><li>lazy<li>colourless</ul></main>
+<footer>Imprint</footer><script>var x;</script></body></html>"""
+
+
+@pytest.fixture
+def folder(tmp_path):
+    """An empty folder, and a function that writes a file into it."""
+    root = tmp_path / "notes"
+    root.mkdir()
+
+    def write(name, content):
+        path = root / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(content if isinstance(content, bytes) else content.encode())
+
+    return root, write
+
+
+def read(root):
+    """{doc_id: (title, text, place)} of the documents of a folder."""
+    table = Collection.from_files(root).documents
+    return {row["doc_id"]: (row["title"], row["text"], row["source_place"]) for row in table}
+
+
+def test_a_mixed_folder_is_read_by_the_kinds_of_its_files(folder):
+    root, write = folder
+    write("a/page.html", PAGE)
+    write("a/paper.pdf", pdf(["Neon glows in signs.", "", "The Volga is long."], title="On gases"))
+    write("mail.eml", mail("Lunch", "At noon?"))
+    write("html.eml", mail("News", "<p>Bees <b>dance</b>.</p>", "html"))
+    write("book.ipynb", notebook("# Primes\nSmall ones.", ">sieve(10)"))
+    write("guide.rst", "=====\nGuide\n=====\n\nWords.\n\nParts\n-----\nMore.\n")
+    write("code/engine.py", "def walk():\n    # down\n    pass\n")
+    write("LICENSE", "Do as you like.")
+    write("rows.csv", "id,text\nbee,Bees dance.\n")
+    office(root)
+    assert read(root) == {
+        "LICENSE": ("LICENSE", "Do as you like.", "line=1"),
+        "a/page.html": (
+            "Gases & signs",
+            "# Neon\n\nNeon glows in signs.\n\n```\n  # no heading\n  x = 1\n```\n\n## Argon\n\nlazy\n\ncolourless",
+            "",
+        ),
+        "a/paper.pdf#page=1": ("On gases", "Neon glows in signs.", "page=1"),
+        "a/paper.pdf#page=3": ("On gases", "The Volga is long.", "page=3"),
+        "book.ipynb": ("Primes", "# Primes\nSmall ones.\n\n```\nsieve(10)\n```\n", ""),
+        "chemistry.pptx#slide=1": ("Noble gases", "Noble gases\nNeon glows.", "slide=1"),
+        "chemistry.pptx#slide=2": ("Metals", "Metals\nIron rusts.", "slide=2"),
+        "code/engine.py": ("engine.py", "def walk():\n    # down\n    pass\n", "line=1"),
+        "guide.rst": ("Guide", "=====\nGuide\n=====\n\nWords.\n\nParts\n-----\nMore.\n", "line=1"),
+        "html.eml": ("News", "From: ada@example.org\nTo: bob@example.org\n\nBees dance.", ""),
+        "mail.eml": ("Lunch", "From: ada@example.org\nTo: bob@example.org\n\nAt noon?\n", ""),
+        "rivers.docx": ("Rivers", "# Rivers\nThe Danube flows through Vienna.\n## Lengths\nVolga | 3,530 km", ""),
+        "bee": ("", "Bees dance.", "row=2"),
+        "shop.xlsx#sheet=Prices": ("shop: Prices", "bread | 2.5", "sheet=Prices"),
+    }
+
+
+def test_what_cannot_be_read_is_counted_by_kind_and_ends_nothing(folder, caplog, monkeypatch):
+    root, write = folder
+    monkeypatch.setattr(readers, "LARGEST_TEXT", 2000)
+    repeated = " ".join(random.Random(0).choices(["neon", "argon", "xenon", "radon", "helium"], k=200))
+    for name, content in {
+        "locked.pdf": pdf(["secret"], locked=True),
+        "locked.docx": b"\xd0\xcf\x11\xe0 OLE",
+        "broken.pdf": b"%PDF-1.4 nothing",
+        "broken.docx": b"PK no archive",
+        "scan.pdf": pdf(["", ""]),
+        "empty.md": b"",
+        "blank.txt": b" \n",
+        "large.txt": b"x" * 2001,
+        "binary.txt": b"a\0b",
+        "latin.txt": "Glühwein".encode("latin-1"),
+        "wide.txt": "Glühwein".encode("utf-16"),
+        "picture.png": PNG,
+        "tool": b"\x7fELF\0",
+        "no documents.csv": b"name,age\nAda,36\n",
+        "torn.jsonl": b'{"id": "a", "text": "x"}\n{',
+        "first.txt": f"{repeated} end",
+        "near.txt": f"{repeated} ends",
+        "same.txt": f"{repeated}  end",
+    }.items():
+        write(name, content)
+    found = read(root)
+    assert list(found) == ["first.txt", "latin.txt", "near.txt", "same.txt", "a", "wide.txt"]
+    assert {found["latin.txt"][1], found["wide.txt"][1]} == {"Glühwein"}
+    name = str(root)
+    assert sorted(message.removeprefix(f"{name}: ") for message in caplog.messages) == [
+        "documents with nearly the same text as another one: 1, the first 'near.txt'; they are kept.",
+        "documents with the same text as another one: 2, the first 'same.txt'; they are kept.",
+        "files of kinds that are not read: 1 .png, 1 without a suffix.",
+        "files that are broken: 2, the first 'broken.docx'; they are left out.",
+        "files that are empty: 2, the first 'blank.txt'; they are left out.",
+        "files that are encrypted, or of an old office program: 1, the first 'locked.docx'; they are left out.",
+        "files that are encrypted: 1, the first 'locked.pdf'; they are left out.",
+        "files that are larger than 0 MB: 1, the first 'large.txt'; they are left out.",
+        "files that are not text: 1, the first 'binary.txt'; they are left out.",
+        "files that are without text, as scans are: 1, the first 'scan.pdf'; they are left out.",
+        f"rows of tables that are not documents with an id and a text: 1, the first '{name}/no documents.csv, row 2'; they are "
+        "left out.",
+        "tables that are not of their kind: 1, the first 'torn.jsonl'; their rows before the fault are kept.",
+        "texts in other encodings than UTF-8: 2, the first 'latin.txt'; they are read as UTF-16 or Windows-1252.",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "why"),
+    [
+        ("a.pdf", pdf(["x"], locked=True), "encrypted"),
+        ("a.pdf", pdf([""]), "without text, as scans are"),
+        ("a.md", b"", "empty"),
+        ("a.docx", b"PK", "broken"),
+        ("a.txt", b"\0", "not text"),
+        ("a.png", PNG, r"of a kind that is not read \(they are \.txt, .*, source code and tables\)"),
+    ],
+)
+def test_a_file_that_is_named_is_an_error(folder, name, content, why):
+    root, write = folder
+    write(name, content)
+    with pytest.raises(ValueError, match=rf"{name} is {why}; leave it out, or save it as a file that can be read\.$"):
+        Collection.from_files(root / name)
+
+
+def test_a_library_that_is_not_installed_is_named_with_what_installs_it(folder, caplog, monkeypatch):
+    root, write = folder
+    write("a.pdf", pdf(["x"]))
+    write("b.txt", "words")
+    write("c.md", "more")
+    write(".gitignore", "c.md")
+    for library in ("pypdfium2", "pathspec"):
+        monkeypatch.setitem(sys.modules, library, None)
+    assert list(read(root)) == ["b.txt", "c.md"]
+    assert sorted(message.removeprefix(f"{root}: ") for message in caplog.messages) == [
+        f".gitignore files: 1, the first '{root}'; they are not heeded without pathspec (pip install 'dr-scl[files]').",
+        "files that are of a kind that needs pypdfium2 (pip install 'dr-scl[files]'): 1, the first 'a.pdf'; they are left out.",
+    ]
+
+
+def test_hidden_files_and_those_that_gitignore_names_are_left_out(folder):
+    root, write = folder
+    write(".gitignore", "*.log\n/build/\n!keep.log\n")
+    write("sub/.gitignore", "!more.log\n/own.txt\n")
+    for name in (
+        "a.log",
+        "keep.log",
+        "build/a.txt",
+        "sub/build/b.txt",
+        "sub/more.log",
+        "sub/own.txt",
+        "sub/x/own.txt",
+        ".env",
+        ".git/c",
+    ):
+        write(name, f"text of {name}")
+    assert list(read(root)) == ["keep.log", "sub/build/b.txt", "sub/more.log", "sub/x/own.txt"]
+
+
+def test_links_are_not_followed_out_of_the_folder_nor_in_circles(folder, tmp_path, caplog):
+    root, write = folder
+    write("a.txt", "text")
+    (tmp_path / "secret.txt").write_text("secret")
+    (root / "b.txt").symlink_to(root / "a.txt")
+    (root / "c.txt").symlink_to(tmp_path / "secret.txt")
+    (root / "gone.txt").symlink_to(root / "none.txt")
+    (root / "circle").symlink_to(root)
+    (root / "self.txt").symlink_to(root / "self.txt")
+    os.mkfifo(root / "pipe.txt")
+    assert list(read(root)) == ["a.txt", "b.txt"]
+    lines = [message.removeprefix(f"{root}: ") for message in caplog.messages]
+    assert f"links out of the folder: 1, the first '{root}/c.txt'; they are not followed." in lines
+    assert f"links to folders: 1, the first '{root}/circle'; they are not followed." in lines
+    assert any(re.match(r"entries that are not files, or links to none: 3, ", line) for line in lines)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="names of any bytes")
+def test_a_name_that_is_not_utf8_is_read_as_windows_1252(folder):
+    root, _ = folder
+    with open(os.fsencode(root) + b"/Gr\xfc\xdfe.txt", "wb") as file:  # noqa: PTH123
+        file.write(b"words")
+    (row,) = Collection.from_files(root).documents
+    assert (row["doc_id"], row["title"]) == ("Grüße.txt", "Grüße")
+
+
+def test_a_folder_that_cannot_be_entered_is_counted(folder, monkeypatch, caplog):
+    root, write = folder
+    write("a.txt", "text")
+    write("closed/b.txt", "text")
+    scandir = os.scandir
+
+    def guarded(path):
+        if os.fspath(path).endswith("closed"):
+            raise PermissionError(13, "Permission denied", os.fspath(path))
+        return scandir(path)
+
+    monkeypatch.setattr(os, "scandir", guarded)
+    assert list(read(root)) == ["a.txt"]
+    assert caplog.messages == [
+        f"{root}: folders that may not be read: 1, the first '{root}/closed'; they are left out."
+    ]
+
+
+def test_ids_of_files_and_rows_differ_whatever_they_are_called(folder, tmp_path):
+    root, write = folder
+    write("a.csv", "id,text\n1,one\n2,two\n")
+    write("b.csv", "id,text\n1,three\n1,four\n")
+    other = tmp_path / "more"
+    other.mkdir()
+    for place in (root, other):
+        (place / "README.md").write_text(f"# {place.name}")
+    table = Collection.from_files(root, other, root / "README.md").documents
+    assert table["doc_id"][:] == ["README.md", "1", "2", "b.csv#row=2", "b.csv#row=3", "more/README.md"]
+    assert table["title"][:] == ["notes", "", "", "", "", "more"]
+
+
+def test_a_long_text_is_several_documents_at_the_ends_of_paragraphs(folder):
+    root, write = folder
+    paragraphs = [f"Paragraph {number}. " + "word " * 100 + "\n\n" for number in range(300)]
+    write("book.txt", "".join(paragraphs))
+    found = read(root)
+    assert next(iter(found)) == "book.txt"
+    assert len(found) == 4
+    assert "".join(text for _, text, _ in found.values()) == "".join(paragraphs)
+    for doc_id, (_, text, place) in list(found.items())[1:]:
+        assert doc_id == f"book.txt#{place}"
+        line = int(place.partition("=")[2])
+        assert "".join(paragraphs).split("\n")[line - 1] == text.split("\n")[0]
+
+
+def test_a_hit_says_where_its_passage_stands(folder):
+    root, write = folder
+    write(
+        "neon.md", "---\ntags: [gas]\n---\n# Gases\n\nIntro.\n\n## Neon\n\nGlows\nin signs.\n\nSetext\n------\nlast\n"
+    )
+    (row,) = Collection.from_files(root).documents
+    text, metadata = row["text"], {name: row[name] for name in (*SOURCE, "tags")}
+    start = text.index("\n\nGlows")
+    hit = Hit(1, 0.5, "neon.md", row["title"], (0,), text, metadata, (start, text.index("Setext")))
+    assert (hit.location.lines, hit.location.heading, str(hit.location)) == ((10, 11), "Neon", f"{root}/neon.md:10")
+    assert (root / "neon.md").read_text().split("\n")[9:11] == ["Glows", "in signs."]
+    assert hit.as_dict()["location"] == {
+        "address": f"{root}/neon.md:10", "file": f"{root}/neon.md", "lines": (10, 11), "heading": "Neon"
+    }  # fmt: skip
+    assert hit.as_dict()["metadata"] == {"tags": ["gas"]}
+    assert locate(metadata, text, None).lines == (4, 15)
+    assert locate(metadata, text, (text.index("last"), len(text))).heading == "Setext"
+    assert locate({}, text, None) is None
+
+
+@pytest.mark.parametrize(
+    ("name", "place", "address"),
+    [
+        ("a.pdf", "page=3", "a.pdf#page=3"),
+        ("a.jsonl", "row=7", "a.jsonl:7"),
+        ("a.csv", "row=7", "a.csv#row=7"),
+        ("a.docx", "", "a.docx"),
+        ("a.py", "line=1", "a.py:1"),
+    ],
+)
+def test_an_address_opens_the_place(name, place, address):
+    assert str(locate({"source_file": name, "source_place": place}, "# no heading of code", None)) == address
+    assert locate({"source_file": name, "source_place": place}, "# A comment", None).heading == "A comment" * (
+        name == "a.docx"
+    )
+
+
+@pytest.mark.parametrize(
+    ("text", "suffix", "found"),
+    [
+        ("a\n---\n\nb\n===\n", ".md", ["a", "b"]),
+        ("- item\n---\n", ".md", []),
+        ("two\nlines\n---\n", ".md", []),
+        ("````\n```\n# no\n````\n# yes", ".md", ["yes"]),
+        ("Title\n~~~~~\n\nshort title\n===\n", ".rst", ["Title"]),
+        ("# no comment in rst\n", ".rst", []),
+    ],
+)
+def test_headings(text, suffix, found):
+    assert [words for _, words in headings(text, suffix)] == found
+    assert all(text[place:].lstrip("# ").startswith(words) for place, words in headings(text, suffix))
+
+
+def test_the_share_of_common_pieces_decides_what_is_nearly_the_same():
+    draw = random.Random(1)
+    words = [f"w{draw.randrange(5000)}" for _ in range(2000)]
+    for changed, expected in ((10, "nearly the same"), (600, "")):
+        repeats, other = Repeats(), list(words)
+        for place in draw.sample(range(2000), changed):
+            other[place] = "changed"
+        assert repeats.add(" ".join(words)) == ""
+        assert repeats.add(" ".join(other)) == expected
+
+
+def test_mail_and_notebooks_of_any_bytes_end_nothing(folder, caplog):
+    root, write = folder
+    draw = random.Random(2)
+    write("good.txt", "words")
+    for number, suffix in enumerate([*readers.READERS, ".py", ".csv", ".tsv", ".jsonl", ".parquet"] * 4):
+        write(f"{number}{suffix}", draw.randbytes(draw.randrange(1, 400)))
+    caplog.set_level(logging.ERROR)
+    assert "good.txt" in read(root)
+
+
+def test_progress_and_bounded_time_for_a_pipe_without_a_writer(folder):
+    root, write = folder
+    write("a.txt", "words")
+    os.mkfifo(root / "b.jsonl")
+    done = threading.Thread(target=read, args=(root,), daemon=True)
+    done.start()
+    done.join(20)
+    assert not done.is_alive()
+
+
+def test_rows_keep_their_metadata_and_get_their_place(folder):
+    root, write = folder
+    write("a.jsonl", json.dumps({"id": "x", "text": "one", "metadata": {"year": 1990, "source_file": "old"}}))
+    (row,) = Collection.from_files(root).documents
+    assert (row["year"], row["source_file"], row["source_place"]) == (1990, f"{root}/a.jsonl", "row=1")

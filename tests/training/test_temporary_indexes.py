@@ -1,0 +1,76 @@
+"""Indexes without a folder of their own: they share the encoder, leave with the retriever, and do not mix."""
+
+import gc
+from pathlib import Path
+
+import pytest
+
+import dsi
+from dsi.contrastive import encoder as encoders
+from dsi.training.indexing import _temporary_folder
+
+TEXTS = ["Neon glows in advertising signs.", "The Danube flows through Vienna."]
+
+
+def folders():
+    """The names of what temporary indexes have left on disk."""
+    return {path.name for path in Path(_temporary_folder().name).iterdir() if not path.name.startswith(".")}
+
+
+@pytest.fixture(autouse=True)
+def _nothing_before():
+    gc.collect()
+
+
+def made(texts, folder, **settings):
+    return dsi.index(texts, encoder=str(folder), device="cpu", **settings)
+
+
+def test_they_load_the_encoder_once_and_leave_with_the_retriever(sentence_bert_folder, monkeypatch):
+    loads = []
+    for name in ("_load_named", "_load_stored"):
+        load = getattr(encoders, name)
+        monkeypatch.setattr(encoders, name, lambda *own, load=load: loads.append(own) or load(*own))
+    retrievers = [made(TEXTS, sentence_bert_folder)]
+    first = len(loads)
+    retrievers += [made([*TEXTS, f"Text {number}."], sentence_bert_folder) for number in range(3)]
+    assert len(loads) == first
+    assert len({id(retriever.encoder.model) for retriever in retrievers}) == 1
+    assert len(folders() - {"encoder"}) == 4
+    links = {(retriever._on_disk[0] / "encoder" / "model.safetensors").stat().st_ino for retriever in retrievers}
+    assert len(links) == 1
+    del retrievers
+    gc.collect()
+    assert folders() == {"encoder"}
+
+
+def test_each_answers_from_its_own_documents_and_can_be_kept(sentence_bert_folder, tmp_path):
+    one, other = made(TEXTS, sentence_bert_folder), made(["Bees dance.", "Iron rusts."], sentence_bert_folder)
+    kept = dsi.index(TEXTS, tmp_path / "kept", encoder=str(sentence_bert_folder), device="cpu")
+    for query in ("neon", "bees"):
+        expected = {hit.doc_id: hit.score for hit in kept.search(query)}
+        assert {hit.doc_id: hit.score for hit in one.search(query)} == pytest.approx(expected)
+    assert {hit.text for hit in other.search("dance")} == {"Bees dance.", "Iron rusts."}
+    one.add([{"id": "new", "text": "Argon is lazy."}])
+    one.save_pretrained(tmp_path / "run")
+    del one
+    gc.collect()
+    assert len(dsi.GenerativeRetriever.from_pretrained(tmp_path / "run", device="cpu").documents) == 3
+    assert other.search("iron")[0].text
+
+
+def test_another_encoder_or_other_prompts_are_not_mixed_up(sentence_bert_folder, tmp_path):
+    plain = made(TEXTS, sentence_bert_folder)
+    config = dsi.Config().with_changes({"encoder.query_prompt": "ask: ", "encoder.name": str(sentence_bert_folder)})
+    prompted = dsi.index(TEXTS, config=config, device="cpu")
+    assert (plain.encoder.model.prompts["query"], prompted.encoder.model.prompts["query"]) == ("", "ask: ")
+    assert plain.encoder.fingerprint != prompted.encoder.fingerprint
+    assert made(TEXTS, sentence_bert_folder).encoder.fingerprint == plain.encoder.fingerprint
+
+
+def test_one_that_fails_leaves_nothing(sentence_bert_folder, monkeypatch):
+    before = folders()
+    monkeypatch.setattr(encoders.Encoder, "forward", lambda *_: 1 / 0)
+    with pytest.raises(ZeroDivisionError):
+        made(["Another text."], sentence_bert_folder)
+    assert folders() == before

@@ -46,6 +46,11 @@ def with_queries(
     if collection is not None and any(collection.qrels.values()):
         return retriever, collection
     # 1) an index with texts
+    if type(retriever) is not GenerativeRetriever:  # one on a cluster writes what it adds
+        raise ValueError(
+            "A known-item test changes a copy of the index in memory, and one on a cluster has no copy; load the index with "
+            "GenerativeRetriever.from_pretrained, or give a collection with judged queries."
+        )
     index = retriever.snapshot
     if not index.documents.has_texts and collection is not None:
         index.keep_texts(collection.documents)

@@ -80,3 +80,13 @@ def test_the_command_prints_the_failures(index, tmp_path, capsys):
     ]
     assert len([line for line in table[4:] if line.startswith("|")][:2]) == 2
     assert "queries without their document among 10" in printed
+
+
+def test_an_index_that_writes_what_it_adds_is_refused(index):
+    class OnCluster(dsi.GenerativeRetriever):
+        """Adds documents to shards on disk."""
+
+    other = object.__new__(OnCluster)
+    other.__dict__.update(index.__dict__)
+    with pytest.raises(ValueError, match="one on a cluster has no copy; load the index with GenerativeRetriever"):
+        dsi.evaluate(other)

@@ -3,8 +3,8 @@
 For each collection, two tables. Teachers: nDCG@10 on test with weights by the defaults, by the cloze test of `dsi.index`, and
 fitted to extractive pseudo-queries, to sentences that were taken out of documents, and to dev queries, or where there are none
 to the other test queries (five parts; an oracle). Order: Kendall's tau between known-item tests and judged test queries, over
-systems within ten points of the best, and between halves of the judged queries. A collection that is measured already is not
-measured again. The indexes are those that `dsi benchmark-world` leaves.
+systems within ten points of the best, and between halves of the judged queries. What is measured already is not measured again.
+The indexes are those that `dsi benchmark-world` leaves.
 """
 
 import dataclasses
@@ -39,8 +39,9 @@ TEACHERS = (DEFAULTS, CLOZE, EXTRACTIVE, SENTENCES, DEV, ORACLE)
 TITLES, HALVES = "titles", "halves of the judged queries"
 KINDS = (SENTENCES, EXTRACTIVE, TITLES)
 MEASURE = "nDCG@10"
+_TABLES = "teachers", "order"
 _NO_QRELS: "dict[str, Qrels]" = {"train": {}, "dev": {}, "test": {}}
-_MOST = 400
+_MOST = 300
 """Test queries that are searched by each teacher's weights."""
 _ORDERED, _WITHIN = 200, 10.0
 """Test queries that order systems, and how many points behind the best of them a system may be."""
@@ -58,6 +59,9 @@ def main(argv: Sequence[str] | None = None) -> None:
     command_line.add_argument(
         "--output", type=output_folder, required=True, metavar="OUT", help="results, NAME.json each"
     )
+    command_line.add_argument(
+        "--tables", nargs="+", default=list(_TABLES), choices=_TABLES, help="those to measure; order takes longest"
+    )
     command_line.add_argument("--device", help="of the encoder")
     arguments = command_line.parse_args(argv)
     load_libraries()
@@ -67,8 +71,10 @@ def main(argv: Sequence[str] | None = None) -> None:
     for folder in arguments.collections:
         name = folder.resolve().name
         path = arguments.output / f"{name}.json"
-        if not path.exists():
-            write_json(path, measure(folder, arguments.indexes / name, arguments.device))
+        record = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
+        if missing := [table for table in arguments.tables if table not in record]:
+            record |= measure(folder, arguments.indexes / name, missing, arguments.device)
+            write_json(path, record)
     records = {
         path.stem: json.loads(path.read_text(encoding="utf-8")) for path in sorted(arguments.output.glob("*.json"))
     }
@@ -77,7 +83,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     print(tables)
 
 
-def measure(folder: Path, index: Path, device: str | None) -> dict[str, Any]:
+def measure(folder: Path, index: Path, tables: Sequence[str], device: str | None) -> dict[str, Any]:
     """Return the results of one collection."""
     import dsi
     from dsi.measuring.known_items import with_queries
@@ -87,12 +93,12 @@ def measure(folder: Path, index: Path, device: str | None) -> dict[str, Any]:
     retriever = dsi.GenerativeRetriever.from_pretrained(index, device=device)
     retriever.search_config = retriever.configured_search = dsi.Config().search
     test = with_queries(retriever, None)
-    return {
-        "documents": len(collection.documents),
-        "teachers": _teach(retriever, _sampled(collection, _MOST), test),
-        "order": _order(retriever, _sampled(collection, _ORDERED), test),
-        **provenance(),
-    }
+    found: dict[str, Any] = {"documents": len(collection.documents), **provenance()}
+    if "teachers" in tables:
+        found["teachers"] = _teach(retriever, _sampled(collection, _MOST), test)
+    if "order" in tables:
+        found["order"] = _order(retriever, _sampled(collection, _ORDERED), test)
+    return found
 
 
 def _sampled(collection: "Collection", most: int) -> "Collection":
@@ -128,7 +134,7 @@ def _teach(retriever: "GenerativeRetriever", collection: "Collection", test: "Te
 def _choices(retriever: "GenerativeRetriever", collection: "Collection", test: "Test") -> dict[str, dict[str, Any]]:
     """Return {teacher: the settings of search that it chose}, of all but the oracle."""
     from dsi.measuring.cloze import cloze_test
-    from dsi.measuring.tuning import choose, choose_weights
+    from dsi.measuring.tuning import choose_weights
 
     config = retriever.search_config
     choices: dict[str, dict[str, Any]] = {DEFAULTS: {}, CLOZE: {}}
@@ -144,7 +150,7 @@ def _choices(retriever: "GenerativeRetriever", collection: "Collection", test: "
     choices[SENTENCES] = choose_weights(index, encoded, sentences.qrels["test"], config)
     if dev := collection.qrels["dev"]:
         encoded = retriever.encode_queries(collection.query_texts("dev"))
-        choices[DEV] = choose(retriever, encoded, dev, config, identical=collection.identical_ids).best
+        choices[DEV] = choose_weights(retriever, encoded, dev, config, identical=collection.identical_ids)
     return choices
 
 
@@ -199,7 +205,7 @@ def teachers_table(records: Mapping[str, Mapping[str, Any]]) -> str:
 
     rows = []
     for name, record in records.items():
-        own = record["teachers"]
+        own = record.get("teachers", {})
         cells = [_cell(own[teacher], teacher) if teacher in own else "" for teacher in TEACHERS]
         rows.append([name, *cells])
     return markdown_table(["collection", *TEACHERS], rows)
@@ -325,7 +331,8 @@ def order_table(records: Mapping[str, Mapping[str, Any]]) -> str:
 
     rows = []
     for name, record in records.items():
-        own = record["order"]
+        if not (own := record.get("order")):
+            continue
         cells = [f"{own[kind]['tau']:+.2f} ({own[kind]['lost']:.1f})" if kind in own else "" for kind in KINDS]
         rows.append([name, str(own["systems"]), *cells, f"{own[HALVES]['tau']:+.2f}"])
     return markdown_table(["collection", "systems", *KINDS, HALVES], rows)

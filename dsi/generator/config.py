@@ -27,8 +27,8 @@ class PseudoQueriesConfig:
     """What a causal model reads: so each of some examples, the collection's own train queries if there are some, and then a
     document up to where its query begins. The model writes to the end of the line."""
     first: Whole = 0
-    """Train on those pseudo-queries alone that find their document among so many first, by the encoder and words and with a
-    margin of .02; 0 trains on all."""
+    """Train only on pseudo-queries that find their document in this many first answers by the encoder and words, with a margin
+    of .02; 0 trains on all."""
 
     def __post_init__(self) -> None:
         check_name("pseudo_queries.method", self.method, '"extractive", "none" or a seq2seq or causal model')

@@ -267,7 +267,7 @@ def _sample(
 
 
 def _first_tokens(tokenizer: Any, text: str, count: int) -> str:
-    """Return the beginning of a text, of so many tokens at most."""
+    """Return the beginning of a text, at most `count` tokens."""
     cut = tokenizer(
         text, truncation=True, max_length=count, add_special_tokens=False, return_offsets_mapping=True
     )  # [tokens, 2] characters

@@ -102,7 +102,7 @@ def measure(folder: Path, index: Path, tables: Sequence[str], device: str | None
 
 
 def _sampled(collection: "Collection", most: int) -> "Collection":
-    """Return the collection with at most so many test queries."""
+    """Return the collection with at most `most` test queries."""
     test = collection.qrels["test"]
     kept = random.Random(0).sample(sorted(test), min(most, len(test)))
     qrels = {**collection.qrels, "test": {query_id: test[query_id] for query_id in kept}}

@@ -1,7 +1,8 @@
 """`dsi evaluate`: measure an index beside BM25 and dense search on a split of a collection.
 
 The index is measured as it searches by default. Where one document is relevant to a query, the table has Hit@1, Hit@5 and
-Hit@10; where several are, or judgements are graded, nDCG@10, RR@10 and Recall@100. From Python: `dsi.evaluate`.
+Hit@10; where several are, or judgements are graded, nDCG@10, RR@10 and Recall@100. Where nobody has judged queries, sentences
+are taken out of documents and looked for. From Python: `dsi.evaluate`.
 """
 
 import argparse
@@ -28,12 +29,16 @@ def main(argv: Sequence[str] | None = None) -> None:
     from dsi.docids.data.collection import read_collection
     from dsi.docids.files.storage import file_name
     from dsi.eval.trec import check_fields, write_qrels, write_run
+    from dsi.measuring.diagnosis import missed_table
     from dsi.measuring.evaluation import evaluate
+    from dsi.measuring.known_items import with_queries
     from dsi.store.verify import read_entries
     from dsi.training.stages import launch
 
-    retriever = open_retriever(arguments)
-    collection = read_collection(arguments.data, dev_queries=read_dev_queries(arguments.run))
+    retriever, collection = open_retriever(arguments), None
+    if arguments.data:
+        collection = read_collection(arguments.data, dev_queries=read_dev_queries(arguments.run))
+    retriever, collection = with_queries(retriever, collection)
     qrels = collection.qrels[arguments.split]
     if arguments.trec_runs:  # before anything is searched
         ids = *retriever.documents.rows, *qrels, *(doc_id for judged in qrels.values() for doc_id in judged)
@@ -65,13 +70,16 @@ def main(argv: Sequence[str] | None = None) -> None:
             write_run(run, path, file_name(name), escape_ids=arguments.escape_ids)
         write_qrels(qrels, arguments.trec_runs / f"{arguments.split}.qrels", escape_ids=arguments.escape_ids)
     print(evaluation)
+    if arguments.show:
+        run = evaluation.runs[evaluation.index]
+        print(f"\n{missed_table(run, collection, arguments.split, retriever.documents, arguments.show)}")
     _print_tables(arguments, retriever, collection)
 
 
 def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
     command_line = parser("evaluate", __doc__)
     add_index(command_line)
-    add_data(command_line, "the collection it was trained on")
+    add_data(command_line, "the collection it was trained on; without it, a known-item test", required=False)
     command_line.add_argument(
         "--split", default="test", choices=("train", "dev", "test"), help="judgements to measure on"
     )
@@ -85,6 +93,9 @@ def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
         "--measures", nargs="+", default=[], metavar="NAME", help="such as nDCG@10, MAP; by default as above"
     )
     command_line.add_argument("--untrained", action="store_true", help="also dense search before contrastive training")
+    command_line.add_argument(
+        "--show", type=count, metavar="N", help="also N queries whose document is not the first answer, the worst first"
+    )
     command_line.add_argument(
         "--diagnose",
         action="store_true",

@@ -16,8 +16,8 @@ from dsi.docids.extensions import extensions, load_extension
 from dsi.docids.files.checks import printable
 
 COMMANDS = (
-    "example", "index", "train", "tune", "evaluate", "compare", "search", "rerank", "explain", "info", "serve", "update",
-    "verify",
+    "example", "index", "train", "queries", "tune", "evaluate", "compare", "search", "rerank", "explain", "info", "serve",
+    "update", "verify",
     "push", "prepare-nq", "prepare-irds", "export",
 )  # fmt: skip
 """The commands of the library, in the order of `dsi --help`; other packages add commands as entry points."""
@@ -29,7 +29,7 @@ _MEANT = {
 _WING = "dr-scl-experiments"
 _OF_THE_WING = (
     "reproduce", "results", "compare-docids", "train-reranker", "train-query-generator", "benchmark-identifiers",
-    "benchmark-search", "benchmark-serving", "benchmark-scale", "benchmark-index", "benchmark-world",
+    "benchmark-search", "benchmark-serving", "benchmark-scale", "benchmark-index", "benchmark-world", "benchmark-untuned",
 )  # fmt: skip
 """Commands of the distribution `_WING`."""
 

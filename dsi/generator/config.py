@@ -7,8 +7,8 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from dsi.docids.files.checks import check_name
-from dsi.docids.files.declarations import Amount, Count, Positive, Remedy, Share, settings
+from dsi.docids.files.checks import check_name, shown
+from dsi.docids.files.declarations import Amount, Count, Positive, Remedy, Share, Whole, settings
 from dsi.generator.objectives import find_objective
 
 EXTRACTIVE = "extractive"
@@ -19,13 +19,25 @@ class PseudoQueriesConfig:
     """How pseudo-queries are made (section `[pseudo_queries]`)."""
 
     method: str = "none"
-    """"extractive" (spans and keywords of the text), "none", or a seq2seq model (Hub name or folder) that turns a document into
-    a query. Only a generator that is trained reads them."""
+    """"extractive" (spans and keywords of the text), "none", or a seq2seq or causal model (Hub name or folder) that turns a
+    document into a query. Only a generator that is trained reads them."""
     per_document: Annotated[int, Field(ge=1, le=100_000), Remedy('method = "none" makes none')] = 3
     """Queries per document."""
+    prompt: str = "Document: {document}\nQuery: {query}\n\n"
+    """What a causal model reads: so each of some examples, the collection's own train queries if there are some, and then a
+    document up to where its query begins. The model writes to the end of the line."""
+    first: Whole = 0
+    """Train only on pseudo-queries that find their document in this many first answers by the encoder and words, with a margin
+    of .02; 0 trains on all."""
 
     def __post_init__(self) -> None:
-        check_name("pseudo_queries.method", self.method, '"extractive", "none" or a seq2seq model')
+        check_name("pseudo_queries.method", self.method, '"extractive", "none" or a seq2seq or causal model')
+        before, query, after = self.prompt.partition("{query}")
+        if not query or before.count("{document}") != 1 or "{document}" in after or "{query}" in after:
+            raise ValueError(
+                f"pseudo_queries.prompt must have {{document}} and, below it, {{query}}, once each, got {shown(self.prompt)}; "
+                r'the default is "Document: {document}\nQuery: {query}\n\n".'
+            )
 
 
 @settings("generator")

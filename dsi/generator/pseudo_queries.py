@@ -1,14 +1,15 @@
 """Pseudo-queries: queries that a document could answer, for documents without train queries (DSI-QG; docT5query).
 
-Two methods: a seq2seq model that generates queries (from the Hub or local), and "extractive", which needs no model and takes
-spans and keywords from the document's title and full text. Knows nothing of docids or training.
+Two methods: a seq2seq or causal model that writes queries (from the Hub or local), and "extractive", which needs no model and
+takes spans and keywords from the document's title and full text. Knows nothing of docids or training.
 """
 
+import functools
 import json
 import os
 import random
 import re
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,8 @@ import datasets
 import pyarrow as pa
 import torch
 from sklearn.feature_extraction.text import ENGLISH_STOP_WORDS
-from transformers import AutoModelForSeq2SeqLM, AutoTokenizer
+from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForSeq2SeqLM, AutoTokenizer
+from transformers.models.auto.modeling_auto import MODEL_FOR_MASKED_LM_MAPPING_NAMES
 
 from dsi.contrastive.devices import choose_device
 from dsi.docids.data.collection import cached_table
@@ -27,11 +29,18 @@ from dsi.docids.files.reading import sha256
 from dsi.generator.config import EXTRACTIVE, PseudoQueriesConfig
 
 DOCUMENT_TOKENS, QUERY_TOKENS = 512, 32
-"""Tokens of a document that a seq2seq model reads, and of a query that it generates, at most."""
+"""Tokens of a document that a model reads, and of a query that it generates, at most."""
 TOP_K = 10
 """It samples from this many most probable tokens, as docT5query does."""
+EXAMPLE_TOKENS = 96
+"""Tokens of each example's document in a prompt."""
 _BATCH = 16
 """Documents per forward pass."""
+_COPIED = 5
+"""Words in a row from which on a query is a copy of its document."""
+_OF_THE_TEXT = re.compile(
+    r"\b(this|the above|the given|the following) (text|document|passage|article|paragraph|page)\b"
+)
 _READ = ("doc_id", "title", "text")
 _QUERY_WORD = re.compile(r"[^\W_]+(?:['’.-][^\W_]+)*")
 _SENTENCE_END = re.compile(r"(?<=[.!?;])\s+|\n+")
@@ -42,6 +51,7 @@ def generate_queries(
     config: PseudoQueriesConfig,
     path: Path,
     *,
+    examples: Sequence[tuple[str, str]] = (),
     held_out: Iterable[str] = (),
     seed: int = 0,
     device: str | None = None,
@@ -52,9 +62,10 @@ def generate_queries(
         documents: with doc_id, title and text; one batch at a time is in memory.
         config: how they are made.
         path: the file to write or continue.
+        examples: (document, query) for the prompt of a causal model.
         held_out: texts of dev and test queries; a pseudo-query equal to one (ignoring case and spacing) is dropped.
         seed: of sampling.
-        device: of a seq2seq model; the best available by default.
+        device: of a model; the best available by default.
 
     Returns:
         Counts of this call: {"written": n, "dropped": n that equalled a held-out query}.
@@ -67,7 +78,7 @@ def generate_queries(
     if config.method == EXTRACTIVE:
         generated = _extractive(documents, finished, config.per_document, seed)
     else:
-        generated = _seq2seq(documents, finished, config, seed, device)
+        generated = model_queries(documents, config, examples, finished=finished, seed=seed, device=device)
     bar = Bar("pseudo-queries", unit="doc", total=len(documents), done=len(finished))
     with bar, path.open("a", encoding="utf-8") as file:
         for doc_id, queries in generated:
@@ -165,32 +176,56 @@ def _extractive(
 
 
 def reading_text(title: str, text: str) -> str:
-    """Return the text of a document that a seq2seq model reads, in training and in use."""
+    """Return the text of a document that a model reads, in training and in use."""
     return f"{title} {text}".strip()
 
 
 def load_query_model(name: str) -> tuple[Any, Any]:
-    """Return the tokenizer and the weights of a seq2seq model that turns a document into a query.
+    """Return the tokenizer and the weights of a seq2seq or causal model that writes queries.
 
     Raises:
-        FileNotFoundError: there is none of that name.
+        FileNotFoundError: there is none of that name, or it is of another kind.
     """
     try:
-        return AutoTokenizer.from_pretrained(name), AutoModelForSeq2SeqLM.from_pretrained(name)
+        config = AutoConfig.from_pretrained(name)
+        if not config.is_encoder_decoder and config.model_type in MODEL_FOR_MASKED_LM_MAPPING_NAMES:
+            raise ValueError(f"{config.model_type} reads and does not write")
+        kind = AutoModelForSeq2SeqLM if config.is_encoder_decoder else AutoModelForCausalLM
+        tokenizer, model = AutoTokenizer.from_pretrained(name), kind.from_pretrained(name)
     except (OSError, ValueError) as error:
         reason = str(error).strip().splitlines()[0].rstrip(".")
         raise FileNotFoundError(
-            f'pseudo_queries.method {name!r} cannot be loaded ({reason}); name a seq2seq model, "extractive" or "none".'
+            f"pseudo_queries.method {name!r} cannot be loaded ({reason}); name a seq2seq or causal model, "
+            '"extractive" or "none".'
         ) from None
+    if not config.is_encoder_decoder:
+        tokenizer.padding_side = "left"  # it goes on where the prompt ends
+        tokenizer.pad_token = tokenizer.pad_token or tokenizer.eos_token
+    return tokenizer, model
 
 
-@torch.no_grad()
-def _seq2seq(
-    documents: datasets.Dataset, finished: Collection[str], config: PseudoQueriesConfig, seed: int, device: str | None
+def model_queries(
+    documents: datasets.Dataset,
+    config: PseudoQueriesConfig,
+    examples: Sequence[tuple[str, str]] = (),
+    *,
+    finished: Collection[str] = (),
+    seed: int = 0,
+    device: str | None = None,
 ) -> Iterator[tuple[str, list[str]]]:
-    """Yield queries sampled from a seq2seq model (top-k sampling, as in docT5query), of the documents that are not finished.
+    """Yield (doc_id, queries) sampled from a model by top-k sampling (docT5query), of the documents that are not finished.
 
-    Batches, and the seed of each, are the same wherever a run was resumed; one that was written in part is generated again.
+    A seq2seq model reads the document. A causal one reads the examples and the document as `prompt` lays them out, and writes
+    to the end of the line. Batches, and the seed of each, are the same wherever a run was resumed; one that was written in part
+    is generated again.
+
+    Args:
+        documents: with doc_id, title and text.
+        config: names the model.
+        examples: (document, query) for the prompt of a causal model.
+        finished: doc_ids to leave out.
+        seed: of sampling.
+        device: the best available by default.
     """
     ids, starts = documents["doc_id"], range(0, len(documents), _BATCH)
     todo = [start for start in starts if not all(doc_id in finished for doc_id in ids[start : start + _BATCH])]
@@ -201,21 +236,66 @@ def _seq2seq(
     model = model.to(device).eval()
     for start in todo:
         batch = documents[start : start + _BATCH]
-        inputs = tokenizer(
-            [reading_text(*pair) for pair in zip(batch["title"], batch["text"], strict=True)],
-            truncation=True, max_length=DOCUMENT_TOKENS, padding=True, return_tensors="pt",
-        ).to(device)  # fmt: skip
-        inputs.pop("token_type_ids", None)
+        texts = [reading_text(*pair) for pair in zip(batch["title"], batch["text"], strict=True)]
         torch.manual_seed(seed + start)
-        output = model.generate(
-            **inputs, do_sample=True, top_k=TOP_K, num_return_sequences=config.per_document,
-            max_new_tokens=QUERY_TOKENS,
-        )  # fmt: skip
-        texts = [text.strip() for text in tokenizer.batch_decode(output, skip_special_tokens=True)]
-        for row, doc_id in enumerate(batch["doc_id"]):
+        written = _sample(tokenizer, model, texts, config, examples)
+        for doc_id, text, queries in zip(batch["doc_id"], texts, written, strict=True):
             if doc_id not in finished:
-                generated = texts[row * config.per_document : (row + 1) * config.per_document]
-                yield doc_id, [text for text in dict.fromkeys(generated) if text]
+                yield doc_id, [query for query in dict.fromkeys(queries) if is_query(query, text)]
+
+
+@torch.no_grad()
+def _sample(
+    tokenizer: Any, model: Any, texts: Sequence[str], config: PseudoQueriesConfig, examples: Sequence[tuple[str, str]]
+) -> list[list[str]]:
+    """Return `per_document` texts that a model writes for each of some documents."""
+    shorten = functools.partial(_first_tokens, tokenizer)
+    prompts, is_causal = list(texts), not model.config.is_encoder_decoder
+    if is_causal:
+        begun = "".join(fill(config.prompt, shorten(text, EXAMPLE_TOKENS), query) for text, query in examples)
+        prompts = [begun + fill(config.prompt, shorten(text, DOCUMENT_TOKENS), None) for text in texts]
+    most = {} if is_causal else {"truncation": True, "max_length": DOCUMENT_TOKENS}
+    inputs = tokenizer(prompts, padding=True, return_tensors="pt", **most).to(model.device)
+    inputs.pop("token_type_ids", None)
+    output = model.generate(
+        **inputs, do_sample=True, top_k=TOP_K, num_return_sequences=config.per_document,
+        max_new_tokens=QUERY_TOKENS, pad_token_id=tokenizer.pad_token_id,
+    )  # fmt: skip
+    new = output[:, inputs["input_ids"].shape[1] :] if is_causal else output  # [texts * per_document, tokens]
+    lines = [text.strip().partition("\n")[0].strip() for text in tokenizer.batch_decode(new, skip_special_tokens=True)]
+    return [lines[start : start + config.per_document] for start in range(0, len(lines), config.per_document)]
+
+
+def _first_tokens(tokenizer: Any, text: str, count: int) -> str:
+    """Return the beginning of a text, at most `count` tokens."""
+    cut = tokenizer(
+        text, truncation=True, max_length=count, add_special_tokens=False, return_offsets_mapping=True
+    )  # [tokens, 2] characters
+    return text[: max((end for _, end in cut["offset_mapping"]), default=0)]
+
+
+def fill(prompt: str, document: str, query: str | None) -> str:
+    """Return a prompt with its document and query; without a query, it ends where one has to be written.
+
+    >>> fill("Document: {document} Query: {query}; ", "Neon glows.", None)
+    'Document: Neon glows. Query:'
+    """
+    before, _, after = prompt.partition("{query}")
+    before = before.replace("{document}", document)
+    return before.rstrip(" ") if query is None else before + query + after
+
+
+def is_query(query: str, text: str) -> bool:
+    """Return whether a text that a model wrote may be a query for a document.
+
+    It has at least two words, says nothing of "this text", and is not copied: five words or more in a row are.
+
+    >>> is_query("which gas glows", "Neon is a gas that glows."), is_query("what is this text about", "Neon.")
+    (True, False)
+    """
+    words = _normal(query)
+    copied = words.count(" ") >= _COPIED - 1 and f" {words} " in f" {_normal(text)} "
+    return " " in words and not copied and not _OF_THE_TEXT.search(words)
 
 
 def _finished_documents(path: Path) -> Collection[str]:

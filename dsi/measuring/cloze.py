@@ -11,6 +11,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
+import datasets
 import numpy as np
 
 from dsi.contrastive.encoder import Encoder
@@ -18,6 +19,7 @@ from dsi.docids.data.collection import Collection
 from dsi.docids.places import document_scores
 from dsi.docids.tree import DocidTree
 from dsi.docids.types import Floats, Ints
+from dsi.docids.words.analyzer import Analyzer
 from dsi.docids.words.bm25 import BM25
 from dsi.docids.words.sentences import sentences
 from dsi.store.retriever import GenerativeRetriever
@@ -71,20 +73,22 @@ class Cloze:
         return self.words < _FOUND or self.dense > _STRANGE * self.words
 
 
-class _Hole(NamedTuple):
+class Hole(NamedTuple):
     """A document that a sentence was taken out of.
 
     Attributes:
         row: of the document table.
         sentence: that was taken out.
         piece: the piece that held it, after the title, without it.
-        rest: title and whole text without it.
+        title: of the document.
+        text: the whole text without it.
     """
 
     row: int
     sentence: str
     piece: str
-    rest: str
+    title: str
+    text: str
 
 
 def cloze_test(retriever: GenerativeRetriever, collection: Collection, *, seed: int = 0) -> Cloze | None:
@@ -101,7 +105,7 @@ def cloze_test(retriever: GenerativeRetriever, collection: Collection, *, seed: 
     lexical = retriever.lexical
     if not isinstance(lexical, BM25):
         return None
-    holes = list(_holes(retriever.encoder, collection, lexical, seed))
+    holes = list(find_holes(retriever.encoder, collection.documents, lexical.analyzer, seed))
     if len(holes) < _FEWEST:
         return None
     return choose(*_scores(retriever, lexical, holes, seed))
@@ -150,7 +154,7 @@ def _reciprocal_ranks(scores: Floats, own: Ints) -> Floats:
 
 
 def _scores(
-    retriever: GenerativeRetriever, lexical: BM25, holes: Sequence[_Hole], seed: int
+    retriever: GenerativeRetriever, lexical: BM25, holes: Sequence[Hole], seed: int
 ) -> tuple[Floats, Floats, Ints]:
     """Return dense scores and shares of words [pairs, documents], and each sentence's own document [pairs].
 
@@ -173,7 +177,7 @@ def _scores(
     ]
     # 3) words
     ids = [*lexical.doc_ids, *(f"hole {number}" for number in pairs)]
-    scores = lexical.update([], ids, [hole.rest for hole in holes]).shares(asked)
+    scores = lexical.update([], ids, [f"{hole.title} {hole.text}" for hole in holes]).shares(asked)
     words = scores[:, documents]
     words[pairs, own] = scores[pairs, len(lexical.doc_ids) + pairs]
     return dense, words, own
@@ -188,9 +192,16 @@ def _dense_without(tree: DocidTree, row: int, query: Floats, piece: Floats) -> f
     return float((vectors @ query).max()) - cost
 
 
-def _holes(encoder: Encoder, collection: Collection, lexical: BM25, seed: int) -> Iterator[_Hole]:
-    """Yield documents that a sentence was taken out of, one each, in random order."""
-    documents, rng = collection.documents, random.Random(seed)
+def find_holes(encoder: Encoder, documents: datasets.Dataset, analyzer: Analyzer, seed: int) -> Iterator[Hole]:
+    """Yield documents that a sentence was taken out of, one each, in random order: a tenth of them, 150 to 300.
+
+    Args:
+        encoder: reads the documents in pieces.
+        documents: with title and text.
+        analyzer: counts the terms of sentences.
+        seed: of the choice.
+    """
+    rng = random.Random(seed)
     left = min(_MOST, max(_FEWEST_TRIED, len(documents) // _SHARE))
     for row in rng.sample(range(len(documents)), len(documents)):
         title, text = documents[row]["title"], documents[row]["text"]
@@ -199,14 +210,14 @@ def _holes(encoder: Encoder, collection: Collection, lexical: BM25, seed: int) -
         found = [
             own
             for own in sentences(text, start, end)
-            if _WORDS[0] <= len(lexical.analyzer.terms(text[slice(*own)])) <= _WORDS[1]
+            if _WORDS[0] <= len(analyzer.terms(text[slice(*own)])) <= _WORDS[1]
         ]
         if not found:
             continue
         first, last = rng.choice(found)
-        piece, rest = f"{title} {text[start:first]} {text[last:end]}", f"{title} {text[:first]} {text[last:]}"
-        if len(lexical.analyzer.terms(piece)) >= _REST:
-            yield _Hole(row, text[first:last].strip(), piece.strip(), rest)
+        piece, rest = f"{title} {text[start:first]} {text[last:end]}", f"{text[:first]} {text[last:]}"
+        if len(analyzer.terms(piece)) >= _REST:
+            yield Hole(row, text[first:last].strip(), piece.strip(), title, rest)
             left -= 1
             if not left:
                 return

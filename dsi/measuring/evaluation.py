@@ -32,6 +32,7 @@ from dsi.eval.measures import STANDARD_MEASURES, UNCUT, cutoff, mean, measure_na
 from dsi.eval.measures import evaluate as evaluate_run
 from dsi.eval.protocol import Splits, SystemResult, holm, overlap_splits, randomisation_test, table
 from dsi.eval.tables import html_table
+from dsi.measuring.known_items import MEANING, KnownItems, with_queries
 from dsi.measuring.provenance import provenance
 from dsi.measuring.runs import BM25Runs, DenseRuns, IndexRuns, generator_only, language_of
 from dsi.measuring.weights import DEPTH
@@ -91,8 +92,13 @@ class Evaluation:
     splits: Splits
     about: dict[str, Any]
 
+    @property
+    def note(self) -> str:
+        """What the numbers mean, where nobody has judged the queries; else ""."""
+        return str(self.about.get("note", ""))
+
     def __str__(self) -> str:
-        return f"{self._table}\n\n{self.significance()}\n\n{self.summary()}"
+        return "\n\n".join(filter(None, [self._table, self.significance(), self.summary(), self.note]))
 
     __repr__ = __str__
 
@@ -100,7 +106,8 @@ class Evaluation:
         """Return the table for a notebook, with the differences folded, and the conclusion."""
         tests, conclusion = escape(self.significance()), escape(self.summary())
         more = f"<details><summary>Differences and p-values</summary><pre>{tests}</pre></details>"
-        return f"{html_table(self._table)}{more}<pre>{conclusion}</pre>"
+        note = f"<p>{escape(self.note)}</p>" if self.note else ""
+        return f"{html_table(self._table)}{more}<pre>{conclusion}</pre>{note}"
 
     @property
     def _table(self) -> str:
@@ -194,7 +201,7 @@ def _verdict(difference: float, p: float) -> str:
 
 def evaluate(
     retriever: GenerativeRetriever,
-    collection: Collection,
+    collection: Collection | None = None,
     split: str = "test",
     *,
     depth: int | None = None,
@@ -208,16 +215,15 @@ def evaluate(
 
     Example:
         >>> import dsi
-        >>> retriever = dsi.GenerativeRetriever.from_pretrained("RUN")
-        >>> evaluation = dsi.evaluate(retriever, dsi.read_collection("DIR"))
+        >>> evaluation = dsi.evaluate(dsi.GenerativeRetriever.from_pretrained("RUN"), dsi.read_collection("DIR"))
         >>> evaluation.rows[0].name
         'BM25'
-        >>> evaluation.save("results.json")
 
     Args:
         retriever: the index.
         collection: its collection. The baselines BM25 and `untrained` search the collection's documents, all others the
-            index's; if these differ, a warning counts them.
+            index's; if these differ, a warning counts them. Without one, or if nobody has judged its queries, a known-item test
+            (`dsi.measuring.known_items`) compares the rows, and `Evaluation.note` says what that means.
         split: judgements to measure on: "test", "dev" or "train".
         depth: documents per query that the index returns, and the deepest measure; 10 where it is less. By default as deep as
             the measures read.
@@ -229,11 +235,14 @@ def evaluate(
         processes: share the searching.
 
     Raises:
-        TypeError: `retriever` is none, or `collection` is none.
-        ValueError: the split has no judgements, or the index has none of the collection's documents.
+        TypeError: `retriever` is none, or `collection` is something else than a collection.
+        ValueError: the split has no judgements where others have, or the index has none of the collection's documents; or a
+            known-item test cannot be made.
     """
-    # 1) the measures
+    # 1) the queries and the measures
     _check(retriever, collection, split, depth)
+    retriever, collection = with_queries(retriever, collection)
+    _check_judged(collection, split)
     compare_documents(collection, retriever.documents.rows)
     qrels = collection.qrels[split]
     measures = _measures([measures] if isinstance(measures, str) else measures, qrels, depth)
@@ -246,12 +255,18 @@ def evaluate(
     rows, runs = systems.measure()
     # 3) the record
     splits = overlap_splits(qrels, collection.overlap_documents(split))
-    about = {
+    about = {"depth": depth, "measures": measures, **_about(retriever, collection, split, splits)}
+    return Evaluation(rows, index, measures, runs, splits, about)
+
+
+def _about(retriever: GenerativeRetriever, collection: Collection, split: str, splits: Splits) -> dict[str, Any]:
+    """Return what was measured, and on what."""
+    return {
         "collection": Path(collection.name).name, "split": split, "dtype": str(retriever.dtype).removeprefix("torch."),
         "queries": {name: len(query_ids) for name, query_ids in splits.items()}, "documents": len(retriever.documents),
-        "depth": depth, "measures": measures, "identical": len(collection.identical_ids & qrels.keys()), **provenance(),
+        "identical": len(collection.identical_ids & collection.qrels[split].keys()), **provenance(),
+        **({"note": MEANING} if isinstance(collection, KnownItems) else {}),
     }  # fmt: skip
-    return Evaluation(rows, index, measures, runs, splits, about)
 
 
 def _measures(names: Sequence[str], qrels: Qrels, depth: int | None) -> tuple[str, ...]:
@@ -270,9 +285,10 @@ def _measures(names: Sequence[str], qrels: Qrels, depth: int | None) -> tuple[st
     return measures
 
 
-def _check(retriever: GenerativeRetriever, collection: Collection, split: str, depth: int | None) -> None:
-    """Raise ValueError if a split cannot be measured, TypeError without a retriever or a collection."""
-    check_collection("evaluate", collection)
+def _check(retriever: object, collection: object, split: str, depth: int | None) -> None:
+    """Raise TypeError without a retriever or with something else than a collection, ValueError for a wrong split or depth."""
+    if collection is not None:
+        check_collection("evaluate", collection)
     if not isinstance(retriever, GenerativeRetriever):
         raise TypeError(
             f"evaluate() measures a retriever, got {retriever!r}; dsi.GenerativeRetriever.from_pretrained(FOLDER) loads one."
@@ -281,6 +297,10 @@ def _check(retriever: GenerativeRetriever, collection: Collection, split: str, d
         raise ValueError(f"split must be one of {', '.join(SPLITS)}, got {split!r}.")
     if depth is not None and plain(int, depth, "depth") < 1:
         raise ValueError(f"depth must be at least 1, got {depth}.")
+
+
+def _check_judged(collection: Collection, split: str) -> None:
+    """Raise ValueError if a split has no judgements, or none above 0."""
     if not collection.qrels[split]:
         raise ValueError(
             f"{collection.name} has no {split} judgements to measure on; add {collection.place_of(split)}."

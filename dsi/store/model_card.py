@@ -54,6 +54,9 @@ def _evaluation(folder: Path, manifest: dict[str, Any]) -> tuple[dict[str, Any],
     if record and (not row_name or path.stat().st_mtime < (folder / "manifest.json").stat().st_mtime):
         logger.warning("%s is of another state of the index and stays out of the model card; evaluate again.", path)
         return {}, ""
+    if "note" in record:
+        logger.warning("%s is a known-item test, not a benchmark, and stays out of the model card.", path)
+        return {}, ""
     return record, row_name
 
 

@@ -31,7 +31,10 @@ STAGES = {
         is_versioned=True,
     ),
     "lexical": Inputs(("lexical",), is_versioned=True),
-    "generator": Inputs(("seed", "bf16", "generator", "objective", "training"), ("docids", "pseudo_queries")),
+    "generator": Inputs(
+        ("seed", "bf16", "generator", "objective", "training", "lexical"),  # words find pseudo-queries that mislead
+        ("docids", "pseudo_queries"),
+    ),
     "memory": Inputs(("memory",), ("encoder", "generator"), is_versioned=True),
 }
 """{stage: its inputs}; embeddings depend on the encoder and the texts alone (see `dsi.training.embedding`)."""

@@ -27,12 +27,12 @@ import datasets
 import numpy as np
 from numpy.typing import NDArray
 
-from dsi.config import Config, config_names, write_config
+from dsi.config import LEXICAL_WEIGHT, Config, config_names, write_config
 from dsi.contrastive.blocks import DocumentTexts, giving_back, in_blocks
 from dsi.contrastive.encoder import Encoder, quiet_transformers
 from dsi.contrastive.multi_vector import MultiVectorModel
 from dsi.contrastive.query_tokens import QUERIES, count_steps
-from dsi.contrastive.sparse import build_lexical
+from dsi.contrastive.sparse import build_lexical, load_lexical
 from dsi.contrastive.trainers import Reports
 from dsi.contrastive.training import contrastive_rows, hard_negatives, train_encoder
 from dsi.docids.data.collection import Collection, check_collection
@@ -48,6 +48,7 @@ from dsi.docids.tree import DocidTree
 from dsi.docids.words.bm25 import BM25, NO_MODEL
 from dsi.generator.pseudo_queries import generate_queries, read_queries_table
 from dsi.generator.words import read_numbers
+from dsi.measuring.query_ranks import MARGIN, query_ranks, train_examples
 from dsi.measuring.tuning import configure, is_as_configured, is_tuned, tune_index
 from dsi.store.loading import generation_of, is_whole, load_docids, load_encoder, load_tree, retire, write_manifest
 from dsi.store.retriever import GenerativeRetriever
@@ -286,7 +287,13 @@ class TrainingRun:
             held_out = [*self.collection.query_texts("dev").values(), *self.collection.query_texts("test").values()]
             documents, config = self.collection.documents, self.config.pseudo_queries
             counts = generate_queries(
-                documents, config, work / "queries.jsonl", held_out=held_out, seed=self.config.seed, device=self.device
+                documents,
+                config,
+                work / "queries.jsonl",
+                examples=train_examples(self.collection, self.config.seed),
+                held_out=held_out,
+                seed=self.config.seed,
+                device=self.device,
             )
             logger.debug("%(written)d written, %(dropped)d dropped (equal to a dev or test query)", counts)
             with self._stages.writing("pseudo_queries", key) as folder:
@@ -411,7 +418,7 @@ class TrainingRun:
             self.collection,
             encoder,
             tree,
-            (*self.pseudo_queries(), self._stages.key("pseudo_queries")),
+            self._found_pseudo_queries(encoder, tree),
             self._stages.states,
             self._stages.store is not None,
             self._vectors(encoder).folder,
@@ -516,6 +523,20 @@ class TrainingRun:
         path = self._stages.existing("pseudo_queries", "dsi train --stage pseudo_queries") / "queries.jsonl"
         table, rows = read_queries_table(path), self.collection.rows
         return np.fromiter((rows[doc_id] for doc_id in in_blocks(table["doc_id"])), dtype=np.int64), table["text"]
+
+    def _found_pseudo_queries(
+        self, encoder: Encoder, tree: DocidTree
+    ) -> tuple[NDArray[np.integer], Sequence[str], str]:
+        """Return row and text of the pseudo-queries that find their document, and a key of what chose them."""
+        (rows, texts), key = self.pseudo_queries(), self._stages.key("pseudo_queries")
+        first = self.config.pseudo_queries.first
+        if not first or not len(rows):
+            return rows, texts, key
+        lexical = load_lexical(self.folder / "lexical", self.collection.documents["doc_id"], self.device)
+        _, margins = query_ranks(encoder, tree, lexical, LEXICAL_WEIGHT, rows, texts, first)
+        kept = self.processes.first(np.flatnonzero(margins >= MARGIN).tolist())
+        logger.info("%d of %d pseudo-queries find their document among the first %d", len(kept), len(rows), first)
+        return rows[kept], [texts[row] for row in kept], digest([key, kept])
 
     def _check_needs(self, stage: str) -> None:
         """Raise FileNotFoundError if an earlier stage has to run first; nothing is written then."""

@@ -1,21 +1,34 @@
-"""Extractive pseudo-queries, a tiny seq2seq model, dropping of held-out queries, resuming."""
+"""Extractive pseudo-queries, tiny seq2seq and causal models, dropping of held-out queries, resuming."""
 
 import json
 import random
+import re
 
 import datasets
+import numpy as np
 import pytest
 import torch
 from dsi_experiments import query_training
 from dsi_experiments.query_training import QueryTrainingConfig, train_query_generator
-from transformers import AutoModelForSeq2SeqLM, AutoTokenizer, TrainerCallback
+from transformers import AutoModelForSeq2SeqLM, AutoTokenizer, LlamaConfig, LlamaForCausalLM, TrainerCallback
 
 import dsi
 from dsi.commands.main import main
 from dsi.config import Config
+from dsi.docids.clustering import DocidsConfig, build_tree
+from dsi.docids.words.bm25 import BM25
 from dsi.generator import pseudo_queries
 from dsi.generator.config import PseudoQueriesConfig
-from dsi.generator.pseudo_queries import extractive_queries, generate_queries, read_queries_file
+from dsi.generator.pseudo_queries import (
+    extractive_queries,
+    fill,
+    generate_queries,
+    is_query,
+    load_query_model,
+    model_queries,
+    read_queries_file,
+)
+from dsi.measuring.query_ranks import query_ranks
 
 DOCUMENTS = [
     ("helium", "Helium", "Helium boils at 4.2 kelvin. It fills balloons and airships, and it does not burn."),
@@ -76,6 +89,106 @@ def test_a_seq2seq_model_from_disk_writes_queries_batch_by_batch(t5_folder, tmp_
     assert counts["written"] == sum(map(len, queries.values())) > 0
     again = generate_queries(table(DOCUMENTS), config, tmp_path / "queries.jsonl")
     assert again == {"written": 0, "dropped": 0}
+
+
+@pytest.fixture(scope="module")
+def llama_folder(tmp_path_factory, tokenizer_folder):
+    """A tiny causal model on disk with its tokenizer, which like most has no token for padding."""
+    folder = tmp_path_factory.mktemp("llama")
+    torch.manual_seed(2)
+    config = LlamaConfig(
+        vocab_size=2000, hidden_size=32, intermediate_size=64, num_hidden_layers=2, num_attention_heads=4,
+        eos_token_id=1, bos_token_id=None, pad_token_id=None,
+    )  # fmt: skip
+    LlamaForCausalLM(config).save_pretrained(str(folder))
+    tokenizer = AutoTokenizer.from_pretrained(tokenizer_folder)
+    tokenizer.pad_token = None
+    tokenizer.save_pretrained(str(folder))
+    return folder
+
+
+def test_a_causal_model_reads_the_examples_and_writes_the_same_alone_and_in_a_batch(
+    llama_folder, tmp_path, monkeypatch
+):
+    monkeypatch.setattr(pseudo_queries, "TOP_K", 1)
+    examples = [("The Rhine flows north.", "where does the rhine flow")]
+    config = PseudoQueriesConfig(method=str(llama_folder), per_document=1)
+    written = dict(model_queries(table(DOCUMENTS), config, examples, device="cpu"))
+    for number, document in enumerate(DOCUMENTS):  # prompts of other lengths are padded on the left
+        alone = dict(model_queries(table(DOCUMENTS[number : number + 1]), config, examples, device="cpu"))
+        assert alone[document[0]] == written[document[0]]
+    assert all(written.values())
+    tokenizer, model = load_query_model(str(llama_folder))
+    prompt = (
+        "Document: The Rhine flows north.\nQuery: where does the rhine flow\n\nDocument: Helium Helium boils at 4.2"
+    )
+    read = []
+    monkeypatch.setattr(type(model), "generate", lambda _, input_ids, **__: read.append(input_ids) or input_ids)
+    assert dict(model_queries(table(DOCUMENTS[:1]), config, examples, device="cpu")) == {"helium": []}
+    (ids,) = read[0]
+    assert tokenizer.decode(ids).startswith(tokenizer.decode(tokenizer(prompt)["input_ids"]))
+    assert tokenizer.decode(ids).endswith(tokenizer.decode(tokenizer("does not burn.\nQuery:")["input_ids"]))
+
+
+def test_a_causal_model_that_was_killed_writes_the_same_queries(llama_folder, tmp_path, monkeypatch):
+    monkeypatch.setattr(pseudo_queries, "_BATCH", 2)
+    documents = table([(f"d{n}", f"title {n}", f"text of number {n}") for n in range(5)])
+    config, whole, torn = PseudoQueriesConfig(str(llama_folder), per_document=2), tmp_path / "whole", tmp_path / "torn"
+    assert generate_queries(documents, config, whole, device="cpu")["written"] > 0
+    torn.write_bytes(b"".join(whole.read_bytes().splitlines(keepends=True)[:3]) + b'{"doc_id')
+    generate_queries(documents, config, torn, device="cpu")
+    assert torn.read_bytes() == whole.read_bytes()
+
+
+def test_train_queries_are_the_examples_of_a_causal_model(
+    beir, llama_folder, sentence_t5_folder, tmp_path, monkeypatch
+):
+    seen = []
+    monkeypatch.setattr(
+        "dsi.training.pipeline.generate_queries",
+        lambda *a, **more: seen.extend(more["examples"]) or generate_queries(*a, **more),
+    )
+    collection = dsi.read_collection(beir())
+    changes = {
+        "encoder": {"name": str(sentence_t5_folder)}, "training": {"epochs": 0.0},
+        "pseudo_queries": {"method": str(llama_folder), "per_document": 1},
+    }  # fmt: skip
+    dsi.train(collection, tmp_path / "run", config=Config().with_changes(changes), device="cpu")
+    queries = {collection.queries[query_id] for query_id in collection.qrels["train"]}
+    assert len(seen) == 4
+    assert {query for _, query in seen} <= queries
+
+
+@pytest.mark.parametrize(
+    ("query", "kept"),
+    [
+        ("which gas fills balloons", True),
+        ("fills balloons and airships", True),  # four words
+        ("it fills balloons and airships", False),  # copied
+        ("What is this passage about?", False),
+        ("what does the  Following Article say", False),
+        ("helium", False),
+        ("", False),
+    ],
+)
+def test_queries_that_are_none_are_dropped(query, kept):
+    _, title, text = DOCUMENTS[0]
+    assert is_query(query, f"{title} {text}") is kept
+
+
+def test_a_prompt_without_its_places_and_a_model_that_only_reads_are_refused(sentence_bert_folder):
+    for prompt in ("{document}", "{query} {document}", "{document} {document} {query}", "{document} {query} {query}"):
+        with pytest.raises(
+            ValueError, match=r"pseudo_queries.prompt must have {document} and, below it, {query}, once"
+        ):
+            PseudoQueriesConfig(prompt=prompt)
+    assert (
+        fill("Text: {document} Q: {query}\n", "of {query}", "why {document}") == "Text: of {query} Q: why {document}\n"
+    )
+    with pytest.raises(
+        FileNotFoundError, match=r"cannot be loaded \(bert reads and does not write\); name a seq2seq or"
+    ):
+        load_query_model(str(sentence_bert_folder))
 
 
 PAIRS = [
@@ -176,3 +289,54 @@ def test_a_seq2seq_model_that_was_killed_writes_the_same_queries(t5_folder, tmp_
         torn.write_bytes(b"".join(lines[:count]))
         generate_queries(documents, config, torn)
         assert torn.read_bytes() == whole.read_bytes()
+
+
+def test_samples_are_shown_with_the_ranks_of_their_documents(beir, encoder, sentence_t5_folder, tmp_path, capsys):
+    collection = dsi.read_collection(beir())
+    changes = {"encoder": {"name": str(sentence_t5_folder)}}
+    dsi.train(collection, tmp_path / "run", config=Config().with_changes(changes), device="cpu")
+    arguments = ["queries", str(tmp_path / "run"), "--device", "cpu"]
+    assert main([*arguments, "--show", "3", "--set", "pseudo_queries.method=extractive"]) == 0
+    head, _, *table = capsys.readouterr().out.splitlines()
+    assert re.fullmatch(r"9 pseudo-queries of 3 documents, [0-9] of which find their document first", head)
+    rows = [[cell.strip() for cell in line.strip("|").split("|")] for line in table[2:]]
+    assert len(rows) == 9
+    assert all((int(rank) == 1) == (float(margin) > 0) for _, rank, margin, _ in rows)
+    assert main(arguments) == 2
+    assert "pseudo_queries.method is none" in capsys.readouterr().err
+
+
+def test_ranks_are_those_of_all_scores(beir, encoder):
+    collection = dsi.read_collection(beir())
+    documents = collection.documents
+    texts = encoder.document_texts(documents["title"][:], documents["text"][:])
+    vectors = encoder.encode(texts, "document")
+    tree, words = build_tree(vectors, DocidsConfig(branching=3)), BM25(documents["doc_id"], collection.full_texts())
+    rows, queries = [5, 0, 7], ["which gas glows", "the delta", "a river"]
+    scores = encoder.encode(encoder.query_texts(queries), "query") @ vectors.T + 0.5 * words.shares(queries)
+    for first in (1, 3, len(documents)):
+        ranks, margins = query_ranks(encoder, tree, words, 0.5, rows, queries, first)
+        for query, row in enumerate(rows):
+            others = sorted(np.delete(scores[query], row), reverse=True)
+            assert ranks[query] == 1 + sum(other > scores[query, row] for other in others)
+            margin = scores[query, row] - others[first - 1] if first <= len(others) else np.inf
+            assert margins[query] == pytest.approx(margin, abs=1e-5)
+
+
+def test_the_generator_is_trained_on_queries_that_find_their_documents(
+    beir, sentence_t5_folder, tmp_path, caplog, monkeypatch
+):
+    collection = dsi.read_collection(beir())
+    (first, second), made = collection.documents["title"][:2], pseudo_queries.extractive_queries
+    monkeypatch.setattr(  # the first document has a query that is the second one's title
+        pseudo_queries,
+        "extractive_queries",
+        lambda title, *more: [second, *made(title, *more)[:2]] if title == first else made(title, *more),
+    )
+    changes = {
+        "encoder": {"name": str(sentence_t5_folder)}, "training": {"epochs": 1.0},
+        "pseudo_queries": {"method": "extractive", "first": 2},
+    }  # fmt: skip
+    with caplog.at_level("INFO"):
+        dsi.train(collection, tmp_path / "run", config=Config().with_changes(changes), device="cpu")
+    assert "119 of 120 pseudo-queries find their document among the first 2" in caplog.text

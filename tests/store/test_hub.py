@@ -169,6 +169,11 @@ def test_the_card_says_how_to_use_the_index_and_what_was_measured(run, hub, capl
     assert all(f"`{name}`" in card.text and value in card.text for name, value in listed(run).items())
     assert "evaluation.json" not in pushed(hub)
 
+    write_json(run / "evaluation.json", {**record, "note": "Nobody has judged these queries."})
+    main(["push", str(run), NAME])
+    assert "## Results" not in hub.cards[-1]
+    assert "evaluation.json is a known-item test, not a benchmark" in caplog.text
+
     systems[search["method"]]["settings"]["alpha"] = 0.9  # the index of today searches otherwise
     write_json(run / "evaluation.json", record)
     main(["push", str(run), NAME])

@@ -87,6 +87,20 @@ class Generator(T5PreTrainedModel):
             )
 
 
+def docid_entries(config: GeneratorConfig, tree: DocidTree, objective: ObjectiveConfig) -> dict[str, object]:
+    """Return the entries of a generator's config on the docids that it is for, and on how search ranks their nodes."""
+    trained = find_objective(objective.name)
+    return {
+        "docid_tokens": config.docid_tokens,
+        "vocab_size": tree.vocab_size,
+        "fan_out": tree.fan_out,
+        "docids_fingerprint": tree.fingerprint,
+        "objective": objective.name,
+        "score": trained.score,
+        "training_beam": trained.training_beam,
+    }
+
+
 def _decoder_config(
     config: GeneratorConfig, tree: DocidTree, state_dim: int, objective: ObjectiveConfig, more: dict[str, object]
 ) -> tuple[T5Config, Any]:
@@ -95,15 +109,8 @@ def _decoder_config(
     Raises:
         ValueError: the checkpoint's width is not the encoder's, or a fresh decoder's heads do not divide it.
     """
-    trained = find_objective(objective.name)
     settings = {
-        "docid_tokens": config.docid_tokens,
-        "vocab_size": tree.vocab_size,
-        "fan_out": tree.fan_out,
-        "docids_fingerprint": tree.fingerprint,
-        "objective": objective.name,
-        "score": trained.score,
-        "training_beam": trained.training_beam,
+        **docid_entries(config, tree, objective),
         "dropout_rate": DROPOUT,
         "is_decoder": True,
         "is_encoder_decoder": False,

@@ -20,7 +20,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import pairwise
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -31,7 +31,7 @@ from dsi.docids.tree import DocidTree
 from dsi.docids.types import Ints
 from dsi.docids.words.bm25 import Lexical
 from dsi.generator.objectives import log_prior
-from dsi.search.decoder import DecoderCache, FastDecoder
+from dsi.search.decoder import Decoder
 from dsi.search.dense import DenseScores
 from dsi.search.engine import Engine, Followed, Method, count_documents
 from dsi.search.queries import QueryBatch
@@ -176,7 +176,7 @@ class PathEngine(Engine):
 
     is_tied = False
 
-    def __init__(self, tree: DocidTree, decoder: FastDecoder, lexical: Lexical | None = None) -> None:
+    def __init__(self, tree: DocidTree, decoder: Decoder, lexical: Lexical | None = None) -> None:
         super().__init__(tree, decoder, lexical)
         self.decoder, self.device = decoder, decoder.device
         self.dense = DenseScores(tree, self.device)
@@ -311,7 +311,7 @@ class PathEngine(Engine):
         kept = [np.where(level.kept, level.nodes, -1) for level in trace.levels]
         return torch.from_numpy(np.concatenate(kept, axis=1)).to(states.device)
 
-    def _expand(self, beam: Beam, level: int, queries: _Queries, cache: DecoderCache | None, beam_width: int) -> Beam:
+    def _expand(self, beam: Beam, level: int, queries: _Queries, cache: Any, beam_width: int) -> Beam:
         """Return all children of the beam with their scores, [batch, beams * fan_out], in docid order."""
         # The children, [batch, beams, fan_out]; `valid` is False past a node's last child.
         config = queries.config
@@ -348,12 +348,12 @@ class PathEngine(Engine):
             parent=torch.arange(beam.nodes.shape[1], device=self.device)[:, None].expand(nodes.shape).flatten(1),
         )
 
-    def _start(self, queries: _Queries) -> DecoderCache | None:
+    def _start(self, queries: _Queries) -> Any:
         """Return the decoder's cache of the queries; None if the decoder has no weight."""
         config = queries.config
         if config.alpha == 0 and config.beta >= self.tree.depth:
             return None
-        return self.decoder.start(queries.batch.states, queries.batch.mask)
+        return self.decoder.start(queries.batch)
 
     def _in_softmax(self, nodes: Tensor, valid: Tensor) -> Tensor:
         """True at children that share their parent's probability: not at those that came after training and were removed."""

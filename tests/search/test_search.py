@@ -275,10 +275,10 @@ def test_the_fast_decoder_gives_the_logits_of_the_training_path(feed_forward):
         config = generator.config
         config.feed_forward_proj, config.is_gated_act, config.dense_act_fn = feed_forward, True, "gelu_new"
         generator = DocidGenerator(config).eval()
-    states, mask, _ = random_queries(3)
+    states, mask, embeddings = random_queries(3)
     positions = np.array([[0, 7, 33], [5, 5, 79], [12, 60, 1]])  # three beams a query
     decoder = FastDecoder(generator)
-    cache = decoder.start(states, mask)
+    cache = decoder.start(QueryBatch(torch.arange(3), states, mask, embeddings, [""] * 3))
     digits = torch.from_numpy(np.stack([tree.paths(row)[1] for row in positions])).long()
     tokens = torch.zeros(3, 3, dtype=torch.long)
     for level in range(2):

@@ -157,6 +157,6 @@ def _check_reading(generator: GeneratorConfig, objective: ObjectiveConfig, train
         )
     if generator.reads == "text" and (objective.name != "ce" or training.train_encoder):
         raise ValueError(
-            'generator.reads = "text" needs objective.name "ce", which scores one path, and training.train_encoder false, as it '
-            f"reads no states of the encoder; got {objective.name!r} and {str(training.train_encoder).lower()}."
+            'generator.reads = "text" needs objective.name "ce", which scores one path, and training.train_encoder false, as '
+            f"it reads no states of the encoder; got {objective.name!r} and {str(training.train_encoder).lower()}."
         )

@@ -1,9 +1,9 @@
 """A generator that is a whole model of transformers, causal or sequence-to-sequence: it reads the text itself.
 
 The model reads a task prompt and the text with its own tokenizer, and then the (level, digit) tokens of a docid, which are
-new to it, with rows of their own for input and output. They begin at their clusters: a linear map from the encoder's space, fitted on
-documents and the mean input embeddings of their tokens, takes the mean of the documents below each token there. All weights are
-trained; the loss is that of the docid alone. Knows no queries of a search and no encoder but its embeddings.
+new to it, with rows of their own for input and output. They begin at their clusters: a linear map from the encoder's space,
+fitted on documents and the mean input embeddings of their tokens, takes the mean of the documents below each token there. All
+weights are trained; the loss is that of the docid alone. Knows no queries of a search and no encoder but its embeddings.
 """
 
 import inspect
@@ -173,8 +173,9 @@ class PretrainedGenerator(Generator):
         Returns:
             logits: [batch, n, largest fan_out], -inf for digits that a level does not have.
         """
-        hidden = self.read(input_ids, attention_mask, self.embed(tokens)).last_hidden_state[:, -tokens.shape[1] :]
-        logits, fan_out = self.head(hidden), torch.tensor(self.config.fan_out, device=tokens.device)
+        output = self.read(input_ids, attention_mask, self.embed(tokens), use_cache=False)
+        logits = self.head(output.last_hidden_state[:, -tokens.shape[1] :])  # [batch, n, vocab_size]
+        fan_out = torch.tensor(self.config.fan_out, device=tokens.device)
         digits = torch.arange(max(self.config.fan_out), device=tokens.device)
         first = (1 + fan_out.cumsum(0) - fan_out)[depths]  # [batch, n] token of each level's first digit
         columns = (first[..., None] + digits).clamp(max=self.config.vocab_size - 1)  # [batch, n, largest fan_out]

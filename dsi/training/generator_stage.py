@@ -128,9 +128,7 @@ class GeneratorStage:
             teacher = Teacher.dense(vectors.embeddings, self.tree.embeddings[:], temperature, device=device)
         return DocidExamples(inputs, positions, self.tree, relevant, teacher)
 
-    def _inputs(
-        self, parts: Sequence[Part], reader: PretrainedGenerator | None
-    ) -> StateCache | Embeddings | Texts:
+    def _inputs(self, parts: Sequence[Part], reader: PretrainedGenerator | None) -> StateCache | Embeddings | Texts:
         """Return what the generator reads of the texts."""
         texts = [(part.kind, part.texts) for part in parts]
         if reader is not None:

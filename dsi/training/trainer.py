@@ -147,7 +147,8 @@ def train_generator(
     """
     # 1) how it is trained
     if training.gradient_checkpointing and isinstance(generator, PretrainedGenerator):
-        generator.model.gradient_checkpointing_enable()
+        model = generator.model  # its method has another name in later versions
+        getattr(model, "activation_checkpointing_enable", model.gradient_checkpointing_enable)()
     arguments = TrainingArguments(
         **trainer_settings(
             work_folder,

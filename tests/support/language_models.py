@@ -4,8 +4,18 @@ from pathlib import Path
 
 import torch
 from torch import Tensor
-from transformers import BartConfig, BartModel, GPT2Config, GPT2Model, LlamaConfig, LlamaModel, PreTrainedTokenizerFast
-from transformers import PreTrainedModel, T5Config, T5Model
+from transformers import (
+    BartConfig,
+    BartModel,
+    GPT2Config,
+    GPT2Model,
+    LlamaConfig,
+    LlamaModel,
+    PreTrainedModel,
+    PreTrainedTokenizerFast,
+    T5Config,
+    T5Model,
+)
 
 from dsi.docids.tree import DocidTree
 from dsi.generator.config import CE, GeneratorConfig
@@ -32,8 +42,8 @@ def language_model(kind: str) -> PreTrainedModel:
         ),
         "gpt2": lambda: GPT2Model(
             GPT2Config(
-                vocab_size=vocabulary, n_embd=width, n_layer=2, n_head=4, n_positions=64, initializer_range=0.3, resid_pdrop=0.0,
-                embd_pdrop=0.0, attn_pdrop=0.0, bos_token_id=1, eos_token_id=1,
+                vocab_size=vocabulary, n_embd=width, n_layer=2, n_head=4, n_positions=64, initializer_range=0.3,
+                resid_pdrop=0.0, embd_pdrop=0.0, attn_pdrop=0.0, bos_token_id=1, eos_token_id=1,
             )
         ),
         "t5": lambda: T5Model(

@@ -4,7 +4,7 @@ import warnings
 from typing import Any, Self
 
 import torch
-from transformers import T5Config, T5ForConditionalGeneration
+from transformers import AutoConfig, T5Config, T5ForConditionalGeneration
 from transformers.models.t5.modeling_t5 import T5PreTrainedModel, T5Stack
 
 from dsi.docids.tree import DocidTree
@@ -107,7 +107,7 @@ def _decoder_config(
     """Return the T5Config of a generator, and the T5 checkpoint whose decoder it starts from (None for a fresh decoder).
 
     Raises:
-        ValueError: the checkpoint's width is not the encoder's, or a fresh decoder's heads do not divide it.
+        ValueError: the checkpoint is not a T5, or its width is not the encoder's.
     """
     settings = {
         **docid_entries(config, tree, objective),
@@ -120,11 +120,17 @@ def _decoder_config(
     }
     if not config.decoder:
         return _fresh_config(config, state_dim, settings), None
+    kind = AutoConfig.from_pretrained(config.decoder).model_type
+    if not kind.endswith("t5"):
+        raise ValueError(
+            f"generator.decoder {config.decoder!r} is of type {kind}, and only a T5's decoder reads the encoder's states; set "
+            'generator.reads = "text", or name a T5 checkpoint.'
+        )
     checkpoint = T5ForConditionalGeneration.from_pretrained(config.decoder, dtype=torch.float32)
     if checkpoint.config.d_model != state_dim:
         raise ValueError(
             f"The decoder {config.decoder} is {checkpoint.config.d_model} wide, the encoder's states {state_dim}; "
-            f'choose a T5 of the encoder\'s width, or decoder = "" for a fresh one.'
+            f'choose a T5 of the encoder\'s width, decoder = "" for a fresh one, or reads = "text", which needs no width.'
         )
     t5_config = T5Config(**{**checkpoint.config.to_dict(), **settings})
     t5_config.num_layers = config.num_layers or checkpoint.config.num_decoder_layers

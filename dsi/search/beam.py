@@ -38,8 +38,6 @@ from dsi.search.queries import QueryBatch
 from dsi.search.request import SearchConfig, SearchRequest
 from dsi.search.results import WALK, LevelTrace, SearchResult, Trace
 
-_ROWS = 8_192
-"""An exact search runs the decoder over about this many nodes at a time."""
 _ROUNDING = 1e-4
 """One path may differ by this much between two batches of other shapes, relative to its score and one more."""
 
@@ -482,7 +480,7 @@ class AllPaths(Method):
         first = BestPaths(search).retrieve(batch, request)
         k = first.positions.shape[1]
         result = SearchResult.empty(len(batch.texts), k)
-        step = max(1, _ROWS // search.tree.num_inner)
+        step = max(1, search.decoder.most_nodes // search.tree.num_inner)
         for start in range(0, len(batch.texts) if k else 0, step):
             rows = np.arange(start, min(start + step, len(batch.texts)))
             queries = search.queries(batch.select(torch.from_numpy(rows)), request)
@@ -506,10 +504,10 @@ class AllPaths(Method):
 
     def _shares(self, alive: Tensor | None) -> "list[Tensor | None]":
         """Return parts of the tree, searched one after the other: True at what may be returned in each."""
-        search, tree = self.search, self.search.tree
-        if tree.num_inner <= _ROWS:
+        search, tree, most = self.search, self.search.tree, self.search.decoder.most_nodes
+        if tree.num_inner <= most:
             return [alive]
-        bounds = np.linspace(0, tree.num_places, -(-tree.num_inner // _ROWS) + 1).astype(int).tolist()
+        bounds = np.linspace(0, tree.num_places, -(-tree.num_inner // most) + 1).astype(int).tolist()
         positions = torch.arange(tree.num_places, device=search.device)
         allowed = torch.ones_like(positions, dtype=torch.bool) if alive is None else alive[tree.num_inner :]
         return [search.dense.alive(allowed & (positions >= a) & (positions < b)) for a, b in pairwise(bounds)]

@@ -10,7 +10,7 @@ import copy
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 import torch.nn.functional as F
@@ -70,9 +70,11 @@ class Decoder(ABC):
         score: how search ranks nodes, one of `dsi.generator.objectives.SCORES`.
         fan_out: digits of each level.
         token_offsets: token of each level's first digit.
+        most_nodes: an exact search runs it over about this many nodes at a time.
     """
 
     device: torch.device
+    most_nodes: ClassVar[int] = 8_192
 
     def __init__(self, generator: Generator) -> None:
         self.score: str = generator.config.score

@@ -107,6 +107,8 @@ class PretrainedDecoder(Decoder):
         dtype: of weights and arithmetic; the generator's own by default.
     """
 
+    most_nodes = 1_024  # each has keys and values of its digits in every layer
+
     def __init__(self, generator: PretrainedGenerator, dtype: torch.dtype | None = None) -> None:
         super().__init__(generator)
         self.dtype = dtype or generator.head.weight.dtype
@@ -159,3 +161,32 @@ class PretrainedDecoder(Decoder):
             mask = F.pad(mask, (0, cache.digits), value=1)
             more |= {"inputs_embeds": embeddings, **self.generator.positions(mask, 1)}
         return model(attention_mask=mask, **more).last_hidden_state[:, -1]  # type: ignore[no-any-return]
+
+
+@torch.no_grad()
+def check_walk(generator: PretrainedGenerator, name: str) -> None:
+    """Raise ValueError unless a model gives the same numbers where it reads on from keys and values as in one pass.
+
+    Args:
+        generator: for docids of two digits at least.
+        name: `generator.decoder`, for the message.
+    """
+    texts = ["a", "a longer text than that"]
+    nothing, tokens = torch.zeros(2, 0), torch.tensor([[0, 1], [0, 1]], device=generator.device)
+    try:
+        decoder = PretrainedDecoder(generator)
+        cache = decoder.start(QueryBatch(torch.arange(2), nothing, nothing, nothing, texts))
+        decoder.logits(tokens[:, :1], 0, cache)
+        found = decoder.logits(tokens[:, 1:], 1, cache)[:, 0]
+        read = generator.tokenize([PROMPTS["query"] + text for text in texts])
+        read = {kind: own.to(generator.device) for kind, own in read.items()}
+        depths = torch.arange(2, device=generator.device).expand(2, -1)
+        whole = generator(**read, tokens=tokens, depths=depths, sees=depths)["logits"][:, 1, : found.shape[1]]
+        same = torch.allclose(found, whole, rtol=1e-3, atol=1e-3)
+    except (AttributeError, IndexError, RuntimeError, TypeError, ValueError):
+        same = False
+    if not same:
+        raise ValueError(
+            f"generator.decoder {name!r} does not read on from the keys and values of a query, as a search does; name another "
+            "causal or sequence-to-sequence model, one of attention layers alone."
+        )

@@ -6,7 +6,7 @@ import shutil
 import numpy as np
 import pytest
 import torch
-from transformers import BertConfig, BertModel, PreTrainedTokenizerFast
+from transformers import BertConfig, BertModel, MambaConfig, MambaModel, PreTrainedTokenizerFast
 
 import dsi
 from dsi.config import Config
@@ -17,7 +17,7 @@ from dsi.generator.kinds import create_generator, load_generator
 from dsi.generator.objectives import CrossEntropy, Task
 from dsi.generator.pretrained import PROMPTS, check_memory
 from dsi.search.engines import search_decoder
-from dsi.search.pretrained import PretrainedDecoder
+from dsi.search.pretrained import PretrainedDecoder, check_walk
 from dsi.search.request import SearchConfig, SearchRequest
 from dsi.training.examples import DocidExamples, Texts
 from dsi.training.trainer import train_generator
@@ -269,6 +269,25 @@ def test_memory_is_limited_by_a_container(tmp_path):
     assert ram.available_memory(limit) > 10**7
     limit.write_text("4096\n")
     assert ram.available_memory(limit) == 4096
+
+
+def test_a_model_without_keys_and_values_is_refused(tmp_path, tokenizer_folder):
+    shape = {"hidden_size": 24, "num_hidden_layers": 1, "state_size": 4, "pad_token_id": 0, "eos_token_id": 1}
+    MambaModel(MambaConfig(vocab_size=2000, **shape)).save_pretrained(str(tmp_path))
+    PreTrainedTokenizerFast.from_pretrained(str(tokenizer_folder)).save_pretrained(str(tmp_path))
+    generator = pretrained_generator(tmp_path, random_tree(20))
+    with pytest.raises(ValueError, match="does not read on from the keys and values"):
+        check_walk(generator, "mamba")
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_models_that_read_on_pass_the_trial(models, kind):
+    check_walk(pretrained_generator(models[kind], random_tree(20)), kind)
+
+
+def test_a_model_that_reads_texts_is_no_decoder_over_states(models):
+    with pytest.raises(ValueError, match=r'is of type llama, .* set generator\.reads = "text"'):
+        create_generator(GeneratorConfig("digits", decoder=str(models["llama"])), random_tree(20), WIDTH, CE)
 
 
 def test_nothing_is_written_for_a_decoder_that_cannot_be_used(beir, sentence_t5_folder, tmp_path):

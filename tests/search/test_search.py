@@ -17,7 +17,6 @@ from dsi.docids.schemes import SchemeInput, make_docids
 from dsi.docids.tree import DocidTree
 from dsi.docids.updating import add_documents, remove_documents
 from dsi.generator.model import DocidGenerator
-from dsi.search import beam as beam_module
 from dsi.search.beam import PathEngine
 from dsi.search.decoder import FastDecoder
 from dsi.search.queries import QueryBatch
@@ -157,7 +156,7 @@ def test_all_paths_are_followed_in_parts_of_a_large_tree(rows, monkeypatch):
     config = SearchConfig(method="exact", alpha=0.6, ann_temperature=0.7, beam_width=2)
     expected = path_scores(tree, generator, batch, config)
     assert tree.num_inner > 64
-    monkeypatch.setattr(beam_module, "_ROWS", rows)
+    monkeypatch.setattr(FastDecoder, "most_nodes", rows)
     for allowed in (None, np.arange(120) % 3 > 0):
         scores = expected if allowed is None else np.where(allowed, expected, -np.inf)
         found = run(beam_search_for(tree, generator), batch, 20, config, allowed=allowed)

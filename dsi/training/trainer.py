@@ -146,9 +146,6 @@ def train_generator(
         ValueError: the training diverged.
     """
     # 1) how it is trained
-    if training.gradient_checkpointing and isinstance(generator, PretrainedGenerator):
-        model = generator.model  # its method has another name in later versions
-        getattr(model, "activation_checkpointing_enable", model.gradient_checkpointing_enable)()
     arguments = TrainingArguments(
         **trainer_settings(
             work_folder,
@@ -167,7 +164,7 @@ def train_generator(
     # 2) what is trained, on what
     trainer = _GeneratorTrainer(
         find_objective(objective.name)(_task(generator, examples, objective, arguments)),
-        model=_whole(generator, encoder),
+        model=_whole(generator, encoder, training),
         args=arguments,
         train_dataset=examples,
         data_collator=examples.collate,
@@ -179,11 +176,16 @@ def train_generator(
     return _Account.record(trainer.state)
 
 
-def _whole(generator: Generator, encoder: Encoder | None) -> nn.Module:
+def _whole(generator: Generator, encoder: Encoder | None, training: TrainingConfig) -> nn.Module:
     """Return what is trained: the generator, and the encoder if there is one."""
     if encoder is not None:
         return WholeModel(encoder.model, generator)
-    return _Whole(generator) if isinstance(generator, PretrainedGenerator) else generator
+    if not isinstance(generator, PretrainedGenerator):
+        return generator
+    if training.gradient_checkpointing:
+        model = generator.model  # its method has another name in later versions
+        getattr(model, "activation_checkpointing_enable", model.gradient_checkpointing_enable)()
+    return _Whole(generator)
 
 
 def _task(

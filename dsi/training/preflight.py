@@ -63,7 +63,9 @@ def check_settings(config: Config, collection: Collection) -> None:
         pairs = collection.pairs("train")
         if not pairs:
             raise ValueError(NO_QUERIES)
-        _warn_few(config.contrastive.steps(len(pairs)))
+        made = config.pseudo_queries.per_document if config.pseudo_queries.method != "none" else 0
+        others = made * len(collection.documents) if config.contrastive.texts == "all" else 0
+        _warn_few(config.contrastive.steps(len(pairs) + others))
 
 
 def _warn_few(steps: int) -> None:

@@ -63,8 +63,8 @@ class ContrastiveConfig:
     temperature: Annotated[float, Field(ge=1e-6, le=1e6)] = 0.05
     """Divides the dot products; about 0.05 for cosines, 1 for unnormalised embeddings as in the paper."""
     texts: Literal["pairs", "all"] = "pairs"
-    """What batches are drawn from: "pairs", the train queries and their documents; or "all", as in the paper: pseudo-queries too,
-    and all documents, those without a query among them, in place of hard negatives."""
+    """What batches are drawn from: "pairs", the train queries and their documents; or "all", as in the paper: pseudo-queries
+    too, and all documents, those without a query among them, in place of hard negatives."""
     negatives: Annotated[int, Field(ge=0, le=HARD)] = 1
     """Other documents beside each query: hard negatives, drawn from the best 30 by BM25, or with `texts` = "all" any of all
     documents, each in its turn."""

@@ -9,7 +9,8 @@ weights are trained; the loss is that of the docid alone. Knows no queries of a 
 import inspect
 import logging
 import threading
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Self
 
@@ -241,7 +242,7 @@ def check_memory(name: str, device: torch.device) -> None:
         name: `generator.decoder`.
         device: on which it is to be trained.
     """
-    with torch.device("meta"):
+    with _refusing(name), torch.device("meta"):
         model = AutoModel.from_config(AutoConfig.from_pretrained(name))
     needed, available = _TRAINED_BYTES * sum(own.numel() for own in model.parameters()), available_memory()
     if device.type == "cuda":
@@ -253,6 +254,18 @@ def check_memory(name: str, device: torch.device) -> None:
         )
 
 
+@contextmanager
+def _refusing(name: str) -> Iterator[None]:
+    """Make one line of what transformers raises where a model is none that generates."""
+    try:
+        yield
+    except (AttributeError, RuntimeError, TypeError, ValueError) as error:
+        reason = (str(error).strip().splitlines() or [type(error).__name__])[0].rstrip(".")
+        raise ValueError(
+            f"generator.decoder {name!r} cannot generate docids: {reason}; name a causal or sequence-to-sequence model."
+        ) from None
+
+
 def _load(name: str) -> tuple[PreTrainedModel, Any]:
     """Return a model without its output layer, and its tokenizer.
 
@@ -260,7 +273,7 @@ def _load(name: str) -> tuple[PreTrainedModel, Any]:
         OSError: it cannot be loaded.
         ValueError: it cannot generate docids.
     """
-    try:
+    with _refusing(name):
         with quiet_transformers():
             tokenizer = AutoTokenizer.from_pretrained(name)
             model = load_complete(lambda: AutoModel.from_pretrained(name, dtype=torch.float32).eval(), _hidden)
@@ -274,11 +287,6 @@ def _load(name: str) -> tuple[PreTrainedModel, Any]:
             )
             tokenizer.pad_token = tokenizer.eos_token
         check_tokenizer(tokenizer, model.get_input_embeddings().num_embeddings)
-    except (AttributeError, RuntimeError, TypeError, ValueError) as error:
-        reason = (str(error).strip().splitlines() or [type(error).__name__])[0].rstrip(".")
-        raise ValueError(
-            f"generator.decoder {name!r} cannot generate docids: {reason}; name a causal or sequence-to-sequence model."
-        ) from None
     return model, tokenizer
 
 

@@ -262,6 +262,15 @@ def test_a_model_wider_than_memory_is_refused_before_it_is_loaded(models, monkey
         check_memory(str(models["llama"]), torch.device("cpu"))
 
 
+@pytest.mark.parametrize("settings", ['{"model_type": "nonsense"}', '{"model_type": "vit"}', "{}"])
+def test_what_is_no_language_model_is_refused_in_one_line(settings, tmp_path):
+    (tmp_path / "config.json").write_text(settings)
+    refused(tmp_path, "cannot generate docids")
+    if "vit" not in settings:  # a model, whose size is known
+        with pytest.raises(ValueError, match=r"^generator\.decoder '[^\n]+' cannot generate docids: [^\n]+$"):
+            check_memory(str(tmp_path), torch.device("cpu"))
+
+
 def test_memory_is_limited_by_a_container(tmp_path):
     free = ram.available_memory(tmp_path / "none")
     assert free > 10**7

@@ -62,8 +62,12 @@ class ContrastiveConfig:
     its training earns too little for the time)."""
     temperature: Annotated[float, Field(ge=1e-6, le=1e6)] = 0.05
     """Divides the dot products; about 0.05 for cosines, 1 for unnormalised embeddings as in the paper."""
+    texts: Literal["pairs", "all"] = "pairs"
+    """What batches are drawn from: "pairs", the train queries and their documents; or "all", as in the paper: pseudo-queries
+    too, and all documents, those without a query among them, in place of hard negatives."""
     negatives: Annotated[int, Field(ge=0, le=HARD)] = 1
-    """Hard negatives of a train query: other documents, drawn from the best 30 by BM25; none in the paper."""
+    """Other documents beside each query: hard negatives, drawn from the best 30 by BM25, or with `texts` = "all" any of all
+    documents, each in its turn."""
     batch_size: Annotated[int, Field(ge=4, le=LARGEST)] = 128
     """Texts per process and step (N of the paper): documents, a query of each, and hard negatives."""
     epochs: Annotated[float, Field(gt=0, le=LARGEST), Remedy('loss = "none" keeps the encoder as it is')] = 1.0
@@ -75,6 +79,11 @@ class ContrastiveConfig:
     (WiSE-FT, Wortsman et al. 2022)."""
 
     def __post_init__(self) -> None:
+        if self.texts == "all" and not self.negatives:
+            raise ValueError(
+                'contrastive.texts = "all" draws contrastive.negatives documents beside each query, got 0; set 1, or '
+                'texts = "pairs".'
+            )
         if self.rows < 2:
             raise ValueError(
                 f"contrastive.batch_size must be at least {2 * self.views} with contrastive.negatives = {self.negatives}, got "

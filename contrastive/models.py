@@ -127,7 +127,7 @@ def check_settings(paths: Iterable[Path]) -> None:
 # Writing and loading.
 
 
-def _reset_tokenizer(tokenizer: Any) -> None:
+def reset_tokenizer(tokenizer: Any) -> None:
     """Take back the truncation and padding that the last call of a tokenizer set, if it is one that keeps them."""
     if backend := getattr(tokenizer, "backend_tokenizer", None):
         backend.no_truncation()
@@ -143,8 +143,17 @@ def write_model(model: Any, folder: Path) -> None:
         ValueError: it cannot do without code of its own, or reads no texts.
     """
     for module in model.modules():  # else the last truncation and padding would be saved
-        _reset_tokenizer(getattr(module, "tokenizer", None))
+        reset_tokenizer(getattr(module, "tokenizer", None))
     model.save_pretrained(str(folder), create_model_card=False)
+    write_plainly(folder)
+
+
+def write_plainly(folder: Path) -> None:
+    """Write the settings of a model in a folder again, without those that choose code or name other files.
+
+    Raises:
+        ValueError: it cannot do without, or reads no texts.
+    """
     for path in [*folder.rglob("*.jinja"), *folder.rglob("README.md")]:  # no chats
         path.unlink()
     for path in sorted(folder.rglob("*.json")):
@@ -318,10 +327,11 @@ def check_inputs(model: nn.Module) -> None:
                     setattr(module, name, min(length, most))
             if (expansion := module.query_expansion) and expansion["length"] > most:
                 raise ValueError(f"it expands queries to {expansion['length']} tokens and reads {most}")
-            _check_tokenizer(module.tokenizer, module.auto_model.get_input_embeddings().num_embeddings)
+            check_tokenizer(module.tokenizer, module.auto_model.get_input_embeddings().num_embeddings)
 
 
-def _check_tokenizer(tokenizer: Any, embeddings: int) -> None:
+def check_tokenizer(tokenizer: Any, embeddings: int) -> None:
+    """Raise ValueError if a tokenizer pads nothing, or gives tokens beyond those that a model embeds."""
     if tokenizer.pad_token is None:
         raise ValueError("its tokenizer has no padding token, without which texts are not read together")
     if max([*tokenizer.get_vocab().values(), *tokenizer(PROBE)["input_ids"]]) >= embeddings:

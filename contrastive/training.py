@@ -1,13 +1,14 @@
 """Contrastive pre-training: from documents and their queries to a tuned encoder.
 
-A training row is a document, a query of it, and hard negatives: other documents among the best of BM25 for the query. So every
-batch holds positives, and documents that are hard to tell from them. Several devices and checkpoints come from
-`SentenceTransformerTrainer`. Knows nothing of docids.
+A training row is a document, a query of it, and other documents: hard negatives, among the best of BM25 for the query, or
+any in turn, as in the paper. So every batch holds positives, and documents to tell from them. Several devices and
+checkpoints come from `SentenceTransformerTrainer`. Knows nothing of docids.
 """
 
 import random
 from collections.abc import Mapping, Sequence
 from functools import cache
+from itertools import cycle, islice
 from pathlib import Path
 from typing import Any
 
@@ -65,6 +66,29 @@ def hard_negatives(
             first = [row for row in (given or {}).get(text, ()) if row not in relevant[text]]
             drawn = [row for row in rng.sample(best, len(best)) if row not in first] if first else []
             found[text] = [*first, *drawn][:count] if first else rng.sample(best, min(count, others))
+    return found
+
+
+def drawn_documents(
+    queries: Mapping[int, Sequence[str]], documents: int, count: int, seed: int = 0
+) -> dict[str, list[int]]:
+    """Return {query: rows of `count` documents that it does not ask for}: all documents in turn, in random order.
+
+    Args:
+        queries: {document row: its queries}.
+        documents: how many there are.
+        count: of each query; fewer only if there are fewer other documents.
+        seed: of the order.
+    """
+    relevant = dict[str, set[int]]()
+    for row in sorted(queries):
+        for text in queries[row]:
+            relevant.setdefault(text, set()).add(row)
+    order = random.Random(seed).sample(range(documents), documents)
+    turn, found = cycle(order), dict[str, list[int]]()
+    for text, own in relevant.items():
+        others = (row for row in turn if row not in own)
+        found[text] = list(islice(others, min(count, documents - len(own))))
     return found
 
 

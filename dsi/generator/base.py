@@ -4,7 +4,7 @@ import warnings
 from typing import Any, Self
 
 import torch
-from transformers import T5Config, T5ForConditionalGeneration
+from transformers import AutoConfig, T5Config, T5ForConditionalGeneration
 from transformers.models.t5.modeling_t5 import T5PreTrainedModel, T5Stack
 
 from dsi.docids.tree import DocidTree
@@ -87,16 +87,10 @@ class Generator(T5PreTrainedModel):
             )
 
 
-def _decoder_config(
-    config: GeneratorConfig, tree: DocidTree, state_dim: int, objective: ObjectiveConfig, more: dict[str, object]
-) -> tuple[T5Config, Any]:
-    """Return the T5Config of a generator, and the T5 checkpoint whose decoder it starts from (None for a fresh decoder).
-
-    Raises:
-        ValueError: the checkpoint's width is not the encoder's, or a fresh decoder's heads do not divide it.
-    """
+def docid_entries(config: GeneratorConfig, tree: DocidTree, objective: ObjectiveConfig) -> dict[str, object]:
+    """Return the entries of a generator's config on the docids that it is for, and on how search ranks their nodes."""
     trained = find_objective(objective.name)
-    settings = {
+    return {
         "docid_tokens": config.docid_tokens,
         "vocab_size": tree.vocab_size,
         "fan_out": tree.fan_out,
@@ -104,6 +98,19 @@ def _decoder_config(
         "objective": objective.name,
         "score": trained.score,
         "training_beam": trained.training_beam,
+    }
+
+
+def _decoder_config(
+    config: GeneratorConfig, tree: DocidTree, state_dim: int, objective: ObjectiveConfig, more: dict[str, object]
+) -> tuple[T5Config, Any]:
+    """Return the T5Config of a generator, and the T5 checkpoint whose decoder it starts from (None for a fresh decoder).
+
+    Raises:
+        ValueError: the checkpoint is not a T5, or its width is not the encoder's.
+    """
+    settings = {
+        **docid_entries(config, tree, objective),
         "dropout_rate": DROPOUT,
         "is_decoder": True,
         "is_encoder_decoder": False,
@@ -113,11 +120,17 @@ def _decoder_config(
     }
     if not config.decoder:
         return _fresh_config(config, state_dim, settings), None
+    kind = AutoConfig.from_pretrained(config.decoder).model_type
+    if not kind.endswith("t5"):
+        raise ValueError(
+            f"generator.decoder {config.decoder!r} is of type {kind}, and only a T5's decoder reads the encoder's states; set "
+            'generator.reads = "text", or name a T5 checkpoint.'
+        )
     checkpoint = T5ForConditionalGeneration.from_pretrained(config.decoder, dtype=torch.float32)
     if checkpoint.config.d_model != state_dim:
         raise ValueError(
             f"The decoder {config.decoder} is {checkpoint.config.d_model} wide, the encoder's states {state_dim}; "
-            f'choose a T5 of the encoder\'s width, or decoder = "" for a fresh one.'
+            f'choose a T5 of the encoder\'s width, decoder = "" for a fresh one, or reads = "text", which needs no width.'
         )
     t5_config = T5Config(**{**checkpoint.config.to_dict(), **settings})
     t5_config.num_layers = config.num_layers or checkpoint.config.num_decoder_layers

@@ -48,9 +48,12 @@ class GeneratorConfig:
     """What a docid token is: "tied", a node of the tree with the vector that the tree stores (see `dsi.generator.tied`);
     "digits", a (level, digit) pair with weights of its own, as in the paper; or "words", for docids of titles, a token of
     `decoder` with its weights there (see `dsi.generator.words`)."""
+    reads: Literal["states", "text"] = "states"
+    """What the decoder reads: "states", the encoder's token states, as in the paper; or "text", the text itself: then `decoder`
+    is any causal or sequence-to-sequence model of transformers, with its own tokenizer (see `dsi.generator.pretrained`)."""
     decoder: str = ""
-    """A T5 checkpoint (Hub name or folder) to take decoder weights from, or "" for a fresh T5 stack as wide as the
-    encoder."""
+    """A model (Hub name or folder): with `reads` = "states" a T5 checkpoint to take decoder weights from, or "" for a fresh T5
+    stack as wide as the encoder."""
     num_layers: Annotated[int, Field(ge=0, le=1000)] = 0
     """Decoder layers. 0 keeps the checkpoint's number; without a checkpoint, tied tokens then read the query's embedding alone,
     and (level, digit) tokens need a number."""
@@ -58,15 +61,29 @@ class GeneratorConfig:
     @property
     def reads_states(self) -> bool:
         """True if there is a decoder, which reads the encoder's token states."""
-        return bool(self.decoder or self.num_layers)
+        return self.reads == "states" and bool(self.decoder or self.num_layers)
 
     def __post_init__(self) -> None:
+        if self.reads == "text":
+            self._check_text()
         if not self.decoder and self.docid_tokens == "words":
             raise ValueError(
                 'generator.docid_tokens = "words" needs generator.decoder, a T5 checkpoint that has the words.'
             )
         if not self.decoder and self.num_layers < 1 and self.docid_tokens == "digits":
             raise ValueError(f"generator.num_layers must be at least 1 without a T5 checkpoint, got {self.num_layers}.")
+
+    def _check_text(self) -> None:
+        """Raise ValueError if the settings of a model that reads texts contradict each other."""
+        if not self.decoder:
+            raise ValueError(
+                'generator.reads = "text" needs generator.decoder, a causal or sequence-to-sequence model, got "".'
+            )
+        if self.docid_tokens != "digits" or self.num_layers:
+            raise ValueError(
+                'generator.reads = "text" needs generator.docid_tokens "digits" and num_layers 0, all its layers, got '
+                f"{self.docid_tokens!r} and {self.num_layers}; build on `--config language-model`."
+            )
 
 
 @settings("objective")
@@ -105,6 +122,8 @@ class TrainingConfig:
     """Passes over all examples; 0 leaves tied tokens as they are: the walk goes by the encoder's own scores."""
     learning_rate: Positive = 1e-3
     """Peak; warmed up linearly over 5 % of the steps, then decayed linearly to zero."""
+    gradient_checkpointing: bool = False
+    """Compute the layers of a model that reads texts twice a step: less memory, for a third more time."""
     train_encoder: bool = False
     """Train the encoder together with the decoder, on texts instead of cached states (DSI, Tay et al. 2022); search
     such an index with the decoder only."""
@@ -123,6 +142,7 @@ def check_together(generator: GeneratorConfig, objective: ObjectiveConfig, train
         raise ValueError(
             'training.epochs must be above 0, got 0: only generator.docid_tokens = "tied" makes sense without training.'
         )
+    _check_reading(generator, objective, training)
     if not training.train_encoder:
         return
     if generator.docid_tokens == "tied":
@@ -138,4 +158,17 @@ def check_together(generator: GeneratorConfig, objective: ObjectiveConfig, train
         raise ValueError(
             f"objective.name {objective.name!r} reads the encoder's states or embeddings, which training.train_encoder "
             "changes; use another objective, or a frozen encoder."
+        )
+
+
+def _check_reading(generator: GeneratorConfig, objective: ObjectiveConfig, training: TrainingConfig) -> None:
+    """Raise ValueError if a generator that reads texts is to be trained as it cannot be, or another one as only such can."""
+    if generator.reads == "states" and training.gradient_checkpointing:
+        raise ValueError(
+            'training.gradient_checkpointing is for generator.reads "text", got "states"; set it to false.'
+        )
+    if generator.reads == "text" and (objective.name != "ce" or training.train_encoder):
+        raise ValueError(
+            'generator.reads = "text" needs objective.name "ce", which scores one path, and training.train_encoder false, as '
+            f"it reads no states of the encoder; got {objective.name!r} and {str(training.train_encoder).lower()}."
         )

@@ -14,6 +14,7 @@ from dsi.generator.base import Generator
 from dsi.generator.config import GeneratorConfig, ObjectiveConfig
 from dsi.generator.model import DocidGenerator
 from dsi.generator.objectives import SCORES
+from dsi.generator.pretrained import PretrainedGenerator
 from dsi.generator.tied import TiedGenerator
 from dsi.generator.words import WordGenerator
 
@@ -42,9 +43,12 @@ def create_generator(
         numbers: [N, longest] of the docids in docid order, -1 past the end, for tokens that are words.
 
     Raises:
-        ValueError: the T5 checkpoint's width is not the encoder's, or it has fewer layers than asked for.
+        OSError: the decoder cannot be loaded.
+        ValueError: the T5 checkpoint's width is not the encoder's, or it has fewer layers than asked for; or a model that is to
+            read texts cannot generate docids.
     """
-    return KINDS[config.docid_tokens].create(config, tree, state_dim, objective, seed, numbers)
+    kind = PretrainedGenerator if config.reads == "text" else KINDS[config.docid_tokens]
+    return kind.create(config, tree, state_dim, objective, seed, numbers)
 
 
 def load_generator(folder: Path, device: str | torch.device) -> Generator:
@@ -61,4 +65,6 @@ def load_generator(folder: Path, device: str | torch.device) -> Generator:
         known = f"docid_tokens must be one of {', '.join(KINDS)}, score one of {', '.join(SCORES)}"
         raise ValueError(f"{path}: {known}, got {record['docid_tokens']!r} and {record['score']!r}; {RESTORE}.")
     kind, config = KINDS[record["docid_tokens"]], T5Config(**{**record, **_FIXED})
+    if record.get("reads") == "text":
+        return PretrainedGenerator.load(folder, config).to(device).eval()
     return load_weights(lambda: kind(config), folder / "model.safetensors").to(device).eval()

@@ -20,7 +20,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import pairwise
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -32,15 +32,13 @@ from dsi.docids.tree import DocidTree
 from dsi.docids.types import Ints
 from dsi.docids.words.bm25 import Lexical
 from dsi.generator.objectives import log_prior
-from dsi.search.decoder import DecoderCache, FastDecoder
+from dsi.search.decoder import Decoder
 from dsi.search.dense import DenseScores
 from dsi.search.engine import Engine, Followed, Method, count_documents
 from dsi.search.queries import QueryBatch
 from dsi.search.request import SearchConfig, SearchRequest
 from dsi.search.results import WALK, LevelTrace, SearchResult, Trace
 
-_ROWS = 8_192
-"""An exact search runs the decoder over about this many nodes at a time."""
 _ROUNDING = 1e-4
 """One path may differ by this much between two batches of other shapes, relative to its score and one more."""
 
@@ -179,7 +177,7 @@ class PathEngine(Engine):
     is_tied = False
 
     def __init__(
-        self, tree: DocidTree, decoder: FastDecoder, lexical: Lexical | None = None, memory: QueryMemory | None = None
+        self, tree: DocidTree, decoder: Decoder, lexical: Lexical | None = None, memory: QueryMemory | None = None
     ) -> None:
         super().__init__(tree, decoder, lexical, memory)
         self.decoder, self.device = decoder, decoder.device
@@ -315,7 +313,7 @@ class PathEngine(Engine):
         kept = [np.where(level.kept, level.nodes, -1) for level in trace.levels]
         return torch.from_numpy(np.concatenate(kept, axis=1)).to(states.device)
 
-    def _expand(self, beam: Beam, level: int, queries: _Queries, cache: DecoderCache | None, beam_width: int) -> Beam:
+    def _expand(self, beam: Beam, level: int, queries: _Queries, cache: Any, beam_width: int) -> Beam:
         """Return all children of the beam with their scores, [batch, beams * fan_out], in docid order."""
         # The children, [batch, beams, fan_out]; `valid` is False past a node's last child.
         config = queries.config
@@ -352,12 +350,12 @@ class PathEngine(Engine):
             parent=torch.arange(beam.nodes.shape[1], device=self.device)[:, None].expand(nodes.shape).flatten(1),
         )
 
-    def _start(self, queries: _Queries) -> DecoderCache | None:
+    def _start(self, queries: _Queries) -> Any:
         """Return the decoder's cache of the queries; None if the decoder has no weight."""
         config = queries.config
         if config.alpha == 0 and config.beta >= self.tree.depth:
             return None
-        return self.decoder.start(queries.batch.states, queries.batch.mask)
+        return self.decoder.start(queries.batch)
 
     def _in_softmax(self, nodes: Tensor, valid: Tensor) -> Tensor:
         """True at children that share their parent's probability: not at those that came after training and were removed."""
@@ -486,7 +484,7 @@ class AllPaths(Method):
         first = BestPaths(search).retrieve(batch, request)
         k = first.positions.shape[1]
         result = SearchResult.empty(len(batch.texts), k)
-        step = max(1, _ROWS // search.tree.num_inner)
+        step = max(1, search.decoder.most_nodes // search.tree.num_inner)
         for start in range(0, len(batch.texts) if k else 0, step):
             rows = np.arange(start, min(start + step, len(batch.texts)))
             queries = search.queries(batch.select(torch.from_numpy(rows)), request)
@@ -510,10 +508,10 @@ class AllPaths(Method):
 
     def _shares(self, alive: Tensor | None) -> "list[Tensor | None]":
         """Return parts of the tree, searched one after the other: True at what may be returned in each."""
-        search, tree = self.search, self.search.tree
-        if tree.num_inner <= _ROWS:
+        search, tree, most = self.search, self.search.tree, self.search.decoder.most_nodes
+        if tree.num_inner <= most:
             return [alive]
-        bounds = np.linspace(0, tree.num_places, -(-tree.num_inner // _ROWS) + 1).astype(int).tolist()
+        bounds = np.linspace(0, tree.num_places, -(-tree.num_inner // most) + 1).astype(int).tolist()
         positions = torch.arange(tree.num_places, device=search.device)
         allowed = torch.ones_like(positions, dtype=torch.bool) if alive is None else alive[tree.num_inner :]
         return [search.dense.alive(allowed & (positions >= a) & (positions < b)) for a, b in pairwise(bounds)]

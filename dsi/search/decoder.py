@@ -1,15 +1,16 @@
-"""Fast decoding of one level: the generator's decoder over many beams of many queries.
+"""What scores children in a search: a decoder of one level, over many beams of many queries; and the T5 decoder, run fast.
 
-Computes the same numbers as `DocidGenerator.decoder`. It is faster because cross-attention keys and values are computed once
+It computes the same numbers as `DocidGenerator.decoder`. It is faster because cross-attention keys and values are computed once
 per query and shared by its beams; query, key and value projections are one matrix product; the norms' constants are folded into
 the weights, which are packed for the CPU; and only the digits of the current level get logits. Knows nothing of trees and
 scores.
 """
 
 import copy
+from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 import torch.nn.functional as F
@@ -19,6 +20,7 @@ from dsi.contrastive.inference import PackedLinear, for_inference
 from dsi.generator.base import Generator
 from dsi.generator.model import DocidGenerator
 from dsi.generator.words import WordGenerator
+from dsi.search.queries import QueryBatch
 
 
 @dataclass
@@ -57,7 +59,52 @@ class DecoderCache:
         self.past, self._spare = self._spare, self.past
 
 
-class FastDecoder:
+class Decoder(ABC):
+    """Scores the children of nodes, one level after the other.
+
+    Args:
+        generator: a trained generator.
+
+    Attributes:
+        device: where the weights are.
+        score: how search ranks nodes, one of `dsi.generator.objectives.SCORES`.
+        fan_out: digits of each level.
+        token_offsets: token of each level's first digit.
+        most_nodes: an exact search runs it over about this many nodes at a time.
+    """
+
+    device: torch.device
+    most_nodes: ClassVar[int] = 8_192
+
+    def __init__(self, generator: Generator) -> None:
+        self.score: str = generator.config.score
+        self.fan_out = list(generator.config.fan_out)
+        self.token_offsets = [1 + sum(self.fan_out[:level]) for level in range(len(self.fan_out))]
+
+    def tokens(self, parents: Tensor, digits: Tensor, level: int) -> Tensor:
+        """Return the docid tokens of digits of a level, below nodes with the tokens `parents` [batch, beams].
+
+        A digit added after training has no embedding; any serves, as no logits below it are used.
+        """
+        return self.token_offsets[level] + digits.clamp(max=self.fan_out[level] - 1)
+
+    @abstractmethod
+    def start(self, batch: QueryBatch) -> Any:
+        """Return a cache of a batch of queries; its `select(beams)` gives new beams [batch, n] the past of old ones."""
+
+    @abstractmethod
+    def logits(self, tokens: Tensor, level: int, cache: Any, beam_width: int) -> Tensor:
+        """Return the logits [batch, beams, fan_out] of a level, given the tokens [batch, beams] chosen at level - 1.
+
+        Args:
+            tokens: 0, the root, at level 0.
+            level: from 0, one after the other.
+            cache: of the queries.
+            beam_width: nodes that will be kept.
+        """
+
+
+class FastDecoder(Decoder):
     """The weights of a `DocidGenerator`, laid out for search.
 
     Args:
@@ -67,49 +114,32 @@ class FastDecoder:
 
     @torch.no_grad()
     def __init__(self, generator: DocidGenerator, dtype: torch.dtype | None = None) -> None:
+        super().__init__(generator)
         self.dtype = dtype or generator.head.weight.dtype
         if self.dtype != generator.head.weight.dtype:
             generator = copy.deepcopy(generator).to(self.dtype)
         config, stack = generator.config, generator.decoder
-        self.score = generator.config.score
         self.heads, self.eps = config.num_heads, config.d_model * config.layer_norm_epsilon
         self.layers = [_Layer(block.layer) for block in stack.block]
         self.embeddings = stack.embed_tokens.weight.detach()
+        self.device = self.embeddings.device
         attention = stack.block[0].layer[0].SelfAttention
         self.position_bias = attention.compute_bias(len(config.fan_out), len(config.fan_out))[0].detach()
-        self.fan_out = list(config.fan_out)
-        self.token_offsets = [1 + sum(self.fan_out[:level]) for level in range(len(self.fan_out))]
         self._take_head(generator, _after_norm(generator.head.weight, stack.final_layer_norm))
-
-    @property
-    def device(self) -> torch.device:
-        """Where the weights are."""
-        return self.embeddings.device
 
     def _take_head(self, generator: DocidGenerator, head: Tensor) -> None:
         """Lay the output layer [vocab_size, d_model] out by level."""
         self.level_heads = head[1:].split(generator.config.fan_out)  # row 0 is the start token
 
-    def tokens(self, parents: Tensor, digits: Tensor, level: int) -> Tensor:
-        """Return the docid tokens of digits of a level, below nodes with the tokens `parents` [batch, beams].
-
-        A digit added after training has no embedding; any serves, as no logits below it are used.
-        """
-        return self.token_offsets[level] + digits.clamp(max=self.fan_out[level] - 1)
-
-    def start(self, token_states: Tensor, states_mask: Tensor) -> DecoderCache:
-        """Return a cache with the cross-attention keys and values of a batch of queries.
-
-        Args:
-            token_states: [batch, length, d_model] encoder states.
-            states_mask: [batch, length] True at real tokens.
-        """
-        batch, length, _ = token_states.shape
+    def start(self, batch: QueryBatch) -> DecoderCache:
+        """Return a cache with the cross-attention keys and values of a batch of queries."""
+        token_states, states_mask = batch.states, batch.mask
+        rows, length, _ = token_states.shape
         token_states = token_states.to(self.dtype)
         cross = []
         for layer in self.layers:
             # keys, values: [batch, length, heads, head_dim]
-            keys, values = layer.cross_kv(token_states).view(batch, length, 2, self.heads, -1).unbind(2)
+            keys, values = layer.cross_kv(token_states).view(rows, length, 2, self.heads, -1).unbind(2)
             cross.append((keys.transpose(1, 2).contiguous(), values.transpose(1, 2).contiguous()))
         bias = torch.zeros_like(states_mask, dtype=token_states.dtype).masked_fill(~states_mask, -torch.inf)
         return DecoderCache(cross, bias[:, None, None, :], [])
@@ -129,7 +159,7 @@ class FastDecoder:
         return self._logits(self._layers(self._embedded(tokens), cache, attend), tokens, level)
 
     def logits(self, tokens: Tensor, level: int, cache: DecoderCache, beam_width: int) -> Tensor:
-        """Return `step`, by `first_step` where all digits of the first level will be kept."""
+        """Return `step`, by `first_step` where all digits of the first level will be kept; see `Decoder`."""
         if level == 0 and tokens.shape[1] == 1 and len(self.fan_out) > 1 and self.fan_out[0] <= beam_width:
             return self.first_step(cache)
         return self.step(tokens, level, cache)
@@ -278,17 +308,3 @@ class WordDecoder(FastDecoder):
     def _logits(self, hidden: Tensor, tokens: Tensor, level: int) -> Tensor:
         children = self.tokens(tokens, torch.arange(self.fan_out[level], device=tokens.device), level)
         return super()._logits(hidden, tokens, level).gather(2, self.columns[children])
-
-
-DECODERS: dict[str, type[FastDecoder]] = {"digits": FastDecoder, "words": WordDecoder}
-"""{docid_tokens of the generator: class}."""
-
-
-def search_decoder(generator: Generator, dtype: torch.dtype | None = None) -> FastDecoder:
-    """Return the decoder of a generator with (level, digit) or word tokens, laid out for search.
-
-    Args:
-        generator: its weights are copied.
-        dtype: of weights and arithmetic; the generator's by default.
-    """
-    return DECODERS[generator.config.docid_tokens](generator, dtype)  # type: ignore[arg-type]

@@ -8,11 +8,32 @@ from dsi.docids.query_memory import QueryMemory
 from dsi.docids.tree import DocidTree
 from dsi.docids.words.bm25 import Lexical
 from dsi.generator.base import Generator
+from dsi.generator.model import DocidGenerator
+from dsi.generator.pretrained import PretrainedGenerator
 from dsi.generator.tied import TiedGenerator
+from dsi.generator.words import WordGenerator
 from dsi.search.beam import PathEngine
-from dsi.search.decoder import search_decoder
+from dsi.search.decoder import Decoder, FastDecoder, WordDecoder
 from dsi.search.engine import Engine
 from dsi.search.generate import TiedEngine
+from dsi.search.pretrained import PretrainedDecoder
+
+DECODERS: dict[type[Generator], type[Decoder]] = {
+    DocidGenerator: FastDecoder,
+    WordGenerator: WordDecoder,
+    PretrainedGenerator: PretrainedDecoder,
+}
+"""{kind of generator: what runs it in a search}."""
+
+
+def search_decoder(generator: Generator, dtype: torch.dtype | None = None) -> Decoder:
+    """Return what runs a generator with (level, digit) or word tokens in a search.
+
+    Args:
+        generator: not changed later.
+        dtype: of weights and arithmetic; the generator's by default.
+    """
+    return DECODERS[type(generator)](generator, dtype)  # type: ignore[call-arg, arg-type]
 
 
 def create_engine(
@@ -22,10 +43,10 @@ def create_engine(
     dtype: torch.dtype = torch.float32,
     memory: QueryMemory | None = None,
 ) -> Engine:
-    """Return an engine that searches with a copy of a generator, on the generator's device.
+    """Return an engine that searches with a generator, on its device.
 
     Args:
-        generator: trained for these docids.
+        generator: trained for these docids; not changed later.
         tree: the docids.
         lexical: BM25 or learned sparse vectors of the documents, if the index has them.
         dtype: of a decoder's weights and arithmetic; all else is float32.

@@ -35,6 +35,8 @@ class QueryBatch(NamedTuple):
         words: [n, length] True at real tokens that are not special ones; all real tokens by default.
         vectors_by_model: returns [n] the vectors [tokens, dim] of the index's multi-vector model, computed when they are first
             needed; None without such a model.
+        read: the queries as models read them: cut at `encoder.query_length`, and a mark in place of an empty one; by default
+            `texts`.
     """
 
     rows: Tensor
@@ -44,14 +46,15 @@ class QueryBatch(NamedTuple):
     texts: list[str]
     words: Tensor | None = None
     vectors_by_model: Callable[[], Sequence[NDArray[np.float32]]] | None = None
+    read: Sequence[str] = ()
 
     def select(self, which: Tensor) -> "QueryBatch":
         """Return the queries at the indices `which`."""
         texts = [self.texts[n] for n in which.tolist()]
         words = None if self.words is None else self.words[which]
         tensors = self.rows[which], self.states[which], self.mask[which], self.embeddings[which]
-        of_all = self.vectors_by_model
-        return QueryBatch(*tensors, texts, words, of_all and (lambda: [of_all()[n] for n in which.tolist()]))
+        of_all, read = self.vectors_by_model, [self.read[n] for n in which.tolist()] if self.read else ()
+        return QueryBatch(*tensors, texts, words, of_all and (lambda: [of_all()[n] for n in which.tolist()]), read)
 
     def word_states(self, row: int) -> NDArray[np.float32]:
         """[words, token_dim] what a query's token vectors are made of, on the CPU.
@@ -134,9 +137,8 @@ def encode_queries(
         rows = order[start : start + batch_size]
         encoded = encoder.forward([texts[row] for row in rows], "query")
         by_model = None if model is None else cache(partial(model.vectors, [read[row] for row in rows], "query"))
-        batches.append(
-            QueryBatch(torch.tensor(rows), *encoded[:3], [queries[row] for row in rows], encoded.words, by_model)
-        )
+        own, cut = [queries[row] for row in rows], [texts[row] for row in rows]
+        batches.append(QueryBatch(torch.tensor(rows), *encoded[:3], own, encoded.words, by_model, cut))
     return EncodedQueries(query_ids, batches)
 
 

@@ -1,10 +1,10 @@
 """An index on disk: its parts, and the manifest that binds them.
 
 An index folder holds `encoder/` (sentence-transformers), `docids/` (the tree, and the document table as Arrow), `generator/`
-(config.json, model.safetensors), `memory/` (what it has learned from use), optionally `lexical/` and `token_model/` (a
-multi-vector model), and `manifest.json`: format version, search config, package versions, the sha256 of every file, and the
-fingerprints that bind models, docids and generator to each other. `dsi.store.verify` judges a folder; after it the parts are
-read as they are. Knows nothing of searching.
+(config.json, model.safetensors, and `language_model/` where it reads texts), `memory/` (what it has learned from use),
+optionally `lexical/` and `token_model/` (a multi-vector model), and `manifest.json`: format version, search config, package
+versions, the sha256 of every file, and the fingerprints that bind models, docids and generator to each other.
+`dsi.store.verify` judges a folder; after it the parts are read as they are. Knows nothing of searching.
 """
 
 import dataclasses

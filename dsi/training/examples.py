@@ -4,8 +4,9 @@ The order of an epoch depends on seed and epoch only, so a killed run resumes ex
 no objective.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 import torch
@@ -15,7 +16,6 @@ from torch.nn.utils.rnn import pad_sequence
 from torch.utils.data import Dataset, Sampler
 
 from dsi.contrastive.blocks import in_blocks
-from dsi.contrastive.encoder import Encoder
 from dsi.docids.tree import DocidTree
 from dsi.generator.states import Embeddings, StateCache
 from dsi.training.teacher import Teacher
@@ -69,15 +69,21 @@ class DocidExamples(Dataset):  # type: ignore[type-arg]
 
 
 class Texts:
-    """Texts for an encoder that is trained with the decoder; `texts.batch(rows)` tokenizes some of them.
+    """Texts for a model that reads them while it is trained; `texts.batch(rows)` tokenizes some of them.
 
     Args:
-        encoder: its tokenizer and prompts are used.
+        tokenize: returns input_ids and attention_mask, [texts, longest] each, of texts with their prompts.
+        prompts: {kind: what precedes a text}.
         parts: (kind, texts) of each part, kind "document" or "query"; rows count through them in order.
     """
 
-    def __init__(self, encoder: Encoder, parts: Sequence[tuple[str, Sequence[str]]]) -> None:
-        self._preprocess, self._prompts, self._parts = encoder.model.preprocess, encoder.model.prompts, parts
+    def __init__(
+        self,
+        tokenize: Callable[[list[str]], Mapping[str, Any]],
+        prompts: Mapping[str, str],
+        parts: Sequence[tuple[str, Sequence[str]]],
+    ) -> None:
+        self._tokenize, self._prompts, self._parts = tokenize, prompts, parts
         self._first_rows = np.concatenate([[0], np.cumsum([len(texts) for _, texts in parts])])
         self.lengths = np.fromiter((len(text) for _, texts in parts for text in in_blocks(texts)), dtype=np.int64)
 
@@ -91,7 +97,7 @@ class Texts:
 
     def batch(self, rows: Sequence[int]) -> dict[str, Tensor]:
         """Return input_ids and attention_mask, [len(rows), longest] each, and the tokenizer's other tensors."""
-        features = self._preprocess([self._text(row) for row in rows])
+        features = self._tokenize([self._text(row) for row in rows])
         return {name: value for name, value in features.items() if isinstance(value, Tensor)}
 
 

@@ -25,6 +25,7 @@ from dsi.docids.types import Ints
 from dsi.generator.base import Generator
 from dsi.generator.kinds import create_generator
 from dsi.generator.objectives import find_objective
+from dsi.generator.pretrained import PROMPTS, PretrainedGenerator
 from dsi.generator.states import Embeddings, StateCache, write_states
 from dsi.generator.tied import TiedGenerator
 from dsi.training.embedding import documents_digest, remove_others
@@ -33,6 +34,9 @@ from dsi.training.teacher import Teacher
 from dsi.training.trainer import train_generator
 
 logger = logging.getLogger(__name__)
+
+_MAPPED = 10_000
+"""Documents to which the map from the encoder's space is fitted, at most."""
 
 
 @dataclass(frozen=True)
@@ -85,13 +89,15 @@ class GeneratorStage:
         generator = create_generator(
             config.generator, self.tree, state_dim, config.objective, config.seed, self.numbers
         ).to(self.encoder.model.device)
+        if (reader := generator if isinstance(generator, PretrainedGenerator) else None) is not None:
+            self._begin(reader)
         record = {"loss": 0.0, "steps": 0, "seconds": 0.0}
         nothing_to_learn = isinstance(generator, TiedGenerator) and self.tree.depth == 1  # the root holds the documents
         if training.epochs and not nothing_to_learn:
             trained_too = self.encoder if training.train_encoder else None
             record = train_generator(
                 generator,
-                self.examples(),
+                self.examples(reader),
                 config.objective,
                 training,
                 work,
@@ -102,23 +108,33 @@ class GeneratorStage:
             )
         return generator, record
 
-    def examples(self) -> DocidExamples:
-        """Return the indexing and retrieval examples, on cached states, on embeddings, or on texts."""
+    def _begin(self, generator: PretrainedGenerator) -> None:
+        """Let the docid tokens of a model that reads texts begin at their clusters, by a map that some documents give."""
+        part = self._documents()
+        rows = np.linspace(0, len(part.texts) - 1, min(_MAPPED, len(part.texts))).astype(int)
+        generator.begin(self.tree, [part.texts[int(row)] for row in rows], self._embeddings([part]).embeddings[rows])
+
+    def examples(self, reader: PretrainedGenerator | None = None) -> DocidExamples:
+        """Return the indexing and retrieval examples, on cached states, on embeddings, or on texts, if a model reads those."""
         parts = self._parts()
-        inputs = self._inputs(parts)
+        inputs = self._inputs(parts, reader)
         positions = self._places(parts, inputs)
         texts = [(part.kind, part.texts) for part in parts]
         objective, teacher = self.config.objective, None
         relevant = group_relevant(texts, positions) if find_objective(objective.name).all_relevant else {}
-        if objective.distillation and not isinstance(inputs, Texts):
+        if objective.distillation:
+            vectors = self._embeddings(parts) if isinstance(inputs, Texts) else inputs
             device, temperature = self.encoder.model.device, self.config.contrastive.temperature
-            teacher = Teacher.dense(inputs.embeddings, self.tree.embeddings[:], temperature, device=device)
+            teacher = Teacher.dense(vectors.embeddings, self.tree.embeddings[:], temperature, device=device)
         return DocidExamples(inputs, positions, self.tree, relevant, teacher)
 
-    def _inputs(self, parts: Sequence[Part]) -> StateCache | Embeddings | Texts:
+    def _inputs(self, parts: Sequence[Part], reader: PretrainedGenerator | None) -> StateCache | Embeddings | Texts:
         """Return what the generator reads of the texts."""
+        texts = [(part.kind, part.texts) for part in parts]
+        if reader is not None:
+            return Texts(reader.tokenize, PROMPTS, texts)
         if self.config.training.train_encoder:
-            return Texts(self.encoder, [(part.kind, part.texts) for part in parts])
+            return Texts(self.encoder.model.preprocess, self.encoder.model.prompts, texts)
         return self._states(parts) if self.config.generator.reads_states else self._embeddings(parts)
 
     def _places(self, parts: Sequence[Part], inputs: StateCache | Embeddings | Texts) -> NDArray[np.integer]:
@@ -136,9 +152,7 @@ class GeneratorStage:
         """Return the texts of indexing and retrieval examples, by kind."""
         config, encoder, parts = self.config.training, self.encoder, []
         if config.documents:
-            pieces = DocumentTexts(encoder, self.collection.documents, self.tree.pieces)
-            origin = [documents_digest(self.collection.documents), self.tree.pieces]
-            parts.append(Part("document", origin, pieces.rows, pieces))
+            parts.append(self._documents())
         pairs = self.collection.pairs("train")
         texts = [self.collection.queries[query_id] for query_id, _ in pairs]
         parts.append(Part("query", texts, np.array([row for _, row in pairs], dtype=int), encoder.query_texts(texts)))
@@ -151,6 +165,12 @@ class GeneratorStage:
                 "training.documents or pseudo_queries.method."
             )
         return parts
+
+    def _documents(self) -> Part:
+        """Return the texts of the documents, or of their pieces."""
+        pieces = DocumentTexts(self.encoder, self.collection.documents, self.tree.pieces)
+        origin = [documents_digest(self.collection.documents), self.tree.pieces]
+        return Part("document", origin, pieces.rows, pieces)
 
     def _embeddings(self, parts: Sequence[Part]) -> Embeddings:
         """Return the embeddings of all parts; those of whole documents are in the tree."""

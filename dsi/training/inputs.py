@@ -52,10 +52,12 @@ def enabled_stages(config: Config) -> list[str]:
 
 def needed_stages(stage: str, config: Config) -> list[str]:
     """Return the earlier stages whose output a stage of a run reads."""
-    enabled = enabled_stages(config)
+    enabled, read = enabled_stages(config), STAGES[stage].stages
+    if stage == "encoder" and config.contrastive.loss != "none" and config.contrastive.texts == "all":
+        read = ("pseudo_queries", *read)
     if stage == "memory" and not config.training.train_encoder:  # then the generator has no encoder of its own
         enabled.remove("generator")
-    return [name for name in STAGES[stage].stages if name in enabled]
+    return [name for name in read if name in enabled]
 
 
 def setting_values(stage: str, config: Config) -> list[Any]:

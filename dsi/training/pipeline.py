@@ -34,7 +34,7 @@ from dsi.contrastive.multi_vector import MultiVectorModel
 from dsi.contrastive.query_tokens import QUERIES, count_steps
 from dsi.contrastive.sparse import build_lexical, load_lexical
 from dsi.contrastive.trainers import Reports
-from dsi.contrastive.training import contrastive_rows, hard_negatives, train_encoder
+from dsi.contrastive.training import contrastive_rows, drawn_documents, hard_negatives, train_encoder
 from dsi.docids.data.collection import Collection, check_collection
 from dsi.docids.extensions import OBJECTIVES, package_of
 from dsi.docids.files.checks import folder_to_write
@@ -248,11 +248,16 @@ class TrainingRun:
         if "docids" in stages and config.trains_token_vectors and pairs:
             queries = min(QUERIES, len({*self.collection.query_texts("train").values()}))
             stages["docids"] = f" ({count_steps(queries, config.tokens.epochs):,} steps for token vectors of queries)"
-        if "encoder" in stages and config.contrastive.loss != "none":
+        made = config.pseudo_queries.method != "none"
+        if (
+            "encoder" in stages
+            and config.contrastive.loss != "none"
+            and not (made and config.contrastive.texts == "all")
+        ):
             stages["encoder"] = (
                 f" ({_steps(config.contrastive.epochs, pairs, config.contrastive.rows, self.processes)})"
             )
-        is_counted = config.pseudo_queries.method == "none" and config.docids.most_pieces == 1
+        is_counted = not made and config.docids.most_pieces == 1
         if "generator" in stages and config.training.epochs and is_counted:
             examples, size = pairs + config.training.documents * count, config.training.batch_size
             stages["generator"] = f" ({_steps(config.training.epochs, examples, size, self.processes)})"
@@ -322,7 +327,12 @@ class TrainingRun:
 
     def _contrastive_rows(self, encoder: Encoder) -> datasets.Dataset:
         queries, count, negatives = train_queries(self.collection, encoder), self.config.contrastive.negatives, None
-        if count:
+        if self.config.contrastive.texts == "all":
+            rows, made = self.pseudo_queries()
+            for row, text in zip(rows.tolist(), encoder.query_texts(list(made)), strict=True):
+                queries.setdefault(row, []).append(text)
+            negatives = drawn_documents(queries, len(self.collection.documents), count, self.config.seed)
+        elif count:
             texts, language = self.collection.full_texts(), self.config.lexical.language
             words = BM25(self.collection.documents["doc_id"], texts, language=language)
             own, judged = self.collection.own_rows, self.collection.judged_negatives()

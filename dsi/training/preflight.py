@@ -28,7 +28,9 @@ from dsi.docids.schemes import Docids, DocidsConfig, check_branching, find_schem
 from dsi.docids.words.bm25 import BM25_MODEL, NO_MODEL
 from dsi.generator.config import EXTRACTIVE
 from dsi.generator.kinds import create_generator
+from dsi.generator.pretrained import PretrainedGenerator, check_memory
 from dsi.generator.pseudo_queries import load_query_model
+from dsi.search.pretrained import check_walk
 from dsi.store.loading import check_no_updates, generation_of, load_documents
 from dsi.store.verify import PARTS, part
 from dsi.training.docids_stage import TitleTokens
@@ -61,7 +63,9 @@ def check_settings(config: Config, collection: Collection) -> None:
         pairs = collection.pairs("train")
         if not pairs:
             raise ValueError(NO_QUERIES)
-        _warn_few(config.contrastive.steps(len(pairs)))
+        made = config.pseudo_queries.per_document if config.pseudo_queries.method != "none" else 0
+        others = made * len(collection.documents) if config.contrastive.texts == "all" else 0
+        _warn_few(config.contrastive.steps(len(pairs) + others))
 
 
 def _warn_few(steps: int) -> None:
@@ -231,15 +235,21 @@ def _check_vectors(config: Config, encoder: Encoder, documents: int) -> None:
 
 
 def _check_decoder(config: Config, encoder: Encoder) -> None:
-    """Make the generator for a tree of two documents; raises what making it for the real one would."""
+    """Make the generator for a tree of four documents; raises what making it for the real one would."""
     generator, width = config.generator, encoder.state_dim
-    tree = build_tree(np.eye(2, encoder.embedding_dim, dtype=np.float32), DocidsConfig(branching=2))
+    tree = build_tree(np.eye(4, encoder.embedding_dim, dtype=np.float32), DocidsConfig(branching=2, max_leaf_size=1))
+    right = "a model of transformers" if generator.reads == "text" else 'a T5 checkpoint, or "" for none'
     try:
-        create_generator(generator, tree, width, config.objective, numbers=np.array([[0], [1]], dtype=np.int32))
+        if generator.reads == "text":
+            check_memory(generator.decoder, encoder.model.device)
+        numbers = np.arange(4, dtype=np.int32)[:, None]
+        made = create_generator(generator, tree, width, config.objective, numbers=numbers)
+        if isinstance(made, PretrainedGenerator):
+            check_walk(made, generator.decoder)
     except OSError as error:
         reason = str(error).splitlines()[0].rstrip(".")
         raise FileNotFoundError(
-            f'generator.decoder {generator.decoder!r} cannot be loaded ({reason}); name a T5 checkpoint, or "" for none.'
+            f"generator.decoder {generator.decoder!r} cannot be loaded ({reason}); name {right}."
         ) from None
 
 

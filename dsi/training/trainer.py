@@ -17,13 +17,44 @@ from dsi.contrastive.trainers import SILENT, FiniteTraining, Reports, run_traine
 from dsi.generator.base import Generator
 from dsi.generator.config import ObjectiveConfig, TrainingConfig
 from dsi.generator.objectives import Objective, Task, find_objective
+from dsi.generator.pretrained import PretrainedGenerator
 from dsi.training.examples import DocidExamples, LengthBucketSampler
 
 WEIGHT_DECAY = 0.01
 """Of AdamW."""
 
 
-class WholeModel(nn.Module):
+class _Whole(nn.Module):
+    """Pre-trained models, and the generator, whose checkpoints are one file.
+
+    Args:
+        generator: the decoder.
+    """
+
+    def __init__(self, generator: Generator) -> None:
+        super().__init__()
+        self.generator = generator
+
+    def state_dict(self, *arguments: Any, **keywords: Any) -> dict[str, Any]:  # type: ignore[override]
+        """Return the weights, tied ones only once: safetensors checkpoints hold no duplicates."""
+        weights: dict[str, Any] = super().state_dict(*arguments, **keywords)
+        names = {tensor.data_ptr(): name for name, tensor in reversed(weights.items())}
+        return {name: tensor for name, tensor in weights.items() if names[tensor.data_ptr()] == name}
+
+    @property
+    def _keys_to_ignore_on_save(self) -> set[str]:
+        """What a checkpoint lacks: the trainer asks for it when it resumes, and calls `tie_weights`."""
+        return set(super().state_dict()) - set(self.state_dict())
+
+    def tie_weights(self) -> None:
+        """Do nothing: tied weights are one tensor."""
+
+    def forward(self, **inputs: Tensor) -> dict[str, Tensor]:
+        """Return what the generator gives."""
+        return self.generator(**inputs)  # type: ignore[no-any-return]
+
+
+class WholeModel(_Whole):
     """Encoder and generator as one model, trained together.
 
     Args:
@@ -32,16 +63,12 @@ class WholeModel(nn.Module):
     """
 
     def __init__(self, encoder: nn.Sequential, generator: Generator) -> None:
-        super().__init__()
-        self.encoder, self.generator = encoder[0], generator
+        super().__init__(generator)
+        self.encoder = encoder[0]
 
-    def state_dict(self, *arguments: Any, **keywords: Any) -> dict[str, Any]:  # type: ignore[override]
-        """Return the weights, tied ones only once: safetensors checkpoints hold no duplicates."""
-        weights: dict[str, Any] = super().state_dict(*arguments, **keywords)
-        names = {tensor.data_ptr(): name for name, tensor in reversed(weights.items())}
-        return {name: tensor for name, tensor in weights.items() if names[tensor.data_ptr()] == name}
-
-    def forward(self, tokens: Tensor, depths: Tensor, sees: Tensor, **features: Tensor) -> dict[str, Tensor]:
+    def forward(  # type: ignore[override]
+        self, tokens: Tensor, depths: Tensor, sees: Tensor, **features: Tensor
+    ) -> dict[str, Tensor]:
         """Encode the features and return `DocidGenerator.forward` of their token states."""
         states = self.encoder(features)["token_embeddings"]
         return self.generator(states, features["attention_mask"].bool(), tokens, depths, sees)  # type: ignore[no-any-return]
@@ -137,7 +164,7 @@ def train_generator(
     # 2) what is trained, on what
     trainer = _GeneratorTrainer(
         find_objective(objective.name)(_task(generator, examples, objective, arguments)),
-        model=generator if encoder is None else WholeModel(encoder.model, generator),
+        model=_whole(generator, encoder, training),
         args=arguments,
         train_dataset=examples,
         data_collator=examples.collate,
@@ -147,6 +174,18 @@ def train_generator(
     run_trainer(trainer, "decoder", work_folder, round(training.epochs * len(examples)))
     trainer.model.eval()
     return _Account.record(trainer.state)
+
+
+def _whole(generator: Generator, encoder: Encoder | None, training: TrainingConfig) -> nn.Module:
+    """Return what is trained: the generator, and the encoder if there is one."""
+    if encoder is not None:
+        return WholeModel(encoder.model, generator)
+    if not isinstance(generator, PretrainedGenerator):
+        return generator
+    if training.gradient_checkpointing:
+        model = generator.model  # its method has another name in later versions
+        getattr(model, "activation_checkpointing_enable", model.gradient_checkpointing_enable)()
+    return _Whole(generator)
 
 
 def _task(

@@ -7,6 +7,7 @@ with what: tables and experiments say that.
 import argparse
 import dataclasses
 import json
+import math
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -327,6 +328,12 @@ def _tuned(**options: Any) -> Method:
     return method
 
 
+def _as_the_paper(laboratory: Laboratory, config: Config) -> tuple[Run, Mapping[str, Any]]:
+    """Search with the paper's fusion: alpha .7 on all levels."""
+    changes: dict[str, Any] = {"alpha": 0.7, "beta": math.inf}
+    return laboratory.index(config).run(SPLIT, **changes), changes
+
+
 def _dense_and_words(laboratory: Laboratory, config: Config) -> tuple[Run, Mapping[str, Any]]:
     index = laboratory.index(config)
     changes = index.tune(learned=False)
@@ -398,6 +405,7 @@ METHODS: dict[str, Method] = {
     **{f"alone-{beam_width}": _alone(beam_width) for beam_width in BEAMS},
     "clusters-10": _clusters(10),
     "fused": _tuned(lexical=False),
+    "fused-0.7": _as_the_paper,
     "hybrid": _tuned(),
     "dense+bm25": _dense_and_words,
     "post-hoc": _post_hoc,

@@ -97,15 +97,3 @@ def subtopic_labels(candidates: Candidates, subtopics: Mapping[str, Mapping[str,
             for name in subtopics.get(query_id, {}).get(doc_id, ()):
                 labels[row, column, numbers[row][name]] = True
     return labels
-
-
-def prefix_labels(candidates: Candidates, digits: int = 1) -> Bools:
-    """[n, k, subtopics] without judgements: candidates whose docids begin with the same digits share a subtopic.
-
-    A proxy: clusters of the encoder stand for subtopics of the query.
-    """
-    prefixes = candidates.digits[:, :, :digits].reshape(-1, min(digits, candidates.digits.shape[2]))
-    _, numbers = np.unique(prefixes, axis=0, return_inverse=True)
-    numbers = numbers.reshape(candidates.scores.shape)
-    labels: Bools = numbers[:, :, None] == np.arange(numbers.max() + 1)
-    return labels & candidates.valid[:, :, None]

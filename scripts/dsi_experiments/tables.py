@@ -109,6 +109,7 @@ TABLES: dict[str, tuple[Row, ...]] = {
         Row("DR-SCL (beta=0)", "decoder", NO_QG, "DR-SCL (beta=0)"),
         Row("DR-SCL+QG (beta=0)", "decoder", published="DR-SCL+QG (beta=0)"),
         Row("DR-SCL+QG, fused", "fused", published="DR-SCL+QG"),
+        Row("DR-SCL+QG, fused, alpha 0.7", "fused-0.7", published="DR-SCL+QG"),
         Row("Dense, after contrastive training", "dense"),
         Row("RRF of BM25 and dense", "rrf"),
         Row("Dense + BM25", "dense+bm25", ON_DENSE),  # the decoder that trains fastest; it is not used

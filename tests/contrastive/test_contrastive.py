@@ -30,6 +30,7 @@ from dsi.contrastive.training import (
     ContrastiveConfig,
     contrastive_loss,
     contrastive_rows,
+    drawn_documents,
     hard_negatives,
     several_relevant,
     train_encoder,
@@ -196,6 +197,30 @@ def test_hard_negatives_are_among_the_best_of_bm25_and_answer_nothing(seed, monk
     assert hard_negatives(words, queries, 2, seed=seed) == found
     assert hard_negatives(words, queries, 0) == {}
     assert len(hard_negatives(words, queries, 9)["neon gas"]) == 3  # no more are hard
+
+
+@pytest.mark.parametrize("count", [1, 2])
+def test_batches_are_drawn_from_all_documents_and_all_queries(count):
+    queries = {0: [f"a{n}" for n in range(8)], 2: ["a0", "b"], 3: [f"c{n}" for n in range(6)]}
+    found = drawn_documents(queries, 7, count, seed=1)
+    assert len(found) == 15
+    for text, rows in found.items():
+        assert len(set(rows)) == count
+        assert not {row for row, own in queries.items() if text in own} & set(rows)
+    times = np.bincount([row for rows in found.values() for row in rows], minlength=7)[[1, 4, 5, 6]]
+    assert times.min() >= 2 * count  # those without a query come in every turn
+    assert times.max() - times.min() <= 1
+    assert drawn_documents(queries, 7, count, seed=1) == found
+    assert drawn_documents(queries, 7, count, seed=2) != found
+    assert drawn_documents({0: ["a"], 1: ["a"]}, 3, 5) == {"a": [2]}
+    assert len(contrastive_rows([f"d{row}" for row in range(7)], queries, found)) == 16
+
+
+def test_all_texts_need_a_document_beside_each_query():
+    with pytest.raises(
+        ValueError, match=r'contrastive\.texts = "all" draws contrastive\.negatives documents .* got 0; set 1'
+    ):
+        ContrastiveConfig(loss="scl", texts="all", negatives=0)
 
 
 def test_a_document_without_queries_gives_no_row():

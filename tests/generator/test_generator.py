@@ -242,7 +242,7 @@ def entropy_on_path(tree: DocidTree, batch: dict[str, torch.Tensor], row: int) -
 def test_encoder_and_decoder_train_together_from_texts(encoder, tmp_path):
     tree = random_tree(20)
     kinds = ["document", "document", "query", "query"]
-    texts = Texts(encoder, [("document", TEXTS[:2]), ("query", TEXTS[2:])])
+    texts = Texts(encoder.model.preprocess, encoder.model.prompts, [("document", TEXTS[:2]), ("query", TEXTS[2:])])
     examples = DocidExamples(texts, np.array([0, 5, 11, 19]), tree)
     training = TrainingConfig(batch_size=2, epochs=40.0, learning_rate=3e-3, train_encoder=True)
     generator, before = DocidGenerator.create(FRESH, tree, WIDTH, CE), encoder.fingerprint

@@ -9,7 +9,7 @@ import torch
 from dsi_experiments.rerankers.alpha_ndcg import AlphaNdcg
 from dsi_experiments.rerankers.m2div import M2Div, M2DivConfig
 from dsi_experiments.rerankers.puct import Puct, PuctConfig
-from dsi_experiments.subtopics import prefix_labels, subtopic_labels
+from dsi_experiments.subtopics import subtopic_labels
 
 from dsi.rerankers.diversity import Pyversity
 from dsi.search.candidates import Candidates, load_reranker
@@ -273,20 +273,13 @@ def test_permuting_candidates_permutes_the_answer(simulations, tmp_path):
     np.testing.assert_array_equal(load_reranker(tmp_path / "stage").score(candidates), model.score(candidates))
 
 
-def test_subtopics_come_from_judgements_or_from_docids():
+def test_subtopics_come_from_judgements():
     candidates, _ = made_up(n=2, k=3, lengths=[3, 2])
     judged = {"0": {"d0-0": ["b", "a"], "d0-2": ["b"], "elsewhere": ["c"]}}
     labels = subtopic_labels(candidates, judged)
     assert labels.shape == (2, 3, 3)
     assert labels[0].tolist() == [[True, True, False], [False, False, False], [False, True, False]]
     assert not labels[1].any()
-    prefixes = prefix_labels(candidates, 2)
-    for row in range(2):
-        for a in range(3):
-            for b in range(3):
-                same = (candidates.digits[row, a] == candidates.digits[row, b]).all()
-                both = candidates.valid[row, a] and candidates.valid[row, b]
-                assert (prefixes[row, a] & prefixes[row, b]).any() == (same and both)
 
 
 @pytest.mark.parametrize("strategy", ["mmr", "msd", "dpp", "ssd", "cover"])

@@ -19,7 +19,7 @@ from dsi.generator.config import CE, GeneratorConfig, ObjectiveConfig
 from dsi.generator.model import DocidGenerator
 from dsi.generator.tied import TiedGenerator
 from dsi.search.beam import PathEngine
-from dsi.search.decoder import search_decoder
+from dsi.search.engines import search_decoder
 from dsi.search.queries import QueryBatch
 
 ROOT = Path(__file__).parents[2]

@@ -98,7 +98,9 @@ def test_the_contrastive_stage_moves_half_weights_by_small_steps(half, tmp_path)
 def test_encoder_and_decoder_train_together_from_half_weights(half, tmp_path):
     folder, _ = half
     encoder, tree = Encoder.load(EncoderConfig(name=str(folder), **PROMPTS), device="cpu"), random_tree(20)
-    examples = DocidExamples(Texts(encoder, [("document", TEXTS)]), np.array([0, 5, 11, 19]), tree)
+    examples = DocidExamples(
+        Texts(encoder.model.preprocess, encoder.model.prompts, [("document", TEXTS)]), np.array([0, 5, 11, 19]), tree
+    )
     generator = DocidGenerator.create(GeneratorConfig(docid_tokens="digits", num_layers=1), tree, WIDTH, CE)
     start = weights_of(encoder)
     training = TrainingConfig(batch_size=4, learning_rate=10 * RATE, train_encoder=True)

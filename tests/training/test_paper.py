@@ -9,8 +9,11 @@ import torch
 
 import dsi
 from dsi.commands.main import main
-from dsi.config import Config, write_config
+from dsi.config import Config, run_config, write_config
+from dsi.contrastive.blocks import DocumentTexts
 from dsi.search.queries import QueryBatch
+from dsi.training.inputs import needed_stages
+from dsi.training.pipeline import TrainingRun
 from tests.support.half import HALVES, save_encoder_in, save_t5_in, stored_types
 from tests.support.oracles import document_log_p
 from tests.support.paths import path_scores
@@ -42,6 +45,20 @@ def test_the_small_system_is_the_papers_but_for_its_models():
     assert differ == {
         ("pseudo_queries", "method"), ("encoder", "name"), ("generator", "decoder"), ("generator", "num_layers"),
     }  # fmt: skip
+
+
+def test_the_encoder_is_trained_on_all_documents_and_all_queries(trained):
+    collection, _, folder = trained
+    run = TrainingRun(folder / "run", collection, run_config(folder / "run"), device="cpu")
+    rows, texts = run._contrastive_rows(run.encoder()), list(collection.query_texts("train").values())
+    expected = run.encoder().query_texts([*texts, *run.pseudo_queries()[1]])
+    assert sorted(rows["view_1"]) == sorted(expected)
+    assert set(rows["view_2"]) == set(
+        DocumentTexts(run.encoder(), collection.documents)[:]
+    )  # those without a query too
+    assert needed_stages("encoder", run.config) == ["pseudo_queries"]
+    pairs = run.config.with_changes({"contrastive": {"texts": "pairs"}})
+    assert needed_stages("encoder", pairs) == []
 
 
 def test_the_index_has_a_fresh_t5_of_the_stated_shape(trained):

@@ -99,7 +99,8 @@ def test_table3_shares_stages_resumes_and_writes_everything_down(config, data, t
     # What rows have in common was trained once: fused rows and the decoder-only row are one generator.
     records = read_rows(output / "table3.json")
     assert set(records) == set(lines)
-    assert len(records) == 14
+    assert len(records) == 15
+    assert records["DR-SCL+QG, fused, alpha 0.7"]["settings"] == {"alpha": 0.7, "beta": "inf"}
     assert records["DR-SCL+QG, fused"]["config"] == records["DR-SCL+QG (beta=0)"]["config"]
     generators = list((output / "store" / "generator").iterdir())
     assert len(generators) == 5  # QG; DSI; DSI+QG; on top of dense; distilled

@@ -7,7 +7,7 @@ TRAINABLE: dict[str, str] = {
     "ranknet": "a small network trained on pairs",
     "lambdarank": "the same network, pairs weighted by what their swap changes in nDCG",
     "parser": "tree edit distance between the parses of query and title",
-    "m2div": "a policy that covers the subtopics of a query",
+    "m2div": "a policy that covers the subtopics of a query, for collections that judge them",
     "mmr": "diversification without training: maximal marginal relevance",
     "msd": "diversification without training: maximal sum of distances",
     "dpp": "diversification without training: determinantal point process",

@@ -137,7 +137,7 @@ class M2Div(nn.Module, Reranker):
 
         Args:
             candidates: of the train queries.
-            labels: [n, k, subtopics], from `subtopic_labels` or `prefix_labels`.
+            labels: [n, k, subtopics], from `subtopic_labels`.
             after_epoch: called after every epoch with the teacher and the mean alpha-nDCG of its lists.
         """
         config, lists = self.config, self.vectors(candidates)

@@ -4,9 +4,8 @@ A reranker learns from the dev queries. Encoder and decoder were trained on the 
 than they will be on any new query. Knows nothing of how rerankers are applied.
 """
 
-import logging
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import numpy as np
@@ -27,9 +26,7 @@ from dsi_experiments.rerankers.kinds import WITH_IMPORTANCE
 from dsi_experiments.rerankers.learned import LinearReranker, RankNet, RankNetConfig
 from dsi_experiments.rerankers.lists import JudgedLists, exact_weight, lambdas, split_folds
 from dsi_experiments.rerankers.m2div import M2Div, M2DivConfig
-from dsi_experiments.subtopics import Subtopics, prefix_labels, read_subtopics, subtopic_labels
-
-logger = logging.getLogger(__name__)
+from dsi_experiments.subtopics import Subtopics, read_subtopics, subtopic_labels
 
 MEASURES = ("Hit@1", "Hit@10", "RR@10", "nDCG@10")
 SMALL_TREES = {"trees": 20, "leaves": 4, "min_leaf": 50, "learning_rate": 0.05}
@@ -43,12 +40,12 @@ class JudgedCandidates:
     Attributes:
         candidates: of all queries.
         qrels: {query_id: {doc_id: relevance}} of the same queries.
-        subtopics: {query_id: {doc_id: subtopics}}, where somebody judged them.
+        subtopics: {query_id: {doc_id: subtopics}}; empty where nobody judged them.
     """
 
     candidates: Candidates
     qrels: Qrels
-    subtopics: Subtopics | None = None
+    subtopics: Subtopics = field(default_factory=dict)
 
     def __len__(self) -> int:
         return len(self.candidates)
@@ -81,9 +78,7 @@ class JudgedCandidates:
         return JudgedLists(features, labels[rows][valid], valid.sum(axis=1).tolist(), self.candidates.names)
 
     def subtopic_labels(self) -> Bools:
-        """[n, k, subtopics] of the candidates: as judged, or else the first digits of their docids as a proxy."""
-        if self.subtopics is None:
-            return prefix_labels(self.candidates)
+        """[n, k, subtopics] of the candidates, as judged."""
         return subtopic_labels(self.candidates, self.subtopics)
 
 
@@ -172,7 +167,8 @@ def train_reranker(
         show_progress: show progress bars.
 
     Raises:
-        ValueError: an unknown kind, no judged queries, or no relevant document among the candidates.
+        ValueError: an unknown kind, no judged queries, none of subtopics for "m2div", or no relevant document among the
+            candidates.
 
     Example:
         >>> import dsi
@@ -186,9 +182,13 @@ def train_reranker(
         >>> folder = trained.save("RUN")
     """
     _trainer(kind)  # an unknown kind is refused before the work
+    if kind == "m2div" and not collection.query_texts(split).keys() & judged_subtopics(collection).keys():
+        raise ValueError(
+            f"A reranker m2div learns which subtopics documents cover, and {collection.name} has no judgements of subtopics of "
+            f"its {split} queries; add them as qrels/diversity.qrels (TREC's, `query subtopic document relevance` a line), or "
+            "train another kind, such as mmr, which needs none."
+        )
     judged = judge_candidates(retriever, collection, split, k, after, show_progress=show_progress)
-    if kind == "m2div" and judged.subtopics is None:
-        logger.warning("No qrels/diversity.qrels: the first digits of docids stand for subtopics, which is a proxy.")
     quality = cross_validate(judged, kind, folds, seed, show_progress=show_progress) if folds else None
     return TrainedReranker(kind, fit_reranker(judged, kind, seed), len(judged), quality)
 
@@ -212,9 +212,14 @@ def judge_candidates(
         raise ValueError(f"{collection.name} has no judged queries of the split {split!r} to learn from.")
     encoded = retriever.encode_queries(queries, show_progress=show_progress)
     candidates = rerank(retriever.candidates(encoded, k, features=compute_features), after)
+    own = {query_id: collection.qrels[split][query_id] for query_id in queries}
+    return JudgedCandidates(candidates, own, judged_subtopics(collection))
+
+
+def judged_subtopics(collection: Collection) -> Subtopics:
+    """The judgements of subtopics beside those of a collection, qrels/diversity.qrels; empty where there are none."""
     path = Path(collection.name) / "qrels" / "diversity.qrels"
-    subtopics = read_subtopics(path) if path.exists() else None
-    return JudgedCandidates(candidates, {q: collection.qrels[split][q] for q in queries}, subtopics)
+    return read_subtopics(path) if path.exists() else {}
 
 
 def fit_reranker(judged: JudgedCandidates, kind: str, seed: int = 0) -> Reranker:

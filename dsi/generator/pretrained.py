@@ -1,0 +1,311 @@
+"""A generator that is a whole model of transformers, causal or sequence-to-sequence: it reads the text itself.
+
+The model reads a task prompt and the text with its own tokenizer, and then the (level, digit) tokens of a docid, which are
+new to it, with rows of their own for input and output. They begin at their clusters: a linear map from the encoder's space,
+fitted on documents and the mean input embeddings of their tokens, takes the mean of the documents below each token there. All
+weights are trained; the loss is that of the docid alone. Knows no queries of a search and no encoder but its embeddings.
+"""
+
+import inspect
+import logging
+import threading
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, Self
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from numpy.typing import NDArray
+from safetensors.torch import load_file, save_file
+from torch import Tensor, nn
+from transformers import AutoConfig, AutoModel, AutoTokenizer, PreTrainedModel, T5Config
+
+from dsi.contrastive.encoder import quiet_transformers
+from dsi.contrastive.models import check_tokenizer, load_complete, reset_tokenizer, write_plainly
+from dsi.docids.files.ram import available_memory
+from dsi.docids.tree import DocidTree
+from dsi.docids.types import Floats, Ints
+from dsi.generator.base import Generator, docid_entries
+from dsi.generator.config import CE, GeneratorConfig, ObjectiveConfig
+
+logger = logging.getLogger(__name__)
+
+PROMPTS = {"query": "Query: ", "document": "Document: "}
+"""{kind of text: what precedes it}, the paper's task prompts."""
+_MODEL = "language_model"
+"""In the folder of a generator: the model and its tokenizer, as transformers writes them."""
+_LONGEST = 512
+"""Tokens of a text that are read, with its prompt, at most; fewer where the model has fewer positions."""
+_TRAINED_BYTES = 16
+"""Memory of a weight in training: itself, its gradient and AdamW's two moments."""
+_RIDGE = 1e-2
+"""Of the linear map, relative to the mean variance of a dimension."""
+_BATCH, _BLOCK = 64, 65_536
+"""Texts whose tokens are read together; documents whose embeddings are."""
+_TOKENIZING = threading.Lock()
+"""A tokenizer keeps the truncation of a call, so one call at a time."""
+
+
+class PretrainedGenerator(Generator):
+    """A model of transformers with rows for docid tokens.
+
+    Args:
+        config: with the entries that `Generator` names; `d_model` is the width of the encoder's states, of which it reads none.
+        model: the model without its output layer, in float32.
+        tokenizer: its tokenizer.
+    """
+
+    def __init__(self, config: T5Config, model: PreTrainedModel, tokenizer: Any) -> None:
+        super().__init__(config)
+        self.model, self.tokenizer = model, tokenizer
+        width: int = model.get_input_embeddings().embedding_dim
+        self.embed = nn.Embedding(config.vocab_size, width)
+        self.head = nn.Linear(width, config.vocab_size, bias=False)
+        nn.init.normal_(self.head.weight, std=width**-0.5)
+        self._counts_positions = "position_ids" in inspect.signature(model.forward).parameters
+
+    @classmethod
+    def create(
+        cls,
+        config: GeneratorConfig,
+        tree: DocidTree,
+        state_dim: int,
+        objective: ObjectiveConfig = CE,
+        seed: int = 0,
+        numbers: Ints | None = None,
+    ) -> Self:
+        """Return a model with untrained docid tokens; see `Generator.create`, and `begin`, where the tokens are to begin.
+
+        Raises:
+            OSError: the model cannot be loaded.
+            ValueError: it is neither causal nor sequence-to-sequence, or its tokenizer does not fit it.
+        """
+        torch.manual_seed(seed)
+        model, tokenizer = _load(config.decoder)
+        entries = {**docid_entries(config, tree, objective), "d_model": state_dim, "num_layers": 0, "reads": "text"}
+        return cls(T5Config(**entries, is_decoder=True, is_encoder_decoder=False, use_cache=False), model, tokenizer)
+
+    @classmethod
+    def load(cls, folder: Path, config: T5Config) -> Self:
+        """Load what `save_pretrained` wrote."""
+        generator, rows = cls(config, *_load(str(folder / _MODEL))), load_file(folder / "model.safetensors")
+        generator.embed.load_state_dict({"weight": rows["embed.weight"]})
+        generator.head.load_state_dict({"weight": rows["head.weight"]})
+        return generator
+
+    def save_pretrained(self, save_directory: Any, **_: Any) -> None:
+        """Write config.json and the rows of docid tokens into a folder, and the model with its tokenizer into one below it."""
+        folder = Path(save_directory)
+        (folder / _MODEL).mkdir(parents=True, exist_ok=True)
+        self.config.save_pretrained(str(folder))
+        rows = {"embed.weight": self.embed.weight, "head.weight": self.head.weight}
+        save_file({name: row.detach().cpu().contiguous() for name, row in rows.items()}, folder / "model.safetensors")
+        self.model.save_pretrained(str(folder / _MODEL))
+        with _TOKENIZING:
+            reset_tokenizer(self.tokenizer)
+            self.tokenizer.save_pretrained(str(folder / _MODEL))
+        write_plainly(folder / _MODEL)
+
+    @property
+    def is_seq2seq(self) -> bool:
+        """True if an encoder reads the text, and a decoder the docid."""
+        return bool(self.model.config.is_encoder_decoder)
+
+    @property
+    def longest(self) -> int:
+        """Tokens of a text that are read, at most."""
+        positions: int = getattr(self.model.config, "max_position_embeddings", None) or _LONGEST
+        return min(_LONGEST, positions - (0 if self.is_seq2seq else len(self.config.fan_out)))
+
+    def tokenize(self, texts: Sequence[str]) -> dict[str, Tensor]:
+        """Return input_ids and attention_mask, [len(texts), longest] each, of texts with their prompts; cut at `longest`.
+
+        A causal model's are padded on the left, so that all docids follow their texts at once.
+        """
+        with _TOKENIZING:
+            found = self.tokenizer(
+                list(texts), padding=True, truncation=True, max_length=self.longest, return_tensors="pt",
+                padding_side="right" if self.is_seq2seq else "left",
+            )  # fmt: skip
+        return {"input_ids": found["input_ids"], "attention_mask": found["attention_mask"]}
+
+    def read(self, input_ids: Tensor, attention_mask: Tensor, docid: Tensor, **more: Any) -> Any:
+        """Run the model over texts and the docid tokens after them; its `last_hidden_state` ends with those of the docids.
+
+        Args:
+            input_ids: [batch, length] of the texts, with prompts.
+            attention_mask: [batch, length] 1 at real tokens.
+            docid: [batch, n, width] embeddings of docid tokens, the root first.
+            more: of the model's `forward`.
+        """
+        if self.is_seq2seq:
+            return self.model(
+                input_ids=input_ids,
+                attention_mask=attention_mask,
+                decoder_inputs_embeds=docid,
+                return_dict=True,
+                **more,
+            )
+        embeddings = torch.cat([self.model.get_input_embeddings()(input_ids), docid], dim=1)
+        mask = F.pad(attention_mask, (0, docid.shape[1]), value=1)
+        more |= self.positions(mask, mask.shape[1])
+        return self.model(inputs_embeds=embeddings, attention_mask=mask, return_dict=True, **more)
+
+    def positions(self, mask: Tensor, last: int) -> dict[str, Tensor]:
+        """Return the argument that says where the last tokens of mask [batch, length] stand, if the model takes one."""
+        if not self._counts_positions:
+            return {}
+        return {"position_ids": (mask.cumsum(dim=1) - 1).clamp(min=0)[:, -last:]}
+
+    def forward(
+        self, input_ids: Tensor, attention_mask: Tensor, tokens: Tensor, depths: Tensor, sees: Tensor
+    ) -> dict[str, Tensor]:
+        """Compute the logits of the children of the inner nodes on one path of each instance.
+
+        Args:
+            input_ids: [batch, length] of the texts, with prompts.
+            attention_mask: [batch, length] 1 at real tokens.
+            tokens: [batch, n] docid token of each node's last digit, 0 for the root, from the root on.
+            depths: [batch, n] depth of each node; nodes past the end of the path follow it.
+            sees: unused, as each node of a path sees those before it.
+
+        Returns:
+            logits: [batch, n, largest fan_out], -inf for digits that a level does not have.
+        """
+        output = self.read(input_ids, attention_mask, self.embed(tokens), use_cache=False)
+        logits = self.head(output.last_hidden_state[:, -tokens.shape[1] :])  # [batch, n, vocab_size]
+        fan_out = torch.tensor(self.config.fan_out, device=tokens.device)
+        digits = torch.arange(max(self.config.fan_out), device=tokens.device)
+        first = (1 + fan_out.cumsum(0) - fan_out)[depths]  # [batch, n] token of each level's first digit
+        columns = (first[..., None] + digits).clamp(max=self.config.vocab_size - 1)  # [batch, n, largest fan_out]
+        return {"logits": logits.gather(2, columns).masked_fill(digits >= fan_out[depths][..., None], -torch.inf)}
+
+    @torch.no_grad()
+    def begin(self, tree: DocidTree, texts: Sequence[str], embeddings: Floats) -> None:
+        """Let the docid tokens begin at their clusters.
+
+        Args:
+            tree: the docids.
+            texts: of documents, to which the map from the encoder's space is fitted.
+            embeddings: [texts, embedding_dim] of the same.
+        """
+        means, center = self._mean_embeddings(texts), embeddings.mean(axis=0)
+        from_center = embeddings - center
+        products = from_center.T @ from_center
+        ridge = np.float32(_RIDGE * max(np.trace(products) / len(products), 1e-6)) * np.eye(
+            len(products), dtype=np.float32
+        )
+        linear = np.linalg.solve(
+            products + ridge, from_center.T @ (means - means.mean(axis=0))
+        )  # [embedding_dim, width]
+        rows = torch.from_numpy((_cluster_means(tree) - center) @ linear + means.mean(axis=0)).float()
+        self.embed.weight.copy_(rows)
+        levels = [level - level.mean(dim=0) for level in rows[1:].split(self.config.fan_out)]
+        outputs = torch.cat([torch.zeros_like(rows[:1]), *levels])  # a softmax does not see what siblings share
+        size = outputs[1:].square().mean().sqrt().clamp(min=1e-6)
+        self.head.weight.copy_(outputs / size * rows.shape[1] ** -0.5)  # logits of unit size
+
+    def _mean_embeddings(self, texts: Sequence[str]) -> NDArray[np.float32]:
+        """[texts, width] mean input embedding of the tokens of each text."""
+        found = []
+        for start in range(0, len(texts), _BATCH):
+            read = {name: own.to(self.device) for name, own in self.tokenize(texts[start : start + _BATCH]).items()}
+            mask = read["attention_mask"][..., None].float()
+            total = (self.model.get_input_embeddings()(read["input_ids"]).float() * mask).sum(dim=1)
+            found.append((total / mask.sum(dim=1).clamp(min=1)).numpy(force=True))
+        return np.concatenate(found)
+
+
+def _cluster_means(tree: DocidTree) -> NDArray[np.float32]:
+    """[vocab_size, embedding_dim] the mean embedding of the documents whose docids have each token; first that of all."""
+    sums, counts = np.zeros((tree.vocab_size, tree.embeddings.shape[1])), np.zeros(tree.vocab_size)
+    for start in range(0, tree.num_places, _BLOCK):
+        places = np.arange(start, min(start + _BLOCK, tree.num_places))
+        vectors, digits = tree.embeddings[places], tree.paths(places)[1]
+        for token, there in [(np.zeros_like(places), places >= 0)] + [
+            (tree.token_offsets[level] + digits[:, level], digits[:, level] >= 0) for level in range(tree.depth)
+        ]:
+            np.add.at(sums, token[there], vectors[there])
+            np.add.at(counts, token[there], 1)
+    return (sums / np.maximum(counts, 1)[:, None]).astype(np.float32)
+
+
+# Loading a model, and what it is refused for.
+
+
+def check_memory(name: str, device: torch.device) -> None:
+    """Raise ValueError if a model cannot be trained in the memory of a device; loads none of its weights.
+
+    Args:
+        name: `generator.decoder`.
+        device: on which it is to be trained.
+    """
+    with _refusing(name), torch.device("meta"):
+        model = AutoModel.from_config(AutoConfig.from_pretrained(name))
+    needed, available = _TRAINED_BYTES * sum(own.numel() for own in model.parameters()), available_memory()
+    if device.type == "cuda":
+        available = torch.cuda.mem_get_info(device)[0]
+    if needed > available:
+        raise ValueError(
+            f"generator.decoder {name!r} needs {needed / 1e9:.1f} GB to be trained, {available / 1e9:.1f} GB are free on "
+            f"{device}; choose a smaller model, or a machine with more memory."
+        )
+
+
+@contextmanager
+def _refusing(name: str) -> Iterator[None]:
+    """Make one line of what transformers raises where a model is none that generates."""
+    try:
+        yield
+    except (AttributeError, RuntimeError, TypeError, ValueError) as error:
+        reason = (str(error).strip().splitlines() or [type(error).__name__])[0].rstrip(".")
+        raise ValueError(
+            f"generator.decoder {name!r} cannot generate docids: {reason}; name a causal or sequence-to-sequence model."
+        ) from None
+
+
+def _load(name: str) -> tuple[PreTrainedModel, Any]:
+    """Return a model without its output layer, and its tokenizer.
+
+    Raises:
+        OSError: it cannot be loaded.
+        ValueError: it cannot generate docids.
+    """
+    with _refusing(name):
+        with quiet_transformers():
+            tokenizer = AutoTokenizer.from_pretrained(name)
+            model = load_complete(lambda: AutoModel.from_pretrained(name, dtype=torch.float32).eval(), _hidden)
+        if not _is_causal(model):
+            raise ValueError(
+                "it is neither causal nor sequence-to-sequence: what it reads later changes what it gave before"
+            )
+        if tokenizer.pad_token is None and tokenizer.eos_token is not None:
+            logger.info(
+                "%s: its tokenizer has no padding token, so texts are padded with %s", name, tokenizer.eos_token
+            )
+            tokenizer.pad_token = tokenizer.eos_token
+        check_tokenizer(tokenizer, model.get_input_embeddings().num_embeddings)
+    return model, tokenizer
+
+
+@torch.no_grad()
+def _hidden(model: PreTrainedModel) -> NDArray[np.float32]:
+    """[2, 4, width] the hidden states of two short sequences that differ in their last token."""
+    embed = model.get_input_embeddings()
+    tokens = torch.tensor([[0, 1, 2, 3], [0, 1, 2, 4]]).clamp(max=embed.num_embeddings - 1)
+    if model.config.is_encoder_decoder:
+        output = model(input_ids=tokens[:1].expand(2, -1), decoder_inputs_embeds=embed(tokens), return_dict=True)
+    else:
+        output = model(inputs_embeds=embed(tokens), attention_mask=torch.ones_like(tokens), return_dict=True)
+    hidden: NDArray[np.float32] = output.last_hidden_state.float().numpy(force=True)
+    if hidden.shape[2] != embed.embedding_dim:
+        raise ValueError(f"it embeds tokens in {embed.embedding_dim} dimensions and gives {hidden.shape[2]}")
+    return hidden
+
+
+def _is_causal(model: PreTrainedModel) -> bool:
+    """True if the last token changes its own hidden state and none before."""
+    one, other = _hidden(model)
+    return bool(np.allclose(one[:3], other[:3], rtol=1e-4, atol=1e-5)) and not np.allclose(one[3], other[3])

@@ -32,13 +32,6 @@ class Pair(NamedTuple):
     doc_id: str
 
 
-class LearnedPairs(NamedTuple):
-    """Pairs, and the embeddings [pairs, dim] of their queries."""
-
-    pairs: list[Pair]
-    vectors: Floats
-
-
 def checked_pairs(pairs: Iterable[Any], name: str, documents: DocumentTable) -> list[Pair]:
     """Return the pairs of documents that are in the index; a line counts each kind of those that are left out.
 
@@ -66,17 +59,17 @@ def checked_pairs(pairs: Iterable[Any], name: str, documents: DocumentTable) -> 
     return kept
 
 
-def encoded_pairs(encoder: Encoder, pairs: Sequence[Pair]) -> LearnedPairs:
-    """Return pairs with the embeddings of their queries, as the encoder of an index reads them."""
-    unique = {query: number for number, query in enumerate(dict.fromkeys(same(pair.query) for pair in pairs))}
+def query_vectors(encoder: Encoder, queries: Sequence[str]) -> Floats:
+    """Return embeddings [queries, dim] as the encoder of an index reads queries; the same query is encoded once."""
+    unique = {query: number for number, query in enumerate(dict.fromkeys(map(same, queries)))}
     vectors = encoder.encode(encoder.query_texts(list(unique)), "query")
-    return LearnedPairs([*pairs], vectors[[unique[same(pair.query)] for pair in pairs]])
+    return vectors[[unique[same(query)] for query in queries]]
 
 
-def with_pairs(content: Content, learned: LearnedPairs) -> Content:
-    """Return the content after learning pairs; those of documents that were removed meanwhile are left out."""
-    known, queries, rows = _rows(content, learned.pairs)
-    return content._replace(memory=content.memory.learn(queries, rows, learned.vectors[known])) if queries else content
+def with_pairs(content: Content, pairs: Sequence[Pair], vectors: Floats) -> Content:
+    """Return the content after learning pairs, with vectors [pairs, dim]; those of documents that are gone are left out."""
+    known, queries, rows = _rows(content, pairs)
+    return content._replace(memory=content.memory.learn(queries, rows, vectors[known])) if queries else content
 
 
 def without_pairs(content: Content, pairs: Sequence[Pair]) -> Content:

@@ -42,7 +42,7 @@ from dsi.search.results import SearchResult
 from dsi.store import loading
 from dsi.store.candidates import answers, candidates_of
 from dsi.store.documents import DocumentTable, hits_of, run_of
-from dsi.store.learning import checked_pairs, encoded_pairs, with_pairs, without_pairs
+from dsi.store.learning import checked_pairs, query_vectors, with_pairs, without_pairs
 from dsi.store.state import State
 from dsi.store.updating import (
     Content,
@@ -444,9 +444,10 @@ class GenerativeRetriever:
         index = self.snapshot
         if not index.engine.is_tied:
             raise TypeError("learn() needs an index with tied docid tokens, and this one scores paths of docids.")
-        learned = encoded_pairs(index.encoder, checked_pairs(pairs, "learn", index.documents))
-        self._hold(lambda content: with_pairs(content, learned))
-        return len(learned.pairs)
+        checked = checked_pairs(pairs, "learn", index.documents)
+        vectors = query_vectors(index.encoder, [pair.query for pair in checked])
+        self._hold(lambda content: with_pairs(content, checked, vectors))
+        return len(checked)
 
     def forget(self, pairs: Iterable[Any]) -> int:
         """Forget pairs, each with all that it counts, and return how many; an empty query stands for all of the document."""

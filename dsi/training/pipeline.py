@@ -42,7 +42,7 @@ from dsi.docids.files.processes import BuildingCluster, Processes
 from dsi.docids.files.progress import write_line
 from dsi.docids.files.ram import keep_few_kernels
 from dsi.docids.files.storage import digest, write_json, writing_to
-from dsi.docids.query_memory import QueryMemory, same
+from dsi.docids.query_memory import QueryMemory
 from dsi.docids.schemes import make_docids
 from dsi.docids.tree import DocidTree
 from dsi.docids.words.bm25 import BM25, NO_MODEL
@@ -50,6 +50,7 @@ from dsi.generator.pseudo_queries import generate_queries, read_queries_table
 from dsi.generator.words import read_numbers
 from dsi.measuring.query_ranks import MARGIN, query_ranks, train_examples
 from dsi.measuring.tuning import configure, is_as_configured, is_tuned, tune_index
+from dsi.store.learning import query_vectors
 from dsi.store.loading import generation_of, is_whole, load_docids, load_encoder, load_tree, retire, write_manifest
 from dsi.store.retriever import GenerativeRetriever
 from dsi.store.verify import FORMAT_VERSION
@@ -481,9 +482,8 @@ class TrainingRun:
             pairs = self.collection.pairs("train") if wanted and self.config.generator.docid_tokens == "tied" else []
             if pairs:
                 encoder = load_encoder(self.folder, self.config.encoder, self.device)
-                queries = [same(self.collection.queries[query_id]) for query_id, _ in pairs]
-                vectors = encoder.encode(encoder.query_texts(queries), "query")
-                memory = memory.learn(queries, np.array([row for _, row in pairs]), vectors)
+                queries = [self.collection.queries[query_id] for query_id, _ in pairs]
+                memory = memory.learn(queries, np.array([row for _, row in pairs]), query_vectors(encoder, queries))
             with self._stages.writing("memory", key) as folder:
                 memory.save(folder)
 

@@ -46,15 +46,16 @@ function limitSliders() {
   $("beam_width").max = Math.min(Math.max(50, config.beam_width), limits.max_beam_width);
   $("candidates").min = Math.min(10, config.candidates);
   $("candidates").max = Math.min(Math.max(500, config.candidates), limits.max_candidates);
-  for (const name of ["lexical_weight", "token_weight", "memory_weight"]) {
-    const heaviest = config[name] ? 4 * config[name] : name === "token_weight" ? 1 : 0.2;
+  for (const [name, most] of Object.entries({ lexical_weight: 0.2, token_weight: 1, memory_weight: 40 })) {
+    const heaviest = config[name] ? 4 * config[name] : most;
     $(name).max = heaviest;
     $(name).step = heaviest / 40;
   }
   $("lexical-name").textContent = lexical ?? "";
   const takesWords = lexical !== null && tied;
-  for (const [name, taken] of [["candidates", tied], ["lexical_weight", takesWords], ["token_weight", tokens], ["memory_weight", memory > 0]]) {
-    $(name).closest(".setting").hidden = $(name).disabled = !taken;
+  const taken = { candidates: tied, lexical_weight: takesWords, token_weight: tokens, memory_weight: memory > 0 };
+  for (const name in taken) {
+    $(name).closest(".setting").hidden = $(name).disabled = !taken[name];
   }
 }
 

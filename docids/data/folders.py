@@ -51,8 +51,11 @@ class SourceFile(NamedTuple):
 
     @property
     def version(self) -> str:
-        """Digits of the sha256 of its contents."""
-        return sha256(self.path)[:_DIGITS]
+        """Digits of the sha256 of its contents; "" for one that cannot be opened, or is empty as endless devices are."""
+        try:
+            return sha256(self.path)[:_DIGITS] if self.path.stat().st_size else ""
+        except OSError:
+            return ""
 
 
 def path_records(paths: Sequence[Path]) -> Rows:
@@ -171,13 +174,16 @@ class _Ignored:
         try:
             from pathspec import GitIgnoreSpec
         except ModuleNotFoundError:
-            self._odd.count(
-                ".gitignore files; they are not heeded without pathspec (pip install 'dr-scl[files]')",
-                _shown(folder),
-            )
+            kind = ".gitignore files; they are not heeded without pathspec (pip install 'dr-scl[files]')"
+            self._odd.count(kind, _shown(folder))
             return
-        lines = (folder / ".gitignore").read_text(encoding="utf-8", errors="replace").splitlines()
-        self._patterns[folder] = GitIgnoreSpec.from_lines(lines)
+        patterns: list[Any] = []
+        for line in (folder / ".gitignore").read_text(encoding="utf-8", errors="replace").splitlines():
+            try:
+                patterns += GitIgnoreSpec.from_lines([line]).patterns
+            except (ValueError, re.error):
+                self._odd.count(f"patterns in .gitignore files that are none; {_LEFT}", line)
+        self._patterns[folder] = GitIgnoreSpec(patterns)
 
     def has(self, path: Path, end: str = "") -> bool:
         """True if the nearest pattern that names a path excludes it; `end` is "/" for a folder."""
@@ -252,10 +258,11 @@ def _reason(error: Exception) -> str:
 
 def _documents(file: SourceFile, base: str, odd: Oddities) -> Rows:
     """Yield the rows of the documents of a text, of pages or the like."""
-    if is_other_encoding(file.path):
-        odd.count("texts in other encodings than UTF-8; they are read as UTF-16 or Windows-1252", file.name)
-    place = _place(file)
     for number, part in enumerate(parts_of(file.path)):
+        if not number:
+            place = _place(file)
+            if is_other_encoding(file.path):
+                odd.count("texts in other encodings than UTF-8; they are read as UTF-16 or Windows-1252", file.name)
         is_first = not number and part.place.partition("=")[0] in ("", "line")
         doc_id = base if is_first else f"{base}#{part.place}"
         own = {"doc_id": doc_id, "title": _unicode(part.title), "text": _unicode(part.text), **place, PLACE: part.place}

@@ -7,12 +7,15 @@ import random
 import re
 import sys
 import threading
+from pathlib import Path
 
 import pytest
 
 from dsi.docids.data import readers
 from dsi.docids.data.collection import Collection
+from dsi.docids.data.folders import SourceFile
 from dsi.docids.data.locations import SOURCE, headings, locate
+from dsi.docids.data.readers import UnreadableError
 from dsi.docids.data.repeats import Repeats
 from dsi.search.hits import Hit
 from tests.support.files import PNG, mail, notebook, office, pdf
@@ -158,9 +161,9 @@ def test_a_library_that_is_not_installed_is_named_with_what_installs_it(folder, 
     ]
 
 
-def test_hidden_files_and_those_that_gitignore_names_are_left_out(folder):
+def test_hidden_files_and_those_that_gitignore_names_are_left_out(folder, caplog):
     root, write = folder
-    write(".gitignore", "*.log\n/build/\n!keep.log\n")
+    write(".gitignore", "*.log\n/build/\n!\n[z-a]\n!keep.log\n")
     write("sub/.gitignore", "!more.log\n/own.txt\n")
     for name in (
         "a.log",
@@ -175,6 +178,9 @@ def test_hidden_files_and_those_that_gitignore_names_are_left_out(folder):
     ):
         write(name, f"text of {name}")
     assert list(read(root)) == ["keep.log", "sub/build/b.txt", "sub/more.log", "sub/x/own.txt"]
+    assert caplog.messages == [
+        f"{root}: patterns in .gitignore files that are none: 2, the first '!'; they are left out."
+    ]
 
 
 def test_links_are_not_followed_out_of_the_folder_nor_in_circles(folder, tmp_path, caplog):
@@ -330,6 +336,22 @@ def test_progress_and_bounded_time_for_a_pipe_without_a_writer(folder):
     done.start()
     done.join(20)
     assert not done.is_alive()
+
+
+def test_tables_of_three_columns_without_names_are_judgements_and_no_documents(folder, caplog):
+    root, write = folder
+    write("bare.tsv", "a\tone\nb\ttwo\n")
+    write("sub/qrels/test.tsv", "query-id\tcorpus-id\tscore\nq\ta\t1\n")
+    assert list(read(root)) == ["a", "b"]
+    line = "tables that are not of their kind: 1, the first 'sub/qrels/test.tsv'; their rows before the fault are kept."
+    assert caplog.messages == [f"{root}: {line}"]
+
+
+@pytest.mark.skipif(not Path("/proc/self/pagemap").exists(), reason="needs a file without an end")
+def test_a_file_without_an_end_is_empty():
+    assert SourceFile(Path("/proc/self/pagemap"), "a.txt", False).version == ""
+    with pytest.raises(UnreadableError, match=r"^empty$"):
+        list(readers.parts_of(Path("/proc/self/limits")))
 
 
 def test_rows_keep_their_metadata_and_get_their_place(folder):

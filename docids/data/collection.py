@@ -61,8 +61,10 @@ class LazyTexts(Sequence[str]):
     def __getitem__(self, rows: slice) -> list[str]: ...
     def __getitem__(self, rows: int | slice) -> str | list[str]:
         if isinstance(rows, slice):
-            start, stop, _ = rows.indices(len(self))
-            return self.between(start, stop) if start < stop else []
+            chosen = range(len(self))[rows]
+            if chosen.step != 1:
+                return [self[row] for row in chosen]
+            return self.between(chosen.start, chosen.stop) if chosen else []
         return self.between(range(len(self))[rows], range(len(self))[rows] + 1)[0]
 
 

@@ -31,7 +31,8 @@ def find_language(texts: Sequence[str]) -> str:
     from py3langid import classify  # loads its model, which takes a while
 
     step = max(1, len(texts) // _TEXTS)
-    sample = [text[:_CHARACTERS] for text in texts[::step][:_TEXTS] if any(map(str.isalpha, text[:_CHARACTERS]))]
+    spread = texts[: step * _TEXTS : step]
+    sample = [text[:_CHARACTERS] for text in spread if any(map(str.isalpha, text[:_CHARACTERS]))]
     found = Counter(_STEMMED.get(classify(text)[0], NO_STEMS) for text in sample)
     language, count = found.most_common(1)[0] if found else (NO_STEMS, 0)
     return language if count >= _MOST * len(sample) else NO_STEMS

@@ -6,6 +6,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
+from dsi.docids.data.collection import MadeTexts
 from dsi.docids.words import analyzer as module
 from dsi.docids.words.analyzer import ENGLISH, NO_STEMS, Analyzer
 from dsi.docids.words.bm25 import BM25
@@ -123,6 +124,14 @@ GERMAN_TEXT = "Der Fluss fließt auf seinem Weg zum Meer durch vier Hauptstädte
 )
 def test_the_language_of_most_texts_gives_the_stems(texts, language):
     assert find_language(texts) == language
+
+
+def test_the_language_is_that_of_texts_from_everywhere_in_a_collection_that_is_read_in_slices():
+    texts = [ENGLISH_TEXT] * 250 + [GERMAN_TEXT] * 1_500
+    slices = []
+    lazy = MadeTexts(texts, lambda some: slices.append(len(some)) or list(some))
+    assert find_language(lazy) == find_language(texts) == "german"
+    assert slices == [1] * 200
 
 
 def test_an_index_keeps_the_language_that_was_found(tmp_path):

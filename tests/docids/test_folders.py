@@ -114,6 +114,7 @@ def test_what_cannot_be_read_is_counted_by_kind_and_ends_nothing(folder, caplog,
         "documents with nearly the same text as another one: 1, the first 'near.txt'; they are kept.",
         "documents with the same text as another one: 2, the first 'same.txt'; they are kept.",
         "files of kinds that are not read: 1 .png, 1 without a suffix.",
+        "files that are broken: 1, the first 'torn.jsonl'; what was read before is kept.",
         "files that are broken: 2, the first 'broken.docx'; they are left out.",
         "files that are empty: 2, the first 'blank.txt'; they are left out.",
         "files that are encrypted, or of an old office program: 1, the first 'locked.docx'; they are left out.",
@@ -123,7 +124,6 @@ def test_what_cannot_be_read_is_counted_by_kind_and_ends_nothing(folder, caplog,
         "files that are without text, as scans are: 1, the first 'scan.pdf'; they are left out.",
         f"rows of tables that are not documents with an id and a text: 1, the first '{name}/no documents.csv, row 2'; they are "
         "left out.",
-        "tables that are not of their kind: 1, the first 'torn.jsonl'; their rows before the fault are kept.",
         "texts in other encodings than UTF-8: 2, the first 'latin.txt'; they are read as UTF-16 or Windows-1252.",
     ]
 
@@ -201,12 +201,12 @@ def test_links_are_not_followed_out_of_the_folder_nor_in_circles(folder, tmp_pat
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="names of any bytes")
-def test_a_name_that_is_not_utf8_is_read_as_windows_1252(folder):
+def test_a_name_that_is_not_utf8_is_written_with_escapes(folder):
     root, _ = folder
     with open(os.fsencode(root) + b"/Gr\xfc\xdfe.txt", "wb") as file:  # noqa: PTH123
         file.write(b"words")
     (row,) = Collection.from_files(root).documents
-    assert (row["doc_id"], row["title"]) == ("Grüße.txt", "Grüße")
+    assert (row["doc_id"], row["title"]) == (r"Gr\udcfc\udcdfe.txt", r"Gr\udcfc\udcdfe")
 
 
 def test_a_folder_that_cannot_be_entered_is_counted(folder, monkeypatch, caplog):
@@ -338,12 +338,29 @@ def test_progress_and_bounded_time_for_a_pipe_without_a_writer(folder):
     assert not done.is_alive()
 
 
+@pytest.mark.parametrize(
+    ("page", "text"),
+    [
+        ("<article>one</article><div><article>two</article></div>", "one\n\ntwo"),
+        ("<p>a fragment <!-- not this --> of<br>two lines", "a fragment  of\ntwo lines"),
+        ("<form>a form alone</form>", "a form alone"),
+        ("<nav>menu</nav> beside <b>text</b> <aside>more</aside> and text", "beside text  and text"),
+        ("<p>caf\u00e9", "caf\u00e9"),
+        (b'<meta charset="iso-8859-1"><p>' + b"caf\xe9", "caf\u00e9"),
+    ],
+)
+def test_the_text_of_a_page(folder, page, text):
+    root, write = folder
+    write("a.html", page)
+    assert read(root)["a.html"][1] == text
+
+
 def test_tables_of_three_columns_without_names_are_judgements_and_no_documents(folder, caplog):
     root, write = folder
     write("bare.tsv", "a\tone\nb\ttwo\n")
     write("sub/qrels/test.tsv", "query-id\tcorpus-id\tscore\nq\ta\t1\n")
     assert list(read(root)) == ["a", "b"]
-    line = "tables that are not of their kind: 1, the first 'sub/qrels/test.tsv'; their rows before the fault are kept."
+    line = "files that are tables without an id and a text: 1, the first 'sub/qrels/test.tsv'; they are left out."
     assert caplog.messages == [f"{root}: {line}"]
 
 

@@ -26,7 +26,6 @@ logger = logging.getLogger(__name__)
 Rows = Iterator[tuple[str, Row]]
 """Documents, each after the words that name it in messages."""
 _LEFT = "they are left out"
-_SURROGATES = re.compile("[\ud800-\udfff]")
 _DIGITS = 16
 """Of a file's sha256 that are kept."""
 
@@ -51,8 +50,11 @@ class SourceFile(NamedTuple):
 
     @property
     def version(self) -> str:
-        """Digits of the sha256 of its contents."""
-        return sha256(self.path)[:_DIGITS]
+        """Digits of the sha256 of its contents; "" for one that cannot be opened, or is empty as endless devices are."""
+        try:
+            return sha256(self.path)[:_DIGITS] if self.path.stat().st_size else ""
+        except OSError:
+            return ""
 
 
 def path_records(paths: Sequence[Path]) -> Rows:
@@ -83,19 +85,17 @@ def source_files(paths: Sequence[Path], odd: Oddities) -> list[SourceFile]:
     Raises:
         FileNotFoundError: no such path.
     """
-    found: list[SourceFile] = []
+    found: dict[Path, SourceFile] = {}
     for path in paths:
         if path.is_dir():
             root = path.resolve()
-            found += [
-                SourceFile(root / name, _shown(name).replace(os.sep, "/"), False) for name in sorted(_walk(root, odd))
-            ]
+            for name in sorted(_walk(root, odd)):
+                found.setdefault(root / name, SourceFile(root / name, _shown(name).replace(os.sep, "/"), False))
         elif path.exists():
-            found.append(SourceFile(path.resolve(), _shown(path.name), True))
+            found.setdefault(path.resolve(), SourceFile(path.resolve(), _shown(path.name), True))
         else:
             raise FileNotFoundError(f"{path} does not exist; name a file or a folder of files.")
-    seen: set[Path] = set()
-    return [file for file in found if not (file.path in seen or seen.add(file.path))]  # type: ignore[func-returns-value]
+    return list(found.values())
 
 
 # Folders.
@@ -171,13 +171,16 @@ class _Ignored:
         try:
             from pathspec import GitIgnoreSpec
         except ModuleNotFoundError:
-            self._odd.count(
-                ".gitignore files; they are not heeded without pathspec (pip install 'dr-scl[files]')",
-                _shown(folder),
-            )
+            kind = ".gitignore files; they are not heeded without pathspec (pip install 'dr-scl[files]')"
+            self._odd.count(kind, _shown(folder))
             return
-        lines = (folder / ".gitignore").read_text(encoding="utf-8", errors="replace").splitlines()
-        self._patterns[folder] = GitIgnoreSpec.from_lines(lines)
+        patterns: list[Any] = []
+        for line in (folder / ".gitignore").read_text(encoding="utf-8", errors="replace").splitlines():
+            try:
+                patterns += GitIgnoreSpec.from_lines([line]).patterns
+            except (ValueError, re.error):
+                self._odd.count(f"patterns in .gitignore files that are none; {_LEFT}", line)
+        self._patterns[folder] = GitIgnoreSpec(patterns)
 
     def has(self, path: Path, end: str = "") -> bool:
         """True if the nearest pattern that names a path excludes it; `end` is "/" for a folder."""
@@ -227,17 +230,19 @@ def _readable(file: SourceFile, base: str, odd: Oddities) -> Rows:
     Raises:
         ValueError: it is named, and cannot be read.
     """
+    count = 0
     try:
-        yield from (_rows if _is_table(file.path) else _documents)(file, base, odd)
+        for count, row in enumerate((_rows if _is_table(file.path) else _documents)(file, base, odd), start=1):  # noqa: B007
+            yield row
     except MemoryError:
         raise
     except Exception as error:  # the libraries raise nearly anything
-        why = _reason(error)
         if file.is_named and type(error) is ValueError:
             raise
+        why = _reason(error)
         if file.is_named:
             raise ValueError(f"{file.path} is {why}; leave it out, or save it as a file that can be read.") from None
-        odd.count(f"files that are {why}; they are left out", file.name)
+        odd.count(f"files that are {why}; {'what was read before is kept' if count else _LEFT}", file.name)
         logger.debug("%s: %s", file.path, reason(error))
 
 
@@ -252,13 +257,15 @@ def _reason(error: Exception) -> str:
 
 def _documents(file: SourceFile, base: str, odd: Oddities) -> Rows:
     """Yield the rows of the documents of a text, of pages or the like."""
-    if is_other_encoding(file.path):
-        odd.count("texts in other encodings than UTF-8; they are read as UTF-16 or Windows-1252", file.name)
-    place = _place(file)
     for number, part in enumerate(parts_of(file.path)):
+        if not number:
+            place = _place(file)
+            if is_other_encoding(file.path):
+                odd.count("texts in other encodings than UTF-8; they are read as UTF-16 or Windows-1252", file.name)
         is_first = not number and part.place.partition("=")[0] in ("", "line")
         doc_id = base if is_first else f"{base}#{part.place}"
-        own = {"doc_id": doc_id, "title": _unicode(part.title), "text": _unicode(part.text), **place, PLACE: part.place}
+        text = part.text.encode(errors="replace").decode()  # without surrogates, which no column can hold
+        own = {"doc_id": doc_id, "title": printable(part.title), "text": text, **place, PLACE: part.place}
         try:
             row = document_row({**own, "metadata": {**part.metadata}}, file.address, odd)
         except ValueError:
@@ -270,24 +277,18 @@ def _documents(file: SourceFile, base: str, odd: Oddities) -> Rows:
 def _rows(file: SourceFile, base: str, odd: Oddities) -> Rows:
     """Yield the rows of a table of documents; where it was found in a folder, faults are counted."""
     place = _place(file)
-    try:
-        if not file.is_named and file.path.suffix.lower() == ".tsv" and not has_pairs(file.path):
-            raise ValueError(f"{file.path} has neither columns with names nor an id and a text a line.")
-        for source, record in file_records(file.path):
-            own = {**record, **place, PLACE: f"row={source.rpartition(' ')[2]}"}
-            if isinstance(metadata := record.get("metadata"), dict):
-                own["metadata"] = {key: value for key, value in metadata.items() if key not in place}
-            try:
-                yield source, document_row(own, source, odd)
-            except ValueError:
-                if file.is_named:
-                    raise
-                odd.count("rows of tables that are not documents with an id and a text; they are left out", source)
-    except ValueError as error:
-        if file.is_named:
-            raise
-        odd.count("tables that are not of their kind; their rows before the fault are kept", base)
-        logger.debug("%s", error)
+    if not file.is_named and file.path.suffix.lower() == ".tsv" and not has_pairs(file.path):
+        raise UnreadableError("tables without an id and a text")
+    for source, record in file_records(file.path):
+        own = {**record, **place, PLACE: f"row={source.rpartition(' ')[2]}"}
+        if isinstance(metadata := record.get("metadata"), dict):
+            own["metadata"] = {key: value for key, value in metadata.items() if key not in place}
+        try:
+            yield source, document_row(own, source, odd)
+        except ValueError:
+            if file.is_named:
+                raise
+            odd.count(f"rows of tables that are not documents with an id and a text; {_LEFT}", source)
 
 
 def _place(file: SourceFile) -> dict[str, str]:
@@ -299,19 +300,5 @@ def _is_table(path: Path) -> bool:
 
 
 def _shown(path: str | Path) -> str:
-    """Return a path as a text that can be printed."""
-    return printable(_unicode(os.fspath(path)))
-
-
-def _unicode(text: str) -> str:
-    """Return a text without surrogates, which no column can hold: the bytes of a name that is not UTF-8 are Windows-1252."""
-    try:
-        text.encode()
-    except UnicodeEncodeError:
-        return _SURROGATES.sub(lambda found: _byte(ord(found[0])), text)
-    return text
-
-
-def _byte(surrogate: int) -> str:
-    """Return the character of the byte that a surrogate stands for in a name, "" for another one."""
-    return bytes([surrogate - 0xDC00]).decode("cp1252", "replace") if 0xDC80 <= surrogate <= 0xDCFF else ""
+    """Return a path as a text that can be printed, with escapes for what is not UTF-8."""
+    return printable(os.fspath(path))

@@ -34,7 +34,7 @@ _CODE = re.compile(
     r"|php|pl|pm|proto|ps1|py|pyi|pyx|r|rb|rs|scala|sh|sql|swift|tcl|tex|toml|ts|tsx|v|vb|vue|yaml|yml|zig)"
 )
 """Suffixes of source code and settings."""
-_DROPPED = ("script", "style", "nav", "aside", "footer", "form", "noscript", "template", "svg", "iframe", "button")
+_DROPPED = ("script", "style", "nav", "aside", "footer", "noscript", "template", "svg", "iframe", "button", "select")
 _DROPPED_ROLES = ("navigation", "banner", "contentinfo", "search", "complementary")
 """Elements of a page, and roles of elements, that are not its text."""
 _LINES = re.compile(
@@ -145,6 +145,11 @@ def _title(path: Path) -> str:
     return re.sub(r"[-_]+", " ", path.stem)
 
 
+def _heading(text: str, path: Path) -> str:
+    """Return the first heading of a text, or the name of its file."""
+    return next((words for _, words in headings(text, path.suffix.lower())), "") or _title(path)
+
+
 def _text(path: Path) -> Parts:
     yield Part("line=1", _title(path), decoded(path.read_bytes())[0])
 
@@ -155,10 +160,9 @@ def _code(path: Path) -> Parts:
 
 def _markup(path: Path) -> Parts:
     """Yield a text in Markdown or reStructuredText; its title is that of the front matter, else its first heading."""
-    whole, suffix = decoded(path.read_bytes())[0], path.suffix.lower()
-    front, start, body = ({}, 0, 0) if suffix == ".rst" else _front_matter(whole, path)
-    heading = next((words for _, words in headings(whole[body:], suffix)), "")
-    title = front.pop("title", None) or heading or _title(path)
+    whole = decoded(path.read_bytes())[0]
+    front, start, body = ({}, 0, 0) if path.suffix.lower() == ".rst" else _front_matter(whole, path)
+    title = front.pop("title", None) or _heading(whole[body:], path)
     yield Part(f"line={1 + whole.count(chr(10), 0, start)}", str(title), whole[start:], front)
 
 
@@ -215,41 +219,31 @@ def _html(path: Path) -> Parts:
 def page_text(page: Any) -> str:
     """Return the text of a page of lxml without its navigation: its main part, if it names one; headings begin with #."""
     roots = page.xpath("//main | //*[@role='main']") or page.xpath("//article") or page.xpath("//body") or [page]
-    root = roots[0] if len(roots) == 1 else roots[0].getparent() if roots[0].getparent() is not None else roots[0]
-    text = re.sub(r"[ \t]+\n|\n (?=\S)", "\n", "".join(_page_strings(root)))
+    root = roots[0] if len(roots) == 1 else next(iter(page.xpath("//body")), page)
+    for node in [*root.iter()]:
+        if not isinstance(node.tag, str) or node.tag in _DROPPED or node.get("role") in _DROPPED_ROLES:
+            if node is not root:
+                node.drop_tree()
+            continue
+        end = "\n```\n" if node.tag == "pre" else "\n" if _LINES.fullmatch(node.tag) else ""
+        marks = "#" * int(node.tag[1]) + " " if re.fullmatch("h[1-6]", node.tag) else ""
+        node.text = (end if node.tag != "br" else "") + marks + _spaced(node, node.text)
+        node.tail = end + _spaced(node.getparent(), node.tail)
+    text = re.sub(r"[ \t]+\n|\n (?=\S)", "\n", "".join(root.itertext()))
     return re.sub(r"\n{3,}", "\n\n", text).strip()
 
 
-def _page_strings(element: Any) -> Iterator[str]:
-    """Yield the strings of an element and of those in it, without what is not text; lines end where they do on the page."""
-    stack: list[Any] = [element]
-    while stack:
-        node = stack.pop()
-        if isinstance(node, str):
-            yield node
-            continue
-        if not isinstance(node.tag, str) or node.tag in _DROPPED or node.get("role") in _DROPPED_ROLES:
-            continue
-        end = "\n```\n" if node.tag == "pre" else "\n" if _LINES.fullmatch(node.tag) else ""
-        yield end + ("#" * int(node.tag[1]) + " " if re.fullmatch("h[1-6]", node.tag) else "")
-        inside: list[Any] = [_space(node, node.text)]
-        for child in node:
-            inside += [child, _space(node, child.tail)]
-        stack += [end, *reversed(inside)]
-
-
-def _space(node: Any, text: str | None) -> str:
+def _spaced(node: Any, text: str | None) -> str:
     """Return a text in an element, on one line unless it is set as it is written."""
-    return (text or "") if node.tag == "pre" else re.sub(r"\s+", " ", text or "")
+    return text or "" if node is not None and node.tag == "pre" else re.sub(r"\s+", " ", text or "")
 
 
 def _docx(path: Path) -> Parts:
     import docx
 
     document = docx.Document(str(_unpacked(path)))
-    lines = [line for item in document.iter_inner_content() for line in _docx_lines(item)]
-    title = document.core_properties.title or next((words for _, words in headings("\n".join(lines))), "")
-    yield Part("", title.strip() or _title(path), "\n".join(lines))
+    text = "\n".join(line for item in document.iter_inner_content() for line in _docx_lines(item))
+    yield Part("", document.core_properties.title.strip() or _heading(text, path), text)
 
 
 def _docx_lines(item: Any) -> Iterator[str]:
@@ -317,7 +311,7 @@ def _notebook(path: Path) -> Parts:
         source = "".join(cell["source"])
         lines.append(f"```\n{source}\n```\n" if cell["cell_type"] == "code" else f"{source}\n")
     text = "\n".join(lines)
-    yield Part("", next((words for _, words in headings(text)), "") or _title(path), text if any(lines) else "")
+    yield Part("", _heading(text, path), text)
 
 
 def _mail(path: Path) -> Parts:

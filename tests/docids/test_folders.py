@@ -7,12 +7,15 @@ import random
 import re
 import sys
 import threading
+from pathlib import Path
 
 import pytest
 
 from dsi.docids.data import readers
 from dsi.docids.data.collection import Collection
+from dsi.docids.data.folders import SourceFile
 from dsi.docids.data.locations import SOURCE, headings, locate
+from dsi.docids.data.readers import UnreadableError
 from dsi.docids.data.repeats import Repeats
 from dsi.search.hits import Hit
 from tests.support.files import PNG, mail, notebook, office, pdf
@@ -111,6 +114,7 @@ def test_what_cannot_be_read_is_counted_by_kind_and_ends_nothing(folder, caplog,
         "documents with nearly the same text as another one: 1, the first 'near.txt'; they are kept.",
         "documents with the same text as another one: 2, the first 'same.txt'; they are kept.",
         "files of kinds that are not read: 1 .png, 1 without a suffix.",
+        "files that are broken: 1, the first 'torn.jsonl'; what was read before is kept.",
         "files that are broken: 2, the first 'broken.docx'; they are left out.",
         "files that are empty: 2, the first 'blank.txt'; they are left out.",
         "files that are encrypted, or of an old office program: 1, the first 'locked.docx'; they are left out.",
@@ -120,7 +124,6 @@ def test_what_cannot_be_read_is_counted_by_kind_and_ends_nothing(folder, caplog,
         "files that are without text, as scans are: 1, the first 'scan.pdf'; they are left out.",
         f"rows of tables that are not documents with an id and a text: 1, the first '{name}/no documents.csv, row 2'; they are "
         "left out.",
-        "tables that are not of their kind: 1, the first 'torn.jsonl'; their rows before the fault are kept.",
         "texts in other encodings than UTF-8: 2, the first 'latin.txt'; they are read as UTF-16 or Windows-1252.",
     ]
 
@@ -158,9 +161,9 @@ def test_a_library_that_is_not_installed_is_named_with_what_installs_it(folder, 
     ]
 
 
-def test_hidden_files_and_those_that_gitignore_names_are_left_out(folder):
+def test_hidden_files_and_those_that_gitignore_names_are_left_out(folder, caplog):
     root, write = folder
-    write(".gitignore", "*.log\n/build/\n!keep.log\n")
+    write(".gitignore", "*.log\n/build/\n!\n[z-a]\n!keep.log\n")
     write("sub/.gitignore", "!more.log\n/own.txt\n")
     for name in (
         "a.log",
@@ -175,8 +178,12 @@ def test_hidden_files_and_those_that_gitignore_names_are_left_out(folder):
     ):
         write(name, f"text of {name}")
     assert list(read(root)) == ["keep.log", "sub/build/b.txt", "sub/more.log", "sub/x/own.txt"]
+    assert caplog.messages == [
+        f"{root}: patterns in .gitignore files that are none: 2, the first '!'; they are left out."
+    ]
 
 
+@pytest.mark.skipif(sys.platform == "win32", reason="links and pipes")
 def test_links_are_not_followed_out_of_the_folder_nor_in_circles(folder, tmp_path, caplog):
     root, write = folder
     write("a.txt", "text")
@@ -195,12 +202,12 @@ def test_links_are_not_followed_out_of_the_folder_nor_in_circles(folder, tmp_pat
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="names of any bytes")
-def test_a_name_that_is_not_utf8_is_read_as_windows_1252(folder):
+def test_a_name_that_is_not_utf8_is_written_with_escapes(folder):
     root, _ = folder
     with open(os.fsencode(root) + b"/Gr\xfc\xdfe.txt", "wb") as file:  # noqa: PTH123
         file.write(b"words")
     (row,) = Collection.from_files(root).documents
-    assert (row["doc_id"], row["title"]) == ("Grüße.txt", "Grüße")
+    assert (row["doc_id"], row["title"]) == (r"Gr\udcfc\udcdfe.txt", r"Gr\udcfc\udcdfe")
 
 
 def test_a_folder_that_cannot_be_entered_is_counted(folder, monkeypatch, caplog):
@@ -257,10 +264,10 @@ def test_a_hit_says_where_its_passage_stands(folder):
     text, metadata = row["text"], {name: row[name] for name in (*SOURCE, "tags")}
     start = text.index("\n\nGlows")
     hit = Hit(1, 0.5, "neon.md", row["title"], (0,), text, metadata, (start, text.index("Setext")))
-    assert (hit.location.lines, hit.location.heading, str(hit.location)) == ((10, 11), "Neon", f"{root}/neon.md:10")
+    assert (hit.location.lines, hit.location.heading, str(hit.location)) == ((10, 11), "Neon", f"{root / 'neon.md'}:10")
     assert (root / "neon.md").read_text().split("\n")[9:11] == ["Glows", "in signs."]
     assert hit.as_dict()["location"] == {
-        "address": f"{root}/neon.md:10", "file": f"{root}/neon.md", "lines": (10, 11), "heading": "Neon"
+        "address": f"{root / 'neon.md'}:10", "file": str(root / "neon.md"), "lines": (10, 11), "heading": "Neon"
     }  # fmt: skip
     assert hit.as_dict()["metadata"] == {"tags": ["gas"]}
     assert locate(metadata, text, None).lines == (4, 15)
@@ -322,7 +329,8 @@ def test_mail_and_notebooks_of_any_bytes_end_nothing(folder, caplog):
     assert "good.txt" in read(root)
 
 
-def test_progress_and_bounded_time_for_a_pipe_without_a_writer(folder):
+@pytest.mark.skipif(sys.platform == "win32", reason="pipes")
+def test_a_pipe_without_a_writer_is_not_waited_for(folder):
     root, write = folder
     write("a.txt", "words")
     os.mkfifo(root / "b.jsonl")
@@ -332,8 +340,41 @@ def test_progress_and_bounded_time_for_a_pipe_without_a_writer(folder):
     assert not done.is_alive()
 
 
+@pytest.mark.parametrize(
+    ("page", "text"),
+    [
+        ("<article>one</article><div><article>two</article></div>", "one\n\ntwo"),
+        ("<p>a fragment <!-- not this --> of<br>two lines", "a fragment  of\ntwo lines"),
+        ("<form>a form alone</form>", "a form alone"),
+        ("<nav>menu</nav> beside <b>text</b> <aside>more</aside> and text", "beside text  and text"),
+        ("<p>caf\u00e9", "caf\u00e9"),
+        (b'<meta charset="iso-8859-1"><p>' + b"caf\xe9", "caf\u00e9"),
+    ],
+)
+def test_the_text_of_a_page(folder, page, text):
+    root, write = folder
+    write("a.html", page)
+    assert read(root)["a.html"][1] == text
+
+
+def test_tables_of_three_columns_without_names_are_judgements_and_no_documents(folder, caplog):
+    root, write = folder
+    write("bare.tsv", "a\tone\nb\ttwo\n")
+    write("sub/qrels/test.tsv", "query-id\tcorpus-id\tscore\nq\ta\t1\n")
+    assert list(read(root)) == ["a", "b"]
+    line = "files that are tables without an id and a text: 1, the first 'sub/qrels/test.tsv'; they are left out."
+    assert caplog.messages == [f"{root}: {line}"]
+
+
+@pytest.mark.skipif(not Path("/proc/self/pagemap").exists(), reason="needs a file without an end")
+def test_a_file_without_an_end_is_empty():
+    assert SourceFile(Path("/proc/self/pagemap"), "a.txt", False).version == ""
+    with pytest.raises(UnreadableError, match=r"^empty$"):
+        list(readers.parts_of(Path("/proc/self/limits")))
+
+
 def test_rows_keep_their_metadata_and_get_their_place(folder):
     root, write = folder
     write("a.jsonl", json.dumps({"id": "x", "text": "one", "metadata": {"year": 1990, "source_file": "old"}}))
     (row,) = Collection.from_files(root).documents
-    assert (row["year"], row["source_file"], row["source_place"]) == (1990, f"{root}/a.jsonl", "row=1")
+    assert (row["year"], row["source_file"], row["source_place"]) == (1990, str(root / "a.jsonl"), "row=1")

@@ -208,7 +208,7 @@ def test_the_command_updates_an_index_in_place(retriever, tmp_path, capsys):
         assert main([*common, *empty]) == 0  # a nightly job without news
         assert "0 documents removed, 0 added, 58 documents now; generation 3" in capsys.readouterr().out
     assert main(common) == 2
-    assert "There is nothing to do; give --add FILE" in capsys.readouterr().err
+    assert "There is nothing to do; give a folder of files, --add FILE" in capsys.readouterr().err
     assert main([*common, "--add", str(tmp_path / "nothing.jsonl")]) == 2
     assert "nothing.jsonl does not exist; name a file or a folder of texts" in capsys.readouterr().err
 

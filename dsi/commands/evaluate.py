@@ -38,7 +38,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     retriever, collection = open_retriever(arguments), None
     if arguments.data:
         collection = read_collection(arguments.data, dev_queries=read_dev_queries(arguments.run))
-    retriever, collection = with_queries(retriever, collection)
+    retriever, collection = with_queries(retriever, collection, arguments.split)
     qrels = collection.qrels[arguments.split]
     if arguments.trec_runs:  # before anything is searched
         ids = *retriever.documents.rows, *qrels, *(doc_id for judged in qrels.values() for doc_id in judged)

@@ -17,7 +17,7 @@ import datasets
 import pyarrow as pa
 import torch
 from sklearn.feature_extraction.text import ENGLISH_STOP_WORDS
-from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForSeq2SeqLM, AutoTokenizer
+from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForSeq2SeqLM, AutoTokenizer, DynamicCache
 from transformers.models.auto.modeling_auto import MODEL_FOR_MASKED_LM_MAPPING_NAMES
 
 from dsi.contrastive.devices import choose_device
@@ -249,29 +249,58 @@ def _sample(
     tokenizer: Any, model: Any, texts: Sequence[str], config: PseudoQueriesConfig, examples: Sequence[tuple[str, str]]
 ) -> list[list[str]]:
     """Return `per_document` texts that a model writes for each of some documents."""
-    shorten = functools.partial(_first_tokens, tokenizer)
-    prompts, is_causal = list(texts), not model.config.is_encoder_decoder
-    if is_causal:
-        begun = "".join(fill(config.prompt, shorten(text, EXAMPLE_TOKENS), query) for text, query in examples)
-        prompts = [begun + fill(config.prompt, shorten(text, DOCUMENT_TOKENS), None) for text in texts]
-    most = {} if is_causal else {"truncation": True, "max_length": DOCUMENT_TOKENS}
-    inputs = tokenizer(prompts, padding=True, return_tensors="pt", **most).to(model.device)
-    inputs.pop("token_type_ids", None)
-    output = model.generate(
-        **inputs, do_sample=True, top_k=TOP_K, num_return_sequences=config.per_document,
-        max_new_tokens=QUERY_TOKENS, pad_token_id=tokenizer.pad_token_id,
-    )  # fmt: skip
-    new = output[:, inputs["input_ids"].shape[1] :] if is_causal else output  # [texts * per_document, tokens]
+    count, sampling = config.per_document, {"do_sample": True, "top_k": TOP_K, "max_new_tokens": QUERY_TOKENS}
+    if model.config.is_encoder_decoder:
+        most = {"truncation": True, "max_length": DOCUMENT_TOKENS}
+        inputs = tokenizer(list(texts), padding=True, return_tensors="pt", **most).to(model.device)
+        inputs.pop("token_type_ids", None)
+        new = model.generate(**inputs, **sampling, num_return_sequences=count)  # [texts * count, tokens]
+    else:
+        prompt = functools.partial(_prompt, tokenizer, config.prompt)
+        begun = "".join(prompt(text, query, EXAMPLE_TOKENS) for text, query in examples)
+        ids, mask, cache = _read(tokenizer, model, begun, [prompt(text, None, DOCUMENT_TOKENS) for text in texts])
+        cache.batch_repeat_interleave(count)  # a document is read once for all of its queries
+        ids, mask = ids.repeat_interleave(count, dim=0), mask.repeat_interleave(count, dim=0)
+        written = model.generate(
+            ids, attention_mask=mask, past_key_values=cache, pad_token_id=tokenizer.pad_token_id, **sampling
+        )
+        new = written[:, ids.shape[1] :]
     lines = [text.strip().partition("\n")[0].strip() for text in tokenizer.batch_decode(new, skip_special_tokens=True)]
-    return [lines[start : start + config.per_document] for start in range(0, len(lines), config.per_document)]
+    return [lines[start : start + count] for start in range(0, len(lines), count)]
 
 
-def _first_tokens(tokenizer: Any, text: str, count: int) -> str:
-    """Return the beginning of a text, at most `count` tokens."""
+def _read(
+    tokenizer: Any, model: Any, begun: str, prompts: Sequence[str]
+) -> tuple[torch.Tensor, torch.Tensor, DynamicCache]:
+    """Return tokens [prompts, tokens] of what is before each prompt and of the prompt, their mask, their keys and values.
+
+    The cache lacks the last token, from which a model goes on. What all prompts have in common is read once.
+    """
+    # 1) [begun][padding][prompt]
+    rest = tokenizer(list(prompts), padding=True, add_special_tokens=False, return_tensors="pt").to(model.device)
+    first = torch.tensor([tokenizer(begun)["input_ids"]], dtype=torch.long, device=model.device)  # [1, tokens]
+    shared = first.expand(len(prompts), -1)
+    ids = torch.cat([shared, rest["input_ids"]], dim=1)
+    mask = torch.cat([torch.ones_like(shared), rest["attention_mask"]], dim=1)
+    # 2) keys and values
+    cache, common = DynamicCache(config=model.config), first.shape[1]
+    if common:
+        model(first, past_key_values=cache, use_cache=True)
+        cache.batch_repeat_interleave(len(prompts))
+    places = (mask.cumsum(dim=1) - 1).clamp(min=0)
+    model(
+        ids[:, common:-1], attention_mask=mask[:, :-1], position_ids=places[:, common:-1], past_key_values=cache,
+        use_cache=True,
+    )  # fmt: skip
+    return ids, mask, cache
+
+
+def _prompt(tokenizer: Any, prompt: str, text: str, query: str | None, count: int) -> str:
+    """Return the prompt with the first tokens of a document, at most `count`, and its query."""
     cut = tokenizer(
         text, truncation=True, max_length=count, add_special_tokens=False, return_offsets_mapping=True
     )  # [tokens, 2] characters
-    return text[: max((end for _, end in cut["offset_mapping"]), default=0)]
+    return fill(prompt, text[: max((end for _, end in cut["offset_mapping"]), default=0)], query)
 
 
 def fill(prompt: str, document: str, query: str | None) -> str:

@@ -30,7 +30,7 @@ class KnownItems(Collection):
 
 
 def with_queries(
-    retriever: GenerativeRetriever, collection: Collection | None
+    retriever: GenerativeRetriever, collection: Collection | None, split: str = "test"
 ) -> tuple[GenerativeRetriever, Collection]:
     """Return an index and a collection that judges its answers: those given, or else a known-item test.
 
@@ -39,11 +39,12 @@ def with_queries(
     Args:
         retriever: the index.
         collection: returned if it has judgements; if not, it may have the texts that the index has not kept.
+        split: that is measured; only "test" can be a known-item test.
 
     Raises:
         ValueError: there are no judgements and no texts, or fewer than 20 documents of two sentences.
     """
-    if collection is not None and any(collection.qrels.values()):
+    if collection is not None and (split != "test" or any(collection.qrels.values())):
         return retriever, collection
     # 1) an index with texts
     if type(retriever) is not GenerativeRetriever:  # one on a cluster writes what it adds

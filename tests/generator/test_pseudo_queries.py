@@ -119,15 +119,13 @@ def test_a_causal_model_reads_the_examples_and_writes_the_same_alone_and_in_a_ba
         assert alone[document[0]] == written[document[0]]
     assert all(written.values())
     tokenizer, model = load_query_model(str(llama_folder))
-    prompt = (
-        "Document: The Rhine flows north.\nQuery: where does the rhine flow\n\nDocument: Helium Helium boils at 4.2"
-    )
-    read = []
-    monkeypatch.setattr(type(model), "generate", lambda _, input_ids, **__: read.append(input_ids) or input_ids)
-    assert dict(model_queries(table(DOCUMENTS[:1]), config, examples, device="cpu")) == {"helium": []}
-    (ids,) = read[0]
-    assert tokenizer.decode(ids).startswith(tokenizer.decode(tokenizer(prompt)["input_ids"]))
-    assert tokenizer.decode(ids).endswith(tokenizer.decode(tokenizer("does not burn.\nQuery:")["input_ids"]))
+    begun = "Document: The Rhine flows north.\nQuery: where does the rhine flow\n\n"
+    for doc_id, title, text in DOCUMENTS:  # as without a cache
+        prompt = tokenizer(f"{begun}Document: {title} {text}\nQuery:", return_tensors="pt")["input_ids"]
+        plain = model.generate(prompt, do_sample=False, max_new_tokens=pseudo_queries.QUERY_TOKENS, use_cache=False)
+        assert [tokenizer.decode(plain[0, prompt.shape[1] :], skip_special_tokens=True).strip()] == written[doc_id]
+    without = dict(model_queries(table(DOCUMENTS), config, device="cpu"))
+    assert all(without[doc_id] != queries for doc_id, queries in written.items())
 
 
 def test_a_causal_model_that_was_killed_writes_the_same_queries(llama_folder, tmp_path, monkeypatch):

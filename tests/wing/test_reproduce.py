@@ -43,7 +43,7 @@ def config(tmp_path, sentence_t5_folder, t5_folder):
         "encoder": {"name": str(sentence_t5_folder), "document_length": 16},
         "pseudo_queries": {"method": "extractive", "per_document": 2},
         "contrastive": {"loss": "scl", "epochs": 1.0, "batch_size": 16, "temperature": 0.1},
-        "docids": {"branching": 4, "max_leaf_size": 4, "pieces": 1},
+        "docids": {"branching": 4, "max_leaf_size": 4},
         "generator": {"docid_tokens": "digits", "decoder": str(t5_folder)},
         "objective": {"name": "ce", "distillation": 0.0},
         "training": {"epochs": 1.0, "batch_size": 64, "learning_rate": 2e-3},
@@ -81,8 +81,9 @@ def test_every_row_names_a_method_and_every_table_has_its_reference():
 
 
 @pytest.mark.slow
-def test_table3_shares_stages_resumes_and_writes_everything_down(config, data, tmp_path, capsys):
+def test_table3_shares_stages_resumes_and_writes_everything_down(config, data, t5_folder, tmp_path, capsys):
     output = tmp_path / "out"
+    write_config(Config.named(config).with_changes({"docids": {"pieces": 1}}), config)  # as HNSW needs
     common = ["--data", str(data), "--config", str(config), "--output", str(output), "--device", "cpu"]
     chosen = ["BM25, title", "DPR", "RRF", "QG (beta=0)", "DSI", "+QG, fused", "after search",
               "on top of dense, fused", "distilled ("]  # fmt: skip
@@ -100,6 +101,7 @@ def test_table3_shares_stages_resumes_and_writes_everything_down(config, data, t
     records = read_rows(output / "table3.json")
     assert set(records) == set(lines)
     assert len(records) == 13
+    assert {records[name]["config"]["encoder"]["name"] for name in ("DSI", "DSI+QG")} == {str(t5_folder)}
     assert records["DR-SCL+QG, fused, alpha 0.7"]["settings"] == {"alpha": 0.7, "beta": "inf"}
     assert records["DR-SCL+QG, fused"]["config"] == records["DR-SCL+QG (beta=0)"]["config"]
     generators = list((output / "store" / "generator").glob("[!.]*"))

@@ -160,6 +160,8 @@ class Laboratory:
         config = self.base.with_changes({"seed": seed}).with_changes(row.changes)
         if row.fresh:
             config = config.with_changes({"encoder": {"name": FRESH + config.encoder.name}})
+        if row.t5 and self.base.generator.decoder:
+            config = config.with_changes({"encoder": {"name": self.base.generator.decoder}})
         if config.pseudo_queries.method != "none" or config.objective.name == "residual":
             return config
         base = self.base.pseudo_queries

@@ -60,6 +60,7 @@ class Row:
         changes: settings that differ from the base, {section: {setting: value}}.
         published: key of `dsi_experiments.published.PUBLISHED`.
         fresh: begin with fresh weights in the shape of the base's encoder.
+        t5: begin with the T5 that the base's decoder comes from, as DSI does; with the base's encoder where there is none.
         points: what is clustered in place of the documents' embeddings, a key of `dsi_experiments.laboratory.POINTS`.
     """
 
@@ -68,6 +69,7 @@ class Row:
     changes: Changes = field(default_factory=dict)
     published: str = ""
     fresh: bool = False
+    t5: bool = False
     points: str = ""
 
 
@@ -104,8 +106,8 @@ TABLES: dict[str, tuple[Row, ...]] = {
         Row("Dense, before contrastive training", "dense", UNTRAINED),
         Row("DPR", "dense", DPR, "DPR"),
         Row("DPR, HNSW", "hnsw", DPR),
-        Row("DSI", "decoder", _both(WHOLE, NO_QG), "DSI"),
-        Row("DSI+QG", "decoder", WHOLE, "DSI+QG"),
+        Row("DSI", "decoder", _both(WHOLE, NO_QG), "DSI", t5=True),
+        Row("DSI+QG", "decoder", WHOLE, "DSI+QG", t5=True),
         Row("DR-SCL (beta=0)", "decoder", NO_QG, "DR-SCL (beta=0)"),
         Row("DR-SCL+QG (beta=0)", "decoder", published="DR-SCL+QG (beta=0)"),
         Row("DR-SCL+QG, fused", "fused", published="DR-SCL+QG"),

@@ -10,6 +10,8 @@ from transformers import BertConfig, BertModel, MambaConfig, MambaModel, PreTrai
 
 import dsi
 from dsi.config import Config
+from dsi.contrastive.config import EncoderConfig
+from dsi.contrastive.encoder import Encoder
 from dsi.docids.files import ram
 from dsi.docids.updating import add_documents
 from dsi.generator.config import CE, GeneratorConfig, ObjectiveConfig, TrainingConfig, check_together
@@ -18,6 +20,7 @@ from dsi.generator.objectives import CrossEntropy, Task
 from dsi.generator.pretrained import PROMPTS, check_memory
 from dsi.search.engines import search_decoder
 from dsi.search.pretrained import PretrainedDecoder, check_walk
+from dsi.search.queries import encode_queries
 from dsi.search.request import SearchConfig, SearchRequest
 from dsi.training.examples import DocidExamples, Texts
 from dsi.training.trainer import train_generator
@@ -63,6 +66,14 @@ def test_the_walk_gives_the_probabilities_of_plain_passes_without_a_cache(models
     np.testing.assert_allclose(narrow.scores, np.take_along_axis(expected.numpy(), narrow.positions, axis=1), atol=1e-4)
     followed = search.follow(batch, SearchRequest(40, ALONE), tree.doc_rows[order.numpy()])
     np.testing.assert_allclose(followed.scores, ordered, atol=1e-4, rtol=1e-4)
+
+
+def test_queries_are_read_as_the_encoder_cuts_them(sentence_t5_folder):
+    short = Encoder.load(EncoderConfig(name=str(sentence_t5_folder), query_length=3), device="cpu")
+    encoded = encode_queries(short, ["of the in danube", "the", ""])
+    (batch,) = encoded.batches
+    assert dict(zip(batch.rows.tolist(), batch.read, strict=True)) == {0: "of the in", 1: "the", 2: "?"}
+    assert [list(encoded.one(row).batches[0].read) for row in range(3)] == [["of the in"], ["the"], ["?"]]
 
 
 @pytest.mark.parametrize("kind", KINDS)

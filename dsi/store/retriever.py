@@ -39,20 +39,11 @@ from dsi.search.request import (
     split_options,
 )
 from dsi.search.results import SearchResult
-from dsi.store import loading
+from dsi.store import loading, updating
 from dsi.store.candidates import answers, candidates_of
 from dsi.store.documents import DocumentTable, hits_of, run_of
 from dsi.store.learning import checked_pairs, query_vectors, with_pairs, without_pairs
 from dsi.store.state import State
-from dsi.store.updating import (
-    Content,
-    FileChanges,
-    changed_files,
-    changed_parts,
-    with_documents,
-    with_texts,
-    without_documents,
-)
 
 _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 
@@ -99,7 +90,7 @@ class GenerativeRetriever:
         self._updating, self._generation = threading.Lock(), 0
         self._saved: dict[Path, str] = {}  # folder: state of the index there that this one contains
         # Where it was saved last, or loaded from: the folder, the content, its search config.
-        self._on_disk: tuple[Path, Content, SearchConfig] | None = None
+        self._on_disk: tuple[Path, updating.Content, SearchConfig] | None = None
         self._mapped: tuple[MappedFile, ...] = ()
         generator = generator.to(self.device)
         engine = create_engine(generator, tree, lexical, dtype, memory)
@@ -139,7 +130,7 @@ class GenerativeRetriever:
         return self._state.engine.memory
 
     @property
-    def content(self) -> Content:
+    def content(self) -> updating.Content:
         """The parts that an update changes, as they are now."""
         return self._state.content
 
@@ -151,7 +142,7 @@ class GenerativeRetriever:
     @property
     def generation(self) -> int:
         """Of the index on disk: 1 after training, one more with every update; 0 if no folder holds these documents."""
-        return self._generation if self._on_disk and not changed_parts(self.content, self._on_disk[1]) else 0
+        return self._generation if self._on_disk and not updating.changed_parts(self.content, self._on_disk[1]) else 0
 
     @property
     def snapshot(self) -> "GenerativeRetriever":
@@ -408,22 +399,22 @@ class GenerativeRetriever:
             TypeError: documents are no list or table of records.
             ValueError: a doc_id that is in the index already, repeated or empty; no text; metadata that no column can hold.
         """
-        self._hold(lambda content: with_documents(content, self.encoder, documents, replace=replace))
+        self._hold(lambda content: updating.with_documents(content, self.encoder, documents, replace=replace))
 
     def update(self, add: Iterable[Any] = (), remove: Iterable[str] = ()) -> None:
         """Do what `add` and `remove` do in one step; a document that is in both is replaced."""
         rows = self.documents.rows_of(remove, "remove")
-        self._hold(lambda content: with_documents(content, self.encoder, add, removed=rows))
+        self._hold(lambda content: updating.with_documents(content, self.encoder, add, removed=rows))
 
-    def update_from(self, *paths: str | Path) -> FileChanges:
+    def update_from(self, *paths: str | Path) -> updating.FileChanges:
         """Bring the index up to date with files and folders that it was made of; only files that changed are encoded."""
-        changes, rows, going = changed_files(self.documents.dataset, paths)
-        self._hold(lambda content: with_documents(content, self.encoder, rows, removed=going))
+        changes, rows, going = updating.changed_files(self.documents.dataset, paths)
+        self._hold(lambda content: updating.with_documents(content, self.encoder, rows, removed=going))
         return changes
 
     def remove(self, doc_ids: Iterable[str]) -> None:
         """Remove documents that are in the index, but not all; their places in the tree become free for new ones."""
-        self._hold(lambda content: without_documents(content, self.documents.rows_of(doc_ids, "remove")))
+        self._hold(lambda content: updating.without_documents(content, self.documents.rows_of(doc_ids, "remove")))
 
     def learn(self, pairs: Iterable[Any]) -> int:
         """Learn from use, at once and without training: which documents users took for which queries.
@@ -461,7 +452,7 @@ class GenerativeRetriever:
         Raises:
             ValueError: the table has no texts, or lacks a document of the index.
         """
-        self._hold(lambda content: with_texts(content, documents))
+        self._hold(lambda content: updating.with_texts(content, documents))
 
     def keep_vectors(self, kind: VectorKind, code_bytes: int = 0) -> None:
         """Store the vectors of documents and nodes in another format of `dsi.docids.vectors.VectorsConfig`; docids stay.
@@ -472,7 +463,9 @@ class GenerativeRetriever:
         config = VectorsConfig(kind, code_bytes)
         self._hold(lambda content: content._replace(tree=content.tree.stored_as(config)))
 
-    def _hold(self, change: Callable[[Content], Content]) -> tuple[Content, Content]:
+    def _hold(
+        self, change: Callable[[updating.Content], updating.Content]
+    ) -> tuple[updating.Content, updating.Content]:
         """Change the content, and return it before and after; searches from now on use the new one."""
         with self._updating:
             check_mapped(self._mapped)
@@ -535,7 +528,7 @@ class GenerativeRetriever:
                 self._on_disk and self._on_disk[0] == target and loading.index_state(target) == self._saved[target]
             )
             held = self._on_disk[1] if self._on_disk and is_held else None
-            if held and not changed_parts(state.content, held):
+            if held and not updating.changed_parts(state.content, held):
                 return loading.generation_of(target)
             generation = loading.write_update(target, self._saved.values(), state.encoder, state.content, held)
             self._saved[target], self._generation = loading.index_state(target), generation
@@ -586,7 +579,7 @@ class GenerativeRetriever:
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Pickle the folder and the state of the index there; refused if the index has changes that no folder holds."""
-        if self._on_disk is None or changed_parts(self.content, self._on_disk[1]):
+        if self._on_disk is None or updating.changed_parts(self.content, self._on_disk[1]):
             raise ValueError(
                 "A retriever is pickled as the folder that holds it, and this one has changes that none holds; call "
                 "save_update or save_pretrained first."

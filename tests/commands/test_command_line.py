@@ -128,7 +128,10 @@ def no_libraries(monkeypatch):
         ("compare {missing} {index} --data minipedia", "does not exist; name an index or a run in TREC format"),
         ("train --data minipedia --output {file}", "is a file; name a folder to write into"),
         ("train --data minipedia --output {file}/run", "is a file; name a folder to write into"),
-        ("train --data minipedia --output run --config nq10k-smal", "neither a file nor one of digits, paper"),
+        (
+            "train --data minipedia --output run --config nq10k-smal",
+            "neither a file nor one of digits, language-model, paper",
+        ),
         ("compare-docids --data minipedia --output o --config nq1", "and of the experiments nq100k-small, nq10k-genre"),
         ("train --output run", "the following arguments are required: --data"),
         ("train-reranker {index} --data minipedia --kind ranknet --figure x", "boosted trees"),

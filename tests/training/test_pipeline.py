@@ -644,7 +644,9 @@ def test_configurations_survive_writing_and_unknown_keys_name_the_nearest(tmp_pa
         (tmp_path / "config.toml").write_text(text)
         with pytest.raises(ValueError, match=message):
             read_config(tmp_path / "config.toml")
-    with pytest.raises(FileNotFoundError, match="does not exist: neither a file nor one of digits, paper"):
+    with pytest.raises(
+        FileNotFoundError, match="does not exist: neither a file nor one of digits, language-model, paper"
+    ):
         read_config(tmp_path / "none.toml")
 
 
@@ -675,7 +677,9 @@ def test_a_configuration_over_its_base(tmp_path):
     (tmp_path / "a.toml").write_text("base = 3\n")
     with pytest.raises(ValueError, match="base must be the name of a configuration, got 3"):
         read_config(tmp_path / "a.toml")
-    with pytest.raises(FileNotFoundError, match=r"'nq1k' does not exist: neither a file nor one of digits, paper"):
+    with pytest.raises(
+        FileNotFoundError, match=r"'nq1k' does not exist: neither a file nor one of digits, language-model, paper"
+    ):
         Config.named("nq1k")
     with pytest.raises(ValueError, match=r"^'training.epoch' is not a setting; did you mean 'training.epochs'\?"):
         expected.with_changes({"training": {"epoch": 3.0}})

@@ -64,7 +64,9 @@ def test_a_document_with_several_docids_has_a_row_for_each(retriever, tmp_path):
     documents = retriever.documents.dataset.select(range(39))
     index = GenerativeRetriever(retriever.encoder, retriever.tree, retriever.generator, retriever.documents.dataset)
     index._state = replace(
-        index._state, documents=type(index.documents)(documents), engine=index.engine.with_content(tree, None)
+        index._state,
+        documents=type(index.documents)(documents),
+        engine=index.engine.with_content(tree, None, index.memory),
     )
     assert export_index(index, tmp_path / "out")[:2] == (39, 40)
     docids = pq.read_table(tmp_path / "out" / "docids.parquet").to_pylist()

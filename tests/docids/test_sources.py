@@ -408,7 +408,7 @@ def test_an_index_of_texts_is_searched_without_training(notes, tmp_path, caplog)
     assert [hit.doc_id for hit in retriever.search("gas that glows in signs", k=1)] == ["neon.md"]
     assert retriever.search("rivers", where="year = 1990")[0].doc_id == "volga"
     stages = {path.parent.name: json.loads(path.read_text()) for path in (tmp_path / "run").glob("*/stage.json")}
-    assert set(stages) == {"encoder", "docids", "lexical", "generator"}  # no pseudo-queries
+    assert set(stages) == {"encoder", "docids", "lexical", "generator", "memory"}  # no pseudo-queries
     assert json.loads((tmp_path / "run" / "generator" / "training.json").read_text())["steps"] == 0
     assert not (tmp_path / "run" / "tuning.json").exists()
     assert (retriever.search_config.lexical_weight, retriever.search_config.token_weight) == (0.7, 1.0)
@@ -980,7 +980,7 @@ def test_an_index_says_what_it_is(dated_run, capsys):
     assert (info["documents"], info["pieces"], info["generation"]) == (3, 3, 1)
     assert info["columns"] == ["doc_id", "title", "text", "day", "at", "tags"]
     assert info["chosen"] == "the defaults of [search], which were chosen on other collections"
-    assert set(info["megabytes"]) == {"encoder", "docids", "generator", "lexical"}
+    assert set(info["megabytes"]) == {"encoder", "docids", "generator", "lexical", "memory"}
     assert main(["info", str(dated_run)]) == 0
     shown = capsys.readouterr().out
     assert shown.startswith("documents  3, in 3 pieces; columns doc_id, title, text, day, at, tags\n")

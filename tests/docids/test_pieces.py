@@ -581,8 +581,8 @@ def test_an_index_of_pieces_is_trained_tuned_searched_and_updated(
         assert len({hit.doc_id for hit in hits}) == 40
         assert hits.exact
     dense = IndexRuns(collection, retriever).run_dense("test")
-    found = retriever.run(collection.query_texts("test"), 10, method="exact", lexical_weight=0.0, token_weight=0.0,
-                          memory_weight=0.0)  # fmt: skip
+    by_vectors = dict.fromkeys(("lexical_weight", "token_weight", "memory_weight"), 0.0)
+    found = retriever.run(collection.query_texts("test"), 10, method="exact", **by_vectors)
     for query_id, answers in found.items():
         assert list(answers) == list(dense[query_id])[:10]
         assert list(answers.values()) == pytest.approx(list(dense[query_id].values())[:10], abs=1e-4)

@@ -1,8 +1,8 @@
 """`dsi evaluate`: measure an index beside BM25 and dense search on a split of a collection.
 
 The index is measured as it searches by default. Where one document is relevant to a query, the table has Hit@1, Hit@5 and
-Hit@10; where several are, or judgements are graded, nDCG@10, RR@10 and Recall@100. Where nobody has judged queries, sentences
-are taken out of documents and looked for. From Python: `dsi.evaluate`.
+Hit@10; where several are, or judgements are graded, nDCG@10, RR@10 and Recall@100. Where nobody has judged queries, words
+of documents are looked for. From Python: `dsi.evaluate`.
 """
 
 import argparse
@@ -38,7 +38,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     retriever, collection = open_retriever(arguments), None
     if arguments.data:
         collection = read_collection(arguments.data, dev_queries=read_dev_queries(arguments.run))
-    retriever, collection = with_queries(retriever, collection, arguments.split)
+    collection = with_queries(retriever, collection, arguments.split)
     qrels = collection.qrels[arguments.split]
     if arguments.trec_runs:  # before anything is searched
         ids = *retriever.documents.rows, *qrels, *(doc_id for judged in qrels.values() for doc_id in judged)

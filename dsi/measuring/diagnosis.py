@@ -116,7 +116,9 @@ def missed_table(run: Run, collection: Collection, split: str, documents: Docume
         labels = [_label(documents, own) for own in (doc_id, *ranked[:1])]
         shown_rank = str(rank) if rank <= len(ranked) else f"below {len(ranked)}"
         rows.append([_cell(collection.queries[query_id]), labels[0], shown_rank, *(labels[1:] or ["none"])])
-    head = f"{len(found)} of {len(collection.qrels[split])} queries whose first answer is not relevant; the worst first"
+    head = (
+        f"The first answer to {len(found)} of {len(collection.qrels[split])} queries is not relevant; the worst first:"
+    )
     return f"{head}\n\n{markdown_table(['query', 'its document', 'rank', 'first answer'], rows)}"
 
 

@@ -241,7 +241,7 @@ def evaluate(
     """
     # 1) the queries and the measures
     _check(retriever, collection, split, depth)
-    retriever, collection = with_queries(retriever, collection, split)
+    collection = with_queries(retriever, collection, split)
     _check_judged(collection, split)
     compare_documents(collection, retriever.documents.rows)
     qrels = collection.qrels[split]

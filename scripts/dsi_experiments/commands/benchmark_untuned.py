@@ -40,7 +40,6 @@ TITLES, HALVES = "titles", "halves of the judged queries"
 KINDS = (SENTENCES, EXTRACTIVE, TITLES)
 MEASURE = "nDCG@10"
 _TABLES = "teachers", "order"
-_NO_QRELS: "dict[str, Qrels]" = {"train": {}, "dev": {}, "test": {}}
 _MOST = 300
 """Test queries that are searched by each teacher's weights."""
 _ORDERED, _WITHIN = 200, 10.0
@@ -86,13 +85,12 @@ def main(argv: Sequence[str] | None = None) -> None:
 def measure(folder: Path, index: Path, tables: Sequence[str], device: str | None) -> dict[str, Any]:
     """Return the results of one collection."""
     import dsi
-    from dsi.measuring.known_items import with_queries
     from dsi.measuring.provenance import provenance
 
     collection = dsi.read_collection(folder)
     retriever = dsi.GenerativeRetriever.from_pretrained(index, device=device)
     retriever.search_config = retriever.configured_search = dsi.Config().search
-    test = with_queries(retriever, None)
+    test = _sentences(retriever)
     found: dict[str, Any] = {"documents": len(collection.documents), **provenance()}
     if "teachers" in tables:
         found["teachers"] = _teach(retriever, _sampled(collection, _MOST), test)
@@ -107,6 +105,28 @@ def _sampled(collection: "Collection", most: int) -> "Collection":
     kept = random.Random(0).sample(sorted(test), min(most, len(test)))
     qrels = {**collection.qrels, "test": {query_id: test[query_id] for query_id in kept}}
     return dataclasses.replace(collection, qrels=qrels)
+
+
+def _sentences(retriever: "GenerativeRetriever") -> "Test":
+    """Return the index without some sentences of its documents, and the documents with these sentences as test queries."""
+    from dsi.docids.words.bm25 import BM25
+    from dsi.measuring.cloze import find_holes
+
+    index = retriever.snapshot
+    assert isinstance(index.lexical, BM25)
+    holes = list(find_holes(index.encoder, index.documents.dataset, index.lexical.analyzer, seed=1))  # the cloze has 0
+    records = index.documents.records([hole.row for hole in holes])
+    index.add([{**record, "text": hole.text} for record, hole in zip(records, holes, strict=True)], replace=True)
+    queries = {f"sentence-{number}": hole.sentence for number, hole in enumerate(holes)}
+    return index, _judged(index, queries, [record["doc_id"] for record in records])
+
+
+def _judged(index: "GenerativeRetriever", queries: Mapping[str, str], doc_ids: Sequence[str]) -> "Collection":
+    """Return the documents of an index with test queries, each of which has one document to find."""
+    import dsi
+
+    qrels = {query_id: {doc_id: 1.0} for query_id, doc_id in zip(queries, doc_ids, strict=True)}
+    return dsi.Collection.from_records(index.documents.dataset, queries=queries, qrels={"test": qrels})
 
 
 # Teachers.
@@ -260,16 +280,15 @@ def _tau_of_halves(values: Mapping[str, Mapping[str, float]], names: Sequence[st
 
 def _known_items(retriever: "GenerativeRetriever", collection: "Collection", test: "Test") -> "dict[str, Test]":
     """Return {kind of query: the index and the collection of its test}."""
+    from dsi.measuring.known_items import with_queries
+
     tests = {SENTENCES: test}
-    queries, qrels = _extractive(collection)
-    tests[EXTRACTIVE] = retriever, dataclasses.replace(collection, queries=queries, qrels={**_NO_QRELS, "test": qrels})
+    tests[EXTRACTIVE] = retriever, with_queries(retriever, None)
     if titled := _titled(collection):
         index = retriever.snapshot
         index.add([{"doc_id": own["doc_id"], "text": own["text"]} for own in titled], replace=True)
         queries = {f"title-{own['doc_id']}": own["title"] for own in titled}
-        qrels = {f"title-{own['doc_id']}": {own["doc_id"]: 1.0} for own in titled}
-        made = type(collection).from_records(index.documents.dataset, queries=queries, qrels={"test": qrels})
-        tests[TITLES] = index, made
+        tests[TITLES] = index, _judged(index, queries, [own["doc_id"] for own in titled])
     return tests
 
 

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from functools import cache, cached_property
 from itertools import chain
 from pathlib import Path
-from typing import Any, Self, overload
+from typing import Any, overload
 
 import datasets
 import pyarrow as pa
@@ -159,7 +159,7 @@ class Collection:
         qrels: Mapping[str, Qrels] | None = None,
         dev_queries: int = 500,
         seed: int = 0,
-    ) -> Self:
+    ) -> "Collection":
         """Make a collection of what is in memory.
 
         Example:

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from functools import cache, cached_property
 from itertools import chain
 from pathlib import Path
-from typing import Any, Self, overload
+from typing import Any, overload
 from uuid import uuid4
 
 import datasets
@@ -161,7 +161,7 @@ class Collection:
         qrels: Mapping[str, Qrels] | None = None,
         dev_queries: int = 500,
         seed: int = 0,
-    ) -> Self:
+    ) -> "Collection":
         """Make a collection of what is in memory.
 
         Example:

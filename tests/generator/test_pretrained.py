@@ -310,13 +310,24 @@ def test_a_model_that_reads_texts_is_no_decoder_over_states(models):
         create_generator(GeneratorConfig("digits", decoder=str(models["llama"])), random_tree(20), WIDTH, CE)
 
 
-def test_nothing_is_written_for_a_decoder_that_cannot_be_used(beir, sentence_t5_folder, tmp_path):
-    config = Config.named("language-model").with_changes(
-        {"encoder": {"name": str(sentence_t5_folder)}, "generator": {"decoder": str(sentence_t5_folder / "none")}}
-    )
-    with pytest.raises(FileNotFoundError, match=r"generator\.decoder names the folder"):
+@pytest.mark.parametrize(
+    ("name", "memory", "error"),
+    [
+        ("none", 10**12, r"generator\.decoder names the folder"),
+        ("base", 10**12, "it is neither causal nor sequence-to-sequence"),
+        ("base", 1000, r"GB are free on cpu"),
+    ],
+)
+def test_nothing_is_written_for_a_decoder_that_cannot_be_used(
+    beir, sentence_t5_folder, sentence_bert_folder, tmp_path, monkeypatch, name, memory, error
+):
+    monkeypatch.setattr("dsi.generator.pretrained.available_memory", lambda: memory)
+    settings = {"encoder": {"name": str(sentence_t5_folder)}, "pseudo_queries": {"method": "none"}}
+    decoder = {"generator": {"decoder": str(sentence_bert_folder.parent / name)}}
+    config = Config.named("language-model").with_changes(settings | decoder)
+    with pytest.raises((FileNotFoundError, ValueError), match=error):
         dsi.train(dsi.read_collection(beir()), tmp_path / "run", config=config, device="cpu")
-    assert not (tmp_path / "run" / "encoder").exists()
+    assert not list((tmp_path / "run").glob("[!.]*"))
 
 
 def test_settings_that_contradict_each_other_are_refused():

@@ -748,7 +748,7 @@ def test_an_index_is_trained_tuned_measured_and_searched_from_python(
     assert retriever.search_config.alpha == pytest.approx(tuned["alpha"]) == tuning.best["alpha"]
     assert tuning.best.items() <= dataclasses.asdict(retriever.search_config).items()
     if retriever.engine.is_tied:
-        assert set(tuning.best) == {"lexical_weight", "token_weight", "alpha", "beam_width"}
+        assert set(tuning.best) == {"lexical_weight", "token_weight", "memory_weight", "alpha", "beam_width"}
         found = {setting["beam_width"]: share for setting, share in tuning.tried if "beam_width" in setting}
         assert found[tuning.best["beam_width"]] >= 0.98
         assert min(found) == 5

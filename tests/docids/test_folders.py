@@ -7,7 +7,9 @@ import random
 import re
 import sys
 import threading
+from functools import partial
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 import pytest
 
@@ -28,17 +30,18 @@ signs.</p><pre>  # no heading
 
 
 @pytest.fixture
-def folder(tmp_path):
-    """An empty folder, and a function that writes a file into it."""
-    root = tmp_path / "notes"
-    root.mkdir()
+def folder():
+    """An empty folder whose name is short, as messages shorten long ones, and a function that writes a file into it."""
+    with TemporaryDirectory() as above:
+        root = Path(above) / "notes"
+        root.mkdir()
+        yield root, partial(write_file, root)
 
-    def write(name, content):
-        path = root / name
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_bytes(content if isinstance(content, bytes) else content.encode())
 
-    return root, write
+def write_file(root, name, content):
+    path = root / name
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_bytes(content if isinstance(content, bytes) else content.encode())
 
 
 def read(root):
@@ -106,13 +109,11 @@ def test_what_cannot_be_read_is_counted_by_kind_and_ends_nothing(folder, caplog,
         "same.txt": f"{repeated}  end",
     }.items():
         write(name, content)
-    monkeypatch.chdir(root.parent)  # long names are shortened in messages
-    root = Path(root.name)
     found = read(root)
     assert list(found) == ["first.txt", "latin.txt", "near.txt", "same.txt", "a", "wide.txt"]
     assert {found["latin.txt"][1], found["wide.txt"][1]} == {"Glühwein"}
     name = str(root)
-    assert sorted(message.replace(str(folder[0]), name).removeprefix(f"{name}: ") for message in caplog.messages) == [
+    assert sorted(message.removeprefix(f"{name}: ") for message in caplog.messages) == [
         "documents with nearly the same text as another one: 1, the first 'near.txt'; they are kept.",
         "documents with the same text as another one: 2, the first 'same.txt'; they are kept.",
         "files of kinds that are not read: 1 .png, 1 without a suffix.",

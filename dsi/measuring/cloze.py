@@ -1,10 +1,11 @@
 """How much words should weigh beside the encoder, asked of the documents themselves: an inverse cloze test.
 
 A sentence is taken out of a document, and the document without it is looked for among all of them (inverse cloze task, Lee et
-al. 2019, "Latent Retrieval for Weakly Supervised Open Domain Question Answering"). So it shows whether the encoder knows the
-language, how it spreads its scores, and, where it does not, which weight finds documents best. Knows nothing of walks.
+al. 2019, "Latent Retrieval for Weakly Supervised Open Domain Question Answering"). The weight of the lexical part that finds
+them best holds for this collection and this encoder; no query is needed. Knows nothing of walks.
 """
 
+import math
 import random
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -38,9 +39,11 @@ _FOUND = 0.08
 _STRANGE = 0.7
 """An encoder whose mean reciprocal rank is at most this share of BM25's does not know the language; those that do had .95 and
 more on five English collections, an English one .6 on Chinese documents and .2 on Thai ones."""
-LIKELY = 1.4
-"""The likely weight, in units of how far the best document of a query lies above the median one: .7 with all-MiniLM-L6-v2."""
-_STEPS = np.array([1 / 4, 1 / 2, 3 / 4, 1, 1.5, 2, 3, 5, 8, 16, 32, 100])
+LIKELY = 0.6
+"""The likely weight, in units of how far the best document of a query lies above the median one."""
+_LARGEST = 0.4
+"""Share of a sentence's words that the best document has, at most: long documents hold nearly all, whatever they are about."""
+_STEPS = np.array([0, 1 / 8, 1 / 4, 1 / 2, 3 / 4, 1, 1.5, 2, 3, 5, 8, 16, 32, 100])
 """Weights that are compared, in units of the likely one."""
 _WORDS = 3, 60
 """Terms of a sentence that is looked for."""
@@ -111,10 +114,11 @@ def cloze_test(retriever: GenerativeRetriever, collection: Collection, *, seed: 
 
 
 def choose(dense: Floats, words: Floats, own: Ints) -> Cloze | None:
-    """Return the weight w of dense + w * words, by how sentences find their own documents.
+    """Return the weight w at which dense + w * words ranks each sentence's own document best.
 
-    With an encoder that does not know the language, it is the weight that ranks them best. With one that does, sentences say
-    little about queries, so the weight follows how the encoder spreads its scores.
+    Of the weights within one standard error of the best, the one nearest to the likely weight; then half of the way between the
+    two (their geometric mean), because queries are of another kind than sentences. With an encoder that does not know the
+    language, the best.
 
     Args:
         dense: [pairs, documents] by the encoder.
@@ -124,21 +128,31 @@ def choose(dense: Floats, words: Floats, own: Ints) -> Cloze | None:
     Returns:
         None if the encoder scores all documents alike.
     """
+    # 1) the likely weight follows how the encoder spreads its scores, and how much of a sentence words find
     spread = float(np.median(dense.max(axis=1) - np.median(dense, axis=1)))
     if spread < _FLAT:
         return None
-    likely = LIKELY * spread
-    cloze = Cloze(likely, len(own), _reciprocal_ranks(dense, own), _reciprocal_ranks(words, own))
-    if cloze.knows_language or len(own) < _EVIDENCE:
+    likely = LIKELY * spread / min(max(float(np.median(words.max(axis=1))), _FLAT), _LARGEST)
+    weights = likely * _STEPS
+    # 2) reciprocal ranks [weights, pairs], and those of either side alone
+    found = np.stack([_reciprocal_ranks(dense + np.float32(weight) * words, own) for weight in weights])
+    by_words = float(_reciprocal_ranks(words, own).mean())
+    means = found.mean(axis=1)
+    # 3) the choice
+    cloze = Cloze(likely, len(own), float(means[0]), by_words)
+    if len(own) < _EVIDENCE or max(means[0], by_words) < _FOUND:
         return cloze
-    best = max(likely * _STEPS, key=lambda weight: _reciprocal_ranks(dense + np.float32(weight) * words, own))
-    return replace(cloze, weight=float(best))
+    if not cloze.knows_language:  # such an encoder gets no credit in advance
+        return replace(cloze, weight=float(weights[means.argmax()]))
+    behind = found[means.argmax()] - found
+    alike = behind.mean(axis=1) <= behind.std(axis=1) / math.sqrt(len(own)) + 1e-9
+    nearest = min(np.maximum(weights[alike], likely / 100), key=lambda other: abs(math.log(other / likely)))
+    return replace(cloze, weight=float(math.sqrt(nearest * likely)))  # a sentence is not a query: half of the way
 
 
-def _reciprocal_ranks(scores: Floats, own: Ints) -> float:
-    """Return the mean reciprocal rank of the document of each sentence."""
+def _reciprocal_ranks(scores: Floats, own: Ints) -> Floats:
     ours = np.take_along_axis(scores, own[:, None], axis=1)
-    return float((1 / (1 + (scores > ours).sum(axis=1, dtype=np.float32))).mean())
+    return 1 / (1 + (scores > ours).sum(axis=1, dtype=np.float32))
 
 
 def _scores(

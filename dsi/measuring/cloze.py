@@ -41,7 +41,7 @@ _STRANGE = 0.7
 more on five English collections, an English one .6 on Chinese documents and .2 on Thai ones."""
 LIKELY = 0.6
 """The likely weight, in units of how far the best document of a query lies above the median one."""
-_LARGEST = 0.4
+_LARGEST = 0.5
 """Share of a sentence's words that the best document has, at most: long documents hold nearly all, whatever they are about."""
 _STEPS = np.array([0, 1 / 8, 1 / 4, 1 / 2, 3 / 4, 1, 1.5, 2, 3, 5, 8, 16, 32, 100])
 """Weights that are compared, in units of the likely one."""

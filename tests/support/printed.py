@@ -17,7 +17,7 @@ ROOT = Path(__file__).parents[2]
 README = ROOT / "README.md"
 RESULTS = ROOT / "docs" / "use" / "results.md"
 EXAMPLE = ROOT / "results" / "evaluate" / "minipedia" / "example.json"
-COLUMNS = (EXAMPLE, *(ROOT / "results" / "evaluate" / name / "default-seed-0.json" for name in ("squad2k", "nq10k")))
+COLUMNS = (EXAMPLE, *(ROOT / "results" / "evaluate" / name / "default.json" for name in ("squad2k", "nq10k")))
 """The measured columns of the README's table."""
 _BLOCK = re.compile(
     r"^(?P<mark><!-- not run: [^\n]*-->\n)?```python[^\n]*\n(?P<code>.*?)^```\n(\n?```text\n(?P<printed>.*?)^```\n)?",

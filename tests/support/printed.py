@@ -23,6 +23,8 @@ _BLOCK = re.compile(
     r"^(?P<mark><!-- not run: [^\n]*-->\n)?```python[^\n]*\n(?P<code>.*?)^```\n(\n?```text\n(?P<printed>.*?)^```\n)?",
     re.MULTILINE | re.DOTALL,
 )
+_HASH = re.compile(r"#[0-9a-f]{16}\b")
+"""Of an earlier query: by a key that each index makes."""
 _FIGURE = re.compile(r"\d+\.\d+")
 _CELLS = re.compile(r"^\| (?P<row>[^|]+?) +\|(?P<cells>[^\n]*[0-9] / [0-9][^\n]*)\|$", re.MULTILINE)
 
@@ -74,7 +76,7 @@ def alike(one: str, other: str) -> bool:
 
 
 def _same_line(one: str, other: str) -> bool:
-    one, other = (" ".join(text.split()) for text in (one, other))
+    one, other = (_HASH.sub("#", " ".join(text.split())) for text in (one, other))
     figures = zip(map(float, _FIGURE.findall(one)), map(float, _FIGURE.findall(other)), strict=False)
     words = _FIGURE.sub("#", one) == _FIGURE.sub("#", other)
     return words and all(math.isclose(a, b, rel_tol=0.005, abs_tol=0.005) for a, b in figures)

@@ -8,7 +8,6 @@ The indexes are those that `dsi benchmark-world` leaves.
 """
 
 import dataclasses
-import json
 import logging
 import random
 import sys
@@ -64,19 +63,18 @@ def main(argv: Sequence[str] | None = None) -> None:
     command_line.add_argument("--device", help="of the encoder")
     arguments = command_line.parse_args(argv)
     load_libraries()
+    from dsi.docids.files.reading import read_json
     from dsi.docids.files.storage import write_json, write_text
 
     arguments.output.mkdir(parents=True, exist_ok=True)
     for folder in arguments.collections:
         name = folder.resolve().name
         path = arguments.output / f"{name}.json"
-        record = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
+        record = read_json(path) if path.exists() else {}
         if missing := [table for table in arguments.tables if table not in record]:
             record |= measure(folder, arguments.indexes / name, missing, arguments.device)
             write_json(path, record)
-    records = {
-        path.stem: json.loads(path.read_text(encoding="utf-8")) for path in sorted(arguments.output.glob("*.json"))
-    }
+    records = {path.stem: read_json(path) for path in sorted(arguments.output.glob("*.json"))}
     tables = f"{teachers_table(records)}\n\n{order_table(records)}"
     write_text(arguments.output / "untuned.md", tables + "\n")
     print(tables)

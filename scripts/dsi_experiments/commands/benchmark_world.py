@@ -4,7 +4,6 @@ Each collection is indexed as `dsi.index` does it, from its documents alone: no 
 train queries, `dsi.train` goes on with it for one more row. A collection that is measured already is not measured again.
 """
 
-import json
 import logging
 import sys
 import time
@@ -46,6 +45,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     command_line.add_argument("--device", help="of the encoder")
     arguments = command_line.parse_args(argv)
     load_libraries()
+    from dsi.docids.files.reading import read_json
     from dsi.docids.files.storage import write_json, write_text
 
     arguments.output.mkdir(parents=True, exist_ok=True)
@@ -53,9 +53,7 @@ def main(argv: Sequence[str] | None = None) -> None:
         path = arguments.output / f"{folder.resolve().name}.json"
         if not path.exists():
             write_json(path, measure(folder, path.with_suffix(""), arguments.encoder, arguments.device))
-    records = {
-        path.stem: json.loads(path.read_text(encoding="utf-8")) for path in sorted(arguments.output.glob("*.json"))
-    }
+    records = {path.stem: read_json(path) for path in sorted(arguments.output.glob("*.json"))}
     table = world_table(records)
     write_text(arguments.output / "world.md", table + "\n")
     print(table)

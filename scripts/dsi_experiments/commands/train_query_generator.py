@@ -1,4 +1,4 @@
-"""`dsi train-query-generator`: fine-tune a seq2seq model on a collection's train pairs, document -> query.
+"""`dsi train-query-generator`: fine-tune a seq2seq or causal model on a collection's train pairs, document -> query.
 
 `dsi train --stage pseudo_queries --set pseudo_queries.method=FOLDER` then writes pseudo-queries with it. Dev queries are not
 trained on, only measured.
@@ -17,7 +17,8 @@ if TYPE_CHECKING:
     from dsi_experiments.query_training import Pair
 
 _SETTINGS: dict[str, tuple[Callable[[str], Any], Any, str]] = {
-    "model": (str, "google-t5/t5-base", "seq2seq model to start from, Hub name or folder"),
+    "model": (str, "google-t5/t5-base", "seq2seq or causal model to start from, Hub name or folder"),
+    "layers": (number(int, 0), 0, "upper layers of a causal model that are trained; 0 trains all weights"),
     "document_tokens": (count, 512, "tokens read of a document"),
     "query_tokens": (count, 32, "tokens of a query"),
     "batch_size": (count, 16, "pairs per process and step"),

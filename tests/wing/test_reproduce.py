@@ -25,7 +25,7 @@ from dsi.docids.data.collection import read_collection
 from dsi.docids.files.processes import Processes
 from dsi.eval.measures import mean
 from dsi.measuring.provenance import provenance
-from dsi.search.request import SearchConfig, SearchRequest
+from dsi.search.request import SearchRequest
 from dsi.search.results import Trace
 from tests.support.small import thin_out
 from tests.support.tables import table_rows
@@ -221,7 +221,7 @@ def test_systems_of_other_papers_are_rows_of_one_table(config, data, tmp_path):
     records = read_rows(output / "papers.json")
     names = [row.name for row in TABLES["papers"] if any(text in row.name for text in chosen)]
     assert list(records) == names == [cells[0] for cells in table_rows((output / "papers.md").read_text())[2:]]
-    assert len(names) == 12
+    assert len(names) == 11
     assert records["RIPOR"]["config"]["objective"]["name"] == "ripor"
     assert records["DSI, semantic docids"]["config"]["training"]["train_encoder"]
     depths = {json.loads(path.read_text())["depth"] for path in (output / "runs").glob("*/docids/diagnostics.json")}
@@ -300,26 +300,6 @@ def test_documents_below_the_beam_are_ranked_by_dense_scores(config, data, tmp_p
         assert run[query_id] == pytest.approx({doc_id: dense[query_id][doc_id] for doc_id in run[query_id]}, abs=1e-4)
         reached += len(below) < tree.num_places
     assert reached  # some documents are below no node of the beam
-
-
-@pytest.mark.slow
-def test_a_plan_of_words_guides_the_beam_and_joins_the_scores(config, data, tmp_path, monkeypatch):
-    collection = read_collection(data)
-    laboratory = Laboratory(collection, Config.named(config), tmp_path / "out", "cpu")
-    monkeypatch.setattr("dsi_experiments.laboratory.PLANS", (0.3,))
-    run, options = METHODS["planned-10"](laboratory, laboratory.base)
-    index, queries = laboratory.index(laboratory.base), collection.query_texts("test")
-    snapshot = index.retriever.snapshot
-    words = laboratory.words.bm25.scores(list(queries.values()))
-    assert options["weight"] == 0.3
-    for row, query_id in enumerate(queries):
-        found = list(run[query_id])
-        request = SearchRequest(1, SearchConfig(alpha=1.0, beta=0.0))
-        rows = np.array([snapshot.documents.rows_of(found, "found")])
-        encoded = index.retriever.encode_queries([queries[query_id]])
-        log_p = snapshot.engine.follow_all(encoded, request, rows).scores[0]
-        scores = 0.5 * log_p + 0.5 * 0.3 * np.array([words[row, collection.rows[doc_id]] for doc_id in found])
-        assert list(run[query_id].values()) == pytest.approx(scores.tolist(), abs=1e-3)
 
 
 @pytest.mark.slow
@@ -492,7 +472,7 @@ def test_a_collection_grows_step_by_step(config, data, tmp_path, capsys, monkeyp
         assert steps[5] == pytest.approx(sum(part["queries"] * value / 100 for part, value in of_parts), abs=0.1)
         assert steps[0] == pytest.approx(found["parts"][0]["queries"] * matrix[0][0] / 100, abs=0.1)
         assert system["Hit@10"]["GA"] == pytest.approx(mean({n: row[-1] for n, row in enumerate(matrix[1:])}), abs=0.02)
-    assert found["systems"]["dense"]["Hit@10"]["GA"] > 50
+    assert found["systems"]["dense"]["Hit@10"]["GA"] > 40  # by an encoder of two random layers
     assert found["systems"]["BM25"]["Hit@1"]["GA"] > 50
 
     # A line a system, then a table a system with a line a step.

@@ -362,13 +362,12 @@ def _clusters(beam_width: int) -> Method:
         request = SearchRequest(ANSWERS, dataclasses.replace(index.search_config, **changes))
         encoded = systems.encode(SPLIT, laboratory.collection.query_texts(SPLIT))
         doc_ids, tree, found = list(index.documents.rows), index.tree, dict[int, dict[str, float]]()
-        costs = np.zeros(tree.num_places, np.float32) if tree.place_costs is None else tree.place_costs
         for row, batch in one_by_one(encoded):
             trace = Trace()
             index.engine.methods["generate"].retrieve(batch, request, trace)
             nodes = np.concatenate([level.nodes[0] for level in trace.levels])
             positions = nodes[nodes >= tree.num_inner] - tree.num_inner
-            scores, own = tree.embeddings[positions] @ batch.vectors[0] - costs[positions], dict[str, float]()
+            scores, own = tree.embeddings[positions] @ batch.vectors[0], dict[str, float]()
             for place in np.argsort(-scores, kind="stable"):
                 own.setdefault(doc_ids[tree.doc_rows[positions[place]]], float(scores[place]))
             found[row] = dict(islice(own.items(), DEPTH))

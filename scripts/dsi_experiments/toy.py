@@ -1,7 +1,7 @@
 """The toy experiment of Zhuo et al. 2020 (Tables 1 and A.1) on our tree: what beam search loses by the targets of nodes.
 
-`dsi reproduce toy`. Nodes score their best estimate from N samples of relevance; the rows "Algorithm 1" are trained on the samples,
-as the paper prints it.
+`dsi reproduce toy`. Nodes score their best estimate from N samples of relevance; the rows "Algorithm 1" are trained on
+the samples, as the paper prints it.
 """
 
 import math
@@ -207,8 +207,8 @@ def toy_table(cells: Cells, runs: int) -> str:
     return "\n".join(
         [
             *lines,
-            f"Mean regret@k ± standard error over {runs} runs, beam k; in brackets Table 1 of the paper. Algorithm 1: one logit "
-            f"a node, trained with beam k on minibatches of {MINIBATCH} for {STEPS} steps.",
+            f"Mean regret@k ± standard error over {runs} runs, beam k; in brackets Table 1 of the paper. Algorithm 1: one "
+            f"logit a node, trained with beam k on minibatches of {MINIBATCH} for {STEPS} steps.",
         ]
     )
 

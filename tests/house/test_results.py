@@ -23,7 +23,7 @@ ON_COLLECTIONS = [
     for command in COMMANDS
     if re.match(r"dsi (compare-docids|reproduce (?!toy|synthetic|ltr|diversity|parsing|treebank))", command)
 ]
-"""Those that train rows over a collection; the others have tests of their own."""
+"""Those that train rows over a collection; the other experiments have tests of their own."""
 
 
 class Stop(BaseException):
@@ -81,7 +81,12 @@ def test_every_command_on_a_collection_writes_its_first_row(command, beir, sente
     monkeypatch.setattr(Rows, "put", put_and_stop)
     monkeypatch.setattr(Trainer, "_save_checkpoint", lambda *_: None)  # none of these trainings is killed
     out = tmp_path / "out"
-    small = [f"encoder.name={sentence_bert_folder}", "encoder.document_length=16", "training.epochs=1"]
+    small = [
+        f"encoder.name={sentence_bert_folder}",
+        "encoder.document_length=16",
+        "docids.branching=8",
+        "training.epochs=1",
+    ]
     changes = [word for change in small for word in ("--set", change)]
     words = arguments(command, DATA=thin_out(beir(), dev=6, test=2), OUT=out)
     with contextlib.suppress(Stop):

@@ -160,13 +160,21 @@ class Laboratory:
         config = self.base.with_changes({"seed": seed}).with_changes(row.changes)
         if row.fresh:
             config = config.with_changes({"encoder": {"name": FRESH + config.encoder.name}})
-        if row.t5 and self.base.generator.decoder:
-            config = config.with_changes({"encoder": {"name": self.base.generator.decoder}})
+        if t5 := self._t5(row):
+            config = config.with_changes({"encoder": {"name": t5}})
         if config.pseudo_queries.method != "none" or config.objective.name == "residual":
             return config
         base = self.base.pseudo_queries
         steps = self._examples(0 if base.method == "none" else base.per_document) / self._examples(0)
         return config.with_changes({"training": {"epochs": config.training.epochs * steps}})
+
+    def _t5(self, row: Row) -> str:
+        """The T5 that a row begins with, "" for none; raises ValueError if it needs one that the base does not name."""
+        generator = self.base.generator
+        t5 = generator.decoder if generator.reads == "states" else ""
+        if row.needs_t5 and not t5:
+            raise ValueError("No T5 is at hand; name one by --set generator.decoder=FOLDER, as wide as the encoder.")
+        return t5 if row.t5 or row.needs_t5 else ""
 
     def _examples(self, pseudo_queries: int) -> int:
         return (1 + pseudo_queries) * len(self.collection.documents) + len(self.collection.pairs("train"))

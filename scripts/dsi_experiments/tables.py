@@ -58,9 +58,10 @@ class Row:
         name: as the table shows it.
         method: how it answers queries, a key of `dsi_experiments.laboratory.METHODS`.
         changes: settings that differ from the base, {section: {setting: value}}.
-        published: key of `dsi_experiments.published.PUBLISHED`.
+        published: key of `dsi_experiments.published.NQ10K`.
         fresh: begin with fresh weights in the shape of the base's encoder.
         t5: begin with the T5 that the base's decoder comes from, as DSI does; with the base's encoder where there is none.
+        needs_t5: the same, but refused where there is none.
         points: what is clustered in place of the documents' embeddings, a key of `dsi_experiments.laboratory.POINTS`.
     """
 
@@ -70,6 +71,7 @@ class Row:
     published: str = ""
     fresh: bool = False
     t5: bool = False
+    needs_t5: bool = False
     points: str = ""
 
 
@@ -129,7 +131,8 @@ TABLES: dict[str, tuple[Row, ...]] = {
         Row("DR-SCL+QG, documents cut at 64 tokens, fused", "fused", _cut(64)),
     ),
     "table4": (
-        Row("no pre-training (random weights)", "decoder", _both(NO_QG, UNTRAINED), "T5", fresh=True),
+        Row("T5", "decoder", _both(NO_QG, UNTRAINED), "T5", needs_t5=True),
+        Row("no pre-training (random weights)", "decoder", _both(NO_QG, UNTRAINED), fresh=True),
         Row("sentence encoder", "decoder", _both(NO_QG, UNTRAINED), "Sentence-T5"),
         Row("+ DPR loss", "decoder", _both(NO_QG, DPR), "+ DPR loss", points="untrained"),
         Row("+ SCL loss", "decoder", NO_QG, "+ SCL loss", points="untrained"),

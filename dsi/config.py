@@ -32,7 +32,7 @@ _MOST_BASES = 10
 
 LEXICAL_WEIGHT, TOKEN_WEIGHT, MEMORY_WEIGHT = 0.7, 1.0, 10.0
 """What we recommend beside cosines for words, late interaction and what was learned from use, chosen across collections
-(docs/experiments/search.md and memory.md)."""
+(docs/experiments/index.md and memory.md)."""
 
 _NO_TRAINING = {
     "pseudo_queries": {"method": "none"},

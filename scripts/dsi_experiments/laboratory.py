@@ -164,11 +164,17 @@ class Laboratory:
         config = self.base.with_changes({"seed": seed}).with_changes(row.changes)
         if row.fresh:
             config = config.with_changes({"encoder": {"name": FRESH + config.encoder.name}})
-        if row.t5 and (t5 := self.base.generator.decoder):
-            return config.with_changes({"encoder": {"name": t5}})
-        if row.t5 == "needed":
-            raise ValueError("it begins with the T5 of generator.decoder, which the configuration does not name.")
+        if t5 := self._t5(row):
+            config = config.with_changes({"encoder": {"name": t5}})
         return config
+
+    def _t5(self, row: Row) -> str:
+        """The T5 that a row begins with, "" for none; raises ValueError if it needs one that the base does not name."""
+        generator = self.base.generator
+        t5 = generator.decoder if generator.reads == "states" else ""
+        if row.needs_t5 and not t5:
+            raise ValueError("No T5 is at hand; name one by --set generator.decoder=FOLDER, as wide as the encoder.")
+        return t5 if row.t5 or row.needs_t5 else ""
 
     def _record(self, name: str, seed: int, key: str) -> dict[str, Any]:
         """What every row says of itself first."""

@@ -15,7 +15,7 @@ from dsi.eval.tables import markdown_table
 SPLITS = ("Total", "Overlap", "No Overlap")
 MEASURES = ("Hit@1", "Hit@10")
 
-PUBLISHED = {
+NQ10K = {
     "BM25": ("51.60 / 73.70", "49.39 / 73.84", "52.17 / 73.66"),
     "DPR": ("61.25 / 83.80", "62.71 / 88.13", "60.86 / 82.67"),
     "DSI": ("13.10 / 30.10", "44.06 / 67.79", "5.04 / 20.28"),
@@ -32,6 +32,30 @@ PUBLISHED = {
 }
 """Hit@1 / Hit@10 of DR-SCL on NQ10k (Wang et al. 2022, Tables 3, 4 and 5): Total, Overlap, No Overlap."""
 
+NQ100K = {
+    "BM25": ("35.31 / 59.99", "32.03 / 59.48", "40.41 / 60.77"),
+    "DPR": ("53.84 / 79.18", "53.78 / 81.00", "53.94 / 76.33"),
+    "DSI": ("33.09 / 50.71", "52.11 / 72.55", "3.47 / 16.69"),
+    "DSI+QG": ("51.62 / 72.13", "59.42 / 80.33", "39.48 / 59.36"),
+    "DR-SCL (beta=0)": ("37.58 / 57.47", "56.06 / 75.93", "8.79 / 28.71"),
+    "DR-SCL+QG (beta=0)": ("52.14 / 73.34", "60.00 / 81.29", "39.90 / 60.96"),
+    "DR-SCL+QG": ("53.40 / 77.12", "58.78 / 83.31", "45.00 / 67.48"),
+}
+"""The same on NQ100k (Table 3)."""
+
+PUBLISHED: Mapping[str, Mapping[str, tuple[str, ...]]] = {"NQ10k": NQ10K, "NQ100k": NQ100K}
+OVERLAP = {"NQ10k": 20.65, "NQ100k": 60.89}
+"""Percent of the test queries whose document has a train query (Table 2)."""
+
+
+def published_on(collection: str) -> str:
+    """Return the collection of the paper whose numbers stand beside ours.
+
+    >>> published_on("nq100k"), published_on("nq10k"), published_on("squad2k")
+    ('NQ100k', 'NQ10k', 'NQ10k')
+    """
+    return "NQ100k" if "nq100k" in collection.lower() else "NQ10k"
+
 
 @dataclass(frozen=True)
 class Measured:
@@ -41,7 +65,7 @@ class Measured:
         name: of the row.
         values: {measure: {query_id: value}}.
         record: settings, measures by split, times.
-        published: key of `PUBLISHED`, "" for none.
+        published: key of `NQ10K` and `NQ100K`, "" for none.
     """
 
     name: str
@@ -50,27 +74,37 @@ class Measured:
     published: str = ""
 
 
-def experiment_table(rows: Sequence[Sequence[Measured]], sizes: Mapping[str, int], reference: str) -> str:
+def experiment_table(
+    rows: Sequence[Sequence[Measured]],
+    sizes: Mapping[str, int],
+    reference: str,
+    not_run: Sequence[tuple[str, str, str]] = (),
+) -> str:
     """Return a Markdown table: per row published numbers if any, means over seeds on three splits, p against a reference.
 
     Args:
         rows: the seeds of each row.
         sizes: queries of each split.
         reference: name of the row to test against, by each query's mean over seeds.
+        not_run: (name, key of the published numbers, reason) of rows that come first and have no numbers of ours.
     """
+    on = published_on(rows[0][0].record.get("collection", {}).get("name", "")) if rows else "NQ10k"
     against = next((seeds for seeds in rows if seeds[0].name == reference), None)
-    compared = any(seeds[0].published for seeds in rows)
-    columns = ["system", *["published, NQ10k"][:compared], *(f"{split} ({sizes[split]:,})" for split in SPLITS)]
+    compared = bool(not_run) or any(seeds[0].published for seeds in rows)
+    columns = ["system", *[f"published, {on}"][:compared], *(f"{split} ({sizes[split]:,})" for split in SPLITS)]
     columns += ["p Hit@1", "p Hit@10"]
-    lines = []
+    lines = [[name, *PUBLISHED[on].get(key, ("",))[:1], reason, *4 * [""]] for name, key, reason in not_run]
     for seeds in rows:
-        published = PUBLISHED.get(seeds[0].published, ("",))[0]
+        published = PUBLISHED[on].get(seeds[0].published, ("",))[0]
         cells = [" / ".join(_mean_and_deviation(seeds, split, measure) for measure in MEASURES) for split in SPLITS]
         tests = [_p_value(seeds, against, measure) for measure in MEASURES]
         lines.append([seeds[0].name, *[published][:compared], *cells, *tests])
     num_seeds = max((len(row) for row in rows), default=1)
     note = "one seed" if num_seeds == 1 else f"mean ± standard deviation over {num_seeds} seeds"
     legend = f"Hit@1 / Hit@10 in percent, {note}; p of a paired randomisation test against “{reference}”."
+    if compared:
+        share = 100 * sizes["Overlap"] / max(sizes["Total"], 1)
+        legend += f" Overlap is {share:.2f} % of the queries, {OVERLAP[on]:.2f} % in the paper's {on}."
     return f"{markdown_table(columns, lines)}\n\n{legend}"
 
 

@@ -121,9 +121,20 @@ def write_table(output: Path, table: str, seeds: Sequence[int]) -> str:
             measured.append([Measured(row.name, values[key], records[key], row.published) for key in keys])
     if not measured:
         raise ValueError(f"{rows.path} has no row that was measured under seed {', '.join(map(str, seeds))}.")
-    text = experiment_table(measured, measured[0][0].record["queries"], REFERENCES[table])
+    not_run = [
+        (row.name, row.published, "not run" if _has_t5(measured[0][0].record) else "not run: no T5 at hand")
+        for row in TABLES[table]
+        if row.needs_t5 and row.name not in {name for name, _ in records}
+    ]
+    text = experiment_table(measured, measured[0][0].record["queries"], REFERENCES[table], not_run)
     save_report(output, table, text)
     return text
+
+
+def _has_t5(record: dict[str, Any]) -> bool:
+    """Whether the configuration of a row had a T5 at hand, from which its decoder comes."""
+    generator = record.get("config", {}).get("generator", {})
+    return bool(generator.get("decoder")) and generator.get("reads") != "text"
 
 
 def _is(record: dict[str, Any], row: str, seed: int) -> bool:

@@ -63,9 +63,10 @@ class Row:
         name: as the table shows it.
         method: how it answers queries, a key of `dsi_experiments.laboratory.METHODS`.
         changes: settings that differ from the base, {section: {setting: value}}.
-        published: key of `dsi_experiments.published.PUBLISHED`.
+        published: key of `dsi_experiments.published.NQ10K`.
         fresh: begin with fresh weights in the shape of the base's encoder.
-        t5: begin with the T5 that the base's decoder comes from, as DSI does: "needed", or "else the encoder" of the base.
+        t5: begin with the T5 that the base's decoder comes from, as DSI does; with the base's encoder where there is none.
+        needs_t5: the same, but refused where there is none.
         points: what is clustered in place of the documents' embeddings, a key of `dsi_experiments.laboratory.POINTS`.
     """
 
@@ -74,7 +75,8 @@ class Row:
     changes: Changes = field(default_factory=dict)
     published: str = ""
     fresh: bool = False
-    t5: str = ""
+    t5: bool = False
+    needs_t5: bool = False
     points: str = ""
 
 
@@ -111,8 +113,8 @@ TABLES: dict[str, tuple[Row, ...]] = {
         Row("Dense, before contrastive training", "dense", UNTRAINED),
         Row("DPR", "dense", DPR, "DPR"),
         Row("DPR, HNSW", "hnsw", DPR),
-        Row("DSI", "decoder", _both(WHOLE, NO_QG), "DSI", t5="else the encoder"),
-        Row("DSI+QG", "decoder", WHOLE, "DSI+QG", t5="else the encoder"),
+        Row("DSI", "decoder", _both(WHOLE, NO_QG), "DSI", t5=True),
+        Row("DSI+QG", "decoder", WHOLE, "DSI+QG", t5=True),
         Row("DR-SCL (beta=0)", "decoder", NO_QG, "DR-SCL (beta=0)"),
         Row("DR-SCL+QG (beta=0)", "decoder", published="DR-SCL+QG (beta=0)"),
         Row("DR-SCL+QG, fused", "fused", published="DR-SCL+QG"),
@@ -137,7 +139,7 @@ TABLES: dict[str, tuple[Row, ...]] = {
         Row("DR-SCL+QG, documents cut at 64 tokens, fused", "fused", _cut(64)),
     ),
     "table4": (
-        Row("T5", "decoder", _both(NO_QG, UNTRAINED), "T5", t5="needed"),
+        Row("T5", "decoder", _both(NO_QG, UNTRAINED), "T5", needs_t5=True),
         Row("no pre-training (random weights)", "decoder", _both(NO_QG, UNTRAINED), fresh=True),
         Row("sentence encoder", "decoder", _both(NO_QG, UNTRAINED), "Sentence-T5"),
         Row("+ DPR loss", "decoder", _both(NO_QG, DPR), "+ DPR loss", points="untrained"),

@@ -9,7 +9,7 @@ import torch
 from dsi_experiments.objectives.rows import ROWS, ObjectiveRow, find_row
 from dsi_experiments.objectives.tree import BestChildTargets
 from dsi_experiments.regret import regret
-from dsi_experiments.toy import complete_tree, toy, toy_table
+from dsi_experiments.toy import _sampled_scores, algorithm_1, complete_tree, gradient, toy, toy_table
 from dsi_experiments.tree_model import TreeModel, TreeModelConfig
 from dsi_experiments.tree_targets import TreeTargets, ranking_scores
 from hypothesis import given, settings
@@ -135,7 +135,8 @@ def test_iterating_estimated_targets_ends_at_the_best_mean_below():
     torch.testing.assert_close(scores, targets.best_below(means))
 
 
-def test_the_toy_experiment_gives_the_reproduced_numbers():
+def test_the_toy_experiment_gives_the_reproduced_numbers(monkeypatch):
+    monkeypatch.setattr("dsi_experiments.toy.STEPS", 3)
     cells = toy(40, seed=1, sizes=(100, math.inf), ks=(1, 5, 50))
     # Means of 2,000 runs of an independent implementation.
     expected = {
@@ -154,20 +155,63 @@ def test_the_toy_experiment_gives_the_reproduced_numbers():
     assert "[0.059]" in text
 
 
-def test_the_toy_experiment_is_a_command(tmp_path, capsys):
+def test_the_toy_experiment_is_a_command(tmp_path, capsys, monkeypatch):
+    monkeypatch.setattr("dsi_experiments.toy.STEPS", 3)
     assert main(["reproduce", "toy", "--runs", "2", "--output", str(tmp_path)]) == 0
     assert capsys.readouterr().out.strip() == (tmp_path / "toy.md").read_text().strip()
-    assert len(json.loads((tmp_path / "toy.json").read_text())["cells"]) == 80
+    assert len(json.loads((tmp_path / "toy.json").read_text())["cells"]) == 95
     assert main(["reproduce", "table3", "--output", str(tmp_path)]) == 2
     assert "table3 is measured on a collection: give --data and --config" in capsys.readouterr().err
 
 
-def test_the_product_of_conditionals_is_the_direct_estimate():
-    from dsi_experiments.toy import _sampled_scores
+def test_a_step_of_algorithm_1_is_the_gradient_of_its_loss():
+    targets, k = TreeTargets(complete_tree(16, 2)), 2
+    tree = targets.tree
+    torch.manual_seed(0)
+    logits = torch.randn(1, tree.num_inner + tree.num_places, requires_grad=True)
+    minibatch = torch.rand(6, tree.num_places) < 0.4
+    of = logits.detach()[0].tolist()
 
+    def children(node):
+        return range(tree.first_child[node], tree.first_child[node] + tree.num_children[node])
+
+    def target(node, relevant):
+        """Eq. 15, as it is written."""
+        if node >= tree.num_inner:
+            return float(relevant[node - tree.num_inner])
+        return target(max(children(node), key=of.__getitem__), relevant)
+
+    loss, beam = 0.0, [0]
+    while beam := [node for node in beam if node < tree.num_inner]:
+        candidates = [child for node in beam for child in children(node)]
+        for node in candidates:
+            expected = torch.tensor([target(node, relevant) for relevant in minibatch])
+            own = logits[0, node].expand(len(expected))
+            loss = loss + torch.nn.functional.binary_cross_entropy_with_logits(own, expected)
+        beam = sorted(candidates, key=of.__getitem__, reverse=True)[:k]
+    loss.backward()
+    found = gradient(targets, logits.detach(), minibatch.float().mean(dim=0, keepdim=True), k)
+    torch.testing.assert_close(found, logits.grad)
+
+
+def test_algorithm_1_leaves_nodes_outside_its_beam_untrained():
+    targets = TreeTargets(complete_tree(64, 2))
+    eta = torch.linspace(0, 1, 64).expand(2, -1)
+    torch.manual_seed(0)
+    logits = algorithm_1(targets, torch.rand(2, 100, 64) < eta[:, None], 2, steps=100)
+    trained = (logits[:, 1:].abs() > 0.1).float().mean().item()
+    assert 0.05 < trained < 0.6
+    everywhere = algorithm_1(targets, torch.rand(2, 100, 64) < eta[:, None], 64, steps=100)
+    assert (everywhere[:, 1:].abs() > 0.1).float().mean() > 0.9
+    chosen = targets.search(everywhere, 1, 1)
+    assert regret(eta.numpy(), chosen.numpy()).max() < 0.05
+
+
+def test_the_product_of_conditionals_is_the_direct_estimate():
     targets = TreeTargets(complete_tree(32, 2))
     torch.manual_seed(0)
-    scores = _sampled_scores(targets, torch.rand(1, 32, dtype=torch.float64) * 0.1, 50)
+    eta = torch.rand(2, 32, dtype=torch.float64) * 0.1
+    scores = _sampled_scores(targets, eta, torch.rand(2, 50, 32) < eta[:, None])
     torch.testing.assert_close(scores["hierarchical z"], scores["z"], rtol=1e-12, atol=1e-15)
 
 

@@ -14,7 +14,7 @@ from dsi_experiments.descents import one_by_one
 from dsi_experiments.laboratory import METHODS, POINTS, Laboratory
 from dsi_experiments.objectives.rows import ROWS
 from dsi_experiments.published import Measured, experiment_table
-from dsi_experiments.rows import Rows
+from dsi_experiments.rows import Rows, write_table
 from dsi_experiments.tables import REFERENCES, TABLES
 from transformers import Trainer
 
@@ -25,7 +25,7 @@ from dsi.docids.data.collection import read_collection
 from dsi.docids.files.processes import Processes
 from dsi.eval.measures import mean
 from dsi.measuring.provenance import provenance
-from dsi.search.request import SearchConfig, SearchRequest
+from dsi.search.request import SearchRequest
 from dsi.search.results import Trace
 from tests.support.small import thin_out
 from tests.support.tables import table_rows
@@ -78,6 +78,31 @@ def test_every_row_names_a_method_and_every_table_has_its_reference():
         assert REFERENCES[table] in {row.name for row in rows}
     assert {row.method for rows in TABLES.values() for row in rows} == set(METHODS)
     assert {row.points for rows in TABLES.values() for row in rows} == {"", *POINTS}
+
+
+def test_rows_of_t5_begin_with_the_one_of_the_decoder_or_are_refused(config, data, t5_folder, tmp_path):
+    collection, base = read_collection(data), Config.named(config)
+    row = next(row for row in TABLES["table4"] if row.needs_t5)
+    dsi = next(row for row in TABLES["table3"] if row.name == "DSI")
+    with_t5 = Laboratory(collection, base, tmp_path / "with", "cpu")
+    assert {with_t5.config(own, 0).encoder.name for own in (row, dsi)} == {str(t5_folder)}
+    for changes in ({"decoder": "", "num_layers": 2}, {"reads": "text", "decoder": "smollm2"}):
+        without = Laboratory(collection, base.with_changes({"generator": changes}), tmp_path / "without", "cpu")
+        with pytest.raises(ValueError, match=r"No T5 is at hand; name one by --set generator\.decoder=FOLDER"):
+            without.config(row, 0)
+    fresh = base.with_changes({"generator": {"decoder": "", "num_layers": 2}})
+    stand_in = Laboratory(collection, fresh, tmp_path / "without", "cpu").config(dsi, 0)
+    assert stand_in.encoder == base.encoder
+    rows = Rows(tmp_path / "table4.json")
+    for generator, reason in (
+        ({"decoder": ""}, "not run: no T5 at hand"),
+        ({"decoder": "t5", "reads": "states"}, "not run"),
+    ):
+        measures = {split: {"Hit@1": 1.0, "Hit@10": 1.0} for split in ("Total", "Overlap", "No Overlap")}
+        record = {"row": "sentence encoder", "seed": 0, "measures": measures, "config": {"generator": generator}}
+        rows.put({**record, "queries": dict.fromkeys(measures, 1)}, {name: {"q": 1.0} for name in ("Hit@1", "Hit@10")})
+        lines = {cells[0]: cells for cells in table_rows(write_table(tmp_path, "table4", [0]))}
+        assert lines["T5"][1:3] == ["13.10 / 30.10", reason]
 
 
 @pytest.mark.slow
@@ -221,7 +246,7 @@ def test_systems_of_other_papers_are_rows_of_one_table(config, data, tmp_path):
     records = read_rows(output / "papers.json")
     names = [row.name for row in TABLES["papers"] if any(text in row.name for text in chosen)]
     assert list(records) == names == [cells[0] for cells in table_rows((output / "papers.md").read_text())[2:]]
-    assert len(names) == 12
+    assert len(names) == 11
     assert records["RIPOR"]["config"]["objective"]["name"] == "ripor"
     assert records["DSI, semantic docids"]["config"]["training"]["train_encoder"]
     depths = {json.loads(path.read_text())["depth"] for path in (output / "runs").glob("*/docids/diagnostics.json")}
@@ -283,7 +308,8 @@ def test_points_of_other_docids(config, data, tmp_path):
 @pytest.mark.slow
 def test_documents_below_the_beam_are_ranked_by_dense_scores(config, data, tmp_path):
     collection = read_collection(data)
-    laboratory = Laboratory(collection, Config.named(config), tmp_path / "out", "cpu")
+    whole = Config.named(config).with_changes({"docids": {"pieces": 1}})  # a beam may reach some pieces of a document
+    laboratory = Laboratory(collection, whole, tmp_path / "out", "cpu")
     run, options = METHODS["clusters-10"](laboratory, laboratory.base)
     index = laboratory.index(laboratory.base)
     tree, doc_ids = index.retriever.tree, list(index.retriever.documents.rows)
@@ -303,35 +329,20 @@ def test_documents_below_the_beam_are_ranked_by_dense_scores(config, data, tmp_p
 
 
 @pytest.mark.slow
-def test_a_plan_of_words_guides_the_beam_and_joins_the_scores(config, data, tmp_path, monkeypatch):
-    collection = read_collection(data)
-    laboratory = Laboratory(collection, Config.named(config), tmp_path / "out", "cpu")
-    monkeypatch.setattr("dsi_experiments.laboratory.PLANS", (0.3,))
-    run, options = METHODS["planned-10"](laboratory, laboratory.base)
-    index, queries = laboratory.index(laboratory.base), collection.query_texts("test")
-    snapshot = index.retriever.snapshot
-    words = laboratory.words.bm25.scores(list(queries.values()))
-    assert options["weight"] == 0.3
-    for row, query_id in enumerate(queries):
-        found = list(run[query_id])
-        request = SearchRequest(1, SearchConfig(alpha=1.0, beta=0.0))
-        rows = np.array([snapshot.documents.rows_of(found, "found")])
-        encoded = index.retriever.encode_queries([queries[query_id]])
-        log_p = snapshot.engine.follow_all(encoded, request, rows).scores[0]
-        scores = 0.5 * log_p + 0.5 * 0.3 * np.array([words[row, collection.rows[doc_id]] for doc_id in found])
-        assert list(run[query_id].values()) == pytest.approx(scores.tolist(), abs=1e-3)
-
-
-@pytest.mark.slow
-def test_tables_4_and_5_over_two_seeds_and_the_figure(config, data, tmp_path, capsys, monkeypatch):
+def test_tables_4_and_5_over_two_seeds_and_the_figure(config, data, t5_folder, tmp_path, capsys, monkeypatch):
     output, drawn, draw, alphas = tmp_path / "out", [], figure5.grid_figure, (0.0, 0.3, 0.7, 1.0)
     monkeypatch.setattr(figure5, "ALPHAS", alphas)
     monkeypatch.setattr(figure5, "grid_figure", lambda values, *_: drawn.append(values))
     common = ["--data", str(data), "--config", str(config), "--output", str(output), "--device", "cpu"]
     assert main(["reproduce", "table4", *common, "--rows", "random weights", "sentence encoder"]) == 0
-    assert "sentence encoder" in capsys.readouterr().out
+    lines = {cells[0]: cells for cells in table_rows(capsys.readouterr().out)}
+    assert lines["T5"][1:3] == ["13.10 / 30.10", "not run"]
+    assert lines["no pre-training (random weights)"][1] == ""  # which the paper does not have
     fresh, own = (row["config"]["encoder"]["name"] for row in read_rows(output / "table4.json").values())
     assert fresh == f"fresh:{own}"
+    assert main(["reproduce", "table4", *common, "--rows", "T5"]) == 0
+    assert "not run" not in capsys.readouterr().out
+    assert read_rows(output / "table4.json")["T5"]["config"]["encoder"]["name"] == str(t5_folder)
     assert main(["reproduce", "table4", *common, "--rows", "loss"]) == 0
     assert main(["reproduce", "table3", *common, "--rows", "query means"]) == 0
     assert "seed 0: DR-SCL+QG, docids of query means (beta=0)" in capsys.readouterr().out
@@ -431,8 +442,8 @@ def test_documents_added_to_an_index_are_found_beside_a_full_training(config, da
     (part,) = output.glob("without-*")
     assert len((part / "corpus.jsonl").read_text().splitlines()) == 36
     assert found["before adding"]["of added documents"] == {"Hit@1": 0.0, "Hit@10": 0.0}
-    assert found["after adding"]["of added documents"]["Hit@10"] > 50  # dense and BM25 find them at once
-    assert found["after adding"]["of others"]["Hit@10"] > 50
+    assert found["after adding"]["of added documents"]["Hit@10"] > 0  # at once
+    assert found["after adding"]["of others"]["Hit@10"] > 25  # of a decoder of one epoch
     assert sum(found["queries"].values()) == 66
 
 
@@ -492,7 +503,7 @@ def test_a_collection_grows_step_by_step(config, data, tmp_path, capsys, monkeyp
         assert steps[5] == pytest.approx(sum(part["queries"] * value / 100 for part, value in of_parts), abs=0.1)
         assert steps[0] == pytest.approx(found["parts"][0]["queries"] * matrix[0][0] / 100, abs=0.1)
         assert system["Hit@10"]["GA"] == pytest.approx(mean({n: row[-1] for n, row in enumerate(matrix[1:])}), abs=0.02)
-    assert found["systems"]["dense"]["Hit@10"]["GA"] > 50
+    assert found["systems"]["dense"]["Hit@10"]["GA"] > 40  # by an encoder of two random layers
     assert found["systems"]["BM25"]["Hit@1"]["GA"] > 50
 
     # A line a system, then a table a system with a line a step.
@@ -536,6 +547,18 @@ def test_a_table_shows_means_deviations_and_significance():
     assert weak == ["weak", "61.25 / 83.80", share, share, "— / —", "0.0001", "0.0001"]
     assert strong[-2:] == ["", ""]
     assert lines[-1].startswith("Hit@1 / Hit@10 in percent, mean ± standard deviation over 2 seeds")
+    assert lines[-1].endswith("Overlap is 100.00 % of the queries, 20.65 % in the paper's NQ10k.")
+
+
+def test_published_numbers_are_those_of_the_same_collection():
+    values = {name: {"q": 1.0} for name in ("Hit@1", "Hit@10")}
+    measures = {split: {"Hit@1": 100.0, "Hit@10": 100.0} for split in ("Total", "Overlap", "No Overlap")}
+    sizes = {"Total": 4, "Overlap": 1, "No Overlap": 3}
+    for name, published, share in (("nq100k", "53.84 / 79.18", "60.89"), ("nq10k", "61.25 / 83.80", "20.65")):
+        record = {"measures": measures, "collection": {"name": name}}
+        table = experiment_table([[Measured("DPR", values, record, "DPR")]], sizes, "DPR")
+        assert [cells[1] for cells in table_rows(table)][2:] == [published]
+        assert f"Overlap is 25.00 % of the queries, {share} % in the paper's {name.replace('nq', 'NQ')}." in table
 
 
 def test_pictures_without_matplotlib_name_the_extra(monkeypatch, tmp_path):

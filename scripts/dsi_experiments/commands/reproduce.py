@@ -8,8 +8,6 @@ On a collection (--data, --config):
   objectives               every training objective under one budget, by beam width
   updates                  documents added without training, against training with all
   dynamic                  a collection that grows step by step: generalisation and forgetting
-On a collection, without a configuration (--data):
-  tokens                   late interaction: bytes and candidates against Hit@1 and time
 On a folder of lists (--data):
   ltr, diversity, parsing, treebank   rerankers (needs the extra `rerank`)
 Without data:
@@ -18,7 +16,7 @@ Without data:
 Rows share stages: what two of them have in common is trained once (OUTPUT/store). Each row and seed is written as soon as it is
 measured, so a killed command continues with the next, and what is up to date is not measured again. The rows of a table are one
 file, OUTPUT/TABLE.json; with OUTPUT/TABLE.values.json.gz, the values per query, --report-only writes the Markdown table again
-without training. Several processes or GPUs share the work under `accelerate launch -m dsi_experiments.commands.reproduce`.
+without training. Several processes or GPUs share the work under `accelerate launch -m dsi reproduce …`.
 """
 
 import argparse

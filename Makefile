@@ -3,7 +3,7 @@
 # make test-programs   tests of whole programs, clusters and the page, seconds each
 # make lint      ruff and mypy
 # make docs      the documentation site, into site/
-# make results   the table of the README, measured again (DATA=DIR: with squad2k and nq10k; about 80 minutes)
+# make results   the table of the README, of measured files (DATA=DIR: trains and measures it again; about 80 minutes)
 # make licences  the licence of every dependency; an error if one is not allowed
 
 PYTHON ?= python3

@@ -8,10 +8,11 @@ from functools import cache
 from pathlib import Path
 
 import pytest
+from dsi_experiments.commands.results import PAPER
 
 import dsi
 from dsi.commands.main import COMMANDS, command_modules, main
-from tests.support.printed import EXAMPLE, README, RESULTS, alike, python_blocks, run_page, with_tables
+from tests.support.printed import EXAMPLE, QUALITY, README, RESULTS, alike, python_blocks, run_page, with_tables
 from tests.support.small import MINIPEDIA, save_cross_encoder
 from tests.support.tiny_settings import TINY
 
@@ -147,7 +148,7 @@ def test_outputs_with_other_words_or_figures_are_seen():
     assert not alike("danube 4.095\n", "volga 4.095\n")
 
 
-@pytest.mark.parametrize("page", [README, RESULTS], ids=["README", "results"])
+@pytest.mark.parametrize("page", [README, RESULTS, QUALITY], ids=["README", "use/results", "understand/results"])
 def test_tables_are_the_measured_results(page):
     if WRITE:
         page.write_text(with_tables(page), encoding="utf-8")
@@ -210,8 +211,8 @@ def test_readme_is_short():
     assert len((ROOT / "README.md").read_text(encoding="utf-8").splitlines()) <= 110
 
 
-def test_file_tree_of_the_readme_is_that_of_the_disk():
-    tree = next(text for text, _, _ in blocks(ROOT / "README.md", "text") if text.startswith("docids/"))
+def test_the_file_tree_is_that_of_the_disk():
+    tree = next(text for text, _, _ in blocks(ROOT / "CONTRIBUTING.md", "text") if text.startswith("docids/"))
     listed, folder = {}, ""
     for line in tree.splitlines():
         entries, _, comment = line.strip().partition("  ")
@@ -310,16 +311,14 @@ def test_the_reference_of_commands_has_every_option_of_the_library():
 def test_tables_and_results_name_the_rows_of_an_evaluation_alike():
     from dsi.measuring.evaluation import ROWS
 
-    readme = (ROOT / "README.md").read_text(encoding="utf-8").partition("| | Minipedia")[2].partition("\n\n")[0]
-    rows = [line.split("|")[1].strip(" *") for line in readme.splitlines()[2:]]
-    assert len(rows) >= 8
-    pages = [ROOT / "docs" / "use" / "results.md", ROOT / "docs" / "understand" / "results.md"]
-    for page in pages:
+    rows = []
+    for page in (README, RESULTS, QUALITY):
         tables = re.findall(r"^\| BM25 .*?(?=^[^|]|^$)", page.read_text(encoding="utf-8"), re.MULTILINE | re.DOTALL)
         rows += [line.split("|")[1].strip(" *") for line in tables[0].splitlines()]
+    assert rows.count("exact") == 3
     for name in ("minipedia/example", "squad2k/small-seed-0", "squad2k/tokens-seed-0", "nq10k/small-seed-0"):
         rows += json.loads((ROOT / f"results/evaluate/{name}.json").read_text(encoding="utf-8"))["systems"]
-    assert set(rows) <= set(ROWS)
+    assert set(rows) <= {*ROWS, PAPER}
 
 
 def test_equations_are_cited_where_the_guide_says():

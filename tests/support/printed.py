@@ -13,12 +13,15 @@ from itertools import zip_longest
 from pathlib import Path
 from typing import NamedTuple
 
+from dsi_experiments.commands.results import readme_table
+
 ROOT = Path(__file__).parents[2]
 README = ROOT / "README.md"
 RESULTS = ROOT / "docs" / "use" / "results.md"
+QUALITY = ROOT / "docs" / "understand" / "results.md"
 EXAMPLE = ROOT / "results" / "evaluate" / "minipedia" / "example.json"
 COLUMNS = (EXAMPLE, *(ROOT / "results" / "evaluate" / name / "default.json" for name in ("squad2k", "nq10k")))
-"""The measured columns of the README's table."""
+"""The measured columns of the table in QUALITY; RESULTS has the first."""
 _BLOCK = re.compile(
     r"^(?P<mark><!-- not run: [^\n]*-->\n)?```python[^\n]*\n(?P<code>.*?)^```\n(\n?```text\n(?P<printed>.*?)^```\n)?",
     re.MULTILINE | re.DOTALL,
@@ -83,12 +86,17 @@ def _same_line(one: str, other: str) -> bool:
 
 
 def with_tables(page: Path) -> str:
-    """Return the README, or the page of results, with the figures of the measured results in its table."""
+    """Return a page with the figures of the measured results in its table."""
+    text = page.read_text(encoding="utf-8")
+    if page == README:
+        head = text.index("| ", text.index("## Results"))
+        end = text.index("\n\n", head)
+        return text[:head] + readme_table(ROOT / "results") + text[end:]
     columns = [json.loads(path.read_text(encoding="utf-8"))["systems"] for path in COLUMNS]
 
     def line(found: re.Match[str]) -> str:
         name = found["row"].strip("* ")
-        if page == README:
+        if page == QUALITY:
             cells = [_cell(own[name], ("Hit@1", "Hit@10")) + _read(own[name]) for own in columns]
         else:
             splits = [
@@ -99,7 +107,7 @@ def with_tables(page: Path) -> str:
         padded = (f" {cell} ".ljust(width) for cell, width in zip(cells, widths, strict=True))
         return f"| {found['row']}{' ' * (len(found[0].split('|')[1]) - len(found['row']) - 1)}|{'|'.join(padded)}|"
 
-    return _CELLS.sub(line, page.read_text(encoding="utf-8"))
+    return _CELLS.sub(line, text)
 
 
 def _cell(system: dict, measures: tuple[str, ...], split: str = "Total") -> str:

@@ -18,7 +18,7 @@ from dsi.measuring.beam_sweep import beam_rows
 from dsi.search.explain.explanation import ExplainedNode
 
 FOLDER = Path(__file__).parent / "pictures"
-QUERY = "which capitals are on the danube"
+QUERY = "which plants catch insects"
 
 KEPT, ANSWER, PRUNED, TEXT, LINE = "#3f51b5", "#c75300", "#757575", "#212121", "#c5cae9"
 ROW, COLUMN = 26, 225

@@ -29,7 +29,7 @@ MAY_IMPORT = {
 FRONT = ("__init__", "__main__")
 """Modules of dsi outside the rooms: they open the package and the command."""
 ROOMS = (
-    "generator", "search", "config", "store", "tries", "rerankers", "measuring", "training", "integrations", "server",
+    "generator", "search", "config", "store", "tries", "rerankers", "measuring", "training", "integrations", "client", "server",
     "commands",
     "cluster",
 )  # fmt: skip

@@ -11,7 +11,7 @@ import math
 import re
 from itertools import zip_longest
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from dsi_experiments.commands.results import readme_table
 
@@ -72,6 +72,19 @@ def run_page(page: Path) -> str:
     return "".join([*parts, text[end:]])
 
 
+def run_notebook(path: Path) -> dict[str, Any]:
+    """Run the code of a notebook in the current folder, without Jupyter; return it with the outputs that it printed."""
+    notebook: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+    namespace = {"__name__": "__main__"}
+    for number, cell in enumerate(notebook["cells"]):
+        if cell["cell_type"] == "code":
+            with contextlib.redirect_stdout(io.StringIO()) as output:
+                exec(compile("".join(cell["source"]), f"{path.name}, cell {number}", "exec"), namespace)
+            text = output.getvalue().splitlines(keepends=True)
+            cell["outputs"] = [{"name": "stdout", "output_type": "stream", "text": text}] if text else []
+    return notebook
+
+
 def alike(one: str, other: str) -> bool:
     """True if two outputs have the same lines, but for a tenth, where near ties may swap."""
     pairs = list(zip_longest(one.splitlines(), other.splitlines(), fillvalue=""))
@@ -96,6 +109,8 @@ def with_tables(page: Path) -> str:
 
     def line(found: re.Match[str]) -> str:
         name = found["row"].strip("* ")
+        if name not in columns[0]:
+            return found[0]
         if page == QUALITY:
             cells = [_cell(own[name], ("Hit@1", "Hit@10")) + _read(own[name]) for own in columns]
         else:

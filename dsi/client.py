@@ -17,8 +17,8 @@ class ServerError(Exception):
     """A request that the server refused.
 
     Attributes:
-        status: of HTTP: 400 for bad input, 401 and 403 without the right to write, 404, 409 if others changed the index (send the
-            request again), 413, 429, 503.
+        status: of HTTP: 400 for bad input, 401 and 403 without the right to write, 404, 409 if others changed the index
+            (send the request again), 413, 429, 503.
         message: what was wrong, and what to do.
     """
 

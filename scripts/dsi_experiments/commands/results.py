@@ -151,10 +151,12 @@ def _measure(column: Column, arguments: argparse.Namespace) -> Path | None:
 
     folder = SHIPPED.get(column.name) or arguments.data / column.name
     if not folder.is_dir():
-        return _keep_file(column, f"{folder} does not exist; --data DIR names the folder above it")
+        _say_kept(column, f"{folder} does not exist; --data DIR names the folder above it")
+        return None
     collection = read_collection(folder)
     if not collection.digest.startswith(column.digest):
-        return _keep_file(column, f"{folder} is another collection ({collection.digest[:16]}, not {column.digest})")
+        _say_kept(column, f"{folder} is another collection ({collection.digest[:16]}, not {column.digest})")
+        return None
     from dsi.measuring.evaluation import evaluate
     from dsi.training.pipeline import train
 
@@ -163,5 +165,5 @@ def _measure(column: Column, arguments: argparse.Namespace) -> Path | None:
     return path
 
 
-def _keep_file(column: Column, reason: str) -> None:
+def _say_kept(column: Column, reason: str) -> None:
     sys.stderr.write(f"{column.name} is not measured again: {reason}.\n")

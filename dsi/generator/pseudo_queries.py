@@ -180,8 +180,12 @@ def reading_text(title: str, text: str) -> str:
     return f"{title} {text}".strip()
 
 
-def load_query_model(name: str) -> tuple[Any, Any]:
+def load_query_model(name: str, setting: str = "pseudo_queries.method") -> tuple[Any, Any]:
     """Return the tokenizer and the weights of a seq2seq or causal model that writes queries.
+
+    Args:
+        name: Hub name or folder.
+        setting: that names it, for messages.
 
     Raises:
         FileNotFoundError: there is none of that name, or it is of another kind.
@@ -195,8 +199,7 @@ def load_query_model(name: str) -> tuple[Any, Any]:
     except (OSError, ValueError) as error:
         reason = str(error).strip().splitlines()[0].rstrip(".")
         raise FileNotFoundError(
-            f"pseudo_queries.method {name!r} cannot be loaded ({reason}); name a seq2seq or causal model, "
-            '"extractive" or "none".'
+            f"{setting} {name!r} cannot be loaded ({reason}); name a seq2seq or causal model."
         ) from None
     if not config.is_encoder_decoder:
         tokenizer.padding_side = "left"  # it goes on where the prompt ends
@@ -216,8 +219,8 @@ def model_queries(
     """Yield (doc_id, queries) sampled from a model by top-k sampling (docT5query), of the documents that are not finished.
 
     A seq2seq model reads the document. A causal one reads the examples and the document as `prompt` lays them out, and writes
-    to the end of the line. Batches, and the seed of each, are the same wherever a run was resumed; one that was written in part
-    is generated again.
+    to the end of the line; one that was trained to write queries reads no examples. Batches, and the seed of each, are the same
+    wherever a run was resumed; one that was written in part is generated again.
 
     Args:
         documents: with doc_id, title and text.
@@ -234,6 +237,8 @@ def model_queries(
     device = choose_device(device)
     tokenizer, model = load_query_model(config.method)
     model = model.to(device).eval()
+    if getattr(model.config, "writes_queries", False):
+        examples = ()
     for start in todo:
         batch = documents[start : start + _BATCH]
         texts = [reading_text(*pair) for pair in zip(batch["title"], batch["text"], strict=True)]
@@ -256,9 +261,9 @@ def _sample(
         inputs.pop("token_type_ids", None)
         new = model.generate(**inputs, **sampling, num_return_sequences=count)  # [texts * count, tokens]
     else:
-        prompt = functools.partial(_prompt, tokenizer, config.prompt)
-        begun = "".join(prompt(text, query, EXAMPLE_TOKENS) for text, query in examples)
-        ids, mask, cache = _read(tokenizer, model, begun, [prompt(text, None, DOCUMENT_TOKENS) for text in texts])
+        prompt = functools.partial(prompt_text, tokenizer, config.prompt)
+        begun = "".join(prompt(text, EXAMPLE_TOKENS, query) for text, query in examples)
+        ids, mask, cache = _read(tokenizer, model, begun, [prompt(text, DOCUMENT_TOKENS) for text in texts])
         cache.batch_repeat_interleave(count)  # a document is read once for all of its queries
         ids, mask = ids.repeat_interleave(count, dim=0), mask.repeat_interleave(count, dim=0)
         written = model.generate(
@@ -295,8 +300,8 @@ def _read(
     return ids, mask, cache
 
 
-def _prompt(tokenizer: Any, prompt: str, text: str, query: str | None, count: int) -> str:
-    """Return the prompt with the first tokens of a document, at most `count`, and its query."""
+def prompt_text(tokenizer: Any, prompt: str, text: str, count: int, query: str | None = None) -> str:
+    """Return a prompt with the first tokens of a document, at most `count`, and its query; see `fill`."""
     cut = tokenizer(
         text, truncation=True, max_length=count, add_special_tokens=False, return_offsets_mapping=True
     )  # [tokens, 2] characters

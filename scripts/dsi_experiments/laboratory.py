@@ -156,20 +156,19 @@ class Laboratory:
         return found
 
     def config(self, row: Row, seed: int) -> Config:
-        """The base with a row's changes; rows without pseudo-queries train as many steps as those with them."""
+        """The base with a row's changes.
+
+        Raises:
+            ValueError: the row begins with T5, and the base names none.
+        """
         config = self.base.with_changes({"seed": seed}).with_changes(row.changes)
         if row.fresh:
             config = config.with_changes({"encoder": {"name": FRESH + config.encoder.name}})
-        if row.t5 and self.base.generator.decoder:
-            config = config.with_changes({"encoder": {"name": self.base.generator.decoder}})
-        if config.pseudo_queries.method != "none" or config.objective.name == "residual":
-            return config
-        base = self.base.pseudo_queries
-        steps = self._examples(0 if base.method == "none" else base.per_document) / self._examples(0)
-        return config.with_changes({"training": {"epochs": config.training.epochs * steps}})
-
-    def _examples(self, pseudo_queries: int) -> int:
-        return (1 + pseudo_queries) * len(self.collection.documents) + len(self.collection.pairs("train"))
+        if row.t5 and (t5 := self.base.generator.decoder):
+            return config.with_changes({"encoder": {"name": t5}})
+        if row.t5 == "needed":
+            raise ValueError("it begins with the T5 of generator.decoder, which the configuration does not name.")
+        return config
 
     def _record(self, name: str, seed: int, key: str) -> dict[str, Any]:
         """What every row says of itself first."""

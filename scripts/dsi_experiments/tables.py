@@ -22,6 +22,11 @@ ON_DENSE: Changes = {
 }
 DISTILLED: Changes = {"objective": {"distillation": 0.5}}
 EIGHTEEN: Changes = {"pseudo_queries": {"per_document": 18}}
+SMOLLM2: Changes = {
+    "generator": {"reads": "text", "decoder": "HuggingFaceTB/SmolLM2-135M-Instruct", "num_layers": 0},
+    "training": {"learning_rate": 2e-4},
+}
+"""A pre-trained causal model in T5's place; without the Hub, a folder of that path below the current one holds it."""
 DIGITS: Changes = {
     "generator": {"docid_tokens": "digits", "num_layers": 2},
     "objective": {"name": "ce", "distillation": 0.0},
@@ -60,7 +65,7 @@ class Row:
         changes: settings that differ from the base, {section: {setting: value}}.
         published: key of `dsi_experiments.published.PUBLISHED`.
         fresh: begin with fresh weights in the shape of the base's encoder.
-        t5: begin with the T5 that the base's decoder comes from, as DSI does; with the base's encoder where there is none.
+        t5: begin with the T5 that the base's decoder comes from, as DSI does: "needed", or "else the encoder" of the base.
         points: what is clustered in place of the documents' embeddings, a key of `dsi_experiments.laboratory.POINTS`.
     """
 
@@ -69,7 +74,7 @@ class Row:
     changes: Changes = field(default_factory=dict)
     published: str = ""
     fresh: bool = False
-    t5: bool = False
+    t5: str = ""
     points: str = ""
 
 
@@ -106,12 +111,15 @@ TABLES: dict[str, tuple[Row, ...]] = {
         Row("Dense, before contrastive training", "dense", UNTRAINED),
         Row("DPR", "dense", DPR, "DPR"),
         Row("DPR, HNSW", "hnsw", DPR),
-        Row("DSI", "decoder", _both(WHOLE, NO_QG), "DSI", t5=True),
-        Row("DSI+QG", "decoder", WHOLE, "DSI+QG", t5=True),
+        Row("DSI", "decoder", _both(WHOLE, NO_QG), "DSI", t5="else the encoder"),
+        Row("DSI+QG", "decoder", WHOLE, "DSI+QG", t5="else the encoder"),
         Row("DR-SCL (beta=0)", "decoder", NO_QG, "DR-SCL (beta=0)"),
         Row("DR-SCL+QG (beta=0)", "decoder", published="DR-SCL+QG (beta=0)"),
         Row("DR-SCL+QG, fused", "fused", published="DR-SCL+QG"),
         Row("DR-SCL+QG, fused, alpha 0.7", "fused-0.7", published="DR-SCL+QG"),
+        Row("SmolLM2+QG (beta=0)", "decoder", SMOLLM2),
+        Row("SmolLM2+QG, fused", "fused", SMOLLM2),
+        Row("SmolLM2+QG, fused, alpha 0.7", "fused-0.7", SMOLLM2),
         Row("Dense, after contrastive training", "dense"),
         Row("RRF of BM25 and dense", "rrf"),
         Row("Dense + BM25", "dense+bm25", ON_DENSE),  # the decoder that trains fastest; it is not used
@@ -129,7 +137,8 @@ TABLES: dict[str, tuple[Row, ...]] = {
         Row("DR-SCL+QG, documents cut at 64 tokens, fused", "fused", _cut(64)),
     ),
     "table4": (
-        Row("no pre-training (random weights)", "decoder", _both(NO_QG, UNTRAINED), "T5", fresh=True),
+        Row("T5", "decoder", _both(NO_QG, UNTRAINED), "T5", t5="needed"),
+        Row("no pre-training (random weights)", "decoder", _both(NO_QG, UNTRAINED), fresh=True),
         Row("sentence encoder", "decoder", _both(NO_QG, UNTRAINED), "Sentence-T5"),
         Row("+ DPR loss", "decoder", _both(NO_QG, DPR), "+ DPR loss", points="untrained"),
         Row("+ SCL loss", "decoder", NO_QG, "+ SCL loss", points="untrained"),

@@ -10,7 +10,14 @@ import pytest
 import torch
 from dsi_experiments import query_training
 from dsi_experiments.query_training import QueryTrainingConfig, train_query_generator
-from transformers import AutoModelForSeq2SeqLM, AutoTokenizer, LlamaConfig, LlamaForCausalLM, TrainerCallback
+from transformers import (
+    AutoModelForCausalLM,
+    AutoModelForSeq2SeqLM,
+    AutoTokenizer,
+    LlamaConfig,
+    LlamaForCausalLM,
+    TrainerCallback,
+)
 
 import dsi
 from dsi.commands.main import main
@@ -211,6 +218,36 @@ def test_a_query_generator_learns_the_train_pairs_and_writes_them(t5_folder, tmp
     for title, _, query in PAIRS:
         tokens = AutoTokenizer.from_pretrained(tmp_path / "model").tokenize(query)
         assert written[title.lower()][0].split()[: len(tokens)] == tokens
+
+
+def test_a_causal_model_learns_the_train_pairs_and_needs_no_examples(llama_folder, tmp_path, monkeypatch):
+    for name, value in {"TOP_K": 1, "QUERY_TOKENS": 16}.items():
+        monkeypatch.setattr(pseudo_queries, name, value)
+    config = QueryTrainingConfig(str(llama_folder), batch_size=2, epochs=250, learning_rate=4e-3, query_tokens=16)
+    before, after = train_query_generator(PAIRS, PAIRS, config, tmp_path / "model", device="cpu")
+    assert after < 0.1 < 2 < before
+    use = PseudoQueriesConfig(method=str(tmp_path / "model"), per_document=1)
+    documents = table([(title.lower(), title, text) for title, text, _ in PAIRS])
+    written = dict(model_queries(documents, use, [("Argon shines.", "what shines")], device="cpu"))
+    for title, _, query in PAIRS:
+        tokens = AutoTokenizer.from_pretrained(tmp_path / "model").tokenize(query)
+        assert written[title.lower()][0].split() == tokens
+
+
+def test_upper_layers_alone_are_trained(llama_folder, tmp_path):
+    config = QueryTrainingConfig(str(llama_folder), layers=1, batch_size=2, epochs=5)
+    before, after = train_query_generator(PAIRS, PAIRS, config, tmp_path / "model", device="cpu")
+    assert after < before
+    was, now = (AutoModelForCausalLM.from_pretrained(own).state_dict() for own in (llama_folder, tmp_path / "model"))
+    moved = {".".join(name.split(".")[:3]) for name in was if not torch.equal(was[name], now[name])}
+    assert moved == {"model.layers.1"}
+
+
+def test_more_layers_than_a_model_has_are_refused(t5_folder, llama_folder, tmp_path):
+    for folder, found in ((llama_folder, 2), (t5_folder, 0)):
+        with pytest.raises(ValueError, match=f"layers must be at most the {found} of a causal model, got 3; 0 trains"):
+            train_query_generator(PAIRS, [], QueryTrainingConfig(str(folder), layers=3), tmp_path / "model")
+    assert not [*tmp_path.glob("model*")]
 
 
 def test_a_killed_training_of_the_query_generator_goes_on(t5_folder, tmp_path, monkeypatch):

@@ -1,9 +1,10 @@
 """`dsi benchmark-untuned`: what an index loses without queries, and whether a known-item test orders systems as judgements do.
 
 For each collection, two tables. Teachers: nDCG@10 on test with weights by the defaults, by the cloze test of `dsi.index`, and
-fitted to extractive pseudo-queries, to sentences that were taken out of documents, and to dev queries, or where there are none
-to the other test queries (five parts; an oracle). Order: Kendall's tau between known-item tests and judged test queries, over
-systems within ten points of the best, and between halves of the judged queries. What is measured already is not measured again.
+fitted to pseudo-queries (extractive, and with --query-model those that a model writes), to sentences that were taken out of
+documents, and to dev queries, or where there are none to the other test queries (five parts; an oracle). Order: Kendall's tau
+between known-item tests and judged test queries, over systems within ten points of the best, and between halves of the judged
+queries. What is measured already is not measured again.
 The indexes are those that `dsi benchmark-world` leaves.
 """
 
@@ -21,6 +22,8 @@ from dsi.commands.main import run_command
 from dsi.commands.values import output_folder
 
 if TYPE_CHECKING:
+    from datasets import Dataset
+
     from dsi.docids.data.collection import Collection
     from dsi.docids.types import Qrels
     from dsi.measuring.runs import IndexRuns
@@ -28,13 +31,15 @@ if TYPE_CHECKING:
 
     Test = tuple[GenerativeRetriever, Collection]
     """An index, and the collection whose test queries it has to answer."""
+    Pseudo = tuple[dict[str, str], Qrels]
+    """Texts of pseudo-queries, and the document of each."""
 
 logger = logging.getLogger(__name__)
 
-DEFAULTS, CLOZE, EXTRACTIVE, SENTENCES, DEV, ORACLE = (
-    "defaults", "cloze", "extractive", "sentences", "dev queries", "test queries in five parts",
+DEFAULTS, CLOZE, EXTRACTIVE, WRITTEN, SENTENCES, DEV, ORACLE = (
+    "defaults", "cloze", "extractive", "written by a model", "sentences", "dev queries", "test queries in five parts",
 )  # fmt: skip
-TEACHERS = (DEFAULTS, CLOZE, EXTRACTIVE, SENTENCES, DEV, ORACLE)
+TEACHERS = (DEFAULTS, CLOZE, EXTRACTIVE, WRITTEN, SENTENCES, DEV, ORACLE)
 TITLES, HALVES = "titles", "halves of the judged queries"
 KINDS = (SENTENCES, EXTRACTIVE, TITLES)
 MEASURE = "nDCG@10"
@@ -60,7 +65,10 @@ def main(argv: Sequence[str] | None = None) -> None:
     command_line.add_argument(
         "--tables", nargs="+", default=list(_TABLES), choices=_TABLES, help="those to measure; order takes longest"
     )
-    command_line.add_argument("--device", help="of the encoder")
+    command_line.add_argument(
+        "--query-model", default="", metavar="MODEL", help="a model that writes pseudo-queries, Hub name or folder"
+    )
+    command_line.add_argument("--device", help="of the encoder and of that model")
     arguments = command_line.parse_args(argv)
     load_libraries()
     from dsi.docids.files.reading import read_json
@@ -72,7 +80,10 @@ def main(argv: Sequence[str] | None = None) -> None:
         path = arguments.output / f"{name}.json"
         record = read_json(path) if path.exists() else {}
         if missing := [table for table in arguments.tables if table not in record]:
-            record |= measure(folder, arguments.indexes / name, missing, arguments.device)
+            written = path.with_suffix(".queries.jsonl") if arguments.query_model else None
+            record |= measure(
+                folder, arguments.indexes / name, missing, arguments.device, arguments.query_model, written
+            )
             write_json(path, record)
     records = {path.stem: read_json(path) for path in sorted(arguments.output.glob("*.json"))}
     tables = f"{teachers_table(records)}\n\n{order_table(records)}"
@@ -80,8 +91,15 @@ def main(argv: Sequence[str] | None = None) -> None:
     print(tables)
 
 
-def measure(folder: Path, index: Path, tables: Sequence[str], device: str | None) -> dict[str, Any]:
-    """Return the results of one collection."""
+def measure(
+    folder: Path,
+    index: Path,
+    tables: Sequence[str],
+    device: str | None,
+    query_model: str = "",
+    written: Path | None = None,
+) -> dict[str, Any]:
+    """Return the results of one collection; `written` is the file of what `query_model` writes."""
     import dsi
     from dsi.measuring.provenance import provenance
 
@@ -91,7 +109,10 @@ def measure(folder: Path, index: Path, tables: Sequence[str], device: str | None
     test = _sentences(retriever)
     found: dict[str, Any] = {"documents": len(collection.documents), **provenance()}
     if "teachers" in tables:
-        found["teachers"] = _teach(retriever, _sampled(collection, _MOST), test)
+        pseudo = {EXTRACTIVE: _extractive(collection)}
+        if written:
+            pseudo[WRITTEN] = _written(collection, query_model, written, device)
+        found["teachers"] = _teach(retriever, _sampled(collection, _MOST), test, pseudo)
     if "order" in tables:
         found["order"] = _order(retriever, _sampled(collection, _ORDERED), test)
     return found
@@ -130,14 +151,16 @@ def _judged(index: "GenerativeRetriever", queries: Mapping[str, str], doc_ids: S
 # Teachers.
 
 
-def _teach(retriever: "GenerativeRetriever", collection: "Collection", test: "Test") -> dict[str, Any]:
+def _teach(
+    retriever: "GenerativeRetriever", collection: "Collection", test: "Test", pseudo: "Mapping[str, Pseudo]"
+) -> dict[str, Any]:
     """Return {teacher: what it chose, nDCG@10, the difference to the cloze and half of its 95 % interval}."""
     from dsi.measuring.runs import IndexRuns
 
     runs = IndexRuns(collection, retriever)
     chosen: dict[str, dict[str, Any]] = {}
     values: dict[str, dict[str, float]] = {}
-    for teacher, choice in _choices(retriever, collection, test).items():
+    for teacher, choice in _choices(retriever, collection, test, pseudo).items():
         chosen[teacher] = choice
         values[teacher] = _values(runs, collection.qrels["test"], **choice)
     if not collection.qrels["dev"]:
@@ -149,7 +172,9 @@ def _teach(retriever: "GenerativeRetriever", collection: "Collection", test: "Te
     }
 
 
-def _choices(retriever: "GenerativeRetriever", collection: "Collection", test: "Test") -> dict[str, dict[str, Any]]:
+def _choices(
+    retriever: "GenerativeRetriever", collection: "Collection", test: "Test", pseudo: "Mapping[str, Pseudo]"
+) -> dict[str, dict[str, Any]]:
     """Return {teacher: the settings of search that it chose}, of all but the oracle."""
     from dsi.measuring.cloze import cloze_test
     from dsi.measuring.tuning import choose_weights
@@ -161,8 +186,8 @@ def _choices(retriever: "GenerativeRetriever", collection: "Collection", test: "
             "lexical_weight": cloze.weight,
             "token_weight": config.token_weight * cloze.knows_language,
         }
-    queries, qrels = _extractive(collection)
-    choices[EXTRACTIVE] = choose_weights(retriever, retriever.encode_queries(queries), qrels, config)
+    for kind, (queries, qrels) in pseudo.items():
+        choices[kind] = choose_weights(retriever, retriever.encode_queries(queries), qrels, config)
     index, sentences = test
     encoded = index.encode_queries(sentences.query_texts("test"))
     choices[SENTENCES] = choose_weights(index, encoded, sentences.qrels["test"], config)
@@ -172,15 +197,35 @@ def _choices(retriever: "GenerativeRetriever", collection: "Collection", test: "
     return choices
 
 
-def _extractive(collection: "Collection") -> "tuple[dict[str, str], Qrels]":
-    """Return a pseudo-query of each of some documents, and the judgements that it is from there."""
+def _extractive(collection: "Collection") -> "Pseudo":
+    """Return an extractive pseudo-query of each of some documents."""
     from dsi.generator.pseudo_queries import extractive_queries
 
-    documents, rng = collection.documents, random.Random(0)
-    rows = rng.sample(range(len(documents)), min(_ORDERED, len(documents)))
-    found = [(documents[row]["doc_id"], documents[row]["title"], documents[row]["text"]) for row in rows]
-    queries = {f"extractive-{doc_id}": extractive_queries(title, text, 1, rng)[0] for doc_id, title, text in found}
-    return queries, {f"extractive-{doc_id}": {doc_id: 1.0} for doc_id, *_ in found}
+    rng = random.Random(0)
+    found = {own["doc_id"]: extractive_queries(own["title"], own["text"], 1, rng) for own in _some(collection)}
+    return _asked("extractive", found)
+
+
+def _written(collection: "Collection", model: str, path: Path, device: str | None) -> "Pseudo":
+    """Return a query of each of the same documents that a model writes, in a file that a killed run goes on with."""
+    from dsi.generator.config import PseudoQueriesConfig
+    from dsi.generator.pseudo_queries import generate_queries, read_queries_file
+
+    config = PseudoQueriesConfig(method=model, per_document=1)
+    generate_queries(_some(collection), config, path, device=device)
+    return _asked("written", dict(read_queries_file(path)))
+
+
+def _some(collection: "Collection") -> "Dataset":
+    """Return the documents whose pseudo-queries choose weights."""
+    documents = collection.documents
+    return documents.select(random.Random(0).sample(range(len(documents)), min(_ORDERED, len(documents))))
+
+
+def _asked(kind: str, queries: Mapping[str, Sequence[str]]) -> "Pseudo":
+    """Return the first query of each document, and the judgements that it is from there."""
+    texts = {f"{kind}-{doc_id}": own[0] for doc_id, own in queries.items() if own}
+    return texts, {query_id: {query_id.removeprefix(f"{kind}-"): 1.0} for query_id in texts}
 
 
 def _by_parts(

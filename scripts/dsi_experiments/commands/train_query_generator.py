@@ -1,15 +1,17 @@
-"""`dsi train-query-generator`: fine-tune a seq2seq model on a collection's train pairs, document -> query.
+"""`dsi train-query-generator`: fine-tune a seq2seq or causal model on a collection's train pairs, document -> query.
 
 `dsi train --stage pseudo_queries --set pseudo_queries.method=FOLDER` then writes pseudo-queries with it. Dev queries are not
 trained on, only measured.
 """
 
 import argparse
+import sys
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from dsi.commands.arguments import add_data, parser
 from dsi.commands.libraries import load_libraries
+from dsi.commands.main import run_command
 from dsi.commands.values import count, number, output_folder
 
 if TYPE_CHECKING:
@@ -17,7 +19,8 @@ if TYPE_CHECKING:
     from dsi_experiments.query_training import Pair
 
 _SETTINGS: dict[str, tuple[Callable[[str], Any], Any, str]] = {
-    "model": (str, "google-t5/t5-base", "seq2seq model to start from, Hub name or folder"),
+    "model": (str, "google-t5/t5-base", "seq2seq or causal model to start from, Hub name or folder"),
+    "layers": (number(int, 0), 0, "upper layers of a causal model that are trained; 0 trains all weights"),
     "document_tokens": (count, 512, "tokens read of a document"),
     "query_tokens": (count, 32, "tokens of a query"),
     "batch_size": (count, 16, "pairs per process and step"),
@@ -71,3 +74,7 @@ def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
     )
     command_line.add_argument("--device", help="cpu keeps the training on the CPU")
     return command_line.parse_args(argv)
+
+
+if __name__ == "__main__":
+    sys.exit(run_command(main, sys.argv[1:]))

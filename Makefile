@@ -1,9 +1,9 @@
 # make example   train, measure and search the collection that ships (needs make and Python >= 3.11)
 # make test      the quick tests, offline
 # make test-programs   tests of whole programs, clusters and the page, seconds each
-# make lint      ruff and mypy
+# make lint      ruff, mypy and spelling
 # make docs      the documentation site, into site/
-# make results   the table of the README, measured again (DATA=DIR: with squad2k and nq10k; about 80 minutes)
+# make results   the table of the README, of measured files (DATA=DIR: trains and measures it again; about 80 minutes)
 # make licences  the licence of every dependency; an error if one is not allowed
 
 PYTHON ?= python3
@@ -24,6 +24,7 @@ lint: .venv/installed
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
+	git ls-files | grep -v '^dsi/\(docids\|eval\|contrastive\)$$' | xargs $(BIN)/codespell
 
 docs: .venv/installed
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet

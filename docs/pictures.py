@@ -1,24 +1,29 @@
-"""The site's pictures that are not results: `python docs/pictures.py RUN` writes them into docs/pictures.
+"""The site's pictures that are not results: `PYTHONPATH=. python docs/pictures.py RUN` writes them into docs/pictures.
 
+* page-light.png, page-dark.png, page-narrow.png: the page of `dsi serve` in Chromium;
 * beam.svg: a real search, drawn from `retriever.explain` of the index in RUN (`dsi example` makes it);
 * targets.svg: a tree of eight documents with the best probability below each node (Zhuo et al. 2020, Figure 1).
 
 With a collection after RUN it also draws beam-widths.svg, a result: what beams of 5 to 80 find, by what they read.
 """
 
+import io
 import sys
 from dataclasses import dataclass, field
 from html import escape
 from pathlib import Path
 
 from dsi_experiments.figures import lines_figure
+from PIL import Image
 
 import dsi
 from dsi.measuring.beam_sweep import beam_rows
 from dsi.search.explain.explanation import ExplainedNode
+from tests.support.browsers import chromium
+from tests.support.serving import live
 
 FOLDER = Path(__file__).parent / "pictures"
-QUERY = "which capitals are on the danube"
+QUERY = "which plants catch insects"
 
 KEPT, ANSWER, PRUNED, TEXT, LINE = "#3f51b5", "#c75300", "#757575", "#212121", "#c5cae9"
 ROW, COLUMN = 26, 225
@@ -103,6 +108,20 @@ def beam_svg(run: Path) -> str:
     return tree_svg(root, f"“{QUERY}”: beam of 3 (blue kept, orange answers)")
 
 
+def draw_pages(run: Path) -> None:
+    """Draw the page with the answers to the query: light, dark, and as narrow as a phone."""
+    looks = {"light": ("light", 1280, 760), "dark": ("dark", 1280, 760), "narrow": ("light", 400, 860)}
+    with chromium() as browser, live(run) as server:
+        for name, (scheme, width, height) in looks.items():
+            page = browser.new_page(viewport={"width": width, "height": height}, color_scheme=scheme)
+            page.goto(f"{server.url}/?q={QUERY}")
+            page.wait_for_selector("#answers mark")
+            page.wait_for_selector("#tree .answer")
+            page.wait_for_timeout(500)  # a transition
+            shot = Image.open(io.BytesIO(page.screenshot()))
+            shot.convert("RGB").quantize(128).save(FOLDER / f"page-{name}.png", optimize=True)
+
+
 def draw_beam_widths(run: Path, collection: str) -> None:
     """Draw the share of the exact top ten against the vectors read, with the generator and by the encoder alone."""
     retriever = dsi.GenerativeRetriever.from_pretrained(run, device="cpu")
@@ -145,6 +164,7 @@ def main() -> None:
     """Write the pictures; the beam from the index that the command line names."""
     FOLDER.mkdir(exist_ok=True)
     if len(sys.argv) > 1:
+        draw_pages(Path(sys.argv[1]))
         (FOLDER / "beam.svg").write_text(beam_svg(Path(sys.argv[1])), encoding="utf-8")
     if len(sys.argv) > 2:
         draw_beam_widths(Path(sys.argv[1]), sys.argv[2])

@@ -197,8 +197,8 @@ def test_minipedia_is_a_collection_by_name_but_a_folder_of_that_name_goes_first(
 @pytest.mark.parametrize(
     ("name", "hint"),
     [
-        ("trian", "did you mean 'train'?"),
-        ("evalute", "did you mean 'evaluate'?"),
+        ("trian", "did you mean 'train'?"),  # codespell:ignore trian
+        ("evalute", "did you mean 'evaluate'?"),  # codespell:ignore evalute
         ("query", "did you mean 'search'?"),
         ("add", "did you mean 'update'?"),
         ("xyz", "dsi --help lists the commands."),

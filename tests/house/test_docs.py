@@ -8,19 +8,32 @@ from functools import cache
 from pathlib import Path
 
 import pytest
+from dsi_experiments.commands.results import PAPER
 
 import dsi
 from dsi.commands.main import COMMANDS, command_modules, main
-from tests.support.printed import EXAMPLE, README, RESULTS, alike, python_blocks, run_page, with_tables
+from tests.support.printed import (
+    EXAMPLE,
+    QUALITY,
+    README,
+    RESULTS,
+    alike,
+    python_blocks,
+    run_notebook,
+    run_page,
+    with_tables,
+)
 from tests.support.small import MINIPEDIA, save_cross_encoder
 from tests.support.tiny_settings import TINY
 
 ROOT = Path(__file__).parents[2]
 PACKAGES = ("docids", "contrastive", "dsi", "eval")
 PAGES = [ROOT / name for name in ("README.md", "CONTRIBUTING.md", "results/README.md")]
-PAGES += sorted((ROOT / "docs").rglob("*.md"))
+PAGES += [ROOT / "tests" / "promises.md", *sorted((ROOT / "docs").rglob("*.md"))]
 RUN = [ROOT / "README.md", ROOT / "docs" / "index.md", *sorted((ROOT / "docs" / "use").glob("*.md"))]
 """Pages whose Python is run."""
+NOTEBOOK = ROOT / "examples" / "tutorial.ipynb"
+PROMISES = ROOT / "tests" / "promises.md"
 CONTRIBUTING = ROOT / "docs" / "develop" / "contributing.md"
 """The page that docs/hooks.py makes of CONTRIBUTING.md."""
 RETIRED = (
@@ -120,6 +133,19 @@ def test_python_blocks_run_and_print_the_outputs_below_them(page, trained, tmp_p
 
 
 @pytest.mark.programs
+def test_the_notebook_runs_and_prints_its_outputs(example, tmp_path, monkeypatch):
+    shutil.copytree(example, tmp_path / "runs" / "example")
+    monkeypatch.chdir(tmp_path)
+    found = run_notebook(NOTEBOOK)
+    if WRITE:
+        NOTEBOOK.write_text(json.dumps(found, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
+    known = json.loads(NOTEBOOK.read_text(encoding="utf-8"))
+    for cell, expected in zip(found["cells"], known["cells"], strict=True):
+        printed, before = ("".join(o["text"] for o in one.get("outputs", ())) for one in (cell, expected))
+        assert alike(printed, before), printed
+
+
+@pytest.mark.programs
 def test_the_index_of_the_example_is_as_good_as_its_table_says(example, tmp_path):
     retriever = dsi.GenerativeRetriever.from_pretrained(example, device="cpu")
     evaluation = dsi.evaluate(retriever, dsi.read_collection("minipedia"))
@@ -135,7 +161,7 @@ def test_the_index_of_the_example_is_as_good_as_its_table_says(example, tmp_path
 
 
 def test_outputs_with_other_words_or_figures_are_seen():
-    page = (ROOT / "docs" / "use" / "running.md").read_text(encoding="utf-8")
+    page = (ROOT / "docs" / "use" / "integrations.md").read_text(encoding="utf-8")
     printed = [page[slice(*block.printed)] for block in python_blocks(page) if block.printed]
     assert len(printed) >= 5
     for text in printed:
@@ -147,7 +173,7 @@ def test_outputs_with_other_words_or_figures_are_seen():
     assert not alike("danube 4.095\n", "volga 4.095\n")
 
 
-@pytest.mark.parametrize("page", [README, RESULTS], ids=["README", "results"])
+@pytest.mark.parametrize("page", [README, RESULTS, QUALITY], ids=["README", "use/results", "understand/results"])
 def test_tables_are_the_measured_results(page):
     if WRITE:
         page.write_text(with_tables(page), encoding="utf-8")
@@ -210,8 +236,8 @@ def test_readme_is_short():
     assert len((ROOT / "README.md").read_text(encoding="utf-8").splitlines()) <= 110
 
 
-def test_file_tree_of_the_readme_is_that_of_the_disk():
-    tree = next(text for text, _, _ in blocks(ROOT / "README.md", "text") if text.startswith("docids/"))
+def test_the_file_tree_is_that_of_the_disk():
+    tree = next(text for text, _, _ in blocks(ROOT / "CONTRIBUTING.md", "text") if text.startswith("docids/"))
     listed, folder = {}, ""
     for line in tree.splitlines():
         entries, _, comment = line.strip().partition("  ")
@@ -310,16 +336,14 @@ def test_the_reference_of_commands_has_every_option_of_the_library():
 def test_tables_and_results_name_the_rows_of_an_evaluation_alike():
     from dsi.measuring.evaluation import ROWS
 
-    readme = (ROOT / "README.md").read_text(encoding="utf-8").partition("| | Minipedia")[2].partition("\n\n")[0]
-    rows = [line.split("|")[1].strip(" *") for line in readme.splitlines()[2:]]
-    assert len(rows) >= 8
-    pages = [ROOT / "docs" / "use" / "results.md", ROOT / "docs" / "understand" / "results.md"]
-    for page in pages:
+    rows = []
+    for page in (README, RESULTS, QUALITY):
         tables = re.findall(r"^\| BM25 .*?(?=^[^|]|^$)", page.read_text(encoding="utf-8"), re.MULTILINE | re.DOTALL)
         rows += [line.split("|")[1].strip(" *") for line in tables[0].splitlines()]
+    assert rows.count("exact") == 3
     for name in ("minipedia/example", "squad2k/small-seed-0", "squad2k/tokens-seed-0", "nq10k/small-seed-0"):
         rows += json.loads((ROOT / f"results/evaluate/{name}.json").read_text(encoding="utf-8"))["systems"]
-    assert set(rows) <= set(ROWS)
+    assert set(rows) <= {*ROWS, PAPER}
 
 
 def test_equations_are_cited_where_the_guide_says():
@@ -331,7 +355,7 @@ def test_equations_are_cited_where_the_guide_says():
 
 
 def test_every_promise_names_tests_that_exist():
-    page = (ROOT / "docs" / "develop" / "index-files.md").read_text(encoding="utf-8")
+    page = PROMISES.read_text(encoding="utf-8")
     rows = page.partition("| what happens | what holds | tests |\n| --- | --- | --- |\n")[2].partition("\n\n")[0]
     for row in rows.splitlines():
         assert_names_tests(row)
@@ -346,7 +370,7 @@ def assert_names_tests(row):
 
 
 ADVICE = (
-    "It is a vulnerability if", "[What we promise]", "It is made to stand", "- **It does not check**", "It has no TLS",
+    "It is a vulnerability if", "[What is promised]", "It is made to stand", "- **It does not check**", "It has no TLS",
     "What an agent does", "A folder of files that is indexed is read",
     "- **In front of it**", "On a writable server it lets", "The token can add", "The sums in the manifest show",
     "An index that you push tells", "Nothing that you did not ask for.", "`--report-to wandb` sends losses.",
@@ -355,7 +379,7 @@ ADVICE = (
 
 
 def test_every_sentence_of_security_names_tests_that_exist():
-    page = (ROOT / "docs" / "develop" / "index-files.md").read_text(encoding="utf-8")
+    page = PROMISES.read_text(encoding="utf-8")
     rows = page.partition("| it says | tests |\n| --- | --- |\n")[2].partition("\n\n")[0].splitlines()
     said = [row.split(" | ")[0].removeprefix("| ") for row in rows]
     for row in rows:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import dsi
 from dsi.docids import extensions
-from tests.support.interface import FILE, interface
+from tests.support.interface import FILE, PAGE, interface, with_public_table
 
 ROOT = Path(__file__).parents[2]
 
@@ -52,12 +52,13 @@ def test_an_option_that_is_gone_is_a_change(monkeypatch):
     assert changed() == ["-dsi tune --device"]
 
 
-def test_the_glossary_is_the_list_of_public_names():
-    text = (ROOT / "docs" / "understand" / "search.md").read_text(encoding="utf-8").partition("## Glossary")[2]
-    rows = re.findall(r"^\| (.+?) \| .+ \|$", text, re.MULTILINE)[2:]
-    names = [name for name in rows if name.startswith("`")]
+def test_the_page_of_names_has_the_signatures_of_the_code_and_the_words_of_the_glossary():
+    text = PAGE.read_text(encoding="utf-8")
+    assert with_public_table(text) == text, "run python -m tests.support.interface"
+    names = set(re.findall(r"^\| `(?:class )?dsi\.(\w+)", text, re.MULTILINE))
     points = [extensions.SCHEMES, extensions.OBJECTIVES, extensions.RERANKERS, extensions.COMMANDS, extensions.CLUSTERS]
-    assert set(names) == {f"`dsi.{name}`" for name in dsi.__all__} | {f"`{group}`" for group in points}
-    words = [word for row in rows for word in row.split(", ")]
-    assert len(set(words)) == len(words)
-    assert 24 <= len(rows) <= 40
+    assert names == {*dsi.__all__, *(point.removeprefix("dsi.") for point in points)}
+    words = re.findall(r"^\| (.+?) \| .+ \|$", text.partition("## Glossary")[2], re.MULTILINE)[2:]
+    single = [word for row in words for word in row.split(", ")]
+    assert len(set(single)) == len(single)
+    assert 12 <= len(words) <= 20

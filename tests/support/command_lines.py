@@ -236,7 +236,7 @@ def _options(chance: Random) -> tuple[dict[str, Any], list[str]]:
         "lexical_weight": [0.0, 0.3],
         "token_weight": [0.0, 0.1],
         "method": ["generate", "exact"],
-        "where": [condition(chance)[0], "yaer = 1"],
+        "where": [condition(chance)[0], "yaer = 1"],  # codespell:ignore yaer
         "allow": [ids[:5], ["missing"]],
         "deny": [ids[3:9]],
     }

@@ -89,7 +89,7 @@ OPTIONS = {
         (
             "",
             "year",
-            "yaer > 1",
+            "yaer > 1",  # codespell:ignore yaer
             "year > '1'",
             3,
             True,
@@ -97,7 +97,7 @@ OPTIONS = {
             MASK * 1,
             MASK[None],
             list(MASK),
-            pc.field("yaer") > 1,
+            pc.field("yaer") > 1,  # codespell:ignore yaer
             pc.field("year"),
             pc.field("year") > "x",
         ),
@@ -281,7 +281,14 @@ def _plain_calls(index: TinyIndex, folder: Path) -> dict[str, tuple[Callable[[An
             dsi.Config().with_changes,
             Argument(
                 {"search": {"alpha": 0.5}},
-                ({"serach": {}}, {"search": 3}, {"search": {"alhpa": 1.0}}, 3, "x", {3: 4}),
+                (
+                    {"serach": {}},  # codespell:ignore serach
+                    {"search": 3},
+                    {"search": {"alhpa": 1.0}},  # codespell:ignore alhpa
+                    3,
+                    "x",
+                    {3: 4},
+                ),
                 (),
                 ("changes", "setting"),
                 (dict,),

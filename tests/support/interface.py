@@ -1,7 +1,8 @@
-"""Writes the public interface to tests/interface.txt, from the code: python -m tests.support.interface
+"""Writes the public interface to tests/interface.txt and its short form to docs: python -m tests.support.interface
 
 What the reference pages document is public: names with their signatures and fields. So are the settings, the options of the
-commands, and the entry points that other packages may name.
+commands, and the entry points that other packages may name. The page docs/reference/public.md has a line for each name that
+`dsi` exports, and for the methods that are called most.
 """
 
 import argparse
@@ -20,6 +21,17 @@ from dsi.docids import extensions
 
 ROOT = Path(__file__).parents[2]
 FILE = Path(__file__).with_suffix(".txt")
+PAGE = ROOT / "docs" / "reference" / "public.md"
+METHODS = {
+    "Collection": ("from_records", "with_pairs", "save"),
+    "GenerativeRetriever": (
+        "from_pretrained", "search", "explain", "run", "get", "add", "remove", "update_from", "learn", "forget", "save_update",
+        "save_pretrained", "push_to_hub",
+    ),
+    "Hits": ("explain", "to_df"),
+}  # fmt: skip
+"""{class: methods that the page lists}."""
+_TABLE = re.compile(r"(?<=^\| name \| what it does \|\n\| --- \| --- \|\n)(\|.*\n)+", re.MULTILINE)
 _DOCUMENTED = re.compile(r"^::: ([\w.]+)\n    options: \{([^\n]*)\}", re.MULTILINE)
 Function = ast.FunctionDef | ast.AsyncFunctionDef
 
@@ -82,7 +94,7 @@ def _signature(node: ast.ClassDef | Function, name: str, members: list[str] | No
 
 
 def _is_shown(function: Function, members: list[str] | None) -> bool:
-    if any(ast.unparse(decorator) == "overload" for decorator in function.decorator_list):
+    if _is_overload(function):
         return False
     shown = not function.name.startswith("_") if members is None else function.name in members
     return shown or function.name == "__init__"
@@ -106,5 +118,39 @@ def _options(command: str) -> Iterator[str]:
             yield f"dsi {command} {name}   {about}".rstrip()
 
 
+def with_public_table(text: str) -> str:
+    """Return the page of public names with the table that the code gives."""
+    return _TABLE.sub(lambda _: "".join(f"{line}\n" for line in _public_lines()), text)
+
+
+def _public_lines() -> Iterator[str]:
+    for name in sorted(dsi.__all__, key=lambda name: (name[0].isupper(), name)):
+        definition = _definition(dsi._HOMES[name], name)
+        yield _public_line(definition, f"dsi.{name}")
+        if isinstance(definition, ast.ClassDef):
+            own = {part.name: part for part in definition.body if isinstance(part, Function) and not _is_overload(part)}
+            for method in METHODS.get(name, ()):
+                yield _public_line(own[method], f".{method}")
+
+
+def _public_line(node: ast.ClassDef | Function, name: str) -> str:
+    """The row of a name: arguments with types, keywords by name alone, what it returns, the first line of its docstring."""
+    about = (ast.get_docstring(node) or "").partition("\n\n")[0].replace("\n", " ").replace("|", "\\|")
+    if isinstance(node, ast.ClassDef):
+        return f"| `class {name}` | {about} |"
+    arguments = [ast.unparse(argument) for argument in node.args.args if argument.arg not in ("self", "cls")]
+    keywords = [argument.arg for argument in node.args.kwonlyargs]
+    arguments += ["*", *keywords] if keywords else []
+    arguments += [f"*{node.args.vararg.arg}"] if node.args.vararg else []
+    arguments += [f"**{node.args.kwarg.arg}"] if node.args.kwarg else []
+    returns = ast.unparse(node.returns).strip("'") if node.returns else "None"
+    return f"| `{name}({', '.join(arguments)}) -> {returns}`".replace(" | ", " \\| ") + f" | {about} |"
+
+
+def _is_overload(function: Function) -> bool:
+    return any(ast.unparse(decorator) == "overload" for decorator in function.decorator_list)
+
+
 if __name__ == "__main__":
     FILE.write_text(interface(), encoding="utf-8", newline="\n")
+    PAGE.write_text(with_public_table(PAGE.read_text(encoding="utf-8")), encoding="utf-8", newline="\n")

@@ -11,14 +11,17 @@ import math
 import re
 from itertools import zip_longest
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
+
+from dsi_experiments.commands.results import readme_table
 
 ROOT = Path(__file__).parents[2]
 README = ROOT / "README.md"
 RESULTS = ROOT / "docs" / "use" / "results.md"
+QUALITY = ROOT / "docs" / "understand" / "results.md"
 EXAMPLE = ROOT / "results" / "evaluate" / "minipedia" / "example.json"
 COLUMNS = (EXAMPLE, *(ROOT / "results" / "evaluate" / name / "default.json" for name in ("squad2k", "nq10k")))
-"""The measured columns of the README's table."""
+"""The measured columns of the table in QUALITY; RESULTS has the first."""
 _BLOCK = re.compile(
     r"^(?P<mark><!-- not run: [^\n]*-->\n)?```python[^\n]*\n(?P<code>.*?)^```\n(\n?```text\n(?P<printed>.*?)^```\n)?",
     re.MULTILINE | re.DOTALL,
@@ -69,6 +72,19 @@ def run_page(page: Path) -> str:
     return "".join([*parts, text[end:]])
 
 
+def run_notebook(path: Path) -> dict[str, Any]:
+    """Run the code of a notebook in the current folder, without Jupyter; return it with the outputs that it printed."""
+    notebook: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+    namespace = {"__name__": "__main__"}
+    for number, cell in enumerate(notebook["cells"]):
+        if cell["cell_type"] == "code":
+            with contextlib.redirect_stdout(io.StringIO()) as output:
+                exec(compile("".join(cell["source"]), f"{path.name}, cell {number}", "exec"), namespace)
+            text = output.getvalue().splitlines(keepends=True)
+            cell["outputs"] = [{"name": "stdout", "output_type": "stream", "text": text}] if text else []
+    return notebook
+
+
 def alike(one: str, other: str) -> bool:
     """True if two outputs have the same lines, but for a tenth, where near ties may swap."""
     pairs = list(zip_longest(one.splitlines(), other.splitlines(), fillvalue=""))
@@ -83,12 +99,19 @@ def _same_line(one: str, other: str) -> bool:
 
 
 def with_tables(page: Path) -> str:
-    """Return the README, or the page of results, with the figures of the measured results in its table."""
+    """Return a page with the figures of the measured results in its table."""
+    text = page.read_text(encoding="utf-8")
+    if page == README:
+        head = text.index("| ", text.index("## Results"))
+        end = text.index("\n\n", head)
+        return text[:head] + readme_table(ROOT / "results") + text[end:]
     columns = [json.loads(path.read_text(encoding="utf-8"))["systems"] for path in COLUMNS]
 
     def line(found: re.Match[str]) -> str:
         name = found["row"].strip("* ")
-        if page == README:
+        if name not in columns[0]:
+            return found[0]
+        if page == QUALITY:
             cells = [_cell(own[name], ("Hit@1", "Hit@10")) + _read(own[name]) for own in columns]
         else:
             splits = [
@@ -99,7 +122,7 @@ def with_tables(page: Path) -> str:
         padded = (f" {cell} ".ljust(width) for cell, width in zip(cells, widths, strict=True))
         return f"| {found['row']}{' ' * (len(found[0].split('|')[1]) - len(found['row']) - 1)}|{'|'.join(padded)}|"
 
-    return _CELLS.sub(line, page.read_text(encoding="utf-8"))
+    return _CELLS.sub(line, text)
 
 
 def _cell(system: dict, measures: tuple[str, ...], split: str = "Total") -> str:

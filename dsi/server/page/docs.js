@@ -26,7 +26,7 @@ function sectionOf(path, method, { summary, requestBody, responses }) {
   if (body) {
     section.append(make("h3", { text: "Body" }), tableOf(body));
     const example = resolve(body).examples?.[0];
-    if (example) section.append(make("pre", { text: `curl ${location.origin}${path} -d '${JSON.stringify(example)}'` }));
+    if (example) section.append(make("pre", { tabindex: 0, text: `curl ${location.origin}${path} -d '${JSON.stringify(example)}'` }));
   }
   const answer = Object.entries(responses).find(([status]) => status.startsWith("2"))?.[1].content?.["application/json"]?.schema;
   if (answer && resolve(answer).properties) section.append(make("h3", { text: "Answer" }), tableOf(answer));

@@ -64,15 +64,18 @@ export function drawTree(container, picture, total) {
 
   function item(node, level) {
     const { name, rank, main, sub, look, all } = described(node, total);
-    const row = make("div", { class: "row", title: all }, make("i", { class: `dot ${look === "fold" ? "" : look}` }));
-    if (rank) row.append(make("span", { class: "rank", text: rank }));
-    row.append(make("span", { class: "main", text: main }));
-    if (name) row.append(make("code", { text: name }));
-    if (sub) row.append(make("span", { class: "sub", text: sub }));
-    const own = make("li", { role: "treeitem", class: look, "aria-level": level, "aria-label": all, tabindex: -1 }, row);
+    const row = make("div", { class: "row", role: "treeitem", "aria-level": level, tabindex: -1, title: all });
+    const show = (tag, look, text = "") => row.append(make(tag, { class: look, "aria-hidden": true, text }));
+    show("i", `dot ${look === "fold" ? "" : look}`);
+    if (rank) show("span", "rank", rank);
+    show("span", "main", main);
+    if (name) show("code", "", name);
+    if (sub) show("span", "sub", sub);
+    row.append(make("span", { class: "quiet", text: all }));
+    const own = make("li", { role: "none", class: look }, row);
     if (node.fold) {
-      own.dataset.key = node.key;
-      own.setAttribute("aria-expanded", node.open);
+      row.dataset.key = node.key;
+      row.setAttribute("aria-expanded", node.open);
       row.addEventListener("click", () => toggle(node.key));
     }
     const children = node.fold ? [] : below(node, opened);
@@ -98,8 +101,8 @@ export function drawTree(container, picture, total) {
   function move(event, items) {
     const here = event.target, at = items.indexOf(here);
     const to = {
-      ArrowDown: items[at + 1], ArrowUp: items[at - 1], ArrowLeft: here.parentElement.closest("[role=treeitem]"),
-      ArrowRight: here.querySelector("[role=treeitem]"), Home: items[0], End: items.at(-1),
+      ArrowDown: items[at + 1], ArrowUp: items[at - 1], ArrowLeft: here.closest("ul").parentElement.querySelector("[role=treeitem]"),
+      ArrowRight: here.nextElementSibling?.querySelector("[role=treeitem]"), Home: items[0], End: items.at(-1),
     };
     if (event.key === "Enter" || event.key === " ") here.dataset.key && toggle(here.dataset.key);
     else if (!(event.key in to)) return;

@@ -1,60 +1,97 @@
-"""`dsi results`: the table of the README, measured again.
+"""`dsi results`: the table of the README, assembled from measured files, or measured again.
 
-Minipedia ships. --data names a folder with the others, as the README's numbers had them: squad2k and nq10k, in BEIR layout. A
-collection that is missing or another one is left out, and named. Each column is trained and measured in OUTPUT/NAME, where a
-killed command resumes; the table goes to OUTPUT/results.md. Minutes on two cores: Minipedia 2, SQuAD 25, NQ 50.
+Without --data nothing is trained: the table is made of the files in --results, as the repository has them. --data names a
+folder with squad2k and nq10k in BEIR layout; these and Minipedia, which ships, are then trained and measured in OUTPUT/NAME,
+where a killed command resumes, and take the place of the files. A collection that is missing or another one keeps its file,
+and is named. Minutes on two cores: Minipedia 2, SQuAD 25, NQ 50. Groups are means over files of `dsi benchmark-world`.
 """
 
 import argparse
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from statistics import fmean
+from typing import Any, NamedTuple
 
 from dsi.commands.arguments import add_device, parser
 from dsi.commands.libraries import load_libraries
 from dsi.commands.values import output_folder
 from dsi.docids.data import SHIPPED
 
-if TYPE_CHECKING:
-    from dsi.measuring.evaluation import Evaluation
+MEASURE = "nDCG@10"
+PAPER = "the paper's system"
 
 
 class Column(NamedTuple):
-    """A column of the table.
+    """A column of one collection, on which `dsi train` made the index.
 
     Attributes:
         name: of the collection's folder.
         title: in the table.
+        file: its evaluation below the folder of results.
         digest: how `Collection.digest` begins for the collection that was measured.
-        minutes: on two cores that other work shares, about.
     """
 
     name: str
     title: str
+    file: str
     digest: str
-    minutes: int
+
+
+class Group(NamedTuple):
+    """A column of the mean over collections, each indexed by `dsi.index` from its documents alone.
+
+    Attributes:
+        title: in the table.
+        encoder: the folder of its files.
+        collections: their names.
+    """
+
+    title: str
+    encoder: str
+    collections: tuple[str, ...]
 
 
 COLUMNS = (
-    Column("minipedia", "Minipedia: 600 documents, 1,920 queries", "18d8a8a182e69277", 1),
-    Column("squad2k", "SQuAD: 2,067, 2,067", "a3ac5c484ff8632f", 4),
-    Column("nq10k", "NQ passages: 10,000, 2,000", "dca99f05cddd830b", 12),
+    Column("minipedia", "Minipedia", "evaluate/minipedia/example.json", "18d8a8a182e69277"),
+    Column("squad2k", "SQuAD", "evaluate/squad2k/default.json", "a3ac5c484ff8632f"),
+    Column("nq10k", "NQ passages", "evaluate/nq10k/default.json", "dca99f05cddd830b"),
 )
+_LANGUAGES = ("cmrc2018_zh", "iapp_thai", "xquad_mixed")
+GROUPS = (
+    Group(
+        "short texts",
+        "minilm",
+        ("cisi", "climate_fever_ev", "limit_small", "onet_titles", "qatarliving", "trec_dl1920"),
+    ),
+    Group("long texts", "minilm", ("birco_arguana", "birco_dorismae", "liveqa_med", "qmsum_segments", "scifact")),
+    Group("code", "minilm", ("cosqa",)),
+    Group("other languages", "minilm", _LANGUAGES),
+    Group("the same, multilingual encoder", "multilingual-e5-small", _LANGUAGES),
+)
+"""A collection is one of long texts if its documents have one and a half pieces or more in the mean."""
 
 
 def rows() -> dict[str, str]:
-    """Return {row of an evaluation: its name in the README}."""
-    from dsi.measuring.evaluation import BM25, BM25_CANDIDATES, DENSE, DENSE_BM25, EXACT, GENERATE, RRF, WALK_40
+    """Return {row of an evaluation: the same system in a file of `dsi benchmark-world`}."""
+    from dsi.measuring.evaluation import BM25, DENSE, DENSE_BM25, EXACT, GENERATE, RRF
 
-    names = (BM25, DENSE, RRF, DENSE_BM25, BM25_CANDIDATES, WALK_40, GENERATE, EXACT)
-    return {name: f"**{name}**" if name == GENERATE else name for name in names}
+    return {name: "RRF (k = 60)" if name == RRF else name for name in (BM25, DENSE, RRF, DENSE_BM25, GENERATE, EXACT)}
 
 
 def main(argv: Sequence[str] | None = None) -> None:
-    """Measure every column whose collection is there, then print and write the table."""
+    """Measure the collections of --data, then print and write the table."""
     command_line = parser("results", __doc__)
-    command_line.add_argument("--data", type=Path, metavar="DIR", help="with the folders squad2k and nq10k")
+    command_line.add_argument(
+        "--data", type=Path, metavar="DIR", help="with the folders squad2k and nq10k, to measure again"
+    )
+    command_line.add_argument(
+        "--results",
+        type=Path,
+        default=Path("results"),
+        metavar="DIR",
+        help="measured files, as the repository has them",
+    )
     command_line.add_argument(
         "--output", type=output_folder, required=True, metavar="DIR", help="of everything written"
     )
@@ -62,48 +99,71 @@ def main(argv: Sequence[str] | None = None) -> None:
     arguments = command_line.parse_args(argv)
     load_libraries()
     from dsi.docids.files.storage import write_text
-    from dsi.eval.tables import markdown_table
 
-    cells = {column.title: _cells(column, arguments) for column in COLUMNS}
-    measured = {title: found for title, found in cells.items() if found}
-    lines = [[title, *(found[name] for found in measured.values())] for name, title in rows().items()]
-    table = markdown_table(["", *measured], lines)
+    again = {column.name: _measure(column, arguments) for column in COLUMNS} if arguments.data else {}
+    table = readme_table(arguments.results, {name: path for name, path in again.items() if path})
     write_text(arguments.output / "results.md", f"{table}\n")
     print(table)
 
 
-def _cells(column: Column, arguments: argparse.Namespace) -> dict[str, str]:
-    """Return {row: Hit@1 / Hit@10 and vectors read} of a column; empty if its collection is not there."""
+def readme_table(results: Path, again: Mapping[str, Path] | None = None) -> str:
+    """Return the README's table: nDCG@10 in percent, systems as rows.
+
+    Args:
+        results: the folder of measured files.
+        again: {column: an evaluation to take in the place of its file}.
+    """
+    from dsi.docids.files.reading import read_json
+    from dsi.eval.tables import markdown_table
+    from dsi.measuring.evaluation import GENERATE
+
+    measured = [read_json((again or {}).get(column.name, results / column.file)) for column in COLUMNS]
+    world = [
+        [read_json(results / "evaluate" / "world" / group.encoder / f"{name}.json") for name in group.collections]
+        for group in GROUPS
+    ]
+    lines = [
+        [
+            f"**{name}**" if name == GENERATE else name,
+            *(f"{evaluation['systems'][name]['Total'][MEASURE]:.1f}" for evaluation in measured),
+            *(f"{fmean(record['systems'][other][MEASURE] for record in group):.1f}" for group in world),
+        ]
+        for name, other in rows().items()
+    ]
+    lines.append([PAPER, *(_of_the_paper(results, column.name) for column in COLUMNS), *("–" for _ in GROUPS)])
+    return markdown_table(["", *(column.title for column in (*COLUMNS, *GROUPS))], lines)
+
+
+def _of_the_paper(results: Path, name: str) -> str:
+    """Return the cell of the paper's fused system at a small size, from the table that `dsi reproduce table3` made."""
+    from dsi.docids.files.reading import read_json
+
+    path = results / "reproduce" / name / "table3.json"
+    found: list[dict[str, Any]] = read_json(path)["rows"] if path.exists() else []
+    return next(
+        (f"{row['measures']['Total'][MEASURE]:.1f}" for row in found if row["row"].endswith("fused (paper)")), "–"
+    )
+
+
+def _measure(column: Column, arguments: argparse.Namespace) -> Path | None:
+    """Train and measure a column's collection; return its evaluation, or None if the collection is not there."""
     from dsi.docids.data.collection import read_collection
 
-    folder = SHIPPED.get(column.name) or (arguments.data or Path()) / column.name
+    folder = SHIPPED.get(column.name) or arguments.data / column.name
     if not folder.is_dir():
-        return _leave_out(column, f"{folder} does not exist; --data DIR names the folder above it")
+        _say_kept(column, f"{folder} does not exist; --data DIR names the folder above it")
+        return None
     collection = read_collection(folder)
     if not collection.digest.startswith(column.digest):
-        return _leave_out(column, f"{folder} is another collection ({collection.digest[:16]}, not {column.digest})")
-    unit = "minutes" if column.minutes > 1 else "minute"
-    sys.stderr.write(f"{column.title}: about {column.minutes} {unit} on two cores\n")
+        _say_kept(column, f"{folder} is another collection ({collection.digest[:16]}, not {column.digest})")
+        return None
     from dsi.measuring.evaluation import evaluate
     from dsi.training.pipeline import train
 
-    run = arguments.output / column.name
-    retriever = train(collection, run, device=arguments.device)
-    evaluation = evaluate(retriever, collection)
-    evaluation.save(run / "evaluation.json")
-    return {name: _cell(evaluation, name) for name in rows()}
+    path: Path = arguments.output / column.name / "evaluation.json"
+    evaluate(train(collection, path.parent, device=arguments.device), collection).save(path)
+    return path
 
 
-def _cell(evaluation: "Evaluation", name: str) -> str:
-    from dsi.eval.measures import mean
-    from dsi.measuring.evaluation import READ
-
-    row = evaluation.row(name)
-    first, tenth = (100 * mean(row.values[measure]) for measure in ("Hit@1", "Hit@10"))
-    read = row.settings.get(READ)
-    return f"{first:.2f} / {tenth:.2f}" + (f", {read:,}" if read else "")
-
-
-def _leave_out(column: Column, reason: str) -> dict[str, str]:
-    sys.stderr.write(f"{column.name} is left out: {reason}.\n")
-    return {}
+def _say_kept(column: Column, reason: str) -> None:
+    sys.stderr.write(f"{column.name} is not measured again: {reason}.\n")

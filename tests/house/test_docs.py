@@ -141,7 +141,9 @@ def test_the_notebook_runs_and_prints_its_outputs(example, tmp_path, monkeypatch
         NOTEBOOK.write_text(json.dumps(found, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
     known = json.loads(NOTEBOOK.read_text(encoding="utf-8"))
     for cell, expected in zip(found["cells"], known["cells"], strict=True):
-        printed, before = ("".join(o["text"] for o in one.get("outputs", ())) for one in (cell, expected))
+        printed, before = (
+            "".join(line for output in one.get("outputs", ()) for line in output["text"]) for one in (cell, expected)
+        )
         assert alike(printed, before), printed
 
 

@@ -8,7 +8,10 @@ from types import TracebackType
 from typing import Any, NamedTuple, Self
 from urllib.parse import quote
 
-import httpx
+try:
+    import httpx
+except ModuleNotFoundError:
+    raise ModuleNotFoundError('dsi.client needs httpx: pip install ".[client]"') from None
 
 Json = dict[str, Any]
 

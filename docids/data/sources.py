@@ -227,7 +227,8 @@ def pair_records(path: Path) -> Records:
             query, *others = line.split("\t")
             if not others:
                 raise ValueError(
-                    f"{path}, line {number}: expected query<TAB>positive<TAB>negative, got {shown(line[:60])}."
+                    f"{path}, line {number}: expected query<TAB>document, and perhaps <TAB>negatives, with tabs between them, "
+                    f"got {shown(line[:60])}."
                 )
             yield f"{path}, line {number}", {"query": query, "positive": others[0], "negatives": others[1:]}
 

@@ -45,8 +45,12 @@ def _bytes(folder: Path) -> int:
 
 def _chooser(folder: Path, manifest: dict[str, Any]) -> str:
     """Return who chose the weights of a search."""
-    if read_record(folder / "tuning.json"):
-        return "tuned on the dev queries of its collection"
+    if tuning := read_record(folder / "tuning.json"):
+        sentences = "sentences taken out of its documents" if tuning.get("cloze") else ""
+        queries = (
+            "dev queries of its collection, or train queries set aside" if tuning.get("tried") or not sentences else ""
+        )
+        return "tuned on " + " and ".join(filter(None, [queries, sentences]))
     if search_config(manifest) == Config().search:
         return "the defaults of [search], which were chosen on other collections"
     return "set in [search] of its configuration, or where it was saved"

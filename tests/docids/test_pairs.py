@@ -126,7 +126,7 @@ def test_dev_queries_are_cut_from_pairs_and_a_saved_collection_keeps_them(tmp_pa
             "pairs[0]: expected a score of each of 1 positives and 2 negatives, or the margin of each negative, got 1.",
         ),
         ([{"query": "a", "positive": "x"}], "pairs: of its 1 pairs none can be trained on; positives are ids or whole texts"),
-        ("a\n", "line 1: expected query<TAB>positive<TAB>negative, got 'a'"),
+        ("a\n", "line 1: expected query<TAB>document, and perhaps <TAB>negatives, with tabs between them, got 'a'"),
     ],
 )  # fmt: skip
 def test_pairs_that_cannot_be_understood_are_refused(pairs, message, tmp_path):

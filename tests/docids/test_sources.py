@@ -25,6 +25,7 @@ from dsi.config import Config, read_config
 from dsi.docids.data.collection import Collection, read_collection
 from dsi.eval.trec import read_run, write_qrels
 from dsi.search.queries import ids_and_texts
+from dsi.store.info import index_info
 from tests.support.files import own
 
 ROOT = Path(__file__).parents[2]
@@ -940,6 +941,26 @@ def test_an_index_says_what_it_is(dated_run, capsys):
     assert main(["info", str(dated_run)]) == 0
     shown = capsys.readouterr().out
     assert shown.startswith("documents  3, in 3 pieces; columns doc_id, title, text, day, at, tags\n")
+
+
+@pytest.mark.parametrize(
+    ("record", "said"),
+    [
+        (
+            {"tried": [[{"alpha": 1.0}, 0.9]], "cloze": None},
+            "dev queries of its collection, or train queries set aside",
+        ),
+        ({"tried": [], "cloze": {"pairs": 125}}, "sentences taken out of its documents"),
+        (
+            {"tried": [[{"alpha": 1.0}, 0.9]], "cloze": {"pairs": 125}},
+            "dev queries of its collection, or train queries set aside and sentences taken out of its documents",
+        ),
+    ],
+)
+def test_an_index_says_who_chose_its_weights(dated_run, tmp_path, record, said):
+    shutil.copytree(dated_run, tmp_path / "run")
+    (tmp_path / "run" / "tuning.json").write_text(json.dumps(record))
+    assert index_info(tmp_path / "run")["chosen"] == f"tuned on {said}"
 
 
 def test_two_systems_are_compared_and_trec_files_hold_ids_with_spaces(dated_run, tmp_path, capsys):

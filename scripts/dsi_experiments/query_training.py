@@ -108,6 +108,8 @@ def train_query_generator(
     if trainer.is_world_process_zero():
         with replace_folder(output) as folder:
             model.config.writes_queries = True  # so it needs no examples
+            if causal:
+                model.generation_config.eos_token_id = tokenizer.eos_token_id  # it learned to end with that
             model.to(stored).save_pretrained(str(folder))
             tokenizer.save_pretrained(str(folder))
         shutil.rmtree(work, ignore_errors=True)

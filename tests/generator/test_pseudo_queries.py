@@ -3,6 +3,8 @@
 import json
 import random
 import re
+import shutil
+from pathlib import Path
 
 import datasets
 import numpy as np
@@ -223,7 +225,9 @@ def test_a_query_generator_learns_the_train_pairs_and_writes_them(t5_folder, tmp
 def test_a_causal_model_learns_the_train_pairs_and_needs_no_examples(llama_folder, tmp_path, monkeypatch):
     for name, value in {"TOP_K": 1, "QUERY_TOKENS": 16}.items():
         monkeypatch.setattr(pseudo_queries, name, value)
-    config = QueryTrainingConfig(str(llama_folder), batch_size=2, epochs=250, learning_rate=4e-3, query_tokens=16)
+    folder = Path(shutil.copytree(llama_folder, tmp_path / "other end"))  # than its tokenizer's, as in chat models
+    (folder / "generation_config.json").write_text(json.dumps({"eos_token_id": 1999}))
+    config = QueryTrainingConfig(str(folder), batch_size=2, epochs=250, learning_rate=4e-3, query_tokens=16)
     before, after = train_query_generator(PAIRS, PAIRS, config, tmp_path / "model", device="cpu")
     assert after < 0.1 < 2 < before
     use = PseudoQueriesConfig(method=str(tmp_path / "model"), per_document=1)

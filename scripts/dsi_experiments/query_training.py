@@ -106,14 +106,19 @@ def train_query_generator(
     run_trainer(trainer, "query generator", work, round(config.epochs * len(train)))
     after = _loss(trainer, held_out)
     if trainer.is_world_process_zero():
-        with replace_folder(output) as folder:
-            model.config.writes_queries = True  # so it needs no examples
-            if causal:
-                model.generation_config.eos_token_id = tokenizer.eos_token_id  # it learned to end with that
-            model.to(stored).save_pretrained(str(folder))
-            tokenizer.save_pretrained(str(folder))
+        _save(model.to(stored), tokenizer, output)
         shutil.rmtree(work, ignore_errors=True)
     return before, after
+
+
+def _save(model: Any, tokenizer: Any, output: Path) -> None:
+    """Write the model, which then needs no examples, and ends where it learned to."""
+    model.config.writes_queries = True
+    if not model.config.is_encoder_decoder:
+        model.generation_config.eos_token_id = tokenizer.eos_token_id
+    with replace_folder(output) as folder:
+        model.save_pretrained(str(folder))
+        tokenizer.save_pretrained(str(folder))
 
 
 def _freeze_below(model: Any, count: int) -> None:

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from transformers import AutoModelForCausalLM, AutoTokenizer, GgufConfig, LogitsProcessorList
+from transformers import AutoModelForCausalLM, AutoTokenizer, GgufConfig, LogitsProcessor, LogitsProcessorList
 
 from dsi.integrations.transformers import TrieProcessor
 from dsi.tries import Trie
@@ -156,6 +156,26 @@ def by_chance(trie: Trie, tokenizer: Any, legal: Sequence[str], marks: Marks, st
     return count
 
 
+class Opening(LogitsProcessor):
+    """Makes a model open an identifier wherever it is not inside one, by a mark that it would rarely write."""
+
+    def __init__(self, trie: Trie, mark: Sequence[int], width: int) -> None:
+        self.trie, self.mark, self.width = trie, list(mark), width
+
+    def __call__(self, input_ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
+        """Leave one token to each row that is outside: the next one of the mark."""
+        written = input_ids[:, self.width :]
+        state = self.trie.start(len(written))
+        if written.shape[1]:
+            state = self.trie.step(state, written)[:, -1]
+        free = (state < 0) | (self.trie.number(state) >= 0)
+        forced = torch.full_like(scores, -torch.inf)
+        for row, own in enumerate(written.tolist()):
+            begun = next(n for n in range(len(self.mark) - 1, -1, -1) if own[len(own) - n :] == self.mark[:n])
+            forced[row, self.mark[begun]] = 0.0
+        return torch.where(free[:, None], forced, scores)
+
+
 def by_model(
     model: Any, tokenizer: Any, trie: Trie, legal: Sequence[str], marks: Marks, prompts: Sequence[str], **options: Any
 ) -> Count:
@@ -163,9 +183,11 @@ def by_model(
     count = Count()
     read = tokenizer(list(prompts), padding=True, return_tensors="pt")
     width = read["input_ids"].shape[1]
-    processor = TrieProcessor(trie)
+    processors = LogitsProcessorList([TrieProcessor(trie)])
+    if marks.is_json:
+        processors.append(Opening(trie, tokenizer(marks.mark, add_special_tokens=False)["input_ids"], width))
     with torch.no_grad():
-        output = model.generate(**read, logits_processor=LogitsProcessorList([processor]), eos_token_id=tokenizer.eos_token_id,
+        output = model.generate(**read, logits_processor=processors, eos_token_id=tokenizer.eos_token_id,
                                 pad_token_id=tokenizer.pad_token_id, **options)  # fmt: skip
     written = output[:, width:]
     start = trie.start(len(written))[:, None]

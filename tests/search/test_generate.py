@@ -339,7 +339,7 @@ def test_what_every_pass_of_a_widened_search_scores_is_counted(k, monkeypatch):
     scored = []
     for kind, name in ((DocumentScores, "dots"), (NodeScores, "scores")):
         own = getattr(kind, name)
-        monkeypatch.setattr(kind, name, lambda *given, own=own: (scored.append(len(given[-1])), own(*given))[1])
+        monkeypatch.setattr(kind, name, lambda *given, own=own: (scored.append(given[-1].size), own(*given))[1])
     case = small_case(beam_width=1, candidates=1)
     one = case.batch.select(torch.tensor([0]))
     result = case.index.methods["generate"].retrieve(one, replace(case.request, k=k))

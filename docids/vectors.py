@@ -21,7 +21,7 @@ faiss: Any = library  # its stubs lack some functions
 VectorKind: TypeAlias = Literal["float32", "float16", "int8", "pq"]
 BLOCK = 4_096
 """Vectors in memory at a time when all of them are copied or summed."""
-LARGE = 262_144
+LARGE = 65_536
 """Larger indexes are searched by codes, without scoring every document."""
 _LARGEST = 127
 _HEAVIEST = 1e18
@@ -39,7 +39,7 @@ _KEPT = 2**24
 """Squared lengths of at most this many vectors stay in memory."""
 _DECODED = 2**18
 """Numbers decoded at a time when all vectors are multiplied: what a cache holds."""
-_PARTS, _PART = 32, 8
+_PARTS, _PART = 32, 4
 """Search codes have at least `_PARTS` parts, of at most `_PART` dimensions."""
 
 
@@ -53,7 +53,7 @@ class VectorsConfig:
     code_bytes: Whole = 0
     """Bytes of a vector's codes. With kind "pq" they are the vectors, and a divisor of the dimension. With another kind they
     are beside the vectors, a large index is searched by them, and twice as many divide the dimension; 0
-    chooses: none up to 262,144 documents, else a sixteenth of the dimension, and at least 16."""
+    chooses: none up to 65,536 documents, else an eighth of the dimension, and at least 16."""
 
     def __post_init__(self) -> None:
         if self.kind == "pq" and not self.code_bytes:

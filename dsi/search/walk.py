@@ -200,7 +200,7 @@ class NodeScores:
         self._levels: dict[int, _Level] = {}
 
     def scores(self, level: int, rows: Ints, nodes: Ints) -> Floats:
-        """[queries, n] the scores of nodes [queries, n] that are chosen at a level, -inf at -1, for some queries, by their rows."""
+        """[queries, n] the scores of nodes [queries, n] that are chosen at a level, -inf at -1, for some queries by row."""
         scorer = self._levels.get(level)
         if scorer is None:
             scorer = self._levels[level] = self._score_level(level, nodes.shape[1])

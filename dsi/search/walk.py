@@ -60,7 +60,7 @@ class Reached:
     Attributes:
         nodes: [n] the last nodes that were kept, in docid order.
         pruned: whether a node was left out.
-        read: how many nodes were scored.
+        read: how many nodes were scored; none of a level at which all are kept.
     """
 
     nodes: Ints
@@ -118,6 +118,9 @@ class Walk:
             nodes, counts = self._children(kept, alive)
             if not nodes.size:
                 break
+            if trace is None and counts.max() <= beam_width:  # all are kept, whatever their scores
+                kept = nodes
+                continue
             scores = node_scores.scores(level, own, nodes)
             chosen, _ = highest_in_rows(scores, beam_width)
             read += counts

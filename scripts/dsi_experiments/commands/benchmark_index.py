@@ -108,7 +108,7 @@ def _measured(folder: Path, arguments: argparse.Namespace) -> dict[str, Any]:
     """The figures of one collection, built if it is not there."""
     _build(folder, arguments)
     options = ["--rounds", str(arguments.rounds), "--leave-out", *arguments.leave_out]
-    command = [sys.executable, "-m", "dsi_experiments.commands.benchmark_index", "--measure", str(folder), *options]
+    command = [sys.executable, "-m", "dsi", "benchmark-index", "--measure", str(folder), *options]
     done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=False)
     if done.returncode:
         raise ValueError(f"Measuring {folder.name} failed with status {done.returncode}.")

@@ -107,7 +107,8 @@ class Walk:
             alive: [inner nodes] True at those with a document that may be returned below; all by default.
             trace: if not None, receives one `LevelTrace` a level; for one query.
         """
-        own, kept = np.asarray(rows), np.zeros((len(rows), 1), dtype=np.int64)  # [queries, nodes], -1 at padding
+        own = np.asarray(rows)
+        kept: Ints = np.zeros((len(rows), 1), dtype=np.int64)  # [queries, nodes], -1 at padding
         ends = _Ends(len(rows))
         pruned, read = np.zeros(len(rows), dtype=bool), np.zeros(len(rows), dtype=np.int64)
         for level in range(self.tree.depth):

@@ -430,6 +430,17 @@ def ranges(first: Numbers, counts: Numbers) -> Numbers:
     return numbers
 
 
+def pad(numbers: Numbers, counts: Numbers) -> Numbers:
+    """[rows, most] the numbers row by row, `counts` of them in each, and -1 at the end of rows with fewer.
+
+    >>> pad(np.array([5, 6, 9]), np.array([2, 1])).tolist()
+    [[5, 6], [9, -1]]
+    """
+    padded = np.full((len(counts), counts.max(initial=0)), -1, dtype=np.int64)
+    padded[np.arange(padded.shape[1]) < counts[:, None]] = numbers
+    return padded
+
+
 _VECTORS = ("centroids", "embeddings", "codes")
 _CODECS = {f"{name}_{part}": (np.float32, ndim) for name in _VECTORS for part, ndim in (("scale", 1), ("codebooks", 3))}
 _ARRAYS: dict[str, tuple[type[np.generic] | tuple[type[np.generic], ...], int]] = {

@@ -21,7 +21,7 @@ faiss: Any = library  # its stubs lack some functions
 VectorKind: TypeAlias = Literal["float32", "float16", "int8", "pq"]
 BLOCK = 4_096
 """Vectors in memory at a time when all of them are copied or summed."""
-LARGE = 262_144
+LARGE = 65_536
 """Larger indexes are searched by codes, without scoring every document."""
 _LARGEST = 127
 _HEAVIEST = 1e18
@@ -39,7 +39,7 @@ _KEPT = 2**24
 """Squared lengths of at most this many vectors stay in memory."""
 _DECODED = 2**18
 """Numbers decoded at a time when all vectors are multiplied: what a cache holds."""
-_PARTS, _PART = 32, 8
+_PARTS, _PART = 32, 4
 """Search codes have at least `_PARTS` parts, of at most `_PART` dimensions."""
 
 
@@ -53,7 +53,7 @@ class VectorsConfig:
     code_bytes: Whole = 0
     """Bytes of a vector's codes. With kind "pq" they are the vectors, and a divisor of the dimension. With another kind they
     are beside the vectors, a large index is searched by them, and twice as many divide the dimension; 0
-    chooses: none up to 262,144 documents, else a sixteenth of the dimension, and at least 16."""
+    chooses: none up to 65,536 documents, else an eighth of the dimension, and at least 16."""
 
     def __post_init__(self) -> None:
         if self.kind == "pq" and not self.code_bytes:
@@ -262,16 +262,24 @@ class Vectors:
         blocks = (self.numbers(slice(start, start + BLOCK)) for start in range(0, len(self), BLOCK))
         return scratch_blocks((len(self), self.parts[0].shape[1]), self.dtype.type, blocks)
 
-    def dots(self, query: Floats, rows: Numbers) -> Floats:
-        """Return [m] dot products of one query [dim] with the vectors in some rows [m]."""
+    def dots(self, queries: Floats, rows: Numbers) -> Floats:
+        """Return [batch, m] dot products of each query [batch, dim] with the vectors in its rows [batch, m]; -inf at row -1."""
         if not self._is_plain:
-            return self[rows] @ query
+            return self._decoded_dots(queries, rows)
         if self.order is None:
-            return dots(self.parts[0], query, rows)
-        rows, first = self.order[rows], len(self.parts[0])
-        products = dots(self.parts[0], query, np.minimum(rows, first - 1))
-        if (later := rows >= first).any():
-            products[later] = dots(self.parts[1], query, rows[later] - first)
+            return dots(self.parts[0], queries, rows)
+        rows, first = np.where(rows < 0, -1, self.order[rows]), len(self.parts[0])
+        products, later = dots(self.parts[0], queries, np.where(rows < first, rows, -1)), rows >= first
+        if later.any():
+            np.maximum(products, dots(self.parts[1], queries, np.where(later, rows - first, -1)), out=products)
+        return products
+
+    def _decoded_dots(self, queries: Floats, rows: Numbers) -> Floats:
+        """`dots` of vectors that are not float32."""
+        products = np.full(rows.shape, -np.inf, dtype=np.float32)
+        for query, own, line in zip(queries, rows, products, strict=True):
+            there = own >= 0
+            line[there] = self[own[there]] @ query
         return products
 
     def products(self, queries: Floats) -> Floats:
@@ -293,7 +301,7 @@ class Vectors:
         batch, m = rows.shape
         if self.reads_all(m, batch):
             return np.take_along_axis(self.products(queries), rows, axis=1)
-        return np.stack([self.dots(query, candidates) for query, candidates in zip(queries, rows, strict=True)])
+        return self.dots(queries, rows)
 
     def reads_all(self, candidates: int, batch: int) -> bool:
         """True if multiplying a batch of queries by all vectors is less work than each query by its candidates."""
@@ -370,12 +378,15 @@ def multiply(queries: Floats, vectors: Floats, out: Floats) -> None:
         faiss.fvec_inner_products_ny(*arrays, vectors.shape[1], len(vectors))
 
 
-def dots(vectors: Floats, query: Floats, rows: Numbers) -> Floats:
-    """Return [m] dot products of one query [dim] with the rows [m] of a contiguous array [n, dim], without copying these."""
-    products, places = np.empty(len(rows), dtype=np.float32), np.ascontiguousarray(rows, dtype=np.int64)
-    query = np.ascontiguousarray(query)
-    arrays = [faiss.swig_ptr(array) for array in (products, query, vectors, places)]
-    faiss.fvec_inner_products_by_idx(*arrays, vectors.shape[1], 1, len(rows))
+def dots(vectors: Floats, queries: Floats, rows: Numbers) -> Floats:
+    """Return [batch, m] dot products of each query [batch, dim] with its rows [batch, m] of a contiguous array [n, dim].
+
+    No vector is copied; a row of -1 has -inf.
+    """
+    products, places = np.empty(rows.shape, dtype=np.float32), np.ascontiguousarray(rows, dtype=np.int64)
+    queries = np.ascontiguousarray(queries)
+    arrays = [faiss.swig_ptr(array) for array in (products, queries, vectors, places)]
+    faiss.fvec_inner_products_by_idx(*arrays, vectors.shape[1], *rows.shape)
     return products
 
 

@@ -348,12 +348,12 @@ def reached_share(
     """Return the share of the exact top documents that lie below the nodes which walks keep, averaged over some beams."""
     ends, shares = engine.ends_above(), []
     for batch in encoded.batches:
-        node_scores = engine.walk.node_scores(batch, config)
-        for row, positions in enumerate(exact.positions[batch.rows.numpy()]):
-            exact_ends = ends[positions[positions >= 0]]
-            for beam_width in beams:
-                nodes = engine.walk.descend(node_scores, row, beam_width, engine.occupied_nodes).nodes
-                shares.append(np.isin(exact_ends, nodes).mean() if len(exact_ends) else 1.0)
+        node_scores, rows = engine.walk.node_scores(batch, config), batch.rows.numpy()
+        for beam_width in beams:
+            reached = engine.walk.descend(node_scores, range(len(rows)), beam_width, engine.occupied_nodes)
+            for own, positions in zip(reached, exact.positions[rows], strict=True):
+                exact_ends = ends[positions[positions >= 0]]
+                shares.append(np.isin(exact_ends, own.nodes).mean() if len(exact_ends) else 1.0)
     return float(np.mean(shares))
 
 

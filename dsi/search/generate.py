@@ -113,7 +113,7 @@ class TiedEngine(Engine):
         """Return how the paths to documents [batch, n], rows of the document table, are scored; a filter changes no score."""
         tree, scores = self.tree, self.document_scores(batch, request)
         positions = np.stack([scores.dense(number, doc_rows)[0] for number, doc_rows in enumerate(rows)])
-        dense = np.stack([scores.dots(row, places) for row, places in enumerate(positions)])
+        dense = scores.dots(np.arange(len(positions)), positions)
         parts = {"dense": dense}
         if scores.lexical is not None and self.lexical is not None:
             parts[self.lexical.name] = np.stack([scores.lexical_scores(*pair) for pair in enumerate(rows)])
@@ -139,12 +139,12 @@ class TiedEngine(Engine):
     def _path_scores(self, node_scores: NodeScores, positions: Ints) -> Floats:
         """[batch, n, depth] scores of the inner nodes on the paths to docid positions [batch, n]; NaN from the document on."""
         parents, _ = self.tree.paths(positions.ravel())
-        parents = parents.reshape(*positions.shape, -1)
+        parents = parents.reshape(*positions.shape, -1).astype(np.int64)
         scores = np.full(parents.shape, np.nan, dtype=np.float32)
         for level in range(parents.shape[2] - 1):
-            for row, nodes in enumerate(parents[:, :, level + 1]):
-                inner = nodes >= 0
-                scores[row, inner, level] = node_scores.scores(level, row, nodes[inner].astype(np.int64))
+            nodes = parents[:, :, level + 1]
+            own = node_scores.scores(level, np.arange(len(nodes)), nodes)
+            scores[:, :, level] = np.where(nodes < 0, np.nan, own)
         return scores
 
     def alive(self, allowed: Bools | None) -> Bools | None:
@@ -304,8 +304,7 @@ class _Search:
         if trace is not None:
             steps = trace.levels = []
             trace.beam_width = beam_width
-        descend = self.engine.walk.descend
-        return [descend(self.node_scores, row, beam_width, self._alive, steps) for row in rows]
+        return self.engine.walk.descend(self.node_scores, rows, beam_width, self._alive, steps)
 
     def rescore(self, rows: Sequence[int], pools: Sequence[Pool]) -> Sequence[Pool]:
         """Return the best of pools, their scores with late interaction; if few documents may be returned, all of them."""

@@ -17,7 +17,7 @@ from dsi.docids.tree import DocidTree, ranges
 from dsi.docids.types import Bools, Floats, Ints, Rows
 from dsi.docids.vectors import LARGE, Product, Vectors
 
-_OVERSAMPLED = 8
+_OVERSAMPLED = 4
 """Oversampling factor of the smallest large index."""
 _PER_ROOT = 16
 """There are at most this many cells for each of the square root of the number of documents, unless clusters are large."""

@@ -12,12 +12,12 @@ from typing import NamedTuple
 import numpy as np
 
 from dsi.docids.files.threads import one_thread
-from dsi.docids.tree import DocidTree, ranges
+from dsi.docids.tree import DocidTree, pad, ranges
 from dsi.docids.types import Bools, Floats, Ints
 from dsi.search.lists import ListedDocuments
 from dsi.search.results import EXTRA, MEMORY, WALK, WORDS, SearchResult
 from dsi.search.scores import ROUNDING, DocumentScores
-from dsi.search.top import best, highest, highest_and_rest
+from dsi.search.top import best, highest, highest_and_rest, highest_in_rows
 
 _FIRST = 128
 """Places that a scan of all documents scores by late interaction at first; then twice as many each time."""
@@ -68,6 +68,32 @@ class Pool(NamedTuple):
         result.sources[row, ranks] = self.sources[order]
         result.read[row] += self.read
         result.compared[row] += self.compared
+
+
+class _Walked(NamedTuple):
+    """The best documents below the nodes where a walk ended, by dense score.
+
+    Attributes:
+        positions: [n] docid positions, in docid order.
+        dense: [n] their scores.
+        cut: the highest score of a document below that is not among them, -inf if all are.
+        read: how many documents were scored.
+    """
+
+    positions: Ints
+    dense: Floats
+    cut: float
+    read: int
+
+    @property
+    def pool(self) -> Pool:
+        """The documents, where no other source has any."""
+        sources = np.full(len(self.positions), WALK, dtype=np.uint8)
+        return Pool(self.positions, self.dense[None], sources, (self.cut,), self.read)
+
+
+_NOTHING = _Walked(_NO_NODES, _NO_SCORES, np.inf, 0)
+"""Of a query whose walk ended nowhere."""
 
 
 class Sources(ABC):
@@ -157,7 +183,11 @@ class PoolSources(Sources):
             pieces = -(-tree.num_places // tree.num_rows)  # of a document, on average
             candidates = listed.oversampling * self.count * pieces
             below = listed.below(self.scores.queries[list(rows)], nodes, candidates, self._allowed)
-        return [self._gather(*walked) for walked in zip(rows, nodes, below, strict=True)]
+        walked = self._best_below(rows, nodes, below)
+        scores = self.scores
+        if scores.lexical is None and scores.extra is None and not scores.has_memory:
+            return [own.pool for own in walked]
+        return [self._gather(*pair) for pair in zip(rows, walked, strict=True)]
 
     def rescore(self, rows: Sequence[int], pools: Sequence[tuple[Ints, Floats]]) -> list[tuple[Ints, Floats]]:
         """As in `Sources`."""
@@ -165,18 +195,10 @@ class PoolSources(Sources):
             self.scores.rescore(row, *pool) if len(pool[0]) else pool for row, pool in zip(rows, pools, strict=True)
         ]
 
-    def _gather(self, row: int, nodes: Ints, below: Ints) -> Pool:
-        """Return what the sources contribute for one query.
-
-        Args:
-            row: of the query.
-            nodes: [n] where its walk ended.
-            below: [m] docid positions of documents below these nodes, or of the best by their codes.
-        """
+    def _gather(self, row: int, walked: "_Walked") -> Pool:
+        """Return what the sources contribute for one query, given the best documents below the nodes where its walk ended."""
         scores, count, tree = self.scores, self.count, self.tree
-        positions, dense, cut, read = self._best_below(row, nodes, below)
-        if scores.lexical is None and scores.extra is None and not scores.has_memory:
-            return Pool(positions, dense[None], np.full(len(positions), WALK, dtype=np.uint8), (cut,), read)
+        positions, dense, cut, read = walked
         rows = tree.doc_rows[positions]
         extra_rows, extra_cut = scores.best_by_extra(row, count, self._allowed_rows)
         memory_rows = scores.remembered(row, self._allowed_rows)
@@ -202,34 +224,48 @@ class PoolSources(Sources):
         """Return the parts of the scores beside the dense one, each [n], of documents [n] for one query."""
         return lexical, self.scores.extra_scores(row, rows), self.scores.memory_scores(row, rows)
 
-    def _best_below(self, row: int, nodes: Ints, positions: Ints) -> tuple[Ints, Floats, float, int]:
-        """Return the best documents below nodes by dense score.
+    def _best_below(self, rows: Sequence[int], nodes: Sequence[Ints], below: Sequence[Ints]) -> "list[_Walked]":
+        """Return the best documents below nodes by dense score, for some queries.
 
-        Returns:
-            positions [n] in docid order; dense scores [n]; the highest one of a document below that is not among them, -inf if
-            all are; how many were scored.
+        Args:
+            rows: of the queries.
+            nodes: for each of them, [n] where its walk ended.
+            below: for each of them, [m] docid positions of documents below these nodes, or of the best by their codes.
         """
-        tree, scores, count = self.tree, self.scores, self.count
-        if not len(nodes):
-            return _NO_NODES, _NO_SCORES, np.inf, 0
         if self._allowed is not None:
-            positions = positions[self._allowed[positions]]
-        read = len(positions)
-        if tree.most_places == 1:
-            dense = scores.dots(row, positions)
-        else:
-            # By its best place anywhere, so that shards, which hold all places of a document, choose as one process does.
-            positions, dense = scores.dense(row, np.unique(tree.doc_rows[positions]))
+            below = [own[self._allowed[own]] for own in below]
+        found = self._best_places(rows, below) if self.tree.most_places == 1 else self._best_documents(rows, below)
+        return [self._bound(*pair) if len(pair[1]) else _NOTHING for pair in zip(found, nodes, strict=True)]
+
+    def _best_places(self, rows: Sequence[int], below: Sequence[Ints]) -> "Iterator[_Walked]":
+        """Yield the best of docid positions [m] of each query, where each document has one."""
+        counts = np.array([len(own) for own in below])
+        positions = pad(np.concatenate(below), counts)  # [queries, most]
+        dense = self.scores.dots(np.asarray(rows), positions)
+        chosen, cuts = highest_in_rows(dense, self.count)
+        for own, *line in zip(chosen, positions, dense, cuts.tolist(), counts.tolist(), strict=True):
+            yield _Walked(line[0][own], line[1][own], line[2], line[3])
+
+    def _best_documents(self, rows: Sequence[int], below: Sequence[Ints]) -> "Iterator[_Walked]":
+        """Yield the best documents of each query, of those with a place at docid positions [m].
+
+        Each by its best place anywhere, so that shards, which hold all places of a document, choose as one process does.
+        """
+        for row, own in zip(rows, below, strict=True):
+            positions, dense = self.scores.dense(row, np.unique(self.tree.doc_rows[own]))
             order = np.argsort(positions)
             positions, dense = positions[order], dense[order]
-        cut = -np.inf
-        if len(positions) > count:
-            kept, cut = highest_and_rest(dense, count)
-            positions, dense = positions[kept], dense[kept]
-        if self.listed is not None:
-            size = int((tree.doc_end[nodes] - tree.doc_start[nodes]).sum())
-            cut, read = (np.inf, size) if read < size else (cut, read)  # the others were scored by their codes only
-        return positions, dense, cut, read
+            kept, cut = highest_and_rest(dense, self.count)
+            yield _Walked(positions[kept], dense[kept], cut, len(own))
+
+    def _bound(self, walked: "_Walked", nodes: Ints) -> "_Walked":
+        """Return the documents with the bound of the others and what was read, where those below nodes have codes."""
+        if self.listed is None:
+            return walked
+        size = int((self.tree.doc_end[nodes] - self.tree.doc_start[nodes]).sum())
+        if walked.read < size:  # the others were scored by their codes only
+            return walked._replace(cut=np.inf, read=size)
+        return walked
 
 
 class AllDocuments(Everything):

@@ -163,17 +163,21 @@ class DocumentScores:
             scores[:, self.tree.doc_rows < 0] = -np.inf
         return scores
 
-    def dots(self, row: int, positions: Ints) -> Floats:
-        """[n] dense scores of docid positions [n], for one query.
+    def dots(self, rows: Ints, positions: Ints) -> Floats:
+        """[queries, n] dense scores of docid positions [queries, n], -inf at -1, for some queries, by their rows.
 
         The scores of all documents are computed once for the batch where that is less work.
         """
-        if self._all_dots is None and self.tree.embeddings.reads_all(len(positions), len(self.queries)):
+        if self._all_dots is None and self.tree.embeddings.reads_all(positions.shape[1], len(self.queries)):
             self._all_dots = self._products(self.queries)
         if self._all_dots is not None:
-            return self._all_dots[row, positions]
-        dots, costs = self.tree.embeddings.dots(self.queries[row], positions), self.tree.place_costs
-        return dots if costs is None else dots - costs[positions]
+            return np.where(positions < 0, -np.inf, self._all_dots[rows[:, None], positions])
+        dots, costs = self.tree.embeddings.dots(self.queries[rows], positions), self.tree.place_costs
+        return dots if costs is None else np.asarray(dots - costs[positions])
+
+    def _dots(self, row: int, positions: Ints) -> Floats:
+        """[n] dense scores of docid positions [n], for one query."""
+        return self.dots(np.array([row]), positions[None])[0]
 
     def _products(self, queries: Floats) -> Floats:
         """[batch, places] dense scores of all places."""
@@ -184,12 +188,12 @@ class DocumentScores:
         """Return the best place of documents, rows [n] of the document table, and its dense score, for one query."""
         if self.tree.most_places == 1:
             positions = self.tree.positions[rows]
-            return positions, self.dots(row, positions)
+            return positions, self._dots(row, positions)
         if not len(rows):
             return _NONE, np.zeros(0, dtype=np.float32)
         counts = self.tree.place_counts[rows]
         places = self.tree.by_row[ranges(self.tree.first_places[rows], counts)]
-        scores, starts = self.dots(row, places), counts.cumsum() - counts
+        scores, starts = self._dots(row, places), counts.cumsum() - counts
         best = np.maximum.reduceat(scores, starts)
         first = np.flatnonzero(scores == np.repeat(best, counts))  # of equal ones the first counts
         return places[first[np.searchsorted(first, starts)]], best

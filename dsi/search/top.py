@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from dsi.docids.types import Floats, Ints
+from dsi.docids.types import Bools, Floats, Ints
 
 _LONG, _MANY, _BLOCK = 2**14, 128, 256
 """Of at least `_LONG` scores, `_MANY` for each that is looked for, few are sorted: those that reach a floor, which maxima of
@@ -33,6 +33,29 @@ def highest_and_rest(scores: Floats, count: int) -> tuple[Ints, float]:
         ties = indices[scores[indices] == limit]
         indices = np.setdiff1d(indices, ties[len(ties) - (len(indices) - count) :], assume_unique=True)
     return indices, float(ordered[rest - 1])
+
+
+def highest_in_rows(scores: Floats, count: int) -> tuple[Bools, Floats]:
+    """Return where the `count` highest scores of each row are, of equal ones the first, and the highest of each row's others.
+
+    Args:
+        scores: [rows, n]; -inf at padding, which is never among them.
+        count: of each row, at most.
+
+    Returns:
+        [rows, n] True at the highest; [rows] the highest score of the others, -inf if there are none.
+    """
+    rest, there = scores.shape[1] - count, scores > -np.inf
+    if rest <= 0:
+        return there, np.full(len(scores), -np.inf, dtype=np.float32)
+    ordered = np.partition(scores, (rest - 1, rest), axis=1)
+    limits = ordered[:, rest]  # the lowest scores that are kept
+    chosen = (scores >= limits[:, None]) & there
+    surplus = np.count_nonzero(chosen, axis=1) - count
+    for row in np.flatnonzero(surplus > 0):
+        ties = np.flatnonzero(scores[row] == limits[row])
+        chosen[row, ties[len(ties) - surplus[row] :]] = False
+    return chosen, ordered[:, rest - 1]
 
 
 def _floor(scores: Floats, count: int) -> np.float32:

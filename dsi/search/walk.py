@@ -10,13 +10,14 @@ v_n, so that the score estimates that of the best document below (`dsi.generator
 and only their children are candidates. Knows nothing of documents but how many lie below a node.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import NamedTuple
 
 import numpy as np
 
-from dsi.docids.tree import DocidTree, ranges
+from dsi.docids.tree import DocidTree, pad, ranges
 from dsi.docids.types import Bools, Floats, Ints
 from dsi.docids.vectors import dots, multiply, reads_all
 from dsi.generator.bonus import SIZE_WEIGHT, bonuses
@@ -24,10 +25,32 @@ from dsi.generator.tied import TiedGenerator
 from dsi.search.queries import QueryBatch
 from dsi.search.request import SearchConfig
 from dsi.search.results import LevelTrace
-from dsi.search.top import highest
+from dsi.search.top import highest_in_rows
 
 _KEPT = 32_768
 """Levels of up to this many nodes are kept as floats, with the generator's map of the level applied to them."""
+_NONE = np.zeros(0, dtype=np.int64)
+
+
+class _Ends:
+    """The nodes at which the walks of some queries end."""
+
+    def __init__(self, queries: int) -> None:
+        self._queries, self._found = queries, list[tuple[Ints, Ints]]()
+
+    def take(self, nodes: Ints, ended: Bools) -> None:
+        """Add the nodes [queries, n] where `ended` is True."""
+        queries, columns = ended.nonzero()
+        if len(queries):
+            self._found.append((queries, nodes[queries, columns]))
+
+    def in_order(self, tree: DocidTree) -> list[Ints]:
+        """Return the nodes [n] of each query, in docid order."""
+        queries, nodes = (np.concatenate(parts) for parts in zip((_NONE, _NONE), *self._found, strict=True))
+        if len(self._found) > 1:  # those of one level are in order
+            order = np.lexsort((tree.doc_start[nodes], queries))
+            queries, nodes = queries[order], nodes[order]
+        return np.split(nodes, np.searchsorted(queries, np.arange(1, self._queries)))
 
 
 @dataclass(frozen=True)
@@ -37,7 +60,7 @@ class Reached:
     Attributes:
         nodes: [n] the last nodes that were kept, in docid order.
         pruned: whether a node was left out.
-        read: how many nodes were scored.
+        read: how many nodes were scored; none of a level at which all are kept.
     """
 
     nodes: Ints
@@ -70,46 +93,53 @@ class Walk:
     def descend(
         self,
         node_scores: "NodeScores",
-        row: int,
+        rows: Sequence[int],
         beam_width: int,
         alive: Bools | None = None,
         trace: list[LevelTrace] | None = None,
-    ) -> Reached:
-        """Return the last nodes that are kept for one query of a batch.
+    ) -> list[Reached]:
+        """Return where the walks of some queries of a batch end: the last nodes that each keeps.
 
         Args:
             node_scores: of the batch.
-            row: of the query.
+            rows: of the queries.
             beam_width: nodes kept per level.
             alive: [inner nodes] True at those with a document that may be returned below; all by default.
-            trace: if not None, receives one `LevelTrace` a level.
+            trace: if not None, receives one `LevelTrace` a level; for one query.
         """
-        kept: Ints = np.zeros(1, dtype=np.int64)
-        last, pruned, read = [], False, 0
+        own = np.asarray(rows)
+        kept: Ints = np.zeros((len(rows), 1), dtype=np.int64)  # [queries, nodes], -1 at padding
+        ends = _Ends(len(rows))
+        pruned, read = np.zeros(len(rows), dtype=bool), np.zeros(len(rows), dtype=np.int64)
         for level in range(self.tree.depth):
             if self._some_end[level]:
-                ended = self.ends[kept]
-                if ended.any():
-                    last.append(kept[ended])
-                    kept = kept[~ended]
-            if not len(kept):
+                ended = self.ends[kept] & (kept >= 0)
+                ends.take(kept, ended)
+                kept = np.where(ended, -1, kept)
+            nodes, counts = self._children(kept, alive)
+            if not nodes.size:
                 break
-            nodes = ranges(self._first[kept], self._count[kept])  # ascending
-            if alive is not None:
-                nodes = nodes[alive[nodes]]
-            scores = node_scores.scores(level, row, nodes)
-            read += len(nodes)
-            chosen = slice(None) if len(nodes) <= beam_width else highest(scores, beam_width)
-            kept = nodes[chosen]
-            pruned |= len(kept) < len(nodes)
+            if trace is None and counts.max() <= beam_width:  # all are kept, whatever their scores
+                kept = nodes
+                continue
+            scores = node_scores.scores(level, own, nodes)
+            chosen, _ = highest_in_rows(scores, beam_width)
+            read += counts
+            pruned |= counts > beam_width
+            kept = pad(nodes[chosen], np.count_nonzero(chosen, axis=1))
             if trace is not None:
-                is_kept = np.zeros(len(nodes), dtype=bool)
-                is_kept[chosen] = True
-                trace.append(LevelTrace(nodes[None], scores[None], is_kept[None]))
-        if len(last) > 1:  # in docid order
-            nodes = np.concatenate(last)
-            last = [nodes[self.tree.doc_start[nodes].argsort()]]
-        return Reached(last[0] if last else kept, pruned, read)
+                trace.append(LevelTrace(nodes, scores, chosen))
+        return [Reached(*each) for each in zip(ends.in_order(self.tree), pruned.tolist(), read.tolist(), strict=True)]
+
+    def _children(self, kept: Ints, alive: Bools | None) -> tuple[Ints, Ints]:
+        """Return the children of nodes [queries, n], ascending, as [queries, m], -1 at padding, and how many each query has."""
+        there = kept >= 0
+        parents, sizes = kept[there], np.where(there, self._count[kept], 0)
+        nodes, counts = ranges(self._first[parents], self._count[parents]), sizes.sum(axis=1)
+        if alive is not None:
+            queries, living = np.repeat(np.arange(len(kept)), counts), alive[nodes]
+            nodes, counts = nodes[living], np.bincount(queries[living], minlength=len(kept))
+        return pad(nodes, counts), counts
 
     def vectors(self, level: int, alpha: float) -> Floats | None:
         """[nodes, dim] v + alpha A_l' v of the nodes chosen at a level, which z scores as z + alpha A_l z scores v.
@@ -173,19 +203,19 @@ class NodeScores:
         self._embeddings = batch.vectors
         self._levels: dict[int, _Level] = {}
 
-    def scores(self, level: int, row: int, nodes: Ints) -> Floats:
-        """[n] the scores of nodes [n] that are chosen at a level, for one query."""
+    def scores(self, level: int, rows: Ints, nodes: Ints) -> Floats:
+        """[queries, n] the scores of nodes [queries, n] that are chosen at a level, -inf at -1, for some queries by row."""
         scorer = self._levels.get(level)
         if scorer is None:
-            scorer = self._levels[level] = self._score_level(level, len(nodes))
+            scorer = self._levels[level] = self._score_level(level, nodes.shape[1])
         queries, vectors, bonus, all_scores = scorer
         tree = self.walk.tree
-        columns = nodes - tree.levels[level + 1].start
+        columns = np.maximum(nodes - tree.levels[level + 1].start, -1)
         if all_scores is not None:
-            return all_scores[row, columns]
-        query = queries[row]
-        products = tree.centroids.dots(query, nodes) if vectors is None else dots(vectors, query, columns)
-        return products + bonus[columns]
+            return np.where(nodes < 0, -np.inf, all_scores[rows[:, None], columns])
+        own = queries[rows]
+        products = tree.centroids.dots(own, nodes) if vectors is None else dots(vectors, own, columns)
+        return np.asarray(products + bonus[columns])
 
     def _score_level(self, level: int, candidates: int) -> _Level:
         """Return what scores a level, with the scores of all its nodes if that is less work than those of candidates."""

@@ -95,6 +95,6 @@ def test_walk_and_late_interaction_run_on_one_thread(limits, monkeypatch):
         monkeypatch.setattr(owner, name, lambda *given, plain=plain: inside.append(limits[-1:] == [1]) or plain(*given))
     for method in case.index.methods.values():
         method.retrieve(case.batch, case.request)
-    assert len(inside) > len(case.batch.texts)
+    assert len(inside) > 1
     assert all(inside)
     assert limits[-1] == "as before"

@@ -123,7 +123,7 @@ def found_by(generator: TiedGenerator, tree: DocidTree, examples: DocidExamples)
     batch = query_batch(len(embeddings))._replace(embeddings=embeddings)
     index = TiedEngine(tree, generator, None)
     scores, ends = index.walk.node_scores(batch, SearchConfig(alpha=1.0)), index.ends_above()
-    nodes = [index.walk.descend(scores, row, 3).nodes for row in range(len(embeddings))]
+    nodes = [reached.nodes for reached in index.walk.descend(scores, range(len(embeddings)), 3)]
     return float(np.mean([ends[own] in kept for own, kept in zip(examples.positions, nodes, strict=True)]))
 
 

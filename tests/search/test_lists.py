@@ -195,12 +195,12 @@ def test_a_search_needs_less_memory_than_the_vectors_as_floats(tmp_path, monkeyp
 
 
 def test_more_documents_get_more_candidates_and_a_share_as_many_as_its_whole(monkeypatch):
-    assert [oversampling(documents) for documents in (10, LARGE, 4 * LARGE, 100_000_000)] == [8, 8, 16, 156]
+    assert [oversampling(documents) for documents in (10, LARGE, 4 * LARGE, 100_000_000)] == [4, 4, 8, 156]
     monkeypatch.setattr(module, "LARGE", 20)
     whole = big_tree(CODES[0])
     share = Share.from_tree(whole, 0, int(whole.doc_end[1])).cut(whole)
     assert share.num_places < whole.num_places
-    assert ListedDocuments(share, whole).oversampling == ListedDocuments(whole).oversampling == 80
+    assert ListedDocuments(share, whole).oversampling == ListedDocuments(whole).oversampling == 40
 
 
 @pytest.mark.parametrize("few", [False, True])
@@ -211,7 +211,7 @@ def test_a_search_scores_that_many_candidates(monkeypatch, few):
     tree = big_tree(CODES[0])
     batch, config = query_batch(3), SearchConfig(alpha=0.0, beam_width=10_000, candidates=20)
     found = TiedEngine(tree, random_tied(tree), None).methods["generate"].retrieve(batch, SearchRequest(10, config))
-    assert scanned == [8 * 20 if few else 80 * 20]
+    assert scanned == [4 * 20 if few else 40 * 20]
     exact = search(tree, batch, "exact")
     if not few:  # most of the documents are rescored
         np.testing.assert_allclose(found.scores, exact.scores, rtol=1e-4, atol=1e-4)

@@ -129,7 +129,7 @@ def test_generate_finds_less_with_a_narrow_beam_and_all_with_a_wide_one(retrieve
 def test_a_default_search_walks_once_a_query_and_reads_a_small_part(encoder, monkeypatch):
     retriever = index_of(encoder, tied=True, count=len(RECORDS), leaf=2, words=True, lexical_weight=0.05, candidates=5)
     walk, walked = Walk.descend, []
-    monkeypatch.setattr(Walk, "descend", lambda *given: walked.append(given) or walk(*given))
+    monkeypatch.setattr(Walk, "descend", lambda *given: walked.extend(given[2]) or walk(*given))
     found = retriever.search_encoded(retriever.encode_queries(QUERIES), k=5)
     assert len(walked) == len(QUERIES)
     nodes, documents = retriever.tree.num_inner, len(retriever.documents)
@@ -426,7 +426,7 @@ def test_a_search_passes_through_few_files(encoder):
 def test_explain_shows_the_walk_that_search_made(retriever, monkeypatch):
     """Documents, their scores, and the nodes kept are those of the search itself."""
     query, walk, reached = "which capitals are on the danube", Walk.descend, []
-    monkeypatch.setattr(Walk, "descend", lambda *given: reached.append(walk(*given)) or reached[-1])
+    monkeypatch.setattr(Walk, "descend", lambda *given: reached.extend(found := walk(*given)) or found)
     hits = retriever.search(query, k=5)
     (searched,) = reached
     explanation = retriever.explain(query, k=5)

@@ -27,7 +27,7 @@ from tests.support.tables import table_rows
 from tests.support.tiny_index import QUERIES, TinyIndex
 
 SIZE, DIM = 1200, 16
-LEFT_OUT = ["exact, int8", "faiss IVF-PQ", "faiss IVF-PQ fast scan, int8 refined", "faiss HNSW"]
+LEFT_OUT = ["exact, int8", "faiss IVF-SQ8", "faiss IVF-PQ", "faiss IVF-PQ fast scan, int8 refined", "faiss HNSW"]
 
 
 @pytest.fixture(scope="module")
@@ -51,7 +51,7 @@ def test_every_system_nears_the_exact_answer_as_its_knob_grows(data):
     exact = (data.queries @ data.tree.embeddings[:].T).argsort(axis=1)[:, ::-1][:, :K]
     assert shared(true, exact) == 1
     assert [type(other).__name__ for other in others] == [
-        "Exact", "Generate", "ExactSmall", "GenerateSmall", "Lists", "Codes", "RefinedCodes", "Graph"
+        "Exact", "Generate", "ExactSmall", "GenerateSmall", "Lists", "ScalarCodes", "Codes", "RefinedCodes", "Graph"
     ]  # fmt: skip
     for system in others:
         search, knobs = system.load(data), system.knobs(SIZE)
@@ -186,7 +186,7 @@ def test_an_index_brings_its_queries_judgements_and_words(encoder, tmp_path):
 
 
 def test_code_bytes_divide_the_dimension():
-    assert [code_bytes(dim) for dim in (8, 16, 64, 384, 768)] == [4, 8, 16, 24, 48]
+    assert [code_bytes(dim) for dim in (8, 16, 64, 384, 768)] == [4, 8, 16, 48, 96]
 
 
 @pytest.mark.parametrize(
@@ -195,6 +195,7 @@ def test_code_bytes_divide_the_dimension():
         (["--sizes", "100"], "at least 1024"),
         (["--dim", "66"], "--dim must be a multiple of 16, so that codes have whole bytes, got 66"),
         (["--data", "minipedia"], "--run and --data go together"),
+        (["--vectors", "missing.npy", "missing.npy"], "missing.npy"),
         (["--leave-out", "faiss Flat"], "--leave-out takes 'generate, float32',"),
         (["--leave-out", "exact, float32"], "got 'exact, float32'"),
     ],

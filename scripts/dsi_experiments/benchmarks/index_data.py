@@ -1,4 +1,4 @@
-"""What the index benchmark searches: an index with its test queries, or synthetic embeddings and words of any number.
+"""What the index benchmark searches: an index with its test queries, given embeddings, or synthetic ones with words.
 
 Both are written into a folder, from which a fresh process reads them: the tree with float32 embeddings, queries, BM25. Knows
 nothing of the systems that are compared.
@@ -87,17 +87,15 @@ class Searched:
         return cls(folder, tree, np.array(tensors["queries"]), **facts)
 
     @property
-    def lexical(self) -> Lexical:
-        """BM25, or learned sparse vectors."""
-        found = load_lexical(self.folder / "lexical", [""] * self.tree.num_places)
-        assert found is not None
-        return found
+    def lexical(self) -> Lexical | None:
+        """BM25, or learned sparse vectors; None of embeddings alone."""
+        return load_lexical(self.folder / "lexical", [""] * self.tree.num_places)
 
 
 def write(
     folder: Path,
     tree: DocidTree,
-    lexical: Lexical,
+    lexical: Lexical | None,
     queries: Floats,
     texts: Sequence[str],
     relevant: Sequence[Sequence[int]] = (),
@@ -108,7 +106,8 @@ def write(
     """Write a collection; `Searched` describes its parts. The facts come last: a folder with them is complete."""
     folder.mkdir(parents=True, exist_ok=True)
     tree.save(folder / "docids.safetensors")
-    lexical.save(folder / "lexical")
+    if lexical is not None:
+        lexical.save(folder / "lexical")
     save_tensors({"queries": queries}, folder / "queries.safetensors")
     facts = {"texts": list(texts), "relevant": list(relevant), "lexical_weight": lexical_weight, "seconds": seconds}
     write_json(folder / "facts.json", {**facts, "run": None if run is None else str(run.resolve())})
@@ -142,11 +141,17 @@ def write_synthetic(size: int, dim: int, folder: Path, seed: int = 0) -> None:
     points, (asked, rows) = clouds.documents, clouds.queries(QUERIES)
     words = Words(clouds.clusters, seed)
     texts = [words.query(int(row)) for row in rows]
-    lexical = BM25([""] * size, words)
+    write_vectors(points, asked, folder, BM25([""] * size, words), texts)
+
+
+def write_vectors(
+    documents: Floats, queries: Floats, folder: Path, lexical: Lexical | None = None, texts: Sequence[str] = ()
+) -> None:
+    """Embeddings that are given, [n, dim] of documents and of queries, with their tree: that of `Config()`."""
     started = time.process_time()
-    tree = build_tree(points, DocidsConfig(), progress=True)
-    tree = tree.stored_as(VectorsConfig())
-    write(folder, tree, lexical, asked, texts, seconds=round(time.process_time() - started, 1))
+    tree = build_tree(documents, DocidsConfig(), progress=True).stored_as(VectorsConfig())
+    seconds = round(time.process_time() - started, 1)
+    write(folder, tree, lexical, queries, texts or [""] * len(queries), seconds=seconds)
 
 
 class Clouds:

@@ -21,6 +21,7 @@ from dsi_experiments.benchmarks.index_data import Searched
 faiss: Any = library  # its stubs lack some keywords
 Floats = NDArray[np.float32]
 Ints = NDArray[np.integer]
+Bools = NDArray[np.bool_]
 
 
 class Found(NamedTuple):
@@ -76,6 +77,17 @@ class System(ABC):
     def add(self, data: Searched) -> Callable[[], object]:
         """What adds one document to the system as it is in memory; ours searches it once as well."""
 
+    @abstractmethod
+    def filtered(self, data: Searched, allowed: Bools) -> Search:
+        """A search that finds allowed documents only; `allowed` is True at those."""
+
+    @abstractmethod
+    def removed(self, data: Searched, gone: Bools) -> tuple[Search, float | None]:
+        """A search without some documents, and the processor's seconds that removing them took.
+
+        None for a system that removes nothing: it hides them by a filter.
+        """
+
     @property
     def built_as(self) -> str:
         """The name of its build, which systems with the same files share."""
@@ -87,9 +99,15 @@ class System(ABC):
 
 
 class FaissSystem(System):
-    """An index of faiss in a file, all of it in memory."""
+    """An index of faiss in a file, all of it in memory.
+
+    Attributes:
+        file: its name.
+        removes: whether documents can be removed from it, the others keeping their numbers.
+    """
 
     file: str
+    removes = False
 
     @property
     def files(self) -> tuple[str, ...]:  # type: ignore[override]
@@ -100,9 +118,9 @@ class FaissSystem(System):
     def make(self, data: Searched) -> Any:
         """The index, with the documents."""
 
-    def search(self, index: Any, queries: Floats, knob: float) -> Ints:
-        """[n, 10] documents."""
-        found: Ints = index.search(queries, K)[1]
+    def search(self, index: Any, queries: Floats, knob: float, selector: Any = None) -> Ints:
+        """[n, 10] documents, of those that faiss' selector lets through."""
+        found: Ints = index.search(queries, K, params=faiss.SearchParameters(sel=selector))[1]
         return found
 
     def build(self, data: Searched) -> None:
@@ -111,12 +129,34 @@ class FaissSystem(System):
 
     def load(self, data: Searched) -> Search:
         """As in `System`."""
-        index = faiss.read_index(str(data.folder / self.file))
+        index = self._read(data)
         return lambda queries, knob: Found(self.search(index, queries, knob))
+
+    def filtered(self, data: Searched, allowed: Bools) -> Search:
+        """As in `System`."""
+        index, bits = self._read(data), np.packbits(allowed, bitorder="little")
+        selector = faiss.IDSelectorBitmap(len(bits), faiss.swig_ptr(bits))
+
+        def search(queries: Floats, knob: float, _kept: Any = bits) -> Found:  # faiss keeps no reference to the bits
+            return Found(self.search(index, queries, knob, selector))
+
+        return search
+
+    def removed(self, data: Searched, gone: Bools) -> tuple[Search, float | None]:
+        """As in `System`."""
+        if not self.removes:
+            return self.filtered(data, ~gone), None
+        index, started = self._read(data), time.process_time()
+        index.remove_ids(np.flatnonzero(gone))
+        seconds = time.process_time() - started
+        return lambda queries, knob: Found(self.search(index, queries, knob)), seconds
+
+    def _read(self, data: Searched) -> Any:
+        return faiss.read_index(str(data.folder / self.file))
 
     def add(self, data: Searched) -> Callable[[], object]:
         """As in `System`."""
-        index = faiss.read_index(str(data.folder / self.file))
+        index = self._read(data)
         return lambda: index.add(data.queries[:1])
 
 
@@ -139,7 +179,7 @@ class Flat(FaissSystem):
 class Lists(FaissSystem):
     """An inverted file; all of them have the same lists."""
 
-    name, knob, file = "faiss IVF-Flat", "nprobe", "ivf-flat.faiss"
+    name, knob, file, removes = "faiss IVF-Flat", "nprobe", "ivf-flat.faiss", True
 
     def prepare(self, data: Searched) -> None:
         """As in `System`."""
@@ -155,10 +195,21 @@ class Lists(FaissSystem):
         """1, 2, 4, … up to a quarter of the lists."""
         return [float(2**n) for n in range(20) if 2**n <= max(1, num_lists(documents) // 4)]
 
-    def search(self, index: Any, queries: Floats, knob: float) -> Ints:
+    def search(self, index: Any, queries: Floats, knob: float, selector: Any = None) -> Ints:
         """As in `FaissSystem`."""
-        found: Ints = index.search(queries, K, params=faiss.SearchParametersIVF(nprobe=int(knob)))[1]
+        found: Ints = index.search(queries, K, params=faiss.SearchParametersIVF(nprobe=int(knob), sel=selector))[1]
         return found
+
+
+class ScalarCodes(Lists):
+    """An inverted file with a byte a dimension."""
+
+    name, file = "faiss IVF-SQ8", "ivf-sq8.faiss"
+
+    def make(self, data: Searched) -> Any:
+        """As in `FaissSystem`."""
+        kind, metric = faiss.ScalarQuantizer.QT_8bit, faiss.METRIC_INNER_PRODUCT
+        return _filled(faiss.IndexIVFScalarQuantizer(*coarse(data), kind, metric), data)
 
 
 class Codes(Lists):
@@ -176,7 +227,7 @@ class Codes(Lists):
 class RefinedCodes(Codes):
     """Codes of half a byte a part, as large as ours, which faiss scans fastest; the best are scored by int8, as in ours."""
 
-    name, file = "faiss IVF-PQ fast scan, int8 refined", "ivf-pq-int8.faiss"
+    name, file, removes = "faiss IVF-PQ fast scan, int8 refined", "ivf-pq-int8.faiss", False
 
     def make(self, data: Searched) -> Any:
         """As in `FaissSystem`."""
@@ -191,9 +242,10 @@ class RefinedCodes(Codes):
         self.parts = base, exact
         return index
 
-    def search(self, index: Any, queries: Floats, knob: float) -> Ints:
+    def search(self, index: Any, queries: Floats, knob: float, selector: Any = None) -> Ints:
         """As in `FaissSystem`."""
-        lists, factor = faiss.SearchParametersIVF(nprobe=int(knob)), float(np.clip(knob / 2, *_REFINED))
+        lists = faiss.SearchParametersIVF(nprobe=int(knob), sel=selector)
+        factor = float(np.clip(knob / 2, *_REFINED))
         given = faiss.IndexRefineSearchParameters(k_factor=factor, base_index_params=lists)
         found: Ints = index.search(queries, K, params=given)[1]
         return found
@@ -214,9 +266,10 @@ class Graph(FaissSystem):
         """16 to 1,024."""
         return [float(2**n) for n in range(4, 11)]
 
-    def search(self, index: Any, queries: Floats, knob: float) -> Ints:
+    def search(self, index: Any, queries: Floats, knob: float, selector: Any = None) -> Ints:
         """As in `FaissSystem`."""
-        found: Ints = index.search(queries, K, params=faiss.SearchParametersHNSW(efSearch=int(knob)))[1]
+        given = faiss.SearchParametersHNSW(efSearch=int(knob), sel=selector)
+        found: Ints = index.search(queries, K, params=given)[1]
         return found
 
 

@@ -31,6 +31,11 @@ Value = TypeVar("Value")
 Asked = Callable[[slice], Found]
 BATCH = 64
 FUSED = "dense and BM25"
+ALLOWED, GONE, NEEDED = 0.01, 0.1, 0.95
+"""Shares of the documents that a filter lets through, and that are removed; the recall at which both are measured."""
+FILTERED, REMOVED = "1 % allowed", "a tenth removed"
+_TOGETHER = 16
+"""Single queries timed together: the clock of a processor can take longer than a search."""
 
 
 def measure(folder: Path, rounds: int, left_out: Sequence[str]) -> dict[str, Any]:
@@ -45,6 +50,9 @@ def measure(folder: Path, rounds: int, left_out: Sequence[str]) -> dict[str, Any
     answers = _time(rows, [search for _, search in asked], len(data.queries), rounds)
     encoder = rows.pop() if data.run else None
     _rate(rows, answers, data.relevant)
+    changed = list(_changed(data, chosen, rows))
+    changes = [row for row, _ in changed]
+    _rate(changes, _time(changes, [search for _, search in changed], len(data.queries), rounds), ())
     return {
         "documents": data.tree.num_places,
         "dim": data.queries.shape[1],
@@ -54,6 +62,7 @@ def measure(folder: Path, rounds: int, left_out: Sequence[str]) -> dict[str, Any
         "systems": sizes,
         "encoder": encoder,
         "rows": rows,
+        "changes": changes,
         "left out": list(left_out),
     }
 
@@ -125,8 +134,10 @@ def _asking(search: Search, data: Searched, value: float) -> Asked:
 
 
 def _fused(data: Searched, chosen: Sequence[System]) -> Iterator[tuple[Row, Asked]]:
-    """Yield rows of the index with words, and last those of words alone; the first one is exact."""
+    """Yield rows of the index with words, if there are any, and last those of words alone; the first one is exact."""
     lexical = data.lexical
+    if lexical is None:
+        return
     for system in chosen:
         if isinstance(system, Exact):
             search = system.search(data, lexical)
@@ -141,6 +152,26 @@ def _asking_words(search: TreeSearch, data: Searched, value: float) -> Asked:
     return lambda own: search(data.queries[own], value, data.texts[own])
 
 
+def _changed(data: Searched, chosen: Sequence[System], rows: Sequence[Row]) -> Iterator[tuple[Row, Asked]]:
+    """Yield rows of each system under a filter, and without some documents, at the knob it needs; the first ones are exact."""
+    chances = np.random.default_rng(0).random(data.tree.num_places)
+    for system in chosen:
+        value = needed_knob(system.name, rows)
+        search = system.filtered(data, chances < ALLOWED)
+        yield _row(FILTERED, system, value), _asking(search, data, value)
+        search, seconds = system.removed(data, chances < GONE)
+        removing = {"seconds to remove": None if seconds is None else round(seconds, 2)}
+        yield {**_row(REMOVED, system, value), **removing}, _asking(search, data, value)
+
+
+def needed_knob(name: str, rows: Sequence[Row]) -> float:
+    """Return the knob at which a system's recall of the dense answer is .95 in the least time, else its widest."""
+    own = [row for row in rows if (row["scores"], row["system"]) == ("dense", name)]
+    enough = [row for row in own if row["recall@10"] >= NEEDED]
+    best = min(enough, key=lambda row: row[f"ms at batch {BATCH}"]) if enough else own[-1]
+    return float(best["value"])
+
+
 def _encoder(data: Searched) -> Iterator[tuple[Row, Callable[[slice], Floats]]]:
     """Yield a row for the encoder of the index that is searched, and what encodes; nothing for synthetic embeddings."""
     if data.run:
@@ -152,6 +183,7 @@ class Timed:
     """A search whose calls are timed, each with the next queries.
 
     Attributes:
+        together: searches that are timed as one call.
         answers: of the first call with each batch of queries.
         seconds: of the processor, a call.
     """
@@ -159,6 +191,7 @@ class Timed:
     def __init__(self, search: Callable[[slice], Any], queries: int, batch: int) -> None:
         starts = range(0, max(queries - batch, 0) + 1, batch)
         self._search, self._batches = search, [slice(start, start + min(batch, queries)) for start in starts]
+        self.together = min(_TOGETHER, queries) if batch == 1 else 1
         self.answers: list[Any] = []
         self.seconds: list[float] = []
 
@@ -169,11 +202,12 @@ class Timed:
 
     def __call__(self) -> None:
         """Search once."""
-        own, started = self._batches[len(self.seconds) % self.batches], time.process_time()
-        found = self._search(own)
-        self.seconds.append(time.process_time() - started)
-        if len(self.answers) < self.batches:
-            self.answers.append(found)
+        first = len(self.seconds) * self.together
+        own = [self._batches[(first + n) % self.batches] for n in range(self.together)]
+        started = time.process_time()
+        found = [self._search(part) for part in own]
+        self.seconds.append((time.process_time() - started) / self.together)
+        self.answers += found[: self.batches - len(self.answers)]
 
 
 def _time(rows: list[Row], functions: Sequence[Callable[[slice], Any]], queries: int, rounds: int) -> list[list[Any]]:
@@ -186,7 +220,7 @@ def _time(rows: list[Row], functions: Sequence[Callable[[slice], Any]], queries:
         asked = min(batch, queries)
         for row, own, seconds in zip(rows, timed, wall, strict=True):
             row[f"ms at batch {batch}"] = round(1000 * statistics.median(own.seconds[1:]) / asked, 4)
-            row[f"clock ms at batch {batch}"] = round(1000 * seconds / asked, 4)
+            row[f"clock ms at batch {batch}"] = round(1000 * seconds / asked / own.together, 4)
     return [own.answers for own in timed]
 
 

@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from dsi.eval.tables import markdown_table
-from dsi_experiments.benchmarks.index_measure import FUSED
+from dsi_experiments.benchmarks.index_measure import FILTERED, FUSED, NEEDED, REMOVED
 
 Row = dict[str, Any]
 Curves = dict[str, list[tuple[float, float]]]
@@ -16,6 +16,8 @@ def report(record: dict[str, Any]) -> str:
     """Markdown: the least milliseconds by recall, all rows, and what the data are like."""
     lines = [f"# {_title(record)}", "", _about(record), ""]
     lines += ["## Milliseconds a query at a recall", "", _by_recall(record), ""]
+    if record["changes"]:
+        lines += ["## A filter and a removal", "", _changes(record), ""]
     lines += ["## Every knob", "", _all_rows(record), ""]
     if record["left out"]:
         lines += [f"Left out: {'; '.join(record['left out'])}.", ""]
@@ -67,6 +69,28 @@ def _cheapest(record: dict[str, Any], kind: str, name: str) -> list[str]:
     seconds = "" if sizes["build seconds"] is None else f"{sizes['build seconds']:,.0f}"
     size = f"{sizes['private bytes']:,.0f} / {sizes['disk bytes']:,.0f}"
     return [*cells, size, seconds, f"{sizes['ms to add one']:,.0f}"]
+
+
+def _changes(record: dict[str, Any]) -> str:
+    """What a filter and a removal do to each system, at the knob that it needs without them."""
+    rows: dict[str, list[str]] = {}
+    for row in record["changes"]:
+        knob = f"{row['knob']} {row['value']:,.0f}" if row["knob"] else ""
+        times = " / ".join(f"{row[f'ms at batch {batch}']:.3g}" for batch in (1, 64))
+        own = rows.setdefault(row["system"], [row["system"], knob])
+        own += [f"{row['recall@10']:.3f}", times]
+        if row["scores"] == REMOVED:
+            own.append("cannot" if row["seconds to remove"] is None else f"{row['seconds to remove']:.3g}")
+    heads = [
+        f"at recall {NEEDED:g}, ms at batch 1 / 64",
+        "knob",
+        f"{FILTERED}: recall",
+        "ms",
+        f"{REMOVED}: recall",
+        "ms",
+        "s to remove",
+    ]
+    return markdown_table(heads, list(rows.values()))
 
 
 def _all_rows(record: dict[str, Any]) -> str:

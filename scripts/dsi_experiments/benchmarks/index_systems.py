@@ -1,11 +1,12 @@
 """Our systems in the index benchmark, and the list of all."""
 
+import time
 from collections.abc import Callable, Collection, Sequence
 
 import torch
 
 from dsi.docids.tree import DocidTree
-from dsi.docids.updating import add_documents
+from dsi.docids.updating import add_documents, remove_documents
 from dsi.docids.vectors import VectorsConfig
 from dsi.docids.words.bm25 import Lexical
 from dsi.generator.config import GeneratorConfig, ObjectiveConfig
@@ -15,6 +16,7 @@ from dsi.search.queries import QueryBatch
 from dsi.search.request import SearchConfig, SearchRequest
 from dsi_experiments.benchmarks.index_data import Searched
 from dsi_experiments.benchmarks.index_faiss import (
+    Bools,
     Codes,
     Flat,
     Floats,
@@ -23,6 +25,7 @@ from dsi_experiments.benchmarks.index_faiss import (
     K,
     Lists,
     RefinedCodes,
+    ScalarCodes,
     Search,
     System,
     code_bytes,
@@ -58,6 +61,17 @@ class Exact(System):
         tree, query, beam = DocidTree.load(data.folder / self.files[0]), data.queries[:1], SearchConfig().beam_width
         TreeSearch(tree, self.method)(query, beam)
         return lambda: TreeSearch(add_documents(tree, query), self.method)(query, beam)
+
+    def filtered(self, data: Searched, allowed: Bools) -> Search:
+        """As in `System`."""
+        search = self.search(data)
+        return lambda queries, beam: search(queries, beam, allowed=allowed)
+
+    def removed(self, data: Searched, gone: Bools) -> tuple[Search, float | None]:
+        """As in `System`."""
+        tree, started = DocidTree.load(data.folder / self.files[0]), time.process_time()
+        smaller = remove_documents(tree, tree.doc_rows[gone])
+        return TreeSearch(smaller, self.method), time.process_time() - started
 
 
 class ExactSmall(Exact):
@@ -112,13 +126,13 @@ class TreeSearch:
         self._method = WordsOnly(index) if method == WORDS_ONLY else index.methods[method]
         self._weight = weight if lexical else 0.0
 
-    def __call__(self, queries: Floats, beam: float, texts: Sequence[str] = ()) -> Found:
+    def __call__(self, queries: Floats, beam: float, texts: Sequence[str] = (), allowed: Bools | None = None) -> Found:
         """Return the nearest documents; `beam` takes no part in an exact search."""
         config = SearchConfig(beam_width=max(int(beam), 1), lexical_weight=self._weight)
         states, mask = torch.zeros(len(queries), 1, 1), torch.ones(len(queries), 1, dtype=torch.bool)
         rows, embeddings = torch.arange(len(queries)), torch.from_numpy(queries)
         batch = QueryBatch(rows, states, mask, embeddings, list(texts) or [""] * len(queries))
-        result = self._method.retrieve(batch, SearchRequest(K, config))
+        result = self._method.retrieve(batch, SearchRequest(K, config, allowed))
         return Found(result.positions, result.read)
 
 
@@ -128,7 +142,7 @@ def systems(left_out: Collection[str] = ()) -> list[System]:
     Raises:
         ValueError: a name that is none, or that of an exact answer by float32.
     """
-    others = [Generate(), ExactSmall(), GenerateSmall(), Lists(), Codes(), RefinedCodes(), Graph()]
+    others = [Generate(), ExactSmall(), GenerateSmall(), Lists(), ScalarCodes(), Codes(), RefinedCodes(), Graph()]
     names = [system.name for system in others]
     for name in left_out:
         if name not in names:

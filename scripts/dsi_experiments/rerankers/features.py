@@ -184,10 +184,10 @@ def _siblings_by_vectors(engine: TiedEngine, batch: QueryBatch, positions: Ints)
         scores = np.zeros((2, *children.shape), dtype=np.float32)  # by generator and by encoder
         for row, vector in enumerate(vectors):
             inner, leaf = exists[row] & is_inner[row], exists[row] & ~is_inner[row]
-            scores[:, row, leaf] = tree.embeddings.dots(vector, documents[row][leaf])
+            scores[:, row, leaf] = tree.embeddings.dots(vector[None], documents[row][leaf][None])[0]
             if inner.any():
                 for own, scorer in zip(scores, scorers, strict=True):
-                    own[row][inner] = scorer.scores(level, row, children[row][inner])
+                    own[row][inner] = scorer.scores(level, np.array([row]), children[row][inner][None])[0]
         generative, dense = scores / np.float32(_TEMPERATURE)
         yield Siblings(generative, dense, exists, np.maximum(digits[:, :, level], 0))
 

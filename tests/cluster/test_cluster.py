@@ -56,8 +56,11 @@ def named(texts: list[str]) -> dict[str, str]:
     return {str(number): text for number, text in enumerate(texts)}
 
 
-def check_equal(found: SearchResult, expected: SearchResult) -> None:
-    """The same documents, scores, order up to ties, sources and certificates."""
+def check_equal(found: SearchResult, expected: SearchResult, *, may_prove_more: bool = False) -> None:
+    """The same documents, scores, order up to ties, sources and certificates.
+
+    Shards rescore their own best by codes each, so together they may read all documents where one process does not.
+    """
     assert found.positions.shape == expected.positions.shape
     for row in range(len(expected.positions)):
         scores, others = found.scores[row], expected.scores[row]
@@ -67,7 +70,7 @@ def check_equal(found: SearchResult, expected: SearchResult) -> None:
         last = np.isclose(others, others[-1], rtol=1e-5, atol=1e-5)
         assert (same | ties | last).all(), (found.positions[row], expected.positions[row], others)
         assert (found.sources[row] == expected.sources[row])[same].all()
-    assert (found.exact == expected.exact).all()
+    assert (found.exact == expected.exact).all() or (may_prove_more and (found.exact >= expected.exact).all())
 
 
 OPTIONS = [
@@ -100,7 +103,7 @@ def test_answers_are_those_of_one_process(cluster, runs, collection, name, monke
             monkeypatch.setattr(generate, "_OUTRIGHT", few)
             for options in [*OPTIONS, *filters]:
                 found = shards.search_encoded(encoded, **options)
-                check_equal(found, one.search_encoded(encoded, **options))
+                check_equal(found, one.search_encoded(encoded, **options), may_prove_more=name == "codes")
                 assert (found.coverage == 1).all()
                 assert not any(found.missing)
         assert shards.search(texts[0])[0] == one.search(texts[0])[0]

@@ -49,7 +49,7 @@ from dsi.training.preflight import check_settings
 from dsi.training.stages import launch, stage_seconds
 from dsi_experiments.descents import one_by_one
 from dsi_experiments.rows import Rows, write_table
-from dsi_experiments.tables import Row
+from dsi_experiments.tables import Row, t5_of
 
 SPLIT = "test"
 ANSWERS = 10
@@ -170,8 +170,7 @@ class Laboratory:
 
     def _t5(self, row: Row) -> str:
         """The T5 that a row begins with, "" for none; raises ValueError if it needs one that the base does not name."""
-        generator = self.base.generator
-        t5 = generator.decoder if generator.reads == "states" else ""
+        t5 = t5_of(dataclasses.asdict(self.base.generator))
         if row.needs_t5 and not t5:
             raise ValueError("No T5 is at hand; name one by --set generator.decoder=FOLDER, as wide as the encoder.")
         return t5 if row.t5 or row.needs_t5 else ""

@@ -15,7 +15,7 @@ from typing import Any
 from dsi.docids.files.storage import digest, write_bytes, write_json
 from dsi_experiments.published import Measured, experiment_table
 from dsi_experiments.report import save_report
-from dsi_experiments.tables import REFERENCES, TABLES
+from dsi_experiments.tables import REFERENCES, TABLES, t5_of
 
 Values = dict[str, dict[str, float]]
 """{measure: {query_id: value}}."""
@@ -122,19 +122,19 @@ def write_table(output: Path, table: str, seeds: Sequence[int]) -> str:
     if not measured:
         raise ValueError(f"{rows.path} has no row that was measured under seed {', '.join(map(str, seeds))}.")
     not_run = [
-        (row.name, row.published, "not run" if _has_t5(measured[0][0].record) else "not run: no T5 at hand")
+        (
+            row.name,
+            row.published,
+            "not run"
+            if t5_of(measured[0][0].record.get("config", {}).get("generator", {}))
+            else "not run: no T5 at hand",
+        )
         for row in TABLES[table]
         if row.needs_t5 and row.name not in {name for name, _ in records}
     ]
     text = experiment_table(measured, measured[0][0].record["queries"], REFERENCES[table], not_run)
     save_report(output, table, text)
     return text
-
-
-def _has_t5(record: dict[str, Any]) -> bool:
-    """Whether the configuration of a row had a T5 at hand, from which its decoder comes."""
-    generator = record.get("config", {}).get("generator", {})
-    return bool(generator.get("decoder")) and generator.get("reads") != "text"
 
 
 def _is(record: dict[str, Any], row: str, seed: int) -> bool:

@@ -80,6 +80,11 @@ class Row:
     points: str = ""
 
 
+def t5_of(generator: Mapping[str, Any]) -> str:
+    """Return the T5 that a section `[generator]` takes its decoder from, "" for none."""
+    return "" if generator.get("reads") == "text" else str(generator.get("decoder", ""))
+
+
 def _both(*several: Changes) -> Changes:
     merged: dict[str, dict[str, Any]] = {}
     for changes in several:

@@ -1,7 +1,7 @@
 """The toy experiment of Zhuo et al. 2020 (Tables 1 and A.1) on our tree: what beam search loses by the targets of nodes.
 
 `dsi reproduce toy`. Nodes score their best estimate from N samples of relevance; the rows "Algorithm 1" are trained on
-the samples, as the paper prints it.
+the samples, by the paper's algorithm taken literally.
 """
 
 import math
@@ -97,7 +97,7 @@ def toy(
 
 
 def algorithm_1(targets: TreeTargets, samples: Tensor, k: int, steps: int) -> Tensor:
-    """Train one logit a node by Algorithm 1 of the paper as it is printed, and return the logits, [runs, nodes].
+    """Train one logit a node by Algorithm 1 of the paper, taken literally, and return the logits, [runs, nodes].
 
     Differs from our objective "otm": it begins with the beam and with zhat, from random weights, and nothing else ever adds a
     node. A node outside the beam's candidates keeps the weight it began with.

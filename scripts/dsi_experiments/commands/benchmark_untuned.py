@@ -224,8 +224,9 @@ def _some(collection: "Collection") -> "Dataset":
 
 def _asked(kind: str, queries: Mapping[str, Sequence[str]]) -> "Pseudo":
     """Return the first query of each document, and the judgements that it is from there."""
-    texts = {f"{kind}-{doc_id}": own[0] for doc_id, own in queries.items() if own}
-    return texts, {query_id: {query_id.removeprefix(f"{kind}-"): 1.0} for query_id in texts}
+    found = {doc_id: own[0] for doc_id, own in queries.items() if own}
+    texts = {f"{kind}-{doc_id}": text for doc_id, text in found.items()}
+    return texts, {f"{kind}-{doc_id}": {doc_id: 1.0} for doc_id in found}
 
 
 def _by_parts(

@@ -21,13 +21,11 @@ without training. Several processes or GPUs share the work under `accelerate lau
 
 import argparse
 import importlib
-import sys
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from dsi.commands.arguments import add_device, add_settings, parser
 from dsi.commands.libraries import load_libraries
-from dsi.commands.main import run_command
 from dsi.commands.values import collection_folder, count, number, output_folder
 from dsi_experiments.configs import experiment_configuration
 from dsi_experiments.tables import TABLES, Row
@@ -155,7 +153,3 @@ def _choose(rows: Sequence[Row], texts: Sequence[str] | None) -> list[Row]:
 
 def _module(name: str) -> Any:
     return importlib.import_module(f"dsi_experiments.{name}")
-
-
-if __name__ == "__main__":
-    sys.exit(run_command(main, sys.argv[1:]))

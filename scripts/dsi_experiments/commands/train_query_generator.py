@@ -5,13 +5,11 @@ trained on, only measured.
 """
 
 import argparse
-import sys
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from dsi.commands.arguments import add_data, parser
 from dsi.commands.libraries import load_libraries
-from dsi.commands.main import run_command
 from dsi.commands.values import count, number, output_folder
 
 if TYPE_CHECKING:
@@ -74,7 +72,3 @@ def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
     )
     command_line.add_argument("--device", help="cpu keeps the training on the CPU")
     return command_line.parse_args(argv)
-
-
-if __name__ == "__main__":
-    sys.exit(run_command(main, sys.argv[1:]))

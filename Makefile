@@ -24,7 +24,7 @@ lint: .venv/installed
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
-	git ls-files | grep -v '^dsi/\(docids\|eval\|contrastive\)$$' | xargs $(BIN)/codespell
+	$(BIN)/typos
 
 docs: .venv/installed
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet

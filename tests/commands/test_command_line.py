@@ -129,7 +129,7 @@ def no_libraries(monkeypatch):
         ("train --data minipedia --output {file}", "is a file; name a folder to write into"),
         ("train --data minipedia --output {file}/run", "is a file; name a folder to write into"),
         (
-            "train --data minipedia --output run --config nq10k-smal",
+            "train --data minipedia --output run --config nq10k-smal",  # misspelt
             "neither a file nor one of digits, language-model, paper",
         ),
         ("compare-docids --data minipedia --output o --config nq1", "and of the experiments nq100k-small, nq10k-genre"),
@@ -197,8 +197,8 @@ def test_minipedia_is_a_collection_by_name_but_a_folder_of_that_name_goes_first(
 @pytest.mark.parametrize(
     ("name", "hint"),
     [
-        ("trian", "did you mean 'train'?"),  # codespell:ignore trian
-        ("evalute", "did you mean 'evaluate'?"),  # codespell:ignore evalute
+        ("trian", "did you mean 'train'?"),  # misspelt
+        ("evalute", "did you mean 'evaluate'?"),  # misspelt
         ("query", "did you mean 'search'?"),
         ("add", "did you mean 'update'?"),
         ("xyz", "dsi --help lists the commands."),

@@ -182,7 +182,7 @@ def _unpickle_changed(model: MultiVectorModel, folder: Path, before: Path) -> No
 
 
 @pytest.mark.parametrize("form", ROAD)
-def test_late_interaction_is_the_librarys_maxsim_a_token(run, models, collection, form):
+def test_late_interaction_is_maxsim_as_the_library_has_it(run, models, collection, form):
     """Of floats to 1e-5; of codes it is MaxSim over decoded vectors; both methods rank by it."""
     retriever, own, texts = load(run(form)), library(models(form)), whole_texts(collection)
     queries, documents = own.encode_query(QUERIES), own.encode_document(texts)

@@ -304,7 +304,7 @@ def title_tree(titles: list[str]) -> DocidTree:
 
 
 def test_titles_are_told_apart_by_as_many_tokens_as_that_takes():
-    titles = ["abc", "abd", "ab", "b long title", "abc", "x"]  # codespell:ignore abd
+    titles = ["abc", "abd", "ab", "b long title", "abc", "x"]  # misspelt
     vectors = embeddings_of(6)
     given = SchemeInput(vectors, DocidsConfig(method="title"), titles=titles, title_model=Letters())
     docids = make_docids(given)

@@ -748,7 +748,7 @@ def test_a_series_of_queries_has_places_as_ids(kind):
             {"tags": ["river", "border"], "date": date(2024, 1, 15)},
         ),
         ("---\nlang: en\n---\n# Elbe\nFlows.", "Elbe", "# Elbe\nFlows.", {"lang": "en"}),
-        ("---\n: [\n---\n# Oder\n", "Oder", None, {}),  # codespell:ignore
+        ("---\n: [\n---\n# Oder\n", "Oder", None, {}),  # misspelt
         ("---\n\nA line above, a line below.\n\n---\n", "notes", None, {}),
     ],
 )

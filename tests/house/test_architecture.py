@@ -190,7 +190,7 @@ def test_help_of_an_everyday_command_imports_nothing_heavy(command):
 
 
 def test_what_is_wrong_with_a_setting_or_a_device_is_told_before_models_are_imported():
-    wrong = [["--set", "encoder.nam=x"], ["--set", "contrastive.epochs=0"], ["--device", "gpu"]]  # codespell:ignore nam
+    wrong = [["--set", "encoder.nam=x"], ["--set", "contrastive.epochs=0"], ["--device", "gpu"]]  # misspelt
     code = f"""
 import sys, dsi.commands.main as m
 print([m.main(["train", "--data", "minipedia", "--output", "unwritten", *given]) for given in {wrong}])

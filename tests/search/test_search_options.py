@@ -53,7 +53,7 @@ def indexes(sentence_t5_folder, tmp_path_factory):
 WRONG = [
     # Options that do not exist: a near name, or all of them.
     ("tied", {"beam_with": 3}, "has no option 'beam_with'; did you mean 'beam_width'?"),
-    ("tied", {"lexical_wieght": 0.1}, "has no option 'lexical_wieght'; did you mean 'lexical_weight'?"),
+    ("tied", {"lexical_wieght": 0.1}, "has no option 'lexical_wieght'; did you mean 'lexical_weight'?"),  # misspelt
     ("tied", {"candidate": 5}, "has no option 'candidate'; did you mean 'candidates'?"),
     ("tied", {"top_k": 5}, "has no option 'top_k'; did you mean 'k'?"),
     ("tied", {"num_results": 5}, "has no option 'num_results'; did you mean 'k'?"),

@@ -136,8 +136,8 @@ def test_filters_and_an_explanation(service, library):
         ("search", {"query": "x" * 101}, "Query 0 must have at most 100 characters on this server, got 101"),
         (
             "search",
-            {"query": QUERY, "where": "numbr = 1"},  # codespell:ignore numbr
-            "no such column: numbr; the nearest is number",  # codespell:ignore numbr
+            {"query": QUERY, "where": "numbr = 1"},  # misspelt
+            "no such column: numbr; the nearest is number",  # misspelt
         ),
         ("search", {"query": QUERY, "allow": ["nowhere"]}, "nowhere"),
         ("search", {"query": QUERY, "tokens": 8001}, r"tokens must be in [1, 8000] on this server, got 8001"),

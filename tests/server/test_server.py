@@ -150,7 +150,7 @@ def test_several_queries_have_parts_of_their_own(client):
 @pytest.mark.parametrize(
     ("method", "path", "status", "words"),
     [
-        ("GET", "/serch", 404, "This server has no path '/serch'; did you mean '/search'?"),  # codespell:ignore serch
+        ("GET", "/serch", 404, "This server has no path '/serch'; did you mean '/search'?"),  # misspelt
         ("POST", "/query", 404, "This server has no path '/query'; there are /, "),
         ("GET", "/documents/nope", 404, "The doc_id 'nope' is not in the index."),
         ("GET", "/search", 405, "/search takes POST, got GET."),

@@ -180,7 +180,7 @@ def _line(parser: argparse.ArgumentParser, index: TinyIndex, chance: Random, fol
             else [*action.option_strings[-1:], *values]
         )
     if flaw == "unknown":
-        given, wrong = [*given, chance.choice(["--no-such-option", "--x=3", "-Z", "--alpah=0.5"])], True
+        given, wrong = [*given, chance.choice(["--no-such-option", "--x=3", "-Z", "--alpah=0.5"])], True  # misspelt
     return given, wrong
 
 
@@ -236,7 +236,7 @@ def _options(chance: Random) -> tuple[dict[str, Any], list[str]]:
         "lexical_weight": [0.0, 0.3],
         "token_weight": [0.0, 0.1],
         "method": ["generate", "exact"],
-        "where": [condition(chance)[0], "yaer = 1"],  # codespell:ignore yaer
+        "where": [condition(chance)[0], "yaer = 1"],  # misspelt
         "allow": [ids[:5], ["missing"]],
         "deny": [ids[3:9]],
     }

@@ -326,7 +326,7 @@ def wrong_type(settings: dict[str, Any], chance: Random) -> dict[str, Any]:
     known, section = _written_sections(), chance.choice(sorted(sections()))
     wrong = copy.deepcopy(settings)
     if chance.random() < 0.2:
-        wrong[chance.choice(["serach", "Search", "x", "é", "a.b"])] = chance.choice(HOSTILE)  # codespell:ignore serach
+        wrong[chance.choice(["serach", "Search", "x", "é", "a.b"])] = chance.choice(HOSTILE)  # misspelt
     elif not isinstance(known[section], dict):
         wrong[section] = _other_type(known[section], chance)
     elif chance.random() < 0.2:
@@ -419,7 +419,7 @@ def _single(chance: Random) -> tuple[str, Test]:
             column, negated, lambda own: value <= own <= top
         )
     if kind == "like" and column == "lang":
-        pattern = "".join(chance.choice("enDE%_'.*") for _ in range(chance.randrange(4)))  # codespell:ignore
+        pattern = "".join(chance.choice("enDE%_'.*") for _ in range(chance.randrange(4)))  # misspelt
         regex = "".join({"%": ".*", "_": "."}.get(letter, re.escape(letter)) for letter in pattern)
         found = re.compile(regex, re.DOTALL | re.IGNORECASE)
         return f"{column} {word}like {_written(pattern)}", _known(

@@ -89,7 +89,7 @@ OPTIONS = {
         (
             "",
             "year",
-            "yaer > 1",  # codespell:ignore yaer
+            "yaer > 1",  # misspelt
             "year > '1'",
             3,
             True,
@@ -97,7 +97,7 @@ OPTIONS = {
             MASK * 1,
             MASK[None],
             list(MASK),
-            pc.field("yaer") > 1,  # codespell:ignore yaer
+            pc.field("yaer") > 1,  # misspelt
             pc.field("year"),
             pc.field("year") > "x",
         ),
@@ -282,9 +282,9 @@ def _plain_calls(index: TinyIndex, folder: Path) -> dict[str, tuple[Callable[[An
             Argument(
                 {"search": {"alpha": 0.5}},
                 (
-                    {"serach": {}},  # codespell:ignore serach
+                    {"serach": {}},  # misspelt
                     {"search": 3},
-                    {"search": {"alhpa": 1.0}},  # codespell:ignore alhpa
+                    {"search": {"alhpa": 1.0}},  # misspelt
                     3,
                     "x",
                     {3: 4},

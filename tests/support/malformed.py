@@ -19,7 +19,7 @@ TEXTS = [
     "", " ", "x" * 3000, "a\0b", "\ud800", "\u202e\x1b[2J", "𝕏" * 600, "-" * 2000, "\n" * 900 + "x", "ﷺ" * 900, "../..",
     "%s%n{0}", "'", '"', "null",
 ]  # fmt: skip
-WHERES = [
+CONDITIONS = [
     "(" * 10**5, "not " * 10**4 + "number = 1", '"\ud800" = 1', '"a\nb" = 1', f'"{"x" * 10**4}" = 1', "''",
     "number = 1 or " * 999 + "1", "number in (" + "1," * 9000 + "1)", f"title like '{'%a' * 250}'", f"title like '{'_' * 501}'",
     "number = 9e999", "number = ", "number = 'x'", "nothing = 1", f"number = {'9' * 60}", "number < 1e308",
@@ -28,7 +28,7 @@ WHERES = [
 ]  # fmt: skip
 VALUES: list[Any] = [
     0, -1, 1, 7, 10**6, 2**63, 10**30, 10**4000, 0.5, -0.5, 1e300, -0.0, float("nan"), float("inf"), -float("inf"), True, False,
-    [], [[]], [None], [0], ["danube"], ["danube"] * 10**4, {}, {"x": 1}, {"": {}}, [{}], *TEXTS, *WHERES,
+    [], [[]], [None], [0], ["danube"], ["danube"] * 10**4, {}, {"x": 1}, {"": {}}, [{}], *TEXTS, *CONDITIONS,
 ]  # fmt: skip
 SHORT = [value for value in VALUES if len(repr(value)) < 5000]
 """A document of a longer id could not be named in an address."""
@@ -94,7 +94,7 @@ def odd_fields(chance: Random, number: int) -> Request:
     for _ in range(chance.choice([1, 1, 2, 4])):
         body[chance.choice(FIELDS)] = chance.choice(VALUES)
     if chance.random() < 0.3:
-        body["where"] = chance.choice(WHERES)
+        body["where"] = chance.choice(CONDITIONS)
     if chance.random() < 0.2:
         del body["query"]
     return _http("POST", chance.choice(["/search", "/search", "/explain"]), json.dumps(body).encode())

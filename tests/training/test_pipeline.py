@@ -634,7 +634,7 @@ def test_configurations_survive_writing_and_unknown_keys_name_the_nearest(tmp_pa
             "[search]\nbeam_with = 3",
             r"config.toml: 'search.beam_with' is not a setting; did you mean 'search.beam_width'\?",
         ),
-        ("[serch]\nalpha = 1.0", r"'serch' is not a setting; did you mean 'search'\?"),  # codespell:ignore serch
+        ("[serch]\nalpha = 1.0", r"'serch' is not a setting; did you mean 'search'\?"),  # misspelt
         ("[search]\nalpha = 'high'", r"search: alpha must be a number, got 'high'"),
         ("[search]\nalpha = 3.0", r"alpha must be between 0 and 1, got 3.0"),
         ("[search]\nbeam_width = true", r"beam_width must be an integer, got True"),
@@ -773,8 +773,8 @@ def test_an_index_is_trained_tuned_measured_and_searched_from_python(
 
 
 def test_bad_commands_exit_with_2_and_one_line(capsys, tmp_path):
-    assert main(["trian"]) == 2  # codespell:ignore trian
-    assert "unknown command 'trian'" in capsys.readouterr().err
+    assert main(["trian"]) == 2  # misspelt
+    assert "unknown command 'trian'" in capsys.readouterr().err  # misspelt
     assert main(["search", str(tmp_path), "--query", "x"]) == 2
     error = capsys.readouterr().err
     assert "holds no finished index" in error

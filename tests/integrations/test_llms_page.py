@@ -1,4 +1,4 @@
-"""The processors for vLLM and SGLang of docs/develop/llm-servers.md, run with stand-ins of their base classes and a step."""
+"""The processors for vLLM and SGLang of docs/develop/llm-servers.md, run with stand-ins of base classes and a step."""
 
 import re
 import sys

@@ -1,4 +1,4 @@
-"""The processors for vLLM and SGLang of docs/use/llms.md, run with stand-ins of their base classes and of a step."""
+"""The processors for vLLM and SGLang of docs/develop/llm-servers.md, run with stand-ins of base classes and a step."""
 
 import re
 import sys
@@ -12,7 +12,7 @@ import torch
 from dsi.integrations.transformers import TrieProcessor
 from dsi.tries import Trie
 
-PAGE = Path(__file__).parents[2] / "docs" / "use" / "llms.md"
+PAGE = Path(__file__).parents[2] / "docs" / "develop" / "llm-servers.md"
 END, VOCABULARY = 1, 12
 TRIES = {
     3: Trie.from_tokens([[5, 6], [5, 6, 7], [8]], [END], vocabulary=VOCABULARY),

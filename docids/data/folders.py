@@ -171,7 +171,7 @@ class _Ignored:
         try:
             from pathspec import GitIgnoreSpec
         except ModuleNotFoundError:
-            kind = ".gitignore files; they are not heeded without pathspec (pip install 'dr-scl[files]')"
+            kind = '.gitignore files; they are not heeded without pathspec (pip install "dr-scl[files]")'
             self._odd.count(kind, _shown(folder))
             return
         patterns: list[Any] = []
@@ -249,7 +249,7 @@ def _readable(file: SourceFile, base: str, odd: Oddities) -> Rows:
 def _reason(error: Exception) -> str:
     """Return what a file is that cannot be read, because of an error."""
     if isinstance(error, ModuleNotFoundError):
-        return f"of a kind that needs {error.name} (pip install 'dr-scl[files]')"
+        return f'of a kind that needs {error.name} (pip install "dr-scl[files]")'
     if isinstance(error, UnreadableError):
         return str(error)
     return "not to be opened" if isinstance(error, OSError) else "broken"

@@ -183,7 +183,7 @@ def test_of_a_compressed_file_no_more_than_the_limit_is_unpacked(folder, name, m
             yield block
 
     monkeypatch.setattr(readers, "_blocks", counted)
-    with pytest.raises(UnreadableError, match="^larger than 1 MB$"):
+    with pytest.raises(UnreadableError, match=r"^larger than 1 MB$"):
         list(readers.parts_of(root / name))
     assert read == 2**20 + 1
 
@@ -215,9 +215,10 @@ def test_a_library_that_is_not_installed_is_named_with_what_installs_it(folder, 
     for library in ("pypdfium2", "pathspec"):
         monkeypatch.setitem(sys.modules, library, None)
     assert list(read(root)) == ["b.txt", "c.md"]
+    install = '(pip install "dr-scl[files]")'
     assert sorted(message.removeprefix(f"{root}: ") for message in caplog.messages) == [
-        f".gitignore files: 1, the first '{root}'; they are not heeded without pathspec (pip install 'dr-scl[files]').",
-        "files that are of a kind that needs pypdfium2 (pip install 'dr-scl[files]'): 1, the first 'a.pdf'; they are left out.",
+        f".gitignore files: 1, the first '{root}'; they are not heeded without pathspec {install}.",
+        f"files that are of a kind that needs pypdfium2 {install}: 1, the first 'a.pdf'; they are left out.",
     ]
 
 

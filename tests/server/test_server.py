@@ -590,7 +590,7 @@ def test_the_command_refuses_what_cannot_work(folder, monkeypatch, capsys):
 
 
 @pytest.mark.parametrize(("more", "host"), [([], "127.0.0.1"), (["--host", "0.0.0.0"], "0.0.0.0")])
-def test_a_server_says_what_it_loads_and_listens_at_this_machine_alone(folder, monkeypatch, capsys, more, host):
+def test_a_server_listens_at_this_machine_alone(folder, monkeypatch, capsys, more, host):
     given = {}
     monkeypatch.setenv("DSI_SERVER", "")
     monkeypatch.setattr("uvicorn.run", lambda app, **options: given.update(options))

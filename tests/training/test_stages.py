@@ -95,7 +95,7 @@ def test_one_line_at_the_start_says_how_much_there_is(collection, config, tmp_pa
     steps = -(-(pairs + count) // generator.batch_size) * int(generator.epochs)
     query_id, row = collection.pairs("train")[0]
     second = collection.documents["doc_id"][(row + 1) % count]
-    collection.qrels["train"][query_id][second] = 1  # a second document of a query is no query
+    collection.qrels["train"][query_id][second] = 1  # another document of the same query
     head = f"{count} documents, {pairs} train queries"
     pairs += 1
     of_tokens = 4 * -(-len({*collection.query_texts("train").values()}) // 32)

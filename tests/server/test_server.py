@@ -534,7 +534,7 @@ def test_a_stop_answers_what_was_asked_before(folder):
 @pytest.mark.slow
 @pytest.mark.parametrize("workers", ["1", "2"])
 def test_sigterm_stops_the_command_cleanly(folder, workers):
-    command = [sys.executable, "-m", "dsi.commands.serve", str(folder / "tied"), "--port", "0", "--workers", workers]
+    command = [sys.executable, "-m", "dsi", "serve", str(folder / "tied"), "--port", "0", "--workers", workers]
     process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
     begun = ""
     while "running on" not in begun or "startup complete" not in begun:

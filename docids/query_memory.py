@@ -271,6 +271,13 @@ class QueryMemory:
         kept = [np.array([pair not in gone for pair in own], bool) & ~np.isin(b.rows, whole) for b, own in pairs]
         return self._where(np.concatenate(kept))
 
+    def holds(self, queries: Sequence[str], rows: Ints) -> list[bool]:
+        """Return whether each pair is remembered; with a query "", whether any pair of the document is."""
+        held = {pair for block in self.blocks for pair in zip(block.keys.tolist(), block.rows.tolist(), strict=True)}
+        documents = {row for _, row in held}
+        pairs = zip(queries, self._keys(queries).tolist(), rows.tolist(), strict=True)
+        return [(key, row) in held if query else row in documents for query, key, row in pairs]
+
     def without(self, queries: Floats) -> "QueryMemory":
         """Return the memory without the pairs of some queries [n, dim], such as those that choose its weight."""
         if not len(self):

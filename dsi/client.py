@@ -11,7 +11,7 @@ from urllib.parse import quote
 try:
     import httpx
 except ModuleNotFoundError:
-    raise ModuleNotFoundError('dsi.client needs httpx: pip install ".[client]"') from None
+    raise ModuleNotFoundError('dsi.client needs httpx: pip install "dr-scl[client]"') from None
 
 Json = dict[str, Any]
 

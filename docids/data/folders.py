@@ -7,7 +7,7 @@ and never ends the rest; a file that is named by itself is an error instead. Fil
 import logging
 import os
 import re
-from collections import Counter
+from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -103,7 +103,7 @@ def source_files(paths: Sequence[Path], odd: Oddities) -> list[SourceFile]:
 
 def _walk(root: Path, odd: Oddities) -> Iterator[str]:
     """Yield the names, from a folder on, of the files in it and below it that may be read."""
-    ignored, others = _Ignored(root, odd), Counter[str]()
+    ignored, others = _Ignored(root, odd), defaultdict[str, list[str]](list)
 
     def forbidden(error: OSError) -> None:
         if isinstance(error, PermissionError):  # other folders have been removed meanwhile
@@ -122,12 +122,12 @@ def _walk(root: Path, odd: Oddities) -> Iterator[str]:
                 if _is_read(path):
                     yield os.fspath(path.relative_to(root))
                 else:
-                    others[path.suffix.lower() or "without a suffix"] += 1
+                    others[path.suffix.lower() or "without a suffix"].append(_shown(path.relative_to(root)))
     if others:
-        kinds = sorted(others.items(), key=lambda own: (-own[1], own[0]))
-        counts = ", ".join(f"{count:,} {_shown(suffix)}" for suffix, count in kinds[:5])
+        kinds = sorted(others.items(), key=lambda own: (-len(own[1]), own[0]))
+        counts = ", ".join(f"{len(names):,} {_shown(kind)} ({min(names)!r})" for kind, names in kinds[:5])
         more = f" and {len(kinds) - 5} other kinds" if len(kinds) > 5 else ""
-        logger.warning("%s: files of kinds that are not read: %s%s.", root, counts, more)
+        logger.warning("%s: files of kinds that are not read, each with the first: %s%s.", root, counts, more)
 
 
 def _may_enter(folder: Path, ignored: "_Ignored", odd: Oddities) -> bool:
@@ -153,8 +153,8 @@ def _is_inside(path: Path, root: Path, odd: Oddities) -> bool:
 def _is_read(path: Path) -> bool:
     try:
         return _is_table(path) or reader_of(path) is not None
-    except OSError:
-        return True  # opening it for reading counts it
+    except (OSError, UnreadableError):
+        return True  # reading it counts it
 
 
 class _Ignored:
@@ -171,7 +171,7 @@ class _Ignored:
         try:
             from pathspec import GitIgnoreSpec
         except ModuleNotFoundError:
-            kind = ".gitignore files; they are not heeded without pathspec (pip install 'dr-scl[files]')"
+            kind = '.gitignore files; they are not heeded without pathspec (pip install "dr-scl[files]")'
             self._odd.count(kind, _shown(folder))
             return
         patterns: list[Any] = []
@@ -249,7 +249,7 @@ def _readable(file: SourceFile, base: str, odd: Oddities) -> Rows:
 def _reason(error: Exception) -> str:
     """Return what a file is that cannot be read, because of an error."""
     if isinstance(error, ModuleNotFoundError):
-        return f"of a kind that needs {error.name} (pip install 'dr-scl[files]')"
+        return f'of a kind that needs {error.name} (pip install "dr-scl[files]")'
     if isinstance(error, UnreadableError):
         return str(error)
     return "not to be opened" if isinstance(error, OSError) else "broken"

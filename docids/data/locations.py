@@ -4,8 +4,9 @@ import io
 import re
 from collections.abc import Iterator, Mapping
 from pathlib import PurePath
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
+AnyPath = TypeVar("AnyPath", bound=PurePath)
 FILE, PLACE, VERSION = "source_file", "source_place", "source_version"
 """Columns of documents that were read from files: the path, where in the file the document begins, and digits of the file's
 sha256."""
@@ -45,6 +46,11 @@ class Location(NamedTuple):
         return {"address": str(self), **known}
 
 
+def plain_name(path: AnyPath) -> AnyPath:
+    """Return the path of a file without .gz at its end."""
+    return path.with_suffix("") if path.suffix.lower() == ".gz" else path
+
+
 def locate(metadata: Mapping[str, Any], text: str | None, span: tuple[int, int] | None) -> Location | None:
     """Return where a passage of a document stands; None if the document was not read from a file.
 
@@ -62,7 +68,7 @@ def locate(metadata: Mapping[str, Any], text: str | None, span: tuple[int, int] 
     passage = (text or "")[start:end]
     start += len(passage) - len(passage.lstrip())
     seen = start + (end - start) // 3 if span else start  # a heading soon after its beginning is that of the passage
-    heading = heading_at(text or "", seen, end, PurePath(file).suffix.lower())
+    heading = heading_at(text or "", seen, end, plain_name(PurePath(file)).suffix.lower())
     if kind != "line":
         return Location(file, place, None, heading)
     first = int(value) + (text or "").count("\n", 0, start)

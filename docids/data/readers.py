@@ -1,23 +1,28 @@
 """Reads texts, pages, mail and source code as documents: a table from the suffix of a file to the function that reads it.
 
-What is read with a library of the extra "files" imports it when a file of that kind comes. Knows nothing of folders.
+A file of another suffix is read if it is text; one that ends in .gz, as its name without that says. What is read with a library
+of the extra "files" imports it when a file of that kind comes. Knows nothing of folders.
 """
 
 import codecs
 import email
 import email.policy
+import gzip
 import json
 import logging
 import re
 import zipfile
+import zlib
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any, NamedTuple
 
 import yaml
 
-from dsi.docids.data.locations import headings
-from dsi.docids.data.sources import reason
+from dsi.docids.data.locations import headings, plain_name
+from dsi.docids.data.sources import RECORDS, reason
 
 logger = logging.getLogger(__name__)
 
@@ -28,7 +33,10 @@ _LONGEST = 50_000
 _FRONT = 2**16
 """Characters of front matter, at most."""
 _SNIFFED = 8_000
-"""Bytes of a file without a suffix in which no text has a NUL."""
+"""Bytes of a file of no known suffix that tell whether it is text."""
+_UTF_16 = (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)
+_BINARY = re.compile(rb"[\x00-\x06\x0e-\x1a\x1c-\x1f\x7f]")
+"""Control characters that no text has."""
 _CODE = re.compile(
     r"\.(bash|c|cc|cfg|clj|cpp|cs|cu|cxx|dart|el|ex|f90|fs|go|gradle|groovy|h|hpp|hs|ini|java|jl|js|jsx|kt|lisp|lua|m|ml|mjs"
     r"|php|pl|pm|proto|ps1|py|pyi|pyx|r|rb|rs|scala|sh|sql|swift|tcl|tex|toml|ts|tsx|v|vb|vue|yaml|yml|zig)"
@@ -63,11 +71,18 @@ Parts = Iterator[Part]
 
 
 def reader_of(path: Path) -> Callable[[Path], Parts] | None:
-    """Return the function that reads a file as documents, None for files of other kinds."""
-    suffix = path.suffix.lower()
+    """Return the function that reads a file as documents, None for files of other kinds.
+
+    Raises:
+        OSError: it cannot be opened.
+        UnreadableError: its compressed data are damaged.
+    """
+    suffix = plain_name(path).suffix.lower()
     if _CODE.fullmatch(suffix):
         return _code
-    return READERS.get(suffix) if suffix else _code if _is_text(path) else None
+    if suffix in READERS:
+        return READERS[suffix]
+    return _code if suffix not in RECORDS and _is_text(path) else None
 
 
 def parts_of(path: Path) -> Parts:
@@ -77,20 +92,54 @@ def parts_of(path: Path) -> Parts:
         UnreadableError: encrypted, broken, too large or without text.
         ModuleNotFoundError: the library that reads it is not installed.
     """
-    reader, size = reader_of(path), path.stat().st_size
+    reader = reader_of(path)
     if reader is None:
-        raise UnreadableError(f"of a kind that is not read (they are {', '.join(READERS)}, source code and tables)")
-    most = LARGEST_TEXT if reader in (_text, _markup, _code) else LARGEST
-    if size > most:
-        raise UnreadableError(f"larger than {most >> 20} MB")
-    is_empty = True
-    for part in reader(path) if size else ():
-        for own in _cut(part):
-            if own.text.strip():
-                is_empty = False
-                yield own
+        kinds = f"{', '.join(READERS)}, source code, other texts and tables"
+        raise UnreadableError(f"of a kind that is not read (they are {kinds})")
+    most = LARGEST_TEXT if reader in _TEXTS else LARGEST
+    with _unzipped(path, most) as plain:
+        size, is_empty = plain.stat().st_size, True
+        if size > most:
+            raise UnreadableError(f"larger than {most >> 20} MB")
+        for part in reader(plain) if size else ():
+            for own in _cut(part):
+                if own.text.strip():
+                    is_empty = False
+                    yield own
     if is_empty:
-        raise UnreadableError("without text, as scans are" if size and path.suffix.lower() == ".pdf" else "empty")
+        raise UnreadableError("without text, as scans are" if size and reader is _pdf else "empty")
+
+
+# Compressed files.
+
+
+@contextmanager
+def _unzipped(path: Path, most: int) -> Iterator[Path]:
+    """Give the path of a file; of one that ends in .gz, that of a file with its contents, up to one byte more than `most`."""
+    name = plain_name(path)
+    if name == path:
+        yield path
+        return
+    with TemporaryDirectory() as folder:
+        plain = Path(folder) / name.name
+        with plain.open("wb") as target:
+            target.writelines(_blocks(path, most + 1))
+        yield plain
+
+
+def _blocks(path: Path, most: int) -> Iterator[bytes]:
+    """Yield the first `most` bytes of a file, unzipped if its name ends in .gz, a block at a time.
+
+    Raises:
+        UnreadableError: the compressed data are damaged.
+    """
+    try:
+        with path.open("rb") if plain_name(path) == path else gzip.open(path) as file:
+            while most and (block := file.read(min(most, 2**20))):
+                most -= len(block)
+                yield block
+    except (EOFError, gzip.BadGzipFile, zlib.error):
+        raise UnreadableError("broken") from None
 
 
 def _cut(part: Part) -> Parts:
@@ -119,7 +168,7 @@ def decoded(content: bytes) -> tuple[str, bool]:
     Raises:
         UnreadableError: it is not text.
     """
-    if content.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
+    if content.startswith(_UTF_16):
         return content.decode("utf-16", errors="replace"), False
     if b"\0" in content:
         raise UnreadableError("not text")
@@ -131,13 +180,15 @@ def decoded(content: bytes) -> tuple[str, bool]:
 
 def is_other_encoding(path: Path) -> bool:
     """True if a text that was read is not UTF-8."""
-    return reader_of(path) in (_text, _markup, _code) and not decoded(path.read_bytes())[1]
+    if reader_of(path) not in _TEXTS:
+        return False
+    with _unzipped(path, LARGEST_TEXT) as plain:
+        return not decoded(plain.read_bytes())[1]
 
 
 def _is_text(path: Path) -> bool:
-    with path.open("rb") as file:
-        head = file.read(_SNIFFED)
-    return b"\0" not in head and head[:4] != b"\x7fELF"
+    head = b"".join(_blocks(path, _SNIFFED))
+    return head.startswith(_UTF_16) or not _BINARY.search(head)
 
 
 def _title(path: Path) -> str:
@@ -328,6 +379,7 @@ def _mail(path: Path) -> Parts:
     yield Part("", subject or _title(path), "\n".join([*heads, "", text]) if subject or text.strip() else "")
 
 
+_TEXTS = (_text, _markup, _code)
 READERS: dict[str, Callable[[Path], Parts]] = {
     ".txt": _text, ".text": _text, ".log": _text, ".md": _markup, ".markdown": _markup, ".rst": _markup, ".html": _html,
     ".htm": _html, ".xhtml": _html, ".pdf": _pdf, ".docx": _docx, ".pptx": _pptx, ".xlsx": _xlsx, ".ipynb": _notebook,

@@ -16,6 +16,7 @@ from dsi.commands.values import index_folder
 
 if TYPE_CHECKING:
     from dsi.docids.types import Run
+    from dsi.search.queries import EncodedQueries
 
 
 def main(argv: Sequence[str] | None = None) -> None:
@@ -49,7 +50,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     measures = [measure_name(name) for name in arguments.measures] or measures_for(qrels)
     depth, queries = max(map(cutoff, measures)), collection.query_texts(arguments.split)
     identical, most = collection.identical_ids & qrels.keys(), depth + bool(collection.identical_ids)
-    first, second = (_run(path, queries, most, arguments) for path in (arguments.a, arguments.b))
+    first, second = _runs((arguments.a, arguments.b), queries, most, arguments)
     if arguments.escape_ids:
         qrels, identical = escaped_ids(qrels), frozenset(map(escaped, identical))
     first, second = (without_identical(run, identical) for run in (first, second))
@@ -64,13 +65,30 @@ def _system(value: str) -> Path:
     return index_folder(value)
 
 
-def _run(path: Path, queries: dict[str, str], depth: int, arguments: Namespace) -> "Run":
-    """Return the run in a file, or that of an index."""
+def _runs(paths: Sequence[Path], queries: dict[str, str], depth: int, arguments: Namespace) -> "list[Run]":
+    """Return the runs in files, and those of indexes, of which those with the same encoder share the encoded queries."""
+    from dsi.docids.files.progress import progress
     from dsi.eval.trec import escaped_ids, read_run
     from dsi.store.retriever import GenerativeRetriever
 
-    if path.is_file():
-        return read_run(path)
-    given = {name: getattr(arguments, name) for name in ("device", "dtype")}
-    run = GenerativeRetriever.from_pretrained(path, **given).run(queries, depth)
-    return escaped_ids(run) if arguments.escape_ids else run
+    runs, encoded = list["Run"](), dict[str, "EncodedQueries"]()
+    for path in progress(paths, "systems", unit="system"):
+        if path.is_file():
+            runs.append(read_run(path))
+            continue
+        retriever = GenerativeRetriever.from_pretrained(path, device=arguments.device, dtype=arguments.dtype)
+        encoder = _encoder_of(path)
+        if encoder not in encoded:
+            encoded[encoder] = retriever.encode_queries(queries, show_progress=True)
+        run = retriever.run(encoded[encoder], depth)
+        runs.append(escaped_ids(run) if arguments.escape_ids else run)
+    return runs
+
+
+def _encoder_of(index: Path) -> str:
+    """Return what tells apart indexes whose queries are encoded in different ways."""
+    from dsi.store.verify import read_entries
+
+    manifest = read_entries(index / "manifest.json")
+    models = {name: value for name, value in manifest["fingerprints"].items() if name != "docids"}
+    return f"{models}, {manifest['encoder']['query_length']}"

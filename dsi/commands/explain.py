@@ -1,8 +1,8 @@
-"""`dsi explain`: print a search as a tree: nodes kept and pruned level by level, and the parts of each hit's score.
+"""`dsi explain`: print the answers of a search with the parts of their scores, and how it came about.
 
-Takes the search options of `dsi search`. --document says why a document is, or is not, among the answers, and which words it
-matches. --json prints what POST /explain of `dsi serve` answers. From Python: `retriever.explain(query)` and
-`retriever.search(query).explain(doc_id)`.
+Takes the search options of `dsi search`. --tree adds the nodes kept and pruned, level by level. --document says why a
+document is, or is not, among the answers, and which words it matches. --json prints what POST /explain of `dsi serve`
+answers. From Python: `retriever.explain(query)` and `retriever.search(query).explain(doc_id)`.
 """
 
 import json
@@ -14,14 +14,14 @@ from dsi.commands.values import count, query_text
 
 
 def main(argv: Sequence[str] | None = None) -> None:
-    """Print the tree of one search."""
+    """Print the answers of one search, and its tree if asked."""
     command_line = parser("explain", __doc__)
     add_index(command_line)
     command_line.add_argument("query", type=query_text, metavar="QUERY", help="a text")
     command_line.add_argument("-k", type=count, default=5, help="documents")
-    command_line.add_argument(
-        "--document", metavar="DOC_ID", help="a document: is it among the answers, and if not, why?"
-    )
+    shown = command_line.add_mutually_exclusive_group()
+    shown.add_argument("--document", metavar="DOC_ID", help="a document: is it among the answers, and if not, why?")
+    shown.add_argument("--tree", action="store_true", help="also the nodes that the walk kept and pruned")
     command_line.add_argument(
         "--json", action="store_true", help="print the tree, and the document, as one JSON object"
     )
@@ -40,6 +40,7 @@ def main(argv: Sequence[str] | None = None) -> None:
         explainer = Explainer(retriever, topics, arguments.query, arguments.k, options)
         print(json.dumps(explainer.whole(arguments.document), ensure_ascii=False))
     elif arguments.document is None:
-        print(retriever.explain(arguments.query, arguments.k, **options))
+        explanation = retriever.explain(arguments.query, arguments.k, **options)
+        print(explanation if arguments.tree else explanation.answer)
     else:
         print(retriever.search(arguments.query, arguments.k, **options).explain(arguments.document))

@@ -1,8 +1,8 @@
 """`dsi index`: make an index of texts, without training.
 
-A SOURCE is a file or a folder of files: .md, .txt, .rst, .html, .pdf, .docx, .pptx, .xlsx, .ipynb, .eml, source code, and
-tables with a document a row (.jsonl, .csv, .tsv, .parquet); or a collection in BEIR layout, on whose dev queries the weights
-are tuned. RUN is the folder of the index. From Python: `dsi.index`.
+A SOURCE is a file or a folder of files: .md, .txt, .rst, .html, .pdf, .docx, .pptx, .xlsx, .ipynb, .eml, source code and
+other texts, any of them compressed (.gz), and tables with a document a row (.jsonl, .csv, .tsv, .parquet); or a collection in
+BEIR layout, on whose dev queries the weights are tuned. RUN is the folder of the index. From Python: `dsi.index`.
 """
 
 from collections.abc import Sequence

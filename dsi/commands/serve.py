@@ -29,6 +29,8 @@ def main(argv: Sequence[str] | None = None) -> None:
     given = _parse(argv)
     _check_extras(given)
     settings = _settings(given)
+    if not given.quiet:  # uvicorn says when it is ready, and where
+        print(f"dsi: loading the libraries and the index {given.run} …", file=sys.stderr, flush=True)
     load_libraries()
     if given.mcp == "stdio":
         from dsi.server.agents import serve_stdio

@@ -68,6 +68,11 @@ class TiedGenerator(Generator):
         """True if it has a decoder, which reads the encoder's token states."""
         return bool(self.config.num_layers)
 
+    @property
+    def is_trained(self) -> bool:
+        """False if the query of every level is the query's embedding, as at first."""
+        return bool(self.maps.any() or (self.reads_states and self.states_maps.any()))
+
     def forward(
         self, embeddings: Tensor, token_states: Tensor | None = None, states_mask: Tensor | None = None
     ) -> LevelOutputs:

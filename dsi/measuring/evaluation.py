@@ -1,8 +1,8 @@
 """Measures an index beside its baselines: BM25, dense search, reciprocal rank fusion (RRF), dense + BM25.
 
 All systems search the same collection, with weights chosen on the same dev queries. The index is measured as users search it,
-with its own beam and ten documents per query, and beside controls: BM25's candidates without a walk, walks without BM25, and a
-walk without the generator.
+with its own beam and ten documents per query, and beside controls: BM25's candidates without a walk, walks without BM25, and,
+where a generator is trained, a walk without it.
 Knows nothing of how runs are made; see `dsi.measuring.runs`.
 """
 
@@ -32,6 +32,7 @@ from dsi.eval.measures import STANDARD_MEASURES, UNCUT, cutoff, mean, measure_na
 from dsi.eval.measures import evaluate as evaluate_run
 from dsi.eval.protocol import Splits, SystemResult, holm, overlap_splits, randomisation_test, table
 from dsi.eval.tables import html_table
+from dsi.generator.tied import TiedGenerator
 from dsi.measuring.known_items import MEANING, KnownItems, with_queries
 from dsi.measuring.provenance import provenance
 from dsi.measuring.runs import BM25Runs, DenseRuns, IndexRuns, generator_only, language_of
@@ -61,7 +62,7 @@ ROWS = {
     BM25_CANDIDATES: "a control: the best `candidates` by BM25, and those of earlier queries, by the document score; no walk",
     WALK: "only documents below the nodes of the walk, and those of earlier queries, ranked by the document score without BM25",
     WALK_40: "the same with a beam of 40, alike for every index",
-    ENCODER_WALK: "a control: alpha 0, the same beam",
+    ENCODER_WALK: "a control where a generator is trained: alpha 0, the same beam",
     UNTAUGHT: "a control: without what the index has learned from earlier queries, if it has",
     DECODER: "with (level, digit) and word tokens: beta 0",
     GENERATE: "the index as it searches by default",
@@ -363,7 +364,7 @@ class _Systems:
         return method
 
     def _add_controls(self) -> None:
-        """Add what the parts of a walk earn: words without a walk, walks without words, and a walk by the encoder alone."""
+        """Add what the parts of a walk earn: words without a walk, walks without words, and one without the generator."""
         config = self.retriever.search_config
         if self.retriever.lexical:
             weight = config.lexical_weight or LEXICAL_WEIGHT  # without a weight, no document is found by words
@@ -374,7 +375,8 @@ class _Systems:
         self._add(WALK_40, lambda: {**without_words, "beam_width": 40})
         if config.memory_weight and len(self.retriever.memory):
             self._add(UNTAUGHT, lambda: {"method": GENERATE, "memory_weight": 0.0})
-        if config.alpha:
+        generator = self.retriever.generator
+        if config.alpha and isinstance(generator, TiedGenerator) and generator.is_trained:
             self._add(ENCODER_WALK, lambda: {"method": GENERATE, "alpha": 0.0})
 
     def _add(self, name: str, changes: Callable[[], Mapping[str, Any]], method: type[Method] | None = None) -> None:

@@ -329,7 +329,7 @@ def _best_alpha(
 ) -> tuple[float, list[tuple[dict[str, Any], float]]]:
     """Return the alpha whose walks reach most of the exact top ten; of equal ones the largest."""
     engine = _tied(index)
-    alphas = ALPHAS if engine.generator.maps.any() or engine.generator.reads_states else (1.0,)
+    alphas = ALPHAS if engine.generator.is_trained else (1.0,)
     tried = [
         ({"alpha": alpha}, reached_share(engine, encoded, dataclasses.replace(config, alpha=alpha), exact))
         for alpha in alphas

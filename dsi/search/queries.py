@@ -1,6 +1,7 @@
 """Encoded queries: one pass of the encoder serves many searches. Knows nothing of what searches them."""
 
 from collections.abc import Callable, Iterable, Mapping, Sequence, Set
+from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import cache, partial
 from typing import Any, NamedTuple, TypeAlias
@@ -14,7 +15,7 @@ from dsi.contrastive.encoder import Encoder
 from dsi.docids.data.records import EMPTY_QUERIES, Oddities, checked_queries, id_of
 from dsi.docids.data.sources import is_table, items_of, records_of
 from dsi.docids.files.checks import plain, shown, text, unpack
-from dsi.docids.files.progress import progress
+from dsi.docids.files.progress import Bar
 
 Queries: TypeAlias = Mapping[str, str] | Iterable[Any]
 """Texts, whose places are their ids; {query_id: text}; a series of texts; records or a table with an id and a text. The answer
@@ -132,13 +133,15 @@ def encode_queries(
     texts, model = encoder.query_texts(read), encoder.token_model
     order = sorted(range(len(texts)), key=lambda row: len(texts[row]))
     batches = []
-    starts: Iterable[int] = range(0, len(order), batch_size)
-    for start in progress(starts, "queries", unit="batch") if show_progress else starts:
-        rows = order[start : start + batch_size]
-        encoded = encoder.forward([texts[row] for row in rows], "query")
-        by_model = None if model is None else cache(partial(model.vectors, [read[row] for row in rows], "query"))
-        own, cut = [queries[row] for row in rows], [texts[row] for row in rows]
-        batches.append(QueryBatch(torch.tensor(rows), *encoded[:3], own, encoded.words, by_model, cut))
+    with Bar("queries", unit="query", total=len(order)) if show_progress else nullcontext() as bar:
+        for start in range(0, len(order), batch_size):
+            rows = order[start : start + batch_size]
+            encoded = encoder.forward([texts[row] for row in rows], "query")
+            by_model = None if model is None else cache(partial(model.vectors, [read[row] for row in rows], "query"))
+            own, cut = [queries[row] for row in rows], [texts[row] for row in rows]
+            batches.append(QueryBatch(torch.tensor(rows), *encoded[:3], own, encoded.words, by_model, cut))
+            if bar is not None:
+                bar.update(len(rows))
     return EncodedQueries(query_ids, batches)
 
 

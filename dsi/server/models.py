@@ -307,7 +307,7 @@ class TreeNode(BaseModel):
     """A node of the docid tree: a cluster with telling words, or a document."""
 
     digits: list[int]
-    documents: int
+    documents: int = Field(description="Different ones below it; the pieces of a document may be below several nodes.")
     words: list[str] = []
     doc_id: str = ""
     title: str = ""

@@ -301,7 +301,7 @@ def _check_has(index: GenerativeRetriever, doc_id: str) -> None:
 
 def _node(index: GenerativeRetriever, topics: Topics, node: int, digits: Sequence[int]) -> Json:
     rows = index.tree.rows_below(node)
-    shown: Json = {"digits": list(digits), "documents": len(rows)}
+    shown: Json = {"digits": list(digits), "documents": len(np.unique(rows))}
     if node < index.tree.num_inner:
         return {**shown, "words": topics.telling_words(node)}
     (doc_id,) = index.documents.values_of("doc_id", rows[None])[0]

@@ -58,7 +58,7 @@ def _chooser(folder: Path, manifest: dict[str, Any]) -> str:
 
 def as_lines(info: dict[str, Any]) -> str:
     """Return `index_info` as lines of text."""
-    search = ", ".join(f"{name} {value}" for name, value in info["search"].items())
+    search = ", ".join(f"{name} {_shown(value)}" for name, value in info["search"].items())
     sizes = ", ".join(f"{name} {size:,.1f}" for name, size in info["megabytes"].items())
     versions = ", ".join(f"{name} {version}" for name, version in info["versions"].items())
     rows = {
@@ -70,3 +70,8 @@ def as_lines(info: dict[str, Any]) -> str:
         "versions": f"{versions}; format {info['format_version']}, generation {info['generation']}",
     }
     return "\n".join(f"{name:<10} {value}" for name, value in rows.items())
+
+
+def _shown(value: Any) -> str:
+    """Return a setting as a text, a fraction with three significant digits."""
+    return f"{value:.3g}" if isinstance(value, float) else str(value)

@@ -3,7 +3,6 @@
 Knows no folders.
 """
 
-import logging
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -19,9 +18,8 @@ from dsi.docids.types import Floats, Rows
 from dsi.store.documents import DocumentTable
 from dsi.store.updating import Content
 
-logger = logging.getLogger(__name__)
-
 _ABSENT = "pairs of documents that are not in the index; they are left out"
+_UNKNOWN = "pairs that the index has not learned; they are left out"
 _EMPTY = "pairs without a query; they are left out"
 
 
@@ -73,13 +71,17 @@ def with_pairs(content: Content, pairs: Sequence[Pair], vectors: Floats) -> Cont
 
 
 def without_pairs(content: Content, pairs: Sequence[Pair]) -> Content:
-    """Return the content after forgetting pairs; one with an empty query stands for all pairs of its document."""
-    _, queries, rows = _rows(content, pairs)
-    memory = content.memory.forget(queries, rows)
-    if len(memory) < len(content.memory):
-        return content._replace(memory=memory)
-    logger.warning("forget: the index has learned none of these pairs.")
-    return content
+    """Return the content after forgetting pairs; one with an empty query stands for all pairs of its document.
+
+    A line counts those that the index has not learned.
+    """
+    known, queries, rows = _rows(content, pairs)
+    odd, held = Oddities("forget"), content.memory.holds(queries, rows)
+    for number, is_held in zip(known, held, strict=True):
+        if not is_held:
+            odd.count(_UNKNOWN, tuple(pairs[number]))
+    odd.warn()
+    return content._replace(memory=content.memory.forget(queries, rows)) if any(held) else content
 
 
 def _rows(content: Content, pairs: Sequence[Pair]) -> tuple[list[int], list[str], Rows]:

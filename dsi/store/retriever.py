@@ -238,7 +238,7 @@ class GenerativeRetriever:
 
     @shows_options
     def explain(self, query: str | EncodedQueries, k: int = 5, **options: Unpack[SearchOptions]) -> Explanation:
-        """Return how a search came about: nodes kept and pruned by level, and the parts of each hit's score; prints as a tree.
+        """Return how a search came about: the parts of each answer's score, and the nodes kept and pruned.
 
         Args:
             query: a text, or the output of `encode_queries` for one query.

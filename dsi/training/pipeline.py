@@ -244,7 +244,8 @@ class TrainingRun:
 
     def _extent(self) -> str:
         """Return how much there is to do: documents, train queries, and the steps of the trainings, where they are known."""
-        config, pairs, count = self.config, len(self.collection.pairs("train")), len(self.collection.documents)
+        config, count, judged = self.config, len(self.collection.documents), self.collection.pairs("train")
+        pairs, asked = len(judged), len({query_id for query_id, _ in judged})
         stages = dict.fromkeys(self._missing, "")
         if "docids" in stages and config.trains_token_vectors and pairs:
             queries = min(QUERIES, len({*self.collection.query_texts("train").values()}))
@@ -263,7 +264,7 @@ class TrainingRun:
             examples, size = pairs + config.training.documents * count, config.training.batch_size
             stages["generator"] = f" ({_steps(config.training.epochs, examples, size, self.processes)})"
         what = ", ".join(f"{stage}{steps}" for stage, steps in stages.items())
-        return f"{count:,} documents, {pairs:,} train queries: {what}"
+        return f"{count:,} documents, {asked:,} train queries: {what}"
 
     def all_stages(self) -> None:
         """Run the stages that are not up to date, in order."""

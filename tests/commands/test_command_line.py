@@ -5,6 +5,8 @@ import io
 import json
 import os
 import pty
+import re
+import shutil
 import subprocess
 import sys
 from argparse import ArgumentTypeError
@@ -13,7 +15,9 @@ from pathlib import Path
 import datasets
 import pytest
 
+import dsi
 from dsi.commands import libraries
+from dsi.commands.compare import _encoder_of
 from dsi.commands.main import command_modules, main, purpose, run_command
 from dsi.commands.queries_file import read_queries_file
 from dsi.commands.values import index_folder, output_file
@@ -21,6 +25,7 @@ from dsi.config import Config
 from dsi.contrastive.config import EncoderConfig
 from dsi.contrastive.encoder import Encoder
 from dsi.docids.clustering import DocidsConfig, build_tree
+from dsi.docids.files.progress import Bar
 from dsi.docids.files.storage import beside
 from dsi.eval.trec import read_run
 from dsi.search.request import SearchConfig
@@ -506,7 +511,12 @@ def test_on_a_terminal_the_prompt_helps_goes_on_and_keeps_no_history_in_a_home_t
 def test_explain_prints_a_search_as_one_object(index, capsys):
     """What POST /explain answers."""
     assert main(["explain", str(index), "noble gases", "-k", "2", "--device", "cpu"]) == 0
+    answer = capsys.readouterr().out
+    assert "─" not in answer
+    assert main(["explain", str(index), "noble gases", "-k", "2", "--device", "cpu", "--tree"]) == 0
     tree = capsys.readouterr().out
+    assert tree.startswith(answer.strip())
+    assert "├─ " in tree
     assert (
         main(["explain", str(index), "noble gases", "-k", "2", "--json", "--document", "neon", "--device", "cpu"]) == 0
     )
@@ -522,7 +532,33 @@ def test_explain_prints_a_search_as_one_object(index, capsys):
     hits = GenerativeRetriever.from_pretrained(index, device="cpu").search("noble gases", 2)
     assert [answers[rank]["doc_id"] for rank in (1, 2)] == [hit.doc_id for hit in hits]
     for hit in hits:
-        assert f"{hit.title} ({hit.doc_id})" in tree
+        assert f"{hit.title} ({hit.doc_id})" in answer
+
+
+def test_indexes_of_one_encoder_that_are_compared_encode_the_queries_once(index, tmp_path, monkeypatch, capsys):
+    shutil.copytree(index, tmp_path / "b")
+    texts, forward = list[str](), Encoder.forward
+
+    def counted(encoder, own, kind):
+        texts.extend(own)
+        return forward(encoder, own, kind)
+
+    monkeypatch.setattr(Encoder, "forward", counted)
+    monkeypatch.setattr(Bar, "_spoken", 0.0)
+    monkeypatch.setattr("dsi.docids.files.progress._SILENCE", 0.0)
+    common = ["--data", "minipedia", "--split", "dev", "--device", "cpu"]
+    assert main(["compare", str(index), str(tmp_path / "b"), *common]) == 0
+    out, err = capsys.readouterr()
+    queries = dsi.read_collection("minipedia").query_texts("dev")
+    assert len(texts) == len(queries)
+    assert out.count("+0.00") == 3
+    assert re.search(rf"^systems: queries, 32 of {len(queries)}, \d\d:\d\d left$", err, re.MULTILINE)
+    assert re.search(r"^systems, 1 of 2, \d\d:\d\d left$", err, re.MULTILINE)
+    other = json.loads((tmp_path / "b" / "manifest.json").read_text(encoding="utf-8"))
+    assert _encoder_of(index) == _encoder_of(tmp_path / "b")
+    other["encoder"]["query_length"] += 1
+    (tmp_path / "b" / "manifest.json").write_text(json.dumps(other), encoding="utf-8")
+    assert _encoder_of(index) != _encoder_of(tmp_path / "b")
 
 
 def test_control_characters_of_titles_and_ids_do_not_reach_the_terminal(encoder, tmp_path, capsys):

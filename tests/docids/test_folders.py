@@ -1,5 +1,6 @@
 """Folders of files of every kind as documents: texts and titles, what is left out and counted, and where passages stand."""
 
+import gzip
 import json
 import logging
 import os
@@ -116,7 +117,7 @@ def test_what_cannot_be_read_is_counted_by_kind_and_ends_nothing(folder, caplog,
     assert sorted(message.removeprefix(f"{name}: ") for message in caplog.messages) == [
         "documents with nearly the same text as another one: 1, the first 'near.txt'; they are kept.",
         "documents with the same text as another one: 2, the first 'same.txt'; they are kept.",
-        "files of kinds that are not read: 1 .png, 1 without a suffix.",
+        "files of kinds that are not read, each with the first: 1 .png ('picture.png'), 1 without a suffix ('tool').",
         "files that are broken: 1, the first 'torn.jsonl'; what was read before is kept.",
         "files that are broken: 2, the first 'broken.docx'; they are left out.",
         "files that are empty: 2, the first 'blank.txt'; they are left out.",
@@ -131,6 +132,62 @@ def test_what_cannot_be_read_is_counted_by_kind_and_ends_nothing(folder, caplog,
     ]
 
 
+def test_texts_of_other_suffixes_and_compressed_files_are_read(folder, caplog):
+    root, write = folder
+    latin = "Glühwein".encode("latin-1")
+    for name, content in {
+        "README.Debian": "Words.",
+        "copyright": "Do as you like.",
+        "note.old": latin,
+        "guide.md.gz": gzip.compress(b"# Guide\n\n## Part\n\nWords of it.\n"),
+        "latin.txt.gz": gzip.compress(latin),
+        "changelog.Debian.gz": gzip.compress(b"Many changes."),
+        "paper.pdf.gz": gzip.compress(pdf(["Neon glows in signs."], title="On gases")),
+        "tool.gz": gzip.compress(b"\x7fELF\x02"),
+        "table.csv.gz": gzip.compress(b"id,text\na,b\n"),
+        "torn.txt.gz": gzip.compress(b"words" * 99)[:-9],
+        "torn.gz": gzip.compress(b"words" * 99)[:-9],
+        "data.bin": b"\x05\x1a",
+    }.items():
+        write(name, content)
+    assert read(root) == {
+        "README.Debian": ("README.Debian", "Words.", "line=1"),
+        "changelog.Debian.gz": ("changelog.Debian", "Many changes.", "line=1"),
+        "copyright": ("copyright", "Do as you like.", "line=1"),
+        "guide.md.gz": ("Guide", "# Guide\n\n## Part\n\nWords of it.\n", "line=1"),
+        "latin.txt.gz": ("latin", "Glühwein", "line=1"),
+        "note.old": ("note.old", "Glühwein", "line=1"),
+        "paper.pdf.gz#page=1": ("On gases", "Neon glows in signs.", "page=1"),
+    }
+    assert sorted(message.removeprefix(f"{root}: ") for message in caplog.messages) == [
+        "documents with the same text as another one: 1, the first 'note.old'; they are kept.",
+        "files of kinds that are not read, each with the first: 2 .gz ('table.csv.gz'), 1 .bin ('data.bin').",
+        "files that are broken: 2, the first 'torn.gz'; they are left out.",
+        "texts in other encodings than UTF-8: 2, the first 'latin.txt.gz'; they are read as UTF-16 or Windows-1252.",
+    ]
+    assert locate({"source_file": "guide.md.gz", "source_place": "line=1"}, "# Guide", None).heading == "Guide"
+
+
+@pytest.mark.parametrize("name", ["bomb.txt.gz", "bomb.pdf.gz"])
+def test_of_a_compressed_file_no_more_than_the_limit_is_unpacked(folder, name, monkeypatch):
+    root, write = folder
+    write(name, gzip.compress(b"a" * 2**24, 1))
+    monkeypatch.setattr(readers, "LARGEST_TEXT", 2**20)
+    monkeypatch.setattr(readers, "LARGEST", 2**20)
+    read, blocks = 0, readers._blocks
+
+    def counted(path, most):
+        nonlocal read
+        for block in blocks(path, most):
+            read += len(block)
+            yield block
+
+    monkeypatch.setattr(readers, "_blocks", counted)
+    with pytest.raises(UnreadableError, match=r"^larger than 1 MB$"):
+        list(readers.parts_of(root / name))
+    assert read == 2**20 + 1
+
+
 @pytest.mark.parametrize(
     ("name", "content", "why"),
     [
@@ -139,7 +196,7 @@ def test_what_cannot_be_read_is_counted_by_kind_and_ends_nothing(folder, caplog,
         ("a.md", b"", "empty"),
         ("a.docx", b"PK", "broken"),
         ("a.txt", b"\0", "not text"),
-        ("a.png", PNG, r"of a kind that is not read \(they are \.txt, .*, source code and tables\)"),
+        ("a.png", PNG, r"of a kind that is not read \(they are \.txt, .*, source code, other texts and tables\)"),
     ],
 )
 def test_a_file_that_is_named_is_an_error(folder, name, content, why):
@@ -158,9 +215,10 @@ def test_a_library_that_is_not_installed_is_named_with_what_installs_it(folder, 
     for library in ("pypdfium2", "pathspec"):
         monkeypatch.setitem(sys.modules, library, None)
     assert list(read(root)) == ["b.txt", "c.md"]
+    install = '(pip install "dr-scl[files]")'
     assert sorted(message.removeprefix(f"{root}: ") for message in caplog.messages) == [
-        f".gitignore files: 1, the first '{root}'; they are not heeded without pathspec (pip install 'dr-scl[files]').",
-        "files that are of a kind that needs pypdfium2 (pip install 'dr-scl[files]'): 1, the first 'a.pdf'; they are left out.",
+        f".gitignore files: 1, the first '{root}'; they are not heeded without pathspec {install}.",
+        f"files that are of a kind that needs pypdfium2 {install}: 1, the first 'a.pdf'; they are left out.",
     ]
 
 

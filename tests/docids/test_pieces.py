@@ -33,7 +33,9 @@ from dsi.search import generate
 from dsi.search.engines import create_engine
 from dsi.search.queries import QueryBatch
 from dsi.search.request import SearchRequest
+from dsi.server import service
 from dsi.store.loading import load_docids
+from dsi.store.topics import Topics
 from dsi.training.docids_stage import save_docids_stage
 from dsi.training.generator_stage import GeneratorStage
 from dsi.training.pipeline import TrainingRun
@@ -428,6 +430,13 @@ def test_explanations_show_the_place_that_won(pieces_index):
     assert max(node.documents for node in explanation.roots) <= 50
     row, tree = pieces_index.documents.rows[hits[0].doc_id], pieces_index.tree
     assert pieces_index.get(hits[0].doc_id).digits == tree.digits(int(tree.places[row, 0]))
+
+
+def test_a_branch_of_the_tree_counts_documents_and_not_pieces(pieces_index):
+    topics = Topics(pieces_index.tree, pieces_index.documents)
+    root = service._node(pieces_index, topics, 0, [])
+    assert root["documents"] == len(pieces_index.documents) == 50
+    assert pieces_index.tree.num_places > 80
 
 
 def test_candidates_and_diagnosis_know_a_document_once(pieces_index):

@@ -25,7 +25,7 @@ from dsi.config import Config, read_config
 from dsi.docids.data.collection import Collection, read_collection
 from dsi.eval.trec import read_run, write_qrels
 from dsi.search.queries import ids_and_texts
-from dsi.store.info import index_info
+from dsi.store.info import as_lines, index_info
 from tests.support.files import own
 
 ROOT = Path(__file__).parents[2]
@@ -941,6 +941,8 @@ def test_an_index_says_what_it_is(dated_run, capsys):
     assert main(["info", str(dated_run)]) == 0
     shown = capsys.readouterr().out
     assert shown.startswith("documents  3, in 3 pieces; columns doc_id, title, text, day, at, tags\n")
+    tuned = {**info, "search": {"alpha": 1.0, "lexical_weight": 0.3712345678, "beam_width": 12345, "method": "exact"}}
+    assert "\nsearch     alpha 1, lexical_weight 0.371, beam_width 12345, method exact; " in as_lines(tuned)
 
 
 @pytest.mark.parametrize(

@@ -370,8 +370,13 @@ def test_odd_pairs_are_counted_and_the_others_are_learned(retriever, caplog):
         line
         == "503 pairs are left out: at most 2000 of a document are remembered (memory.limit), those with the smallest hashes."
     )
-    assert retriever.forget([("never asked", own)]) == 0
-    assert "forget: the index has learned none of these pairs." in caplog.text
+    other = DOCUMENTS[1]["doc_id"]
+    assert retriever.forget([("never asked", own), ("rings", own), ("", other), ("rings", "gone")]) == 1
+    unknown = f"forget: pairs that the index has not learned: 2, the first ('never asked', '{own}'); they are left out."
+    assert unknown in caplog.text
+    assert (
+        "forget: pairs of documents that are not in the index: 1, the first 'gone'; they are left out." in caplog.text
+    )
 
 
 def test_an_index_of_other_tokens_learns_nothing(encoder, retriever):

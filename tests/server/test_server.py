@@ -534,7 +534,7 @@ def test_a_stop_answers_what_was_asked_before(folder):
 @pytest.mark.slow
 @pytest.mark.parametrize("workers", ["1", "2"])
 def test_sigterm_stops_the_command_cleanly(folder, workers):
-    command = [sys.executable, "-m", "dsi.commands.serve", str(folder / "tied"), "--port", "0", "--workers", workers]
+    command = [sys.executable, "-m", "dsi", "serve", str(folder / "tied"), "--port", "0", "--workers", workers]
     process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
     begun = ""
     while "running on" not in begun or "startup complete" not in begun:
@@ -590,7 +590,7 @@ def test_the_command_refuses_what_cannot_work(folder, monkeypatch, capsys):
 
 
 @pytest.mark.parametrize(("more", "host"), [([], "127.0.0.1"), (["--host", "0.0.0.0"], "0.0.0.0")])
-def test_a_server_listens_at_this_machine_alone(folder, monkeypatch, more, host):
+def test_a_server_listens_at_this_machine_alone(folder, monkeypatch, capsys, more, host):
     given = {}
     monkeypatch.setenv("DSI_SERVER", "")
     monkeypatch.setattr("uvicorn.run", lambda app, **options: given.update(options))
@@ -600,6 +600,8 @@ def test_a_server_listens_at_this_machine_alone(folder, monkeypatch, more, host)
     finally:
         signal.signal(signal.SIGTERM, before)
     assert given["host"] == host
+    assert given["log_level"] == "info"  # so that uvicorn says when it is ready, and where
+    assert capsys.readouterr().err.startswith(f"dsi: loading the libraries and the index {folder / 'tied'} …\n")
 
 
 @pytest.mark.slow

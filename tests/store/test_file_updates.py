@@ -56,6 +56,16 @@ def test_an_update_encodes_the_files_that_changed_and_no_other(notes, retriever,
     assert again.generation == 2
 
 
+def test_an_update_counts_files_whatever_the_number_of_their_documents(notes, retriever):
+    paragraph = f"{'word ' * 1000}\n\n"
+    (notes / "note03.md").write_text(paragraph * 40)
+    (notes / "long.txt").write_text(f"New: {paragraph * 40}")
+    assert retriever.update_from(notes) == (1, 1, 0, 12)
+    assert sum(doc_id.startswith(("note03.md", "long.txt")) for doc_id in retriever.documents.rows) >= 8
+    (notes / "long.txt").write_text("Short.")
+    assert retriever.update_from(notes) == (0, 1, 0, 13)
+
+
 def test_what_was_never_in_the_folder_stays_and_metadata_without_a_column_is_counted(
     notes, retriever, caplog, tmp_path
 ):

@@ -522,7 +522,13 @@ def test_explain_shows_the_way_to_the_answers_and_what_was_pruned(retriever, dig
         assert any(not node.kept for level in explanation.levels for node in level)
         printed = str(explanation)
         assert query in printed
-        assert f"#1 {'.'.join(map(str, hits[0].digits))}" in printed
+        answer = explanation.answer.splitlines()
+        assert printed.splitlines()[: len(answer)] == answer  # before the tree
+        parts = " + ".join(f"{value:.3f} {name}" for name, value in ranked[1].parts.items() if value)
+        assert len(answer) == 4
+        assert answer[1].startswith(f"#1 {'.'.join(map(str, hits[0].digits))}  {hits[0].score:.3f}")
+        assert f" = {parts}  " in answer[1] or len(ranked[1].parts) == 1
+        assert printed.count(f"─ #1 {'.'.join(map(str, hits[0].digits))}") == 1
         for level in explanation.levels:  # of a level's pruned nodes at least the best one below each parent is shown
             for node in [node for node in level if not node.kept][:1]:
                 assert f"─ - {'.'.join(map(str, node.digits))}  {node.score:.3f}" in printed
@@ -554,7 +560,7 @@ def test_a_docid_longer_than_pythons_stack_is_explained():
     assert [len(node.digits) for node in explanation.levels[-1]] == [tree.depth] * 2
     for level, own in list(zip(trace.levels, explanation.levels, strict=True))[::150]:
         assert sorted(tree.node(node.digits) for node in own) == level.nodes[0].tolist()
-    assert len(lines) == 2 + sum(map(len, explanation.levels))
+    assert len(lines) == 4 + sum(map(len, explanation.levels))
 
 
 def test_saving_loses_no_file_of_a_user(retriever, tmp_path, monkeypatch):

@@ -303,7 +303,7 @@ def _explain(index: TinyIndex, chance: Random, folder: Path) -> Case:
     given = [str(index.index), "--device", "cpu", *line, "--", QUERIES[0]]
 
     def check(printed: str) -> None:
-        assert printed.rstrip("\n") == str(index.retriever.explain(QUERIES[0], **options)).rstrip("\n")
+        assert printed.rstrip("\n") == index.retriever.explain(QUERIES[0], **options).answer.rstrip("\n")
 
     return Case(f"dsi explain {given}", lambda: command("explain", given), (), None, check)
 

@@ -93,7 +93,11 @@ def test_one_line_at_the_start_says_how_much_there_is(collection, config, tmp_pa
     pairs, count = len(collection.pairs("train")), len(collection.documents)
     encoder, generator = plain.contrastive.steps(pairs), plain.training
     steps = -(-(pairs + count) // generator.batch_size) * int(generator.epochs)
+    query_id, row = collection.pairs("train")[0]
+    second = collection.documents["doc_id"][(row + 1) % count]
+    collection.qrels["train"][query_id][second] = 1  # another document of the same query
     head = f"{count} documents, {pairs} train queries"
+    pairs += 1
     of_tokens = 4 * -(-len({*collection.query_texts("train").values()}) // 32)
     docids = f"docids ({of_tokens} steps for token vectors of queries)"
     trained = f"encoder ({encoder} steps), {docids}, lexical, generator ({steps} steps), memory"

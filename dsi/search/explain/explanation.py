@@ -1,4 +1,4 @@
-"""Explains a search: its levels as data, and as a printed tree. Knows nothing of how scores are made."""
+"""Explains a search: its answers and levels as data, and as printed lines and a tree. Knows nothing of how scores are made."""
 
 import re
 from collections.abc import Callable, Sequence
@@ -51,7 +51,7 @@ class ExplainedNode:
 
 @dataclass
 class Explanation:
-    """One search, printed as a tree.
+    """One search, printed as its answers and then as a tree.
 
     Attributes:
         query: its text.
@@ -81,12 +81,20 @@ class Explanation:
         """How many vectors of nodes and documents were scored."""
         return int(self.result.read[0])
 
-    def __str__(self) -> str:
+    @property
+    def answer(self) -> str:
+        """The documents that were returned, a line each: rank, docid, score and its parts."""
         config, how = self.config, "exact: all documents scored"
         if config.method != "exact":
             how = f"generate, alpha {config.alpha:g}, beam {config.beam_width}: {self.read} {self.unit}"
         head = f'"{printable(self.query)}"  ({how}, {self.total} documents)'
-        return "\n".join([head, f"{self.meaning}; + kept, - pruned, # final rank", *_lines(self.roots)])
+        ranked = {node.rank: node for level in self.levels for node in level if node.rank}
+        lines = [_line(ranked[rank], _parts(ranked[rank])) for rank in sorted(ranked)]
+        return "\n".join([head, *(lines or ["no document is returned"])])
+
+    def __str__(self) -> str:
+        legend = f"{self.meaning}; + kept, - pruned, # final rank"
+        return "\n".join([self.answer, "", legend, *_lines(self.roots)])
 
     __repr__ = __str__
 
@@ -238,14 +246,18 @@ def _entries(nodes: Sequence[ExplainedNode], indent: str) -> list[tuple[str, Seq
     return entries
 
 
-def _line(node: ExplainedNode) -> str:
+def _parts(node: ExplainedNode) -> str:
+    """Return the sum of parts that a document's score is, "" for one part."""
+    parts = [f"{value:.3f} {name}" for name, value in node.parts.items() if abs(value) >= _SHOWN]
+    return f" = {' + '.join(parts)}" if len(parts) > 1 else ""
+
+
+def _line(node: ExplainedNode, parts: str = "") -> str:
     mark = f"#{node.rank}" if node.rank else "+" if node.kept else "-"
     label = printable(node.label)
     what = label if node.documents == 1 else f"{node.documents} documents, e.g. {label}"
     what += f" ({printable(node.doc_id)})" * (node.doc_id not in ("", node.label))
     digits = ".".join(map(str, node.digits))
     score = "not scored" if node.score is None else f"{node.score:.3f}"
-    parts = [f"{value:.3f} {name}" for name, value in node.parts.items() if abs(value) >= _SHOWN]
-    total = f" = {' + '.join(parts)}" if len(parts) > 1 else ""
     source = f"  (found by {' and '.join(node.found_by)})" if node.found_by and "walk" not in node.found_by else ""
-    return f"{mark} {digits}  {score}{total}  {what}{source}"
+    return f"{mark} {digits}  {score}{parts}  {what}{source}"

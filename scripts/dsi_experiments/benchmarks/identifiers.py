@@ -16,8 +16,7 @@ import torch
 from torch import Tensor
 
 _SYLLABLES = (
-    "al an ar be co da de el en er fa go ha in is ka la le ma mi na no or "
-    "pe ra re ri ro sa se ta te ti to ur va"
+    "al an ar be co da de el en er fa go ha in is ka la le ma mi na no or pe ra re ri ro sa se ta te ti to ur va"
 )
 _MEMORY = 16 * 2**30
 """Bytes of address space that a system may take."""

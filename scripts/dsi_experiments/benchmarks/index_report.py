@@ -148,7 +148,7 @@ def _curves(curves: Curves, xlabel: str, title: str, path: Path) -> None:
     try:
         from matplotlib.figure import Figure
     except ModuleNotFoundError:
-        raise ModuleNotFoundError('Pictures need matplotlib; run pip install "dr-scl[figures]".') from None
+        raise ModuleNotFoundError('Pictures need matplotlib; run pip install "dr-scl-experiments[figures]".') from None
     figure = Figure(figsize=(6.5, 4.2), layout="constrained")
     axes = figure.add_subplot()
     for name, points in curves.items():

@@ -58,7 +58,7 @@ def main(argv: Sequence[str] | None = None) -> None:
 @contextmanager
 def _serve(run: Path, options: Sequence[str]) -> Iterator[int]:
     """Run a server, and give its port."""
-    command = [sys.executable, "-m", "dsi.commands.serve", str(run), "--port", "0", *options]
+    command = [sys.executable, "-m", "dsi", "serve", str(run), "--port", "0", *options]
     with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as server:
         assert server.stderr is not None
         said = []

@@ -42,6 +42,8 @@ _CODE = re.compile(
     r"|php|pl|pm|proto|ps1|py|pyi|pyx|r|rb|rs|scala|sh|sql|swift|tcl|tex|toml|ts|tsx|v|vb|vue|yaml|yml|zig)"
 )
 """Suffixes of source code and settings."""
+_DATA = re.compile(r"\.(css|json|lock|map|svg)")
+"""Suffixes of texts that programs write for programs."""
 _DROPPED = ("script", "style", "nav", "aside", "footer", "noscript", "template", "svg", "iframe", "button", "select")
 _DROPPED_ROLES = ("navigation", "banner", "contentinfo", "search", "complementary")
 """Elements of a page, and roles of elements, that are not its text."""
@@ -82,7 +84,7 @@ def reader_of(path: Path) -> Callable[[Path], Parts] | None:
         return _code
     if suffix in READERS:
         return READERS[suffix]
-    return _code if suffix not in RECORDS and _is_text(path) else None
+    return _code if suffix not in RECORDS and not _DATA.fullmatch(suffix) and _is_text(path) else None
 
 
 def parts_of(path: Path) -> Parts:

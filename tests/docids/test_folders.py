@@ -162,7 +162,8 @@ def test_texts_of_other_suffixes_and_compressed_files_are_read(folder, caplog):
     }
     assert sorted(message.removeprefix(f"{root}: ") for message in caplog.messages) == [
         "documents with the same text as another one: 1, the first 'note.old'; they are kept.",
-        "files of kinds that are not read, each with the first: 2 .gz ('table.csv.gz'), 1 .bin ('data.bin'), 1 .json ('data.json').",
+        "files of kinds that are not read, each with the first: 2 .gz ('table.csv.gz'), 1 .bin ('data.bin'), "
+        "1 .json ('data.json').",
         "files that are broken: 2, the first 'torn.gz'; they are left out.",
         "texts in other encodings than UTF-8: 2, the first 'latin.txt.gz'; they are read as UTF-16 or Windows-1252.",
     ]

@@ -102,5 +102,5 @@ def test_options_that_do_not_go_together_are_refused(run, capsys):
         (["--cluster", "local", "--shards", "9"], "shards must be from 1 to 4, the number of children of the root"),
     ):
         assert main(["serve", str(run), "--port", "0", *arguments]) == 2
-        (line,) = capsys.readouterr().err.splitlines()
+        *_, line = capsys.readouterr().err.splitlines()
         assert message in line

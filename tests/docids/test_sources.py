@@ -1011,7 +1011,7 @@ def test_judgements_are_written_as_trec_tools_read_them(tmp_path):
 
 def test_a_training_takes_the_short_options_of_an_index(tmp_path, capsys):
     train = ["train", "--data", "minipedia", "--output", str(tmp_path / "run"), "--device", "cpu"]
-    assert main([*train, "--pieces", "0"]) == 2
+    assert main([*train, "--pieces", "few"]) == 2
     assert "docids.pieces" in capsys.readouterr().err
     assert main([*train, "--encoder", str(tmp_path / "no-model")]) == 2
     assert "no-model" in capsys.readouterr().err

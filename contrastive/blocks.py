@@ -28,8 +28,8 @@ logger = logging.getLogger(__name__)
 
 E = TypeVar("E", Encoder, MultiVectorModel)
 _TOKEN_BLOCKS = "*.tokens.safetensors"
-BLOCK = 16_384
-"""Texts in memory at a time."""
+BLOCK = 2_048
+"""Texts in memory at a time, and those that a killed run loses at most."""
 
 
 class DocumentTexts(LazyTexts):
@@ -169,19 +169,19 @@ def _write_blocks(
     folder.mkdir(parents=True, exist_ok=True)
     blocks = {start: folder / f"{start:012}{ending}" for start in range(0, len(texts), BLOCK)}
     shows = processes.is_main and not processes.are_remote
-    total = len(processes.share(list(blocks)))
-    shows_blocks = processes.is_main and len(blocks) > 1  # one block shows its own
-    bar = Bar(f"{what}, blocks", unit="block", total=total, enabled=shows_blocks)
+    own = [start for start in processes.share(list(blocks)) if not blocks[start].exists()]
+    total = sum(min(BLOCK, len(texts) - start) for start in own)
+
+    bar = Bar(what, unit="text", total=total, enabled=processes.is_main, whole=True)
 
     def values(start: int) -> tuple[Any, ...]:
-        if start:
-            bar.update()  # the one before is written, or given away
         block = [] if blocks[start].exists() else texts[start : start + BLOCK]
+        if processes.are_remote:
+            bar.update(len(block))  # it is given away
         return *makers, block, blocks[start], shows
 
     with bar:
         processes.map(write, list(blocks), values)
-        bar.update()
     processes.wait()
     if processes.is_main:
         for orphan in folder.glob("*.partial"):  # of workers that died

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from dsi.contrastive.config import TokensConfig
 from dsi.contrastive.encoder import Encoder, TokenModel
-from dsi.docids.files.progress import progress as show_progress
+from dsi.docids.files.progress import Bar
 from dsi.docids.token_vectors import TokenCodes, encode_states
 
 logger = logging.getLogger(__name__)
@@ -78,10 +78,11 @@ class TokenHead:
         """Return token codes of documents by a multi-vector model; `texts`: title and text of each, as long as they are."""
         codes = [encode_states(self.matrix, self.bits, [])]
         order = sorted(range(len(texts)), key=lambda row: len(texts[row]))
-        starts = range(0, len(order), _BATCH)
-        for start in show_progress(starts, "tokens", unit="batch", enabled=progress):
-            batch = [texts[row].strip() for row in order[start : start + _BATCH]]
-            codes.append(encode_states(self.matrix, self.bits, model.vectors(batch, "document")))
+        with Bar("tokens", unit="text", total=len(order), enabled=progress) as bar:
+            for start in range(0, len(order), _BATCH):
+                batch = [texts[row].strip() for row in order[start : start + _BATCH]]
+                codes.append(encode_states(self.matrix, self.bits, model.vectors(batch, "document")))
+                bar.update(len(batch))
         return TokenCodes.join(codes).gather(np.argsort(order))
 
 

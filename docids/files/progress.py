@@ -35,18 +35,31 @@ class Bar(tqdm):
         total: how many there are, if known.
         done: how many an earlier run has done.
         enabled: False shows nothing; for processes other than the first.
+        whole: while it is open, others count their items here, and show nothing themselves.
 
     Attributes:
         done: how many are done.
     """
 
+    _whole: ClassVar["Bar | None"] = None
     _open: ClassVar[list["Bar"]] = []  # those that write lines, the outermost first
     _spoken: ClassVar[float] = 0.0  # when a line was written, or the outermost was opened
     _lock: ClassVar[Any] = threading.RLock()  # tqdm's own is shared with forks, and a fork that is killed keeps it
 
     def __init__(
-        self, description: str, *, unit: str = "it", total: int | None = None, done: int = 0, enabled: bool = True
+        self,
+        description: str,
+        *,
+        unit: str = "it",
+        total: int | None = None,
+        done: int = 0,
+        enabled: bool = True,
+        whole: bool = False,
     ) -> None:
+        self._into = Bar._whole if enabled else None
+        enabled = enabled and self._into is None
+        if whole and enabled:
+            Bar._whole = self
         self._is_logged = enabled and not sys.stderr.isatty()
         self._description, self._started, self.postfix = description, monotonic(), ""
         self._before, self.done = done, done
@@ -59,6 +72,8 @@ class Bar(tqdm):
 
     def update(self, n: float | None = 1) -> bool | None:
         """Count `n` more as done."""
+        if self._into is not None:
+            return self._into.update(n)
         was_early = self.done - self._before < _FIRST
         self.done += int(n or 0)
         if self._is_logged and self.total and self.done > self._before:
@@ -80,6 +95,8 @@ class Bar(tqdm):
     def close(self) -> None:
         """End the stage; calling it again is harmless."""
         super().close()
+        if Bar._whole is self:
+            Bar._whole = None
         if self._is_logged:
             self._is_logged = False
             Bar._open[:] = [bar for bar in Bar._open if bar is not self]  # tqdm compares bars by their places

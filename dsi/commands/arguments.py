@@ -7,6 +7,7 @@ import argparse
 import re
 import textwrap
 from collections.abc import Collection, Sequence
+from functools import partial
 from importlib import import_module
 from typing import TYPE_CHECKING, Any, NoReturn
 
@@ -161,7 +162,7 @@ def search_options(arguments: argparse.Namespace) -> dict[str, Any]:
 
 
 def training_parser(command: str, description: str | None) -> argparse.ArgumentParser:
-    """Return a parser with --config, --set, --data, --output and --device."""
+    """Return a parser with --config, --set and what is short for it, --data, --output and --device."""
     arguments = parser(command, description)
     arguments.add_argument(
         "--config",
@@ -170,6 +171,7 @@ def training_parser(command: str, description: str | None) -> argparse.ArgumentP
         help="configuration: a name (paper, …) or a TOML file; by default RUN/config.toml, or else what we recommend",
     )
     add_settings(arguments)
+    add_shortcuts(arguments)
     add_data(arguments)
     arguments.add_argument(
         "--output", type=output_folder, required=True, metavar="RUN", help="folder of the run; becomes the index"
@@ -190,6 +192,22 @@ def add_settings(arguments: argparse.ArgumentParser) -> None:
         help="change one setting of the configuration, such as docids.branching=10; may be repeated",
     )
     arguments.add_argument("--settings", action=_Settings, help="list all settings with ranges and defaults, and exit")
+
+
+def add_shortcuts(arguments: argparse.ArgumentParser) -> None:
+    """Add --encoder, --language and --pieces, short for settings of --set."""
+    for option, name, metavar, text in (
+        ("--encoder", "encoder.name", "MODEL", "a sentence-transformers model: a Hub name or a folder"),
+        ("--language", "lexical.language", "NAME", "of the documents, for stems of words; none for none"),
+        ("--pieces", "docids.pieces", "N", "of a text that are embedded one by one, at most"),
+    ):
+        arguments.add_argument(
+            option, dest="settings", type=partial(_short, name), action="append", default=[], metavar=metavar, help=text
+        )
+
+
+def _short(name: str, value: str) -> tuple[str, str, Any]:
+    return setting(f"{name}={value}")
 
 
 class _Settings(argparse.Action):

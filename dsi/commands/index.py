@@ -7,9 +7,9 @@ BEIR layout, on whose dev queries the weights are tuned. RUN is the folder of th
 
 from collections.abc import Sequence
 
-from dsi.commands.arguments import add_device, add_overwriting, add_settings, parser, with_settings
+from dsi.commands.arguments import add_device, add_overwriting, add_settings, add_shortcuts, parser, with_settings
 from dsi.commands.libraries import load_libraries, set_up
-from dsi.commands.values import configuration, count, existing_file, output_folder, source_path
+from dsi.commands.values import configuration, existing_file, output_folder, source_path
 
 
 def main(argv: Sequence[str] | None = None) -> None:
@@ -27,13 +27,7 @@ def main(argv: Sequence[str] | None = None) -> None:
         help="a configuration: a name or a TOML file; nothing of it is trained",
     )
     add_settings(command_line)
-    command_line.add_argument(
-        "--encoder", metavar="MODEL", help="a sentence-transformers model: a Hub name or a folder"
-    )
-    command_line.add_argument("--language", metavar="NAME", help="of the documents, for stems of words; none for none")
-    command_line.add_argument(
-        "--pieces", type=count, metavar="N", help="of a text that are embedded one by one, at most"
-    )
+    add_shortcuts(command_line)
     command_line.add_argument(
         "--embeddings", type=existing_file, metavar="FILE", help=".npy matrix [documents, any] to cluster on"
     )
@@ -59,9 +53,6 @@ def main(argv: Sequence[str] | None = None) -> None:
         arguments.sources,
         arguments.run,
         config=config,
-        encoder=arguments.encoder,
-        language=arguments.language,
-        pieces=arguments.pieces,
         embeddings=arguments.embeddings,
         queries=read_queries_file(arguments.queries) if arguments.queries else None,
         device=arguments.device,

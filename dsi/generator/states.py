@@ -13,10 +13,12 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from dsi.contrastive import blocks
 from dsi.contrastive.encoder import Encoder
 from dsi.docids.files.processes import ALONE, Processes
 from dsi.docids.files.storage import replace_folder
+
+_BLOCK = 16_384
+"""Texts of a part."""
 
 
 class StateCache:
@@ -121,10 +123,10 @@ def write_states(
     Returns:
         The folders of the blocks, for a `StateCache`.
     """
-    parts = {start: folder / f"{start:012}" for start in range(0, len(texts), blocks.BLOCK)}
+    parts = {start: folder / f"{start:012}" for start in range(0, len(texts), _BLOCK)}
     for start in processes.share(list(parts)):
         if not parts[start].exists():
-            _write_block(encoder, kind, texts[start : start + blocks.BLOCK], parts[start])
+            _write_block(encoder, kind, texts[start : start + _BLOCK], parts[start])
     processes.wait()
     return list(parts.values())
 

@@ -39,6 +39,11 @@ _FOUND = 0.08
 _STRANGE = 0.7
 """An encoder whose mean reciprocal rank is at most this share of BM25's does not know the language; those that do had .95 and
 more on five English collections, an English one .6 on Chinese documents and .2 on Thai ones."""
+UNKNOWN = 0.2
+"""Share of unknown tokens from which on an encoder does not know the language: of English texts one in thousands is, of Chinese
+ones half are to an English encoder."""
+_SAMPLED = 100
+"""Documents whose tokens are looked up."""
 LIKELY = 0.6
 """The likely weight, in units of how far the best document of a query lies above the median one."""
 _LARGEST = 0.5
@@ -62,17 +67,19 @@ class Cloze:
         pairs: sentences that were looked for.
         dense: mean reciprocal rank of their documents by the encoder alone.
         words: the same by the lexical part alone.
+        unknown: share of the documents' tokens that the encoder does not know.
     """
 
     weight: float
     pairs: int
     dense: float
     words: float
+    unknown: float = 0.0
 
     @property
     def knows_language(self) -> bool:
-        """False if words find documents that the encoder does not."""
-        return self.words < _FOUND or self.dense > _STRANGE * self.words
+        """False if words find documents that the encoder does not, or if it does not know their tokens."""
+        return self.unknown < UNKNOWN and (self.words < _FOUND or self.dense > _STRANGE * self.words)
 
 
 class Hole(NamedTuple):
@@ -110,10 +117,16 @@ def cloze_test(retriever: GenerativeRetriever, collection: Collection, *, seed: 
     holes = list(find_holes(retriever.encoder, collection.documents, lexical.analyzer, seed))
     if len(holes) < _FEWEST:
         return None
-    return choose(*_scores(retriever, lexical, holes, seed))
+    return choose(*_scores(retriever, lexical, holes, seed), unknown_share(retriever.encoder, collection.documents))
 
 
-def choose(dense: Floats, words: Floats, own: Ints) -> Cloze | None:
+def unknown_share(encoder: Encoder, documents: datasets.Dataset) -> float:
+    """Return the share of the tokens of some documents, from the first to the last, that an encoder does not know."""
+    rows = np.linspace(0, len(documents) - 1, min(_SAMPLED, len(documents)), dtype=np.int64)
+    return encoder.unknown_share(documents[rows]["text"])
+
+
+def choose(dense: Floats, words: Floats, own: Ints, unknown: float = 0.0) -> Cloze | None:
     """Return the weight w at which dense + w * words ranks each sentence's own document best.
 
     Of the weights within one standard error of the best, the one nearest to the likely weight; then half of the way between the
@@ -124,6 +137,7 @@ def choose(dense: Floats, words: Floats, own: Ints) -> Cloze | None:
         dense: [pairs, documents] by the encoder.
         words: [pairs, documents] by the lexical part, as shares.
         own: [pairs] the document of each sentence.
+        unknown: share of the documents' tokens that the encoder does not know.
 
     Returns:
         None if the encoder scores all documents alike.
@@ -139,7 +153,7 @@ def choose(dense: Floats, words: Floats, own: Ints) -> Cloze | None:
     by_words = float(_reciprocal_ranks(words, own).mean())
     means = found.mean(axis=1)
     # 3) the choice
-    cloze = Cloze(likely, len(own), float(means[0]), by_words)
+    cloze = Cloze(likely, len(own), float(means[0]), by_words, unknown)
     if len(own) < _EVIDENCE or max(means[0], by_words) < _FOUND:
         return cloze
     if not cloze.knows_language:  # such an encoder gets no credit in advance

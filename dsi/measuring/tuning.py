@@ -28,7 +28,7 @@ from dsi.docids.types import Ints, Qrels, Run
 from dsi.docids.words.bm25 import Lexical
 from dsi.eval.fusion import fit_weights
 from dsi.eval.protocol import FEWEST_QUERIES, best_setting, count_answered
-from dsi.measuring.cloze import Cloze, cloze_test
+from dsi.measuring.cloze import UNKNOWN, Cloze, cloze_test, unknown_share
 from dsi.measuring.weights import DEPTH, HybridScores
 from dsi.search.engine import Engine
 from dsi.search.generate import TiedEngine
@@ -46,6 +46,7 @@ _CHOSEN = ("alpha", "beta", "ann_temperature", "beam_width", "lexical_weight", "
 """Settings that may be chosen. Each tuning begins from those of `[search]`, so that the same queries choose the same."""
 _LIKELY = {"lexical_weight": LEXICAL_WEIGHT, "token_weight": TOKEN_WEIGHT, "memory_weight": MEMORY_WEIGHT}
 """Weights near which fitted ones stay."""
+_REMEDY = 'take an encoder that does, such as encoder.name = "intfloat/multilingual-e5-small"'
 _MOST_QUERIES = 500
 """Queries on which walks are compared."""
 ALPHAS = (0.0, 0.25, 0.5, 0.75, 1.0)
@@ -108,6 +109,10 @@ def tune(retriever: GenerativeRetriever, collection: Collection) -> Tuning:
     # 2) where to begin: the settings of [search]
     start = {name: getattr(retriever.configured_search, name) for name in _CHOSEN}
     config = retriever.search_config = dataclasses.replace(retriever.search_config, **start)
+    if (unknown := unknown_share(retriever.encoder, collection.documents)) >= UNKNOWN:
+        logger.warning(
+            "The encoder does not know %.0f %% of the tokens of these documents; %s.", 100 * unknown, _REMEDY
+        )
     # 3) the weight of words, where too few judgements could choose it
     qrels, cloze = collection.qrels["dev"], None
     if (judged := count_answered(qrels)) < FEWEST_QUERIES:
@@ -165,9 +170,8 @@ def _by_cloze(retriever: GenerativeRetriever, collection: Collection) -> Cloze |
     if cloze and not cloze.knows_language:
         logger.warning(
             "The encoder does not know the language of these documents: it finds them by their own sentences with RR %.2f, "
-            "BM25 with %.2f. So late interaction is left out; take an encoder that does, such as encoder.name = "
-            '"intfloat/multilingual-e5-small".',
-            cloze.dense, cloze.words,
+            "BM25 with %.2f. So late interaction is left out; %s.",
+            cloze.dense, cloze.words, _REMEDY,
         )  # fmt: skip
     return cloze
 

@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dsi.config import LEXICAL_WEIGHT, Config
-from dsi.contrastive.blocks import BLOCK, DocumentTexts, encode_blocks, encode_token_blocks, read_token_blocks, warn_cut
+from dsi.contrastive.blocks import DocumentTexts, encode_blocks, encode_token_blocks, read_token_blocks, warn_cut
 from dsi.contrastive.encoder import Encoder
 from dsi.contrastive.query_tokens import JudgedQueries, QueryExample, query_examples, train_query_head
 from dsi.contrastive.tokens import TokenHead, tell_empty
@@ -26,6 +26,9 @@ from dsi.docids.token_vectors import TokenVectors
 from dsi.docids.words.bm25 import BM25
 
 logger = logging.getLogger(__name__)
+
+_HASHED = 16_384
+"""Documents in memory at a time while they are hashed."""
 
 
 class DocumentVectors:
@@ -127,8 +130,8 @@ class DocumentVectors:
 def documents_digest(documents: datasets.Dataset) -> str:
     """Return the sha256 of the titles and texts of documents, in their order."""
     contents = hashlib.sha256()
-    for start in range(0, len(documents), BLOCK):
-        block = documents[start : start + BLOCK]
+    for start in range(0, len(documents), _HASHED):
+        block = documents[start : start + _HASHED]
         contents.update(json.dumps([block["title"], block["text"]]).encode())
     return contents.hexdigest()
 

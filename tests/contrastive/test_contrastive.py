@@ -37,6 +37,7 @@ from dsi.contrastive.training import (
 )
 from dsi.docids.data.collection import MadeTexts
 from dsi.docids.files.processes import Processes
+from dsi.docids.files.progress import Bar
 from dsi.docids.files.storage import write_json
 from dsi.docids.words.bm25 import BM25
 from tests.support.kills import fork, status_of
@@ -438,7 +439,10 @@ def test_embeddings_by_blocks_are_the_embeddings_and_what_is_there_is_kept(encod
     marked = np.full((4, found.shape[1]), 7, dtype=np.float32)
     (tmp_path / "killed").mkdir()
     np.save(tmp_path / "killed" / f"{4:012}.npy", marked)  # as a killed run would have left it
+    bars = []
+    monkeypatch.setattr(blocks, "Bar", lambda *args, **options: bars.append(options["total"]) or Bar(*args, **options))
     resumed = encode_blocks(encoder, texts, "document", tmp_path / "killed", Processes())
+    assert bars == [11 - 4]  # what is left to do
     np.testing.assert_array_equal(resumed[4:8], marked)
     np.testing.assert_array_equal(resumed[8:], found[8:])
     assert [path.name for path in (tmp_path / "killed").iterdir()] == ["all.npy"]

@@ -167,6 +167,22 @@ def test_work_that_goes_on_says_every_half_minute_how_far_it_is(clock, capsys):
     ]  # fmt: skip
 
 
+def test_items_of_parts_count_for_the_whole(clock, capsys):
+    with Bar("embeddings", total=4_000, whole=True):
+        for _ in range(2):
+            with Bar("of a block", total=2_000) as own:
+                for _ in range(4):
+                    clock.now += 31
+                    own.update(500)
+    assert capsys.readouterr().err.splitlines() == [
+        *(f"embeddings, {done:,} of 4,000, 0{left // 60}:{left % 60:02} left" for done, left in [
+            (500, 217), (1_000, 186), (1_500, 155), (2_000, 124), (2_500, 93), (3_000, 62), (3_500, 31), (4_000, 0),
+        ]), "embeddings: 248 s",
+    ]  # fmt: skip
+    run(clock, 31, 31)
+    assert "docids, 1 of 2" in capsys.readouterr().err
+
+
 class FakeTrainer:
     """Trains for four steps of three seconds, from the second on, and fails where it should."""
 

@@ -1007,3 +1007,11 @@ def test_judgements_are_written_as_trec_tools_read_them(tmp_path):
     assert (tmp_path / "test.qrels").read_text() == "q 0 a%20b 1\nq 0 c 0.5\n"
     with pytest.raises(ValueError, match=r"test.qrels: 'a b' must not be empty or hold white space, which separates"):
         write_qrels({"q": {"a b": 1}}, tmp_path / "test.qrels")
+
+
+def test_a_training_takes_the_short_options_of_an_index(tmp_path, capsys):
+    train = ["train", "--data", "minipedia", "--output", str(tmp_path / "run"), "--device", "cpu"]
+    assert main([*train, "--pieces", "few"]) == 2
+    assert "docids.pieces" in capsys.readouterr().err
+    assert main([*train, "--encoder", str(tmp_path / "no-model")]) == 2
+    assert "no-model" in capsys.readouterr().err

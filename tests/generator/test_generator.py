@@ -10,7 +10,6 @@ import pytest
 import torch
 from transformers import T5ForConditionalGeneration
 
-from dsi.contrastive import blocks
 from dsi.contrastive.encoder import Encoder
 from dsi.docids.tree import DocidTree
 from dsi.generator.config import CE, GeneratorConfig, ObjectiveConfig, TrainingConfig, check_together
@@ -169,7 +168,7 @@ def test_a_new_generator_starts_near_a_uniform_choice(t5_folder, from_t5):
 
 
 def test_cached_states_give_the_losses_of_recomputed_ones(encoder, tmp_path, monkeypatch):
-    monkeypatch.setattr(blocks, "BLOCK", 1)
+    monkeypatch.setattr("dsi.generator.states._BLOCK", 1)
     tree = random_tree(20)
     generator = DocidGenerator.create(GeneratorConfig(docid_tokens="digits", num_layers=2), tree, WIDTH, CE).eval()
     documents = write_states(encoder, "document", TEXTS[:2], tmp_path / "documents")

@@ -174,6 +174,7 @@ def test_texts_of_documents_are_never_in_memory_all(
         return between(texts, start, stop)
 
     monkeypatch.setattr(blocks, "BLOCK", 8)
+    monkeypatch.setattr("dsi.generator.states._BLOCK", 8)
     monkeypatch.setattr(bm25, "_BLOCK", 8)
     monkeypatch.setattr(languages, "_TEXTS", 8)
     monkeypatch.setattr(Encoder, "cut", documents)

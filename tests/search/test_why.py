@@ -411,6 +411,18 @@ def test_an_excerpt_is_short_and_holds_the_most_matched_words():
     assert excerpt("", []) == (0, 0)
 
 
+def test_texts_without_spaces_are_cut_near_the_limit():
+    text = f"停止（Lour Tsang 生于{'中甲球队成都谢菲联宣布引进他' * 15}邹游{'司职中场的位置' * 40}"
+    assert excerpt(text, []) == (0, 160)
+    assert Hit(1, 0.5, "d", "", (0,), text).label == f"{text[:78]} …"
+    at = text.index("邹游")
+    start, end = excerpt(text, [Match("邹游", 0.1, (Span("text", at, at + 2, "邹游"),))])
+    assert start <= at < at + 2 <= end
+    assert end - start == 160
+    marked = "x" + "e\u0301" * 200  # never between a letter and its mark
+    assert excerpt(marked, []) == (0, 159)
+
+
 def test_an_excerpt_begins_with_the_sentence_that_answers_and_stays_in_the_passage():
     text = (
         "The Danube is a river. " * 10 + "Four capitals stand on its banks: Vienna, Bratislava. " + "It is long. " * 20

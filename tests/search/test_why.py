@@ -297,6 +297,34 @@ def test_words_of_the_same_stem_are_marked():
     assert [span.text for span in whole.spans] == ["river"]
 
 
+def test_without_spaces_a_token_is_a_word():
+    text = "他司职 什么位置，中甲球队Linux系统 한국어를"
+    words = {
+        token: text[slice(*_whole_word(text, at := text.index(token), at + len(token)))]
+        for token in ("司职", " 什", "么位置，", "中甲", "nux", "系统", "국어")
+    }
+    assert words == {
+        "司职": "司职",
+        " 什": "什",
+        "么位置，": "么位置",
+        "中甲": "中甲",
+        "nux": "Linux",
+        "系统": "系统",
+        "국어": "한국어를",
+    }
+    thai, mark = "แม่น้ำสายนี้ยาว", "น้ำ"
+    assert _whole_word(thai, thai.index(mark), thai.index(mark) + 3) == (thai.index(mark), thai.index(mark) + 3)
+
+
+def test_words_of_bm25_without_spaces_are_marked_where_they_stand():
+    document, bm25 = StoredText(0, "东京", "在东京都使用Linux，东京"), BM25(["a"], ["东京 linux"])
+    tokyo, linux = _by_terms(["东京", "linux"], [0.5, 0.25], document, bm25.stem)
+    assert [(span.field, span.start, span.text) for span in tokyo.spans] == [
+        ("title", 0, "东京"), ("text", 1, "东京"), ("text", 12, "东京"),
+    ]  # fmt: skip
+    assert [span.text for span in linux.spans] == ["Linux"]
+
+
 def test_marks_belong_to_the_words_that_are_marked():
     text = unicodedata.normalize("NFD", "une crème brûlée")
     (crème,) = _by_terms(["crème"], [0.5], StoredText(0, "", text), BM25(["a"], ["crème"], language="french").stem)

@@ -11,14 +11,16 @@ import numpy as np
 
 from dsi.contrastive.encoder import Encoder
 from dsi.docids.types import Floats, Ints
-from dsi.docids.words.analyzer import WORD_CHARACTERS
+from dsi.docids.words.analyzer import JOINED_WORDS, WORD_CHARACTERS
 from dsi.search.engine import Engine
 from dsi.search.hits import Match, Span
 from dsi.search.queries import EncodedQueries
 from dsi.search.request import SearchRequest
 
-_WORD = re.compile(rf"[{WORD_CHARACTERS}]+")
-_PIECE = re.compile(rf"{_WORD.pattern}|[^{WORD_CHARACTERS}\s]")
+_JOINED = re.compile(f"[{JOINED_WORDS}]+")
+"""Words without spaces between them: each token is taken for one."""
+_WORD = re.compile(rf"(?:(?![{JOINED_WORDS}])[{WORD_CHARACTERS}])+")
+_PIECE = re.compile(rf"{_JOINED.pattern}|{_WORD.pattern}|[^{WORD_CHARACTERS}\s]")
 _CLEAR = 0.5
 """Least mean product of a word's tokens for the words that it found to be marked."""
 
@@ -72,9 +74,9 @@ def _by_terms(
 
 def _occurrences(word: str, document: StoredText, stem: Callable[[str], str] = str) -> Iterator[Span]:
     """Yield the words of a document that have the stem of a word."""
-    wanted = stem(word)
+    wanted, words = stem(word), re.compile(re.escape(word)) if _JOINED.fullmatch(word) else _WORD
     for field, text in (("title", document.title), ("text", document.text)):
-        for found in _WORD.finditer(text):
+        for found in words.finditer(text):
             if stem(found.group().lower()) == wanted:
                 yield Span(field, found.start(), found.end(), found.group())
 
@@ -163,12 +165,15 @@ def _piece_at(engine: Engine, encoder: Encoder, document: StoredText) -> tuple[s
 
 
 def _whole_word(text: str, start: int, end: int) -> tuple[int, int]:
-    """Return the ends of the word that some characters of a text belong to; (start, start) if they are none."""
+    """Return the ends of the word that the characters of a token belong to; (start, start) if they are none.
+
+    In scripts without spaces that is the token itself.
+    """
     piece = text[start:end]
-    first = start + len(piece) - len(piece.lstrip())
+    first, last = start + len(piece) - len(piece.lstrip()), start + len(piece.rstrip())
     if not piece.strip():
         return start, start
     for word in _PIECE.finditer(text, max(0, text.rfind(" ", 0, first))):
         if word.start() <= first < word.end():
-            return word.start(), word.end()
+            return (first, min(last, word.end())) if _JOINED.match(word.group()) else word.span()
     return first, end

@@ -237,16 +237,17 @@ def test_shares_of_late_interaction_add_up_and_come_from_the_codes_as_stored(req
         hits = retriever.search(query, k=8, token_weight=weight, lexical_weight=0.1)
         encoded = retriever.encode_queries([query])
         vectors = tokens.project(encoded.batches[0].word_states(0))
+        spans = retriever.encoder.spans(retriever.encoder.query_texts([query])[0], "query")
+        of_words = [span.end > span.start for span in spans if not span.is_special]  # not the prompt's
         for hit, matches in zip(hits, hits.matches(), strict=True):
             own = hit.explain()
             assert own.matches == matches
-            assert sum(match.share for match in matches) == pytest.approx(own.parts["tokens"], abs=1e-5)
             codes = tokens.gather(np.array([position_of(retriever, own)])).codes
             stored, norms = decode(codes, tokens.dim, tokens.bits)
             products = vectors @ (stored / norms[:, None]).T  # [query tokens, document tokens]
-            assert sum(match.share for match in matches) == pytest.approx(
-                weight * products.max(axis=1).mean(), abs=1e-5
-            )
+            shares = weight * products.max(axis=1) / len(vectors)
+            assert shares.sum() == pytest.approx(own.parts["tokens"], abs=1e-5)
+            assert sum(match.share for match in matches) == pytest.approx(shares[of_words].sum(), abs=1e-5)
             for match in matches:
                 for field, start, end, text in match.spans:
                     assert getattr(hit, field)[start:end] == text
@@ -255,8 +256,7 @@ def test_shares_of_late_interaction_add_up_and_come_from_the_codes_as_stored(req
                         and field == "text"
                         and start >= retriever.encoder.cut([hit.title], [hit.text], 1)[0].spans[0][1]
                     )
-            words = [match.word for match in matches]
-            assert [word for word in words if word != "(prompt)"] == re.findall(r"\w+|[^\w\s]", query)
+            assert [match.word for match in matches] == re.findall(r"\w+|[^\w\s]", query)
     assert bool(several) == (name == "in_pieces")  # those of later pieces; a clear word has its other places too
 
 

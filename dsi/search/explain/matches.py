@@ -38,7 +38,8 @@ def matched_words(
 ) -> list[list[Match]]:
     """Return for each document what each word of a query adds to its score, and which words of the document it found.
 
-    With late interaction the shares add up to its part of the score; without it, to the lexical part. None of either: no words.
+    With late interaction the shares and those of the prompt and special tokens, which are left out, add up to its part of the
+    score; without it, the shares add up to the lexical part. None of either: no words.
     """
     (batch,) = query.batches
     found = engine.token_shares(batch, request, [document.position for document in documents])
@@ -117,12 +118,14 @@ def _by_tokens(
         words.setdefault(word, []).append((place, share))
     matches = []
     for (start, end), pairs in words.items():
+        if start == end:  # the prompt, or a special token
+            continue
         ends, share = dict.fromkeys(place for place, _ in pairs if place), sum(share for _, share in pairs)
         texts = [query.text[start:end], *(place.text for place in ends)]
         is_clear = share >= query.least * len(pairs) and not any(_is_weak(text) for text in texts)
         if is_clear:  # other places of the same words are marked too
             ends |= dict.fromkeys(other for text in texts[1:] for other in _occurrences(text.lower(), document))
-        matches.append(Match(texts[0] or "(prompt)", share, tuple(ends), is_clear))
+        matches.append(Match(texts[0], share, tuple(ends), is_clear))
     return matches
 
 

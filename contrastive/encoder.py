@@ -359,16 +359,6 @@ class Encoder(Reloads):
             for token, (start, end) in zip(encoded["input_ids"], encoded["offset_mapping"], strict=True)
         ]
 
-    def unknown_share(self, texts: Sequence[str]) -> float:
-        """Return the share of the tokens of texts that the tokenizer has no number for, such as letters of another script."""
-        with self._tokenizing, catching_panics():
-            encoded = [
-                self.tokenizer(text, truncation=True, max_length=LONGEST_INPUT, add_special_tokens=False)["input_ids"]
-                for text in texts
-            ]
-        tokens = [token for own in encoded for token in own]
-        return tokens.count(self.tokenizer.unk_token_id) / max(1, len(tokens))
-
     @cached_property
     def _special(self) -> Tensor:
         return torch.tensor(self.tokenizer.all_special_ids, dtype=torch.int64, device=self.model.device)

@@ -123,7 +123,9 @@ def cloze_test(retriever: GenerativeRetriever, collection: Collection, *, seed: 
 def unknown_share(encoder: Encoder, documents: datasets.Dataset) -> float:
     """Return the share of the tokens of some documents, from the first to the last, that an encoder does not know."""
     rows = np.linspace(0, len(documents) - 1, min(_SAMPLED, len(documents)), dtype=np.int64)
-    return encoder.unknown_share(documents[rows]["text"])
+    spans = [span for text in documents[rows]["text"] for span in encoder.spans(text, "document")]
+    unknown = [span.is_special for span in spans if span.end > span.start]  # other special ones stand for no letters
+    return sum(unknown) / max(1, len(unknown))
 
 
 def choose(dense: Floats, words: Floats, own: Ints, unknown: float = 0.0) -> Cloze | None:

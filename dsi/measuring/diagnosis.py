@@ -8,13 +8,13 @@ the walk goes wrong first. Knows nothing of how scores are made.
 from collections.abc import Mapping
 from dataclasses import dataclass
 from statistics import median
-from textwrap import shorten
 from typing import Unpack
 
 import numpy as np
 
 from dsi.docids.data.collection import Collection
 from dsi.docids.types import Run
+from dsi.docids.words.sentences import shortened
 from dsi.eval.measures import ranking
 from dsi.eval.tables import markdown_table
 from dsi.search.request import SearchOptions
@@ -128,7 +128,7 @@ def _label(documents: DocumentTable, doc_id: str) -> str:
 
 
 def _cell(text: str) -> str:
-    return shorten(text, _WIDTH, placeholder=" …").replace("|", "/")
+    return shortened(text, _WIDTH).replace("|", "/")
 
 
 def diagnosis_table(misses: list[Miss], queries: int, k: int) -> str:

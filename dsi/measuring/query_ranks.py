@@ -7,7 +7,6 @@ import random
 from collections.abc import Sequence
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from textwrap import shorten
 
 import numpy as np
 
@@ -18,6 +17,7 @@ from dsi.docids.places import document_scores
 from dsi.docids.tree import DocidTree
 from dsi.docids.types import Floats, Ints
 from dsi.docids.words.bm25 import Lexical
+from dsi.docids.words.sentences import shortened
 from dsi.eval.tables import markdown_table
 from dsi.generator.pseudo_queries import generate_queries, read_queries_file, reading_text
 from dsi.store.retriever import GenerativeRetriever
@@ -114,7 +114,7 @@ def sample_queries(
     found = query_ranks(index.encoder, index.tree, index.lexical, LEXICAL_WEIGHT, numbers, texts)
     ranks, margins = (values.tolist() for values in found)
     cells = [
-        [query, str(rank), f"{margin:+.3f}", shorten(index.documents.label(row), _WIDTH, placeholder=" …")]
+        [query, str(rank), f"{margin:+.3f}", shortened(index.documents.label(row), _WIDTH)]
         for (row, query), rank, margin in zip(asked, ranks, margins, strict=True)
     ]
     first = sum(rank == 1 for rank in ranks)

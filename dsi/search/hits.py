@@ -6,7 +6,6 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from html import escape
 from itertools import chain
-from textwrap import shorten
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, Protocol, SupportsIndex, overload
 
 import numpy as np
@@ -14,7 +13,7 @@ import numpy as np
 from dsi.docids.data.locations import SOURCE, Location, locate
 from dsi.docids.data.records import json_value
 from dsi.docids.files.checks import counted, printable
-from dsi.docids.words.sentences import SENTENCE_END
+from dsi.docids.words.sentences import SENTENCE_END, cut_before, shortened
 
 if TYPE_CHECKING:
     import pandas
@@ -151,7 +150,7 @@ def label_of(doc_id: str, title: str, text: str | None) -> str:
     >>> label_of("d1", "", "a text")
     'a text'
     """
-    return title.strip() or shorten(text or "", _LABEL, placeholder=" …") or doc_id
+    return title.strip() or shortened(text or "", _LABEL) or doc_id
 
 
 class _Remembered(NamedTuple):
@@ -357,10 +356,10 @@ def _marked_excerpt(hit: Hit, matches: Sequence[Match], shown: Callable[[str], s
 def excerpt(
     text: str, matches: Sequence[Match], width: int = _EXCERPT, within: tuple[int, int] | None = None
 ) -> tuple[int, int]:
-    """Return the ends of the part of a text, about `width` characters at the ends of words, that holds the most matched words.
+    """Return the ends of the part of a text, about `width` characters, that holds the most matched words.
 
-    Words count by their share, half if the title has them too. It begins with the sentence of its first matched word, if that
-    is in its first half.
+    It is cut at spaces where some are near. Words count by their share, half if the title has them too. It begins with the
+    sentence of its first matched word, if that is in its first half.
 
     >>> excerpt("of all rivers the danube is long", [Match("danube", 0.5, (Span("text", 18, 24, "danube"),))], 10)
     (14, 24)
@@ -391,9 +390,8 @@ def excerpt(
         for start in starts
     ]
     start = max(first, min(starts[int(np.argmax(found))], last - width))
-    begin = start if start in sentences else max(first, text.rfind(" ", first, start) + 1)
-    end = text.rfind(" ", begin, begin + width + 1)
-    return begin, end if begin < end and begin + width < last else min(last, begin + width)
+    begin = start if start in sentences else max(first, cut_before(text, start - 1, width // 5) + 1)
+    return begin, cut_before(text, begin + width, width // 5) if begin + width < last else last
 
 
 def _before(start: int, sentences: Sequence[int], width: int) -> int:

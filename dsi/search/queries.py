@@ -1,5 +1,6 @@
 """Encoded queries: one pass of the encoder serves many searches. Knows nothing of what searches them."""
 
+import logging
 from collections.abc import Callable, Iterable, Mapping, Sequence, Set
 from contextlib import nullcontext
 from dataclasses import dataclass
@@ -16,6 +17,8 @@ from dsi.docids.data.records import EMPTY_QUERIES, Oddities, checked_queries, id
 from dsi.docids.data.sources import is_table, items_of, records_of
 from dsi.docids.files.checks import plain, shown, text, unpack
 from dsi.docids.files.progress import Bar
+
+logger = logging.getLogger(__name__)
 
 Queries: TypeAlias = Mapping[str, str] | Iterable[Any]
 """Texts, whose places are their ids; {query_id: text}; a series of texts; records or a table with an id and a text. The answer
@@ -168,7 +171,7 @@ def ids_and_texts(queries: Queries) -> tuple[list[str], list[str]]:
         ValueError: an id or a query is not a text.
     """
     if isinstance(queries, list | tuple) and not any(isinstance(query, Mapping) for query in queries[:1]):
-        return _checked(enumerate(queries))
+        return _numbered(queries)
     if isinstance(queries, Mapping):
         return _checked((id_of(unpack(query_id)), query) for query_id, query in queries.items())
     if is_table(queries):
@@ -181,7 +184,18 @@ def ids_and_texts(queries: Queries) -> tuple[list[str], list[str]]:
     given = list(items_of(queries, "queries"))
     if any(isinstance(query, Mapping) for query in given[:1]):
         return _checked(checked_queries(records_of(given, "queries"), "queries").items(), warn=False)
-    return _checked(enumerate(given))
+    return _numbered(given)
+
+
+def _numbered(queries: Iterable[Any]) -> tuple[list[str], list[str]]:
+    """Return the places and the texts of queries that nobody judges, checked; warn of empty ones."""
+    query_ids, texts = _checked(enumerate(queries), warn=False)
+    empty = [number for number, query in enumerate(texts, start=1) if not query.strip()]
+    if len(empty) == 1:
+        logger.warning("1 empty query, number %d; its answer is empty.", *empty)
+    elif empty:
+        logger.warning("%d empty queries, the first number %d; their answers are empty.", len(empty), empty[0])
+    return query_ids, texts
 
 
 def _checked(queries: Iterable[tuple[Any, Any]], *, warn: bool = True) -> tuple[list[str], list[str]]:

@@ -894,13 +894,13 @@ def test_the_answer_of_an_empty_query_is_empty(dated_run, caplog):
         found, empty, again = retriever.search(["neon", "", "neon"], k=2, method=method)
         assert [hit.doc_id for hit in found] == [hit.doc_id for hit in again] == [hit.doc_id for hit in alone]
         assert empty == []
-    assert (
-        caplog.messages
-        == ["queries: empty queries: 1, the first '1'; their answers are empty, and count as 0 where they are judged."]
-        * 2
-    )
+    assert caplog.messages == ["1 empty query, number 2; its answer is empty."] * 2
+    retriever.search(["", "neon", " "], k=2)
+    assert caplog.messages[-1] == "2 empty queries, the first number 1; their answers are empty."
     frame = pandas.DataFrame({"qid": ["x", "y"], "text": ["neon", None]})
     assert retriever.run(frame, k=2) == {"x": {hit.doc_id: hit.score for hit in alone}, "y": {}}
+    judged = "queries: empty queries: 1, the first 'y'; their answers are empty, and count as 0 where they are judged."
+    assert caplog.messages[-1] == judged
     assert [list(own) for own in retriever.search(frame, k=2)] == [list(alone), []]
     candidates = retriever.candidates(frame, k=2)
     assert [len(own) for own in candidates.hits()] == [2, 0]

@@ -237,16 +237,17 @@ def test_shares_of_late_interaction_add_up_and_come_from_the_codes_as_stored(req
         hits = retriever.search(query, k=8, token_weight=weight, lexical_weight=0.1)
         encoded = retriever.encode_queries([query])
         vectors = tokens.project(encoded.batches[0].word_states(0))
+        spans = retriever.encoder.spans(retriever.encoder.query_texts([query])[0], "query")
+        of_words = [span.end > span.start for span in spans if not span.is_special]  # not the prompt's
         for hit, matches in zip(hits, hits.matches(), strict=True):
             own = hit.explain()
             assert own.matches == matches
-            assert sum(match.share for match in matches) == pytest.approx(own.parts["tokens"], abs=1e-5)
             codes = tokens.gather(np.array([position_of(retriever, own)])).codes
             stored, norms = decode(codes, tokens.dim, tokens.bits)
             products = vectors @ (stored / norms[:, None]).T  # [query tokens, document tokens]
-            assert sum(match.share for match in matches) == pytest.approx(
-                weight * products.max(axis=1).mean(), abs=1e-5
-            )
+            shares = weight * products.max(axis=1) / len(vectors)
+            assert shares.sum() == pytest.approx(own.parts["tokens"], abs=1e-5)
+            assert sum(match.share for match in matches) == pytest.approx(shares[of_words].sum(), abs=1e-5)
             for match in matches:
                 for field, start, end, text in match.spans:
                     assert getattr(hit, field)[start:end] == text
@@ -255,8 +256,7 @@ def test_shares_of_late_interaction_add_up_and_come_from_the_codes_as_stored(req
                         and field == "text"
                         and start >= retriever.encoder.cut([hit.title], [hit.text], 1)[0].spans[0][1]
                     )
-            words = [match.word for match in matches]
-            assert [word for word in words if word != "(prompt)"] == re.findall(r"\w+|[^\w\s]", query)
+            assert [match.word for match in matches] == re.findall(r"\w+|[^\w\s]", query)
     assert bool(several) == (name == "in_pieces")  # those of later pieces; a clear word has its other places too
 
 
@@ -295,6 +295,34 @@ def test_words_of_the_same_stem_are_marked():
     assert [(span.start, span.end, span.text) for span in flow.spans] == [(20, 27, "FLOWING")]
     (whole, _) = _by_terms(["river", "flows"], [0.5, 0.25], document, BM25(["a"], ["river"], language="none").stem)
     assert [span.text for span in whole.spans] == ["river"]
+
+
+def test_without_spaces_a_token_is_a_word():
+    text = "他司职 什么位置，中甲球队Linux系统 한국어를"
+    words = {
+        token: text[slice(*_whole_word(text, at := text.index(token), at + len(token)))]
+        for token in ("司职", " 什", "么位置，", "中甲", "nux", "系统", "국어")
+    }
+    assert words == {
+        "司职": "司职",
+        " 什": "什",
+        "么位置，": "么位置",
+        "中甲": "中甲",
+        "nux": "Linux",
+        "系统": "系统",
+        "국어": "한국어를",
+    }
+    thai, mark = "แม่น้ำสายนี้ยาว", "น้ำ"
+    assert _whole_word(thai, thai.index(mark), thai.index(mark) + 3) == (thai.index(mark), thai.index(mark) + 3)
+
+
+def test_words_of_bm25_without_spaces_are_marked_where_they_stand():
+    document, bm25 = StoredText(0, "东京", "在东京都使用Linux，东京"), BM25(["a"], ["东京 linux"])
+    tokyo, linux = _by_terms(["东京", "linux"], [0.5, 0.25], document, bm25.stem)
+    assert [(span.field, span.start, span.text) for span in tokyo.spans] == [
+        ("title", 0, "东京"), ("text", 1, "东京"), ("text", 12, "东京"),
+    ]  # fmt: skip
+    assert [span.text for span in linux.spans] == ["Linux"]
 
 
 def test_marks_belong_to_the_words_that_are_marked():
@@ -409,6 +437,18 @@ def test_an_excerpt_is_short_and_holds_the_most_matched_words():
     assert sum(found for _, found in cut_at_matches(text, matches, "text", start, end)) == 2
     assert excerpt("x" * 500, []) == (0, 160)
     assert excerpt("", []) == (0, 0)
+
+
+def test_texts_without_spaces_are_cut_near_the_limit():
+    text = f"停止（Lour Tsang 生于{'中甲球队成都谢菲联宣布引进他' * 15}邹游{'司职中场的位置' * 40}"
+    assert excerpt(text, []) == (0, 160)
+    assert Hit(1, 0.5, "d", "", (0,), text).label == f"{text[:78]} …"
+    at = text.index("邹游")
+    start, end = excerpt(text, [Match("邹游", 0.1, (Span("text", at, at + 2, "邹游"),))])
+    assert start <= at < at + 2 <= end
+    assert end - start == 160
+    marked = "x" + "e\u0301" * 200  # never between a letter and its mark
+    assert excerpt(marked, []) == (0, 159)
 
 
 def test_an_excerpt_begins_with_the_sentence_that_answers_and_stays_in_the_passage():

@@ -96,6 +96,7 @@ def test_a_search_shows_answers_with_what_matters(page, served):
         shown = [span for span in spans if span["field"] == "title" or (start <= span["start"] and span["end"] <= end)]
         assert sorted(marks) == sorted(span["text"] for span in shown)
     assert page.locator("#answers mark").count()
+    assert page.locator("#answers b[lang=''], #answers p.text[lang=''], #query[lang='']").count() == 2 * len(hits) + 1
     assert re.fullmatch(r"10 answers in \d+ ms\.", page.inner_text("#status"))
     assert page.title() == f"{QUERY} · tied"
 

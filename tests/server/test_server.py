@@ -44,6 +44,8 @@ from tests.support.memory import resident_megabytes
 from tests.support.serving import QUERY, Client, error, live, save_index
 from tests.support.small import PROMPTS
 
+RUNNING = Path(__file__).parents[2] / "docs/use/running.md"
+
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory, sentence_t5_folder):
@@ -308,6 +310,16 @@ def test_other_origins_may_call_only_if_that_is_set(folder, client):
     for wrong in ("example.org", "https://example.org/", "null", "https://a.org, https://b.org"):
         with pytest.raises(ValueError, match="allow_origin must be an origin such as"):
             ServerSettings("run", allow_origin=wrong)
+
+
+def test_the_documented_answer_has_the_form_of_answers(client):
+    documented = json.loads(re.search(r"```json\n(.*?)```", RUNNING.read_text(encoding="utf-8"), re.DOTALL)[1])
+    _, found = client.ask("search", {"query": QUERY})
+    assert documented.keys() < found.keys()
+    ((shown, answer),) = zip(documented["answers"], found["answers"], strict=True)
+    assert shown.keys() < answer.keys()
+    for name, value in shown["hits"][0].items():
+        assert type(answer["hits"][0][name]) is type(value)
 
 
 def test_answers_have_a_schema_and_matched_words(client, library):

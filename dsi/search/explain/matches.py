@@ -11,14 +11,16 @@ import numpy as np
 
 from dsi.contrastive.encoder import Encoder
 from dsi.docids.types import Floats, Ints
-from dsi.docids.words.analyzer import WORD_CHARACTERS
+from dsi.docids.words.analyzer import JOINED_WORDS, WORD_CHARACTERS
 from dsi.search.engine import Engine
 from dsi.search.hits import Match, Span
 from dsi.search.queries import EncodedQueries
 from dsi.search.request import SearchRequest
 
-_WORD = re.compile(rf"[{WORD_CHARACTERS}]+")
-_PIECE = re.compile(rf"{_WORD.pattern}|[^{WORD_CHARACTERS}\s]")
+_JOINED = re.compile(f"[{JOINED_WORDS}]+")
+"""Words without spaces between them: each token is taken for one."""
+_WORD = re.compile(rf"(?:(?![{JOINED_WORDS}])[{WORD_CHARACTERS}])+")
+_PIECE = re.compile(rf"{_JOINED.pattern}|{_WORD.pattern}|[^{WORD_CHARACTERS}\s]")
 _CLEAR = 0.5
 """Least mean product of a word's tokens for the words that it found to be marked."""
 
@@ -36,7 +38,8 @@ def matched_words(
 ) -> list[list[Match]]:
     """Return for each document what each word of a query adds to its score, and which words of the document it found.
 
-    With late interaction the shares add up to its part of the score; without it, to the lexical part. None of either: no words.
+    With late interaction the shares and those of the prompt and special tokens, which are left out, add up to its part of the
+    score; without it, the shares add up to the lexical part. None of either: no words.
     """
     (batch,) = query.batches
     found = engine.token_shares(batch, request, [document.position for document in documents])
@@ -72,9 +75,9 @@ def _by_terms(
 
 def _occurrences(word: str, document: StoredText, stem: Callable[[str], str] = str) -> Iterator[Span]:
     """Yield the words of a document that have the stem of a word."""
-    wanted = stem(word)
+    wanted, words = stem(word), re.compile(re.escape(word)) if _JOINED.fullmatch(word) else _WORD
     for field, text in (("title", document.title), ("text", document.text)):
-        for found in _WORD.finditer(text):
+        for found in words.finditer(text):
             if stem(found.group().lower()) == wanted:
                 yield Span(field, found.start(), found.end(), found.group())
 
@@ -115,12 +118,14 @@ def _by_tokens(
         words.setdefault(word, []).append((place, share))
     matches = []
     for (start, end), pairs in words.items():
+        if start == end:  # the prompt, or a special token
+            continue
         ends, share = dict.fromkeys(place for place, _ in pairs if place), sum(share for _, share in pairs)
         texts = [query.text[start:end], *(place.text for place in ends)]
         is_clear = share >= query.least * len(pairs) and not any(_is_weak(text) for text in texts)
         if is_clear:  # other places of the same words are marked too
             ends |= dict.fromkeys(other for text in texts[1:] for other in _occurrences(text.lower(), document))
-        matches.append(Match(texts[0] or "(prompt)", share, tuple(ends), is_clear))
+        matches.append(Match(texts[0], share, tuple(ends), is_clear))
     return matches
 
 
@@ -163,12 +168,15 @@ def _piece_at(engine: Engine, encoder: Encoder, document: StoredText) -> tuple[s
 
 
 def _whole_word(text: str, start: int, end: int) -> tuple[int, int]:
-    """Return the ends of the word that some characters of a text belong to; (start, start) if they are none."""
+    """Return the ends of the word that the characters of a token belong to; (start, start) if they are none.
+
+    In scripts without spaces that is the token itself.
+    """
     piece = text[start:end]
-    first = start + len(piece) - len(piece.lstrip())
+    first, last = start + len(piece) - len(piece.lstrip()), start + len(piece.rstrip())
     if not piece.strip():
         return start, start
     for word in _PIECE.finditer(text, max(0, text.rfind(" ", 0, first))):
         if word.start() <= first < word.end():
-            return word.start(), word.end()
+            return (first, min(last, word.end())) if _JOINED.match(word.group()) else word.span()
     return first, end

@@ -168,7 +168,7 @@ function marked(text, matches, field, start = 0, end = text.length) {
 
 function textOf({ text, matches, excerpt: [start, end] }) {
   const length = [...text].length;
-  const body = make("p", { class: "text" });
+  const body = make("p", { class: "text", lang: "" });
   const fold = (open) => {
     const ends = open ? [0, length] : [start, end];
     body.replaceChildren(ends[0] ? "… " : "", ...marked(text, matches, "text", ...ends));
@@ -184,7 +184,7 @@ function textOf({ text, matches, excerpt: [start, end] }) {
 function answerOf(hit, node) {
   const title = hit.title.trim() ? marked(hit.title, hit.matches, "title") : [hit.label];
   const item = make("li", {}, make("span", { class: "rank", text: hit.rank }),
-    make("div", { class: "title" }, make("b", {}, ...title), make("span", { class: "score", text: number(hit.score) })));
+    make("div", { class: "title" }, make("b", { lang: "" }, ...title), make("span", { class: "score", text: number(hit.score) })));
   if (hit.text) item.append(textOf(hit));
   const place = [hit.location?.address, hit.location?.heading].filter(Boolean);
   const facts = [hit.doc_id, ...place, ...Object.entries(hit.metadata ?? {}).map(([name, value]) => `${name}: ${value}`)];

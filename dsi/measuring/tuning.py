@@ -46,7 +46,6 @@ _CHOSEN = ("alpha", "beta", "ann_temperature", "beam_width", "lexical_weight", "
 """Settings that may be chosen. Each tuning begins from those of `[search]`, so that the same queries choose the same."""
 _LIKELY = {"lexical_weight": LEXICAL_WEIGHT, "token_weight": TOKEN_WEIGHT, "memory_weight": MEMORY_WEIGHT}
 """Weights near which fitted ones stay."""
-_REMEDY = 'take an encoder that does, such as encoder.name = "intfloat/multilingual-e5-small"'
 _MOST_QUERIES = 500
 """Queries on which walks are compared."""
 ALPHAS = (0.0, 0.25, 0.5, 0.75, 1.0)
@@ -109,16 +108,13 @@ def tune(retriever: GenerativeRetriever, collection: Collection) -> Tuning:
     # 2) where to begin: the settings of [search]
     start = {name: getattr(retriever.configured_search, name) for name in _CHOSEN}
     config = retriever.search_config = dataclasses.replace(retriever.search_config, **start)
-    if (unknown := unknown_share(retriever.encoder, collection.documents)) >= UNKNOWN:
-        logger.warning(
-            "The encoder does not know %.0f %% of the tokens of these documents; %s.", 100 * unknown, _REMEDY
-        )
     # 3) the weight of words, where too few judgements could choose it
     qrels, cloze = collection.qrels["dev"], None
     if (judged := count_answered(qrels)) < FEWEST_QUERIES:
         qrels, cloze = {}, _by_cloze(retriever, collection)
         if not cloze:
             _warn_few(len(queries), judged, split)
+    _warn_language(unknown_share(retriever.encoder, collection.documents), cloze)
     tuning = Tuning(_weights_by(cloze), [], cloze)
     config = dataclasses.replace(config, **tuning.best)
     # 4) all else, where there are enough queries
@@ -166,14 +162,26 @@ def _by_cloze(retriever: GenerativeRetriever, collection: Collection) -> Cloze |
     """Return what the documents say of the weight of words; None where they say nothing, or the user has set it."""
     if not retriever.engine.is_tied or retriever.configured_search.lexical_weight != LEXICAL_WEIGHT:
         return None
-    cloze = cloze_test(retriever, collection)
-    if cloze and not cloze.knows_language:
-        logger.warning(
-            "The encoder does not know the language of these documents: it finds them by their own sentences with RR %.2f, "
-            "BM25 with %.2f. So late interaction is left out; %s.",
-            cloze.dense, cloze.words, _REMEDY,
-        )  # fmt: skip
-    return cloze
+    return cloze_test(retriever, collection)
+
+
+def _warn_language(unknown: float, cloze: Cloze | None) -> None:
+    """Warn of an encoder for another language, by the share of tokens that it does not know, or by a cloze test."""
+    is_left_out = cloze is not None and not cloze.knows_language
+    if unknown >= UNKNOWN:
+        known = f"{100 * unknown:.0f} % of the tokens of these documents."
+    elif cloze and is_left_out:
+        known = (
+            "the language of these documents: it finds them by their own sentences with RR "
+            f"{cloze.dense:.2f}, BM25 with {cloze.words:.2f}."
+        )
+    else:
+        return
+    logger.warning(
+        "The encoder does not know %s%s Take one that does, such as encoder.name = "
+        '"intfloat/multilingual-e5-small".',
+        known, " So late interaction is left out." if is_left_out else "",
+    )  # fmt: skip
 
 
 def choose(

@@ -61,7 +61,10 @@ def test_an_encoder_that_lacks_the_letters_of_the_documents_does_not_know_their_
         for number, word in enumerate(words)
     ]
     assert dsi.index(texts).search_config.token_weight == 0.0
-    assert re.search(r"The encoder does not know \d\d % of the tokens of these documents; take an encoder", caplog.text)
+    assert re.search(
+        r"The encoder does not know \d\d % of the tokens of these documents. So late interaction is left out. Take",
+        caplog.text,
+    )
     caplog.clear()
     assert dsi.index([f"About {number}. A story of it." for number in range(12)]).search_config.token_weight > 0
     assert "does not know" not in caplog.text

@@ -128,7 +128,7 @@ def draw_beam_widths(run: Path, collection: str) -> None:
     curves: dict[str, dict[float, float]] = {}
     for row in beam_rows(retriever, dsi.read_collection(collection), "test", [5, 10, 20, 40, 80]):
         if row.beam_width:
-            name = "encoder alone" if "encoder alone" in row.name else "generator"
+            name = "encoder alone" if "encoder alone" in row.name else "generate"
             curves.setdefault(name, {})[round(row.read)] = row.agree
     title = "What a search finds, by what it reads"
     lines_figure(curves, "vectors read", "share of the exact top ten", title, FOLDER / "beam-widths")

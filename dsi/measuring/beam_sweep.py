@@ -9,6 +9,7 @@ from typing import Any
 from dsi.docids.data.collection import Collection
 from dsi.eval.measures import evaluate, mean
 from dsi.eval.tables import markdown_table
+from dsi.generator.tied import TiedGenerator
 from dsi.measuring.tuning import agreement
 from dsi.search.request import SearchRequest
 from dsi.store.retriever import GenerativeRetriever
@@ -41,7 +42,7 @@ class BeamRow:
 def beam_rows(
     retriever: GenerativeRetriever, collection: Collection, split: str, beam_widths: Sequence[int]
 ) -> list[BeamRow]:
-    """Return one row per beam width, with the index's alpha and with the encoder alone (alpha 0), and "exact"."""
+    """Return one row per beam width, with the index's alpha and, of a trained generator, the encoder alone; and "exact"."""
     index, qrels = retriever.snapshot, collection.qrels[split]
     encoded = retriever.encode_queries(collection.query_texts(split), show_progress=True)
     config = dataclasses.replace(index.search_config, method="exact")
@@ -59,7 +60,8 @@ def beam_rows(
         )
 
     rows = [row(f"beam {width}", width) for width in beam_widths]
-    if index.engine.is_tied and config.alpha:
+    generator = retriever.generator
+    if config.alpha and isinstance(generator, TiedGenerator) and generator.is_trained:
         rows += [row(f"beam {width}, encoder alone", width, alpha=0.0) for width in beam_widths]
     return [*rows, row("exact", 0)]
 

@@ -110,7 +110,7 @@ def test_table3_shares_stages_resumes_and_writes_everything_down(config, data, t
     output = tmp_path / "out"
     write_config(Config.named(config).with_changes({"docids": {"pieces": 1}}), config)  # as HNSW needs
     common = ["--data", str(data), "--config", str(config), "--output", str(output), "--device", "cpu"]
-    chosen = ["BM25, title", "DPR", "RRF", "QG (beta=0)", "DSI", "+QG, fused", "after search",
+    chosen = ["BM25, title", "DPR", "RRF", "SCL+QG (beta=0)", "DSI", "SCL+QG, fused", "after search",
               "on top of dense, fused", "distilled ("]  # fmt: skip
     assert main(["reproduce", "table3", *common, "--rows", *chosen]) == 0
     printed = capsys.readouterr().out

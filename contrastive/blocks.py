@@ -171,7 +171,6 @@ def _write_blocks(
     shows = processes.is_main and not processes.are_remote
     own = [start for start in processes.share(list(blocks)) if not blocks[start].exists()]
     total = sum(min(BLOCK, len(texts) - start) for start in own)
-
     bar = Bar(what, unit="text", total=total, enabled=processes.is_main, whole=True)
 
     def values(start: int) -> tuple[Any, ...]:

@@ -280,6 +280,11 @@ class DocidTree:
         rows = self.doc_rows[start:end]
         return rows[rows >= 0]
 
+    def count_below(self, node: int) -> int:
+        """Return how many documents are at or below a node; one with several docids there counts once."""
+        rows = self.rows_below(node)
+        return len(rows) if self.most_places == 1 else len(np.unique(rows))
+
     def spans_at(self, positions: NDArray[np.integer]) -> list[tuple[int, int] | None]:
         """Return `spans` at docid positions [n]; None for a document of one piece."""
         if self.spans is None:

@@ -182,10 +182,7 @@ def decoded(content: bytes) -> tuple[str, bool]:
 
 def is_other_encoding(path: Path) -> bool:
     """True if a text that was read is not UTF-8."""
-    if reader_of(path) not in _TEXTS:
-        return False
-    with _unzipped(path, LARGEST_TEXT) as plain:
-        return not decoded(plain.read_bytes())[1]
+    return reader_of(path) in _TEXTS and not decoded(b"".join(_blocks(path, LARGEST_TEXT)))[1]
 
 
 def _is_text(path: Path) -> bool:

@@ -9,7 +9,7 @@ from typing import Any
 from dsi.docids.data.collection import Collection
 from dsi.eval.measures import evaluate, mean
 from dsi.eval.tables import markdown_table
-from dsi.generator.tied import TiedGenerator
+from dsi.measuring.runs import generator_steers
 from dsi.measuring.tuning import agreement
 from dsi.search.request import SearchRequest
 from dsi.store.retriever import GenerativeRetriever
@@ -60,8 +60,7 @@ def beam_rows(
         )
 
     rows = [row(f"beam {width}", width) for width in beam_widths]
-    generator = retriever.generator
-    if config.alpha and isinstance(generator, TiedGenerator) and generator.is_trained:
+    if generator_steers(retriever):
         rows += [row(f"beam {width}, encoder alone", width, alpha=0.0) for width in beam_widths]
     return [*rows, row("exact", 0)]
 

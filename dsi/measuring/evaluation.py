@@ -32,10 +32,9 @@ from dsi.eval.measures import STANDARD_MEASURES, UNCUT, cutoff, mean, measure_na
 from dsi.eval.measures import evaluate as evaluate_run
 from dsi.eval.protocol import Splits, SystemResult, holm, overlap_splits, randomisation_test, table
 from dsi.eval.tables import html_table
-from dsi.generator.tied import TiedGenerator
 from dsi.measuring.known_items import MEANING, KnownItems, with_queries
 from dsi.measuring.provenance import provenance
-from dsi.measuring.runs import BM25Runs, DenseRuns, IndexRuns, generator_only, language_of
+from dsi.measuring.runs import BM25Runs, DenseRuns, IndexRuns, generator_only, generator_steers, language_of
 from dsi.measuring.weights import DEPTH
 from dsi.rerankers.reranking import rerank
 from dsi.search.candidates import Candidates, Reranker
@@ -375,8 +374,7 @@ class _Systems:
         self._add(WALK_40, lambda: {**without_words, "beam_width": 40})
         if config.memory_weight and len(self.retriever.memory):
             self._add(UNTAUGHT, lambda: {"method": GENERATE, "memory_weight": 0.0})
-        generator = self.retriever.generator
-        if config.alpha and isinstance(generator, TiedGenerator) and generator.is_trained:
+        if generator_steers(self.retriever):
             self._add(ENCODER_WALK, lambda: {"method": GENERATE, "alpha": 0.0})
 
     def _add(self, name: str, changes: Callable[[], Mapping[str, Any]], method: type[Method] | None = None) -> None:

@@ -24,6 +24,7 @@ from dsi.docids.words.analyzer import FOUND
 from dsi.docids.words.bm25 import BM25
 from dsi.eval.baselines import dense_run, tune_bm25
 from dsi.eval.protocol import FEWEST_QUERIES, count_answered
+from dsi.generator.tied import TiedGenerator
 from dsi.measuring.tuning import choose, choose_weights, hybrid_scores
 from dsi.measuring.weights import DEPTH
 from dsi.search.engine import Method
@@ -39,6 +40,12 @@ def generator_only(retriever: GenerativeRetriever) -> dict[str, Any]:
     """Return the settings of `[search]` for the generator alone: neither the encoder's scores of nodes nor words."""
     beta = {} if retriever.engine.is_tied else {"beta": 0.0}
     return {"method": "generate", "alpha": 1.0, "lexical_weight": 0.0, **beta}
+
+
+def generator_steers(retriever: GenerativeRetriever) -> bool:
+    """True if walks of an index differ from those by the encoder alone, alpha 0: with a trained generator of tied tokens."""
+    generator = retriever.generator
+    return bool(retriever.search_config.alpha) and isinstance(generator, TiedGenerator) and generator.is_trained
 
 
 def language_of(retriever: GenerativeRetriever) -> str:

@@ -114,7 +114,7 @@ def tune(retriever: GenerativeRetriever, collection: Collection) -> Tuning:
         qrels, cloze = {}, _by_cloze(retriever, collection)
         if not cloze:
             _warn_few(len(queries), judged, split)
-    _warn_language(unknown_share(retriever.encoder, collection.documents), cloze)
+    _warn_language(cloze.unknown if cloze else unknown_share(retriever.encoder, collection.documents), cloze)
     tuning = Tuning(_weights_by(cloze), [], cloze)
     config = dataclasses.replace(config, **tuning.best)
     # 4) all else, where there are enough queries

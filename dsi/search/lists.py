@@ -13,7 +13,7 @@ from typing import Any
 import faiss
 import numpy as np
 
-from dsi.docids.tree import DocidTree, ranges
+from dsi.docids.tree import DocidTree, pad, ranges
 from dsi.docids.types import Bools, Floats, Ints, Rows
 from dsi.docids.vectors import LARGE, Product, Vectors
 
@@ -145,11 +145,10 @@ class ListedDocuments:
         Returns:
             [n] ascending positions of each query.
         """
-        lists = np.full((len(nodes), max(map(len, nodes), default=0)), -1, dtype=np.int64)
-        if not lists.size:
+        counts = np.array([len(ends) for ends in nodes])
+        if not counts.any():
             return [np.zeros(0, dtype=np.int64)] * len(nodes)
-        for row, ends in enumerate(nodes):
-            lists[row, : len(ends)] = self._list_of[ends]
+        lists = pad(self._list_of[np.concatenate(nodes)], counts)
         count = min(count, self.tree.num_places)
         positions = self.lists.scan(queries, lists, count, self._allowed_rows(allowed))
         if self._positions is not None:

@@ -300,9 +300,9 @@ def _check_has(index: GenerativeRetriever, doc_id: str) -> None:
 
 
 def _node(index: GenerativeRetriever, topics: Topics, node: int, digits: Sequence[int]) -> Json:
-    rows = index.tree.rows_below(node)
-    shown: Json = {"digits": list(digits), "documents": len(np.unique(rows))}
+    shown: Json = {"digits": list(digits), "documents": index.tree.count_below(node)}
     if node < index.tree.num_inner:
         return {**shown, "words": topics.telling_words(node)}
+    rows = index.tree.rows_below(node)
     (doc_id,) = index.documents.values_of("doc_id", rows[None])[0]
     return {**shown, "doc_id": doc_id, "title": index.documents.label(int(rows[0]))}

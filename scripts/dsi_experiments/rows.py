@@ -121,18 +121,14 @@ def write_table(output: Path, table: str, seeds: Sequence[int]) -> str:
             measured.append([Measured(row.name, values[key], records[key], row.published) for key in keys])
     if not measured:
         raise ValueError(f"{rows.path} has no row that was measured under seed {', '.join(map(str, seeds))}.")
+    first = measured[0][0].record
+    reason = "not run" if t5_of(first.get("config", {}).get("generator", {})) else "not run: no T5 at hand"
     not_run = [
-        (
-            row.name,
-            row.published,
-            "not run"
-            if t5_of(measured[0][0].record.get("config", {}).get("generator", {}))
-            else "not run: no T5 at hand",
-        )
+        (row.name, row.published, reason)
         for row in TABLES[table]
         if row.needs_t5 and row.name not in {name for name, _ in records}
     ]
-    text = experiment_table(measured, measured[0][0].record["queries"], REFERENCES[table], not_run)
+    text = experiment_table(measured, first["queries"], REFERENCES[table], not_run)
     save_report(output, table, text)
     return text
 

@@ -179,7 +179,7 @@ class _Nodes:
         rows = self.tree.rows_below(node)
         doc_id, label = self.names(int(rows[0])) if len(rows) else ("", "")
         own_id = doc_id if node >= self.tree.num_inner else ""
-        self.known[digits] = ExplainedNode(digits, score, kept, len(set(rows.tolist())), label, own_id)
+        self.known[digits] = ExplainedNode(digits, score, kept, self.tree.count_below(node), label, own_id)
         return self.known[digits]
 
     def add_returned(self, result: SearchResult, parts: dict[str, list[float]]) -> None:

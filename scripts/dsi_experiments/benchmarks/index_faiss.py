@@ -118,9 +118,13 @@ class FaissSystem(System):
     def make(self, data: Searched) -> Any:
         """The index, with the documents."""
 
+    def parameters(self, knob: float, selector: Any) -> Any:
+        """Of a search by faiss, for a knob and a selector of documents, None for all."""
+        return faiss.SearchParameters(sel=selector)
+
     def search(self, index: Any, queries: Floats, knob: float, selector: Any = None) -> Ints:
         """[n, 10] documents, of those that faiss' selector lets through."""
-        found: Ints = index.search(queries, K, params=faiss.SearchParameters(sel=selector))[1]
+        found: Ints = index.search(queries, K, params=self.parameters(knob, selector))[1]
         return found
 
     def build(self, data: Searched) -> None:
@@ -195,10 +199,9 @@ class Lists(FaissSystem):
         """1, 2, 4, … up to a quarter of the lists."""
         return [float(2**n) for n in range(20) if 2**n <= max(1, num_lists(documents) // 4)]
 
-    def search(self, index: Any, queries: Floats, knob: float, selector: Any = None) -> Ints:
+    def parameters(self, knob: float, selector: Any) -> Any:
         """As in `FaissSystem`."""
-        found: Ints = index.search(queries, K, params=faiss.SearchParametersIVF(nprobe=int(knob), sel=selector))[1]
-        return found
+        return faiss.SearchParametersIVF(nprobe=int(knob), sel=selector)
 
 
 class ScalarCodes(Lists):
@@ -242,13 +245,10 @@ class RefinedCodes(Codes):
         self.parts = base, exact
         return index
 
-    def search(self, index: Any, queries: Floats, knob: float, selector: Any = None) -> Ints:
+    def parameters(self, knob: float, selector: Any) -> Any:
         """As in `FaissSystem`."""
-        lists = faiss.SearchParametersIVF(nprobe=int(knob), sel=selector)
-        factor = float(np.clip(knob / 2, *_REFINED))
-        given = faiss.IndexRefineSearchParameters(k_factor=factor, base_index_params=lists)
-        found: Ints = index.search(queries, K, params=given)[1]
-        return found
+        lists, factor = super().parameters(knob, selector), float(np.clip(knob / 2, *_REFINED))
+        return faiss.IndexRefineSearchParameters(k_factor=factor, base_index_params=lists)
 
 
 class Graph(FaissSystem):
@@ -266,11 +266,9 @@ class Graph(FaissSystem):
         """16 to 1,024."""
         return [float(2**n) for n in range(4, 11)]
 
-    def search(self, index: Any, queries: Floats, knob: float, selector: Any = None) -> Ints:
+    def parameters(self, knob: float, selector: Any) -> Any:
         """As in `FaissSystem`."""
-        given = faiss.SearchParametersHNSW(efSearch=int(knob), sel=selector)
-        found: Ints = index.search(queries, K, params=given)[1]
-        return found
+        return faiss.SearchParametersHNSW(efSearch=int(knob), sel=selector)
 
 
 def set_for(batch: int) -> None:

@@ -56,7 +56,8 @@ class GeneratorConfig:
     stack as wide as the encoder."""
     num_layers: Annotated[int, Field(ge=0, le=1000)] = 0
     """Decoder layers. 0 keeps the checkpoint's number; without a checkpoint, tied tokens then read the query's embedding alone,
-    and (level, digit) tokens need a number."""
+    and (level, digit) tokens need a number. With `reads` = "text", the upper layers of a causal model that are trained: docid
+    tokens enter below them, and what the layers below make of a text is computed once; 0 trains all weights."""
 
     @property
     def reads_states(self) -> bool:
@@ -79,10 +80,10 @@ class GeneratorConfig:
             raise ValueError(
                 'generator.reads = "text" needs generator.decoder, a causal or sequence-to-sequence model, got "".'
             )
-        if self.docid_tokens != "digits" or self.num_layers:
+        if self.docid_tokens != "digits":
             raise ValueError(
-                'generator.reads = "text" needs generator.docid_tokens "digits" and num_layers 0, all its layers, got '
-                f"{self.docid_tokens!r} and {self.num_layers}; build on `--config language-model`."
+                f'generator.reads = "text" needs generator.docid_tokens "digits", got {self.docid_tokens!r}; build on '
+                "`--config language-model`."
             )
 
 

@@ -149,7 +149,7 @@ class PretrainedDecoder(Decoder):
 
     def _read(self, tokens: Tensor, cache: PretrainedCache) -> Tensor:
         """[batch * beams, width] the hidden states of one more digit of each beam, tokens [batch * beams]."""
-        model, embeddings = self.generator.model, self.generator.embed(tokens)[:, None]
+        model, embeddings = self.generator.upper, self.generator.embed(tokens)[:, None]
         mask, cache.digits = cache.mask.repeat_interleave(cache.beams, dim=0), cache.digits + 1
         more: dict[str, Any] = {"past_key_values": cache.past, "use_cache": True, "return_dict": True}
         if cache.states is not None:

@@ -35,8 +35,10 @@ from dsi.training.trainer import train_generator
 
 logger = logging.getLogger(__name__)
 
-_MAPPED = 10_000
-"""Documents to which the map from the encoder's space is fitted, at most."""
+Inputs = StateCache | Embeddings | Texts
+"""What a generator is trained on."""
+_MAPPED, _BATCH = 10_000, 64
+"""Documents to which the map from the encoder's space is fitted, at most; those that are read together."""
 
 
 @dataclass(frozen=True)
@@ -89,15 +91,17 @@ class GeneratorStage:
         generator = create_generator(
             config.generator, self.tree, state_dim, config.objective, config.seed, self.numbers
         ).to(self.encoder.model.device)
-        if (reader := generator if isinstance(generator, PretrainedGenerator) else None) is not None:
-            self._begin(reader)
+        reader = generator if isinstance(generator, PretrainedGenerator) else None
         record = {"loss": 0.0, "steps": 0, "seconds": 0.0}
         nothing_to_learn = isinstance(generator, TiedGenerator) and self.tree.depth == 1  # the root holds the documents
-        if training.epochs and not nothing_to_learn:
+        examples = self.examples(reader) if training.epochs and not nothing_to_learn else None
+        if reader is not None:
+            self._begin(reader, examples.inputs if examples and training.documents else None)
+        if examples:
             trained_too = self.encoder if training.train_encoder else None
             record = train_generator(
                 generator,
-                self.examples(reader),
+                examples,
                 config.objective,
                 training,
                 work,
@@ -108,11 +112,16 @@ class GeneratorStage:
             )
         return generator, record
 
-    def _begin(self, generator: PretrainedGenerator) -> None:
-        """Let the docid tokens of a model that reads texts begin at their clusters, by a map that some documents give."""
+    def _begin(self, generator: PretrainedGenerator, inputs: Inputs | None) -> None:
+        """Let the docid tokens of a model that reads texts begin at their clusters, by a map that some documents give.
+
+        `inputs`: what the model is trained on, if the documents come first in it.
+        """
         part = self._documents()
+        inputs = inputs or Texts(generator.tokenize, PROMPTS, [(part.kind, part.texts)])
         rows = np.linspace(0, len(part.texts) - 1, min(_MAPPED, len(part.texts))).astype(int)
-        generator.begin(self.tree, [part.texts[int(row)] for row in rows], self._embeddings([part]).embeddings[rows])
+        batches = (inputs.batch(rows[start : start + _BATCH].tolist()) for start in range(0, len(rows), _BATCH))
+        generator.begin(self.tree, batches, self._embeddings([part]).embeddings[rows])
 
     def examples(self, reader: PretrainedGenerator | None = None) -> DocidExamples:
         """Return the indexing and retrieval examples, on cached states, on embeddings, or on texts, if a model reads those."""
@@ -123,21 +132,21 @@ class GeneratorStage:
         objective, teacher = self.config.objective, None
         relevant = group_relevant(texts, positions) if find_objective(objective.name).all_relevant else {}
         if objective.distillation:
-            vectors = self._embeddings(parts) if isinstance(inputs, Texts) else inputs
+            vectors = self._encoded(parts, inputs)
             device, temperature = self.encoder.model.device, self.config.contrastive.temperature
             teacher = Teacher.dense(vectors.embeddings, self.tree.embeddings[:], temperature, device=device)
         return DocidExamples(inputs, positions, self.tree, relevant, teacher)
 
-    def _inputs(self, parts: Sequence[Part], reader: PretrainedGenerator | None) -> StateCache | Embeddings | Texts:
+    def _inputs(self, parts: Sequence[Part], reader: PretrainedGenerator | None) -> Inputs:
         """Return what the generator reads of the texts."""
         texts = [(part.kind, part.texts) for part in parts]
         if reader is not None:
-            return Texts(reader.tokenize, PROMPTS, texts)
+            return self._states(parts, reader) if reader.reads_states else Texts(reader.tokenize, PROMPTS, texts)
         if self.config.training.train_encoder:
             return Texts(self.encoder.model.preprocess, self.encoder.model.prompts, texts)
-        return self._states(parts) if self.config.generator.reads_states else self._embeddings(parts)
+        return self._states(parts, self.encoder) if self.config.generator.reads_states else self._embeddings(parts)
 
-    def _places(self, parts: Sequence[Part], inputs: StateCache | Embeddings | Texts) -> NDArray[np.integer]:
+    def _places(self, parts: Sequence[Part], inputs: Inputs) -> NDArray[np.integer]:
         """Return the docid position of each text's document; if it has several, the place whose vector is nearest to the text.
 
         So a piece has its own place, and a query that of the piece which answers it best.
@@ -145,8 +154,12 @@ class GeneratorStage:
         rows = np.concatenate([part.rows for part in parts])
         if self.tree.most_places == 1:
             return self.tree.positions[rows]
-        vectors = self._embeddings(parts) if isinstance(inputs, Texts) else inputs
-        return nearest_places(self.tree, rows, vectors.embeddings)
+        return nearest_places(self.tree, rows, self._encoded(parts, inputs).embeddings)
+
+    def _encoded(self, parts: Sequence[Part], inputs: Inputs) -> StateCache | Embeddings:
+        """Return the embeddings of all parts, from the inputs if the encoder made those."""
+        made_by_encoder = self.config.generator.reads == "states"
+        return inputs if made_by_encoder and not isinstance(inputs, Texts) else self._embeddings(parts)
 
     def _parts(self) -> list[Part]:
         """Return the texts of indexing and retrieval examples, by kind."""
@@ -183,15 +196,22 @@ class GeneratorStage:
                 found.append(encode_blocks(self.encoder, part.texts, part.kind, own, self.processes))
         return Embeddings(found)
 
-    def _states(self, parts: Sequence[Part]) -> StateCache:
+    def _states(self, parts: Sequence[Part], reader: Encoder | PretrainedGenerator) -> StateCache:
         """Return the cached token states of all parts."""
-        named = zip(self._folders(parts, "states"), parts, strict=True)
-        blocks = [write_states(self.encoder, part.kind, part.texts, folder, self.processes) for folder, part in named]
+        named = zip(self._folders(parts, "states", reader), parts, strict=True)
+        blocks = [write_states(reader, part.kind, part.texts, folder, self.processes) for folder, part in named]
         return StateCache([block for own in blocks for block in own])
 
-    def _folders(self, parts: Sequence[Part], what: str) -> list[Path]:
-        """Return the folder for what the encoder makes of each part, named by all it depends on; removes unused ones."""
+    def _folders(
+        self, parts: Sequence[Part], what: str, reader: Encoder | PretrainedGenerator | None = None
+    ) -> list[Path]:
+        """Return the folder for what the encoder, or another reader, makes of each part, named by all it depends on.
+
+        Those that are not used are removed.
+        """
         made_from = [self.encoder.fingerprint, asdict(self.encoder.config)]
+        if reader not in (None, self.encoder):
+            made_from.append(reader.fingerprint)
         folders = [self.states / f"{what}-{digest([*made_from, part.kind, part.origin])[:16]}" for part in parts]
         if self.processes.is_main and not self.shared:
             for kind in ("queries", "states"):

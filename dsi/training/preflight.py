@@ -241,7 +241,7 @@ def _check_decoder(config: Config, encoder: Encoder) -> None:
     right = "a model of transformers" if generator.reads == "text" else 'a T5 checkpoint, or "" for none'
     try:
         if generator.reads == "text":
-            check_memory(generator.decoder, encoder.model.device)
+            check_memory(generator.decoder, encoder.model.device, generator.num_layers)
         numbers = np.arange(4, dtype=np.int32)[:, None]
         made = create_generator(generator, tree, width, config.objective, numbers=numbers)
         if isinstance(made, PretrainedGenerator):

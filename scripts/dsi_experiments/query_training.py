@@ -9,13 +9,13 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from torch import nn
 from transformers import DataCollatorForSeq2Seq, PrinterCallback, Trainer, TrainingArguments
 
 from dsi.contrastive.trainers import FiniteTraining, run_trainer, trainer_settings
 from dsi.docids.files.declarations import Count, Positive, Whole, settings
 from dsi.docids.files.storage import replace_folder
 from dsi.generator.config import PseudoQueriesConfig
+from dsi.generator.layers import layers_of
 from dsi.generator.pseudo_queries import load_query_model, prompt_text, reading_text
 
 Pair = tuple[str, str, str]
@@ -122,15 +122,16 @@ def _save(model: Any, tokenizer: Any, output: Path) -> None:
 
 
 def _freeze_below(model: Any, count: int) -> None:
-    """Leave only the upper layers of a causal model, and the norm above them, to training.
+    """Leave only the upper layers of a causal model to training.
 
     Raises:
         ValueError: the model has fewer layers, or an encoder.
     """
-    found = 0 if model.config.is_encoder_decoder else model.config.num_hidden_layers
-    if count > found:
-        raise ValueError(f"layers must be at most the {found} of a causal model, got {count}; 0 trains all weights.")
-    (stack,) = (own for own in model.base_model.children() if isinstance(own, nn.ModuleList) and len(own) == found)
+    stack: Any = [] if model.config.is_encoder_decoder else layers_of(model.base_model)[1]
+    if count > len(stack):
+        raise ValueError(
+            f"layers must be at most the {len(stack)} of a causal model, got {count}; 0 trains all weights."
+        )
     model.requires_grad_(False)
     for layer in stack[-count:]:
         layer.requires_grad_(True)

@@ -27,6 +27,8 @@ SMOLLM2: Changes = {
     "training": {"learning_rate": 2e-4},
 }
 """A pre-trained causal model in T5's place; without the Hub, a folder of that path below the current one holds it."""
+SMOLLM2_UPPER: Changes = {**SMOLLM2, "generator": {**SMOLLM2["generator"], "num_layers": 10}}
+"""Its upper third alone, on states of the layers below that are made once: for machines without a GPU."""
 DIGITS: Changes = {
     "generator": {"docid_tokens": "digits", "num_layers": 2},
     "objective": {"name": "ce", "distillation": 0.0},
@@ -127,6 +129,9 @@ TABLES: dict[str, tuple[Row, ...]] = {
         Row("SmolLM2+QG (beta=0)", "decoder", SMOLLM2),
         Row("SmolLM2+QG, fused", "fused", SMOLLM2),
         Row("SmolLM2+QG, fused, alpha 0.7", "fused-0.7", SMOLLM2),
+        Row("Upper ten layers of SmolLM2+QG (beta=0)", "decoder", SMOLLM2_UPPER),
+        Row("Upper ten layers of SmolLM2+QG, fused", "fused", SMOLLM2_UPPER),
+        Row("Upper ten layers of SmolLM2+QG, fused, alpha 0.7", "fused-0.7", SMOLLM2_UPPER),
         Row("Dense, after contrastive training", "dense"),
         Row("RRF of BM25 and dense", "rrf"),
         Row("Dense + BM25", "dense+bm25", ON_DENSE),  # the decoder that trains fastest; it is not used

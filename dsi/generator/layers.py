@@ -16,14 +16,14 @@ def layers_of(model: PreTrainedModel) -> tuple[str, nn.ModuleList]:
     """Return the layers of a causal model, and their name in it.
 
     Raises:
-        ValueError: it is no causal model, or its layers are not one list.
+        ValueError: it is not causal, or its layers are not one list.
     """
     if not model.config.is_encoder_decoder:
         count = model.config.num_hidden_layers
         for name, own in model.named_children():
             if isinstance(own, nn.ModuleList) and len(own) == count:
                 return name, own
-    raise ValueError("it is no causal model whose layers are one list")
+    raise ValueError("it is not a causal model with one list of layers")
 
 
 def split(model: PreTrainedModel, upper: int) -> tuple[PreTrainedModel, PreTrainedModel]:

@@ -283,7 +283,7 @@ def test_a_model_that_is_neither_causal_nor_sequence_to_sequence_is_refused(tmp_
     ("kind", "upper", "reason"),
     [
         ("llama", 3, "it has 2 layers"),
-        ("t5", 1, "it is no causal model whose layers are one list"),
+        ("t5", 1, "it is not a causal model with one list of layers"),
         ("gpt2", 1, "they cannot read on from the states of those below"),
     ],
 )

@@ -11,7 +11,7 @@ import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from statistics import fmean
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from dsi.commands.arguments import add_device, parser
 from dsi.commands.libraries import load_libraries
@@ -135,14 +135,15 @@ def readme_table(results: Path, again: Mapping[str, Path] | None = None) -> str:
 
 
 def _of_the_paper(results: Path, name: str) -> str:
-    """Return the cell of the paper's fused system at a small size, from the table that `dsi reproduce table3` made."""
+    """Return the cell of the paper's fused system at a small size, from a table that `dsi reproduce table3` made."""
     from dsi.docids.files.reading import read_json
 
-    path = results / "reproduce" / name / "table3.json"
-    found: list[dict[str, Any]] = read_json(path)["rows"] if path.exists() else []
-    return next(
-        (f"{row['measures']['Total'][MEASURE]:.1f}" for row in found if row["row"].endswith("fused (paper)")), "–"
-    )
+    for table, system in (("passes", "DR-SCL+QG, fused"), ("table3", "DR-SCL+QG, fused (paper)")):
+        path = results / "reproduce" / name / f"{table}.json"
+        for row in read_json(path)["rows"] if path.exists() else []:
+            if row["row"] == system:
+                return f"{row['measures']['Total'][MEASURE]:.1f}"
+    return "–"
 
 
 def _measure(column: Column, arguments: argparse.Namespace) -> Path | None:

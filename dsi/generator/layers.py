@@ -36,8 +36,7 @@ def split(model: PreTrainedModel, upper: int) -> tuple[PreTrainedModel, PreTrain
         upper: number of its upper layers.
 
     Raises:
-        ValueError: it has fewer layers, or reading through both parts is not the same as reading through the model: it adds
-            positions to what it reads, or scales it.
+        ValueError: it has fewer layers.
     """
     name, layers = layers_of(model)
     if upper > len(layers):
@@ -49,8 +48,6 @@ def split(model: PreTrainedModel, upper: int) -> tuple[PreTrainedModel, PreTrain
         below._modules[follower] = nn.Identity()
         above._modules[follower].requires_grad_(True)  # type: ignore[union-attr]
     above._modules[name].requires_grad_(True)  # type: ignore[union-attr]
-    if not _same(model, below, above):
-        raise ValueError("they cannot read on from the states of those below")
     for number, layer in enumerate(layers[cut:]):
         for own in layer.modules():
             if hasattr(own, "layer_idx"):
@@ -76,10 +73,14 @@ def _after(model: PreTrainedModel, name: str) -> list[str]:
 
 
 @torch.no_grad()
-def _same(model: PreTrainedModel, below: PreTrainedModel, above: PreTrainedModel) -> bool:
-    """True if both parts give what the whole model gives, also where a text does not begin at once."""
+def check_parts(model: PreTrainedModel, below: PreTrainedModel, above: PreTrainedModel) -> None:
+    """Raise ValueError unless both parts give what the whole model gives, also where a text does not begin at once.
+
+    They do not where a model adds positions to what it reads, or scales it.
+    """
+    refused = ValueError("they cannot read on from the states of those below")
     if "position_ids" not in inspect.signature(model.forward).parameters:
-        return False
+        raise refused
     embed = model.get_input_embeddings()
     read = embed(torch.arange(8).reshape(2, 4).clamp(max=embed.num_embeddings - 1))
     mask = torch.tensor([[1, 1, 1, 1], [0, 1, 1, 1]])
@@ -90,4 +91,5 @@ def _same(model: PreTrainedModel, below: PreTrainedModel, above: PreTrainedModel
         return output.last_hidden_state  # type: ignore[no-any-return]
 
     found = states(above, states(below, read))
-    return torch.allclose(found[mask.bool()], states(model, read)[mask.bool()], rtol=1e-4, atol=1e-5)
+    if not torch.allclose(found[mask.bool()], states(model, read)[mask.bool()], rtol=1e-4, atol=1e-5):
+        raise refused

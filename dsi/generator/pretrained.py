@@ -31,7 +31,7 @@ from dsi.docids.tree import DocidTree
 from dsi.docids.types import Floats, Ints
 from dsi.generator.base import Generator, docid_entries
 from dsi.generator.config import CE, GeneratorConfig, ObjectiveConfig
-from dsi.generator.layers import layers_of, split
+from dsi.generator.layers import check_parts, layers_of, split
 
 logger = logging.getLogger(__name__)
 
@@ -63,7 +63,7 @@ class PretrainedGenerator(Generator):
         tokenizer: its tokenizer.
 
     Raises:
-        ValueError: it cannot be taken apart below its upper layers.
+        ValueError: it has fewer layers than are to be trained.
     """
 
     embedding_dim = 0
@@ -103,7 +103,11 @@ class PretrainedGenerator(Generator):
         entries = {**docid_entries(config, tree, objective), "d_model": state_dim, "num_layers": config.num_layers}
         fixed = {"reads": "text", "is_decoder": True, "is_encoder_decoder": False, "use_cache": False}
         with _refusing(config.decoder, config.num_layers):
-            return cls(T5Config(**entries, **fixed), model, tokenizer)
+            generator = cls(T5Config(**entries, **fixed), model, tokenizer)
+            below, above = generator._parts
+            if below is not None:
+                check_parts(model, below, above)
+        return generator
 
     @classmethod
     def load(cls, folder: Path, config: T5Config) -> Self:
@@ -323,11 +327,11 @@ def check_memory(name: str, device: torch.device, upper: int = 0) -> None:
     """
     with _refusing(name), torch.device("meta"):
         model = AutoModel.from_config(AutoConfig.from_pretrained(name))
+    trained = weights = sum(own.numel() for own in model.parameters())
     if upper:
         with _refusing(name, upper):
             trained = sum(own.numel() for layer in layers_of(model)[1][-upper:] for own in layer.parameters())
-    weights = sum(own.numel() for own in model.parameters())
-    needed = _TRAINED_BYTES * weights if not upper else _TRAINED_BYTES * trained + _FROZEN_BYTES * (weights - trained)
+    needed = _TRAINED_BYTES * trained + _FROZEN_BYTES * (weights - trained)
     available = available_memory()
     if device.type == "cuda":
         available = torch.cuda.mem_get_info(device)[0]

@@ -27,8 +27,6 @@ SMOLLM2: Changes = {
     "training": {"learning_rate": 2e-4},
 }
 """A pre-trained causal model in T5's place; without the Hub, a folder of that path below the current one holds it."""
-SMOLLM2_UPPER: Changes = {**SMOLLM2, "generator": {**SMOLLM2["generator"], "num_layers": 10}}
-"""Its upper third alone, on states of the layers below that are made once: for machines without a GPU."""
 DIGITS: Changes = {
     "generator": {"docid_tokens": "digits", "num_layers": 2},
     "objective": {"name": "ce", "distillation": 0.0},
@@ -112,6 +110,9 @@ def _frozen(name: str, method: str, *changes: Changes) -> Row:
 def _one(section: str, **settings: Any) -> Changes:
     return {section: settings}
 
+
+SMOLLM2_UPPER = _both(SMOLLM2, _one("generator", num_layers=10))
+"""Its upper third alone, on states of the layers below that are made once: for machines without a GPU."""
 
 TABLES: dict[str, tuple[Row, ...]] = {
     "table3": (

@@ -98,14 +98,13 @@ class Laboratory:
 
     def measure(self, table: str, row: Row, seed: int) -> None:
         """Train and measure one row under one seed, unless OUTPUT/TABLE.json has it."""
-        config, rows = self.config(row, seed), Rows(self.output / f"{table}.json")
-        key = digest([row.method, row.points, dataclasses.asdict(config), self.collection.digest])
+        own, rows = self.config(row, seed), Rows(self.output / f"{table}.json")
+        key = digest([row.method, row.points, dataclasses.asdict(own), self.collection.digest])
         if self.processes.first(rows.find(row.name, seed, key) is not None and (row.name, seed) in rows.values()):
             return
         self.say(f"{table}, seed {seed}: {row.name}")
         started = time.perf_counter()
-        if row.points:
-            config = self.clustered_on(row.points, config)
+        config = self.clustered_on(row.points, own) if row.points else own
         run, options = METHODS[row.method](self, config)
         if not self.processes.is_main:
             return
@@ -119,7 +118,7 @@ class Laboratory:
             "settings": dict(options),
             "seconds": {"in all": round(time.perf_counter() - started), **self._seconds(config)},
             **provenance(),
-            "config": dataclasses.asdict(config),
+            "config": dataclasses.asdict(own),
         }
         rows.put(record, result.values)
 

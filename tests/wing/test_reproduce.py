@@ -351,6 +351,8 @@ def test_tables_4_and_5_over_two_seeds_and_the_figure(config, data, t5_folder, t
     assert main(["reproduce", "table5", *common, "--seeds", "0", "1"]) == 0
     files = sorted(path.name.split("-")[0] for path in (output / "docids").iterdir())
     assert files == ["query", *["untrained"] * 3]  # of table 3; of DPR and SCL, and of SCL with seed 1
+    rows = [row for table in ("table3", "table4", "table5") for row in Rows(output / f"{table}.json").records()]
+    assert {row["config"]["docids"]["method"] for row in rows} == {"kmeans"}  # no path of the machine
     table = capsys.readouterr().out
     assert "±" in table
     assert "over 2 seeds" in table

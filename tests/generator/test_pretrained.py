@@ -6,6 +6,7 @@ import shutil
 import numpy as np
 import pytest
 import torch
+from safetensors.torch import load_file
 from transformers import BertConfig, BertModel, MambaConfig, MambaModel, PreTrainedTokenizerFast
 
 import dsi
@@ -139,9 +140,9 @@ def test_the_mean_of_a_text_leaves_its_first_token_out(models, upper):
     assert means.shape == (2, LANGUAGE_WIDTH)
 
 
-def test_upper_layers_learn_alone(models, tmp_path):
+def test_upper_layers_learn_alone_and_a_killed_training_resumes(models, tmp_path):
     tree = random_tree(12, branching=3, leaf=3)
-    generator = pretrained_generator(models["llama"], tree, 1)
+    generator, again = (pretrained_generator(models["llama"], tree, 1) for _ in range(2))
     before = {name: own.clone() for name, own in generator.state_dict().items()}
     texts = [f"{word} {other}" for word in ("neon", "river", "capital") for other in ("of", "and", "the", "in")]
     states = StateCache(write_states(generator, "query", texts, tmp_path / "states"))
@@ -154,6 +155,14 @@ def test_upper_layers_learn_alone(models, tmp_path):
     batch = {**generator.tokenize([PROMPTS["query"] + text for text in texts]), "relevant": torch.arange(12)[:, None]}
     with torch.no_grad():
         assert float(CrossEntropy(Task(generator, tree)).loss(generator, batch, 0.0)) < 0.5 * record["loss"]
+    # A kill at the last but one checkpoint; checkpoints hold what is trained, and no more.
+    first = min((tmp_path / "work").glob("checkpoint-*"), key=lambda path: int(path.name.split("-")[1]))
+    assert load_file(first / "model.safetensors").keys() == {f"generator.{name}" for name in changed}
+    (tmp_path / "killed").mkdir()
+    first.rename(tmp_path / "killed" / first.name)
+    assert train_generator(again, examples, CE, settings, tmp_path / "killed")["steps"] == record["steps"]
+    for name, weight in generator.state_dict().items():
+        torch.testing.assert_close(again.state_dict()[name], weight, atol=1e-6, rtol=1e-5)
 
 
 @pytest.mark.parametrize("kind", ["llama", "t5"])

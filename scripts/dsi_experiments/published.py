@@ -66,12 +66,14 @@ class Measured:
         values: {measure: {query_id: value}}.
         record: settings, measures by split, times.
         published: key of `NQ10K` and `NQ100K`, "" for none.
+        stages: of its training, whose seconds are in the record.
     """
 
     name: str
     values: dict[str, dict[str, float]]
     record: dict[str, Any]
     published: str = ""
+    stages: tuple[str, ...] = ()
 
 
 def experiment_table(
@@ -81,6 +83,8 @@ def experiment_table(
     not_run: Sequence[tuple[str, str, str]] = (),
 ) -> str:
     """Return a Markdown table: per row published numbers if any, means over seeds on three splits, p against a reference.
+
+    Of rows that were trained, it also says for how many epochs, in how many hours, and with which commit.
 
     Args:
         rows: the seeds of each row.
@@ -93,15 +97,21 @@ def experiment_table(
     compared = bool(not_run) or any(seeds[0].published for seeds in rows)
     columns = ["system", *[f"published, {on}"][:compared], *(f"{split} ({sizes[split]:,})" for split in SPLITS)]
     columns += ["p Hit@1", "p Hit@10"]
-    lines = [[name, *PUBLISHED[on].get(key, ("",))[:1], reason, *4 * [""]] for name, key, reason in not_run]
+    trained = any(seeds[0].stages for seeds in rows)
+    columns += ["epochs", "hours", "commit"] if trained else []
+    absent = [""] * (len(columns) - 3)
+    lines = [[name, *PUBLISHED[on].get(key, ("",))[:1], reason, *absent] for name, key, reason in not_run]
     for seeds in rows:
         published = PUBLISHED[on].get(seeds[0].published, ("",))[0]
         cells = [" / ".join(_mean_and_deviation(seeds, split, measure) for measure in MEASURES) for split in SPLITS]
         tests = [_p_value(seeds, against, measure) for measure in MEASURES]
-        lines.append([seeds[0].name, *[published][:compared], *cells, *tests])
+        lines.append([seeds[0].name, *[published][:compared], *cells, *tests, *(_effort(seeds) if trained else [])])
     num_seeds = max((len(row) for row in rows), default=1)
     note = "one seed" if num_seeds == 1 else f"mean ± standard deviation over {num_seeds} seeds"
     legend = f"Hit@1 / Hit@10 in percent, {note}; p of a paired randomisation test against “{reference}”."
+    if trained:
+        machines = sorted({row.record["hardware"] for seeds in rows for row in seeds})
+        legend += f" Epochs of the generator, hours of all stages; on {' and on '.join(machines)}."
     if compared:
         share = 100 * sizes["Overlap"] / max(sizes["Total"], 1)
         legend += f" Overlap is {share:.2f} % of the queries, {OVERLAP[on]:.2f} % in the paper's {on}."
@@ -114,6 +124,16 @@ def _mean_and_deviation(seeds: Sequence[Measured], split: str, measure: str) -> 
         return "—"
     deviation = f" ± {statistics.stdev(values):.2f}" if len(values) > 1 else ""
     return f"{statistics.mean(values):.2f}{deviation}"
+
+
+def _effort(seeds: Sequence[Measured]) -> list[str]:
+    """Return epochs, hours, a mean over the seeds, and commits of a row's training, "" of what there is none."""
+    first, commits = seeds[0], sorted({row.record["commit"][:8] for row in seeds})
+    if not first.stages:
+        return ["", "", ", ".join(commits)]
+    spent = [sum(row.record["seconds"].get(stage, 0.0) for stage in row.stages) for row in seeds]
+    epochs = f"{first.record['config']['training']['epochs']:.3g}" if "generator" in first.stages else ""
+    return [epochs, f"{statistics.mean(spent) / 3600:.2f}", ", ".join(commits)]
 
 
 def _p_value(seeds: Sequence[Measured], against: Sequence[Measured] | None, measure: str) -> str:

@@ -118,7 +118,7 @@ def write_table(output: Path, table: str, seeds: Sequence[int]) -> str:
     for row in TABLES[table]:
         keys = [(row.name, seed) for seed in seeds if (row.name, seed) in records]
         if keys:
-            measured.append([Measured(row.name, values[key], records[key], row.published) for key in keys])
+            measured.append([Measured(row.name, values[key], records[key], row.published, row.stages) for key in keys])
     if not measured:
         raise ValueError(f"{rows.path} has no row that was measured under seed {', '.join(map(str, seeds))}.")
     first = measured[0][0].record

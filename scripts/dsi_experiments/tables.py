@@ -10,6 +10,11 @@ from typing import Any
 
 Changes = Mapping[str, Mapping[str, Any]]
 
+STAGES = ("pseudo_queries", "encoder", "docids", "generator")
+"""Of a training, in their order."""
+WITHOUT_GENERATOR = {"bm25": 0, "bm25-cut": 0, "dense": 3, "hnsw": 3, "rrf": 3}
+"""How many of the stages a method needs that searches without a generator."""
+
 NOTHING: Changes = {}
 NO_QG: Changes = {"pseudo_queries": {"method": "none"}}
 WHOLE: Changes = {"contrastive": {"loss": "none"}, "training": {"train_encoder": True}}
@@ -78,6 +83,11 @@ class Row:
     t5: bool = False
     needs_t5: bool = False
     points: str = ""
+
+    @property
+    def stages(self) -> tuple[str, ...]:
+        """The stages of a training that it needs."""
+        return STAGES[: WITHOUT_GENERATOR.get(self.method, len(STAGES))]
 
 
 def t5_of(generator: Mapping[str, Any]) -> str:

@@ -58,6 +58,14 @@ def data(beir):
     return thin_out(beir(), dev=6, test=2)
 
 
+MADE = {
+    "hardware": "a machine",
+    "commit": "a77bea0f5930482cca429b9e379b147f86d67b22",
+    "seconds": {"in all": 9000, "pseudo_queries": 900.0, "encoder": 1800.0, "docids": 1800.0, "generator": 900.0},
+}
+"""Where a row comes from: an hour and a half of training, the generator's quarter of an hour in it, and an hour of search."""
+
+
 def read_rows(path: Path) -> dict[str, dict[str, Any]]:
     """{row: record} of a file of rows."""
     records = json.loads(path.read_text())["rows"]
@@ -99,10 +107,27 @@ def test_rows_of_t5_begin_with_the_one_of_the_decoder_or_are_refused(config, dat
         ({"decoder": "t5", "reads": "states"}, "not run"),
     ):
         measures = {split: {"Hit@1": 1.0, "Hit@10": 1.0} for split in ("Total", "Overlap", "No Overlap")}
-        record = {"row": "sentence encoder", "seed": 0, "measures": measures, "config": {"generator": generator}}
+        config = {"generator": generator, "training": {"epochs": 58 / 7}}
+        record = {"row": "sentence encoder", "seed": 0, "measures": measures, "config": config, **MADE}
         rows.put({**record, "queries": dict.fromkeys(measures, 1)}, {name: {"q": 1.0} for name in ("Hit@1", "Hit@10")})
         lines = {cells[0]: cells for cells in table_rows(write_table(tmp_path, "table4", [0]))}
         assert lines["T5"][1:3] == ["13.10 / 30.10", reason]
+        assert lines["sentence encoder"][-3:] == ["8.29", "1.50", "a77bea0f"]
+
+
+def test_a_table_says_what_each_row_cost(tmp_path):
+    measures = {split: {"Hit@1": 1.0, "Hit@10": 1.0} for split in ("Total", "Overlap", "No Overlap")}
+    for name in ("BM25, title + whole text", "Dense, after contrastive training", "DR-SCL+QG, fused"):
+        record = {"row": name, "seed": 0, "measures": measures, "config": {"training": {"epochs": 50.0}}, **MADE}
+        values = {measure: {"q": 1.0} for measure in ("Hit@1", "Hit@10")}
+        Rows(tmp_path / "table3.json").put({**record, "queries": dict.fromkeys(measures, 1)}, values)
+    text = write_table(tmp_path, "table3", [0])
+    lines = {cells[0]: cells[-3:] for cells in table_rows(text)}
+    assert lines["system"] == ["epochs", "hours", "commit"]
+    assert lines["BM25, title + whole text"] == ["", "", "a77bea0f"]
+    assert lines["Dense, after contrastive training"] == ["", "1.25", "a77bea0f"]
+    assert lines["DR-SCL+QG, fused"] == ["50", "1.50", "a77bea0f"]  # without the hours of tuning and search
+    assert "Epochs of the generator, hours of all stages; on a machine." in text
 
 
 @pytest.mark.slow

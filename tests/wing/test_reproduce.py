@@ -190,7 +190,7 @@ def test_table3_shares_stages_resumes_and_writes_everything_down(config, data, t
     }
     assert (output / "table3.values.json.gz").read_bytes() == values
     assert {path: path.stat().st_mtime_ns for path in trained} == trained
-    assert main(["reproduce", "table3", *common, "--rows", "nonsense"]) == 2
+    assert main(["reproduce", "table3", *common, "--rows", "HNSW", "nonsense"]) == 2
     assert "No row's name contains ['nonsense']; the rows are: BM25" in capsys.readouterr().err
 
 

@@ -145,10 +145,9 @@ def _report(arguments: argparse.Namespace) -> str:
 
 
 def _choose(rows: Sequence[Row], texts: Sequence[str] | None) -> list[Row]:
-    chosen = [row for row in rows if texts is None or any(text in row.name for text in texts)]
-    if not chosen:
-        raise ValueError(f"No row's name contains {texts}; the rows are: {', '.join(row.name for row in rows)}.")
-    return chosen
+    if nowhere := [text for text in texts or () if not any(text in row.name for row in rows)]:
+        raise ValueError(f"No row's name contains {nowhere}; the rows are: {', '.join(row.name for row in rows)}.")
+    return [row for row in rows if texts is None or any(text in row.name for text in texts)]
 
 
 def _module(name: str) -> Any:

@@ -37,9 +37,10 @@ _BATCH = 128
 
 
 def generator_only(retriever: GenerativeRetriever) -> dict[str, Any]:
-    """Return the settings of `[search]` for the generator alone: neither the encoder's scores of nodes nor words."""
+    """Return the settings of `[search]` for the generator alone: no words, tokens, memory or scores of nodes by the encoder."""
     beta = {} if retriever.engine.is_tied else {"beta": 0.0}
-    return {"method": "generate", "alpha": 1.0, "lexical_weight": 0.0, **beta}
+    weights = dict.fromkeys(("lexical_weight", "token_weight", "memory_weight"), 0.0)
+    return {"method": "generate", "alpha": 1.0, **weights, **beta}
 
 
 def generator_steers(retriever: GenerativeRetriever) -> bool:

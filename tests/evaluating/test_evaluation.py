@@ -256,6 +256,8 @@ def test_an_index_that_has_learned_is_measured_without_it_too(graded):
     evaluation = dsi.evaluate(taught, collection)
     assert evaluation.row("generate without memory").values == plain.row("generate").values
     assert mean(evaluation.row("generate").values["nDCG@10"]) > mean(plain.row("generate").values["nDCG@10"])
+    alone = [IndexRuns(collection, own).run("test", **runs.generator_only(own)) for own in (retriever, taught)]
+    assert alone[0] == alone[1]  # what was learned is not in a row of the generator alone
 
 
 def test_words_have_a_weight_in_the_hybrid_row_though_the_index_gives_them_none(graded):

@@ -28,7 +28,7 @@ from tests.support.small import MINIPEDIA, PROMPTS, random_generator, random_tie
 
 RECORDS = [json.loads(line) for line in (MINIPEDIA / "corpus.jsonl").read_text(encoding="utf-8").splitlines()][:50]
 QUERIES = ["the law of light and gases in physics", "which capitals are on the danube", "long rivers, and kings"]
-TRIALS = 12
+TRIALS = 20
 
 
 def index_of(folder, kind: str = "tied", pieces: int = 1, **config) -> GenerativeRetriever:

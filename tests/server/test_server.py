@@ -157,6 +157,7 @@ def test_several_queries_have_parts_of_their_own(client):
         ("GET", "/documents/nope", 404, "The doc_id 'nope' is not in the index."),
         ("GET", "/search", 405, "/search takes POST, got GET."),
         ("DELETE", "/index", 405, "/index takes GET, got DELETE."),
+        ("POST", "/documents/%1B[2J%00", 405, "/documents/\\x1b[2J\\x00 takes GET, got POST."),  # one plain line
     ],
 )
 def test_a_path_that_is_not_there_is_named(client, method, path, status, words):

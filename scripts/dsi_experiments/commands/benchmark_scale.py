@@ -66,7 +66,7 @@ def measure(size: int, arguments: argparse.Namespace) -> dict[str, Any]:
         with Cluster(processes=arguments.processes) as cluster:
             built = build(folder, cluster.processes if arguments.processes > 1 else ALONE)
         true_answers(folder)
-        command = [sys.executable, "-m", "dsi_experiments.commands.benchmark_scale", "--search", str(folder)]
+        command = [sys.executable, "-m", "dsi", "benchmark-scale", "--search", str(folder)]
         done = subprocess.run(command, capture_output=True, text=True, check=False)
         if done.returncode:
             raise ValueError(f"Searching {size} documents failed: {done.stderr.strip().splitlines()[-1]}")

@@ -138,11 +138,10 @@ def _of_the_paper(results: Path, name: str) -> str:
     """Return the cell of the paper's fused system at a small size, from a table that `dsi reproduce table3` made."""
     from dsi.docids.files.reading import read_json
 
-    for table, system in (("passes", "DR-SCL+QG, fused"), ("table3", "DR-SCL+QG, fused (paper)")):
-        path = results / "reproduce" / name / f"{table}.json"
-        for row in read_json(path)["rows"] if path.exists() else []:
-            if row["row"] == system:
-                return f"{row['measures']['Total'][MEASURE]:.1f}"
+    path = results / "reproduce" / name / "passes.json"
+    for row in read_json(path)["rows"] if path.exists() else []:
+        if row["row"] == "DR-SCL+QG, fused":
+            return f"{row['measures']['Total'][MEASURE]:.1f}"
     return "–"
 
 

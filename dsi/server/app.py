@@ -146,7 +146,9 @@ def _add_errors(app: FastAPI) -> None:
             paths = sorted({path for route in app.routes if "{" not in (path := getattr(route, "path", "{"))})
             message = f"This server has no path {shown(request.url.path)}{meant(request.url.path, paths)}"
         elif error.status_code == 405:
-            message = f"{printable(request.url.path)} takes {headers.get('Allow', 'other methods')}, got {request.method}."
+            message = (
+                f"{printable(request.url.path)} takes {headers.get('Allow', 'other methods')}, got {request.method}."
+            )
         return _error(error.status_code, message, headers)
 
     async def malformed(request: Request, error: Exception) -> JSONResponse:

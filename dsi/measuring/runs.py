@@ -26,7 +26,7 @@ from dsi.eval.baselines import dense_run, tune_bm25
 from dsi.eval.protocol import FEWEST_QUERIES, count_answered
 from dsi.generator.tied import TiedGenerator
 from dsi.measuring.tuning import choose, choose_weights, hybrid_scores
-from dsi.measuring.weights import DEPTH
+from dsi.measuring.weights import DEPTH, NO_PARTS
 from dsi.search.engine import Method
 from dsi.search.queries import EncodedQueries
 from dsi.search.request import SearchConfig, SearchRequest
@@ -39,8 +39,7 @@ _BATCH = 128
 def generator_only(retriever: GenerativeRetriever) -> dict[str, Any]:
     """Return the settings of `[search]` for the generator alone: no words, tokens, memory or scores of nodes by the encoder."""
     beta = {} if retriever.engine.is_tied else {"beta": 0.0}
-    weights = dict.fromkeys(("lexical_weight", "token_weight", "memory_weight"), 0.0)
-    return {"method": "generate", "alpha": 1.0, **weights, **beta}
+    return {"method": "generate", "alpha": 1.0, **NO_PARTS, **beta}
 
 
 def generator_steers(retriever: GenerativeRetriever) -> bool:

@@ -29,7 +29,7 @@ from dsi.docids.words.bm25 import Lexical
 from dsi.eval.fusion import fit_weights
 from dsi.eval.protocol import FEWEST_QUERIES, best_setting, count_answered
 from dsi.measuring.cloze import UNKNOWN, Cloze, cloze_test, unknown_share
-from dsi.measuring.weights import DEPTH, HybridScores
+from dsi.measuring.weights import DEPTH, NO_PARTS, HybridScores
 from dsi.search.engine import Engine
 from dsi.search.generate import TiedEngine
 from dsi.search.queries import EncodedQueries
@@ -309,12 +309,11 @@ def _score_parts(
         config: of the search for candidates.
         parts: {weight: name of the part}.
     """
-    plain: dict[str, Any] = {"lexical_weight": 0.0, "token_weight": 0.0, "memory_weight": 0.0}
     words = {"lexical_weight": config.lexical_weight or LEXICAL_WEIGHT} if "lexical_weight" in parts else {}
     words |= {"memory_weight": config.memory_weight or MEMORY_WEIGHT} if "memory_weight" in parts else {}
-    pool = dataclasses.replace(config, method="exact", alpha=0.0, **{**plain, **words})
+    pool = dataclasses.replace(config, method="exact", alpha=0.0, **{**NO_PARTS, **words})
     result = retriever.engine.search(encoded, SearchRequest(DEPTH, pool))
-    unweighted = dataclasses.replace(pool, **{**plain, **dict.fromkeys(parts, 1.0)})
+    unweighted = dataclasses.replace(pool, **{**NO_PARTS, **dict.fromkeys(parts, 1.0)})
     followed = retriever.engine.follow_result(encoded, SearchRequest(DEPTH, unweighted), result)
     doc_ids = retriever.as_run(encoded.query_ids, result)
 

@@ -5,6 +5,7 @@ Knows nothing of nodes or decoders.
 
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
@@ -18,6 +19,8 @@ from dsi.eval.fusion import fit_weights
 
 DEPTH = 100
 """Candidates per query on which weights are compared."""
+NO_PARTS: dict[str, Any] = {"lexical_weight": 0.0, "token_weight": 0.0, "memory_weight": 0.0}
+"""Settings of `[search]` without words, tokens and memory."""
 _BLOCK = 256
 """Queries whose scores of all documents are in memory at a time."""
 

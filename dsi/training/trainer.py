@@ -38,11 +38,11 @@ class _Whole(nn.Module):
     def state_dict(self, *arguments: Any, **keywords: Any) -> dict[str, Any]:  # type: ignore[override]
         """Return the weights that are trained, tied ones only once: safetensors checkpoints hold no duplicates."""
         weights: dict[str, Any] = super().state_dict(*arguments, **keywords)
-        for name, own in self.named_parameters(remove_duplicate=False):
-            if not own.requires_grad:
-                del weights[name]
         names = {tensor.data_ptr(): name for name, tensor in reversed(weights.items())}
-        return {name: tensor for name, tensor in weights.items() if names[tensor.data_ptr()] == name}
+        for own in self.parameters():
+            if not own.requires_grad:
+                names.pop(own.data_ptr(), None)
+        return {name: tensor for name, tensor in weights.items() if names.get(tensor.data_ptr()) == name}
 
     @property
     def _keys_to_ignore_on_save(self) -> set[str]:

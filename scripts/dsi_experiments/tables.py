@@ -10,10 +10,10 @@ from typing import Any
 
 Changes = Mapping[str, Mapping[str, Any]]
 
-STAGES = ("pseudo_queries", "encoder", "docids", "generator")
-"""Of a training, in their order."""
-WITHOUT_GENERATOR = {"bm25": 0, "bm25-cut": 0, "dense": 3, "hnsw": 3, "rrf": 3}
-"""How many of the stages a method needs that searches without a generator."""
+ENCODED = ("pseudo_queries", "encoder", "docids")
+"""The stages of a training without those of a generator."""
+WITHOUT_GENERATOR = {**dict.fromkeys(("bm25", "bm25-cut"), ()), **dict.fromkeys(("dense", "hnsw", "rrf"), ENCODED)}
+"""{method that searches without a generator: the stages that it needs}."""
 
 NOTHING: Changes = {}
 NO_QG: Changes = {"pseudo_queries": {"method": "none"}}
@@ -87,7 +87,7 @@ class Row:
     @property
     def stages(self) -> tuple[str, ...]:
         """The stages of a training that it needs."""
-        return STAGES[: WITHOUT_GENERATOR.get(self.method, len(STAGES))]
+        return WITHOUT_GENERATOR.get(self.method, (*ENCODED, "generator"))
 
 
 def t5_of(generator: Mapping[str, Any]) -> str:

@@ -136,13 +136,10 @@ def readme_table(results: Path, again: Mapping[str, Path] | None = None) -> str:
 
 def _of_the_paper(results: Path, name: str) -> str:
     """Return the cell of the paper's fused system at a small size, from a table that `dsi reproduce table3` made."""
-    from dsi.docids.files.reading import read_json
+    from dsi_experiments.rows import Rows
 
-    path = results / "reproduce" / name / "passes.json"
-    for row in read_json(path)["rows"] if path.exists() else []:
-        if row["row"] == "DR-SCL+QG, fused":
-            return f"{row['measures']['Total'][MEASURE]:.1f}"
-    return "–"
+    row = Rows(results / "reproduce" / name / "passes.json").find("DR-SCL+QG, fused", 0)
+    return f"{row['measures']['Total'][MEASURE]:.1f}" if row else "–"
 
 
 def _measure(column: Column, arguments: argparse.Namespace) -> Path | None:

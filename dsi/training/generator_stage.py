@@ -10,12 +10,13 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 
 from dsi.config import Config
 from dsi.contrastive.blocks import DocumentTexts, encode_blocks
 from dsi.contrastive.encoder import Encoder
-from dsi.contrastive.trainers import SILENT, Reports
+from dsi.contrastive.trainers import SILENT, Reports, has_bfloat16
 from dsi.docids.data.collection import Collection, MadeTexts
 from dsi.docids.files.processes import Processes
 from dsi.docids.files.storage import digest
@@ -198,9 +199,15 @@ class GeneratorStage:
 
     def _states(self, parts: Sequence[Part], reader: Encoder | PretrainedGenerator) -> StateCache:
         """Return the cached token states of all parts."""
-        named = zip(self._folders(parts, "states", reader), parts, strict=True)
-        blocks = [write_states(reader, part.kind, part.texts, folder, self.processes) for folder, part in named]
+        named, device = zip(self._folders(parts, "states", reader), parts, strict=True), self.encoder.model.device.type
+        with torch.autocast(device, torch.bfloat16, enabled=self._in_bfloat16(reader)):
+            blocks = [write_states(reader, part.kind, part.texts, folder, self.processes) for folder, part in named]
         return StateCache([block for own in blocks for block in own])
+
+    def _in_bfloat16(self, reader: Encoder | PretrainedGenerator) -> bool:
+        """True if states are made in bfloat16: those of the layers of a generator that is trained so, never an encoder's."""
+        supported = self.config.bf16 and has_bfloat16(use_cpu=self.encoder.model.device.type == "cpu")
+        return supported and isinstance(reader, PretrainedGenerator)
 
     def _folders(
         self, parts: Sequence[Part], what: str, reader: Encoder | PretrainedGenerator | None = None
@@ -210,8 +217,8 @@ class GeneratorStage:
         Those that are not used are removed.
         """
         made_from = [self.encoder.fingerprint, asdict(self.encoder.config)]
-        if reader not in (None, self.encoder):
-            made_from.append(reader.fingerprint)
+        if isinstance(reader, PretrainedGenerator):
+            made_from += [reader.fingerprint, self._in_bfloat16(reader)]
         folders = [self.states / f"{what}-{digest([*made_from, part.kind, part.origin])[:16]}" for part in parts]
         if self.processes.is_main and not self.shared:
             for kind in ("queries", "states"):

@@ -14,6 +14,7 @@ from dsi.config import Config
 from dsi.contrastive.config import EncoderConfig
 from dsi.contrastive.encoder import Encoder
 from dsi.docids.files import ram
+from dsi.docids.files.processes import ALONE as UNSHARED
 from dsi.docids.updating import add_documents
 from dsi.generator.config import CE, GeneratorConfig, ObjectiveConfig, TrainingConfig, check_together
 from dsi.generator.kinds import create_generator, load_generator
@@ -25,6 +26,7 @@ from dsi.search.pretrained import PretrainedDecoder, check_walk
 from dsi.search.queries import encode_queries
 from dsi.search.request import SearchConfig, SearchRequest
 from dsi.training.examples import DocidExamples, Texts
+from dsi.training.generator_stage import GeneratorStage
 from dsi.training.trainer import train_generator
 from tests.support.language_models import (
     KINDS,
@@ -138,6 +140,34 @@ def test_the_mean_of_a_text_leaves_its_first_token_out(models, upper):
     hidden = generator.model(ids, output_hidden_states=True).hidden_states[upper and -1 - upper]
     np.testing.assert_allclose(means[0], hidden[0, 1:].mean(dim=0).detach(), atol=1e-4)
     assert means.shape == (2, LANGUAGE_WIDTH)
+
+
+@pytest.mark.parametrize("reads", ["text", "states"])
+def test_states_of_lower_layers_are_made_in_the_arithmetic_of_the_training_and_those_of_an_encoder_in_float32(
+    models, beir, encoder, tmp_path, monkeypatch, reads
+):
+    monkeypatch.setattr(torch.cpu, "get_capabilities", lambda: {"avx512_bf16": True}, raising=False)
+    seen, forward = set[torch.dtype](), torch.nn.Linear.forward
+
+    def watched(layer, states):
+        output = forward(layer, states)
+        seen.add(output.dtype)
+        return output
+
+    monkeypatch.setattr(torch.nn.Linear, "forward", watched)
+    tree, collection, nothing = random_tree(40), dsi.read_collection(beir()), (np.empty(0, dtype=int), [], "")
+    own = (tree, nothing, tmp_path, True, tmp_path / "documents", UNSHARED)
+    reader = pretrained_generator(models["llama"], tree, 1) if reads == "text" else None
+    made = []
+    for bf16 in (True, False, True):
+        seen.clear()
+        config = dataclasses.replace(Config.named("digits"), bf16=bf16)
+        GeneratorStage(config, collection, encoder, *own).examples(reader)
+        made.append(set(seen))
+    if reads == "text":
+        assert made == [{torch.bfloat16}, {torch.float32}, set()]
+    else:
+        assert made == [{torch.float32}, set(), set()]
 
 
 def test_upper_layers_learn_alone_and_a_killed_training_resumes(models, tmp_path):

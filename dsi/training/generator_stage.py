@@ -216,7 +216,7 @@ class GeneratorStage:
 
         Those that are not used are removed.
         """
-        made_from = [self.encoder.fingerprint, asdict(self.encoder.config)]
+        made_from: list[Any] = [self.encoder.fingerprint, asdict(self.encoder.config)]
         if isinstance(reader, PretrainedGenerator):
             made_from += [reader.fingerprint, self._in_bfloat16(reader)]
         folders = [self.states / f"{what}-{digest([*made_from, part.kind, part.origin])[:16]}" for part in parts]

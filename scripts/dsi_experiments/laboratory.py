@@ -288,7 +288,11 @@ class Laboratory:
         ).embeddings()
 
     def _seconds(self, config: Config) -> dict[str, float]:
-        return stage_seconds(self._folder(config))
+        """{stage: seconds}, those of a training of the decoder from its first step, however often it was killed."""
+        seconds = stage_seconds(self._folder(config))
+        if "generator" in seconds:
+            seconds["generator"] = max(seconds["generator"], round(self.training(config)["seconds"], 1))
+        return seconds
 
     @cached_property
     def _splits(self) -> dict[str, list[str]]:

@@ -130,6 +130,17 @@ def test_a_table_says_what_each_row_cost(tmp_path):
     assert "Epochs of the generator, hours of all stages; on a machine." in text
 
 
+def test_the_seconds_of_a_resumed_training_are_those_of_all_its_processes(config, data, tmp_path):
+    laboratory, own = Laboratory(read_collection(data), Config.named(config), tmp_path / "out", "cpu"), Config()
+    assert laboratory._seconds(own) == {}
+    folder = laboratory._folder(own) / "generator"
+    folder.mkdir(parents=True)
+    (folder / "training.json").write_text('{"loss": 1.0, "steps": 20, "seconds": 50.02}')
+    for last, expected in ((20.0, 50.0), (60.0, 60.0)):  # a process that ended what others began; one that was alone
+        (folder / "stage.json").write_text(json.dumps({"key": "", "seconds": last, "needs": {}, "files": {}}))
+        assert laboratory._seconds(own) == {"generator": expected}
+
+
 @pytest.mark.slow
 def test_table3_shares_stages_resumes_and_writes_everything_down(config, data, t5_folder, tmp_path, capsys):
     output = tmp_path / "out"

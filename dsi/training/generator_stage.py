@@ -199,8 +199,8 @@ class GeneratorStage:
 
     def _states(self, parts: Sequence[Part], reader: Encoder | PretrainedGenerator) -> StateCache:
         """Return the cached token states of all parts."""
-        named, device = zip(self._folders(parts, "states", reader), parts, strict=True), self.encoder.model.device.type
-        with torch.autocast(device, torch.bfloat16, enabled=self._in_bfloat16(reader)):
+        named = zip(self._folders(parts, "states", reader), parts, strict=True)
+        with torch.autocast(self.encoder.model.device.type, torch.bfloat16, enabled=self._in_bfloat16(reader)):
             blocks = [write_states(reader, part.kind, part.texts, folder, self.processes) for folder, part in named]
         return StateCache([block for own in blocks for block in own])
 

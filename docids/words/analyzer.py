@@ -131,9 +131,17 @@ def _stemmer(language: str) -> Any:
 
 def tokens(text: str) -> list[str]:
     """Return the tokens of a text as they are written there, in order, without invisible characters."""
-    if text.isascii():
-        return _ASCII_TOKEN.findall(text)
-    return _TOKEN.findall(_INVISIBLE.sub("", unicodedata.normalize("NFKC", text)))
+    return token_pattern(text).findall(visible(text))
+
+
+def token_pattern(text: str) -> re.Pattern[str]:
+    """Return what finds the tokens of the visible characters of a text."""
+    return _ASCII_TOKEN if text.isascii() else _TOKEN
+
+
+def visible(text: str) -> str:
+    """Return a text in compatible forms of its characters (NFKC), without invisible ones."""
+    return text if text.isascii() else _INVISIBLE.sub("", unicodedata.normalize("NFKC", text))
 
 
 def letter_groups(run: str) -> list[str]:
@@ -142,9 +150,18 @@ def letter_groups(run: str) -> list[str]:
     >>> letter_groups("東京都"), letter_groups("ประเทศ")
     (['東京', '京都'], ['ปร', 'ระ', 'ะเ', 'เท', 'ทศ', 'ประ', 'ระเ', 'ะเท', 'เทศ'])
     """
-    letters = _LETTER.findall(run)
-    sizes = (2, 3) if _ALPHABETS.match(run) and len(letters) > 2 else (2,)
-    return ["".join(letters[at : at + size]) for size in sizes for at in range(max(1, len(letters) - size + 1))]
+    return [run[start:end] for start, end in letter_places(run)]
+
+
+def letter_places(run: str) -> list[tuple[int, int]]:
+    """Return the first character, and one past the last, of each of `letter_groups`."""
+    ends = [letter.end() for letter in _LETTER.finditer(run)]
+    starts, sizes = [0, *ends], (2, 3) if _ALPHABETS.match(run) and len(ends) > 2 else (2,)
+    return [
+        (starts[at], ends[min(at + size, len(ends)) - 1])
+        for size in sizes
+        for at in range(max(1, len(ends) - size + 1))
+    ]
 
 
 def fold(word: str) -> str:

@@ -206,7 +206,7 @@ class BM25(Lexical):
         found, (rarest,) = [], self._rarity(np.zeros(1, dtype=np.int32))
         for query in queries:
             words = self._words(query)
-            numbers = np.array([number for _, number in words if number >= 0], dtype=np.int64)
+            numbers = np.array([number for _, _, number in words if number >= 0], dtype=np.int64)
             factors = self._rarity(self._postings.frequencies[numbers])
             found.append(Terms(numbers, factors, float(factors.sum() + (len(words) - len(numbers)) * rarest)))
         return found
@@ -217,18 +217,29 @@ class BM25(Lexical):
 
     def term_names(self, query: str) -> list[str]:
         """Return the words of a query that documents contain, in order, with repeats."""
-        return [word for word, number in self._words(query) if number >= 0]
+        return [word for word, _, number in self._words(query) if number >= 0]
 
-    def _words(self, query: str) -> list[tuple[str, int]]:
-        """Return the words of a query, and the numbers of their terms; -1 of a term that no document has."""
-        frequencies, words = self._postings.frequencies, list[tuple[str, int]]()
+    def known_terms(self, query: str) -> list[str]:
+        """Return the terms of `query_terms` for one query as texts."""
+        return [term for _, term, number in self._words(query) if number >= 0]
+
+    def term_factors(self, query: str) -> dict[str, float]:
+        """Return the terms of a query that documents contain, each with its factor in `share_terms`."""
+        (found,), factors = self.share_terms([query]), dict[str, float]()
+        for term, factor in zip(self.known_terms(query), found.factors.tolist(), strict=True):
+            factors[term] = factors.get(term, 0.0) + factor
+        return factors
+
+    def _words(self, query: str) -> list[tuple[str, str, int]]:
+        """Return the words of a query, their terms, and the numbers of these; -1 of a term that no document has."""
+        frequencies, words = self._postings.frequencies, list[tuple[str, str, int]]()
         for token in tokens(query):
             terms = self.analyzer[token]
             for term in terms:
                 number = self._vocabulary.get(term, -1)
                 # The vocabulary also has terms of removed documents (frequency 0) and of later updates (beyond the end).
                 is_known = 0 <= number < len(frequencies) and frequencies[number] > 0
-                words.append((token.lower() if len(terms) == 1 else term, number if is_known else -1))
+                words.append((token.lower() if len(terms) == 1 else term, term, number if is_known else -1))
         return words
 
     def stem(self, word: str) -> str:

@@ -68,7 +68,7 @@ def diagnose(
     run = index.as_run(encoded.query_ids, index.engine.search(encoded, request))
     rows = index.documents.rows_of([answers[query_id] for query_id in queries], "answers")
     followed = index.engine.follow_all(encoded, request, np.array(rows)[:, None])
-    scores, misses, searches = followed.scores[:, 0].tolist(), [], index.answered(encoded.texts, request)
+    scores, misses, searches = followed.scores[:, 0].tolist(), [], index.answered(encoded, request)
     for row, (query_id, hits) in enumerate(run.items()):
         if answers[query_id] in hits:
             continue

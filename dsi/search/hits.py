@@ -37,7 +37,7 @@ class Match(NamedTuple):
 
     Attributes:
         word: of the query.
-        share: what it adds to the document's score.
+        share: what it adds to the document's score, by BM25 and by late interaction.
         spans: the words that it found.
         is_clear: whether these are marked: the same word, or by late interaction one with a product of at least .5, neither of
             them a stop word.
@@ -97,7 +97,7 @@ class Hit:
 
     @property
     def passage(self) -> str | None:
-        """The piece of the text that scored best, the whole text if it is one piece; None if the index keeps no texts."""
+        """The piece of the text that answers best, by vector and words, all of a short text; None if the index keeps no texts."""
         return self.text if self.text is None or self.passage_span is None else self.text[slice(*self.passage_span)]
 
     @property

@@ -102,10 +102,16 @@ class EncodedQueries:
         }
         return [texts[row] for row in range(self.count)]
 
-    def one(self, row: int) -> "EncodedQueries":
-        """Return one of the queries, by its row in the order of the call."""
-        (batch,) = (batch.select((batch.rows == row).nonzero()[:, 0]) for batch in self.batches if row in batch.rows)
-        return EncodedQueries([self.query_ids[row]], [batch._replace(rows=torch.zeros_like(batch.rows))])
+    def each(self) -> "list[EncodedQueries]":
+        """Return the queries one by one, in the order of the call."""
+        if self.count == 1:
+            return [self]
+        found: dict[int, EncodedQueries] = {}
+        for batch in self.batches:
+            for number, row in enumerate(batch.rows.tolist()):
+                own = batch.select(torch.tensor([number]))
+                found[row] = EncodedQueries([self.query_ids[row]], [own._replace(rows=torch.zeros_like(own.rows))])
+        return [found[row] for row in range(self.count)]
 
     @property
     def embeddings(self) -> Tensor:

@@ -43,7 +43,7 @@ def answers(
     """
     encoded, request = encode_queries(index.encoder, queries), index.request("search", k, options)
     result = index.engine.search(encoded, request)
-    searches = index.answered(queries, request)
+    searches = index.answered(encoded, request)
     hits = index.hits(result, searches)
     shown: list[Json] = [
         {"query": query, "exact": query_hits.exact, "hits": [hit.as_dict() for hit in query_hits]}
@@ -52,8 +52,7 @@ def answers(
     for answer, query_hits in zip(shown, hits, strict=True):
         answer.update(_lack(query_hits.coverage, query_hits.missing))
     if matches:
-        for row, (search, query_hits, answer) in enumerate(zip(searches, hits, shown, strict=True)):
-            search.encoded = encoded.one(row)  # as it is, not made again
+        for query_hits, answer in zip(hits, shown, strict=True):
             for hit, fields, words in zip(query_hits, answer["hits"], query_hits.matches(), strict=True):
                 start, end = excerpt(hit.text or "", words, _EXCERPT, hit.passage_span)
                 fields.update(label=hit.label, matches=shown_matches(words), excerpt=[start, end])
@@ -89,7 +88,8 @@ class Explainer:
         self, index: GenerativeRetriever, topics: Topics, query: str, k: int, options: Mapping[str, Any]
     ) -> None:
         self.index, self.topics = index, topics
-        (self.answered,) = index.answered([query], index.request("explain", k, options))
+        request = index.request("explain", k, options)
+        (self.answered,) = index.answered(encode_queries(index.encoder, [query]), request)
 
     def picture(self) -> Json:
         """Return the search as a tree: nodes kept, the best ones pruned, how many more there were, and the documents."""

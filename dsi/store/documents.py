@@ -269,11 +269,12 @@ def hits_of(
     rows = np.maximum(tree.doc_rows[positions], 0)
     doc_ids, titles, texts = (documents.values_of(name, rows) for name in ("doc_id", "title", "text"))
     metadata = documents.metadata_at(rows.ravel())
-    spans = tree.spans_at(positions.ravel())
     hits, k, scores = [], positions.shape[1], result.scores.tolist()
     for row, (count, exact) in enumerate(zip(result.counts.tolist(), result.exact.tolist(), strict=True)):
-        flat, search = slice(row * k, row * k + k), searches[row] if searches else None
-        columns = scores[row], doc_ids[row], titles[row], docids[flat], texts[row], metadata[flat], spans[flat]
+        flat, search, at = slice(row * k, row * k + k), searches[row] if searches else None, positions[row, :count]
+        found = list(zip(at.tolist(), texts[row], strict=False))
+        passages = search.passages(found) if search and found else tree.spans_at(at)
+        columns = scores[row], doc_ids[row], titles[row], docids[flat], texts[row], metadata[flat], passages
         own = [Hit(*values).found_by(search) for values in zip(range(1, count + 1), *columns, strict=False)]
         query, lack = search.query if search else "", (float(result.coverage[row]), result.missing[row])
         hits.append(Hits(own, exact, query, search, *lack))

@@ -208,7 +208,7 @@ class GenerativeRetriever:
         index = self.snapshot
         encoded = encoded_queries(index.encoder, [queries] if isinstance(queries, str) else queries)
         request = index.request("search", k, options)
-        hits = index.hits(index.engine.search(encoded, request), index.answered(encoded.texts, request))
+        hits = index.hits(index.engine.search(encoded, request), index.answered(encoded, request))
         return hits[0] if isinstance(queries, str) else hits
 
     @shows_options
@@ -252,8 +252,7 @@ class GenerativeRetriever:
             raise ValueError(f"explain() takes one query, got {encoded.count}.")
         if not encoded.texts[0].strip():
             raise ValueError("explain() takes a query that is not empty: the answer of an empty one is empty.")
-        (answered,) = index.answered(encoded.texts, request)
-        answered.encoded = encoded
+        (answered,) = index.answered(encoded, request)
         return answered.explanation
 
     @shows_options
@@ -336,15 +335,15 @@ class GenerativeRetriever:
             allowed = np.asarray(allowed[doc_rows] & (doc_rows >= 0))  # [places]
         return SearchRequest(plain(int, k, "k"), config, allowed, **others)
 
-    def answered(self, queries: Sequence[str], request: SearchRequest) -> list[AnsweredQuery]:
+    def answered(self, encoded: EncodedQueries, request: SearchRequest) -> list[AnsweredQuery]:
         """Return the search of each query, by which documents are explained."""
         state, extra = self._state, request.extra_scores
-        requests = [request] * len(queries)
+        requests = [request] * encoded.count
         if extra is not None:
-            check_extra_scores(extra, (len(queries), state.engine.tree.num_rows))
-            requests = [replace(request, extra_scores=extra[row : row + 1]) for row in range(len(queries))]
+            check_extra_scores(extra, (encoded.count, state.engine.tree.num_rows))
+            requests = [replace(request, extra_scores=extra[row : row + 1]) for row in range(encoded.count)]
         parts = state.engine, state.encoder, state.documents
-        return [AnsweredQuery(query, own, *parts) for query, own in zip(queries, requests, strict=True)]
+        return [AnsweredQuery(own, asked, *parts) for own, asked in zip(encoded.each(), requests, strict=True)]
 
     def hits(self, result: SearchResult, searches: Sequence[AnsweredQuery] = ()) -> list[Hits]:
         """Return the hits of each query of a search result; `searches` of the same queries explain them."""

@@ -312,7 +312,7 @@ def test_a_batch_of_queries_takes_one_pass_of_the_model_and_none_where_it_has_no
     expected = [[(hit.doc_id, hit.score) for hit in hits] for hits in retriever.search(encoded)]
     retriever.search(encoded, method="exact")
     assert passes == [("query", 3)]
-    assert [(hit.doc_id, pytest.approx(hit.score)) for hit in retriever.search(encoded.one(1))[0]] == expected[1]
+    assert [(hit.doc_id, pytest.approx(hit.score)) for hit in retriever.search(encoded.each()[1])[0]] == expected[1]
     assert passes == [("query", 3)]
 
 

@@ -78,7 +78,7 @@ def test_queries_are_read_as_the_encoder_cuts_them(sentence_t5_folder):
     encoded = encode_queries(short, ["of the in danube", "the", ""])
     (batch,) = encoded.batches
     assert dict(zip(batch.rows.tolist(), batch.read, strict=True)) == {0: "of the in", 1: "the", 2: "?"}
-    assert [list(encoded.one(row).batches[0].read) for row in range(3)] == [["of the in"], ["the"], ["?"]]
+    assert [list(own.batches[0].read) for own in encoded.each()] == [["of the in"], ["the"], ["?"]]
 
 
 @pytest.mark.parametrize(("kind", "upper"), READERS)

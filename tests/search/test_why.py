@@ -22,7 +22,7 @@ from dsi.docids.clustering import assemble
 from dsi.docids.schemes import DocidsConfig, SchemeInput, make_docids
 from dsi.docids.token_vectors import TokenVectors, decode
 from dsi.docids.words.bm25 import BM25
-from dsi.search.explain.matches import StoredText, _by_terms, _whole_word
+from dsi.search.explain.matches import StoredText, _term_places, _whole_word
 from dsi.search.hits import Hit, Hits, Match, Span, cut_at_matches, excerpt
 from tests.support.small import MINIPEDIA, PROMPTS, random_generator, random_tied
 
@@ -247,7 +247,8 @@ def test_shares_of_late_interaction_add_up_and_come_from_the_codes_as_stored(req
             products = vectors @ (stored / norms[:, None]).T  # [query tokens, document tokens]
             shares = weight * products.max(axis=1) / len(vectors)
             assert shares.sum() == pytest.approx(own.parts["tokens"], abs=1e-5)
-            assert sum(match.share for match in matches) == pytest.approx(shares[of_words].sum(), abs=1e-5)
+            whole = shares[of_words].sum() + own.parts["BM25"]
+            assert sum(match.share for match in matches) == pytest.approx(whole, abs=1e-5)
             for match in matches:
                 for field, start, end, text in match.spans:
                     assert getattr(hit, field)[start:end] == text
@@ -289,12 +290,12 @@ def test_without_late_interaction_the_words_of_bm25_are_marked(tied):
 
 
 def test_words_of_the_same_stem_are_marked():
-    document, bm25 = StoredText(0, "Rivers", "a river, rivals and FLOWING"), BM25(["a"], ["river flows"])
-    river, flow = _by_terms(["river", "flows"], [0.5, 0.25], document, bm25.stem)
-    assert [(span.field, span.text) for span in river.spans] == [("title", "Rivers"), ("text", "river")]
-    assert [(span.start, span.end, span.text) for span in flow.spans] == [(20, 27, "FLOWING")]
-    (whole, _) = _by_terms(["river", "flows"], [0.5, 0.25], document, BM25(["a"], ["river"], language="none").stem)
-    assert [span.text for span in whole.spans] == ["river"]
+    document = StoredText(0, "Rivers", "a river, rivals and FLOWING")
+    places = _term_places(document, "english", {"river", "flow"})
+    assert [(span.field, span.text) for span in places["river"]] == [("title", "Rivers"), ("text", "river")]
+    assert [(span.start, span.end, span.text) for span in places["flow"]] == [(20, 27, "FLOWING")]
+    whole = _term_places(document, "none", {"river", "flows"})
+    assert [span.text for span in whole["river"]] == ["river"]
 
 
 def test_without_spaces_a_token_is_a_word():
@@ -317,18 +318,16 @@ def test_without_spaces_a_token_is_a_word():
 
 
 def test_words_of_bm25_without_spaces_are_marked_where_they_stand():
-    document, bm25 = StoredText(0, "东京", "在东京都使用Linux，东京"), BM25(["a"], ["东京 linux"])
-    tokyo, linux = _by_terms(["东京", "linux"], [0.5, 0.25], document, bm25.stem)
-    assert [(span.field, span.start, span.text) for span in tokyo.spans] == [
+    places = _term_places(StoredText(0, "东京", "在东京都使用Linux，东京"), "none", {"东京", "linux"})
+    assert [(span.field, span.start, span.text) for span in places["东京"]] == [
         ("title", 0, "东京"), ("text", 1, "东京"), ("text", 12, "东京"),
     ]  # fmt: skip
-    assert [span.text for span in linux.spans] == ["Linux"]
+    assert [span.text for span in places["linux"]] == ["Linux"]
 
 
 def test_marks_belong_to_the_words_that_are_marked():
     text = unicodedata.normalize("NFD", "une crème brûlée")
-    (crème,) = _by_terms(["crème"], [0.5], StoredText(0, "", text), BM25(["a"], ["crème"], language="french").stem)
-    ((_, start, end, found),) = crème.spans
+    ((_, start, end, found),) = _term_places(StoredText(0, "", text), "french", {"crem"})["crem"]
     assert text[start:end] == found == unicodedata.normalize("NFD", "crème")
     assert _whole_word(text, start + 1, start + 2) == (start, end)
 

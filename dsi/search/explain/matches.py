@@ -1,10 +1,11 @@
-"""Which words of a query a document matches, and where: by late interaction over the codes as stored, else by terms.
+"""Which words of a query a document matches, and where: by terms, and by late interaction over the codes as stored.
 
 Knows nothing of how documents are found.
 """
 
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence, Set
+from itertools import chain
 from typing import NamedTuple
 
 import numpy as np
@@ -12,6 +13,8 @@ import numpy as np
 from dsi.contrastive.encoder import Encoder
 from dsi.docids.types import Floats, Ints
 from dsi.docids.words.analyzer import JOINED_WORDS, WORD_CHARACTERS
+from dsi.docids.words.bm25 import BM25
+from dsi.docids.words.occurrences import occurrences
 from dsi.search.engine import Engine
 from dsi.search.hits import Match, Span
 from dsi.search.queries import EncodedQueries
@@ -38,47 +41,91 @@ def matched_words(
 ) -> list[list[Match]]:
     """Return for each document what each word of a query adds to its score, and which words of the document it found.
 
-    With late interaction the shares and those of the prompt and special tokens, which are left out, add up to its part of the
-    score; without it, the shares add up to the lexical part. None of either: no words.
+    The shares, with those of the prompt and special tokens, which are left out, add up to the parts of words and of late
+    interaction in the score. None of either: no words.
     """
     (batch,) = query.batches
+    text, config = batch.texts[0], request.config
+    words = _words(engine, text, config.lexical_weight if documents else 0.0, documents)
     found = engine.token_shares(batch, request, [document.position for document in documents])
-    if found is not None:
-        tokens = _QueryTokens.from_query(encoder, batch.texts[0], request.config.token_weight)
-        return [
-            _by_tokens(engine, encoder, tokens, document, *own) for document, own in zip(documents, found, strict=True)
-        ]
-    if engine.lexical is None or not request.config.lexical_weight:
+    if found is None:
+        return [_by_name(own) for own in words]
+    tokens = _QueryTokens.from_query(encoder, text, config.token_weight)
+    return [
+        _joined(_by_tokens(engine, encoder, tokens, document, *own), by_words)
+        for document, own, by_words in zip(documents, found, words, strict=True)
+    ]
+
+
+class _Found(NamedTuple):
+    """A match, and the characters start to end of its word in the query."""
+
+    start: int
+    end: int
+    match: Match
+
+
+def _words(engine: Engine, query: str, weight: float, documents: Sequence[StoredText]) -> list[list[_Found]]:
+    """Return for each document the words of a query that its text or title holds, with what they add to its score."""
+    if not isinstance(engine.lexical, BM25) or not weight:
         return [[] for _ in documents]
-    (terms,), names = engine.lexical.share_terms(batch.texts), engine.lexical.term_names(batch.texts[0])
-    rows = engine.tree.doc_rows[[document.position for document in documents]]
-    added = request.config.lexical_weight * engine.lexical.scorer.contributions(terms, rows).T  # [documents, terms]
-    stem = engine.lexical.stem
-    return [
-        _by_terms(names, shares, document, stem) for document, shares in zip(documents, added.tolist(), strict=True)
-    ]
+    lexical, rows = engine.lexical, engine.tree.doc_rows[[document.position for document in documents]]
+    (terms,), known = lexical.share_terms([query]), lexical.known_terms(query)
+    added = weight * lexical.scorer.contributions(terms, rows)  # [terms, documents]
+    asked = occurrences(query, lexical.language, set(known))
+    found = list[list[_Found]]()
+    for document, column in zip(documents, added.T.tolist(), strict=True):
+        shares, places = dict(zip(known, column, strict=True)), _term_places(document, lexical.language, set(known))
+        found.append([])
+        for start, end, own in asked:
+            spans, word = dict.fromkeys(chain.from_iterable(places.get(term, ()) for term in own)), query[start:end]
+            if share := sum(shares[term] for term in own):
+                found[-1].append(_Found(start, end, Match(word, share, tuple(sorted(spans)), not _is_weak(word))))
+    return found
 
 
-def _by_terms(
-    names: Sequence[str], shares: Sequence[float], document: StoredText, stem: Callable[[str], str]
-) -> list[Match]:
-    """Return the matches of terms; those that have the same name are put together."""
-    matches: dict[str, float] = {}
-    for word, share in zip(names, shares, strict=True):
-        matches[word] = matches.get(word, 0.0) + share
-    return [
-        Match(word, share, tuple(_occurrences(word, document, stem)), not _is_weak(word))
-        for word, share in matches.items()
-        if share
-    ]
+def _term_places(document: StoredText, language: str, terms: Set[str]) -> dict[str, list[Span]]:
+    """Return where terms stand in the title and the text of a document."""
+    places: dict[str, list[Span]] = {}
+    for field, text in (("title", document.title), ("text", document.text)):
+        for start, end, own in occurrences(text, language, terms):
+            for term in own:
+                places.setdefault(term, []).append(Span(field, start, end, text[start:end]))
+    return places
 
 
-def _occurrences(word: str, document: StoredText, stem: Callable[[str], str] = str) -> Iterator[Span]:
-    """Yield the words of a document that have the stem of a word."""
-    wanted, words = stem(word), re.compile(re.escape(word)) if _JOINED.fullmatch(word) else _WORD
+def _by_name(found: Sequence[_Found]) -> list[Match]:
+    """Return the matches of words; those of a word that a query repeats are put together."""
+    matches: dict[str, Match] = {}
+    for *_, match in found:
+        before = matches.get(word := match.word.lower())
+        matches[word] = match._replace(word=word, share=match.share + (before.share if before else 0.0))
+    return [*matches.values()]
+
+
+def _joined(tokens: Sequence[_Found], words: Sequence[_Found]) -> list[Match]:
+    """Return the matches of tokens, each with that of the words which begin there; words of no token follow."""
+    matches, others = [own.match for own in tokens], []
+    for start, end, word in words:
+        at = next((n for n, own in enumerate(tokens) if own.start < end and start < own.end), None)
+        if at is None:
+            others.append(word)
+            continue
+        match = matches[at]
+        marked = match.spans if match.is_clear or not word.is_clear else ()
+        spans = tuple(dict.fromkeys([*marked, *word.spans])) if word.is_clear else marked
+        matches[at] = match._replace(
+            share=match.share + word.share, spans=spans, is_clear=match.is_clear or word.is_clear
+        )
+    return [*matches, *others]
+
+
+def _same_words(word: str, document: StoredText) -> Iterator[Span]:
+    """Yield the places of a word in a document, in any case."""
+    words = re.compile(re.escape(word)) if _JOINED.fullmatch(word) else _WORD
     for field, text in (("title", document.title), ("text", document.text)):
         for found in words.finditer(text):
-            if stem(found.group().lower()) == wanted:
+            if found.group().lower() == word:
                 yield Span(field, found.start(), found.end(), found.group())
 
 
@@ -87,11 +134,13 @@ class _QueryTokens(NamedTuple):
 
     Attributes:
         text: the query, as the tokens' model reads it.
+        start: character of the text at which the query itself begins.
         words: characters start to end of the word of each token.
         least: share of a token from which on what it found is marked.
     """
 
     text: str
+    start: int
     words: list[tuple[int, int]]
     least: float
 
@@ -104,12 +153,12 @@ class _QueryTokens(NamedTuple):
             (text,) = encoder.query_texts([query])
             spans = [span for span in encoder.spans(text, "query") if not span.is_special]
         words = [_whole_word(text, span.start, span.end) for span in spans]
-        return cls(text, words, _CLEAR * weight / max(1, len(spans)))
+        return cls(text, max(0, text.rfind(query)), words, _CLEAR * weight / max(1, len(spans)))
 
 
 def _by_tokens(
     engine: Engine, encoder: Encoder, query: _QueryTokens, document: StoredText, found: Ints, shares: Floats
-) -> list[Match]:
+) -> list[_Found]:
     """Return the matches of late interaction; tokens that are pieces of one word are put together."""
     places = _token_places(engine, encoder, document)
     words: dict[tuple[int, int], list[tuple[Span | None, float]]] = {}
@@ -124,8 +173,9 @@ def _by_tokens(
         texts = [query.text[start:end], *(place.text for place in ends)]
         is_clear = share >= query.least * len(pairs) and not any(_is_weak(text) for text in texts)
         if is_clear:  # other places of the same words are marked too
-            ends |= dict.fromkeys(other for text in texts[1:] for other in _occurrences(text.lower(), document))
-        matches.append(Match(texts[0], share, tuple(ends), is_clear))
+            ends |= dict.fromkeys(other for text in texts[1:] for other in _same_words(text.lower(), document))
+        match = Match(texts[0], share, tuple(ends), is_clear)
+        matches.append(_Found(start - query.start, end - query.start, match))
     return matches
 
 

@@ -20,7 +20,8 @@ from dsi.search.engine import Engine, count_documents
 from dsi.search.explain.explanation import ExplainedNode, Explanation, explain
 from dsi.search.explain.matches import StoredText, matched_words
 from dsi.search.hits import Hit, Match, label_of
-from dsi.search.queries import EncodedQueries, encode_queries
+from dsi.search.passages import best_places
+from dsi.search.queries import EncodedQueries
 from dsi.search.request import SearchRequest
 from dsi.search.results import SearchResult
 
@@ -82,7 +83,7 @@ class DocumentExplanation:
             enough documents score higher.
         reason: all this in a sentence or two.
         matches: the words of the query, and the words of the document that they found.
-        passage_span: first character, and one past the last, of the piece of its text that is scored; None if it is one piece.
+        passage_span: first character, and one past the last, of the best piece of its text; None if it is one piece.
         earlier: the earlier queries that speak for it, nearest first.
     """
 
@@ -138,24 +139,24 @@ class AnsweredQuery:
     """The search for one query: made again with a trace when documents are explained.
 
     Attributes:
-        query: its text.
+        encoded: the query.
         request: of the search.
         engine: of the index, at the moment of the search.
         encoder: of the index.
         documents: of the index, at that moment.
     """
 
-    query: str
+    encoded: EncodedQueries
     request: SearchRequest
     engine: Engine
     encoder: Encoder
     documents: Documents
     _missing: set[int] = field(default_factory=set, init=False)
 
-    @cached_property
-    def encoded(self) -> EncodedQueries:
-        """The query, encoded."""
-        return encode_queries(self.encoder, [self.query])
+    @property
+    def query(self) -> str:
+        """Its text."""
+        return self.encoded.texts[0]
 
     @cached_property
     def explanation(self) -> Explanation:
@@ -163,6 +164,16 @@ class AnsweredQuery:
         explanation = explain(self.engine, self.encoded, self.request, self.documents.names)
         self._note(explanation.result)
         return explanation
+
+    def passages(self, found: Sequence[tuple[int, str | None]]) -> list[tuple[int, int] | None]:
+        """Return the ends of the piece of each answer's text that holds what found it; None if the text is one piece.
+
+        Args:
+            found: the docid position of each answer, and its text, None if the index keeps none.
+        """
+        tree, config = self.engine.tree, self.request.config
+        vector, parts = self.encoded.batches[0].vectors[0], (self.engine.lexical, config.lexical_weight)
+        return tree.spans_at(np.array(best_places(tree, *parts, self.query, vector, found), dtype=np.int64))
 
     def matches(self, hits: Sequence[Hit]) -> list[list[Match]]:
         """Return the words of the query that each of its hits matches."""
@@ -210,7 +221,7 @@ class AnsweredQuery:
             returned_by=returned_by,
             reason=reason,
             matches=matches,
-            passage_span=self.engine.tree.spans_at(np.array([position]))[0],
+            passage_span=self.passages([(position, text)])[0],
             earlier=self.engine.earlier(self.encoded.batches[0], self.request, row),
         )
 

@@ -1,0 +1,100 @@
+"""Where terms stand in a text as it is written: in any case, form or script. Knows no documents and no scores.
+
+No term spans a space, so a text is read chunk by chunk between its spaces; chunks repeat, and their terms are remembered.
+"""
+
+import re
+from collections.abc import Iterator, Set
+from functools import cache, lru_cache
+from typing import NamedTuple
+
+from dsi.docids.words.analyzer import MARKS, UNSPACED, Analyzer, letter_places, token_pattern, visible
+
+_CLUSTER = re.compile(f".[{MARKS}]*", re.DOTALL)
+_REMEMBERED, _LONG = 1 << 16, 40
+"""Chunks whose terms are remembered, at most, and their characters."""
+
+
+class Occurrence(NamedTuple):
+    """Characters start to end of a text, and the terms that stand there."""
+
+    start: int
+    end: int
+    terms: tuple[str, ...]
+
+
+def occurrences(text: str, language: str, wanted: Set[str]) -> list[Occurrence]:
+    """Return where terms stand in a text, in order.
+
+    >>> [tuple(own) for own in occurrences("Rivers of Peru", "english", {"river", "peru"})]
+    [(0, 6, ('river',)), (10, 14, ('peru',))]
+
+    Args:
+        text: as it is written.
+        language: of the `Analyzer` that makes terms.
+        wanted: the terms.
+    """
+    found = list[Occurrence]()
+    for chunk in set(text.split()):
+        if len(chunk) > _LONG or not wanted.isdisjoint(_terms(language, chunk)):
+            own = list(_in_chunk(chunk, _analyzer(language), wanted))
+            found += [Occurrence(at + a, at + b, terms) for at in _starts(text, chunk) for a, b, terms in own]
+    return sorted(found)
+
+
+@cache
+def _analyzer(language: str) -> Analyzer:
+    return Analyzer(language)
+
+
+@lru_cache(maxsize=_REMEMBERED)
+def _terms(language: str, chunk: str) -> tuple[str, ...]:
+    return tuple(_analyzer(language).terms(chunk))
+
+
+def _starts(text: str, chunk: str) -> Iterator[int]:
+    """Yield where a chunk stands in a text between spaces."""
+    start = text.find(chunk)
+    while start >= 0:
+        around = text[max(0, start - 1) : start], text[start + len(chunk) : start + len(chunk) + 1]
+        if not "".join(around).strip():
+            yield start
+        start = text.find(chunk, start + 1)
+
+
+def _in_chunk(chunk: str, analyzer: Analyzer, wanted: Set[str]) -> Iterator[Occurrence]:
+    """Yield where terms stand in a text without spaces."""
+    shown = visible(chunk)
+    starts, ends = _places(chunk, shown)
+    for found in token_pattern(shown).finditer(shown):
+        for start, end, term in _in_token(found.group(), analyzer, wanted):
+            yield Occurrence(starts[found.start() + start], ends[found.start() + end - 1], term)
+
+
+def _in_token(token: str, analyzer: Analyzer, wanted: Set[str]) -> Iterator[Occurrence]:
+    """Yield where terms stand in a token: groups of letters of scripts without spaces at these letters, others as it does."""
+    terms, begin = tuple(term for term in analyzer[token] if term in wanted), 0
+    if terms and not UNSPACED.search(token):
+        yield Occurrence(0, len(token), terms)
+        return
+    for number, run in enumerate(UNSPACED.split(token) if terms else ()):
+        if number % 2:
+            places = [(start, end, run[start:end]) for start, end in letter_places(run)]
+        else:
+            places = [(0, len(run), term) for term in analyzer.terms(run)]
+        yield from (Occurrence(begin + start, begin + end, (term,)) for start, end, term in places if term in terms)
+        begin += len(run)
+
+
+def _places(chunk: str, shown: str) -> tuple[list[int], list[int]]:
+    """Return where each visible character begins and ends in a chunk."""
+    if shown == chunk:
+        return list(range(len(chunk))), list(range(1, len(chunk) + 1))
+    starts, ends = list[int](), list[int]()
+    for cluster in _CLUSTER.finditer(chunk):
+        size = len(visible(cluster.group()))
+        starts += [cluster.start()] * size
+        ends += [cluster.end()] * size
+    if len(starts) != len(shown):  # letters that are composed across clusters: all of them stand for each
+        return [0] * len(shown), [len(chunk)] * len(shown)
+    return starts, ends

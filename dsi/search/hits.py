@@ -97,7 +97,7 @@ class Hit:
 
     @property
     def passage(self) -> str | None:
-        """The piece of the text that answers best, by vector and words, all of a short text; None if the index keeps no texts."""
+        """The piece of the text that answers best, all of it where it is one piece; None if the index keeps no texts."""
         return self.text if self.text is None or self.passage_span is None else self.text[slice(*self.passage_span)]
 
     @property

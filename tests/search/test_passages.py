@@ -14,7 +14,7 @@ from tests.support.small import MINIPEDIA
 
 ARTICLES = [json.loads(line)["text"] for line in (MINIPEDIA / "corpus.jsonl").open(encoding="utf-8")]
 MARKS = [
-    "PN-0357", "max_seq_length", "48213", "Szczebrzeszyn", "E0425", "东京都机场", "v2.11.0", "Ångström-Żółć",
+    "KX-0357", "max_seq_length", "48213", "Szczebrzeszyn", "E0425", "东京都机场", "v2.11.0", "Ångström-Żółć",
     "أبجدية", "ISO/IEC 27001", "naïveté", "C++17",
 ]  # fmt: skip
 
@@ -88,7 +88,7 @@ def test_pieces_score_their_words_as_documents_of_average_length_do():
 @pytest.mark.parametrize(
     ("language", "text"),
     [
-        ("english", "The rivers, PN-0357; max_seq_length of Node.js in the U.S.A. and C++ on .NET, rivers’ end"),
+        ("english", "The rivers, KX-0357; max_seq_length of Node.js in the U.S.A. and C++ on .NET, rivers’ end"),
         ("english", "ﬁsh Café e\u0301te\u0301 in\u00advisible ＡＢＣ“quoted”"),
         ("none", "東京都は2020年 ประเทศไทย 서울은 Windows를 हिन्दी ｶﾞｲﾄﾞ"),
         ("german", "Straßen STRASSE Übungen"),

@@ -9,11 +9,11 @@ how many documents were searched.
 
 import logging
 import threading
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import numpy as np
 
@@ -38,14 +38,13 @@ from dsi.search.scores import DocumentScores
 from dsi.search.top import highest_and_rest
 from dsi.search.walk import Walk
 from dsi.store.documents import DocumentTable
-from dsi.store.loading import ChangedError, index_state, load_content, mapped_files, updating
+from dsi.store.loading import ChangedError, index_state, load_content, mapped_files, updating, write_update
 from dsi.store.retriever import GenerativeRetriever
-from dsi.store.updating import Content
+from dsi.store.updating import Content, changed_parts
 from dsi.store.verify import read_entries
 
 logger = logging.getLogger(__name__)
 
-Found = TypeVar("Found")
 _MODELS = ("encoder", "token_model", "generator")
 """Folders of an index whose files no update changes."""
 _ATTEMPTS = 10
@@ -193,10 +192,12 @@ class _ShardedSources(_Asking, Sources):
     def gather(self, rows: Sequence[int], nodes: Sequence[Ints]) -> list[Pool]:
         """As in `Sources`."""
         tree, needs_all = self.index.tree, self._needs_all
-        owners = [self._shards_of(tree.doc_start[ends]) for ends in nodes]
+        owners = [  # the root, where documents are its children, lies in several shards
+            (self._shards_of(tree.doc_start[ends]), self._shards_of(tree.doc_end[ends] - 1)) for ends in nodes
+        ]
         rows_of, ends_of = dict[int, Sequence[int]](), dict[int, list[Ints]]()
         for shard in range(len(self.index.shares)):
-            own = [ends[at == shard] for ends, at in zip(nodes, owners, strict=True)]
+            own = [ends[(first <= shard) & (shard <= last)] for ends, (first, last) in zip(nodes, owners, strict=True)]
             needed = [number for number, ends in enumerate(own) if needs_all or len(ends)]
             if needed:
                 rows_of[shard], ends_of[shard] = [rows[number] for number in needed], [own[number] for number in needed]
@@ -284,8 +285,8 @@ def _once(rows: Ints, positions: Ints, values: Floats, sources: Ints) -> tuple[I
 class ShardedRetriever(GenerativeRetriever, Closes):
     """An index whose documents are scored by the shards of a cluster; `serve_shards` makes it, and `close` ends the shards.
 
-    All searches are those of `GenerativeRetriever`. Hits say in `coverage` and `missing` whether all shards answered. `add` and
-    `remove` write the index on disk at once, and take effect when every shard has loaded it.
+    All searches are those of `GenerativeRetriever`. Hits say in `coverage` and `missing` whether all shards answered. Changes, such
+    as those of `add` and `learn`, write the index on disk at once, and take effect when every shard has loaded it.
     """
 
     fleet: Fleet
@@ -295,36 +296,22 @@ class ShardedRetriever(GenerativeRetriever, Closes):
     _models: tuple[Any, dict[str, str]]
     _loading: str
 
-    def add(self, documents: Iterable[Mapping[str, Any]], *, replace: bool = False) -> None:
-        """Add documents on disk and in all shards; see `GenerativeRetriever.add`.
+    def _hold(self, change: Callable[[Content], Content]) -> tuple[Content, Content]:
+        """Change the content on disk, and return it before and after; searches use the new one when every shard has loaded it.
 
         Raises:
+            ChangedError: the folder holds another index.
             ShardError: the index is written, and a shard cannot load it: searches see the old one until `refresh` succeeds.
         """
-        self._change(lambda index: index.add(documents, replace=replace))
-
-    def remove(self, doc_ids: Iterable[str]) -> None:
-        """Remove documents on disk and in all shards, as `add` adds them."""
-        self._change(lambda index: index.remove(doc_ids))
-
-    def learn(self, pairs: Iterable[Any]) -> int:
-        """Learn pairs on disk, and in the router, which alone remembers; see `GenerativeRetriever.learn`."""
-        return self._change(lambda index: index.learn(pairs))
-
-    def forget(self, pairs: Iterable[Any]) -> int:
-        """Forget pairs, as `learn` learns them."""
-        return self._change(lambda index: index.forget(pairs))
-
-    def _change(self, change: Callable[[GenerativeRetriever], Found]) -> Found:
         with self._changing:
             with updating(self._folder):  # nobody else writes between the two
                 self.refresh()
-                index = object.__new__(GenerativeRetriever)
-                index.__dict__.update(self.__dict__, _saved=dict(self._saved))
-                found = change(index)
-                index.save_update(self._folder)
+                before = self.content
+                content = change(before)
+                if changed_parts(content, before):
+                    write_update(self._folder, [self._loading], self.encoder, content, before)
             self.refresh()
-        return found
+        return before, content
 
     def refresh(self) -> None:
         """Serve the state of the index that is on disk: each shard loads it, one replica at a time, and then searches use it.
@@ -363,7 +350,7 @@ class ShardedRetriever(GenerativeRetriever, Closes):
         engine = self._sharded(self._state.engine, found, self.fleet, state)
         with self._updating:
             self._state = replace(self._state, documents=DocumentTable(found.documents), engine=engine)
-            self._saved[self._folder] = state
+            self._saved[self._folder], self._generation = state, manifest["generation"]
             self._on_disk = self._folder, self.content, self.search_config
         logger.info("generation %d of %s is served by all shards", manifest["generation"], self._folder)
 
@@ -379,12 +366,6 @@ class ShardedRetriever(GenerativeRetriever, Closes):
             logger.warning("%s", error)
         finally:
             self._refreshing.release()
-
-    def keep_texts(self, *_: Any, **__: Any) -> None:  # type: ignore[override]
-        """Refused: it changes the files that shards read."""
-        raise TypeError(f"{self._folder} is served by shards; call keep_texts and keep_vectors before it is served.")
-
-    keep_vectors = keep_texts  # type: ignore[assignment]
 
     def metrics(self) -> ShardMetrics:
         """Return the numbers of the shards for Prometheus."""

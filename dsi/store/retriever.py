@@ -155,7 +155,7 @@ class GenerativeRetriever:
     def with_memory(self, memory: QueryMemory) -> "GenerativeRetriever":
         """Return the index at this moment with another memory, as a retriever of its own."""
         other = self.snapshot
-        other._hold(lambda content: content._replace(memory=memory))
+        other._state = other._state.changed(other.content._replace(memory=memory))
         return other
 
     @property

@@ -192,10 +192,39 @@ def test_the_state_that_is_asked_for_again_stays(run, tmp_path):
     assert list(shard.status()[1]) == [first, index_state(run)]
 
 
-def test_what_would_change_the_files_of_shards_is_refused(run, local):
+def test_every_change_reaches_the_shards(run, local, collection, tmp_path):
+    texts = texts_of(collection)[:4]
     with serve(run, local) as served:
-        for change in (lambda: served.keep_vectors("float16"), lambda: served.keep_texts(served.documents.dataset)):
-            with pytest.raises(
-                TypeError, match="is served by shards; call keep_texts and keep_vectors before it is served"
-            ):
-                change()
+        doc_ids = served.documents.dataset["doc_id"][:3]
+        changes = [
+            lambda: served.update([NEW], remove=doc_ids[:1]),
+            lambda: served.add([NEW], replace=True),
+            lambda: served.remove(doc_ids[1:2]),
+            lambda: served.learn([("river of bosnia", "new")]),
+            lambda: served.forget([("river of bosnia", "new")]),
+            lambda: served.keep_vectors("int8"),
+        ]
+        for generation, change in enumerate(changes, start=2):
+            change()
+            assert len(served.engine.fleet.replicas) == 2  # still scored by shards
+            assert served.engine.state == index_state(run)
+            assert served.generation == generation
+            assert_answers_of_one_process(served, run, [*texts, "a river in bosnia"])
+        assert served.search("a river in bosnia")[0].doc_id == "new"
+        assert not {*doc_ids[:2]} & {*served.documents.rows}
+
+
+def test_files_that_change_reach_the_shards(local, sentence_bert_folder, tmp_path):
+    folder = tmp_path / "notes"
+    folder.mkdir()
+    for number, text in enumerate(["Neon glows.", "Bees dance.", "Rivers flow.", "Metal rusts."] * 5):
+        (folder / f"{number}.txt").write_text(f"{text} Note {number}.")
+    dsi.index(folder, tmp_path / "run", encoder=str(sentence_bert_folder), device="cpu")
+    with serve(tmp_path / "run", local) as served:
+        (folder / "0.txt").write_text("Cobalt is blue.")
+        (folder / "1.txt").unlink()
+        changes = served.update_from(folder)
+        assert (changes.changed, changes.gone) == (1, 1)
+        assert len(served.engine.fleet.replicas) == 2
+        assert served.search("cobalt", lexical_weight=5.0)[0].doc_id == "0.txt"
+        assert_answers_of_one_process(served, tmp_path / "run", ["cobalt", "bees", "rivers flow"])

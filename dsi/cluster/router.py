@@ -285,8 +285,8 @@ def _once(rows: Ints, positions: Ints, values: Floats, sources: Ints) -> tuple[I
 class ShardedRetriever(GenerativeRetriever, Closes):
     """An index whose documents are scored by the shards of a cluster; `serve_shards` makes it, and `close` ends the shards.
 
-    All searches are those of `GenerativeRetriever`. Hits say in `coverage` and `missing` whether all shards answered. Changes, such
-    as those of `add` and `learn`, write the index on disk at once, and take effect when every shard has loaded it.
+    All searches are those of `GenerativeRetriever`. Hits say in `coverage` and `missing` whether all shards answered. A change
+    such as `add` or `learn` writes the index on disk at once, and takes effect when every shard has loaded it.
     """
 
     fleet: Fleet

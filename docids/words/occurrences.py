@@ -11,8 +11,8 @@ from typing import NamedTuple
 from dsi.docids.words.analyzer import MARKS, UNSPACED, Analyzer, letter_places, token_pattern, visible
 
 _CLUSTER = re.compile(f".[{MARKS}]*", re.DOTALL)
-_REMEMBERED, _LONG = 1 << 16, 40
-"""Chunks whose terms are remembered, at most, and their characters."""
+_REMEMBERED, _LONG = 1 << 15, 24
+"""Chunks whose terms are remembered, at most, and the characters of the longest: 60 MB, whatever is read."""
 
 
 class Occurrence(NamedTuple):

@@ -7,6 +7,7 @@ from typing import Any
 from dsi.search.explain.explanation import ExplainedNode, select
 from dsi.search.hits import Match, excerpt
 from dsi.search.queries import encode_queries
+from dsi.search.request import SearchRequest
 from dsi.store.retriever import GenerativeRetriever
 from dsi.store.topics import Topics
 
@@ -21,8 +22,7 @@ Json = dict[str, Any]
 def answers(
     index: GenerativeRetriever,
     queries: Sequence[str],
-    k: int,
-    options: Mapping[str, Any],
+    request: SearchRequest,
     *,
     parts: bool = False,
     matches: bool = False,
@@ -32,16 +32,14 @@ def answers(
     Args:
         index: a snapshot.
         queries: their texts.
-        k: documents per query.
-        options: of `SearchOptions`.
+        request: how to search, of the same snapshot.
         parts: add the parts of every score.
         matches: add the words of the query that each hit matches, and the ends of the part of its text that has the most.
 
     Raises:
-        TypeError: an option does not exist.
-        ValueError: bad queries or options.
+        ValueError: bad queries.
     """
-    encoded, request = encode_queries(index.encoder, queries), index.request("search", k, options)
+    encoded = encode_queries(index.encoder, queries)
     result = index.engine.search(encoded, request)
     searches = index.answered(queries, request)
     hits = index.hits(result, searches)

@@ -57,6 +57,13 @@ def ask(server, *calls):
     return [read(result) for result in asyncio.run(run())]
 
 
+def server_of(service):
+    async def loaded():
+        return service
+
+    return make_server(loaded)
+
+
 def read(result):
     text = result.content[0].text
     return result.is_error, text if result.is_error else json.loads(text)
@@ -64,7 +71,7 @@ def read(result):
 
 def test_the_tools_only_read_and_say_what_they_take(service):
     async def tools():
-        async with Client(make_server(service)) as client:
+        async with Client(server_of(service)) as client:
             return client.instructions, (await client.list_tools()).tools
 
     instructions, found = asyncio.run(tools())
@@ -77,7 +84,7 @@ def test_the_tools_only_read_and_say_what_they_take(service):
 
 
 def test_search_returns_the_passages_of_the_library_with_their_places(service, library):
-    ((is_error, found),) = ask(make_server(service), ("search", {"query": QUERY, "k": 4}))
+    ((is_error, found),) = ask(server_of(service), ("search", {"query": QUERY, "k": 4}))
     assert not is_error
     assert found["notice"] == NOTICE
     for passage, hit in zip(found["passages"], library.search(QUERY, k=4), strict=True):
@@ -90,7 +97,7 @@ def test_search_returns_the_passages_of_the_library_with_their_places(service, l
 
 @pytest.mark.parametrize("tokens", [1, 7, 40, 100])
 def test_passages_keep_to_a_budget_of_tokens(service, library, tokens):
-    ((_, found),) = ask(make_server(service), ("search", {"query": QUERY, "k": 5, "tokens": tokens}))
+    ((_, found),) = ask(server_of(service), ("search", {"query": QUERY, "k": 5, "tokens": tokens}))
     texts = [passage["text"] for passage in found["passages"]]
     used = sum(len(offsets) for offsets in library.encoder.token_offsets(texts, 1000))
     assert tokens - 5 <= used <= tokens
@@ -103,7 +110,7 @@ def test_passages_keep_to_a_budget_of_tokens(service, library, tokens):
 def test_a_document_is_read_part_by_part(service, library):
     whole, start, parts = library.get("danube").text, 0, []
     while start < len(whole):
-        ((_, part),) = ask(make_server(service), ("document", {"doc_id": "danube", "start": start, "tokens": 9}))
+        ((_, part),) = ask(server_of(service), ("document", {"doc_id": "danube", "start": start, "tokens": 9}))
         assert (part["title"], part["length"], part["start"]) == ("Danube", len(whole), start)
         parts.append(part["text"])
         start = part["end"]
@@ -118,7 +125,7 @@ def test_filters_and_an_explanation(service, library):
         ("search", {"query": QUERY, "k": 3, "deny": ["danube"]}),
         ("explain", {"query": QUERY, "doc_id": "danube"}),
     ]
-    where, allowed, denied, explained = (found for _, found in ask(make_server(service), *calls))
+    where, allowed, denied, explained = (found for _, found in ask(server_of(service), *calls))
     assert all(passage["metadata"]["number"] >= 50 for passage in where["passages"])
     assert [passage["doc_id"] for passage in allowed["passages"]] == ["danube"]
     assert "danube" not in [passage["doc_id"] for passage in denied["passages"]]
@@ -149,7 +156,7 @@ def test_filters_and_an_explanation(service, library):
     ],
 )
 def test_errors_say_what_to_mend(service, tool, arguments, message):
-    ((is_error, text),) = ask(make_server(service), (tool, arguments))
+    ((is_error, text),) = ask(server_of(service), (tool, arguments))
     assert is_error
     assert message in text
 
@@ -158,7 +165,7 @@ def test_an_index_without_texts_answers_titles(folder):
     service = Service(ServerSettings(str(folder / "titles"), "cpu"))
     try:
         (_, found), (_, part) = ask(
-            make_server(service), ("search", {"query": QUERY, "k": 2}), ("document", {"doc_id": "danube"})
+            server_of(service), ("search", {"query": QUERY, "k": 2}), ("document", {"doc_id": "danube"})
         )
         assert [set(passage) for passage in found["passages"]] == [{"rank", "score", "doc_id", "title", "metadata"}] * 2
         assert (part["text"], part["length"]) == ("", 0)

@@ -10,7 +10,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Hashable, Sequence
-from concurrent.futures import Future
+from concurrent.futures import CancelledError, Future
 from dataclasses import dataclass, field
 from typing import Any, Generic, TypeVar
 
@@ -41,7 +41,7 @@ class _Job:
 
     options: Hashable
     queries: Sequence[str] = ()
-    call: Callable[[], Any] | None = None
+    call: "Callable[[Callable[[], None]], Any] | None" = None
     held: int = 0
     future: "Future[Any]" = field(default_factory=Future)
     arrived: float = field(default_factory=time.monotonic)
@@ -66,6 +66,11 @@ class _Job:
                 break
             count += 1
         return self.rest[:count]
+
+    def check(self) -> None:
+        """Raise CancelledError if nobody waits any more."""
+        if self.future.cancelled():
+            raise CancelledError
 
     def end(self, result: Any = None, error: BaseException | None = None) -> None:
         """Give the result or the error to whoever waits, if anybody still does."""
@@ -134,8 +139,12 @@ class Batcher(Generic[Answer]):
         """
         return self._put(_Job(options, queries, held=held + sum(map(len, queries))))
 
-    def call(self, function: Callable[[], Any], held: int = 0) -> "Future[Any]":
+    def call(self, function: Callable[[Callable[[], None]], Any], held: int = 0) -> "Future[Any]":
         """Return the future result of a function that is called between slices.
+
+        Args:
+            function: is given another one to call now and then, which ends it by an error if nobody waits any more.
+            held: characters that it holds.
 
         Raises:
             BusyError: as in `submit`.
@@ -216,7 +225,7 @@ class Batcher(Generic[Answer]):
         """Answer jobs that can be searched together; if that fails, each alone, so that only the bad ones fail."""
         try:
             if group and group[0].call:
-                group[0].end(group[0].call())
+                group[0].end(group[0].call(group[0].check))
             elif group:
                 self._answer_slice(group)
         except BaseException as error:  # passed on to the client, whatever it is

@@ -1,7 +1,7 @@
 """Searches and explanations of one snapshot of an index, as plain data for JSON. Knows nothing of HTTP."""
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from dsi.search.explain.explanation import ExplainedNode, select
@@ -77,6 +77,7 @@ class Explainer:
         query: a text.
         k: documents.
         options: of the search.
+        check: called after each search that it takes; what it raises ends it.
 
     Raises:
         TypeError: an option does not exist.
@@ -84,10 +85,17 @@ class Explainer:
     """
 
     def __init__(
-        self, index: GenerativeRetriever, topics: Topics, query: str, k: int, options: Mapping[str, Any]
+        self,
+        index: GenerativeRetriever,
+        topics: Topics,
+        query: str,
+        k: int,
+        options: Mapping[str, Any],
+        check: Callable[[], None] = lambda: None,
     ) -> None:
         self.index, self.topics = index, topics
         (self.answered,) = index.answered([query], index.request("explain", k, options))
+        self.answered.check = check
 
     def picture(self) -> Json:
         """Return the search as a tree: nodes kept, the best ones pruned, how many more there were, and the documents."""

@@ -191,9 +191,9 @@ class Service:
         """Return the future picture of a search, with `target` if a document is named; raises as `search` does."""
         self.settings.check([query], k, options)
 
-        def explained() -> Json:
+        def explained(check: Callable[[], None]) -> Json:
             index = self.retriever.snapshot
-            return Explainer(index, self.topics(index), query, k, options).whole(doc_id)
+            return Explainer(index, self.topics(index), query, k, options, check).whole(doc_id)
 
         return self.batcher.call(explained, held=len(json.dumps([query, options])))
 

@@ -4,7 +4,7 @@ Knows nothing of how scores are made.
 """
 
 import math
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from html import escape
@@ -143,6 +143,7 @@ class AnsweredQuery:
         engine: of the index, at the moment of the search.
         encoder: of the index.
         documents: of the index, at that moment.
+        check: called after each search that an explanation makes; what it raises ends the explanation.
     """
 
     query: str
@@ -150,6 +151,7 @@ class AnsweredQuery:
     engine: Engine
     encoder: Encoder
     documents: Documents
+    check: Callable[[], None] = field(default=lambda: None, init=False)
     _missing: set[int] = field(default_factory=set, init=False)
 
     @cached_property
@@ -222,6 +224,7 @@ class AnsweredQuery:
     def _note(self, result: SearchResult) -> SearchResult:
         """Return a result after noting which shards it lacks."""
         self._missing.update(result.missing[0])
+        self.check()
         return result
 
     @cached_property

@@ -117,7 +117,11 @@ def make_server(
         kept = ("query", "exact", "coverage", "missing", "target")
         return {"notice": NOTICE, **{name: picture[name] for name in kept if name in picture}}
 
-    tools = {"Search the collection": search, "Read a document": document, "Explain a search": explain}
+    tools: dict[str, Callable[..., Any]] = {
+        "Search the collection": search,
+        "Read a document": document,
+        "Explain a search": explain,
+    }
     return MCPServer(
         "dsi",
         instructions=_INSTRUCTIONS,

@@ -4,8 +4,11 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+from pydantic_core import from_json, to_json
+
+from dsi.docids.data.records import json_value
 from dsi.search.explain.explanation import ExplainedNode, select
-from dsi.search.hits import Match, excerpt
+from dsi.search.hits import Hit, Match, excerpt
 from dsi.search.queries import encode_queries
 from dsi.search.request import SearchRequest
 from dsi.store.retriever import GenerativeRetriever
@@ -44,7 +47,7 @@ def answers(
     searches = index.answered(queries, request)
     hits = index.hits(result, searches)
     shown: list[Json] = [
-        {"query": query, "exact": query_hits.exact, "hits": [hit.as_dict() for hit in query_hits]}
+        {"query": query, "exact": query_hits.exact, "hits": [_shown_hit(hit) for hit in query_hits]}
         for query, query_hits in zip(queries, hits, strict=True)
     ]
     for answer, query_hits in zip(shown, hits, strict=True):
@@ -60,6 +63,18 @@ def answers(
         for row, answer in enumerate(shown):
             for column, hit in enumerate(answer["hits"]):
                 hit["parts"] = {name: float(values[row, column]) for name, values in followed.parts.items()}
+    return shown
+
+
+def _shown_hit(hit: Hit) -> Json:
+    fields: Json = hit.as_dict()
+    return {**fields, "metadata": shown_metadata(fields["metadata"])} if "metadata" in fields else fields
+
+
+def shown_metadata(metadata: Mapping[str, Any]) -> Json:
+    """Return metadata for JSON: dates as ISO 8601 writes them, NaN as null, bytes in base64, what else JSON lacks as a text."""
+    plain = {name: json_value(value) for name, value in metadata.items()}
+    shown: Json = from_json(to_json(plain, inf_nan_mode="null", bytes_mode="base64", fallback=str))
     return shown
 
 

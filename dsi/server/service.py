@@ -8,7 +8,7 @@ import logging
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -23,7 +23,7 @@ from dsi.search.engine import Engine
 from dsi.search.queries import check_query
 from dsi.search.request import SearchRequest
 from dsi.server.batching import Batcher
-from dsi.server.searches import Explainer, Json, answers, shown_config
+from dsi.server.searches import Explainer, Json, answers, shown_config, shown_metadata
 from dsi.server.settings import ServerSettings
 from dsi.store.documents import DocumentTable
 from dsi.store.loading import ChangedError
@@ -185,6 +185,8 @@ class Service:
         return self.batcher.submit(asked, queries, held=len(asked.options))
 
     def _search(self, asked: _Asked, queries: Sequence[str]) -> list[Json]:
+        if self.shards:  # they answer from their last state alone
+            asked = replace(asked, index=self.retriever.snapshot)
         return answers(asked.index, queries, asked.request, **asked.shown)
 
     def explain(self, query: str, k: Any, options: Mapping[str, Any], doc_id: str | None) -> Any:
@@ -243,7 +245,8 @@ class Service:
         """
         index = self.retriever.snapshot
         _check_has(index, doc_id)
-        return index.get(doc_id)._asdict()
+        found = index.get(doc_id)
+        return found._replace(metadata=shown_metadata(found.metadata))._asdict()
 
     def branch(self, digits: Sequence[int]) -> Json:
         """Return a node of the docid tree and its children: size, telling words, and the title of a document.

@@ -133,6 +133,10 @@ def _step_line(step: Step) -> str:
     return f"  {'.'.join(map(str, step.digits))}{score}  {step.state}"
 
 
+def _go_on() -> None:
+    """Let an explanation go on."""
+
+
 @dataclass(eq=False)
 class AnsweredQuery:
     """The search for one query: made again with a trace when documents are explained.
@@ -151,7 +155,7 @@ class AnsweredQuery:
     engine: Engine
     encoder: Encoder
     documents: Documents
-    check: Callable[[], None] = field(default=lambda: None, init=False)
+    check: Callable[[], None] = field(default_factory=lambda: _go_on, init=False)
     _missing: set[int] = field(default_factory=set, init=False)
 
     @cached_property

@@ -13,6 +13,7 @@ Stems are those of the Snowball stemmers (Porter 2001), by PyStemmer. Knows noth
 """
 
 import re
+import sys
 import threading
 import unicodedata
 from collections.abc import Iterable, Iterator
@@ -58,8 +59,10 @@ def _tokens(word: str) -> re.Pattern[str]:
 
 
 _TOKEN, _ASCII_TOKEN = _tokens(f"[{WORD_CHARACTERS}]"), _tokens("[A-Za-z0-9_]")
-_MOST_CACHED = 1 << 20
-"""Tokens whose terms an analyzer remembers, at most."""
+_MOST_BYTES, _MOST_OF_TOKEN = 1 << 26, 1 << 10
+"""Memory of the terms that an analyzer remembers, at most, and of those of one token: longer ones hardly come again."""
+_SLOT = 128
+"""Bytes that a dictionary takes for an entry, at most."""
 
 
 _STEMMERS = threading.local()
@@ -67,6 +70,8 @@ _STEMMERS = threading.local()
 
 class Analyzer(dict[str, tuple[str, ...]]):
     """Turns texts into terms; a mapping {token: its terms} that fills itself, as collections repeat their tokens.
+
+    Queries fill it too, so what it remembers is bounded in bytes, whatever they consist of.
 
     Args:
         language: of the texts: one of `LANGUAGES`, or "none" for words as they are.
@@ -76,6 +81,7 @@ class Analyzer(dict[str, tuple[str, ...]]):
         super().__init__()
         self.language = language
         self._stop_words = STOP_WORDS if language == ENGLISH else frozenset[str]()
+        self._bytes, self._remembering = 0, threading.Lock()
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Pickle the language alone."""
@@ -87,10 +93,20 @@ class Analyzer(dict[str, tuple[str, ...]]):
 
     def __missing__(self, token: str) -> tuple[str, ...]:
         """Return the terms of a token, and remember them."""
-        if len(self) >= _MOST_CACHED:
-            self.clear()
-        terms = self[token] = tuple(self._terms_of(token))
+        terms = tuple(self._terms_of(token))
+        size = _SLOT + sum(map(sys.getsizeof, (token, terms, *terms)))
+        if size <= _MOST_OF_TOKEN:
+            with self._remembering:
+                self._remember(token, terms, size)
         return terms
+
+    def _remember(self, token: str, terms: tuple[str, ...], size: int) -> None:
+        """Keep the terms of a token; if there is no room, those of all others are forgotten."""
+        if self._bytes + size > _MOST_BYTES:
+            self.clear()
+            self._bytes = 0
+        self[token] = terms
+        self._bytes += size
 
     def _terms_of(self, token: str) -> Iterator[str]:
         """Yield the terms of a token: of unspaced scripts pairs of letters, of names the whole and its parts, else one stem."""
@@ -125,7 +141,9 @@ def _stemmer(language: str) -> Any:
     """Return this thread's stemmer of a language; a stemmer serves one thread."""
     stemmers: dict[str, Any] = _STEMMERS.__dict__
     if language not in stemmers:
-        stemmers[language] = Stemmer.Stemmer(language)
+        stemmers[language] = Stemmer.Stemmer(
+            language, 0
+        )  # its own cache counts words, however long; the analyzer has one
     return stemmers[language]
 
 

@@ -3,7 +3,8 @@
 Searches that arrive together are computed together. Documents can be added and removed only with --writable and a bearer token
 in the environment variable DSI_TOKEN; the index on disk changes with that in memory. --workers starts several processes, which
 share the memory of the index. --mcp http adds /mcp, where agents find tools (Model Context Protocol); --mcp stdio serves one
-agent over standard input and output. SIGTERM and Ctrl-C finish what has begun. It has no TLS: put a proxy in front.
+agent over standard input and output, and loads the index while it answers. SIGTERM and Ctrl-C give what has begun 5 seconds. It
+has no TLS: put a proxy in front.
 """
 
 import argparse
@@ -16,12 +17,16 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from dsi.commands.arguments import add_device, add_index, parser
-from dsi.commands.libraries import load_libraries
+from dsi.commands.libraries import load_libraries, set_up
 from dsi.commands.values import argument_of, count, flag, number
 
 if TYPE_CHECKING:
     from dsi.docids.files.declarations import Setting
+    from dsi.server.service import Service
     from dsi.server.settings import ServerSettings
+
+_GRACE = 5
+"""Seconds that requests have to end when the server stops; then they are answered with 503."""
 
 
 def main(argv: Sequence[str] | None = None) -> None:
@@ -31,26 +36,36 @@ def main(argv: Sequence[str] | None = None) -> None:
     settings = _settings(given)
     if not given.quiet:  # uvicorn says when it is ready, and where
         print(f"dsi: loading the libraries and the index {given.run} …", file=sys.stderr, flush=True)
-    load_libraries()
     if given.mcp == "stdio":
         from dsi.server.agents import serve_stdio
 
-        serve_stdio(settings)
+        set_up()
+        serve_stdio(lambda: _load(settings))
     else:
+        load_libraries()
         _serve_http(given, settings)
+
+
+def _load(settings: "ServerSettings") -> "Service":
+    """Return the index behind the server, after its libraries are imported."""
+    load_libraries()
+    from dsi.server.service import Service
+
+    return Service(settings)
 
 
 def _check_extras(given: argparse.Namespace) -> None:
     """Raise ModuleNotFoundError if a library is missing, before anything that takes time."""
     from dsi.integrations import extra
 
-    with extra("server"):
-        import fastapi  # noqa: F401
-        import prometheus_client  # noqa: F401
-        import uvicorn  # noqa: F401
     if given.mcp:
         with extra("mcp"):
             import mcp  # noqa: F401
+    if given.mcp != "stdio":
+        with extra("server"):
+            import fastapi  # noqa: F401
+            import prometheus_client  # noqa: F401
+            import uvicorn  # noqa: F401
 
 
 def _settings(given: argparse.Namespace) -> "ServerSettings":
@@ -105,7 +120,7 @@ def _serve_http(given: argparse.Namespace, settings: "ServerSettings") -> None:
             log_level="warning" if given.quiet else "info",
             access_log=False,
             ws="none",  # a request to upgrade is answered as any other
-            timeout_graceful_shutdown=int(settings.timeout) + 1,
+            timeout_graceful_shutdown=_GRACE,
         )
 
 

@@ -193,6 +193,18 @@ def ids_and_texts(queries: Queries) -> tuple[list[str], list[str]]:
     return _numbered(given)
 
 
+def check_query(query_id: Any, query: Any) -> str:
+    """Return a query if it is a text that can be searched for; `query_id`: its id or place, for messages.
+
+    Raises:
+        ValueError: it is not.
+    """
+    name = f"Query {shown(query_id)}"
+    if "\0" in text(query, name):
+        raise ValueError(f"{name} must be a text without NUL characters, got {shown(query)}.")
+    return str(query)
+
+
 def _numbered(queries: Iterable[Any]) -> tuple[list[str], list[str]]:
     """Return the places and the texts of queries that nobody judges, checked; warn of empty ones."""
     query_ids, texts = _checked(enumerate(queries), warn=False)
@@ -208,11 +220,8 @@ def _checked(queries: Iterable[tuple[Any, Any]], *, warn: bool = True) -> tuple[
     """Return query_ids, places written out, and texts; `warn` of empty ones."""
     query_ids, texts = list[str](), list[str]()
     for query_id, query in queries:
-        name = f"Query {shown(query_id)}"
-        if "\0" in text(query, name):
-            raise ValueError(f"{name} must be a text without NUL characters, got {shown(query)}.")
+        texts.append(check_query(query_id, query))
         query_ids.append(str(query_id) if type(query_id) is int else text(query_id, "A query_id"))
-        texts.append(query)
     empty = [query_id for query_id, query in zip(query_ids, texts, strict=True) if not query.strip()]
     if empty and warn:
         odd = Oddities("queries")

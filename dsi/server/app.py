@@ -48,6 +48,7 @@ if TYPE_CHECKING:
 PAGE = Path(__file__).parent / "page"
 _SCRIPTS = ("page.css", "page.js", "tree.js", "dom.js", "docs.js")
 _PAGE_FILES = {"/": "index.html", "/docs": "docs.html", **{f"/{name}": name for name in _SCRIPTS}}
+_LATER = {"Retry-After": "1"}
 _POLICY = "default-src 'self'; img-src 'self' data:; frame-ancestors 'none'; base-uri 'none'; form-action 'self'"
 
 
@@ -137,7 +138,7 @@ def _add_errors(app: FastAPI) -> None:
 
     async def known(request: Request, error: Exception) -> JSONResponse:
         status = next(statuses[kind] for kind in type(error).__mro__ if kind in statuses)
-        return _error(status, str(error), {"Retry-After": "1"} if status in (429, 503) else None)
+        return _error(status, str(error), _LATER if status in (429, 503) else None)
 
     async def http(request: Request, error: Exception) -> JSONResponse:
         assert isinstance(error, StarletteHTTPException)
@@ -168,13 +169,27 @@ def _add_errors(app: FastAPI) -> None:
 
 
 async def _within_limit(request: Request, future: "Future[Any]") -> Any:
-    """Wait for a result, for at most the time that a request may take."""
+    """Wait for a result, for at most the time that a request may take; a request that is given up is not worked on further."""
     seconds = request.app.state.service.settings.timeout
+    answer, gone = asyncio.wrap_future(future), asyncio.ensure_future(_disconnected(request))
     try:
-        return await asyncio.wait_for(asyncio.wrap_future(future), seconds)
-    except TimeoutError:
-        message = f"The search took longer than {seconds:g} s; try again later, or with fewer queries."
-        raise HTTPException(503, message, {"Retry-After": "1"}) from None
+        await asyncio.wait({answer, gone}, timeout=seconds, return_when=asyncio.FIRST_COMPLETED)
+    except asyncio.CancelledError:  # the server stops, and has waited long enough
+        answer.cancel()
+        raise HTTPException(503, "The server is stopping; ask another one, or try again later.", _LATER) from None
+    finally:
+        gone.cancel()
+    if answer.done():
+        return answer.result()
+    answer.cancel()
+    message = f"The search took longer than {seconds:g} s; try again later, or with fewer queries."
+    raise HTTPException(503, message, _LATER)
+
+
+async def _disconnected(request: Request) -> None:
+    """Return when the client has gone."""
+    while (await request.receive())["type"] != "http.disconnect":
+        pass
 
 
 # Paths.

@@ -1,15 +1,16 @@
-"""One thread that computes for many clients: waiting searches with equal options run as one batch.
+"""One thread that computes for many clients: waiting searches with equal options run as one batch, long ones in slices.
 
-Knows nothing of HTTP or of indexes.
+A slice has as many queries as take about half a second, by what the slices before it took. After each, the next request has its
+turn, and one that its client gave up on ends. Knows nothing of HTTP or of indexes.
 """
 
 import logging
-import queue
+import math
 import threading
 import time
-from collections.abc import Callable, Sequence
-from concurrent.futures import Future, InvalidStateError
-from contextlib import suppress
+from collections import deque
+from collections.abc import Callable, Hashable, Sequence
+from concurrent.futures import CancelledError, Future
 from dataclasses import dataclass, field
 from typing import Any, Generic, TypeVar
 
@@ -17,20 +18,73 @@ logger = logging.getLogger(__name__)
 
 Answer = TypeVar("Answer")
 
+_SLICE = 0.5
+"""Seconds that a slice may take."""
+_EACH = 64
+"""Characters that a query counts at least for in the size of a slice."""
+_FIRST = 4 * _EACH
+"""Size of the first slice, before any time is known."""
+_MOST_HELD = 1 << 26
+"""Characters of all requests that wait."""
+
 
 class BusyError(RuntimeError):
     """Too many requests wait, or the server is stopping."""
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(eq=False)
 class _Job:
-    """A search (its options and queries), or a function to call."""
+    """A search (its options and queries, and the answers so far), or a function to call.
 
-    options: str
-    queries: Sequence[str]
-    call: Callable[[], Any] | None = None
+    Its future is pending until the end, so that whoever waits for it can cancel it at any time.
+    """
+
+    options: Hashable
+    queries: Sequence[str] = ()
+    call: "Callable[[Callable[[], None]], Any] | None" = None
+    held: int = 0
     future: "Future[Any]" = field(default_factory=Future)
     arrived: float = field(default_factory=time.monotonic)
+    answers: list[Any] = field(default_factory=list)
+
+    @property
+    def rest(self) -> Sequence[str]:
+        """The queries that have no answer yet."""
+        return self.queries[len(self.answers) :]
+
+    @property
+    def size(self) -> float:
+        """What is left to do, in characters; a function fills a slice alone."""
+        return math.inf if self.call else sum(map(_size, self.rest))
+
+    def head(self, places: int, room: float) -> Sequence[str]:
+        """Return the next queries that fit into a slice, at least one."""
+        count, size = 0, 0
+        for query in self.rest[:places]:
+            size += _size(query)
+            if count and size > room:
+                break
+            count += 1
+        return self.rest[:count]
+
+    def check(self) -> None:
+        """Raise CancelledError if nobody waits any more."""
+        if self.future.cancelled():
+            raise CancelledError
+
+    def end(self, result: Any = None, error: BaseException | None = None) -> None:
+        """Give the result or the error to whoever waits, if anybody still does."""
+        if self.future.done() or not self.future.set_running_or_notify_cancel():
+            return
+        if error is None:
+            self.future.set_result(result)
+        else:
+            self.future.set_exception(error if isinstance(error, Exception) else _failure(error))
+
+
+def _size(query: str) -> int:
+    """Return what a query counts for in a slice: its characters, at least some."""
+    return max(_EACH, len(query))
 
 
 def _failure(error: BaseException) -> RuntimeError:
@@ -41,19 +95,19 @@ def _failure(error: BaseException) -> RuntimeError:
 
 
 class Batcher(Generic[Answer]):
-    """Runs searches and other calls, one after another, on a thread of its own.
+    """Runs searches and other calls, slice after slice, on a thread of its own.
 
     Args:
         search: a function of options and queries that returns an answer for each query.
-        max_batch: queries of a batch; a request with more is searched alone.
+        max_batch: queries of a slice.
         max_wait: seconds that a request waits for others.
         max_waiting: requests that may wait.
-        observe: called with the number of queries of every batch.
+        observe: called with the number of queries of every slice.
     """
 
     def __init__(
         self,
-        search: Callable[[str, Sequence[str]], Sequence[Answer]],
+        search: Callable[[Any, Sequence[str]], Sequence[Answer]],
         *,
         max_batch: int = 32,
         max_wait: float = 0.003,
@@ -61,116 +115,139 @@ class Batcher(Generic[Answer]):
         observe: Callable[[int], None] = lambda queries: None,
     ) -> None:
         self._search, self._observe = search, observe
-        self._max_batch, self._max_wait = max_batch, max_wait
-        self._jobs: queue.Queue[_Job | None] = queue.Queue(max_waiting)
-        self._open, self._closing = True, threading.Lock()
+        self._max_batch, self._max_wait, self._max_waiting = max_batch, max_wait, max_waiting
+        self._jobs, self._held, self._room = deque[_Job](), 0, float(_FIRST)
+        self._open, self._changed = True, threading.Condition()
         self._thread = threading.Thread(target=self._work, name="search", daemon=True)
         self._thread.start()
 
     @property
     def waiting(self) -> int:
         """How many requests wait."""
-        return self._jobs.qsize()
+        return len(self._jobs)
 
-    def submit(self, options: str, queries: Sequence[str]) -> "Future[Sequence[Answer]]":
-        """Return the future answers of some queries.
+    def submit(self, options: Hashable, queries: Sequence[str], held: int = 0) -> "Future[Sequence[Answer]]":
+        """Return the future answers of some queries; if it is cancelled, those that are left are not computed.
 
         Args:
             options: of the search; requests with equal options may share a batch.
             queries: one or more.
+            held: characters that the options hold.
 
         Raises:
             BusyError: too many requests wait, or `close` was called.
         """
-        return self._put(_Job(options, queries))
+        return self._put(_Job(options, queries, held=held + sum(map(len, queries))))
 
-    def call(self, function: Callable[[], Any]) -> "Future[Any]":
-        """Return the future result of a function that is called between batches.
+    def call(self, function: Callable[[Callable[[], None]], Any], held: int = 0) -> "Future[Any]":
+        """Return the future result of a function that is called between slices.
+
+        Args:
+            function: is given another one to call now and then, which ends it by an error if nobody waits any more.
+            held: characters that it holds.
 
         Raises:
             BusyError: as in `submit`.
         """
-        return self._put(_Job("", (), function))
+        return self._put(_Job("", call=function, held=held))
 
     def close(self) -> None:
-        """Take nothing more, and return when all that waits is done."""
-        with self._closing:
-            stopping, self._open = self._open, False
-        if stopping:
-            self._jobs.put(None)
+        """Take nothing more, and return when all that waits is done or cancelled."""
+        with self._changed:
+            self._open = False
+            self._changed.notify()
         self._thread.join()
 
     def _put(self, job: _Job) -> "Future[Any]":
-        with self._closing:
+        with self._changed:
             if not self._open:
                 raise BusyError("The server is stopping; ask another one, or try again later.")
-            try:
-                self._jobs.put_nowait(job)
-            except queue.Full:
-                raise BusyError("Too many requests wait; try again later.") from None
+            if len(self._jobs) >= self._max_waiting or (self._jobs and self._held + job.held > _MOST_HELD):
+                raise BusyError("Too many requests wait; try again later.")
+            self._queue([job])
+            self._changed.notify()
         return job.future
+
+    def _queue(self, jobs: Sequence[_Job]) -> None:
+        self._jobs.extend(jobs)
+        self._held += sum(job.held for job in jobs)
 
     @property
     def is_alive(self) -> bool:
         """True while requests are answered."""
         return self._open and self._thread.is_alive()
 
+    # On the thread.
+
     def _work(self) -> None:
-        after: _Job | None = None
-        while (first := after or self._jobs.get()) is not None:
-            batch, after = self._gather(first)
+        while batch := self._gather():
             try:
                 self._answer_batch(batch)
             except BaseException as error:
                 logger.exception("A batch of searches failed.")
                 for job in batch:
-                    with suppress(InvalidStateError):  # it has its answer
-                        job.future.set_exception(_failure(error))
+                    job.end(error=error)
+            with self._changed:  # what is not done goes behind the others
+                self._queue([job for job in batch if not job.future.done()])
+
+    def _gather(self) -> list[_Job]:
+        """Return the jobs of the next slice; none when nothing waits any more and nothing will."""
+        batch, places, room = list[_Job](), self._max_batch, self._room
+        while places > 0 and room > 0 and (job := self._take(batch, places, room)):
+            batch.append(job)
+            places -= len(job.rest)
+            room -= job.size
+        return batch
+
+    def _take(self, batch: Sequence[_Job], places: int, room: float) -> _Job | None:
+        """Return the next job for a slice; None if it does not fit, or if none comes in time."""
+        deadline = batch[0].arrived + self._max_wait if batch else math.inf
+        with self._changed:
+            while not self._jobs:
+                left = deadline - time.monotonic()
+                if not self._open or left <= 0:
+                    return None
+                self._changed.wait(min(left, threading.TIMEOUT_MAX))
+            job = self._jobs[0]
+            if batch and (len(job.rest) > places or job.size > room):
+                return None
+            self._held -= job.held
+            return self._jobs.popleft()
 
     def _answer_batch(self, batch: Sequence[_Job]) -> None:
         groups: dict[Any, list[_Job]] = {}
         for job in batch:
             groups.setdefault(job if job.call else job.options, []).append(job)
         for group in groups.values():
-            self._answer([job for job in group if job.future.set_running_or_notify_cancel()])
-
-    def _gather(self, first: _Job) -> tuple[list[_Job], _Job | None]:
-        """Return a batch that begins with a job, and the next job if it was taken and does not fit."""
-        batch, queries = [first], len(first.queries)
-        deadline = first.arrived + self._max_wait
-        while queries < self._max_batch:
-            try:
-                job = self._jobs.get(timeout=max(0.0, deadline - time.monotonic()))
-            except queue.Empty:
-                break
-            if job is None:  # the end, to be found again
-                self._jobs.put(None)
-                break
-            if queries + len(job.queries) > self._max_batch:
-                return batch, job
-            batch.append(job)
-            queries += len(job.queries)
-        return batch, None
+            self._answer([job for job in group if not job.future.cancelled()])
 
     def _answer(self, group: list[_Job]) -> None:
         """Answer jobs that can be searched together; if that fails, each alone, so that only the bad ones fail."""
-        if not group:
-            return
-        queries = [query for job in group for query in job.queries]
         try:
-            if group[0].call:
-                group[0].future.set_result(group[0].call())
-                return
-            self._observe(len(queries))
-            answers = self._search(group[0].options, queries)
+            if group and group[0].call:
+                group[0].end(group[0].call(group[0].check))
+            elif group:
+                self._answer_slice(group)
         except BaseException as error:  # passed on to the client, whatever it is
             if len(group) == 1:
-                group[0].future.set_exception(error if isinstance(error, Exception) else _failure(error))
+                group[0].end(error=error)
             else:
                 for job in group:
                     self._answer([job])
-            return
-        start = 0
+
+    def _answer_slice(self, group: list[_Job]) -> None:
+        """Search for the next queries of jobs: all, or of a single one as many as fit."""
+        asked = [(job, query) for job in group for query in job.head(self._max_batch, self._room)]
+        queries, started = [query for _, query in asked], time.monotonic()
+        self._observe(len(queries))
+        answers = self._search(group[0].options, queries)
+        self._learn_pace(sum(map(_size, queries)), time.monotonic() - started)
+        for (job, _), answer in zip(asked, answers, strict=True):
+            job.answers.append(answer)
         for job in group:
-            job.future.set_result(answers[start : start + len(job.queries)])
-            start += len(job.queries)
+            if not job.rest:
+                job.end(job.answers)
+
+    def _learn_pace(self, size: int, seconds: float) -> None:
+        """Size the next slice by the last one: at once if it was slow, by doublings if it was fast."""
+        self._room = min(2 * max(size, self._room), size * _SLICE / max(seconds, 1e-6))

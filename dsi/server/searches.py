@@ -1,12 +1,16 @@
 """Searches and explanations of one snapshot of an index, as plain data for JSON. Knows nothing of HTTP."""
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+from pydantic_core import from_json, to_json
+
+from dsi.docids.data.records import json_value
 from dsi.search.explain.explanation import ExplainedNode, select
-from dsi.search.hits import Match, excerpt
+from dsi.search.hits import Hit, Match, excerpt
 from dsi.search.queries import encode_queries
+from dsi.search.request import SearchRequest
 from dsi.store.retriever import GenerativeRetriever
 from dsi.store.topics import Topics
 
@@ -21,8 +25,7 @@ Json = dict[str, Any]
 def answers(
     index: GenerativeRetriever,
     queries: Sequence[str],
-    k: int,
-    options: Mapping[str, Any],
+    request: SearchRequest,
     *,
     parts: bool = False,
     matches: bool = False,
@@ -32,21 +35,19 @@ def answers(
     Args:
         index: a snapshot.
         queries: their texts.
-        k: documents per query.
-        options: of `SearchOptions`.
+        request: how to search, of the same snapshot.
         parts: add the parts of every score.
         matches: add the words of the query that each hit matches, and the ends of the part of its text that has the most.
 
     Raises:
-        TypeError: an option does not exist.
-        ValueError: bad queries or options.
+        ValueError: bad queries.
     """
-    encoded, request = encode_queries(index.encoder, queries), index.request("search", k, options)
+    encoded = encode_queries(index.encoder, queries)
     result = index.engine.search(encoded, request)
     searches = index.answered(encoded, request)
     hits = index.hits(result, searches)
     shown: list[Json] = [
-        {"query": query, "exact": query_hits.exact, "hits": [hit.as_dict() for hit in query_hits]}
+        {"query": query, "exact": query_hits.exact, "hits": [_shown_hit(hit) for hit in query_hits]}
         for query, query_hits in zip(queries, hits, strict=True)
     ]
     for answer, query_hits in zip(shown, hits, strict=True):
@@ -64,6 +65,18 @@ def answers(
     return shown
 
 
+def _shown_hit(hit: Hit) -> Json:
+    fields: Json = hit.as_dict()
+    return {**fields, "metadata": shown_metadata(fields["metadata"])} if "metadata" in fields else fields
+
+
+def shown_metadata(metadata: Mapping[str, Any]) -> Json:
+    """Return metadata for JSON: dates as ISO 8601 writes them, NaN as null, bytes in base64, what else JSON lacks as a text."""
+    plain = {name: json_value(value) for name, value in metadata.items()}
+    shown: Json = from_json(to_json(plain, inf_nan_mode="null", bytes_mode="base64", fallback=str))
+    return shown
+
+
 def _lack(coverage: float, missing: Sequence[int]) -> Json:
     """Return what an answer says of shards that did not answer; nothing if all did."""
     return {"coverage": coverage, "missing": list(missing)} if missing else {}
@@ -78,6 +91,7 @@ class Explainer:
         query: a text.
         k: documents.
         options: of the search.
+        check: called after each search that it takes; what it raises ends it.
 
     Raises:
         TypeError: an option does not exist.
@@ -85,11 +99,18 @@ class Explainer:
     """
 
     def __init__(
-        self, index: GenerativeRetriever, topics: Topics, query: str, k: int, options: Mapping[str, Any]
+        self,
+        index: GenerativeRetriever,
+        topics: Topics,
+        query: str,
+        k: int,
+        options: Mapping[str, Any],
+        check: Callable[[], None] = lambda: None,
     ) -> None:
         self.index, self.topics = index, topics
         request = index.request("explain", k, options)
         (self.answered,) = index.answered(encode_queries(index.encoder, [query]), request)
+        self.answered.check = check
 
     def picture(self) -> Json:
         """Return the search as a tree: nodes kept, the best ones pruned, how many more there were, and the documents."""

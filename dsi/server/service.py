@@ -8,15 +8,22 @@ import logging
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
 
+from dsi.docids.data.records import kind_of
 from dsi.docids.extensions import open_cluster
 from dsi.docids.files.checks import shown
+from dsi.search.engine import Engine
+from dsi.search.queries import check_query
+from dsi.search.request import SearchRequest
 from dsi.server.batching import Batcher
-from dsi.server.searches import Explainer, Json, answers, shown_config
+from dsi.server.searches import Explainer, Json, answers, shown_config, shown_metadata
 from dsi.server.settings import ServerSettings
 from dsi.store.documents import DocumentTable
 from dsi.store.loading import ChangedError
@@ -67,6 +74,32 @@ class Rate:
                     f"{count:,}; send fewer, or send them later."
                 )
             self._left -= count
+
+
+@dataclass(frozen=True)
+class _Asked:
+    """How a request searches: requests that are equal are computed together.
+
+    Attributes:
+        options: k, the options of the search, and what is shown, as JSON.
+        engine: of the state of the index that is searched.
+        index: at the moment of the request, which all of its slices search.
+    """
+
+    options: str
+    engine: Engine
+    index: GenerativeRetriever = field(compare=False)
+
+    @cached_property
+    def shown(self) -> Json:
+        """What is added to the hits, by the names of `answers`."""
+        return {name: value for name, value in json.loads(self.options).items() if name not in ("k", "options")}
+
+    @cached_property
+    def request(self) -> SearchRequest:
+        """The request of the search, made once for all slices: a filter may take longer than a search."""
+        given = json.loads(self.options)
+        return self.index.request("search", given["k"], given["options"])
 
 
 class Service:
@@ -145,21 +178,26 @@ class Service:
             TooLargeError: beyond the limits of the settings.
         """
         self.settings.check(queries, k, options)
-        key = json.dumps({"k": k, "options": options, **shown}, sort_keys=True)
-        return self.batcher.submit(key, queries)
+        for number, query in enumerate(queries):
+            check_query(number, query)
+        index = self.retriever.snapshot
+        asked = _Asked(json.dumps({"k": k, "options": options, **shown}, sort_keys=True), index.engine, index)
+        return self.batcher.submit(asked, queries, held=len(asked.options))
 
-    def _search(self, key: str, queries: Sequence[str]) -> list[Json]:
-        return answers(self.retriever.snapshot, queries, **json.loads(key))
+    def _search(self, asked: _Asked, queries: Sequence[str]) -> list[Json]:
+        if self.shards:  # they answer from their last state alone
+            asked = replace(asked, index=self.retriever.snapshot)
+        return answers(asked.index, queries, asked.request, **asked.shown)
 
     def explain(self, query: str, k: Any, options: Mapping[str, Any], doc_id: str | None) -> Any:
         """Return the future picture of a search, with `target` if a document is named; raises as `search` does."""
         self.settings.check([query], k, options)
 
-        def explained() -> Json:
+        def explained(check: Callable[[], None]) -> Json:
             index = self.retriever.snapshot
-            return Explainer(index, self.topics(index), query, k, options).whole(doc_id)
+            return Explainer(index, self.topics(index), query, k, options, check).whole(doc_id)
 
-        return self.batcher.call(explained)
+        return self.batcher.call(explained, held=len(json.dumps([query, options])))
 
     # The index.
 
@@ -173,7 +211,7 @@ class Service:
     def about(self) -> Json:
         """Return facts of the index for clients, and the limits of a request."""
         index, settings = self.retriever.snapshot, self.settings
-        features = index.documents.dataset.features
+        columns = index.documents.dataset.features.arrow_schema
         return {
             "name": Path(settings.run).resolve().name,
             "examples": self._examples(index),
@@ -184,7 +222,7 @@ class Service:
             "memory": len(index.memory),
             "search_config": shown_config(index.search_config),
             "lexical": index.lexical.name if index.lexical else None,
-            "columns": {name: str(feature.dtype) for name, feature in features.items() if name != "text"},
+            "columns": {column.name: _kind(column.type) for column in columns if column.name != "text"},
             "writable": settings.writable,
             "limits": {
                 name: getattr(settings, name)
@@ -207,7 +245,8 @@ class Service:
         """
         index = self.retriever.snapshot
         _check_has(index, doc_id)
-        return index.get(doc_id)._asdict()
+        found = index.get(doc_id)
+        return found._replace(metadata=shown_metadata(found.metadata))._asdict()
 
     def branch(self, digits: Sequence[int]) -> Json:
         """Return a node of the docid tree and its children: size, telling words, and the title of a document.
@@ -292,6 +331,12 @@ class Service:
                 ) from None
             self.retriever = changed
             return len(changed.documents)
+
+
+def _kind(column: pa.DataType) -> str:
+    """Return the kind of the values of a column, as filters name it; what no filter reads, as Arrow does."""
+    kind = kind_of(column)
+    return str(column) if not kind or kind.endswith(" ") else kind
 
 
 def _check_has(index: GenerativeRetriever, doc_id: str) -> None:

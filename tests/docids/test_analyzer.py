@@ -1,6 +1,9 @@
 """The terms of texts in every script, of identifiers and names; the language of a collection."""
 
 import pickle
+import random
+import string
+import tracemalloc
 import unicodedata
 from concurrent.futures import ThreadPoolExecutor
 
@@ -92,12 +95,42 @@ def test_identifiers_and_languages_are_found_whole_and_in_parts():
     assert best == {"seq": "0", "http server": "1", "C++": "2", "C": "3", "R": "4", "3.5": "5"}
 
 
-def test_what_an_analyzer_remembers_is_bounded_and_stays_behind_when_it_is_pickled(monkeypatch):
-    monkeypatch.setattr(module, "_MOST_CACHED", 3)
+def test_what_an_analyzer_remembers_stays_behind_when_it_is_pickled():
     analyzer = Analyzer(ENGLISH)
-    assert analyzer.terms("one two three four five one") == ["one", "two", "three", "four", "five", "one"]
-    assert len(analyzer) <= 3
+    assert analyzer.terms("one two two") == ["one", "two", "two"]
+    assert set(analyzer) == {"one", "two"}
     assert not pickle.loads(pickle.dumps(analyzer))
+
+
+LETTERS = {
+    "latin": string.ascii_lowercase,
+    "han": "".join(map(chr, range(0x4E00, 0x9000))),
+    "thai": "".join(map(chr, range(0x0E01, 0x0E2F))),
+    "any case": string.ascii_letters + "._",
+    "devanagari": "".join(map(chr, range(0x0905, 0x0939))),
+}
+
+
+@pytest.mark.parametrize("length", [3, 12, 2000])
+@pytest.mark.parametrize("letters", LETTERS)
+def test_what_an_analyzer_remembers_is_bounded_in_bytes_whatever_queries_hold(monkeypatch, letters, length):
+    most, chosen = 1 << 18, random.Random(0)
+    monkeypatch.setattr(module, "_MOST_BYTES", most)
+    analyzer = Analyzer(ENGLISH)
+    analyzer.terms("river")
+    tracemalloc.start()
+    for _ in range(max(150, 30_000 // length)):
+        analyzer.terms("".join(chosen.choices(LETTERS[letters], k=length)))
+    held, _ = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert held <= most + 100_000  # freed tuples stay with Python
+    assert analyzer.terms("rivers") == ["river"]
+
+
+def test_the_words_of_a_collection_are_remembered():
+    analyzer, words = Analyzer(ENGLISH), [f"word{number}" for number in range(20_000)]
+    analyzer.terms(" ".join(words))
+    assert set(words) <= set(analyzer)
 
 
 def test_threads_share_an_analyzer():

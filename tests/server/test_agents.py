@@ -3,6 +3,8 @@
 import asyncio
 import json
 import os
+import shutil
+import subprocess
 import sys
 
 import pytest
@@ -57,6 +59,13 @@ def ask(server, *calls):
     return [read(result) for result in asyncio.run(run())]
 
 
+def server_of(service):
+    async def loaded():
+        return service
+
+    return make_server(loaded)
+
+
 def read(result):
     text = result.content[0].text
     return result.is_error, text if result.is_error else json.loads(text)
@@ -64,7 +73,7 @@ def read(result):
 
 def test_the_tools_only_read_and_say_what_they_take(service):
     async def tools():
-        async with Client(make_server(service)) as client:
+        async with Client(server_of(service)) as client:
             return client.instructions, (await client.list_tools()).tools
 
     instructions, found = asyncio.run(tools())
@@ -77,7 +86,7 @@ def test_the_tools_only_read_and_say_what_they_take(service):
 
 
 def test_search_returns_the_passages_of_the_library_with_their_places(service, library):
-    ((is_error, found),) = ask(make_server(service), ("search", {"query": QUERY, "k": 4}))
+    ((is_error, found),) = ask(server_of(service), ("search", {"query": QUERY, "k": 4}))
     assert not is_error
     assert found["notice"] == NOTICE
     for passage, hit in zip(found["passages"], library.search(QUERY, k=4), strict=True):
@@ -90,7 +99,7 @@ def test_search_returns_the_passages_of_the_library_with_their_places(service, l
 
 @pytest.mark.parametrize("tokens", [1, 7, 40, 100])
 def test_passages_keep_to_a_budget_of_tokens(service, library, tokens):
-    ((_, found),) = ask(make_server(service), ("search", {"query": QUERY, "k": 5, "tokens": tokens}))
+    ((_, found),) = ask(server_of(service), ("search", {"query": QUERY, "k": 5, "tokens": tokens}))
     texts = [passage["text"] for passage in found["passages"]]
     used = sum(len(offsets) for offsets in library.encoder.token_offsets(texts, 1000))
     assert tokens - 5 <= used <= tokens
@@ -103,7 +112,7 @@ def test_passages_keep_to_a_budget_of_tokens(service, library, tokens):
 def test_a_document_is_read_part_by_part(service, library):
     whole, start, parts = library.get("danube").text, 0, []
     while start < len(whole):
-        ((_, part),) = ask(make_server(service), ("document", {"doc_id": "danube", "start": start, "tokens": 9}))
+        ((_, part),) = ask(server_of(service), ("document", {"doc_id": "danube", "start": start, "tokens": 9}))
         assert (part["title"], part["length"], part["start"]) == ("Danube", len(whole), start)
         parts.append(part["text"])
         start = part["end"]
@@ -118,7 +127,7 @@ def test_filters_and_an_explanation(service, library):
         ("search", {"query": QUERY, "k": 3, "deny": ["danube"]}),
         ("explain", {"query": QUERY, "doc_id": "danube"}),
     ]
-    where, allowed, denied, explained = (found for _, found in ask(make_server(service), *calls))
+    where, allowed, denied, explained = (found for _, found in ask(server_of(service), *calls))
     assert all(passage["metadata"]["number"] >= 50 for passage in where["passages"])
     assert [passage["doc_id"] for passage in allowed["passages"]] == ["danube"]
     assert "danube" not in [passage["doc_id"] for passage in denied["passages"]]
@@ -149,16 +158,109 @@ def test_filters_and_an_explanation(service, library):
     ],
 )
 def test_errors_say_what_to_mend(service, tool, arguments, message):
-    ((is_error, text),) = ask(make_server(service), (tool, arguments))
+    ((is_error, text),) = ask(server_of(service), (tool, arguments))
     assert is_error
     assert message in text
+
+
+@pytest.mark.parametrize(
+    ("tool", "arguments", "messages"),
+    [
+        ("search", {"query": "gas", "filter": "year > 1990"}, ["no argument 'filter'; did you mean 'where'?"]),
+        ("search", {"query": "gas", "top_k": 3}, ["no argument 'top_k'; did you mean 'k'?"]),
+        ("search", {"query": "gas", "limit": 3, "qery": "x"}, ["'limit'; did you mean 'k'?", "'qery'; did you mean 'query'?"]),
+        (
+            "search",
+            {"query": "gas", "min_score": 0.5},
+            ["search has no argument 'min_score'; there are query, k, where, allow, deny, tokens."],
+        ),
+        ("document", {"doc_id": "danube", "token": 3}, ["document has no argument 'token'; did you mean 'tokens'?"]),
+        ("document", {"doc_id": "danube", "end": 3}, ["no argument 'end'; there are doc_id, start, tokens."]),
+        ("explain", {"query": "gas", "doc_id": "danube", "deny": []}, ["explain has no argument 'deny'; there are query"]),
+        ("search", {"query": "gas", "a\n\x1b[2J": 1}, [r"no argument 'a\n\x1b[2J'; there are"]),
+        ("search", {"query": "gas", **{f"x{number}": 1 for number in range(10_000)}}, ["'x0'", "'x2'; there are"]),
+        ("search", {"query": "gas", "x" * 100_000: 1}, ["no argument 'xxx"]),
+        ("search", {"query": "gas", "k": "ten"}, ["search: k: Input should be a valid integer", "got 'ten'."]),
+        ("search", {"query": ["gas"]}, ["search: query: Input should be a valid string", "got ['gas']."]),
+        ("search", {}, ["search: query: Field required."]),
+    ],
+)  # fmt: skip
+def test_arguments_that_a_tool_does_not_have_are_refused_by_name(service, tool, arguments, messages):
+    ((is_error, text),) = ask(server_of(service), (tool, arguments))
+    assert is_error
+    assert all(message in text for message in messages), text
+    assert text.isprintable()
+    assert len(text) < 600
+
+
+def test_the_schemas_allow_no_other_arguments(service):
+    async def schemas():
+        async with Client(server_of(service)) as client:
+            return [tool.input_schema for tool in (await client.list_tools()).tools]
+
+    assert [schema["additionalProperties"] for schema in asyncio.run(schemas())] == [False] * 3
+
+
+def test_an_agent_is_greeted_before_the_index_is_loaded_and_its_calls_wait_for_it(service):
+    async def run():
+        loading = asyncio.get_running_loop().create_future()
+        async with Client(make_server(lambda: asyncio.shield(loading))) as client:
+            tools = {tool.name for tool in (await client.list_tools()).tools}
+            wrong = await client.call_tool("search", {"query": "gas", "limit": 3})
+            calls = [asyncio.create_task(client.call_tool("search", {"query": QUERY, "k": k})) for k in (1, 2)]
+            await asyncio.sleep(0.05)
+            waits = [call.done() for call in calls]
+            loading.set_result(service)
+            return tools, read(wrong), waits, [read(await call)[1] for call in calls]
+
+    tools, wrong, waits, found = asyncio.run(run())
+    assert tools == {"search", "document", "explain"}
+    assert wrong[0]
+    assert waits == [False, False]
+    assert [len(answer["passages"]) for answer in found] == [1, 2]
+
+
+def test_what_greets_an_agent_imports_no_large_library():
+    code = "import sys, dsi.commands.serve, dsi.server.agents; print({'torch', 'transformers', 'datasets'} & set(sys.modules))"
+    found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert found.stdout == "set()\n"
+
+
+def test_a_failed_loading_is_told_in_one_line_and_standard_output_is_the_protocols(folder, tmp_path):
+    shutil.copytree(folder / "texts", tmp_path / "index")
+    path = tmp_path / "index" / "docids" / "docids.safetensors"
+    path.write_bytes(path.read_bytes()[:-9] + b"x" * 9)
+    greeting = {"protocolVersion": "2025-06-18", "capabilities": {}, "clientInfo": {"name": "x", "version": "1"}}
+    lines = [
+        {"id": 1, "method": "initialize", "params": greeting},
+        {"method": "notifications/initialized"},
+        {"id": 2, "method": "tools/call", "params": {"name": "search", "arguments": {"query": "gas"}}},
+    ]
+    command = [sys.executable, "-m", "dsi", "serve", str(tmp_path / "index"), "--mcp", "stdio", "--device", "cpu"]
+    with subprocess.Popen(
+        command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    ) as server:
+        for line in lines:
+            server.stdin.write(json.dumps({"jsonrpc": "2.0", **line}) + "\n")
+            server.stdin.flush()
+        answers = [json.loads(server.stdout.readline()) for _ in range(2)]
+        rest, said = server.communicate()
+    assert [answer["id"] for answer in answers] == [1, 2]
+    assert answers[1]["result"]["isError"]
+    text = answers[1]["result"]["content"][0]["text"]
+    assert "The index cannot be loaded: " in text
+    assert "docids.safetensors was altered or truncated" in text
+    assert text.isprintable()
+    assert (rest, server.returncode) == ("", 2)
+    assert "docids.safetensors was altered or truncated" in said.splitlines()[-1]
+    assert "Traceback" not in said
 
 
 def test_an_index_without_texts_answers_titles(folder):
     service = Service(ServerSettings(str(folder / "titles"), "cpu"))
     try:
         (_, found), (_, part) = ask(
-            make_server(service), ("search", {"query": QUERY, "k": 2}), ("document", {"doc_id": "danube"})
+            server_of(service), ("search", {"query": QUERY, "k": 2}), ("document", {"doc_id": "danube"})
         )
         assert [set(passage) for passage in found["passages"]] == [{"rank", "score", "doc_id", "title", "metadata"}] * 2
         assert (part["text"], part["length"]) == ("", 0)

@@ -246,7 +246,7 @@ def test_close_finishes_what_waits_and_takes_nothing_more(wait):
     search = Recorder()
     search.gate.clear()
     batcher = Batcher(search, max_batch=3, max_wait=wait)
-    futures = [batcher.submit("a", [str(n)]) for n in range(20)] + [batcher.call(lambda: "called")]
+    futures = [batcher.submit("a", [str(n)]) for n in range(20)] + [batcher.call(lambda check: "called")]
     threading.Timer(0.1, search.gate.set).start()
     batcher.close()
     assert [future.result(0)[0] for future in futures] == [*(f"a {n}" for n in range(20)), "c"]

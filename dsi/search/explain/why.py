@@ -4,7 +4,7 @@ Knows nothing of how scores are made.
 """
 
 import math
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from html import escape
@@ -134,6 +134,10 @@ def _step_line(step: Step) -> str:
     return f"  {'.'.join(map(str, step.digits))}{score}  {step.state}"
 
 
+def _go_on() -> None:
+    """Let an explanation go on."""
+
+
 @dataclass(eq=False)
 class AnsweredQuery:
     """The search for one query: made again with a trace when documents are explained.
@@ -144,6 +148,7 @@ class AnsweredQuery:
         engine: of the index, at the moment of the search.
         encoder: of the index.
         documents: of the index, at that moment.
+        check: called after each search that an explanation makes; what it raises ends the explanation.
     """
 
     encoded: EncodedQueries
@@ -151,6 +156,7 @@ class AnsweredQuery:
     engine: Engine
     encoder: Encoder
     documents: Documents
+    check: Callable[[], None] = field(default_factory=lambda: _go_on, init=False)
     _missing: set[int] = field(default_factory=set, init=False)
 
     @property
@@ -233,6 +239,7 @@ class AnsweredQuery:
     def _note(self, result: SearchResult) -> SearchResult:
         """Return a result after noting which shards it lacks."""
         self._missing.update(result.missing[0])
+        self.check()
         return result
 
     @cached_property

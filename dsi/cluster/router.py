@@ -311,9 +311,9 @@ class ShardedRetriever(GenerativeRetriever, Closes):
         """Learn pairs on disk, and in the router, which alone remembers; see `GenerativeRetriever.learn`."""
         return self._change(lambda index: index.learn(pairs))
 
-    def forget(self, pairs: Iterable[Any]) -> int:
-        """Forget pairs, as `learn` learns them."""
-        return self._change(lambda index: index.forget(pairs))
+    def forget(self, pairs: Iterable[Any] | None = None, **when: Any) -> int:
+        """Forget pairs, or what was learned in a time, as `learn` learns them."""
+        return self._change(lambda index: index.forget(pairs, **when))
 
     def _change(self, change: Callable[[GenerativeRetriever], Found]) -> Found:
         with self._changing:

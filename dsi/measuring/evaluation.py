@@ -20,7 +20,7 @@ from dsi.contrastive.encoder import Encoder
 from dsi.docids.data import SPLITS
 from dsi.docids.data.collection import Collection, check_collection, compare_documents
 from dsi.docids.data.dev_queries import relevant_documents
-from dsi.docids.data.identical import without_identical
+from dsi.docids.data.identical import most_identical, without_identical
 from dsi.docids.files.checks import plain, shown
 from dsi.docids.files.declarations import meant
 from dsi.docids.files.processes import ALONE, Processes
@@ -264,7 +264,7 @@ def _about(retriever: GenerativeRetriever, collection: Collection, split: str, s
     return {
         "collection": Path(collection.name).name, "split": split, "dtype": str(retriever.dtype).removeprefix("torch."),
         "queries": {name: len(query_ids) for name, query_ids in splits.items()}, "documents": len(retriever.documents),
-        "identical": len(collection.identical_ids & collection.qrels[split].keys()), **provenance(),
+        "identical": len(collection.identical.keys() & collection.qrels[split].keys()), **provenance(),
         **({"note": MEANING} if isinstance(collection, KnownItems) else {}),
     }  # fmt: skip
 
@@ -396,12 +396,12 @@ class _Systems:
                 features = next(
                     (own.features for several in rerankers.values() for own in several if own.features), None
                 )
-                more = bool(self.collection.identical_ids)
+                more = most_identical(self.collection.identical)
                 candidates = self.retriever.candidates(queries, k + more, features=features)
                 texts_of = candidates.texts_of or DocumentTable(self.collection.documents).texts_of
                 made.append(dataclasses.replace(candidates, texts_of=texts_of))
             started = time.perf_counter()
-            run = without_identical(rerank(made[0], chain).as_run(), self.collection.identical_ids, k)
+            run = without_identical(rerank(made[0], chain).as_run(), self.collection.identical, k)
             milliseconds = round(1000 * (time.perf_counter() - started) / max(len(run), 1), 2)
             run = _followed_by(run, self._runs[self.retriever.search_config.method])
             return run, {"rerank depth": k, TIME: milliseconds}

@@ -160,6 +160,7 @@ class AnsweredQuery:
     @cached_property
     def explanation(self) -> Explanation:
         """The search as a tree."""
+        self.encoded.check_usable()
         explanation = explain(self.engine, self.encoded, self.request, self.documents.names)
         self._note(explanation.result)
         return explanation
@@ -183,6 +184,7 @@ class AnsweredQuery:
             ValueError: the doc_id is not in the index.
         """
         (row,) = self.documents.rows_of([doc_id], "doc_id")
+        self.encoded.check_usable()
         followed = self.engine.follow_all(self.encoded, self.request, np.array([[row]]))
         position, score, result = int(followed.positions[0, 0]), float(followed.scores[0, 0]), self.explanation.result
         rank, overall = self._rank(result, row), self._overall_rank(row)

@@ -9,14 +9,16 @@ from dsi.docids.data.collection import Collection
 from dsi.store.retriever import GenerativeRetriever
 
 
-def learned_queries(retriever: GenerativeRetriever, queries: Mapping[str, str]) -> frozenset[str]:
-    """Return the query_ids of those of {query_id: text} that an index has learned, in whatever case, spaces or composition.
+def known_queries(retriever: GenerativeRetriever, queries: Mapping[str, str]) -> frozenset[str]:
+    """Return the query_ids of queries whose answers depend on their having been learned: none where that has no weight."""
+    return learned_queries(retriever, queries) if retriever.search_config.memory_weight else frozenset()
 
-    None where what was learned has no weight.
-    """
+
+def learned_queries(retriever: GenerativeRetriever, queries: Mapping[str, str]) -> frozenset[str]:
+    """Return the query_ids of those of {query_id: text} that an index has learned, in whatever case, spaces or composition."""
     index = retriever.snapshot
     asked = {query_id: query for query_id, query in queries.items() if query.strip()}
-    if not (asked and len(index.memory) and index.search_config.memory_weight):
+    if not (asked and len(index.memory)):
         return frozenset()
     vectors = None
     if index.memory.is_published:  # its hashes have another key

@@ -210,7 +210,9 @@ def choose(
         identical: documents that queries leave out, as they are these (`dsi.docids.data.identical`).
     """
     words, (encoded, _) = retriever.lexical if lexical else None, encoded.cleaned()
-    judged = {query_id: text for query_id, text in zip(encoded.query_ids, encoded.texts, strict=True) if query_id in qrels}
+    judged = {
+        query_id: text for query_id, text in zip(encoded.query_ids, encoded.texts, strict=True) if query_id in qrels
+    }
     if learned := learned_queries(retriever, judged):
         logger.warning(
             "%d of %d dev queries were learned; what was learned of them takes no part in the choice of weights.",

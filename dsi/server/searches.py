@@ -6,7 +6,7 @@ from typing import Any
 
 from dsi.search.explain.explanation import ExplainedNode, select
 from dsi.search.hits import Match, excerpt
-from dsi.search.queries import encode_queries
+from dsi.search.queries import encode_queries, not_finite
 from dsi.store.retriever import GenerativeRetriever
 from dsi.store.topics import Topics
 
@@ -49,6 +49,8 @@ def answers(
         {"query": query, "exact": query_hits.exact, "hits": [hit.as_dict() for hit in query_hits]}
         for query, query_hits in zip(queries, hits, strict=True)
     ]
+    for row in encoded.cleaned(tokens=bool(request.config.token_weight))[1]:
+        shown[row]["error"] = not_finite(queries[row])
     for answer, query_hits in zip(shown, hits, strict=True):
         answer.update(_lack(query_hits.coverage, query_hits.missing))
     if matches:
@@ -102,6 +104,7 @@ class Explainer:
             **_lack(float(result.coverage[0]), result.missing[0]),
             "walked": any(level["scored"] for level in levels) and explanation.config.method == "generate",
             "read": explanation.read,
+            **({"note": explanation.note} if explanation.note else {}),
             "levels": levels,
             **self._below(explanation.roots),
         }

@@ -369,8 +369,7 @@ def test_odd_pairs_are_counted_and_the_others_are_learned(retriever, caplog):
     assert retriever.learn([(f"query number {number}", DOCUMENTS[2]["doc_id"]) for number in range(2_500)]) == 2_500
     (line,) = [record.message for record in caplog.records if "left out" in record.message]
     assert (
-        line
-        == "500 pairs are left out: at most 2000 of a document are remembered (memory.limit), those learned first."
+        line == "500 pairs are left out: at most 2000 of a document are remembered (memory.limit), those learned first."
     )
     other = DOCUMENTS[1]["doc_id"]
     assert retriever.forget([("never asked", own), ("rings", own), ("", other), ("rings", "gone")]) == 1

@@ -17,7 +17,7 @@ from dsi.contrastive.encoder import Encoder
 from dsi.docids.files.checks import printable
 from dsi.docids.query_memory import Earlier
 from dsi.search.engine import Engine, count_documents
-from dsi.search.explain.explanation import ExplainedNode, Explanation, explain
+from dsi.search.explain.explanation import ExplainedNode, Explanation, explain, no_effect
 from dsi.search.explain.matches import StoredText, matched_words
 from dsi.search.hits import Hit, Match, label_of
 from dsi.search.queries import EncodedQueries, encode_queries
@@ -84,6 +84,7 @@ class DocumentExplanation:
         matches: the words of the query, and the words of the document that they found.
         passage_span: first character, and one past the last, of the piece of its text that is scored; None if it is one piece.
         earlier: the earlier queries that speak for it, nearest first.
+        note: that what the index has learned has no effect, where it has none; else "".
     """
 
     query: str
@@ -103,6 +104,7 @@ class DocumentExplanation:
     matches: list[Match]
     passage_span: tuple[int, int] | None = None
     earlier: Sequence[Earlier] = ()
+    note: str = ""
 
     def __str__(self) -> str:
         parts = " + ".join(f"{value:.3f} {name}" for name, value in self.parts.items() if abs(value) >= _SHOWN)
@@ -112,6 +114,7 @@ class DocumentExplanation:
         for own in self.earlier[:_EARLIER_SHOWN]:
             times = f", {own.times} times" if own.times > 1 else ""
             lines.append(f"taken for the earlier query {own.query}{times} (cosine {own.cosine:.3f})")
+        lines += [self.note] if self.note else []
         lines += [_step_line(step) for step in self.path]
         for match in sorted(self.matches, key=lambda match: -match.share):
             found = ", ".join(dict.fromkeys(span.text + " (title)" * (span.field == "title") for span in match.spans))
@@ -214,6 +217,7 @@ class AnsweredQuery:
             matches=matches,
             passage_span=self.engine.tree.spans_at(np.array([position]))[0],
             earlier=self.engine.earlier(self.encoded.batches[0], self.request, row),
+            note=no_effect(self.engine, self.request.config),
         )
 
     def search(self, k: int | None = None, **changes: Any) -> SearchResult:

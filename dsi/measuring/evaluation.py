@@ -259,8 +259,10 @@ def evaluate(
     _check_judged(collection, split)
     compare_documents(collection, retriever.documents.rows)
     whole, learned = collection, known_queries(retriever, collection.query_texts(split))
-    unlearned = with_only(collection, split, collection.qrels[split].keys() - learned)
-    collection = unlearned if relevant_documents(unlearned.qrels[split].values()) else whole
+    others = with_only(collection, split, collection.qrels[split].keys() - learned)
+    if is_of_learned := not relevant_documents(others.qrels[split].values()):
+        learned = frozenset(whole.qrels[split])
+    collection = whole if is_of_learned else others
     qrels = collection.qrels[split]
     measures = _measures([measures] if isinstance(measures, str) else measures, qrels, depth)
     depth = max(ANSWERS, depth or max(map(cutoff, measures)))
@@ -273,7 +275,7 @@ def evaluate(
     # 3) the record
     splits = overlap_splits(qrels, collection.overlap_documents(split))
     about = {"depth": depth, "measures": measures, **_about(retriever, collection, split, splits)}
-    about |= _about_learned(len(learned), whole, collection, split)
+    about |= _about_learned(len(learned), whole, split)
     return Evaluation(rows, index, measures, runs, splits, about)
 
 
@@ -286,11 +288,9 @@ def _about(retriever: GenerativeRetriever, collection: Collection, split: str, s
     }  # fmt: skip
 
 
-def _about_learned(learned: int, whole: Collection, measured: Collection, split: str) -> dict[str, Any]:
+def _about_learned(learned: int, whole: Collection, split: str) -> dict[str, Any]:
     """Return how many queries are judged, how many of them the index has learned, and what that means."""
     judged = len(whole.qrels[split])
-    if measured is whole and learned:  # none of the others has a relevant document
-        learned = judged
     parts = [
         MEANING if isinstance(whole, KnownItems) else "",
         learned_line(learned, judged, split) if learned else "",

@@ -29,6 +29,8 @@ def learned_queries(retriever: GenerativeRetriever, queries: Mapping[str, str]) 
 def with_only(collection: Collection, split: str, query_ids: Ids[str]) -> Collection:
     """Return a collection in which only some queries of a split are judged."""
     qrels = {query_id: judged for query_id, judged in collection.qrels[split].items() if query_id in query_ids}
+    if len(qrels) == len(collection.qrels[split]):
+        return collection
     return dataclasses.replace(collection, qrels={**collection.qrels, split: qrels})
 
 

@@ -25,14 +25,13 @@ from dsi.search.candidates import Candidates, Features
 from dsi.search.engine import Engine, Followed, check_parts
 from dsi.search.engines import create_engine
 from dsi.search.explain.explanation import Explanation
-from dsi.search.explain.why import AnsweredQuery
+from dsi.search.explain.why import AnsweredQuery, answered_queries
 from dsi.search.hits import Document, Hits
-from dsi.search.queries import EncodedQueries, Queries, encode_queries, encoded_queries
+from dsi.search.queries import EncodedQueries, Queries, encode_queries, encoded_queries, encoded_query
 from dsi.search.request import (
     SearchConfig,
     SearchOptions,
     SearchRequest,
-    check_extra_scores,
     check_used,
     given_options,
     shows_options,
@@ -250,11 +249,7 @@ class GenerativeRetriever:
         """
         index = self.snapshot
         request = index.request("explain", k, options)
-        encoded = encoded_queries(index.encoder, query if isinstance(query, EncodedQueries) else [query])
-        if encoded.count != 1:
-            raise ValueError(f"explain() takes one query, got {encoded.count}.")
-        if not encoded.texts[0].strip():
-            raise ValueError("explain() takes a query that is not empty: the answer of an empty one is empty.")
+        encoded = encoded_query(index.encoder, query)
         (answered,) = index.answered(encoded.texts, request)
         answered.encoded = encoded
         return answered.explanation
@@ -333,13 +328,8 @@ class GenerativeRetriever:
 
     def answered(self, queries: Sequence[str], request: SearchRequest) -> list[AnsweredQuery]:
         """Return the search of each query, by which documents are explained."""
-        state, extra = self._state, request.extra_scores
-        requests = [request] * len(queries)
-        if extra is not None:
-            check_extra_scores(extra, (len(queries), state.engine.tree.num_rows))
-            requests = [replace(request, extra_scores=extra[row : row + 1]) for row in range(len(queries))]
-        parts = state.engine, state.encoder, state.documents
-        return [AnsweredQuery(query, own, *parts) for query, own in zip(queries, requests, strict=True)]
+        state = self._state
+        return answered_queries(queries, request, state.engine, state.encoder, state.documents)
 
     def hits(self, result: SearchResult, searches: Sequence[AnsweredQuery] = ()) -> list[Hits]:
         """Return the hits of each query of a search result; `searches` of the same queries explain them."""
@@ -461,7 +451,11 @@ class GenerativeRetriever:
         return learning.learned_pairs(self._state.content)
 
     def keep_texts(self, documents: datasets.Dataset) -> None:
-        """Put texts of a table with doc_id and text into the index; ValueError where it has none, or lacks a document."""
+        """Put the texts of a table with doc_id and text, such as `collection.documents`, into the index.
+
+        Raises:
+            ValueError: the table has no texts, or lacks a document of the index.
+        """
         self._hold(lambda content: updating.with_texts(content, documents))
 
     def keep_vectors(self, kind: VectorKind, code_bytes: int = 0) -> None:

@@ -6,7 +6,7 @@ negatives; where dev queries lose by it, it is not kept. Knows nothing of docids
 """
 
 import logging
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from math import ceil
 from typing import NamedTuple
@@ -60,12 +60,12 @@ class JudgedQueries:
     Attributes:
         texts: as the encoder reads them.
         relevant: rows of the document table, of each.
-        own: {number of a query: row of the document that it is itself}, which is neither relevant nor a negative.
+        own: {number of a query: rows of the documents that it is itself}, which are neither relevant nor negatives.
     """
 
     texts: Sequence[str]
     relevant: Sequence[Ints]
-    own: Mapping[int, int] = field(default_factory=dict)
+    own: Mapping[int, Collection[int]] = field(default_factory=dict)
 
     @classmethod
     def from_pairs(
@@ -73,9 +73,9 @@ class JudgedQueries:
         pairs: Sequence[tuple[str, int]],
         queries: Mapping[str, str],
         encoder: Encoder,
-        own: Mapping[str, int] | None = None,
+        own: Mapping[str, Collection[int]] | None = None,
     ) -> "JudgedQueries":
-        """Return the queries of (query id, document row); `own`: {text of a query: row of the document that it is itself}."""
+        """Return the queries of (query id, document row); `own`: {text of a query: rows of the documents that it is}."""
         rows: dict[str, set[int]] = {}
         for query_id, row in pairs:
             rows.setdefault(queries[query_id], set()).add(row)
@@ -111,7 +111,7 @@ def query_examples(
         for own, vector, number, near in zip(states[block], vectors[block], drawn[block], scores, strict=True):
             relevant = _places(rows, judged.relevant[number])
             near[relevant] = -np.inf  # [n] scores of the query: a relevant document is not a negative
-            itself = _places(rows, np.array([judged.own[number]])) if number in judged.own else relevant[:0]
+            itself = _places(rows, np.array(sorted(judged.own[number]))) if number in judged.own else relevant[:0]
             near[itself] = -np.inf
             count = min(HARD, len(rows) - len(relevant) - len(itself))
             # Of each relevant document the piece that is nearest to the query: the first of its row, best first.

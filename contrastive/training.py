@@ -6,7 +6,7 @@ checkpoints come from `SentenceTransformerTrainer`. Knows nothing of docids.
 """
 
 import random
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from functools import cache
 from itertools import cycle, islice
 from pathlib import Path
@@ -36,7 +36,7 @@ def hard_negatives(
     queries: Mapping[int, Sequence[str]],
     count: int,
     *,
-    own: Mapping[str, int] | None = None,
+    own: Mapping[str, Collection[int]] | None = None,
     given: Mapping[str, Sequence[int]] | None = None,
     seed: int = 0,
 ) -> dict[str, list[int]]:
@@ -46,11 +46,11 @@ def hard_negatives(
         lexical: scores all documents.
         queries: {document row: its train queries}.
         count: of each query; fewer only if there are fewer other documents.
-        own: {query: the document that it is itself}, which is neither relevant nor a negative.
+        own: {query: the documents that it is itself}, which are neither relevant nor negatives.
         given: {query: negatives that somebody judged, or mined}.
         seed: of the draw.
     """
-    relevant: dict[str, set[int]] = {text: {row} for text, row in (own or {}).items()}
+    relevant: dict[str, set[int]] = {text: set(rows) for text, rows in (own or {}).items()}
     for row, texts in queries.items():
         for text in texts:
             relevant.setdefault(text, set()).add(row)

@@ -4,15 +4,18 @@ A document's share of a query is that of the nearest earlier queries, as kNN lan
 and by how often its pair was learned. Cosines are measured in the unit that the documents' own have, because those of some
 encoders are all high.
 
-A query is kept as its vector and a keyed hash; its text only where the owner wants it. What is kept is a function of what was
-learned, in whatever order: above the limit of a document, the pairs with the smallest hashes. Nothing is changed in place.
-Knows neither encoders nor texts of documents.
+A query is kept as its vector and a keyed hash; its text only where the owner wants it. A pair keeps when it was learned the
+first few times, and counts no more often; so what was learned since a moment can be taken back, and the rest is as before. Of a
+document with many pairs those learned first are kept, and of these as many take part as its share of all pairs allows: whoever
+comes later displaces nobody. Nothing is changed in place. Knows neither encoders nor texts of documents.
 """
 
 import hashlib
 import json
 import logging
+import re
 import secrets
+import time
 import unicodedata
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, field, replace
@@ -43,7 +46,14 @@ _SAMPLE = 1_000
 _HIGHEST = 0.9
 """Mean cosine of documents that is taken into account, at most."""
 _TIE, _EDGE = 1e-5, 1e-6
-_MOST = np.iinfo(np.int32).max
+TIMES = 3
+"""How often a pair counts at most: twice as much as one that was learned once (docs/experiments/memory.md)."""
+_SHARE, _EVEN, _FLOOR = 0.1, 3, 20
+"""Of all pairs that take part, a document has a tenth at most; where few documents have pairs, three times an even share; and
+always 20."""
+_NEVER = np.iinfo(np.int64).max
+_LATEST = 253_402_300_799_999_999
+"""Microseconds from 1970 to the end of the year 9999."""
 _CONFIG = "config.json"
 
 
@@ -57,8 +67,8 @@ class MemoryConfig:
     """Keep the texts of queries, which explanations then show; else only their vectors, and hashes with a secret key. Texts
     and the key are never pushed to the Hub, and a server shows no texts."""
     limit: Count = 2_000
-    """Pairs that are remembered of one document, at most: those of the queries with the smallest hashes, in whatever order
-    they came."""
+    """Pairs that are remembered of one document, at most: those that were learned first. Of all pairs, at most a tenth are of
+    one document, or three times an even share: more of it are kept, and take no part."""
 
 
 class Spread(NamedTuple):
@@ -92,6 +102,16 @@ class Share(NamedTuple):
     cosine: float
 
 
+class Period(NamedTuple):
+    """A time, in microseconds since 1970: `since` belongs to it, `before` does not; by default always."""
+
+    since: int = 0
+    before: int = _NEVER
+
+
+ALWAYS = Period()
+
+
 class Earlier(NamedTuple):
     """An earlier query of a document: its text, or its hash; its cosine with a query; how often the pair was learned."""
 
@@ -107,25 +127,30 @@ class Pairs:
     Attributes:
         keys: [n] hashes of the queries.
         rows: [n] of the documents.
-        counts: [n] how often each was learned.
+        times: [n, 3] when each was learned the first times, ascending, in microseconds since 1970; then the largest number.
         vectors: [n, dim] of the queries, of length 1.
         texts: [n] of the queries; "" where it is not kept.
     """
 
     keys: NDArray[np.uint64]
     rows: NDArray[np.int32]
-    counts: NDArray[np.int32]
+    times: NDArray[np.int64]
     vectors: Floats
     texts: NDArray[np.object_]
 
     def __len__(self) -> int:
         return len(self.keys)
 
+    @property
+    def counts(self) -> Ints:
+        """[n] how often each was learned, of the times that count."""
+        return (self.times < _NEVER).sum(axis=1)
+
     @cached_property
     def name(self) -> str:
         """The name of a file that holds these pairs and nothing else."""
         content = hashlib.sha256(json.dumps(self.texts.tolist()).encode())
-        for array in (self.keys, self.rows, self.counts, self.vectors):
+        for array in (self.keys, self.rows, self.times, self.vectors):
             content.update(np.ascontiguousarray(array).data)
         return f"{content.hexdigest()[:32]}.safetensors"
 
@@ -135,20 +160,31 @@ class Pairs:
 
     @property
     def _columns(self) -> tuple[NDArray[np.generic], ...]:
-        return self.keys, self.rows, self.counts, self.vectors, self.texts
+        return self.keys, self.rows, self.times, self.vectors, self.texts
 
     @classmethod
     def join(cls, parts: Sequence["Pairs"]) -> "Pairs":
-        """Return all pairs in order, each once, with the sum of its counts."""
+        """Return all pairs in order, each once: as it was learned first, with the first of all its times."""
         columns = zip(*(part._columns for part in parts), strict=True)
         every = cls(*(np.concatenate(column) for column in columns))  # type: ignore[arg-type]
-        every = every.select(np.lexsort((every.rows, every.keys)))  # stable: of equal ones the first stays
+        every = every.select(np.lexsort((every.times[:, 0], every.rows, every.keys)))
         is_new = np.ones(len(every), dtype=bool)
         is_new[1:] = (np.diff(every.keys) != 0) | (np.diff(every.rows) != 0)
         if is_new.all():
             return every
-        counts = np.add.reduceat(every.counts, np.flatnonzero(is_new), dtype=np.int64)
-        return replace(every.select(is_new), counts=np.minimum(counts, _MOST).astype(np.int32))
+        times = every.times.ravel()
+        order = np.lexsort((times, np.repeat(np.cumsum(is_new), TIMES)))
+        first = TIMES * np.flatnonzero(is_new)[:, None] + np.arange(TIMES)
+        return replace(every.select(is_new), times=times[order][first])
+
+    def without(self, which: Bools, period: Period) -> "Pairs":
+        """Return the pairs less what was learned of some [n] in a period."""
+        in_period = (self.times >= period.since) & (self.times < period.before) & (self.times < _NEVER)
+        gone = in_period & which[:, None]
+        if not gone.any():
+            return self
+        times = np.sort(np.where(gone, _NEVER, self.times), axis=1)
+        return replace(self, times=times).select(times[:, 0] < _NEVER)
 
     def moved(self, rows: Ints) -> "Pairs":
         """Return the pairs by new rows of documents [documents], without those whose row is -1."""
@@ -159,22 +195,26 @@ class Pairs:
 
     def save(self, path: Path) -> None:
         """Write the pairs as one safetensors file."""
-        arrays = {name: getattr(self, name) for name in ("rows", "counts", "vectors")}
+        whole = {"keys": self.keys[:, None].view(np.uint8), "times": np.ascontiguousarray(self.times).view(np.uint8)}
         texts = np.frombuffer(json.dumps(self.texts.tolist()).encode(), dtype=np.uint8)
-        save_tensors({"keys": self.keys[:, None].view(np.uint8), "texts": texts, **arrays}, path)
+        save_tensors({**whole, "texts": texts, "rows": self.rows, "vectors": self.vectors}, path)
 
     @classmethod
     def load(cls, path: Path) -> "Pairs":
         """Return what `save` wrote.
 
         Raises:
-            ValueError: truncated or altered.
+            ValueError: truncated, altered or of an earlier format.
         """
-        arrays = read_tensors(path, _ARRAYS)
-        keys, rows, counts, vectors = (np.array(arrays[name]) for name in ("keys", "rows", "counts", "vectors"))
+        arrays = read_tensors(path, _ARRAYS, optional=("counts", "times"))
+        if "counts" in arrays or "times" not in arrays:
+            raise ValueError(
+                f"{path} is of an earlier format, whose pairs have no times; make the index again, and learn the pairs again."
+            )
+        keys, rows, times, vectors = (np.array(arrays[name]) for name in ("keys", "rows", "times", "vectors"))
         try:
             texts = np.array(["", *json.loads(arrays["texts"].tobytes())], dtype=np.object_)[1:]
-            pairs = cls(keys.view(np.uint64)[:, 0], rows, counts, vectors, texts)
+            pairs = cls(keys.view(np.uint64)[:, 0], rows, times.view(np.int64), vectors, texts)
             fits = len({len(column) for column in pairs._columns}) == 1 and len(pairs) > 0
             if not fits or not all(isinstance(text, str) for text in texts):
                 raise ValueError("columns of different lengths")
@@ -185,8 +225,8 @@ class Pairs:
 
 
 _ARRAYS: dict[str, tuple[type[np.generic], int]] = {
-    "keys": (np.uint8, 2), "rows": (np.int32, 1), "counts": (np.int32, 1), "vectors": (np.float32, 2),
-    "texts": (np.uint8, 1),
+    "keys": (np.uint8, 2), "rows": (np.int32, 1), "times": (np.uint8, 2), "vectors": (np.float32, 2),
+    "texts": (np.uint8, 1), "counts": (np.int32, 1),
 }  # fmt: skip
 
 
@@ -209,17 +249,20 @@ class QueryMemory:
 
     # Learning.
 
-    def learn(self, queries: Sequence[str], rows: Ints, vectors: Floats) -> "QueryMemory":
-        """Return the memory with more pairs; one that is known counts once more.
+    def learn(self, queries: Sequence[str], rows: Ints, vectors: Floats, times: Ints | None = None) -> "QueryMemory":
+        """Return the memory with more pairs; one that is known counts once more, up to three times.
 
         Args:
             queries: [n] their texts.
             rows: [n] of the documents.
             vectors: [n, dim] of the queries, of any length.
+            times: [n] when each was learned, in microseconds since 1970; now by default.
         """
         memory = self if self.key else replace(self, key=secrets.token_bytes(16))
         texts = [same(query) if self.config.keep_queries else "" for query in queries]
-        columns = rows.astype(np.int32), np.ones(len(rows), np.int32), normalised(vectors)
+        learned = np.full((len(rows), TIMES), _NEVER)
+        learned[:, 0] = time.time_ns() // 1000 if times is None else times
+        columns = rows.astype(np.int32), learned, normalised(vectors)
         new = Pairs(memory._keys(queries), *columns, np.array(["", *texts], dtype=np.object_)[1:])
         return memory._with(Pairs.join([new]))._within_limit()
 
@@ -241,19 +284,24 @@ class QueryMemory:
         return replace(self, blocks=blocks)
 
     def _within_limit(self) -> "QueryMemory":
-        """Return the memory with the first pairs of each document by their keys, as many as the limit says."""
-        rows = np.concatenate([block.rows for block in self.blocks])  # ascending by key
-        counts = np.bincount(rows)
-        if counts.max() <= self.config.limit:
+        """Return the memory with the pairs of each document that were learned first, as many as the limit says."""
+        if np.bincount(self._rows).max() <= self.config.limit:
             return self
-        order = np.argsort(rows, kind="stable")
-        rank = np.empty(len(rows), dtype=np.int64)
-        rank[order] = np.arange(len(rows)) - np.repeat(np.cumsum(counts) - counts, counts)
+        ranks = self._ranks
         logger.warning(
-            "%d pairs are left out: at most %d of a document are remembered (memory.limit), those with the smallest hashes.",
-            int((rank >= self.config.limit).sum()), self.config.limit,
+            "%d pairs are left out: at most %d of a document are remembered (memory.limit), those learned first.",
+            int((ranks >= self.config.limit).sum()), self.config.limit,
         )  # fmt: skip
-        return self._where(rank < self.config.limit)
+        return self._where(ranks < self.config.limit)
+
+    @property
+    def _ranks(self) -> Ints:
+        """[n] the number of each pair among those of its document, by when they were learned first, and then by their keys."""
+        rows, first = self._rows, np.concatenate([block.times[:, 0] for block in self.blocks])
+        order, counts = np.lexsort((first, rows)), np.bincount(rows)
+        ranks = np.empty(len(rows), dtype=np.int64)
+        ranks[order] = np.arange(len(rows)) - np.repeat(np.cumsum(counts) - counts, counts)
+        return ranks
 
     def _where(self, kept: Bools) -> "QueryMemory":
         """Return the memory with some of its pairs."""
@@ -261,29 +309,74 @@ class QueryMemory:
         blocks = (block if own.all() else block.select(own) for block, own in zip(self.blocks, parts, strict=True))
         return replace(self, blocks=tuple(blocks))._split()
 
-    def forget(self, queries: Sequence[str], rows: Ints) -> "QueryMemory":
-        """Return the memory without some pairs, each with all that it counts; with a query "" all pairs of the document."""
-        if not len(self):
-            return self
+    def forget(self, queries: Sequence[str] | None, rows: Ints, period: Period = ALWAYS) -> "QueryMemory":
+        """Return the memory without what was learned in a period, of some pairs; "" is all of a document, None all."""
+        every = (np.ones(len(block), dtype=bool) for block in self.blocks)
+        which = every if queries is None else self._which(queries, rows)
+        blocks = [block.without(own, period) for block, own in zip(self.blocks, which, strict=True)]
+        is_same = all(own is before for own, before in zip(blocks, self.blocks, strict=True))
+        return self if is_same else replace(self, blocks=tuple(blocks))._split()
+
+    def _which(self, queries: Sequence[str], rows: Ints) -> list[Bools]:
+        """Return for each block which of its pairs are among some; with a query "" all pairs of the document are."""
         whole = [row for query, row in zip(queries, rows.tolist(), strict=True) if not query]
-        gone = set(zip(self._keys(queries).tolist(), rows.tolist(), strict=True))
+        wanted = set(zip(self._named(queries), rows.tolist(), strict=True))
         pairs = ((block, zip(block.keys.tolist(), block.rows.tolist(), strict=True)) for block in self.blocks)
-        kept = [np.array([pair not in gone for pair in own], bool) & ~np.isin(b.rows, whole) for b, own in pairs]
-        return self._where(np.concatenate(kept))
+        return [np.array([pair in wanted for pair in own], bool) | np.isin(b.rows, whole) for b, own in pairs]
 
     def holds(self, queries: Sequence[str], rows: Ints) -> list[bool]:
         """Return whether each pair is remembered; with a query "", whether any pair of the document is."""
-        held = {pair for block in self.blocks for pair in zip(block.keys.tolist(), block.rows.tolist(), strict=True)}
+        held = {(key, row) for key, row, _ in self._counted()}
         documents = {row for _, row in held}
-        pairs = zip(queries, self._keys(queries).tolist(), rows.tolist(), strict=True)
+        pairs = zip(queries, self._named(queries), rows.tolist(), strict=True)
         return [(key, row) in held if query else row in documents for query, key, row in pairs]
 
-    def without(self, queries: Floats) -> "QueryMemory":
-        """Return the memory without the pairs of some queries [n, dim], such as those that choose its weight."""
+    def fewer(self, after: "QueryMemory") -> int:
+        """Return how many pairs are gone, or count less, in a later memory."""
+        left = {(key, row): count for key, row, count in after._counted()}
+        return sum(left.get((key, row), 0) < count for key, row, count in self._counted())
+
+    def _counted(self) -> Iterator[tuple[int, int, int]]:
+        for block in self.blocks:
+            yield from zip(block.keys.tolist(), block.rows.tolist(), block.counts.tolist(), strict=True)
+
+    def learned(self) -> Pairs:
+        """Return all pairs, by when they were learned first."""
+        pairs = Pairs.join([*filter(len, self.blocks)] or [_NOTHING])
+        return pairs.select(np.argsort(pairs.times[:, 0], kind="stable"))
+
+    def knows(self, queries: Sequence[str], vectors: Floats | None = None) -> Bools:
+        """[n] Whether queries were learned, in whatever case, spaces or composition.
+
+        Args:
+            queries: [n] their texts.
+            vectors: [n, dim] of them, which are compared if the memory `is_published`.
+        """
+        if not len(self):
+            return np.zeros(len(queries), dtype=bool)
+        known = np.isin(self._keys(queries), self._all_keys)
+        if vectors is None:
+            return known
+        nearest = [cosines[:, self._is_bare].max(axis=1, initial=-1) for cosines in self._cosines(vectors)]
+        return known | (np.concatenate(nearest) >= 1 - _TIE)
+
+    @property
+    def is_published(self) -> bool:
+        """Whether it has pairs of an index from the Hub, whose hashes have a key that nobody knows."""
+        return bool(len(self)) and bool(self._is_bare.any())
+
+    @property
+    def _is_bare(self) -> Bools:
+        """[n] True at pairs without times, and without hashes that can be compared."""
+        return np.concatenate([block.times[:, 0] for block in self.blocks]) == 0
+
+    def without(self, queries: Sequence[str], vectors: Floats) -> "QueryMemory":
+        """Return the memory without the pairs of queries with vectors [n, dim], such as those that choose its weight."""
         if not len(self):
             return self
-        highest = [cosines.max(axis=0) for cosines in self._cosines(queries)]
-        return self._where(np.max(highest, axis=0) < 1 - _TIE)
+        keys = self._all_keys
+        highest = np.max([cosines.max(axis=0) for cosines in self._cosines(vectors)], axis=0)
+        return self._where((highest < 1 - _TIE) & ~np.isin(keys, self._keys(queries)))
 
     def moved(self, rows: Ints) -> "QueryMemory":
         """Return the memory after an update of the documents: `rows` [documents before] are their new rows, -1 if removed."""
@@ -292,14 +385,26 @@ class QueryMemory:
         return self if is_same else replace(self, blocks=blocks)._split()
 
     def published(self) -> "QueryMemory":
-        """Return the memory without texts and key."""
-        blocks = (replace(block, texts=np.full(len(block), "", dtype=np.object_)) for block in self.blocks)
-        return replace(self, key=b"", blocks=tuple(blocks))
+        """Return the pairs that take part, without texts and key, and with times of 1970."""
+        kept = self if self._active is None else self._where(np.isin(np.arange(len(self)), self._active))
+
+        def bare(block: Pairs) -> Pairs:
+            texts = np.full(len(block), "", dtype=np.object_)
+            return replace(block, texts=texts, times=np.where(block.times < _NEVER, 0, _NEVER))
+
+        return replace(kept, key=b"", blocks=tuple(map(bare, kept.blocks)))
 
     def _keys(self, queries: Sequence[str]) -> NDArray[np.uint64]:
-        """[n] keyed hashes of queries."""
-        sums = (hashlib.blake2b(same(query).encode(), digest_size=8, key=self.key).digest() for query in queries)
+        """[n] keyed hashes of queries; alike for those that differ in case, spaces or composition."""
+        alike = (same(same(query).casefold()).encode() for query in queries)
+        sums = (hashlib.blake2b(query, digest_size=8, key=self.key).digest() for query in alike)
         return np.array([int.from_bytes(own) for own in sums], dtype=np.uint64)
+
+    def _named(self, queries: Sequence[str]) -> list[int]:
+        """Return the keys of queries that may be named by their hashes, as explanations show them: "#" and 16 digits."""
+        named = (_HASH.fullmatch(query.strip()) for query in queries)
+        pairs = zip(self._keys(queries).tolist(), named, strict=True)
+        return [int(found[1], 16) if found else key for key, found in pairs]
 
     # Remembering.
 
@@ -315,19 +420,21 @@ class QueryMemory:
         """Return the nearest earlier queries of a document that have a share of a query [dim], nearest first."""
         ((places, cosines),) = self._nearest(query[None])
         texts = np.concatenate([block.texts for block in self.blocks])
-        keys = np.concatenate([block.keys for block in self.blocks])
+        keys = self._all_keys
         own = [at for at in np.argsort(-cosines, kind="stable").tolist() if self._rows[places[at]] == row]
         return [
-            Earlier(texts[places[at]] or f"#{keys[places[at]]:016x}", float(cosines[at]), int(self._counts[places[at]]))
+            Earlier(texts[places[at]] or hash_of(keys[places[at]]), float(cosines[at]), int(self._counts[places[at]]))
             for at in own
         ]
 
     def _nearest(self, queries: Floats) -> Iterator[tuple[Ints, Floats]]:
-        """Yield for each query the numbers and cosines of the nearest pairs, and of all that are as near as the next one."""
-        for own in chain.from_iterable(self._cosines(queries)):
+        """Yield for each query the numbers and cosines of the nearest pairs that take part, and of all as near as the next."""
+        active = self._active
+        for cosines in chain.from_iterable(self._cosines(queries)):
+            own = cosines if active is None else cosines[active]
             last = np.partition(own, len(own) - NEAREST - 1)[len(own) - NEAREST - 1] if len(own) > NEAREST else -2
             places = np.flatnonzero(own >= last - _TIE)
-            yield places, own[places]
+            yield places if active is None else active[places], own[places]
 
     def _cosines(self, queries: Floats) -> Iterator[Floats]:
         """Yield the cosines [some queries, pairs] of queries and the pairs, a few queries at a time."""
@@ -335,6 +442,22 @@ class QueryMemory:
         for start in range(0, len(unit), step):
             part = unit[start : start + step]
             yield np.concatenate([part @ block.vectors.T for block in filter(len, self.blocks)], axis=1)
+
+    @cached_property
+    def _active(self) -> Ints | None:
+        """Numbers of the pairs that take part, of each document those learned first; None for all."""
+        counts = np.bincount(self._rows)
+        most = _most(counts[counts > 0])
+        return None if counts.max(initial=0) <= most else np.flatnonzero(self._ranks < most)
+
+    @property
+    def num_idle(self) -> int:
+        """How many pairs take no part, as their documents have too many."""
+        return 0 if not len(self) or self._active is None else len(self) - len(self._active)
+
+    @property
+    def _all_keys(self) -> NDArray[np.uint64]:
+        return np.concatenate([block.keys for block in self.blocks])
 
     @cached_property
     def _rows(self) -> Ints:
@@ -388,15 +511,28 @@ class QueryMemory:
                 return "pairs of the memory are not in order"
             if block.vectors.shape[1] != dim or not is_finite(block.vectors):
                 return "vectors of the memory do not fit the documents"
-            if block.counts.min() < 1 or not 0 <= block.rows.min() <= block.rows.max() < documents:
+            learned = np.where(block.times < _NEVER, block.times, _LATEST)
+            if not (block.times.shape[1] == TIMES and 0 <= learned.min() <= learned.max() <= _LATEST):
+                return "times of the memory are none"
+            if (block.times[:, 0] == _NEVER).any() or (block.times != np.sort(block.times, axis=1)).any():
+                return "times of the memory are not in order"
+            if not 0 <= block.rows.min() <= block.rows.max() < documents:
                 return "the memory has documents that the index lacks"
         return ""
 
 
 _NOTHING = Pairs(
-    np.zeros(0, np.uint64), np.zeros(0, np.int32), np.zeros(0, np.int32), np.zeros((0, 0), np.float32),
+    np.zeros(0, np.uint64), np.zeros(0, np.int32), np.zeros((0, TIMES), np.int64), np.zeros((0, 0), np.float32),
     np.zeros(0, np.object_),
 )  # fmt: skip
+
+
+_HASH = re.compile("#([0-9a-f]{16})")
+
+
+def hash_of(key: int) -> str:
+    """Return what names a query whose text is not kept."""
+    return f"#{key:016x}"
 
 
 def same(query: str) -> str:
@@ -408,6 +544,20 @@ def normalised(vectors: Floats) -> Floats:
     """Return vectors [n, dim] of length 1; those of length 0 stay."""
     lengths = np.linalg.norm(vectors, axis=1, keepdims=True)
     return np.asarray(vectors / np.where(lengths > 0, lengths, 1), dtype=np.float32)
+
+
+def is_usable(vectors: Floats) -> Bools:
+    """[n] True at vectors [n, dim] that have a finite length, so that cosines with them mean something."""
+    with np.errstate(over="ignore", invalid="ignore"):
+        return np.asarray(np.isfinite(np.linalg.norm(vectors.astype(np.float32), axis=1)))
+
+
+def _most(counts: Ints) -> int:
+    """Return how many pairs of a document take part at most, given how many each has."""
+    share, most = max(_SHARE, _EVEN / max(len(counts), 1)), int(counts.max(initial=0))
+    while (bound := max(_FLOOR, int(share * np.minimum(counts, most).sum()))) < most:
+        most = bound  # a smaller one leaves fewer pairs, of which it is a share
+    return most
 
 
 def _kernel(cosines: Floats) -> NDArray[np.float64]:

@@ -64,6 +64,13 @@ def _learn(pairs: Iterable[tuple[str, str]]) -> _Call:
     return _Call("POST", "learn", body, lambda answer: answer["learned"])
 
 
+def _forget(pairs: Iterable[tuple[str, str]] | None, since: str | None, before: str | None) -> _Call:
+    body: Json = {"since": since, "before": before}
+    if pairs is not None:
+        body["pairs"] = [{"query": query, "doc_id": doc_id} for query, doc_id in pairs]
+    return _Call("POST", "forget", body, lambda answer: answer["forgotten"])
+
+
 def _read(call: _Call, response: httpx.Response) -> Any:
     """Return what a call wants of its answer.
 
@@ -91,7 +98,7 @@ class Client:
 
     Args:
         url: of the server, such as http://127.0.0.1:8000.
-        token: the server's DSI_TOKEN, which `add`, `remove` and `learn` need.
+        token: the server's DSI_TOKEN, which `add`, `remove`, `learn` and `forget` need.
         timeout: seconds until a request is given up, by an exception of httpx.
 
     Every method raises `ServerError` where the server refuses the request, and `httpx.TransportError` where none answers.
@@ -136,6 +143,17 @@ class Client:
     def learn(self, pairs: Iterable[tuple[str, str]]) -> int:
         """Teach which documents users took: pairs of query and doc_id; return how many were learned."""
         count: int = self._send(_learn(pairs))
+        return count
+
+    def forget(
+        self,
+        pairs: Iterable[tuple[str, str]] | None = None,
+        *,
+        since: str | None = None,
+        before: str | None = None,
+    ) -> int:
+        """Forget pairs, or what was learned in a time, as `GenerativeRetriever.forget` does; return of how many pairs."""
+        count: int = self._send(_forget(pairs, since, before))
         return count
 
     def close(self) -> None:
@@ -187,6 +205,17 @@ class AsyncClient:
     async def learn(self, pairs: Iterable[tuple[str, str]]) -> int:
         """As `Client.learn`."""
         count: int = await self._send(_learn(pairs))
+        return count
+
+    async def forget(
+        self,
+        pairs: Iterable[tuple[str, str]] | None = None,
+        *,
+        since: str | None = None,
+        before: str | None = None,
+    ) -> int:
+        """As `Client.forget`."""
+        count: int = await self._send(_forget(pairs, since, before))
         return count
 
     async def aclose(self) -> None:

@@ -23,7 +23,7 @@ import pyarrow as pa
 from dsi.docids.data import SPLITS, TABLES, existing_folder, find_collection, folder_for_collection
 from dsi.docids.data.dev_queries import relevant_documents, split_judgements
 from dsi.docids.data.folders import path_records
-from dsi.docids.data.identical import identical_ids
+from dsi.docids.data.identical import Identical, identical_documents
 from dsi.docids.data.judgements import check_qrels, read_judgements, relevant_rows
 from dsi.docids.data.lines import write_json_line, write_judgements
 from dsi.docids.data.pairs import Documents, pair_judgements
@@ -128,20 +128,22 @@ class Collection:
         return digest([self.versions, list(self.qrels["dev"])])
 
     @cached_property
-    def identical_ids(self) -> frozenset[str]:
-        """The queries that are documents themselves, and leave these out of their answers: `dsi.docids.data.identical`.
+    def identical(self) -> Identical:
+        """The queries that are documents themselves, with these, which their answers leave out: `dsi.docids.data.identical`.
 
-        A query whose own document is judged relevant to it keeps it.
+        A document that is judged relevant to the query stays.
         """
         judged = chain.from_iterable(qrels.items() for qrels in self.qrels.values())
-        asked = {query_id for query_id, own in judged if own.get(query_id, 0) > 0}
-        queries = {query_id: text for query_id, text in self.queries.items() if query_id not in asked}
-        return identical_ids(queries, self.documents, self.rows, self.name)
+        relevant = dict[str, set[str]]()
+        for query_id, own in judged:
+            relevant.setdefault(query_id, set()).update(doc_id for doc_id, grade in own.items() if grade > 0)
+        return identical_documents(self.queries, self.documents, self.rows, relevant, self.name)
 
     @property
-    def own_rows(self) -> dict[str, int]:
-        """{text of a query: row of the document that it is itself}, of the `identical_ids`; no negatives of training."""
-        return {self.queries[query_id]: self.rows[query_id] for query_id in self.identical_ids}
+    def own_rows(self) -> dict[str, frozenset[int]]:
+        """{text of a query: rows of the documents that it is itself}, of `identical`; no negatives of training."""
+        found = self.identical.items()
+        return {self.queries[query_id]: frozenset(self.rows[doc_id] for doc_id in own) for query_id, own in found}
 
     def judged_negatives(self) -> dict[str, list[int]]:
         """Return {text of a train query: rows of the documents of the collection that are judged not relevant to it}."""

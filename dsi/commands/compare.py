@@ -1,12 +1,13 @@
 """`dsi compare`: compare two indexes, or two run files, on the judgements of a collection.
 
 A and B are each an index, which is searched as it searches by default, or a run in TREC format, which is ranked as trec_eval
-ranks it. Differences come with p-values of paired randomisation tests, corrected for the number of measures by Holm's method.
+ranks it. Queries that one of the indexes has learned are left out, and a line counts them. Differences come with p-values of
+paired randomisation tests, corrected for the number of measures by Holm's method.
 From Python: `dsi.measuring.comparison.compare_runs`.
 """
 
 from argparse import ArgumentTypeError, Namespace
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -36,7 +37,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     arguments = command_line.parse_args(argv)
     load_libraries()
     from dsi.docids.data.collection import read_collection
-    from dsi.docids.data.identical import without_identical
+    from dsi.docids.data.identical import most_identical, without_identical
     from dsi.eval.measures import cutoff, measure_name, measures_for
     from dsi.eval.trec import escaped, escaped_ids
     from dsi.measuring.comparison import compare_runs
@@ -49,12 +50,33 @@ def main(argv: Sequence[str] | None = None) -> None:
         )
     measures = [measure_name(name) for name in arguments.measures] or measures_for(qrels)
     depth, queries = max(map(cutoff, measures)), collection.query_texts(arguments.split)
-    identical, most = collection.identical_ids & qrels.keys(), depth + bool(collection.identical_ids)
-    first, second = _runs((arguments.a, arguments.b), queries, most, arguments)
+    identical = collection.identical
+    (first, second), learned = _runs((arguments.a, arguments.b), queries, depth + most_identical(identical), arguments)
+    said = _said(learned, len(qrels), arguments.split)
+    gone = frozenset[str]().union(*learned.values())
+    qrels = {query_id: judged for query_id, judged in qrels.items() if query_id not in gone}
     if arguments.escape_ids:
-        qrels, identical = escaped_ids(qrels), frozenset(map(escaped, identical))
+        qrels = escaped_ids(qrels)
+        identical = {escaped(query_id): frozenset(map(escaped, own)) for query_id, own in identical.items()}
     first, second = (without_identical(run, identical) for run in (first, second))
-    print(compare_runs(first, second, qrels, measures, (str(arguments.a), str(arguments.b))))
+    print(compare_runs(first, second, qrels, measures, (str(arguments.a), str(arguments.b))), *said, sep="\n")
+
+
+def _said(learned: "Mapping[str, frozenset[str]]", total: int, split: str) -> list[str]:
+    """Return a line for each index that has learned queries.
+
+    Raises:
+        ValueError: none is left.
+    """
+    from dsi.measuring.learned import learned_line
+
+    said = [learned_line(len(own), total, split, name) for name, own in learned.items() if own]
+    if len(frozenset[str]().union(*learned.values())) == total:
+        raise ValueError(
+            f"The indexes have learned all {total:,} {split} queries, so nothing can be compared; judge some that they have "
+            "not learned, or forget them first."
+        )
+    return said
 
 
 def _system(value: str) -> Path:
@@ -65,24 +87,31 @@ def _system(value: str) -> Path:
     return index_folder(value)
 
 
-def _runs(paths: Sequence[Path], queries: dict[str, str], depth: int, arguments: Namespace) -> "list[Run]":
-    """Return the runs in files, and those of indexes, of which those with the same encoder share the encoded queries."""
+def _runs(
+    paths: Sequence[Path], queries: dict[str, str], depth: int, arguments: Namespace
+) -> "tuple[list[Run], dict[str, frozenset[str]]]":
+    """Return the runs in files, and those of indexes; and {index: query_ids that it has learned}.
+
+    Indexes with the same encoder share the encoded queries.
+    """
     from dsi.docids.files.progress import progress
     from dsi.eval.trec import escaped_ids, read_run
+    from dsi.measuring.learned import known_queries
     from dsi.store.retriever import GenerativeRetriever
 
-    runs, encoded = list["Run"](), dict[str, "EncodedQueries"]()
+    runs, encoded, learned = list["Run"](), dict[str, "EncodedQueries"](), dict[str, frozenset[str]]()
     for path in progress(paths, "systems", unit="system"):
         if path.is_file():
             runs.append(read_run(path))
             continue
         retriever = GenerativeRetriever.from_pretrained(path, device=arguments.device, dtype=arguments.dtype)
+        learned[str(path)] = known_queries(retriever, queries)
         encoder = _encoder_of(path)
         if encoder not in encoded:
             encoded[encoder] = retriever.encode_queries(queries, show_progress=True)
         run = retriever.run(encoded[encoder], depth)
         runs.append(escaped_ids(run) if arguments.escape_ids else run)
-    return runs
+    return runs, learned
 
 
 def _encoder_of(index: Path) -> str:

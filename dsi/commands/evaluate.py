@@ -32,6 +32,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     from dsi.measuring.diagnosis import missed_table
     from dsi.measuring.evaluation import evaluate
     from dsi.measuring.known_items import with_queries
+    from dsi.measuring.learned import with_only
     from dsi.store.verify import read_entries
     from dsi.training.stages import launch
 
@@ -58,6 +59,8 @@ def main(argv: Sequence[str] | None = None) -> None:
     )
     if not processes.is_main:
         return
+    collection = with_only(collection, arguments.split, evaluation.splits["Total"])  # without those that were learned
+    qrels = collection.qrels[arguments.split]
     # 3) Write and print.
     if arguments.results:  # before the table: its reader may go, as `| head` does
         file = arguments.run / "config.toml"  # an index that was saved elsewhere has none

@@ -1,4 +1,8 @@
-"""`dsi info`: show what an index is: documents, docids, encoder, weights and who chose them, sizes, versions."""
+"""`dsi info`: show what an index is: documents, docids, encoder, weights and who chose them, sizes, versions.
+
+--learned lists the pairs that it has learned instead, a line each with tabs between: hash of the query, doc_id, how often it
+counts, when it was learned first, and the query where texts are kept. From Python: `retriever.learned()`.
+"""
 
 import json
 from collections.abc import Sequence
@@ -11,10 +15,15 @@ def main(argv: Sequence[str] | None = None) -> None:
     """Print the facts, as lines or as JSON."""
     command_line = parser("info", __doc__)
     add_index(command_line)
-    command_line.add_argument("--json", action="store_true", help="print one JSON object")
+    command_line.add_argument("--json", action="store_true", help="print one JSON object, with --learned one a line")
+    command_line.add_argument("--learned", action="store_true", help="list the pairs that it has learned instead")
     arguments = command_line.parse_args(argv)
     load_libraries()
-    from dsi.store.info import as_lines, index_info
+    from dsi.store.info import as_lines, index_info, learned_lines
 
+    if arguments.learned:
+        for line in learned_lines(arguments.run, as_json=arguments.json):
+            print(line)
+        return
     info = index_info(arguments.run)
     print(json.dumps(info, ensure_ascii=False) if arguments.json else as_lines(info))

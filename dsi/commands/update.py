@@ -3,17 +3,22 @@
 A SOURCE is a file or a folder of `dsi index`: its new and changed files are read, those that are gone leave the index, and
 nothing else is touched. With --add, files of any kind that `dsi index` reads add documents, searchable at once. A document that
 is both removed and added is replaced. --learn takes the documents that users took for their queries, and --forget takes that
-back. --texts keeps the texts of documents in the index, for rerankers that read them. --vectors keeps their vectors in fewer
+back; --since and --before take back what was learned in a time, of these pairs or of all (`dsi info RUN --learned` lists
+them). --texts keeps the texts of documents in the index, for rerankers that read them. --vectors keeps their vectors in fewer
 bytes. The index on disk changes atomically; on any error it stays as it is. Updates at the same time wait for each other.
 """
 
 import argparse
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 from dsi.commands.arguments import add_device, add_index, parser
 from dsi.commands.libraries import load_libraries
 from dsi.commands.values import collection_folder, count, existing_file, source_path
 from dsi.docids.files.checks import counted
+
+if TYPE_CHECKING:
+    from dsi.store.retriever import GenerativeRetriever
 
 
 def main(argv: Sequence[str] | None = None) -> None:
@@ -26,14 +31,14 @@ def main(argv: Sequence[str] | None = None) -> None:
     from dsi.store.retriever import GenerativeRetriever
 
     in_file = [line for _, line in text_lines(arguments.remove_file)] if arguments.remove_file else []
-    removed = list(dict.fromkeys([*arguments.remove, *in_file]))
+    removed, forgets = list(dict.fromkeys([*arguments.remove, *in_file])), _forgets(arguments)
     with updating(arguments.run):  # from reading to writing, so that no other update comes between
         retriever = GenerativeRetriever.from_pretrained(arguments.run, device=arguments.device)
         files = retriever.update_from(*arguments.sources) if arguments.sources else None
         before = len(retriever.documents)
         retriever.update(arguments.add, removed)
         learned = sum(map(retriever.learn, arguments.learn))
-        forgotten = sum(map(retriever.forget, arguments.forget))
+        forgotten = _forget(retriever, arguments)
         if arguments.texts:
             retriever.keep_texts(read_documents(arguments.texts))
         if arguments.vectors:
@@ -45,9 +50,21 @@ def main(argv: Sequence[str] | None = None) -> None:
         changes.append(f"files: {files.new} new, {files.changed} changed, {files.gone} gone, {files.same} the same")
     if removed or arguments.add or not files:
         changes.append(f"{counted(len(removed), 'document')} removed, {now - before + len(removed)} added")
-    if arguments.learn or arguments.forget:
+    if arguments.learn or forgets:
         uses = f"{counted(learned, 'pair')} learned, {forgotten} forgotten, {len(retriever.memory)} remembered; "
     print(f"{arguments.run}: {'; '.join(changes)}, {counted(now, 'document')} now; {uses}generation {generation}")
+
+
+def _forgets(arguments: argparse.Namespace) -> bool:
+    return bool(arguments.forget or arguments.since or arguments.before)
+
+
+def _forget(retriever: "GenerativeRetriever", arguments: argparse.Namespace) -> int:
+    """Forget pairs of files, or all, in the time that is given; return how many."""
+    if not _forgets(arguments):
+        return 0
+    when = {"since": arguments.since, "before": arguments.before}
+    return sum(retriever.forget(pairs, **when) for pairs in arguments.forget or [None])
 
 
 def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
@@ -77,6 +94,10 @@ def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
             metavar="FILE",
             help=f"files of query<TAB>doc_id, or with these keys (.tsv, .csv, .jsonl, .parquet), to {what}",
         )
+    for name in ("since", "before"):
+        command_line.add_argument(
+            f"--{name}", metavar="TIME", help=f"forget only what was learned {name} it: 2026-11-28T14:30, in UTC"
+        )
     command_line.add_argument(
         "--texts", type=collection_folder, metavar="DIR", help="collection whose texts the index keeps from now on"
     )
@@ -93,10 +114,10 @@ def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
     arguments = command_line.parse_args(argv)
     if arguments.code_bytes and not arguments.vectors:
         raise ValueError("--code-bytes needs --vectors, which says how vectors are kept.")
-    wanted = ("sources", "remove", "remove_file", "add", "learn", "forget", "texts", "vectors")
+    wanted = ("sources", "remove", "remove_file", "add", "learn", "forget", "since", "before", "texts", "vectors")
     if not any(getattr(arguments, name) for name in wanted):
         raise ValueError(
             "There is nothing to do; give a folder of files, --add FILE, --remove DOC_ID …, --remove-file FILE, --learn FILE, "
-            "--forget FILE, --texts DIR or --vectors KIND."
+            "--forget FILE, --since TIME, --before TIME, --texts DIR or --vectors KIND."
         )
     return arguments

@@ -107,7 +107,7 @@ class CorpusSearch:
         if self._searched is None:
             raise ValueError("No corpus was given to search; hand it over before the queries, as the evaluators do.")
         options: SearchOptions = {**self.options, "allow": self._allowed}
-        identical = self._searched.documents.identical_ids(queries)
+        identical = {query_id: frozenset({query_id}) for query_id in self._searched.documents.identical_ids(queries)}
         most = plain(int, k, "k") + bool(identical)
         if only is None:
             return run_without_ties(without_identical(self._searched.run(queries, most, **options), identical, k))

@@ -158,7 +158,7 @@ class DocidEncoder:
 def retrieval_task(collection: Collection, split: str = "test", name: str = "") -> AbsTaskRetrieval:
     """Return a split of a collection as a retrieval task, which needs no download.
 
-    Its `ignore_identical_ids` is set if all queries with the id of a document are that document (`collection.identical_ids`).
+    Its `ignore_identical_ids` is set if all queries with the id of a document are that document (`collection.identical`).
 
     Args:
         collection: with judgements of the split.
@@ -186,7 +186,9 @@ def retrieval_task(collection: Collection, split: str = "test", name: str = "") 
         "relevant_docs": collection.qrels[split],
         "top_ranked": None,
     }
-    ignores = bool(common) and common <= collection.identical_ids  # MTEB's is for all ids that look alike
+    ignores = bool(common) and all(
+        own in collection.identical.get(own, ()) for own in common
+    )  # MTEB's is for all ids that look alike
     members = {"metadata": metadata, "part": part, "ignore_identical_ids": ignores}
     kind = type(f"{name}Task", (_CollectionTask,), members)
     task: AbsTaskRetrieval = kind()

@@ -20,7 +20,7 @@ from dsi.contrastive.encoder import Encoder
 from dsi.docids.data import SPLITS
 from dsi.docids.data.collection import Collection, check_collection, compare_documents
 from dsi.docids.data.dev_queries import relevant_documents
-from dsi.docids.data.identical import without_identical
+from dsi.docids.data.identical import most_identical, without_identical
 from dsi.docids.files.checks import plain, shown
 from dsi.docids.files.declarations import meant
 from dsi.docids.files.processes import ALONE, Processes
@@ -33,6 +33,7 @@ from dsi.eval.measures import evaluate as evaluate_run
 from dsi.eval.protocol import Splits, SystemResult, holm, overlap_splits, randomisation_test, table
 from dsi.eval.tables import html_table
 from dsi.measuring.known_items import MEANING, KnownItems, with_queries
+from dsi.measuring.learned import known_queries, learned_line, with_only
 from dsi.measuring.provenance import provenance
 from dsi.measuring.runs import BM25Runs, DenseRuns, IndexRuns, generator_only, generator_steers, language_of
 from dsi.measuring.weights import DEPTH
@@ -94,8 +95,13 @@ class Evaluation:
 
     @property
     def note(self) -> str:
-        """What the numbers mean, where nobody has judged the queries; else ""."""
+        """What the numbers mean, where nobody has judged the queries, or the index has learned some; else ""."""
         return str(self.about.get("note", ""))
+
+    @property
+    def is_of_learned(self) -> bool:
+        """Whether the index has learned all queries, so that nothing follows for others: then nothing is concluded."""
+        return bool(self.about.get("learned")) and self.about["learned"] == self.about.get("judged")
 
     def __str__(self) -> str:
         return "\n\n".join(filter(None, [self._table, self.significance(), self.summary(), self.note]))
@@ -129,8 +135,10 @@ class Evaluation:
     def significance(self) -> str:
         """Return the differences of the index to every other row, in points, with p of paired randomisation tests.
 
-        The p-values are corrected for their number (Holm), as they are in `summary`.
+        The p-values are corrected for their number (Holm), as they are in `summary`. "" if the index has learned all queries.
         """
+        if self.is_of_learned:
+            return ""
         about = f"p of paired randomisation tests, Holm-corrected for {self._comparisons} comparisons"
         lines = [f"{self.index} against (difference in points; {about}):"]
         for other, tests in self._tests.items():
@@ -141,8 +149,11 @@ class Evaluation:
     def summary(self) -> str:
         """Return the main results in words: what the index finds, and how the strongest and the usual rows compare.
 
-        A reranker's row and the index's other method are the index itself, and so not compared here.
+        A reranker's row and the index's other method are the index itself, and so not compared here. "" if the index has
+        learned all queries.
         """
+        if self.is_of_learned:
+            return ""
         first = self.measures[0]
         rivals = [name for name in self._tests if name not in (GENERATE, EXACT) and not name.startswith("+ ")]
         strongest = max(rivals, key=lambda name: self._mean(name, first))
@@ -219,6 +230,9 @@ def evaluate(
         >>> evaluation.rows[0].name
         'BM25'
 
+    Queries that the index has learned are left out of all numbers, and `Evaluation.note` counts them; if it has learned all of
+    them, they stay, and nothing is concluded.
+
     Args:
         retriever: the index.
         collection: its collection. The baselines BM25 and `untrained` search the collection's documents, all others the
@@ -244,6 +258,11 @@ def evaluate(
     collection = with_queries(retriever, collection, split)
     _check_judged(collection, split)
     compare_documents(collection, retriever.documents.rows)
+    whole, learned = collection, known_queries(retriever, collection.query_texts(split))
+    others = with_only(collection, split, collection.qrels[split].keys() - learned)
+    if is_of_learned := not relevant_documents(others.qrels[split].values()):
+        learned = frozenset(whole.qrels[split])
+    collection = whole if is_of_learned else others
     qrels = collection.qrels[split]
     measures = _measures([measures] if isinstance(measures, str) else measures, qrels, depth)
     depth = max(ANSWERS, depth or max(map(cutoff, measures)))
@@ -256,6 +275,7 @@ def evaluate(
     # 3) the record
     splits = overlap_splits(qrels, collection.overlap_documents(split))
     about = {"depth": depth, "measures": measures, **_about(retriever, collection, split, splits)}
+    about |= _about_learned(len(learned), whole, split)
     return Evaluation(rows, index, measures, runs, splits, about)
 
 
@@ -264,9 +284,19 @@ def _about(retriever: GenerativeRetriever, collection: Collection, split: str, s
     return {
         "collection": Path(collection.name).name, "split": split, "dtype": str(retriever.dtype).removeprefix("torch."),
         "queries": {name: len(query_ids) for name, query_ids in splits.items()}, "documents": len(retriever.documents),
-        "identical": len(collection.identical_ids & collection.qrels[split].keys()), **provenance(),
-        **({"note": MEANING} if isinstance(collection, KnownItems) else {}),
+        "identical": len(collection.identical.keys() & collection.qrels[split].keys()), **provenance(),
     }  # fmt: skip
+
+
+def _about_learned(learned: int, whole: Collection, split: str) -> dict[str, Any]:
+    """Return how many queries are judged, how many of them the index has learned, and what that means."""
+    judged = len(whole.qrels[split])
+    parts = [
+        MEANING if isinstance(whole, KnownItems) else "",
+        learned_line(learned, judged, split) if learned else "",
+    ]
+    note = "\n\n".join(filter(None, parts))
+    return {"judged": judged, "learned": learned, **({"note": note} if note else {})}
 
 
 def _measures(names: Sequence[str], qrels: Qrels, depth: int | None) -> tuple[str, ...]:
@@ -396,12 +426,12 @@ class _Systems:
                 features = next(
                     (own.features for several in rerankers.values() for own in several if own.features), None
                 )
-                more = bool(self.collection.identical_ids)
+                more = most_identical(self.collection.identical)
                 candidates = self.retriever.candidates(queries, k + more, features=features)
                 texts_of = candidates.texts_of or DocumentTable(self.collection.documents).texts_of
                 made.append(dataclasses.replace(candidates, texts_of=texts_of))
             started = time.perf_counter()
-            run = without_identical(rerank(made[0], chain).as_run(), self.collection.identical_ids, k)
+            run = without_identical(rerank(made[0], chain).as_run(), self.collection.identical, k)
             milliseconds = round(1000 * (time.perf_counter() - started) / max(len(run), 1), 2)
             run = _followed_by(run, self._runs[self.retriever.search_config.method])
             return run, {"rerank depth": k, TIME: milliseconds}

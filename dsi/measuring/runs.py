@@ -16,7 +16,7 @@ from dsi.config import LEXICAL_WEIGHT
 from dsi.contrastive.blocks import DocumentTexts
 from dsi.contrastive.encoder import Encoder
 from dsi.docids.data.collection import Collection
-from dsi.docids.data.identical import without_identical
+from dsi.docids.data.identical import most_identical, without_identical
 from dsi.docids.files.processes import ALONE, Processes
 from dsi.docids.tree import DocidTree, piece_cost
 from dsi.docids.types import Run
@@ -70,7 +70,7 @@ class BM25Runs:
         self.collection = collection
         self.bm25 = BM25(collection.documents["doc_id"], texts or collection.full_texts(), language=language)
         if tuned and count_answered(collection.qrels["dev"]) >= FEWEST_QUERIES:
-            tune_bm25(self.bm25, collection.query_texts("dev"), collection.qrels["dev"], collection.identical_ids)
+            tune_bm25(self.bm25, collection.query_texts("dev"), collection.qrels["dev"], collection.identical)
 
     @property
     def options(self) -> dict[str, float]:
@@ -79,8 +79,9 @@ class BM25Runs:
 
     def run(self, split: str, k: int = DEPTH) -> Run:
         """Return the top k documents of each query of a split."""
-        run = self.bm25.run(self.collection.query_texts(split), k + 1)
-        return without_identical(run, self.collection.identical_ids, k)
+        identical = self.collection.identical
+        run = self.bm25.run(self.collection.query_texts(split), k + most_identical(identical))
+        return without_identical(run, identical, k)
 
 
 class DenseRuns:
@@ -131,17 +132,18 @@ class DenseRuns:
         self, split: str, encoded: NDArray[np.float32] | None = None, k: int = DEPTH, *, approximate: bool = False
     ) -> Run:
         """Return the top k documents of each query of a split; `encoded`: [queries, dim], if computed already."""
-        queries = self.collection.query_texts(split)
+        queries, identical = self.collection.query_texts(split), self.collection.identical
+        most = k + most_identical(identical)
         if encoded is None:
             encoded = self.encoder.encode(self.encoder.query_texts(list(queries.values())), "query")
         if len(self._rows) == len(self.doc_ids):
-            run = dense_run(list(queries), encoded, self.doc_ids, self.embeddings, k + 1, approximate=approximate)
+            run = dense_run(list(queries), encoded, self.doc_ids, self.embeddings, most, approximate=approximate)
         elif approximate:
             raise ValueError("Approximate dense search has one embedding a document; set docids.pieces to 1.")
         else:
-            run = self._run_of_pieces(list(queries), encoded, k + 1)
+            run = self._run_of_pieces(list(queries), encoded, most)
         run = {query_id: scores if queries[query_id].strip() else {} for query_id, scores in run.items()}
-        return without_identical(run, self.collection.identical_ids, k)
+        return without_identical(run, identical, k)
 
     def _run_of_pieces(self, query_ids: Sequence[str], encoded: NDArray[np.float32], k: int) -> Run:
         starts = np.flatnonzero(np.diff(self._rows, prepend=-1))
@@ -198,8 +200,8 @@ class IndexRuns:
     def search(self, split: str, k: int = DEPTH, control: type[Method] | None = None, **changes: Any) -> CostedRun:
         """Return the top k documents of each query of a split, and what finding them cost."""
         index = self.retriever.snapshot
-        more = bool(self.collection.identical_ids)
-        request = SearchRequest(k + more, dataclasses.replace(index.search_config, **changes))
+        identical = self.collection.identical
+        request = SearchRequest(k + most_identical(identical), dataclasses.replace(index.search_config, **changes))
         method = control(index.engine) if control else None  # type: ignore[call-arg]
         counts: list[tuple[int, int]] = []
         started = time.perf_counter()
@@ -210,7 +212,7 @@ class IndexRuns:
             started = time.perf_counter()
             result = index.engine.search(encoded, request, method=method)
             counts = list(zip(result.read.tolist(), result.compared.tolist(), strict=True))
-            return without_identical(index.as_run(encoded.query_ids, result), self.collection.identical_ids, k)
+            return without_identical(index.as_run(encoded.query_ids, result), identical, k)
 
         run = self.processes.merge(self.collection.query_texts(split), search)
         milliseconds = 1000 * (time.perf_counter() - started) / max(len(run), 1)
@@ -264,7 +266,7 @@ class IndexRuns:
         if not qrels:
             own = {"lexical_weight": index.search_config.lexical_weight}
             return changes if learned or not lexical else own | changes
-        dev, identical = self.encode("dev", self.collection.query_texts("dev")), self.collection.identical_ids
+        dev, identical = self.encode("dev", self.collection.query_texts("dev")), self.collection.identical
         if learned:
             config = dataclasses.replace(index.search_config, **changes)
             return self.processes.first(

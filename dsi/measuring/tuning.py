@@ -8,7 +8,6 @@ come from a grid. Knows nothing of how nodes are scored.
 
 import dataclasses
 import logging
-from collections.abc import Collection as Ids
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import product
@@ -20,7 +19,7 @@ from numpy.typing import NDArray
 
 from dsi.config import LEXICAL_WEIGHT, MEMORY_WEIGHT, TOKEN_WEIGHT
 from dsi.docids.data.collection import Collection, check_collection, compare_documents
-from dsi.docids.data.identical import without_identical
+from dsi.docids.data.identical import Identical, most_identical, without_identical
 from dsi.docids.files.progress import stage_line
 from dsi.docids.files.reading import read_record
 from dsi.docids.files.storage import write_json
@@ -29,6 +28,7 @@ from dsi.docids.words.bm25 import Lexical
 from dsi.eval.fusion import fit_weights
 from dsi.eval.protocol import FEWEST_QUERIES, best_setting, count_answered
 from dsi.measuring.cloze import UNKNOWN, Cloze, cloze_test, unknown_share
+from dsi.measuring.learned import learned_queries
 from dsi.measuring.weights import DEPTH, NO_PARTS, HybridScores
 from dsi.search.engine import Engine
 from dsi.search.generate import TiedEngine
@@ -48,6 +48,9 @@ _LIKELY = {"lexical_weight": LEXICAL_WEIGHT, "token_weight": TOKEN_WEIGHT, "memo
 """Weights near which fitted ones stay."""
 _MOST_QUERIES = 500
 """Queries on which walks are compared."""
+FEWEST_TESTED = 100
+"""Judged queries with an earlier query that speaks for a document, of which fewer choose no `memory_weight`: users will teach
+others (docs/experiments/memory.md)."""
 ALPHAS = (0.0, 0.25, 0.5, 0.75, 1.0)
 BEAMS = (5, 10, 20, 40, 80, 160, 320, 640, 1280)
 _ALPHA_BEAMS = (10, 20, 40)
@@ -86,6 +89,9 @@ def tune(retriever: GenerativeRetriever, collection: Collection) -> Tuning:
     (`dsi.measuring.cloze`), and the other weights stay; a line says which of the two chose. Without dev queries, alpha and the
     beam of tied tokens are chosen on train queries, or on queries without judgements; with fewer than 20 of those they stay.
 
+    Dev queries that the index has learned choose without what it learned of them, and a line counts them. The weight of what
+    was learned stays where fewer than 100 dev queries test it.
+
     Example:
         >>> import dsi
         >>> retriever = dsi.GenerativeRetriever.from_pretrained("RUN")
@@ -119,7 +125,7 @@ def tune(retriever: GenerativeRetriever, collection: Collection) -> Tuning:
     config = dataclasses.replace(config, **tuning.best)
     # 4) all else, where there are enough queries
     if len(queries) >= FEWEST_QUERIES:
-        identical = collection.identical_ids if qrels else ()
+        identical = collection.identical if qrels else None
         own = choose(retriever, retriever.encode_queries(queries), qrels, config, identical=identical)
         tuning = Tuning({**tuning.best, **own.best}, own.tried, cloze)
     retriever.search_config = dataclasses.replace(config, **tuning.best)
@@ -191,7 +197,7 @@ def choose(
     config: SearchConfig | None = None,
     *,
     lexical: bool = True,
-    identical: Ids[str] = (),
+    identical: Identical | None = None,
 ) -> Tuning:
     """Return the best settings of search, without changing the index; what it has learned of these queries takes no part.
 
@@ -201,11 +207,19 @@ def choose(
         qrels: their judgements; without any, weights stay as they are.
         config: the settings that are not chosen; those of the index by default.
         lexical: also weight the lexical part, if the index has one.
-        identical: query_ids that leave the document of their own id out (`dsi.docids.data.identical`).
+        identical: documents that queries leave out, as they are these (`dsi.docids.data.identical`).
     """
-    words = retriever.lexical if lexical else None
-    unseen = retriever.with_memory(retriever.memory.without(encoded.embeddings.numpy()))
-    index = _Index(unseen, config or retriever.search_config, words, identical)
+    words, (encoded, _) = retriever.lexical if lexical else None, encoded.cleaned()
+    judged = {
+        query_id: text for query_id, text in zip(encoded.query_ids, encoded.texts, strict=True) if query_id in qrels
+    }
+    if learned := learned_queries(retriever, judged):
+        logger.warning(
+            "%d of %d dev queries were learned; what was learned of them takes no part in the choice of weights.",
+            len(learned), len(judged),
+        )  # fmt: skip
+    unseen = retriever.with_memory(retriever.memory.without(encoded.texts, encoded.embeddings.float().numpy()))
+    index = _Index(unseen, config or retriever.search_config, words, identical or {})
     if index.engine.is_tied:
         return _choose_tied(index, encoded, qrels)
     if not qrels:
@@ -220,13 +234,13 @@ class _Index(NamedTuple):
         retriever: not updated meanwhile.
         search_config: the settings that are not chosen.
         lexical: the lexical part that is weighted; None for none.
-        identical: query_ids that leave the document of their own id out.
+        identical: documents that queries leave out, as they are these.
     """
 
     retriever: GenerativeRetriever
     search_config: SearchConfig
     lexical: Lexical | None
-    identical: Ids[str] = ()
+    identical: Identical
 
     @property
     def engine(self) -> Engine:
@@ -263,7 +277,7 @@ def choose_weights(
     *,
     lexical: bool = True,
     tokens: bool = True,
-    identical: Ids[str] = (),
+    identical: Identical | None = None,
 ) -> dict[str, float]:
     """Return weights of the document score, fitted to judged queries; those of `config` if there are few; 0 for missing parts.
 
@@ -274,7 +288,7 @@ def choose_weights(
         config: the weights that stay if there are few queries.
         lexical: also weight the lexical part, if the index has one.
         tokens: also weight late interaction, if the index has it.
-        identical: query_ids that leave the document of their own id out.
+        identical: documents that queries leave out, as they are these.
     """
     parts = _weighted_parts(retriever, lexical=lexical, tokens=tokens)
     weights = {weight: getattr(config, weight) if name else 0.0 for weight, name in parts.items()}
@@ -282,9 +296,22 @@ def choose_weights(
         return weights
     there = {weight: name for weight, name in parts.items() if name}
     scores = _score_parts(retriever, encoded, config, there)
-    dense, *others = (without_identical(run, identical) for run in scores)
-    best = fit_weights(dense, others, [_LIKELY[weight] for weight in there], qrels)
-    return weights | dict(zip(there, best, strict=True))
+    dense, *others = (without_identical(run, identical or {}) for run in scores)
+    runs = dict(zip(there, others, strict=True))
+    if "memory_weight" in runs and (tested := _tested(runs["memory_weight"], qrels)) < FEWEST_TESTED:
+        del runs["memory_weight"]
+        logger.warning(
+            "%d dev queries test what was learned of earlier queries, fewer than %d, so memory_weight stays %g.",
+            tested, FEWEST_TESTED, config.memory_weight,
+        )  # fmt: skip
+    best = fit_weights(dense, list(runs.values()), [_LIKELY[weight] for weight in runs], qrels)
+    return weights | dict(zip(runs, best, strict=True))
+
+
+def _tested(run: Run, qrels: Qrels) -> int:
+    """Return how many judged queries have a candidate that a part of the score speaks for."""
+    asked = (query_id for query_id, judged in qrels.items() if max(judged.values(), default=0) > 0)
+    return sum(any(run.get(query_id, {}).values()) for query_id in asked)
 
 
 def _weighted_parts(retriever: GenerativeRetriever, *, lexical: bool, tokens: bool) -> dict[str, str]:
@@ -400,7 +427,9 @@ def _choose_paths(index: _Index, encoded: EncodedQueries, qrels: Qrels) -> Tunin
     """Return the best alpha, beta and temperature of path scores, by a grid."""
 
     def search(settings: Mapping[str, Any]) -> Run:
-        request = SearchRequest(10 + bool(index.identical), dataclasses.replace(index.search_config, **settings))
+        request = SearchRequest(
+            10 + most_identical(index.identical), dataclasses.replace(index.search_config, **settings)
+        )
         run = index.retriever.as_run(encoded.query_ids, index.engine.search(encoded, request))
         return without_identical(run, index.identical, 10)
 

@@ -3,14 +3,14 @@
 Knows nothing of nodes or decoders.
 """
 
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
 from dsi.config import LEXICAL_WEIGHT
-from dsi.docids.data.identical import without_identical
+from dsi.docids.data.identical import Identical, without_identical
 from dsi.docids.places import document_scores
 from dsi.docids.tree import DocidTree
 from dsi.docids.types import Floats, Qrels, Run
@@ -78,7 +78,7 @@ class HybridScores:
         queries: Floats,
         texts: Sequence[str],
         qrels: Qrels,
-        identical: Collection[str] = (),
+        identical: Identical | None = None,
     ) -> float:
         """Return the weight of the lexical scores that judged queries support; 0 if there are none.
 
@@ -86,5 +86,5 @@ class HybridScores:
         """
         if self.lexical is None or not query_ids:
             return 0.0
-        dense, lexical = (without_identical(run, identical) for run in self.runs(query_ids, queries, texts))
+        dense, lexical = (without_identical(run, identical or {}) for run in self.runs(query_ids, queries, texts))
         return fit_weights(dense, [lexical], [LEXICAL_WEIGHT], qrels)[0]

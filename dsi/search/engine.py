@@ -5,6 +5,7 @@ weights of their own, (level, digit) and word tokens. Knows nothing of how they 
 """
 
 import copy
+import logging
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar, NamedTuple, Self
@@ -16,9 +17,11 @@ from dsi.docids.query_memory import Earlier, QueryMemory
 from dsi.docids.tree import DocidTree
 from dsi.docids.types import Bools, Floats, Ints
 from dsi.docids.words.bm25 import Lexical
-from dsi.search.queries import EncodedQueries, QueryBatch
+from dsi.search.queries import EncodedQueries, QueryBatch, not_finite
 from dsi.search.request import SearchConfig, SearchRequest, check_extra_scores
 from dsi.search.results import SearchResult, Trace
+
+logger = logging.getLogger(__name__)
 
 
 class Method(ABC):
@@ -119,6 +122,8 @@ class Engine(ABC):
     ) -> SearchResult:
         """Return the top k documents of each query, rows in the order of the queries.
 
+        A query whose vectors are not finite has an empty answer, which is not exact; a line names it.
+
         Args:
             encoded: the queries.
             request: the options of the search.
@@ -130,6 +135,8 @@ class Engine(ABC):
             ValueError: extra_scores of another shape, or scores that overflow.
         """
         self._check_extra_scores(encoded, request)
+        encoded, refused = encoded.cleaned(tokens=bool(request.config.token_weight))
+        _warn_refused(encoded, refused)
         method = method or self.methods[request.config.method]
         batches = progress(encoded.batches, "search", unit="batch") if show_progress else encoded.batches
         results = [method.retrieve(batch, request, trace) for batch in batches]
@@ -137,8 +144,10 @@ class Engine(ABC):
         whole = SearchResult.empty(encoded.count, k)
         for batch, result in zip(encoded.batches, results, strict=True):
             whole.put(batch.rows.numpy(), result)
-        empty = np.array([row for row, query in enumerate(encoded.texts) if not query.strip()], dtype=np.int64)
+        unasked = {row for row, query in enumerate(encoded.texts) if not query.strip()}
+        empty = np.array(sorted({*unasked, *refused}), dtype=np.int64)
         whole.put(empty, SearchResult.empty(len(empty), k))
+        whole.exact[refused] = False
         _check_finite(whole, request.config)
         return whole.down_to(request.min_score)
 
@@ -152,7 +161,10 @@ class Engine(ABC):
             request: the options of the search; documents that its filters exclude are left out.
             candidates: of each query, rows of the document table.
         """
-        candidates = self._permitted(encoded, request, candidates)
+        encoded, refused = encoded.cleaned(tokens=bool(request.config.token_weight))
+        _warn_refused(encoded, refused)
+        given = [[] if row in refused else rows for row, rows in enumerate(candidates)]
+        candidates = self._permitted(encoded, request, given)
         counts = np.array([len(rows) for rows in candidates], dtype=np.int64)
         most = int(counts.max(initial=0))
         result = SearchResult.empty(encoded.count, min(request.k, most))
@@ -184,6 +196,7 @@ class Engine(ABC):
     def follow_all(self, encoded: EncodedQueries, request: SearchRequest, rows: Ints) -> Followed:
         """Return `follow` for all queries and documents [queries, n], rows in the order of the queries."""
         self._check_extra_scores(encoded, request)
+        encoded, _ = encoded.cleaned(tokens=bool(request.config.token_weight))
         parts = [self.follow(batch, request, rows[batch.rows.numpy()]) for batch in encoded.batches]
         order = np.concatenate([batch.rows.numpy() for batch in encoded.batches]).argsort()
         positions, nodes = (np.concatenate([part[field] for part in parts])[order] for field in (0, 1))
@@ -203,6 +216,12 @@ class Engine(ABC):
     def _check_extra_scores(self, encoded: EncodedQueries, request: SearchRequest) -> None:
         if request.extra_scores is not None:
             check_extra_scores(request.extra_scores, (encoded.count, self.tree.num_rows))
+
+
+def _warn_refused(encoded: EncodedQueries, rows: Sequence[int]) -> None:
+    """Warn of queries whose vectors are not finite."""
+    for row in rows:
+        logger.warning("%s Its answer is empty.", not_finite(encoded.texts[row]))
 
 
 def _check_finite(result: SearchResult, config: SearchConfig) -> None:

@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence, Set
 from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import cache, partial
-from typing import Any, NamedTuple, TypeAlias
+from typing import Any, NamedTuple, Self, TypeAlias
 
 import numpy as np
 import torch
@@ -17,6 +17,8 @@ from dsi.docids.data.records import EMPTY_QUERIES, Oddities, checked_queries, id
 from dsi.docids.data.sources import is_table, items_of, records_of
 from dsi.docids.files.checks import plain, shown, text, unpack
 from dsi.docids.files.progress import Bar
+from dsi.docids.query_memory import is_usable
+from dsi.docids.types import Bools
 
 logger = logging.getLogger(__name__)
 
@@ -76,6 +78,27 @@ class QueryBatch(NamedTuple):
         """[n, embedding_dim] embeddings on the CPU."""
         return self.embeddings.float().numpy(force=True)
 
+    def usable(self, *, tokens: bool) -> Bools:
+        """[n] True at queries whose embedding and states are finite; with `tokens` also what `word_states` returns."""
+        states = torch.where(self.mask[:, :, None], self.states, 0).flatten(1)
+        usable = is_usable(self.vectors) & states.isfinite().all(dim=1).numpy(force=True)
+        if tokens and self.vectors_by_model:
+            usable &= [bool(np.isfinite(own).all()) for own in self.vectors_by_model()]
+        return usable
+
+    def cleaned(self, usable: Bools) -> Self:
+        """Return the queries with zeros in place of what is not finite of those that are not usable [n]."""
+        if usable.all():
+            return self
+        kept = torch.from_numpy(usable).to(self.embeddings.device)
+        embeddings = torch.where(kept[:, None], self.embeddings, 0)
+        states = torch.where(kept[:, None, None] & self.mask[:, :, None], self.states, 0)
+        own = self.vectors_by_model
+        by_model = own and (
+            lambda: [each if is_one else 0 * np.nan_to_num(each) for each, is_one in zip(own(), usable, strict=True)]
+        )
+        return self._replace(embeddings=embeddings, states=states, vectors_by_model=by_model)
+
 
 @dataclass(frozen=True)
 class EncodedQueries:
@@ -113,11 +136,36 @@ class EncodedQueries:
                 found[row] = EncodedQueries([self.query_ids[row]], [own._replace(rows=torch.zeros_like(own.rows))])
         return [found[row] for row in range(self.count)]
 
+    def cleaned(self, *, tokens: bool = True) -> tuple["EncodedQueries", list[int]]:
+        """Return the queries with zeros in place of what is not finite, and the rows of those that have such vectors.
+
+        Args:
+            tokens: also look at the vectors of the multi-vector model.
+        """
+        usable = [batch.usable(tokens=tokens) for batch in self.batches]
+        pairs = list(zip(self.batches, usable, strict=True))
+        rows = sorted(int(row) for batch, own in pairs for row in batch.rows.numpy()[~own])
+        return (
+            (EncodedQueries(self.query_ids, [batch.cleaned(own) for batch, own in pairs]), rows)
+            if rows
+            else (self, rows)
+        )
+
+    def check_usable(self) -> None:
+        """Raise ValueError if the vectors of a query are not finite."""
+        for row in self.cleaned()[1]:
+            raise ValueError(f"{not_finite(self.texts[row])} Word it in another way.")
+
     @property
     def embeddings(self) -> Tensor:
         """[count, embedding_dim] on the CPU, in the order of the call."""
         rows = torch.cat([batch.rows for batch in self.batches])
         return torch.cat([batch.embeddings.cpu() for batch in self.batches])[rows.argsort()]
+
+
+def not_finite(query: str) -> str:
+    """Return why a query is refused whose vectors are not finite."""
+    return f"The embedding of the query {shown(query)} is not finite, so no document can be compared with it."
 
 
 def encode_queries(
@@ -167,6 +215,20 @@ def encoded_queries(
     if isinstance(queries, str):
         raise TypeError(f"This call takes a list of queries, got the text {shown(queries)}; put it into a list.")
     return encode_queries(encoder, queries, show_progress=show_progress)
+
+
+def encoded_query(encoder: Encoder, query: str | EncodedQueries) -> EncodedQueries:
+    """Encode one query, unless it is encoded already.
+
+    Raises:
+        ValueError: there are several, or it is empty.
+    """
+    encoded = encoded_queries(encoder, query if isinstance(query, EncodedQueries) else [query])
+    if encoded.count != 1:
+        raise ValueError(f"explain() takes one query, got {encoded.count}.")
+    if not encoded.texts[0].strip():
+        raise ValueError("explain() takes a query that is not empty: the answer of an empty one is empty.")
+    return encoded
 
 
 def ids_and_texts(queries: Queries) -> tuple[list[str], list[str]]:

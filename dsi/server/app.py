@@ -30,6 +30,8 @@ from dsi.server.models import (
     Branch,
     ErrorAnswer,
     ExplainBody,
+    ForgetBody,
+    Forgotten,
     LearnBody,
     Learned,
     Picture,
@@ -223,6 +225,8 @@ def _add_searches(app: FastAPI) -> None:
         started = time.perf_counter()
         future = service.search(body.texts(), body.k, body.options(), parts=body.parts, matches=body.matches)
         answers = list(await _within_limit(request, future))
+        if body.queries is None and "error" in answers[0]:
+            raise ValueError(answers[0]["error"])
         if any("missing" in answer for answer in answers):
             response.status_code = 206
         return {"answers": answers, "milliseconds": round(1000 * (time.perf_counter() - started), 1)}
@@ -271,6 +275,10 @@ def _add_documents(app: FastAPI) -> None:
     @app.post("/learn", summary="Learn what users took", **_typed(Learned), dependencies=[Depends(_may_write)])
     def learn(service: Served, body: LearnBody) -> dict[str, Any]:
         return service.learn(body.pairs)
+
+    @app.post("/forget", summary="Forget what was learned", **_typed(Forgotten), dependencies=[Depends(_may_write)])
+    def forget(service: Served, body: ForgetBody) -> dict[str, Any]:
+        return service.forget(body.pairs, body.since, body.before)
 
     @app.delete(
         "/documents/{doc_id:path}", summary="Remove a document", **_typed(Updated), dependencies=[Depends(_may_write)]

@@ -141,6 +141,29 @@ class Learned(BaseModel):
 
     learned: int = Field(description="How many of the pairs were learned; the others were of no document, or empty.")
     pairs: int = Field(description="How many different pairs the index remembers now.")
+    note: str = Field("", description="That it has no effect, where `memory_weight` is 0.")
+
+
+class ForgetBody(BaseModel):
+    """Pairs to forget, or a time: what was learned then, of these pairs or of all."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    pairs: Any = Field(
+        None,
+        description="Pairs of query and doc_id; an empty query stands for all of the document.",
+        examples=[[{"query": "gas that glows", "doc_id": "neon"}]],
+        json_schema_extra={"type": "array", "items": {"type": "object"}},
+    )
+    since: Any = _field("string", "Only what was learned from this moment on, in UTC.", "2026-11-28T14:30")
+    before: Any = _field("string", "Only what was learned before this moment, in UTC.", "2026-11-28T15:00")
+
+
+class Forgotten(BaseModel):
+    """After forgetting."""
+
+    forgotten: int = Field(description="How many pairs are gone, or count less.")
+    pairs: int = Field(description="How many different pairs the index remembers now.")
 
 
 class ErrorAnswer(BaseModel):
@@ -211,6 +234,7 @@ class QueryAnswer(BaseModel):
     hits: list[HitAnswer]
     coverage: float = Field(1.0, description="Share of the documents that were searched; below 1 with status 206.")
     missing: list[int] = Field([], description="Numbers of the shards that did not answer.")
+    error: str = Field("", description="Why this query alone is refused: its embedding is not finite.")
 
 
 class SearchAnswer(BaseModel):
@@ -285,6 +309,7 @@ class Target(BaseModel):
     earlier: list[EarlierQuery] = Field(
         [], description="Earlier queries that speak for it, nearest first, without texts."
     )
+    note: str = Field("", description="That what the index has learned has no effect.")
 
 
 class Picture(BaseModel):
@@ -297,6 +322,7 @@ class Picture(BaseModel):
     read: int
     coverage: float = Field(1.0, description="Share of the documents that were searched; below 1 with status 206.")
     missing: list[int] = Field([], description="Numbers of the shards that did not answer.")
+    note: str = Field("", description="That what the index has learned has no effect.")
     levels: list[Level]
     children: list[Node] = []
     pruned: int = 0

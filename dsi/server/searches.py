@@ -9,7 +9,7 @@ from pydantic_core import from_json, to_json
 from dsi.docids.data.records import json_value
 from dsi.search.explain.explanation import ExplainedNode, select
 from dsi.search.hits import Hit, Match, excerpt
-from dsi.search.queries import encode_queries
+from dsi.search.queries import encode_queries, not_finite
 from dsi.search.request import SearchRequest
 from dsi.store.retriever import GenerativeRetriever
 from dsi.store.topics import Topics
@@ -50,6 +50,8 @@ def answers(
         {"query": query, "exact": query_hits.exact, "hits": [_shown_hit(hit) for hit in query_hits]}
         for query, query_hits in zip(queries, hits, strict=True)
     ]
+    for row in encoded.cleaned(tokens=bool(request.config.token_weight))[1]:
+        shown[row]["error"] = not_finite(queries[row])
     for answer, query_hits in zip(shown, hits, strict=True):
         answer.update(_lack(query_hits.coverage, query_hits.missing))
     if matches:
@@ -123,6 +125,7 @@ class Explainer:
             **_lack(float(result.coverage[0]), result.missing[0]),
             "walked": any(level["scored"] for level in levels) and explanation.config.method == "generate",
             "read": explanation.read,
+            **({"note": explanation.note} if explanation.note else {}),
             "levels": levels,
             **self._below(explanation.roots),
         }

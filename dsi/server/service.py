@@ -26,6 +26,7 @@ from dsi.server.batching import Batcher
 from dsi.server.searches import Explainer, Json, answers, shown_config, shown_metadata
 from dsi.server.settings import ServerSettings
 from dsi.store.documents import DocumentTable
+from dsi.store.learning import no_effect
 from dsi.store.loading import ChangedError
 from dsi.store.retriever import GenerativeRetriever
 from dsi.store.topics import Topics
@@ -307,7 +308,19 @@ class Service:
             self._rate.take(len(pairs))
         counts = list[int]()
         self._update(lambda changed: counts.append(changed.learn(pairs)))
-        return {"learned": counts[0], "pairs": len(self.retriever.memory)}
+        note = no_effect(self.retriever.search_config)
+        return {"learned": counts[0], "pairs": len(self.retriever.memory), **({"note": note} if note else {})}
+
+    def forget(self, pairs: Any, since: Any, before: Any) -> Json:
+        """Forget pairs, or what was learned in a time, as `add` adds documents.
+
+        Raises:
+            TypeError: pairs are no list of pairs, or a moment is none.
+            ValueError: the index has none of the documents, a moment is none, or nothing is given.
+        """
+        counts = list[int]()
+        self._update(lambda changed: counts.append(changed.forget(pairs, since=since, before=before)))
+        return {"forgotten": counts[0], "pairs": len(self.retriever.memory)}
 
     def _update(self, change: Callable[[GenerativeRetriever], object]) -> int:
         with self._updating:

@@ -1,6 +1,6 @@
 """Candidates that somebody else found, ranked by an index, and results as candidates for rerankers. Knows no rerankers."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from itertools import chain
 
 import numpy as np
@@ -63,6 +63,25 @@ def answers(
             odd.count(_ABSENT, doc_id)
     odd.warn()
     return engine.rank(encoded, request, [[rows[doc_id] for doc_id in own if doc_id in rows] for own in named])
+
+
+def followed_rows(documents: DocumentTable, encoded: EncodedQueries, doc_ids: Sequence[Sequence[str]]) -> Ints:
+    """[queries, n] rows of some documents for each query.
+
+    Raises:
+        TypeError: they are no lists.
+        ValueError: lists that are empty or of different lengths, or a doc_id that is not in the index.
+    """
+    if not isinstance(doc_ids, Sequence) or isinstance(doc_ids, str):
+        raise TypeError(f"doc_ids must be a list of documents for each query, got {doc_ids!r}.")
+    rows = [documents.rows_of(own, "doc_ids") for own in doc_ids]
+    counts = [len(own) for own in rows]
+    if len(rows) != encoded.count or not counts or min(counts) != max(counts) or not counts[0]:
+        raise ValueError(
+            f"doc_ids must be a list of documents for each of the {encoded.count} queries, equally long and not empty, got "
+            f"{len(rows)} lists of lengths {counts[:10]}."
+        )
+    return np.array(rows)
 
 
 def candidates_of(

@@ -1,11 +1,15 @@
 """What an index is, without loading its models: documents, docids, encoder, weights, sizes, versions."""
 
+import json
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 from dsi.config import Config
+from dsi.docids.files.checks import printable
 from dsi.docids.files.reading import read_record
-from dsi.store.loading import load_docids
+from dsi.store.learning import learned_pairs
+from dsi.store.loading import load_content, load_docids
 from dsi.store.verify import PARTS, part, read_manifest, search_config
 
 
@@ -37,6 +41,19 @@ def index_info(folder: str | Path) -> dict[str, Any]:
         "megabytes": {name: round(size / 1e6, 2) for name, size in sizes.items() if size},
         **{name: manifest[name] for name in ("generation", "versions", "format_version")},
     }
+
+
+def learned_lines(folder: str | Path, *, as_json: bool = False) -> Iterator[str]:
+    """Yield the pairs that an index has learned, by when that was, as lines with tabs or as JSON."""
+    manifest = read_manifest(folder := Path(folder))
+    for pair in learned_pairs(load_content(folder, manifest, "cpu")):
+        time = pair.time.isoformat().replace("+00:00", "Z")
+        values = {"hash": pair.hash, "doc_id": pair.doc_id, "count": pair.count, "time": time, "query": pair.query}
+        yield (
+            json.dumps(values, ensure_ascii=False)
+            if as_json
+            else "\t".join(printable(str(own)) for own in values.values())
+        )
 
 
 def _bytes(folder: Path) -> int:

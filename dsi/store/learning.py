@@ -3,24 +3,36 @@
 Knows no folders.
 """
 
+import logging
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from numbers import Real
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 
+from dsi.config import MEMORY_WEIGHT
 from dsi.contrastive.encoder import Encoder
 from dsi.docids.data.records import Oddities, id_of
 from dsi.docids.data.sources import POSITIVES, QUERIES, items_of, pair_records
 from dsi.docids.files.checks import shown, text
-from dsi.docids.query_memory import same
+from dsi.docids.query_memory import Period, QueryMemory, hash_of, is_usable, same
 from dsi.docids.types import Floats, Rows
+from dsi.search.request import SearchConfig
 from dsi.store.documents import DocumentTable
 from dsi.store.updating import Content
+
+logger = logging.getLogger(__name__)
 
 _ABSENT = "pairs of documents that are not in the index; they are left out"
 _UNKNOWN = "pairs that the index has not learned; they are left out"
 _EMPTY = "pairs without a query; they are left out"
+_UNREADABLE = "queries whose embedding is not finite; their pairs are left out"
+
+
+_EPOCH, _NONE = datetime(1970, 1, 1, tzinfo=UTC), np.zeros(0, dtype=np.int64)
 
 
 class Pair(NamedTuple):
@@ -28,6 +40,72 @@ class Pair(NamedTuple):
 
     query: str
     doc_id: str
+
+
+Moment: TypeAlias = datetime | str | float | None
+"""A moment: a datetime or a text, in UTC unless it says otherwise, or seconds since 1970."""
+
+
+@dataclass(frozen=True)
+class LearnedPair:
+    """A pair that an index has learned.
+
+    Attributes:
+        hash: of the query, "#" and 16 digits, which `forget` takes in place of the query.
+        query: its text; "" where texts are not kept.
+        doc_id: of the document.
+        count: how often it was learned, up to three times.
+        time: when it was learned first, in UTC; of an index from the Hub, 1970.
+    """
+
+    hash: str
+    query: str
+    doc_id: str
+    count: int
+    time: datetime
+
+
+def learned_pairs(content: Content) -> list[LearnedPair]:
+    """Return the pairs that an index has learned, by when they were learned first."""
+    pairs = content.memory.learned()
+    doc_ids = DocumentTable(content.documents).values_of("doc_id", pairs.rows[:, None])
+    columns = pairs.keys.tolist(), pairs.texts.tolist(), doc_ids, pairs.counts.tolist(), pairs.times[:, 0].tolist()
+    return [
+        LearnedPair(hash_of(key), query, doc_id, count, _EPOCH + timedelta(microseconds=time))
+        for key, query, (doc_id,), count, time in zip(*columns, strict=True)
+    ]
+
+
+def period(since: Moment, before: Moment, *, needed: bool) -> Period:
+    """Return the time from one moment on, and before another one.
+
+    Raises:
+        TypeError: a moment is none.
+        ValueError: a text that is no moment, `before` is not later than `since`, or neither is given and one is needed.
+    """
+    if needed and since is None and before is None:
+        raise ValueError("forget() needs pairs, since or before, got none of them.")
+    ends = {name: _moment(own, name) for name, own in (("since", since), ("before", before)) if own is not None}
+    found = Period(**ends)
+    if found.since >= found.before:
+        raise ValueError(f"before must be later than since, got since {shown(since)} and before {shown(before)}.")
+    return found
+
+
+def _moment(value: object, name: str) -> int:
+    """Return a moment in microseconds since 1970; one without an offset is in UTC."""
+    wanted = f'{name} must be a moment in UTC, such as "2026-11-28T14:30", a datetime, or seconds since 1970, got'
+    try:
+        if isinstance(value, str):
+            value = datetime.fromisoformat(value.strip())
+        elif isinstance(value, Real) and not isinstance(value, bool):
+            value = _EPOCH + timedelta(seconds=float(value))
+    except (ValueError, OverflowError):
+        raise ValueError(f"{wanted} {shown(value)}.") from None
+    if not isinstance(value, datetime):
+        raise TypeError(f"{wanted} {shown(value)}.")
+    moment = value if value.tzinfo else value.replace(tzinfo=UTC)
+    return max(0, (moment - _EPOCH) // timedelta(microseconds=1))
 
 
 def checked_pairs(pairs: Iterable[Any], name: str, documents: DocumentTable) -> list[Pair]:
@@ -57,11 +135,35 @@ def checked_pairs(pairs: Iterable[Any], name: str, documents: DocumentTable) -> 
     return kept
 
 
-def query_vectors(encoder: Encoder, queries: Sequence[str]) -> Floats:
-    """Return embeddings [queries, dim] as the encoder of an index reads queries; the same query is encoded once."""
+def query_vectors(encoder: Encoder, queries: Sequence[str]) -> tuple[list[int], Floats]:
+    """Return the numbers of the queries that can be learned, and their embeddings [n, dim]; the same query is encoded once.
+
+    A line counts the others, whose embeddings are not finite.
+    """
     unique = {query: number for number, query in enumerate(dict.fromkeys(map(same, queries)))}
     vectors = encoder.encode(encoder.query_texts(list(unique)), "query")
-    return vectors[[unique[same(query)] for query in queries]]
+    usable, odd = is_usable(vectors), Oddities("learn")
+    for query, number in unique.items():
+        if not usable[number]:
+            odd.count(_UNREADABLE, query)
+    rows = np.array([unique[same(query)] for query in queries], dtype=np.int64)
+    known = np.flatnonzero(usable[rows])
+    odd.warn()
+    return known.tolist(), vectors[rows[known]]
+
+
+def encoded_pairs(encoder: Encoder, pairs: Sequence[Pair]) -> tuple[list[Pair], Floats]:
+    """Return the pairs that can be learned, and the embeddings [n, dim] of their queries; see `query_vectors`.
+
+    Raises:
+        ValueError: none can be.
+    """
+    known, vectors = query_vectors(encoder, [pair.query for pair in pairs])
+    if pairs and not known:
+        raise ValueError(
+            f"No pair can be taken: the embedding of {shown(pairs[0].query)} is not finite; word it in another way."
+        )
+    return [pairs[number] for number in known], vectors
 
 
 def with_pairs(content: Content, pairs: Sequence[Pair], vectors: Floats) -> Content:
@@ -70,18 +172,45 @@ def with_pairs(content: Content, pairs: Sequence[Pair], vectors: Floats) -> Cont
     return content._replace(memory=content.memory.learn(queries, rows, vectors[known])) if queries else content
 
 
-def without_pairs(content: Content, pairs: Sequence[Pair]) -> Content:
-    """Return the content after forgetting pairs; one with an empty query stands for all pairs of its document.
+def tell_effect(before: QueryMemory, after: QueryMemory, config: SearchConfig) -> None:
+    """Warn of pairs that change no answer: where the memory has no weight, and where a document has too many pairs."""
+    if line := no_effect(config):
+        logger.warning("%s", line)
+    elif (idle := after.num_idle) > before.num_idle:
+        logger.warning(
+            "%d of %d pairs take no part, as their documents have too many of all; those learned first do.",
+            idle, len(after),
+        )  # fmt: skip
+
+
+def no_effect(config: SearchConfig) -> str:
+    """Return a line that says that what is learned changes no answer, where it does; else ""."""
+    if config.memory_weight:
+        return ""
+    return (
+        "What is learned has no effect, as memory_weight is 0: search with memory_weight above 0 "
+        f"({MEMORY_WEIGHT:g} is the default), or set it in search_config."
+    )
+
+
+def without_pairs(content: Content, pairs: Sequence[Pair] | None, when: Period) -> Content:
+    """Return the content without what was learned of pairs in a period; an empty query stands for all pairs of a document.
 
     A line counts those that the index has not learned.
     """
+    if pairs is None:
+        return _with_memory(content, content.memory.forget(None, _NONE, when))
     known, queries, rows = _rows(content, pairs)
     odd, held = Oddities("forget"), content.memory.holds(queries, rows)
     for number, is_held in zip(known, held, strict=True):
         if not is_held:
             odd.count(_UNKNOWN, tuple(pairs[number]))
     odd.warn()
-    return content._replace(memory=content.memory.forget(queries, rows)) if any(held) else content
+    return _with_memory(content, content.memory.forget(queries, rows, when))
+
+
+def _with_memory(content: Content, memory: QueryMemory) -> Content:
+    return content if memory is content.memory else content._replace(memory=memory)
 
 
 def _rows(content: Content, pairs: Sequence[Pair]) -> tuple[list[int], list[str], Rows]:

@@ -25,25 +25,24 @@ from dsi.search.candidates import Candidates, Features
 from dsi.search.engine import Engine, Followed, check_parts
 from dsi.search.engines import create_engine
 from dsi.search.explain.explanation import Explanation
-from dsi.search.explain.why import AnsweredQuery
+from dsi.search.explain.why import AnsweredQuery, answered_queries
 from dsi.search.hits import Document, Hits
-from dsi.search.queries import EncodedQueries, Queries, encode_queries, encoded_queries
+from dsi.search.queries import EncodedQueries, Queries, encode_queries, encoded_queries, encoded_query
 from dsi.search.request import (
     SearchConfig,
     SearchOptions,
     SearchRequest,
-    check_extra_scores,
     check_used,
     given_options,
     shows_options,
     split_options,
 )
 from dsi.search.results import SearchResult
-from dsi.store import loading, updating
-from dsi.store.candidates import answers, candidates_of
+from dsi.store import learning, loading, updating
+from dsi.store.candidates import answers, candidates_of, followed_rows
 from dsi.store.documents import DocumentTable, hits_of, run_of
-from dsi.store.learning import checked_pairs, query_vectors, with_pairs, without_pairs
 from dsi.store.state import State
+from dsi.store.updating import Content
 
 _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 
@@ -90,7 +89,7 @@ class GenerativeRetriever:
         self._updating, self._generation = threading.Lock(), 0
         self._saved: dict[Path, str] = {}  # folder: state of the index there that this one contains
         # Where it was saved last, or loaded from: the folder, the content, its search config.
-        self._on_disk: tuple[Path, updating.Content, SearchConfig] | None = None
+        self._on_disk: tuple[Path, Content, SearchConfig] | None = None
         self._mapped: tuple[MappedFile, ...] = ()
         generator = generator.to(self.device)
         engine = create_engine(generator, tree, lexical, dtype, memory)
@@ -130,7 +129,7 @@ class GenerativeRetriever:
         return self._state.engine.memory
 
     @property
-    def content(self) -> updating.Content:
+    def content(self) -> Content:
         """The parts that an update changes, as they are now."""
         return self._state.content
 
@@ -201,12 +200,15 @@ class GenerativeRetriever:
 
         Raises:
             TypeError: an option does not exist.
-            ValueError: a query that is not a text, an option out of range or not used, an unknown doc_id or column in a filter.
+            ValueError: a query that is not a text; one text whose embedding is not finite (of several its answer is empty, and
+                a line names it); an option out of range or not used, an unknown doc_id or column in a filter.
         """
         if isinstance(queries, Mapping):
             raise TypeError("search() takes a text or a list of texts; run() takes {query_id: text}.")
         index = self.snapshot
         encoded = encoded_queries(index.encoder, [queries] if isinstance(queries, str) else queries)
+        if isinstance(queries, str):
+            encoded.check_usable()  # of several, the others are answered
         request = index.request("search", k, options)
         hits = index.hits(index.engine.search(encoded, request), index.answered(encoded, request))
         return hits[0] if isinstance(queries, str) else hits
@@ -247,11 +249,7 @@ class GenerativeRetriever:
         """
         index = self.snapshot
         request = index.request("explain", k, options)
-        encoded = encoded_queries(index.encoder, query if isinstance(query, EncodedQueries) else [query])
-        if encoded.count != 1:
-            raise ValueError(f"explain() takes one query, got {encoded.count}.")
-        if not encoded.texts[0].strip():
-            raise ValueError("explain() takes a query that is not empty: the answer of an empty one is empty.")
+        encoded = encoded_query(index.encoder, query)
         (answered,) = index.answered(encoded, request)
         return answered.explanation
 
@@ -272,16 +270,8 @@ class GenerativeRetriever:
         index = self.snapshot
         encoded = encoded_queries(index.encoder, queries)
         request = index.request("follow", 1, options)
-        if not isinstance(doc_ids, Sequence) or isinstance(doc_ids, str):
-            raise TypeError(f"doc_ids must be a list of documents for each query, got {doc_ids!r}.")
-        rows = [index.documents.rows_of(documents, "doc_ids") for documents in doc_ids]
-        counts = [len(documents) for documents in rows]
-        if len(rows) != encoded.count or not counts or min(counts) != max(counts) or not counts[0]:
-            raise ValueError(
-                f"doc_ids must be a list of documents for each of the {encoded.count} queries, equally long and not empty, got "
-                f"{len(rows)} lists of lengths {counts[:10]}."
-            )
-        return index.engine.follow_all(encoded, request, np.array(rows))
+        encoded.check_usable()
+        return index.engine.follow_all(encoded, request, followed_rows(index.documents, encoded, doc_ids))
 
     @shows_options
     def candidates(
@@ -337,13 +327,8 @@ class GenerativeRetriever:
 
     def answered(self, encoded: EncodedQueries, request: SearchRequest) -> list[AnsweredQuery]:
         """Return the search of each query, by which documents are explained."""
-        state, extra = self._state, request.extra_scores
-        requests = [request] * encoded.count
-        if extra is not None:
-            check_extra_scores(extra, (encoded.count, state.engine.tree.num_rows))
-            requests = [replace(request, extra_scores=extra[row : row + 1]) for row in range(encoded.count)]
-        parts = state.engine, state.encoder, state.documents
-        return [AnsweredQuery(own, asked, *parts) for own, asked in zip(encoded.each(), requests, strict=True)]
+        state = self._state
+        return answered_queries(encoded, request, state.engine, state.encoder, state.documents)
 
     def hits(self, result: SearchResult, searches: Sequence[AnsweredQuery] = ()) -> list[Hits]:
         """Return the hits of each query of a search result; `searches` of the same queries explain them."""
@@ -418,14 +403,14 @@ class GenerativeRetriever:
     def learn(self, pairs: Iterable[Any]) -> int:
         """Learn from use, at once and without training: which documents users took for which queries.
 
-        The part `memory` of the document score then finds these documents better for queries like these. A pair that is learned
-        again counts once more. The section `[memory]` says what is kept.
+        The part `memory` of the document score then finds these documents better for queries like these; where its weight is 0,
+        a line says so. A pair counts once more each time, up to three times. The section `[memory]` says what is kept.
 
         Args:
             pairs: (query, doc_id), records with these keys, or the `Path` of a file of them: .tsv, .csv, .jsonl or .parquet.
 
         Returns:
-            How many pairs were learned; a line counts those without a query, or of documents that the index lacks.
+            How many pairs were learned; lines count those that were not, and those that take no part.
 
         Raises:
             TypeError: pairs are no list of pairs, or the index has docid tokens that have weights of their own.
@@ -434,16 +419,35 @@ class GenerativeRetriever:
         index = self.snapshot
         if not index.engine.is_tied:
             raise TypeError("learn() needs an index with tied docid tokens, and this one scores paths of docids.")
-        checked = checked_pairs(pairs, "learn", index.documents)
-        vectors = query_vectors(index.encoder, [pair.query for pair in checked])
-        self._hold(lambda content: with_pairs(content, checked, vectors))
-        return len(checked)
+        known, vectors = learning.encoded_pairs(index.encoder, learning.checked_pairs(pairs, "learn", index.documents))
+        before, after = self._hold(lambda content: learning.with_pairs(content, known, vectors))
+        learning.tell_effect(before.memory, after.memory, index.search_config)
+        return len(known)
 
-    def forget(self, pairs: Iterable[Any]) -> int:
-        """Forget pairs, each with all that it counts, and return how many; an empty query stands for all of the document."""
-        gone = checked_pairs(pairs, "forget", self.documents)
-        before, after = self._hold(lambda content: without_pairs(content, gone))
-        return len(before.memory) - len(after.memory)
+    def forget(
+        self, pairs: Iterable[Any] | None = None, *, since: learning.Moment = None, before: learning.Moment = None
+    ) -> int:
+        """Forget pairs, or what was learned in a time, and return of how many pairs.
+
+        Args:
+            pairs: as `learn` takes them; an empty query stands for all of the document, and "#" with 16 digits for the query
+                that explanations and `learned` show so. All pairs by default.
+            since: forget only what was learned from this moment on: a datetime, seconds since 1970, or a text such as
+                "2026-11-28T14:30", in UTC unless it says otherwise.
+            before: forget only what was learned before this moment.
+
+        Raises:
+            TypeError: pairs are no list of pairs, or a moment is none.
+            ValueError: neither pairs nor a time is given, the index has none of the documents, or a moment is none.
+        """
+        when = learning.period(since, before, needed=pairs is None)
+        gone = None if pairs is None else learning.checked_pairs(pairs, "forget", self.documents)
+        earlier, later = self._hold(lambda content: learning.without_pairs(content, gone, when))
+        return earlier.memory.fewer(later.memory)
+
+    def learned(self) -> list[learning.LearnedPair]:
+        """Return the pairs that the index has learned, the first learned first."""
+        return learning.learned_pairs(self._state.content)
 
     def keep_texts(self, documents: datasets.Dataset) -> None:
         """Put the texts of a table with doc_id and text, such as `collection.documents`, into the index.
@@ -462,9 +466,7 @@ class GenerativeRetriever:
         config = VectorsConfig(kind, code_bytes)
         self._hold(lambda content: content._replace(tree=content.tree.stored_as(config)))
 
-    def _hold(
-        self, change: Callable[[updating.Content], updating.Content]
-    ) -> tuple[updating.Content, updating.Content]:
+    def _hold(self, change: Callable[[Content], Content]) -> tuple[Content, Content]:
         """Change the content, and return it before and after; searches from now on use the new one."""
         with self._updating:
             check_mapped(self._mapped)

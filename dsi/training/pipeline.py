@@ -483,8 +483,11 @@ class TrainingRun:
             pairs = self.collection.pairs("train") if wanted and self.config.generator.docid_tokens == "tied" else []
             if pairs:
                 encoder = load_encoder(self.folder, self.config.encoder, self.device)
+                known, vectors = query_vectors(encoder, [self.collection.queries[query_id] for query_id, _ in pairs])
+                pairs = [pairs[number] for number in known]
+            if pairs:
                 queries = [self.collection.queries[query_id] for query_id, _ in pairs]
-                memory = memory.learn(queries, np.array([row for _, row in pairs]), query_vectors(encoder, queries))
+                memory = memory.learn(queries, np.array([row for _, row in pairs]), vectors)
             with self._stages.writing("memory", key) as folder:
                 memory.save(folder)
 

@@ -18,7 +18,7 @@ from tests.support.small import MINIPEDIA
 
 LINES = [json.loads(line) for line in (MINIPEDIA / "corpus.jsonl").read_text(encoding="utf-8").splitlines()[:30]]
 DOC_IDS = [line["_id"] for line in LINES]
-SAID = "documents themselves (the same id, the query within the text); each leaves its own document out of its answer"
+SAID = "documents themselves (the whole text, or the same id and within the text); each leaves its own document out"
 
 
 def arguments(count=30):
@@ -45,13 +45,41 @@ def test_the_same_id_counts_where_the_document_holds_the_query_and_is_not_what_i
     documents = [{"_id": n, "text": f"The text of document {n} is this."} for n in ("1", "2", "3", "4")]
     queries = {"1": "document 1 IS  this", "2": "document 3", "3": "", "4": "of document 4", "5": "document 2"}
     collection = Collection.from_records(documents, queries=queries, qrels={"test": {"1": {"2": 1}, "4": {"4": 1}}})
-    assert collection.identical_ids == {"1"}  # not 4, which is judged relevant to itself
-    assert f"1 of 4 queries are {SAID}" in caplog.text
-    collection.identical_ids  # noqa: B018 (said once)
+    assert collection.identical == {"1": {"1"}}  # not 4, which is judged relevant to itself
+    assert f"1 of 5 queries are {SAID}" in caplog.text
+    collection.identical  # noqa: B018 (said once)
     assert caplog.text.count("themselves") == 1
     run = {"1": {"1": 3.0, "2": 2.0, "3": 1.0}, "2": {"2": 1.0, "1": 0.5, "4": 0.1}}
-    assert without_identical(run, {"1"}, 2) == {"1": {"2": 2.0, "3": 1.0}, "2": {"2": 1.0, "1": 0.5}}
-    assert without_identical(run, ()) is run
+    assert without_identical(run, {"1": frozenset("1")}, 2) == {"1": {"2": 2.0, "3": 1.0}, "2": {"2": 1.0, "1": 0.5}}
+    assert without_identical(run, {}) is run
+
+
+@pytest.mark.parametrize(
+    "query",
+    [
+        "Neon. A noble gas, used in signs.", "Neon A noble gas used in signs", "neon: a noble gas ,used in SIGNS",
+        "  A noble gas, used in signs. ", "Neon\nA noble  gas, used in si gns", "NEON A NOBLE GAS, USED IN SIGNS!",
+    ],
+)  # fmt: skip
+@pytest.mark.parametrize("query_id", ["q", "neon"])
+def test_a_query_that_is_a_document_but_for_a_comma_case_or_space_leaves_it_out(query, query_id):
+    documents = [
+        {"_id": "neon", "title": "Neon", "text": "A noble gas, used in signs."},
+        {"_id": "copy", "title": "", "text": "Neon: a noble gas, used in signs."},
+        {"_id": "more", "title": "Neon", "text": "A noble gas, used in signs. It glows."},
+        {"_id": "empty", "title": "", "text": "..."},
+    ]
+    asked = {query_id: query, "other": "used in signs", "dots": "…!"}
+    judged = {name: {"more": 1} for name in asked}
+    collection = Collection.from_records(documents, queries=asked, qrels={"test": judged})
+    whole = {"neon", "copy"} if query.strip().lower().startswith("neon") else {"neon"}
+    assert collection.identical == {query_id: whole}
+    run = {query_id: {"neon": 3.0, "copy": 2.0, "more": 1.0}}
+    assert without_identical(run, collection.identical, 1) == {
+        query_id: {"more": 1.0} if len(whole) == 2 else {"copy": 2.0}
+    }
+    relevant = Collection.from_records(documents, queries=asked, qrels={"test": judged, "dev": {query_id: {"neon": 1}}})
+    assert relevant.identical.get(query_id, frozenset()) == whole - {"neon"}
 
 
 def test_every_row_of_an_evaluation_leaves_the_query_itself_out_and_has_as_many_answers(retriever, caplog):
@@ -73,7 +101,7 @@ def test_ids_that_look_alike_change_nothing(retriever):
     other = Collection.from_records(
         LINES, queries=dict.fromkeys(DOC_IDS, "noble gases"), qrels={"test": collection.qrels["test"]}
     )
-    assert other.identical_ids == frozenset()
+    assert other.identical == {}
     run = dsi.evaluate(retriever, other).runs["generate"]
     assert any(query_id in own for query_id, own in run.items())
 
@@ -84,7 +112,7 @@ def test_weights_are_chosen_without_the_query_itself(retriever):
     qrels, encoded = collection.qrels["dev"], retriever.encode_queries(collection.query_texts("dev"))
     config = retriever.configured_search
     with_itself = choose(retriever, encoded, qrels, config)
-    without = choose(retriever, encoded, qrels, config, identical=collection.identical_ids)
+    without = choose(retriever, encoded, qrels, config, identical=collection.identical)
     assert with_itself.best["lexical_weight"] != without.best["lexical_weight"]
 
 
@@ -92,9 +120,9 @@ def test_the_query_itself_is_no_negative(encoder):
     texts = ["neon gas", "neon sign", "argon gas", "neon lamp gas"]
     words, queries = BM25(list("abcd"), texts), {1: ["neon gas"]}
     assert 0 in hard_negatives(words, queries, 3)["neon gas"]
-    assert sorted(hard_negatives(words, queries, 3, own={"neon gas": 0})["neon gas"]) == [2, 3]
+    assert sorted(hard_negatives(words, queries, 3, own={"neon gas": {0}})["neon gas"]) == [2, 3]
     embeddings = encoder.encode(texts, "document")
-    judged = JudgedQueries.from_pairs([("q", 1)], {"q": "neon gas"}, encoder, {"neon gas": 0})
+    judged = JudgedQueries.from_pairs([("q", 1)], {"q": "neon gas"}, encoder, {"neon gas": {0}})
     rng, rows = np.random.default_rng(0), np.arange(4)
     (example,) = query_examples(encoder, judged, embeddings, rows, lambda _, vectors: vectors @ embeddings.T, rng)
     assert (example.relevant.tolist(), sorted(example.negatives.tolist())) == ([1], [2, 3])

@@ -8,11 +8,13 @@ from concurrent.futures import ThreadPoolExecutor
 from urllib.parse import quote
 
 import pytest
+import torch
 
 pytest.importorskip("fastapi")
 pytest.importorskip("prometheus_client")
 pytest.importorskip("uvicorn")
 
+from dsi.contrastive.encoder import Encoder
 from dsi.docids.query_memory import MemoryConfig, QueryMemory
 from dsi.server.batching import Batcher, BusyError
 from dsi.server.service import Rate, RateError
@@ -260,7 +262,12 @@ def test_close_finishes_what_waits_and_takes_nothing_more(wait):
 
 def test_pairs_are_learned_on_disk_too(writable):
     pairs = [{"query": "a very rare question", "doc_id": "danube"}] * 2 + [{"query": "lost", "doc_id": "nowhere"}]
-    assert writable.ask("learn", {"pairs": pairs}, token=TOKEN) == (200, {"learned": 2, "pairs": 1})
+    status, learned = writable.ask("learn", {"pairs": pairs}, token=TOKEN)
+    assert status == 200
+    assert learned.pop("note").startswith(
+        "What is learned has no effect, as memory_weight is 0"
+    )  # as this index has it
+    assert learned == {"learned": 2, "pairs": 1}
     assert writable.ask("index")[1]["memory"] == 1
     assert len(GenerativeRetriever.from_pretrained(writable.run, device="cpu").memory) == 1
     body = {"query": "a very rare question", "memory_weight": 9.0}
@@ -269,6 +276,39 @@ def test_pairs_are_learned_on_disk_too(writable):
     explained = writable.ask("explain", {**body, "doc_id": "danube"})[1]["target"]
     assert explained["earlier"] == [{"cosine": pytest.approx(1), "times": 2}]
     assert status == 200
+
+
+def test_what_was_learned_is_forgotten_by_pairs_and_by_time(writable):
+    pairs = [{"query": f"question {number}", "doc_id": "danube"} for number in range(3)]
+    assert writable.ask("learn", {"pairs": pairs}, token=TOKEN)[1]["pairs"] == 3
+    assert error(writable.ask("forget", {"pairs": pairs}))[0] == 401
+    assert writable.ask("forget", {"pairs": pairs[:1]}, token=TOKEN) == (200, {"forgotten": 1, "pairs": 2})
+    assert writable.ask("forget", {"since": "2999-01-01"}, token=TOKEN) == (200, {"forgotten": 0, "pairs": 2})
+    for body, said in (({}, "needs pairs"), ({"since": "soon"}, "got 'soon'"), ({"until": "2999-01-01"}, "until")):
+        status, message = error(writable.ask("forget", body, token=TOKEN))
+        assert (status, said in message) == (400, True)
+    assert writable.ask("forget", {"before": "2999-01-01"}, token=TOKEN) == (200, {"forgotten": 2, "pairs": 0})
+    assert not len(GenerativeRetriever.from_pretrained(writable.run, device="cpu").memory)
+
+
+def test_a_query_whose_embedding_is_not_finite_is_refused_and_the_others_are_answered(writable, monkeypatch):
+    forward = Encoder.forward
+
+    def breaking(self, texts, kind):
+        encoded = forward(self, texts, kind)
+        which = torch.tensor(["broken" in text for text in texts])
+        return encoded._replace(embeddings=torch.where(which[:, None], torch.nan, encoded.embeddings))
+
+    monkeypatch.setattr(Encoder, "forward", breaking)
+    said = "The embedding of the query 'broken' is not finite"
+    status, found = writable.ask("search", {"queries": ["broken", "danube"], "k": 2, "parts": True, "matches": True})
+    refused, answered = found["answers"]
+    assert (status, refused["hits"], refused["exact"], said in refused["error"]) == (200, [], False, True)
+    assert len(answered["hits"]) == 2
+    assert "error" not in answered
+    for path in ("search", "explain"):
+        status, message = error(writable.ask(path, {"query": "broken"}))
+        assert (status, said in message) == (400, True)
 
 
 def test_no_answer_has_a_text_of_an_earlier_query_though_the_index_keeps_them(writable, tmp_path):

@@ -7,7 +7,7 @@ from html import escape
 
 import numpy as np
 
-from dsi.docids.files.checks import printable
+from dsi.docids.files.checks import counted, printable
 from dsi.docids.tree import DocidTree
 from dsi.search.engine import Engine
 from dsi.search.queries import EncodedQueries
@@ -61,6 +61,7 @@ class Explanation:
         result: the answer.
         meaning: what the scores of nodes and documents are.
         unit: what `read` counts: vectors read, or nodes scored.
+        note: that what was learned has no effect, where it has none; else "".
     """
 
     query: str
@@ -70,6 +71,7 @@ class Explanation:
     result: SearchResult
     meaning: str
     unit: str
+    note: str = ""
 
     @property
     def roots(self) -> list[ExplainedNode]:
@@ -90,7 +92,7 @@ class Explanation:
         head = f'"{printable(self.query)}"  ({how}, {self.total} documents)'
         ranked = {node.rank: node for level in self.levels for node in level if node.rank}
         lines = [_line(ranked[rank], _parts(ranked[rank])) for rank in sorted(ranked)]
-        return "\n".join([head, *(lines or ["no document is returned"])])
+        return "\n".join([head, *(lines or ["no document is returned"]), *([self.note] if self.note else [])])
 
     def __str__(self) -> str:
         legend = f"{self.meaning}; + kept, - pruned, # final rank"
@@ -126,7 +128,15 @@ def explain(
     nodes.add_others(trace)
     config = replace(request.config, beam_width=trace.beam_width or request.config.beam_width)
     unit = "vectors read" if engine.is_tied else "nodes scored"
-    return Explanation(encoded.texts[0], config, nodes.levels(), tree.num_rows, result, _meaning(engine, config), unit)
+    meaning, note = _meaning(engine, config), no_effect(engine, config)
+    return Explanation(encoded.texts[0], config, nodes.levels(), tree.num_rows, result, meaning, unit, note)
+
+
+def no_effect(engine: Engine, config: SearchConfig) -> str:
+    """Return a line that says that what an index has learned has no weight, where it has none; else ""."""
+    if config.memory_weight or not len(engine.memory):
+        return ""
+    return f"The {counted(len(engine.memory), 'pair')} that the index has learned have no effect: memory_weight is 0."
 
 
 def _meaning(engine: Engine, config: SearchConfig) -> str:

@@ -17,12 +17,12 @@ from dsi.contrastive.encoder import Encoder
 from dsi.docids.files.checks import printable
 from dsi.docids.query_memory import Earlier
 from dsi.search.engine import Engine, count_documents
-from dsi.search.explain.explanation import ExplainedNode, Explanation, explain
+from dsi.search.explain.explanation import ExplainedNode, Explanation, explain, no_effect
 from dsi.search.explain.matches import StoredText, matched_words
 from dsi.search.hits import Hit, Match, label_of
 from dsi.search.passages import best_places
 from dsi.search.queries import EncodedQueries
-from dsi.search.request import SearchRequest
+from dsi.search.request import SearchRequest, check_extra_scores
 from dsi.search.results import SearchResult
 
 _TOLERANCE = 1e-5
@@ -85,6 +85,7 @@ class DocumentExplanation:
         matches: the words of the query, and the words of the document that they found.
         passage_span: first character, and one past the last, of the best piece of its text; None if it is one piece.
         earlier: the earlier queries that speak for it, nearest first.
+        note: that what the index has learned has no effect, where it has none; else "".
     """
 
     query: str
@@ -104,6 +105,7 @@ class DocumentExplanation:
     matches: list[Match]
     passage_span: tuple[int, int] | None = None
     earlier: Sequence[Earlier] = ()
+    note: str = ""
 
     def __str__(self) -> str:
         parts = " + ".join(f"{value:.3f} {name}" for name, value in self.parts.items() if abs(value) >= _SHOWN)
@@ -113,6 +115,7 @@ class DocumentExplanation:
         for own in self.earlier[:_EARLIER_SHOWN]:
             times = f", {own.times} times" if own.times > 1 else ""
             lines.append(f"taken for the earlier query {own.query}{times} (cosine {own.cosine:.3f})")
+        lines += [self.note] if self.note else []
         lines += [_step_line(step) for step in self.path]
         for match in sorted(self.matches, key=lambda match: -match.share):
             found = ", ".join(dict.fromkeys(span.text + " (title)" * (span.field == "title") for span in match.spans))
@@ -167,6 +170,7 @@ class AnsweredQuery:
     @cached_property
     def explanation(self) -> Explanation:
         """The search as a tree."""
+        self.encoded.check_usable()
         explanation = explain(self.engine, self.encoded, self.request, self.documents.names)
         self._note(explanation.result)
         return explanation
@@ -200,6 +204,7 @@ class AnsweredQuery:
             ValueError: the doc_id is not in the index.
         """
         (row,) = self.documents.rows_of([doc_id], "doc_id")
+        self.encoded.check_usable()
         followed = self.engine.follow_all(self.encoded, self.request, np.array([[row]]))
         position, score, result = int(followed.positions[0, 0]), float(followed.scores[0, 0]), self.explanation.result
         rank, overall = self._rank(result, row), self._overall_rank(row)
@@ -229,6 +234,7 @@ class AnsweredQuery:
             matches=matches,
             passage_span=self.passages([(position, text)])[0],
             earlier=self.engine.earlier(self.encoded.batches[0], self.request, row),
+            note=no_effect(self.engine, self.request.config),
         )
 
     def search(self, k: int | None = None, **changes: Any) -> SearchResult:
@@ -375,3 +381,19 @@ def _distinct(a: float, b: float) -> tuple[str, str]:
         if texts[0] != texts[1]:
             break
     return texts
+
+
+def answered_queries(
+    encoded: EncodedQueries, request: SearchRequest, engine: Engine, encoder: Encoder, documents: Documents
+) -> list[AnsweredQuery]:
+    """Return the search of each query, by which documents are explained.
+
+    Raises:
+        ValueError: extra_scores of another shape.
+    """
+    requests, extra = [request] * encoded.count, request.extra_scores
+    if extra is not None:
+        check_extra_scores(extra, (encoded.count, engine.tree.num_rows))
+        requests = [replace(request, extra_scores=extra[row : row + 1]) for row in range(encoded.count)]
+    pairs = zip(encoded.each(), requests, strict=True)
+    return [AnsweredQuery(query, own, engine, encoder, documents) for query, own in pairs]

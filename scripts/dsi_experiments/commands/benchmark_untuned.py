@@ -193,7 +193,7 @@ def _choices(
     choices[SENTENCES] = choose_weights(index, encoded, sentences.qrels["test"], config)
     if dev := collection.qrels["dev"]:
         encoded = retriever.encode_queries(collection.query_texts("dev"))
-        choices[DEV] = choose_weights(retriever, encoded, dev, config, identical=collection.identical_ids)
+        choices[DEV] = choose_weights(retriever, encoded, dev, config, identical=collection.identical)
     return choices
 
 
@@ -235,7 +235,7 @@ def _by_parts(
     """Return the mean settings that judged test queries choose for the others, and the values of these."""
     from dsi.measuring.tuning import choose_weights
 
-    test, identical = collection.qrels["test"], collection.identical_ids
+    test, identical = collection.qrels["test"], collection.identical
     order = random.Random(0).sample(sorted(test), len(test))
     chosen: list[dict[str, Any]] = []
     values: dict[str, float] = {}

@@ -1,0 +1,47 @@
+"""Queries that an index has learned: its answers to them tell nothing of its answers to others."""
+
+import dataclasses
+from collections.abc import Collection as Ids
+from collections.abc import Mapping
+from itertools import compress
+
+from dsi.docids.data.collection import Collection
+from dsi.store.retriever import GenerativeRetriever
+
+
+def known_queries(retriever: GenerativeRetriever, queries: Mapping[str, str]) -> frozenset[str]:
+    """Return the query_ids of queries whose answers depend on their having been learned: none where that has no weight."""
+    return learned_queries(retriever, queries) if retriever.search_config.memory_weight else frozenset()
+
+
+def learned_queries(retriever: GenerativeRetriever, queries: Mapping[str, str]) -> frozenset[str]:
+    """Return the query_ids of those of {query_id: text} that an index has learned, in whatever case, spaces or composition."""
+    index = retriever.snapshot
+    asked = {query_id: query for query_id, query in queries.items() if query.strip()}
+    if not (asked and len(index.memory)):
+        return frozenset()
+    vectors = None
+    if index.memory.is_published:  # its hashes have another key
+        vectors = index.encode_queries(asked).cleaned()[0].embeddings.float().numpy()
+    return frozenset(compress(asked, index.memory.knows(list(asked.values()), vectors)))
+
+
+def with_only(collection: Collection, split: str, query_ids: Ids[str]) -> Collection:
+    """Return a collection in which only some queries of a split are judged."""
+    qrels = {query_id: judged for query_id, judged in collection.qrels[split].items() if query_id in query_ids}
+    if len(qrels) == len(collection.qrels[split]):
+        return collection
+    return dataclasses.replace(collection, qrels={**collection.qrels, split: qrels})
+
+
+def learned_line(count: int, total: int, split: str, by: str = "the index") -> str:
+    """Return what a report says of learned queries."""
+    if count < total:
+        return (
+            f"{count:,} of {total:,} {split} queries were learned by {by}, as they are or but for case and spaces; they are "
+            "left out."
+        )
+    return (
+        f"All {total:,} {split} queries were learned by {by}, so these numbers tell what it remembers and nothing of other "
+        "queries: judge some that it has not learned."
+    )

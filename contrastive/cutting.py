@@ -1,7 +1,7 @@
 """Cuts long texts into pieces at the ends of sentences, given where their tokens lie. Knows no tokenizer and no model."""
 
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -12,6 +12,8 @@ from dsi.docids.words.sentences import SENTENCE_END
 _OVERLAP, _MARGIN = 32, 4
 """Tokens that a piece repeats of the one before at most, and that stay free, as a piece may have more tokens than it had in its
 text."""
+AT_ONCE, _STRETCH = 100, 50_000
+"""Pieces of a text that are cut at once, and characters of a longer one that are, about: what so many of 128 tokens cover."""
 _SPACE = re.compile(r"\s+")
 
 
@@ -27,6 +29,10 @@ class DocumentCut(NamedTuple):
     spans: tuple[tuple[int, int], ...]
     title_end: int
     is_whole: bool = True
+
+    def lacks_words(self, text: str) -> bool:
+        """True if words of the text follow the last piece."""
+        return has_words(text[self.spans[-1][1] :])
 
 
 class Lengths(NamedTuple):
@@ -67,6 +73,45 @@ def cut_document(
     of_title = of_title[: limit // 4]
     longest = max(1, min(length, limit - len(of_title) - _MARGIN))
     return _cut_text(title, of_title, text, of_text, (lengths.piece, longest), lengths.pieces)
+
+
+def cut_stretches(
+    title: str, text: str, of_title: Offsets, read: Callable[[str], Offsets], lengths: Lengths, limit: int
+) -> DocumentCut:
+    """Return where a long document is cut: as `cut_document` cuts stretches of about 50,000 characters, one after another.
+
+    Args:
+        title: of the document.
+        text: of the document.
+        of_title: tokens of the title, one more than `limit` at most.
+        read: returns the tokens of a stretch, as `cut_document` takes them.
+        lengths: of texts and pieces.
+        limit: tokens of title and text that the model reads.
+    """
+    spans, start, title_end = list[tuple[int, int]](), 0, 0
+    while start < len(text) and len(spans) < lengths.pieces:
+        stretch = text[start : _stretch_end(text, start)]
+        if not has_words(stretch):
+            start += len(stretch)
+            continue
+        own = lengths._replace(pieces=min(AT_ONCE, lengths.pieces - len(spans)))
+        cut = cut_document(title, stretch, of_title, read(stretch), own, limit)
+        title_end = title_end or cut.title_end  # of the first stretch, which is long
+        spans += [(start + first, start + last) for first, last in cut.spans]
+        start = spans[-1][1]
+    is_whole = not has_words(title[title_end:]) and not has_words(text[spans[-1][1] :])
+    return DocumentCut(tuple(spans), title_end, is_whole)
+
+
+def _stretch_end(text: str, start: int) -> int:
+    """Return where a stretch of a text ends: with a paragraph, a line or a word if one ends in its second half."""
+    end = start + _STRETCH
+    if end >= len(text):
+        return len(text)
+    for edge in ("\n\n", "\n", " "):
+        if (last := text.rfind(edge, start + _STRETCH // 2, end)) > 0:
+            return last + len(edge)
+    return end
 
 
 def piece_text(title: str, text: str, span: tuple[int, int], title_end: int) -> str:

@@ -32,7 +32,16 @@ from transformers import AutoModel, PreTrainedTokenizerFast, T5Config, T5Encoder
 from transformers.utils import logging as transformers_logging
 
 from dsi.contrastive.config import FRESH, FRESH_T5, LONGEST_INPUT, LONGEST_PROMPT, PACKAGED, EncoderConfig
-from dsi.contrastive.cutting import DocumentCut, Lengths, cut_document, has_words, head_of, piece_text
+from dsi.contrastive.cutting import (
+    AT_ONCE,
+    DocumentCut,
+    Lengths,
+    cut_document,
+    cut_stretches,
+    has_words,
+    head_of,
+    piece_text,
+)
 from dsi.contrastive.devices import check_device
 from dsi.contrastive.inference import for_inference
 from dsi.contrastive.models import TEXTS, Reloads, Shared, check_inputs, load_complete, offline, shared, write_model
@@ -256,12 +265,25 @@ class Encoder(Reloads):
         """Return where each document is cut into pieces that the encoder reads to their ends, at most `pieces` of them.
 
         A document that is read whole, its text of at most `document_length` tokens, is one piece. Of any other one a piece has
-        `piece_length` tokens of the text, more where there would be too many, after the title, of which it reads a quarter of
-        the model's tokens. With `pieces` = 1 it is the title with the first `document_length` tokens, as long as that may be.
+        `piece_length` tokens of the text, more where there would be more than a hundred, after the title, of which it reads a
+        quarter of the model's tokens. A text that a hundred do not cover is cut stretch by stretch, into a hundred each at most.
+        With `pieces` = 1 it is the title with the first `document_length` tokens, as long as that may be.
         """
-        lengths, limit = Lengths(self.config.document_length, self.config.piece_length, pieces), self._room
-        heads = self.token_offsets(titles, limit + 1), self.token_offsets(texts, lengths.most(limit) + _MORE)
-        return [cut_document(*own, lengths, limit) for own in zip(titles, texts, *heads, strict=True)]
+        lengths, limit = (
+            Lengths(self.config.document_length, self.config.piece_length, min(pieces, AT_ONCE)),
+            self._room,
+        )
+        of_titles = self.token_offsets(titles, limit + 1)
+
+        def read(texts: Sequence[str]) -> list[list[tuple[int, int]]]:
+            return self.token_offsets(texts, lengths.most(limit) + _MORE)
+
+        cuts = [cut_document(*own, lengths, limit) for own in zip(titles, texts, of_titles, read(texts), strict=True)]
+        return [
+            cut if pieces <= AT_ONCE or not cut.lacks_words(text)
+            else cut_stretches(title, text, of_title, lambda part: read([part])[0], lengths._replace(pieces=pieces), limit)
+            for cut, title, text, of_title in zip(cuts, titles, texts, of_titles, strict=True)
+        ]  # fmt: skip
 
     @property
     def _room(self) -> int:

@@ -303,9 +303,9 @@ class ShardedRetriever(GenerativeRetriever, Closes):
         """
         self._change(lambda index: index.add(documents, replace=replace))
 
-    def remove(self, doc_ids: Iterable[str]) -> None:
-        """Remove documents on disk and in all shards, as `add` adds them."""
-        self._change(lambda index: index.remove(doc_ids))
+    def remove(self, doc_ids: Iterable[str]) -> int:
+        """Remove documents on disk and in all shards, as `add` adds them, and return how many."""
+        return self._change(lambda index: index.remove(doc_ids))
 
     def learn(self, pairs: Iterable[Any]) -> int:
         """Learn pairs on disk, and in the router, which alone remembers; see `GenerativeRetriever.learn`."""

@@ -49,6 +49,7 @@ from dsi.contrastive.prompts import choose_prompt
 from dsi.docids.files.progress import Bar
 from dsi.docids.files.reading import catching_panics, sha256
 from dsi.docids.files.storage import digest
+from dsi.docids.files.temporary import temporary_root
 
 logger = logging.getLogger(__name__)
 
@@ -266,7 +267,7 @@ class Encoder(Reloads):
 
         A document that is read whole, its text of at most `document_length` tokens, is one piece. Of any other one a piece has
         `piece_length` tokens of the text, more where there would be more than a hundred, after the title, of which it reads a
-        quarter of the model's tokens. A text that a hundred do not cover is cut stretch by stretch, into a hundred each at most.
+        quarter of the model's tokens. A text that a hundred do not cover is cut stretch by stretch, into a hundred each.
         With `pieces` = 1 it is the title with the first `document_length` tokens, as long as that may be.
         """
         lengths, limit = (
@@ -504,7 +505,7 @@ def _fresh_t5(device: str | None) -> SentenceTransformer:
         vocab_size=len(tokenizer), d_model=128, d_kv=32, d_ff=512, num_layers=2, num_heads=4,
         pad_token_id=tokenizer.pad_token_id, decoder_start_token_id=tokenizer.pad_token_id,
     )  # fmt: skip
-    with TemporaryDirectory() as folder, quiet_transformers():
+    with TemporaryDirectory(dir=temporary_root()) as folder, quiet_transformers():
         T5EncoderModel(shape).save_pretrained(folder)
         tokenizer.save_pretrained(folder)
         transformer = Transformer(folder)

@@ -23,6 +23,7 @@ import yaml
 
 from dsi.docids.data.locations import headings, plain_name
 from dsi.docids.data.sources import RECORDS, reason
+from dsi.docids.files.temporary import temporary_root
 
 logger = logging.getLogger(__name__)
 
@@ -119,7 +120,7 @@ def _unzipped(path: Path, most: int) -> Iterator[Path]:
     if name == path:
         yield path
         return
-    with TemporaryDirectory() as folder:
+    with TemporaryDirectory(dir=temporary_root()) as folder:
         plain = Path(folder) / name.name
         with plain.open("wb") as target:
             target.writelines(_blocks(path, most + 1))

@@ -16,6 +16,7 @@ from dsi.docids.data.records import COLUMNS
 from dsi.docids.files.checks import plain
 from dsi.docids.files.reading import MappedFile, check_mapped
 from dsi.docids.files.storage import writing_to
+from dsi.docids.files.temporary import temporary_root
 from dsi.docids.query_memory import QueryMemory
 from dsi.docids.tree import DocidTree
 from dsi.docids.vectors import VectorKind, VectorsConfig
@@ -569,7 +570,7 @@ class GenerativeRetriever:
         from dsi.store.hub import push
 
         self._check_savable()
-        with TemporaryDirectory() as folder:
+        with TemporaryDirectory(dir=temporary_root()) as folder:
             self.with_memory(self.memory.published())._write(Path(folder) / "index")
             return push(Path(folder) / "index", name, private=private, token=token, license=license)
 

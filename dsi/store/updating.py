@@ -210,7 +210,9 @@ def changed_files(table: datasets.Dataset, paths: Sequence[str | Path]) -> tuple
     known = {file: version for file, version in zip(files, versions, strict=True) if file}
     present = {file.address: file.version for file in found}
     same = {file for file, version in present.items() if version and known.get(file) == version}
-    gone = _gone(known, present, [root.resolve() for root in roots], closed, odd)
+    gone, unseen = _gone(known, present, [root.resolve() for root in roots], closed)
+    for file in unseen:
+        odd.count("files that cannot be looked at; what the index has of them stays", file)
     # 2) Read.
     held = Held(own for own in zip(doc_ids, files, places, strict=True) if own[1] not in gone)
     read = [row for _, row in records_of_files([file for file in found if file.address not in same], odd, held)]
@@ -222,26 +224,26 @@ def changed_files(table: datasets.Dataset, paths: Sequence[str | Path]) -> tuple
     changed = (known.keys() & present.keys()) - same
     going = [row for row, file in enumerate(files) if file in gone or file in changed]
     new = {row[FILE] for row in rows} - changed - gone
-    return FileChanges(len(new), len(changed), len(gone), len(same)), rows, going
+    return FileChanges(len(new), len(changed), len(gone), len(same) + len(unseen)), rows, going
 
 
 def _gone(
-    known: Mapping[str, str], present: Mapping[str, str], roots: Sequence[Path], closed: Collection[str], odd: Oddities
-) -> set[str]:
-    """Return the files of an index that left the folders; those that cannot be looked at are counted, and stay."""
-    moved, gone = {version for file, version in present.items() if file not in known}, set[str]()
+    known: Mapping[str, str], present: Mapping[str, str], roots: Sequence[Path], closed: Collection[str]
+) -> tuple[set[str], list[str]]:
+    """Return the files of an index that left the folders, and those that cannot be looked at."""
+    moved, gone, unseen = {version for file, version in present.items() if file not in known}, set[str](), list[str]()
     for file, version in known.items():
         path = Path(file)
         if file in present:
             continue
         if any(path.is_relative_to(root) for root in roots):
             if any(str(place) in closed for place in (path, *path.parents)):
-                odd.count("files that cannot be looked at; what the index has of them stays", file)
+                unseen.append(file)
             else:
                 gone.add(file)
         elif version and version in moved and _is_absent(path):
             gone.add(file)
-    return gone
+    return gone, unseen
 
 
 def _is_absent(path: Path) -> bool:

@@ -14,6 +14,8 @@ _OVERLAP, _MARGIN = 32, 4
 text."""
 AT_ONCE, _STRETCH = 100, 50_000
 """Pieces of a text that are cut at once, and characters of a longer one that are, about: what so many of 128 tokens cover."""
+LONG = 4 * _STRETCH
+"""Characters from which on a text is too long to be cut at once."""
 _SPACE = re.compile(r"\s+")
 
 
@@ -43,8 +45,14 @@ class Lengths(NamedTuple):
     pieces: int
 
     def most(self, limit: int) -> int:
-        """Return the tokens of a text that are read, where the model reads `limit` of title and text at a time."""
-        return self.document if self.pieces == 1 else self.pieces * min(self.document, limit)
+        """Return the tokens of a text that are read at once, where the model reads `limit` of title and text at a time."""
+        pieces = self.at_once.pieces
+        return self.document if pieces == 1 else pieces * min(self.document, limit)
+
+    @property
+    def at_once(self) -> "Lengths":
+        """The same, with as many pieces as are cut at once."""
+        return self._replace(pieces=min(self.pieces, AT_ONCE))
 
 
 Offsets = Sequence[tuple[int, int]]
@@ -94,7 +102,7 @@ def cut_stretches(
         if not has_words(stretch):
             start += len(stretch)
             continue
-        own = lengths._replace(pieces=min(AT_ONCE, lengths.pieces - len(spans)))
+        own = lengths._replace(pieces=lengths.pieces - len(spans)).at_once
         cut = cut_document(title, stretch, of_title, read(stretch), own, limit)
         title_end = title_end or cut.title_end  # of the first stretch, which is long
         spans += [(start + first, start + last) for first, last in cut.spans]

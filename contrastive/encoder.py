@@ -34,8 +34,10 @@ from transformers.utils import logging as transformers_logging
 from dsi.contrastive.config import FRESH, FRESH_T5, LONGEST_INPUT, LONGEST_PROMPT, PACKAGED, EncoderConfig
 from dsi.contrastive.cutting import (
     AT_ONCE,
+    LONG,
     DocumentCut,
     Lengths,
+    Offsets,
     cut_document,
     cut_stretches,
     has_words,
@@ -270,21 +272,20 @@ class Encoder(Reloads):
         quarter of the model's tokens. A text that a hundred do not cover is cut stretch by stretch, into a hundred each.
         With `pieces` = 1 it is the title with the first `document_length` tokens, as long as that may be.
         """
-        lengths, limit = (
-            Lengths(self.config.document_length, self.config.piece_length, min(pieces, AT_ONCE)),
-            self._room,
-        )
-        of_titles = self.token_offsets(titles, limit + 1)
+        lengths, limit = Lengths(self.config.document_length, self.config.piece_length, pieces), self._room
 
-        def read(texts: Sequence[str]) -> list[list[tuple[int, int]]]:
+        def tokens(texts: Sequence[str]) -> list[list[tuple[int, int]]]:
             return self.token_offsets(texts, lengths.most(limit) + _MORE)
 
-        cuts = [cut_document(*own, lengths, limit) for own in zip(titles, texts, of_titles, read(texts), strict=True)]
-        return [
-            cut if pieces <= AT_ONCE or not cut.lacks_words(text)
-            else cut_stretches(title, text, of_title, lambda part: read([part])[0], lengths._replace(pieces=pieces), limit)
-            for cut, title, text, of_title in zip(cuts, titles, texts, of_titles, strict=True)
-        ]  # fmt: skip
+        def cut(title: str, text: str, of_title: Offsets, of_text: Offsets) -> DocumentCut:
+            at_once = cut_document(title, text, of_title, of_text, lengths.at_once, limit)
+            if pieces <= AT_ONCE or not (at_once.lacks_words(text) or len(text) > LONG):
+                return at_once
+            return cut_stretches(title, text, of_title, lambda part: tokens([part])[0], lengths, limit)
+
+        heads = texts if pieces <= AT_ONCE else ["" if len(text) > LONG else text for text in texts]
+        of_titles = self.token_offsets(titles, limit + 1)
+        return [cut(*own) for own in zip(titles, texts, of_titles, tokens(heads), strict=True)]
 
     @property
     def _room(self) -> int:

@@ -18,6 +18,7 @@ import dsi
 from dsi import GenerativeRetriever, SearchConfig
 from dsi.config import Config, read_config
 from dsi.contrastive.blocks import DocumentTexts
+from dsi.contrastive.cutting import piece_text
 from dsi.docids.clustering import DocidsConfig, assemble
 from dsi.docids.files.processes import ALONE
 from dsi.docids.places import nearest_places, places_of
@@ -43,6 +44,35 @@ from tests.support.oracles import path_scores
 from tests.support.small import WIDTH, random_generator, random_queries, random_tied
 from tests.support.small_index import DOCUMENTS, QUERIES
 from tests.support.tiny_settings import TIED, write_settings
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "A river is long and deep.\n\n" * 4000,
+        "river " * 15_000,
+        "gas,river," * 8000,
+        "river " * 8000 + " " * 70_000 + "gas",
+    ],
+)
+@pytest.mark.parametrize("longest", [10_000, 10**9])
+def test_a_text_that_a_hundred_pieces_do_not_cover_is_cut_by_stretches_of_which_none_is_left_out(
+    text, longest, encoder, monkeypatch
+):
+    monkeypatch.setattr("dsi.contrastive.encoder.LONG", longest)
+    monkeypatch.setattr("dsi.contrastive.cutting._STRETCH", 5000)
+    encoder.model.max_seq_length = 32
+    (cut,) = encoder.cut(["The title"], [text], 2**16)
+    assert len(cut.spans) > 100
+    assert cut.is_whole
+    end = 0
+    for start, stop in cut.spans:
+        assert not text[end:start].strip()
+        assert encoder.token_offsets([piece_text("The title", text, (start, stop), cut.title_end)], 100)[0][30:] == []
+        end = stop
+    assert not text[end:].strip()
+    (few,) = encoder.cut(["The title"], [text], 150)
+    assert (len(few.spans), few.is_whole) == (min(150, len(cut.spans)), len(cut.spans) <= 150)
 
 
 @pytest.mark.parametrize(

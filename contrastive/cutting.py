@@ -1,7 +1,7 @@
 """Cuts long texts into pieces at the ends of sentences, given where their tokens lie. Knows no tokenizer and no model."""
 
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -12,6 +12,10 @@ from dsi.docids.words.sentences import SENTENCE_END
 _OVERLAP, _MARGIN = 32, 4
 """Tokens that a piece repeats of the one before at most, and that stay free, as a piece may have more tokens than it had in its
 text."""
+AT_ONCE, _STRETCH = 100, 50_000
+"""Pieces of a text that are cut at once, and characters of a longer one that are, about: what so many of 128 tokens cover."""
+LONG = 4 * _STRETCH
+"""Characters from which on a text is too long to be cut at once."""
 _SPACE = re.compile(r"\s+")
 
 
@@ -28,6 +32,10 @@ class DocumentCut(NamedTuple):
     title_end: int
     is_whole: bool = True
 
+    def lacks_words(self, text: str) -> bool:
+        """True if words of the text follow the last piece."""
+        return has_words(text[self.spans[-1][1] :])
+
 
 class Lengths(NamedTuple):
     """Tokens of a text that is read whole, and of a piece; and the pieces of a document, at most."""
@@ -37,8 +45,14 @@ class Lengths(NamedTuple):
     pieces: int
 
     def most(self, limit: int) -> int:
-        """Return the tokens of a text that are read, where the model reads `limit` of title and text at a time."""
-        return self.document if self.pieces == 1 else self.pieces * min(self.document, limit)
+        """Return the tokens of a text that are read at once, where the model reads `limit` of title and text at a time."""
+        pieces = self.at_once.pieces
+        return self.document if pieces == 1 else pieces * min(self.document, limit)
+
+    @property
+    def at_once(self) -> "Lengths":
+        """The same, with as many pieces as are cut at once."""
+        return self._replace(pieces=min(self.pieces, AT_ONCE))
 
 
 Offsets = Sequence[tuple[int, int]]
@@ -67,6 +81,45 @@ def cut_document(
     of_title = of_title[: limit // 4]
     longest = max(1, min(length, limit - len(of_title) - _MARGIN))
     return _cut_text(title, of_title, text, of_text, (lengths.piece, longest), lengths.pieces)
+
+
+def cut_stretches(
+    title: str, text: str, of_title: Offsets, read: Callable[[str], Offsets], lengths: Lengths, limit: int
+) -> DocumentCut:
+    """Return where a long document is cut: as `cut_document` cuts stretches of about 50,000 characters, one after another.
+
+    Args:
+        title: of the document.
+        text: of the document.
+        of_title: tokens of the title, one more than `limit` at most.
+        read: returns the tokens of a stretch, as `cut_document` takes them.
+        lengths: of texts and pieces.
+        limit: tokens of title and text that the model reads.
+    """
+    spans, start, title_end = list[tuple[int, int]](), 0, 0
+    while start < len(text) and len(spans) < lengths.pieces:
+        stretch = text[start : _stretch_end(text, start)]
+        if not has_words(stretch):
+            start += len(stretch)
+            continue
+        own = lengths._replace(pieces=lengths.pieces - len(spans)).at_once
+        cut = cut_document(title, stretch, of_title, read(stretch), own, limit)
+        title_end = title_end or cut.title_end  # of the first stretch, which is long
+        spans += [(start + first, start + last) for first, last in cut.spans]
+        start = spans[-1][1]
+    is_whole = not has_words(title[title_end:]) and not has_words(text[spans[-1][1] :])
+    return DocumentCut(tuple(spans), title_end, is_whole)
+
+
+def _stretch_end(text: str, start: int) -> int:
+    """Return where a stretch of a text ends: with a paragraph, a line or a word if one ends in its second half."""
+    end = start + _STRETCH
+    if end >= len(text):
+        return len(text)
+    for edge in ("\n\n", "\n", " "):
+        if (last := text.rfind(edge, start + _STRETCH // 2, end)) > 0:
+            return last + len(edge)
+    return end
 
 
 def piece_text(title: str, text: str, span: tuple[int, int], title_end: int) -> str:

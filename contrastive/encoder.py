@@ -32,7 +32,18 @@ from transformers import AutoModel, PreTrainedTokenizerFast, T5Config, T5Encoder
 from transformers.utils import logging as transformers_logging
 
 from dsi.contrastive.config import FRESH, FRESH_T5, LONGEST_INPUT, LONGEST_PROMPT, PACKAGED, EncoderConfig
-from dsi.contrastive.cutting import DocumentCut, Lengths, cut_document, has_words, head_of, piece_text
+from dsi.contrastive.cutting import (
+    AT_ONCE,
+    LONG,
+    DocumentCut,
+    Lengths,
+    Offsets,
+    cut_document,
+    cut_stretches,
+    has_words,
+    head_of,
+    piece_text,
+)
 from dsi.contrastive.devices import check_device
 from dsi.contrastive.inference import for_inference
 from dsi.contrastive.models import TEXTS, Reloads, Shared, check_inputs, load_complete, offline, shared, write_model
@@ -40,6 +51,7 @@ from dsi.contrastive.prompts import choose_prompt
 from dsi.docids.files.progress import Bar
 from dsi.docids.files.reading import catching_panics, sha256
 from dsi.docids.files.storage import digest
+from dsi.docids.files.temporary import temporary_root
 
 logger = logging.getLogger(__name__)
 
@@ -256,12 +268,24 @@ class Encoder(Reloads):
         """Return where each document is cut into pieces that the encoder reads to their ends, at most `pieces` of them.
 
         A document that is read whole, its text of at most `document_length` tokens, is one piece. Of any other one a piece has
-        `piece_length` tokens of the text, more where there would be too many, after the title, of which it reads a quarter of
-        the model's tokens. With `pieces` = 1 it is the title with the first `document_length` tokens, as long as that may be.
+        `piece_length` tokens of the text, more where there would be more than a hundred, after the title, of which it reads a
+        quarter of the model's tokens. A text that a hundred do not cover is cut stretch by stretch, into a hundred each.
+        With `pieces` = 1 it is the title with the first `document_length` tokens, as long as that may be.
         """
         lengths, limit = Lengths(self.config.document_length, self.config.piece_length, pieces), self._room
-        heads = self.token_offsets(titles, limit + 1), self.token_offsets(texts, lengths.most(limit) + _MORE)
-        return [cut_document(*own, lengths, limit) for own in zip(titles, texts, *heads, strict=True)]
+
+        def tokens(texts: Sequence[str]) -> list[list[tuple[int, int]]]:
+            return self.token_offsets(texts, lengths.most(limit) + _MORE)
+
+        def cut(title: str, text: str, of_title: Offsets, of_text: Offsets) -> DocumentCut:
+            at_once = cut_document(title, text, of_title, of_text, lengths.at_once, limit)
+            if pieces <= AT_ONCE or not (at_once.lacks_words(text) or len(text) > LONG):
+                return at_once
+            return cut_stretches(title, text, of_title, lambda part: tokens([part])[0], lengths, limit)
+
+        heads = texts if pieces <= AT_ONCE else ["" if len(text) > LONG else text for text in texts]
+        of_titles = self.token_offsets(titles, limit + 1)
+        return [cut(*own) for own in zip(titles, texts, of_titles, tokens(heads), strict=True)]
 
     @property
     def _room(self) -> int:
@@ -482,7 +506,7 @@ def _fresh_t5(device: str | None) -> SentenceTransformer:
         vocab_size=len(tokenizer), d_model=128, d_kv=32, d_ff=512, num_layers=2, num_heads=4,
         pad_token_id=tokenizer.pad_token_id, decoder_start_token_id=tokenizer.pad_token_id,
     )  # fmt: skip
-    with TemporaryDirectory() as folder, quiet_transformers():
+    with TemporaryDirectory(dir=temporary_root()) as folder, quiet_transformers():
         T5EncoderModel(shape).save_pretrained(folder)
         tokenizer.save_pretrained(folder)
         transformer = Transformer(folder)

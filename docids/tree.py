@@ -22,7 +22,7 @@ from dsi.docids.token_vectors import TokenVectors
 from dsi.docids.types import Ints, Numbers
 from dsi.docids.vectors import BLOCK, LARGE, Vectors, VectorsConfig, read_codec
 
-MOST_PLACES = 100
+MOST_PLACES = 2**16
 """Docids of one document, at most."""
 PIECE_COST = 0.02
 """Of the spread of a tree's vectors: what each doubling of a document's pieces takes from its dense score."""
@@ -178,13 +178,10 @@ class DocidTree:
         """[documents] where the places of each collection row begin in `by_row`."""
         return np.cumsum(self.place_counts) - self.place_counts
 
-    @cached_property
-    def places(self) -> Ints:
-        """[documents, most_places] docid positions of each collection row, ascending; one with fewer repeats its first."""
-        places = np.repeat(self.positions[:, None], self.most_places, axis=1)
-        rows = self.doc_rows[self.by_row]
-        places[rows, np.arange(len(rows)) - np.searchsorted(rows, rows)] = self.by_row
-        return places
+    def places_of(self, rows: NDArray[np.integer]) -> tuple[Ints, Numbers]:
+        """Return the docid positions of collection rows [n], ascending and one row after another, and how many each row has."""
+        counts = self.place_counts[rows]
+        return self.by_row[ranges(self.first_places[rows], counts)], counts
 
     @cached_property
     def parents(self) -> Ints:
@@ -360,7 +357,7 @@ class DocidTree:
         if len(self.embeddings) != documents or not self._has_all_rows():
             return "documents are missing"
         if self.most_places > MOST_PLACES:
-            return f"a document has more than {MOST_PLACES} docids"
+            return f"a document has more than {MOST_PLACES:,} docids"
         if len(self.trained) != inner + documents or len(self.origin) not in (0, 32):
             return "what was trained does not fit the nodes"
         vectors = [array for array in (self.centroids, self.embeddings, self.codes) if array is not None]

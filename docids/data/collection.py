@@ -43,6 +43,7 @@ from dsi.docids.data.sources import file_records, pair_records, records_of, text
 from dsi.docids.files.checks import plain, shown
 from dsi.docids.files.reading import sha256
 from dsi.docids.files.storage import digest, replace_folder, replacing
+from dsi.docids.files.temporary import RANDOM, owning, remove_orphans, temporary_root
 from dsi.docids.types import Qrels
 
 logger = logging.getLogger(__name__)
@@ -487,7 +488,8 @@ def cached_table(
     kept = _cache_folder(str(datasets.config.HF_DATASETS_CACHE)) / f"{digest([str(path), version, _LAYOUT])}.arrow"
     if not kept.exists():
         schema, found = read(path)
-        with replacing(kept) as partial:
+        remove_orphans(kept.parent, f"*.arrow.{RANDOM}.partial")
+        with replacing(kept) as partial, owning(partial):
             with pa.OSFile(str(partial), "wb") as file, pa.ipc.new_stream(file, schema) as writer:
                 for batch in found:
                     writer.write_batch(batch)
@@ -513,7 +515,7 @@ def _cache_folder(folder: str) -> Path:
 @cache
 def _temporary_folder() -> tempfile.TemporaryDirectory[str]:
     """Return a folder that is deleted when the process ends."""
-    return tempfile.TemporaryDirectory(prefix="dsi-tables-")
+    return tempfile.TemporaryDirectory(dir=temporary_root())
 
 
 def read_queries(folder: Path) -> dict[str, str]:

@@ -1,20 +1,23 @@
 """The documents of files and of folders of files, as records that say where they stand.
 
 Hidden files are left out, and those that a .gitignore names. What cannot be read is counted by kind, each with the first name,
-and never ends the rest; a file that is named by itself is an error instead. Files come in the order of their names.
+and never ends the rest; a file that is named by itself is an error instead. Files come in the order of their names. A file is
+hashed before it is read, so that one that is saved meanwhile differs from its hash, and the next update reads it again.
 """
 
 import logging
 import os
 import re
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from dsi.docids.data.locations import FILE, PLACE, VERSION
 from dsi.docids.data.readers import UnreadableError, is_other_encoding, parts_of, reader_of
-from dsi.docids.data.records import Oddities, Row, document_row
+from dsi.docids.data.records import MOST_OF_ID, Oddities, Row, document_row
 from dsi.docids.data.repeats import Repeats
 from dsi.docids.data.sources import RECORDS, file_records, has_pairs, reason
 from dsi.docids.files.checks import printable
@@ -28,9 +31,12 @@ Rows = Iterator[tuple[str, Row]]
 _LEFT = "they are left out"
 _DIGITS = 16
 """Of a file's sha256 that are kept."""
+_MOST_KEYS = 100
+"""Of the front matter of a file: each makes a column of the table of all documents."""
 
 
-class SourceFile(NamedTuple):
+@dataclass(frozen=True)
+class SourceFile:
     """A file that may be read.
 
     Attributes:
@@ -43,18 +49,79 @@ class SourceFile(NamedTuple):
     name: str
     is_named: bool
 
-    @property
+    @cached_property
     def address(self) -> str:
         """The path as a text, also where it is not UTF-8."""
         return _shown(self.path)
 
-    @property
+    @cached_property
     def version(self) -> str:
-        """Digits of the sha256 of its contents; "" for one that cannot be opened, or is empty as endless devices are."""
+        """Digits of the sha256 of its contents when this was first asked; "" if it was empty or could not be opened."""
         try:
-            return sha256(self.path)[:_DIGITS] if self.path.stat().st_size else ""
+            return sha256(self.path)[:_DIGITS] if self._before[3] else ""
         except OSError:
             return ""
+
+    @property
+    def is_changed(self) -> bool:
+        """True if the file was written since its version was first asked."""
+        return self._before != _state(self.path)
+
+    @cached_property
+    def _before(self) -> tuple[int, ...]:
+        return _state(self.path)
+
+
+def _state(path: Path) -> tuple[int, ...]:
+    """Return what changes with every write to a file; its size comes fourth."""
+    try:
+        found = path.stat()
+    except OSError:
+        return (0, 0, 0, 0)
+    return found.st_dev, found.st_ino, found.st_mtime_ns, found.st_size, found.st_ctime_ns
+
+
+class Held:
+    """What an index holds of files while they are read again, and what became of them.
+
+    Attributes:
+        unread: addresses of the files that could not be read to their ends.
+        changed: of those that were written meanwhile.
+
+    Args:
+        documents: doc_id, address of the file and place there of each document; the address is empty or None if it has none.
+    """
+
+    def __init__(self, documents: Iterable[tuple[str, str | None, str | None]] = ()) -> None:
+        self.unread, self.changed = set[str](), set[str]()
+        self._files, self._owners = set[str](), dict[str, str]()
+        for doc_id, file, place in documents:
+            self._files.add(file or "")
+            self._owners[doc_id] = self._owners[base_of(doc_id, place)] = file or ""
+
+    def stays(self, file: SourceFile) -> bool:
+        """Note that a file could not be read, and return whether the index has documents of it, which stay."""
+        self.unread.add(file.address)
+        return file.address in self._files
+
+    def is_free(self, doc_id: str, file: SourceFile) -> bool:
+        """True if no document of another file has this id."""
+        return self._owners.get(doc_id, file.address) == file.address
+
+    def base(self, file: SourceFile) -> str:
+        """Return what the ids of a file's documents begin with: what they began with before, else a name that is free."""
+        names = file.name, f"{file.path.parent.name}/{file.name}", file.address
+        own = [name for name in names if self._owners.get(name) == file.address]
+        return next(iter(own or filter(lambda name: self.is_free(name, file), names)), file.address)
+
+    def take(self, doc_id: str, file: SourceFile) -> None:
+        """Note whose an id is."""
+        self._owners[doc_id] = file.address
+
+
+def base_of(doc_id: str, place: str | None) -> str:
+    """Return a doc_id without the place of the document in its file."""
+    return doc_id.removesuffix(f"#{place}") if place else doc_id
 
 
 def path_records(paths: Sequence[Path]) -> Rows:
@@ -65,10 +132,10 @@ def path_records(paths: Sequence[Path]) -> Rows:
         ValueError: a file that is named is not of its kind.
     """
     odd, count = Oddities(", ".join(map(str, paths))), 0
-    found = source_files(paths, odd)
+    found, _ = source_files(paths, odd)
     if len(found) == 1:  # its error is the answer
-        found = [found[0]._replace(is_named=True)]
-    for count, record in enumerate(records_of_files(found, odd), start=1):  # noqa: B007
+        found = [replace(found[0], is_named=True)]
+    for count, record in enumerate(records_of_files(found, odd, Held()), start=1):  # noqa: B007
         yield record
     odd.warn()
     if not count and not any(file.is_named for file in found):
@@ -79,75 +146,114 @@ def path_records(paths: Sequence[Path]) -> Rows:
         )
 
 
-def source_files(paths: Sequence[Path], odd: Oddities) -> list[SourceFile]:
-    """Return the files that are named and those in folders; count what is left out.
+def source_files(paths: Sequence[Path], odd: Oddities) -> tuple[list[SourceFile], set[str]]:
+    """Return the files that are named and those in folders, and the addresses of what is there and cannot be looked at.
+
+    What is left out is counted.
 
     Raises:
         FileNotFoundError: no such path.
     """
-    found: dict[Path, SourceFile] = {}
+    found, closed = dict[Path, SourceFile](), set[str]()
     for path in paths:
         if path.is_dir():
             root = path.resolve()
-            for name in sorted(_walk(root, odd)):
+            for name in sorted(_Walk(root, odd, closed)):
                 found.setdefault(root / name, SourceFile(root / name, _shown(name).replace(os.sep, "/"), False))
         elif path.exists():
             found.setdefault(path.resolve(), SourceFile(path.resolve(), _shown(path.name), True))
         else:
             raise FileNotFoundError(f"{path} does not exist; name a file or a folder of files.")
-    return list(found.values())
+    return list(found.values()), closed
 
 
 # Folders.
 
 
-def _walk(root: Path, odd: Oddities) -> Iterator[str]:
-    """Yield the names, from a folder on, of the files in it and below it that may be read."""
-    ignored, others = _Ignored(root, odd), defaultdict[str, list[str]](list)
+class _Walk:
+    """The names, from a folder on, of the files in it and below it that may be read.
 
-    def forbidden(error: OSError) -> None:
-        if isinstance(error, PermissionError):  # other folders have been removed meanwhile
-            odd.count(f"folders that may not be read; {_LEFT}", _shown(error.filename))
+    Args:
+        root: the folder.
+        odd: counts what is left out.
+        closed: gets the addresses of folders and entries that are there and cannot be looked at.
+    """
 
-    for parent, folders, names in os.walk(root, onerror=forbidden):
-        place = Path(parent)
-        if "manifest.json" in names and "docids" in folders:
-            odd.count(f"indexes among the files; {_LEFT}", _shown(parent))
-            folders.clear()
-            continue
-        ignored.enter(place, names)
-        folders[:] = [name for name in folders if _may_enter(place / name, ignored, odd)]
-        for path in (place / name for name in names if not name.startswith(".")):
-            if not ignored.has(path) and _is_inside(path, root, odd):
-                if _is_read(path):
-                    yield os.fspath(path.relative_to(root))
-                else:
-                    others[path.suffix.lower() or "without a suffix"].append(_shown(path.relative_to(root)))
-    if others:
-        kinds = sorted(others.items(), key=lambda own: (-len(own[1]), own[0]))
-        counts = ", ".join(f"{len(names):,} {_shown(kind)} ({min(names)!r})" for kind, names in kinds[:5])
-        more = f" and {len(kinds) - 5} other kinds" if len(kinds) > 5 else ""
-        logger.warning("%s: files of kinds that are not read, each with the first: %s%s.", root, counts, more)
+    def __init__(self, root: Path, odd: Oddities, closed: set[str]) -> None:
+        self._root, self._odd, self._closed = root, odd, closed
+        self._ignored, self._others = _Ignored(root, odd), defaultdict[str, list[str]](list)
 
+    def __iter__(self) -> Iterator[str]:
+        for parent, folders, names in os.walk(self._root, onerror=lambda error: self._close(error.filename, error)):
+            place = Path(parent)
+            if "manifest.json" in names and "docids" in folders:
+                self._odd.count(f"indexes among the files; {_LEFT}", _shown(parent))
+                folders.clear()
+                continue
+            try:
+                self._ignored.enter(place, names)
+            except OSError as error:  # what it names must not be read
+                self._close(parent, error)
+                folders.clear()
+                continue
+            folders[:] = [name for name in folders if self._may_enter(place / name)]
+            for path in (place / name for name in names if not name.startswith(".")):
+                if self._may_read(path):
+                    yield os.fspath(path.relative_to(self._root))
+        self._tell_others()
 
-def _may_enter(folder: Path, ignored: "_Ignored", odd: Oddities) -> bool:
-    if folder.name.startswith(".") or ignored.has(folder, "/"):
+    def _close(self, path: str | Path, error: OSError) -> None:
+        """Note what cannot be looked at, unless it was removed meanwhile."""
+        if not isinstance(error, FileNotFoundError | NotADirectoryError):
+            what = "folders" if os.path.isdir(path) else "entries"  # noqa: PTH112  # False for a name that is too long, too
+            self._odd.count(f"{what} that may not be read; {_LEFT}", _shown(path))
+            self._closed.add(_shown(path))
+
+    def _may_enter(self, folder: Path) -> bool:
+        if folder.name.startswith(".") or self._ignored.has(folder, "/"):
+            return False
+        if os.path.islink(folder):  # noqa: PTH114
+            self._odd.count("links to folders; they are not followed", _shown(folder))
+            return False
+        return True
+
+    def _may_read(self, path: Path) -> bool:
+        """True for a file of a kind that is read; whatever else there is is counted."""
+        try:
+            if self._ignored.has(path) or not self._is_inside(path):
+                return False
+        except OSError as error:
+            self._close(path, error)
+            return False
+        if _is_read(path):
+            return True
+        self._closed.add(_shown(path))
+        self._others[path.suffix.lower() or "without a suffix"].append(_shown(path.relative_to(self._root)))
         return False
-    if folder.is_symlink():
-        odd.count("links to folders; they are not followed", _shown(folder))
-        return False
-    return True
 
+    def _is_inside(self, path: Path) -> bool:
+        """True for a file, or a link to one in the folder.
 
-def _is_inside(path: Path, root: Path, odd: Oddities) -> bool:
-    """True for a file, or a link to one in the folder; whatever else there is is counted."""
-    if not path.is_file():
-        odd.count(f"entries that are not files, or links to none; {_LEFT}", _shown(path))
-        return False
-    if path.is_symlink() and not path.resolve().is_relative_to(root):
-        odd.count("links out of the folder; they are not followed", _shown(path))
-        return False
-    return True
+        Raises:
+            OSError: it cannot be looked at.
+        """
+        if not path.is_file():
+            self._odd.count(f"entries that are not files, or links to none; {_LEFT}", _shown(path))
+            self._closed.add(_shown(path))
+            return False
+        if path.is_symlink() and not path.resolve().is_relative_to(self._root):
+            self._odd.count("links out of the folder; they are not followed", _shown(path))
+            return False
+        return True
+
+    def _tell_others(self) -> None:
+        """Log the kinds that are not read, the most common first."""
+        kinds = sorted(self._others.items(), key=lambda own: (-len(own[1]), own[0]))
+        if kinds:
+            counts = ", ".join(f"{len(names):,} {_shown(kind)} ({min(names)!r})" for kind, names in kinds[:5])
+            more = f" and {len(kinds) - 5} other kinds" if len(kinds) > 5 else ""
+            line = "%s: files of kinds that are not read, each with the first: %s%s."
+            logger.warning(line, self._root, counts, more)
 
 
 def _is_read(path: Path) -> bool:
@@ -197,43 +303,55 @@ class _Ignored:
 # Files.
 
 
-def records_of_files(files: Sequence[SourceFile], odd: Oddities, taken: set[str] | None = None) -> Rows:
+def records_of_files(files: Sequence[SourceFile], odd: Oddities, held: Held) -> Rows:
     """Yield the documents of files, each with its file, its place there and the version of the file.
 
     Args:
         files: to read, one after another.
         odd: counts what cannot be read, and documents that repeat another one.
-        taken: ids that documents of folders do not get; theirs are added.
+        held: what an index holds of files; the ids that documents get and the files that cannot be read are noted there.
 
     Raises:
         ValueError: a file that is named cannot be read.
     """
-    taken, repeats = set() if taken is None else taken, Repeats()
+    repeats = Repeats()
     with Bar("files", unit="file", total=len(files)) as bar:
         for file in files:
-            names = file.name, f"{file.path.parent.name}/{file.name}", file.address
-            base = next((name for name in names if name not in taken), file.address)
-            for source, row in _readable(file, base, odd):
-                if row["doc_id"] in taken and not file.is_named:
+            base, seen = held.base(file), set[str]()
+            for source, row in _readable(file, base, odd, held):
+                if not file.is_named and not _is_new(row["doc_id"], file, held, seen):
                     row["doc_id"] = f"{base}#{row[PLACE]}"
+                    if not _is_new(row["doc_id"], file, held, seen):
+                        odd.count(f"documents whose ids others have; {_LEFT}", row["doc_id"])
+                        continue
                 if same := repeats.add(row["text"]):
                     odd.count(f"documents with {same} text as another one; they are kept", row["doc_id"])
-                taken.add(row["doc_id"])
+                seen.add(row["doc_id"])
+                held.take(row["doc_id"], file)
                 yield source, row
-            taken.add(base)
+            held.take(base, file)
             bar.update()
 
 
-def _readable(file: SourceFile, base: str, odd: Oddities) -> Rows:
-    """Yield the documents of a file, and count it if it cannot be read to its end.
+def _is_new(doc_id: str, file: SourceFile, held: Held, seen: set[str]) -> bool:
+    """True if no document of another file has an id, nor one of this file that was read before."""
+    return doc_id not in seen and held.is_free(doc_id, file)
+
+
+def _readable(file: SourceFile, base: str, odd: Oddities, held: Held) -> Rows:
+    """Yield the documents of a file, and count it if it cannot be read to its end, or changes meanwhile.
 
     Raises:
         ValueError: it is named, and cannot be read.
     """
-    count = 0
+    count, version = 0, file.version  # before it is read
     try:
-        for count, row in enumerate((_rows if _is_table(file.path) else _documents)(file, base, odd), start=1):  # noqa: B007
-            yield row
+        for count, (source, row) in enumerate(
+            (_rows if _is_table(file.path) else _documents)(file, base, odd), start=1
+        ):
+            if count == 1 and file.is_changed:
+                version = ""  # of none of its versions: the next update reads it again
+            yield source, row | {VERSION: version}
     except MemoryError:
         raise
     except Exception as error:  # the libraries raise nearly anything
@@ -242,8 +360,14 @@ def _readable(file: SourceFile, base: str, odd: Oddities) -> Rows:
         why = _reason(error)
         if file.is_named:
             raise ValueError(f"{file.path} is {why}; leave it out, or save it as a file that can be read.") from None
-        odd.count(f"files that are {why}; {'what was read before is kept' if count else _LEFT}", file.name)
+        stays = held.stays(file)
+        left = "what the index has of them stays" if stays else "what was read before is kept" if count else _LEFT
+        odd.count(f"files that are {why}; {left}", file.name)
         logger.debug("%s: %s", file.path, reason(error))
+    else:
+        if file.is_changed:
+            held.changed.add(file.address)
+            odd.count("files that were written while they were read; the next update reads them again", file.name)
 
 
 def _reason(error: Exception) -> str:
@@ -257,15 +381,19 @@ def _reason(error: Exception) -> str:
 
 def _documents(file: SourceFile, base: str, odd: Oddities) -> Rows:
     """Yield the rows of the documents of a text, of pages or the like."""
+    place = {FILE: file.address, PLACE: "", VERSION: ""}
     for number, part in enumerate(parts_of(file.path)):
-        if not number:
-            place = _place(file)
-            if is_other_encoding(file.path):
-                odd.count("texts in other encodings than UTF-8; they are read as UTF-16 or Windows-1252", file.name)
-        is_first = not number and part.place.partition("=")[0] in ("", "line")
-        doc_id = base if is_first else f"{base}#{part.place}"
+        if not number and is_other_encoding(file.path):
+            odd.count("texts in other encodings than UTF-8; they are read as UTF-16 or Windows-1252", file.name)
+        doc_id = base if part.place.partition("=")[0] in ("", "line") else f"{base}#{printable(part.place)}"
+        if len(doc_id.encode()) > MOST_OF_ID:
+            odd.count(f"documents whose paths have more than {MOST_OF_ID:,} bytes; {_LEFT}", doc_id)
+            continue
         text = part.text.encode(errors="replace").decode()  # without surrogates, which no column can hold
-        own = {"doc_id": doc_id, "title": printable(part.title), "text": text, **place, PLACE: part.place}
+        own = {"doc_id": doc_id, "title": printable(part.title), "text": text, **place, PLACE: printable(part.place)}
+        if len(part.metadata) > _MOST_KEYS:
+            odd.count(f"front matter of more than {_MOST_KEYS} keys; it is left out", file.name)
+            part = part._replace(metadata={})
         try:
             row = document_row({**own, "metadata": {**part.metadata}}, file.address, odd)
         except ValueError:
@@ -276,10 +404,11 @@ def _documents(file: SourceFile, base: str, odd: Oddities) -> Rows:
 
 def _rows(file: SourceFile, base: str, odd: Oddities) -> Rows:
     """Yield the rows of a table of documents; where it was found in a folder, faults are counted."""
-    place = _place(file)
+    place = {FILE: file.address, PLACE: "", VERSION: ""}
     if not file.is_named and file.path.suffix.lower() == ".tsv" and not has_pairs(file.path):
-        raise UnreadableError("tables without an id and a text")
-    for source, record in file_records(file.path):
+        raise UnreadableError("tables without an id and a text" if file.path.stat().st_size else "empty")
+    number = 0
+    for number, (source, record) in enumerate(file_records(file.path), start=1):  # noqa: B007
         own = {**record, **place, PLACE: f"row={source.rpartition(' ')[2]}"}
         if isinstance(metadata := record.get("metadata"), dict):
             own["metadata"] = {key: value for key, value in metadata.items() if key not in place}
@@ -289,10 +418,8 @@ def _rows(file: SourceFile, base: str, odd: Oddities) -> Rows:
             if file.is_named:
                 raise
             odd.count(f"rows of tables that are not documents with an id and a text; {_LEFT}", source)
-
-
-def _place(file: SourceFile) -> dict[str, str]:
-    return {FILE: file.address, PLACE: "", VERSION: file.version}
+    if not number and not file.is_named:
+        raise UnreadableError("empty")
 
 
 def _is_table(path: Path) -> bool:

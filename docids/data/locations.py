@@ -25,7 +25,7 @@ class Location(NamedTuple):
 
     Attributes:
         file: its path.
-        place: "page=3", "slide=2", "sheet=Prices", "row=7", "part=2"; "" for a text, which has lines.
+        place: "page=3", "slide=2", "sheet=Prices", "row=7"; "" for a text, which has lines.
         lines: the first and the last line of the passage, from 1; None if the file has no lines.
         heading: the last heading before the passage or in its first third, else the first one in it; "" if there is none.
     """

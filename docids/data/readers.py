@@ -23,13 +23,12 @@ import yaml
 
 from dsi.docids.data.locations import headings, plain_name
 from dsi.docids.data.sources import RECORDS, reason
+from dsi.docids.files.temporary import temporary_root
 
 logger = logging.getLogger(__name__)
 
 LARGEST_TEXT, LARGEST = 2**24, 2**28
 """Bytes of a text, and of another file with all that is packed in it, at most."""
-_LONGEST = 50_000
-"""Characters of a document, about: as many as a hundred pieces of 128 tokens cover. A longer file is several documents."""
 _FRONT = 2**16
 """Characters of front matter, at most."""
 _SNIFFED = 8_000
@@ -88,7 +87,7 @@ def reader_of(path: Path) -> Callable[[Path], Parts] | None:
 
 
 def parts_of(path: Path) -> Parts:
-    """Yield the documents of a file; a text of more than about 50,000 characters is several.
+    """Yield the documents of a file: one, or a page, a slide or a sheet each.
 
     Raises:
         UnreadableError: encrypted, broken, too large or without text.
@@ -104,10 +103,9 @@ def parts_of(path: Path) -> Parts:
         if size > most:
             raise UnreadableError(f"larger than {most >> 20} MB")
         for part in reader(plain) if size else ():
-            for own in _cut(part):
-                if own.text.strip():
-                    is_empty = False
-                    yield own
+            if not part.text.isspace() and part.text:
+                is_empty = False
+                yield part
     if is_empty:
         raise UnreadableError("without text, as scans are" if size and reader is _pdf else "empty")
 
@@ -122,7 +120,7 @@ def _unzipped(path: Path, most: int) -> Iterator[Path]:
     if name == path:
         yield path
         return
-    with TemporaryDirectory() as folder:
+    with TemporaryDirectory(dir=temporary_root()) as folder:
         plain = Path(folder) / name.name
         with plain.open("wb") as target:
             target.writelines(_blocks(path, most + 1))
@@ -142,23 +140,6 @@ def _blocks(path: Path, most: int) -> Iterator[bytes]:
                 yield block
     except (EOFError, gzip.BadGzipFile, zlib.error):
         raise UnreadableError("broken") from None
-
-
-def _cut(part: Part) -> Parts:
-    """Yield a part in pieces of at most about `_LONGEST` characters, cut at the ends of paragraphs or lines."""
-    start, number, text = 0, 1, part.text
-    kind, _, first = part.place.partition("=")
-    while start < len(text):
-        end = len(text)
-        if end - start > _LONGEST:
-            after = text.rfind("\n\n", start + _LONGEST // 2, start + _LONGEST) + 2
-            end = after if after > 1 else text.find("\n", start + _LONGEST) + 1 or end
-        place = part.place
-        if start:
-            rest = f"part={number}" if kind in ("", "part") else f"{part.place},part={number}"
-            place = f"line={int(first) + text.count(chr(10), 0, start)}" if kind == "line" else rest
-        yield part._replace(place=place, text=text[start:end])
-        start, number = end, number + 1
 
 
 # Texts.

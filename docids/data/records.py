@@ -14,18 +14,19 @@ import logging
 import math
 import re
 import uuid
-from collections.abc import Iterable, Iterator, Mapping, Set
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping, Set
 from contextlib import suppress
 from datetime import UTC, date, datetime
 from decimal import Decimal
-from itertools import islice
 from pathlib import Path, PurePath
-from typing import Any
+from typing import Any, TypeVar
 
 import datasets
 import pandas
 import pyarrow as pa
 
+from dsi.docids.data.locations import FILE
 from dsi.docids.data.sources import (
     ID_KEYS,
     MOST_COLUMNS,
@@ -38,18 +39,19 @@ from dsi.docids.files.checks import shown, text
 
 logger = logging.getLogger(__name__)
 
+T = TypeVar("T")
 COLUMNS = ("doc_id", "title", "text")
 """The columns of every document table; metadata has others."""
 MOST_OF_ID = 4096
 """Bytes of an id in UTF-8: as many as a path has, and few enough for the address of an HTTP request."""
 _OWN_KEYS = {*ID_KEYS, *TEXT_KEYS, "title", "metadata"}
 """Keys of a document that have a meaning; all others are metadata."""
-_ROWS_AT_ONCE = 1000
-"""Rows of a record batch."""
+_ROWS_AT_ONCE, _CHARACTERS_AT_ONCE = 1000, 2**25
+"""Rows of a record batch and characters of its texts, about, at most."""
 _LONGEST_ID = 1000
 """Bits of a whole number that is written out as an id."""
-_LARGE_TABLE = 2 * 10**7
-"""Cells of metadata, from which on some part must hold values."""
+_LARGE_TABLE, _SPARSE = 2 * 10**7, 50
+"""Cells of metadata, from which on one in so many must hold a value."""
 _EXACT = 2**53
 """Up to this every whole number is a float."""
 
@@ -340,8 +342,7 @@ def table_of(records: Numbered, name: object, file: Path | None = None) -> datas
 
 def _written(rows: Numbered, writer: Any, metadata: list[Row]) -> Iterator[tuple[str, Row]]:
     """Yield the metadata of rows, after writing their ids, titles and texts; it is added to `metadata`."""
-    rest = iter(rows)
-    while block := list(islice(rest, _ROWS_AT_ONCE)):
+    for block in _blocks(rows, lambda own: own[1]):
         texts = [{name: row[name] for name in COLUMNS} for _, row in block]
         writer.write_batch(pa.RecordBatch.from_pylist(texts, arrow_schema({})))
         for source, row in block:
@@ -350,26 +351,43 @@ def _written(rows: Numbered, writer: Any, metadata: list[Row]) -> Iterator[tuple
             yield source, own
 
 
+def _blocks(rows: Iterable[T], row_of: Callable[[T], Mapping[str, Any]]) -> Iterator[list[T]]:
+    """Yield rows some at a time: fewer where texts are long."""
+    block, characters = list[T](), 0
+    for own in rows:
+        block.append(own)
+        characters += len(row_of(own).get("text") or "")
+        if len(block) == _ROWS_AT_ONCE or characters > _CHARACTERS_AT_ONCE:
+            yield block
+            block, characters = [], 0
+    if block:
+        yield block
+
+
 def column_kinds(rows: Numbered, odd: Oddities) -> dict[str, str]:
     """Return {column: kind} of the metadata of rows: a key of `_ARROW`, or "list of" one.
 
     Texts that are all dates or times as ISO 8601 writes them are dates or times. Texts beside other values make all of them
-    texts, and single values beside lists are lists of one; a line says so.
+    texts, and single values beside lists are lists of one; a line says so. Of the metadata of files, which nobody chose as the
+    columns of one table, rare keys are left out and counted where they are too many.
 
     Raises:
-        ValueError: there are no rows, too many keys, or too few values for that many.
+        ValueError: there are no rows, too many keys of records, or too few values for that many.
     """
     kinds: dict[str, set[str]] = {}
     lists: dict[str, list[bool]] = {}  # {column: [single values were seen, lists were seen]}
-    filled = number = 0
+    counts, filled, number = Counter[str](), 0, 0
     for number, (source, row) in enumerate(rows, start=1):
         for key, value in row.items():
             if key not in COLUMNS:
                 is_list = isinstance(value, list)
                 kinds.setdefault(key, set()).update(map(_kind, value if is_list else [value]))
                 lists.setdefault(key, [False, False])[is_list] = True
+                counts[key] += 1
                 filled += 1
-        if (cells := number * len(kinds)) > _LARGE_TABLE and 50 * filled < cells:
+        if FILE in kinds:
+            continue
+        if (cells := number * len(kinds)) > _LARGE_TABLE and _SPARSE * filled < cells:
             raise ValueError(
                 f"{source}: metadata make a table of {cells:,} cells by now, of which {filled:,} hold a value; leave out "
                 "keys that few documents have."
@@ -381,10 +399,24 @@ def column_kinds(rows: Numbered, odd: Oddities) -> dict[str, str]:
             )
     if not number:
         raise ValueError(f"{odd.source} must hold at least one document, with an id and a text, got none.")
+    common = _common_keys(counts, number, odd)
     for key, (single, listed) in lists.items():
-        if single and listed:
+        if single and listed and key in common:
             odd.count("metadata of lists and single values; these become lists of one", key)
-    return {key: "list of " * lists[key][1] + _common(key, found, odd) for key, found in kinds.items()}
+    return {key: "list of " * lists[key][1] + _common(key, found, odd) for key, found in kinds.items() if key in common}
+
+
+def _common_keys(counts: Counter[str], documents: int, odd: Oddities) -> set[str]:
+    """Return as many of the most common keys of metadata as a table of documents can hold; count the others."""
+    kept, filled = set[str](), 0
+    for key, count in counts.most_common():
+        filled += count
+        cells = documents * (len(kept) + 1)
+        if len(kept) + len(COLUMNS) == MOST_COLUMNS or (cells > _LARGE_TABLE and _SPARSE * filled < cells):
+            odd.count("metadata keys that few documents have; they are left out", key)
+        else:
+            kept.add(key)
+    return kept
 
 
 def _kind(value: Any) -> str:
@@ -445,10 +477,14 @@ def kind_of(arrow: pa.DataType) -> str:
 
 def batches(rows: Iterable[Row], schema: pa.Schema, kinds: Mapping[str, str]) -> Iterator[pa.RecordBatch]:
     """Yield rows as Arrow has them, some at a time; what a row lacks is null."""
-    rest = iter(rows)
-    while block := list(islice(rest, _ROWS_AT_ONCE)):
+    names = {*schema.names}
+    for block in _blocks(rows, lambda row: row):
         typed = [
-            {name: converted(value, kinds[name]) if name in kinds else value for name, value in row.items()}
+            {
+                name: converted(value, kinds[name]) if name in kinds else value
+                for name, value in row.items()
+                if name in names
+            }
             for row in block
         ]
         yield pa.RecordBatch.from_pylist(typed, schema)

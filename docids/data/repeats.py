@@ -9,6 +9,8 @@ _KEPT, _LOOKED_UP = 32, 4
 """Hashes of a text that are kept, and those of them by which similar texts are found."""
 _SHORTEST = 200
 """Bytes of a text, at least, that may nearly repeat another one."""
+_BLOCK = 2**20
+"""Bytes that are hashed at a time."""
 _SHARED = 0.8
 """Estimated share of common pieces of 16 bytes from which on two texts are nearly the same."""
 _ONE, _OTHER = np.uint64(0x9E3779B97F4A7C15), np.uint64(0xC2B2AE3D27D4EB4F)
@@ -47,6 +49,12 @@ class Repeats:
 
 def _least(content: bytes) -> NDArray[np.uint64]:
     """Return the least hashes of the pieces of 16 bytes that begin at each byte, sorted."""
+    blocks = (content[start : start + _BLOCK + 16] for start in range(0, max(1, len(content) - 16), _BLOCK))
+    return np.unique(np.concatenate([_least_of_block(block) for block in blocks]))[:_KEPT]
+
+
+def _least_of_block(content: bytes) -> NDArray[np.uint64]:
+    """Return what `_least` does, of few bytes."""
     eights = np.lib.stride_tricks.as_strided(np.frombuffer(content, np.uint8), (len(content) - 7, 8), (1, 1))
     numbers = np.ascontiguousarray(eights).view("<u8")[:, 0]
     mixed = (numbers[:-8] * _ONE) ^ (numbers[8:] * _OTHER)

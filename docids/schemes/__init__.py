@@ -64,7 +64,8 @@ class DocidsConfig:
     pieces: Annotated[int, Field(ge=0, le=MOST_PLACES)] = 0
     """The most pieces of a document's text, each after the title, that get a docid each; a text that the encoder reads whole is
     one (`encoder.document_length`, `encoder.piece_length`). A document scores as its best piece does. 1 reads the beginning of
-    each text alone. 0 chooses: 100 where docids are clusters, 1 where they are titles, a file or another package's."""
+    each text alone. 0 chooses: as many as a text needs where docids are clusters, up to 65,536, and 1 where they are titles, a
+    file or another package's."""
 
     def __post_init__(self) -> None:
         built_in = self.scheme in SCHEMES and self.method != FILE
@@ -355,7 +356,7 @@ def _check_rows(rows: NDArray[np.integer], paths: int) -> None:
     if not ascends or np.bincount(rows.astype(np.int64)).max() > MOST_PLACES:
         raise ValueError(
             f"The rows of a docid scheme must say whose each of its {paths} paths is, ascending from 0 without a gap and with "
-            f"at most {MOST_PLACES} paths each, got {_kind(rows)}."
+            f"at most {MOST_PLACES:,} paths each, got {_kind(rows)}."
         )
 
 

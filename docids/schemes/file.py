@@ -83,7 +83,7 @@ def _read(path: Path, known: Container[str]) -> _Lines:
             raise ValueError(f"{source}: the document {doc_id!r} has no digits; give it at least one.")
         lines.setdefault(doc_id, []).append((number, digits))
         if len(lines[doc_id]) > MOST_PLACES:
-            raise ValueError(f"{source}: the document {doc_id!r} has more than {MOST_PLACES} docids; remove some.")
+            raise ValueError(f"{source}: the document {doc_id!r} has more than {MOST_PLACES:,} docids; remove some.")
     return lines
 
 

@@ -28,6 +28,9 @@ NO_MODEL = "none"
 """Names an index without a lexical part there."""
 K1, B = 0.9, 0.4
 """Saturation of term frequency and strength of length normalisation: those of Anserini (Yang et al. 2017)."""
+LONG = 8_192
+"""Words of a text from which on it counts as its average part of at most so many: a whole book would lack no word of any query,
+and have none of them often enough for its length."""
 _BLOCK = 16_384
 """Texts whose words are in memory at a time."""
 _NUMBERING = threading.Lock()
@@ -301,4 +304,6 @@ def _count(texts: Sequence[str], vocabulary: dict[str, int], analyzer: Analyzer)
     ones = np.ones(len(all_terms), dtype=np.float32)
     counts = sparse.csr_array((ones, all_terms, starts), shape=(len(lengths), len(vocabulary)))
     counts.sum_duplicates()
-    return counts.T.tocsr(), np.array(lengths, dtype=np.int32)
+    parts = np.maximum(1, -(-np.array(lengths, dtype=np.int32) // LONG))
+    counts.data = np.ceil(counts.data / np.repeat(parts, np.diff(counts.indptr))).astype(np.float32)
+    return counts.T.tocsr(), -(-np.array(lengths, dtype=np.int32) // parts)

@@ -86,7 +86,7 @@ class Share:
         rows = np.unique(own[own >= 0]).astype(np.int64)
         positions = np.arange(start, end)
         if tree.most_places > 1:
-            positions = np.union1d(positions, tree.places[rows])
+            positions = np.union1d(positions, tree.places_of(rows)[0])
         return cls(positions, rows)
 
     @property

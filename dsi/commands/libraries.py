@@ -31,8 +31,10 @@ def load_libraries() -> None:
         from transformers.utils import logging as transformers_logging
 
         from dsi.docids.files.ram import keep_few_kernels
+        from dsi.docids.files.temporary import remove_temporary_orphans
 
         keep_few_kernels()
+        remove_temporary_orphans()
         datasets.disable_progress_bars()  # reading tables takes no time
         transformers_logging.disable_progress_bar()
         transformers_logging.set_verbosity_error()

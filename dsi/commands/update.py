@@ -36,7 +36,7 @@ def main(argv: Sequence[str] | None = None) -> None:
         retriever = GenerativeRetriever.from_pretrained(arguments.run, device=arguments.device)
         files = retriever.update_from(*arguments.sources) if arguments.sources else None
         before = len(retriever.documents)
-        retriever.update(arguments.add, removed)
+        gone = retriever.update(arguments.add, removed)
         learned = sum(map(retriever.learn, arguments.learn))
         forgotten = _forget(retriever, arguments)
         if arguments.texts:
@@ -49,7 +49,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     if files:
         changes.append(f"files: {files.new} new, {files.changed} changed, {files.gone} gone, {files.same} the same")
     if removed or arguments.add or not files:
-        changes.append(f"{counted(len(removed), 'document')} removed, {now - before + len(removed)} added")
+        changes.append(f"{counted(gone, 'document')} removed, {now - before + gone} added")
     if arguments.learn or forgets:
         uses = f"{counted(learned, 'pair')} learned, {forgotten} forgotten, {len(retriever.memory)} remembered; "
     print(f"{arguments.run}: {'; '.join(changes)}, {counted(now, 'document')} now; {uses}generation {generation}")
@@ -81,9 +81,11 @@ def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
         metavar="FILE",
         help="files or folders of new documents, as for dsi index",
     )
-    command_line.add_argument("--remove", nargs="+", default=[], metavar="DOC_ID", help="documents to remove")
     command_line.add_argument(
-        "--remove-file", type=existing_file, metavar="FILE", help="documents to remove, one doc_id per line"
+        "--remove", nargs="+", default=[], metavar="DOC_ID", help="documents, or files, to remove"
+    )
+    command_line.add_argument(
+        "--remove-file", type=existing_file, metavar="FILE", help="documents, or files, to remove, one a line"
     )
     for name, what in (("learn", "learn"), ("forget", "forget; an empty query stands for all of a document")):
         command_line.add_argument(

@@ -203,7 +203,7 @@ def _scores(
 
 def _dense_without(tree: DocidTree, row: int, query: Floats, piece: Floats) -> float:
     """Return the dense score of a document one of whose pieces is replaced by what a sentence has left of it."""
-    places = np.unique(tree.places[row])
+    places, _ = tree.places_of(np.array([row]))
     vectors = tree.embeddings[places]  # [places, dim]
     vectors[(vectors @ piece).argmax()] = piece
     cost = 0.0 if tree.place_costs is None else float(tree.place_costs[places[0]])

@@ -27,6 +27,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from dsi.docids.places import places_of
 from dsi.docids.query_memory import QueryMemory
 from dsi.docids.tree import DocidTree
 from dsi.docids.types import Ints
@@ -39,6 +40,8 @@ from dsi.search.queries import QueryBatch
 from dsi.search.request import SearchConfig, SearchRequest
 from dsi.search.results import WALK, LevelTrace, SearchResult, Trace
 
+_MOST_PLACES = 100
+"""Of a document, for which the first beam has room; a document with more of them widens it only if too few are found."""
 _ROUNDING = 1e-4
 """One path may differ by this much between two batches of other shapes, relative to its score and one more."""
 
@@ -202,9 +205,9 @@ class PathEngine(Engine):
 
     def follow(self, batch: QueryBatch, request: SearchRequest, rows: Ints) -> Followed:
         """Return how the paths to documents [batch, n], rows of the document table, are scored; a filter changes no score."""
-        places = self.tree.places[rows].reshape(len(rows), -1)  # [batch, n * places]
+        places = places_of(self.tree, rows.ravel()).reshape(*rows.shape, -1)  # [batch, n, places]
+        shape, places = (*places.shape, -1), places.reshape(len(rows), -1)  # [batch, n * places]
         paths = self.follow_paths(batch, request, torch.from_numpy(places).long().to(self.device))
-        shape = (*rows.shape, self.tree.most_places, -1)
         generative, dense = (scores.numpy(force=True).reshape(shape) for scores in paths[:2])
         best = (generative + dense)[:, :, :, -1].argmax(axis=2)[:, :, None, None]
         generative, dense = (np.take_along_axis(scores, best, axis=2)[:, :, 0] for scores in (generative, dense))
@@ -437,7 +440,8 @@ class BestPaths(Method):
         search = self.search
         k = min(request.k, count_documents(search.tree, request.allowed))
         result = SearchResult.empty(len(batch.texts), k)
-        rows, width = np.arange(len(batch.texts)), max(request.config.beam_width, k * search.tree.most_places)
+        width = max(request.config.beam_width, k * min(search.tree.most_places, _MOST_PLACES))
+        rows = np.arange(len(batch.texts))
         while k and len(rows):
             remaining = batch if len(rows) == len(batch.texts) else batch.select(torch.from_numpy(rows))
             if trace is not None:

@@ -16,6 +16,7 @@ from dsi.docids.data.records import COLUMNS
 from dsi.docids.files.checks import plain
 from dsi.docids.files.reading import MappedFile, check_mapped
 from dsi.docids.files.storage import writing_to
+from dsi.docids.files.temporary import temporary_root
 from dsi.docids.query_memory import QueryMemory
 from dsi.docids.tree import DocidTree
 from dsi.docids.vectors import VectorKind, VectorsConfig
@@ -385,10 +386,23 @@ class GenerativeRetriever:
         """
         self._hold(lambda content: updating.with_documents(content, self.encoder, documents, replace=replace))
 
-    def update(self, add: Iterable[Any] = (), remove: Iterable[str] = ()) -> None:
-        """Do what `add` and `remove` do in one step; a document that is in both is replaced."""
-        rows = self.documents.rows_of(remove, "remove")
-        self._hold(lambda content: updating.with_documents(content, self.encoder, add, removed=rows))
+    def update(self, add: Iterable[Any] = (), remove: Iterable[str] = ()) -> int:
+        """Do what `add` and `remove` do in one step, and return how many were removed; a document in both is replaced."""
+        return self._remove(remove, lambda *own: updating.with_documents(own[0], self.encoder, add, removed=own[1]))
+
+    def _remove(self, names: Iterable[str], change: Callable[[updating.Content, list[int]], updating.Content]) -> int:
+        """Change the content, given the rows of what is named, and return how many; warn of what comes back."""
+        documents, rows = self.documents, list[int]()
+
+        def changed(content: updating.Content) -> updating.Content:
+            nonlocal documents, rows
+            documents = self.documents
+            rows = updating.rows_to_remove(documents, names)
+            return change(content, rows)
+
+        self._hold(changed)
+        updating.tell_returning(documents, rows, self.documents)
+        return len(rows)
 
     def update_from(self, *paths: str | Path) -> updating.FileChanges:
         """Bring the index up to date with files and folders that it was made of; only files that changed are encoded."""
@@ -396,9 +410,22 @@ class GenerativeRetriever:
         self._hold(lambda content: updating.with_documents(content, self.encoder, rows, removed=going))
         return changes
 
-    def remove(self, doc_ids: Iterable[str]) -> None:
-        """Remove documents that are in the index, but not all; their places in the tree become free for new ones."""
-        self._hold(lambda content: updating.without_documents(content, self.documents.rows_of(doc_ids, "remove")))
+    def remove(self, doc_ids: Iterable[str]) -> int:
+        """Remove documents that are in the index, but not all; their places in the tree become free for new ones.
+
+        A document comes back when its folder is updated while its file is still there; a line says so.
+
+        Args:
+            doc_ids: documents; or files, all documents of which go: "paper.pdf" stands for all of its pages, "paper.pdf#page=3"
+                for one, and a path for all rows of a table.
+
+        Returns:
+            How many documents were removed.
+
+        Raises:
+            ValueError: one is neither a document nor a file of the index, or names several files; or no document would be left.
+        """
+        return self._remove(doc_ids, updating.without_documents)
 
     def learn(self, pairs: Iterable[Any]) -> int:
         """Learn from use, at once and without training: which documents users took for which queries.
@@ -544,7 +571,7 @@ class GenerativeRetriever:
         from dsi.store.hub import push
 
         self._check_savable()
-        with TemporaryDirectory() as folder:
+        with TemporaryDirectory(dir=temporary_root()) as folder:
             self.with_memory(self.memory.published())._write(Path(folder) / "index")
             return push(Path(folder) / "index", name, private=private, token=token, license=license)
 

@@ -3,7 +3,9 @@
 Nothing is changed in place; an update makes new content. Knows no folders.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+import os
+from collections import defaultdict
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -17,8 +19,8 @@ from dsi.contrastive.blocks import warn_cut
 from dsi.contrastive.cutting import piece_text
 from dsi.contrastive.encoder import Encoder
 from dsi.contrastive.tokens import TokenHead, tell_empty
-from dsi.docids.data.folders import path_records, records_of_files, source_files
-from dsi.docids.data.locations import FILE, SOURCE, VERSION
+from dsi.docids.data.folders import Held, base_of, path_records, records_of_files, source_files
+from dsi.docids.data.locations import FILE, PLACE, SOURCE, VERSION
 from dsi.docids.data.records import COLUMNS, Oddities, Row, checked_documents, converted, kind_of
 from dsi.docids.data.sources import records_of
 from dsi.docids.files.checks import plain, shown
@@ -175,7 +177,7 @@ def _fitted(row: Row, name: str, arrow: pa.DataType) -> Any:
 
 
 class FileChanges(NamedTuple):
-    """How many files an update found new, changed, gone and as they were."""
+    """How many files an update found new, changed, gone and as they were; one that cannot be read counts as it was."""
 
     new: int
     changed: int
@@ -185,6 +187,8 @@ class FileChanges(NamedTuple):
 
 def changed_files(table: datasets.Dataset, paths: Sequence[str | Path]) -> tuple[FileChanges, list[Row], list[int]]:
     """Compare files and folders with the index that was made of them, by their contents, and read what has changed.
+
+    What is there and cannot be read keeps its documents.
 
     Args:
         table: the documents of the index.
@@ -197,34 +201,68 @@ def changed_files(table: datasets.Dataset, paths: Sequence[str | Path]) -> tuple
         FileNotFoundError: no such path.
         ValueError: the index was not made of files.
     """
-    # 1) Compare.
     if FILE not in table.column_names:
         raise ValueError("The index was not made of files, so no folder can be compared with it; use --add or add().")
+    # 1) Compare.
     roots, odd = [Path(path) for path in paths], Oddities(", ".join(map(str, paths)))
-    files, found = table[FILE][:], source_files(roots, odd)
-    known, present = dict(zip(files, table[VERSION][:], strict=True)), {file.address: file.version for file in found}
-    same, below = (
-        {name for name, version in present.items() if known.get(name) == version},
-        [root.resolve() for root in roots],
-    )
-    old = {name for name in known if name and (name in present or _is_below(name, below))} - same
-    moved = {version for name, version in present.items() if name not in known}
-    old |= {name for name, version in known.items() if name and version in moved and not Path(name).exists()}
+    found, closed = source_files(roots, odd)
+    doc_ids, files, places, versions = (table[name][:] for name in ("doc_id", FILE, PLACE, VERSION))
+    known = {file: version for file, version in zip(files, versions, strict=True) if file}
+    present = {file.address: file.version for file in found}
+    same = {file for file, version in present.items() if version and known.get(file) == version}
+    gone, unseen = _gone(known, present, [root.resolve() for root in roots], closed)
+    for file in unseen:
+        odd.count("files that cannot be looked at; what the index has of them stays", file)
     # 2) Read.
-    going = [row for row, name in enumerate(files) if name in old]
-    kept = [doc_id for doc_id, name in zip(table["doc_id"][:], files, strict=True) if name not in old]
-    taken = {*kept, *(doc_id.partition("#")[0] for doc_id in kept)}
-    read = records_of_files([file for file in found if file.address not in same], odd, taken)
+    held = Held(own for own in zip(doc_ids, files, places, strict=True) if own[1] not in gone)
+    read = [row for _, row in records_of_files([file for file in found if file.address not in same], odd, held)]
+    unread = held.unread | _losing(held.changed, read, doc_ids, files)
+    same |= unread & known.keys()
     schema = document_table(table).schema
-    rows = [_fitting(row, schema, odd) for _, row in read]
+    rows = [_fitting(row, schema, odd) for row in read if row[FILE] not in same]
     odd.warn()
-    new = {row[FILE] for row in rows} - old
-    return FileChanges(len(new), len(old & present.keys()), len(old - present.keys()), len(same)), rows, going
+    changed = (known.keys() & present.keys()) - same
+    going = [row for row, file in enumerate(files) if file in gone or file in changed]
+    new = {row[FILE] for row in rows} - changed - gone
+    return FileChanges(len(new), len(changed), len(gone), len(same) + len(unseen)), rows, going
 
 
-def _is_below(file: str, roots: Sequence[Path]) -> bool:
-    """True if a file is one of some paths, or lies in one."""
-    return any(Path(file).is_relative_to(root) for root in roots)
+def _gone(
+    known: Mapping[str, str], present: Mapping[str, str], roots: Sequence[Path], closed: Collection[str]
+) -> tuple[set[str], list[str]]:
+    """Return the files of an index that left the folders, and those that cannot be looked at."""
+    moved, gone, unseen = {version for file, version in present.items() if file not in known}, set[str](), list[str]()
+    for file, version in known.items():
+        path = Path(file)
+        if file in present:
+            continue
+        if any(path.is_relative_to(root) for root in roots):
+            if any(str(place) in closed for place in (path, *path.parents)):
+                unseen.append(file)
+            else:
+                gone.add(file)
+        elif version and version in moved and _is_absent(path):
+            gone.add(file)
+    return gone, unseen
+
+
+def _is_absent(path: Path) -> bool:
+    """True if there is no such file; one that cannot be looked at is there."""
+    try:
+        os.lstat(path)
+    except (FileNotFoundError, NotADirectoryError):
+        return True
+    except OSError:
+        return False
+    return False
+
+
+def _losing(changed: Collection[str], read: Sequence[Row], doc_ids: Sequence[str], files: Sequence[str]) -> set[str]:
+    """Return those of some files, which were written while they were read, of which documents of the index were not read."""
+    if not changed:
+        return set()
+    again = {row["doc_id"] for row in read if row[FILE] in changed}
+    return {file for doc_id, file in zip(doc_ids, files, strict=True) if file in changed and doc_id not in again}
 
 
 def _fitting(row: Row, schema: pa.Schema, odd: Oddities) -> Row:
@@ -236,6 +274,72 @@ def _fitting(row: Row, schema: pa.Schema, odd: Oddities) -> Row:
         except (KeyError, ValueError):
             odd.count("metadata that no column of the index can hold; they are left out", name)
     return fitting
+
+
+class _Files:
+    """The rows of the documents of files.
+
+    Args:
+        documents: of an index, with the columns of files.
+    """
+
+    def __init__(self, documents: DocumentTable) -> None:
+        self.rows, self._bases = defaultdict[str, list[int]](list), defaultdict[str, set[str]](set)
+        columns = (documents.dataset[name][:] for name in ("doc_id", FILE, PLACE))
+        for row, (doc_id, file, place) in enumerate(zip(*columns, strict=True)):
+            if file:
+                self.rows[file].append(row)
+                self._bases[base_of(doc_id, place)].add(file)
+
+    def named(self, name: str) -> list[str]:
+        """Return the files that a name means: what the ids of their documents begin with, a path, or the end of one."""
+        paths = [path for path in (name, os.path.realpath(name)) if path in self.rows]
+        ends = (file for file in self.rows if file.endswith(f"/{name}"))
+        return sorted(self._bases.get(name, paths[:1])) or [*ends]
+
+
+def rows_to_remove(documents: DocumentTable, names: Iterable[str]) -> list[int]:
+    """Return the rows of documents, and of all documents of files, that a removal names.
+
+    Args:
+        documents: of the index.
+        names: doc_ids; or files, all documents of which go: what the ids of pages begin with, a path, or the end of one.
+
+    Raises:
+        ValueError: names are no list of texts, or one names nothing or several files.
+    """
+    wanted = names if isinstance(names, str | bytes) or not isinstance(names, Iterable) else list(names)
+    if FILE not in documents.dataset.column_names or not isinstance(wanted, list):
+        return documents.rows_of(wanted, "remove")
+    known = documents.find([name for name in wanted if isinstance(name, str)])
+    rows, unknown = {*known.values()}, [name for name in wanted if name not in known]
+    files = _Files(documents) if unknown else None
+    for name in unknown:
+        named = files.named(name) if files and isinstance(name, str) and name else []
+        if len(named) > 1:
+            raise ValueError(
+                f"remove names {shown(name)}, which {len(named)} files are called; give a path, as {named[0]}."
+            )
+        rows.update(files.rows[named[0]] if files and named else documents.rows_of([name], "remove"))
+    return sorted(rows)
+
+
+def tell_returning(before: DocumentTable, rows: Sequence[int], now: DocumentTable) -> None:
+    """Warn of documents, rows of the table before, that were removed while their files stay: updates bring them back."""
+    if not rows or FILE not in before.dataset.column_names:
+        return
+    odd, left = Oddities("remove"), {*now.dataset[FILE][:]}
+    gone = before.dataset.select_columns(["doc_id", FILE])[list(rows)]
+    replaced = now.find(gone["doc_id"])
+    for doc_id, file in zip(gone["doc_id"], gone[FILE], strict=True):
+        if doc_id in replaced or not file or _is_absent(Path(file)):
+            continue
+        if file in left:
+            odd.count("documents of files of which others stay; they come back when the file changes", doc_id)
+        else:
+            back = "the next update of the folder brings them back, unless the files are deleted or a .gitignore names them"
+            odd.count(f"documents whose files are still there; {back}", doc_id)
+    odd.warn()
 
 
 def without_documents(content: Content, rows: Sequence[int]) -> Content:

@@ -24,6 +24,7 @@ from dsi.docids.data.collection import Collection, is_beir
 from dsi.docids.files.processes import Processes
 from dsi.docids.files.reading import folder_sums, read_record
 from dsi.docids.files.storage import digest
+from dsi.docids.files.temporary import temporary_root
 from dsi.docids.schemes import Docids, DocidsConfig, check_branching, find_scheme
 from dsi.docids.words.bm25 import BM25_MODEL, NO_MODEL
 from dsi.generator.config import EXTRACTIVE
@@ -219,7 +220,7 @@ def check_storable(name: str, model: Encoder | MultiVectorModel, processes: Proc
 
 def _storage_problem(model: Encoder | MultiVectorModel) -> str:
     """Return why a model cannot be written; "" if it can."""
-    with TemporaryDirectory() as folder:
+    with TemporaryDirectory(dir=temporary_root()) as folder:
         try:
             model.save(Path(folder))
         except ValueError as error:

@@ -12,6 +12,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from dsi.docids.places import places_of
 from dsi.docids.tree import DocidTree
 from dsi.docids.types import Run
 from dsi.search.queries import EncodedQueries, QueryBatch
@@ -67,7 +68,7 @@ def descend(
     index = retriever.snapshot
     request = SearchRequest(k, dataclasses.replace(index.search_config, **changes))
     method, tree = index.engine.methods[request.config.method], index.tree
-    places = tree.places[[index.documents.rows[doc_id] for doc_id in answers]]  # [queries, places]
+    places = places_of(tree, np.array([index.documents.rows[doc_id] for doc_id in answers]))  # [queries, places]
     right = path_nodes(tree, places.ravel()).reshape(*places.shape, tree.depth)
     result = SearchResult.empty(encoded.count, min(k, tree.num_rows))
     kept = np.zeros(right.shape, dtype=bool)  # [queries, places, depth]

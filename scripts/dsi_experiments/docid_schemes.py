@@ -63,7 +63,7 @@ def parse_name(name: str) -> tuple[str, int]:
     pieces = whole_number(text) if plus else 1
     if pieces is None or not 1 <= pieces <= MOST_PLACES:
         raise ValueError(
-            f"A scheme must be NAME or NAME+N, with N from 1 to {MOST_PLACES} pieces a document, got {shown(name)}."
+            f"A scheme must be NAME or NAME+N, with N from 1 to {MOST_PLACES:,} pieces a document, got {shown(name)}."
         )
     return method, pieces
 

@@ -304,18 +304,105 @@ def test_ids_of_files_and_rows_differ_whatever_they_are_called(folder, tmp_path)
     assert table["title"][:] == ["notes", "", "", "", "", "more"]
 
 
-def test_a_long_text_is_several_documents_at_the_ends_of_paragraphs(folder):
+@pytest.mark.parametrize(
+    ("name", "content", "place"),
+    [
+        ("book.txt", "".join(f"Paragraph {number}. {'word ' * 100}\n\n" for number in range(300)), "line=1"),
+        ("line.log", "word " * 40_000, "line=1"),
+        ("page.html", f"<p>{'word ' * 40_000}", ""),
+        ("mail.eml", mail("Long", "word " * 40_000), ""),
+    ],
+)
+def test_a_file_is_one_document_whatever_its_length(folder, name, content, place):
     root, write = folder
-    paragraphs = [f"Paragraph {number}. " + "word " * 100 + "\n\n" for number in range(300)]
-    write("book.txt", "".join(paragraphs))
-    found = read(root)
-    assert next(iter(found)) == "book.txt"
-    assert len(found) == 4
-    assert "".join(text for _, text, _ in found.values()) == "".join(paragraphs)
-    for doc_id, (_, text, place) in list(found.items())[1:]:
-        assert doc_id == f"book.txt#{place}"
-        line = int(place.partition("=")[2])
-        assert "".join(paragraphs).split("\n")[line - 1] == text.split("\n")[0]
+    write(name, content)
+    ((doc_id, (_, text, found)),) = read(root).items()
+    assert (doc_id, found) == (name, place)
+    assert text.count("word") in (30_000, 40_000)
+
+
+def front_matter(keys, first=0):
+    return "---\n" + "".join(f"key{number}: {number}\n" for number in range(first, first + keys)) + "---\nwords"
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="long paths")
+def test_one_bad_entry_ends_nothing(folder, caplog, monkeypatch):
+    root, write = folder
+    write("a.md", front_matter(997))
+    write("b.md", "---\nkind: gas\n---\nNeon glows.")
+    write("bytes.md", "---\ndoc_id: x\n---\nwords of another")
+    with open(os.fsencode(root) + b"/" + b"\xfc" * 200 + b".txt", "wb") as file:  # noqa: PTH123
+        file.write(b"words of a name that is no UTF-8")
+    monkeypatch.setattr("dsi.docids.data.folders.MOST_OF_ID", 300)
+    table = Collection.from_files(root).documents
+    assert table["doc_id"][:] == ["a.md", "b.md", "bytes.md"]
+    assert table["kind"][:] == [None, "gas", None]
+    lines = [message.removeprefix(f"{root}: ") for message in caplog.messages]
+    assert "front matter of more than 100 keys: 1, the first 'a.md'; it is left out." in lines
+    assert any(line.startswith("documents whose paths have more than 300 bytes: 1, the first") for line in lines)
+    assert "front matter that no column can hold: 1, the first 'bytes.md'; it is left out." in lines
+
+
+def test_of_too_many_keys_in_all_files_the_rarest_are_left_out(folder, caplog):
+    root, write = folder
+    for number in range(12):
+        year = f"---\nyear: 19{number:02}\n" if number % 2 else "---\n"
+        write(f"{number:02}.md", front_matter(99, 99 * number).replace("---\n", year, 1) + f" {number}")
+    table = Collection.from_files(root).documents
+    assert len(table) == 12
+    assert len(table.column_names) == 1000
+    assert "year" in table.column_names
+    assert any("metadata keys that few documents have: " in message for message in caplog.messages)
+
+
+def test_rare_keys_of_many_files_do_not_fill_the_memory(folder, caplog, monkeypatch):
+    root, write = folder
+    monkeypatch.setattr("dsi.docids.data.records._LARGE_TABLE", 2000)
+    monkeypatch.setattr("dsi.docids.data.records._SPARSE", 3)
+    for number in range(60):
+        write(
+            f"{number:02}.md", front_matter(20, 20 * number) if number % 10 == 0 else f"---\nkind: gas\n---\n{number}"
+        )
+    table = Collection.from_files(root).documents
+    assert "kind" in table.column_names
+    assert len(table.column_names) < 50
+    assert any("metadata keys that few documents have: " in message for message in caplog.messages)
+
+
+@pytest.mark.parametrize("error", [PermissionError(13, "Permission denied"), OSError(5, "Input/output error")])
+def test_a_folder_whose_gitignore_cannot_be_read_is_left_out(folder, monkeypatch, caplog, error):
+    root, write = folder
+    write("a.txt", "text")
+    write("closed/.gitignore", "b.txt")
+    write("closed/b.txt", "secret")
+    read_text = Path.read_text
+
+    def failing(path, *arguments, **options):
+        if path.name == ".gitignore":
+            raise error
+        return read_text(path, *arguments, **options)
+
+    monkeypatch.setattr(Path, "read_text", failing)
+    assert list(read(root)) == ["a.txt"]
+    assert caplog.messages == [
+        f"{root}: folders that may not be read: 1, the first '{root}/closed'; they are left out."
+    ]
+
+
+def test_an_entry_that_cannot_be_looked_at_ends_nothing(folder, monkeypatch, caplog):
+    root, write = folder
+    write("a.txt", "text")
+    write("b.txt", "text")
+    is_file = Path.is_file
+
+    def failing(path):
+        if path.name == "b.txt":
+            raise OSError(36, "File name too long")
+        return is_file(path)
+
+    monkeypatch.setattr(Path, "is_file", failing)
+    assert list(read(root)) == ["a.txt"]
+    assert caplog.messages == [f"{root}: entries that may not be read: 1, the first '{root}/b.txt'; they are left out."]
 
 
 def test_a_hit_says_where_its_passage_stands(folder):

@@ -149,3 +149,16 @@ def test_terms_after_loading_and_after_an_update(tmp_path):
     assert len(changed.query_terms([query])[0].numbers) == 3  # no document has the other word now
     np.testing.assert_allclose(changed.query_terms([query])[0].factors, fresh.query_terms([query])[0].factors)
     np.testing.assert_allclose(changed.scores([query]), fresh.scores([query]), rtol=1e-5)
+
+
+def test_a_long_text_counts_as_its_average_part(monkeypatch):
+    monkeypatch.setattr(lexical, "LONG", 10)
+    short = [f"{word(1)} {word(2)}", f"{word(3)} {word(4)} {word(4)}"]
+    long = f"{word(1)} " + f"{word(2)} " * 27  # three parts, of 28 words
+    part = f"{word(1)} " + f"{word(2)} " * 9
+    queries = [word(1), word(2), f"{word(1)} {word(2)}"]
+    index = BM25(["a", "b", "c"], [*short, long])
+    np.testing.assert_array_equal(index.scores(queries), BM25(["a", "b", "c"], [*short, part]).scores(queries))
+    assert index.lengths.tolist() == [2, 3, 10]
+    again = BM25(["a"], short[:1]).update([], ["a", "b", "c"], [short[1], long])
+    np.testing.assert_allclose(again.scores(queries), index.scores(queries), rtol=1e-6)

@@ -18,9 +18,10 @@ import dsi
 from dsi import GenerativeRetriever, SearchConfig
 from dsi.config import Config, read_config
 from dsi.contrastive.blocks import DocumentTexts
+from dsi.contrastive.cutting import piece_text
 from dsi.docids.clustering import DocidsConfig, assemble
 from dsi.docids.files.processes import ALONE
-from dsi.docids.places import nearest_places
+from dsi.docids.places import nearest_places, places_of
 from dsi.docids.schemes import Docids, SchemeInput, make_docids
 from dsi.docids.schemes.file import read_docids, write_docids
 from dsi.docids.tree import DocidTree, diagnostics
@@ -43,6 +44,35 @@ from tests.support.oracles import path_scores
 from tests.support.small import WIDTH, random_generator, random_queries, random_tied
 from tests.support.small_index import DOCUMENTS, QUERIES
 from tests.support.tiny_settings import TIED, write_settings
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "A river is long and deep.\n\n" * 4000,
+        "river " * 15_000,
+        "gas,river," * 8000,
+        "river " * 8000 + " " * 70_000 + "gas",
+    ],
+)
+@pytest.mark.parametrize("longest", [10_000, 10**9])
+def test_a_text_that_a_hundred_pieces_do_not_cover_is_cut_by_stretches_of_which_none_is_left_out(
+    text, longest, encoder, monkeypatch
+):
+    monkeypatch.setattr("dsi.contrastive.encoder.LONG", longest)
+    monkeypatch.setattr("dsi.contrastive.cutting._STRETCH", 5000)
+    encoder.model.max_seq_length = 32
+    (cut,) = encoder.cut(["The title"], [text], 2**16)
+    assert len(cut.spans) > 100
+    assert cut.is_whole
+    end = 0
+    for start, stop in cut.spans:
+        assert not text[end:start].strip()
+        assert encoder.token_offsets([piece_text("The title", text, (start, stop), cut.title_end)], 100)[0][30:] == []
+        end = stop
+    assert not text[end:].strip()
+    (few,) = encoder.cut(["The title"], [text], 150)
+    assert (len(few.spans), few.is_whole) == (min(150, len(cut.spans)), len(cut.spans) <= 150)
 
 
 @pytest.mark.parametrize(
@@ -223,7 +253,7 @@ def test_added_documents_take_a_place_a_piece_and_removed_ones_free_all_of_their
     names = [f"d{row}" for row in range(tree.num_rows)]
 
     def docids(own: DocidTree) -> dict[str, set[tuple[int, ...]]]:
-        return {name: {own.digits(int(p)) for p in own.places[row]} for row, name in enumerate(names)}
+        return {name: {own.digits(int(p)) for p in own.places_of(np.array([row]))[0]} for row, name in enumerate(names)}
 
     for step in range(3):
         before = docids(tree)
@@ -251,7 +281,7 @@ def test_a_tree_knows_the_places_of_a_row_and_keeps_them_on_disk(tmp_path):
     assert diagnostics(tree)["documents"], diagnostics(tree)["docids"] == (3, 6)
     for row in range(3):
         own = np.flatnonzero(tree.doc_rows == row)
-        assert sorted(set(tree.places[row].tolist())) == own.tolist()
+        assert tree.places_of(np.array([row]))[0].tolist() == own.tolist()
         assert tree.positions[row] == own[0]
     assert tree.doc_rows[tree.by_row].tolist() == rows.tolist()
     pieces = np.random.default_rng(0).normal(size=(6, WIDTH)).astype(np.float32)
@@ -429,7 +459,7 @@ def test_explanations_show_the_place_that_won(pieces_index):
     assert sum(node.documents for node in explanation.roots) >= 50
     assert max(node.documents for node in explanation.roots) <= 50
     row, tree = pieces_index.documents.rows[hits[0].doc_id], pieces_index.tree
-    assert pieces_index.get(hits[0].doc_id).digits == tree.digits(int(tree.places[row, 0]))
+    assert pieces_index.get(hits[0].doc_id).digits == tree.digits(int(tree.positions[row]))
 
 
 def test_a_branch_of_the_tree_counts_documents_and_not_pieces(pieces_index):
@@ -469,7 +499,7 @@ def test_a_file_gives_a_document_several_docids_each_with_the_documents_vector(t
     docids = make_docids(documents)
     assert docids.rows.tolist() == [0, 1, 1, 2]
     tree = assemble(docids, documents.embeddings)
-    assert {tree.digits(int(p)) for p in tree.places[1]} == {(1, 0), (3, 0)}
+    assert {tree.digits(int(p)) for p in tree.places_of(np.array([1]))[0]} == {(1, 0), (3, 0)}
     np.testing.assert_array_equal(tree.embeddings[:], documents.embeddings[tree.doc_rows])
     assert tree.pieces == 1
     larger = add_documents(tree, documents.embeddings[:1])
@@ -505,8 +535,8 @@ def test_a_line_too_many_is_named_where_every_text_is_one_piece(tmp_path):
         (["a\t1", "a\t4", "b\t2", "c\t3", "b\t5"], r"line 5: the document 'b' has 2 docids for 1 pieces"),
         (["a\t1", "a\t1", "b\t2", "c\t3"], r"line 1: the docid 1 is equal to that of line 2"),
         (
-            [*(f"a\t{n}" for n in range(101)), "b\t200", "c\t300"],
-            r"line 101: the document 'a' has more than 100 docids",
+            [*(f"a\t{n}" for n in range(65_537)), "b\t70000", "c\t80000"],
+            r"line 65537: the document 'a' has more than 65,536 docids",
         ),
     ],
 )
@@ -519,8 +549,8 @@ def test_a_file_that_does_not_fit_the_pieces_is_refused_by_line(lines, message, 
 @pytest.mark.parametrize(
     ("own", "message"),
     [
-        ({"pieces": -1}, r"docids.pieces must be between 0 and 100, got -1"),
-        ({"pieces": 101}, r"docids.pieces must be between 0 and 100, got 101"),
+        ({"pieces": -1}, r"docids.pieces must be between 0 and 65,536, got -1"),
+        ({"pieces": 65_537}, r"docids.pieces must be between 0 and 65,?536, got 65,?537"),
         ({"pieces": 2, "method": "title"}, r'docids.pieces is not read by the docid method "title"'),
     ],
 )
@@ -582,7 +612,7 @@ def test_an_index_of_pieces_is_trained_tuned_searched_and_updated(
     assert tree.doc_rows[of_queries].tolist() == [row for _, row in pairs]
     vectors = examples.inputs.embeddings[len(pieces) :]
     own = np.einsum("nd,nd->n", tree.embeddings[of_queries], vectors)
-    places = tree.embeddings[tree.places[[row for _, row in pairs]]]
+    places = tree.embeddings[places_of(tree, np.array([row for _, row in pairs]))]
     np.testing.assert_allclose(own, np.einsum("npd,nd->np", places, vectors).max(axis=1), atol=1e-6)
 
     retriever = GenerativeRetriever.from_pretrained(run.folder, device="cpu")
@@ -597,7 +627,7 @@ def test_an_index_of_pieces_is_trained_tuned_searched_and_updated(
         assert list(answers.values()) == pytest.approx(list(dense[query_id].values())[:10], abs=1e-4)
     long = {"doc_id": "new", "title": "Gas", "text": "helium is a noble gas of the sun " * 20}
     retriever.add([long])
-    assert len(set(retriever.tree.places[40].tolist())) == 2
+    assert retriever.tree.place_counts[40] == 2
     retriever.save_update(run.folder)
     assert GenerativeRetriever.from_pretrained(run.folder, device="cpu").tree.num_rows == 41
 
@@ -631,7 +661,7 @@ def test_short_collections_are_as_without_pieces_and_long_documents_join_them(
         for name, used in (("pieces", config), ("plain", plain))
     )
     assert own.tree.spans is None
-    assert own.tree.pieces == 100
+    assert own.tree.pieces == 65_536
     assert own.tree.fingerprint == before.tree.fingerprint
     np.testing.assert_array_equal(own.tree.embeddings[:], before.tree.embeddings[:])
     np.testing.assert_array_equal(own.tree.tokens.parts[0].codes, before.tree.tokens.parts[0].codes)
@@ -649,8 +679,8 @@ def test_short_collections_are_as_without_pieces_and_long_documents_join_them(
     ]
     caplog.clear()
     own.add(documents)
-    (line,) = [record.getMessage() for record in caplog.records if "longer than" in record.getMessage()]
-    assert line.startswith("1 of 2 documents are longer than the encoder reads (100 pieces of at most 256 tokens")
+    assert not [record for record in caplog.records if "longer than" in record.getMessage()]
+    assert own.tree.place_counts[own.documents.rows["endless"]] > 100
     assert own.tree.problem() == ""
     hit = next(
         hit for hit in own.search("helium is a noble gas of the sun", 42, method="exact") if hit.doc_id == "long"

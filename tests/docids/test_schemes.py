@@ -20,6 +20,7 @@ from dsi import GenerativeRetriever
 from dsi.commands.main import main
 from dsi.config import read_config
 from dsi.docids.clustering import DocidsConfig, assemble, build_tree
+from dsi.docids.places import places_of
 from dsi.docids.schemes import FILE, SCHEMES, Docids, SchemeInput, find_scheme, make_docids, scheme_names
 from dsi.docids.schemes.file import read_docids, write_docids
 from dsi.docids.schemes.lloyd import train_kmeans
@@ -269,7 +270,7 @@ def test_paths_are_integers_of_any_width(kind):
     docids = Docids(np.array([[0, 7], [3, 0], [3, 1]], dtype=kind), np.array([0, 0, 1], dtype=kind))
     np.testing.assert_array_equal(docids.paths, expected)
     tree = assemble(docids, embeddings_of(2))
-    assert [tree.places[row].tolist() for row in range(2)] == [[0, 1], [2, 2]]
+    assert places_of(tree, np.arange(2)).tolist() == [[0, 1], [2, 2]]
 
 
 @pytest.mark.parametrize("bad", [np.ones((3000, 3)), np.ones((3000, 3), dtype=object), np.ones((2, 2, 2), dtype=int)])

@@ -33,7 +33,7 @@ def files_with(folder: Path, parts: list[bytes]) -> list[str]:
 
 def vectors_of(retriever: GenerativeRetriever, doc_id: str) -> list[bytes]:
     """The embeddings and token codes of a document, as files hold them."""
-    places = np.unique(retriever.tree.places[retriever.documents.rows_of([doc_id], "doc_id")[0]])
+    places, _ = retriever.tree.places_of(np.array(retriever.documents.rows_of([doc_id], "doc_id")))
     assert retriever.tree.tokens is not None
     codes = retriever.tree.tokens.gather(places).codes
     return [retriever.tree.embeddings.numbers(places)[0].tobytes(), codes[:8].tobytes()]

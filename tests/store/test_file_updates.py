@@ -1,13 +1,19 @@
 """An index of a folder of files: the same by command and from Python, hits name their places, and an update touches changes."""
 
+import gzip
+import itertools
 import json
 import logging
+import os
+from pathlib import Path
 
+import numpy as np
 import pytest
 
 import dsi
 from dsi.commands.main import main
 from dsi.contrastive.encoder import Encoder
+from dsi.docids.data import folders
 from dsi.server.models import HitAnswer
 from tests.support.files import pdf
 
@@ -61,7 +67,7 @@ def test_an_update_counts_files_whatever_the_number_of_their_documents(notes, re
     (notes / "note03.md").write_text(paragraph * 40)
     (notes / "long.txt").write_text(f"New: {paragraph * 40}")
     assert retriever.update_from(notes) == (1, 1, 0, 12)
-    assert sum(doc_id.startswith(("note03.md", "long.txt")) for doc_id in retriever.documents.rows) >= 8
+    assert len(retriever.documents) == 15
     (notes / "long.txt").write_text("Short.")
     assert retriever.update_from(notes) == (0, 1, 0, 13)
 
@@ -73,14 +79,15 @@ def test_what_was_never_in_the_folder_stays_and_metadata_without_a_column_is_cou
     (notes / "note01.md").write_text("---\nyear: 1990\n---\nWords.\n")
     (notes / "note02.md").write_bytes(b"")
     caplog.set_level(logging.WARNING)
-    assert retriever.update_from(notes) == (0, 2, 0, 11)
+    assert retriever.update_from(notes) == (0, 1, 0, 12)
     assert "mine" in retriever.documents.rows
-    assert "note02.md" not in retriever.documents.rows
+    assert retriever.get("note02.md").title == "Note 2"
     assert (
         f"{notes}: metadata that no column of the index can hold: 1, the first 'year'; they are left out."
         in caplog.messages
     )
-    assert f"{notes}: files that are empty: 1, the first 'note02.md'; they are left out." in caplog.messages
+    line = f"{notes}: files that are empty: 1, the first 'note02.md'; what the index has of them stays."
+    assert line in caplog.messages
     assert retriever.update_from(notes / "note03.md") == (0, 0, 0, 1)
 
 
@@ -125,3 +132,195 @@ def test_the_shell_does_the_same(notes, tmp_path, sentence_bert_folder, capsys):
     )
     assert main(["update", run, str(notes), "--device", "cpu"]) == 0
     assert "files: 0 new, 0 changed, 0 gone, 13 the same, 14 documents now; generation 2" in capsys.readouterr().out
+
+
+def of_file(retriever, name):
+    return sorted(doc_id for doc_id in retriever.documents.rows if doc_id.startswith(name))
+
+
+ROWS = [json.dumps({"id": f"row{number}", "text": f"Words of row {number}."}) + "\n" for number in range(4)]
+
+
+@pytest.mark.parametrize(
+    ("name", "whole", "half"),
+    [
+        ("a.txt", b"Neon glows.", b""),
+        ("a.txt", b"Neon glows.", b"Neon\0\0\0\0"),
+        ("LICENSE", b"Neon glows.", b"Neon\0\0\0\0"),
+        ("a.md.gz", gzip.compress(b"# Neon\n\nIt glows."), gzip.compress(b"# Neon\n\nIt glows.")[:-9]),
+        ("a.pdf", pdf(["Neon glows.", "The Volga is long."]), pdf(["Neon glows.", "The Volga is long."])[:300]),
+        ("a.jsonl", "".join(ROWS).encode(), "".join(ROWS)[:-70].encode()),
+        ("a.jsonl", "".join(ROWS).encode(), b""),
+        ("a.csv", b"id,text\nrow1,one\nrow2,two\n", b"id,text\nrow1,one\nrow2"),
+    ],
+)
+def test_a_file_that_is_half_written_keeps_its_documents_and_what_was_learned(
+    notes, tmp_path, sentence_bert_folder, caplog, name, whole, half
+):
+    (notes / name).write_bytes(whole)
+    retriever = dsi.index(notes, tmp_path / "run", encoder=str(sentence_bert_folder), device="cpu")
+    ours = [own for own in retriever.documents.rows if retriever.get(own).metadata["source_file"] == str(notes / name)]
+    retriever.learn([("who shines", doc_id) for doc_id in ours])
+    (notes / name).write_bytes(half)
+    caplog.set_level(logging.WARNING)
+    assert retriever.update_from(notes) == (0, 0, 0, 14)
+    assert {*ours} <= {*retriever.documents.rows}
+    assert len(retriever.memory) == len(ours)
+    assert any(f"the first '{name}'; what the index has of them stays." in line for line in caplog.messages) or (
+        f"files that cannot be looked at: 1, the first '{notes / name}'; what the index has of them stays."
+        in caplog.text
+    )
+    (notes / name).write_bytes(whole)
+    assert retriever.update_from(notes) == (0, 0, 0, 14)
+    (notes / name).unlink()
+    assert retriever.update_from(notes) == (0, 0, 1, 13)
+    assert not {*ours} & {*retriever.documents.rows}
+
+
+@pytest.mark.parametrize("number", [13, 5, 2])
+@pytest.mark.parametrize("what", ["file", "folder", "entry"])
+def test_what_cannot_be_read_for_a_moment_keeps_its_documents(notes, retriever, monkeypatch, caplog, what, number):
+    if (what, number) == ("folder", 2):
+        pytest.skip("a folder that is gone has no files")
+    (notes / "note04.md").write_text("Changed.")
+    error = OSError(number, os.strerror(number))
+
+    def failing(call, bad):
+        def guarded(path, *arguments, **options):
+            if bad(os.fspath(path)):
+                raise type(error)(number, error.strerror, os.fspath(path))
+            return call(path, *arguments, **options)
+
+        return guarded
+
+    with monkeypatch.context() as patch:
+        if what == "file":
+            patch.setattr(Path, "open", failing(Path.open, lambda path: path.endswith("note04.md")))
+        elif what == "folder":
+            patch.setattr(os, "scandir", failing(os.scandir, lambda path: path == str(notes)))
+        elif number != 2:
+            patch.setattr(Path, "is_file", failing(Path.is_file, lambda path: path.endswith("note04.md")))
+        else:
+            (notes / "note04.md").unlink()
+            (notes / "note04.md").symlink_to(notes / "later.md")
+        assert retriever.update_from(notes)[:3] == (0, 0, 0)
+    assert retriever.get("note04.md").title == "Note 4"
+    assert of_file(retriever, "paper.pdf") == ["paper.pdf#page=1", "paper.pdf#page=2"]
+    assert "what the index has of them stays." in caplog.text
+    (notes / "note04.md").unlink()
+    (notes / "note04.md").write_text("Changed.")
+    assert retriever.update_from(notes) == (0, 1, 0, 12)
+
+
+@pytest.mark.parametrize("restores", [False, True])
+@pytest.mark.parametrize("read", ["_documents", "_state"])
+def test_a_file_that_is_saved_while_it_is_read_is_read_again(notes, retriever, monkeypatch, caplog, read, restores):
+    (notes / "note04.md").write_text("# Second")
+    once, call = [], getattr(folders, read)
+
+    def saving(first, *rest):
+        """Save the file between its hash and its reading, or after that."""
+        if str(getattr(first, "path", first)).endswith("note04.md"):
+            once.append(first)
+            if len(once) == (1 if read == "_documents" else 2):
+                (notes / "note04.md").write_text("# Third, longer")
+        return call(first, *rest)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(folders, read, saving)
+        retriever.update_from(notes)
+    line = f"{notes}: files that were written while they were read: 1, the first 'note04.md'; the next update reads them again."
+    assert line in caplog.messages
+    if restores:
+        (notes / "note04.md").write_text("# Second")
+    assert retriever.update_from(notes) == (0, 1, 0, 12)
+    assert retriever.get("note04.md").title == ("Second" if restores else "Third, longer")
+    assert retriever.update_from(notes) == (0, 0, 0, 13)
+
+
+def test_ids_stay_when_files_of_one_name_change(notes, tmp_path, sentence_bert_folder):
+    other = tmp_path / "more"
+    other.mkdir()
+    (other / "note01.md").write_text("# Another")
+    sources = [notes, other]
+    retriever = dsi.index(sources, tmp_path / "run", encoder=str(sentence_bert_folder), device="cpu")
+    (notes / "note01.md").unlink()
+    (other / "note01.md").write_text("# Another one")
+    assert retriever.update_from(*sources) == (0, 1, 1, 12)
+    assert retriever.get("more/note01.md").title == "Another one"
+    assert "note01.md" not in retriever.documents.rows
+
+
+def test_a_file_is_removed_as_a_whole_by_its_name_or_path_and_a_page_by_its_id(
+    notes, tmp_path, sentence_bert_folder, caplog, monkeypatch
+):
+    (notes / "sub").mkdir()
+    for folder in (notes, notes / "sub"):
+        (folder / "rows.jsonl").write_text("".join(ROWS).replace("row", f"{folder.name} "))
+    (notes / "long.txt").write_text("".join(f"Sentence {number} of a long text.\n" for number in range(1800)))
+    retriever = dsi.index(notes, tmp_path / "run", encoder=str(sentence_bert_folder), device="cpu")
+    count = len(retriever.documents)
+    hits = retriever.search("sentence of a long text", k=4)
+    assert sum(hit.doc_id.startswith("long.txt") for hit in hits) == 1
+    assert retriever.remove(["long.txt"]) == 1
+    found = retriever.search("sentence of a long text", k=count)
+    assert len(found) == count - 1
+    assert not [hit for hit in found if "Sentence" in hit.text]
+    caplog.clear()
+    assert retriever.remove(["paper.pdf#page=2"]) == 1
+    assert caplog.messages == [
+        "remove: documents of files of which others stay: 1, the first 'paper.pdf#page=2'; they come back when the file "
+        "changes.",
+    ]
+    assert retriever.update_from(notes) == (1, 0, 0, 15)  # the long text is back, the page is not
+    assert of_file(retriever, "paper.pdf") == ["paper.pdf#page=1"]
+    assert retriever.remove(["long.txt", "paper.pdf"]) == 2
+    with pytest.raises(
+        ValueError, match=r"^remove names 'rows.jsonl', which 2 files are called; give a path, as /.*jsonl\.$"
+    ):
+        retriever.remove(["note01.md", "rows.jsonl"])
+    assert retriever.remove(["sub/rows.jsonl"]) == 4
+    monkeypatch.chdir(tmp_path)
+    assert retriever.remove(["notes/rows.jsonl"]) == 4
+    assert retriever.update(remove=[str(notes / "note00.md")], add=[{"id": "x", "text": "new"}]) == 1
+    (notes / "note01.md").unlink()
+    caplog.clear()
+    assert retriever.update(remove=["note01.md"]) == 1
+    assert not caplog.messages
+    with pytest.raises(ValueError, match=r"^remove names the doc_id 'note99.md', which is not in the index"):
+        retriever.remove(["note99.md"])
+    with pytest.raises(ValueError, match=r"^remove must hold doc_ids, which are strings, got 3"):
+        retriever.remove([3])
+    with pytest.raises(ValueError, match=r"^remove must be a list or set of doc_ids, got the string"):
+        retriever.remove("note02.md")
+    assert {*retriever.documents.rows} == {*NAMES, "x"} - {"note00.md", "note01.md"}
+
+
+def test_a_document_that_was_removed_comes_back_with_its_folder_and_a_line_says_so(
+    notes, retriever, caplog, capsys, tmp_path
+):
+    assert retriever.remove(["note03.md", "note05.md"]) == 2
+    assert caplog.messages[-1] == (
+        "remove: documents whose files are still there: 2, the first 'note03.md'; the next update of the folder brings them "
+        "back, unless the files are deleted or a .gitignore names them."
+    )
+    (notes / "note05.md").unlink()
+    assert retriever.update_from(notes) == (1, 0, 0, 11)
+    assert main(["update", str(tmp_path / "run"), "--remove", "paper.pdf", "--device", "cpu"]) == 0
+    assert "2 documents removed, 0 added, 12 documents now" in capsys.readouterr().out
+
+
+def test_every_part_of_a_long_file_is_found_where_it_stands(notes, tmp_path, sentence_bert_folder):
+    lines = [f"Nothing of use stands in line {number} of this manual of pumps." for number in range(2200)]
+    lines[2150] = "The spare part of the noble gas valve is PN-0357."
+    (notes / "manual.txt").write_text("\n".join(lines))
+    retriever = dsi.index(notes, tmp_path / "run", encoder=str(sentence_bert_folder), device="cpu")
+    row = retriever.documents.rows["manual.txt"]
+    assert retriever.tree.place_counts[row] > 100
+    spans = sorted(retriever.tree.spans_at(retriever.tree.places_of(np.array([row]))[0]))
+    text = retriever.get("manual.txt").text
+    assert (spans[0][0], spans[-1][1]) == (0, len(text))
+    assert all(first[1] >= second[0] for first, second in itertools.pairwise(spans))
+    assert [*retriever.lexical.run({"query": "PN-0357"}, 3)["query"]] == ["manual.txt"]
+    (hit,) = retriever.search("PN-0357", k=1, lexical_weight=100)
+    assert hit.doc_id == "manual.txt"

@@ -25,7 +25,7 @@ from tests.support.small import random_generator, random_tied
 from tests.support.tables import table_rows
 from tests.support.tiny_settings import TIED, write_settings
 
-PIECES = ("", "x", "0", "-1", "1.5", "101")
+PIECES = ("", "x", "0", "-1", "1.5", "65537")
 
 
 @pytest.fixture
@@ -118,7 +118,7 @@ def test_digits_and_names_of_schemes(command, tmp_path, capsys, monkeypatch):
 @pytest.mark.parametrize(
     ("given", "message"),
     [
-        *((["kmeans", f"kmeans+{own}"], f"from 1 to 100 pieces a document, got 'kmeans+{own}'") for own in PIECES),
+        *((["kmeans", f"kmeans+{own}"], f"from 1 to 65,536 pieces a document, got 'kmeans+{own}'") for own in PIECES),
         (["+2"], "'' is not a docid scheme; use one of kmeans"),
         (["kmeans", "title+2"], 'docids.pieces is not read by the docid method "title"; leave it at 0, got 2'),
         (["kmeans", "file"], 'The scheme "file" reads docids and makes none, so it cannot be compared; leave it out'),

@@ -9,6 +9,8 @@ import sys
 
 import pytest
 
+import dsi
+
 pytest.importorskip("mcp")
 pytest.importorskip("fastapi")
 
@@ -95,6 +97,23 @@ def test_search_returns_the_passages_of_the_library_with_their_places(service, l
         assert library.get(hit.doc_id).text[passage["start"] : passage["end"]] == passage["text"]
         assert passage["metadata"] == {"number": hit.metadata["number"]}
         assert not passage["cut"]
+
+
+@pytest.mark.parametrize("tokens", [24, 60, 2000])
+def test_a_passage_that_is_cut_holds_the_words_that_found_it(sentence_bert_folder, tmp_path, tokens):
+    filler = "water flows down the river and into the sea. " * 12
+    texts = [f"{filler}The spare part is KX-{number:02d}57. {filler}" for number in range(8)]
+    config = dsi.Config().without_training().with_changes({"encoder": {"document_length": 480}})
+    dsi.index(texts, tmp_path / "index", config=config, encoder=str(sentence_bert_folder), device="cpu")
+    own = Service(ServerSettings(run=str(tmp_path / "index"), device="cpu"))
+    try:
+        ((_, found),) = ask(server_of(own), ("search", {"query": "KX-0357", "k": 1, "tokens": tokens}))
+    finally:
+        own.close()
+    (passage,) = found["passages"]
+    assert "0357" in passage["text"]
+    assert passage["text"] == texts[3][passage["start"] : passage["end"]]
+    assert passage["cut"] == (tokens < 100)
 
 
 @pytest.mark.parametrize("tokens", [1, 7, 40, 100])

@@ -33,7 +33,7 @@ from dsi.eval.measures import evaluate as evaluate_run
 from dsi.eval.protocol import Splits, SystemResult, holm, overlap_splits, randomisation_test, table
 from dsi.eval.tables import html_table
 from dsi.measuring.known_items import MEANING, KnownItems, with_queries
-from dsi.measuring.learned import known_queries, learned_line, with_only
+from dsi.measuring.learned import learned_line, without_learned
 from dsi.measuring.provenance import provenance
 from dsi.measuring.runs import BM25Runs, DenseRuns, IndexRuns, generator_only, generator_steers, language_of
 from dsi.measuring.weights import DEPTH
@@ -230,8 +230,7 @@ def evaluate(
         >>> evaluation.rows[0].name
         'BM25'
 
-    Queries that the index has learned are left out of all numbers, and `Evaluation.note` counts them; if it has learned all of
-    them, they stay, and nothing is concluded.
+    Queries that the index has learned are left out, and `Evaluation.note` counts them; of all nothing is concluded.
 
     Args:
         retriever: the index.
@@ -239,8 +238,7 @@ def evaluate(
             index's; if these differ, a warning counts them. Without one, or if nobody has judged its queries, a known-item test
             (`dsi.measuring.known_items`) compares the rows, and `Evaluation.note` says what that means.
         split: judgements to measure on: "test", "dev" or "train".
-        depth: documents per query that the index returns, and the deepest measure; 10 where it is less. By default as deep as
-            the measures read.
+        depth: documents per query, and the deepest measure; 10 where it is less. By default as deep as the measures read.
         measures: names such as "nDCG@10" or "map" (`dsi.eval.measures`); by default those that the judgements ask for, see
             `measures_for`. Measures of all answers read `depth` of them, 1,000 by default.
         untrained: adds dense search with the encoder as it was before training, which encodes the collection again.
@@ -250,19 +248,15 @@ def evaluate(
 
     Raises:
         TypeError: `retriever` is none, or `collection` is something else than a collection.
-        ValueError: the split has no judgements where others have, or the index has none of the collection's documents; or a
-            known-item test cannot be made.
+        ValueError: the split has no judgements where others have, the index none of the documents, or no test can be made.
     """
     # 1) the queries and the measures
     _check(retriever, collection, split, depth)
     collection = with_queries(retriever, collection, split)
     _check_judged(collection, split)
     compare_documents(collection, retriever.documents.rows)
-    whole, learned = collection, known_queries(retriever, collection.query_texts(split))
-    others = with_only(collection, split, collection.qrels[split].keys() - learned)
-    if is_of_learned := not relevant_documents(others.qrels[split].values()):
-        learned = frozenset(whole.qrels[split])
-    collection = whole if is_of_learned else others
+    judged = len(collection.qrels[split])
+    collection, learned = without_learned(retriever, collection, split)
     qrels = collection.qrels[split]
     measures = _measures([measures] if isinstance(measures, str) else measures, qrels, depth)
     depth = max(ANSWERS, depth or max(map(cutoff, measures)))
@@ -274,9 +268,8 @@ def evaluate(
     rows, runs = systems.measure()
     # 3) the record
     splits = overlap_splits(qrels, collection.overlap_documents(split))
-    about = {"depth": depth, "measures": measures, **_about(retriever, collection, split, splits)}
-    about |= _about_learned(len(learned), whole, split)
-    return Evaluation(rows, index, measures, runs, splits, about)
+    about = _about(retriever, collection, split, splits) | _about_learned(learned, judged, collection, split)
+    return Evaluation(rows, index, measures, runs, splits, {"depth": depth, "measures": measures, **about})
 
 
 def _about(retriever: GenerativeRetriever, collection: Collection, split: str, splits: Splits) -> dict[str, Any]:
@@ -288,11 +281,10 @@ def _about(retriever: GenerativeRetriever, collection: Collection, split: str, s
     }  # fmt: skip
 
 
-def _about_learned(learned: int, whole: Collection, split: str) -> dict[str, Any]:
+def _about_learned(learned: int, judged: int, collection: Collection, split: str) -> dict[str, Any]:
     """Return how many queries are judged, how many of them the index has learned, and what that means."""
-    judged = len(whole.qrels[split])
     parts = [
-        MEANING if isinstance(whole, KnownItems) else "",
+        MEANING if isinstance(collection, KnownItems) else "",
         learned_line(learned, judged, split) if learned else "",
     ]
     note = "\n\n".join(filter(None, parts))

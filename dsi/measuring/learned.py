@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from itertools import compress
 
 from dsi.docids.data.collection import Collection
+from dsi.docids.data.dev_queries import relevant_documents
 from dsi.store.retriever import GenerativeRetriever
 
 
@@ -32,6 +33,18 @@ def with_only(collection: Collection, split: str, query_ids: Ids[str]) -> Collec
     if len(qrels) == len(collection.qrels[split]):
         return collection
     return dataclasses.replace(collection, qrels={**collection.qrels, split: qrels})
+
+
+def without_learned(retriever: GenerativeRetriever, collection: Collection, split: str) -> tuple[Collection, int]:
+    """Return a collection without the judgements of a split whose queries an index has learned, and how many these are.
+
+    If no other query has a relevant document, they stay, and all count as learned.
+    """
+    learned, qrels = known_queries(retriever, collection.query_texts(split)), collection.qrels[split]
+    others = with_only(collection, split, qrels.keys() - learned)
+    if learned and not relevant_documents(others.qrels[split].values()):
+        return collection, len(qrels)
+    return others, len(learned)
 
 
 def learned_line(count: int, total: int, split: str, by: str = "the index") -> str:

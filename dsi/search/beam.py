@@ -259,7 +259,7 @@ class PathEngine(Engine):
                 break
             if cache is not None and level > 0:
                 cache.select(beam.parent)
-            candidates = self._expand(beam, level, queries, cache, beam_width)
+            candidates = self._expand(beam, level, queries, cache)
             read += (candidates.nodes >= 0).sum(dim=1)
             answers, beam, lost = self._select(candidates, level, answers, beam_width, reached if bounds else None)
             pruned = torch.maximum(pruned, lost)
@@ -286,7 +286,7 @@ class PathEngine(Engine):
         dense: list[Tensor] = []
         siblings = []
         for level, fan_out in enumerate(self.tree.fan_out):
-            candidates = self._expand(beam, level, queries, cache, 0)
+            candidates = self._expand(beam, level, queries, cache)
             # [batch, m] where each path's next node is among the candidates [batch, m * fan_out]
             columns = torch.arange(positions.shape[1], device=self.device) * fan_out + digits[:, :, level].clamp(min=0)
             siblings.append((candidates.nodes, candidates.generative))
@@ -313,7 +313,7 @@ class PathEngine(Engine):
         kept = [np.where(level.kept, level.nodes, -1) for level in trace.levels]
         return torch.from_numpy(np.concatenate(kept, axis=1)).to(states.device)
 
-    def _expand(self, beam: Beam, level: int, queries: _Queries, cache: Any, beam_width: int) -> Beam:
+    def _expand(self, beam: Beam, level: int, queries: _Queries, cache: Any) -> Beam:
         """Return all children of the beam with their scores, [batch, beams * fan_out], in docid order."""
         # The children, [batch, beams, fan_out]; `valid` is False past a node's last child.
         config = queries.config
@@ -327,7 +327,7 @@ class PathEngine(Engine):
         # The generative score: alpha log P_T5 along the path (DR-SCL eq. 9, 11).
         generative = beam.generative[:, :, None].expand_as(nodes)
         if cache is not None:
-            logits = self.decoder.logits(beam.tokens, level, cache, beam_width)
+            logits = self.decoder.logits(beam.tokens, level, cache)
             weight = config.alpha if fused else 1.0
             log_p, adds_up = self._log_probabilities(logits.float(), nodes, valid, shares, level)
             generative = generative.masked_fill(~adds_up, 0.0) + weight * log_p

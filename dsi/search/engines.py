@@ -13,15 +13,14 @@ from dsi.generator.pretrained import PretrainedGenerator
 from dsi.generator.tied import TiedGenerator
 from dsi.generator.words import WordGenerator
 from dsi.search.beam import PathEngine
-from dsi.search.decoder import Decoder, FastDecoder, WordDecoder
+from dsi.search.decoder import Decoder, StatesDecoder, TextDecoder, WordDecoder
 from dsi.search.engine import Engine
 from dsi.search.generate import TiedEngine
-from dsi.search.pretrained import PretrainedDecoder
 
 DECODERS: dict[type[Generator], type[Decoder]] = {
-    DocidGenerator: FastDecoder,
+    DocidGenerator: StatesDecoder,
     WordGenerator: WordDecoder,
-    PretrainedGenerator: PretrainedDecoder,
+    PretrainedGenerator: TextDecoder,
 }
 """{kind of generator: what runs it in a search}."""
 
@@ -33,7 +32,7 @@ def search_decoder(generator: Generator, dtype: torch.dtype | None = None) -> De
         generator: not changed later.
         dtype: of weights and arithmetic; the generator's by default.
     """
-    return DECODERS[type(generator)](generator, dtype)  # type: ignore[call-arg, arg-type]
+    return DECODERS[type(generator)](generator, dtype)
 
 
 def create_engine(

@@ -30,7 +30,7 @@ from dsi.generator.config import EXTRACTIVE
 from dsi.generator.kinds import create_generator
 from dsi.generator.pretrained import PretrainedGenerator, check_memory
 from dsi.generator.pseudo_queries import load_query_model
-from dsi.search.pretrained import check_walk
+from dsi.search.decoder import check_walk
 from dsi.store.loading import check_no_updates, generation_of, load_documents
 from dsi.store.verify import PARTS, part
 from dsi.training.docids_stage import TitleTokens

@@ -18,7 +18,7 @@ from dsi.docids.tree import DocidTree
 from dsi.docids.updating import add_documents, remove_documents
 from dsi.generator.model import DocidGenerator
 from dsi.search.beam import PathEngine
-from dsi.search.decoder import FastDecoder
+from dsi.search.decoder import StatesDecoder
 from dsi.search.queries import QueryBatch
 from dsi.search.request import SearchConfig, SearchRequest
 from dsi.search.results import SearchResult, Trace
@@ -156,7 +156,7 @@ def test_all_paths_are_followed_in_parts_of_a_large_tree(rows, monkeypatch):
     config = SearchConfig(method="exact", alpha=0.6, ann_temperature=0.7, beam_width=2)
     expected = path_scores(tree, generator, batch, config)
     assert tree.num_inner > 64
-    monkeypatch.setattr(FastDecoder, "most_nodes", rows)
+    monkeypatch.setattr(StatesDecoder, "most_nodes", rows)
     for allowed in (None, np.arange(120) % 3 > 0):
         scores = expected if allowed is None else np.where(allowed, expected, -np.inf)
         found = run(beam_search_for(tree, generator), batch, 20, config, allowed=allowed)
@@ -276,12 +276,12 @@ def test_the_fast_decoder_gives_the_logits_of_the_training_path(feed_forward):
         generator = DocidGenerator(config).eval()
     states, mask, embeddings = random_queries(3)
     positions = np.array([[0, 7, 33], [5, 5, 79], [12, 60, 1]])  # three beams a query
-    decoder = FastDecoder(generator)
+    decoder = StatesDecoder(generator)
     cache = decoder.start(QueryBatch(torch.arange(3), states, mask, embeddings, [""] * 3))
     digits = torch.from_numpy(np.stack([tree.paths(row)[1] for row in positions])).long()
     tokens = torch.zeros(3, 3, dtype=torch.long)
     for level in range(2):
-        logits = decoder.step(tokens, level, cache)
+        logits = decoder.logits(tokens, level, cache)
         for query, column in itertools.product(range(3), range(3)):
             expected = chain_logits(tree, generator, states[[query]], mask[[query]], digits[query, [column]])
             torch.testing.assert_close(

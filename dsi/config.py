@@ -19,7 +19,14 @@ from dsi.docids.query_memory import MemoryConfig
 from dsi.docids.schemes import DocidsConfig
 from dsi.docids.vectors import VectorsConfig
 from dsi.docids.words.bm25 import NO_MODEL, LexicalConfig
-from dsi.generator.config import GeneratorConfig, ObjectiveConfig, PseudoQueriesConfig, TrainingConfig, check_together
+from dsi.generator.config import (
+    TOKENS,
+    GeneratorConfig,
+    ObjectiveConfig,
+    PseudoQueriesConfig,
+    TrainingConfig,
+    check_together,
+)
 from dsi.search.request import SearchConfig
 
 CONFIGS = Path(__file__).parent / "configs"
@@ -94,16 +101,12 @@ class Config:
 
     def __post_init__(self) -> None:
         check_together(self.generator, self.objective, self.training)
-        if self.generator.docid_tokens == "words" and self.docids.method != "title":
-            raise ValueError(
-                f'generator.docid_tokens = "words" needs docids.method = "title", got {self.docids.method!r}.'
-            )
         self._check_search()
 
     @property
-    def title_checkpoint(self) -> str:
-        """The model whose tokenizer makes docids of titles; "" for the encoder."""
-        return self.generator.decoder if self.generator.docid_tokens == "words" else ""
+    def docid_tokenizer(self) -> str:
+        """The model whose tokenizer a docid scheme gets; "" for the encoder."""
+        return "" if self.generator.docid_tokens in TOKENS else self.generator.decoder
 
     @property
     def has_token_vectors(self) -> bool:

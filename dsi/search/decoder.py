@@ -260,34 +260,6 @@ class TextDecoder(Decoder):
         return self.generator.upper(attention_mask=mask, **more).last_hidden_state[:, -1]  # type: ignore[no-any-return]
 
 
-class WordDecoder(StatesDecoder):
-    """A `WordGenerator`: its tokens are nodes, as they were numbered in training."""
-
-    def _level_heads(self, head: Tensor) -> Sequence[Tensor]:
-        generator, heads = self.generator, list[Tensor]()
-        self.columns = torch.zeros_like(generator.rows)  # [nodes] of each node's token among the words of its level
-        nodes = torch.zeros(1, dtype=torch.long, device=head.device)
-        for fan_out in self.fan_out:
-            digits = torch.arange(fan_out, device=head.device)
-            nodes = generator.children_of(nodes, digits)[digits < generator.num_children[nodes][:, None]]
-            rows, self.columns[nodes] = generator.rows[nodes].unique(return_inverse=True)
-            heads.append(head[rows])  # [words of the level, width]
-            nodes = nodes[nodes < len(generator.first_child)]
-        return heads
-
-    def tokens(self, parents: Tensor, digits: Tensor, level: int) -> Tensor:
-        """Return the children [batch, beams, fan_out]; any of them for one that was added after training."""
-        last: int = len(self.generator.first_child) - 1
-        return self.generator.children_of(parents.clamp(max=last), digits)  # type: ignore[no-any-return]
-
-    def _embed(self, tokens: Tensor) -> Tensor:
-        return super()._embed(self.generator.rows[tokens])
-
-    def _logits(self, hidden: Tensor, tokens: Tensor, level: int) -> Tensor:
-        children = self.tokens(tokens, torch.arange(self.fan_out[level], device=tokens.device), level)
-        return super()._logits(hidden, tokens, level).gather(2, self.columns[children])
-
-
 @torch.no_grad()
 def check_walk(generator: PretrainedGenerator, name: str) -> None:
     """Raise ValueError unless a model gives the same numbers where it reads on from keys and values as in one pass.

@@ -11,28 +11,28 @@ from dsi.generator.base import Generator
 from dsi.generator.model import DocidGenerator
 from dsi.generator.pretrained import PretrainedGenerator
 from dsi.generator.tied import TiedGenerator
-from dsi.generator.words import WordGenerator
 from dsi.search.beam import PathEngine
-from dsi.search.decoder import Decoder, StatesDecoder, TextDecoder, WordDecoder
+from dsi.search.decoder import Decoder, StatesDecoder, TextDecoder
 from dsi.search.engine import Engine
 from dsi.search.generate import TiedEngine
 
 DECODERS: dict[type[Generator], type[Decoder]] = {
     DocidGenerator: StatesDecoder,
-    WordGenerator: WordDecoder,
     PretrainedGenerator: TextDecoder,
 }
-"""{kind of generator: what runs it in a search}."""
+"""{kind of generator: what runs it in a search}; another package's has `search_decoder`."""
 
 
 def search_decoder(generator: Generator, dtype: torch.dtype | None = None) -> Decoder:
-    """Return what runs a generator with (level, digit) or word tokens in a search.
+    """Return what runs a generator whose tokens are not tied in a search.
 
     Args:
         generator: not changed later.
         dtype: of weights and arithmetic; the generator's by default.
     """
-    return DECODERS[type(generator)](generator, dtype)
+    if (kind := DECODERS.get(type(generator))) is None:
+        return generator.search_decoder(dtype)  # type: ignore[no-any-return, operator]
+    return kind(generator, dtype)
 
 
 def create_engine(

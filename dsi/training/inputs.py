@@ -26,7 +26,7 @@ STAGES = {
     "encoder": Inputs(("seed", "bf16", "encoder", "contrastive", "lexical.language")),  # BM25 finds hard negatives
     "token_model": Inputs(("tokens.model",)),
     "docids": Inputs(
-        ("seed", "docids", "vectors", "tokens", "title_checkpoint", "text_megabytes", "lexical.language"),
+        ("seed", "docids", "vectors", "tokens", "docid_tokenizer", "text_megabytes", "lexical.language"),
         ("encoder", "token_model"),
         is_versioned=True,
     ),

@@ -46,8 +46,8 @@ from dsi.docids.query_memory import QueryMemory
 from dsi.docids.schemes import make_docids
 from dsi.docids.tree import DocidTree
 from dsi.docids.words.bm25 import BM25, NO_MODEL
+from dsi.generator.kinds import find_kind
 from dsi.generator.pseudo_queries import generate_queries, read_queries_table
-from dsi.generator.words import read_numbers
 from dsi.measuring.query_ranks import MARGIN, query_ranks, train_examples
 from dsi.measuring.tuning import configure, is_as_configured, is_tuned, tune_index
 from dsi.store.learning import query_vectors
@@ -55,7 +55,7 @@ from dsi.store.loading import generation_of, is_whole, load_docids, load_encoder
 from dsi.store.retriever import GenerativeRetriever
 from dsi.store.verify import FORMAT_VERSION
 from dsi.training import preflight
-from dsi.training.docids_stage import save_docids_stage, scheme_input, sources_digest, train_queries
+from dsi.training.docids_stage import read_numbers, save_docids_stage, scheme_input, sources_digest, train_queries
 from dsi.training.embedding import DocumentVectors
 from dsi.training.generator_stage import GeneratorStage
 from dsi.training.inputs import STAGES, enabled_stages, needed_stages, setting_values
@@ -366,7 +366,7 @@ class TrainingRun:
             documents = vectors.embeddings()
             read = scheme_input(
                 self.collection, encoder, config, documents, embeddings, self.processes,
-                checkpoint=self.config.title_checkpoint, seed=self.config.seed, folder=work, pieces=vectors.texts,
+                checkpoint=self.config.docid_tokenizer, seed=self.config.seed, folder=work, pieces=vectors.texts,
             )  # fmt: skip
             docids = make_docids(read)
             if not self.processes.is_main:
@@ -422,9 +422,8 @@ class TrainingRun:
     def _train_generator(self, key: str) -> None:
         config, encoder = self.config, self.encoder()
         doc_ids, tree = self.collection.documents["doc_id"], self.tree()
-        numbers = (
-            read_numbers(self.folder / "docids", doc_ids, tree) if config.generator.docid_tokens == "words" else None
-        )
+        by_node = find_kind(config.generator.docid_tokens).tokens_are_nodes
+        numbers = read_numbers(self.folder / "docids", doc_ids, tree) if by_node else None
         stage = GeneratorStage(
             config,
             self.collection,

@@ -27,13 +27,13 @@ from dsi.docids.files.storage import digest
 from dsi.docids.schemes import Docids, DocidsConfig, check_branching, find_scheme
 from dsi.docids.words.bm25 import BM25_MODEL, NO_MODEL
 from dsi.generator.config import EXTRACTIVE
-from dsi.generator.kinds import create_generator
+from dsi.generator.kinds import create_generator, find_kind
 from dsi.generator.pretrained import PretrainedGenerator, check_memory
 from dsi.generator.pseudo_queries import load_query_model
 from dsi.search.decoder import check_walk
 from dsi.store.loading import check_no_updates, generation_of, load_documents
 from dsi.store.verify import PARTS, part
-from dsi.training.docids_stage import TitleTokens
+from dsi.training.docids_stage import load_tokenizer
 
 logger = logging.getLogger(__name__)
 
@@ -195,8 +195,8 @@ def check_encoder(config: Config, encoder: Encoder, documents: int) -> None:
         )
     _check_decoder(config, encoder)
     _check_vectors(config, encoder, documents)
-    if config.docids.method == "title":
-        TitleTokens(encoder, config.title_checkpoint)
+    if config.docid_tokenizer:
+        load_tokenizer(config.docid_tokenizer)
 
 
 def check_models(config: Config, stages: Sequence[str], processes: Processes, device: str | None) -> None:
@@ -237,6 +237,7 @@ def _check_vectors(config: Config, encoder: Encoder, documents: int) -> None:
 def _check_decoder(config: Config, encoder: Encoder) -> None:
     """Make the generator for a tree of four documents; raises what making it for the real one would."""
     generator, width = config.generator, encoder.state_dim
+    find_kind(generator.docid_tokens).check_config(config)
     tree = build_tree(np.eye(4, encoder.embedding_dim, dtype=np.float32), DocidsConfig(branching=2, max_leaf_size=1))
     right = "a model of transformers" if generator.reads == "text" else 'a T5 checkpoint, or "" for none'
     try:

@@ -18,7 +18,7 @@ from dsi.docids.files.storage import write_text
 from dsi.docids.query_memory import MemoryConfig
 from dsi.docids.schemes import DocidsConfig
 from dsi.docids.vectors import VectorsConfig
-from dsi.docids.words.bm25 import NO_MODEL, LexicalConfig
+from dsi.docids.words.bm25 import LexicalConfig
 from dsi.generator.config import (
     TOKENS,
     GeneratorConfig,
@@ -83,7 +83,7 @@ class Config:
     tokens: TokensConfig = field(default_factory=TokensConfig)
     """Token vectors of the documents, for late interaction."""
     lexical: LexicalConfig = field(default_factory=LexicalConfig)
-    """BM25, or learned sparse vectors."""
+    """BM25."""
     memory: MemoryConfig = field(default_factory=MemoryConfig)
     """What is remembered of queries."""
     generator: GeneratorConfig = field(default_factory=GeneratorConfig)
@@ -126,7 +126,7 @@ class Config:
                 f'tokens.model needs tokens.bits above 0 and generator.docid_tokens "tied", got {self.tokens.bits} and '
                 f"{self.generator.docid_tokens!r}; leave the model out."
             )
-        if search.lexical_weight and self.lexical.model == NO_MODEL:
+        if search.lexical_weight and self.lexical.model == "none":
             raise ValueError(
                 f'search.lexical_weight needs a lexical part, got {search.lexical_weight} with lexical.model "none"; use 0.'
             )

@@ -30,7 +30,7 @@ from torch import Tensor
 from dsi.docids.query_memory import QueryMemory
 from dsi.docids.tree import DocidTree
 from dsi.docids.types import Ints
-from dsi.docids.words.bm25 import Lexical
+from dsi.docids.words.bm25 import BM25
 from dsi.generator.objectives import log_prior
 from dsi.search.decoder import Decoder
 from dsi.search.dense import DenseScores
@@ -170,14 +170,14 @@ class PathEngine(Engine):
     Args:
         tree: the docids.
         decoder: the generator, laid out for search; its device is that of all tensors.
-        lexical: BM25 or learned sparse vectors of the documents, if the index has them.
+        lexical: BM25 of the documents, if the index has it.
         memory: of earlier queries; takes no part.
     """
 
     is_tied = False
 
     def __init__(
-        self, tree: DocidTree, decoder: Decoder, lexical: Lexical | None = None, memory: QueryMemory | None = None
+        self, tree: DocidTree, decoder: Decoder, lexical: BM25 | None = None, memory: QueryMemory | None = None
     ) -> None:
         super().__init__(tree, decoder, lexical, memory)
         self.decoder, self.device = decoder, decoder.device

@@ -6,7 +6,7 @@ import torch
 
 from dsi.docids.query_memory import QueryMemory
 from dsi.docids.tree import DocidTree
-from dsi.docids.words.bm25 import Lexical
+from dsi.docids.words.bm25 import BM25
 from dsi.generator.base import Generator
 from dsi.generator.model import DocidGenerator
 from dsi.generator.pretrained import PretrainedGenerator
@@ -38,7 +38,7 @@ def search_decoder(generator: Generator, dtype: torch.dtype | None = None) -> De
 def create_engine(
     generator: Generator,
     tree: DocidTree,
-    lexical: Lexical | None,
+    lexical: BM25 | None,
     dtype: torch.dtype = torch.float32,
     memory: QueryMemory | None = None,
 ) -> Engine:
@@ -47,7 +47,7 @@ def create_engine(
     Args:
         generator: trained for these docids; not changed later.
         tree: the docids.
-        lexical: BM25 or learned sparse vectors of the documents, if the index has them.
+        lexical: BM25 of the documents, if the index has it.
         dtype: of a decoder's weights and arithmetic; all else is float32.
         memory: what users took for earlier queries.
     """

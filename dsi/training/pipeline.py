@@ -4,7 +4,7 @@
     encoder         contrastive pre-training
     token_model     a multi-vector model for late interaction, if one is configured
     docids          embeddings -> docid tree
-    lexical         BM25, or learned sparse vectors
+    lexical         BM25
     generator       embeddings or cached token states -> trained generator
     memory          train queries -> what the index remembers; then the manifest makes the folder an index
 
@@ -32,7 +32,6 @@ from dsi.contrastive.blocks import DocumentTexts, giving_back, in_blocks
 from dsi.contrastive.encoder import Encoder, quiet_transformers
 from dsi.contrastive.multi_vector import MultiVectorModel
 from dsi.contrastive.query_tokens import QUERIES, count_steps
-from dsi.contrastive.sparse import build_lexical, load_lexical
 from dsi.contrastive.trainers import Reports
 from dsi.contrastive.training import contrastive_rows, drawn_documents, hard_negatives, train_encoder
 from dsi.docids.data.collection import Collection, check_collection
@@ -45,7 +44,7 @@ from dsi.docids.files.storage import digest, write_json, writing_to
 from dsi.docids.query_memory import QueryMemory
 from dsi.docids.schemes import make_docids
 from dsi.docids.tree import DocidTree
-from dsi.docids.words.bm25 import BM25, NO_MODEL
+from dsi.docids.words.bm25 import BM25, load_lexical
 from dsi.generator.kinds import find_kind
 from dsi.generator.pseudo_queries import generate_queries, read_queries_table
 from dsi.measuring.query_ranks import MARGIN, query_ranks, train_examples
@@ -462,13 +461,13 @@ class TrainingRun:
 
     def _build_lexical(self) -> None:
         config = self.config.lexical
-        if config.model == NO_MODEL:
+        if config.model == "none":
             return self._drop("lexical")
         with self._stage("lexical") as key:
             if not key or not self.processes.is_main:
                 return None
             doc_ids, texts = self.collection.documents["doc_id"], self.collection.full_texts()
-            lexical = build_lexical(config, doc_ids, texts, self.device)
+            lexical = BM25(doc_ids, texts, language=config.language)
             with self._stages.writing("lexical", key) as folder:
                 lexical.save(folder)
         return None
@@ -542,7 +541,7 @@ class TrainingRun:
         first = self.config.pseudo_queries.first
         if not first or not len(rows):
             return rows, texts, key
-        lexical = load_lexical(self.folder / "lexical", self.collection.documents["doc_id"], self.device)
+        lexical = load_lexical(self.folder / "lexical", self.collection.documents["doc_id"])
         _, margins = query_ranks(encoder, tree, lexical, LEXICAL_WEIGHT, rows, texts, first)
         kept = self.processes.first(np.flatnonzero(margins >= MARGIN).tolist())
         logger.info("%d of %d pseudo-queries find their document among the first %d", len(kept), len(rows), first)

@@ -17,7 +17,6 @@ from dsi.config import Config, read_config, run_config
 from dsi.contrastive.config import FRESH, FRESH_T5
 from dsi.contrastive.encoder import Encoder
 from dsi.contrastive.multi_vector import MultiVectorModel
-from dsi.contrastive.sparse import SparseModel
 from dsi.contrastive.training import NO_QUERIES
 from dsi.docids.clustering import assemble, build_tree
 from dsi.docids.data.collection import Collection, is_beir
@@ -25,7 +24,6 @@ from dsi.docids.files.processes import Processes
 from dsi.docids.files.reading import folder_sums, read_record
 from dsi.docids.files.storage import digest
 from dsi.docids.schemes import Docids, DocidsConfig, check_branching, find_scheme
-from dsi.docids.words.bm25 import BM25_MODEL, NO_MODEL
 from dsi.generator.config import EXTRACTIVE
 from dsi.generator.kinds import create_generator, find_kind
 from dsi.generator.pretrained import PretrainedGenerator, check_memory
@@ -41,7 +39,7 @@ _FEW_STEPS = 10
 """Fewer get a warning: the first ones have a learning rate near 0, as it warms up."""
 _FEW_VECTORS = 256
 """A product quantiser needs no more."""
-_NO_FOLDERS = (NO_MODEL, BM25_MODEL, EXTRACTIVE)
+_NO_FOLDERS = ("none", EXTRACTIVE)
 _HUB_NAME = re.compile(r"\w[\w.-]*(/[\w.-]+)?")
 
 
@@ -85,7 +83,6 @@ def _models(config: Config) -> Iterator[tuple[str, str]]:
         yield "generator.decoder", config.generator.decoder
     if config.tokens.model:
         yield "tokens.model", config.tokens.model
-    yield "lexical.model", config.lexical.model
     yield "pseudo_queries.method", config.pseudo_queries.method
 
 
@@ -204,8 +201,6 @@ def check_models(config: Config, stages: Sequence[str], processes: Processes, de
     method = config.pseudo_queries.method
     if "pseudo_queries" in stages and method != EXTRACTIVE:
         load_query_model(method)
-    if "lexical" in stages and config.lexical.model not in (NO_MODEL, BM25_MODEL):
-        SparseModel.load(config.lexical.model, device)
     if "token_model" in stages:
         check_storable(config.tokens.model, MultiVectorModel.load(config.tokens.model, device=device), processes)
 

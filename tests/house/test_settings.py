@@ -165,7 +165,6 @@ def settings(tmp_path, sentence_t5_folder, t5_folder):
             FileNotFoundError,
             "encoder.name names the folder ../a/b, which does not exist",
         ),
-        ({"lexical": {"model": "/no/splade"}}, FileNotFoundError, "lexical.model names the folder /no/splade"),
         ({"pseudo_queries": {"method": "/no/t5"}}, FileNotFoundError, "pseudo_queries.method names the folder /no/t5"),
         (
             {"docids": SCHEME | {"method": "gone"}},

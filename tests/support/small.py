@@ -15,7 +15,7 @@ from transformers import BertConfig, BertForSequenceClassification, PreTrainedMo
 from dsi.docids.clustering import DocidsConfig, assemble, build_tree
 from dsi.docids.schemes import Docids
 from dsi.docids.tree import DocidTree
-from dsi.docids.words.bm25 import Lexical
+from dsi.docids.words.bm25 import BM25
 from dsi.generator.base import Generator
 from dsi.generator.config import CE, GeneratorConfig, ObjectiveConfig
 from dsi.generator.model import DocidGenerator
@@ -127,5 +127,5 @@ def random_tied(tree: DocidTree, *, layers: int = 0, seed: int = 0) -> TiedGener
     return generator
 
 
-def beam_search_for(tree: DocidTree, generator: Generator, lexical: Lexical | None = None) -> PathEngine:
+def beam_search_for(tree: DocidTree, generator: Generator, lexical: BM25 | None = None) -> PathEngine:
     return PathEngine(tree, search_decoder(generator), lexical)

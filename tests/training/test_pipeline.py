@@ -330,7 +330,6 @@ def test_a_training_that_writes_no_stage_leaves_the_index_as_it_is(updated, how,
         ({"generator": {"num_layers": 9}}, "fewer num_layers"),
         ({"encoder": {"name": "nowhere/encoder"}}, "nowhere/encoder"),
         ({"docids": {"branching": 1000}}, "fewer than docids.branching"),
-        ({"lexical": {"model": "nowhere/sparse"}}, "nowhere/sparse"),
     ],
 )
 def test_a_refused_training_of_changed_documents_leaves_run_and_settings(changes, message, beir, trained):

@@ -38,7 +38,7 @@ logger = logging.getLogger(__name__)
 _FEW_STEPS = 10
 """Fewer get a warning: the first ones have a learning rate near 0, as it warms up."""
 _FEW_VECTORS = 256
-"""A product quantiser needs no more."""
+"""Vectors that are stored on trial."""
 _NO_FOLDERS = ("none", EXTRACTIVE)
 _HUB_NAME = re.compile(r"\w[\w.-]*(/[\w.-]+)?")
 
@@ -224,7 +224,7 @@ def _storage_problem(model: Encoder | MultiVectorModel) -> str:
 
 def _check_vectors(config: Config, encoder: Encoder, documents: int) -> None:
     """Store a few vectors as those of the documents will be; raises what storing them would."""
-    few = _FEW_VECTORS if config.docids.pieces > 1 else min(documents, _FEW_VECTORS)  # a document may have several
+    few = min(documents, _FEW_VECTORS)
     vectors = np.random.default_rng(0).normal(size=(few, encoder.embedding_dim)).astype(np.float32)
     assemble(Docids.from_paths([[row] for row in range(few)]), vectors).stored_as(config.vectors)
 

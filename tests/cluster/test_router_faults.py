@@ -194,7 +194,7 @@ def test_the_state_that_is_asked_for_again_stays(run, tmp_path):
 
 def test_what_would_change_the_files_of_shards_is_refused(run, local):
     with serve(run, local) as served:
-        for change in (lambda: served.keep_vectors("float16"), lambda: served.keep_texts(served.documents.dataset)):
+        for change in (lambda: served.keep_vectors("int8"), lambda: served.keep_texts(served.documents.dataset)):
             with pytest.raises(
                 TypeError, match="is served by shards; call keep_texts and keep_vectors before it is served"
             ):

@@ -33,9 +33,6 @@ CONFIGS = Path(__file__).parent / "configs"
 """Folder of the configurations that ship with the package, NAME.toml each."""
 _LARGEST = 2**14
 """Bytes of a configuration; the parser takes minutes for a megabyte of dots."""
-_MOST_BASES = 10
-"""Configurations that a configuration stands on."""
-
 
 LEXICAL_WEIGHT, TOKEN_WEIGHT, MEMORY_WEIGHT = 0.7, 1.0, 10.0
 """What we recommend beside cosines for words, late interaction and what was learned from use, chosen across collections
@@ -179,8 +176,8 @@ def read_config(name: str | Path) -> Config:
         FileNotFoundError: no such name or file.
         ValueError: not TOML, too deeply nested, an unknown key (the message names the nearest one), a wrong type or value.
     """
-    path = _find(name, Path())
-    return _with_defaults(_with_base(path, []), str(path))
+    path = _find(name)
+    return _with_defaults(_with_base(path), str(path))
 
 
 def run_config(run: Path, name: str | Path | Config | None = None) -> Config:
@@ -200,8 +197,8 @@ def read_dev_queries(run: Path) -> int:
     """
     if not (run / "config.toml").exists():
         return Config().dev_queries
-    path = _find(run / "config.toml", Path())
-    read = {name: value for name, value in _with_base(path, []).items() if name == "dev_queries"}
+    path = run / "config.toml"
+    read = {name: value for name, value in _with_base(path).items() if name == "dev_queries"}
     return _with_defaults(read, str(path)).dev_queries
 
 
@@ -210,13 +207,13 @@ def _with_defaults(settings: Mapping[str, Any], source: str) -> Config:
     return create_settings(Config, _merged(dataclasses.asdict(Config()), settings), source)
 
 
-def _find(name: str | Path, folder: Path) -> Path:
-    """Return the file of a configuration: a path relative to `folder`, or a name that ships with the package."""
+def _find(name: str | Path) -> Path:
+    """Return the file of a configuration: a path, or a name that ships with the package."""
     if not isinstance(name, str | Path):
         raise TypeError(
             f"A configuration must be a name, a file or a Config, got {name!r}; Config().with_changes(…) sets single settings."
         )
-    for path in (folder / name, CONFIGS / f"{name}.toml"):
+    for path in (Path(name), CONFIGS / f"{name}.toml"):
         with suppress(OSError):  # a name that is too long for one
             if path.is_file():
                 return path
@@ -224,14 +221,8 @@ def _find(name: str | Path, folder: Path) -> Path:
     raise FileNotFoundError(f"The configuration {shown(str(name))} does not exist: neither a file nor one of {names}.")
 
 
-def _with_base(path: Path, seen: list[Path]) -> dict[str, Any]:
-    """Return the settings of a file, merged over those of its base."""
-    if path.resolve() in seen:
-        raise ValueError(f"{path} names itself as its base, directly or through others; remove one `base`.")
-    if len(seen) > _MOST_BASES:
-        raise ValueError(
-            f"{path} is the base of a base, more than {_MOST_BASES} times; write the settings into one file."
-        )
+def _with_base(path: Path) -> dict[str, Any]:
+    """Return the settings of a file, merged over those of its base, a configuration that ships with the package."""
     check_file(path, "name a file of settings")
     if (size := path.stat().st_size) > _LARGEST:
         raise ValueError(f"{path} has {size:,} bytes, a configuration has at most {_LARGEST:,}; remove what is none.")
@@ -244,9 +235,9 @@ def _with_base(path: Path, seen: list[Path]) -> dict[str, Any]:
     base = settings.pop("base", None)
     if base is None:
         return settings
-    if not isinstance(base, str):
-        raise ValueError(f"{path}: base must be the name of a configuration, got {shown(base)}.")
-    return _merged(_with_base(_find(base, path.parent), [*seen, path.resolve()]), settings)
+    if base not in config_names():
+        raise ValueError(f"{path}: base must be one of {', '.join(config_names())}, got {shown(base)}.")
+    return _merged(_with_base(CONFIGS / f"{base}.toml"), settings)
 
 
 def _merged(settings: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:

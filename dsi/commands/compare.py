@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from dsi.commands.arguments import add_data, add_device, add_escaping, parser
+from dsi.commands.arguments import add_data, add_device, parser
 from dsi.commands.libraries import load_libraries
 from dsi.commands.values import index_folder
 
@@ -31,14 +31,12 @@ def main(argv: Sequence[str] | None = None) -> None:
     command_line.add_argument(
         "--measures", nargs="+", default=[], metavar="NAME", help="such as nDCG@10, Recall@100, MAP"
     )
-    add_escaping(command_line)
     add_device(command_line, searches=True)
     arguments = command_line.parse_args(argv)
     load_libraries()
     from dsi.docids.data.collection import read_collection
     from dsi.docids.data.identical import without_identical
     from dsi.eval.measures import cutoff, measure_name, measures_for
-    from dsi.eval.trec import escaped, escaped_ids
     from dsi.measuring.comparison import compare_runs
 
     collection = read_collection(arguments.data)
@@ -51,8 +49,6 @@ def main(argv: Sequence[str] | None = None) -> None:
     depth, queries = max(map(cutoff, measures)), collection.query_texts(arguments.split)
     identical, most = collection.identical_ids & qrels.keys(), depth + bool(collection.identical_ids)
     first, second = _runs((arguments.a, arguments.b), queries, most, arguments)
-    if arguments.escape_ids:
-        qrels, identical = escaped_ids(qrels), frozenset(map(escaped, identical))
     first, second = (without_identical(run, identical) for run in (first, second))
     print(compare_runs(first, second, qrels, measures, (str(arguments.a), str(arguments.b))))
 
@@ -68,7 +64,7 @@ def _system(value: str) -> Path:
 def _runs(paths: Sequence[Path], queries: dict[str, str], depth: int, arguments: Namespace) -> "list[Run]":
     """Return the runs in files, and those of indexes, of which those with the same encoder share the encoded queries."""
     from dsi.docids.files.progress import progress
-    from dsi.eval.trec import escaped_ids, read_run
+    from dsi.eval.trec import read_run
     from dsi.store.retriever import GenerativeRetriever
 
     runs, encoded = list["Run"](), dict[str, "EncodedQueries"]()
@@ -80,8 +76,7 @@ def _runs(paths: Sequence[Path], queries: dict[str, str], depth: int, arguments:
         encoder = _encoder_of(path)
         if encoder not in encoded:
             encoded[encoder] = retriever.encode_queries(queries, show_progress=True)
-        run = retriever.run(encoded[encoder], depth)
-        runs.append(escaped_ids(run) if arguments.escape_ids else run)
+        runs.append(retriever.run(encoded[encoder], depth))
     return runs
 
 

@@ -684,7 +684,9 @@ def test_a_configuration_over_its_base(tmp_path):
 @pytest.mark.parametrize("base", ["3", '"a.toml"', '"/dev/zero"', '["digits"]', f'"{"a" * 300}"'])
 def test_a_base_is_a_configuration_that_ships(base, tmp_path):
     (tmp_path / "a.toml").write_text(f"base = {base}")
-    with pytest.raises(ValueError, match=r"a\.toml: base must be one of digits, language-model, paper.*, got ") as caught:
+    with pytest.raises(
+        ValueError, match=r"a\.toml: base must be one of digits, language-model, paper.*, got "
+    ) as caught:
         read_config(tmp_path / "a.toml")
     assert len(str(caught.value)) < 400
 

@@ -44,7 +44,7 @@ licences: .venv/installed
 
 # The workshop: tests, linters, documentation, and the papers' wing.
 .venv/installed: .venv/example scripts/pyproject.toml
-	$(BIN)/pip install --quiet --constraint constraints.txt --editable ".[example,dev,docs]" --editable "scripts[figures,rerank]"
+	$(BIN)/pip install --quiet --constraint constraints.txt --editable ".[example,dev,docs]" --editable "scripts[figures,irds,rerank]"
 	touch $@
 
 clean:

@@ -110,8 +110,8 @@ class TokensConfig:
     """Token vectors for late interaction (section `[tokens]`)."""
 
     model: str = ""
-    """A multi-vector model whose vectors are taken: a folder or Hub name of a `MultiVectorEncoder` of sentence-transformers, a
-    PyLate model or a Stanford ColBERT checkpoint; "" for the encoder's own token states."""
+    """A multi-vector model whose vectors are taken: a folder or Hub name of a `MultiVectorEncoder` of sentence-transformers
+    or a PyLate model; "" for the encoder's own token states."""
     dim: Annotated[int, Field(ge=8, le=4096), Remedy("use a multiple of 8")] = 128
     """Dimensions of a token vector, a multiple of 8; at most those of the encoder's states. A `model` has its own."""
     bits: int = 2

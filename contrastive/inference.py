@@ -36,12 +36,11 @@ class PackedLinear(nn.Linear):
         return PackedLinear, (self.weight, self.bias)
 
     @torch.no_grad()
-    def forward(self, input: Tensor, then: str = "none") -> Tensor:  # noqa: A002 - nn.Linear's name
-        """Map [..., in] to [..., out]; `then` may be "relu", fused into the same pass."""
+    def forward(self, input: Tensor) -> Tensor:  # noqa: A002 - nn.Linear's name
+        """Map [..., in] to [..., out]."""
         if self.packed is None:
-            output = F.linear(input, self.weight, self.bias)
-            return output.relu_() if then == "relu" else output
-        return torch.ops.mkldnn._linear_pointwise(input, self.packed, self.bias, then, [], "")  # type: ignore[no-any-return]
+            return F.linear(input, self.weight, self.bias)
+        return torch.ops.mkldnn._linear_pointwise(input, self.packed, self.bias, "none", [], "")  # type: ignore[no-any-return]
 
 
 def _packable(weight: Tensor) -> bool:

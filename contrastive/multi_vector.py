@@ -34,11 +34,11 @@ from dsi.docids.files.checks import shown
 from dsi.docids.files.reading import catching_panics
 from dsi.docids.files.storage import digest
 
-_PYLATE = {"query_prefix", "document_prefix", "do_query_expansion", "attend_to_expansion_tokens"}
-"""Settings by which a checkpoint of an early PyLate is known."""
+_KINDS = ("MultiVectorEncoder", "ColBERT")
+"""How sentence-transformers and PyLate record such a model."""
 _UNIT = 1e-3
 """Lengths of vectors that are closer to 1 are 1."""
-_REMEDY = "name a folder or Hub name of a MultiVectorEncoder, a PyLate model or a Stanford ColBERT checkpoint"
+_REMEDY = "name a folder or Hub name of a MultiVectorEncoder of sentence-transformers or a PyLate model"
 
 
 class MultiVectorModel(Reloads, TokenModel):
@@ -171,21 +171,13 @@ def _named(name: str, device: str | None) -> MultiVectorEncoder:
 
 
 def _is_multi_vector(name: str, offline: bool) -> bool:
-    """Return whether the files of a checkpoint say that it is a multi-vector model; any other would get a random projection."""
-
-    def read(file: str) -> Any:
-        path = load_file_path(name, file, local_files_only=offline)
-        return json.loads(Path(path).read_text(encoding="utf-8")) if path else {}
-
-    config = read("config.json")
-    if not config:
-        raise FileNotFoundError("it has no config.json, or the Hub cannot be reached")
-    record = read("config_sentence_transformers.json")
-    if record.get("model_type") in ("MultiVectorEncoder", "ColBERT"):  # of sentence-transformers, of PyLate
-        return True
-    if _PYLATE & record.keys():
-        return any(module["type"].endswith("Dense") for module in read("modules.json"))
-    return "HF_ColBERT" in (config.get("architectures") or ())  # of Stanford
+    """Return whether a checkpoint says that it is a multi-vector model; any other would get a random projection."""
+    path = load_file_path(name, "config_sentence_transformers.json", local_files_only=offline)
+    if path is None:
+        if load_file_path(name, "config.json", local_files_only=offline) is None:
+            raise FileNotFoundError("it has no config.json, or the Hub cannot be reached")
+        return False
+    return json.loads(Path(path).read_text(encoding="utf-8")).get("model_type") in _KINDS
 
 
 def _stored(folder: Path, device: str | None) -> MultiVectorEncoder:

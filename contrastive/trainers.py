@@ -51,35 +51,14 @@ class Reports:
         """Return the callbacks that report the training of this name."""
         if self.to == "none":
             return []
-        return [_TensorBoard(self.folder / training) if self.to == "tensorboard" else _Wandb(training)]
+        if self.to == "wandb":
+            return [WandbCallback()]
+        tensorboard = TensorBoardCallback()
+        tensorboard.logging_dir = str(self.folder / training)
+        return [tensorboard]
 
 
 SILENT = Reports()
-
-
-class _TensorBoard(TensorBoardCallback):
-    """Writes into a given folder."""
-
-    def __init__(self, folder: Path) -> None:
-        super().__init__()
-        self.logging_dir = str(folder)
-
-
-class _Wandb(WandbCallback):
-    """Makes a run per training, of its name."""
-
-    def __init__(self, training: str) -> None:
-        super().__init__()
-        self._training = training
-
-    def on_train_begin(self, args: TrainingArguments, *others: Any, **more: Any) -> None:
-        args.run_name = self._training
-        super().on_train_begin(args, *others, **more)
-
-    def on_train_end(self, *arguments: Any, **more: Any) -> None:
-        super().on_train_end(*arguments, **more)
-        if self._initialized:
-            self._wandb.finish()
 
 
 class _ProgressLine(TrainerCallback):

@@ -23,7 +23,7 @@ from dsi.contrastive.config import HARD, ContrastiveConfig
 from dsi.contrastive.encoder import Encoder
 from dsi.contrastive.losses import CHUNK, DPRLoss, SupervisedContrastiveLoss
 from dsi.contrastive.trainers import SILENT, FiniteTraining, GivesBack, Reports, run_trainer, trainer_settings
-from dsi.docids.words.bm25 import Lexical
+from dsi.docids.words.bm25 import BM25
 
 NO_QUERIES = "There are no queries to train the encoder on; add judged train queries, or set contrastive.loss to none."
 _BLOCK = 256
@@ -32,7 +32,7 @@ _LOSSES = {"scl": SupervisedContrastiveLoss, "dpr": DPRLoss}
 
 
 def hard_negatives(
-    lexical: Lexical,
+    lexical: BM25,
     queries: Mapping[int, Sequence[str]],
     count: int,
     *,

@@ -1,4 +1,4 @@
-"""Extensions by packages: docid schemes, objectives, rerankers, commands and clusters, found by their entry points.
+"""Extensions by packages: docid schemes, generators, objectives, rerankers, commands and clusters, found by their entry points.
 
 A package is imported only when its extension is used by name.
 """
@@ -11,6 +11,8 @@ from dsi.docids.files.checks import shown
 
 SCHEMES = "dsi.docid_schemes"
 """Entry points that are functions from `SchemeInput` to `Docids`."""
+GENERATORS = "dsi.generators"
+"""Entry points that are subclasses of `dsi.generator.base.Generator`, by their `docid_tokens`."""
 OBJECTIVES = "dsi.objectives"
 """Entry points that are subclasses of `dsi.generator.objectives.Objective`."""
 RERANKERS = "dsi.rerankers"
@@ -21,6 +23,7 @@ CLUSTERS = "dsi.clusters"
 """Entry points that are classes like `dsi.Cluster`, made from an address: their name, or NAME://…; all others are Ray's."""
 _WHAT = {
     SCHEMES: "docid scheme",
+    GENERATORS: "generator",
     OBJECTIVES: "objective",
     RERANKERS: "reranker",
     COMMANDS: "command",

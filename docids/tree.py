@@ -291,18 +291,14 @@ class DocidTree:
         return [(start, end) if count > 1 else None for (start, end), count in pairs]
 
     def stored_as(self, config: VectorsConfig) -> "DocidTree":
-        """Return the tree with its vectors in fewer bytes; nodes share the product quantiser of documents.
+        """Return the tree with its vectors kept otherwise.
 
         Raises:
-            ValueError: the vectors are too few for a product quantiser, or its bytes do not divide their dimension.
+            ValueError: bytes of codes do not divide the dimension.
         """
-        kind, code_bytes = config.kind, config.code_bytes
-        embeddings = Vectors.from_array(self.embeddings, kind, code_bytes)
-        codec = embeddings.codec if kind == "pq" else None  # nodes are too few for codewords of their own
-        centroids = Vectors.from_codec(self.centroids, codec) if codec else Vectors.from_array(self.centroids, kind)
-        search_bytes = 0 if kind == "pq" else code_bytes
-        needs_codes = search_bytes or len(self.embeddings) > LARGE
-        codes = Vectors.search_codes(self.embeddings, search_bytes) if needs_codes else None
+        centroids, embeddings = (Vectors.from_array(own, config.kind) for own in (self.centroids, self.embeddings))
+        needs_codes = config.code_bytes or len(self.embeddings) > LARGE
+        codes = Vectors.search_codes(self.embeddings, config.code_bytes) if needs_codes else None
         return replace(self, centroids=centroids, embeddings=embeddings, codes=codes)
 
     def save(self, path: Path) -> None:

@@ -1,4 +1,4 @@
-"""Vectors in few bytes: floats, int8 or codes of a product quantiser; read as float32, updated without copying.
+"""Vectors as floats or int8, and codes to search them by; read as float32, updated without copying.
 
 Knows nothing of trees.
 """
@@ -18,7 +18,7 @@ from dsi.docids.files.storage import scratch_blocks
 from dsi.docids.types import Floats, Ints, Numbers
 
 faiss: Any = library  # its stubs lack some functions
-VectorKind: TypeAlias = Literal["float32", "float16", "int8", "pq"]
+VectorKind: TypeAlias = Literal["float32", "int8"]
 BLOCK = 4_096
 """Vectors in memory at a time when all of them are copied or summed."""
 LARGE = 65_536
@@ -26,7 +26,8 @@ LARGE = 65_536
 _LARGEST = 127
 _HEAVIEST = 1e18
 """Size of a parameter of a codec; sums of what it decodes are numbers."""
-_CODEWORDS, _FEW_CODEWORDS = 256, 16
+_CODEWORDS, _BITS = 16, 4
+"""Of a part of a code."""
 _TRAIN_VECTORS = 65_536
 _TOO_LARGE = 1e15
 _GATHER = 1.5
@@ -48,18 +49,10 @@ class VectorsConfig:
     """How an index keeps the vectors of documents and nodes (section `[vectors]`)."""
 
     kind: VectorKind = "float32"
-    """"float32", "float16", "int8" (one byte a dimension), or "pq": `code_bytes` a vector, of a product quantiser. Scores
-    are those of the vectors as they are kept."""
+    """"float32", or "int8": one byte a dimension. Scores are those of the vectors as they are kept."""
     code_bytes: Whole = 0
-    """Bytes of a vector's codes. With kind "pq" they are the vectors, and a divisor of the dimension. With another kind they
-    are beside the vectors, a large index is searched by them, and twice as many divide the dimension; 0
-    chooses: none up to 65,536 documents, else an eighth of the dimension, and at least 16."""
-
-    def __post_init__(self) -> None:
-        if self.kind == "pq" and not self.code_bytes:
-            raise ValueError(
-                'vectors.kind "pq" needs vectors.code_bytes of 1 or more, got 0; 64 is good for 384 dimensions.'
-            )
+    """Bytes of a vector's codes, by which a large index is searched; twice as many divide the dimension. 0 chooses: none up to
+    65,536 documents, else an eighth of the dimension, and at least 16."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -102,31 +95,27 @@ class Product:
     """Product quantisation (Jégou et al. 2011): each part of a vector becomes its nearest codeword.
 
     Attributes:
-        codebooks: [parts, codewords, dim / parts]; a code has a byte a part with 256 codewords, half a byte with 16.
+        codebooks: [parts, 16, dim / parts]; a code has half a byte a part.
     """
 
     codebooks: Floats
 
     @classmethod
-    def fit(cls, vectors: "Floats | Vectors", parts: int, codewords: int = _CODEWORDS, seed: int = 0) -> "Product":
+    def fit(cls, vectors: "Floats | Vectors", parts: int, seed: int = 0) -> "Product":
         """Fit codewords to a sample of vectors by k-means; `parts` must divide their dimension.
 
         Raises:
-            ValueError: there are fewer vectors than 256 codewords, or their numbers are too large.
+            ValueError: numbers are too large.
         """
         n, dim = vectors.shape
-        if n < codewords == _CODEWORDS:
-            raise ValueError(
-                f'Codes of a product quantiser need at least {_CODEWORDS} documents, got {n}; use vectors.kind "int8".'
-            )
-        sample = np.random.default_rng(seed).choice(n, min(max(n, codewords), _TRAIN_VECTORS), replace=n < codewords)
-        quantizer = faiss.ProductQuantizer(dim, parts, codewords.bit_length() - 1)
+        sample = np.random.default_rng(seed).choice(n, min(max(n, _CODEWORDS), _TRAIN_VECTORS), replace=n < _CODEWORDS)
+        quantizer = faiss.ProductQuantizer(dim, parts, _BITS)
         quantizer.cp.seed, quantizer.cp.min_points_per_centroid = seed, 1
         points = np.ascontiguousarray(vectors[np.sort(sample)])
         if not np.abs(points).max() < _TOO_LARGE:  # faiss ends the process
             raise ValueError(f"Embeddings that get codes must be below {_TOO_LARGE:g}, got {np.abs(points).max():g}.")
         quantizer.train(points)
-        return cls(faiss.vector_to_array(quantizer.centroids).reshape(parts, codewords, -1).copy())
+        return cls(faiss.vector_to_array(quantizer.centroids).reshape(parts, _CODEWORDS, -1).copy())
 
     @property
     def arrays(self) -> dict[str, Floats]:
@@ -141,13 +130,12 @@ class Product:
     @property
     def bits(self) -> int:
         """Of a part's code."""
-        return self.codebooks.shape[1].bit_length() - 1
+        return _BITS
 
     @property
     def code_size(self) -> int:
-        """Bytes of a vector's codes; -1 if the number of codewords is none that `fit` makes."""
-        is_known = self.codebooks.shape[1] in (_CODEWORDS, _FEW_CODEWORDS)
-        return -(-self.bits * len(self.codebooks) // 8) if is_known else -1
+        """Bytes of a vector's codes; -1 if the number of codewords is not that of `fit`."""
+        return -(-_BITS * len(self.codebooks) // 8) if self.codebooks.shape[1] == _CODEWORDS else -1
 
     def quantizer(self) -> Any:
         """Return the quantizer as faiss's."""
@@ -184,18 +172,11 @@ class Vectors:
     cache: dict[str, Any] = field(default_factory=dict)
 
     @classmethod
-    def from_array(cls, vectors: "Floats | Vectors", kind: str = "float32", code_bytes: int = 0) -> "Vectors":
-        """Return vectors stored as one of `VectorKind`; float32 is not copied.
-
-        Raises:
-            ValueError: as `Product.fit`.
-        """
+    def from_array(cls, vectors: "Floats | Vectors", kind: str = "float32") -> "Vectors":
+        """Return vectors stored as one of `VectorKind`; float32 is not copied."""
         if kind == "float32":
             return cls((np.ascontiguousarray(vectors[:], dtype=np.float32),))
-        if kind == "pq":
-            _check_parts(vectors, code_bytes, code_bytes)
-            return cls.from_codec(vectors, Product.fit(vectors, code_bytes))
-        return cls.from_codec(vectors, Scaled.fit(vectors) if kind == "int8" else None)
+        return cls.from_codec(vectors, Scaled.fit(vectors))
 
     @classmethod
     def search_codes(cls, vectors: "Floats | Vectors", code_bytes: int = 0) -> "Vectors":
@@ -204,14 +185,18 @@ class Vectors:
         Raises:
             ValueError: twice `code_bytes` does not divide the dimension.
         """
-        parts = 2 * code_bytes or search_code_parts(vectors.shape[1])
-        _check_parts(vectors, code_bytes, parts)
-        return cls.from_codec(vectors, Product.fit(vectors, parts, _FEW_CODEWORDS))
+        dim = vectors.shape[1]
+        parts = 2 * code_bytes or search_code_parts(dim)
+        if dim % parts:
+            raise ValueError(
+                f"Twice vectors.code_bytes must divide the dimension of the embeddings, {dim}, got {code_bytes}."
+            )
+        return cls.from_codec(vectors, Product.fit(vectors, parts))
 
     @classmethod
-    def from_codec(cls, vectors: "Floats | Vectors", codec: Scaled | Product | None) -> "Vectors":
-        """Return vectors encoded by a codec, or as float16 without one, in a scratch file."""
-        blocks = (codec.encode(block) if codec else block.astype(np.float16) for block in _blocks(vectors))
+    def from_codec(cls, vectors: "Floats | Vectors", codec: Scaled | Product) -> "Vectors":
+        """Return vectors encoded by a codec, in a scratch file."""
+        blocks = (codec.encode(block) for block in _blocks(vectors))
         first = next(blocks)
         codes = scratch_blocks((len(vectors), first.shape[1]), first.dtype.type, chain([first], blocks))
         return cls((codes,), codec)
@@ -358,7 +343,7 @@ class Vectors:
     @property
     def are_search_codes(self) -> bool:
         """True if these are codes as `search_codes` makes them."""
-        return isinstance(self.codec, Product) and self.codec.codebooks.shape[1] == _FEW_CODEWORDS
+        return isinstance(self.codec, Product)
 
 
 def read_codec(arrays: Mapping[str, Numbers], name: str) -> Scaled | Product | None:
@@ -400,13 +385,6 @@ def search_code_parts(dim: int) -> int:
     """Return the default number of parts of search codes."""
     enough = min(dim, max(_PARTS, dim // _PART))
     return next(n for n in range(enough, dim + 1) if dim % n == 0)
-
-
-def _check_parts(vectors: "Floats | Vectors", code_bytes: int, parts: int) -> None:
-    dim = vectors.shape[1]
-    if dim % parts:
-        what = "vectors.code_bytes" if parts == code_bytes else "Twice vectors.code_bytes"
-        raise ValueError(f"{what} must divide the dimension of the embeddings, {dim}, got {code_bytes}.")
 
 
 def _squares(vectors: Vectors) -> Floats:

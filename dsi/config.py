@@ -18,17 +18,21 @@ from dsi.docids.files.storage import write_text
 from dsi.docids.query_memory import MemoryConfig
 from dsi.docids.schemes import DocidsConfig
 from dsi.docids.vectors import VectorsConfig
-from dsi.docids.words.bm25 import NO_MODEL, LexicalConfig
-from dsi.generator.config import GeneratorConfig, ObjectiveConfig, PseudoQueriesConfig, TrainingConfig, check_together
+from dsi.docids.words.bm25 import LexicalConfig
+from dsi.generator.config import (
+    TOKENS,
+    GeneratorConfig,
+    ObjectiveConfig,
+    PseudoQueriesConfig,
+    TrainingConfig,
+    check_together,
+)
 from dsi.search.request import SearchConfig
 
 CONFIGS = Path(__file__).parent / "configs"
 """Folder of the configurations that ship with the package, NAME.toml each."""
 _LARGEST = 2**14
 """Bytes of a configuration; the parser takes minutes for a megabyte of dots."""
-_MOST_BASES = 10
-"""Configurations that a configuration stands on."""
-
 
 LEXICAL_WEIGHT, TOKEN_WEIGHT, MEMORY_WEIGHT = 0.7, 1.0, 10.0
 """What we recommend beside cosines for words, late interaction and what was learned from use, chosen across collections
@@ -76,7 +80,7 @@ class Config:
     tokens: TokensConfig = field(default_factory=TokensConfig)
     """Token vectors of the documents, for late interaction."""
     lexical: LexicalConfig = field(default_factory=LexicalConfig)
-    """BM25, or learned sparse vectors."""
+    """BM25."""
     memory: MemoryConfig = field(default_factory=MemoryConfig)
     """What is remembered of queries."""
     generator: GeneratorConfig = field(default_factory=GeneratorConfig)
@@ -94,16 +98,12 @@ class Config:
 
     def __post_init__(self) -> None:
         check_together(self.generator, self.objective, self.training)
-        if self.generator.docid_tokens == "words" and self.docids.method != "title":
-            raise ValueError(
-                f'generator.docid_tokens = "words" needs docids.method = "title", got {self.docids.method!r}.'
-            )
         self._check_search()
 
     @property
-    def title_checkpoint(self) -> str:
-        """The model whose tokenizer makes docids of titles; "" for the encoder."""
-        return self.generator.decoder if self.generator.docid_tokens == "words" else ""
+    def docid_tokenizer(self) -> str:
+        """The model whose tokenizer a docid scheme gets; "" for the encoder."""
+        return "" if self.generator.docid_tokens in TOKENS else self.generator.decoder
 
     @property
     def has_token_vectors(self) -> bool:
@@ -123,7 +123,7 @@ class Config:
                 f'tokens.model needs tokens.bits above 0 and generator.docid_tokens "tied", got {self.tokens.bits} and '
                 f"{self.generator.docid_tokens!r}; leave the model out."
             )
-        if search.lexical_weight and self.lexical.model == NO_MODEL:
+        if search.lexical_weight and self.lexical.model == "none":
             raise ValueError(
                 f'search.lexical_weight needs a lexical part, got {search.lexical_weight} with lexical.model "none"; use 0.'
             )
@@ -176,8 +176,8 @@ def read_config(name: str | Path) -> Config:
         FileNotFoundError: no such name or file.
         ValueError: not TOML, too deeply nested, an unknown key (the message names the nearest one), a wrong type or value.
     """
-    path = _find(name, Path())
-    return _with_defaults(_with_base(path, []), str(path))
+    path = _find(name)
+    return _with_defaults(_with_base(path), str(path))
 
 
 def run_config(run: Path, name: str | Path | Config | None = None) -> Config:
@@ -197,8 +197,8 @@ def read_dev_queries(run: Path) -> int:
     """
     if not (run / "config.toml").exists():
         return Config().dev_queries
-    path = _find(run / "config.toml", Path())
-    read = {name: value for name, value in _with_base(path, []).items() if name == "dev_queries"}
+    path = run / "config.toml"
+    read = {name: value for name, value in _with_base(path).items() if name == "dev_queries"}
     return _with_defaults(read, str(path)).dev_queries
 
 
@@ -207,13 +207,13 @@ def _with_defaults(settings: Mapping[str, Any], source: str) -> Config:
     return create_settings(Config, _merged(dataclasses.asdict(Config()), settings), source)
 
 
-def _find(name: str | Path, folder: Path) -> Path:
-    """Return the file of a configuration: a path relative to `folder`, or a name that ships with the package."""
+def _find(name: str | Path) -> Path:
+    """Return the file of a configuration: a path, or a name that ships with the package."""
     if not isinstance(name, str | Path):
         raise TypeError(
             f"A configuration must be a name, a file or a Config, got {name!r}; Config().with_changes(…) sets single settings."
         )
-    for path in (folder / name, CONFIGS / f"{name}.toml"):
+    for path in (Path(name), CONFIGS / f"{name}.toml"):
         with suppress(OSError):  # a name that is too long for one
             if path.is_file():
                 return path
@@ -221,14 +221,8 @@ def _find(name: str | Path, folder: Path) -> Path:
     raise FileNotFoundError(f"The configuration {shown(str(name))} does not exist: neither a file nor one of {names}.")
 
 
-def _with_base(path: Path, seen: list[Path]) -> dict[str, Any]:
-    """Return the settings of a file, merged over those of its base."""
-    if path.resolve() in seen:
-        raise ValueError(f"{path} names itself as its base, directly or through others; remove one `base`.")
-    if len(seen) > _MOST_BASES:
-        raise ValueError(
-            f"{path} is the base of a base, more than {_MOST_BASES} times; write the settings into one file."
-        )
+def _with_base(path: Path) -> dict[str, Any]:
+    """Return the settings of a file, merged over those of its base, a configuration that ships with the package."""
     check_file(path, "name a file of settings")
     if (size := path.stat().st_size) > _LARGEST:
         raise ValueError(f"{path} has {size:,} bytes, a configuration has at most {_LARGEST:,}; remove what is none.")
@@ -241,9 +235,9 @@ def _with_base(path: Path, seen: list[Path]) -> dict[str, Any]:
     base = settings.pop("base", None)
     if base is None:
         return settings
-    if not isinstance(base, str):
-        raise ValueError(f"{path}: base must be the name of a configuration, got {shown(base)}.")
-    return _merged(_with_base(_find(base, path.parent), [*seen, path.resolve()]), settings)
+    if base not in config_names():
+        raise ValueError(f"{path}: base must be one of {', '.join(config_names())}, got {shown(base)}.")
+    return _merged(_with_base(CONFIGS / f"{base}.toml"), settings)
 
 
 def _merged(settings: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:

@@ -1,11 +1,9 @@
 """Runs in TREC's file format, which trec_eval and ir_measures read and write too; lines of fields in general."""
 
 import math
-import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
-from urllib.parse import quote, unquote
 
 import numpy as np
 
@@ -14,61 +12,33 @@ from dsi.docids.files.storage import write_text
 from dsi.docids.types import Qrels, Run
 from dsi.eval.measures import ranking
 
-_ESCAPED = re.compile(r"[\s%]")
 
-
-def check_fields(path: Path, fields: Iterable[str], *, escape: bool = False) -> None:
+def check_fields(path: Path, fields: Iterable[str]) -> None:
     """Raise ValueError if an id or a tag is empty or holds white space, which would be another field or line of a TREC file.
 
     Args:
         path: of the file, for messages.
         fields: the ids.
-        escape: let them hold white space, which `escaped` writes.
     """
     for field in fields:
-        if field.split() != [field] and not (escape and field):
+        if field.split() != [field]:
             raise ValueError(
                 f"{path}: {field!r} must not be empty or hold white space, which separates the fields of a TREC file; "
-                "--escape-ids (escape_ids=True) writes a space as %20."
+                "rename it."
             )
 
 
-def escaped(field: str) -> str:
-    """Return an id without white space, as addresses have it; % is %25, so that no two ids become one.
-
-    >>> escaped("Geneva Durben"), escaped("100%")
-    ('Geneva%20Durben', '100%25')
-    """
-    return _ESCAPED.sub(lambda match: quote(match[0]), field)
-
-
-def escaped_ids(lists: Mapping[str, Mapping[str, float]]) -> Run:
-    """Return a run or judgements with ids that are `escaped`."""
-    return {
-        escaped(query_id): {escaped(doc_id): value for doc_id, value in own.items()} for query_id, own in lists.items()
-    }
-
-
-def unescaped_ids(run: Mapping[str, Mapping[str, float]]) -> Run:
-    """Return a run whose ids were `escaped`, with the ids as they were."""
-    return {
-        unquote(query_id): {unquote(doc_id): value for doc_id, value in own.items()} for query_id, own in run.items()
-    }
-
-
-def write_run(run: Run, path: Path, tag: str, *, escape_ids: bool = False) -> None:
+def write_run(run: Run, path: Path, tag: str) -> None:
     """Write `query_id Q0 doc_id rank score tag` lines, best first, with the scores of `run_without_ties`.
 
     Args:
         run: {query_id: {doc_id: score}}.
         path: of the file.
         tag: the last field of each line.
-        escape_ids: write the ids as `escaped` has them.
 
     Raises:
         ValueError: an id or the tag is empty or holds white space, which would be another field or line.
     """
-    run = escaped_ids(run) if escape_ids else run
     check_fields(path, (tag, *run, *(doc_id for scores in run.values() for doc_id in scores)))
     lines = [
         f"{query_id} Q0 {doc_id} {rank} {score!r} {tag}\n"
@@ -78,18 +48,16 @@ def write_run(run: Run, path: Path, tag: str, *, escape_ids: bool = False) -> No
     write_text(path, "".join(lines))
 
 
-def write_qrels(qrels: Qrels, path: Path, *, escape_ids: bool = False) -> None:
+def write_qrels(qrels: Qrels, path: Path) -> None:
     """Write judgements as `query_id 0 doc_id relevance` lines.
 
     Args:
         qrels: {query_id: {doc_id: relevance}}.
         path: of the file.
-        escape_ids: write the ids as `escaped` has them.
 
     Raises:
         ValueError: an id is empty or holds white space.
     """
-    qrels = escaped_ids(qrels) if escape_ids else qrels
     check_fields(path, (*qrels, *(doc_id for judged in qrels.values() for doc_id in judged)))
     lines = [
         f"{query_id} 0 {doc_id} {grade}\n" for query_id, judged in qrels.items() for doc_id, grade in judged.items()

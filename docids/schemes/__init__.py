@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from operator import index
 from pathlib import Path
-from typing import Annotated, Protocol
+from typing import Annotated, Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -26,21 +26,14 @@ from dsi.docids.tree import MOST_LEVELS, MOST_PLACES
 from dsi.docids.types import Floats, Ints, Numbers
 from dsi.docids.vectors import BLOCK
 
-_CLUSTERING = ("branching", "max_leaf_size", "pieces")
-
 FILE = "file"
 """The scheme of docids in a file; a configuration names the file."""
 
 SCHEMES = {
-    "kmeans": _CLUSTERING,  # hierarchical k-means (DR-SCL section 3.4)
-    "balanced": _CLUSTERING,  # k-means whose clusters differ in size by at most one
-    "random": _CLUSTERING,  # digits that mean nothing: a control
-    "title": (),  # the tokens of the title
+    "kmeans": ("branching", "max_leaf_size", "pieces"),  # hierarchical k-means (DR-SCL section 3.4)
     FILE: ("pieces",),  # read from a file, which is the method
 }
 """{`DocidsConfig.scheme`: settings that it reads}; the scheme is the function `make` in `dsi.docids.schemes.SCHEME`."""
-
-_WITHOUT_POINTS = ("random", "title", FILE)  # schemes that cluster nothing
 
 MOST_CLUSTERS = 64
 """A split makes at most this many clusters if `branching` is 0."""
@@ -52,10 +45,9 @@ class DocidsConfig:
     """How docids are made (section `[docids]`). A setting that the method does not read keeps its default."""
 
     method: str = "kmeans"
-    """The scheme: "kmeans" (the paper), "balanced" (k-means whose clusters differ in size by at most one), "random"
-    (digits that mean nothing: a control), "title" (tokens of titles), or one that another package adds. Or a file NAME.tsv of
-    docids: a line a docid, the doc_id, a tab, and digits with spaces between them. A document may have several lines; with
-    `pieces` they are those of its pieces, in order."""
+    """The scheme: "kmeans" (the paper), or one that another package adds. Or a file NAME.tsv of docids: a line a docid, the
+    doc_id, a tab, and digits with spaces between them. A document may have several lines; with `pieces` they are those of its
+    pieces, in order."""
     branching: Whole = 0
     """Clusters a split; digits a level. 0 chooses: as many as clusters half as large as `max_leaf_size` need, so that few
     are split again, and at most 64."""
@@ -64,8 +56,8 @@ class DocidsConfig:
     pieces: Annotated[int, Field(ge=0, le=MOST_PLACES)] = 0
     """The most pieces of a document's text, each after the title, that get a docid each; a text that the encoder reads whole is
     one (`encoder.document_length`, `encoder.piece_length`). A document scores as its best piece does. 1 reads the beginning of
-    each text alone. 0 chooses: as many as a text needs where docids are clusters, up to 65,536, and 1 where they are titles, a
-    file or another package's."""
+    each text alone. 0 chooses: as many as a text needs where docids are clusters, up to 65,536, and 1 where they are a file or
+    another package's."""
 
     def __post_init__(self) -> None:
         built_in = self.scheme in SCHEMES and self.method != FILE
@@ -111,13 +103,6 @@ class DocidsConfig:
                 )
 
 
-class TitleModel(Protocol):
-    """A model that reads titles token by token."""
-
-    def tokens(self, titles: Sequence[str]) -> list[list[int]]:
-        """Return the tokens of each title; the last is an end token, which occurs nowhere else."""
-
-
 @dataclass(frozen=True)
 class SchemeInput:
     """The input of a scheme: documents in collection order, already checked.
@@ -132,15 +117,14 @@ class SchemeInput:
         titles: [N] for a scheme that reads them.
         texts: [N] title and text, read by slices, for a scheme that reads them.
         rows: [N] the document of each piece, ascending from 0; None if each document is one.
-        title_model: for a scheme that reads titles by the token.
+        tokenizer: of the encoder; that of `generator.decoder` where another package adds its docid tokens.
         seed: of k-means, or of what is drawn at random; one seed gives one tree.
         processes: share the work; each calls the scheme and gets the same docids.
         folder: of this work alone, where a scheme leaves what a run that is killed can use again; None to leave nothing.
         progress: show a progress bar over documents.
 
     Raises:
-        ValueError: fewer documents than `branching`, shapes that do not fit, values that are not finite, or
-            `cluster_embeddings` for a scheme that clusters nothing.
+        ValueError: fewer documents than `branching`, shapes that do not fit, or values that are not finite.
     """
 
     embeddings: Floats
@@ -150,7 +134,7 @@ class SchemeInput:
     titles: Sequence[str] = ()
     texts: Sequence[str] = ()
     rows: NDArray[np.integer] | None = None
-    title_model: TitleModel | None = None
+    tokenizer: Any = None
     seed: int = 0
     processes: Processes = ALONE
     folder: Path | None = None
@@ -159,10 +143,6 @@ class SchemeInput:
     def __post_init__(self) -> None:
         check_points(self.embeddings, len(self.embeddings))
         if self.cluster_embeddings is not None:
-            if self.config.scheme in _WITHOUT_POINTS:
-                raise ValueError(
-                    f'The docid method "{self.config.method}" clusters nothing; leave out the embeddings to cluster on.'
-                )
             check_points(self.cluster_embeddings, len(self.embeddings), "cluster_embeddings")
         check_branching(len(self.embeddings), self.config)
 
@@ -170,6 +150,14 @@ class SchemeInput:
     def points(self) -> Floats:
         """[N, dim or any] vectors to cluster."""
         return self.embeddings if self.cluster_embeddings is None else self.cluster_embeddings
+
+
+def refuse_points(documents: SchemeInput) -> None:
+    """Raise ValueError if a scheme that clusters nothing is given vectors to cluster."""
+    if documents.cluster_embeddings is not None:
+        raise ValueError(
+            f'The docid method "{documents.config.method}" clusters nothing; leave out the embeddings to cluster on.'
+        )
 
 
 @dataclass(frozen=True, eq=False)

@@ -1,19 +1,14 @@
-"""BM25 over the documents' words: a baseline, and the lexical part of an index. Knows nothing of trees or models.
-
-`Lexical` is what an index needs of its lexical part; `dsi.contrastive.sparse` has the other one.
-"""
+"""BM25 over the documents' words: a baseline, and the lexical part of an index. Knows nothing of trees or models."""
 
 import json
 import threading
-from abc import ABC, abstractmethod
 from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
-from typing import ClassVar
+from typing import Literal
 
 import numpy as np
 from scipy import sparse
 
-from dsi.docids.files.checks import check_name
 from dsi.docids.files.declarations import settings
 from dsi.docids.files.storage import save_tensors, write_json
 from dsi.docids.types import Floats, Ints, Run
@@ -22,10 +17,6 @@ from dsi.docids.words.languages import find_language
 from dsi.docids.words.postings import Postings, lists_problem, postings_arrays, read_postings
 from dsi.docids.words.term_scores import Damping, Terms, TermScorer, highest_positive
 
-BM25_MODEL = "bm25"
-"""Names BM25 in a configuration."""
-NO_MODEL = "none"
-"""Names an index without a lexical part there."""
 K1, B = 0.9, 0.4
 """Saturation of term frequency and strength of length normalisation: those of Anserini (Yang et al. 2017)."""
 LONG = 8_192
@@ -44,103 +35,19 @@ _SETTINGS, _VOCABULARY, _TERMS = "params.index.json", "vocab.index.json", "terms
 class LexicalConfig:
     """The lexical part of an index (section `[lexical]`)."""
 
-    model: str = BM25_MODEL
-    """What scores words: "bm25", a sentence-transformers SparseEncoder (Hub name or local folder) such as SPLADE or an
-    inference-free model, or "none" for no lexical part; then `lexical_weight` must be 0."""
+    model: Literal["bm25", "none"] = "bm25"
+    """What scores words: "bm25", or "none" for no lexical part; then `lexical_weight` must be 0."""
 
     language: str = FOUND
-    """Of the documents, for BM25, which compares stems of words: "auto" finds the language that most documents are in;
+    """Of the documents. BM25 compares stems of words: "auto" finds the language that most documents are in;
     "english", "german", "spanish" and others that Snowball has stemmers for; "none" compares whole words. Stop words are left
     out of English."""
 
     def __post_init__(self) -> None:
-        check_name("lexical.model", self.model, '"bm25", "none" or a sentence-transformers SparseEncoder')
         check_language("lexical.language", self.language)
 
 
-class Lexical(ABC):
-    """The lexical part of an index: scores that are sums over the terms of a query.
-
-    Attributes:
-        name: of the scores, in tables and features.
-        doc_ids: key of each document: a list, or a column of a table.
-    """
-
-    name: ClassVar[str]
-    doc_ids: Sequence[str]
-
-    @property
-    @abstractmethod
-    def lengths(self) -> Ints:
-        """[documents] number of terms of each."""
-
-    @property
-    @abstractmethod
-    def scorer(self) -> TermScorer:
-        """The documents' terms and their weights."""
-
-    @abstractmethod
-    def query_terms(self, queries: Sequence[str]) -> list[Terms]:
-        """Return queries as terms that documents contain, and the factors of their weights."""
-
-    def share_terms(self, queries: Sequence[str]) -> list[Terms]:
-        """Return the terms of `query_terms` with factors that give scores as shares of the best one, 0 to 1."""
-        return [Terms(own.numbers, own.factors / np.float32(own.best or 1.0)) for own in self.query_terms(queries)]
-
-    @abstractmethod
-    def term_names(self, query: str) -> list[str]:
-        """Return the terms of `query_terms` for one query as words, in lower case."""
-
-    def stem(self, word: str) -> str:
-        """Return what words in lower case have in common that are one term."""
-        return word
-
-    @abstractmethod
-    def update(self, removed: Collection[int], doc_ids: Sequence[str], texts: Sequence[str]) -> "Lexical":
-        """Return the index without some documents and with new ones at the end, as if built from the resulting texts.
-
-        Args:
-            removed: rows of the document table.
-            doc_ids: keys of all documents afterwards.
-            texts: of the new documents.
-        """
-
-    @abstractmethod
-    def save(self, folder: Path) -> None:
-        """Write the index into a folder."""
-
-    @abstractmethod
-    def problem(self) -> str:
-        """Return what is wrong with the lists in a folder from elsewhere, or an empty string."""
-
-    def scores(self, queries: Sequence[str]) -> Floats:
-        """Return [queries, documents] the scores of all documents."""
-        return self._scores(self.query_terms(queries))
-
-    def shares(self, queries: Sequence[str]) -> Floats:
-        """Return [queries, documents] the scores of all documents, as shares of the best one."""
-        return self._scores(self.share_terms(queries))
-
-    def _scores(self, queries: Sequence[Terms]) -> Floats:
-        scores = np.zeros((len(queries), self.scorer.postings.num_documents), dtype=np.float32)
-        for line, terms in zip(scores, queries, strict=True):
-            line[:] = self.scorer.scores(terms)
-        return scores
-
-    def run(self, queries: Mapping[str, str], k: int) -> Run:
-        """Return the top k documents of each query, best first (equals in document order), without those that score 0."""
-        doc_ids, run, query_ids = self.doc_ids[:], Run(), list(queries)
-        for start in range(0, len(query_ids), _BLOCK):
-            block = query_ids[start : start + _BLOCK]
-            for query_id, terms in zip(block, self.query_terms([queries[q] for q in block]), strict=True):
-                scores = self.scorer.scores(terms)
-                rows, _ = highest_positive(scores, k)
-                rows = rows[np.lexsort((rows, -scores[rows]))]
-                run[query_id] = {doc_ids[row]: float(scores[row]) for row in rows}
-        return run
-
-
-class BM25(Lexical):
+class BM25:
     """BM25 (Lucene's variant) over stems of words, in English without stop words.
 
     Posting lists hold term counts. Weights are computed from counts and collection statistics when a list is read, because an
@@ -183,7 +90,13 @@ class BM25(Lexical):
         return self._scorer
 
     def update(self, removed: Collection[int], doc_ids: Sequence[str], texts: Sequence[str]) -> "BM25":
-        """Return BM25 without some documents and with new ones, as `Lexical.update` says."""
+        """Return BM25 without some documents and with new ones at the end, as if built from the resulting texts.
+
+        Args:
+            removed: rows of the document table.
+            doc_ids: keys of all documents afterwards.
+            texts: of the new documents.
+        """
         other, keep = BM25.__new__(BM25), np.ones(len(self._lengths), dtype=bool)
         keep[list(removed)] = False
         other._vocabulary, other.language, other.analyzer = self._vocabulary, self.language, self.analyzer
@@ -213,6 +126,10 @@ class BM25(Lexical):
             factors = self._rarity(self._postings.frequencies[numbers])
             found.append(Terms(numbers, factors, float(factors.sum() + (len(words) - len(numbers)) * rarest)))
         return found
+
+    def share_terms(self, queries: Sequence[str]) -> list[Terms]:
+        """Return the terms of `query_terms` with factors that give scores as shares of the best one, 0 to 1."""
+        return [Terms(own.numbers, own.factors / np.float32(own.best or 1.0)) for own in self.query_terms(queries)]
 
     def _rarity(self, frequencies: Ints) -> Floats:
         """Return Lucene's inverse document frequencies of terms that each occur in this number of documents."""
@@ -248,6 +165,32 @@ class BM25(Lexical):
     def stem(self, word: str) -> str:
         """Return the term of a word in lower case."""
         return next(iter(self.analyzer.terms(word)), word)
+
+    def scores(self, queries: Sequence[str]) -> Floats:
+        """Return [queries, documents] the scores of all documents."""
+        return self._scores(self.query_terms(queries))
+
+    def shares(self, queries: Sequence[str]) -> Floats:
+        """Return [queries, documents] the scores of all documents, as shares of the best one."""
+        return self._scores(self.share_terms(queries))
+
+    def _scores(self, queries: Sequence[Terms]) -> Floats:
+        scores = np.zeros((len(queries), self.scorer.postings.num_documents), dtype=np.float32)
+        for line, terms in zip(scores, queries, strict=True):
+            line[:] = self.scorer.scores(terms)
+        return scores
+
+    def run(self, queries: Mapping[str, str], k: int) -> Run:
+        """Return the top k documents of each query, best first (equals in document order), without those that score 0."""
+        doc_ids, run, query_ids = self.doc_ids[:], Run(), list(queries)
+        for start in range(0, len(query_ids), _BLOCK):
+            block = query_ids[start : start + _BLOCK]
+            for query_id, terms in zip(block, self.query_terms([queries[q] for q in block]), strict=True):
+                scores = self.scorer.scores(terms)
+                rows, _ = highest_positive(scores, k)
+                rows = rows[np.lexsort((rows, -scores[rows]))]
+                run[query_id] = {doc_ids[row]: float(scores[row]) for row in rows}
+        return run
 
     def save(self, folder: Path) -> None:
         """Write the stems of the documents' words, term counts and settings; no stem that only removed documents have."""
@@ -288,6 +231,15 @@ class BM25(Lexical):
         if self._lengths.shape != (lists.shape[1],) or self._lengths.min(initial=0) < 0:
             return "it does not hold the length of each document"
         return lists_problem(lists)
+
+
+def load_lexical(folder: Path, doc_ids: Sequence[str]) -> BM25 | None:
+    """Load the lexical part from a folder; None if the folder is missing.
+
+    Raises:
+        ValueError: it covers another number of documents.
+    """
+    return BM25.load(folder, doc_ids) if folder.exists() else None
 
 
 def _count(texts: Sequence[str], vocabulary: dict[str, int], analyzer: Analyzer) -> tuple[sparse.csr_array, Ints]:

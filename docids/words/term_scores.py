@@ -1,7 +1,7 @@
 """Scores of documents that are sums over the terms of a query: of all documents, or of the top ones without scoring the rest.
 
-A term adds its factor in the query times its weight in the document. A weight is the value in a posting list (learned sparse
-vectors), or value / (value + the document's damping) (BM25). Of long lists only the top is read, as deep as a query needs.
+A term adds its factor in the query times its weight in the document. A weight is the value in a posting list, or for BM25
+value / (value + the document's damping). Of long lists only the top is read, as deep as a query needs.
 Knows nothing of words.
 """
 

@@ -26,7 +26,7 @@ from dsi.docids.files.storage import content_fingerprint
 from dsi.docids.query_memory import QueryMemory
 from dsi.docids.tree import DocidTree
 from dsi.docids.types import Floats, Ints
-from dsi.docids.words.bm25 import Lexical
+from dsi.docids.words.bm25 import BM25
 from dsi.generator.tied import TiedGenerator
 from dsi.search.generate import TiedEngine
 from dsi.search.lists import cell_nodes
@@ -57,7 +57,7 @@ class ShardedIndex(TiedEngine):
     Args:
         tree: the docids.
         generator: the weights of the level queries.
-        lexical: BM25 or learned sparse vectors, of which only the words of queries are read here.
+        lexical: BM25, of which only the words of queries are read here.
         fleet: the shards.
         state: of the index that they are to search.
         on_partial: called after a search that missed a shard.
@@ -67,7 +67,7 @@ class ShardedIndex(TiedEngine):
         self,
         tree: DocidTree,
         generator: TiedGenerator,
-        lexical: Lexical | None,
+        lexical: BM25 | None,
         fleet: Fleet,
         state: str,
         on_partial: Callable[[], object],
@@ -78,7 +78,7 @@ class ShardedIndex(TiedEngine):
         self.edges = shard_edges(tree, len(fleet.replicas))
         self.shares = [Share.from_tree(tree, *edge) for edge in zip(self.edges, self.edges[1:], strict=False)]
 
-    def with_content(self, tree: DocidTree, lexical: Lexical | None, memory: QueryMemory) -> TiedEngine:  # type: ignore[override]
+    def with_content(self, tree: DocidTree, lexical: BM25 | None, memory: QueryMemory) -> TiedEngine:  # type: ignore[override]
         """Return an engine of one process over updated documents, to be written: shards hold the index on disk."""
         return TiedEngine(tree, self.generator, lexical, memory)
 

@@ -128,13 +128,6 @@ def add_device(arguments: argparse.ArgumentParser, *, searches: bool = False) ->
         )
 
 
-def add_escaping(arguments: argparse.ArgumentParser) -> None:
-    """Add --escape-ids, for commands that write TREC files."""
-    arguments.add_argument(
-        "--escape-ids", action="store_true", help="in TREC files, write a space in an id as %%20 and %% as %%25"
-    )
-
-
 def open_retriever(arguments: argparse.Namespace) -> "GenerativeRetriever":
     """Return the index RUN, as `add_device` says."""
     from dsi.store.retriever import GenerativeRetriever

@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from dsi.commands.arguments import add_data, add_device, add_escaping, parser
+from dsi.commands.arguments import add_data, add_device, parser
 from dsi.commands.libraries import load_libraries
 from dsi.commands.values import index_folder
 
@@ -32,14 +32,12 @@ def main(argv: Sequence[str] | None = None) -> None:
     command_line.add_argument(
         "--measures", nargs="+", default=[], metavar="NAME", help="such as nDCG@10, Recall@100, MAP"
     )
-    add_escaping(command_line)
     add_device(command_line, searches=True)
     arguments = command_line.parse_args(argv)
     load_libraries()
     from dsi.docids.data.collection import read_collection
     from dsi.docids.data.identical import most_identical, without_identical
     from dsi.eval.measures import cutoff, measure_name, measures_for
-    from dsi.eval.trec import escaped, escaped_ids
     from dsi.measuring.comparison import compare_runs
 
     collection = read_collection(arguments.data)
@@ -55,9 +53,6 @@ def main(argv: Sequence[str] | None = None) -> None:
     said = _said(learned, len(qrels), arguments.split)
     gone = frozenset[str]().union(*learned.values())
     qrels = {query_id: judged for query_id, judged in qrels.items() if query_id not in gone}
-    if arguments.escape_ids:
-        qrels = escaped_ids(qrels)
-        identical = {escaped(query_id): frozenset(map(escaped, own)) for query_id, own in identical.items()}
     first, second = (without_identical(run, identical) for run in (first, second))
     print(compare_runs(first, second, qrels, measures, (str(arguments.a), str(arguments.b))), *said, sep="\n")
 
@@ -95,7 +90,7 @@ def _runs(
     Indexes with the same encoder share the encoded queries.
     """
     from dsi.docids.files.progress import progress
-    from dsi.eval.trec import escaped_ids, read_run
+    from dsi.eval.trec import read_run
     from dsi.measuring.learned import known_queries
     from dsi.store.retriever import GenerativeRetriever
 
@@ -109,8 +104,7 @@ def _runs(
         encoder = _encoder_of(path)
         if encoder not in encoded:
             encoded[encoder] = retriever.encode_queries(queries, show_progress=True)
-        run = retriever.run(encoded[encoder], depth)
-        runs.append(escaped_ids(run) if arguments.escape_ids else run)
+        runs.append(retriever.run(encoded[encoder], depth))
     return runs, learned
 
 

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from dsi.commands.arguments import add_data, add_device, add_escaping, add_index, open_retriever, parser
+from dsi.commands.arguments import add_data, add_device, add_index, open_retriever, parser
 from dsi.commands.libraries import load_libraries
 from dsi.commands.values import count, output_file, output_folder
 
@@ -43,7 +43,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     qrels = collection.qrels[arguments.split]
     if arguments.trec_runs:  # before anything is searched
         ids = *retriever.documents.rows, *qrels, *(doc_id for judged in qrels.values() for doc_id in judged)
-        check_fields(arguments.trec_runs, ids, escape=arguments.escape_ids)
+        check_fields(arguments.trec_runs, ids)
     # 2) Measure.
     processes = launch(arguments.device)
     evaluation = evaluate(
@@ -70,8 +70,8 @@ def main(argv: Sequence[str] | None = None) -> None:
     if arguments.trec_runs:
         for name, run in evaluation.runs.items():
             path = arguments.trec_runs / f"{file_name(name)}.run"
-            write_run(run, path, file_name(name), escape_ids=arguments.escape_ids)
-        write_qrels(qrels, arguments.trec_runs / f"{arguments.split}.qrels", escape_ids=arguments.escape_ids)
+            write_run(run, path, file_name(name))
+        write_qrels(qrels, arguments.trec_runs / f"{arguments.split}.qrels")
     print(evaluation)
     if arguments.show:
         run = evaluation.runs[evaluation.index]
@@ -129,7 +129,6 @@ def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
         metavar="DIR",
         help="write every system's run and the judgements in TREC format",
     )
-    add_escaping(command_line)
     add_device(command_line, searches=True)
     arguments = command_line.parse_args(argv)
     if arguments.rerank_depth and not arguments.rerank:

@@ -18,7 +18,7 @@ from dsi.docids.files.checks import printable
 COMMANDS = (
     "example", "index", "train", "queries", "tune", "evaluate", "compare", "search", "rerank", "explain", "info", "serve",
     "update", "verify",
-    "push", "prepare-nq", "prepare-irds", "export",
+    "push", "export",
 )  # fmt: skip
 """The commands of the library, in the order of `dsi --help`; other packages add commands as entry points."""
 _MEANT = {
@@ -30,6 +30,7 @@ _WING = "dr-scl-experiments"
 _OF_THE_WING = (
     "reproduce", "results", "compare-docids", "train-reranker", "train-query-generator", "benchmark-identifiers",
     "benchmark-search", "benchmark-serving", "benchmark-scale", "benchmark-index", "benchmark-world", "benchmark-untuned",
+    "prepare-nq", "prepare-irds",
 )  # fmt: skip
 """Commands of the distribution `_WING`."""
 

@@ -9,7 +9,6 @@ from collections.abc import Sequence
 
 from dsi.commands.arguments import (
     add_device,
-    add_escaping,
     add_index,
     add_search_options,
     open_retriever,
@@ -38,22 +37,20 @@ def main(argv: Sequence[str] | None = None) -> None:
         "--run", type=output_file, required=True, metavar="OUT", dest="output", help="TREC run to write"
     )
     command_line.add_argument("-k", type=count, help="documents per query; all by default")
-    add_escaping(command_line)
     add_search_options(command_line, without=_OF_THE_WALK)
     add_device(command_line, searches=True)
     arguments = command_line.parse_args(argv)
     queries = read_queries_file(arguments.queries)
     load_libraries()
     from dsi.docids.files.storage import file_name
-    from dsi.eval.trec import check_fields, read_run, unescaped_ids, write_run
+    from dsi.eval.trec import check_fields, read_run, write_run
 
-    run = read_run(arguments.found)
-    candidates = unescaped_ids(run) if arguments.escape_ids else run
-    check_fields(arguments.output, queries, escape=arguments.escape_ids)  # before the search
+    candidates = read_run(arguments.found)
+    check_fields(arguments.output, queries)  # before the search
     asked = {query_id: text for query_id, text in queries.items() if query_id in candidates}
     retriever, k = open_retriever(arguments), arguments.k or max(map(len, candidates.values()), default=1)
     found = retriever.run(asked or queries, k, among=candidates, **search_options(arguments))
-    write_run(found, arguments.output, file_name(arguments.output.stem) or "dsi", escape_ids=arguments.escape_ids)
+    write_run(found, arguments.output, file_name(arguments.output.stem) or "dsi")
     print(
         f"{arguments.output}: {len(found)} of {len(candidates)} queries, {sum(map(len, found.values()))} of "
         f"{sum(map(len, candidates.values()))} documents"

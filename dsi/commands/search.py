@@ -16,7 +16,6 @@ from typing import TYPE_CHECKING, Any
 
 from dsi.commands.arguments import (
     add_device,
-    add_escaping,
     add_index,
     add_search_options,
     open_retriever,
@@ -70,7 +69,6 @@ def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
     command_line.add_argument(
         "--run", type=output_file, metavar="OUT", dest="output", help="TREC run to write for --queries"
     )
-    add_escaping(command_line)
     command_line.add_argument("--json", action="store_true", help="print one JSON object per query")
     command_line.add_argument("-k", type=count, default=10, help="documents per query")
     command_line.add_argument(
@@ -120,7 +118,7 @@ class _Searches:
         from dsi.eval.trec import check_fields, write_run
 
         ids = *queries, *self.retriever.documents.rows
-        check_fields(arguments.output, ids, escape=arguments.escape_ids)  # before the search
+        check_fields(arguments.output, ids)  # before the search
         if self.rerankers:
             whole = self._reranked(queries).as_run()
             run = {
@@ -129,7 +127,7 @@ class _Searches:
         else:
             run = self.retriever.run(queries, self.k, **self.options)
         tag = file_name(arguments.output.stem) or "dsi"
-        write_run(run, arguments.output, tag, escape_ids=arguments.escape_ids)
+        write_run(run, arguments.output, tag)
         print(f"{arguments.output}: {len(run)} queries, {sum(map(len, run.values()))} documents")
 
     def answer_query(self, query: str) -> None:

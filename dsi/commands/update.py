@@ -103,9 +103,7 @@ def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
     command_line.add_argument(
         "--texts", type=collection_folder, metavar="DIR", help="collection whose texts the index keeps from now on"
     )
-    command_line.add_argument(
-        "--vectors", choices=("float32", "float16", "int8", "pq"), help="how vectors are kept from now on"
-    )
+    command_line.add_argument("--vectors", choices=("float32", "int8"), help="how vectors are kept from now on")
     command_line.add_argument(
         "--code-bytes",
         type=count,

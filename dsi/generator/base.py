@@ -1,7 +1,7 @@
 """What every generator of docids is: weights bound to the docids they were trained for, and an objective. Runs nothing."""
 
 import warnings
-from typing import Any, Self
+from typing import Any, ClassVar, Self
 
 import torch
 from transformers import AutoConfig, T5Config, T5ForConditionalGeneration
@@ -21,8 +21,12 @@ class Generator(T5PreTrainedModel):
 
     Its config is a `T5Config` with additional entries: `docid_tokens`, the kind of its tokens; `fan_out`, the number of digits
     per level; `docids_fingerprint`, the tree it was trained for; `objective`, the name of its training objective, whose `score`
-    and `training_beam` search reads here.
+    and `training_beam` search reads here. Another package's (entry points `dsi.generators`) also has
+    `search_decoder(dtype)`, which returns the `dsi.search.decoder.Decoder` that runs it.
     """
+
+    tokens_are_nodes: ClassVar[bool] = False
+    """Whether docid tokens are nodes of the tree, whose numbers `create` then gets, not (level, digit) pairs."""
 
     @classmethod
     def create(
@@ -42,7 +46,7 @@ class Generator(T5PreTrainedModel):
             state_dim: width of the encoder's token states.
             objective: the training objective, which also decides how search ranks nodes.
             seed: of fresh weights.
-            numbers: [N, longest] of the docids in docid order, -1 past the end, for tokens that are words.
+            numbers: [N, longest] of the docids in docid order, -1 past the end, where tokens are nodes.
 
         Raises:
             ValueError: the checkpoint's width is not the encoder's, or it has fewer layers than asked for.
@@ -54,6 +58,10 @@ class Generator(T5PreTrainedModel):
             _take_over(generator.decoder, checkpoint, config.decoder)
         generator._after_creation(tree, checkpoint, numbers)
         return generator
+
+    @classmethod
+    def check_config(cls, config: Any) -> None:
+        """Raise ValueError if generators of this kind cannot be trained with a configuration, a `dsi.config.Config`."""
 
     @classmethod
     def _entries(cls, config: GeneratorConfig, tree: DocidTree, numbers: Ints | None) -> dict[str, object]:

@@ -7,11 +7,14 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
+from dsi.docids.extensions import GENERATORS, extension_names
 from dsi.docids.files.checks import check_name, shown
 from dsi.docids.files.declarations import Amount, Count, Positive, Remedy, Share, Whole, settings
 from dsi.generator.objectives import find_objective
 
 EXTRACTIVE = "extractive"
+TOKENS = ("tied", "digits")
+"""Docid tokens of the library."""
 
 
 @settings("pseudo_queries")
@@ -44,10 +47,9 @@ class PseudoQueriesConfig:
 class GeneratorConfig:
     """The decoder (section `[generator]`)."""
 
-    docid_tokens: Literal["tied", "digits", "words"] = "tied"
+    docid_tokens: str = "tied"
     """What a docid token is: "tied", a node of the tree with the vector that the tree stores (see `dsi.generator.tied`);
-    "digits", a (level, digit) pair with weights of its own, as in the paper; or "words", for docids of titles, a token of
-    `decoder` with its weights there (see `dsi.generator.words`)."""
+    "digits", a (level, digit) pair with weights of its own, as in the paper; or the name of those that another package adds."""
     reads: Literal["states", "text"] = "states"
     """What the decoder reads: "states", the encoder's token states, as in the paper; or "text", the text itself: then `decoder`
     is any causal or sequence-to-sequence model of transformers, with its own tokenizer (see `dsi.generator.pretrained`)."""
@@ -65,12 +67,13 @@ class GeneratorConfig:
         return self.reads == "states" and bool(self.decoder or self.num_layers)
 
     def __post_init__(self) -> None:
+        if self.docid_tokens not in TOKENS and self.docid_tokens not in (names := extension_names(GENERATORS, TOKENS)):
+            raise ValueError(
+                f"generator.docid_tokens must be one of {', '.join(names)}, got {shown(self.docid_tokens)}; those of another "
+                "package need that package."
+            )
         if self.reads == "text":
             self._check_text()
-        if not self.decoder and self.docid_tokens == "words":
-            raise ValueError(
-                'generator.docid_tokens = "words" needs generator.decoder, a T5 checkpoint that has the words.'
-            )
         if not self.decoder and self.num_layers < 1 and self.docid_tokens == "digits":
             raise ValueError(f"generator.num_layers must be at least 1 without a T5 checkpoint, got {self.num_layers}.")
 

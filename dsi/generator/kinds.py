@@ -7,6 +7,8 @@ import torch
 from transformers import T5Config
 
 from dsi.contrastive.models import load_weights
+from dsi.docids.extensions import GENERATORS, extension_names, load_extension
+from dsi.docids.files.checks import shown
 from dsi.docids.files.reading import RESTORE
 from dsi.docids.tree import DocidTree
 from dsi.docids.types import Ints
@@ -16,12 +18,26 @@ from dsi.generator.model import DocidGenerator
 from dsi.generator.objectives import SCORES
 from dsi.generator.pretrained import PretrainedGenerator
 from dsi.generator.tied import TiedGenerator
-from dsi.generator.words import WordGenerator
 
-KINDS: dict[str, type[Generator]] = {"digits": DocidGenerator, "tied": TiedGenerator, "words": WordGenerator}
-"""{docid_tokens: class}."""
+KINDS: dict[str, type[Generator]] = {"digits": DocidGenerator, "tied": TiedGenerator}
+"""{docid_tokens: class} of the library; other packages add theirs as entry points."""
 
 _FIXED = {"is_decoder": True, "is_encoder_decoder": False, "use_cache": False}
+
+
+def find_kind(docid_tokens: str) -> type[Generator]:
+    """Return the class of generators with these docid tokens, ours or that of another package.
+
+    Raises:
+        ValueError: there is none, or that of another package cannot be loaded.
+    """
+    kind: type[Generator] | None = KINDS.get(docid_tokens) or load_extension(GENERATORS, docid_tokens)
+    if kind is None:
+        names = ", ".join(extension_names(GENERATORS, list(KINDS)))
+        raise ValueError(
+            f"docid_tokens must be one of {names}, got {shown(docid_tokens)}; install the package that adds them."
+        )
+    return kind
 
 
 def create_generator(
@@ -40,14 +56,14 @@ def create_generator(
         state_dim: width of the encoder's token states.
         objective: the training objective, which also decides how search ranks nodes.
         seed: of fresh weights.
-        numbers: [N, longest] of the docids in docid order, -1 past the end, for tokens that are words.
+        numbers: [N, longest] of the docids in docid order, -1 past the end, where tokens are nodes.
 
     Raises:
         OSError: the decoder cannot be loaded.
         ValueError: the T5 checkpoint's width is not the encoder's, or it has fewer layers than asked for; or a model that is to
             read texts cannot generate docids.
     """
-    kind = PretrainedGenerator if config.reads == "text" else KINDS[config.docid_tokens]
+    kind = PretrainedGenerator if config.reads == "text" else find_kind(config.docid_tokens)
     return kind.create(config, tree, state_dim, objective, seed, numbers)
 
 
@@ -61,10 +77,9 @@ def load_generator(folder: Path, device: str | torch.device) -> Generator:
     if not (folder / "config.json").exists():
         raise FileNotFoundError(f"{folder} holds no generator; train it first (dsi train --stage generator).")
     record = json.loads((path := folder / "config.json").read_text(encoding="utf-8"))
-    if record["docid_tokens"] not in KINDS or record["score"] not in SCORES:
-        known = f"docid_tokens must be one of {', '.join(KINDS)}, score one of {', '.join(SCORES)}"
-        raise ValueError(f"{path}: {known}, got {record['docid_tokens']!r} and {record['score']!r}; {RESTORE}.")
-    kind, config = KINDS[record["docid_tokens"]], T5Config(**{**record, **_FIXED})
+    if record["score"] not in SCORES:
+        raise ValueError(f"{path}: score must be one of {', '.join(SCORES)}, got {shown(record['score'])}; {RESTORE}.")
+    kind, config = find_kind(record["docid_tokens"]), T5Config(**{**record, **_FIXED})
     if record.get("reads") == "text":
         return PretrainedGenerator.load(folder, config).to(device).eval()
     return load_weights(lambda: kind(config), folder / "model.safetensors").to(device).eval()

@@ -96,8 +96,8 @@ class Objective(ABC):
         Not for tied tokens.
         """
         inputs = {name: value for name, value in batch.items() if name not in (*_LABELS, "embeddings")}
-        words = self.task.generator.config.docid_tokens == "words"
-        tokens = families.parents.clamp(min=0) if words else families.tokens
+        by_node = self.task.generator.tokens_are_nodes
+        tokens = families.parents.clamp(min=0) if by_node else families.tokens
         decoded = model(**inputs, tokens=tokens, depths=families.depths, sees=families.sees)
         logits: Tensor = decoded["logits"].float()
         return logits.masked_fill(~families.exists, -torch.inf)

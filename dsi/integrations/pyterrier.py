@@ -18,7 +18,7 @@ import numpy as np
 import pandas as pd
 
 from dsi.docids.files.checks import shown, text
-from dsi.docids.words.bm25 import Lexical
+from dsi.docids.words.bm25 import BM25
 from dsi.eval.trec import without_ties
 from dsi.integrations import extra
 from dsi.integrations.pyterrier_metadata import METADATA
@@ -69,7 +69,7 @@ class DocidRetriever(pt.Transformer):
 
 
 class LexicalRetriever(pt.Transformer):
-    """Searches the BM25 or learned sparse vectors of an index alone, with the same frames as `DocidRetriever`.
+    """Searches the BM25 of an index alone, with the same frames as `DocidRetriever`.
 
     Args:
         retriever: the index, or its folder.
@@ -172,7 +172,7 @@ class DocidIndex(pt.Artifact):
         yield "pt_meta.json", io.BytesIO(json.dumps(METADATA).encode())
 
 
-def _lexical(retriever: GenerativeRetriever) -> Lexical:
+def _lexical(retriever: GenerativeRetriever) -> BM25:
     if retriever.lexical is None:
         raise ValueError('This index has no lexical part; train with lexical.model = "bm25".')
     return retriever.lexical

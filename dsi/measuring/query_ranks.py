@@ -17,7 +17,7 @@ from dsi.docids.files.temporary import temporary_root
 from dsi.docids.places import document_scores
 from dsi.docids.tree import DocidTree
 from dsi.docids.types import Floats, Ints
-from dsi.docids.words.bm25 import Lexical
+from dsi.docids.words.bm25 import BM25
 from dsi.docids.words.sentences import shortened
 from dsi.eval.tables import markdown_table
 from dsi.generator.pseudo_queries import generate_queries, read_queries_file, reading_text
@@ -36,7 +36,7 @@ _BLOCK = 64
 def query_ranks(
     encoder: Encoder,
     tree: DocidTree,
-    lexical: Lexical | None,
+    lexical: BM25 | None,
     weight: float,
     rows: Sequence[int] | Ints,
     texts: Sequence[str],

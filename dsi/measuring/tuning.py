@@ -24,7 +24,7 @@ from dsi.docids.files.progress import stage_line
 from dsi.docids.files.reading import read_record
 from dsi.docids.files.storage import write_json
 from dsi.docids.types import Ints, Qrels, Run
-from dsi.docids.words.bm25 import Lexical
+from dsi.docids.words.bm25 import BM25
 from dsi.eval.fusion import fit_weights
 from dsi.eval.protocol import FEWEST_QUERIES, best_setting, count_answered
 from dsi.measuring.cloze import UNKNOWN, Cloze, cloze_test, unknown_share
@@ -239,7 +239,7 @@ class _Index(NamedTuple):
 
     retriever: GenerativeRetriever
     search_config: SearchConfig
-    lexical: Lexical | None
+    lexical: BM25 | None
     identical: Identical
 
     @property
@@ -247,7 +247,7 @@ class _Index(NamedTuple):
         return self.retriever.engine
 
 
-def hybrid_scores(retriever: GenerativeRetriever, lexical: Lexical | None) -> HybridScores:
+def hybrid_scores(retriever: GenerativeRetriever, lexical: BM25 | None) -> HybridScores:
     """Return what scores all documents of an index by dense and lexical scores; `lexical`: the part that is weighted."""
     return HybridScores(list(retriever.documents.rows), retriever.tree, lexical)
 

@@ -14,7 +14,7 @@ from dsi.docids.data.identical import Identical, without_identical
 from dsi.docids.places import document_scores
 from dsi.docids.tree import DocidTree
 from dsi.docids.types import Floats, Qrels, Run
-from dsi.docids.words.bm25 import Lexical
+from dsi.docids.words.bm25 import BM25
 from dsi.eval.fusion import fit_weights
 
 DEPTH = 100
@@ -37,7 +37,7 @@ class HybridScores:
 
     doc_ids: Sequence[str]
     tree: DocidTree
-    lexical: Lexical | None
+    lexical: BM25 | None
 
     def runs(
         self,

@@ -31,7 +31,7 @@ from dsi.docids.places import places_of
 from dsi.docids.query_memory import QueryMemory
 from dsi.docids.tree import DocidTree
 from dsi.docids.types import Ints
-from dsi.docids.words.bm25 import Lexical
+from dsi.docids.words.bm25 import BM25
 from dsi.generator.objectives import log_prior
 from dsi.search.decoder import Decoder
 from dsi.search.dense import DenseScores
@@ -173,14 +173,14 @@ class PathEngine(Engine):
     Args:
         tree: the docids.
         decoder: the generator, laid out for search; its device is that of all tensors.
-        lexical: BM25 or learned sparse vectors of the documents, if the index has them.
+        lexical: BM25 of the documents, if the index has it.
         memory: of earlier queries; takes no part.
     """
 
     is_tied = False
 
     def __init__(
-        self, tree: DocidTree, decoder: Decoder, lexical: Lexical | None = None, memory: QueryMemory | None = None
+        self, tree: DocidTree, decoder: Decoder, lexical: BM25 | None = None, memory: QueryMemory | None = None
     ) -> None:
         super().__init__(tree, decoder, lexical, memory)
         self.decoder, self.device = decoder, decoder.device
@@ -262,7 +262,7 @@ class PathEngine(Engine):
                 break
             if cache is not None and level > 0:
                 cache.select(beam.parent)
-            candidates = self._expand(beam, level, queries, cache, beam_width)
+            candidates = self._expand(beam, level, queries, cache)
             read += (candidates.nodes >= 0).sum(dim=1)
             answers, beam, lost = self._select(candidates, level, answers, beam_width, reached if bounds else None)
             pruned = torch.maximum(pruned, lost)
@@ -289,7 +289,7 @@ class PathEngine(Engine):
         dense: list[Tensor] = []
         siblings = []
         for level, fan_out in enumerate(self.tree.fan_out):
-            candidates = self._expand(beam, level, queries, cache, 0)
+            candidates = self._expand(beam, level, queries, cache)
             # [batch, m] where each path's next node is among the candidates [batch, m * fan_out]
             columns = torch.arange(positions.shape[1], device=self.device) * fan_out + digits[:, :, level].clamp(min=0)
             siblings.append((candidates.nodes, candidates.generative))
@@ -316,7 +316,7 @@ class PathEngine(Engine):
         kept = [np.where(level.kept, level.nodes, -1) for level in trace.levels]
         return torch.from_numpy(np.concatenate(kept, axis=1)).to(states.device)
 
-    def _expand(self, beam: Beam, level: int, queries: _Queries, cache: Any, beam_width: int) -> Beam:
+    def _expand(self, beam: Beam, level: int, queries: _Queries, cache: Any) -> Beam:
         """Return all children of the beam with their scores, [batch, beams * fan_out], in docid order."""
         # The children, [batch, beams, fan_out]; `valid` is False past a node's last child.
         config = queries.config
@@ -330,7 +330,7 @@ class PathEngine(Engine):
         # The generative score: alpha log P_T5 along the path (DR-SCL eq. 9, 11).
         generative = beam.generative[:, :, None].expand_as(nodes)
         if cache is not None:
-            logits = self.decoder.logits(beam.tokens, level, cache, beam_width)
+            logits = self.decoder.logits(beam.tokens, level, cache)
             weight = config.alpha if fused else 1.0
             log_p, adds_up = self._log_probabilities(logits.float(), nodes, valid, shares, level)
             generative = generative.masked_fill(~adds_up, 0.0) + weight * log_p

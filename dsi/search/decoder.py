@@ -1,85 +1,150 @@
-"""What scores children in a search: a decoder of one level, over many beams of many queries; and the T5 decoder, run fast.
+"""What scores children in a search: a model over many beams of many queries, which reads on from cached keys and values.
 
-It computes the same numbers as `DocidGenerator.decoder`. It is faster because cross-attention keys and values are computed once
-per query and shared by its beams; query, key and value projections are one matrix product; the norms' constants are folded into
-the weights, which are packed for the CPU; and only the digits of the current level get logits. Knows nothing of trees and
-scores.
+The model reads each query once. The keys and values of the query, and of the root of the docids, are shared by its beams; each
+beam has those of its own digits beside them. A T5 decoder reads the encoder's states, a `PretrainedGenerator` the text. The
+numbers are those of the generator's `forward`. Knows nothing of trees and scores.
 """
 
 import copy
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+from transformers.cache_utils import Cache, DynamicCache, DynamicLayer, EncoderDecoderCache
 
-from dsi.contrastive.inference import PackedLinear, for_inference
+from dsi.contrastive.inference import for_inference
 from dsi.generator.base import Generator
-from dsi.generator.model import DocidGenerator
-from dsi.generator.words import WordGenerator
+from dsi.generator.pretrained import PROMPTS, PretrainedGenerator
 from dsi.search.queries import QueryBatch
+
+
+class _SharedLayer(DynamicLayer):
+    """Keys and values of one layer: those that the beams of a query share, and those of each beam's own tokens.
+
+    Args:
+        keys: [batch, heads, length, head_dim] shared.
+        values: the same.
+    """
+
+    def __init__(self, keys: Tensor, values: Tensor) -> None:
+        self._shared, self._beams = (keys, values), 1
+        self._own = (keys[:, :, :0], values[:, :, :0])  # [batch * beams, heads, own tokens, head_dim]
+        self.is_initialized = True
+
+    @property
+    def keys(self) -> Tensor:  # type: ignore[override]
+        """[batch * beams, heads, tokens, head_dim] of all tokens."""
+        return self._all(0)
+
+    @property
+    def values(self) -> Tensor:  # type: ignore[override]
+        """The values of the same tokens."""
+        return self._all(1)
+
+    def _all(self, which: int) -> Tensor:
+        shared, own = self._shared[which].repeat_interleave(self._beams, dim=0), self._own[which]
+        return torch.cat([shared, own], dim=2) if own.shape[2] else shared
+
+    def update(self, key_states: Tensor, value_states: Tensor, *_: Any, **__: Any) -> tuple[Tensor, Tensor]:
+        """Add a token of each beam, and return the keys and values of all tokens."""
+        new = (key_states, value_states)
+        self._own = tuple(torch.cat(pair, dim=2) for pair in zip(self._own, new, strict=True))  # type: ignore[assignment]
+        return self.keys, self.values
+
+    def select(self, rows: Tensor, beams: int) -> None:
+        """Give beams, `beams` of each query, the own tokens of the rows [batch * beams] that they continue."""
+        self._own, self._beams = (self._own[0][rows], self._own[1][rows]), beams
+
+    def get_seq_length(self) -> int:
+        """Return the number of tokens."""
+        return int(self._shared[0].shape[2] + self._own[0].shape[2])
+
+
+def _shared(cache: Cache) -> DynamicCache:
+    """Return a cache whose layers share what one that was filled holds."""
+    shared = DynamicCache()
+    shared.layers = [_SharedLayer(layer.keys, layer.values) for layer in cache.layers]
+    return shared
 
 
 @dataclass
 class DecoderCache:
-    """Attention keys and values of a batch of queries.
+    """What a model has read of a batch of queries.
 
     Attributes:
-        cross: per layer, keys and values [batch, heads, length, head_dim] of the token states.
-        cross_bias: [batch, 1, 1, length] 0 at tokens, -inf at padding.
-        past: per layer, [depth, 2, batch * beams, heads, head_dim] keys and values of the tokens chosen so far.
-        levels: how many levels of `past` are filled.
-        ahead: [batch, first digits, fan_out] logits of the second level if `first_step` computed them; `past` then holds every
-            first digit.
+        past: keys and values, filled with the queries and the root.
+        states: [batch, length, width] that a decoder attends to; None for a causal model.
+        mask: [batch, length] 1 at real tokens of the queries, and at the root after them in a causal model.
+        first: [batch, width] the hidden state of the root.
+        beams: of each query.
+        digits: read after the root.
     """
 
-    cross: list[tuple[Tensor, Tensor]]
-    cross_bias: Tensor
-    past: list[Tensor]
-    levels: int = 0
-    ahead: Tensor | None = None
-    _spare: list[Tensor] | None = None
+    past: Cache
+    states: Tensor | None
+    mask: Tensor
+    first: Tensor
+    beams: int = 1
+    digits: int = 0
+
+    def __post_init__(self) -> None:
+        if isinstance(self.past, EncoderDecoderCache):
+            own, cross = _shared(self.past.self_attention_cache), _shared(self.past.cross_attention_cache)
+            self.past, self._layers = EncoderDecoderCache(own, cross), [*own.layers, *cross.layers]
+        else:
+            self.past = _shared(self.past)
+            self._layers = self.past.layers
 
     def select(self, beams: Tensor) -> None:
-        """Copy to each new beam the past of the beam it continues; beams: [batch, new beams] indices of old beams.
+        """Give each new beam the digits of the beam that it continues; beams: [batch, new beams] indices of old beams."""
+        batch, count = beams.shape
+        rows = (torch.arange(batch, device=beams.device)[:, None] * self.beams + beams).flatten()
+        for layer in self._layers:
+            layer.select(rows, count)
+        self.beams = count
 
-        After `first_step`, the next step does that by the digits chosen.
-        """
-        if self.ahead is not None:
-            return
-        batch, old = len(beams), self.past[0].shape[2] // len(beams)
-        rows = (torch.arange(batch, device=beams.device)[:, None] * old + beams).flatten()  # [batch * new beams]
-        if self._spare is None or self._spare[0].shape[2] != len(rows):
-            self._spare = [past.new_empty(*past.shape[:2], len(rows), *past.shape[3:]) for past in self.past]
-        for past, target in zip(self.past, self._spare, strict=True):
-            torch.index_select(past[: self.levels], 2, rows, out=target[: self.levels])
-        self.past, self._spare = self._spare, self.past
+    def shape_of_states(self, rows: int) -> Tensor:
+        """Return states [rows, length, width] of which only the shape counts, as `past` has what they give."""
+        assert self.states is not None
+        return self.states[:1].expand(rows, -1, -1)
 
 
 class Decoder(ABC):
     """Scores the children of nodes, one level after the other.
 
     Args:
-        generator: a trained generator.
+        generator: a trained generator; not changed later.
+        dtype: of weights and arithmetic; the generator's own by default.
 
     Attributes:
         device: where the weights are.
         score: how search ranks nodes, one of `dsi.generator.objectives.SCORES`.
         fan_out: digits of each level.
         token_offsets: token of each level's first digit.
-        most_nodes: an exact search runs it over about this many nodes at a time.
+        most_nodes: an exact search runs it over about this many nodes at a time: each has keys and values in every layer.
     """
 
-    device: torch.device
-    most_nodes: ClassVar[int] = 8_192
+    most_nodes: ClassVar[int] = 1_024
 
-    def __init__(self, generator: Generator) -> None:
+    def __init__(self, generator: Generator, dtype: torch.dtype | None = None) -> None:
+        self.generator: Any = self._prepared(generator, dtype or generator.head.weight.dtype)
+        self.device: torch.device = generator.device
         self.score: str = generator.config.score
         self.fan_out = list(generator.config.fan_out)
         self.token_offsets = [1 + sum(self.fan_out[:level]) for level in range(len(self.fan_out))]
+        self.level_heads = self._level_heads(self.generator.head.weight)
+
+    @abstractmethod
+    def _prepared(self, generator: Generator, dtype: torch.dtype) -> Generator:
+        """Return the generator for searches in a dtype."""
+
+    def _level_heads(self, head: Tensor) -> Sequence[Tensor]:
+        """Return the rows of each level in the output layer [vocab_size, width], whose first is that of the root."""
+        return head[1:].split(self.fan_out)
 
     def tokens(self, parents: Tensor, digits: Tensor, level: int) -> Tensor:
         """Return the docid tokens of digits of a level, below nodes with the tokens `parents` [batch, beams].
@@ -89,222 +154,136 @@ class Decoder(ABC):
         return self.token_offsets[level] + digits.clamp(max=self.fan_out[level] - 1)
 
     @abstractmethod
-    def start(self, batch: QueryBatch) -> Any:
-        """Return a cache of a batch of queries; its `select(beams)` gives new beams [batch, n] the past of old ones."""
+    def start(self, batch: QueryBatch) -> DecoderCache:
+        """Read a batch of queries, and the root of the docids; return the cache of both."""
 
-    @abstractmethod
-    def logits(self, tokens: Tensor, level: int, cache: Any, beam_width: int) -> Tensor:
+    @torch.no_grad()
+    def logits(self, tokens: Tensor, level: int, cache: DecoderCache) -> Tensor:
         """Return the logits [batch, beams, fan_out] of a level, given the tokens [batch, beams] chosen at level - 1.
 
         Args:
             tokens: 0, the root, at level 0.
             level: from 0, one after the other.
+            cache: of the queries; its `select(beams)` gives new beams [batch, n] the past of old ones.
+        """
+        batch, beams = tokens.shape
+        if cache.beams != beams:  # the paths to given documents, of which each begins at the root
+            cache.select(torch.zeros_like(tokens))
+        if level == 0:
+            hidden = cache.first[:, None].expand(-1, beams, -1)
+        else:
+            cache.digits += 1
+            mask = cache.mask.repeat_interleave(beams, dim=0)
+            hidden = self._read(self._embed(tokens).flatten(0, 1)[:, None], mask, cache).view(batch, beams, -1)
+        return self._logits(hidden, tokens, level)
+
+    @abstractmethod
+    def _embed(self, tokens: Tensor) -> Tensor:
+        """Return the embeddings [..., width] of docid tokens."""
+
+    @abstractmethod
+    def _read(self, embeddings: Tensor, mask: Tensor, cache: DecoderCache) -> Tensor:
+        """Return the hidden states [rows, width] of one more digit of each beam.
+
+        Args:
+            embeddings: [rows, 1, width] of the digits, rows = batch * beams.
+            mask: [rows, length] of what their queries have read.
             cache: of the queries.
-            beam_width: nodes that will be kept.
         """
 
-
-class FastDecoder(Decoder):
-    """The weights of a `DocidGenerator`, laid out for search.
-
-    Args:
-        generator: a trained generator; if its weights change, make a new `FastDecoder`.
-        dtype: of weights and arithmetic; the generator's own by default.
-    """
-
-    @torch.no_grad()
-    def __init__(self, generator: DocidGenerator, dtype: torch.dtype | None = None) -> None:
-        super().__init__(generator)
-        self.dtype = dtype or generator.head.weight.dtype
-        if self.dtype != generator.head.weight.dtype:
-            generator = copy.deepcopy(generator).to(self.dtype)
-        config, stack = generator.config, generator.decoder
-        self.heads, self.eps = config.num_heads, config.d_model * config.layer_norm_epsilon
-        self.layers = [_Layer(block.layer) for block in stack.block]
-        self.embeddings = stack.embed_tokens.weight.detach()
-        self.device = self.embeddings.device
-        attention = stack.block[0].layer[0].SelfAttention
-        self.position_bias = attention.compute_bias(len(config.fan_out), len(config.fan_out))[0].detach()
-        self._take_head(generator, _after_norm(generator.head.weight, stack.final_layer_norm))
-
-    def _take_head(self, generator: DocidGenerator, head: Tensor) -> None:
-        """Lay the output layer [vocab_size, d_model] out by level."""
-        self.level_heads = head[1:].split(generator.config.fan_out)  # row 0 is the start token
-
-    def start(self, batch: QueryBatch) -> DecoderCache:
-        """Return a cache with the cross-attention keys and values of a batch of queries."""
-        token_states, states_mask = batch.states, batch.mask
-        rows, length, _ = token_states.shape
-        token_states = token_states.to(self.dtype)
-        cross = []
-        for layer in self.layers:
-            # keys, values: [batch, length, heads, head_dim]
-            keys, values = layer.cross_kv(token_states).view(rows, length, 2, self.heads, -1).unbind(2)
-            cross.append((keys.transpose(1, 2).contiguous(), values.transpose(1, 2).contiguous()))
-        bias = torch.zeros_like(states_mask, dtype=token_states.dtype).masked_fill(~states_mask, -torch.inf)
-        return DecoderCache(cross, bias[:, None, None, :], [])
-
-    def step(self, tokens: Tensor, level: int, cache: DecoderCache) -> Tensor:
-        """Return the logits [batch, beams, fan_out] of a level, given the tokens [batch, beams] chosen at level - 1."""
-        if (ahead := cache.ahead) is not None:
-            chosen, cache.ahead = tokens - 1, None  # tokens of the first level count from 1
-            cache.select(chosen)
-            return ahead[torch.arange(len(tokens), device=tokens.device)[:, None], chosen]
-        past = self._room(cache, tokens.numel(), level)
-
-        def attend(query: Tensor, key: Tensor, value: Tensor, number: int) -> Tensor:
-            past[number][level, 0], past[number][level, 1] = key.flatten(0, 1), value.flatten(0, 1)
-            return self._attend(query.flatten(0, 1), past[number][: level + 1]).view_as(query)
-
-        return self._logits(self._layers(self._embedded(tokens), cache, attend), tokens, level)
-
-    def logits(self, tokens: Tensor, level: int, cache: DecoderCache, beam_width: int) -> Tensor:
-        """Return `step`, by `first_step` where all digits of the first level will be kept; see `Decoder`."""
-        if level == 0 and tokens.shape[1] == 1 and len(self.fan_out) > 1 and self.fan_out[0] <= beam_width:
-            return self.first_step(cache)
-        return self.step(tokens, level, cache)
-
-    def _embedded(self, tokens: Tensor) -> Tensor:
-        return self.embeddings[tokens]
-
     def _logits(self, hidden: Tensor, tokens: Tensor, level: int) -> Tensor:
-        """Return the logits [batch, beams, fan_out] of hidden [batch, beams, d_model], nodes with these tokens."""
+        """Return the logits [batch, beams, fan_out] of hidden [batch, beams, width], nodes with these tokens."""
         return F.linear(hidden, self.level_heads[level])
 
-    def first_step(self, cache: DecoderCache) -> Tensor:
-        """Return the logits of the first level, and cache those of the second, in one pass over the weights.
 
-        Which first digits will be kept is not known yet, so all are computed. As long as there are no more than `beam_width` of
-        them, that is cheaper than a second pass.
-        """
-        batch, digits = len(cache.cross_bias), len(self.level_heads[0])
-        past = self._room(cache, batch * digits, 1)
+class StatesDecoder(Decoder):
+    """A `DocidGenerator`: a T5 decoder that attends to the encoder's states."""
 
-        def attend(query: Tensor, key: Tensor, value: Tensor, number: int) -> Tensor:
-            for kind, states in enumerate((key, value)):  # a digit attends to the root and itself, the root to itself
-                past[number][0, kind] = states[:, :1].expand_as(states[:, 1:]).flatten(0, 1)
-                past[number][1, kind] = states[:, 1:].flatten(0, 1)
-            below = self._attend(query[:, 1:].flatten(0, 1), past[number][:2])
-            return torch.cat([value[:, :1], below.view_as(query[:, 1:])], dim=1)
+    def _prepared(self, generator: Generator, dtype: torch.dtype) -> Generator:
+        return for_inference(generator, dtype)  # type: ignore[return-value]
 
-        # hidden: [batch, 1 + first digits, d_model], the root and then every first digit
-        hidden = self._layers(self.embeddings[: 1 + digits].repeat(batch, 1, 1), cache, attend)
-        cache.ahead = F.linear(hidden[:, 1:], self.level_heads[1])
-        return F.linear(hidden[:, :1], self.level_heads[0])
+    @torch.no_grad()
+    def start(self, batch: QueryBatch) -> DecoderCache:
+        """Read the states of a batch of queries; see `Decoder.start`."""
+        root = self._embed(torch.zeros(len(batch.states), 1, dtype=torch.long, device=self.device))
+        past, states = EncoderDecoderCache(DynamicCache(), DynamicCache()), batch.states.to(root.dtype)
+        first = self._run(root, states, batch.mask.long(), past)
+        return DecoderCache(past, states, batch.mask.long(), first)
 
-    def _room(self, cache: DecoderCache, rows: int, level: int) -> list[Tensor]:
-        """Return the cache's `past`, allocated for `rows` beams on first use, with `level` marked as filled."""
-        if not cache.past:
-            shape = (len(self.fan_out), 2, rows, self.heads, cache.cross[0][0].shape[3])
-            cache.past = [cache.cross_bias.new_empty(shape) for _ in self.layers]
-        cache.levels = level + 1
-        return cache.past
+    def _embed(self, tokens: Tensor) -> Tensor:
+        return self.generator.decoder.embed_tokens(tokens)  # type: ignore[no-any-return]
 
-    def _attend(self, query: Tensor, past: Tensor) -> Tensor:
-        """Return self-attention of query [rows, heads, head_dim] over past [levels, 2, rows, heads, head_dim].
+    def _read(self, embeddings: Tensor, mask: Tensor, cache: DecoderCache) -> Tensor:
+        return self._run(embeddings, cache.shape_of_states(len(mask)), mask, cache.past)
 
-        The last level is that of the query. Each row attends to a few levels only, so elementwise products are faster
-        than matrix products with a single row.
-        """
-        levels = len(past)
-        bias = self.position_bias[:, levels - 1, :levels].t()[:, None, :, None]  # [levels, 1, heads, 1]
-        weights = ((query * past[:, 0]).sum(dim=-1, keepdim=True) + bias).softmax(dim=0)
-        return (weights * past[:, 1]).sum(dim=0)
-
-    def _layers(
-        self, hidden: Tensor, cache: DecoderCache, attend: Callable[[Tensor, Tensor, Tensor, int], Tensor]
-    ) -> Tensor:
-        """Run all blocks and the final norm over hidden [batch, n, d_model], which is changed in place.
-
-        `attend` takes query, key and value [batch, n, heads, head_dim] and the number of the layer, and returns the output of
-        self-attention in the same shape.
-        """
-        batch, positions, _ = hidden.shape
-        for number, (layer, cross) in enumerate(zip(self.layers, cache.cross, strict=True)):
-            projected = layer.self_qkv(self._norm(hidden))
-            query, key, value = projected.view(batch, positions, 3, self.heads, -1).unbind(2)
-            hidden += layer.self_out(attend(query, key, value, number).flatten(2))
-            hidden += self._cross_attention(layer, hidden, cross, cache.cross_bias)
-            hidden += self._feed_forward(layer, hidden)
-        return self._norm(hidden)
-
-    def _cross_attention(
-        self, layer: "_Layer", hidden: Tensor, cross: tuple[Tensor, Tensor], cross_bias: Tensor
-    ) -> Tensor:
-        batch, beams, _ = hidden.shape
-        # query: [batch, heads, beams, head_dim]
-        query = layer.cross_q(self._norm(hidden)).view(batch, beams, self.heads, -1).transpose(1, 2)
-        attended = F.scaled_dot_product_attention(query, *cross, attn_mask=cross_bias, scale=1.0)  # T5 does not scale
-        return layer.cross_out(attended.transpose(1, 2).flatten(2))
-
-    def _feed_forward(self, layer: "_Layer", hidden: Tensor) -> Tensor:
-        hidden, dense = self._norm(hidden), layer.feed_forward
-        if not isinstance(dense.act, torch.nn.ReLU):
-            return dense(hidden)
-        return dense.wo(dense.wi(hidden, "relu"))
-
-    def _norm(self, hidden: Tensor) -> Tensor:
-        """Return T5's RMS norm of each position, without the constants that `_after_norm` folded into the next weights."""
-        length = torch.linalg.vector_norm(hidden, dim=-1, keepdim=True, dtype=torch.float32)
-        return hidden * (length.square() + self.eps).rsqrt().to(hidden.dtype)
+    def _run(self, embeddings: Tensor, states: Tensor, mask: Tensor, past: Cache) -> Tensor:
+        output = self.generator.decoder(
+            inputs_embeds=embeddings, encoder_hidden_states=states, encoder_attention_mask=mask, past_key_values=past,
+            use_cache=True,
+        )  # fmt: skip
+        return output.last_hidden_state[:, -1]  # type: ignore[no-any-return]
 
 
-def _after_norm(weight: Tensor, norm: Any) -> Tensor:
-    """Return the weight of the linear layer that follows a norm, with the norm's constants folded in."""
-    return (weight.detach().float() * norm.weight.detach().float() * weight.shape[1] ** 0.5).to(weight.dtype)
+class TextDecoder(Decoder):
+    """A `PretrainedGenerator`: a model of transformers that reads the text."""
+
+    def _prepared(self, generator: Generator, dtype: torch.dtype) -> Generator:
+        if dtype != generator.head.weight.dtype:
+            generator = copy.deepcopy(generator).to(dtype)
+        return generator.eval()
+
+    @torch.no_grad()
+    def start(self, batch: QueryBatch) -> DecoderCache:
+        """Read a batch of queries, and the root of the docids after them."""
+        generator = self.generator
+        read = generator.tokenize([PROMPTS["query"] + text for text in batch.read or batch.texts])
+        read = {name: tensor.to(self.device) for name, tensor in read.items()}
+        root = self._embed(torch.zeros(len(batch.texts), 1, dtype=torch.long, device=self.device))
+        past: Cache = EncoderDecoderCache(DynamicCache(), DynamicCache()) if generator.is_seq2seq else DynamicCache()
+        output = generator.read(**read, docid=root, past_key_values=past, use_cache=True)
+        first, mask = output.last_hidden_state[:, -1], read["attention_mask"]
+        if generator.is_seq2seq:
+            return DecoderCache(past, output.encoder_last_hidden_state, mask, first)
+        return DecoderCache(past, None, F.pad(mask, (0, 1), value=1), first)
+
+    def _embed(self, tokens: Tensor) -> Tensor:
+        return self.generator.embed(tokens)  # type: ignore[no-any-return]
+
+    def _read(self, embeddings: Tensor, mask: Tensor, cache: DecoderCache) -> Tensor:
+        more: dict[str, Any] = {"past_key_values": cache.past, "use_cache": True, "return_dict": True}
+        if self.generator.is_seq2seq:
+            states = cache.shape_of_states(len(mask))
+            more |= {"encoder_outputs": (states,), "decoder_inputs_embeds": embeddings}
+        else:
+            mask = F.pad(mask, (0, cache.digits), value=1)
+            more |= {"inputs_embeds": embeddings, **self.generator.positions(mask, 1)}
+        return self.generator.upper(attention_mask=mask, **more).last_hidden_state[:, -1]  # type: ignore[no-any-return]
 
 
-class _Layer:
-    """The weights of one T5 decoder block."""
-
-    def __init__(self, block: Any) -> None:
-        self_attention, cross, feed_forward = block
-        attention = self_attention.SelfAttention
-        together = torch.cat([attention.q.weight, attention.k.weight, attention.v.weight])
-        self.self_qkv = PackedLinear(_after_norm(together, self_attention.layer_norm))
-        self.self_out = PackedLinear(attention.o.weight)
-        attention = cross.EncDecAttention
-        self.cross_q = PackedLinear(_after_norm(attention.q.weight, cross.layer_norm))
-        self.cross_kv = PackedLinear(torch.cat([attention.k.weight, attention.v.weight]))
-        self.cross_out = PackedLinear(attention.o.weight)
-        dense = copy.deepcopy(feed_forward.DenseReluDense)
-        for name, linear in dense.named_children():
-            if name.startswith("wi"):
-                linear.weight.copy_(_after_norm(linear.weight, feed_forward.layer_norm))
-        self.feed_forward: Any = for_inference(dense, together.dtype)
-
-
-class WordDecoder(FastDecoder):
-    """A `WordGenerator`, laid out for search: its tokens are nodes, as they were numbered in training.
+@torch.no_grad()
+def check_walk(generator: PretrainedGenerator, name: str) -> None:
+    """Raise ValueError unless a model gives the same numbers where it reads on from keys and values as in one pass.
 
     Args:
-        generator: a trained generator; if its weights change, make a new `WordDecoder`.
-        dtype: of weights and arithmetic; the generator's own by default.
+        generator: for docids of two digits at least.
+        name: `generator.decoder`, for the message.
     """
-
-    def _take_head(self, generator: DocidGenerator, head: Tensor) -> None:
-        assert isinstance(generator, WordGenerator)
-        self.generator = generator
-        self.columns, self.level_heads = torch.zeros_like(generator.rows), ()
-        nodes = torch.zeros(1, dtype=torch.long, device=head.device)
-        for fan_out in self.fan_out:
-            digits = torch.arange(fan_out, device=head.device)
-            nodes = generator.children_of(nodes, digits)[digits < generator.num_children[nodes][:, None]]
-            rows, self.columns[nodes] = generator.rows[nodes].unique(return_inverse=True)
-            self.level_heads = (*self.level_heads, head[rows])  # [words of the level, d_model]
-            nodes = nodes[nodes < len(generator.first_child)]
-
-    def tokens(self, parents: Tensor, digits: Tensor, level: int) -> Tensor:
-        """Return the children [batch, beams, fan_out]; any of them for one that was added after training."""
-        return self.generator.children_of(parents.clamp(max=len(self.generator.first_child) - 1), digits)
-
-    def first_step(self, cache: DecoderCache) -> Tensor:
-        """Return the logits of the first level."""
-        return self.step(torch.zeros_like(cache.cross_bias[:, :1, 0, 0], dtype=torch.long), 0, cache)
-
-    def _embedded(self, tokens: Tensor) -> Tensor:
-        return self.embeddings[self.generator.rows[tokens]]
-
-    def _logits(self, hidden: Tensor, tokens: Tensor, level: int) -> Tensor:
-        children = self.tokens(tokens, torch.arange(self.fan_out[level], device=tokens.device), level)
-        return super()._logits(hidden, tokens, level).gather(2, self.columns[children])
+    texts = ["a", "a longer text than that"]
+    nothing, tokens = torch.zeros(2, 0), torch.tensor([[0, 1], [0, 1]], device=generator.device)
+    try:
+        decoder = TextDecoder(generator)
+        cache = decoder.start(QueryBatch(torch.arange(2), nothing, nothing, nothing, texts))
+        decoder.logits(tokens[:, :1], 0, cache)
+        found = decoder.logits(tokens[:, 1:], 1, cache)[:, 0]
+        read = generator.tokenize([PROMPTS["query"] + text for text in texts])
+        read = {kind: own.to(generator.device) for kind, own in read.items()}
+        depths = torch.arange(2, device=generator.device).expand(2, -1)
+        whole = generator(**read, tokens=tokens, depths=depths, sees=depths)["logits"][:, 1, : found.shape[1]]
+        same = torch.allclose(found, whole, rtol=1e-3, atol=1e-3)
+    except (AttributeError, IndexError, RuntimeError, TypeError, ValueError):
+        same = False
+    if not same:
+        raise ValueError(
+            f"generator.decoder {name!r} does not read on from the keys and values of a query, as a search does; name another "
+            "causal or sequence-to-sequence model, one of attention layers alone."
+        )

@@ -16,7 +16,7 @@ from dsi.docids.files.progress import progress
 from dsi.docids.query_memory import Earlier, QueryMemory
 from dsi.docids.tree import DocidTree
 from dsi.docids.types import Bools, Floats, Ints
-from dsi.docids.words.bm25 import Lexical
+from dsi.docids.words.bm25 import BM25
 from dsi.search.queries import EncodedQueries, QueryBatch, not_finite
 from dsi.search.request import SearchConfig, SearchRequest, check_extra_scores
 from dsi.search.results import SearchResult, Trace
@@ -63,7 +63,7 @@ class Engine(ABC):
     Args:
         tree: the docids.
         scorer: of nodes: a generator, laid out for search.
-        lexical: BM25 or learned sparse vectors of the documents; None if the index has neither.
+        lexical: BM25 of the documents; None if the index has none.
         memory: what users took for earlier queries.
 
     Attributes:
@@ -73,12 +73,12 @@ class Engine(ABC):
     is_tied: ClassVar[bool]
 
     def __init__(
-        self, tree: DocidTree, scorer: Any, lexical: Lexical | None = None, memory: QueryMemory | None = None
+        self, tree: DocidTree, scorer: Any, lexical: BM25 | None = None, memory: QueryMemory | None = None
     ) -> None:
         self.tree, self.lexical, self._scorer = tree, lexical, scorer
         self.memory = QueryMemory() if memory is None else memory
 
-    def with_content(self, tree: DocidTree, lexical: Lexical | None, memory: QueryMemory) -> Self:
+    def with_content(self, tree: DocidTree, lexical: BM25 | None, memory: QueryMemory) -> Self:
         """Return an engine with the same generator over updated documents."""
         return type(self)(tree, self._scorer, lexical, memory)
 

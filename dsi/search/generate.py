@@ -16,7 +16,7 @@ from dsi.docids.query_memory import Earlier, QueryMemory, Spread
 from dsi.docids.tree import DocidTree
 from dsi.docids.types import Bools, Floats, Ints
 from dsi.docids.vectors import LARGE
-from dsi.docids.words.bm25 import Lexical
+from dsi.docids.words.bm25 import BM25
 from dsi.generator.tied import TiedGenerator
 from dsi.search.engine import Engine, Followed, Method, count_documents
 from dsi.search.lists import ListedDocuments
@@ -39,7 +39,7 @@ class TiedEngine(Engine):
     Args:
         tree: the docids.
         generator: the weights of the level queries; not changed later.
-        lexical: BM25 or learned sparse vectors of the documents; None if the index has neither.
+        lexical: BM25 of the documents; None if the index has none.
         memory: what users took for earlier queries.
     """
 
@@ -49,7 +49,7 @@ class TiedEngine(Engine):
         self,
         tree: DocidTree,
         generator: TiedGenerator,
-        lexical: Lexical | None = None,
+        lexical: BM25 | None = None,
         memory: QueryMemory | None = None,
     ) -> None:
         super().__init__(tree, generator, lexical, memory)

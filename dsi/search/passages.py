@@ -12,7 +12,7 @@ import numpy as np
 
 from dsi.docids.tree import DocidTree
 from dsi.docids.types import Floats, Ints
-from dsi.docids.words.bm25 import BM25, Lexical
+from dsi.docids.words.bm25 import BM25
 from dsi.docids.words.occurrences import occurrences
 
 _WORDS = 2
@@ -22,7 +22,7 @@ have the passage with their paragraph by the vector alone, 71.4 % with words as 
 
 def best_places(
     tree: DocidTree,
-    lexical: Lexical | None,
+    lexical: BM25 | None,
     weight: float,
     query: str,
     vector: Floats,
@@ -32,13 +32,13 @@ def best_places(
 
     Args:
         tree: the docids.
-        lexical: the words of the documents; without BM25 pieces are chosen by their vectors.
+        lexical: the words of the documents; without them pieces are chosen by their vectors.
         weight: of the lexical part.
         query: its text.
         vector: [dim] of the query.
         found: of each document the docid position with the best vector, and the text, None if the index keeps none.
     """
-    if tree.spans is None or not isinstance(lexical, BM25) or not weight:
+    if tree.spans is None or lexical is None or not weight:
         return [position for position, _ in found]
     factors = lexical.term_factors(query)
     return [_best_place(tree, lexical, weight, factors, vector, *own) for own in found]

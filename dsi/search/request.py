@@ -51,7 +51,7 @@ class SearchConfig:
     beta: Annotated[float, Field(ge=0), Remedy("0 is the generator alone, inf all levels")] = math.inf
     """Number of levels that use the encoder's scores; inf for all, 0 for the generator alone (DR-SCL eq. 12)."""
     lexical_weight: Weight = 0.0
-    """Weight of BM25, or of learned sparse scores, in a document's score."""
+    """Weight of BM25 in a document's score."""
     token_weight: Weight = 0.0
     """Weight of late interaction in a document's score; needs an index with token vectors."""
     memory_weight: Weight = 0.0

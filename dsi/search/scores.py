@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from dsi.docids.files.threads import one_thread
 from dsi.docids.tree import DocidTree, ranges
 from dsi.docids.types import Bools, Floats, Ints, Rows
-from dsi.docids.words.bm25 import Lexical
+from dsi.docids.words.bm25 import BM25
 from dsi.docids.words.term_scores import Terms, TermScorer
 from dsi.search.queries import QueryBatch
 from dsi.search.request import SearchRequest
@@ -37,7 +37,7 @@ class DocumentScores:
     Args:
         tree: the docids.
         queries: [batch, dim] embeddings.
-        lexical: scores terms; None if BM25 or learned sparse vectors have no weight.
+        lexical: scores terms; None if BM25 has no weight.
         terms: [batch] of the queries, for `lexical`.
         weight: of the lexical scores.
         extra: [batch, documents] the caller's scores, in the order of the document table; None if there are none.
@@ -69,7 +69,7 @@ class DocumentScores:
     def from_request(
         cls,
         tree: DocidTree,
-        lexical: Lexical | None,
+        lexical: BM25 | None,
         batch: QueryBatch,
         request: SearchRequest,
         recall: "Callable[[DocumentScores], Remembered] | None" = None,

@@ -28,7 +28,6 @@ from dsi.contrastive.devices import check_device
 from dsi.contrastive.encoder import Encoder, quiet_transformers
 from dsi.contrastive.models import offline
 from dsi.contrastive.multi_vector import MultiVectorModel
-from dsi.contrastive.sparse import load_lexical
 from dsi.docids.data.records import COLUMNS
 from dsi.docids.files.checks import folder_to_replace
 from dsi.docids.files.reading import RESTORE, MappedFile, folder_sums, read_record, read_while_unchanged, reading
@@ -46,7 +45,7 @@ from dsi.docids.files.storage import (
 from dsi.docids.query_memory import QueryMemory
 from dsi.docids.token_vectors import TokenVectors
 from dsi.docids.tree import DocidTree
-from dsi.docids.words.bm25 import Lexical
+from dsi.docids.words.bm25 import BM25, load_lexical
 from dsi.generator.base import Generator
 from dsi.generator.kinds import load_generator
 from dsi.search.request import SearchConfig
@@ -87,7 +86,7 @@ class ChangedError(ValueError):
     """The index on disk is not the one that was loaded."""
 
 
-Parts: TypeAlias = tuple[Encoder, DocidTree, Generator, datasets.Dataset, SearchConfig, Lexical | None, QueryMemory]
+Parts: TypeAlias = tuple[Encoder, DocidTree, Generator, datasets.Dataset, SearchConfig, BM25 | None, QueryMemory]
 
 
 # Writing and reading the parts.
@@ -274,7 +273,7 @@ def retire(folder: Path) -> None:
 def load_content(folder: Path, manifest: dict[str, Any], device: str | None) -> Content:
     """Load what updates change, in the generation of a manifest: docids, document table, lexical part and memory."""
     tree, documents = load_docids(part(folder, manifest, "docids"))
-    lexical = load_lexical(part(folder, manifest, "lexical"), documents["doc_id"], device)
+    lexical = load_lexical(part(folder, manifest, "lexical"), documents["doc_id"])
     return Content(tree, documents, lexical, QueryMemory.load(part(folder, manifest, "memory")))
 
 

@@ -20,7 +20,7 @@ from dsi.docids.files.temporary import temporary_root
 from dsi.docids.query_memory import QueryMemory
 from dsi.docids.tree import DocidTree
 from dsi.docids.vectors import VectorKind, VectorsConfig
-from dsi.docids.words.bm25 import Lexical
+from dsi.docids.words.bm25 import BM25
 from dsi.generator.base import Generator
 from dsi.search.candidates import Candidates, Features
 from dsi.search.engine import Engine, Followed, check_parts
@@ -65,7 +65,7 @@ class GenerativeRetriever:
         generator: the decoder trained for these docids.
         documents: table with doc_id, title, optional metadata and, for rerankers that read it, text; in collection order.
         search_config: the default search config, kept as `configured_search`, from which `dsi.tune` begins.
-        lexical: BM25 or a `SparseIndex` of the same documents, needed for `lexical_weight`.
+        lexical: BM25 of the same documents, needed for `lexical_weight`.
         memory: what it has learned from use.
         dtype: of encoder and decoder in search; scores are always float32. torch.bfloat16 is faster on processors that have it.
 
@@ -75,7 +75,7 @@ class GenerativeRetriever:
 
     def __init__(
         self, encoder: Encoder, tree: DocidTree, generator: Generator, documents: datasets.Dataset,
-        search_config: SearchConfig | None = None, lexical: Lexical | None = None,
+        search_config: SearchConfig | None = None, lexical: BM25 | None = None,
         memory: QueryMemory | None = None, dtype: torch.dtype = torch.float32,
     ) -> None:  # fmt: skip
         generator.check_tree(tree)
@@ -120,8 +120,8 @@ class GenerativeRetriever:
         return self._state.documents
 
     @property
-    def lexical(self) -> Lexical | None:
-        """BM25 or learned sparse vectors of the documents; None if the index has neither."""
+    def lexical(self) -> BM25 | None:
+        """BM25 of the documents; None if the index has none."""
         return self._state.engine.lexical
 
     @property

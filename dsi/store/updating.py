@@ -28,7 +28,7 @@ from dsi.docids.query_memory import QueryMemory
 from dsi.docids.token_vectors import TokenCodes
 from dsi.docids.tree import DocidTree
 from dsi.docids.updating import add_documents, remove_documents, without_traces
-from dsi.docids.words.bm25 import Lexical
+from dsi.docids.words.bm25 import BM25
 from dsi.store.documents import DocumentTable, document_table
 from dsi.store.verify import CHANGING
 
@@ -41,7 +41,7 @@ class Content(NamedTuple):
 
     tree: DocidTree
     documents: datasets.Dataset
-    lexical: Lexical | None
+    lexical: BM25 | None
     memory: QueryMemory
 
 

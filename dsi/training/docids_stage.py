@@ -22,9 +22,9 @@ from dsi.docids.files.reading import sha256
 from dsi.docids.files.storage import write_json
 from dsi.docids.schemes import FILE, Docids, DocidsConfig, SchemeInput, check_points
 from dsi.docids.schemes.file import read_docids, write_docids
-from dsi.docids.schemes.title import check_titles
 from dsi.docids.token_vectors import TokenVectors
 from dsi.docids.tree import DocidTree, diagnostics, piece_cost
+from dsi.docids.types import Ints
 from dsi.docids.vectors import BLOCK, VectorsConfig
 from dsi.store.documents import document_table
 from dsi.store.loading import save_docids
@@ -32,35 +32,18 @@ from dsi.store.loading import save_docids
 logger = logging.getLogger(__name__)
 
 
-class TitleTokens:
-    """Tokens of titles by a tokenizer: a `dsi.docids.schemes.TitleModel`.
-
-    Args:
-        encoder: whose tokenizer it may be.
-        checkpoint: folder or Hub name of another model whose tokenizer is taken instead; "" for the encoder's.
+def load_tokenizer(name: str) -> Any:
+    """Return the tokenizer of a model.
 
     Raises:
-        FileNotFoundError: no such tokenizer.
+        FileNotFoundError: there is none.
     """
-
-    def __init__(self, encoder: Encoder, checkpoint: str = "") -> None:
-        self._tokenizer = _load(checkpoint) if checkpoint else encoder.tokenizer
-        ends = self._tokenizer.eos_token_id, self._tokenizer.sep_token_id, len(self._tokenizer)
-        self._end: int = next(end for end in ends if end is not None)
-
-    def tokens(self, titles: Sequence[str]) -> list[list[int]]:
-        """Return the tokens of each title, then the tokenizer's end token."""
-        tokenized = self._tokenizer(list(titles), add_special_tokens=False)["input_ids"]
-        return [[*(token for token in tokens if token != self._end), self._end] for tokens in tokenized]
-
-
-def _load(name: str) -> Any:
     try:
         return AutoTokenizer.from_pretrained(name)
     except (OSError, ValueError) as error:
         reason = str(error).strip().splitlines()[0].rstrip(".")
         raise FileNotFoundError(
-            f"generator.decoder {name!r} has no tokenizer for titles ({reason}); name a folder or a T5 checkpoint on the Hub."
+            f"generator.decoder {name!r} has no tokenizer for docids ({reason}); name a folder or a T5 checkpoint on the Hub."
         ) from None
 
 
@@ -86,7 +69,7 @@ def scheme_input(
         embeddings: [N, dim] of the documents, or of their pieces.
         points: [N or documents, any] what to cluster on instead.
         processes: that share the work.
-        checkpoint: whose tokenizer reads titles; "" for the encoder's.
+        checkpoint: whose tokenizer the scheme gets; "" for the encoder's.
         seed: of the scheme.
         folder: of this stage, where a scheme leaves what a killed run can use again.
         pieces: of the documents' texts, if they have been cut already.
@@ -105,7 +88,7 @@ def scheme_input(
         titles=titles,
         texts=pieces if several else collection.full_texts(),
         rows=pieces.rows if several else None,
-        title_model=TitleTokens(encoder, checkpoint),
+        tokenizer=load_tokenizer(checkpoint) if checkpoint else encoder.tokenizer,
         seed=seed,
         processes=processes,
         folder=folder,
@@ -122,25 +105,22 @@ def sources_digest(config: DocidsConfig, collection: Collection, embeddings: NDA
     """Return what docids are made of beside documents and settings, as digests, names and versions; "" if of nothing else.
 
     Args:
-        config: may name a file of docids, or need titles; both are checked.
+        config: may name a file of docids, which is checked.
         collection: the documents.
         embeddings: [documents, any] to cluster on; checked too, but for their number where documents have several docids.
 
     Raises:
         FileNotFoundError: no such file.
-        ValueError: the file is not one of this collection's docids, titles are missing, or embeddings are wrong.
+        ValueError: the file is not one of this collection's docids, or embeddings are wrong.
     """
     package = package_of(SCHEMES, config.scheme)
     if embeddings is not None:
         if config.most_pieces == 1:
             check_points(embeddings, len(collection.documents))
         return package + hashlib.sha256(np.ascontiguousarray(embeddings).data).hexdigest()
-    documents = collection.documents
-    if config.method == "title":
-        check_titles(documents["title"], documents["doc_id"])
     if config.scheme != FILE:
         return package
-    read_docids(Path(config.method), documents["doc_id"])
+    read_docids(Path(config.method), collection.documents["doc_id"])
     return sha256(Path(config.method))
 
 
@@ -159,6 +139,15 @@ def _are_renumbered(paths: NDArray[np.integer], tree: DocidTree) -> bool:
     starts = range(0, len(paths), BLOCK)
     blocks = ((paths[start : start + BLOCK], tree.positions[start : start + BLOCK]) for start in starts)
     return not all(np.array_equal(numbers, tree.paths(positions)[1]) for numbers, positions in blocks)
+
+
+def read_numbers(folder: Path, doc_ids: Sequence[str], tree: DocidTree) -> Ints:
+    """Return the numbers [N, longest] that a docid scheme gave, in docid order, -1 past the end; see `save_docids_stage`."""
+    path = folder / "docids.tsv"
+    if not path.exists():
+        return tree.paths(np.arange(tree.num_places))[1]
+    paths = read_docids(path, doc_ids).paths
+    return paths[np.lexsort(paths.T[::-1])].astype(np.int32)  # positions count docids in the order of their numbers
 
 
 def save_docids_stage(

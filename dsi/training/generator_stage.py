@@ -67,7 +67,7 @@ class GeneratorStage:
         documents: folder of the embeddings of the documents, or of their segments (`DocumentVectors.folder`).
         processes: share the work.
         reports: where losses go.
-        numbers: [N, longest] of the docids in docid order, for tokens that are words.
+        numbers: [N, longest] of the docids in docid order, where tokens are nodes.
     """
 
     config: Config

@@ -4,7 +4,6 @@ import dataclasses
 from typing import Any, NamedTuple
 
 from dsi.config import Config
-from dsi.docids.words.bm25 import NO_MODEL
 
 
 class Inputs(NamedTuple):
@@ -26,7 +25,7 @@ STAGES = {
     "encoder": Inputs(("seed", "bf16", "encoder", "contrastive", "lexical.language")),  # BM25 finds hard negatives
     "token_model": Inputs(("tokens.model",)),
     "docids": Inputs(
-        ("seed", "docids", "vectors", "tokens", "title_checkpoint", "text_megabytes", "lexical.language"),
+        ("seed", "docids", "vectors", "tokens", "docid_tokenizer", "text_megabytes", "lexical.language"),
         ("encoder", "token_model"),
         is_versioned=True,
     ),
@@ -45,7 +44,7 @@ def enabled_stages(config: Config) -> list[str]:
     disabled = {
         "pseudo_queries": config.pseudo_queries.method == "none",
         "token_model": not config.tokens.model,
-        "lexical": config.lexical.model == NO_MODEL,
+        "lexical": config.lexical.model == "none",
     }
     return [stage for stage in STAGES if not disabled.get(stage)]
 

@@ -4,7 +4,7 @@
     encoder         contrastive pre-training
     token_model     a multi-vector model for late interaction, if one is configured
     docids          embeddings -> docid tree
-    lexical         BM25, or learned sparse vectors
+    lexical         BM25
     generator       embeddings or cached token states -> trained generator
     memory          train queries -> what the index remembers; then the manifest makes the folder an index
 
@@ -32,7 +32,6 @@ from dsi.contrastive.blocks import DocumentTexts, giving_back, in_blocks
 from dsi.contrastive.encoder import Encoder, quiet_transformers
 from dsi.contrastive.multi_vector import MultiVectorModel
 from dsi.contrastive.query_tokens import QUERIES, count_steps
-from dsi.contrastive.sparse import build_lexical, load_lexical
 from dsi.contrastive.trainers import Reports
 from dsi.contrastive.training import contrastive_rows, drawn_documents, hard_negatives, train_encoder
 from dsi.docids.data.collection import Collection, check_collection
@@ -45,9 +44,9 @@ from dsi.docids.files.storage import digest, write_json, writing_to
 from dsi.docids.query_memory import QueryMemory
 from dsi.docids.schemes import make_docids
 from dsi.docids.tree import DocidTree
-from dsi.docids.words.bm25 import BM25, NO_MODEL
+from dsi.docids.words.bm25 import BM25, load_lexical
+from dsi.generator.kinds import find_kind
 from dsi.generator.pseudo_queries import generate_queries, read_queries_table
-from dsi.generator.words import read_numbers
 from dsi.measuring.query_ranks import MARGIN, query_ranks, train_examples
 from dsi.measuring.tuning import configure, is_as_configured, is_tuned, tune_index
 from dsi.store.learning import query_vectors
@@ -55,7 +54,7 @@ from dsi.store.loading import generation_of, is_whole, load_docids, load_encoder
 from dsi.store.retriever import GenerativeRetriever
 from dsi.store.verify import FORMAT_VERSION
 from dsi.training import preflight
-from dsi.training.docids_stage import save_docids_stage, scheme_input, sources_digest, train_queries
+from dsi.training.docids_stage import read_numbers, save_docids_stage, scheme_input, sources_digest, train_queries
 from dsi.training.embedding import DocumentVectors
 from dsi.training.generator_stage import GeneratorStage
 from dsi.training.inputs import STAGES, enabled_stages, needed_stages, setting_values
@@ -366,7 +365,7 @@ class TrainingRun:
             documents = vectors.embeddings()
             read = scheme_input(
                 self.collection, encoder, config, documents, embeddings, self.processes,
-                checkpoint=self.config.title_checkpoint, seed=self.config.seed, folder=work, pieces=vectors.texts,
+                checkpoint=self.config.docid_tokenizer, seed=self.config.seed, folder=work, pieces=vectors.texts,
             )  # fmt: skip
             docids = make_docids(read)
             if not self.processes.is_main:
@@ -422,9 +421,8 @@ class TrainingRun:
     def _train_generator(self, key: str) -> None:
         config, encoder = self.config, self.encoder()
         doc_ids, tree = self.collection.documents["doc_id"], self.tree()
-        numbers = (
-            read_numbers(self.folder / "docids", doc_ids, tree) if config.generator.docid_tokens == "words" else None
-        )
+        by_node = find_kind(config.generator.docid_tokens).tokens_are_nodes
+        numbers = read_numbers(self.folder / "docids", doc_ids, tree) if by_node else None
         stage = GeneratorStage(
             config,
             self.collection,
@@ -463,13 +461,13 @@ class TrainingRun:
 
     def _build_lexical(self) -> None:
         config = self.config.lexical
-        if config.model == NO_MODEL:
+        if config.model == "none":
             return self._drop("lexical")
         with self._stage("lexical") as key:
             if not key or not self.processes.is_main:
                 return None
             doc_ids, texts = self.collection.documents["doc_id"], self.collection.full_texts()
-            lexical = build_lexical(config, doc_ids, texts, self.device)
+            lexical = BM25(doc_ids, texts, language=config.language)
             with self._stages.writing("lexical", key) as folder:
                 lexical.save(folder)
         return None
@@ -546,7 +544,7 @@ class TrainingRun:
         first = self.config.pseudo_queries.first
         if not first or not len(rows):
             return rows, texts, key
-        lexical = load_lexical(self.folder / "lexical", self.collection.documents["doc_id"], self.device)
+        lexical = load_lexical(self.folder / "lexical", self.collection.documents["doc_id"])
         _, margins = query_ranks(encoder, tree, lexical, LEXICAL_WEIGHT, rows, texts, first)
         kept = self.processes.first(np.flatnonzero(margins >= MARGIN).tolist())
         logger.info("%d of %d pseudo-queries find their document among the first %d", len(kept), len(rows), first)

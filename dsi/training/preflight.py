@@ -17,7 +17,6 @@ from dsi.config import Config, read_config, run_config
 from dsi.contrastive.config import FRESH, FRESH_T5
 from dsi.contrastive.encoder import Encoder
 from dsi.contrastive.multi_vector import MultiVectorModel
-from dsi.contrastive.sparse import SparseModel
 from dsi.contrastive.training import NO_QUERIES
 from dsi.docids.clustering import assemble, build_tree
 from dsi.docids.data.collection import Collection, is_beir
@@ -26,23 +25,22 @@ from dsi.docids.files.reading import folder_sums, read_record
 from dsi.docids.files.storage import digest
 from dsi.docids.files.temporary import temporary_root
 from dsi.docids.schemes import Docids, DocidsConfig, check_branching, find_scheme
-from dsi.docids.words.bm25 import BM25_MODEL, NO_MODEL
 from dsi.generator.config import EXTRACTIVE
-from dsi.generator.kinds import create_generator
+from dsi.generator.kinds import create_generator, find_kind
 from dsi.generator.pretrained import PretrainedGenerator, check_memory
 from dsi.generator.pseudo_queries import load_query_model
-from dsi.search.pretrained import check_walk
+from dsi.search.decoder import check_walk
 from dsi.store.loading import check_no_updates, generation_of, load_documents
 from dsi.store.verify import PARTS, part
-from dsi.training.docids_stage import TitleTokens
+from dsi.training.docids_stage import load_tokenizer
 
 logger = logging.getLogger(__name__)
 
 _FEW_STEPS = 10
 """Fewer get a warning: the first ones have a learning rate near 0, as it warms up."""
 _FEW_VECTORS = 256
-"""A product quantiser needs no more."""
-_NO_FOLDERS = (NO_MODEL, BM25_MODEL, EXTRACTIVE)
+"""Vectors that are stored on trial."""
+_NO_FOLDERS = ("none", EXTRACTIVE)
 _HUB_NAME = re.compile(r"\w[\w.-]*(/[\w.-]+)?")
 
 
@@ -86,7 +84,6 @@ def _models(config: Config) -> Iterator[tuple[str, str]]:
         yield "generator.decoder", config.generator.decoder
     if config.tokens.model:
         yield "tokens.model", config.tokens.model
-    yield "lexical.model", config.lexical.model
     yield "pseudo_queries.method", config.pseudo_queries.method
 
 
@@ -196,8 +193,8 @@ def check_encoder(config: Config, encoder: Encoder, documents: int) -> None:
         )
     _check_decoder(config, encoder)
     _check_vectors(config, encoder, documents)
-    if config.docids.method == "title":
-        TitleTokens(encoder, config.title_checkpoint)
+    if config.docid_tokenizer:
+        load_tokenizer(config.docid_tokenizer)
 
 
 def check_models(config: Config, stages: Sequence[str], processes: Processes, device: str | None) -> None:
@@ -205,8 +202,6 @@ def check_models(config: Config, stages: Sequence[str], processes: Processes, de
     method = config.pseudo_queries.method
     if "pseudo_queries" in stages and method != EXTRACTIVE:
         load_query_model(method)
-    if "lexical" in stages and config.lexical.model not in (NO_MODEL, BM25_MODEL):
-        SparseModel.load(config.lexical.model, device)
     if "token_model" in stages:
         check_storable(config.tokens.model, MultiVectorModel.load(config.tokens.model, device=device), processes)
 
@@ -230,7 +225,7 @@ def _storage_problem(model: Encoder | MultiVectorModel) -> str:
 
 def _check_vectors(config: Config, encoder: Encoder, documents: int) -> None:
     """Store a few vectors as those of the documents will be; raises what storing them would."""
-    few = _FEW_VECTORS if config.docids.pieces > 1 else min(documents, _FEW_VECTORS)  # a document may have several
+    few = min(documents, _FEW_VECTORS)
     vectors = np.random.default_rng(0).normal(size=(few, encoder.embedding_dim)).astype(np.float32)
     assemble(Docids.from_paths([[row] for row in range(few)]), vectors).stored_as(config.vectors)
 
@@ -238,6 +233,7 @@ def _check_vectors(config: Config, encoder: Encoder, documents: int) -> None:
 def _check_decoder(config: Config, encoder: Encoder) -> None:
     """Make the generator for a tree of four documents; raises what making it for the real one would."""
     generator, width = config.generator, encoder.state_dim
+    find_kind(generator.docid_tokens).check_config(config)
     tree = build_tree(np.eye(4, encoder.embedding_dim, dtype=np.float32), DocidsConfig(branching=2, max_leaf_size=1))
     right = "a model of transformers" if generator.reads == "text" else 'a T5 checkpoint, or "" for none'
     try:

@@ -35,6 +35,8 @@ from dsi_experiments.tables import DIGITS, NOTHING, Changes, Row
 from dsi_experiments.updates import hold_out, without
 
 _BATCH = 128
+_READ = {**SCHEMES, "balanced": SCHEMES["kmeans"], "random": SCHEMES["kmeans"], "title": ()}
+"""{scheme: settings that it reads}; those of others are branching and pieces."""
 BRANCHING = 10
 """Where the configuration leaves it to the scheme."""
 HELD_OUT_SEED = 0
@@ -65,6 +67,8 @@ def parse_name(name: str) -> tuple[str, int]:
         raise ValueError(
             f"A scheme must be NAME or NAME+N, with N from 1 to {MOST_PLACES:,} pieces a document, got {shown(name)}."
         )
+    if pieces > 1 and not _setting(method, pieces):
+        raise ValueError(f'The scheme "{method}" makes a docid a document, got {shown(name)}; leave "+{pieces}" out.')
     return method, pieces
 
 
@@ -76,7 +80,7 @@ def shape(method: str, branching: int) -> dict[str, int]:
     """
     values = 1 << (branching.bit_length() - 1)
     sizes = {"branching": values, "max_leaf_size": values}
-    return {name: size for name, size in sizes.items() if name in SCHEMES.get(method, ("branching",))}
+    return {name: size for name, size in sizes.items() if name in _READ.get(method, ("branching",))}
 
 
 def compare(
@@ -270,8 +274,8 @@ class Comparison:
 
 
 def _setting(method: str, pieces: int) -> int:
-    """`docids.pieces` for some pieces a document: 0 for the one of a method that does not read the setting."""
-    return 0 if pieces == 1 and "pieces" not in SCHEMES.get(method, ("pieces",)) else pieces
+    """`docids.pieces` for some pieces a document: 0 for a method that does not read the setting."""
+    return pieces if "pieces" in _READ.get(method, ("pieces",)) else 0
 
 
 def _lost(descents: Descents) -> dict[str, Any]:

@@ -49,6 +49,7 @@ from dsi.training.preflight import check_settings
 from dsi.training.stages import launch, stage_seconds
 from dsi_experiments.descents import one_by_one
 from dsi_experiments.rows import Rows, write_table
+from dsi_experiments.schemes.title import check_titles
 from dsi_experiments.tables import Row, t5_of
 
 SPLIT = "test"
@@ -183,6 +184,8 @@ class Laboratory:
         """Raise what training with a configuration would be refused for; trains nothing."""
         check_settings(config, self.collection)
         sources_digest(config.docids, self.collection)
+        if config.docids.method == "title":
+            check_titles(self.collection.documents["title"], self.collection.documents["doc_id"])
 
     # The parts of methods.
 

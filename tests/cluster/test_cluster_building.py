@@ -163,12 +163,11 @@ def test_trees_of_a_mapped_file_are_built_by_processes_that_read_it(tmp_path):
     points = np.random.default_rng(0).normal(size=(300, 8)).astype(np.float32)
     np.save(tmp_path / "points.npy", points)
     with dsi.Cluster("local", processes=2) as cluster:
-        for method in ("kmeans", "balanced", "random"):
-            config = DocidsConfig(method=method, branching=4, max_leaf_size=5)
-            alone = build_tree(points, config)
-            for matrix in (points, np.load(tmp_path / "points.npy", mmap_mode="r")):
-                tree = build_tree(matrix, config, processes=cluster.processes)
-                assert tree.fingerprint == alone.fingerprint
+        config = DocidsConfig(branching=4, max_leaf_size=5)
+        alone = build_tree(points, config)
+        for matrix in (points, np.load(tmp_path / "points.npy", mmap_mode="r")):
+            tree = build_tree(matrix, config, processes=cluster.processes)
+            assert tree.fingerprint == alone.fingerprint
 
 
 def test_rows_of_a_mapped_file_are_sent_as_numbers(tmp_path):

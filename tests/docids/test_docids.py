@@ -12,7 +12,7 @@ from dsi.docids.clustering import DocidsConfig, build_tree
 from dsi.docids.files.processes import Processes
 from dsi.docids.tree import DocidTree, diagnostics
 from dsi.docids.vectors import Vectors
-from tests.support.small import random_tree
+from tests.support.small import complete_tree, random_tree
 from tests.support.trees import ROOT, shared, walk
 
 CLUSTERING = ("kmeans", "balanced", "random")
@@ -45,12 +45,11 @@ def test_centroids_are_means_of_the_documents_below():
     np.testing.assert_array_equal(tree.embeddings, GROUPS[tree.doc_rows])
 
 
-@pytest.mark.parametrize("method", CLUSTERING)
 @pytest.mark.parametrize(
     ("documents", "branching", "leaf"), [(4, 4, 4), (10, 10, 1), (57, 3, 2), (300, 10, 10), (40, 2, 30)]
 )
-def test_every_document_is_reached_by_its_digits_and_only_by_them(method, documents, branching, leaf):
-    tree = random_tree(documents, branching=branching, leaf=leaf, method=method)
+def test_every_document_is_reached_by_its_digits_and_only_by_them(documents, branching, leaf):
+    tree = random_tree(documents, branching=branching, leaf=leaf)
     assert sorted(tree.doc_rows.tolist()) == list(range(documents))
     all_digits = [tree.digits(position) for position in range(documents)]
     assert len(set(all_digits)) == documents
@@ -90,18 +89,6 @@ def test_one_seed_gives_one_tree_and_float64_the_same():
     assert build_tree(points, config).fingerprint != build_tree(points, config, seed=1).fingerprint
 
 
-def test_balanced_clusters_differ_by_at_most_one():
-    tree = random_tree(103, branching=4, leaf=5, method="balanced")
-    sizes = (tree.doc_end - tree.doc_start)[tree.levels[1]]
-    assert sizes.max() - sizes.min() <= 1
-
-
-def test_random_digits_ignore_the_embeddings():
-    points = np.random.default_rng(0).normal(size=(64, 4)).astype(np.float32)
-    config = DocidsConfig(method="random", branching=4, max_leaf_size=4)
-    assert build_tree(points, config).fingerprint == build_tree(-points, config).fingerprint
-
-
 def test_clustering_on_other_vectors_keeps_the_documents_own_embeddings():
     other = GROUPS[::-1].copy()
     tree = build_tree(GROUPS, DocidsConfig(branching=3, max_leaf_size=4), cluster_embeddings=other)
@@ -116,7 +103,7 @@ def test_token_ids_are_per_level():
 
 
 def test_diagnostics_of_an_even_tree_and_of_a_lopsided_one():
-    even = diagnostics(random_tree(64, method="balanced"))
+    even = diagnostics(complete_tree())
     assert even["depth_histogram"] == {3: 64}
     assert even["entropy"] == [1.0, 1.0, 1.0]
     assert even["fill"] == [1.0, 1.0, 1.0]

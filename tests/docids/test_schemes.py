@@ -12,6 +12,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from dsi_experiments.schemes.title import title_tokens
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -21,12 +22,12 @@ from dsi.commands.main import main
 from dsi.config import read_config
 from dsi.docids.clustering import DocidsConfig, assemble, build_tree
 from dsi.docids.places import places_of
-from dsi.docids.schemes import FILE, SCHEMES, Docids, SchemeInput, find_scheme, make_docids, scheme_names
+from dsi.docids.schemes import SCHEMES, Docids, SchemeInput, find_scheme, make_docids, scheme_names
 from dsi.docids.schemes.file import read_docids, write_docids
 from dsi.docids.schemes.lloyd import train_kmeans
 from dsi.docids.tree import DocidTree, diagnostics
 from dsi.docids.updating import add_documents, remove_documents
-from dsi.training.docids_stage import TitleTokens, sources_digest
+from dsi.training.docids_stage import load_tokenizer, sources_digest
 from dsi.training.indexing import read_embeddings
 from dsi.training.pipeline import TrainingRun
 from dsi.tries import Trie
@@ -38,7 +39,8 @@ from tests.support.trees import shared, walk
 ROOT = Path(__file__).parents[2]
 QUANTIZERS = ("rq", "rkmeans", "pq")
 """Schemes of the papers' wing, found by their entry points."""
-EVERY = [*SCHEMES, *QUANTIZERS]
+WING = ["balanced", "random", "title", *QUANTIZERS]
+EVERY = [*SCHEMES, *WING]
 OWN_SETTINGS = {
     **{method: {"branching": 4, "max_leaf_size": 3} for method in ("kmeans", "balanced", "random")},
     **{method: {"branching": 4} for method in QUANTIZERS},
@@ -48,10 +50,15 @@ OWN_SETTINGS = {
 
 
 class Letters:
-    """A model of titles whose tokens are letters."""
+    """A tokenizer whose tokens are letters; 1 ends a text."""
 
-    def tokens(self, titles: Sequence[str]) -> list[list[int]]:
-        return [[*map(ord, title), 1] for title in titles]
+    eos_token_id, sep_token_id = 1, None
+
+    def __len__(self) -> int:
+        return 0x110000
+
+    def __call__(self, texts: Sequence[str], *, add_special_tokens: bool) -> dict[str, list[list[int]]]:
+        return {"input_ids": [list(map(ord, text)) for text in texts]}
 
 
 def embeddings_of(documents: int, seed: int = 0) -> np.ndarray:
@@ -70,7 +77,7 @@ def scheme_input(method: str, documents: int, folder: Path, **others) -> SchemeI
         )
     config = DocidsConfig(method=method, **own)
     vectors = embeddings_of(documents)
-    return SchemeInput(vectors, config, doc_ids=doc_ids, titles=titles, title_model=Letters(), **others)
+    return SchemeInput(vectors, config, doc_ids=doc_ids, titles=titles, tokenizer=Letters(), **others)
 
 
 def scheme_tree(method: str, documents: int, folder: Path) -> DocidTree:
@@ -295,19 +302,35 @@ def test_rows_that_are_no_integers_are_refused_on_one_line(rows, said):
         Docids(np.array([[0], [1], [2]]), rows)
 
 
+# Balanced and random clusters
+
+
+def test_balanced_clusters_differ_by_at_most_one():
+    points = np.random.default_rng(0).normal(size=(103, 16)).astype(np.float32)
+    tree = build_tree(points, DocidsConfig(method="balanced", branching=4, max_leaf_size=5))
+    sizes = (tree.doc_end - tree.doc_start)[tree.levels[1]]
+    assert sizes.max() - sizes.min() <= 1
+
+
+def test_random_digits_ignore_the_embeddings():
+    points = np.random.default_rng(0).normal(size=(64, 4)).astype(np.float32)
+    config = DocidsConfig(method="random", branching=4, max_leaf_size=4)
+    assert build_tree(points, config).fingerprint == build_tree(-points, config).fingerprint
+
+
 # Titles
 
 
 def title_tree(titles: list[str]) -> DocidTree:
     vectors = embeddings_of(len(titles))
-    given = SchemeInput(vectors, DocidsConfig(method="title"), titles=titles, title_model=Letters())
+    given = SchemeInput(vectors, DocidsConfig(method="title"), titles=titles, tokenizer=Letters())
     return assemble(make_docids(given), vectors)
 
 
 def test_titles_are_told_apart_by_as_many_tokens_as_that_takes():
     titles = ["abc", "abd", "ab", "b long title", "abc", "x"]  # misspelt
     vectors = embeddings_of(6)
-    given = SchemeInput(vectors, DocidsConfig(method="title"), titles=titles, title_model=Letters())
+    given = SchemeInput(vectors, DocidsConfig(method="title"), titles=titles, tokenizer=Letters())
     docids = make_docids(given)
     a, b, c, d, end = *map(ord, "abcd"), 1
     expected = [[a, b, c, end, 0], [a, b, d], [a, b, end], [b], [a, b, c, end, 1], [ord("x")]]
@@ -329,22 +352,23 @@ def test_titles_that_are_missing_are_named():
     with pytest.raises(ValueError, match=r"needs a title for each document; document 'd1' \(and 1 more\) has none"):
         make_docids(
             SchemeInput(embeddings_of(4), config, doc_ids=["d0", "d1", "d2", "d3"], titles=["a", " ", "b", ""],
-                        title_model=Letters())
+                        tokenizer=Letters())
         )  # fmt: skip
-    with pytest.raises(ValueError, match='"title" needs the titles of all documents, and a model that reads them'):
+    with pytest.raises(ValueError, match='"title" needs the titles of all documents, and a tokenizer that reads them'):
         build_tree(embeddings_of(4), config)
 
 
-def test_tokens_are_the_encoders_or_those_of_a_given_tokenizer(encoder, tokenizer_folder, sentence_bert_folder):
-    own, given = TitleTokens(encoder), TitleTokens(encoder, str(tokenizer_folder))
+def test_tokens_are_the_encoders_or_those_of_a_given_tokenizer(encoder, tokenizer_folder):
     titles = ["Danube river", "Neon"]
-    assert own.tokens(titles) == given.tokens(titles)
+    own = title_tokens(encoder.tokenizer, titles)
+    assert own == title_tokens(load_tokenizer(str(tokenizer_folder)), titles)
     end = encoder.model.tokenizer.eos_token_id
-    assert all(tokens[-1] == end and tokens.count(end) == 1 for tokens in own.tokens([*titles, f"a{'</s>'}b"]))
+    marked = title_tokens(encoder.tokenizer, [*titles, f"a{'</s>'}b"])
+    assert all(tokens[-1] == end and tokens.count(end) == 1 for tokens in marked)
     with pytest.raises(
-        FileNotFoundError, match=r"generator.decoder '/no/tokenizer' has no tokenizer for titles .*; name a folder"
+        FileNotFoundError, match=r"generator.decoder '/no/tokenizer' has no tokenizer for docids .*; name a folder"
     ):
-        TitleTokens(encoder, "/no/tokenizer")
+        load_tokenizer("/no/tokenizer")
 
 
 # Files
@@ -397,11 +421,7 @@ def test_a_file_of_docids_gives_ranks(tmp_path):
     ("own", "message"),
     [
         ({"method": "file"}, "docids.method must be one of .*, or a file NAME.tsv of docids, got 'file'"),
-        (
-            {"method": "title", "branching": 8},
-            'branching is not read by the docid method "title"; leave it at 0, got 8',
-        ),
-        ({"method": "title", "max_leaf_size": 5}, "docids.max_leaf_size is not read"),
+        ({"method": "x.tsv", "max_leaf_size": 5}, "docids.max_leaf_size is not read"),
         (
             {"method": "x.tsv", "branching": 8},
             'docids.branching is not read by the docid method "x.tsv"; leave it at 0, got 8',
@@ -438,15 +458,17 @@ def test_embeddings_to_cluster_on_are_refused_where_nothing_is_clustered():
     points = embeddings_of(10)
     for method in ("title", "random", "docids.tsv"):
         with pytest.raises(ValueError, match=f'The docid method "{method}" clusters nothing; leave out the embeddings'):
-            SchemeInput(points, DocidsConfig(method=method), points[:, :3])
-    SchemeInput(points[:5], DocidsConfig(method="title"))  # and needs no more documents than branching
+            make_docids(SchemeInput(points, DocidsConfig(method=method), points[:, :3]))
 
 
 @pytest.mark.parametrize("method", ["kmeans", "random", "balanced"])
 def test_one_document_is_a_tree(method):
     assert build_tree(embeddings_of(1), DocidsConfig(method=method)).num_places == 1
+
+
+def test_fewer_documents_than_clusters_are_refused():
     with pytest.raises(ValueError, match=r"has 1 documents, fewer than docids.branching = 2"):
-        build_tree(embeddings_of(1), DocidsConfig(method=method, branching=2))
+        build_tree(embeddings_of(1), DocidsConfig(branching=2))
 
 
 @pytest.mark.parametrize("method", ["title", "file"])
@@ -564,7 +586,8 @@ def foreign(tmp_path, monkeypatch):
 
 def test_a_scheme_of_another_package_is_found_by_its_entry_point(foreign):
     assert len(FOREIGN.strip().splitlines()) <= 30
-    assert scheme_names() == [*(name for name in SCHEMES if name != FILE), *sorted(["signs", *QUANTIZERS])]
+    names = sorted([*WING, "signs"])
+    assert scheme_names() == ["kmeans", *names]
     given = SchemeInput(embeddings_of(40), DocidsConfig(method="signs", branching=2))
     tree = assemble(make_docids(given), given.embeddings)
     signs = [tuple(row) for row in (given.points[:, :3] > 0).tolist()]
@@ -579,11 +602,11 @@ def test_a_scheme_of_another_package_is_found_by_its_entry_point(foreign):
 def test_a_name_that_no_scheme_has_is_refused_with_those_there_are(foreign):
     with pytest.raises(
         ValueError,
-        match=r"docids.method must be one of kmeans, .*title, pq, rkmeans, rq, signs, or a file NAME.tsv of docids, got "
+        match=r"docids.method must be one of kmeans, balanced, pq, .*signs, title, or a file NAME.tsv of docids, got "
         "'words'",
     ):
         DocidsConfig(method="words")
-    with pytest.raises(ValueError, match=r"'words' is not a docid scheme; use one of kmeans, .*, signs"):
+    with pytest.raises(ValueError, match=r"'words' is not a docid scheme; use one of kmeans, .*, signs, title"):
         find_scheme("words")
 
 
@@ -713,9 +736,9 @@ def test_an_index_of_titles_is_trained_searched_and_updated_and_keeps_the_tokens
     run = train(method="title")
     lines = (run.folder / "docids" / "docids.tsv").read_text(encoding="utf-8").splitlines()
     tokens = {doc_id: list(map(int, own.split())) for doc_id, _, own in (line.partition("\t") for line in lines)}
-    model, titles = TitleTokens(run.encoder()), run.collection.documents["title"]
+    tokenizer, titles = run.encoder().tokenizer, run.collection.documents["title"]
     for doc_id, own in tokens.items():
-        assert model.tokens([titles[run.collection.rows[doc_id]]])[0][: len(own)] == own
+        assert title_tokens(tokenizer, [titles[run.collection.rows[doc_id]]])[0][: len(own)] == own
     end = run.encoder().model.tokenizer.eos_token_id
     Trie.from_tokens([[token for token in own if token != end] for own in tokens.values()], [end])
     check_updates(run.folder)
@@ -739,7 +762,6 @@ def test_an_index_of_a_file_is_trained_searched_and_updated_and_made_again_if_th
     [
         ('method = "{}/wrong.tsv"', "wrong.tsv, line 1: "),
         ('method = "{}/missing.tsv"', "missing.tsv, which does not exist"),
-        ('method = "title"', "needs a title for each document; document 'b' (and 0 more) has none"),
     ],
 )
 def test_documents_without_docids_are_refused_before_anything_is_trained(settings, message, tmp_path, beir, capsys):

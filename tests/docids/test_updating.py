@@ -113,7 +113,7 @@ def test_an_updated_tree_survives_saving(tmp_path):
     np.testing.assert_array_equal(loaded.trained, tree.trained)
 
 
-@pytest.mark.parametrize("kind", ["float32", "float16", "int8"])
+@pytest.mark.parametrize("kind", ["float32", "int8"])
 def test_the_vector_of_a_document_that_was_alone_in_its_cluster_leaves_with_it(kind, tmp_path):
     tree = random_tree(30, leaf=1).stored_as(VectorsConfig(kind))
     alone = int(np.flatnonzero(tree.doc_end - tree.doc_start == 1)[0])

@@ -134,9 +134,7 @@ def test_trec_files_survive_writing_and_reading(tmp_path):
 @pytest.mark.parametrize("name", ["", "a b", "a\tb", "a\n", "\u2003"])
 def test_a_trec_run_holds_no_white_space_in_a_field(tmp_path, name):
     for run, tag in (({name: {"d": 1.0}}, "tag"), ({"q": {"d": 1.0, name: 0.5}}, "tag"), ({"q": {"d": 1.0}}, name)):
-        with pytest.raises(
-            ValueError, match=r"must not be empty or hold white space, which separates .*; --escape-ids"
-        ):
+        with pytest.raises(ValueError, match=r"must not be empty or hold white space, which separates .*; rename it"):
             write_run(run, tmp_path / "run", tag)
     assert not (tmp_path / "run").exists()
 

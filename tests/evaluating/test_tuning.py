@@ -17,7 +17,7 @@ from tests.support.tiny_settings import TIED, write_settings
 
 UNTRAINED: dict[str, dict[str, object]] = {
     "contrastive": {"loss": "none"}, "training": {"epochs": 0.0},
-    "docids": {"method": "random"}, "search": {"alpha": 0.6, "lexical_weight": 0.25},
+    "search": {"alpha": 0.6, "lexical_weight": 0.25},
 }  # fmt: skip
 
 

@@ -23,7 +23,7 @@ from dsi.training.teacher import Teacher
 from dsi.training.trainer import WholeModel, train_generator
 from tests.support.oracles import chain_logits, document_log_p
 from tests.support.oracles import children_of as nodes_below
-from tests.support.small import WIDTH, random_generator, random_queries, random_tree
+from tests.support.small import WIDTH, complete_tree, random_generator, random_queries, random_tree
 from tests.support.transformers_reference import transformers_loss
 
 CPU = torch.device("cpu")
@@ -158,7 +158,7 @@ def test_a_tree_of_nodes_in_one_pass_gets_the_logits_of_each_sequence_alone(bran
 
 @pytest.mark.parametrize("from_t5", [False, True])
 def test_a_new_generator_starts_near_a_uniform_choice(t5_folder, from_t5):
-    tree = random_tree(64, method="balanced")
+    tree = complete_tree()
     decoder = {"decoder": str(t5_folder)} if from_t5 else {"num_layers": 2}
     generator = DocidGenerator.create(GeneratorConfig(docid_tokens="digits", **decoder), tree, WIDTH, CE).eval()
     states, mask, _ = random_queries(1)

@@ -21,8 +21,8 @@ from dsi.generator.kinds import create_generator, load_generator
 from dsi.generator.objectives import CrossEntropy, Task
 from dsi.generator.pretrained import PROMPTS, check_memory
 from dsi.generator.states import StateCache, write_states
+from dsi.search.decoder import TextDecoder, check_walk
 from dsi.search.engines import search_decoder
-from dsi.search.pretrained import PretrainedDecoder, check_walk
 from dsi.search.queries import encode_queries
 from dsi.search.request import SearchConfig, SearchRequest
 from dsi.training.examples import DocidExamples, Texts
@@ -60,7 +60,7 @@ def test_the_walk_gives_the_probabilities_of_plain_passes_without_a_cache(models
     assert tree.depth >= 4
     generator, batch = pretrained_generator(models[kind], tree, upper), batch_of(QUERIES)
     search = beam_search_for(tree, generator)
-    assert isinstance(search.decoder, PretrainedDecoder)
+    assert isinstance(search.decoder, TextDecoder)
     expected = torch.stack([document_log_p(generator, tree, query or "?") for query in QUERIES])
     torch.testing.assert_close(expected.exp().sum(dim=1), torch.ones(len(QUERIES)))
     ordered, order = expected.sort(dim=1, descending=True)
@@ -302,7 +302,7 @@ def test_a_generator_is_kept_as_it_is(models, upper, tmp_path):
     np.testing.assert_array_equal(found[0].scores, found[1].scores)
     assert "chat_template" not in "".join(path.read_text() for path in tmp_path.rglob("*.json"))
     halved = search_decoder(again, torch.bfloat16)
-    assert halved.logits(torch.zeros(4, 1, dtype=torch.long), 0, halved.start(batch), 1).dtype == torch.bfloat16
+    assert halved.logits(torch.zeros(4, 1, dtype=torch.long), 0, halved.start(batch)).dtype == torch.bfloat16
 
 
 # What is refused

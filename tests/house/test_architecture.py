@@ -229,6 +229,7 @@ except ValueError as error:
         "dsi.search.hits",
         "dsi.search.top",
         *(f"dsi.eval.{name}" for name in ("measures", "fusion", "protocol", "tables")),
+        "dsi_experiments.collections.natural_questions",
         "dsi_experiments.published",
         "dsi_experiments.regret",
         *(
@@ -239,7 +240,6 @@ except ValueError as error:
                 "files.storage",
                 "data.collection",
                 "schemes",
-                "data.natural_questions",
             )
         ),
     ],

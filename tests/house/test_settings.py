@@ -165,7 +165,6 @@ def settings(tmp_path, sentence_t5_folder, t5_folder):
             FileNotFoundError,
             "encoder.name names the folder ../a/b, which does not exist",
         ),
-        ({"lexical": {"model": "/no/splade"}}, FileNotFoundError, "lexical.model names the folder /no/splade"),
         ({"pseudo_queries": {"method": "/no/t5"}}, FileNotFoundError, "pseudo_queries.method names the folder /no/t5"),
         (
             {"docids": SCHEME | {"method": "gone"}},
@@ -215,9 +214,7 @@ def test_documents_alone_take_a_config_too_and_the_encoder_stays_as_it_is(settin
 @pytest.mark.parametrize(
     ("changes", "error", "message"),
     [
-        ({"vectors": {"kind": "pq", "code_bytes": 7}}, ValueError, "code_bytes must divide .*, 32, got 7"),
         ({"vectors": {"code_bytes": 32}}, ValueError, "Twice vectors.code_bytes must divide .*, 32, got 32"),
-        ({"vectors": {"kind": "pq", "code_bytes": 8}}, ValueError, "need at least 256 documents, got 40"),
     ],
 )
 def test_docids_or_vectors_that_do_not_fit_are_refused_before_the_encoder_is_trained(
@@ -232,8 +229,7 @@ def test_docids_or_vectors_that_do_not_fit_are_refused_before_the_encoder_is_tra
 @pytest.mark.parametrize(
     ("vectors", "documents", "pieces"),
     [
-        ({"kind": "pq", "code_bytes": 8}, 256, 1),
-        ({"kind": "pq", "code_bytes": 8}, 100, 3),  # perhaps 300 vectors
+        ({"code_bytes": 8}, 100, 3),
         ({"kind": "int8", "code_bytes": 16}, 1, 1),
     ],
 )

@@ -58,7 +58,7 @@ def random_case(seed: int) -> Case:
     if with_tokens:
         tree = replace(tree, tokens=random_tokens(tree.num_places, chance))
     generator = random_tied(tree, layers=int(seed % 5 == 0), seed=seed)
-    kind = ["float32", "float32", "int8", "float16", "codes"][seed % 5]
+    kind = ["float32", "float32", "int8", "int8", "codes"][seed % 5]
     if kind == "codes":
         tree = tree.stored_as(VectorsConfig("float32", code_bytes=WIDTH // 4))
     elif kind != "float32":

@@ -67,10 +67,10 @@ def test_cells_partition_the_documents():
         assert lists.nodes_of(tree).tolist() == nodes.tolist()
 
 
-@pytest.mark.parametrize("config", [*CODES, VectorsConfig("pq", 16)])
+@pytest.mark.parametrize("config", CODES)
 @pytest.mark.parametrize("weight", [0.0, 0.4])
 def test_a_walk_that_prunes_nothing_finds_what_exact_finds(config, weight, monkeypatch):
-    monkeypatch.setattr("dsi.search.generate.LARGE", 100)  # codes of kind "pq" are the vectors, others are made
+    monkeypatch.setattr("dsi.search.generate.LARGE", 100)
     tree, batch = big_tree(config), query_batch(5, 1)
     every, found = (search(tree, batch, method, 10_000, weight) for method in ("exact", "generate"))
     np.testing.assert_allclose(found.scores, every.scores, rtol=1e-4, atol=1e-4)

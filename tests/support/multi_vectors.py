@@ -1,11 +1,10 @@
-"""Tiny multi-vector models in each of the forms in which sentence-transformers reads them."""
+"""Tiny multi-vector models as sentence-transformers reads them."""
 
 import json
 import string
 from pathlib import Path
 
 import torch
-from safetensors.torch import save_file
 from sentence_transformers import MultiVectorEncoder
 from sentence_transformers.base.modules import Dense, Normalize, Transformer
 from sentence_transformers.multi_vector_encoder.modules import HierarchicalTokenPooling, MultiVectorMask
@@ -14,8 +13,8 @@ from transformers import BertConfig, BertModel
 from tests.support.encoders import _tokenizer
 from tests.support.small import WIDTH
 
-FORMS = {"modules": 24, "pooled": 24, "pylate": 20, "early pylate": 20, "stanford": 24}
-"""{form: dimensions}: explicit modules, also with documents pooled; PyLate's of today and before; Stanford's ColBERT."""
+FORMS = {"modules": 24, "pooled": 24, "pylate": 20}
+"""{form: dimensions}: explicit modules, also with documents pooled; PyLate's."""
 
 
 def save_multi_vector(folder: Path, form: str) -> Path:
@@ -27,15 +26,8 @@ def save_multi_vector(folder: Path, form: str) -> Path:
     )  # fmt: skip
     model, tokenizer = BertModel(config), _tokenizer("bert")
     tokenizer.model_max_length = 60
-    tokenizer.add_tokens(["[Q] ", "[D] "] if "pylate" in form else ["[unused0]", "[unused1]"])
+    tokenizer.add_tokens(["[Q] ", "[D] "] if form == "pylate" else ["[unused0]", "[unused1]"])
     tokenizer.save_pretrained(str(folder))
-    if form == "stanford":
-        weights = {f"bert.{name}": value.clone() for name, value in model.state_dict().items()}
-        save_file({**weights, "linear.weight": torch.randn(FORMS[form], WIDTH)}, folder / "model.safetensors")
-        _write(folder / "config.json", {**config.to_dict(), "architectures": ["HF_ColBERT"]})
-        settings = {"query_maxlen": 12, "doc_maxlen": 40, "query_token_id": "[unused0]", "doc_token_id": "[unused1]"}
-        _write(folder / "artifact.metadata", {**settings, "mask_punctuation": True, "attend_to_mask_tokens": False})
-        return folder
     model.save_pretrained(str(folder / "base"))
     tokenizer.save_pretrained(str(folder / "base"))
     lengths = {"query_length": 14, "document_length": 50} if form == "modules" else {}
@@ -46,7 +38,7 @@ def save_multi_vector(folder: Path, form: str) -> Path:
             module_input_name="token_embeddings", module_output_name="token_embeddings",
         ),
     ]  # fmt: skip
-    if "pylate" not in form:
+    if form != "pylate":
         skipped = list(string.punctuation) if form == "modules" else None
         modules += [MultiVectorMask(skiplist_words=skipped), Normalize(module_input_name="token_embeddings")]
     if form == "pooled":
@@ -54,19 +46,19 @@ def save_multi_vector(folder: Path, form: str) -> Path:
     prompts = {"query": "find: ", "document": "text: "} if form == "modules" else None
     whole = MultiVectorEncoder(modules=modules, device="cpu", prompts=prompts)
     whole.save_pretrained(str(folder), create_model_card=False)
-    if "pylate" in form:
-        _make_pylate(folder, early=form == "early pylate")
+    if form == "pylate":
+        _make_pylate(folder)
     return folder
 
 
-def _make_pylate(folder: Path, *, early: bool) -> None:
+def _make_pylate(folder: Path) -> None:
     """Rewrite what sentence-transformers has written as PyLate writes it."""
     path = folder / "config_sentence_transformers.json"
     config = json.loads(path.read_text())
     config = {name: value for name, value in config.items() if name not in ("model_type", "prompts")}
-    config |= {} if early else {"model_type": "ColBERT"}
+    config["model_type"] = "ColBERT"
     config |= {"query_prefix": "[Q] ", "document_prefix": "[D] ", "query_length": 12, "document_length": 40}
-    config |= {"attend_to_expansion_tokens": early, "do_query_expansion": True, "similarity_fn_name": "MaxSim"}
+    config |= {"attend_to_expansion_tokens": False, "do_query_expansion": True, "similarity_fn_name": "MaxSim"}
     _write(path, config)
     modules = json.loads((folder / "modules.json").read_text())
     modules[1]["type"] = "pylate.models.Dense.Dense"

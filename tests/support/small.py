@@ -1,6 +1,7 @@
 """Small real things for the tests: encoders saved from a config, trees, generators, collections."""
 
 import dataclasses
+import itertools
 import json
 from pathlib import Path
 from typing import Any
@@ -11,9 +12,10 @@ from sentence_transformers import SentenceTransformer
 from sentence_transformers.sentence_transformer.modules import Normalize, Pooling, Transformer
 from transformers import BertConfig, BertForSequenceClassification, PreTrainedModel, PreTrainedTokenizerFast
 
-from dsi.docids.clustering import DocidsConfig, build_tree
+from dsi.docids.clustering import DocidsConfig, assemble, build_tree
+from dsi.docids.schemes import Docids
 from dsi.docids.tree import DocidTree
-from dsi.docids.words.bm25 import Lexical
+from dsi.docids.words.bm25 import BM25
 from dsi.generator.base import Generator
 from dsi.generator.config import CE, GeneratorConfig, ObjectiveConfig
 from dsi.generator.model import DocidGenerator
@@ -79,11 +81,15 @@ def thin_out(folder: Path, **steps: int) -> Path:
     return folder
 
 
-def random_tree(
-    documents: int, *, branching: int = 4, seed: int = 0, method: str = "kmeans", leaf: int = 4
-) -> DocidTree:
+def random_tree(documents: int, *, branching: int = 4, seed: int = 0, leaf: int = 4) -> DocidTree:
     points = np.random.default_rng(seed).normal(size=(documents, WIDTH)).astype(np.float32)
-    return build_tree(points, DocidsConfig(branching=branching, max_leaf_size=leaf, method=method), seed=seed)
+    return build_tree(points, DocidsConfig(branching=branching, max_leaf_size=leaf), seed=seed)
+
+
+def complete_tree() -> DocidTree:
+    """64 documents in three levels of four."""
+    points = np.random.default_rng(0).normal(size=(64, WIDTH)).astype(np.float32)
+    return assemble(Docids.from_paths(list(itertools.product(range(4), repeat=3))), points)
 
 
 def random_generator(tree: DocidTree, *, layers: int = 2, seed: int = 0, objective: str = "ce") -> DocidGenerator:
@@ -121,5 +127,5 @@ def random_tied(tree: DocidTree, *, layers: int = 0, seed: int = 0) -> TiedGener
     return generator
 
 
-def beam_search_for(tree: DocidTree, generator: Generator, lexical: Lexical | None = None) -> PathEngine:
+def beam_search_for(tree: DocidTree, generator: Generator, lexical: BM25 | None = None) -> PathEngine:
     return PathEngine(tree, search_decoder(generator), lexical)

@@ -4,6 +4,7 @@ from pathlib import Path
 
 import numpy as np
 import torch
+from dsi_experiments.generators.words import WordGenerator, node_numbers
 from transformers import AutoTokenizer, T5ForConditionalGeneration
 
 from dsi.docids.clustering import assemble
@@ -12,21 +13,9 @@ from dsi.docids.tree import DocidTree
 from dsi.docids.types import Ints
 from dsi.generator.config import CE, GeneratorConfig
 from dsi.generator.kinds import create_generator
-from dsi.generator.words import WordGenerator, node_numbers
 from tests.support.small import WIDTH
 
 TITLES = ["Danube", "Danube Delta", "Lake Tanganyika", "Volga", "Lake Baikal", "Delta of the Danube", "Volga", "Neon"]
-
-
-class Titles:
-    """A `TitleModel` of a tokenizer."""
-
-    def __init__(self, folder: Path) -> None:
-        self.tokenizer = AutoTokenizer.from_pretrained(str(folder))
-
-    def tokens(self, titles: list[str]) -> list[list[int]]:
-        found = self.tokenizer(titles, add_special_tokens=False)["input_ids"]
-        return [[*own, self.tokenizer.eos_token_id] for own in found]
 
 
 def log_p_of_t5(folder: Path, tree: DocidTree, numbers: Ints, states: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
@@ -50,8 +39,8 @@ def log_p_of_t5(folder: Path, tree: DocidTree, numbers: Ints, states: torch.Tens
 def title_tree(t5_folder: Path) -> tuple[DocidTree, Ints]:
     """The tree of `TITLES`, and the tokens of its docids in docid order."""
     embeddings = np.random.default_rng(0).normal(size=(len(TITLES), WIDTH)).astype(np.float32)
-    config = DocidsConfig(method="title")
-    docids = make_docids(SchemeInput(embeddings, config, titles=TITLES, title_model=Titles(t5_folder)))
+    config, tokenizer = DocidsConfig(method="title"), AutoTokenizer.from_pretrained(str(t5_folder))
+    docids = make_docids(SchemeInput(embeddings, config, titles=TITLES, tokenizer=tokenizer))
     tree = assemble(docids, embeddings)
     return tree, docids.paths[tree.doc_rows]
 

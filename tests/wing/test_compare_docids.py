@@ -16,7 +16,7 @@ import dsi
 from dsi.commands.main import main
 from dsi.config import Config
 from dsi.docids.clustering import DocidsConfig, build_tree
-from dsi.docids.schemes import FILE, SCHEMES, SchemeInput, make_docids
+from dsi.docids.schemes import SchemeInput, make_docids
 from dsi.measuring.diagnosis import diagnose
 from dsi.measuring.runs import generator_only
 from dsi.search.request import SearchConfig
@@ -120,7 +120,7 @@ def test_digits_and_names_of_schemes(command, tmp_path, capsys, monkeypatch):
     [
         *((["kmeans", f"kmeans+{own}"], f"from 1 to 65,536 pieces a document, got 'kmeans+{own}'") for own in PIECES),
         (["+2"], "'' is not a docid scheme; use one of kmeans"),
-        (["kmeans", "title+2"], 'docids.pieces is not read by the docid method "title"; leave it at 0, got 2'),
+        (["kmeans", "title+2"], 'The scheme "title" makes a docid a document, got \'title+2\'; leave "+2" out'),
         (["kmeans", "file"], 'The scheme "file" reads docids and makes none, so it cannot be compared; leave it out'),
         (["kmeans", "--seeds", "0", "9999999999"], "seed must be at most 1000000000, got 9999999999"),
         (["kmeans", "title"], "document 'helium' (and 0 more) has none"),
@@ -156,7 +156,7 @@ def test_what_is_missing_without_the_documents_added_later_is_refused_before_tra
     with pytest.raises(
         ValueError, match=r"^Without the documents that are added .* branching .* Or give --without-added\.$"
     ):
-        docids.compare(laboratory, ["random"], [0])
+        docids.compare(laboratory, ["kmeans"], [0])
     assert not (tmp_path / "out" / "store").exists()
 
 
@@ -206,7 +206,7 @@ def test_dense_search_is_that_of_whole_documents_and_all_have_the_seed(command, 
 def test_trees_are_of_one_size_and_titles_need_titles(beir):
     collection = dsi.read_collection(beir())
     names = docids.schemes_for(collection)
-    assert names == [*(name for name in SCHEMES if name != FILE), "pq", "rkmeans", "rq"]
+    assert names == ["kmeans", "balanced", "pq", "random", "rkmeans", "rq", "title"]
     for branching in (8, 10, 15):
         shapes = {name: docids.shape(name, branching) for name in names}
         assert {shape["branching"] for name, shape in shapes.items() if name != "title"} == {8}

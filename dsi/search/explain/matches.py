@@ -13,7 +13,6 @@ import numpy as np
 from dsi.contrastive.encoder import Encoder
 from dsi.docids.types import Floats, Ints
 from dsi.docids.words.analyzer import JOINED_WORDS, WORD_CHARACTERS
-from dsi.docids.words.bm25 import BM25
 from dsi.docids.words.occurrences import occurrences
 from dsi.search.engine import Engine
 from dsi.search.hits import Match, Span
@@ -67,7 +66,7 @@ class _Found(NamedTuple):
 
 def _words(engine: Engine, query: str, weight: float, documents: Sequence[StoredText]) -> list[list[_Found]]:
     """Return for each document the words of a query that its text or title holds, with what they add to its score."""
-    if not isinstance(engine.lexical, BM25) or not weight:
+    if engine.lexical is None or not weight:
         return [[] for _ in documents]
     lexical, rows = engine.lexical, engine.tree.doc_rows[[document.position for document in documents]]
     (terms,), known = lexical.share_terms([query]), lexical.known_terms(query)

@@ -25,13 +25,12 @@ import faiss
 import numpy as np
 from numpy.typing import NDArray
 
-from dsi.contrastive.sparse import load_lexical
 from dsi.docids.clustering import DocidsConfig, build_tree
 from dsi.docids.files.reading import map_tensors, read_record
 from dsi.docids.files.storage import save_tensors, scratch_array, write_json
 from dsi.docids.tree import DocidTree
 from dsi.docids.vectors import VectorsConfig
-from dsi.docids.words.bm25 import BM25, Lexical
+from dsi.docids.words.bm25 import BM25, load_lexical
 
 if TYPE_CHECKING:
     from dsi.docids.data.collection import Collection
@@ -87,15 +86,15 @@ class Searched:
         return cls(folder, tree, np.array(tensors["queries"]), **facts)
 
     @property
-    def lexical(self) -> Lexical | None:
-        """BM25, or learned sparse vectors; None of embeddings alone."""
+    def lexical(self) -> BM25 | None:
+        """BM25; None of embeddings alone."""
         return load_lexical(self.folder / "lexical", [""] * self.tree.num_places)
 
 
 def write(
     folder: Path,
     tree: DocidTree,
-    lexical: Lexical | None,
+    lexical: BM25 | None,
     queries: Floats,
     texts: Sequence[str],
     relevant: Sequence[Sequence[int]] = (),
@@ -145,7 +144,7 @@ def write_synthetic(size: int, dim: int, folder: Path, seed: int = 0) -> None:
 
 
 def write_vectors(
-    documents: Floats, queries: Floats, folder: Path, lexical: Lexical | None = None, texts: Sequence[str] = ()
+    documents: Floats, queries: Floats, folder: Path, lexical: BM25 | None = None, texts: Sequence[str] = ()
 ) -> None:
     """Embeddings that are given, [n, dim] of documents and of queries, with their tree: that of `Config()`."""
     started = time.process_time()

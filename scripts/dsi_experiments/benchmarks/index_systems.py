@@ -8,7 +8,7 @@ import torch
 from dsi.docids.tree import DocidTree
 from dsi.docids.updating import add_documents, remove_documents
 from dsi.docids.vectors import VectorsConfig
-from dsi.docids.words.bm25 import Lexical
+from dsi.docids.words.bm25 import BM25
 from dsi.generator.config import GeneratorConfig, ObjectiveConfig
 from dsi.generator.tied import TiedGenerator
 from dsi.search.generate import TiedEngine, WordsOnly
@@ -48,7 +48,7 @@ class Exact(System):
         """As in `System`."""
         return self.search(data)
 
-    def search(self, data: Searched, lexical: Lexical | None = None) -> "TreeSearch":
+    def search(self, data: Searched, lexical: BM25 | None = None) -> "TreeSearch":
         """As `load`; with words if there are any."""
         return TreeSearch(DocidTree.load(data.folder / self.files[0]), self.method, lexical, data.lexical_weight)
 
@@ -118,7 +118,7 @@ class TreeSearch:
     """
 
     def __init__(
-        self, tree: DocidTree, method: str = "generate", lexical: Lexical | None = None, weight: float = 0.0
+        self, tree: DocidTree, method: str = "generate", lexical: BM25 | None = None, weight: float = 0.0
     ) -> None:
         config = GeneratorConfig()
         generator = TiedGenerator.create(config, tree, tree.embeddings.shape[1], ObjectiveConfig())

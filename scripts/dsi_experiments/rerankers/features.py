@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from sklearn.feature_extraction.text import ENGLISH_STOP_WORDS
 
 from dsi.docids.types import Bools, Floats, Ints
-from dsi.docids.words.bm25 import Lexical
+from dsi.docids.words.bm25 import BM25
 from dsi.search.beam import PathEngine
 from dsi.search.engine import Engine
 from dsi.search.generate import TiedEngine
@@ -207,7 +207,7 @@ def _siblings_by_decoder(engine: PathEngine, batch: QueryBatch, positions: Ints)
         yield Siblings(by_generator, by_encoder, valid, np.maximum(digits[:, :, level], 0))
 
 
-def _lexical_features(lexical: Lexical, texts: Sequence[str], rows: Ints) -> dict[str, Floats]:
+def _lexical_features(lexical: BM25, texts: Sequence[str], rows: Ints) -> dict[str, Floats]:
     terms, name = lexical.query_terms(texts), lexical.name
     scores = np.stack([lexical.scorer.contributions(*query).sum(axis=0) for query in zip(terms, rows, strict=True)])
     ranks = np.argsort(np.argsort(-scores, axis=1, kind="stable"), axis=1)

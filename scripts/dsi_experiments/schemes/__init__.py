@@ -1,1 +1,1 @@
-"""Docid schemes by quantizers."""
+"""Docid schemes: quantizers, balanced clusters, titles, and a control."""

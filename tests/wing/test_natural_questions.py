@@ -4,9 +4,9 @@ import json
 
 import datasets
 import pytest
+from dsi_experiments.collections import natural_questions as nq
 
 from dsi.commands.main import main
-from dsi.docids.data import natural_questions as nq
 from dsi.docids.data.collection import read_collection
 from tests.support.raw_questions import FORMS, QUESTIONS, hub, raw_file, simplified
 

@@ -5,10 +5,13 @@ import json
 import numpy as np
 import pytest
 import torch
+from dsi_experiments.generators.words import WordGenerator, node_numbers
 from safetensors.torch import load_file, save_file
 from transformers import T5ForConditionalGeneration
 
+from dsi.commands.main import main
 from dsi.config import Config
+from dsi.docids import extensions
 from dsi.docids.files.reading import reading
 from dsi.docids.schemes.file import write_docids
 from dsi.docids.tree import DocidTree
@@ -16,8 +19,9 @@ from dsi.docids.types import Ints
 from dsi.generator.config import CE, GeneratorConfig
 from dsi.generator.kinds import create_generator, load_generator
 from dsi.generator.objectives import CrossEntropy, Task
-from dsi.generator.words import WordGenerator, node_numbers, read_numbers
+from dsi.training.docids_stage import read_numbers
 from tests.support.small import WIDTH, random_queries
+from tests.support.tiny_settings import write_settings
 from tests.support.word_docids import TITLES, log_p_of_t5, title_tree, word_generator
 
 CPU = torch.device("cpu")
@@ -98,17 +102,36 @@ def test_the_numbers_of_docids_come_from_their_file_or_are_the_digits(titles, tm
 def test_words_without_titles_or_without_their_t5_are_refused(titles, t5_folder):
     tree, numbers = titles
     config = GeneratorConfig(docid_tokens="words", decoder=str(t5_folder))
-    with pytest.raises(ValueError, match='docid_tokens = "words" needs the tokens of the docids'):
-        create_generator(config, tree, WIDTH, CE)
     with pytest.raises(
         ValueError, match="The docids have the token 90000, the decoder only 2000; take its own tokenizer"
     ):
         create_generator(config, tree, WIDTH, CE, numbers=np.where(numbers == numbers.max(), np.int32(90_000), numbers))
-    with pytest.raises(ValueError, match=r'"words" needs generator\.decoder, a T5 checkpoint'):
-        GeneratorConfig(docid_tokens="words", decoder="", num_layers=1)
-    words = {"generator": {"docid_tokens": "words", "decoder": "t5"}}
-    digits = Config.named("digits")
+    words = Config.named("digits").with_changes({"generator": {"docid_tokens": "words", "decoder": "t5"}})
     with pytest.raises(ValueError, match=r"needs docids.method = \"title\", got 'kmeans'"):
-        digits.with_changes(words)
-    titled = {**words, "docids": {"method": "title", "branching": 0, "max_leaf_size": 20, "pieces": 0}}
-    assert digits.with_changes(titled).title_checkpoint == "t5"
+        WordGenerator.check_config(words)
+    titled = words.with_changes({"docids": {"method": "title", "branching": 0, "max_leaf_size": 20, "pieces": 0}})
+    WordGenerator.check_config(titled)
+    assert titled.docid_tokenizer == "t5"
+    with pytest.raises(ValueError, match=r'"words" needs generator\.decoder, a T5 checkpoint'):
+        WordGenerator.check_config(titled.with_changes({"generator": {"decoder": "", "num_layers": 1}}))
+
+
+def test_a_training_of_words_for_other_docids_is_refused_before_it_begins(
+    beir, sentence_t5_folder, t5_folder, tmp_path, capsys
+):
+    config = write_settings(
+        tmp_path / "config.toml", sentence_t5_folder, t5_folder, generator={"docid_tokens": "words"}
+    )
+    command = ["train", "--config", str(config), "--data", str(beir()), "--output", str(tmp_path / "run")]
+    assert main([*command, "--device", "cpu"]) == 2
+    assert 'needs docids.method = "title"' in capsys.readouterr().err
+    assert not (tmp_path / "run").exists()
+
+
+def test_an_index_of_words_without_their_package_names_what_is_missing(generator, tmp_path, monkeypatch):
+    generator.save_pretrained(str(tmp_path))
+    monkeypatch.setattr(extensions, "entry_points", lambda group: [])
+    with pytest.raises(ValueError, match="one of digits, tied, got 'words'; install the package that adds them"):
+        load_generator(tmp_path, "cpu")
+    with pytest.raises(ValueError, match="docid_tokens must be one of tied, digits, got 'words'"):
+        GeneratorConfig(docid_tokens="words", decoder="t5")

@@ -56,7 +56,7 @@ def _load(name: str) -> Any:
     try:
         import ir_datasets
     except ModuleNotFoundError:
-        raise ModuleNotFoundError('ir_datasets is not installed; run pip install "dr-scl[irds]".') from None
+        raise ModuleNotFoundError('ir_datasets is not installed; run pip install "dr-scl-experiments[irds]".') from None
     try:
         data_set = ir_datasets.load(name)
     except KeyError:

@@ -4,10 +4,11 @@ Later tokens have no alternative, so a search that follows the tree loses nothin
 """
 
 from collections.abc import Iterable, Sequence
+from typing import Any
 
 import numpy as np
 
-from dsi.docids.schemes import Docids, SchemeInput, pad_paths
+from dsi.docids.schemes import Docids, SchemeInput, pad_paths, refuse_points
 from dsi.docids.tree import MOST_LEVELS
 from dsi.docids.types import Ints
 
@@ -16,13 +17,23 @@ def make(documents: SchemeInput) -> Docids:
     """Return docids of titles.
 
     Raises:
-        ValueError: a title is blank, or a title model is missing.
+        ValueError: a title is blank, a tokenizer is missing, or there are vectors to cluster.
     """
-    model, titles = documents.title_model, list(documents.titles)
-    if model is None or len(titles) != len(documents.embeddings):
-        raise ValueError('The docid method "title" needs the titles of all documents, and a model that reads them.')
+    refuse_points(documents)
+    titles = list(documents.titles)
+    if documents.tokenizer is None or len(titles) != len(documents.embeddings):
+        raise ValueError('The docid method "title" needs the titles of all documents, and a tokenizer that reads them.')
     check_titles(titles, documents.doc_ids)
-    return Docids(_cut(pad_paths([tokens[: MOST_LEVELS - 1] for tokens in model.tokens(titles)])))
+    paths = [tokens[: MOST_LEVELS - 1] for tokens in title_tokens(documents.tokenizer, titles)]
+    return Docids(_cut(pad_paths(paths)))
+
+
+def title_tokens(tokenizer: Any, titles: Sequence[str]) -> list[list[int]]:
+    """Return the tokens of each title, then the tokenizer's end token, which occurs nowhere else."""
+    ends = tokenizer.eos_token_id, tokenizer.sep_token_id, len(tokenizer)
+    end = next(end for end in ends if end is not None)
+    tokenized = tokenizer(titles, add_special_tokens=False)["input_ids"]
+    return [[*(token for token in tokens if token != end), end] for tokens in tokenized]
 
 
 def check_titles(titles: Iterable[str], doc_ids: Sequence[str]) -> None:

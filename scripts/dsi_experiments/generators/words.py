@@ -7,7 +7,6 @@ kept here, so that documents may be added to the tree. Knows no titles and no to
 """
 
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -15,12 +14,13 @@ import torch
 from torch import Tensor
 from transformers import T5Config
 
+from dsi.config import Config
 from dsi.docids.files.reading import RESTORE
-from dsi.docids.schemes.file import read_docids
 from dsi.docids.tree import DocidTree
 from dsi.docids.types import Ints
 from dsi.generator.config import GeneratorConfig
 from dsi.generator.model import DocidGenerator
+from dsi.search.decoder import StatesDecoder
 
 
 class WordGenerator(DocidGenerator):
@@ -36,6 +36,7 @@ class WordGenerator(DocidGenerator):
         num_children: [inner_nodes] as in the tree.
     """
 
+    tokens_are_nodes = True
     rows: Tensor
     first_child: Tensor
     num_children: Tensor
@@ -50,9 +51,24 @@ class WordGenerator(DocidGenerator):
             self.register_buffer(name, torch.zeros(size, dtype=torch.long))
 
     @classmethod
+    def check_config(cls, config: Config) -> None:
+        """Raise ValueError unless docids are titles, and a checkpoint has their words."""
+        if config.docids.method != "title":
+            raise ValueError(
+                f'generator.docid_tokens = "words" needs docids.method = "title", got {config.docids.method!r}.'
+            )
+        if not config.generator.decoder:
+            raise ValueError(
+                'generator.docid_tokens = "words" needs generator.decoder, a T5 checkpoint that has the words.'
+            )
+
+    def search_decoder(self, dtype: torch.dtype | None = None) -> "WordDecoder":
+        """Return what runs it in a search."""
+        return WordDecoder(self, dtype)
+
+    @classmethod
     def _entries(cls, config: GeneratorConfig, tree: DocidTree, numbers: Ints | None) -> dict[str, object]:
-        if numbers is None:
-            raise ValueError('generator.docid_tokens = "words" needs the tokens of the docids; make them of titles.')
+        assert numbers is not None
         tokens = np.unique(node_numbers(tree, numbers))
         nodes = tree.num_inner + tree.num_places
         return {"vocab_size": 1 + int((tokens >= 0).sum()), "inner_nodes": tree.num_inner, "nodes": nodes}
@@ -127,10 +143,29 @@ def node_numbers(tree: DocidTree, numbers: Ints) -> Ints:
     return by_node
 
 
-def read_numbers(folder: Path, doc_ids: Sequence[str], tree: DocidTree) -> Ints:
-    """Return the numbers [N, longest] that a docid scheme gave, in docid order; see `save_docids_stage`."""
-    path = folder / "docids.tsv"
-    if not path.exists():
-        return tree.paths(np.arange(tree.num_places))[1]
-    paths = read_docids(path, doc_ids).paths
-    return paths[np.lexsort(paths.T[::-1])].astype(np.int32)  # positions count docids in the order of their numbers
+class WordDecoder(StatesDecoder):
+    """A `WordGenerator`: its tokens are nodes, as they were numbered in training."""
+
+    def _level_heads(self, head: Tensor) -> Sequence[Tensor]:
+        generator, heads = self.generator, list[Tensor]()
+        self.columns = torch.zeros_like(generator.rows)  # [nodes] of each node's token among the words of its level
+        nodes = torch.zeros(1, dtype=torch.long, device=head.device)
+        for fan_out in self.fan_out:
+            digits = torch.arange(fan_out, device=head.device)
+            nodes = generator.children_of(nodes, digits)[digits < generator.num_children[nodes][:, None]]
+            rows, self.columns[nodes] = generator.rows[nodes].unique(return_inverse=True)
+            heads.append(head[rows])  # [words of the level, width]
+            nodes = nodes[nodes < len(generator.first_child)]
+        return heads
+
+    def tokens(self, parents: Tensor, digits: Tensor, level: int) -> Tensor:
+        """Return the children [batch, beams, fan_out]; any of them for one that was added after training."""
+        last: int = len(self.generator.first_child) - 1
+        return self.generator.children_of(parents.clamp(max=last), digits)  # type: ignore[no-any-return]
+
+    def _embed(self, tokens: Tensor) -> Tensor:
+        return super()._embed(self.generator.rows[tokens])
+
+    def _logits(self, hidden: Tensor, tokens: Tensor, level: int) -> Tensor:
+        children = self.tokens(tokens, torch.arange(self.fan_out[level], device=tokens.device), level)
+        return super()._logits(hidden, tokens, level).gather(2, self.columns[children])

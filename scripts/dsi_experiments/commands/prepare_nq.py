@@ -14,7 +14,7 @@ from pathlib import Path
 from dsi.commands.arguments import parser
 from dsi.commands.libraries import quiet_logging
 from dsi.commands.values import number, output_folder
-from dsi.docids.data.natural_questions import SIZES, prepare
+from dsi_experiments.collections.natural_questions import SIZES, prepare
 
 
 def main(argv: Sequence[str] | None = None) -> None:

@@ -4,11 +4,11 @@ import dataclasses
 
 import numpy as np
 import pytest
+from dsi_experiments.generators.words import WordDecoder
 
 import dsi
 from dsi.config import Config
 from dsi.docids.updating import add_documents
-from dsi.search.decoder import WordDecoder
 from dsi.search.request import SearchConfig, SearchRequest
 from tests.support.small import WIDTH, beam_search_for, random_batch
 from tests.support.word_docids import TITLES, log_p_of_t5, title_tree, word_generator

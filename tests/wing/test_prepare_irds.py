@@ -4,10 +4,10 @@ import sys
 
 import ir_datasets
 import pytest
+from dsi_experiments.collections.irds import prepare
 
 from dsi.commands.main import main
 from dsi.docids.data.collection import read_collection
-from dsi.docids.data.irds import prepare
 
 
 @pytest.fixture
@@ -79,7 +79,7 @@ def test_what_does_not_fit_is_named_and_nothing_is_left(registered, tmp_path, ca
     assert not (tmp_path / "collection").exists()
     monkeypatch.setitem(sys.modules, "ir_datasets", None)
     assert main(["prepare-irds", "--test", test, "--output", folder]) == 2
-    assert 'pip install "dr-scl[irds]"' in capsys.readouterr().err
+    assert 'pip install "dr-scl-experiments[irds]"' in capsys.readouterr().err
 
 
 def test_a_folder_with_anything_else_is_not_replaced(registered, tmp_path, capsys):

@@ -15,7 +15,7 @@ from dsi.commands.values import output_folder
 def main(argv: Sequence[str] | None = None) -> None:
     """Write the folder, print its counts."""
     arguments = _parse(argv)
-    from dsi.docids.data.irds import prepare
+    from dsi_experiments.collections.irds import prepare
 
     quiet_logging()
     names = {split: name for split in ("train", "dev", "test") if (name := getattr(arguments, split))}

@@ -1,0 +1,1 @@
+"""Public data sets, written as collections (BEIR folders)."""

@@ -1,0 +1,1 @@
+"""Generators of other papers: entry points of `dsi.generators`."""

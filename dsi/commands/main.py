@@ -18,7 +18,7 @@ from dsi.docids.files.checks import printable
 COMMANDS = (
     "example", "index", "train", "queries", "tune", "evaluate", "compare", "search", "rerank", "explain", "info", "serve",
     "update", "verify",
-    "push", "prepare-nq", "prepare-irds", "export",
+    "push", "prepare-nq", "prepare-irds",
 )  # fmt: skip
 """The commands of the library, in the order of `dsi --help`; other packages add commands as entry points."""
 _MEANT = {

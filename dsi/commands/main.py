@@ -16,13 +16,13 @@ from dsi.docids.extensions import extensions, load_extension
 from dsi.docids.files.checks import printable
 
 COMMANDS = (
-    "example", "index", "train", "queries", "tune", "evaluate", "compare", "search", "rerank", "explain", "info", "serve",
+    "index", "train", "queries", "tune", "evaluate", "compare", "search", "rerank", "explain", "info", "serve",
     "update", "verify",
     "push", "prepare-nq", "prepare-irds",
 )  # fmt: skip
 """The commands of the library, in the order of `dsi --help`; other packages add commands as entry points."""
 _MEANT = {
-    "about": "info", "add": "update", "ask": "search", "build": "train", "demo": "example", "delete": "update", "fit": "train",
+    "about": "info", "add": "update", "ask": "search", "build": "train", "demo": "train", "delete": "update", "fit": "train",
     "measure": "evaluate", "query": "search", "remove": "update", "retrieve": "search", "upload": "push",
 }  # fmt: skip
 """{name in other programs: our command}."""

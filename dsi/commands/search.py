@@ -1,16 +1,17 @@
-"""`dsi search`: search an index, at a prompt with history, in a pipe, with --query, or with a file of queries.
+"""`dsi search`: search an index, with --query, with a query a line at a prompt or in a pipe, or with a file of queries.
 
-At the prompt, a query searches, `:explain QUERY` shows how its documents were found, `:quit` (or Ctrl-D) leaves. A line in a
-pipe that fails gives a message, or with --json an object with "error"; the others are answered, and the exit status is 2.
---queries with --run writes a TREC run. --rerank orders the first --rerank-depth answers again.
+Ctrl-D leaves the prompt. A line that fails gives a message, or with --json an object with "error"; the others are answered, and
+the exit status is 2. --queries with --run writes a TREC run. --rerank orders the first --rerank-depth answers again.
 """
 
 import argparse
+import io
 import json
 import os
 import shutil
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -24,7 +25,6 @@ from dsi.commands.arguments import (
     search_options,
 )
 from dsi.commands.libraries import load_libraries
-from dsi.commands.prompt import HELP, command_of, read_lines, readable
 from dsi.commands.queries_file import read_queries_file
 from dsi.commands.values import count, existing_file, output_file, query_text
 
@@ -54,7 +54,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     elif arguments.query is not None:
         searches.answer_query(arguments.query)
     else:
-        searches.answer_lines(read_lines(f"{retriever!r}\nA query, :explain QUERY, :help or :quit"))
+        searches.answer_lines(_lines(f"{retriever!r}\nA query, or Ctrl-D to leave"))
 
 
 def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
@@ -139,7 +139,7 @@ class _Searches:
             ValueError: it failed.
         """
         try:
-            self._answer("search", query)
+            self._answer(query)
         except ValueError as error:
             if self.as_json:
                 self._show_error(query, error)
@@ -155,22 +155,16 @@ class _Searches:
         for line in lines:
             done += 1
             try:
-                self._answer(*command_of(line))
+                self._answer(line)
             except ValueError as error:
                 failed += 1
                 self._show_error(line, error)
         if failed and not sys.stdin.isatty():
             raise ValueError(f"{failed} of {done} lines failed.")
 
-    def _answer(self, command: str, text: str) -> None:
-        if command == "help":
-            print(HELP, file=sys.stderr if self.as_json else sys.stdout)
-        elif command == "explain":
-            shown = str(self.retriever.explain(text, self.k, **self.options))
-            print(_json(query=text, explanation=shown) if self.as_json else shown, flush=True)
-        else:
-            hits = self._search(text)
-            _show_json(text, hits) if self.as_json else _show_text(hits)
+    def _answer(self, query: str) -> None:
+        hits = self._search(query)
+        _show_json(query, hits) if self.as_json else _show_text(hits)
 
     def _search(self, query: str) -> "Hits":
         from dsi.search.hits import Hits
@@ -188,9 +182,24 @@ class _Searches:
 
     def _show_error(self, line: str, error: ValueError) -> None:
         if self.as_json:
-            print(_json(query=readable(line), error=str(error)), flush=True)
+            readable = line.encode("utf-8", "surrogateescape").decode("utf-8", "replace")
+            print(_json(query=readable, error=str(error)), flush=True)
         else:
             print(f"dsi: {error}", file=sys.stderr)
+
+
+def _lines(greeting: str) -> Iterator[str]:
+    """Yield the lines of a terminal or a pipe that are not blank; bytes that are not UTF-8 come as lone surrogates."""
+    if isinstance(sys.stdin, io.TextIOWrapper):
+        sys.stdin.reconfigure(encoding="utf-8", errors="surrogateescape")
+    if is_terminal := sys.stdin.isatty():
+        with suppress(ModuleNotFoundError):  # on Windows
+            import readline  # noqa: F401 (lines can be edited and called again)
+        print(greeting)
+    with suppress(EOFError):
+        while True:
+            if line := input("dsi> " if is_terminal else "").strip():
+                yield line
 
 
 def _show_text(hits: "Hits") -> None:

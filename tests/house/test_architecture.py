@@ -180,7 +180,7 @@ def test_help_imports_nothing_heavy_and_groups_every_command():
         assert re.search(rf"^  {name} +\w", output, re.MULTILINE)
 
 
-@pytest.mark.parametrize("command", ["example", "train", "tune", "evaluate", "search", "explain", "update"])
+@pytest.mark.parametrize("command", ["train", "tune", "evaluate", "search", "explain", "update"])
 def test_help_of_an_everyday_command_imports_nothing_heavy(command):
     show_help = f"try: m.main([{command!r}, '--help'])"
     code = f"import sys, dsi.commands.main as m\n{show_help}\nexcept SystemExit: print('torch' in sys.modules)"

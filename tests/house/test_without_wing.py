@@ -35,7 +35,7 @@ def alone(saved, monkeypatch):
 def test_help_lists_the_commands_of_the_library_and_others_are_unknown(alone, capsys):
     assert main(["--help"]) == 0
     printed = capsys.readouterr().out
-    assert "train, measure and search the collection" in printed
+    assert "search an index" in printed
     assert "added by" not in printed
     where = "is in the distribution dr-scl-experiments: pip install dr-scl-experiments, or pip install ./scripts in a checkout"
     for name, meant in (("reproduce", "reproduce"), ("train-rerankr", "train-reranker")):

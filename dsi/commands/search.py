@@ -13,6 +13,7 @@ import sys
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import reduce
 from typing import TYPE_CHECKING, Any
 
 from dsi.commands.arguments import (
@@ -29,7 +30,6 @@ from dsi.commands.queries_file import read_queries_file
 from dsi.commands.values import count, existing_file, output_file, query_text
 
 if TYPE_CHECKING:
-    from dsi.search.candidates import Candidates, Reranker
     from dsi.search.hits import Hits
     from dsi.store.retriever import GenerativeRetriever
 
@@ -42,13 +42,11 @@ def main(argv: Sequence[str] | None = None) -> None:
     arguments = _parse(argv)
     queries = read_queries_file(arguments.queries) if arguments.queries else {}
     load_libraries()
-    from dsi.rerankers.reranking import load_rerankers
-
     retriever = open_retriever(arguments)
-    names = arguments.rerank.split("+") if arguments.rerank else []
-    rerankers = load_rerankers(arguments.run, names, device=arguments.device) if names else []
-    k, most = arguments.k, max(arguments.k, arguments.rerank_depth or 50)
-    searches = _Searches(retriever, search_options(arguments), k, rerankers, most, arguments.json)
+    most = max(arguments.k, arguments.rerank_depth or 50)
+    searches = _Searches(
+        retriever, search_options(arguments), arguments.k, _models(retriever, arguments), most, arguments.json
+    )
     if queries:
         searches.write_run(queries, arguments)
     elif arguments.query is not None:
@@ -93,6 +91,16 @@ def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
     return arguments
 
 
+def _models(retriever: "GenerativeRetriever", arguments: argparse.Namespace) -> list[Any]:
+    """Return the models that --rerank names."""
+    if not arguments.rerank:
+        return []
+    from dsi.rerankers import load_reranker
+
+    names = arguments.rerank.split("+")
+    return [load_reranker(retriever, arguments.run, name, device=arguments.device) for name in names]
+
+
 @dataclass(frozen=True)
 class _Searches:
     """Searches with the options of a command line.
@@ -109,23 +117,20 @@ class _Searches:
     retriever: "GenerativeRetriever"
     options: dict[str, Any]
     k: int
-    rerankers: "Sequence[Reranker]"
+    rerankers: list[Any]
     most: int
     as_json: bool
 
     def write_run(self, queries: dict[str, str], arguments: argparse.Namespace) -> None:
         """Write the answers of {query_id: text} as a TREC run, with its file's name as the tag."""
         from dsi.docids.files.storage import file_name
-        from dsi.eval.measures import ranking
         from dsi.eval.trec import check_fields, write_run
 
         ids = *queries, *self.retriever.documents.rows
         check_fields(arguments.output, ids, escape=arguments.escape_ids)  # before the search
         if self.rerankers:
-            whole = self._reranked(queries).as_run()
-            run = {
-                query_id: {doc_id: own[doc_id] for doc_id in ranking(own)[: self.k]} for query_id, own in whole.items()
-            }
+            found = zip(queries, self._reranked([*queries.values()]), strict=True)
+            run = {query_id: {hit.doc_id: hit.score for hit in hits[: self.k]} for query_id, hits in found}
         else:
             run = self.retriever.run(queries, self.k, **self.options)
         tag = file_name(arguments.output.stem) or "dsi"
@@ -167,18 +172,14 @@ class _Searches:
         _show_json(query, hits) if self.as_json else _show_text(hits)
 
     def _search(self, query: str) -> "Hits":
-        from dsi.search.hits import Hits
+        if self.rerankers:
+            return self._reranked([query])[0][: self.k]
+        return self.retriever.search(query, self.k, **self.options)
 
-        if not self.rerankers:
-            return self.retriever.search(query, self.k, **self.options)
-        (hits,) = self._reranked([query]).hits()
-        return Hits(hits[: self.k], hits.exact, query)
+    def _reranked(self, queries: list[str]) -> "list[Hits]":
+        from dsi.rerankers import rerank
 
-    def _reranked(self, queries: "Sequence[str] | dict[str, str]") -> "Candidates":
-        from dsi.rerankers.reranking import rerank
-
-        features = next((own.features for own in self.rerankers if own.features), None)
-        return rerank(self.retriever.candidates(queries, self.most, features=features, **self.options), self.rerankers)
+        return reduce(rerank, self.rerankers, self.retriever.search(queries, self.most, **self.options))
 
     def _show_error(self, line: str, error: ValueError) -> None:
         if self.as_json:

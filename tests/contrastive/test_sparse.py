@@ -195,7 +195,12 @@ def test_it_joins_the_scores_of_documents_and_finds_some(retriever):
     by_words = retriever.explain(QUERIES[0], k=3, beam_width=1, lexical_weight=1e6)
     assert "of a document = dense + 1e+06 learned sparse" in str(by_words)
     assert "words" in next(node for level in by_words.levels for node in level if node.rank == 1).found_by
-    assert retriever.candidates(QUERIES, k=3, features=compute_features).names[-5:-1] == (
+    encoded, titles = (
+        retriever.encode_queries(QUERIES),
+        [[hit.title for hit in hits] for hits in retriever.search(QUERIES, 3)],
+    )
+    _, names = compute_features(retriever.engine, encoded, retriever.search_encoded(encoded, 3), titles)
+    assert names[-5:-1] == (
         "learned sparse", "learned sparse, share of the best", "learned sparse, 1 / rank", "words of the document"
     )  # fmt: skip
 

@@ -42,7 +42,7 @@ def main(argv: Sequence[str] | None = None) -> None:
 
 def _check_extras(given: argparse.Namespace) -> None:
     """Raise ModuleNotFoundError if a library is missing, before anything that takes time."""
-    from dsi.integrations import extra
+    from dsi.docids.extensions import extra
 
     with extra("server"):
         import fastapi  # noqa: F401

@@ -13,7 +13,7 @@ from typing import Annotated, Any
 from pydantic import Field
 from starlette.types import Receive, Scope, Send
 
-from dsi.integrations import extra
+from dsi.docids.extensions import extra
 from dsi.search.results import ShardError
 from dsi.server.batching import BusyError
 from dsi.server.searches import Json

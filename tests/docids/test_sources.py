@@ -902,8 +902,6 @@ def test_the_answer_of_an_empty_query_is_empty(dated_run, caplog):
     judged = "queries: empty queries: 1, the first 'y'; their answers are empty, and count as 0 where they are judged."
     assert caplog.messages[-1] == judged
     assert [list(own) for own in retriever.search(frame, k=2)] == [list(alone), []]
-    candidates = retriever.candidates(frame, k=2)
-    assert [len(own) for own in candidates.hits()] == [2, 0]
 
 
 @pytest.mark.parametrize("name", ["new.csv", "new.tsv", "new.parquet", "new.jsonl", "new.txt", "notes"])

@@ -12,9 +12,9 @@ from transformers import LlamaConfig, LlamaForCausalLM, LogitsProcessorList, T5F
 from transformers.generation import PrefixConstrainedLogitsProcessor
 from transformers.modeling_outputs import BaseModelOutput
 
-from dsi.integrations import transformers as bridge
-from dsi.integrations.transformers import TrieProcessor
 from dsi.tries import Trie
+from dsi.tries import processor as bridge
+from dsi.tries.processor import TrieProcessor
 from tests.support.small import random_generator, random_queries, random_tree
 from tests.support.transformers_reference import GenerateBaseline
 

@@ -37,8 +37,8 @@ TEXT_KEYS = ("text", "contents")
 """Keys under which a record may have its text."""
 QUERY_TEXT_KEYS = ("text", "query")
 """Keys under which a query may have its text; the first counts."""
-QUERIES = ("query", "anchor", "question", "query_id", "query-id", "qid")
-POSITIVES = ("positive", "positives", "pos", "answer", "positive_id", "positive_ids", "doc_id", "pid")
+QUERIES = ("query", "anchor")
+POSITIVES = ("positive", "positives", "doc_id")
 """Keys under which a training pair may have its query, and what answers it; the first that is there counts."""
 MOST_COLUMNS = 1000
 """Columns of a document table, at most."""
@@ -209,7 +209,7 @@ def file_records(path: Path) -> Records:
 def pair_records(path: Path) -> Records:
     """Yield the training pairs of a .jsonl, .parquet, .csv or .tsv file (`dsi.docids.data.pairs`).
 
-    A .tsv file whose first line names no such column has a query, a positive and perhaps negatives a line, as MS MARCO has.
+    A .tsv file whose first line names no such column has a query, a positive and perhaps negatives a line.
 
     Raises:
         ValueError: of another kind, or not as its kind is.
@@ -221,7 +221,7 @@ def pair_records(path: Path) -> Records:
     elif {column.strip().lower() for column in _column_names(path, _TABLES[suffix])} & {*QUERIES, *POSITIVES}:
         yield from _numbered(path, _table_rows(path, _TABLES[suffix]), 2)
     elif suffix == ".csv":
-        raise ValueError(f"{path}, line 1 must name the columns: {QUERIES[0]}, {POSITIVES[0]} and the like.")
+        raise ValueError(f"{path}, line 1 must name the columns: {QUERIES[0]}, {POSITIVES[0]} and perhaps negatives.")
     else:
         for number, line in text_lines(path):
             query, *others = line.split("\t")

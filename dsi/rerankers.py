@@ -57,9 +57,10 @@ def rerank(hits: Hits | list[Hits], model: Any) -> Hits | list[Hits]:
         )
     if isinstance(hits, Hits):
         return _rerank(hits, model)
-    if not isinstance(hits, list) or not all(isinstance(own, Hits) for own in hits):
+    several = [own for own in hits if isinstance(own, Hits)] if isinstance(hits, list) else None
+    if several is None or len(several) < len(hits):
         raise TypeError(f"rerank() takes the hits that retriever.search() returns, got {shown(hits)}.")
-    return [_rerank(own, model) for own in hits]
+    return [_rerank(own, model) for own in several]
 
 
 def _rerank(hits: Hits, model: Any) -> Hits:

@@ -43,7 +43,7 @@ FROM_WITHIN = {
     ("dsi.commands.search", "rerankers"),
     ("dsi.commands.serve", "server"),
 }
-"""(module of the core, extension room that it imports inside a function, when it is asked for)."""
+"""(module of the core, extension room that it imports inside the function that needs it)."""
 WALK = ("dsi.search.engine", "dsi.search.generate", "dsi.search.beam", "dsi.search.walk", "dsi.search.lists")
 MODELS = (
     "transformers",

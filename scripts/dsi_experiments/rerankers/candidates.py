@@ -76,7 +76,7 @@ class Candidates:
         features: Features | None = None,
         **options: Any,
     ) -> "Candidates":
-        """Return the top k documents of each query, with their features if those are asked for."""
+        """Return the top k documents of each query, with `features` if it is given."""
         index = retriever.snapshot
         encoded = encoded_queries(index.encoder, queries)
         return _candidates(index, encoded, index.search_encoded(encoded, k, **options), features)

@@ -12,7 +12,9 @@ BIN := .venv/bin
 .PHONY: example test test-programs lint docs licences results clean
 
 example: .venv/example
-	$(BIN)/dsi example
+	$(BIN)/dsi train --data minipedia --output runs/example
+	$(BIN)/dsi evaluate runs/example --data minipedia
+	$(BIN)/dsi search runs/example --query "which capitals are on the danube" -k 3
 
 test: .venv/installed
 	$(BIN)/python -m pytest -q -n auto --dist worksteal

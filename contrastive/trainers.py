@@ -81,7 +81,7 @@ class _ProgressLine(TrainerCallback):
     def on_step_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:
         """Move the bar to the end of the step."""
         if self._bar:
-            self._bar.update(self._texts_of(state) - self._bar.done)
+            self._bar.update(self._texts_of(state) - self._bar.n)
 
     def _texts_of(self, state: TrainerState) -> int:
         return round(self._texts * min(1.0, state.global_step / state.max_steps))
@@ -96,7 +96,7 @@ class _ProgressLine(TrainerCallback):
     ) -> None:
         """Show the loss."""
         if self._bar and logs and "loss" in logs:
-            self._bar.set_postfix_str(f"loss {logs['loss']:.4g}")
+            self._bar.set_postfix_str(f"loss {logs['loss']:.4g}", refresh=False)
 
     def close(self) -> None:
         """Close the bar, even if the training failed."""

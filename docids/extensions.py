@@ -3,7 +3,8 @@
 A package is imported only when its extension is used by name.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from importlib.metadata import EntryPoint, entry_points
 from typing import Any
 
@@ -16,11 +17,12 @@ GENERATORS = "dsi.generators"
 OBJECTIVES = "dsi.objectives"
 """Entry points that are subclasses of `dsi.generator.objectives.Objective`."""
 RERANKERS = "dsi.rerankers"
-"""Entry points that are subclasses of `dsi.Reranker`, by their `kind`."""
+"""Entry points, by their kind, whose `load(folder, retriever)` returns a model for `dsi.rerankers.rerank`."""
 COMMANDS = "dsi.commands"
 """Entry points that are functions from a list of arguments, run as `dsi NAME`."""
 CLUSTERS = "dsi.clusters"
-"""Entry points that are classes like `dsi.Cluster`, made from an address: their name, or NAME://…; all others are Ray's."""
+"""Entry points that are classes like `dsi.cluster.cluster.Cluster`, made from an address: their name, or NAME://…; all others
+are Ray's."""
 _WHAT = {
     SCHEMES: "docid scheme",
     GENERATORS: "generator",
@@ -53,8 +55,24 @@ def load_extension(group: str, name: str) -> Any | None:
     return None
 
 
+@contextmanager
+def extra(name: str) -> Iterator[None]:
+    """Import the libraries of an extra of this package.
+
+    Args:
+        name: of the extra.
+
+    Raises:
+        ModuleNotFoundError: one of them is not installed; the message names the extra.
+    """
+    try:
+        yield
+    except ModuleNotFoundError as error:
+        raise ModuleNotFoundError(f'{error.name} is not installed; run pip install "dr-scl[{name}]".') from None
+
+
 def open_cluster(address: str) -> Any:
-    """Return the cluster at an address, as `dsi.Cluster`.
+    """Return the cluster at an address, as `dsi.cluster.cluster.Cluster`.
 
     Raises:
         ValueError: no package has such clusters.

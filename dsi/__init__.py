@@ -13,13 +13,10 @@ from importlib.metadata import version
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from dsi.cluster.cluster import Cluster, serve_shards
     from dsi.config import Config
     from dsi.docids.data.collection import Collection, read_collection
     from dsi.measuring.evaluation import Evaluation, evaluate
     from dsi.measuring.tuning import tune
-    from dsi.rerankers.reranking import load_rerankers, rerank
-    from dsi.search.candidates import Candidates, Reranker
     from dsi.search.hits import Hit, Hits
     from dsi.search.request import SearchConfig, SearchOptions
     from dsi.store.retriever import GenerativeRetriever
@@ -27,44 +24,32 @@ if TYPE_CHECKING:
     from dsi.training.pipeline import train
 
 _HOMES = {
-    "Candidates": "dsi.search.candidates",
-    "Cluster": "dsi.cluster.cluster",
     "Collection": "dsi.docids.data.collection",
     "Config": "dsi.config",
     "Evaluation": "dsi.measuring.evaluation",
     "GenerativeRetriever": "dsi.store.retriever",
     "Hit": "dsi.search.hits",
     "Hits": "dsi.search.hits",
-    "Reranker": "dsi.search.candidates",
     "SearchConfig": "dsi.search.request",
     "SearchOptions": "dsi.search.request",
     "evaluate": "dsi.measuring.evaluation",
     "index": "dsi.training.indexing",
-    "load_rerankers": "dsi.rerankers.reranking",
     "read_collection": "dsi.docids.data.collection",
-    "rerank": "dsi.rerankers.reranking",
-    "serve_shards": "dsi.cluster.cluster",
     "train": "dsi.training.pipeline",
     "tune": "dsi.measuring.tuning",
 }
 __all__ = [
-    "Candidates",
-    "Cluster",
     "Collection",
     "Config",
     "Evaluation",
     "GenerativeRetriever",
     "Hit",
     "Hits",
-    "Reranker",
     "SearchConfig",
     "SearchOptions",
     "evaluate",
     "index",
-    "load_rerankers",
     "read_collection",
-    "rerank",
-    "serve_shards",
     "train",
     "tune",
 ]

@@ -3,13 +3,16 @@
 An ignored error that does not occur is an error itself (`warn_unused_ignores`), so a signature that loses its options fails.
 """
 
-from typing import assert_type
+from typing import Any, assert_type
 
 import dsi
-from dsi import Candidates, Evaluation, GenerativeRetriever, Hits
+from dsi import Evaluation, GenerativeRetriever, Hits
+from dsi.rerankers import rerank
 from dsi.search.engine import Followed
 from dsi.search.explain.explanation import Explanation
 from dsi.search.results import SearchResult
+
+CROSS_ENCODER: Any = None
 
 
 def options_are_typed(retriever: GenerativeRetriever) -> None:
@@ -19,7 +22,8 @@ def options_are_typed(retriever: GenerativeRetriever) -> None:
     assert_type(retriever.search_encoded(retriever.encode_queries(["a query"]), lexical_weight=0.1), SearchResult)
     assert_type(retriever.run({"q1": "a query"}, k=100, token_weight=0.0), dict[str, dict[str, float]])
     assert_type(retriever.follow(["a query"], [["d1"]], allow=["d1"]), Followed)
-    assert_type(retriever.candidates(["a query"], k=50, alpha=0.5), Candidates)
+    assert_type(rerank(retriever.search("a query"), CROSS_ENCODER), Hits)
+    assert_type(rerank(retriever.search(["one", "two"]), lambda hits: [0.0] * len(hits)), list[Hits])
 
 
 def documents_are_typed(retriever: GenerativeRetriever) -> None:
@@ -38,7 +42,6 @@ def misspelt_options_are_errors(retriever: GenerativeRetriever) -> None:
     retriever.search_encoded(retriever.encode_queries(["a query"]), beam_with=20)  # type: ignore[call-arg]
     retriever.run({"q1": "a query"}, beam_with=20)  # type: ignore[call-arg]
     retriever.follow(["a query"], [["d1"]], beam_with=20)  # type: ignore[call-arg]
-    retriever.candidates(["a query"], beam_with=20)  # type: ignore[call-arg]
 
 
 def options_of_another_type_are_errors(retriever: GenerativeRetriever) -> None:

@@ -263,8 +263,8 @@ class Collection:
             {'pair-1': {'1': 0, '0': 1}}
 
         Args:
-            pairs: a .jsonl, .parquet, .csv or .tsv file, or records or a table, of query, positive, negatives and scores
-                (`dsi.docids.data.pairs`), by ids or by whole texts of documents.
+            pairs: a .jsonl, .parquet, .csv or .tsv file, or records or a table, of query, positive and perhaps
+                negatives (`dsi.docids.data.pairs`), by ids or by whole texts of documents.
             dev_queries: as for `read_collection`, if there are no dev queries yet.
             seed: of their choice.
 

@@ -1,11 +1,7 @@
-"""Training pairs as others publish them: a query, what answers it, what does not, and scores, by texts or by ids.
+"""Training pairs: a query, the documents that answer it (`positive`) and others that do not (`negatives`), by texts or by ids.
 
-    sentence-transformers   anchor, positive, negative or negative_1, negative_2, …; score, scores, label or labels
-    FlagEmbedding           query, pos, neg, pos_scores, neg_scores (lists)
-    MS MARCO                lines of query, positive and negatives with tabs between them, texts or ids
-
-A pair is a judgement: a positive is relevant, a negative is not. A negative whose score reaches that of the positives may be
-relevant, and is left out. What is not in the collection is counted. Knows nothing of files and training.
+A pair is a judgement: a positive is relevant, a negative is not. What is not in the collection is counted. Knows nothing of
+files and training.
 """
 
 import hashlib
@@ -16,16 +12,16 @@ import datasets
 
 from dsi.docids.data.records import Numbered, Oddities, id_of
 from dsi.docids.data.sources import POSITIVES, QUERIES, is_missing
-from dsi.docids.files.checks import plain, text
+from dsi.docids.files.checks import text
 from dsi.docids.types import Qrels
 
-NEGATIVES = ("negative", "negatives", "neg", "negative_id", "negative_ids", "nid")
-SCORES = ("score", "scores", "label", "labels")
-"""Keys of a pair, the first that is there counts."""
+NEGATIVES = ("negative", "negatives")
+"""Keys under which a training pair may have what does not answer it; the first that is there counts."""
+_SCORES = ("score", "scores", "label", "labels")
 _ABSENT = "positives that are neither the id nor the text of a document of the collection; their pairs are left out"
 _ABSENT_NEGATIVE = "negatives that are neither the id nor the text of a document of the collection; they are left out"
 _NO_POSITIVE = "queries without a positive in the collection; they are left out"
-_HIGH = "negatives that score as high as a positive; they may be relevant, and are left out"
+_NOT_READ = f"keys of pairs other than {QUERIES[0]}, {POSITIVES[0]} and {NEGATIVES[1]}; they are not read"
 _HELD_OUT = "pairs of dev or test queries; they are left out, as what is measured there must not be trained on"
 
 
@@ -100,59 +96,24 @@ def pair_judgements(
 
 
 def _grades(record: Mapping[str, Any], source: str, documents: Documents, odd: Oddities) -> dict[str, float]:
-    """Return {doc_id: grade} of one pair: above 0 of its positives, 0 of its negatives."""
-    positives = _several(record, POSITIVES, source)
-    negatives = _several(record, NEGATIVES, source) or _numbered_negatives(record, source)
+    """Return {doc_id: grade} of one pair: 1 of its positives, 0 of its negatives."""
+    positives, negatives = (_several(record, keys, source) for keys in (POSITIVES, NEGATIVES))
     if not positives:
         raise ValueError(f"{source} has no positive: none of the keys {', '.join(POSITIVES)} has a value.")
-    grade, is_lower = _scores(record, source, len(positives), len(negatives))
+    for key in record.keys() - {*QUERIES, *POSITIVES, *NEGATIVES}:
+        if key in _SCORES:
+            raise ValueError(
+                f"{source} has the key {key!r}, but pairs have no scores; put what is not relevant into negatives."
+            )
+        odd.count(_NOT_READ, key)
     grades: dict[str, float] = {}
-    for value, lower in zip(negatives, is_lower, strict=True):
-        doc_id = documents.find(value)
-        if doc_id is None:
-            odd.count(_ABSENT_NEGATIVE, value)
-        elif not lower:
-            odd.count(_HIGH, value)
-        else:
-            grades[doc_id] = 0
-    for value in positives:
-        doc_id = documents.find(value)
-        if doc_id is None:
-            odd.count(_ABSENT, value)
-        else:
-            grades[doc_id] = grade
+    for values, grade, absent in ((negatives, 0, _ABSENT_NEGATIVE), (positives, 1, _ABSENT)):
+        for value in values:
+            if (doc_id := documents.find(value)) is None:
+                odd.count(absent, value)
+            else:
+                grades[doc_id] = grade
     return grades
-
-
-def _scores(record: Mapping[str, Any], source: str, positives: int, negatives: int) -> tuple[float, Sequence[bool]]:
-    """Return the grade of the positives, and for each negative whether it scores less than they do.
-
-    Scores are of the positives and then of the negatives, or margins of the positive over each negative; one score without a
-    negative is the grade.
-    """
-    lists = [record[key] for key in ("pos_scores", "neg_scores") if not _is_nothing(record.get(key))]
-    lists = lists or [record[key] for key in SCORES if not _is_nothing(record.get(key))][:1]
-    flat = [value for own in lists for value in (own if _is_list(own) else [own])]
-    scores = [plain(float, value, f"{source}: a score") for value in flat]
-    if not scores:
-        return 1, [True] * negatives
-    if not negatives and len(scores) == 1:
-        return scores[0], []
-    if len(scores) == positives + negatives:
-        least = min(scores[:positives])
-        return 1, [score < least for score in scores[positives:]]
-    if len(scores) == negatives:
-        return 1, [margin > 0 for margin in scores]
-    raise ValueError(
-        f"{source}: expected a score of each of {positives} positives and {negatives} negatives, or the margin of "
-        f"each negative, got {len(scores)}."
-    )
-
-
-def _numbered_negatives(record: Mapping[str, Any], source: str) -> list[str]:
-    """Return the values of the keys negative_1, negative_2 and so on."""
-    keys = [key for key in record if str(key).startswith("negative_") and str(key)[len("negative_") :].isdigit()]
-    return [own for key in keys for own in _several(record, (key,), source)]
 
 
 def _one(record: Mapping[str, Any], keys: Sequence[str], source: str) -> str:

@@ -12,6 +12,7 @@ import re
 import zlib
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -37,8 +38,8 @@ TEXT_KEYS = ("text", "contents")
 """Keys under which a record may have its text."""
 QUERY_TEXT_KEYS = ("text", "query")
 """Keys under which a query may have its text; the first counts."""
-QUERIES = ("query", "anchor", "question", "query_id", "query-id", "qid")
-POSITIVES = ("positive", "positives", "pos", "answer", "positive_id", "positive_ids", "doc_id", "pid")
+QUERIES = ("query", "anchor")
+POSITIVES = ("positive", "positives", "doc_id")
 """Keys under which a training pair may have its query, and what answers it; the first that is there counts."""
 MOST_COLUMNS = 1000
 """Columns of a document table, at most."""
@@ -55,17 +56,8 @@ _HEADER = 2**20
 """Bytes of a table in which the names of its columns stand."""
 _KEPT = {*ID_KEYS, *QUERY_ID_KEYS, *TEXT_KEYS, *QUERY_TEXT_KEYS, "query-id", "title"}
 """Columns whose values stay texts."""
-_WHOLE, _EXPONENT = "(0|[1-9][0-9]{0,199})", "[eE][-+]?[0-9]{1,2}"
-_KINDS = (
-    (pa.int64(), "^-?(0|[1-9][0-9]{0,17})$"),
-    # All finite. A whole number that a float cannot hold, or one with zeros in front, as postal codes have, stays a text.
-    (
-        pa.float64(),
-        rf"^-?((0|[1-9][0-9]{{0,14}})|({_WHOLE}\.|{_WHOLE}?\.[0-9]+)({_EXPONENT})?|{_WHOLE}{_EXPONENT})$",
-    ),
-    (pa.bool_(), "^([tT][rR][uU][eE]|[fF][aA][lL][sS][eE])$"),
-)
-"""Types of a column of a table, and what all its values look like."""
+_INEXACT = "^-?(0[0-9]|[0-9]{16})"
+"""What numbers cannot hold: zeros in front, as postal codes have, and more digits than a float has."""
 
 
 # What is in memory.
@@ -209,7 +201,7 @@ def file_records(path: Path) -> Records:
 def pair_records(path: Path) -> Records:
     """Yield the training pairs of a .jsonl, .parquet, .csv or .tsv file (`dsi.docids.data.pairs`).
 
-    A .tsv file whose first line names no such column has a query, a positive and perhaps negatives a line, as MS MARCO has.
+    A .tsv file whose first line names no such column has a query, a positive and perhaps negatives a line.
 
     Raises:
         ValueError: of another kind, or not as its kind is.
@@ -221,7 +213,7 @@ def pair_records(path: Path) -> Records:
     elif {column.strip().lower() for column in _column_names(path, _TABLES[suffix])} & {*QUERIES, *POSITIVES}:
         yield from _numbered(path, _table_rows(path, _TABLES[suffix]), 2)
     elif suffix == ".csv":
-        raise ValueError(f"{path}, line 1 must name the columns: {QUERIES[0]}, {POSITIVES[0]} and the like.")
+        raise ValueError(f"{path}, line 1 must name the columns: {QUERIES[0]}, {POSITIVES[0]} and perhaps negatives.")
     else:
         for number, line in text_lines(path):
             query, *others = line.split("\t")
@@ -339,11 +331,21 @@ def _check_columns(names: Sequence[str], source: str) -> None:
 
 
 def _typed(column: pa.ChunkedArray) -> pa.ChunkedArray:
-    """Return a column of texts as numbers or truth values, if all of them are."""
-    for kind, pattern in _KINDS:
-        if pc.all(pc.match_substring_regex(column, pattern)).as_py() and column.null_count < len(column):
-            return column.cast(kind)
+    """Return a column of texts as integers, floats or truth values, if Arrow reads all of them so and none changes."""
+    for kind in (pa.int64(), pa.float64(), pa.bool_()) if column.null_count < len(column) else ():
+        with suppress(pa.ArrowInvalid):
+            typed = column.cast(kind)
+            if kind == pa.int64() and not typed.cast(pa.string()).equals(column):
+                return column
+            if kind == pa.float64() and not _is_exact(column, typed):
+                return column
+            return typed
     return column
+
+
+def _is_exact(texts: pa.ChunkedArray, numbers: pa.ChunkedArray) -> bool:
+    """True if floats are finite, and hold what texts say."""
+    return bool(pc.all(pc.is_finite(numbers)).as_py() and not pc.any(pc.match_substring_regex(texts, _INEXACT)).as_py())
 
 
 # Lines.

@@ -84,7 +84,7 @@ ALONE = Processes()
 
 
 class BuildingCluster(Protocol):
-    """A cluster that builds an index, such as `dsi.Cluster`."""
+    """A cluster that builds an index, such as `dsi.cluster.cluster.Cluster`."""
 
     @property
     def processes(self) -> Processes:

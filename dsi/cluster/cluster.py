@@ -29,7 +29,7 @@ class Cluster(Closes):
     """Processes that build an index together, and shards that serve it.
 
     Example:
-        >>> cluster = dsi.Cluster("local", processes=2)
+        >>> cluster = Cluster("local", processes=2)
         >>> dsi.train(collection, "RUN", cluster=cluster)
 
     Args:
@@ -147,7 +147,7 @@ def serve_shards(
     """Serve an index by shards of a cluster, each a range of neighbouring children of the root.
 
     Example:
-        >>> with dsi.serve_shards("RUN", cluster=dsi.Cluster("auto"), shards=2) as retriever:
+        >>> with serve_shards("RUN", cluster=Cluster("auto"), shards=2) as retriever:
         ...     hits = retriever.search("rivers of europe")
 
     Args:

@@ -7,8 +7,8 @@ of documents are looked for. From Python: `dsi.evaluate`.
 
 import argparse
 from collections.abc import Sequence
-from pathlib import Path
-from typing import TYPE_CHECKING
+from functools import cache
+from typing import TYPE_CHECKING, Any
 
 from dsi.commands.arguments import add_data, add_device, add_index, open_retriever, parser
 from dsi.commands.libraries import load_libraries
@@ -16,7 +16,6 @@ from dsi.commands.values import count, output_file, output_folder
 
 if TYPE_CHECKING:
     from dsi.docids.data.collection import Collection
-    from dsi.search.candidates import Reranker
     from dsi.store.retriever import GenerativeRetriever
 
 
@@ -53,7 +52,7 @@ def main(argv: Sequence[str] | None = None) -> None:
         depth=arguments.depth,
         measures=arguments.measures,
         untrained=arguments.untrained,
-        rerankers=_chains(arguments.run, arguments.rerank, arguments.device),
+        rerankers=_chains(retriever, arguments),
         rerank_depth=arguments.rerank_depth or 50,
         processes=processes,
     )
@@ -138,14 +137,14 @@ def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
     return arguments
 
 
-def _chains(index: Path, names: Sequence[str], device: str | None) -> "dict[str, list[Reranker]]":
-    """Return {name: rerankers} for names such as "A" and "A+B"; each reranker is loaded once."""
-    from dsi.rerankers.reranking import load_rerankers
+def _chains(retriever: "GenerativeRetriever", arguments: argparse.Namespace) -> dict[str, list[Any]]:
+    """Return {name: models} for names such as "A" and "A+B"; each model is loaded once."""
+    if not arguments.rerank:
+        return {}
+    from dsi.rerankers import load_reranker
 
-    chains = {name: name.split("+") for name in names}
-    needed = list(dict.fromkeys(part for parts in chains.values() for part in parts))
-    loaded = dict(zip(needed, load_rerankers(index, needed, device=device), strict=True)) if needed else {}
-    return {name: [loaded[part] for part in parts] for name, parts in chains.items()}
+    load = cache(lambda name: load_reranker(retriever, arguments.run, name, device=arguments.device))
+    return {name: [load(part) for part in name.split("+")] for name in arguments.rerank}
 
 
 def _print_tables(arguments: argparse.Namespace, retriever: "GenerativeRetriever", collection: "Collection") -> None:

@@ -15,14 +15,16 @@ from dsi.docids.extensions import COMMANDS as EXTENSIONS
 from dsi.docids.extensions import extensions, load_extension
 from dsi.docids.files.checks import printable
 
-COMMANDS = (
-    "example", "index", "train", "queries", "tune", "evaluate", "compare", "search", "rerank", "explain", "info", "serve",
+_OF_ROOMS = {"serve": "dsi.server", "push": "dsi.hub"}
+"""{command: the extension room that it is of}; without the room there is no such command."""
+COMMANDS = tuple(name for name in (
+    "index", "train", "queries", "tune", "evaluate", "compare", "search", "rerank", "explain", "info", "serve",
     "update", "verify",
-    "push", "export",
-)  # fmt: skip
+    "push",
+) if name not in _OF_ROOMS or find_spec(_OF_ROOMS[name]))  # fmt: skip
 """The commands of the library, in the order of `dsi --help`; other packages add commands as entry points."""
 _MEANT = {
-    "about": "info", "add": "update", "ask": "search", "build": "train", "demo": "example", "delete": "update", "fit": "train",
+    "about": "info", "add": "update", "ask": "search", "build": "train", "demo": "train", "delete": "update", "fit": "train",
     "measure": "evaluate", "query": "search", "remove": "update", "retrieve": "search", "upload": "push",
 }  # fmt: skip
 """{name in other programs: our command}."""

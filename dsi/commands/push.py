@@ -1,8 +1,7 @@
 """`dsi push`: upload an index to the Hugging Face Hub, with a model card.
 
-Uploaded is what the manifest lists: the index, not what training leaves. If RUN holds evaluation.json, which
-`dsi evaluate RUN --results RUN/evaluation.json` writes, the card shows those results. Log in with `hf auth login`, or set
-HF_TOKEN. The index is then loaded by its name: GenerativeRetriever.from_pretrained("user/index").
+Uploaded is the index, not what training leaves, and no text of a learned query. Log in with `hf auth login`, or set HF_TOKEN.
+The index is then loaded by its name. From Python: `dsi.hub.push`.
 """
 
 import argparse
@@ -23,11 +22,11 @@ def main(argv: Sequence[str] | None = None) -> None:
     command_line.add_argument("--license", metavar="ID", help="for the card, as the Hub names it: apache-2.0, …")
     arguments = command_line.parse_args(argv)
     load_libraries()
-    from dsi.store.hub import push
+    from dsi.hub import push
+    from dsi.store.retriever import GenerativeRetriever
 
-    print(
-        f"{arguments.run} -> {push(arguments.run, arguments.name, private=arguments.private, license=arguments.license)}"
-    )
+    retriever = GenerativeRetriever.from_pretrained(arguments.run, device="cpu")
+    print(f"{arguments.run} -> {push(retriever, arguments.name, private=arguments.private, license=arguments.license)}")
 
 
 def _repository(value: str) -> str:

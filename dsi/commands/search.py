@@ -1,17 +1,19 @@
-"""`dsi search`: search an index, at a prompt with history, in a pipe, with --query, or with a file of queries.
+"""`dsi search`: search an index, with --query, with a query a line at a prompt or in a pipe, or with a file of queries.
 
-At the prompt, a query searches, `:explain QUERY` shows how its documents were found, `:quit` (or Ctrl-D) leaves. A line in a
-pipe that fails gives a message, or with --json an object with "error"; the others are answered, and the exit status is 2.
---queries with --run writes a TREC run. --rerank orders the first --rerank-depth answers again.
+Ctrl-D leaves the prompt. A line that fails gives a message, or with --json an object with "error"; the others are answered, and
+the exit status is 2. --queries with --run writes a TREC run. --rerank orders the first --rerank-depth answers again.
 """
 
 import argparse
+import io
 import json
 import os
 import shutil
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
+from functools import reduce
 from typing import TYPE_CHECKING, Any
 
 from dsi.commands.arguments import (
@@ -23,12 +25,10 @@ from dsi.commands.arguments import (
     search_options,
 )
 from dsi.commands.libraries import load_libraries
-from dsi.commands.prompt import HELP, command_of, read_lines, readable
 from dsi.commands.queries_file import read_queries_file
 from dsi.commands.values import count, existing_file, output_file, query_text
 
 if TYPE_CHECKING:
-    from dsi.search.candidates import Candidates, Reranker
     from dsi.search.hits import Hits
     from dsi.store.retriever import GenerativeRetriever
 
@@ -41,19 +41,17 @@ def main(argv: Sequence[str] | None = None) -> None:
     arguments = _parse(argv)
     queries = read_queries_file(arguments.queries) if arguments.queries else {}
     load_libraries()
-    from dsi.rerankers.reranking import load_rerankers
-
     retriever = open_retriever(arguments)
-    names = arguments.rerank.split("+") if arguments.rerank else []
-    rerankers = load_rerankers(arguments.run, names, device=arguments.device) if names else []
-    k, most = arguments.k, max(arguments.k, arguments.rerank_depth or 50)
-    searches = _Searches(retriever, search_options(arguments), k, rerankers, most, arguments.json)
+    most = max(arguments.k, arguments.rerank_depth or 50)
+    searches = _Searches(
+        retriever, search_options(arguments), arguments.k, _models(retriever, arguments), most, arguments.json
+    )
     if queries:
         searches.write_run(queries, arguments)
     elif arguments.query is not None:
         searches.answer_query(arguments.query)
     else:
-        searches.answer_lines(read_lines(f"{retriever!r}\nA query, :explain QUERY, :help or :quit"))
+        searches.answer_lines(_lines(f"{retriever!r}\nA query, or Ctrl-D to leave"))
 
 
 def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
@@ -91,6 +89,16 @@ def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
     return arguments
 
 
+def _models(retriever: "GenerativeRetriever", arguments: argparse.Namespace) -> list[Any]:
+    """Return the models that --rerank names."""
+    if not arguments.rerank:
+        return []
+    from dsi.rerankers import load_reranker
+
+    names = arguments.rerank.split("+")
+    return [load_reranker(retriever, arguments.run, name, device=arguments.device) for name in names]
+
+
 @dataclass(frozen=True)
 class _Searches:
     """Searches with the options of a command line.
@@ -107,23 +115,20 @@ class _Searches:
     retriever: "GenerativeRetriever"
     options: dict[str, Any]
     k: int
-    rerankers: "Sequence[Reranker]"
+    rerankers: list[Any]
     most: int
     as_json: bool
 
     def write_run(self, queries: dict[str, str], arguments: argparse.Namespace) -> None:
         """Write the answers of {query_id: text} as a TREC run, with its file's name as the tag."""
         from dsi.docids.files.storage import file_name
-        from dsi.eval.measures import ranking
         from dsi.eval.trec import check_fields, write_run
 
         ids = *queries, *self.retriever.documents.rows
         check_fields(arguments.output, ids)  # before the search
         if self.rerankers:
-            whole = self._reranked(queries).as_run()
-            run = {
-                query_id: {doc_id: own[doc_id] for doc_id in ranking(own)[: self.k]} for query_id, own in whole.items()
-            }
+            found = zip(queries, self._reranked([*queries.values()]), strict=True)
+            run = {query_id: {hit.doc_id: hit.score for hit in hits[: self.k]} for query_id, hits in found}
         else:
             run = self.retriever.run(queries, self.k, **self.options)
         tag = file_name(arguments.output.stem) or "dsi"
@@ -137,7 +142,7 @@ class _Searches:
             ValueError: it failed.
         """
         try:
-            self._answer("search", query)
+            self._answer(query)
         except ValueError as error:
             if self.as_json:
                 self._show_error(query, error)
@@ -153,42 +158,47 @@ class _Searches:
         for line in lines:
             done += 1
             try:
-                self._answer(*command_of(line))
+                self._answer(line)
             except ValueError as error:
                 failed += 1
                 self._show_error(line, error)
         if failed and not sys.stdin.isatty():
             raise ValueError(f"{failed} of {done} lines failed.")
 
-    def _answer(self, command: str, text: str) -> None:
-        if command == "help":
-            print(HELP, file=sys.stderr if self.as_json else sys.stdout)
-        elif command == "explain":
-            shown = str(self.retriever.explain(text, self.k, **self.options))
-            print(_json(query=text, explanation=shown) if self.as_json else shown, flush=True)
-        else:
-            hits = self._search(text)
-            _show_json(text, hits) if self.as_json else _show_text(hits)
+    def _answer(self, query: str) -> None:
+        hits = self._search(query)
+        _show_json(query, hits) if self.as_json else _show_text(hits)
 
     def _search(self, query: str) -> "Hits":
-        from dsi.search.hits import Hits
+        if self.rerankers:
+            return self._reranked([query])[0][: self.k]
+        return self.retriever.search(query, self.k, **self.options)
 
-        if not self.rerankers:
-            return self.retriever.search(query, self.k, **self.options)
-        (hits,) = self._reranked([query]).hits()
-        return Hits(hits[: self.k], hits.exact, query)
+    def _reranked(self, queries: list[str]) -> "list[Hits]":
+        from dsi.rerankers import rerank
 
-    def _reranked(self, queries: "Sequence[str] | dict[str, str]") -> "Candidates":
-        from dsi.rerankers.reranking import rerank
-
-        features = next((own.features for own in self.rerankers if own.features), None)
-        return rerank(self.retriever.candidates(queries, self.most, features=features, **self.options), self.rerankers)
+        return reduce(rerank, self.rerankers, self.retriever.search(queries, self.most, **self.options))
 
     def _show_error(self, line: str, error: ValueError) -> None:
         if self.as_json:
-            print(_json(query=readable(line), error=str(error)), flush=True)
+            readable = line.encode("utf-8", "surrogateescape").decode("utf-8", "replace")
+            print(_json(query=readable, error=str(error)), flush=True)
         else:
             print(f"dsi: {error}", file=sys.stderr)
+
+
+def _lines(greeting: str) -> Iterator[str]:
+    """Yield the lines of a terminal or a pipe that are not blank; bytes that are not UTF-8 come as lone surrogates."""
+    if isinstance(sys.stdin, io.TextIOWrapper):
+        sys.stdin.reconfigure(encoding="utf-8", errors="surrogateescape")
+    if is_terminal := sys.stdin.isatty():
+        with suppress(ModuleNotFoundError):  # on Windows
+            import readline  # noqa: F401 (lines can be edited and called again)
+        print(greeting)
+    with suppress(EOFError):
+        while True:
+            if line := input("dsi> " if is_terminal else "").strip():
+                yield line
 
 
 def _show_text(hits: "Hits") -> None:

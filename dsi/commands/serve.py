@@ -56,7 +56,7 @@ def _load(settings: "ServerSettings") -> "Service":
 
 def _check_extras(given: argparse.Namespace) -> None:
     """Raise ModuleNotFoundError if a library is missing, before anything that takes time."""
-    from dsi.integrations import extra
+    from dsi.docids.extensions import extra
 
     if given.mcp:
         with extra("mcp"):

@@ -31,7 +31,7 @@ def main(argv: Sequence[str] | None = None) -> None:
         "--pairs",
         type=existing_file,
         metavar="FILE",
-        help="training pairs: query, positive, negatives and scores as .jsonl, .parquet, .csv or .tsv, by texts or by ids",
+        help="training pairs: query, positive and perhaps negatives as .jsonl, .parquet, .csv or .tsv, by texts or by ids",
     )
     parser.add_argument(
         "--embeddings",

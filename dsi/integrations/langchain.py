@@ -11,7 +11,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from dsi.integrations import extra
+from dsi.docids.extensions import extra
 from dsi.integrations.retrieval import check_search, content, find, open_index, passage
 from dsi.store.retriever import GenerativeRetriever
 

@@ -10,8 +10,8 @@ import asyncio
 from pathlib import Path
 from typing import Unpack
 
+from dsi.docids.extensions import extra
 from dsi.docids.files.checks import shown
-from dsi.integrations import extra
 from dsi.integrations.retrieval import check_search, content, find, open_index, passage
 from dsi.search.request import SearchOptions
 from dsi.store.retriever import GenerativeRetriever

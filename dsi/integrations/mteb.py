@@ -19,10 +19,10 @@ from numpy.typing import NDArray
 from dsi.contrastive.encoder import Encoder
 from dsi.docids.data import SPLITS
 from dsi.docids.data.collection import Collection, check_collection
+from dsi.docids.extensions import extra
 from dsi.docids.files.checks import plain, shown
 from dsi.docids.files.storage import digest
 from dsi.docids.types import Run
-from dsi.integrations import extra
 from dsi.integrations.corpora import CorpusSearch
 from dsi.integrations.retrieval import open_index
 from dsi.search.request import SearchOptions

@@ -17,10 +17,10 @@ from typing import Any, Unpack
 import numpy as np
 import pandas as pd
 
+from dsi.docids.extensions import extra
 from dsi.docids.files.checks import shown, text
 from dsi.docids.words.bm25 import BM25
 from dsi.eval.trec import without_ties
-from dsi.integrations import extra
 from dsi.integrations.pyterrier_metadata import METADATA
 from dsi.integrations.retrieval import check_search, open_index
 from dsi.search.request import SearchOptions, shows_options

@@ -37,10 +37,9 @@ from dsi.measuring.learned import learned_line, without_learned
 from dsi.measuring.provenance import provenance
 from dsi.measuring.runs import BM25Runs, DenseRuns, IndexRuns, generator_only, generator_steers, language_of
 from dsi.measuring.weights import DEPTH
-from dsi.rerankers.reranking import rerank
-from dsi.search.candidates import Candidates, Reranker
 from dsi.search.engine import Method
 from dsi.search.generate import DenseAndWords, WordsOnly
+from dsi.search.hits import Hits
 from dsi.store.documents import DocumentTable
 from dsi.store.retriever import GenerativeRetriever
 
@@ -218,7 +217,7 @@ def evaluate(
     depth: int | None = None,
     measures: Sequence[str] = (),
     untrained: bool = False,
-    rerankers: Mapping[str, Sequence[Reranker]] | None = None,
+    rerankers: Mapping[str, Sequence[Any]] | None = None,
     rerank_depth: int = 50,
     processes: Processes = ALONE,
 ) -> Evaluation:
@@ -242,7 +241,8 @@ def evaluate(
         measures: names such as "nDCG@10" or "map" (`dsi.eval.measures`); by default those that the judgements ask for, see
             `measures_for`. Measures of all answers read `depth` of them, 1,000 by default.
         untrained: adds dense search with the encoder as it was before training, which encodes the collection again.
-        rerankers: {name: rerankers}, one more row each: the index's first `rerank_depth` documents, reranked.
+        rerankers: {name: models of `dsi.rerankers.rerank`, applied one after another}, one more row each: the index's first
+            `rerank_depth` documents, reranked.
         rerank_depth: number of documents that are reranked.
         processes: share the searching.
 
@@ -408,28 +408,39 @@ class _Systems:
 
         self._rows[name] = search
 
-    def add_reranked(self, rerankers: Mapping[str, Sequence[Reranker]], k: int) -> None:
-        """Add rows of rerankers over the same candidates, with their milliseconds per query; deeper answers stay below them."""
-        made: list[Candidates] = []
+    def add_reranked(self, rerankers: Mapping[str, Sequence[Any]], k: int) -> None:
+        """Add rows of rerankers over the same hits, with their milliseconds per query; deeper answers stay below them."""
+        found: list[Hits] = []
 
-        def row(chain: Sequence[Reranker]) -> tuple[Run, dict[str, Any]]:
-            if not made:
-                queries = self.systems.encode(self.split, self.collection.query_texts(self.split))
-                features = next(
-                    (own.features for several in rerankers.values() for own in several if own.features), None
-                )
-                more = most_identical(self.collection.identical)
-                candidates = self.retriever.candidates(queries, k + more, features=features)
-                texts_of = candidates.texts_of or DocumentTable(self.collection.documents).texts_of
-                made.append(dataclasses.replace(candidates, texts_of=texts_of))
+        def row(models: Sequence[Any]) -> tuple[Run, dict[str, Any]]:
+            from dsi.rerankers import rerank
+
+            encoded = self.systems.encode(self.split, self.collection.query_texts(self.split))
+            if not found:
+                hits = self.retriever.search(encoded, k + most_identical(self.collection.identical))
+                found.extend(hits if self.retriever.documents.has_texts else self._with_texts(hits))
             started = time.perf_counter()
-            run = without_identical(rerank(made[0], chain).as_run(), self.collection.identical, k)
+            ranked = found
+            for model in models:
+                ranked = rerank(ranked, model)
+            pairs = zip(encoded.query_ids, ranked, strict=True)
+            whole = {query_id: {hit.doc_id: hit.score for hit in hits} for query_id, hits in pairs}
+            run = without_identical(whole, self.collection.identical, k)
             milliseconds = round(1000 * (time.perf_counter() - started) / max(len(run), 1), 2)
             run = _followed_by(run, self._runs[self.retriever.search_config.method])
             return run, {"rerank depth": k, TIME: milliseconds}
 
-        for name, chain in rerankers.items():
-            self._rows[f"+ {name}"] = lambda chain=chain: row(chain)  # type: ignore[misc]
+        for name, models in rerankers.items():
+            self._rows[f"+ {name}"] = lambda models=models: row(models)  # type: ignore[misc]
+
+    def _with_texts(self, hits: Sequence[Hits]) -> list[Hits]:
+        """Return hits of an index without texts with those of the collection."""
+        doc_ids = sorted({hit.doc_id for own in hits for hit in own})
+        texts = dict(zip(doc_ids, DocumentTable(self.collection.documents).texts_of(doc_ids), strict=True))
+        return [
+            Hits((dataclasses.replace(hit, text=texts[hit.doc_id]) for hit in own), own.exact, own.query)
+            for own in hits
+        ]
 
     def measure(self) -> tuple[list[SystemResult], dict[str, Run]]:
         """Search and measure every row."""

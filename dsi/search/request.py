@@ -69,7 +69,7 @@ class Written(NamedTuple):
 
 
 class SearchOptions(TypedDict, total=False):
-    """The keywords of `search`, `explain`, `run`, `follow` and `candidates`; None keeps the index's setting.
+    """The keywords of `search`, `explain`, `run` and `follow`; None keeps the index's setting.
 
     The first seven are those of `SearchConfig`, whose meanings and ranges hold; type checkers need their names here.
     """

@@ -14,9 +14,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 from pydantic import Field, ValidationError
 from starlette.types import Receive, Scope, Send
 
+from dsi.docids.extensions import extra
 from dsi.docids.files.checks import printable, shown
 from dsi.docids.files.declarations import meant
-from dsi.integrations import extra
 from dsi.server.batching import BusyError
 
 with extra("mcp"):

@@ -1,10 +1,10 @@
 """The public face of an index: search, explain, update, load and save it. Knows nothing of how it was trained."""
 
+import re
 import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import Any, Self, Unpack, overload
 
 import datasets
@@ -15,14 +15,12 @@ from dsi.contrastive.encoder import Encoder
 from dsi.docids.data.records import COLUMNS
 from dsi.docids.files.checks import plain
 from dsi.docids.files.reading import MappedFile, check_mapped
-from dsi.docids.files.storage import writing_to
-from dsi.docids.files.temporary import temporary_root
+from dsi.docids.files.storage import recover_folder, writing_to
 from dsi.docids.query_memory import QueryMemory
 from dsi.docids.tree import DocidTree
 from dsi.docids.vectors import VectorKind, VectorsConfig
 from dsi.docids.words.bm25 import BM25
 from dsi.generator.base import Generator
-from dsi.search.candidates import Candidates, Features
 from dsi.search.engine import Engine, Followed, check_parts
 from dsi.search.engines import create_engine
 from dsi.search.explain.explanation import Explanation
@@ -40,7 +38,7 @@ from dsi.search.request import (
 )
 from dsi.search.results import SearchResult
 from dsi.store import learning, loading, updating
-from dsi.store.candidates import answers, candidates_of, followed_rows
+from dsi.store.candidates import answers, followed_rows
 from dsi.store.documents import DocumentTable, hits_of, run_of
 from dsi.store.state import State
 from dsi.store.updating import Content
@@ -63,7 +61,7 @@ class GenerativeRetriever:
         encoder: the frozen encoder.
         tree: the docids.
         generator: the decoder trained for these docids.
-        documents: table with doc_id, title, optional metadata and, for rerankers that read it, text; in collection order.
+        documents: table with doc_id, title, optional metadata and, for cross-encoders, text; in collection order.
         search_config: the default search config, kept as `configured_search`, from which `dsi.tune` begins.
         lexical: BM25 of the same documents, needed for `lexical_weight`.
         memory: what it has learned from use.
@@ -273,27 +271,6 @@ class GenerativeRetriever:
         request = index.request("follow", 1, options)
         encoded.check_usable()
         return index.engine.follow_all(encoded, request, followed_rows(index.documents, encoded, doc_ids))
-
-    @shows_options
-    def candidates(
-        self, queries: Queries | EncodedQueries, k: int = 100, *, features: Features | None = None,
-        among: Mapping[str, Iterable[str]] | None = None, **options: Unpack[SearchOptions],
-    ) -> Candidates:  # fmt: skip
-        """Return the top k documents of each query as candidates for `dsi.rerank`.
-
-        Args:
-            queries: texts, {query_id: text}, records or a table with an id and a text, or the output of `encode_queries`.
-            k: documents per query.
-            features: computes the features that a learned reranker reads, its `features`; none by default.
-            among: {query_id: doc_ids}, of which the top k are taken, by the document score; all documents by default.
-            **options: see `SearchOptions`.
-        """
-        index = self.snapshot
-        encoded = encoded_queries(index.encoder, queries)
-        if not encoded.count:
-            raise ValueError("candidates() takes at least one query, got none.")
-        result = answers(index.engine, index.documents, encoded, index.request("candidates", k, options), among)
-        return candidates_of(index.engine, index.documents, encoded, result, features)
 
     @shows_options
     def config_for(self, k: int = 10, **options: Unpack[SearchOptions]) -> SearchConfig:
@@ -563,18 +540,6 @@ class GenerativeRetriever:
             self._on_disk = target, state.content, self._config_at(target)
         return generation
 
-    def push_to_hub(
-        self, name: str, *, private: bool | None = None, token: str | bool | None = None,
-        license: str | None = None,  # noqa: A002
-    ) -> str:  # fmt: skip
-        """Upload the whole index with a model card to the Hugging Face Hub; see `dsi.store.hub.push`."""
-        from dsi.store.hub import push
-
-        self._check_savable()
-        with TemporaryDirectory(dir=temporary_root()) as folder:
-            self.with_memory(self.memory.published())._write(Path(folder) / "index")
-            return push(Path(folder) / "index", name, private=private, token=token, license=license)
-
     @classmethod
     def from_pretrained(
         cls, folder: str | Path, *, revision: str | None = None, token: str | bool | None = None,
@@ -593,11 +558,9 @@ class GenerativeRetriever:
             FileNotFoundError: no index in the folder, nor on the Hub, or a part is missing.
             ValueError: a file was altered or truncated, or parts do not belong together; the message says which.
         """
-        from dsi.store.hub import index_folder
-
         if plain(str, dtype, "dtype") not in _DTYPES:
             raise ValueError(f"dtype must be one of {', '.join(_DTYPES)}, got {dtype!r}.")
-        local = index_folder(folder, revision, token)
+        local = _index_folder(folder, revision, token)
         parts, configured, state, mapped = loading.load_index(local, device)
         retriever = cls(*parts, dtype=_DTYPES[dtype])
         retriever._saved[local.resolve()], retriever._mapped, retriever.configured_search = state, mapped, configured
@@ -614,6 +577,19 @@ class GenerativeRetriever:
             )
         folder, dtype = self._on_disk[0], next(name for name, own in _DTYPES.items() if own == self.dtype)
         return _reload, (folder, self._saved[folder], str(self.device), dtype, self.search_config)
+
+
+def _index_folder(name: str | Path, revision: str | None, token: str | bool | None) -> Path:
+    """Return the folder of an index: `name` itself, or a download where none is there and it has the form "user/name"."""
+    folder = Path(name)
+    recover_folder(folder)
+    if not folder.exists() and isinstance(name, str) and re.fullmatch(r"[\w.-]+/[\w.-]+", name):
+        from dsi.hub import download
+
+        return download(name, revision, token)
+    if revision is not None:
+        raise ValueError(f"{name} is a folder, which has no revisions, got revision {revision!r}; leave it out.")
+    return folder
 
 
 def _reload(folder: Path, state: str, device: str, dtype: str, config: SearchConfig) -> GenerativeRetriever:

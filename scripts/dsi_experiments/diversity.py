@@ -18,13 +18,12 @@ from dsi.docids.types import Reals
 from dsi.eval.measures import mean
 from dsi.eval.tables import markdown_table
 from dsi.eval.trec import read_run
-from dsi.rerankers.diversity import Pyversity
-from dsi.rerankers.reranking import rerank
-from dsi.search.candidates import Candidates, Reranker
 from dsi_experiments.figures import lines_figure
 from dsi_experiments.report import save_report
+from dsi_experiments.rerankers.candidates import Candidates, Reranker, rerank
 from dsi_experiments.rerankers.lists import split_folds
 from dsi_experiments.rerankers.m2div import M2Div, M2DivConfig
+from dsi_experiments.rerankers.untrained import Pyversity
 from dsi_experiments.subtopics import DIVERSITY_MEASURES, Subtopics, evaluate_diversity, read_subtopics, subtopic_labels
 
 FOLDS, DEPTH, WIDTH = 5, 30, 50
@@ -104,7 +103,6 @@ def read_candidates(folder: Path) -> tuple[Candidates, dict[str, dict[str, list[
         doc_ids=list(ranked.values()),
         titles=titles,
         scores=scores,
-        digits=np.zeros((*shape, 1), dtype=int),
         query_embeddings=queries,
         embeddings=embeddings,
         features=np.zeros((*shape, 0)),

@@ -12,9 +12,9 @@ import numpy as np
 from dsi.docids.data.collection import Collection, read_collection
 from dsi.docids.words.bm25 import BM25
 from dsi.eval.tables import markdown_table
-from dsi.search.candidates import Candidates
 from dsi_experiments.figures import lines_figure
 from dsi_experiments.report import save_report
+from dsi_experiments.rerankers.candidates import Candidates
 from dsi_experiments.rerankers.features import word_list
 from dsi_experiments.rerankers.lists import NDCG_EXP, Floats, against, dcg_exp, exact_weight, ndcg_exp, split_folds
 from dsi_experiments.rerankers.parse_ranker import ParseRanker, ParserConfig, labelled_lists
@@ -52,7 +52,6 @@ def bm25_candidates(collection: Collection) -> tuple[Candidates, Floats, Floats]
         doc_ids=[list(run[query_id]) for query_id in ids],
         titles=[[titles[doc_id] for doc_id in run[query_id]] for query_id in ids],
         scores=scores,
-        digits=nothing.astype(int),
         query_embeddings=nothing[:, 0],
         embeddings=nothing,
         features=nothing[:, :, :0],

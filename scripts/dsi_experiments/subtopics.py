@@ -6,13 +6,15 @@ The measures are computed by ir-measures and ndeval (extra `rerank`).
 import importlib
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from dsi.docids.types import Bools, Run
 from dsi.eval.trec import parse_integer, split_fields
-from dsi.search.candidates import Candidates
+
+if TYPE_CHECKING:
+    from dsi_experiments.rerankers.candidates import Candidates
 
 Subtopics = Mapping[str, Mapping[str, Sequence[str]]]
 """{query_id: {doc_id: subtopics it covers}}."""
@@ -54,7 +56,8 @@ def evaluate_diversity(
         ir_measures = importlib.import_module("ir_measures")
         importlib.import_module("pyndeval")
     except ImportError:
-        raise ValueError('Measures of diversity need ir-measures and pyndeval; pip install "dr-scl[rerank]".') from None
+        remedy = 'pip install "dr-scl-experiments[rerank]"'
+        raise ValueError(f"Measures of diversity need ir-measures and pyndeval; {remedy}.") from None
     parsed = {find_measure(name): name for name in measures}
     qrels = [
         ir_measures.Qrel(query_id, doc_id, 1, iteration=subtopic)
@@ -74,7 +77,7 @@ def evaluate_diversity(
     return values
 
 
-def subtopic_labels(candidates: Candidates, subtopics: Mapping[str, Mapping[str, Sequence[str]]]) -> Bools:
+def subtopic_labels(candidates: "Candidates", subtopics: Mapping[str, Mapping[str, Sequence[str]]]) -> Bools:
     """[n, k, subtopics] True where a candidate is judged to be about a subtopic of its query.
 
     Args:

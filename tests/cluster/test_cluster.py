@@ -16,8 +16,8 @@ import numpy as np
 import psutil
 import pytest
 
-import dsi
 from dsi.cluster.backends import LostError
+from dsi.cluster.cluster import Cluster, serve_shards
 from dsi.cluster.fleet import Fleet
 from dsi.cluster.router import ShardedRetriever
 from dsi.cluster.shards import ShardIndex, shard_edges
@@ -37,18 +37,18 @@ SECONDS = 120.0
 
 
 @pytest.fixture(scope="module", params=["local", pytest.param("ray", marks=pytest.mark.cluster)])
-def cluster(request) -> Iterator[dsi.Cluster]:
+def cluster(request) -> Iterator[Cluster]:
     if request.param == "ray":
         yield request.getfixturevalue("ray")
         return
-    with dsi.Cluster("local", processes=1) as cluster:
+    with Cluster("local", processes=1) as cluster:
         yield cluster
 
 
 @pytest.fixture(scope="module")
 def served(ray, runs) -> Iterator[ShardedRetriever]:
     """The plain index by three shards with two replicas each; not to be changed."""
-    with dsi.serve_shards(runs["plain"], cluster=ray, shards=3, replicas=2, timeout=SECONDS, device="cpu") as retriever:
+    with serve_shards(runs["plain"], cluster=ray, shards=3, replicas=2, timeout=SECONDS, device="cpu") as retriever:
         yield retriever
 
 
@@ -98,7 +98,7 @@ def test_answers_are_those_of_one_process(cluster, runs, collection, name, monke
         {"extra_scores": extra},
         {"extra_scores": extra, "allow": ids[::3]},
     ]
-    with dsi.serve_shards(runs[name], cluster=cluster, shards=4, timeout=SECONDS, device="cpu") as shards:
+    with serve_shards(runs[name], cluster=cluster, shards=4, timeout=SECONDS, device="cpu") as shards:
         for few in (1000, 0):  # filters with few documents are scored outright, or act inside the walk
             monkeypatch.setattr(generate, "_OUTRIGHT", few)
             for options in [*OPTIONS, *filters]:
@@ -191,7 +191,7 @@ def test_a_shard_that_hangs_is_hedged_and_its_late_answers_harm_nothing(served, 
 def test_without_a_replica_a_partial_answer_says_so(ray, runs, collection, caplog):
     one, texts = alone(runs["plain"]), texts_of(collection)
     encoded = one.encode_queries(texts)
-    with dsi.serve_shards(runs["plain"], cluster=ray, shards=3, timeout=1, device="cpu") as shards:
+    with serve_shards(runs["plain"], cluster=ray, shards=3, timeout=1, device="cpu") as shards:
         edges = shards.engine.edges
         size = (edges[2] - edges[1]) / edges[3]
         os.kill(replicas_of(shards, 1)[0], signal.SIGSTOP)
@@ -244,7 +244,7 @@ def test_updates_are_seen_in_all_shards_or_in_none(cluster, runs, tmp_path, coll
     folder = Path(shutil.copytree(runs["plain"], tmp_path / "run"))
     texts, new = texts_of(collection)[:6], {"doc_id": "new", "title": "Neretva", "text": "A river in Bosnia."}
     states = [alone(folder).run(named(texts), 5)]
-    with dsi.serve_shards(folder, cluster=cluster, shards=3, replicas=2, timeout=SECONDS, device="cpu") as shards:
+    with serve_shards(folder, cluster=cluster, shards=3, replicas=2, timeout=SECONDS, device="cpu") as shards:
         seen, stop = [], threading.Event()
 
         def search() -> None:
@@ -319,7 +319,7 @@ def test_work_is_done_again_when_its_process_dies(ray, tmp_path):
 
 @pytest.mark.cluster
 def test_work_of_a_local_process_that_dies_is_an_error():
-    with dsi.Cluster("local", processes=2) as local:
+    with Cluster("local", processes=2) as local:
         with pytest.raises(LostError, match=r"A process died \(.*\); run again: finished work is kept"):
             local.backend.map(die, [(), ()])
         assert local.backend.map(square, [(3,), (4,)]) == [9, 16]
@@ -330,12 +330,12 @@ def test_work_of_a_local_process_that_dies_is_an_error():
 def test_a_machine_with_other_versions_is_refused(ray, runs, monkeypatch):
     monkeypatch.setattr("dsi.cluster.backends.versions", lambda: "Python 2")
     with pytest.raises(ValueError, match=r"has Python 3.* this one has Python 2; install the same"):
-        dsi.serve_shards(runs["plain"], cluster=ray, shards=2, device="cpu")
+        serve_shards(runs["plain"], cluster=ray, shards=2, device="cpu")
 
 
 def test_bad_input_is_refused_in_one_line(runs, tmp_path):
     def serve(run=runs["plain"], **options):
-        return dsi.serve_shards(run, cluster=dsi.Cluster(), **{"shards": 2, "device": "cpu", **options})
+        return serve_shards(run, cluster=Cluster(), **{"shards": 2, "device": "cpu", **options})
 
     for options, message in (
         ({"shards": 6}, "shards must be from 1 to 5, the number of children of the root of this index, got 6"),
@@ -348,11 +348,11 @@ def test_bad_input_is_refused_in_one_line(runs, tmp_path):
     with pytest.raises(FileNotFoundError, match="holds no finished index"):
         serve(tmp_path / "nothing")
     with pytest.raises(ValueError, match="processes must be at least 1, got 0"):
-        dsi.Cluster("local", processes=0)
+        Cluster("local", processes=0)
 
 
 def test_a_cluster_is_found_by_its_entry_point():
-    assert isinstance(open_cluster("local"), dsi.Cluster)
+    assert isinstance(open_cluster("local"), Cluster)
     assert {point.name for point in extensions(CLUSTERS)} >= {"local", "ray"}
 
 
@@ -360,7 +360,7 @@ def test_shards_remember_what_the_index_learns(cluster, runs, tmp_path, collecti
     folder = Path(shutil.copytree(runs["plain"], tmp_path / "run"))
     ids, texts = collection.documents["doc_id"][:], texts_of(collection)[:6]
     pairs = [(f"{text} again", ids[7 * number + step]) for number, text in enumerate(texts) for step in range(3)]
-    with dsi.serve_shards(folder, cluster=cluster, shards=3, timeout=SECONDS, device="cpu") as shards:
+    with serve_shards(folder, cluster=cluster, shards=3, timeout=SECONDS, device="cpu") as shards:
         assert shards.learn(pairs) == len(pairs)
         assert {own.generation for own in shards.fleet.status()} == {2}
         one = alone(folder)

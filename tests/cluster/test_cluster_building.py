@@ -17,6 +17,7 @@ import pytest
 
 import dsi
 from dsi.cluster.backends import LostError
+from dsi.cluster.cluster import Cluster
 from dsi.config import Config, write_config
 from dsi.contrastive import blocks
 from dsi.contrastive.config import EncoderConfig
@@ -67,17 +68,17 @@ def expected(collection, config, tmp_path) -> dict[str, str]:
 
 
 @pytest.fixture(scope="module")
-def ray(ray_address) -> Iterator[dsi.Cluster]:
-    with dsi.Cluster(ray_address, processes=2) as cluster:
+def ray(ray_address) -> Iterator[Cluster]:
+    with Cluster(ray_address, processes=2) as cluster:
         yield cluster
 
 
 @pytest.fixture(params=["here", "processes", "ray"])
-def cluster(request) -> Iterator[dsi.Cluster]:
+def cluster(request) -> Iterator[Cluster]:
     if request.param == "ray":
         yield request.getfixturevalue("ray")
         return
-    with dsi.Cluster("local", processes=1 + (request.param == "processes")) as cluster:
+    with Cluster("local", processes=1 + (request.param == "processes")) as cluster:
         yield cluster
 
 
@@ -123,11 +124,12 @@ def test_a_process_that_dies_costs_its_block(ray, collection, config, expected, 
 
 DRIVER = """
 import sys, dsi
+from dsi.cluster.cluster import Cluster
 from dsi.contrastive import blocks
 from dsi.docids.schemes import splits
 blocks.BLOCK = splits.BLOCK = 16
 collection = dsi.read_collection(sys.argv[1])
-with dsi.Cluster(sys.argv[4], processes=2) as cluster:
+with Cluster(sys.argv[4], processes=2) as cluster:
     dsi.train(collection, sys.argv[2], config=sys.argv[3], device="cpu", cluster=cluster)
 """
 
@@ -162,7 +164,7 @@ def test_a_block_whose_processes_die_is_named(ray, collection, config, tmp_path,
 def test_trees_of_a_mapped_file_are_built_by_processes_that_read_it(tmp_path):
     points = np.random.default_rng(0).normal(size=(300, 8)).astype(np.float32)
     np.save(tmp_path / "points.npy", points)
-    with dsi.Cluster("local", processes=2) as cluster:
+    with Cluster("local", processes=2) as cluster:
         config = DocidsConfig(branching=4, max_leaf_size=5)
         alone = build_tree(points, config)
         for matrix in (points, np.load(tmp_path / "points.npy", mmap_mode="r")):
@@ -193,5 +195,5 @@ def test_an_encoder_is_pickled_as_the_place_that_it_was_loaded_from(sentence_ber
 def test_a_folder_that_a_machine_does_not_see_is_refused(collection, config, tmp_path, monkeypatch):
     monkeypatch.setattr(Path, "touch", lambda self: None)
     message = r"does not see .*run; put it on a folder that all machines share"
-    with dsi.Cluster("local", processes=1) as cluster, pytest.raises(FileNotFoundError, match=message):
+    with Cluster("local", processes=1) as cluster, pytest.raises(FileNotFoundError, match=message):
         dsi.train(collection, tmp_path / "run", config=config, device="cpu", cluster=cluster)

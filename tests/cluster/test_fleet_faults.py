@@ -10,9 +10,9 @@ from typing import Any
 
 import pytest
 
-import dsi
 from dsi.cluster import fleet as fleets
 from dsi.cluster.backends import LocalBackend, LostError
+from dsi.cluster.cluster import Cluster
 from dsi.cluster.fleet import Fleet
 from dsi.cluster.shards import GenerationError
 from dsi.search.results import ShardError
@@ -345,7 +345,7 @@ def test_replicas_of_a_shard_load_one_after_another_and_one_is_enough():
 def test_closing_ends_an_update_and_leaves_nothing_that_lives():
     backend = FakeBackend()
     fleet = Fleet(backend, "RUN", 1, 1, SECONDS, require_all=False)
-    with dsi.Cluster("local", processes=1) as cluster:
+    with Cluster("local", processes=1) as cluster:
         cluster._fleets.append(fleet)
         fleet.load("one")
         backend.workers[0].held = {"load", "status"}

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 import dsi
+from dsi.cluster.cluster import Cluster, serve_shards
 from dsi.cluster.shards import Shard
 from dsi.docids.files import reading
 from dsi.search.results import ShardError
@@ -22,7 +23,7 @@ SECONDS = 20.0
 
 @pytest.fixture(scope="module")
 def local():
-    with dsi.Cluster("local", processes=1) as cluster:
+    with Cluster("local", processes=1) as cluster:
         yield cluster
 
 
@@ -33,7 +34,7 @@ def run(runs, tmp_path) -> Path:
 
 
 def serve(run, cluster, *, shards=2, timeout=SECONDS):
-    return dsi.serve_shards(run, cluster=cluster, shards=shards, timeout=timeout, device="cpu")
+    return serve_shards(run, cluster=cluster, shards=shards, timeout=timeout, device="cpu")
 
 
 def assert_answers_of_one_process(served, run, texts):

@@ -12,7 +12,6 @@ from dsi.config import Config, read_config, write_config
 from dsi.contrastive.config import ContrastiveConfig, EncoderConfig
 from dsi.contrastive.encoder import Encoder
 from dsi.contrastive.training import contrastive_loss, contrastive_rows, train_encoder
-from dsi.integrations.mteb import DocidEncoder
 from dsi.training.preflight import check_encoder
 
 TEXTS = ["Neon is a noble gas.", "The Danube flows through Vienna, Budapest and Belgrade.", "Rubber"]
@@ -111,7 +110,7 @@ def test_a_prompt_comes_before_the_title_in_an_index_in_what_is_added_and_in_mte
     tree, doc_ids = loaded.tree, list(loaded.documents.rows)
     for place, row in enumerate(tree.doc_rows.tolist()):
         close(tree.embeddings[:][place], vectors[doc_ids[row]])
-    own = DocidEncoder(loaded)
+    own = pytest.importorskip("dsi.integrations.mteb").DocidEncoder(loaded)
     close(own.encode([{"text": TEXTS}], prompt_type="query"), theirs(folder).encode(TEXTS, prompt="query: "))
     batch = {"text": texts[:1], "title": ["On Europe"], "body": TEXTS[:1]}
     close(own.encode([batch], prompt_type="document"), vectors["0"][None])

@@ -19,7 +19,6 @@ from dsi.docids.data.collection import Collection
 from dsi.docids.data.folders import SourceFile
 from dsi.docids.data.locations import SOURCE, headings, locate
 from dsi.docids.data.readers import UnreadableError
-from dsi.docids.data.repeats import Repeats
 from dsi.search.hits import Hit
 from tests.support.files import PNG, mail, notebook, office, pdf
 
@@ -106,16 +105,14 @@ def test_what_cannot_be_read_is_counted_by_kind_and_ends_nothing(folder, caplog,
         "no documents.csv": b"name,age\nAda,36\n",
         "torn.jsonl": b'{"id": "a", "text": "x"}\n{',
         "first.txt": f"{repeated} end",
-        "near.txt": f"{repeated} ends",
         "same.txt": f"{repeated}  end",
     }.items():
         write(name, content)
     found = read(root)
-    assert list(found) == ["first.txt", "latin.txt", "near.txt", "same.txt", "a", "wide.txt"]
+    assert list(found) == ["first.txt", "latin.txt", "same.txt", "a", "wide.txt"]
     assert {found["latin.txt"][1], found["wide.txt"][1]} == {"Glühwein"}
     name = str(root)
     assert sorted(message.removeprefix(f"{name}: ") for message in caplog.messages) == [
-        "documents with nearly the same text as another one: 1, the first 'near.txt'; they are kept.",
         "documents with the same text as another one: 2, the first 'same.txt'; they are kept.",
         "files of kinds that are not read, each with the first: 1 .png ('picture.png'), 1 without a suffix ('tool').",
         "files that are broken: 1, the first 'torn.jsonl'; what was read before is kept.",
@@ -456,17 +453,6 @@ def test_an_address_opens_the_place(name, place, address):
 def test_headings(text, suffix, found):
     assert [words for _, words in headings(text, suffix)] == found
     assert all(text[place:].lstrip("# ").startswith(words) for place, words in headings(text, suffix))
-
-
-def test_the_share_of_common_pieces_decides_what_is_nearly_the_same():
-    draw = random.Random(1)
-    words = [f"w{draw.randrange(5000)}" for _ in range(2000)]
-    for changed, expected in ((10, "nearly the same"), (600, "")):
-        repeats, other = Repeats(), list(words)
-        for place in draw.sample(range(2000), changed):
-            other[place] = "changed"
-        assert repeats.add(" ".join(words)) == ""
-        assert repeats.add(" ".join(other)) == expected
 
 
 def test_mail_and_notebooks_of_any_bytes_end_nothing(folder, caplog):

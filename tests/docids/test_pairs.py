@@ -1,4 +1,4 @@
-"""Training pairs as sentence-transformers, FlagEmbedding and MS MARCO publish them become judgements of train queries."""
+"""Training pairs of query, positive and negatives become judgements of train queries."""
 
 import json
 import re
@@ -26,27 +26,13 @@ def train(pairs, **more):
 
 EXPECTED = {"glow": {"neon": 1, "argon": 0}, "river": {"volga": 1, "neon": 0, "argon": 0}}
 FORMS = {
-    "sentence-transformers": [
-        {"anchor": "glow", "positive": TEXTS["neon"], "negative_1": TEXTS["argon"]},
-        {"anchor": "river", "positive": "Volga A longer RIVER.", "negative_1": TEXTS["neon"], "negative_2": TEXTS["argon"]},
+    "texts": [
+        {"anchor": "glow", "positive": TEXTS["neon"], "negative": [TEXTS["argon"]]},
+        {"anchor": "river", "positive": "Volga A longer RIVER.", "negative": [TEXTS["neon"], TEXTS["argon"]]},
     ],
-    "FlagEmbedding": [
-        {"query": "glow", "pos": [TEXTS["neon"]], "neg": [TEXTS["argon"]], "pos_scores": [0.9], "neg_scores": [0.1]},
-        {"query": "river", "pos": [TEXTS["volga"]], "neg": [TEXTS["neon"], TEXTS["argon"], TEXTS["danube"]],
-         "pos_scores": [0.9], "neg_scores": [0.1, 0.2, 0.9]},
-    ],
-    "ids and scores": [
-        {"query": "glow", "positive_ids": ["neon"], "negative_ids": ["argon"], "scores": [7.5, -3]},
-        {"query": "river", "positive": "volga", "negatives": ["neon", "argon", "danube"], "scores": [5, 1, 2, 6]},
-    ],
-    "margins": [
-        {"query": "glow", "positive": "neon", "negative": "argon", "label": 2.5},
-        {"query": "river", "positive": "volga", "negatives": ["neon", "argon", "danube"], "labels": [3, 1, -0.5]},
-    ],
-    "labelled pairs": [
-        {"query": "glow", "positive": "neon", "score": 1}, {"query": "glow", "positive": "argon", "score": 0.0},
-        {"query": "river", "positive": "volga", "label": 1}, {"query": "river", "positive": "neon", "label": 0},
-        {"query": "river", "positive": "argon", "label": 0},
+    "ids": [
+        {"query": "glow", "positives": ["neon"], "negatives": ["argon"]},
+        {"query": "river", "positives": ["volga"], "negatives": ["neon", "argon"]},
     ],
 }  # fmt: skip
 
@@ -60,7 +46,7 @@ def test_pairs_of_every_form_are_judgements_of_train_queries(form, tmp_path):
     assert train(str(tmp_path / "pairs.parquet")) == EXPECTED
 
 
-def test_tables_and_triples_of_ms_marco(tmp_path):
+def test_tables_and_lines_of_texts_and_ids(tmp_path):
     rows = [("glow", "A gas that glows.", "A lazy gas."), ("river", "A longer river.", "A gas that glows.")]
     expected = {"glow": {"neon": 1, "argon": 0}, "river": {"volga": 1, "neon": 0}}
     frame = pandas.DataFrame(rows, columns=["query", "positive", "negative"])
@@ -72,7 +58,7 @@ def test_tables_and_triples_of_ms_marco(tmp_path):
     assert train(datasets.Dataset.from_pandas(frame)) == train(frame) == expected
     (tmp_path / "ids.tsv").write_text("7\tneon\targon\n8\tvolga\tneon\n")
     assert train(tmp_path / "ids.tsv", queries={"7": "glow", "8": "river", "9": "no pair"}) == expected
-    numbered = pandas.DataFrame({"query_id": [7, 8], "doc_id": ["neon", "volga"]})
+    numbered = pandas.DataFrame({"query": [7, 8], "doc_id": ["neon", "volga"]})
     assert set(train(numbered, queries={"7": "glow", "8": "river"})) == {"glow", "river"}
 
 
@@ -86,7 +72,7 @@ def test_pairs_join_the_judgements_that_are_there_and_dev_and_test_stay_unseen(c
             {"query": "glow", "positive": "argon"}, {"query": " secret  QUESTION", "positive": "volga"},
             {"query": "t", "positive": "volga"}, {"query": "new", "positive": "danube", "negative": "nowhere"},
             {"query": "lost", "positive": "not here"}, {"query": "only", "positive": "gone", "negative": "neon"},
-            {"query": "new", "positive": "volga", "negative": "neon", "scores": [1, 1]},
+            {"query": "new", "positive": "volga", "source": "clicks"},
         ],
         dev_queries=0,
     )  # fmt: skip
@@ -98,7 +84,7 @@ def test_pairs_join_the_judgements_that_are_there_and_dev_and_test_stay_unseen(c
         "pairs: pairs of dev or test queries: 2, the first ' secret  QUESTION'; they are left out",
         "positives that are neither the id nor the text of a document of the collection: 2, the first 'not here'",
         "negatives that are neither the id nor the text of a document of the collection: 1, the first 'nowhere'",
-        "negatives that score as high as a positive: 1, the first 'neon'",
+        "keys of pairs other than query, positive and negatives: 1, the first 'source'; they are not read",
         "queries without a positive in the collection: 1, the first 'only'",
     ):
         assert line in caplog.text
@@ -117,14 +103,11 @@ def test_dev_queries_are_cut_from_pairs_and_a_saved_collection_keeps_them(tmp_pa
 @pytest.mark.parametrize(
     ("pairs", "message"),
     [
-        ([{"query": "a"}], "pairs[0] has no positive: none of the keys positive, positives, pos"),
+        ([{"query": "a"}], "pairs[0] has no positive: none of the keys positive, positives, doc_id"),
         ([{"positive": "neon"}], "pairs[0] must have one query, a text or an id, under one of the keys query, anchor"),
         ([{"query": ["a", "b"], "positive": "neon"}], "pairs[0] must have one query"),
-        ([{"query": "a", "positive": "neon", "score": "high"}], "pairs[0]: a score must be a number, got 'high'"),
-        (
-            [{"query": "a", "positive": "neon", "negatives": ["argon", "volga"], "score": 1.0}],
-            "pairs[0]: expected a score of each of 1 positives and 2 negatives, or the margin of each negative, got 1.",
-        ),
+        ([{"query": "a", "positive": "neon", "label": 0}], "pairs[0] has the key 'label', but pairs have no scores"),
+        ([{"query": "a", "positive": "neon", "scores": [1]}], "pairs[0] has the key 'scores', but pairs have no scores"),
         ([{"query": "a", "positive": "x"}], "pairs: of its 1 pairs none can be trained on; positives are ids or whole texts"),
         ("a\n", "line 1: expected query<TAB>document, and perhaps <TAB>negatives, with tabs between them, got 'a'"),
     ],
@@ -143,7 +126,7 @@ def test_the_command_trains_on_pairs(tmp_path, sentence_bert_folder, capsys):
     ]
     (tmp_path / "data").mkdir()
     (tmp_path / "data" / "corpus.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
-    (tmp_path / "pairs.jsonl").write_text("".join(json.dumps(pair) + "\n" for pair in FORMS["ids and scores"]))
+    (tmp_path / "pairs.jsonl").write_text("".join(json.dumps(pair) + "\n" for pair in FORMS["ids"]))
     command = ["train", "--data", str(tmp_path / "data"), "--output", str(tmp_path / "run"), "--device", "cpu"]
     command += ["--set", f"encoder.name={sentence_bert_folder}", "--set", "contrastive.negatives=2"]
     command += ["--set", "contrastive.loss=scl", "--set", "contrastive.epochs=1", "--set", "training.epochs=1"]

@@ -34,7 +34,6 @@ from dsi.search import generate
 from dsi.search.engines import create_engine
 from dsi.search.queries import QueryBatch
 from dsi.search.request import SearchRequest
-from dsi.server import service
 from dsi.store.loading import load_docids
 from dsi.store.topics import Topics
 from dsi.training.docids_stage import save_docids_stage
@@ -464,6 +463,7 @@ def test_explanations_show_the_place_that_won(pieces_index):
 
 def test_a_branch_of_the_tree_counts_documents_and_not_pieces(pieces_index):
     topics = Topics(pieces_index.tree, pieces_index.documents)
+    service = pytest.importorskip("dsi.server.service")
     root = service._node(pieces_index, topics, 0, [])
     assert root["documents"] == len(pieces_index.documents) == 50
     assert pieces_index.tree.num_places > 80
@@ -471,8 +471,7 @@ def test_a_branch_of_the_tree_counts_documents_and_not_pieces(pieces_index):
 
 def test_candidates_and_diagnosis_know_a_document_once(pieces_index):
     retriever = pieces_index
-    candidates = retriever.candidates(QUERIES, 9)
-    assert all(len(set(own)) == 9 for own in candidates.doc_ids)
+    assert all(len({hit.doc_id for hit in hits}) == 9 for hits in retriever.search(QUERIES, 9))
     answers = {str(n): doc_id for n, doc_id in enumerate(list(retriever.documents.rows)[:4])}
     queries = dict(zip(answers, QUERIES, strict=True))
     scores = retriever.run(queries, 50, method="exact")
@@ -695,4 +694,4 @@ def test_short_collections_are_as_without_pieces_and_long_documents_join_them(
     )
     assert again.passage_span == hit.passage_span
     assert "characters" in str(hit.explain())
-    assert loaded.candidates(["helium"], 42).hits()[0][0].passage is not None
+    assert loaded.search("helium", 42)[0].passage is not None

@@ -30,7 +30,6 @@ from dsi.docids.updating import add_documents, remove_documents
 from dsi.training.docids_stage import load_tokenizer, sources_digest
 from dsi.training.indexing import read_embeddings
 from dsi.training.pipeline import TrainingRun
-from dsi.tries import Trie
 from tests.support.foreign import install
 from tests.support.small import WIDTH
 from tests.support.tiny_settings import TIED, write_settings
@@ -740,7 +739,8 @@ def test_an_index_of_titles_is_trained_searched_and_updated_and_keeps_the_tokens
     for doc_id, own in tokens.items():
         assert title_tokens(tokenizer, [titles[run.collection.rows[doc_id]]])[0][: len(own)] == own
     end = run.encoder().model.tokenizer.eos_token_id
-    Trie.from_tokens([[token for token in own if token != end] for own in tokens.values()], [end])
+    trie = pytest.importorskip("dsi.tries").Trie
+    trie.from_tokens([[token for token in own if token != end] for own in tokens.values()], [end])
     check_updates(run.folder)
 
 

@@ -23,7 +23,6 @@ from dsi.measuring import provenance, runs
 from dsi.measuring.diagnosis import diagnose
 from dsi.measuring.evaluation import Evaluation
 from dsi.measuring.runs import IndexRuns
-from dsi.search.candidates import Reranker
 from tests.support.evaluated import collection, retriever  # noqa: F401 (fixtures)
 from tests.support.small import PROMPTS
 
@@ -212,13 +211,6 @@ def test_another_collection_is_refused(retriever, beir):
             call(retriever, other)
 
 
-class SameOrder(Reranker):
-    kind = "same order"
-
-    def score(self, candidates):
-        return candidates.scores
-
-
 @pytest.fixture(scope="module")
 def graded(tmp_path_factory, sentence_t5_folder):
     """300 documents of random words, 40 queries with 20 relevant ones each, ten of them for dev, and an index without BM25."""
@@ -240,7 +232,8 @@ def graded(tmp_path_factory, sentence_t5_folder):
 
 def test_a_reranker_that_changes_nothing_has_the_row_of_the_index(graded):
     collection, retriever = graded
-    evaluation = dsi.evaluate(retriever, collection, rerankers={"same": [SameOrder()]}, rerank_depth=20)
+    same = {"same": [lambda hits: [hit.score for hit in hits]]}
+    evaluation = dsi.evaluate(retriever, collection, rerankers=same, rerank_depth=20)
     assert evaluation.measures[-1] == "Recall@100"
     assert evaluation.row("+ same").values == evaluation.row("generate").values
 

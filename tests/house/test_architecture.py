@@ -1,4 +1,4 @@
-"""Who may import whom (scripts -> dsi -> eval | contrastive -> docids; rooms of dsi), without circles; what --help costs."""
+"""Who may import whom: the rooms of the core in a row, extension rooms that can be torn off; no circles; what --help costs."""
 
 import ast
 import doctest
@@ -6,6 +6,7 @@ import importlib
 import re
 import subprocess
 import sys
+from collections.abc import Iterable
 from graphlib import TopologicalSorter
 from pathlib import Path
 
@@ -19,21 +20,30 @@ ROOT = Path(__file__).parents[2]
 LINKED = ("docids", "contrastive", "eval")
 """Folders that are packages of dsi, by links in its folder."""
 PACKAGES = (*LINKED, "dsi", "scripts")
-MAY_IMPORT = {
-    "docids": set(),
-    "contrastive": {"docids"},
-    "eval": {"docids"},
-    "dsi": {"docids", "contrastive", "eval"},
-    "scripts": {"docids", "contrastive", "eval", "dsi"},
-}
 FRONT = ("__init__", "__main__")
 """Modules of dsi outside the rooms: they open the package and the command."""
-ROOMS = (
-    "generator", "search", "config", "store", "tries", "rerankers", "measuring", "training", "integrations", "client", "server",
-    "commands",
-    "cluster",
-)  # fmt: skip
-"""Of dsi: each imports only those before it, and itself; the last is an extension, which only the public face imports."""
+CORE = ("docids", "contrastive", "eval", "generator", "search", "config", "store", "measuring", "training", "commands")
+"""Rooms, each of which imports only those before it, and itself; contrastive and eval do not import each other."""
+EXTENSIONS: dict[str, set[str]] = {
+    "tries": {"docids", "store"},
+    "hub": {"docids", "store"},
+    "rerankers": {"docids", "search"},
+    "integrations": {"docids", "contrastive", "eval", "search", "store", "training"},
+    "client": set(),
+    "server": {"docids", "search", "store"},
+    "cluster": {"docids", "generator", "search", "store"},
+}
+"""{extension room, which can be torn off: rooms of the core that it imports}; extensions do not import each other."""
+FROM_WITHIN = {
+    ("dsi.measuring.evaluation", "rerankers"),
+    ("dsi.store.retriever", "hub"),
+    ("dsi.commands.evaluate", "rerankers"),
+    ("dsi.commands.explain", "server"),
+    ("dsi.commands.push", "hub"),
+    ("dsi.commands.search", "rerankers"),
+    ("dsi.commands.serve", "server"),
+}
+"""(module of the core, extension room that it imports inside the function that needs it)."""
 WALK = ("dsi.search.engine", "dsi.search.generate", "dsi.search.beam", "dsi.search.walk", "dsi.search.lists")
 MODELS = (
     "transformers",
@@ -45,7 +55,7 @@ MODELS = (
 DOCIDS = ("dsi.docids.tree", "dsi.docids.schemes", "dsi.docids.clustering", "dsi.docids.updating")
 UNKNOWN = {
     "HTTP": ("fastapi", "starlette", "uvicorn", "http"),
-    "Hub": ("huggingface_hub.HfApi", "dsi.store.hub"),
+    "Hub": ("huggingface_hub.HfApi", "dsi.hub"),
     "decoders?": ("dsi.generator.model", "dsi.search.decoder"),
     "docids|identifiers": DOCIDS,
     "generators?": ("dsi.generator", "dsi.search.decoder"),
@@ -71,8 +81,12 @@ MODULES = sorted(path.relative_to(ROOT) for package in PACKAGES for path in (ROO
 
 def imported(path: Path) -> list[str]:
     """The module of every import in a file, those for type checkers included."""
+    return _modules_of(ast.walk(ast.parse(path.read_text(encoding="utf-8"))))
+
+
+def _modules_of(nodes: Iterable[ast.AST]) -> list[str]:
     modules = []
-    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+    for node in nodes:
         if isinstance(node, ast.Import):
             modules += [alias.name for alias in node.names]
         elif isinstance(node, ast.ImportFrom):
@@ -81,49 +95,65 @@ def imported(path: Path) -> list[str]:
     return modules
 
 
-def package_of(module: str) -> str:
-    """The package of a module: dsi.docids is `docids`, a folder beside dsi with a link in it."""
-    top, below, *_ = [*module.split("."), ""]
-    return below if top == "dsi" and below in PACKAGES else top
+def imported_on_import(path: Path) -> list[str]:
+    """The modules that are imported with a file: not those inside functions, nor those for type checkers."""
+    tree = ast.parse(path.read_text(encoding="utf-8"))
+    kept = [node for node in tree.body if not isinstance(node, ast.FunctionDef | ast.ClassDef | ast.If)]
+    return _modules_of(ast.walk(ast.Module(kept, [])))
 
 
 def room_of(module: str) -> str:
-    """The room of a module of dsi, "" for those in front."""
+    """The room of a module, "" for those in front and what is not ours; dsi.docids is a folder beside dsi with a link in it."""
     package, room, *_ = [*module.split("."), ""]
-    return room if package == "dsi" and room in ROOMS else ""
+    if package in ("scripts", "dsi_experiments"):
+        return "scripts"
+    return room if package == "dsi" and room in (*CORE, *EXTENSIONS) else package if package in LINKED else ""
+
+
+def module_of(path: Path) -> str:
+    """The name that a file is imported by."""
+    return name_of(".".join(path.with_suffix("").parts).removesuffix(".__init__"))
 
 
 @pytest.mark.parametrize("path", MODULES, ids=str)
-def test_imports_follow_the_direction(path):
-    package = path.parts[0]
-    for module in imported(ROOT / path):
-        top = package_of(module)
-        assert module.split(".")[0] not in LINKED, f"{path}: it is installed as dsi.{module}"
-        if top in PACKAGES and top != package:
-            assert top in MAY_IMPORT[package], f"{path} imports {module}"
-        assert top != "dsi_experiments" or package == "scripts", f"{path} imports {module}, which may not be installed"
-        if package == "docids":
-            assert top not in ("torch", "transformers", "sentence_transformers"), f"{path} imports {module}"
+def test_imports_follow_the_table(path):
+    module = module_of(path)
+    own = "scripts" if path.parts[0] == "scripts" else room_of(module)
+    assert own or path.stem in FRONT, f"{path} is in no room"
+    for name in imported(ROOT / path):
+        assert name.split(".")[0] not in LINKED, f"{path}: it is installed as dsi.{name}"
+        if own == "docids":
+            assert name.split(".")[0] not in ("torch", "transformers", "sentence_transformers"), (
+                f"{path} imports {name}"
+            )
+        if own not in ("", "scripts") and room_of(name) not in ("", own):
+            assert may_import(module, own, room_of(name)), f"{path} imports {name}"
+    for name in imported_on_import(ROOT / path) if own not in ("scripts", *EXTENSIONS) else ():
+        assert room_of(name) not in EXTENSIONS, (
+            f"{path} imports {name}, which can be torn off; import it inside a function"
+        )
+
+
+def may_import(module: str, room: str, other: str) -> bool:
+    """True if a module of a room may import another room."""
+    if other in EXTENSIONS:
+        return (module, other) in FROM_WITHIN
+    if room in EXTENSIONS:
+        return other in EXTENSIONS[room]
+    return other in CORE and CORE.index(other) < CORE.index(room) and {room, other} != {"contrastive", "eval"}
+
+
+def test_the_table_has_no_row_too_many():
+    found = {(module_of(path), room_of(name)) for path in MODULES for name in imported(ROOT / path)}
+    assert found >= FROM_WITHIN
+    for room, needed in EXTENSIONS.items():
+        assert needed == {other for module, other in found if room_of(module) == room} - {"", room}, room
 
 
 @pytest.mark.parametrize("package", LINKED)
 def test_a_second_copy_of_a_package_is_refused(package):
     with pytest.raises(ImportError, match=f"{package} is a part of dsi; import dsi.{package}."):
         importlib.import_module(package)
-
-
-@pytest.mark.parametrize("path", [path for path in MODULES if path.parts[0] == "dsi"], ids=str)
-def test_a_room_imports_only_those_before_it(path):
-    name = path.parts[1].removesuffix(".py")
-    assert name in (*FRONT, *ROOMS), f"{path} is in no room"
-    for room in filter(None, map(room_of, imported(ROOT / path))) if name in ROOMS else ():
-        assert ROOMS.index(room) <= ROOMS.index(name), f"{path} imports from dsi.{room}"
-
-
-@pytest.mark.parametrize("path", MODULES, ids=str)
-def test_only_the_public_face_imports_the_cluster(path):
-    if path.parts[:2] not in (("dsi", "cluster"), ("dsi", "__init__.py")):
-        assert "cluster" not in map(room_of, imported(ROOT / path)), f"{path} imports the cluster; see `open_cluster`"
 
 
 def unknown_to(path: Path) -> list[str]:
@@ -149,7 +179,10 @@ def name_of(module: str) -> str:
 def test_no_import_goes_in_a_circle():
     modules = {".".join(path.with_suffix("").parts): path for path in MODULES if path.name != "__init__.py"}
     names = {name_of(module): path for module, path in modules.items()}
-    graph = {name: {module for module in imported(ROOT / path) if module in names} for name, path in names.items()}
+    graph = {
+        name: {other for other in imported(ROOT / path) if other in names and (name, room_of(other)) not in FROM_WITHIN}
+        for name, path in names.items()
+    }
     assert len(list(TopologicalSorter(graph).static_order())) == len(names)  # raises CycleError, which shows the circle
 
 
@@ -180,7 +213,7 @@ def test_help_imports_nothing_heavy_and_groups_every_command():
         assert re.search(rf"^  {name} +\w", output, re.MULTILINE)
 
 
-@pytest.mark.parametrize("command", ["example", "train", "tune", "evaluate", "search", "explain", "update"])
+@pytest.mark.parametrize("command", ["train", "tune", "evaluate", "search", "explain", "update"])
 def test_help_of_an_everyday_command_imports_nothing_heavy(command):
     show_help = f"try: m.main([{command!r}, '--help'])"
     code = f"import sys, dsi.commands.main as m\n{show_help}\nexcept SystemExit: print('torch' in sys.modules)"
@@ -213,9 +246,9 @@ sys.modules.update(dict.fromkeys({extras!r}))  # importing one of them fails
 import dsi.commands.evaluate, dsi.measuring.evaluation, dsi.store.retriever
 import dsi_experiments.commands.train_reranker, dsi_experiments.commands.reproduce
 from dsi_experiments import figure5, laboratory, objectives_table, synthetic
-from dsi.search.candidates import reranker_class
+from dsi.docids.extensions import RERANKERS, load_extension
 try:
-    reranker_class("parser")
+    load_extension(RERANKERS, "parser")
 except ValueError as error:
     print(error)
 """

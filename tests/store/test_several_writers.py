@@ -6,13 +6,11 @@ import json
 import os
 import pickle
 import signal
-import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
-from dsi_experiments.rerankers.learned import LinearReranker
 
 import dsi
 from dsi import GenerativeRetriever
@@ -20,7 +18,6 @@ from dsi.commands.main import main
 from dsi.docids.files.processes import Processes
 from dsi.docids.files.reading import MappedFile, read_while_unchanged
 from dsi.docids.files.storage import beside, writing_to
-from dsi.rerankers.reranking import save_reranker
 from dsi.store import loading
 from dsi.store.loading import ChangedError, write_search_config
 from dsi.store.verify import MOST_GENERATIONS
@@ -352,18 +349,6 @@ def test_a_snapshot_of_before_cannot_be_saved_over_an_update(run):
     with pytest.raises(ChangedError):
         snapshot.save_update(run)
     assert "new" in GenerativeRetriever.from_pretrained(run, device="cpu").documents.rows
-
-
-def test_a_reranker_is_saved_before_or_after_the_index_is_saved_over(run):
-    done = threading.Event()
-    with writing_to(run):
-        thread = threading.Thread(
-            target=lambda: (save_reranker(LinearReranker({"score": 1.0}), run, "mine"), done.set())
-        )
-        thread.start()
-        assert not done.wait(0.5)  # it waits for the writer
-    thread.join(20)
-    assert (run / "rerank" / "mine" / "reranker.json").exists()
 
 
 def test_an_update_removes_what_killed_trainings_and_saves_have_left(run):

@@ -20,12 +20,10 @@ from dsi.__main__ import main
 from dsi.docids.clustering import DocidsConfig, build_tree
 from dsi.docids.files.reading import sha256
 from dsi.docids.words.bm25 import BM25
-from dsi.rerankers.cross_encoder import CrossEncoderReranker
-from dsi.search.candidates import load_reranker
 from dsi.store import probe, verify
 from dsi.store.loading import load_documents
 from tests.support.edits import QUERIES, count_ends, edit_json, edits, write_sums
-from tests.support.small import MINIPEDIA, random_tied, save_cross_encoder
+from tests.support.small import MINIPEDIA, random_tied
 
 TREE, TERMS = "docids/docids.safetensors", "lexical/terms.safetensors"
 RECORDS = [json.loads(line) for line in (MINIPEDIA / "corpus.jsonl").read_text(encoding="utf-8").splitlines()[:50]]
@@ -305,18 +303,6 @@ def test_a_column_does_not_name_files(tmp_path):
     with pa.OSFile(str(tmp_path / "x.arrow"), "wb") as sink, pa.ipc.new_stream(sink, table.data.schema) as writer:
         writer.write_table(table.data.table)
     assert load_documents(tmp_path / "x.arrow")[0]["x"] == {"bytes": None, "path": "/etc/passwd"}
-
-
-def test_a_saved_cross_encoder_names_no_code(tmp_path, tokenizer_folder):
-    reranker = CrossEncoderReranker(save_cross_encoder(tmp_path / "model", tokenizer_folder), device="cpu")
-    reranker.save(tmp_path / "saved")
-    assert np.isfinite(load_reranker(tmp_path / "saved").score_pairs([("a", "b")])).all()
-    edit_json(tmp_path / "saved" / "model" / "config.json", lambda config: config.update(auto_map={"AutoModel": "x.Y"}))
-    with pytest.raises(ValueError, match=r"config.json cannot be in an index: it sets 'auto_map'"):
-        load_reranker(tmp_path / "saved")
-    (tmp_path / "saved" / "model" / "x.py").write_text("")
-    with pytest.raises(ValueError, match=r"x.py is not read from an index"):
-        load_reranker(tmp_path / "saved")
 
 
 # Edits that reach the trial.

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 import dsi
+from dsi.cluster.cluster import Cluster
 from dsi.config import Config
 from tests.support.small import PROMPTS, write_collection
 
@@ -43,9 +44,9 @@ def runs(tmp_path_factory, sentence_bert_folder, collection) -> Runs:
 
 
 @pytest.fixture(scope="module")
-def ray(ray_address) -> Iterator[dsi.Cluster]:
+def ray(ray_address) -> Iterator[Cluster]:
     answer = signal.getsignal(signal.SIGTERM)
-    with dsi.Cluster(ray_address, processes=2) as cluster:
+    with Cluster(ray_address, processes=2) as cluster:
         assert signal.getsignal(signal.SIGTERM) == answer  # Ray's own would end a server in the middle of its answers
         yield cluster
 

@@ -270,8 +270,6 @@ def _pipe(index: TinyIndex, chance: Random, folder: Path) -> Case:
     """Lines of any bytes: each has its object, unless it is blank."""
     some = [
         b"noble gas",
-        b":explain neon",
-        b":explain",
         b":x",
         b"\xff\xfe",
         b"a\0b",

@@ -10,11 +10,11 @@ from typing import Any
 
 import numpy as np
 import pyarrow.compute as pc
-from dsi_experiments.rerankers.learned import LinearReranker
 
 import dsi
 from dsi import SearchConfig
 from dsi.docids.data.collection import read_collection
+from dsi.rerankers import rerank
 from dsi.search.queries import EncodedQueries
 from tests.support.tiny_index import QUERIES, RECORDS, TinyIndex
 from tests.support.trials import Case
@@ -119,7 +119,7 @@ OPTIONS = {
         (np.ones((3, 40), np.float32), np.ones((3, 40), int)),
     ),
 }
-SEARCHES = ("search", "run", "explain", "candidates", "follow", "config_for", "search_encoded")
+SEARCHES = ("search", "run", "explain", "follow", "config_for", "search_encoded")
 
 
 def option_calls(index: TinyIndex, chance: Random) -> Case:
@@ -132,7 +132,6 @@ def option_calls(index: TinyIndex, chance: Random) -> Case:
     given = {
         "search": (QUERIES,),
         "run": (dict(zip("abc", QUERIES, strict=True)),),
-        "candidates": (QUERIES, 5),
         "explain": (QUERY,),
         "follow": (QUERIES, [[RECORDS[0]["_id"]]] * 3),
         "config_for": (),
@@ -162,6 +161,11 @@ def plain_calls(index: TinyIndex, chance: Random, folder: Path) -> Case:
     return _altered(f"{name}=", lambda value: _plain(call(value)), argument, chance)
 
 
+def len_of(hits: dsi.Hits) -> list[int]:
+    """A model: the length of a title."""
+    return [len(hit.title) for hit in hits]
+
+
 def _plain_calls(index: TinyIndex, folder: Path) -> dict[str, tuple[Callable[[Any], Any], Argument]]:
     """{call: (it, its argument)}."""
     own, ids = index.own_retriever(), index.ids
@@ -175,12 +179,10 @@ def _plain_calls(index: TinyIndex, folder: Path) -> dict[str, tuple[Callable[[An
     )
     paths = (3, "", folder / "none", "/dev/null", "\0", "x" * 300)
     loads = lambda value: dsi.GenerativeRetriever.from_pretrained(value, device="cpu")  # noqa: E731
-    linear = LinearReranker({"score": 1.0})
-    candidates = own.candidates(QUERIES, 5, features=linear.features)
+    hits = own.search(QUERIES, 5)
     return {
         "search(queries": (own.search, QUERIES_GIVEN),
         "run(queries": (own.run, queries_by_id),
-        "candidates(queries": (own.candidates, QUERIES_GIVEN),
         "encode_queries(queries": (own.encode_queries, replace(QUERIES_GIVEN, allows=(list, tuple, dict))),
         "encode_queries(batch_size": (
             lambda value: own.encode_queries(QUERIES, batch_size=value).texts,
@@ -196,7 +198,6 @@ def _plain_calls(index: TinyIndex, folder: Path) -> dict[str, tuple[Callable[[An
         ),
         "search(k": (lambda value: own.search(QUERIES, value), _named(whole(5), "k")),
         "explain(k": (lambda value: own.explain(QUERY, value), _named(whole(5), "k")),
-        "candidates(k": (lambda value: own.candidates(QUERIES, value), _named(whole(5), "k")),
         "get(doc_id": (
             own.get,
             Argument(
@@ -296,19 +297,10 @@ def _plain_calls(index: TinyIndex, folder: Path) -> dict[str, tuple[Callable[[An
         ),
         "SearchConfig(alpha": (lambda value: SearchConfig(alpha=value), _named(number(0.3, 2, INF), "alpha")),
         "SearchConfig(beam_width": (lambda value: SearchConfig(beam_width=value), _named(whole(7), "beam_width")),
-        "rerank(candidates": (
-            lambda value: dsi.rerank(value, linear),
-            Argument(candidates, (QUERIES, 3, None, own), (), ("andidates",)),
-        ),
-        "rerank(rerankers": (
-            lambda value: dsi.rerank(candidates, value),
-            Argument(
-                linear,
-                (3, None, "linear", [3], [linear, "x"], LinearReranker),
-                ([linear], (linear,)),
-                ("eranker",),
-                (list, tuple, dict),
-            ),
+        "rerank(hits": (lambda value: rerank(value, len_of), Argument(hits, (QUERIES, 3, None, own), (), ("hits",))),
+        "rerank(model": (
+            lambda value: rerank(hits, value),
+            Argument(len_of, (3, None, "linear", [3]), (), ("odel",)),
         ),
         "evaluate(collection": (
             lambda value: _measured(dsi.evaluate(own, value)),
@@ -321,16 +313,6 @@ def _plain_calls(index: TinyIndex, folder: Path) -> dict[str, tuple[Callable[[An
         "evaluate(depth": (
             lambda value: _measured(dsi.evaluate(own, index.collection_read, depth=value)),
             _named(whole(10), "depth"),
-        ),
-        "load_rerankers(names": (
-            lambda value: dsi.load_rerankers(index.index, value),
-            Argument(
-                [],
-                ("missing", "../x", "", ["missing"], [3], 3, None, "/etc"),
-                (),
-                ("eranker", "missing", "names"),
-                (list, tuple, dict),
-            ),
         ),
         "search_config": (
             lambda value: setattr(index.own_retriever(), "search_config", value),
@@ -367,6 +349,4 @@ def _plain(answer: Any) -> Any:
     """An answer in a form whose `repr` tells all that matters."""
     if isinstance(answer, EncodedQueries):
         return answer.embeddings.tolist()
-    if isinstance(answer, dsi.Candidates):
-        return answer.hits()
     return type(answer).__name__ if hasattr(answer, "encoder") else answer

@@ -13,8 +13,8 @@ from typing import Any
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer, GgufConfig, LogitsProcessor, LogitsProcessorList
 
-from dsi.integrations.transformers import TrieProcessor
 from dsi.tries import Trie
+from dsi.tries.processor import TrieProcessor
 
 _TEXT = (
     "river bridge battle of the in list church war station county school university song album film football club people's "

@@ -26,7 +26,7 @@ METHODS = {
     "Collection": ("from_records", "with_pairs", "save"),
     "GenerativeRetriever": (
         "from_pretrained", "search", "explain", "run", "get", "add", "remove", "update_from", "learn", "forget", "save_update",
-        "save_pretrained", "push_to_hub",
+        "save_pretrained",
     ),
     "Hits": ("explain", "to_df"),
 }  # fmt: skip

@@ -15,6 +15,7 @@ import numpy as np
 import psutil
 
 import dsi
+from dsi.cluster.cluster import Cluster, serve_shards
 from dsi.cluster.router import ShardedRetriever
 from tests.support.ray_cluster import ray_cluster
 
@@ -33,9 +34,9 @@ def main(argv: Sequence[str] | None = None) -> None:
     batches = [texts[start : start + BATCH] for start in range(0, min(len(texts), 1_920), BATCH)]
     one = dsi.GenerativeRetriever.from_pretrained(given.run, device="cpu")
     for shards in given.shards:
-        with ray_cluster(nodes=1) as address, dsi.Cluster(address) as cluster:
+        with ray_cluster(nodes=1) as address, Cluster(address) as cluster:
             options = {"shards": shards, "replicas": 1, "timeout": 10.0, "device": "cpu"}
-            with dsi.serve_shards(given.run, cluster=cluster, **options) as sharded:
+            with serve_shards(given.run, cluster=cluster, **options) as sharded:
                 for name, weights in (("default", {}), ("without late interaction", {"token_weight": 0.0})):
                     sys.stdout.write(f"{shards} shards, {name}: {_batches(one, sharded, batches[:8], weights)}\n")
                 if shards == min(given.shards):

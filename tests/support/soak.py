@@ -27,6 +27,7 @@ from sentence_transformers.sentence_transformer.modules import Normalize, Poolin
 from transformers import BertConfig, BertModel, BertTokenizerFast
 
 import dsi
+from dsi.cluster.cluster import Cluster, serve_shards
 from dsi.cluster.fleet import Replica
 from dsi.cluster.router import ShardedRetriever
 from dsi.config import Config
@@ -281,11 +282,11 @@ def main(argv: Sequence[str] | None = None) -> int:
         parser.add_argument(f"--{name}", type=int, default=value)
     parser.add_argument("--timeout", type=float, default=1.0)
     given = parser.parse_args(argv)
-    with tempfile.TemporaryDirectory() as made, ray_cluster(nodes=1) as address, dsi.Cluster(address) as cluster:
+    with tempfile.TemporaryDirectory() as made, ray_cluster(nodes=1) as address, Cluster(address) as cluster:
         folder = Path(made)
         make_index(folder)
         options = {"shards": given.shards, "replicas": given.replicas, "timeout": given.timeout, "device": "cpu"}
-        with dsi.serve_shards(folder / "run", cluster=cluster, **options) as retriever:
+        with serve_shards(folder / "run", cluster=cluster, **options) as retriever:
             soak, started = Soak(folder / "run", retriever, given.seed), time.monotonic()
             soak.run(given.searches, given.kills, given.stalls, given.updates)
             count, share = soak.count, soak.lost_share()

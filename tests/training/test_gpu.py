@@ -11,12 +11,11 @@ from dsi.contrastive import training as contrastive_training
 from dsi.contrastive.config import EncoderConfig
 from dsi.contrastive.encoder import Encoder
 from dsi.contrastive.multi_vector import MultiVectorModel
-from dsi.rerankers.cross_encoder import CrossEncoderReranker
 from dsi.training import teacher
 from dsi.training import trainer as generator_training
 from dsi.training.teacher import Teacher
 from tests.support.multi_vectors import save_multi_vector
-from tests.support.small import PROMPTS, save_cross_encoder, thin_out, write_collection
+from tests.support.small import PROMPTS, thin_out, write_collection
 from tests.support.tiny_settings import TIED, write_settings
 
 pytestmark = [
@@ -122,10 +121,6 @@ def test_vectors_of_other_models_are_those_of_the_cpu(tmp_path, tokenizer_folder
     vectors = [MultiVectorModel.load(str(many), device=device).vectors(TEXTS, "document") for device in (GPU, "cpu")]
     for own, other in zip(*vectors, strict=True):
         np.testing.assert_allclose(own, other, atol=1e-5)
-    cross = save_cross_encoder(tmp_path / "cross", tokenizer_folder)
-    pairs = [(query, text) for query in QUERIES for text in TEXTS]
-    scores = [CrossEncoderReranker(cross, device=device).score_pairs(pairs) for device in (GPU, "cpu")]
-    np.testing.assert_allclose(*scores, atol=1e-4)
 
 
 def test_a_teacher_on_the_gpu_finds_what_faiss_finds(monkeypatch):

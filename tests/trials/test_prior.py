@@ -15,8 +15,8 @@ import torch
 from transformers import LogitsProcessorList
 
 import dsi
-from dsi.integrations.transformers import TrieProcessor
 from dsi.tries import Trie
+from dsi.tries.processor import TrieProcessor
 from tests.support.identifiers import smollm2
 
 logger = logging.getLogger(__name__)

@@ -5,6 +5,7 @@ import numpy as np
 import pytest
 import torch
 from dsi_experiments.rerankers.boosting import MODEL, BoostedTrees, BoostingConfig
+from dsi_experiments.rerankers.candidates import Candidates, load_reranker
 from dsi_experiments.rerankers.kinds import TRAINABLE
 from dsi_experiments.rerankers.learned import LinearReranker, RankNet, RankNetConfig
 from dsi_experiments.rerankers.lists import (
@@ -22,7 +23,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dsi.eval.measures import evaluate
-from dsi.search.candidates import Candidates, load_reranker
 from tests.support.judged import NAMES, judged
 
 
@@ -35,7 +35,6 @@ def listed(lists, k):
         doc_ids=[[f"d{n}-{i}" for i in range(k)] for n in range(count)],
         titles=[[""] * k] * count,
         scores=np.tile(-np.arange(k, dtype=float), (count, 1)),
-        digits=np.zeros((*shape, 1), dtype=int),
         query_embeddings=np.zeros((count, 2)),
         embeddings=np.zeros((*shape, 2)),
         features=lists.features.reshape(count, k, -1),
@@ -192,7 +191,7 @@ def test_saved_rerankers_score_as_before_and_permuting_candidates_permutes_the_s
     np.testing.assert_allclose(reranker.score(shuffled), scores[:, shuffle], atol=1e-6)
     with pytest.raises(ValueError, match="trained for another index: its index"):
         load_reranker(tmp_path / "s", {"index": "2"})
-    with pytest.raises(FileNotFoundError, match="there are s"):
+    with pytest.raises(FileNotFoundError, match="is missing; restore it"):
         load_reranker(tmp_path / "other")
 
 

@@ -4,13 +4,12 @@ from itertools import combinations, pairwise, permutations, product
 
 import numpy as np
 import pytest
+from dsi_experiments.rerankers.candidates import Candidates, load_reranker
 from dsi_experiments.rerankers.learned import LinearReranker
 from dsi_experiments.rerankers.lists import ndcg_exp
 from dsi_experiments.rerankers.parse_ranker import ParseRanker, ParserConfig, labelled_lists
 from dsi_experiments.rerankers.parser import DependencyModel, best_tree, marginals, minimum_risk_tree
 from dsi_experiments.rerankers.tree_edit import ordered_tree, tree_edit_distance
-
-from dsi.search.candidates import Candidates, load_reranker
 
 
 def projective_trees(n):
@@ -182,7 +181,6 @@ def candidates_of_texts():
         doc_ids=[[f"d{row}{c}" for c in range(k if row < 2 else 3)] for row in range(n)],
         titles=[own if row < 2 else own[:3] for row, own in enumerate(TITLES)],
         scores=scores,
-        digits=np.zeros((n, k, 1), dtype=int),
         query_embeddings=np.zeros((n, 1)),
         embeddings=np.zeros((n, k, 1)),
         features=np.zeros((n, k, 0)),

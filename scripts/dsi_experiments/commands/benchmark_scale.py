@@ -56,7 +56,7 @@ def main(argv: Sequence[str] | None = None) -> None:
 
 def measure(size: int, arguments: argparse.Namespace) -> dict[str, Any]:
     """The figures of one size: builds and writes here, loads and searches in a fresh process."""
-    from dsi import Cluster
+    from dsi.cluster.cluster import Cluster
     from dsi.docids.files.processes import ALONE
     from dsi_experiments.benchmarks.scale_costs import build, true_answers, write_documents
 

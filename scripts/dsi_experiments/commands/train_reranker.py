@@ -20,13 +20,15 @@ def main(argv: Sequence[str] | None = None) -> None:
     load_libraries()
     from dsi.config import read_dev_queries
     from dsi.docids.data.collection import read_collection
-    from dsi.rerankers.reranking import load_rerankers, reranker_folder
+    from dsi.rerankers import reranker_folder
     from dsi.store.retriever import GenerativeRetriever
     from dsi_experiments.figures import shares_figure
+    from dsi_experiments.rerankers.candidates import binding, load_chain
     from dsi_experiments.rerankers.training import train_reranker
 
     reranker_folder(arguments.run, arguments.name or arguments.kind)  # raises on a bad name before the work
-    after = load_rerankers(arguments.run, arguments.after)
+    folders = [reranker_folder(arguments.run, name) for name in arguments.after]
+    after = [own for folder in folders for own in load_chain(folder, binding(arguments.run))]
     retriever = GenerativeRetriever.from_pretrained(arguments.run, device=arguments.device)
     collection = read_collection(arguments.data, dev_queries=read_dev_queries(arguments.run))
     trained = train_reranker(

@@ -19,7 +19,7 @@ from dsi.docids.files.declarations import LARGEST, Count, Positive, Whole, setti
 from dsi.docids.files.reading import check_file, reading
 from dsi.docids.files.storage import write_text
 from dsi.docids.types import Reals
-from dsi.search.candidates import reranker_class
+from dsi_experiments.rerankers.candidates import load_reranker
 from dsi_experiments.rerankers.learned import FeatureReranker
 from dsi_experiments.rerankers.lists import JudgedLists
 
@@ -121,19 +121,17 @@ class BoostedTrees(FeatureReranker):
     def write(self, folder: Path) -> dict[str, Any]:
         """Write the trees, and the base beside them; returns names, config and base."""
         write_text(folder / MODEL, self._booster.model_to_string())
-        settings: dict[str, Any] = {"names": self.names, "config": asdict(self.config), "base": None}
+        settings = {"names": self.names, "config": asdict(self.config), "base": self.base is not None}
         if self.base:
             (folder / "base").mkdir()
-            settings["base"] = {"kind": self.base.kind, "settings": self.base.write(folder / "base")}
+            self.base.write_whole(folder / "base")
         return settings
 
     @classmethod
     def read(cls, folder: Path, settings: dict[str, Any]) -> "BoostedTrees":
         """Load what `write` wrote; LightGBM reads its trees and trusts them."""
-        base = settings["base"] and reranker_class(settings["base"]["kind"]).read(
-            folder / "base", settings["base"]["settings"]
-        )
-        trees = cls(tuple(settings["names"]), BoostingConfig(**settings["config"]), base or None)  # type: ignore[arg-type]
+        base = load_reranker(folder / "base") if settings["base"] else None
+        trees = cls(tuple(settings["names"]), BoostingConfig(**settings["config"]), base)  # type: ignore[arg-type]
         check_file(folder / MODEL)
         lightgbm = _lightgbm()
         with reading(folder / MODEL):

@@ -14,7 +14,7 @@ from dsi.contrastive.models import load_weights
 from dsi.docids.files.declarations import Count, Positive, Whole, settings
 from dsi.docids.files.reading import RESTORE
 from dsi.docids.types import Reals
-from dsi.search.candidates import Candidates, Reranker
+from dsi_experiments.rerankers.candidates import Candidates, Reranker
 from dsi_experiments.rerankers.features import compute_features
 from dsi_experiments.rerankers.lists import JudgedLists, list_lambdas
 

@@ -22,8 +22,8 @@ from torch import Tensor, nn
 from dsi.contrastive.models import load_weights
 from dsi.docids.files.declarations import Count, Whole, settings
 from dsi.docids.types import Bools, Ints, Reals
-from dsi.search.candidates import Candidates, Reranker
 from dsi_experiments.rerankers.alpha_ndcg import AlphaNdcg
+from dsi_experiments.rerankers.candidates import Candidates, Reranker
 from dsi_experiments.rerankers.puct import NewNodes, Puct, PuctConfig
 
 QUERIES_AT_ONCE = 100

@@ -23,7 +23,7 @@ from scipy.sparse import csr_matrix
 from dsi.docids.files.declarations import Count, Whole, settings
 from dsi.docids.files.reading import read_any_json
 from dsi.docids.files.storage import write_json
-from dsi.search.candidates import Candidates, Reranker
+from dsi_experiments.rerankers.candidates import Candidates, Reranker
 from dsi_experiments.rerankers.features import word_list
 from dsi_experiments.rerankers.lists import JudgedLists, LineSearch, lambdas, ndcg_exp
 from dsi_experiments.rerankers.parser import DependencyModel, Floats, Ints

@@ -16,16 +16,15 @@ from dsi.docids.files.progress import progress
 from dsi.docids.types import Bools, Ints, Qrels, Reals
 from dsi.eval.measures import evaluate, mean
 from dsi.eval.tables import markdown_table
-from dsi.rerankers.diversity import STRATEGIES, Pyversity
-from dsi.rerankers.reranking import rerank, save_reranker
-from dsi.search.candidates import Candidates, Reranker
 from dsi.store.retriever import GenerativeRetriever
 from dsi_experiments.rerankers.boosting import BoostedTrees, BoostingConfig
+from dsi_experiments.rerankers.candidates import Candidates, Reranker, rerank, save_reranker
 from dsi_experiments.rerankers.features import compute_features
 from dsi_experiments.rerankers.kinds import WITH_IMPORTANCE
 from dsi_experiments.rerankers.learned import LinearReranker, RankNet, RankNetConfig
 from dsi_experiments.rerankers.lists import JudgedLists, exact_weight, lambdas, split_folds
 from dsi_experiments.rerankers.m2div import M2Div, M2DivConfig
+from dsi_experiments.rerankers.untrained import STRATEGIES, Pyversity
 from dsi_experiments.subtopics import Subtopics, read_subtopics, subtopic_labels
 
 MEASURES = ("Hit@1", "Hit@10", "RR@10", "nDCG@10")
@@ -117,12 +116,14 @@ class TrainedReranker:
         reranker: trained on all queries.
         queries: how many there were.
         quality: by cross-validation, if that was asked for.
+        after: the rerankers that it follows; they are saved with it.
     """
 
     kind: str
     reranker: Reranker
     queries: int
     quality: FoldQuality | None = None
+    after: Sequence[Reranker] = ()
 
     @property
     def importance(self) -> dict[str, float]:
@@ -138,7 +139,7 @@ class TrainedReranker:
 
     def save(self, index: str | Path, name: str | None = None) -> Path:
         """Write the reranker beside the index that it was trained on; returns RUN/rerank/NAME (by default its kind)."""
-        return save_reranker(self.reranker, index, name or self.kind)
+        return save_reranker(self.reranker, index, name or self.kind, self.after)
 
 
 def train_reranker(
@@ -172,14 +173,15 @@ def train_reranker(
 
     Example:
         >>> import dsi
+        >>> from dsi.rerankers import load_reranker, rerank
         >>> from dsi_experiments.rerankers.training import train_reranker
         >>> retriever = dsi.GenerativeRetriever.from_pretrained("RUN")
         >>> trained = train_reranker(retriever, dsi.read_collection("DIR"), "lambdasmart")
         >>> trained.quality.folds
         5
-        >>> candidates = retriever.candidates(["which capitals are on the danube"], k=20, features=compute_features)
-        >>> hits = dsi.rerank(candidates, trained.reranker).hits()[0]
         >>> folder = trained.save("RUN")
+        >>> hits = retriever.search("which capitals are on the danube", k=20)
+        >>> hits = rerank(hits, load_reranker(retriever, "RUN", "lambdasmart"))
     """
     _trainer(kind)  # an unknown kind is refused before the work
     if kind == "m2div" and not collection.query_texts(split).keys() & judged_subtopics(collection).keys():
@@ -190,7 +192,7 @@ def train_reranker(
         )
     judged = judge_candidates(retriever, collection, split, k, after, show_progress=show_progress)
     quality = cross_validate(judged, kind, folds, seed, show_progress=show_progress) if folds else None
-    return TrainedReranker(kind, fit_reranker(judged, kind, seed), len(judged), quality)
+    return TrainedReranker(kind, fit_reranker(judged, kind, seed), len(judged), quality, after)
 
 
 def judge_candidates(
@@ -211,7 +213,7 @@ def judge_candidates(
     if not queries:
         raise ValueError(f"{collection.name} has no judged queries of the split {split!r} to learn from.")
     encoded = retriever.encode_queries(queries, show_progress=show_progress)
-    candidates = rerank(retriever.candidates(encoded, k, features=compute_features), after)
+    candidates = rerank(Candidates.from_search(retriever, encoded, k, compute_features), after)
     own = {query_id: collection.qrels[split][query_id] for query_id in queries}
     return JudgedCandidates(candidates, own, judged_subtopics(collection))
 

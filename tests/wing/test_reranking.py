@@ -1,27 +1,28 @@
-"""Features against brute force; reranked searches, and rerankers on disk and in training."""
+"""Features against brute force; rerankers over candidates, on disk, in training and as models for `rerank`."""
 
 import os
-from dataclasses import replace
+import threading
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
+from dsi_experiments.rerankers.candidates import Candidates, Reranker, load_chain, rerank, save_reranker
 from dsi_experiments.rerankers.features import compute_features, words
-from dsi_experiments.rerankers.learned import FeatureReranker, LinearReranker
+from dsi_experiments.rerankers.learned import LinearReranker
 from dsi_experiments.rerankers.training import cross_validate, judge_candidates, train_reranker
+from dsi_experiments.rerankers.untrained import Pyversity
 
-import dsi
 from dsi import GenerativeRetriever, SearchConfig
 from dsi.commands.main import main
 from dsi.config import Config, write_config
 from dsi.docids.clustering import DocidsConfig, build_tree
 from dsi.docids.data.collection import read_collection
+from dsi.docids.files.storage import writing_to
 from dsi.docids.words.bm25 import BM25
 from dsi.eval.measures import evaluate, mean
-from dsi.rerankers.diversity import Pyversity
-from dsi.rerankers.reranking import load_rerankers, save_reranker
-from dsi.search.candidates import Candidates, Reranker, load_reranker
+from dsi.rerankers import load_reranker
+from dsi.rerankers import rerank as rerank_hits
 from tests.support.kills import fork, status_of
 from tests.support.oracles import children_of, level_log_p
 from tests.support.small import random_generator
@@ -42,7 +43,7 @@ def retriever(beir, encoder):
 
 def test_features_are_what_their_names_say(retriever):
     tree = retriever.tree
-    candidates = retriever.candidates(QUERIES, k=12, features=compute_features)
+    candidates = Candidates.from_search(retriever, QUERIES, 12, compute_features)
     feature = {name: candidates.features[:, :, n] for n, name in enumerate(candidates.names)}
     encoded = retriever.encode_queries(QUERIES)
     states, mask = torch.zeros(3, 99, 32), torch.zeros(3, 99, dtype=torch.bool)
@@ -119,134 +120,52 @@ class Backwards(Reranker):
         return -candidates.scores
 
 
-class ByFeature(FeatureReranker):
-    """A reranker as a user would write one: only what it must have."""
-
-    kind = "by feature"
-
-    def __init__(self, name):
-        self.names = (name,)
-
-    def predict(self, features):
-        return features[:, 0]
-
-    def write(self, folder):
-        return {"name": self.names[0]}
-
-
-class Giving(Reranker):
-    """Gives what it is made with."""
-
-    kind = "giving"
-
-    def __init__(self, scores=None):
-        self.scores = scores
-
-    def score(self, candidates):
-        return self.scores
-
-
-@pytest.mark.parametrize(
-    ("scores", "got"),
-    [
-        ([[1.0]], r"an array of scores of shape \(1, 3\), got list"),
-        (None, r"an array of scores of shape \(1, 3\), got NoneType"),
-        (np.ones((1, 2)), r"an array of scores of shape \(1, 3\), got shape \(1, 2\)"),
-        (np.array([[0.0, np.nan, 1.0]]), "scores that are numbers, got NaN"),
-    ],
-)
-def test_scores_that_are_none_are_refused(retriever, scores, got):
-    with pytest.raises(ValueError, match=f"^A reranker must give {got}.$"):
-        dsi.rerank(retriever.candidates(QUERIES[:1], k=3), Giving(scores))
-
-
-def test_a_reranker_that_would_lose_its_state_is_not_saved(tmp_path):
-    with pytest.raises(
-        TypeError, match="Giving has the attributes scores and would be loaded without them; define `write`"
-    ):
-        Giving().save(tmp_path / "giving")
-
-    class Nameless(Reranker):
-        def score(self, candidates):
-            return candidates.scores
-
-    with pytest.raises(TypeError, match="Nameless needs a kind, the name by which it is loaded"):
-        Nameless().save(tmp_path / "nameless")
-    assert not list(tmp_path.iterdir())
-
-
 def test_rerankers_are_applied_one_after_another(retriever):
     plain = retriever.search(QUERIES, k=8)
-    candidates = retriever.candidates(QUERIES, k=8, features=compute_features)
-    assert candidates.hits() == plain
-    assert [hits.exact for hits in candidates.hits()] == [hits.exact for hits in plain]
+    candidates = Candidates.from_search(retriever, QUERIES, 8, compute_features)
+    assert candidates.doc_ids == [[hit.doc_id for hit in hits] for hits in plain]
     bm25 = retriever.lexical.scores(QUERIES)
-    by_bm25 = dsi.rerank(candidates, [LinearReranker({"BM25": 1.0})])
-    for row, (found, before) in enumerate(zip(by_bm25.hits(), plain, strict=True)):
-        best = sorted(before, key=lambda hit: -bm25[row, retriever.documents.rows[hit.doc_id]])
-        assert [hit.doc_id for hit in found] == [hit.doc_id for hit in best]
-        assert [hit.rank for hit in found] == list(range(1, 9))
-        assert found[0].score == pytest.approx(bm25[row, retriever.documents.rows[found[0].doc_id]])
-        assert {hit.doc_id: replace(hit, rank=0, score=0.0) for hit in found} == {
-            hit.doc_id: replace(hit, rank=0, score=0.0) for hit in before
-        }
-        assert found.exact == before.exact
-    plainer = retriever.candidates(QUERIES, k=8)
-    assert plainer.names == ()
-    backwards = dsi.rerank(plainer, Backwards())
-    assert [hit.doc_id for hit in backwards.hits()[0]] == [hit.doc_id for hit in plain[0]][::-1]
-    assert dsi.rerank(plainer, [Backwards(), Backwards()]).hits() == plain
-    assert dsi.rerank(plainer, []).hits() == plain
+    by_bm25 = rerank(candidates, LinearReranker({"BM25": 1.0}))
+    for row, found in enumerate(by_bm25.doc_ids):
+        values = {hit.doc_id: bm25[row, retriever.documents.rows[hit.doc_id]] for hit in plain[row]}
+        assert found == sorted(values, key=lambda doc_id: -values[doc_id])
+        assert by_bm25.scores[row].tolist() == pytest.approx([values[doc_id] for doc_id in found])
+    backwards = rerank(candidates, Backwards())
+    assert backwards.doc_ids == [own[::-1] for own in candidates.doc_ids]
+    assert rerank(candidates, [Backwards(), Backwards()]).as_run() == candidates.as_run()
+    with pytest.raises(ValueError, match=r"These candidates have no feature 'BM25'"):
+        rerank(Candidates.from_search(retriever, QUERIES, 8), LinearReranker({"BM25": 1.0}))
+
+
+def test_candidates_of_hits_are_those_of_the_search(retriever):
+    hits = retriever.search(QUERIES, k=8)
+    found = Candidates.from_hits(retriever, hits, compute_features)
+    expected = Candidates.from_search(retriever, QUERIES, 8, compute_features)
+    assert (found.queries, found.doc_ids, found.titles, found.names) == (
+        expected.queries, expected.doc_ids, expected.titles, expected.names
+    )  # fmt: skip
+    for name in ("scores", "embeddings", "query_embeddings", "features"):
+        np.testing.assert_allclose(getattr(found, name), getattr(expected, name), atol=1e-5, err_msg=name)
+    few = Candidates.from_hits(retriever, [hits[0][:2], hits[1], hits[2][:0]], compute_features)
+    assert few.valid.sum(axis=1).tolist() == [2, 8, 0]
 
 
 def test_filters_short_lists_and_query_ids_pass_through(retriever):
     allowed = retriever.documents.dataset["doc_id"][:3]
-    candidates = retriever.candidates(
-        {"a": QUERIES[0], "b": QUERIES[1]}, k=10, allow=allowed, features=compute_features
-    )
-    found = dsi.rerank(candidates, LinearReranker({"similarity": 1.0}))
-    assert all(sorted(hit.doc_id for hit in hits) == sorted(allowed) for hits in found.hits())
+    queries = {"a": QUERIES[0], "b": QUERIES[1]}
+    candidates = Candidates.from_search(retriever, queries, 10, compute_features, allow=allowed)
+    found = rerank(candidates, LinearReranker({"similarity": 1.0}))
     assert {query_id: sorted(own) for query_id, own in found.as_run().items()} == dict.fromkeys("ab", sorted(allowed))
-    few = retriever.candidates(QUERIES[:1], k=5, features=compute_features)
-    last_first = dsi.rerank(few, LinearReranker({"1 / rank": -1.0}))
+    few = Candidates.from_search(retriever, QUERIES[:1], 5, compute_features)
+    last_first = rerank(few, LinearReranker({"1 / rank": -1.0}))
     assert [*last_first.as_run()["0"].values()] == pytest.approx([-1 / 5, -1 / 4, -1 / 3, -1 / 2, -1])
-
-
-def test_exact_says_what_the_search_said(retriever):
-    narrow = {"alpha": 0.1, "beam_width": 1}
-    searched = [hits.exact for hits in retriever.search(QUERIES, k=3, **narrow)]
-    candidates = retriever.candidates(QUERIES, k=3, **narrow)
-    assert [hits.exact for hits in dsi.rerank(candidates, Backwards()).hits()] == searched
-    sure = retriever.candidates(QUERIES, k=3, method="exact", alpha=0.3)
-    assert [hits.exact for hits in dsi.rerank(sure, Backwards()).hits()] == [True] * 3
-    assert sorted(set(searched)) == [False, True]
-    assert sure.select(np.array([2, 0])).query_ids == ["2", "0"]
-
-
-def test_what_cannot_be_reranked_is_named(retriever):
-    candidates = retriever.candidates(QUERIES, k=4)
-    with pytest.raises(
-        ValueError, match=r"feature 'BM25', but these candidates were made without features; .* features=reranker"
-    ):
-        dsi.rerank(candidates, LinearReranker({"BM25": 1.0}))
-    with pytest.raises(TypeError, match=r"must be a Reranker.*got 'mmr' of type str; dsi.load_rerankers\(RUN"):
-        dsi.rerank(candidates, "mmr")
-    with pytest.raises(TypeError, match="got 'mmr' of type str"):
-        dsi.rerank(candidates, [Backwards(), "mmr"])
-    with pytest.raises(TypeError, match="got None of type NoneType"):
-        dsi.rerank(candidates, None)
-    with pytest.raises(TypeError, match=r"takes the Candidates that retriever.candidates\(…\) returns, got list"):
-        dsi.rerank(candidates.hits(), Backwards())
-    with pytest.raises(ValueError, match="Candidates of 3 queries need 3 query_ids"):
-        Candidates(**{**vars(candidates), "query_ids": ["a"]})
-    with pytest.raises(ValueError, match=r"exact of shape \[3\], got 3 and \[1\]"):
-        Candidates(**{**vars(candidates), "exact": np.ones(1, dtype=bool)})
+    assert few.select(np.array([0])).query_ids == ["0"]
 
 
 def test_updates_keep_features_in_place(retriever):
     retriever.add([{"doc_id": "new", "title": "Danube capitals", "text": "which capitals are on the danube"}])
     retriever.remove([retriever.documents.dataset["doc_id"][0]])
-    candidates = retriever.candidates(QUERIES[:1], k=40, features=compute_features)
+    candidates = Candidates.from_search(retriever, QUERIES[:1], 40, compute_features)
     assert np.isfinite(candidates.features).all()
     column = candidates.doc_ids[0].index("new")
     feature = dict(zip(candidates.names, candidates.features[0, column], strict=True))
@@ -258,50 +177,49 @@ def test_a_reranker_beside_an_index_is_bound_to_it(retriever, tmp_path):
     index, other = tmp_path / "index", tmp_path / "other"
     retriever.save_pretrained(index)
     assert save_reranker(LinearReranker({"BM25": 1.0}), index, "words") == index / "rerank" / "words"
-    save_reranker(ByFeature("similarity"), index, "dense")
-    assert (index / "rerank" / "words" / "reranker.json").exists()
+    save_reranker(LinearReranker({"similarity": 1.0}), index, "dense")
     loaded = GenerativeRetriever.from_pretrained(index, device="cpu")
-    rerankers = dsi.load_rerankers(index, ["words", "dense"])
-    assert rerankers[0].weights == {"BM25": 1.0}
-    again = dsi.rerank(loaded.candidates(QUERIES, features=rerankers[0].features), rerankers).hits()
-    assert again == dsi.rerank(retriever.candidates(QUERIES, features=compute_features), ByFeature("similarity")).hits()
-    assert dsi.load_rerankers(str(index), "dense")[0].names == ("similarity",)
+    plain = loaded.search(QUERIES)
+    found = rerank_hits(
+        rerank_hits(plain, load_reranker(loaded, index, "words")), load_reranker(loaded, index, "dense")
+    )
+    literal = rerank(Candidates.from_search(loaded, QUERIES, 10, compute_features), LinearReranker({"similarity": 1.0}))
+    assert [[hit.doc_id for hit in hits] for hits in found] == literal.doc_ids
+    assert rerank_hits(loaded.search("river", allow=[]), load_reranker(loaded, index, "words")) == []
     loaded.remove([loaded.documents.dataset["doc_id"][0]])
     loaded.save_update(index)
-    assert dsi.load_rerankers(index, ["words"])  # an update changes neither encoder nor generator
+    assert load_reranker(loaded, index, "words")  # an update changes neither encoder nor generator
     tree, documents = retriever.tree, retriever.documents.dataset
     GenerativeRetriever(retriever.encoder, tree, random_generator(tree, seed=5), documents).save_pretrained(other)
     (other / "rerank").mkdir()
     (index / "rerank" / "words").rename(other / "rerank" / "words")
     with pytest.raises(ValueError, match="trained for another index: its generator"):
-        dsi.load_rerankers(other, ["words"])
-    with pytest.raises(ValueError, match=r"plain folder name, got '\.\./words'"):
-        dsi.load_rerankers(index, ["../words"])
+        load_reranker(loaded, other, "words")
     with pytest.raises(FileNotFoundError, match="holds no reranker; there are dense"):
-        dsi.load_rerankers(index, ["words"])
+        load_reranker(loaded, index, "words")
     record = index / "rerank" / "dense" / "reranker.json"
-    record.write_text(record.read_text().replace("by feature", "by magic"))
-    with pytest.raises(
-        ValueError,
-        match=r"No reranker is of the kind 'by magic'; import the module that defines it; there are .*backwards, by feature",
-    ):
-        load_reranker(record.parent)
+    record.write_text(record.read_text().replace('"linear"', '"by magic"'))
+    with pytest.raises(ValueError, match="no reranker is of the kind 'by magic'; install 'dr-scl-experiments"):
+        load_reranker(loaded, index, "dense")
 
 
 def test_a_reranker_is_trained_from_python(retriever, beir, tmp_path):
     collection = read_collection(beir(), dev_queries=20)
     judged = judge_candidates(retriever, collection, k=10)
     dev = collection.query_texts("dev")
-    assert judged.candidates.as_run() == retriever.candidates(dev, k=10).as_run()
-    trained = train_reranker(retriever, collection, "ranknet", k=10, after=[Backwards()], folds=2)
+    assert judged.candidates.as_run() == Candidates.from_search(retriever, dev, 10).as_run()
+    trained = train_reranker(retriever, collection, "ranknet", k=10, after=[Pyversity("mmr", 1.0)], folds=2)
     assert trained.queries == len(dev) == trained.quality.queries
-    before = evaluate(dsi.rerank(judged.candidates, Backwards()).as_run(), collection.qrels["dev"], ["RR@10"])["RR@10"]
+    before = evaluate(rerank(judged.candidates, Pyversity("mmr", 1.0)).as_run(), collection.qrels["dev"], ["RR@10"])[
+        "RR@10"
+    ]
     assert trained.quality.before["RR@10"] == pytest.approx(mean(before))
-    assert trained.quality.after["RR@10"] > trained.quality.before["RR@10"]  # of backwards lists
+    assert trained.quality.after["RR@10"] > trained.quality.before["RR@10"]  # of lists by diversity alone
     assert "after ranknet" in str(trained.quality)
     retriever.save_pretrained(tmp_path / "index")
     assert trained.save(tmp_path / "index") == tmp_path / "index" / "rerank" / "ranknet"
-    (loaded,) = dsi.load_rerankers(tmp_path / "index", ["ranknet"])
+    former, loaded = load_chain(tmp_path / "index" / "rerank" / "ranknet")
+    assert isinstance(former, Pyversity)
     np.testing.assert_array_equal(loaded.score(judged.candidates), trained.reranker.score(judged.candidates))
     assert train_reranker(retriever, collection, "mmr", k=5, folds=0).quality is None
     with pytest.raises(ValueError, match="kind 'ranknet' has no importance of features; mart, lambdamart, lambdasmart"):
@@ -326,7 +244,11 @@ def test_training_a_reranker_is_a_command(retriever, beir, tmp_path, capsys):
     assert main([*common, "--kind", "mart", "--name", "m", "--after", "mmr", "--figure", str(figure)]) == 0
     assert f"{index / 'rerank' / 'm'}: trained on" in capsys.readouterr().out
     assert figure.with_suffix(".svg").exists()
-    assert [reranker.kind for reranker in dsi.load_rerankers(index, ["mmr", "m"])] == ["pyversity", "trees"]
+    assert [reranker.kind for reranker in load_chain(index / "rerank" / "m")] == ["pyversity", "trees"]
+    plain = retriever.search("a river", k=10)
+    once = rerank_hits(plain, load_reranker(retriever, index, "m"))
+    candidates = Candidates.from_hits(retriever, [plain], compute_features)
+    assert [hit.doc_id for hit in once] == rerank(candidates, load_chain(index / "rerank" / "m")).doc_ids[0]
 
 
 def test_a_figure_that_a_kind_does_not_have_is_refused_before_training(retriever, tmp_path, capsys):
@@ -353,11 +275,24 @@ def test_a_save_that_was_killed_between_its_renames_leaves_the_old_reranker(retr
 
     assert status_of(fork(save)) == 9
     assert not folder.exists()
-    (reranker,) = load_rerankers(index, "mine")
-    assert reranker.weights == {"score": 1.0}
+    assert load_reranker(retriever, index, "mine")
+    assert load_chain(folder)[0].weights == {"score": 1.0}
+
+
+def test_a_reranker_is_saved_before_or_after_the_index_is_saved_over(retriever, tmp_path):
+    run, done = tmp_path / "index", threading.Event()
+    retriever.save_pretrained(run)
+    with writing_to(run):
+        thread = threading.Thread(
+            target=lambda: (save_reranker(LinearReranker({"score": 1.0}), run, "mine"), done.set())
+        )
+        thread.start()
+        assert not done.wait(0.5)  # it waits for the writer
+    thread.join(20)
+    assert (run / "rerank" / "mine" / "reranker.json").exists()
 
 
 @pytest.mark.parametrize("reranker", [LinearReranker({"score": 1.0}), Pyversity("mmr")])
 def test_a_search_that_finds_nothing_is_reranked_to_nothing(retriever, reranker):
-    candidates = retriever.candidates(["a river", "neon"], allow=[], features=compute_features)
-    assert [len(hits) for hits in dsi.rerank(candidates, reranker).hits()] == [0, 0]
+    candidates = Candidates.from_search(retriever, ["a river", "neon"], 5, compute_features, allow=[])
+    assert rerank(candidates, reranker).doc_ids == [[], []]

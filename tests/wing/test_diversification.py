@@ -7,12 +7,11 @@ import numpy as np
 import pytest
 import torch
 from dsi_experiments.rerankers.alpha_ndcg import AlphaNdcg
+from dsi_experiments.rerankers.candidates import Candidates, load_reranker
 from dsi_experiments.rerankers.m2div import M2Div, M2DivConfig
 from dsi_experiments.rerankers.puct import Puct, PuctConfig
+from dsi_experiments.rerankers.untrained import Pyversity
 from dsi_experiments.subtopics import subtopic_labels
-
-from dsi.rerankers.diversity import Pyversity
-from dsi.search.candidates import Candidates, load_reranker
 
 
 def made_up(n=12, k=9, subtopics=6, dim=7, seed=0, lengths=None):
@@ -33,7 +32,6 @@ def made_up(n=12, k=9, subtopics=6, dim=7, seed=0, lengths=None):
         doc_ids=[[f"d{row}-{c}" for c in range(count)] for row, count in enumerate(counts)],
         titles=[[""] * count for count in counts],
         scores=scores,
-        digits=rng.integers(0, 3, (n, k, 2)),
         query_embeddings=rng.normal(size=(n, dim)),
         embeddings=embeddings,
         features=np.zeros((n, k, 0)),
@@ -258,7 +256,7 @@ def test_permuting_candidates_permutes_the_answer(simulations, tmp_path):
     assert [sorted(own) for own in after.doc_ids] == [sorted(own) for own in candidates.doc_ids]
     order = np.random.default_rng(5).permuted(np.tile(np.arange(9), (10, 1)), axis=1)
     order = np.concatenate([order, np.tile(np.arange(9), (2, 1))])
-    names = ("scores", "digits", "embeddings")
+    names = ("scores", "embeddings")
     moved = {
         name: np.take_along_axis(
             getattr(candidates, name), order.reshape(12, 9, *[1] * (getattr(candidates, name).ndim - 2)), axis=1

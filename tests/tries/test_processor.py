@@ -1,8 +1,7 @@
-"""Identifiers from `generate`: the processor against `prefix_allowed_tokens_fn`, and models of others as retrievers."""
+"""Identifiers from `generate`: the processor against `prefix_allowed_tokens_fn`."""
 
 import copy
 import doctest
-import itertools
 
 import numpy as np
 import pytest
@@ -13,15 +12,13 @@ from transformers import LlamaConfig, LlamaForCausalLM, LogitsProcessorList, T5F
 from transformers.generation import PrefixConstrainedLogitsProcessor
 from transformers.modeling_outputs import BaseModelOutput
 
-from dsi.eval.measures import evaluate
-from dsi.integrations import transformers as bridge
-from dsi.integrations.transformers import Seq2SeqRetriever, TrieProcessor
 from dsi.tries import Trie
+from dsi.tries import processor as bridge
+from dsi.tries.processor import TrieProcessor
 from tests.support.small import random_generator, random_queries, random_tree
 from tests.support.transformers_reference import GenerateBaseline
 
 END, VOCABULARY = 1, 20
-DOCUMENTS = {"danube": "river of vienna", "volga": "river of russia", "neon": "gas", "radon": "noble gas"}
 
 
 @st.composite
@@ -211,49 +208,6 @@ def test_a_processor_is_of_one_call():
             ValueError, match=f"after a prompt of 3 tokens and has seen 4, got {width}; make one for each call"
         ):
             processor(torch.full((1, width), 4), torch.zeros(1, 9))
-
-
-@pytest.fixture(scope="module")
-def retriever(t5_folder):
-    return Seq2SeqRetriever.from_pretrained(t5_folder, DOCUMENTS, device="cpu")
-
-
-def test_a_model_of_others_is_searched_by_the_probability_of_identifiers(retriever, t5_folder):
-    queries = {"a": "rivers", "b": "which gas is noble and heavy", "c": "vienna"}
-    run = retriever.run(queries, k=10)  # more than there are documents
-    assert list(run) == list(queries)
-    model, tokenizer = retriever.model, retriever.tokenizer
-    for query_id, doc_id in itertools.product(queries, DOCUMENTS):
-        labels = [*tokenizer(DOCUMENTS[doc_id])["input_ids"], tokenizer.eos_token_id]
-        with torch.no_grad():
-            logits = model(**tokenizer(queries[query_id], return_tensors="pt"), labels=torch.tensor([labels])).logits[0]
-        expected = logits.log_softmax(-1)[range(len(labels)), labels].sum().item()
-        assert run[query_id][doc_id] == pytest.approx(expected, abs=1e-3)
-    best = {query_id: max(scores, key=scores.get) for query_id, scores in run.items()}
-    assert {query_id: next(iter(found)) for query_id, found in retriever.run(queries, k=1).items()} == best
-    assert evaluate(run, {query_id: {doc_id: 1} for query_id, doc_id in best.items()}, ["Hit@1"])["Hit@1"]["a"] == 1
-
-
-def test_bad_calls_say_what_they_take(retriever, t5_folder, tmp_path):
-    with pytest.raises(TypeError, match=r"run\(\) takes \{query_id: text\}, got list"):
-        retriever.run(["rivers"])
-    with pytest.raises(ValueError, match="Query 'a' must be a string, got 3"):
-        retriever.run({"a": 3})
-    assert retriever.run({"a": " "}) == {"a": {}}
-    with pytest.raises(ValueError, match="k and beam_width must be at least 1, got 0 and 10"):
-        retriever.run({"a": "rivers"}, k=0)
-    assert retriever.run({}) == {}
-    for identifiers, message in (
-        ({"d1": "river", "d2": "river"}, r"'d1' \(at 0\) and 'd2' \(at 1\) are equal to the model"),
-        ({"d1": " "}, "The identifier of 'd1' is empty"),
-        ({"d1": 7}, "The identifier of 'd1' must be a string, got 7"),
-        ({}, "There are no identifiers"),
-    ):
-        with pytest.raises(ValueError, match=message):
-            Seq2SeqRetriever(retriever.model, retriever.tokenizer, identifiers)
-    with pytest.raises(ValueError, match=r"not a sequence-to-sequence model of transformers \(") as caught:
-        Seq2SeqRetriever.from_pretrained(tmp_path, DOCUMENTS)
-    assert "\n" not in str(caught.value)
 
 
 def test_the_example_in_the_docstring_holds():

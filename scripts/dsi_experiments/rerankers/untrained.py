@@ -1,4 +1,4 @@
-"""alpha-nDCG of lists that should cover subtopics; diversification without training by pyversity (MMR and others)."""
+"""Diversification without training, by pyversity: MMR and others."""
 
 import importlib
 from pathlib import Path
@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from dsi.docids.types import Reals
-from dsi.search.candidates import Candidates, Reranker
+from dsi_experiments.rerankers.candidates import Candidates, Reranker
 
 STRATEGIES = ("mmr", "msd", "dpp", "ssd", "cover")
 """Names of pyversity."""
@@ -38,7 +38,7 @@ class Pyversity(Reranker):
         try:
             diversify = importlib.import_module("pyversity").diversify
         except ImportError:
-            raise ValueError('This reranker needs pyversity; pip install "dr-scl[rerank]".') from None
+            raise ValueError('This reranker needs pyversity; pip install "dr-scl-experiments[rerank]".') from None
         scores = np.zeros(candidates.scores.shape)
         for row, doc_ids in enumerate(candidates.doc_ids):
             count = len(doc_ids)

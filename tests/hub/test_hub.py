@@ -1,6 +1,5 @@
 """Indexes on the Hub: pushed, found by name, their card and every way it can go wrong, against a server on this machine."""
 
-import ast
 import json
 import shutil
 from pathlib import Path
@@ -16,9 +15,10 @@ from dsi.contrastive.config import EncoderConfig
 from dsi.contrastive.encoder import Encoder
 from dsi.contrastive.multi_vector import MultiVectorModel
 from dsi.docids.clustering import DocidsConfig, build_tree
-from dsi.docids.files.storage import write_json
+from dsi.docids.query_memory import MemoryConfig, QueryMemory
 from dsi.docids.words.bm25 import BM25
-from tests.support.hub_server import TOKEN, serve
+from dsi.hub import push
+from tests.hub.hub_server import TOKEN, serve
 from tests.support.multi_vectors import save_multi_vector
 from tests.support.small import MINIPEDIA, PROMPTS, random_tied
 
@@ -76,35 +76,48 @@ def listed(folder):
     return json.loads((folder / "manifest.json").read_text())["files"]
 
 
-def test_an_index_comes_back_from_the_hub_byte_by_byte(run, hub, capsys):
+def test_an_index_comes_back_from_the_hub(run, hub, capsys):
     assert main(["push", str(run), NAME, "--private"]) == 0
     commit = hub.repositories[NAME].head
     assert capsys.readouterr().out == f"{run} -> {constants.ENDPOINT}/{NAME}/commit/{commit}\n"
     assert hub.repositories[NAME].private
     files = pushed(hub)
-    assert set(files) == {"README.md", "manifest.json", *listed(run)}  # nothing else, such as the pseudo-queries
-    assert all(files[name] == (run / name).read_bytes() for name in files if name != "README.md")
+    manifest = json.loads(files["manifest.json"])
+    assert set(files) == {"README.md", "manifest.json", *manifest["files"]}  # nothing else, such as the pseudo-queries
+    assert manifest["files"].keys() == listed(run).keys()
 
     files["encoder/pytorch_model.bin"] = files["large.bin"] = b"not of the index"
     there = GenerativeRetriever.from_pretrained(NAME, device="cpu")
     (snapshot,) = Path(constants.HF_HUB_CACHE).glob("*/snapshots/*")
     found = {path.relative_to(snapshot).as_posix(): path for path in snapshot.rglob("*") if path.is_file()}
-    assert set(found) == {"manifest.json", *listed(run)}
+    assert set(found) == {"manifest.json", *manifest["files"]}
     assert all(path.read_bytes() == files[name] for name, path in found.items())
     assert any(path.is_symlink() for path in found.values())  # as the Hub's cache has it
     here = GenerativeRetriever.from_pretrained(run, device="cpu")
     assert there.run({"q": QUERIES[0]}, k=5) == here.run({"q": QUERIES[0]}, k=5)
 
 
+def test_no_text_of_a_learned_query_is_pushed(run, hub):
+    retriever = GenerativeRetriever.from_pretrained(run, device="cpu")
+    retriever = retriever.with_memory(QueryMemory(MemoryConfig(keep_queries=True)))
+    retriever.learn([("secret question about helium", next(iter(retriever.documents.rows)))])
+    retriever.save_pretrained(run)
+    assert any(b"secret question" in path.read_bytes() for path in run.glob("memory*/*"))
+    assert main(["push", str(run), NAME]) == 0
+    assert any(name.startswith("memory") for name in pushed(hub))
+    assert not any(b"secret question" in content for content in pushed(hub).values())
+    assert len(GenerativeRetriever.from_pretrained(NAME, device="cpu").memory) == 1
+
+
 def test_the_multi_vector_model_of_an_index_comes_with_it_and_goes_with_it(run, hub, tmp_path):
     retriever = GenerativeRetriever.from_pretrained(run, device="cpu")
     model = MultiVectorModel.load(str(save_multi_vector(tmp_path / "model", "modules")), device="cpu")
     retriever.encoder.token_model = model
-    retriever.push_to_hub(NAME)
+    push(retriever, NAME)
     loaded = GenerativeRetriever.from_pretrained(NAME, device="cpu")
     assert loaded.encoder.token_model.fingerprint == model.fingerprint
     retriever.encoder.token_model = None
-    retriever.push_to_hub(NAME)
+    push(retriever, NAME)
     assert not [file for file in pushed(hub) if file.startswith("token_model/")]
 
 
@@ -119,66 +132,34 @@ def test_what_the_cache_holds_is_loaded_without_the_hub(run, hub, monkeypatch):
 
 def test_a_retriever_is_pushed_as_it_is_now_and_revisions_keep_what_was(run, hub):
     retriever = GenerativeRetriever.from_pretrained(run, device="cpu")
-    retriever.push_to_hub(NAME)
+    push(retriever, NAME)
     first = hub.repositories[NAME].head
     retriever.add([{"doc_id": "new", "title": "New", "text": "a new document"}])
     retriever.save_update(run)
     assert main(["push", str(run), NAME]) == 0
-    assert set(pushed(hub)) == {"README.md", "manifest.json", *listed(run)}  # the former generation is gone
-    assert any(name.startswith("docids-2/") for name in pushed(hub))
+    assert set(pushed(hub)) == {"README.md", "manifest.json", *json.loads(pushed(hub)["manifest.json"])["files"]}
     assert len(GenerativeRetriever.from_pretrained(NAME, device="cpu").documents) == 41
     assert len(GenerativeRetriever.from_pretrained(NAME, revision=first, device="cpu").documents) == 40
-    with pytest.raises(FileNotFoundError, match="has no revision 'v9'; name one of its branches"):
+    with pytest.raises(FileNotFoundError, match="check name and revision"):
         GenerativeRetriever.from_pretrained(NAME, revision="v9")
 
 
 def test_files_that_are_not_of_an_index_are_left_in_the_repository(run, hub):
     main(["push", str(run), NAME])
-    pushed(hub)["LICENSE"] = pushed(hub)["docids/old.json"] = b"text"
+    for stale in ("LICENSE", "docids/old.json", "docids-7/old.json"):
+        pushed(hub)[stale] = b"text"
     main(["push", str(run), NAME])
     assert "LICENSE" in pushed(hub)
-    assert "docids/old.json" not in pushed(hub)
+    assert not any("old.json" in name for name in pushed(hub))
 
 
-def test_the_card_says_how_to_use_the_index_and_what_was_measured(run, hub, caplog):
-    search = json.loads((run / "manifest.json").read_text())["search"]
-    systems = {
-        "BM25": {"settings": {}, "Total": {"Hit@1": 50.0, "Hit@10": 70.0}},
-        "dense + BM25": {"settings": search, "Total": {"Hit@1": 55.0, "Hit@10": 75.0}},  # with settings too
-        search["method"]: {"settings": {**search, "vectors read": 9}, "Total": {"Hit@1": 61.5, "Hit@10": 80.0}},
-    }
-    record = {
-        "collection": "minipedia",
-        "split": "test",
-        "queries": {"Total": 1920},
-        "hardware": "2 x Chip",
-        "systems": systems,
-    }
-    write_json(run / "evaluation.json", record)
-    main(["push", str(run), NAME, "--license", "apache-2.0"])
+@pytest.mark.parametrize("given", ["apache-2.0", None])
+def test_the_card_says_how_to_use_the_index_and_its_licence(run, hub, given):
+    push(GenerativeRetriever.from_pretrained(run, device="cpu"), NAME, license=given)
     card = ModelCard(hub.cards[-1])
-    assert card.data.license == "apache-2.0"
-    assert card.data.library_name == "dr-scl"
-    assert [(one.metric_name, one.metric_value) for one in card.data.eval_results] == [
-        ("Hit@1", 61.5),
-        ("Hit@10", 80.0),
-    ]
+    assert (card.data.license, card.data.library_name) == (given, "dr-scl")
     assert f'from_pretrained("{NAME}")' in card.text
-    for text in (f"| **{search['method']}** | 61.50 | 80.00  |", "minipedia, test split, 1,920 queries", "2 x Chip"):
-        assert text in card.text
-    assert all(f"`{name}`" in card.text and value in card.text for name, value in listed(run).items())
-    assert "evaluation.json" not in pushed(hub)
-
-    write_json(run / "evaluation.json", {**record, "note": "Nobody has judged these queries."})
-    main(["push", str(run), NAME])
-    assert "## Results" not in hub.cards[-1]
-    assert "evaluation.json is a known-item test, not a benchmark" in caplog.text
-
-    systems[search["method"]]["settings"]["alpha"] = 0.9  # the index of today searches otherwise
-    write_json(run / "evaluation.json", record)
-    main(["push", str(run), NAME])
-    assert "## Results" not in hub.cards[-1]
-    assert "evaluation.json is of another state of the index" in caplog.text
+    assert "An index of 40 documents" in card.text
 
 
 def test_a_manifest_that_lists_what_it_should_not_downloads_nothing(run, hub):
@@ -207,19 +188,20 @@ def test_what_goes_wrong_is_said_in_one_line(run, hub, tmp_path, monkeypatch, ca
         return str(caught.value)
 
     main(["push", str(run), NAME, "--private"])
-    assert "user/none is neither a folder nor an index on the Hub that you may use" in message("user/none")
+    nothing = "is neither a folder nor an index on the Hub that you may use"
+    assert f"user/none {nothing}" in message("user/none")
     assert "has no revisions, got revision 'main'; leave it out" in message(str(run), revision="main")
     assert "neither a folder nor a name that the Hub takes" in message("a/--b")
     del pushed(hub)["manifest.json"]
-    assert "user/index on the Hub holds no finished index (no manifest.json)" in message(NAME)
-    assert "neither a folder nor an index on the Hub" in message(NAME, token="hf_wrong")
+    assert nothing in message(NAME)
+    assert nothing in message(NAME, token="hf_wrong")
     monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
-    assert "not whole in the Hub's cache; HF_HUB_OFFLINE forbids asking the Hub" in message("user/other")
+    assert f"{nothing} (HF_HUB_OFFLINE is set)" in message("user/other")
     capsys.readouterr()
     for arguments, expected in (
         ([str(run), "index"], "must have the form user/index, got 'index'"),
         ([str(tmp_path), NAME], "holds no finished index"),
-        ([str(run), NAME], "cannot be reached"),
+        ([str(run), NAME], "The Hub at http"),
     ):
         assert main(["push", *arguments]) == 2
         assert expected in capsys.readouterr().err
@@ -233,13 +215,3 @@ def test_a_folder_goes_before_a_name(run, monkeypatch, tmp_path):
     monkeypatch.chdir(tmp_path)
     shutil.copytree(run, "user/index")
     assert len(GenerativeRetriever.from_pretrained("user/index", device="cpu").documents) == 40
-
-
-def test_the_library_imports_bridges_only_when_they_are_asked_for():
-    root = Path(__file__).parents[2]
-    for path in (path for package in ("contrastive", "dsi") for path in (root / package).rglob("*.py")):
-        for node in ast.parse(path.read_text(encoding="utf-8")).body:
-            named = {name.name for name in node.names} if isinstance(node, ast.Import | ast.ImportFrom) else set()
-            named = {f"{node.module}.{name}" for name in named} if isinstance(node, ast.ImportFrom) else named
-            bridges = {name for name in named if name.startswith("dsi.integrations")} - {"dsi.integrations.extra"}
-            assert path.parent.name == "integrations" or not bridges, path  # `extra` is that of the empty package

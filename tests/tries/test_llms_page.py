@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from dsi.integrations.transformers import TrieProcessor
 from dsi.tries import Trie
+from dsi.tries.processor import TrieProcessor
 
 PAGE = Path(__file__).parents[2] / "docs" / "develop" / "llm-servers.md"
 END, VOCABULARY = 1, 12

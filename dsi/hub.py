@@ -1,0 +1,137 @@
+"""Indexes on the Hugging Face Hub: downloaded by name, pushed with a model card. Knows nothing of searching.
+
+The cache, HF_HUB_OFFLINE, HF_TOKEN and HF_ENDPOINT are those of huggingface_hub.
+"""
+
+import glob
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+from huggingface_hub import HfApi, ModelCard, ModelCardData, constants, hf_hub_download, snapshot_download
+from huggingface_hub.errors import (
+    EntryNotFoundError,
+    HFValidationError,
+    LocalEntryNotFoundError,
+    RepositoryNotFoundError,
+    RevisionNotFoundError,
+)
+
+from dsi.docids.files.reading import check_names
+from dsi.docids.files.temporary import temporary_root
+from dsi.store.retriever import GenerativeRetriever
+from dsi.store.verify import part_names, read_entries
+
+_STALE = [f"{part}{number}/*" for part in ("docids", "lexical", "memory") for number in ("", "-*")]
+_STALE += [f"{part}/*" for part in ("encoder", "token_model", "generator")]
+"""Files of an earlier state of an index in a repository, unless they are uploaded again."""
+
+
+def download(name: str, revision: str | None = None, token: str | bool | None = None) -> Path:
+    """Return the folder of a downloaded index: what its manifest lists, and no other file of the repository.
+
+    Args:
+        name: of the index on the Hub, "user/name".
+        revision: branch, tag or commit.
+        token: for private indexes; by default that of `hf auth login` or HF_TOKEN.
+
+    Raises:
+        FileNotFoundError: no such index or revision, or not in the cache when offline.
+        ConnectionError: the Hub refuses or cannot be reached.
+        ValueError: a name that the Hub does not take, or a malformed manifest.
+    """
+    with _plain_errors(name):
+        manifest = Path(hf_hub_download(name, "manifest.json", revision=revision, token=token))
+        entries = read_entries(manifest)
+        check_names(manifest.parent, part_names(entries), entries["files"])  # before anything is fetched
+        patterns = [glob.escape(file) for file in entries["files"]]
+        return Path(snapshot_download(name, revision=manifest.parent.name, allow_patterns=patterns, token=token))
+
+
+def push(
+    retriever: GenerativeRetriever,
+    name: str,
+    *,
+    private: bool | None = None,
+    token: str | bool | None = None,
+    license: str | None = None,  # noqa: A002
+) -> str:
+    """Upload an index with a model card in one commit, and return the URL of the commit.
+
+    The texts of learned queries stay here. Files of an earlier state are removed from the repository; it is created if it does
+    not exist.
+
+    Args:
+        retriever: the index.
+        name: on the Hub, "user/name".
+        private: make a new repository private.
+        token: with the right to write; by default that of `hf auth login` or HF_TOKEN.
+        license: for the card, as the Hub names it, such as "apache-2.0".
+
+    Raises:
+        FileNotFoundError: no repository that may be written.
+        ConnectionError: the Hub refuses or cannot be reached.
+        ValueError: the name is not one that the Hub takes, or the weights were loaded in another dtype than float32.
+    """
+    with TemporaryDirectory(dir=temporary_root()) as folder, _plain_errors(name), warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "It seems that you are about to commit a data file")  # documents.arrow
+        index = Path(folder) / "index"
+        retriever.with_memory(retriever.memory.published()).save_pretrained(index)
+        model_card(retriever, name, license).save(index / "README.md")
+        api = HfApi(token=token)
+        api.create_repo(name, private=private, exist_ok=True)
+        return str(api.upload_folder(repo_id=name, folder_path=index, delete_patterns=_STALE).commit_url)
+
+
+def model_card(retriever: GenerativeRetriever, name: str, license: str | None = None) -> ModelCard:  # noqa: A002
+    """Return the card of an index: what it is and how it is used."""
+    tags = ["generative-retrieval", "information-retrieval", "document-retrieval"]
+    data = ModelCardData(license=license, library_name="dr-scl", tags=tags, model_name=name.split("/")[-1])
+    return ModelCard(
+        f"""---
+{data.to_yaml()}
+---
+
+# {name}
+
+An index of {len(retriever.documents):,} documents for generative document retrieval: a search walks down a tree of document
+identifiers (docids) by the scores of a generator and a sentence encoder, and ranks the documents that it reaches together with
+the best by words. Made with `dr-scl`.
+
+```python
+import dsi
+
+retriever = dsi.GenerativeRetriever.from_pretrained("{name}")
+hits = retriever.search("your query", k=10)
+```
+
+Loading compares every file with its sum in `manifest.json`, reads only JSON, Arrow and safetensors files, and runs no code.
+"""
+    )
+
+
+@contextmanager
+def _plain_errors(name: str) -> Iterator[None]:
+    """Turn errors of huggingface_hub into one line with the remedy."""
+    try:
+        yield
+    except (LocalEntryNotFoundError, RepositoryNotFoundError, RevisionNotFoundError, EntryNotFoundError) as error:
+        reason = "HF_HUB_OFFLINE is set" if constants.HF_HUB_OFFLINE else _first_line(error)
+        raise FileNotFoundError(
+            f"{name} is neither a folder nor an index on the Hub that you may use ({reason}); check name and revision, or log "
+            "in (`hf auth login`, HF_TOKEN)."
+        ) from None
+    except HFValidationError as error:
+        raise ValueError(f"{name} is neither a folder nor a name that the Hub takes ({_first_line(error)}).") from None
+    except Exception as error:
+        if not any(
+            kind.__module__.startswith(("huggingface_hub", "httpx", "requests")) for kind in type(error).__mro__
+        ):
+            raise
+        raise ConnectionError(f"The Hub at {constants.ENDPOINT} refused {name} ({_first_line(error)}).") from None
+
+
+def _first_line(error: Exception) -> str:
+    return (str(error).strip() or type(error).__name__).splitlines()[0].rstrip(".")

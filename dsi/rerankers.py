@@ -1,0 +1,178 @@
+"""Reranking: the hits of a search in the order of another model, such as a cross-encoder. Knows nothing of trees.
+
+A model is a `CrossEncoder` of sentence-transformers, or any function that takes the hits of a query and returns a score for
+each. Packages add models that are saved beside an index, by entry points of the group "dsi.rerankers".
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, overload
+
+import numpy as np
+
+from dsi.docids import extensions
+from dsi.docids.files.checks import shown
+from dsi.docids.files.reading import RESTORE, read_json
+from dsi.docids.files.storage import recover_folder
+from dsi.docids.types import Reals
+from dsi.search.hits import Hits
+
+Scores = Callable[[Hits], Sequence[float] | Reals]
+"""A model: returns a score for each hit of a query; higher is better."""
+
+FILE = "reranker.json"
+"""In a folder RUN/rerank/NAME: `kind`, the name of its entry point, and `package`, which has it."""
+_CROSS_ENCODER = "cross-encoder:"
+
+
+@overload
+def rerank(hits: Hits, model: Any) -> Hits: ...
+@overload
+def rerank(hits: list[Hits], model: Any) -> list[Hits]: ...
+def rerank(hits: Hits | list[Hits], model: Any) -> Hits | list[Hits]:
+    """Return hits in the order of a model's scores, which take the place of theirs; equal scores keep their order.
+
+    `exact` stays as the search left it: no other documents scored better before reranking.
+
+    Args:
+        hits: of one query, or a list of them, as `retriever.search` returns them.
+        model: a `CrossEncoder`, which reads title and text of each hit, or a function of the hits that returns their scores.
+
+    Raises:
+        TypeError: hits or a model of another type.
+        ValueError: a cross-encoder, and the index keeps no texts; or a model that does not give a number for each hit.
+
+    Example:
+        >>> import dsi
+        >>> from dsi.rerankers import rerank
+        >>> retriever = dsi.GenerativeRetriever.from_pretrained("RUN")
+        >>> hits = retriever.search("which capitals are on the danube", k=20)
+        >>> short_titles_first = rerank(hits, lambda hits: [-len(hit.title) for hit in hits])
+    """
+    if not callable(getattr(model, "rank", model)):
+        raise TypeError(
+            f"model must be a CrossEncoder or a function that scores hits, got {shown(model)}; load_reranker() finds one by "
+            "its name."
+        )
+    if isinstance(hits, Hits):
+        return _rerank(hits, model)
+    several = [own for own in hits if isinstance(own, Hits)] if isinstance(hits, list) else None
+    if several is None or len(several) < len(hits):
+        raise TypeError(f"rerank() takes the hits that retriever.search() returns, got {shown(hits)}.")
+    return [_rerank(own, model) for own in several]
+
+
+def _rerank(hits: Hits, model: Any) -> Hits:
+    scores = _checked(_cross_encoded(hits, model) if hasattr(model, "rank") else model(hits), len(hits))
+    ranked = [
+        replace(hits[number], rank=rank, score=float(scores[number]))
+        for rank, number in enumerate(np.argsort(-scores, kind="stable").tolist(), start=1)
+    ]
+    return Hits(ranked, hits.exact, hits.query, coverage=hits.coverage, missing=hits.missing)
+
+
+def _cross_encoded(hits: Hits, model: Any) -> Reals:
+    """Return the logits of a `CrossEncoder` for the query with each hit: a sigmoid would make ties of the best in float32."""
+    from torch.nn import Identity
+
+    if any(hit.text is None for hit in hits):
+        raise ValueError(
+            "A cross-encoder reads the documents' texts, but this index keeps titles only; put the texts into it with "
+            "`dsi update RUN --texts DIR`, or retriever.keep_texts(collection.documents)."
+        )
+    scores, texts = np.zeros(len(hits)), [f"{hit.title} {hit.text}".strip() for hit in hits]
+    for found in model.rank(hits.query, texts, activation_fn=Identity(), show_progress_bar=False) if texts else ():
+        scores[found["corpus_id"]] = found["score"]
+    return scores
+
+
+def _checked(scores: Any, count: int) -> Reals:
+    """Return a model's scores as an array [count], if they are numbers, one a hit."""
+    try:
+        values = np.asarray(scores, dtype=np.float64)
+    except (TypeError, ValueError):
+        raise ValueError(f"A model must give a score for each hit, got {shown(scores)}.") from None
+    if values.shape != (count,):
+        raise ValueError(f"A model must give a score for each of {count} hits, got {shown(scores)}.")
+    if np.isnan(values).any():
+        raise ValueError("A model must give scores that are numbers, got NaN.")
+    return values
+
+
+def load_reranker(retriever: Any, index: str | Path, name: str, *, device: str | None = None) -> Any:
+    """Return a model for `rerank`, by its name.
+
+    Args:
+        retriever: the loaded index, whose hits are reranked.
+        index: its folder, RUN.
+        name: of a folder in RUN/rerank, or "cross-encoder:MODEL" with a Hub name or a folder.
+        device: of a cross-encoder; the best available by default.
+
+    Raises:
+        FileNotFoundError: no such reranker or model.
+        ValueError: it was trained for another index, no installed package has its kind, or the model does not score pairs.
+    """
+    if name.startswith(_CROSS_ENCODER):
+        return _load_cross_encoder(name.removeprefix(_CROSS_ENCODER), device)
+    folder = reranker_folder(index, name)
+    recover_folder(folder)
+    if not (folder / FILE).exists():
+        others = sorted(other.name for other in folder.parent.glob("[!.]*") if (other / FILE).exists())
+        remedy = f"there are {', '.join(others)}" if others else "train one: dsi train-reranker"
+        raise FileNotFoundError(f"{folder} holds no reranker; {remedy}.")
+    return kind_of(folder).load(folder, retriever)
+
+
+def reranker_folder(index: str | Path, name: str) -> Path:
+    """Return the folder of a reranker beside an index.
+
+    Raises:
+        ValueError: the name is not a plain folder name.
+    """
+    if not name or name != Path(name).name or name.startswith("."):
+        raise ValueError(f"The name of a reranker must be a plain folder name, got {name!r}.")
+    return Path(index) / "rerank" / name
+
+
+def kind_of(folder: Path) -> Any:
+    """Return the extension that wrote a saved reranker; its `load(folder, retriever)` returns a model.
+
+    Raises:
+        ValueError: no installed package has it; the message names the one that does.
+    """
+    if folder.is_symlink() or folder.parent.is_symlink():
+        raise ValueError(f"{folder} must be a folder, and is a link or lies below one; {RESTORE}.")
+    record = read_json(folder / FILE)
+    kind, package = str(record.get("kind")), str(record.get("package", ""))
+    found = extensions.load_extension(extensions.RERANKERS, kind)
+    if found is None:
+        known = ", ".join(extensions.extension_names(extensions.RERANKERS)) or "none"
+        remedy = f"install {shown(package)}, which adds it" if package else f"the installed kinds are {known}"
+        raise ValueError(f"{folder / FILE}: no reranker is of the kind {shown(kind)}; {remedy}.")
+    return found
+
+
+def _load_cross_encoder(name: str, device: str | None) -> Any:
+    from sentence_transformers import CrossEncoder
+
+    remedy = "give the Hub name or the folder of a sentence-transformers CrossEncoder"
+    if not name:
+        raise ValueError(f"A cross-encoder needs a name; {remedy}.")
+    try:
+        model = CrossEncoder(name, device=device)
+    except OSError as error:
+        reason = str(error).splitlines()[0].rstrip(".")
+        raise FileNotFoundError(f"The cross-encoder {name!r} cannot be loaded ({reason}); {remedy}.") from None
+    if model.num_labels != 1:
+        raise ValueError(f"A cross-encoder must have one label, its score; {name!r} has {model.num_labels}; {remedy}.")
+    if _head_is_fresh(model):
+        raise ValueError(f"{name!r} has no trained head that scores pairs, it is another kind of model; {remedy}.")
+    return model
+
+
+def _head_is_fresh(model: Any) -> bool:
+    """True if the library made the layer that scores, for a checkpoint that has none; it only logs a warning then."""
+    made = getattr(model[0], "transformer_task", None) == "sequence-classification"
+    saved = getattr(model.config, "architectures", None) or []
+    return made and not any(name.endswith("ForSequenceClassification") for name in saved)

@@ -1,1 +1,0 @@
-"""Rerankers: candidates with features and scores in, a new order and scores out."""

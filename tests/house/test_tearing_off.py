@@ -1,0 +1,89 @@
+"""Extension rooms can be torn off: without all of them the core's tests pass, without each everything imports and collects."""
+
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+WING = ("tests/wing",)
+ROOMS: dict[str, tuple[str, ...]] = {
+    "tries": ("dsi/tries", "tests/tries", "tests/trials/test_identifiers.py", "tests/trials/test_prior.py", *WING),
+    "hub": ("dsi/hub.py", "tests/hub"),
+    "rerankers": ("dsi/rerankers.py", "tests/rerankers", *WING),
+    "integrations": ("dsi/integrations", "tests/integrations"),
+    "server": ("dsi/server", "dsi/client.py", "tests/server"),
+    "cluster": ("dsi/cluster", "tests/cluster", "tests/trials/test_soak.py"),
+}
+"""{extension room: its files and tests, and what else is nothing without it}; the papers' wing uses tries and rerankers."""
+NOT_COPIED = shutil.ignore_patterns(".*_cache", ".git", ".venv", "__pycache__", "build", "dist", "runs", "site")
+HERE_ALONE = """
+import sys
+sys.meta_path[:] = [own for own in sys.meta_path if "__editable__" not in getattr(own, "__module__", "")]
+"""
+"""The finders of editable installations give what a copy lacks."""
+WHOLE = ("tests/house", "tests/wing", "tests/trials")
+"""Tests of the whole repository, not of the core."""
+
+
+@pytest.fixture
+def tree(tmp_path):
+    """A copy of the repository."""
+    shutil.copytree(ROOT, tmp_path / "tree", symlinks=True, ignore=NOT_COPIED)
+    (tmp_path / "tree" / "sitecustomize.py").write_text(HERE_ALONE)
+    return tmp_path / "tree"
+
+
+def tear_off(tree: Path, *rooms: str) -> None:
+    for name in dict.fromkeys(path for room in rooms for path in ROOMS[room]):
+        path = tree / name
+        shutil.rmtree(path) if path.is_dir() else path.unlink()
+
+
+def python(tree: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+    """Run Python in the copy, where its packages come before those that are installed."""
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(tree), str(tree / "scripts")])}
+    environment = {name: value for name, value in environment.items() if not name.startswith("PYTEST")}
+    return subprocess.run([sys.executable, *arguments], cwd=tree, env=environment, capture_output=True, text=True)
+
+
+IMPORT_ALL = """
+import importlib, sys
+from pathlib import Path
+import dsi
+assert Path(dsi.__file__).is_relative_to(Path.cwd()), dsi.__file__
+folders = [Path("dsi"), *(Path("dsi") / name for name in ("docids", "contrastive", "eval"))]
+for path in sorted({path for folder in folders for path in folder.rglob("*.py")}):
+    if path.stem == "__main__":
+        continue
+    name = ".".join(path.with_suffix("").parts).removesuffix(".__init__")
+    try:
+        importlib.import_module(name)
+    except ModuleNotFoundError as error:  # a library of an extra
+        if error.name.partition(".")[0] == "dsi":
+            raise
+"""
+
+
+@pytest.mark.programs
+@pytest.mark.parametrize("room", ROOMS)
+def test_without_a_room_everything_imports_and_collects(room, tree):
+    tear_off(tree, room)
+    done = python(tree, "-c", IMPORT_ALL)
+    assert done.returncode == 0, done.stderr
+    done = python(tree, "-m", "pytest", "-q", "--collect-only", "-m", "", "-p", "no:cacheprovider", "tests")
+    assert done.returncode == 0, done.stdout[-3000:]
+
+
+@pytest.mark.programs
+def test_without_all_rooms_the_core_passes_its_tests(tree):
+    tear_off(tree, *ROOMS)
+    for name in WHOLE:
+        shutil.rmtree(tree / name, ignore_errors=True)
+    done = python(tree, "-c", IMPORT_ALL)
+    assert done.returncode == 0, done.stderr
+    done = python(tree, "-m", "pytest", "-q", "-x", "-n", "2", "--dist", "worksteal", "-p", "no:cacheprovider", "tests")
+    assert done.returncode == 0, done.stdout[-3000:]

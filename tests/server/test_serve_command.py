@@ -1,0 +1,17 @@
+"""`dsi serve` before it serves."""
+
+import sys
+
+from dsi.commands import serve
+from dsi.commands.main import main
+
+
+def test_serve_without_its_extra_is_refused_before_the_libraries_load(monkeypatch, tmp_path, capsys):
+    def load():
+        raise AssertionError("the libraries were loaded")
+
+    monkeypatch.setattr(serve, "load_libraries", load)
+    monkeypatch.setitem(sys.modules, "fastapi", None)
+    (tmp_path / "manifest.json").write_text("{}")
+    assert main(["serve", str(tmp_path)]) == 2
+    assert capsys.readouterr().err == 'dsi: fastapi is not installed; run pip install "dr-scl[server]".\n'

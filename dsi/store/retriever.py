@@ -25,7 +25,7 @@ from dsi.search.candidates import Candidates, Features
 from dsi.search.engine import Engine, Followed, check_parts
 from dsi.search.engines import create_engine
 from dsi.search.explain.explanation import Explanation
-from dsi.search.explain.why import AnsweredQuery, answered_queries
+from dsi.search.explain.why import AnsweredQuery
 from dsi.search.hits import Document, Hits
 from dsi.search.queries import EncodedQueries, Queries, encode_queries, encoded_queries, encoded_query
 from dsi.search.request import (
@@ -34,6 +34,7 @@ from dsi.search.request import (
     SearchRequest,
     check_used,
     given_options,
+    request_of_each,
     shows_options,
     split_options,
 )
@@ -329,7 +330,9 @@ class GenerativeRetriever:
     def answered(self, queries: Sequence[str], request: SearchRequest) -> list[AnsweredQuery]:
         """Return the search of each query, by which documents are explained."""
         state = self._state
-        return answered_queries(queries, request, state.engine, state.encoder, state.documents)
+        requests = request_of_each(request, len(queries), state.engine.tree.num_rows)
+        pairs = zip(queries, requests, strict=True)
+        return [AnsweredQuery(*pair, state.engine, state.encoder, state.documents) for pair in pairs]
 
     def hits(self, result: SearchResult, searches: Sequence[AnsweredQuery] = ()) -> list[Hits]:
         """Return the hits of each query of a search result; `searches` of the same queries explain them."""
@@ -411,7 +414,7 @@ class GenerativeRetriever:
             pairs: (query, doc_id), records with these keys, or the `Path` of a file of them: .tsv, .csv, .jsonl or .parquet.
 
         Returns:
-            How many pairs were learned; lines count those that were not, and those that take no part.
+            How many pairs were learned; lines count the others, and those that take no part.
 
         Raises:
             TypeError: pairs are no list of pairs, or the index has docid tokens that have weights of their own.
@@ -433,13 +436,11 @@ class GenerativeRetriever:
         Args:
             pairs: as `learn` takes them; an empty query stands for all of the document, and "#" with 16 digits for the query
                 that explanations and `learned` show so. All pairs by default.
-            since: forget only what was learned from this moment on: a datetime, seconds since 1970, or a text such as
-                "2026-11-28T14:30", in UTC unless it says otherwise.
-            before: forget only what was learned before this moment.
+            since: only what was learned from this moment on, such as "2026-11-28T14:30" in UTC, a datetime, seconds since 1970.
+            before: only what was learned before this moment.
 
         Raises:
-            TypeError: pairs are no list of pairs, or a moment is none.
-            ValueError: neither pairs nor a time is given, the index has none of the documents, or a moment is none.
+            TypeError, ValueError: pairs or a moment are none, neither is given, or the index has none of the documents.
         """
         when = learning.period(since, before, needed=pairs is None)
         gone = None if pairs is None else learning.checked_pairs(pairs, "forget", self.documents)

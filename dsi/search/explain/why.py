@@ -21,7 +21,7 @@ from dsi.search.explain.explanation import ExplainedNode, Explanation, explain, 
 from dsi.search.explain.matches import StoredText, matched_words
 from dsi.search.hits import Hit, Match, label_of
 from dsi.search.queries import EncodedQueries, encode_queries
-from dsi.search.request import SearchRequest, check_extra_scores
+from dsi.search.request import SearchRequest
 from dsi.search.results import SearchResult
 
 _TOLERANCE = 1e-5
@@ -363,19 +363,3 @@ def _distinct(a: float, b: float) -> tuple[str, str]:
         if texts[0] != texts[1]:
             break
     return texts
-
-
-def answered_queries(
-    queries: Sequence[str], request: SearchRequest, engine: Engine, encoder: Encoder, documents: Documents
-) -> list[AnsweredQuery]:
-    """Return the search of each query, by which documents are explained.
-
-    Raises:
-        ValueError: extra_scores of another shape.
-    """
-    requests, extra = [request] * len(queries), request.extra_scores
-    if extra is not None:
-        check_extra_scores(extra, (len(queries), engine.tree.num_rows))
-        requests = [replace(request, extra_scores=extra[row : row + 1]) for row in range(len(queries))]
-    pairs = zip(queries, requests, strict=True)
-    return [AnsweredQuery(query, own, engine, encoder, documents) for query, own in pairs]

@@ -7,7 +7,7 @@ checked; it is passed on through the search. Knows nothing of trees or models.
 import inspect
 import math
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import fields
+from dataclasses import fields, replace
 from functools import cache
 from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple, TypeAlias, TypeVar, get_type_hints
 
@@ -192,6 +192,15 @@ def _any(value: Any) -> bool:
     import numpy as np
 
     return bool(np.any(value))
+
+
+def request_of_each(request: SearchRequest, queries: int, documents: int) -> list[SearchRequest]:
+    """Return the request of each query alone; ValueError for extra_scores of another shape."""
+    extra = request.extra_scores
+    if extra is None:
+        return [request] * queries
+    check_extra_scores(extra, (queries, documents))
+    return [replace(request, extra_scores=extra[row : row + 1]) for row in range(queries)]
 
 
 def check_extra_scores(extra_scores: object, expected: tuple[int, int]) -> None:

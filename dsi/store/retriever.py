@@ -24,7 +24,7 @@ from dsi.generator.base import Generator
 from dsi.search.engine import Engine, Followed, check_parts
 from dsi.search.engines import create_engine
 from dsi.search.explain.explanation import Explanation
-from dsi.search.explain.why import AnsweredQuery, answered_queries
+from dsi.search.explain.why import AnsweredQuery
 from dsi.search.hits import Document, Hits
 from dsi.search.queries import EncodedQueries, Queries, encode_queries, encoded_queries, encoded_query
 from dsi.search.request import (
@@ -33,6 +33,7 @@ from dsi.search.request import (
     SearchRequest,
     check_used,
     given_options,
+    request_of_each,
     shows_options,
     split_options,
 )
@@ -306,7 +307,13 @@ class GenerativeRetriever:
     def answered(self, encoded: EncodedQueries, request: SearchRequest) -> list[AnsweredQuery]:
         """Return the search of each query, by which documents are explained."""
         state = self._state
+<<<<<<< HEAD
         return answered_queries(encoded, request, state.engine, state.encoder, state.documents)
+=======
+        requests = request_of_each(request, len(queries), state.engine.tree.num_rows)
+        pairs = zip(queries, requests, strict=True)
+        return [AnsweredQuery(*pair, state.engine, state.encoder, state.documents) for pair in pairs]
+>>>>>>> w-learn
 
     def hits(self, result: SearchResult, searches: Sequence[AnsweredQuery] = ()) -> list[Hits]:
         """Return the hits of each query of a search result; `searches` of the same queries explain them."""
@@ -414,7 +421,7 @@ class GenerativeRetriever:
             pairs: (query, doc_id), records with these keys, or the `Path` of a file of them: .tsv, .csv, .jsonl or .parquet.
 
         Returns:
-            How many pairs were learned; lines count those that were not, and those that take no part.
+            How many pairs were learned; lines count the others, and those that take no part.
 
         Raises:
             TypeError: pairs are no list of pairs, or the index has docid tokens that have weights of their own.
@@ -436,13 +443,11 @@ class GenerativeRetriever:
         Args:
             pairs: as `learn` takes them; an empty query stands for all of the document, and "#" with 16 digits for the query
                 that explanations and `learned` show so. All pairs by default.
-            since: forget only what was learned from this moment on: a datetime, seconds since 1970, or a text such as
-                "2026-11-28T14:30", in UTC unless it says otherwise.
-            before: forget only what was learned before this moment.
+            since: only what was learned from this moment on, such as "2026-11-28T14:30" in UTC, a datetime, seconds since 1970.
+            before: only what was learned before this moment.
 
         Raises:
-            TypeError: pairs are no list of pairs, or a moment is none.
-            ValueError: neither pairs nor a time is given, the index has none of the documents, or a moment is none.
+            TypeError, ValueError: pairs or a moment are none, neither is given, or the index has none of the documents.
         """
         when = learning.period(since, before, needed=pairs is None)
         gone = None if pairs is None else learning.checked_pairs(pairs, "forget", self.documents)

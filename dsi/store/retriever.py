@@ -307,13 +307,9 @@ class GenerativeRetriever:
     def answered(self, encoded: EncodedQueries, request: SearchRequest) -> list[AnsweredQuery]:
         """Return the search of each query, by which documents are explained."""
         state = self._state
-<<<<<<< HEAD
-        return answered_queries(encoded, request, state.engine, state.encoder, state.documents)
-=======
-        requests = request_of_each(request, len(queries), state.engine.tree.num_rows)
-        pairs = zip(queries, requests, strict=True)
+        requests = request_of_each(request, encoded.count, state.engine.tree.num_rows)
+        pairs = zip(encoded.each(), requests, strict=True)
         return [AnsweredQuery(*pair, state.engine, state.encoder, state.documents) for pair in pairs]
->>>>>>> w-learn
 
     def hits(self, result: SearchResult, searches: Sequence[AnsweredQuery] = ()) -> list[Hits]:
         """Return the hits of each query of a search result; `searches` of the same queries explain them."""

@@ -20,14 +20,9 @@ from dsi.search.engine import Engine, count_documents
 from dsi.search.explain.explanation import ExplainedNode, Explanation, explain, no_effect
 from dsi.search.explain.matches import StoredText, matched_words
 from dsi.search.hits import Hit, Match, label_of
-<<<<<<< HEAD
 from dsi.search.passages import best_places
 from dsi.search.queries import EncodedQueries
-from dsi.search.request import SearchRequest, check_extra_scores
-=======
-from dsi.search.queries import EncodedQueries, encode_queries
 from dsi.search.request import SearchRequest
->>>>>>> w-learn
 from dsi.search.results import SearchResult
 
 _TOLERANCE = 1e-5
@@ -386,22 +381,3 @@ def _distinct(a: float, b: float) -> tuple[str, str]:
         if texts[0] != texts[1]:
             break
     return texts
-<<<<<<< HEAD
-
-
-def answered_queries(
-    encoded: EncodedQueries, request: SearchRequest, engine: Engine, encoder: Encoder, documents: Documents
-) -> list[AnsweredQuery]:
-    """Return the search of each query, by which documents are explained.
-
-    Raises:
-        ValueError: extra_scores of another shape.
-    """
-    requests, extra = [request] * encoded.count, request.extra_scores
-    if extra is not None:
-        check_extra_scores(extra, (encoded.count, engine.tree.num_rows))
-        requests = [replace(request, extra_scores=extra[row : row + 1]) for row in range(encoded.count)]
-    pairs = zip(encoded.each(), requests, strict=True)
-    return [AnsweredQuery(query, own, engine, encoder, documents) for query, own in pairs]
-=======
->>>>>>> w-learn

@@ -11,6 +11,7 @@ import sys
 import threading
 import time
 import urllib.error
+import urllib.parse
 import urllib.request
 from concurrent.futures import ThreadPoolExecutor
 from multiprocessing.synchronize import SemLock
@@ -552,7 +553,10 @@ def test_sigterm_stops_the_command_cleanly(folder, workers):
     begun = ""
     while "running on" not in begun or "startup complete" not in begun:
         begun += next(process.stderr)
-    assert Client(re.search(r"http://[\d.:]+", begun)[0]).ask("search", {"query": "x"})[0] == 200
+    url = urllib.parse.urlsplit(re.search(r"http://[\d.:]+", begun)[0])
+    while socket.socket().connect_ex((url.hostname, url.port)):  # workers say that they have started before they listen
+        time.sleep(0.05)
+    assert Client(url.geturl()).ask("search", {"query": "x"})[0] == 200
     process.send_signal(signal.SIGTERM)
     said = process.stderr.read()
     process.stderr.close()

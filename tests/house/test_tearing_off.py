@@ -34,6 +34,12 @@ def tree(tmp_path):
     """A copy of the repository."""
     shutil.copytree(ROOT, tmp_path / "tree", symlinks=True, ignore=NOT_COPIED)
     (tmp_path / "tree" / "sitecustomize.py").write_text(HERE_ALONE)
+    author = ("-c", "user.name=nobody", "-c", "user.email=nobody@example.org")
+    for command in (
+        ("init", "-q"),
+        (*author, "commit", "-q", "--allow-empty", "-m", "A copy"),
+    ):  # results name a commit
+        subprocess.run(["git", *command], cwd=tmp_path / "tree", check=True)
     return tmp_path / "tree"
 
 

@@ -52,10 +52,11 @@ def test_an_index_is_measured_tuned_and_reranked_without_the_package(trained, tm
     assert "dense, encoder untrained" in capsys.readouterr().out
     assert "letters" in json.loads((tmp_path / "results.json").read_text())["config"]
     assert main(["tune", *common]) == 0
-    assert main(["train-reranker", *common, "--kind", "ranknet", "--k", "40"]) == 0
     capsys.readouterr()
     assert main(["train", "--data", str(data), "--output", str(run.folder), "--device", "cpu"]) == 2
     assert "docids.method must be one of kmeans, " in capsys.readouterr().err
+    pytest.importorskip("dsi.rerankers")
+    assert main(["train-reranker", *common, "--kind", "ranknet", "--k", "40"]) == 0
 
 
 def test_only_the_number_of_dev_queries_is_read(tmp_path):

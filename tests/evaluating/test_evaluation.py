@@ -231,6 +231,7 @@ def graded(tmp_path_factory, sentence_t5_folder):
 
 
 def test_a_reranker_that_changes_nothing_has_the_row_of_the_index(graded):
+    pytest.importorskip("dsi.rerankers")
     collection, retriever = graded
     same = {"same": [lambda hits: [hit.score for hit in hits]]}
     evaluation = dsi.evaluate(retriever, collection, rerankers=same, rerank_depth=20)

@@ -7,21 +7,14 @@ from dsi.docids.data.collection import Collection
 from dsi.measuring.beam_sweep import beam_rows
 from dsi.measuring.diagnosis import diagnose_split
 from dsi.measuring.tuning import tune
-from dsi.rerankers import rerank
 from tests.support.evaluated import collection, retriever  # noqa: F401 (fixtures)
 
 QUERIES = ["", "noble gas", " \t"]
 
 
-def backwards(hits):
-    """The other way round."""
-    return [-hit.score for hit in hits]
-
-
 def test_every_call_answers_an_empty_query_with_nothing(retriever):
     assert [len(hits) for hits in retriever.search(QUERIES, k=3)] == [0, 3, 0]
     assert [len(found) for found in retriever.run(QUERIES, 3).values()] == [0, 3, 0]
-    assert [len(hits) for hits in rerank(retriever.search(QUERIES, 3), backwards)] == [0, 3, 0]
     assert [len(hits) for hits in retriever.search(["", ""], k=3)] == [0, 0]
     assert retriever.search("", method="exact") == []
 
@@ -32,7 +25,7 @@ def test_an_evaluation_a_tuning_and_their_tables_go_on(retriever, collection):
     for split in ("dev", "test"):
         queries[next(iter(collection.qrels[split]))] = " "
     odd = Collection.from_records(records, queries=queries, qrels=collection.qrels)
-    evaluation = dsi.evaluate(retriever, odd, rerankers={"reversed": [backwards]})
+    evaluation = dsi.evaluate(retriever, odd)
     empty = next(iter(odd.qrels["test"]))
     for row in evaluation.rows:
         assert all(values[empty] == 0 for values in row.values.values()), row.name

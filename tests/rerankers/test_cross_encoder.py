@@ -97,6 +97,7 @@ def test_hits_keep_all_but_rank_and_score(retriever):
 
 def test_a_search_that_finds_nothing_is_reranked_to_nothing(retriever, collection, model):
     retriever.keep_texts(collection.documents)
+    assert [len(hits) for hits in rerank(retriever.search(["", "noble gas", " "], 3), backwards)] == [0, 3, 0]
     nothing = retriever.search(["neon", ""], allow=[])
     for own in (CrossEncoder(str(model), device="cpu"), backwards):
         assert [len(hits) for hits in rerank(nothing, own)] == [0, 0]

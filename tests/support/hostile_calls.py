@@ -14,7 +14,6 @@ import pyarrow.compute as pc
 import dsi
 from dsi import SearchConfig
 from dsi.docids.data.collection import read_collection
-from dsi.rerankers import rerank
 from dsi.search.queries import EncodedQueries
 from tests.support.tiny_index import QUERIES, RECORDS, TinyIndex
 from tests.support.trials import Case
@@ -168,6 +167,8 @@ def len_of(hits: dsi.Hits) -> list[int]:
 
 def _plain_calls(index: TinyIndex, folder: Path) -> dict[str, tuple[Callable[[Any], Any], Argument]]:
     """{call: (it, its argument)}."""
+    from dsi.rerankers import rerank
+
     own, ids = index.own_retriever(), index.ids
     document = {"doc_id": "new", "title": "a", "text": "b"}
     queries_by_id = Argument(

@@ -8,13 +8,10 @@ import urllib.request
 from contextlib import contextmanager
 
 import datasets
-import uvicorn
 
 from dsi.docids.clustering import DocidsConfig, build_tree
 from dsi.docids.words.bm25 import BM25
 from dsi.search.request import SearchConfig
-from dsi.server.app import create_app
-from dsi.server.settings import ServerSettings
 from dsi.store.retriever import GenerativeRetriever
 from tests.support.small import MINIPEDIA, random_generator, random_tied
 
@@ -46,6 +43,11 @@ def save_index(encoder, folder, *, tied=True, texts=True):
 @contextmanager
 def live(run, **settings):
     """Run a server on a free port of this machine; give its client, whose `app` is the app."""
+    import uvicorn
+
+    from dsi.server.app import create_app
+    from dsi.server.settings import ServerSettings
+
     app = create_app(ServerSettings(str(run), "cpu", **settings))
     server = uvicorn.Server(uvicorn.Config(app, port=0, log_level="critical"))
     thread = threading.Thread(target=server.run)

@@ -13,9 +13,8 @@ from hypothesis import strategies as st
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import PreTrainedTokenizerFast
 
-from dsi import tries
 from dsi.store.retriever import GenerativeRetriever
-from dsi.tries import Trie
+from dsi.tries import Trie, trie
 from tests.support.identifiers import JSON, TAGS, Count, by_chance, titles
 from tests.support.oracles import legal_tokens
 from tests.support.serving import save_index
@@ -275,4 +274,4 @@ def test_the_module_imports_torch_and_little_else():
 
 
 def test_the_example_in_the_docstring_holds():
-    assert doctest.testmod(tries, extraglobs={"torch": torch}) == (0, 4)
+    assert doctest.testmod(trie, extraglobs={"torch": torch}) == (0, 4)

@@ -12,8 +12,10 @@ from dsi.docids.words.sentences import SENTENCE_END
 _OVERLAP, _MARGIN = 32, 4
 """Tokens that a piece repeats of the one before at most, and that stay free, as a piece may have more tokens than it had in its
 text."""
+MORE = 16
+"""Tokens that are read beyond those that are needed."""
 AT_ONCE, _STRETCH = 100, 50_000
-"""Pieces of a text that are cut at once, and characters of a longer one that are, about: what so many of 128 tokens cover."""
+"""Pieces of a text that are cut at once, and characters of a longer one that are, about: what a hundred of 128 tokens cover."""
 LONG = 4 * _STRETCH
 """Characters from which on a text is too long to be cut at once."""
 _SPACE = re.compile(r"\s+")
@@ -49,6 +51,10 @@ class Lengths(NamedTuple):
         pieces = self.at_once.pieces
         return self.document if pieces == 1 else pieces * min(self.document, limit)
 
+    def reads_at_once(self, text: str) -> bool:
+        """False for a text that is cut by stretches anyway."""
+        return self.pieces <= AT_ONCE or len(text) <= LONG
+
     @property
     def at_once(self) -> "Lengths":
         """The same, with as many pieces as are cut at once."""
@@ -57,6 +63,31 @@ class Lengths(NamedTuple):
 
 Offsets = Sequence[tuple[int, int]]
 """First and last character of tokens."""
+
+
+def cut_documents(
+    titles: Sequence[str], texts: Sequence[str], offsets: Callable[[Sequence[str], int], Sequence[Offsets]],
+    lengths: Lengths, limit: int,
+) -> list[DocumentCut]:  # fmt: skip
+    """Return where documents are cut: at once, or by stretches where that leaves words out and there may be more pieces.
+
+    Args:
+        titles: of the documents.
+        texts: of the documents.
+        offsets: returns those of texts, of a number of tokens at most.
+        lengths: of texts and pieces.
+        limit: tokens of title and text that the model reads.
+    """
+    most = lengths.most(limit) + MORE
+    heads = [text if lengths.reads_at_once(text) else "" for text in texts]
+
+    def cut(title: str, text: str, of_title: Offsets, of_text: Offsets) -> DocumentCut:
+        found = cut_document(title, text, of_title, of_text, lengths.at_once, limit)
+        if lengths.pieces <= AT_ONCE or (lengths.reads_at_once(text) and not found.lacks_words(text)):
+            return found
+        return cut_stretches(title, text, of_title, lambda part: offsets([part], most)[0], lengths, limit)
+
+    return [cut(*own) for own in zip(titles, texts, offsets(titles, limit + 1), offsets(heads, most), strict=True)]
 
 
 def cut_document(

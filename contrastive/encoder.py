@@ -14,7 +14,6 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from functools import cached_property
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import Any, NamedTuple, Protocol
 
 import numpy as np
@@ -32,18 +31,7 @@ from transformers import AutoModel, PreTrainedTokenizerFast, T5Config, T5Encoder
 from transformers.utils import logging as transformers_logging
 
 from dsi.contrastive.config import FRESH, FRESH_T5, LONGEST_INPUT, LONGEST_PROMPT, PACKAGED, EncoderConfig
-from dsi.contrastive.cutting import (
-    AT_ONCE,
-    LONG,
-    DocumentCut,
-    Lengths,
-    Offsets,
-    cut_document,
-    cut_stretches,
-    has_words,
-    head_of,
-    piece_text,
-)
+from dsi.contrastive.cutting import MORE, DocumentCut, Lengths, cut_documents, has_words, head_of, piece_text
 from dsi.contrastive.devices import check_device
 from dsi.contrastive.inference import for_inference
 from dsi.contrastive.models import TEXTS, Reloads, Shared, check_inputs, load_complete, offline, shared, write_model
@@ -51,7 +39,7 @@ from dsi.contrastive.prompts import choose_prompt
 from dsi.docids.files.progress import Bar
 from dsi.docids.files.reading import catching_panics, sha256
 from dsi.docids.files.storage import digest
-from dsi.docids.files.temporary import temporary_root
+from dsi.docids.files.temporary import temporary_folder
 
 logger = logging.getLogger(__name__)
 
@@ -75,8 +63,8 @@ _PAPERS = "sentence-t5"
 _EXAMPLE_SHA256 = "53aa51172d142c89d9012cce15ae4d6cc0ca6895895114379cacb4fab128d9db"
 
 
-_CHARACTERS, _MORE = 16, 16
-"""Characters of a text that are read for a token at first, and tokens that are read beyond those that are needed."""
+_CHARACTERS = 16
+"""Characters of a text that are read for a token at first."""
 
 
 _BATCH, _DEVICE_BATCH = 16, 64
@@ -272,20 +260,8 @@ class Encoder(Reloads):
         quarter of the model's tokens. A text that a hundred do not cover is cut stretch by stretch, into a hundred each.
         With `pieces` = 1 it is the title with the first `document_length` tokens, as long as that may be.
         """
-        lengths, limit = Lengths(self.config.document_length, self.config.piece_length, pieces), self._room
-
-        def tokens(texts: Sequence[str]) -> list[list[tuple[int, int]]]:
-            return self.token_offsets(texts, lengths.most(limit) + _MORE)
-
-        def cut(title: str, text: str, of_title: Offsets, of_text: Offsets) -> DocumentCut:
-            at_once = cut_document(title, text, of_title, of_text, lengths.at_once, limit)
-            if pieces <= AT_ONCE or not (at_once.lacks_words(text) or len(text) > LONG):
-                return at_once
-            return cut_stretches(title, text, of_title, lambda part: tokens([part])[0], lengths, limit)
-
-        heads = texts if pieces <= AT_ONCE else ["" if len(text) > LONG else text for text in texts]
-        of_titles = self.token_offsets(titles, limit + 1)
-        return [cut(*own) for own in zip(titles, texts, of_titles, tokens(heads), strict=True)]
+        lengths = Lengths(self.config.document_length, self.config.piece_length, pieces)
+        return cut_documents(titles, texts, self.token_offsets, lengths, self._room)
 
     @property
     def _room(self) -> int:
@@ -430,7 +406,7 @@ class Encoder(Reloads):
         """Return the longest prefix of each text that has at most `length` tokens; a long text is read no further."""
         return [
             text[: max((end for _, end in offsets[:length]), default=0)]
-            for text, offsets in zip(texts, self.token_offsets(texts, length + _MORE), strict=True)
+            for text, offsets in zip(texts, self.token_offsets(texts, length + MORE), strict=True)
         ]
 
     def token_offsets(self, texts: Sequence[str], most: int) -> list[list[tuple[int, int]]]:
@@ -506,7 +482,7 @@ def _fresh_t5(device: str | None) -> SentenceTransformer:
         vocab_size=len(tokenizer), d_model=128, d_kv=32, d_ff=512, num_layers=2, num_heads=4,
         pad_token_id=tokenizer.pad_token_id, decoder_start_token_id=tokenizer.pad_token_id,
     )  # fmt: skip
-    with TemporaryDirectory(dir=temporary_root()) as folder, quiet_transformers():
+    with temporary_folder() as folder, quiet_transformers():
         T5EncoderModel(shape).save_pretrained(folder)
         tokenizer.save_pretrained(folder)
         transformer = Transformer(folder)

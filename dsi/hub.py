@@ -8,7 +8,6 @@ import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from tempfile import TemporaryDirectory
 
 from huggingface_hub import HfApi, ModelCard, ModelCardData, constants, hf_hub_download, snapshot_download
 from huggingface_hub.errors import (
@@ -20,7 +19,7 @@ from huggingface_hub.errors import (
 )
 
 from dsi.docids.files.reading import check_names
-from dsi.docids.files.temporary import temporary_root
+from dsi.docids.files.temporary import temporary_folder
 from dsi.store.retriever import GenerativeRetriever
 from dsi.store.verify import part_names, read_entries
 
@@ -75,7 +74,7 @@ def push(
         ConnectionError: the Hub refuses or cannot be reached.
         ValueError: the name is not one that the Hub takes, or the weights were loaded in another dtype than float32.
     """
-    with TemporaryDirectory(dir=temporary_root()) as folder, _plain_errors(name), warnings.catch_warnings():
+    with temporary_folder() as folder, _plain_errors(name), warnings.catch_warnings():
         warnings.filterwarnings("ignore", "It seems that you are about to commit a data file")  # documents.arrow
         index = Path(folder) / "index"
         retriever.with_memory(retriever.memory.published()).save_pretrained(index)

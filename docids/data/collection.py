@@ -43,7 +43,7 @@ from dsi.docids.data.sources import file_records, pair_records, records_of, text
 from dsi.docids.files.checks import plain, shown
 from dsi.docids.files.reading import sha256
 from dsi.docids.files.storage import digest, replace_folder, replacing
-from dsi.docids.files.temporary import RANDOM, owning, remove_orphans, temporary_root
+from dsi.docids.files.temporary import RANDOM, owning, remove_orphans, temporary_folder
 from dsi.docids.types import Qrels
 
 logger = logging.getLogger(__name__)
@@ -515,7 +515,7 @@ def _cache_folder(folder: str) -> Path:
 @cache
 def _temporary_folder() -> tempfile.TemporaryDirectory[str]:
     """Return a folder that is deleted when the process ends."""
-    return tempfile.TemporaryDirectory(dir=temporary_root())
+    return temporary_folder()
 
 
 def read_queries(folder: Path) -> dict[str, str]:

@@ -16,14 +16,13 @@ import zlib
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import Any, NamedTuple
 
 import yaml
 
 from dsi.docids.data.locations import headings, plain_name
 from dsi.docids.data.sources import RECORDS, reason
-from dsi.docids.files.temporary import temporary_root
+from dsi.docids.files.temporary import temporary_folder
 
 logger = logging.getLogger(__name__)
 
@@ -120,7 +119,7 @@ def _unzipped(path: Path, most: int) -> Iterator[Path]:
     if name == path:
         yield path
         return
-    with TemporaryDirectory(dir=temporary_root()) as folder:
+    with temporary_folder() as folder:
         plain = Path(folder) / name.name
         with plain.open("wb") as target:
             target.writelines(_blocks(path, most + 1))

@@ -51,7 +51,7 @@ _ROWS_AT_ONCE, _CHARACTERS_AT_ONCE = 1000, 2**25
 _LONGEST_ID = 1000
 """Bits of a whole number that is written out as an id."""
 _LARGE_TABLE, _SPARSE = 2 * 10**7, 50
-"""Cells of metadata, from which on one in so many must hold a value."""
+"""Cells of metadata, from which on one in fifty must hold a value."""
 _EXACT = 2**53
 """Up to this every whole number is a float."""
 

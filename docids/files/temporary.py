@@ -23,6 +23,11 @@ RANDOM = "[0-9a-f]" * 32
 _LOCK = ".lock"
 
 
+def temporary_folder() -> tempfile.TemporaryDirectory[str]:
+    """Return a new folder, deleted with its object or at the end of its block."""
+    return tempfile.TemporaryDirectory(dir=temporary_root())
+
+
 def temporary_root() -> Path:
     """Return the folder in which this process makes its temporary files and folders; it is deleted when Python ends."""
     folder = _root(os.getpid())[0]  # a fork has its own

@@ -20,8 +20,8 @@ from dsi.docids.words.term_scores import Damping, Terms, TermScorer, highest_pos
 K1, B = 0.9, 0.4
 """Saturation of term frequency and strength of length normalisation: those of Anserini (Yang et al. 2017)."""
 LONG = 8_192
-"""Words of a text from which on it counts as its average part of at most so many: a whole book would lack no word of any query,
-and have none of them often enough for its length."""
+"""Words of a text from which on it counts as its average part of at most that length: a rare word would count for nothing in a
+whole book."""
 _BLOCK = 16_384
 """Texts whose words are in memory at a time."""
 _NUMBERING = threading.Lock()

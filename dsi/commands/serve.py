@@ -12,7 +12,6 @@ import os
 import signal
 import socket
 import sys
-import tempfile
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
@@ -101,7 +100,7 @@ def _serve_http(given: argparse.Namespace, settings: "ServerSettings") -> None:
     """Serve in one process or several."""
     import uvicorn
 
-    from dsi.docids.files.temporary import temporary_root
+    from dsi.docids.files.temporary import temporary_folder
     from dsi.store.loading import load_index
 
     settings.to_environment()
@@ -109,7 +108,7 @@ def _serve_http(given: argparse.Namespace, settings: "ServerSettings") -> None:
     if given.workers > 1:
         load_index(given.run, "cpu")  # a bad index is refused here; uvicorn starts processes that fail again and again
     # 3) Serve.
-    with tempfile.TemporaryDirectory(dir=temporary_root()) as counts:
+    with temporary_folder() as counts:
         if given.workers > 1:
             os.environ["PROMETHEUS_MULTIPROC_DIR"] = counts  # the processes count together
         uvicorn.run(

@@ -6,14 +6,13 @@ Filtering by relevance rather than by rank alone follows doc2query-- (Gospodinov
 import random
 from collections.abc import Sequence
 from pathlib import Path
-from tempfile import TemporaryDirectory
 
 import numpy as np
 
 from dsi.config import LEXICAL_WEIGHT, Config
 from dsi.contrastive.encoder import Encoder
 from dsi.docids.data.collection import Collection
-from dsi.docids.files.temporary import temporary_root
+from dsi.docids.files.temporary import temporary_folder
 from dsi.docids.places import document_scores
 from dsi.docids.tree import DocidTree
 from dsi.docids.types import Floats, Ints
@@ -103,7 +102,7 @@ def sample_queries(
     rows = random.Random(config.seed).sample(range(len(documents)), min(count, len(documents)))
     # 2) their queries
     examples = train_examples(collection, config.seed) if collection else []
-    with TemporaryDirectory(dir=temporary_root()) as folder:
+    with temporary_folder() as folder:
         path = Path(folder) / "queries.jsonl"
         generate_queries(
             documents.select(rows), own, path, examples=examples, seed=config.seed, device=str(index.device)

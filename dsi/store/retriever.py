@@ -368,21 +368,8 @@ class GenerativeRetriever:
 
     def update(self, add: Iterable[Any] = (), remove: Iterable[str] = ()) -> int:
         """Do what `add` and `remove` do in one step, and return how many were removed; a document in both is replaced."""
-        return self._remove(remove, lambda *own: updating.with_documents(own[0], self.encoder, add, removed=own[1]))
-
-    def _remove(self, names: Iterable[str], change: Callable[[updating.Content, list[int]], updating.Content]) -> int:
-        """Change the content, given the rows of what is named, and return how many; warn of what comes back."""
-        documents, rows = self.documents, list[int]()
-
-        def changed(content: updating.Content) -> updating.Content:
-            nonlocal documents, rows
-            documents = self.documents
-            rows = updating.rows_to_remove(documents, names)
-            return change(content, rows)
-
-        self._hold(changed)
-        updating.tell_returning(documents, rows, self.documents)
-        return len(rows)
+        change = lambda content, rows: updating.with_documents(content, self.encoder, add, removed=rows)  # noqa: E731
+        return updating.remove(self._hold, lambda: self.documents, remove, change)
 
     def update_from(self, *paths: str | Path) -> updating.FileChanges:
         """Bring the index up to date with files and folders that it was made of; only files that changed are encoded."""
@@ -391,21 +378,11 @@ class GenerativeRetriever:
         return changes
 
     def remove(self, doc_ids: Iterable[str]) -> int:
-        """Remove documents that are in the index, but not all; their places in the tree become free for new ones.
+        """Remove documents, but not all, and return how many; "paper.pdf" stands for all of its pages, a path for all rows.
 
-        A document comes back when its folder is updated while its file is still there; a line says so.
-
-        Args:
-            doc_ids: documents; or files, all documents of which go: "paper.pdf" stands for all of its pages, "paper.pdf#page=3"
-                for one, and a path for all rows of a table.
-
-        Returns:
-            How many documents were removed.
-
-        Raises:
-            ValueError: one is neither a document nor a file of the index, or names several files; or no document would be left.
+        While its file is there a document comes back when its folder is updated; a line says so.
         """
-        return self._remove(doc_ids, updating.without_documents)
+        return updating.remove(self._hold, lambda: self.documents, doc_ids, updating.without_documents)
 
     def learn(self, pairs: Iterable[Any]) -> int:
         """Learn from use, at once and without training: which documents users took for which queries.

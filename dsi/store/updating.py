@@ -5,7 +5,7 @@ Nothing is changed in place; an update makes new content. Knows no folders.
 
 import os
 from collections import defaultdict
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -274,6 +274,33 @@ def _fitting(row: Row, schema: pa.Schema, odd: Oddities) -> Row:
         except (KeyError, ValueError):
             odd.count("metadata that no column of the index can hold; they are left out", name)
     return fitting
+
+
+def remove(
+    hold: Callable[[Callable[[Content], Content]], object],
+    documents: Callable[[], DocumentTable],
+    names: Iterable[str],
+    change: Callable[[Content, Sequence[int]], Content],
+) -> int:
+    """Change an index without the documents and files that are named; return how many, and tell which come back.
+
+    Args:
+        hold: changes the content of the index, one change at a time.
+        documents: returns those of the index.
+        names: as `rows_to_remove` takes them.
+        change: returns the content without documents in some rows.
+    """
+    before, rows = documents(), list[int]()
+
+    def changed(content: Content) -> Content:
+        nonlocal before, rows
+        before = documents()
+        rows = rows_to_remove(before, names)
+        return change(content, rows)
+
+    hold(changed)
+    tell_returning(before, rows, documents())
+    return len(rows)
 
 
 class _Files:

@@ -19,7 +19,7 @@ from dsi.contrastive.models import sharing_models
 from dsi.docids.data.collection import Collection, read_collection
 from dsi.docids.files.reading import remembering_sums
 from dsi.docids.files.storage import link_files, replace_folder
-from dsi.docids.files.temporary import temporary_root
+from dsi.docids.files.temporary import temporary_folder
 from dsi.search.queries import Queries, ids_and_texts
 from dsi.store.retriever import GenerativeRetriever
 from dsi.training.pipeline import TrainingRun, output_folder
@@ -145,4 +145,4 @@ def read_embeddings(path: Path) -> NDArray[np.float32]:
 @cache
 def _temporary_folder() -> TemporaryDirectory[str]:
     """Return the folder of this process's indexes without a folder of their own; deleted when Python ends."""
-    return TemporaryDirectory(dir=temporary_root())
+    return temporary_folder()

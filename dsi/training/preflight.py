@@ -8,7 +8,6 @@ import re
 from collections.abc import Iterator, Sequence
 from functools import cache
 from pathlib import Path
-from tempfile import TemporaryDirectory
 
 import datasets
 import numpy as np
@@ -23,7 +22,7 @@ from dsi.docids.data.collection import Collection, is_beir
 from dsi.docids.files.processes import Processes
 from dsi.docids.files.reading import folder_sums, read_record
 from dsi.docids.files.storage import digest
-from dsi.docids.files.temporary import temporary_root
+from dsi.docids.files.temporary import temporary_folder
 from dsi.docids.schemes import Docids, DocidsConfig, check_branching, find_scheme
 from dsi.generator.config import EXTRACTIVE
 from dsi.generator.kinds import create_generator, find_kind
@@ -215,7 +214,7 @@ def check_storable(name: str, model: Encoder | MultiVectorModel, processes: Proc
 
 def _storage_problem(model: Encoder | MultiVectorModel) -> str:
     """Return why a model cannot be written; "" if it can."""
-    with TemporaryDirectory(dir=temporary_root()) as folder:
+    with temporary_folder() as folder:
         try:
             model.save(Path(folder))
         except ValueError as error:

@@ -16,7 +16,6 @@ import argparse
 import json
 import subprocess
 import sys
-import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -24,7 +23,7 @@ from typing import TYPE_CHECKING, Any
 from dsi.commands.arguments import parser
 from dsi.commands.libraries import load_libraries
 from dsi.commands.values import collection_folder, count, index_folder, number, output_folder
-from dsi.docids.files.temporary import temporary_root
+from dsi.docids.files.temporary import temporary_folder
 
 if TYPE_CHECKING:
     import numpy as np
@@ -53,7 +52,7 @@ def main(argv: Sequence[str] | None = None) -> None:
 
         print(json.dumps(measure(arguments.measure, arguments.rounds, arguments.leave_out)))
         return
-    with tempfile.TemporaryDirectory(dir=temporary_root()) as temporary:
+    with temporary_folder() as temporary:
         work = arguments.work or Path(temporary)
         for name, folder in _collections(arguments, work):
             found = _measured(folder, arguments)

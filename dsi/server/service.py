@@ -30,6 +30,7 @@ from dsi.store.learning import no_effect
 from dsi.store.loading import ChangedError
 from dsi.store.retriever import GenerativeRetriever
 from dsi.store.topics import Topics
+from dsi.store.updating import rows_to_remove
 
 logger = logging.getLogger(__name__)
 
@@ -284,14 +285,17 @@ class Service:
         return self._update(lambda changed: changed.add(documents, replace=replace))
 
     def remove(self, doc_id: str) -> int:
-        """Remove a document, as `add` adds them.
+        """Remove a document, or all documents of a file, as `add` adds them.
 
         Raises:
             UnknownError: it is not in the index.
         """
 
         def without(changed: GenerativeRetriever) -> None:
-            _check_has(changed, doc_id)
+            try:
+                rows_to_remove(changed.documents, [doc_id])
+            except ValueError as error:
+                raise UnknownError(str(error)) from None
             changed.remove([doc_id])
 
         return self._update(without)

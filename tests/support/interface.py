@@ -62,7 +62,7 @@ def _signatures() -> Iterator[str]:
 
 def _definition(module_name: str, name: str) -> ast.ClassDef | Function:
     """The definition in the module's text, which reads the same on every Python."""
-    module = importlib.import_module(module_name)
+    module = importlib.import_module(getattr(importlib.import_module(module_name), name).__module__)
     tree = ast.parse(Path(module.__file__ or "").read_text(encoding="utf-8"))
     found = next(node for node in tree.body if isinstance(node, ast.ClassDef | Function) and node.name == name)
     _Constants(module).visit(found)

@@ -85,7 +85,7 @@ def test_what_others_changed_is_loaded_before_a_change_is_judged(writable):
     assert error(writable.ask("documents/a/%C3%A4", method="DELETE", token=TOKEN))[0] == 409
     assert writable.ask("documents/a/%C3%A4", method="DELETE", token=TOKEN) == (200, {"documents": 59})
     status, message = error(writable.ask("documents/a/%C3%A4", method="DELETE", token=TOKEN))
-    assert (status, message) == (404, "The doc_id 'a/ä' is not in the index.")
+    assert (status, message) == (404, "remove names the doc_id 'a/ä', which is not in the index.")
     assert writable.ask("documents", {"documents": []}, token=TOKEN) == (200, {"documents": 59})
     assert read_manifest(writable.run)["generation"] == 3
 

@@ -147,7 +147,11 @@ ROWS = [json.dumps({"id": f"row{number}", "text": f"Words of row {number}."}) + 
         ("a.txt", b"Neon glows.", b""),
         ("a.txt", b"Neon glows.", b"Neon\0\0\0\0"),
         ("LICENSE", b"Neon glows.", b"Neon\0\0\0\0"),
-        ("a.md.gz", gzip.compress(b"# Neon\n\nIt glows.", mtime=0), gzip.compress(b"# Neon\n\nIt glows.")[:-9]),
+        (
+            "a.md.gz",
+            gzip.compress(b"# Neon\n\nIt glows.", mtime=0),
+            gzip.compress(b"# Neon\n\nIt glows.", mtime=0)[:-9],
+        ),
         ("a.pdf", pdf(["Neon glows.", "The Volga is long."]), pdf(["Neon glows.", "The Volga is long."])[:300]),
         ("a.jsonl", "".join(ROWS).encode(), "".join(ROWS)[:-70].encode()),
         ("a.jsonl", "".join(ROWS).encode(), b""),

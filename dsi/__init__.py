@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from dsi.measuring.tuning import tune
     from dsi.search.hits import Hit, Hits
     from dsi.search.request import SearchConfig, SearchOptions
-    from dsi.store.retriever import GenerativeRetriever
+    from dsi.store.retriever import GenerativeRetriever, load
     from dsi.training.indexing import index
     from dsi.training.pipeline import train
 
@@ -34,6 +34,7 @@ _HOMES = {
     "SearchOptions": "dsi.search.request",
     "evaluate": "dsi.measuring.evaluation",
     "index": "dsi.training.indexing",
+    "load": "dsi.store.retriever",
     "read_collection": "dsi.docids.data.collection",
     "train": "dsi.training.pipeline",
     "tune": "dsi.measuring.tuning",
@@ -49,6 +50,7 @@ __all__ = [
     "SearchOptions",
     "evaluate",
     "index",
+    "load",
     "read_collection",
     "train",
     "tune",

@@ -10,6 +10,7 @@ from dsi import Evaluation, GenerativeRetriever, Hits
 from dsi.rerankers import rerank
 from dsi.search.engine import Followed
 from dsi.search.explain.explanation import Explanation
+from dsi.search.hits import Answers
 from dsi.search.results import SearchResult
 
 CROSS_ENCODER: Any = None
@@ -17,7 +18,7 @@ CROSS_ENCODER: Any = None
 
 def options_are_typed(retriever: GenerativeRetriever) -> None:
     assert_type(retriever.search("a query", k=5, beam_width=20, where="year > 2000", candidates=50), Hits)
-    assert_type(retriever.search(["one", "two"], alpha=0.5, deny=["d1"]), list[Hits])
+    assert_type(retriever.search(["one", "two"], alpha=0.5, deny=["d1"]), Answers)
     assert_type(retriever.explain("a query", method="exact"), Explanation)
     assert_type(retriever.search_encoded(retriever.encode_queries(["a query"]), lexical_weight=0.1), SearchResult)
     assert_type(retriever.run({"q1": "a query"}, k=100, token_weight=0.0), dict[str, dict[str, float]])

@@ -29,7 +29,10 @@ def main(argv: Sequence[str] | None = None) -> None:
     add_settings(command_line)
     add_shortcuts(command_line)
     command_line.add_argument(
-        "--embeddings", type=existing_file, metavar="FILE", help=".npy matrix [documents, any] to cluster on"
+        "--embeddings",
+        type=existing_file,
+        metavar="FILE",
+        help=".npy matrix [documents, dim] of the documents' embeddings, which are then not computed",
     )
     command_line.add_argument(
         "--queries", type=existing_file, metavar="FILE", help="queries without judgements, such as those of a log"

@@ -34,7 +34,7 @@ def main(argv: Sequence[str] | None = None) -> None:
         help="training pairs: query, positive and perhaps negatives as .jsonl, .parquet, .csv or .tsv, by texts or by ids",
     )
     parser.add_argument(
-        "--embeddings",
+        "--points",
         type=existing_file,
         metavar="FILE",
         help="with --stage docids: .npy matrix [documents, any] to cluster on, in place of the documents' embeddings",
@@ -53,13 +53,13 @@ def main(argv: Sequence[str] | None = None) -> None:
     )
     add_overwriting(parser)
     arguments = parser.parse_args(argv)
-    if arguments.embeddings and arguments.stage != "docids":
-        raise ValueError("--embeddings is what --stage docids clusters on; add --stage docids, or leave it out.")
+    if arguments.points and arguments.stage != "docids":
+        raise ValueError("--points is what --stage docids clusters on; add --stage docids, or leave it out.")
     # 2) Run the stages.
     run = training_run(arguments)
     from dsi.training.indexing import read_embeddings
 
-    points = None if arguments.embeddings is None else read_embeddings(arguments.embeddings)
+    points = None if arguments.points is None else read_embeddings(arguments.points)
     if arguments.stage == "docids":
         run.build_docids(points)
     else:

@@ -144,7 +144,7 @@ class Engine(ABC):
         whole = SearchResult.empty(encoded.count, k)
         for batch, result in zip(encoded.batches, results, strict=True):
             whole.put(batch.rows.numpy(), result)
-        unasked = {row for row, query in enumerate(encoded.texts) if not query.strip()}
+        unasked = {*encoded.empty}
         empty = np.array(sorted({*unasked, *refused}), dtype=np.int64)
         whole.put(empty, SearchResult.empty(len(empty), k))
         whole.exact[refused] = False

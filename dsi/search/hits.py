@@ -9,6 +9,7 @@ from itertools import chain
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, Protocol, SupportsIndex, overload
 
 import numpy as np
+from numpy.typing import NDArray
 
 from dsi.docids.data.locations import SOURCE, Location, locate
 from dsi.docids.data.records import json_value
@@ -227,6 +228,16 @@ class Hits(list[Hit]):
         search = _Remembered(found) if self._search else None
         return Hits, (list(self), self.exact, self.query, search, self.coverage, self.missing)
 
+    @property
+    def ids(self) -> NDArray[np.object_]:
+        """[hits] their doc_ids."""
+        return np.array([hit.doc_id for hit in self], dtype=np.object_)
+
+    @property
+    def scores(self) -> NDArray[np.float32]:
+        """[hits] their scores."""
+        return np.array([hit.score for hit in self], dtype=np.float32)
+
     def explain(self, doc_id: str) -> Any:
         """Return why a document of the index is, or is not, among these: a `DocumentExplanation`.
 
@@ -302,6 +313,26 @@ class Hits(list[Hit]):
         if self.missing:
             count += f"; {self.coverage:.0%} of the documents were searched"
         return f"{count}; proven: no other scores higher" if self and self._search and self.exact else count
+
+
+class Answers(list[Hits]):
+    """The hits of each of several queries, in their order."""
+
+    @property
+    def ids(self) -> NDArray[np.object_]:
+        """[queries, k] doc_ids, None where a query has fewer hits than another."""
+        return self._table([[hit.doc_id for hit in hits] for hits in self], np.object_, None)
+
+    @property
+    def scores(self) -> NDArray[np.float32]:
+        """[queries, k] scores; -inf where a query has fewer hits than another."""
+        return self._table([[hit.score for hit in hits] for hits in self], np.float32, -np.inf)
+
+    def _table(self, lists: list[list[Any]], kind: Any, nothing: Any) -> NDArray[Any]:
+        table = np.full((len(lists), max(map(len, lists), default=0)), nothing, dtype=kind)
+        for line, values in zip(table, lists, strict=True):
+            line[: len(values)] = values
+        return table
 
 
 def cut_at_matches(

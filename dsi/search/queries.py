@@ -43,6 +43,7 @@ class QueryBatch(NamedTuple):
             needed; None without such a model.
         read: the queries as models read them: cut at `encoder.query_length`, and a mark in place of an empty one; by default
             `texts`.
+        has_texts: False for vectors that came without texts, which are "" then.
     """
 
     rows: Tensor
@@ -53,6 +54,7 @@ class QueryBatch(NamedTuple):
     words: Tensor | None = None
     vectors_by_model: Callable[[], Sequence[NDArray[np.float32]]] | None = None
     read: Sequence[str] = ()
+    has_texts: bool = True
 
     def select(self, which: Tensor) -> "QueryBatch":
         """Return the queries at the indices `which`."""
@@ -60,7 +62,9 @@ class QueryBatch(NamedTuple):
         words = None if self.words is None else self.words[which]
         tensors = self.rows[which], self.states[which], self.mask[which], self.embeddings[which]
         of_all, read = self.vectors_by_model, [self.read[n] for n in which.tolist()] if self.read else ()
-        return QueryBatch(*tensors, texts, words, of_all and (lambda: [of_all()[n] for n in which.tolist()]), read)
+        return QueryBatch(
+            *tensors, texts, words, of_all and (lambda: [of_all()[n] for n in which.tolist()]), read, self.has_texts
+        )
 
     def word_states(self, row: int) -> NDArray[np.float32]:
         """[words, token_dim] what a query's token vectors are made of, on the CPU.
@@ -124,6 +128,17 @@ class EncodedQueries:
             row: text for batch in self.batches for row, text in zip(batch.rows.tolist(), batch.texts, strict=True)
         }
         return [texts[row] for row in range(self.count)]
+
+    @property
+    def empty(self) -> list[int]:
+        """The numbers of the queries whose text is empty; vectors without texts are none."""
+        batches = (batch for batch in self.batches if batch.has_texts)
+        return sorted(
+            row
+            for batch in batches
+            for row, text in zip(batch.rows.tolist(), batch.texts, strict=True)
+            if not text.strip()
+        )
 
     def each(self) -> "list[EncodedQueries]":
         """Return the queries one by one, in the order of the call."""
@@ -200,6 +215,29 @@ def encode_queries(
             if bar is not None:
                 bar.update(len(rows))
     return EncodedQueries(query_ids, batches)
+
+
+def given_vectors(embeddings: NDArray[Any] | None, encoder: Encoder) -> EncodedQueries:
+    """Return vectors [queries, dim] as encoded queries without texts.
+
+    Raises:
+        ValueError: they are not finite numbers, or not as many a query as the encoder's.
+    """
+    vectors, dim = np.asarray(embeddings), encoder.embedding_dim
+    if vectors.ndim != 2 or vectors.shape[1] != dim or vectors.dtype.kind not in "fiu":
+        raise ValueError(
+            f"embeddings must be numbers [queries, {dim}], as the index's encoder makes them, got {vectors.dtype} "
+            f"{list(vectors.shape)}."
+        )
+    wrong = np.flatnonzero(~is_usable(vectors.astype(np.float32)))
+    if len(wrong):
+        raise ValueError(f"embeddings must be finite; row {int(wrong[0])} (and {len(wrong) - 1} more) is not.")
+    count, device = len(vectors), encoder.model.device
+    states = torch.zeros(count, 1, encoder.state_dim, device=device)
+    mask = torch.zeros(count, 1, dtype=torch.bool, device=device)
+    own = torch.from_numpy(np.array(vectors, dtype=np.float32)).to(device)
+    batch = QueryBatch(torch.arange(count), states, mask, own, [""] * count, has_texts=False)
+    return EncodedQueries([str(number) for number in range(count)], [batch] if count else [])
 
 
 def encoded_queries(

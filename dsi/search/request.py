@@ -5,6 +5,7 @@ checked; it is passed on through the search. Knows nothing of trees or models.
 """
 
 import inspect
+import logging
 import math
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import fields, replace
@@ -27,6 +28,8 @@ if TYPE_CHECKING:
     Where: TypeAlias = str | pc.Expression | NDArray[np.bool_]
 else:  # commands read the declarations below without these libraries
     Bools = Scores = Where = Any
+
+logger = logging.getLogger(__name__)
 
 F = TypeVar("F", bound=Callable[..., Any])
 LARGEST_EXTRA = 1e30
@@ -185,6 +188,24 @@ def check_used(call: str, given: Mapping[str, Any], config: SearchConfig, *, tie
     for name in ("candidates", "token_weight", "lexical_weight", "memory_weight", "extra_scores"):
         if name in given and _any(given[name]):
             raise ValueError(f"{call}() does not use {name}: this index scores paths of docids; tied tokens take it.")
+
+
+def vectors_alone(options: SearchOptions, config: SearchConfig, *, tied: bool) -> SearchOptions:
+    """Return the options of a search for vectors without texts; a line names the parts of the score that are left out.
+
+    Raises:
+        ValueError: an option weighs such a part.
+    """
+    parts = {"lexical_weight": "words", "token_weight": "late interaction"} if tied else {}
+    for name in parts:
+        if options.get(name):
+            raise ValueError(
+                f"{name} weighs a part that reads the text of a query, which embeddings lack. Leave it out."
+            )
+    left = [part for name, part in parts.items() if getattr(config, name)]
+    if left:
+        logger.info("Queries are vectors alone: %s, which read their texts, are left out.", " and ".join(left))
+    return SearchOptions(**{**options, **dict.fromkeys(parts, 0.0)})  # type: ignore[typeddict-item]
 
 
 def _any(value: Any) -> bool:

@@ -10,6 +10,7 @@ from typing import Any, Self, Unpack, overload
 import datasets
 import numpy as np
 import torch
+from numpy.typing import NDArray
 
 from dsi.contrastive.encoder import Encoder
 from dsi.docids.data.records import COLUMNS
@@ -25,8 +26,8 @@ from dsi.search.engine import Engine, Followed, check_parts
 from dsi.search.engines import create_engine
 from dsi.search.explain.explanation import Explanation
 from dsi.search.explain.why import AnsweredQuery
-from dsi.search.hits import Document, Hits
-from dsi.search.queries import EncodedQueries, Queries, encode_queries, encoded_queries, encoded_query
+from dsi.search.hits import Answers, Document, Hits
+from dsi.search.queries import EncodedQueries, Queries, encode_queries, encoded_queries, encoded_query, given_vectors
 from dsi.search.request import (
     SearchConfig,
     SearchOptions,
@@ -36,6 +37,7 @@ from dsi.search.request import (
     request_of_each,
     shows_options,
     split_options,
+    vectors_alone,
 )
 from dsi.search.results import SearchResult
 from dsi.store import learning, loading, updating
@@ -169,6 +171,9 @@ class GenerativeRetriever:
         with self._updating:
             self._state = replace(self._state, search_config=config)
 
+    def __len__(self) -> int:
+        return len(self.documents)
+
     def __repr__(self) -> str:
         return f"GenerativeRetriever({len(self.documents)} documents, docids of up to {self.tree.depth} digits)"
 
@@ -179,11 +184,16 @@ class GenerativeRetriever:
     @overload
     def search(
         self, queries: Iterable[Any] | EncodedQueries, k: int = 10, **options: Unpack[SearchOptions]
-    ) -> list[Hits]: ...
+    ) -> Answers: ...
+    @overload
+    def search(
+        self, queries: None = None, k: int = 10, *, embeddings: NDArray[Any], **options: Unpack[SearchOptions]
+    ) -> Answers: ...
     @shows_options
     def search(
-        self, queries: str | Iterable[Any] | EncodedQueries, k: int = 10, **options: Unpack[SearchOptions]
-    ) -> Hits | list[Hits]:
+        self, queries: str | Iterable[Any] | EncodedQueries | None = None, k: int = 10, *,
+        embeddings: NDArray[Any] | None = None, **options: Unpack[SearchOptions],
+    ) -> Hits | Answers:  # fmt: skip
         """Return the top k documents for a query, or for each of several.
 
         Example:
@@ -193,10 +203,11 @@ class GenerativeRetriever:
         Args:
             queries: one, a list, a series or a table of them (see `Queries`), or the output of `encode_queries`.
             k: documents per query; k are returned whenever that many are allowed.
+            embeddings: [queries, dim] of the encoder, in place of queries; parts of the score that read texts are left out.
             **options: see `SearchOptions`.
 
         Returns:
-            `Hits` for one query, a list of `Hits` for several.
+            `Hits` for one query, a list of `Hits` for several, whose `ids` and `scores` are arrays.
 
         Raises:
             TypeError: an option does not exist.
@@ -206,12 +217,18 @@ class GenerativeRetriever:
         if isinstance(queries, Mapping):
             raise TypeError("search() takes a text or a list of texts; run() takes {query_id: text}.")
         index = self.snapshot
-        encoded = encoded_queries(index.encoder, [queries] if isinstance(queries, str) else queries)
+        if (queries is None) == (embeddings is None):
+            raise TypeError("search() takes queries, or embeddings= in place of them.")
+        if queries is not None:
+            encoded = encoded_queries(index.encoder, [queries] if isinstance(queries, str) else queries)
+        else:
+            encoded = given_vectors(embeddings, index.encoder)
+            options = vectors_alone(options, index.search_config, tied=index.engine.is_tied)
         if isinstance(queries, str):
             encoded.check_usable()  # of several, the others are answered
         request = index.request("search", k, options)
         hits = index.hits(index.engine.search(encoded, request), index.answered(encoded, request))
-        return hits[0] if isinstance(queries, str) else hits
+        return hits[0] if isinstance(queries, str) else Answers(hits)
 
     @shows_options
     def search_encoded(
@@ -555,6 +572,10 @@ class GenerativeRetriever:
             )
         folder, dtype = self._on_disk[0], next(name for name, own in _DTYPES.items() if own == self.dtype)
         return _reload, (folder, self._saved[folder], str(self.device), dtype, self.search_config)
+
+
+load = GenerativeRetriever.from_pretrained
+"""Loads an index."""
 
 
 def _index_folder(name: str | Path, revision: str | None, token: str | bool | None) -> Path:

@@ -101,23 +101,23 @@ def _at(column: Sequence[str], rows: NDArray[np.integer]) -> list[str]:
     return [values[row] for row in rows]
 
 
-def sources_digest(config: DocidsConfig, collection: Collection, embeddings: NDArray[np.float32] | None = None) -> str:
+def sources_digest(config: DocidsConfig, collection: Collection, points: NDArray[np.float32] | None = None) -> str:
     """Return what docids are made of beside documents and settings, as digests, names and versions; "" if of nothing else.
 
     Args:
         config: may name a file of docids, which is checked.
         collection: the documents.
-        embeddings: [documents, any] to cluster on; checked too, but for their number where documents have several docids.
+        points: [documents, any] to cluster on; checked too, but for their number where documents have several docids.
 
     Raises:
         FileNotFoundError: no such file.
-        ValueError: the file is not one of this collection's docids, or embeddings are wrong.
+        ValueError: the file is not one of this collection's docids, or points are wrong.
     """
     package = package_of(SCHEMES, config.scheme)
-    if embeddings is not None:
+    if points is not None:
         if config.most_pieces == 1:
-            check_points(embeddings, len(collection.documents))
-        return package + hashlib.sha256(np.ascontiguousarray(embeddings).data).hexdigest()
+            check_points(points, len(collection.documents), "points")
+        return package + hashlib.sha256(np.ascontiguousarray(points).data).hexdigest()
     if config.scheme != FILE:
         return package
     read_docids(Path(config.method), collection.documents["doc_id"])

@@ -8,6 +8,7 @@ import shutil
 from collections.abc import Sequence
 from functools import cached_property
 from pathlib import Path
+from typing import Any
 
 import datasets
 import numpy as np
@@ -22,6 +23,7 @@ from dsi.docids.data.collection import Collection
 from dsi.docids.files.processes import Processes
 from dsi.docids.files.reading import map_tensors
 from dsi.docids.files.storage import digest, replacing, save_tensors
+from dsi.docids.schemes import check_points
 from dsi.docids.token_vectors import TokenVectors
 from dsi.docids.words.bm25 import BM25
 
@@ -44,6 +46,10 @@ class DocumentVectors:
         processes: share the work.
         shared: whether other runs keep theirs there too; otherwise those of other texts or encoders are removed.
         token_model: digest of the index's `token_model`.
+        given: [documents, dim] embeddings that take the place of the encoder's; None to make them.
+
+    Raises:
+        ValueError: `given` are not as many, or as long, as the documents' embeddings would be, or not finite.
     """
 
     def __init__(
@@ -56,12 +62,16 @@ class DocumentVectors:
         *,
         shared: bool = False,
         token_model: str = "",
+        given: NDArray[Any] | None = None,
     ) -> None:
         self._config, self._collection, self._encoder, self._processes = config, collection, encoder, processes
-        self._texts = DocumentTexts(encoder, collection.documents, config.docids.most_pieces)
+        self._texts, self._given = DocumentTexts(encoder, collection.documents, config.docids.most_pieces), given
+        if given is not None:
+            _check_given(given, len(collection.documents), encoder)
         self._tokens, self._shared = config.has_token_vectors, shared
         tokens = [config.tokens.dim, config.tokens.bits, token_model] if self._tokens else []
-        made_from = [encoder.fingerprint, dataclasses.asdict(encoder.config), config.docids.most_pieces, tokens]
+        own = [] if given is None else [array_digest(given)]
+        made_from = [encoder.fingerprint, dataclasses.asdict(encoder.config), config.docids.most_pieces, tokens, *own]
         self.folder = states / f"documents-{digest([*made_from, documents_digest(collection.documents)])[:16]}"
 
     @cached_property
@@ -79,6 +89,8 @@ class DocumentVectors:
     def tell_cut(self) -> None:
         """Say how many documents the encoder does not read to their ends."""
         documents, pieces = len(self._collection.documents), self._config.docids.most_pieces
+        if self._given is not None:
+            return
         warn_cut(self._texts.count_cut, documents, pieces, self._encoder)
 
     @property
@@ -90,6 +102,8 @@ class DocumentVectors:
         """Return the embeddings [n, dim], memory-mapped, and write what `tokens` reads; all processes call it."""
         if self._processes.is_main and not self._shared:
             remove_others(self.folder.parent, "documents", [self.folder])
+        if self._given is not None:
+            return np.ascontiguousarray(self._given, dtype=np.float32)
         head, model = self._head, self._encoder.token_model
         if head and model:
             whole = self._collection.full_texts() if self._config.docids.most_pieces == 1 else self._texts
@@ -125,6 +139,21 @@ class DocumentVectors:
             for split in ("train", "dev")
         )
         return train_query_head(tokens, train, dev, config.tokens.epochs, seed=config.seed)
+
+
+def array_digest(array: NDArray[Any]) -> str:
+    """Return the sha256 of the numbers of an array."""
+    return hashlib.sha256(np.ascontiguousarray(array).data).hexdigest()
+
+
+def _check_given(embeddings: NDArray[Any], documents: int, encoder: Encoder) -> None:
+    """Raise ValueError unless embeddings can take the place of those that an encoder makes of documents."""
+    check_points(embeddings, documents)
+    if embeddings.shape[1] != encoder.embedding_dim:
+        raise ValueError(
+            f"embeddings have {embeddings.shape[1]} numbers each, and those of the encoder, which reads the queries, have "
+            f"{encoder.embedding_dim}. Give the encoder that made them (encoder=…)."
+        )
 
 
 def documents_digest(documents: datasets.Dataset) -> str:

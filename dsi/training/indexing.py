@@ -23,6 +23,7 @@ from dsi.docids.files.temporary import temporary_folder
 from dsi.search.queries import Queries, ids_and_texts
 from dsi.store.retriever import GenerativeRetriever
 from dsi.training.pipeline import TrainingRun, output_folder
+from dsi.training.preflight import with_encoder
 
 _LINKING = threading.Lock()
 """Held while the encoder of temporary indexes is linked."""
@@ -30,7 +31,7 @@ _LINKING = threading.Lock()
 
 def index(
     source: Collection | str | Path | Iterable[Any], output: str | Path | None = None, *,
-    config: str | Path | Config | None = None, encoder: str | None = None, language: str | None = None,
+    config: str | Path | Config | None = None, encoder: Any = None, language: str | None = None,
     pieces: int | None = None, embeddings: NDArray[Any] | str | Path | None = None, queries: Queries | None = None,
     device: str | None = None, replace: bool = False, discard_updates: bool = False,
 ) -> GenerativeRetriever:  # fmt: skip
@@ -48,10 +49,12 @@ def index(
         output: folder for the index; by default a temporary one, which is deleted with the retriever
             (`retriever.save_pretrained` keeps it). Temporary indexes share the encoder.
         config: a configuration by name, by file, or as a `Config`, of which nothing is trained; by default what we recommend.
-        encoder: a sentence-transformers model, a Hub name or a folder: the setting `encoder.name`.
+        encoder: a sentence-transformers model, loaded, or a Hub name or a folder: the setting `encoder.name`.
         language: of the documents, for the stems of BM25, "none" for none: the setting `lexical.language`.
         pieces: of a text that are embedded one by one, at most: the setting `docids.pieces`.
-        embeddings: [documents, any] to cluster on, in place of the documents' embeddings; an array or a .npy file.
+        embeddings: [documents, dim] of the documents, which are searched as they are, and none is encoded; an array or a .npy
+            file. The encoder that made them reads the queries. Late interaction takes no part, a long text has one vector, and
+            without dev queries the weight of words is that of `[search]`.
         queries: texts, {query_id: text} or a table of queries without judgements, as those of a log. From 20 on they choose
             alpha and the beam.
         device: of the encoder; the best available by default.
@@ -63,21 +66,40 @@ def index(
         FileNotFoundError: no such folder, file or configuration.
         ValueError: as `Collection.from_records` and `train`; or a setting out of range.
     """
-    settings = {"encoder.name": encoder, "lexical.language": language, "docids.pieces": pieces}
+    settings = {"lexical.language": language, "docids.pieces": pieces}
     given = {name: value for name, value in settings.items() if value is not None}
     chosen = run_config(Path(), config or Config()).without_training().with_changes(given)
     collection = _read_source(source)
+    if embeddings is not None:
+        chosen = _for_vectors(chosen, collection)
     if queries is not None:
         collection = _with_queries(collection, queries)
-    points = read_embeddings(Path(embeddings)) if isinstance(embeddings, str | Path) else embeddings
+    vectors = read_embeddings(Path(embeddings)) if isinstance(embeddings, str | Path) else embeddings
 
     def made(folder: Path) -> GenerativeRetriever:
         TrainingRun(
-            folder, collection, chosen, device, replace=replace, discard_updates=discard_updates, embeddings=points,
+            folder, collection, with_encoder(chosen, encoder, folder), device, replace=replace,
+            discard_updates=discard_updates, embeddings=None if vectors is None else np.asarray(vectors),
         ).train()  # fmt: skip
         return GenerativeRetriever.from_pretrained(folder, device=device)
 
     return made(output_folder(output)) if output is not None else _temporary(made)
+
+
+def _for_vectors(config: Config, collection: Collection) -> Config:
+    """Return a configuration for documents whose embeddings are given: one vector each, and nothing of them encoded.
+
+    Raises:
+        ValueError: it has several pieces a document.
+    """
+    if config.docids.pieces > 1:
+        raise ValueError(
+            f"embeddings are one vector a document, got pieces {config.docids.pieces}. Leave one of the two out."
+        )
+    own = config.with_changes({"docids.pieces": 1, "tokens.bits": 0})
+    if collection.qrels["dev"]:
+        return own
+    return own.with_changes({"dev_queries": 0})  # sentences of the documents, encoded, would choose the weight of words
 
 
 def _temporary(make: Callable[[Path], GenerativeRetriever]) -> GenerativeRetriever:

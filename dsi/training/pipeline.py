@@ -19,6 +19,7 @@ import shutil
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
+from functools import cached_property
 from math import ceil
 from pathlib import Path
 from typing import Any
@@ -55,7 +56,7 @@ from dsi.store.retriever import GenerativeRetriever
 from dsi.store.verify import FORMAT_VERSION
 from dsi.training import preflight
 from dsi.training.docids_stage import read_numbers, save_docids_stage, scheme_input, sources_digest, train_queries
-from dsi.training.embedding import DocumentVectors
+from dsi.training.embedding import DocumentVectors, array_digest
 from dsi.training.generator_stage import GeneratorStage
 from dsi.training.inputs import STAGES, enabled_stages, needed_stages, setting_values
 from dsi.training.stages import StageFolders, launch
@@ -68,6 +69,7 @@ def train(
     output: str | Path,
     *,
     config: str | Path | Config | None = None,
+    encoder: Any = None,
     device: str | None = None,
     discard_updates: bool = False,
     replace: bool = False,
@@ -88,6 +90,7 @@ def train(
         output: folder of the run, which becomes the index.
         config: a configuration by name ("paper"), by file, or as a `Config`; by default that of the run in `output`, or what we
             recommend, `Config()`.
+        encoder: a sentence-transformers model, loaded, or a Hub name or a folder: the setting `encoder.name`.
         device: of encoder and decoder, "cpu", "cuda", …; the best available by default.
         discard_updates: train again although documents were added or removed since; the index is that of `collection` then.
         replace: train although `output` holds an index with documents that `collection` lacks; they are lost.
@@ -105,7 +108,7 @@ def train(
     """
     check_collection("train", collection)
     folder = output_folder(output)
-    chosen = preflight.training_config(folder, config, collection)
+    chosen = preflight.with_encoder(preflight.training_config(folder, config, collection), encoder, folder)
     TrainingRun(
         folder, collection, chosen, device, discard_updates=discard_updates, replace=replace, cluster=cluster,
         report_to=report_to,
@@ -147,7 +150,7 @@ class TrainingRun:
         replace: train although the index in `folder` has documents that the collection lacks.
         cluster: embeds and clusters the documents; None for this process, or those of `accelerate launch`.
         report_to: where the losses go, as for `train`.
-        embeddings: [documents, any] to cluster on, in place of those of the documents.
+        embeddings: [documents, dim] of the documents, in place of those that the encoder would make; None to make them.
 
     Attributes:
         processes: share the work.
@@ -168,7 +171,7 @@ class TrainingRun:
         report_to: str = "none",
         embeddings: NDArray[Any] | None = None,
     ) -> None:
-        self._points = embeddings
+        self._given = embeddings
         self.folder, self.collection, self.config, self.device = folder, collection, config, device
         preflight.check_apart(folder, collection.name)
         if cluster is not None:
@@ -342,15 +345,15 @@ class TrainingRun:
             negatives = hard_negatives(words, queries, count, own=own, given=given, seed=self.config.seed)
         return contrastive_rows(DocumentTexts(encoder, self.collection.documents), queries, negatives)
 
-    def build_docids(self, embeddings: NDArray[np.float32] | None = None) -> None:
+    def build_docids(self, points: NDArray[np.float32] | None = None) -> None:
         """Run stage `docids`: embed the documents and cluster them.
 
         Args:
-            embeddings: [documents, any] to cluster on, in place of those of the documents.
+            points: [documents, any] to cluster on, in place of the documents' embeddings.
         """
-        config, embeddings = self.config.docids, self._points if embeddings is None else embeddings
+        config = self.config.docids
         self._write_token_model()
-        with self._stage("docids", sources_digest(config, self.collection, embeddings)) as key:
+        with self._stage("docids", sources_digest(config, self.collection, points) + self._given_digest) as key:
             if not key:
                 return
             encoder, work = self.encoder(), self._stages.work("docids", key)
@@ -364,7 +367,7 @@ class TrainingRun:
                     write_line(f"{len(self.collection.documents):,} documents in {len(vectors.texts):,} pieces")
             documents = vectors.embeddings()
             read = scheme_input(
-                self.collection, encoder, config, documents, embeddings, self.processes,
+                self.collection, encoder, config, documents, points, self.processes,
                 checkpoint=self.config.docid_tokenizer, seed=self.config.seed, folder=work, pieces=vectors.texts,
             )  # fmt: skip
             docids = make_docids(read)
@@ -383,11 +386,16 @@ class TrainingRun:
                     text_megabytes=self.config.text_megabytes,
                 )
 
+    @cached_property
+    def _given_digest(self) -> str:
+        """Of the embeddings that the call gave; "" if it gave none."""
+        return "" if self._given is None else array_digest(self._given)
+
     def _vectors(self, encoder: Encoder) -> DocumentVectors:
         """Return the vectors of the documents; those that an earlier stage or run has made are read."""
         return DocumentVectors(
             self.config, self.collection, encoder, self._stages.states, self.processes,
-            shared=self._stages.store is not None, token_model=self._stages.output_digest("token_model"),
+            shared=self._stages.store is not None, token_model=self._stages.output_digest("token_model"), given=self._given,
         )  # fmt: skip
 
     def _write_token_model(self) -> None:
@@ -496,7 +504,7 @@ class TrainingRun:
         if self._is_checked:
             return
         preflight.check_settings(self.config, self.collection)
-        keys = self._expected_keys(sources_digest(self.config.docids, self.collection, self._points))
+        keys = self._expected_keys(sources_digest(self.config.docids, self.collection) + self._given_digest)
         finished = self.processes.first(
             {stage: self._stages.find(stage, key) for stage, key in keys.items()} if self.processes.is_main else {}
         )

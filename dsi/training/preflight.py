@@ -8,6 +8,7 @@ import re
 from collections.abc import Iterator, Sequence
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 import datasets
 import numpy as np
@@ -19,9 +20,10 @@ from dsi.contrastive.multi_vector import MultiVectorModel
 from dsi.contrastive.training import NO_QUERIES
 from dsi.docids.clustering import assemble, build_tree
 from dsi.docids.data.collection import Collection, is_beir
+from dsi.docids.files.checks import shown
 from dsi.docids.files.processes import Processes
 from dsi.docids.files.reading import folder_sums, read_record
-from dsi.docids.files.storage import digest
+from dsi.docids.files.storage import digest, replace_folder
 from dsi.docids.files.temporary import temporary_folder
 from dsi.docids.schemes import Docids, DocidsConfig, check_branching, find_scheme
 from dsi.generator.config import EXTRACTIVE
@@ -33,6 +35,8 @@ from dsi.store.loading import check_no_updates, generation_of, load_documents
 from dsi.store.verify import PARTS, part
 from dsi.training.docids_stage import load_tokenizer
 
+_GIVEN_ENCODER = "given_encoder"
+"""Folder of a run for an encoder that came loaded."""
 logger = logging.getLogger(__name__)
 
 _FEW_STEPS = 10
@@ -127,6 +131,26 @@ def check_index(folder: Path, collection: Collection, discard_updates: bool, rep
             f"{min(lost)[0]!r}, and the index would be replaced. Name another folder, or say that the index may go (--replace, "
             "replace=True)."
         )
+
+
+def with_encoder(config: Config, encoder: Any, folder: Path) -> Config:
+    """Return a configuration with the encoder that a call names; a loaded one is written below the folder of the run.
+
+    Raises:
+        TypeError: it is neither a name nor a loaded sentence-transformers model.
+    """
+    if encoder is None:
+        return config
+    if not isinstance(encoder, str | Path):
+        if not hasattr(encoder, "save_pretrained") or not hasattr(encoder, "encode"):
+            raise TypeError(
+                "encoder must be a sentence-transformers model, or its name on the Hub or its folder, got "
+                f"{shown(encoder)}."
+            )
+        with replace_folder(folder / _GIVEN_ENCODER) as new:
+            encoder.save_pretrained(str(new), create_model_card=False)
+        encoder = folder / _GIVEN_ENCODER
+    return config.with_changes({"encoder.name": str(encoder)})
 
 
 def check_apart(folder: Path, source: str | Path) -> None:

@@ -803,11 +803,9 @@ def test_several_sources_are_one_collection(tmp_path):
 def test_an_index_takes_the_settings_of_a_training(sentence_bert_folder, tmp_path):
     (tmp_path / "a.jsonl").write_text('{"id": "a b", "text": "Neon glüht"}\n{"id": "b", "text": "Bienen tanzen"}')
     config = Config().with_changes({"docids": {"max_leaf_size": 3}, "training": {"epochs": 7.0}})
-    points = numpy.eye(2, 5)
-    numpy.save(tmp_path / "points.npy", points)
     retriever = dsi.index(
         [tmp_path / "a.jsonl"], tmp_path / "run", config=config, encoder=str(sentence_bert_folder), language="german",
-        pieces=2, embeddings=points, device="cpu",
+        pieces=2, device="cpu",
     )  # fmt: skip
     written = read_config(tmp_path / "run" / "config.toml")
     assert (written.docids.max_leaf_size, written.docids.pieces, written.training.epochs) == (3, 2, 0)
@@ -815,10 +813,8 @@ def test_an_index_takes_the_settings_of_a_training(sentence_bert_folder, tmp_pat
     assert list(retriever.documents.rows) == ["a b", "b"]  # ids with spaces are loaded again
     arguments = ["index", str(tmp_path / "a.jsonl"), str(tmp_path / "shell"), "--encoder", str(sentence_bert_folder)]
     settings = ["--language", "german", "--pieces", "2", "--set", "docids.max_leaf_size=3", "--device", "cpu"]
-    assert main([*arguments, *settings, "--embeddings", str(tmp_path / "points.npy")]) == 0
+    assert main([*arguments, *settings]) == 0
     assert dataclasses.replace(read_config(tmp_path / "shell" / "config.toml")) == written
-    with pytest.raises(ValueError, match="embeddings"):
-        dsi.index(["a", "b"], encoder=str(sentence_bert_folder), embeddings=points[:1], device="cpu")
     with pytest.raises(ValueError, match=r"lexical.language must be \"auto\", \"none\" or one of"):
         dsi.index(["a", "b"], language="klingon")
 

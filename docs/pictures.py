@@ -102,7 +102,7 @@ def depth_of(box: Box) -> int:
 
 def beam_svg(run: Path) -> str:
     """One search with a narrow beam, as a tree."""
-    retriever = dsi.GenerativeRetriever.from_pretrained(run, device="cpu")
+    retriever = dsi.load(run, device="cpu")
     explanation = retriever.explain(QUERY, k=3, beam_width=3)
     root = Box(f"{len(retriever.documents)} documents", KEPT, beam_boxes(explanation.roots))
     return tree_svg(root, f"“{QUERY}”: beam of 3 (blue kept, orange answers)")
@@ -124,7 +124,7 @@ def draw_pages(run: Path) -> None:
 
 def draw_beam_widths(run: Path, collection: str) -> None:
     """Draw the share of the exact top ten against the vectors read, with the generator and by the encoder alone."""
-    retriever = dsi.GenerativeRetriever.from_pretrained(run, device="cpu")
+    retriever = dsi.load(run, device="cpu")
     curves: dict[str, dict[float, float]] = {}
     for row in beam_rows(retriever, dsi.read_collection(collection), "test", [5, 10, 20, 40, 80]):
         if row.beam_width:

@@ -102,7 +102,7 @@ the best by words. Made with `dr-scl`.
 ```python
 import dsi
 
-retriever = dsi.GenerativeRetriever.from_pretrained("{name}")
+retriever = dsi.load("{name}")
 hits = retriever.search("your query", k=10)
 ```
 

@@ -46,7 +46,7 @@ def rerank(hits: Hits | list[Hits], model: Any) -> Hits | list[Hits]:
     Example:
         >>> import dsi
         >>> from dsi.rerankers import rerank
-        >>> retriever = dsi.GenerativeRetriever.from_pretrained("RUN")
+        >>> retriever = dsi.load("RUN")
         >>> hits = retriever.search("which capitals are on the danube", k=20)
         >>> short_titles_first = rerank(hits, lambda hits: [-len(hit.title) for hit in hits])
     """

@@ -6,7 +6,7 @@ import dsi
 
 run = sys.argv[1] if len(sys.argv) > 1 else "runs/example"
 collection = dsi.read_collection("minipedia")
-retriever = dsi.GenerativeRetriever.from_pretrained(run)
+retriever = dsi.load(run)
 evaluation = dsi.evaluate(retriever, collection)
 print(evaluation)
 for name in ("BM25", "generate", "exact"):

@@ -5,7 +5,7 @@ import sys
 import dsi
 
 run = sys.argv[1] if len(sys.argv) > 1 else "runs/example"
-retriever = dsi.GenerativeRetriever.from_pretrained(run)
+retriever = dsi.load(run)
 query = "which capitals are on the danube"
 explanation = retriever.explain(query, k=3, beam_width=3)
 print(explanation)

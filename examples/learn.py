@@ -7,7 +7,7 @@ import sys
 import dsi
 
 run = sys.argv[1] if len(sys.argv) > 1 else "runs/example"
-retriever = dsi.GenerativeRetriever.from_pretrained(run)
+retriever = dsi.load(run)
 names = itertools.product(
     ["grandma's", "the blue", "uncle's", "that loud", "my old"], ["favourite", "one", "gadget", "gift"]
 )

@@ -16,7 +16,7 @@ def make(documents: SchemeInput) -> Docids:
 
 
 run = sys.argv[1] if len(sys.argv) > 1 else "runs/example"
-retriever = dsi.GenerativeRetriever.from_pretrained(run)
+retriever = dsi.load(run)
 titles = retriever.documents.dataset["title"][:]
 embeddings = retriever.encoder.encode(titles, "document")
 tree = assemble(make(SchemeInput(embeddings, DocidsConfig())), embeddings)

@@ -13,7 +13,7 @@ def title_words(hits: dsi.Hits) -> list[float]:
 
 
 run = sys.argv[1] if len(sys.argv) > 1 else "runs/example"
-retriever = dsi.GenerativeRetriever.from_pretrained(run)
+retriever = dsi.load(run)
 hits = retriever.search("where is the river danube", k=20)
 print("before:", [hit.title for hit in hits[:3]])
 print("after:", [hit.title for hit in rerank(hits, title_words)[:3]])

@@ -5,7 +5,7 @@ import sys
 import dsi
 
 run = sys.argv[1] if len(sys.argv) > 1 else "runs/example"
-retriever = dsi.GenerativeRetriever.from_pretrained(run)
+retriever = dsi.load(run)
 neretva = {
     "doc_id": "neretva",
     "title": "Neretva",

@@ -225,7 +225,7 @@ def evaluate(
 
     Example:
         >>> import dsi
-        >>> evaluation = dsi.evaluate(dsi.GenerativeRetriever.from_pretrained("RUN"), dsi.read_collection("DIR"))
+        >>> evaluation = dsi.evaluate(dsi.load("RUN"), dsi.read_collection("DIR"))
         >>> evaluation.rows[0].name
         'BM25'
 
@@ -312,9 +312,7 @@ def _check(retriever: object, collection: object, split: str, depth: int | None)
     if collection is not None:
         check_collection("evaluate", collection)
     if not isinstance(retriever, GenerativeRetriever):
-        raise TypeError(
-            f"evaluate() measures a retriever, got {retriever!r}; dsi.GenerativeRetriever.from_pretrained(FOLDER) loads one."
-        )
+        raise TypeError(f"evaluate() measures a retriever, got {retriever!r}; dsi.load(FOLDER) loads one.")
     if plain(str, split, "split") not in SPLITS:
         raise ValueError(f"split must be one of {', '.join(SPLITS)}, got {split!r}.")
     if depth is not None and plain(int, depth, "depth") < 1:

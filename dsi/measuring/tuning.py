@@ -94,7 +94,7 @@ def tune(retriever: GenerativeRetriever, collection: Collection) -> Tuning:
 
     Example:
         >>> import dsi
-        >>> retriever = dsi.GenerativeRetriever.from_pretrained("RUN")
+        >>> retriever = dsi.load("RUN")
         >>> tuning = dsi.tune(retriever, dsi.read_collection("DIR"))
         >>> sorted(tuning.best)
         ['alpha', 'beam_width', 'lexical_weight', 'memory_weight', 'token_weight']

@@ -57,7 +57,7 @@ class GenerativeRetriever:
     `extra_scores` are added to the documents' scores. None is the same as leaving an option out.
 
     Example:
-        >>> retriever = dsi.GenerativeRetriever.from_pretrained("runs/example")
+        >>> retriever = dsi.load("runs/example")
         >>> hits = retriever.search("which capitals are on the danube", k=5)
 
     Args:
@@ -289,11 +289,6 @@ class GenerativeRetriever:
         request = index.request("follow", 1, options)
         encoded.check_usable()
         return index.engine.follow_all(encoded, request, followed_rows(index.documents, encoded, doc_ids))
-
-    @shows_options
-    def config_for(self, k: int = 10, **options: Unpack[SearchOptions]) -> SearchConfig:
-        """Return the search config that a call with these options uses."""
-        return self.snapshot.request("config_for", k, options).config
 
     def request(self, call: str, k: int, options: Mapping[str, Any]) -> SearchRequest:
         """Return a request to `engine` for k documents: the options of a call over the index's search config.
@@ -574,8 +569,12 @@ class GenerativeRetriever:
         return _reload, (folder, self._saved[folder], str(self.device), dtype, self.search_config)
 
 
-load = GenerativeRetriever.from_pretrained
-"""Loads an index."""
+def load(
+    folder: str | Path, *, revision: str | None = None, token: str | bool | None = None, device: str | None = None,
+    dtype: str = "float32",
+) -> GenerativeRetriever:  # fmt: skip
+    """Load an index, after checking every file: `GenerativeRetriever.from_pretrained`, which describes the arguments."""
+    return GenerativeRetriever.from_pretrained(folder, revision=revision, token=token, device=device, dtype=dtype)
 
 
 def _index_folder(name: str | Path, revision: str | None, token: str | bool | None) -> Path:

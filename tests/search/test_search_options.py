@@ -111,17 +111,15 @@ WRONG = [
 def called(index: GenerativeRetriever, name: str, k: int = 3, **options) -> object:
     """The answer of a method of the index for one query."""
     given = {
-        "search": ("river",), "run": ({"q": "river"},), "explain": ("river",), "candidates": (["river"],),
-        "search_encoded": (index.encode_queries(["river"]),), "config_for": (),
+        "search": ("river",), "run": ({"q": "river"},), "explain": ("river",),
+        "search_encoded": (index.encode_queries(["river"]),),
     }[name]  # fmt: skip
     return getattr(index, name)(*given, k=k, **options)
 
 
 @pytest.mark.parametrize(("kind", "options", "message"), WRONG)
 def test_a_wrong_call_from_python_is_one_line(indexes, kind, options, message):
-    for name in ("search", "run", "explain", "candidates", "search_encoded", "config_for"):
-        if name == "config_for" and "extra_scores" in options:
-            continue  # it takes the same options; a search checks their shape
+    for name in ("search", "run", "explain", "search_encoded"):
         with pytest.raises((ValueError, TypeError)) as raised:
             called(indexes[kind], name, **options)
         assert type(raised.value) is (TypeError if "has no option" in message else ValueError)

@@ -118,7 +118,7 @@ OPTIONS = {
         (np.ones((3, 40), np.float32), np.ones((3, 40), int)),
     ),
 }
-SEARCHES = ("search", "run", "explain", "follow", "config_for", "search_encoded")
+SEARCHES = ("search", "run", "explain", "follow", "search_encoded")
 
 
 def option_calls(index: TinyIndex, chance: Random) -> Case:
@@ -133,10 +133,9 @@ def option_calls(index: TinyIndex, chance: Random) -> Case:
         "run": (dict(zip("abc", QUERIES, strict=True)),),
         "explain": (QUERY,),
         "follow": (QUERIES, [[RECORDS[0]["_id"]]] * 3),
-        "config_for": (),
         "search_encoded": (own.encode_queries(QUERIES),),
     }[method]
-    late = method in ("config_for", "follow") and option == "extra_scores"  # they search for nothing
+    late = method == "follow" and option == "extra_scores"  # it searches for nothing
     return _altered(
         f"{method}({option}=",
         lambda value: _plain(getattr(own, method)(*given, **{option: value})),

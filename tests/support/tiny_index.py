@@ -112,7 +112,7 @@ class TinyIndex:
         def call() -> tuple[SearchConfig, list[Hits]]:
             own, generate._OUTRIGHT = shallow_copy(retriever), few
             own.search_config = dataclasses.replace(retriever.search_config, **config)
-            return own.config_for(k, **options), own.search(QUERIES, k, **options)
+            return own.request("search", k, options).config, own.search(QUERIES, k, **options)
 
         def check(answer: tuple[SearchConfig, list[Hits]]) -> None:
             used, answers = answer

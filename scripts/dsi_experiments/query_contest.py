@@ -25,7 +25,6 @@ from dsi.docids.files.storage import digest, write_json, write_text
 from dsi.docids.query_memory import Spread, normalised
 from dsi.docids.types import Bools, Floats, Ints, Qrels
 from dsi.eval.measures import evaluate
-from dsi.eval.tables import markdown_table
 from dsi.measuring.provenance import provenance
 from dsi.search.generate import TiedEngine
 from dsi.search.queries import EncodedQueries
@@ -34,6 +33,7 @@ from dsi.store.retriever import GenerativeRetriever
 from dsi.training.pipeline import TrainingRun
 from dsi_experiments.linear_tree import TreeSettings, floored, train_tree
 from dsi_experiments.query_forms import FORMS, ON_FEATURES, Asked, Features, Lesson, averaged_places
+from dsi_experiments.query_table import TODAY, WHOLE, contest_table
 
 Doubles = NDArray[np.float64]
 MEASURES = ("nDCG@10", "Hit@1")
@@ -414,7 +414,7 @@ class Choice(NamedTuple):
     loss: float
 
 
-WHOLE, AS_IT_IS = "whole score", "memory as it is"
+AS_IT_IS = "memory as it is"
 _TODAYS = {"memory": "(g s)^2, temperature 0.2"}
 _FEW = 3
 """Variants of a form, best alone first, that a combination chooses from."""
@@ -483,7 +483,6 @@ BANDS = {"0": (0, 0), "1": (1, 1), "2-3": (2, 3), "4-9": (4, 9), "10-19": (10, 1
 """Train queries of an answer, as the curve has them."""
 NEAR = {"below .6": (-1.0, 0.6), ".6 to .8": (0.6, 0.8), "above .8": (0.8, 1.01)}
 """Cosine of the nearest train query."""
-TODAY = "today"
 
 
 def reproduce(data: Path, output: Path, seeds: Sequence[int], config: Config | None = None) -> str:
@@ -517,9 +516,9 @@ def _train(output: Path, name: str, collection: Collection, config: Config) -> G
 
 
 def _today(retriever: GenerativeRetriever, collection: Collection) -> Doubles:
-    """[2, test queries] nDCG@10 and Hit@1 of today's index, by its own search of all documents."""
+    """[2, test queries] nDCG@10 and Hit@1 of today's index, as it searches by default."""
     queries, qrels = collection.query_texts("test"), collection.qrels["test"]
-    encoded, config = retriever.encode_queries(queries), replace(retriever.search_config, method="exact")
+    encoded, config = retriever.encode_queries(queries), retriever.search_config
     run = retriever.as_run(encoded.query_ids, retriever.engine.search(encoded, SearchRequest(CUT, config)))
     values = evaluate(run, {query_id: qrels[query_id] for query_id in queries}, ["nDCG@10", "Hit@1"])
     return np.array([[own[query_id] for query_id in queries] for own in values.values()])
@@ -568,42 +567,3 @@ def _summary(own: Doubles, references: Mapping[str, Doubles]) -> dict[str, Any]:
             half = 1.96 * difference.std(ddof=1) / len(difference) ** 0.5 if len(difference) > 1 else 0.0
             summary[f"{measure} over {name}"] = [round(float(difference.mean()), 2), round(float(half), 2)]
     return summary
-
-
-def contest_table(record: Mapping[str, Any]) -> str:
-    """Return a Markdown table of a collection's rows, and the curve by train queries of the answer."""
-    rows, kinds = record["rows"], record["rows"][TODAY]
-    heads = [
-        "",
-        "nDCG@10",
-        "Hit@1",
-        "over today",
-        "over the best cheaper form",
-        "taught",
-        "untaught",
-        "untaught, over today",
-    ]
-    lines = [
-        [
-            name, f"{own['all']['nDCG@10']:.1f}", f"{own['all']['Hit@1']:.1f}", _plus_minus(own["all"], TODAY),
-            _plus_minus(own["all"], "cheaper"),
-            *(f"{own[kind]['nDCG@10']:.1f}" if kind in own else "" for kind in ("taught", "untaught")),
-            _plus_minus(own.get("untaught"), TODAY),
-        ]
-        for name, own in rows.items()
-    ]  # fmt: skip
-    bands = [kind for kind in kinds if kind.startswith(("answers", "nearest"))]
-    curve = [[name, *(_plus_minus(own[kind], WHOLE) for kind in bands)] for name, own in rows.items()]
-    counts = ["queries", *(str(kinds[kind]["queries"]) for kind in bands)]
-    return "\n\n".join(
-        [
-            f"{record['collection']}: {record['documents']:,} documents; best cheaper form on dev: {record['cheaper']}",
-            markdown_table(heads, lines),
-            "nDCG@10 over the whole score without memory, by train queries of the answer, and by cosine of the nearest one",
-            markdown_table(["", *bands], [counts, *curve]),
-        ]
-    )
-
-
-def _plus_minus(own: Mapping[str, Any] | None, reference: str) -> str:
-    return "" if own is None else "{:+.2f} ± {:.2f}".format(*own[f"nDCG@10 over {reference}"])

@@ -5,7 +5,7 @@ of the documents below it, and on train queries that a beam keeps there although
 level by level. Knows nothing of other scores.
 """
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
@@ -50,19 +50,11 @@ class LinearTree:
     nodes: int = 0
 
 
-@dataclass
-class _Node:
-    """An inner node: the documents below it, the child of each, and its place in the level."""
-
-    members: Ints
-    children: Ints
-    own: list["_Node | None"] = field(default_factory=list)
-
-
 def grow(points: Floats, settings: TreeSettings) -> list[list[tuple[Ints, Ints]]]:
     """Return the inner nodes of a balanced k-means tree by level: their documents, and the child of each."""
     rng = np.random.RandomState(settings.seed)
-    levels, waiting = [], [np.arange(len(points))]
+    levels = list[list[tuple[Ints, Ints]]]()
+    waiting: list[Ints] = [np.arange(len(points))]
     while waiting:
         level = [(members, _split(points[members], settings.branching, rng)) for members in waiting]
         levels.append(level)

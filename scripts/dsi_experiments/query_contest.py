@@ -26,6 +26,7 @@ from dsi.docids.query_memory import Spread, normalised
 from dsi.docids.types import Bools, Floats, Ints, Qrels
 from dsi.eval.measures import evaluate
 from dsi.measuring.provenance import provenance
+from dsi.measuring.runs import language_of
 from dsi.search.generate import TiedEngine
 from dsi.search.queries import EncodedQueries
 from dsi.search.request import SearchRequest
@@ -136,7 +137,7 @@ def lesson_of(collection: Collection, retriever: GenerativeRetriever, work: Path
     return Lesson(
         texts, normalised(np.asarray(tree.embeddings[order], dtype=np.float32)), tree.doc_rows[order], costs, queries,
         _embed(retriever, queries, work), pairs, np.array(list(seen.values())), Spread.from_tree(tree).cosine,
-        retriever.lexical.language if retriever.lexical else "none",
+        language_of(retriever),
     )  # fmt: skip
 
 

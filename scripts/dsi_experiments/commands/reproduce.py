@@ -8,6 +8,8 @@ On a collection (--data, --config):
   objectives               every training objective under one budget, by beam width
   updates                  documents added without training, against training with all
   dynamic                  a collection that grows step by step: generalisation and forgetting
+On a collection, by an index as `dsi train` makes it (--data):
+  queries                  what train queries teach, in many forms, a linear tree among them
 On a folder of lists (--data):
   ltr, diversity, parsing, treebank   rerankers (needs the extra `rerank`)
 Without data:
@@ -39,6 +41,9 @@ ON_A_COLLECTION = {"dynamic": "dynamic", "figure5": "figure5", "objectives": "ob
 REPORTED = ("dynamic", "figure5", "objectives")
 """Those of them whose tables `write_report(output, seed)` makes again."""
 
+AS_TRAINED = {"queries": "query_contest"}
+"""Experiments on a collection with the default configuration, or another: `reproduce(data, output, seeds, config)`."""
+
 ON_LISTS = {"ltr": "ltr", "diversity": "diversity", "parsing": "parsing", "treebank": "parsing"}
 """Experiments of the rerankers: {name of the function: its module here}."""
 
@@ -59,6 +64,9 @@ def main(argv: Sequence[str] | None = None) -> None:
     if what in WITHOUT_DATA:
         print(_module(what).reproduce(arguments.output, arguments.runs or WITHOUT_DATA[what], arguments.seeds[0]))
         return
+    if what in AS_TRAINED:
+        print(_module(AS_TRAINED[what]).reproduce(arguments.data, arguments.output, arguments.seeds, arguments.config))
+        return
     if what in ON_LISTS:
         experiment = getattr(_module(ON_LISTS[what]), what)
         print(experiment(arguments.data, arguments.output, arguments.seeds))
@@ -74,7 +82,7 @@ def main(argv: Sequence[str] | None = None) -> None:
 
 def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
     command_line = parser("reproduce", __doc__)
-    names = [*TABLES, *ON_A_COLLECTION, *ON_LISTS, *WITHOUT_DATA]
+    names = [*TABLES, *ON_A_COLLECTION, *AS_TRAINED, *ON_LISTS, *WITHOUT_DATA]
     command_line.add_argument("what", choices=names, metavar="WHAT", help="see above")
     command_line.add_argument(
         "--data", type=collection_folder, metavar="DIR", help="a collection, or a folder of lists"
@@ -112,7 +120,9 @@ def _check(arguments: argparse.Namespace) -> None:
     what = arguments.what
     if what in ON_LISTS and not arguments.data:
         raise ValueError(f"{what} is measured on a folder of lists: give --data.")
-    if what not in (*ON_LISTS, *WITHOUT_DATA) and not (arguments.data and arguments.config):
+    if what in AS_TRAINED and not arguments.data:
+        raise ValueError(f"{what} is measured on a collection: give --data.")
+    if what not in (*AS_TRAINED, *ON_LISTS, *WITHOUT_DATA) and not (arguments.data and arguments.config):
         raise ValueError(f"{what} is measured on a collection: give --data and --config.")
 
 

@@ -64,7 +64,7 @@ def rerank(hits: Hits | list[Hits], model: Any) -> Hits | list[Hits]:
 
 
 def _rerank(hits: Hits, model: Any) -> Hits:
-    scores = _checked(_cross_encoded(hits, model) if hasattr(model, "rank") else model(hits), len(hits))
+    scores = _checked(_cross_encoded(hits, model) if hasattr(model, "rank") else model(hits), hits)
     ranked = [
         replace(hits[number], rank=rank, score=float(scores[number]))
         for rank, number in enumerate(np.argsort(-scores, kind="stable").tolist(), start=1)
@@ -87,16 +87,17 @@ def _cross_encoded(hits: Hits, model: Any) -> Reals:
     return scores
 
 
-def _checked(scores: Any, count: int) -> Reals:
-    """Return a model's scores as an array [count], if they are numbers, one a hit."""
+def _checked(scores: Any, hits: Hits) -> Reals:
+    """Return a model's scores as an array [hits], if they are numbers, one a hit."""
     try:
         values = np.asarray(scores, dtype=np.float64)
     except (TypeError, ValueError):
         raise ValueError(f"A model must give a score for each hit, got {shown(scores)}.") from None
-    if values.shape != (count,):
-        raise ValueError(f"A model must give a score for each of {count} hits, got {shown(scores)}.")
-    if np.isnan(values).any():
-        raise ValueError("A model must give scores that are numbers, got NaN.")
+    if values.shape != (len(hits),):
+        raise ValueError(f"A model must give a score for each of {len(hits)} hits, got {shown(scores)}.")
+    if (wrong := np.flatnonzero(np.isnan(values))).size:
+        pair = f"query {shown(hits.query)} and document {shown(hits[int(wrong[0])].doc_id)}"
+        raise ValueError(f"A model must give scores that are numbers, got NaN for {pair}; mend the model.")
     return values
 
 

@@ -10,7 +10,7 @@ import numpy as np
 from dsi.docids.data.sources import text_lines, whole_number
 from dsi.docids.files.storage import write_text
 from dsi.docids.types import Qrels, Run
-from dsi.eval.measures import ranking
+from dsi.eval.measures import checked_values, ranking
 
 
 def check_fields(path: Path, fields: Iterable[str]) -> None:
@@ -37,12 +37,14 @@ def write_run(run: Run, path: Path, tag: str) -> None:
         tag: the last field of each line.
 
     Raises:
-        ValueError: an id or the tag is empty or holds white space, which would be another field or line.
+        ValueError: an id or the tag is empty or holds white space, which would be another field or line; or a score is not a
+            number.
     """
+    run = run_without_ties(run)
     check_fields(path, (tag, *run, *(doc_id for scores in run.values() for doc_id in scores)))
     lines = [
         f"{query_id} Q0 {doc_id} {rank} {score!r} {tag}\n"
-        for query_id, scores in run_without_ties(run).items()
+        for query_id, scores in run.items()
         for rank, (doc_id, score) in enumerate(scores.items(), start=1)
     ]
     write_text(path, "".join(lines))
@@ -56,8 +58,9 @@ def write_qrels(qrels: Qrels, path: Path) -> None:
         path: of the file.
 
     Raises:
-        ValueError: an id is empty or holds white space.
+        ValueError: an id is empty or holds white space, or a grade is not a finite number.
     """
+    qrels = checked_values(qrels, "grade", finite=True)
     check_fields(path, (*qrels, *(doc_id for judged in qrels.values() for doc_id in judged)))
     lines = [
         f"{query_id} 0 {doc_id} {grade}\n" for query_id, judged in qrels.items() for doc_id, grade in judged.items()
@@ -66,9 +69,13 @@ def write_qrels(qrels: Qrels, path: Path) -> None:
 
 
 def run_without_ties(run: Run) -> Run:
-    """Return a run, best first, that every evaluator ranks as ours does: by scores `without_ties`."""
+    """Return a run, best first, that every evaluator ranks as ours does: by scores `without_ties`.
+
+    Raises:
+        ValueError: a score is not a number.
+    """
     untied: Run = {}
-    for query_id, scores in run.items():
+    for query_id, scores in checked_values(run).items():
         doc_ids = ranking(scores)
         untied[query_id] = dict(zip(doc_ids, without_ties([scores[doc_id] for doc_id in doc_ids]), strict=True))
     return untied

@@ -35,7 +35,7 @@ from dsi.docids.data.sources import (
     TEXT_KEYS,
     is_missing,
 )
-from dsi.docids.files.checks import shown, text
+from dsi.docids.files.checks import id_of, shown, text
 
 logger = logging.getLogger(__name__)
 
@@ -48,8 +48,6 @@ _OWN_KEYS = {*ID_KEYS, *TEXT_KEYS, "title", "metadata"}
 """Keys of a document that have a meaning; all others are metadata."""
 _ROWS_AT_ONCE, _CHARACTERS_AT_ONCE = 1000, 2**25
 """Rows of a record batch and characters of its texts, about, at most."""
-_LONGEST_ID = 1000
-"""Bits of a whole number that is written out as an id."""
 _LARGE_TABLE, _SPARSE = 2 * 10**7, 50
 """Cells of metadata, from which on one in fifty must hold a value."""
 _EXACT = 2**53
@@ -191,11 +189,6 @@ def query_of(record: Mapping[str, Any], source: str) -> tuple[str, str]:
     query_id = _check_id(id_of(_given(record, QUERY_ID_KEYS, source, "query_id", needed=True)), f"{source}: query_id")
     given = next(((key,) for key in QUERY_TEXT_KEYS if key in record), QUERY_TEXT_KEYS)
     return query_id, _text(_given(record, given, source, "text"), f"{source}: key 'text'")
-
-
-def id_of(value: Any) -> Any:
-    """Return an id with whole numbers written out."""
-    return str(value) if type(value) is int and value.bit_length() <= _LONGEST_ID else value
 
 
 def _check_id(value: object, name: str) -> str:

@@ -9,8 +9,8 @@ from typing import Any
 
 _NAMES = {bool: "True or False", int: "an integer", float: "a number", str: "a string"}
 _TAKEN: dict[type, tuple[type, ...]] = {bool: (bool,), int: (int,), float: (float, int), str: (str,)}
-
-
+_LONGEST_ID = 1000
+"""Bits of a whole number that is written out as an id."""
 _CONTROLS = re.compile("[\\x00-\\x1f\\x7f-\\x9f\\u2028-\\u202e\\u2066-\\u2069\\ud800-\\udfff]")
 """What moves a terminal's cursor, changes its colours or turns the order of its text, and what is not a character."""
 
@@ -55,6 +55,11 @@ def shown(value: object) -> str:
 def short_number(number: float) -> str:
     """Return a bound as it is written in a message: 1000000000, 1e6, 1e-6, 0.5."""
     return str(number) if isinstance(number, int) else f"{number:g}".replace("e+0", "e").replace("e-0", "e-")
+
+
+def id_of(value: Any) -> Any:
+    """Return an id with whole numbers written out."""
+    return str(value) if type(value) is int and value.bit_length() <= _LONGEST_ID else value
 
 
 def unpack(value: Any) -> Any:

@@ -15,9 +15,9 @@ import numpy as np
 
 from dsi.config import MEMORY_WEIGHT
 from dsi.contrastive.encoder import Encoder
-from dsi.docids.data.records import Oddities, id_of
+from dsi.docids.data.records import Oddities
 from dsi.docids.data.sources import POSITIVES, QUERIES, items_of, pair_records
-from dsi.docids.files.checks import shown, text
+from dsi.docids.files.checks import id_of, shown, text
 from dsi.docids.query_memory import Period, QueryMemory, hash_of, is_usable, same
 from dsi.docids.types import Floats, Rows
 from dsi.search.request import SearchConfig

@@ -12,7 +12,7 @@ from typing import Any, overload
 import numpy as np
 
 from dsi.docids import extensions
-from dsi.docids.files.checks import shown
+from dsi.docids.files.checks import shown, user_path
 from dsi.docids.files.reading import RESTORE, read_json
 from dsi.docids.files.storage import recover_folder
 from dsi.docids.types import Reals
@@ -133,7 +133,7 @@ def reranker_folder(index: str | Path, name: str) -> Path:
     """
     if not name or name != Path(name).name or name.startswith("."):
         raise ValueError(f"The name of a reranker must be a plain folder name, got {name!r}.")
-    return Path(index) / "rerank" / name
+    return user_path(index) / "rerank" / name
 
 
 def kind_of(folder: Path) -> Any:

@@ -103,6 +103,15 @@ def text(value: object, name: str) -> str:
     return value
 
 
+def user_path(value: str | Path) -> Path:
+    """Return a path that a user names, with the home folder in the place of ~; a name without such a user stays.
+
+    >>> user_path("~/run") == Path.home() / "run", user_path("~$draft.docx")
+    (True, PosixPath('~$draft.docx'))
+    """
+    return Path(os.path.expanduser(value))  # noqa: PTH111 - Path.expanduser raises where there is no such user
+
+
 def folder_to_write(value: object, name: str) -> Path:
     """Return the path of a folder that is there or can be made.
 
@@ -116,7 +125,7 @@ def folder_to_write(value: object, name: str) -> Path:
         raise TypeError(f"{name} must be the path of a folder, got {shown(value)}; name one to write into.")
     if value == "":  # which Python takes for the current folder
         raise ValueError(f"{name} must name a folder, got ''; use . for the current one.")
-    path = Path(value)
+    path = user_path(value)
     place = next((place for place in (path, *path.parents) if place.exists()), path)
     if place.exists() and not place.is_dir():
         raise NotADirectoryError(f"{place} is a file; name a folder to write into.")

@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 
 from dsi.config import Config, run_config
 from dsi.contrastive.models import sharing_models
+from dsi.docids.files.checks import user_path
 from dsi.docids.data.collection import Collection, read_collection
 from dsi.docids.files.reading import remembering_sums
 from dsi.docids.files.storage import link_files, replace_folder
@@ -69,7 +70,7 @@ def index(
     collection = _read_source(source)
     if queries is not None:
         collection = _with_queries(collection, queries)
-    points = read_embeddings(Path(embeddings)) if isinstance(embeddings, str | Path) else embeddings
+    points = read_embeddings(user_path(embeddings)) if isinstance(embeddings, str | Path) else embeddings
 
     def made(folder: Path) -> GenerativeRetriever:
         TrainingRun(

@@ -17,6 +17,7 @@ from dsi.contrastive.config import FRESH, FRESH_T5
 from dsi.contrastive.encoder import Encoder
 from dsi.contrastive.multi_vector import MultiVectorModel
 from dsi.contrastive.training import NO_QUERIES
+from dsi.docids.files.checks import user_path
 from dsi.docids.clustering import assemble, build_tree
 from dsi.docids.data.collection import Collection, is_beir
 from dsi.docids.files.processes import Processes
@@ -131,7 +132,7 @@ def check_index(folder: Path, collection: Collection, discard_updates: bool, rep
 
 def check_apart(folder: Path, source: str | Path) -> None:
     """Raise ValueError if the folder of a run is that of its collection, or lies among texts, where it would be read again."""
-    data, run = Path(source).resolve(), folder.resolve()
+    data, run = user_path(source).resolve(), folder.resolve()
     if data.is_dir() and (run == data or (data in run.parents and not is_beir(data))):
         raise ValueError(
             f"{folder} is the folder of the collection, or lies in it; the index would be among its files, so name a folder "

@@ -347,7 +347,9 @@ def test_a_score_that_is_no_number_is_refused_wherever_it_enters_by_query_and_do
             lambda run: fit_weights({"q": {"b": 1.0}}, [run], [1.0], {"q": {"b": 1}}),
             run_without_ties,
         ):
-            with pytest.raises(ValueError, match=r"The score of document 'a' for query 'q' must be a (finite )?number, got"):
+            with pytest.raises(
+                ValueError, match=r"The score of document 'a' for query 'q' must be a (finite )?number, got"
+            ):
                 use(run)
     assert not (tmp_path / "run").exists()
 

@@ -18,7 +18,7 @@ from huggingface_hub.errors import (
     RevisionNotFoundError,
 )
 
-from dsi.contrastive.encoder import hub_answers
+from dsi.contrastive.models import is_local
 from dsi.docids.files.reading import check_names
 from dsi.docids.files.temporary import temporary_folder
 from dsi.store.retriever import GenerativeRetriever
@@ -43,7 +43,7 @@ def download(name: str, revision: str | None = None, token: str | bool | None = 
         ValueError: a name that the Hub does not take, or a malformed manifest.
     """
     with _plain_errors(name):
-        cached = not hub_answers(name)  # which would be asked for half a minute
+        cached = is_local(name)
         manifest = Path(hf_hub_download(name, "manifest.json", revision=revision, token=token, local_files_only=cached))
         entries = read_entries(manifest)
         check_names(manifest.parent, part_names(entries), entries["files"])  # before anything is fetched

@@ -6,11 +6,13 @@ each. Packages add models that are saved beside an index, by entry points of the
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from itertools import product
 from pathlib import Path
 from typing import Any, overload
 
 import numpy as np
 
+from dsi.contrastive.models import TEXTS, is_local, load_complete
 from dsi.docids import extensions
 from dsi.docids.files.checks import shown, user_path
 from dsi.docids.files.reading import RESTORE, read_json
@@ -161,15 +163,31 @@ def _load_cross_encoder(name: str, device: str | None) -> Any:
     if not name:
         raise ValueError(f"A cross-encoder needs a name; {remedy}.")
     try:
-        model = CrossEncoder(name, device=device)
+        model = load_complete(
+            lambda: CrossEncoder(name, device=device, local_files_only=is_local(name)), _scores_of_pairs
+        )
+    except ValueError as error:
+        raise ValueError(f"The cross-encoder {name!r} cannot be used, because {error}; {remedy}.") from None
     except OSError as error:
         reason = str(error).splitlines()[0].rstrip(".")
         raise FileNotFoundError(f"The cross-encoder {name!r} cannot be loaded ({reason}); {remedy}.") from None
     if model.num_labels != 1:
         raise ValueError(f"A cross-encoder must have one label, its score; {name!r} has {model.num_labels}; {remedy}.")
-    if _head_is_fresh(model):
-        raise ValueError(f"{name!r} has no trained head that scores pairs, it is another kind of model; {remedy}.")
     return model
+
+
+def _scores_of_pairs(model: Any) -> Reals:
+    """Return what a `CrossEncoder` gives for some pairs.
+
+    Raises:
+        ValueError: its head is fresh.
+    """
+    from torch.nn import Identity
+
+    if _head_is_fresh(model):
+        raise ValueError("it has no trained head that scores pairs, and is another kind of model")
+    scores: Reals = model.predict(list(product(TEXTS, TEXTS)), activation_fn=Identity(), show_progress_bar=False)
+    return scores
 
 
 def _head_is_fresh(model: Any) -> bool:

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import numpy as np
 
-from dsi.docids.files.checks import user_path
 from dsi.docids.data.sources import text_lines, whole_number
+from dsi.docids.files.checks import user_path
 from dsi.docids.files.storage import write_text
 from dsi.docids.types import Qrels, Run
 from dsi.eval.measures import checked_values, ranking

@@ -568,7 +568,7 @@ def _index_folder(name: str | Path, revision: str | None, token: str | bool | No
     if not folder.exists() and may_be_named and (revision is not None or not folder.parent.is_dir()):
         from dsi.hub import download
 
-        return download(name, revision, token)
+        return download(str(name), revision, token)
     if revision is not None:
         raise ValueError(f"{name} is a folder, which has no revisions, got revision {revision!r}; leave it out.")
     return folder

@@ -16,8 +16,8 @@ from numpy.typing import NDArray
 
 from dsi.config import Config, run_config
 from dsi.contrastive.models import sharing_models
-from dsi.docids.files.checks import user_path
 from dsi.docids.data.collection import Collection, read_collection
+from dsi.docids.files.checks import user_path
 from dsi.docids.files.reading import remembering_sums
 from dsi.docids.files.storage import link_files, replace_folder
 from dsi.docids.files.temporary import temporary_folder

@@ -34,8 +34,9 @@ from dsi.docids.data.sources import (
     QUERY_TEXT_KEYS,
     TEXT_KEYS,
     is_missing,
+    items_of,
 )
-from dsi.docids.files.checks import id_of, shown, text
+from dsi.docids.files.checks import id_of, shown, text, unpack
 
 logger = logging.getLogger(__name__)
 
@@ -189,6 +190,29 @@ def query_of(record: Mapping[str, Any], source: str) -> tuple[str, str]:
     query_id = _check_id(id_of(_given(record, QUERY_ID_KEYS, source, "query_id", needed=True)), f"{source}: query_id")
     given = next(((key,) for key in QUERY_TEXT_KEYS if key in record), QUERY_TEXT_KEYS)
     return query_id, _text(_given(record, given, source, "text"), f"{source}: key 'text'")
+
+
+def ids_of(source: Any, name: str) -> list[Any]:
+    """Return the ids in a list, a series, records or a table with a column of ids; whole numbers are written out.
+
+    >>> ids_of([7, "neon", {"doc_id": "argon"}], "allow")
+    ['7', 'neon', 'argon']
+
+    Raises:
+        ValueError: the source is none of these, or a record has no id.
+    """
+    if isinstance(source, str | bytes | Mapping) or not isinstance(source, Iterable):
+        what = f"the string {shown(source)}" if isinstance(source, str) else shown(source)
+        raise ValueError(f"{name} must be a list or set of doc_ids, got {what}.")
+    items = source if isinstance(source, Set) else items_of(source, name)
+    return [
+        id_of(
+            unpack(
+                _given(own, ID_KEYS, f"{name}[{number}]", "doc_id", needed=True) if isinstance(own, Mapping) else own
+            )
+        )
+        for number, own in enumerate(items)
+    ]
 
 
 def _check_id(value: object, name: str) -> str:

@@ -261,12 +261,23 @@ def _names_columns(names: Sequence[str]) -> bool:
 
 
 def bare_records(path: Path) -> Records:
-    """Yield the lines of a file of id, a tab and the text; a first line that names these columns is left out."""
+    """Yield the lines of a file of id, a tab and the text; a first line that names these columns is left out.
+
+    Raises:
+        ValueError: a line has no tab, or the first one several: texts that hold tabs come later.
+    """
+    is_first = True
     for number, line in text_lines(path):
         if number == 1 and _names_columns(line.split("\t")):
             continue
         source = f"{path}, line {number}"
         record_id, tab, text = line.partition("\t")
+        if (columns := line.count("\t") + 1) > 2 and is_first:
+            raise ValueError(
+                f"{source} has {columns} columns, and no line names them; write their names into a first line, such as "
+                "id<TAB>text<TAB>language, or leave the others out."
+            )
+        is_first = False
         if not tab:
             raise ValueError(
                 f"{source}: expected id<TAB>text, or a first line that names columns (id, text, …); got {line[:60]!r}."

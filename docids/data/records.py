@@ -34,6 +34,7 @@ from dsi.docids.data.sources import (
     QUERY_TEXT_KEYS,
     TEXT_KEYS,
     is_missing,
+    is_table,
     items_of,
 )
 from dsi.docids.files.checks import id_of, shown, text, unpack
@@ -201,7 +202,7 @@ def ids_of(source: Any, name: str) -> list[Any]:
     Raises:
         ValueError: the source is none of these, or a record has no id.
     """
-    if isinstance(source, str | bytes | Mapping) or not isinstance(source, Iterable):
+    if isinstance(source, str | bytes | Mapping) or not (isinstance(source, Iterable) or is_table(source)):
         what = f"the string {shown(source)}" if isinstance(source, str) else shown(source)
         raise ValueError(f"{name} must be a list or set of doc_ids, got {what}.")
     items = source if isinstance(source, Set) else items_of(source, name)

@@ -376,7 +376,7 @@ def test_infinite_scores_have_a_rank_but_no_sum():
 
 
 def test_a_test_of_significance_names_the_query_without_a_value():
-    with pytest.raises(ValueError, match="Query 'q' needs two finite values to compare, got nan and 1.0"):
+    with pytest.raises(ValueError, match=r"Query 'q' needs two finite values to compare, got nan and 1\.0"):
         randomisation_test({"p": 1.0, "q": math.nan}, {"p": 1.0, "q": 1.0})
 
 

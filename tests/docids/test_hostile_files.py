@@ -37,7 +37,8 @@ def rewrite(path, member, change):
     """Change a member of a zip file."""
     with zipfile.ZipFile(path) as packed:
         held = {name: packed.read(name) for name in packed.namelist()}
-    assert (changed := change(held[member])) != held[member]
+    changed = change(held[member])
+    assert changed != held[member]
     with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as packed:
         for name, content in (held | {member: changed}).items():
             packed.writestr(name, content)

@@ -3,10 +3,10 @@
 from math import ceil
 from typing import Annotated, Literal
 
-from pydantic import Field
+from pydantic import AfterValidator, Field
 
-from dsi.docids.files.checks import check_name
-from dsi.docids.files.declarations import LARGEST, Positive, Remedy, settings
+from dsi.docids.files.checks import check_name, user_path
+from dsi.docids.files.declarations import LARGEST, NameOrPath, Positive, Remedy, settings
 from dsi.docids.token_vectors import BITS
 
 PACKAGED = "sentence-transformers/all-MiniLM-L6-v2"
@@ -24,11 +24,17 @@ HARD = 30
 Length = Annotated[int, Field(ge=1, le=LONGEST_INPUT), Remedy("no encoder reads more tokens")]
 
 
+def _with_home(name: str) -> str:
+    """Return the name of an encoder with the home folder in the place of ~."""
+    prefix = FRESH if name.startswith(FRESH) else ""
+    return f"{prefix}{user_path(name.removeprefix(FRESH))}" if "~" in name else name
+
+
 @settings("encoder")
 class EncoderConfig:
     """Which encoder, and what it reads (section `[encoder]`)."""
 
-    name: str = PACKAGED
+    name: Annotated[str, AfterValidator(_with_home)] = PACKAGED
     """A sentence-transformers model (Hub name or local folder), "fresh-t5" for a small T5 with fresh
     weights, or "fresh:" and a model for fresh weights in its shape (a control)."""
     pooling: Literal["model", "mean"] = "model"
@@ -109,7 +115,7 @@ class ContrastiveConfig:
 class TokensConfig:
     """Token vectors for late interaction (section `[tokens]`)."""
 
-    model: str = ""
+    model: NameOrPath = ""
     """A multi-vector model whose vectors are taken: a folder or Hub name of a `MultiVectorEncoder` of sentence-transformers
     or a PyLate model; "" for the encoder's own token states."""
     dim: Annotated[int, Field(ge=8, le=4096), Remedy("use a multiple of 8")] = 128

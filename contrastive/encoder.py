@@ -19,8 +19,6 @@ from typing import Any, NamedTuple, Protocol
 import numpy as np
 import torch
 import torch.nn.functional as F
-from huggingface_hub import HfApi
-from huggingface_hub.errors import HfHubHTTPError
 from huggingface_hub.utils import are_progress_bars_disabled, disable_progress_bars  # type: ignore[attr-defined]
 from numpy.typing import NDArray
 from sentence_transformers import SentenceTransformer
@@ -34,7 +32,17 @@ from dsi.contrastive.config import FRESH, FRESH_T5, LONGEST_INPUT, LONGEST_PROMP
 from dsi.contrastive.cutting import MORE, DocumentCut, Lengths, cut_documents, has_words, head_of, piece_text
 from dsi.contrastive.devices import check_device
 from dsi.contrastive.inference import for_inference
-from dsi.contrastive.models import TEXTS, Reloads, Shared, check_inputs, load_complete, offline, shared, write_model
+from dsi.contrastive.models import (
+    TEXTS,
+    Reloads,
+    Shared,
+    check_inputs,
+    is_local,
+    load_complete,
+    offline,
+    shared,
+    write_model,
+)
 from dsi.contrastive.prompts import choose_prompt
 from dsi.docids.files.progress import Bar
 from dsi.docids.files.reading import catching_panics, sha256
@@ -458,7 +466,7 @@ def _find_named(name: str, device: str | None) -> SentenceTransformer:
     if Path(name).exists():
         with quiet_transformers():
             return SentenceTransformer(name, device=device, local_files_only=True)
-    if hub_answers(name):
+    if not is_local(name):
         return SentenceTransformer(name, device=device)
     try:
         return SentenceTransformer(name, device=device, local_files_only=True)
@@ -487,17 +495,6 @@ def _fresh_t5(device: str | None) -> SentenceTransformer:
         tokenizer.save_pretrained(folder)
         transformer = Transformer(folder)
         return SentenceTransformer(modules=[transformer, Pooling(shape.d_model, pooling_mode="mean")], device=device)
-
-
-def hub_answers(name: str) -> bool:
-    """Return whether the Hub can be asked for a model, there or not."""
-    try:
-        HfApi().model_info(name, timeout=10)
-    except HfHubHTTPError:  # no such model, perhaps; loading says so
-        return True
-    except Exception:  # of whichever HTTP library the Hub's client uses
-        return False
-    return True
 
 
 def _load_stored(folder: Path, device: str | None) -> SentenceTransformer:

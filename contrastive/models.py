@@ -7,7 +7,7 @@ its files would run code or name other files. Knows nothing of what a model comp
 import logging
 import re
 import threading
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from functools import lru_cache
@@ -16,7 +16,8 @@ from typing import Any, TypeVar
 
 import numpy as np
 import torch
-from huggingface_hub import constants
+from huggingface_hub import HfApi, constants
+from huggingface_hub.errors import HfHubHTTPError
 from numpy.typing import NDArray
 from safetensors.torch import load_file
 from sentence_transformers.base.modules import Transformer
@@ -24,6 +25,7 @@ from sentence_transformers.base.modules.module import Module
 from sentence_transformers.sentence_transformer.modules.tokenizer import WordTokenizer
 from sentence_transformers.util import import_from_string
 from torch import nn
+from transformers import PreTrainedModel
 
 from dsi.contrastive.config import LONGEST_INPUT
 from dsi.docids.files.reading import RESTORE, is_inside, read_any_json
@@ -51,7 +53,6 @@ _TOKENIZER = "tokenizer.json"
 """A table that a library in Rust reads; it calls nothing and names no file."""
 _TABLES = ("position_embeddings", "embed_positions", "wpe")
 """Names of tables of positions, which end a text where they end."""
-_STYLE = re.compile(r"\x1b\[[\d;]*m")
 _LOADING = threading.RLock()
 
 
@@ -258,58 +259,102 @@ def offline() -> Iterator[None]:
             constants.HF_HUB_OFFLINE = offline
 
 
+def is_local(name: str) -> bool:
+    """True if a model is a folder, or the Hub cannot be asked for it: then only the folder, or the cache, is read.
+
+    Libraries would ask a Hub that does not answer for half a minute.
+    """
+    if Path(name).exists():
+        return True
+    try:
+        HfApi().model_info(name, timeout=10)
+    except HfHubHTTPError:  # no such model, perhaps; loading says so
+        return False
+    except Exception:  # of whichever HTTP library the Hub's client uses
+        return True
+    return False
+
+
 def load_complete(load: Callable[[], M], outputs: Callable[[M], NDArray[np.float32]]) -> M:
-    """Return a model, after trying whether weights that its files lack matter: transformers makes them at random.
+    """Return a model whose files have all weights that its answers depend on, and no layers beyond those of its configuration.
 
     Args:
-        load: loads it.
-        outputs: for which a model is used, of some texts; they are compared with those of the model loaded with another seed.
+        load: loads it by `from_pretrained` of transformers, which makes what its files lack at random or as zeros.
+        outputs: for which a model is used; they are compared with those after other values took the places of missing weights.
 
     Raises:
-        ValueError: they matter; the message names them.
+        ValueError: weights are missing or left over; the message names them.
     """
-    model, missing = _load(load)
-    if missing:
-        with torch.random.fork_rng():
-            torch.manual_seed(torch.initial_seed() ^ 1)
-            other, _ = _load(load)
-        if not np.allclose(outputs(model), outputs(other), rtol=1e-5, atol=1e-6):
-            more = f" and {len(missing) - 3} more" if len(missing) > 3 else ""
-            raise ValueError(
-                f"its files lack weights that its answers depend on ({', '.join(missing[:3])}{more}), which would be random; "
-                "get the whole checkpoint"
-            )
+    with _reporting() as reports:
+        model = load()
+    spare = [name for own, report in reports for name in _spare(own, report["unexpected_keys"])]
+    if spare:
+        raise ValueError(
+            f"its files have layers that its configuration does not ({_named(spare)}), and would not be computed; mend its "
+            "config.json, or get the whole checkpoint"
+        )
+    missing = {name: own for own, report in reports for name in sorted(report["missing_keys"])}
+    if missing and _matter(missing, lambda: outputs(model)):
+        raise ValueError(
+            f"its files lack weights that its answers depend on ({_named([*missing])}), which would be random; get the whole "
+            "checkpoint"
+        )
     return model
 
 
-class _Missing(logging.Filter):
-    """Reads the names of missing weights in the report of transformers, and hides it and what was hidden before."""
-
-    def __init__(self, level: int) -> None:
-        super().__init__()
-        self._level, self.names = level, list[str]()
-
-    def filter(self, record: logging.LogRecord) -> bool:
-        text = _STYLE.sub("", record.getMessage())
-        if "LOAD REPORT" not in text:
-            return record.levelno >= self._level
-        rows = [[cell.strip() for cell in line.split("|")] for line in text.splitlines()]
-        self.names += [row[0] for row in rows if row[1:2] == ["MISSING"]]
-        return False
+def _named(weights: Sequence[str]) -> str:
+    more = f" and {len(weights) - 3} more" if len(weights) > 3 else ""
+    return f"{', '.join(weights[:3])}{more}"
 
 
-def _load(load: Callable[[], M]) -> tuple[M, list[str]]:
-    """Return a model and the names of the weights that its files lack."""
+@contextmanager
+def _reporting() -> Iterator[list[tuple[PreTrainedModel, dict[str, Any]]]]:
+    """Give the models of transformers that this thread loads in the block, each with its `output_loading_info`.
+
+    Libraries that load a model as a part of theirs do not ask for it, so this does at the one place that all pass.
+    """
+    reports, thread = list[tuple[PreTrainedModel, dict[str, Any]]](), threading.get_ident()
+    plain: Any = PreTrainedModel.__dict__["from_pretrained"]
+
+    def load(kind: Any, *arguments: Any, **options: Any) -> Any:
+        if threading.get_ident() != thread:
+            return plain.__func__(kind, *arguments, **options)
+        reports.append(plain.__func__(kind, *arguments, **{**options, "output_loading_info": True}))
+        return reports[-1] if options.get("output_loading_info") else reports[-1][0]
+
     logger = logging.getLogger("transformers.modeling_utils")
     with _LOADING:
-        found, level = _Missing(logger.getEffectiveLevel()), logger.level
-        logger.addFilter(found)
-        logger.setLevel(min(logger.getEffectiveLevel(), logging.WARNING))
+        level = logger.level
+        logger.setLevel(logging.ERROR)  # what is missing is said here
+        PreTrainedModel.from_pretrained = classmethod(load)  # type: ignore[assignment]
         try:
-            return load(), found.names
+            yield reports
         finally:
-            logger.removeFilter(found)
+            PreTrainedModel.from_pretrained = plain
             logger.setLevel(level)
+
+
+def _spare(model: PreTrainedModel, unexpected: Iterable[str]) -> list[str]:
+    """Return the weights of a file that are of further layers, or the like, of those that a model has."""
+    known = {_pattern(model, name) for name in model.state_dict()}
+    return [name for name in sorted(unexpected) if (own := _pattern(model, name)) in known and "*" in own]
+
+
+def _pattern(model: PreTrainedModel, name: str) -> str:
+    """Return the name of a weight with * for numbers of layers, without the prefix that models with a head have."""
+    return re.sub(r"(?<![^.])\d+(?![^.])", "*", name.removeprefix(f"{model.base_model_prefix}."))
+
+
+@torch.no_grad()
+def _matter(missing: Mapping[str, PreTrainedModel], outputs: Callable[[], NDArray[np.float32]]) -> bool:
+    """True if outputs depend on the missing weights of some models; they have noise instead of their values afterwards."""
+    before = outputs()
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        for name, model in missing.items():
+            weight = model.get_parameter_or_buffer(name)
+            weight.copy_(torch.randn(weight.shape).to(weight))
+    return not np.allclose(before, outputs(), rtol=1e-5, atol=1e-6)
 
 
 def check_inputs(model: nn.Module) -> None:

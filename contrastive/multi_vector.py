@@ -23,12 +23,11 @@ from dsi.contrastive.encoder import (
     PLURALS,
     TokenModel,
     TokenSpan,
-    hub_answers,
     quiet_transformers,
     state_fingerprint,
 )
 from dsi.contrastive.inference import for_inference
-from dsi.contrastive.models import PROBE, TEXTS, Reloads, check_inputs, load_complete, offline, write_model
+from dsi.contrastive.models import PROBE, TEXTS, Reloads, check_inputs, is_local, load_complete, offline, write_model
 from dsi.contrastive.prompts import own_prompt
 from dsi.docids.files.checks import shown
 from dsi.docids.files.reading import catching_panics
@@ -151,7 +150,7 @@ class MultiVectorModel(Reloads, TokenModel):
 
 def _named(name: str, device: str | None) -> MultiVectorEncoder:
     """Load the model that the user names."""
-    offline = Path(name).exists() or not hub_answers(name)
+    offline = is_local(name)
     try:
         with quiet_transformers():
             if not _is_multi_vector(name, offline):

@@ -386,7 +386,9 @@ class QueryMemory:
 
     def published(self) -> "QueryMemory":
         """Return the pairs that take part, without texts and key, and with times of 1970."""
-        kept = self if self._active is None else self._where(np.isin(np.arange(len(self)), self._active))
+        kept = (
+            self if not len(self) or self._active is None else self._where(np.isin(np.arange(len(self)), self._active))
+        )
 
         def bare(block: Pairs) -> Pairs:
             texts = np.full(len(block), "", dtype=np.object_)

@@ -11,7 +11,7 @@ from typing import Any
 import tomli_w
 
 from dsi.contrastive.config import ContrastiveConfig, EncoderConfig, TokensConfig
-from dsi.docids.files.checks import shown
+from dsi.docids.files.checks import shown, user_path
 from dsi.docids.files.declarations import Setting, Whole, create_settings, declarations, section_kinds, settings
 from dsi.docids.files.reading import check_file
 from dsi.docids.files.storage import write_text
@@ -213,7 +213,7 @@ def _find(name: str | Path) -> Path:
         raise TypeError(
             f"A configuration must be a name, a file or a Config, got {name!r}; Config().with_changes(…) sets single settings."
         )
-    for path in (Path(name), CONFIGS / f"{name}.toml"):
+    for path in (user_path(name), CONFIGS / f"{name}.toml"):
         with suppress(OSError):  # a name that is too long for one
             if path.is_file():
                 return path

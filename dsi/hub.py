@@ -18,6 +18,7 @@ from huggingface_hub.errors import (
     RevisionNotFoundError,
 )
 
+from dsi.contrastive.models import is_local
 from dsi.docids.files.reading import check_names
 from dsi.docids.files.temporary import temporary_folder
 from dsi.store.retriever import GenerativeRetriever
@@ -42,11 +43,15 @@ def download(name: str, revision: str | None = None, token: str | bool | None = 
         ValueError: a name that the Hub does not take, or a malformed manifest.
     """
     with _plain_errors(name):
-        manifest = Path(hf_hub_download(name, "manifest.json", revision=revision, token=token))
+        cached = is_local(name)
+        manifest = Path(hf_hub_download(name, "manifest.json", revision=revision, token=token, local_files_only=cached))
         entries = read_entries(manifest)
         check_names(manifest.parent, part_names(entries), entries["files"])  # before anything is fetched
         patterns = [glob.escape(file) for file in entries["files"]]
-        return Path(snapshot_download(name, revision=manifest.parent.name, allow_patterns=patterns, token=token))
+        commit = manifest.parent.name
+        return Path(
+            snapshot_download(name, revision=commit, allow_patterns=patterns, token=token, local_files_only=cached)
+        )
 
 
 def push(
@@ -118,6 +123,8 @@ def _plain_errors(name: str) -> Iterator[None]:
         yield
     except (LocalEntryNotFoundError, RepositoryNotFoundError, RevisionNotFoundError, EntryNotFoundError) as error:
         reason = "HF_HUB_OFFLINE is set" if constants.HF_HUB_OFFLINE else _first_line(error)
+        if isinstance(error, LocalEntryNotFoundError) and not constants.HF_HUB_OFFLINE:
+            reason = "which cannot be reached, and the cache does not hold it"
         raise FileNotFoundError(
             f"{name} is neither a folder nor an index on the Hub that you may use ({reason}); check name and revision, or log "
             "in (`hf auth login`, HF_TOKEN)."

@@ -6,13 +6,15 @@ each. Packages add models that are saved beside an index, by entry points of the
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from itertools import product
 from pathlib import Path
 from typing import Any, overload
 
 import numpy as np
 
+from dsi.contrastive.models import TEXTS, is_local, load_complete
 from dsi.docids import extensions
-from dsi.docids.files.checks import shown
+from dsi.docids.files.checks import shown, user_path
 from dsi.docids.files.reading import RESTORE, read_json
 from dsi.docids.files.storage import recover_folder
 from dsi.docids.types import Reals
@@ -64,7 +66,7 @@ def rerank(hits: Hits | list[Hits], model: Any) -> Hits | list[Hits]:
 
 
 def _rerank(hits: Hits, model: Any) -> Hits:
-    scores = _checked(_cross_encoded(hits, model) if hasattr(model, "rank") else model(hits), len(hits))
+    scores = _checked(_cross_encoded(hits, model) if hasattr(model, "rank") else model(hits), hits)
     ranked = [
         replace(hits[number], rank=rank, score=float(scores[number]))
         for rank, number in enumerate(np.argsort(-scores, kind="stable").tolist(), start=1)
@@ -87,16 +89,17 @@ def _cross_encoded(hits: Hits, model: Any) -> Reals:
     return scores
 
 
-def _checked(scores: Any, count: int) -> Reals:
-    """Return a model's scores as an array [count], if they are numbers, one a hit."""
+def _checked(scores: Any, hits: Hits) -> Reals:
+    """Return a model's scores as an array [hits], if they are numbers, one a hit."""
     try:
         values = np.asarray(scores, dtype=np.float64)
     except (TypeError, ValueError):
         raise ValueError(f"A model must give a score for each hit, got {shown(scores)}.") from None
-    if values.shape != (count,):
-        raise ValueError(f"A model must give a score for each of {count} hits, got {shown(scores)}.")
-    if np.isnan(values).any():
-        raise ValueError("A model must give scores that are numbers, got NaN.")
+    if values.shape != (len(hits),):
+        raise ValueError(f"A model must give a score for each of {len(hits)} hits, got {shown(scores)}.")
+    if (wrong := np.flatnonzero(np.isnan(values))).size:
+        pair = f"query {shown(hits.query)} and document {shown(hits[int(wrong[0])].doc_id)}"
+        raise ValueError(f"A model must give scores that are numbers, got NaN for {pair}; mend the model.")
     return values
 
 
@@ -132,7 +135,7 @@ def reranker_folder(index: str | Path, name: str) -> Path:
     """
     if not name or name != Path(name).name or name.startswith("."):
         raise ValueError(f"The name of a reranker must be a plain folder name, got {name!r}.")
-    return Path(index) / "rerank" / name
+    return user_path(index) / "rerank" / name
 
 
 def kind_of(folder: Path) -> Any:
@@ -160,15 +163,31 @@ def _load_cross_encoder(name: str, device: str | None) -> Any:
     if not name:
         raise ValueError(f"A cross-encoder needs a name; {remedy}.")
     try:
-        model = CrossEncoder(name, device=device)
+        model = load_complete(
+            lambda: CrossEncoder(name, device=device, local_files_only=is_local(name)), _scores_of_pairs
+        )
+    except ValueError as error:
+        raise ValueError(f"The cross-encoder {name!r} cannot be used, because {error}; {remedy}.") from None
     except OSError as error:
         reason = str(error).splitlines()[0].rstrip(".")
         raise FileNotFoundError(f"The cross-encoder {name!r} cannot be loaded ({reason}); {remedy}.") from None
     if model.num_labels != 1:
         raise ValueError(f"A cross-encoder must have one label, its score; {name!r} has {model.num_labels}; {remedy}.")
-    if _head_is_fresh(model):
-        raise ValueError(f"{name!r} has no trained head that scores pairs, it is another kind of model; {remedy}.")
     return model
+
+
+def _scores_of_pairs(model: Any) -> Reals:
+    """Return what a `CrossEncoder` gives for some pairs.
+
+    Raises:
+        ValueError: its head is fresh.
+    """
+    from torch.nn import Identity
+
+    if _head_is_fresh(model):
+        raise ValueError("it has no trained head that scores pairs, and is another kind of model")
+    scores: Reals = model.predict(list(product(TEXTS, TEXTS)), activation_fn=Identity(), show_progress_bar=False)
+    return scores
 
 
 def _head_is_fresh(model: Any) -> bool:

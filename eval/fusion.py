@@ -9,7 +9,7 @@ from scipy.optimize import minimize
 from scipy.special import expit, logsumexp
 
 from dsi.docids.types import Qrels, Run
-from dsi.eval.measures import ranking
+from dsi.eval.measures import checked_values, ranking
 
 Doubles = NDArray[np.float64]
 _LEAST = 0.1
@@ -23,9 +23,12 @@ def reciprocal_rank_fusion(runs: Sequence[Run], k: int = 60) -> Run:
 
     >>> reciprocal_rank_fusion([{"q": {"a": 2.0, "b": 1.0}}, {"q": {"b": 5.0}}], k=1)
     {'q': {'a': 0.5, 'b': 0.8333333333333333}}
+
+    Raises:
+        ValueError: a score is not a number.
     """
     fused: Run = {}
-    for run in runs:
+    for run in map(checked_values, runs):
         for query_id, scores in run.items():
             sums = fused.setdefault(query_id, {})
             for rank, doc_id in enumerate(ranking(scores), start=1):
@@ -38,8 +41,12 @@ def weighted_sum(first: Run, others: Sequence[Run], weights: Sequence[float]) ->
 
     >>> weighted_sum({"q": {"x": 4.0, "y": 2.0}}, [{"q": {"y": 1.0, "z": 3.0}}], [2.0])
     {'q': {'x': 6.0, 'y': 4.0, 'z': 8.0}}
+
+    Raises:
+        ValueError: a score is not a finite number.
     """
     fused = {}
+    first, *others = (checked_values(run, finite=True) for run in (first, *others))
     for query_id in dict.fromkeys(query_id for run in (first, *others) for query_id in run):
         doc_ids, scores = aligned([first, *others], query_id)
         fused[query_id] = dict(zip(doc_ids, (scores @ [1.0, *weights]).tolist(), strict=True))
@@ -61,7 +68,12 @@ def fit_weights(first: Run, others: Sequence[Run], start: Sequence[float], qrels
 
     Returns:
         Weights of at least 0; `start` if no query says anything, and for a run that scores all candidates alike.
+
+    Raises:
+        ValueError: a score or a grade is not a finite number.
     """
+    first, *others = (checked_values(run, finite=True) for run in (first, *others))
+    qrels = checked_values(qrels, "grade", finite=True)
     queries = [_choices([first, *others], query_id, judged) for query_id, judged in qrels.items()]
     queries = [own for own in queries if len(own.relevant) and len(own.others)]
     if not queries:

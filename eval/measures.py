@@ -13,9 +13,12 @@ import math
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from difflib import get_close_matches
+from typing import Any, TypeVar
 
+from dsi.docids.files.checks import id_of, shown, text, unpack
 from dsi.docids.types import Qrels, Run
 
+T = TypeVar("T")
 STANDARD_MEASURES = ("Hit@1", "Hit@5", "Hit@10", "RR@10", "nDCG@10", "Recall@100")
 """What is measured of every run, as deep as its answers go."""
 _ONE_RELEVANT = ("Hit@1", "Hit@5", "Hit@10")
@@ -77,6 +80,54 @@ def measure_name(name: str) -> str:
     raise ValueError(f"Unknown measure {name!r}{f'; did you mean {meant}?' if near else '.'} {_MEASURES}")
 
 
+def checked_values(values: Mapping[Any, Mapping[Any, Any]], what: str = "score", *, finite: bool = False) -> Run:
+    """Return the scores of a run, or the grades of judgements, with texts as ids: whole numbers are written out.
+
+    >>> checked_values({7: {10: 1.0}})
+    {'7': {'10': 1.0}}
+    >>> checked_values({"q": {"a": float("nan"), "b": 1.0}})
+    Traceback (most recent call last):
+    ValueError: The score of document 'a' for query 'q' must be a number, got nan; leave the document out or mend the score.
+
+    Args:
+        values: {query_id: {doc_id: score or grade}}.
+        what: they are, for messages.
+        finite: refuse infinite ones too.
+
+    Raises:
+        ValueError: a value is not a number, an id is of another type, or comes both as a number and as a text.
+    """
+    kind = "a finite number" if finite else "a number"
+    checked = {}
+    for query_id, scores in _with_text_ids(values, "query_id").items():
+        checked[query_id] = own = _with_text_ids(scores, f"query {shown(query_id)}: doc_id")
+        for doc_id, value in own.items():
+            if not _is_number(value, finite):
+                raise ValueError(
+                    f"The {what} of document {shown(doc_id)} for query {shown(query_id)} must be {kind}, got {shown(value)}; "
+                    f"leave the document out or mend the {what}."
+                )
+    return checked
+
+
+def _with_text_ids(values: Mapping[Any, T], name: str) -> dict[str, T]:
+    checked = dict[str, T]()
+    for key, value in values.items():
+        own = key if type(key) is str else text(id_of(unpack(key)), name)
+        if own in checked:
+            raise ValueError(f"{name} {shown(own)} comes twice, as a number and as a text; keep one.")
+        checked[own] = value
+    return checked
+
+
+def _is_number(value: Any, finite: bool) -> bool:
+    try:
+        number = math.nan if isinstance(value, str) else float(value)
+    except (TypeError, ValueError, OverflowError):
+        return False
+    return math.isfinite(number) if finite else number == number
+
+
 def ranking(scores: Mapping[str, float]) -> list[str]:
     """Return doc_ids, best first; equal scores by doc_id.
 
@@ -99,8 +150,10 @@ def evaluate(run: Run, qrels: Qrels, measures: Sequence[str] = STANDARD_MEASURES
             mean of AP, the mean reciprocal rank that of RR.
 
     Raises:
-        ValueError: an unknown measure, no judged query, or none of them in the run.
+        ValueError: an unknown measure, no judged query, none of them in the run, a score that is not a number, or a grade that
+            is not a finite one.
     """
+    run, qrels = checked_values(run), checked_values(qrels, "grade", finite=True)
     if not qrels:
         raise ValueError("There are no judged queries to evaluate; give a split that has judgements.")
     if run.keys().isdisjoint(qrels):

@@ -159,8 +159,13 @@ def paired_differences(a: Mapping[str, float], b: Mapping[str, float]) -> NDArra
     """Return [queries] a - b.
 
     Raises:
-        ValueError: the systems were measured on different queries.
+        ValueError: the systems were measured on different queries, or a value is not a finite number.
     """
     if a.keys() != b.keys() or not a:
         raise ValueError(f"Both systems need values for the same queries, got {len(a)} and {len(b)}.")
-    return np.array([a[query_id] - b[query_id] for query_id in a])
+    differences = np.array([a[query_id] - b[query_id] for query_id in a])
+    if (wrong := np.flatnonzero(~np.isfinite(differences))).size:
+        query_id = list(a)[wrong[0]]
+        values = f"{a[query_id]} and {b[query_id]}"
+        raise ValueError(f"Query {query_id!r} needs two finite values to compare, got {values}; leave it out of both.")
+    return differences

@@ -8,9 +8,10 @@ from pathlib import Path
 import numpy as np
 
 from dsi.docids.data.sources import text_lines, whole_number
+from dsi.docids.files.checks import user_path
 from dsi.docids.files.storage import write_text
 from dsi.docids.types import Qrels, Run
-from dsi.eval.measures import ranking
+from dsi.eval.measures import checked_values, ranking
 
 
 def check_fields(path: Path, fields: Iterable[str]) -> None:
@@ -28,7 +29,7 @@ def check_fields(path: Path, fields: Iterable[str]) -> None:
             )
 
 
-def write_run(run: Run, path: Path, tag: str) -> None:
+def write_run(run: Run, path: str | Path, tag: str) -> None:
     """Write `query_id Q0 doc_id rank score tag` lines, best first, with the scores of `run_without_ties`.
 
     Args:
@@ -37,18 +38,20 @@ def write_run(run: Run, path: Path, tag: str) -> None:
         tag: the last field of each line.
 
     Raises:
-        ValueError: an id or the tag is empty or holds white space, which would be another field or line.
+        ValueError: an id or the tag is empty or holds white space, which would be another field or line; or a score is not a
+            number.
     """
+    run, path = run_without_ties(run), user_path(path)
     check_fields(path, (tag, *run, *(doc_id for scores in run.values() for doc_id in scores)))
     lines = [
         f"{query_id} Q0 {doc_id} {rank} {score!r} {tag}\n"
-        for query_id, scores in run_without_ties(run).items()
+        for query_id, scores in run.items()
         for rank, (doc_id, score) in enumerate(scores.items(), start=1)
     ]
     write_text(path, "".join(lines))
 
 
-def write_qrels(qrels: Qrels, path: Path) -> None:
+def write_qrels(qrels: Qrels, path: str | Path) -> None:
     """Write judgements as `query_id 0 doc_id relevance` lines.
 
     Args:
@@ -56,8 +59,9 @@ def write_qrels(qrels: Qrels, path: Path) -> None:
         path: of the file.
 
     Raises:
-        ValueError: an id is empty or holds white space.
+        ValueError: an id is empty or holds white space, or a grade is not a finite number.
     """
+    qrels, path = checked_values(qrels, "grade", finite=True), user_path(path)
     check_fields(path, (*qrels, *(doc_id for judged in qrels.values() for doc_id in judged)))
     lines = [
         f"{query_id} 0 {doc_id} {grade}\n" for query_id, judged in qrels.items() for doc_id, grade in judged.items()
@@ -66,9 +70,13 @@ def write_qrels(qrels: Qrels, path: Path) -> None:
 
 
 def run_without_ties(run: Run) -> Run:
-    """Return a run, best first, that every evaluator ranks as ours does: by scores `without_ties`."""
+    """Return a run, best first, that every evaluator ranks as ours does: by scores `without_ties`.
+
+    Raises:
+        ValueError: a score is not a number.
+    """
     untied: Run = {}
-    for query_id, scores in run.items():
+    for query_id, scores in checked_values(run).items():
         doc_ids = ranking(scores)
         untied[query_id] = dict(zip(doc_ids, without_ties([scores[doc_id] for doc_id in doc_ids]), strict=True))
     return untied
@@ -95,7 +103,7 @@ def without_ties(scores: Sequence[float]) -> list[float]:
     return below
 
 
-def read_run(path: Path) -> Run:
+def read_run(path: str | Path) -> Run:
     """Return the run in a TREC file, best first, ranked as trec_eval ranks it.
 
     That is by the scores as float32, equal ones by doc_id from z to a, whatever the ranks in the file. A score that is equal to
@@ -105,7 +113,9 @@ def read_run(path: Path) -> Run:
         ValueError: a line does not have six fields, its score is not a number, or a document repeats for a query.
     """
     run: Run = {}
-    for source, (query_id, _, doc_id, _, score, _) in split_fields(path, 6, "query_id Q0 doc_id rank score tag"):
+    for source, (query_id, _, doc_id, _, score, _) in split_fields(
+        user_path(path), 6, "query_id Q0 doc_id rank score tag"
+    ):
         scores = run.setdefault(query_id, {})
         if doc_id in scores:
             raise ValueError(f"{source}: document {doc_id!r} comes twice for query {query_id!r}.")

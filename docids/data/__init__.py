@@ -4,7 +4,7 @@ import os
 import textwrap
 from pathlib import Path
 
-from dsi.docids.files.checks import folder_to_replace
+from dsi.docids.files.checks import folder_to_replace, user_path
 from dsi.docids.files.storage import beside, recover_folder
 
 SPLITS = ("train", "dev", "test")
@@ -33,7 +33,7 @@ def existing_folder(name: str | Path) -> Path:
     Raises:
         FileNotFoundError: there is none, or a file of that name.
     """
-    folder = Path(name)
+    folder = user_path(name)
     if name == "":  # which Python takes for the current folder
         raise FileNotFoundError("The name of the collection folder is empty; use . for the current folder.")
     # os.path.isdir: False for a name that is too long, too

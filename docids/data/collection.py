@@ -40,7 +40,7 @@ from dsi.docids.data.records import (
     table_record,
 )
 from dsi.docids.data.sources import file_records, pair_records, records_of, text_lines
-from dsi.docids.files.checks import plain, shown
+from dsi.docids.files.checks import plain, shown, user_path
 from dsi.docids.files.reading import sha256
 from dsi.docids.files.storage import digest, replace_folder, replacing
 from dsi.docids.files.temporary import RANDOM, owning, remove_orphans, temporary_folder
@@ -216,7 +216,7 @@ class Collection:
                 raise TypeError(
                     f"A path must be a string or a Path, got {shown(path)}; from_records takes what is in memory."
                 )
-        found = [Path(path) if os.path.isfile(path) else existing_folder(path) for path in paths]  # noqa: PTH113
+        found = [path if os.path.isfile(path) else existing_folder(path) for path in map(user_path, paths)]  # noqa: PTH113
         if not found:
             raise FileNotFoundError("Name at least one file or folder.")
         for path in found:
@@ -274,7 +274,7 @@ class Collection:
         _check_cut(dev_queries, seed)
         is_file = isinstance(pairs, str | Path)
         records = (
-            pair_records(Path(pairs)) if isinstance(pairs, str | Path) else records_of(pairs, "pairs", texts=False)
+            pair_records(user_path(pairs)) if isinstance(pairs, str | Path) else records_of(pairs, "pairs", texts=False)
         )
         held_out = [*self.qrels["dev"], *self.qrels["test"]]
         found = pair_judgements(
@@ -376,7 +376,7 @@ def read_collection(folder: str | Path, *, dev_queries: int = 500, seed: int = 0
         ValueError: a file's content is wrong; the message names file, line, value and remedy.
     """
     _check_cut(dev_queries, seed)
-    if isinstance(folder, str | Path) and os.path.isfile(folder):  # noqa: PTH113 (False for a name that is too long)
+    if isinstance(folder, str | Path) and os.path.isfile(user_path(folder)):  # noqa: PTH113 (False for too long a name)
         return Collection.from_files(folder)
     folder = find_collection(folder)
     if not is_beir(folder):

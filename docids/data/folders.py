@@ -31,6 +31,10 @@ Rows = Iterator[tuple[str, Row]]
 _LEFT = "they are left out"
 _DIGITS = 16
 """Of a file's sha256 that are kept."""
+_BLOCK, _HOLES, _LARGE = 512, 1000, 2**30
+"""Bytes of a block of `stat`; a file is sparse that is so many times larger than what the disk holds of it, from a size on."""
+_MOST_STARS = 3
+"""Of a name in a pattern of a .gitignore, or ** of its path: matching tries all places for each."""
 _MOST_KEYS = 100
 """Of the front matter of a file: each makes a column of the table of all documents."""
 
@@ -58,9 +62,16 @@ class SourceFile:
     def version(self) -> str:
         """Digits of the sha256 of its contents when this was first asked; "" if it was empty or could not be opened."""
         try:
-            return sha256(self.path)[:_DIGITS] if self._before[3] else ""
+            return sha256(self.path)[:_DIGITS] if self._before[3] and not self.is_sparse else ""
         except OSError:
             return ""
+
+    @property
+    def is_sparse(self) -> bool:
+        """True if a large file is nearly all holes, which would take hours to read."""
+        found = self.path.stat()
+        held = getattr(found, "st_blocks", found.st_size) * _BLOCK
+        return found.st_size > _LARGE and held * _HOLES < found.st_size
 
     @property
     def is_changed(self) -> bool:
@@ -282,6 +293,9 @@ class _Ignored:
             return
         patterns: list[Any] = []
         for line in (folder / ".gitignore").read_text(encoding="utf-8", errors="replace").splitlines():
+            if _is_slow(line):
+                self._odd.count(f"patterns in .gitignore files with more than {_MOST_STARS} * in a name; {_LEFT}", line)
+                continue
             try:
                 patterns += GitIgnoreSpec.from_lines([line]).patterns
             except (ValueError, re.error):
@@ -298,6 +312,13 @@ class _Ignored:
             if folder == self._root:
                 break
         return False
+
+
+def _is_slow(pattern: str) -> bool:
+    """True if matching a pattern of a .gitignore may take minutes."""
+    names = pattern.strip().split("/")
+    stars = [len(re.findall(r"\*+", name)) for name in names]
+    return not pattern.startswith("#") and max(max(stars), names.count("**")) > _MOST_STARS
 
 
 # Files.
@@ -346,6 +367,8 @@ def _readable(file: SourceFile, base: str, odd: Oddities, held: Held) -> Rows:
     """
     count, version = 0, file.version  # before it is read
     try:
+        if file.is_sparse:
+            raise UnreadableError("sparse: nearly all of their bytes are holes")
         for count, (source, row) in enumerate(
             (_rows if _is_table(file.path) else _documents)(file, base, odd), start=1
         ):

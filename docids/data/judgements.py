@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import Any
 
 from dsi.docids.data import SPLITS
-from dsi.docids.data.records import Oddities, id_of
-from dsi.docids.files.checks import plain, shown, text, unpack
+from dsi.docids.data.records import Oddities
+from dsi.docids.files.checks import id_of, plain, shown, text, unpack
 from dsi.docids.types import Qrels
 
 logger = logging.getLogger(__name__)

@@ -10,9 +10,9 @@ from typing import Any
 
 import datasets
 
-from dsi.docids.data.records import Numbered, Oddities, id_of
+from dsi.docids.data.records import Numbered, Oddities
 from dsi.docids.data.sources import POSITIVES, QUERIES, is_missing
-from dsi.docids.files.checks import text
+from dsi.docids.files.checks import id_of, text
 from dsi.docids.types import Qrels
 
 NEGATIVES = ("negative", "negatives")

@@ -29,7 +29,11 @@ logger = logging.getLogger(__name__)
 LARGEST_TEXT, LARGEST = 2**24, 2**28
 """Bytes of a text, and of another file with all that is packed in it, at most."""
 _FRONT = 2**16
-"""Characters of front matter, at most."""
+"""Characters of front matter, and of a header of a mail, at most."""
+_DEEPEST = 20
+"""Lists and mappings in each other in front matter, at most."""
+_ROWS = 2**20
+"""Of a sheet, at most, as the office programs have it."""
 _SNIFFED = 8_000
 """Bytes of a file of no known suffix that tell whether it is text."""
 _UTF_16 = (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)
@@ -205,6 +209,7 @@ def _front_matter(text: str, path: Path) -> tuple[dict[str, Any], int, int]:
     if not lines:
         return {}, 0, 0
     try:
+        _check_yaml(lines[1])
         front = yaml.safe_load(lines[1])
     except (yaml.YAMLError, ValueError) as error:
         logger.warning("%s: its front matter is not YAML (%s), and read as text.", path, reason(error))
@@ -212,6 +217,17 @@ def _front_matter(text: str, path: Path) -> tuple[dict[str, Any], int, int]:
     if not isinstance(front, dict):
         return {}, 0, 0
     return {str(key): value for key, value in front.items()}, lines.end(), lines.end()
+
+
+def _check_yaml(text: str) -> None:
+    """Raise ValueError if a text in YAML has aliases, which can be larger than any memory, or is nested deeply."""
+    depth = 0
+    for event in yaml.parse(text):
+        depth += isinstance(event, yaml.CollectionStartEvent) - isinstance(event, yaml.CollectionEndEvent)
+        if isinstance(event, yaml.AliasEvent):
+            raise ValueError("it has aliases")
+        if depth > _DEEPEST:
+            raise ValueError(f"it is nested more than {_DEEPEST} deep")
 
 
 # Pages.
@@ -259,7 +275,7 @@ def page_text(page: Any) -> str:
         marks = "#" * int(node.tag[1]) + " " if re.fullmatch("h[1-6]", node.tag) else ""
         node.text = (end if node.tag != "br" else "") + marks + _spaced(node, node.text)
         node.tail = end + _spaced(node.getparent(), node.tail)
-    text = re.sub(r"[ \t]+\n|\n (?=\S)", "\n", "".join(root.itertext()))
+    text = re.sub(r"(?<![ \t])[ \t]+\n|\n (?=\S)", "\n", "".join(root.itertext()))
     return re.sub(r"\n{3,}", "\n\n", text).strip()
 
 
@@ -279,7 +295,10 @@ def _docx(path: Path) -> Parts:
 def _docx_lines(item: Any) -> Iterator[str]:
     """Yield the lines of a paragraph or a table; a heading begins with #, and cells are a line a row."""
     if hasattr(item, "rows"):
-        yield from _rows([cell.text for cell in row.cells] for row in item.rows)
+        from docx.table import _Cell
+
+        # not `row.cells`, which has a cell for each column that one spans, however many it says
+        yield from _rows([_Cell(cell, item).text for cell in row._tr.tc_lst] for row in item.rows)
         return
     style = item.style.name if item.style is not None else ""
     level = re.fullmatch(r"Heading ([1-9])", style)
@@ -315,9 +334,22 @@ def _xlsx(path: Path) -> Parts:
 
     book = openpyxl.load_workbook(_unpacked(path), read_only=True, data_only=True)
     for sheet in book.worksheets:
-        rows = _rows(sheet.iter_rows(values_only=True))
+        sheet.reset_dimensions()  # which may say more than there is
+        rows = _rows(_numbered(sheet.iter_rows(values_only=True)))
         yield Part(f"sheet={sheet.title}", f"{_title(path)}: {sheet.title}", "\n".join(rows))
     book.close()
+
+
+def _numbered(rows: Iterable[Iterable[Any]]) -> Iterator[Iterable[Any]]:
+    """Yield the rows of a sheet, with empty ones for numbers that are left out.
+
+    Raises:
+        UnreadableError: a row has a number beyond those that a sheet has.
+    """
+    for number, row in enumerate(rows):
+        if number == _ROWS:
+            raise UnreadableError(f"with sheets of more than {_ROWS:,} rows")
+        yield row
 
 
 def _unpacked(path: Path) -> Path:
@@ -347,6 +379,8 @@ def _notebook(path: Path) -> Parts:
 def _mail(path: Path) -> Parts:
     with path.open("rb") as file:
         message = email.message_from_binary_file(file, policy=email.policy.default)
+    if any(len(value) > _FRONT for part in message.walk() for _, value in part.raw_items()):
+        raise UnreadableError(f"with headers of more than {_FRONT:,} characters")  # reading one takes its square
     heads = [f"{name}: {message[name]}" for name in ("From", "To", "Date") if message[name]]
     body = message.get_body(("plain", "html"))
     text = str(body.get_content()) if body is not None else ""

@@ -34,8 +34,10 @@ from dsi.docids.data.sources import (
     QUERY_TEXT_KEYS,
     TEXT_KEYS,
     is_missing,
+    is_table,
+    items_of,
 )
-from dsi.docids.files.checks import shown, text
+from dsi.docids.files.checks import id_of, shown, text, unpack
 
 logger = logging.getLogger(__name__)
 
@@ -48,8 +50,6 @@ _OWN_KEYS = {*ID_KEYS, *TEXT_KEYS, "title", "metadata"}
 """Keys of a document that have a meaning; all others are metadata."""
 _ROWS_AT_ONCE, _CHARACTERS_AT_ONCE = 1000, 2**25
 """Rows of a record batch and characters of its texts, about, at most."""
-_LONGEST_ID = 1000
-"""Bits of a whole number that is written out as an id."""
 _LARGE_TABLE, _SPARSE = 2 * 10**7, 50
 """Cells of metadata, from which on one in fifty must hold a value."""
 _EXACT = 2**53
@@ -193,9 +193,27 @@ def query_of(record: Mapping[str, Any], source: str) -> tuple[str, str]:
     return query_id, _text(_given(record, given, source, "text"), f"{source}: key 'text'")
 
 
-def id_of(value: Any) -> Any:
-    """Return an id with whole numbers written out."""
-    return str(value) if type(value) is int and value.bit_length() <= _LONGEST_ID else value
+def ids_of(source: Any, name: str) -> list[Any]:
+    """Return the ids in a list, a series, records or a table with a column of ids; whole numbers are written out.
+
+    >>> ids_of([7, "neon", {"doc_id": "argon"}], "allow")
+    ['7', 'neon', 'argon']
+
+    Raises:
+        ValueError: the source is none of these, or a record has no id.
+    """
+    if isinstance(source, str | bytes | Mapping) or not (isinstance(source, Iterable) or is_table(source)):
+        what = f"the string {shown(source)}" if isinstance(source, str) else shown(source)
+        raise ValueError(f"{name} must be a list or set of doc_ids, got {what}.")
+    items = source if isinstance(source, Set) else items_of(source, name)
+    return [
+        id_of(
+            unpack(
+                _given(own, ID_KEYS, f"{name}[{number}]", "doc_id", needed=True) if isinstance(own, Mapping) else own
+            )
+        )
+        for number, own in enumerate(items)
+    ]
 
 
 def _check_id(value: object, name: str) -> str:

@@ -44,6 +44,8 @@ POSITIVES = ("positive", "positives", "doc_id")
 MOST_COLUMNS = 1000
 """Columns of a document table, at most."""
 _ROWS_AT_ONCE = 1000
+_MOST_BLANK = 2**20
+"""Blank lines one after another, at most: compressed, those of a small file would take minutes."""
 LONGEST_LINE = 2**24
 """Bytes of a line, at most; a file without line ends would fill the memory."""
 _INTEGER = re.compile(r"[+-]?[0-9]{1,18}")
@@ -261,12 +263,23 @@ def _names_columns(names: Sequence[str]) -> bool:
 
 
 def bare_records(path: Path) -> Records:
-    """Yield the lines of a file of id, a tab and the text; a first line that names these columns is left out."""
+    """Yield the lines of a file of id, a tab and the text; a first line that names these columns is left out.
+
+    Raises:
+        ValueError: a line has no tab, or the first one several: texts that hold tabs come later.
+    """
+    is_first = True
     for number, line in text_lines(path):
         if number == 1 and _names_columns(line.split("\t")):
             continue
         source = f"{path}, line {number}"
         record_id, tab, text = line.partition("\t")
+        if (columns := line.count("\t") + 1) > 2 and is_first:
+            raise ValueError(
+                f"{source} has {columns} columns, and no line names them; write their names into a first line, such as "
+                "id<TAB>text<TAB>language, or leave the others out."
+            )
+        is_first = False
         if not tab:
             raise ValueError(
                 f"{source}: expected id<TAB>text, or a first line that names columns (id, text, …); got {line[:60]!r}."
@@ -359,7 +372,7 @@ def text_lines(path: Path) -> Iterator[tuple[int, str]]:
     Raises:
         ValueError: a line is too long or not UTF-8, or the compressed data are damaged.
     """
-    number = 0
+    number = last = 0
     try:
         with gzip.open(path) if path.suffix == ".gz" else path.open("rb") as file:
             for number, line in enumerate(iter(lambda: file.readline(LONGEST_LINE + 1), b""), start=1):
@@ -369,7 +382,12 @@ def text_lines(path: Path) -> Iterator[tuple[int, str]]:
                     )
                 text = _decode(line, f"{path}, line {number}").removeprefix("\ufeff" if number == 1 else "")
                 if text.strip():
+                    last = number
                     yield number, text.rstrip("\r\n")
+                elif number - last > _MOST_BLANK:
+                    raise ValueError(
+                        f"{path} has more than {_MOST_BLANK:,} blank lines after line {last}; remove them."
+                    )
     except (EOFError, gzip.BadGzipFile, zlib.error) as error:
         raise ValueError(f"{path} is damaged after line {number} ({error}); fetch or compress it again.") from None
 

@@ -9,8 +9,8 @@ from typing import Any
 
 _NAMES = {bool: "True or False", int: "an integer", float: "a number", str: "a string"}
 _TAKEN: dict[type, tuple[type, ...]] = {bool: (bool,), int: (int,), float: (float, int), str: (str,)}
-
-
+_LONGEST_ID = 1000
+"""Bits of a whole number that is written out as an id."""
 _CONTROLS = re.compile("[\\x00-\\x1f\\x7f-\\x9f\\u2028-\\u202e\\u2066-\\u2069\\ud800-\\udfff]")
 """What moves a terminal's cursor, changes its colours or turns the order of its text, and what is not a character."""
 
@@ -57,6 +57,11 @@ def short_number(number: float) -> str:
     return str(number) if isinstance(number, int) else f"{number:g}".replace("e+0", "e").replace("e-0", "e-")
 
 
+def id_of(value: Any) -> Any:
+    """Return an id with whole numbers written out."""
+    return str(value) if type(value) is int and value.bit_length() <= _LONGEST_ID else value
+
+
 def unpack(value: Any) -> Any:
     """Return the Python value of a NumPy scalar, and every other value as it is."""
     is_scalar = type(value).__module__ == "numpy" and type(value).__name__ != "ndarray" and hasattr(value, "item")
@@ -98,6 +103,15 @@ def text(value: object, name: str) -> str:
     return value
 
 
+def user_path(value: str | Path) -> Path:
+    """Return a path that a user names, with the home folder in the place of ~; a name without such a user stays.
+
+    >>> user_path("~/run") == Path.home() / "run", user_path("~$draft.docx")
+    (True, PosixPath('~$draft.docx'))
+    """
+    return Path(os.path.expanduser(value))  # noqa: PTH111 - Path.expanduser raises where there is no such user
+
+
 def folder_to_write(value: object, name: str) -> Path:
     """Return the path of a folder that is there or can be made.
 
@@ -111,7 +125,7 @@ def folder_to_write(value: object, name: str) -> Path:
         raise TypeError(f"{name} must be the path of a folder, got {shown(value)}; name one to write into.")
     if value == "":  # which Python takes for the current folder
         raise ValueError(f"{name} must name a folder, got ''; use . for the current one.")
-    path = Path(value)
+    path = user_path(value)
     place = next((place for place in (path, *path.parents) if place.exists()), path)
     if place.exists() and not place.is_dir():
         raise NotADirectoryError(f"{place} is a file; name a folder to write into.")

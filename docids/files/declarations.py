@@ -9,6 +9,7 @@ import difflib
 import functools
 import inspect
 import math
+import os
 import textwrap
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field, fields, is_dataclass
@@ -16,7 +17,7 @@ from itertools import pairwise
 from typing import Annotated, Any, Literal, TypeVar, dataclass_transform, get_args, get_origin
 
 from annotated_types import Ge, Gt, Le, Lt
-from pydantic import ConfigDict, Field, ValidationError
+from pydantic import AfterValidator, ConfigDict, Field, ValidationError
 from pydantic.dataclasses import dataclass as pydantic_dataclass
 
 from dsi.docids.files.checks import plain, short_number, shown, text, unpack
@@ -30,6 +31,8 @@ Whole = Annotated[int, Field(ge=0, le=LARGEST)]
 Amount = Annotated[float, Field(ge=0, le=LARGEST)]
 Share = Annotated[float, Field(ge=0, le=1)]
 Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
+NameOrPath = Annotated[str, AfterValidator(os.path.expanduser)]
+"""Of a model or a file."""
 
 ALIASES = {
     "top_k": "k",

@@ -20,7 +20,7 @@ from pydantic import Field
 
 from dsi.docids import extensions
 from dsi.docids.files.checks import shown
-from dsi.docids.files.declarations import Count, Whole, settings
+from dsi.docids.files.declarations import Count, NameOrPath, Whole, settings
 from dsi.docids.files.processes import ALONE, Processes
 from dsi.docids.tree import MOST_LEVELS, MOST_PLACES
 from dsi.docids.types import Floats, Ints, Numbers
@@ -44,7 +44,7 @@ _LARGEST = 2**31 - 1
 class DocidsConfig:
     """How docids are made (section `[docids]`). A setting that the method does not read keeps its default."""
 
-    method: str = "kmeans"
+    method: NameOrPath = "kmeans"
     """The scheme: "kmeans" (the paper), or one that another package adds. Or a file NAME.tsv of docids: a line a docid, the
     doc_id, a tab, and digits with spaces between them. A document may have several lines; with `pieces` they are those of its
     pieces, in order."""

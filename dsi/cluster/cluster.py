@@ -15,7 +15,7 @@ from dsi.cluster.fleet import Fleet, ReplicaStatus
 from dsi.cluster.ray_backend import RayBackend
 from dsi.cluster.router import ShardedRetriever
 from dsi.cluster.shards import check_shards
-from dsi.docids.files.checks import plain
+from dsi.docids.files.checks import plain, user_path
 from dsi.docids.files.processes import Processes
 from dsi.search.generate import TiedEngine
 
@@ -167,7 +167,7 @@ def serve_shards(
         ShardError: a shard cannot load the index.
     """
     # 1) Check the arguments, and load the index for the router.
-    folder = Path(run).resolve()
+    folder = user_path(run).resolve()
     for name, value in (("replicas", replicas), ("shards", shards)):
         if plain(int, value, name) < 1:
             raise ValueError(f"{name} must be at least 1, got {value}.")

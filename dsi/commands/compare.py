@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 from dsi.commands.arguments import add_data, add_device, parser
 from dsi.commands.libraries import load_libraries
 from dsi.commands.values import index_folder
+from dsi.docids.files.checks import user_path
 
 if TYPE_CHECKING:
     from dsi.docids.types import Run
@@ -75,9 +76,10 @@ def _said(learned: "Mapping[str, frozenset[str]]", total: int, split: str) -> li
 
 
 def _system(value: str) -> Path:
-    if Path(value).is_file():
-        return Path(value)
-    if not Path(value).is_dir():
+    path = user_path(value)
+    if path.is_file():
+        return path
+    if not path.is_dir():
         raise ArgumentTypeError(f"{value} does not exist; name an index or a run in TREC format.")
     return index_folder(value)
 

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from dsi.docids.data import find_collection
-from dsi.docids.files.checks import check_writable, folder_to_write, short_number
+from dsi.docids.files.checks import check_writable, folder_to_write, short_number, user_path
 
 if TYPE_CHECKING:
     from dsi.docids.files.declarations import Setting
@@ -80,7 +80,7 @@ def collection_folder(value: str) -> Path:
 
 def index_folder(value: str) -> Path:
     """Return the folder of a finished index."""
-    folder = Path(value)
+    folder = user_path(value)
     if not (folder / "manifest.json").is_file():
         from dsi.docids.files.storage import beside, no_index
 
@@ -91,7 +91,7 @@ def index_folder(value: str) -> Path:
 
 def existing_file(value: str) -> Path:
     """Return a file that is there."""
-    path = Path(value)
+    path = user_path(value)
     if not path.is_file():
         raise ArgumentTypeError(f"{value} is {'a folder, not a file' if path.is_dir() else 'no file that exists'}.")
     return path
@@ -99,8 +99,8 @@ def existing_file(value: str) -> Path:
 
 def source_path(value: str) -> Path:
     """Return a file that is there, or the folder of a collection or of files."""
-    if Path(value).is_file():
-        return Path(value)
+    if (path := user_path(value)).is_file():
+        return path
     try:
         return find_collection(value)
     except FileNotFoundError:
@@ -117,9 +117,10 @@ def output_folder(value: str) -> Path:
 
 def output_file(value: str) -> Path:
     """Return a file that is there or can be made; that of a link."""
-    if Path(value).is_relative_to("/dev") or Path(value).is_relative_to("/proc"):
+    path = user_path(value)
+    if path.is_relative_to("/dev") or path.is_relative_to("/proc"):
         raise ArgumentTypeError(f"{value} is a stream, and a file is replaced as a whole; name a file.")
-    path = Path(value).resolve() if Path(value).is_symlink() else Path(value)
+    path = path.resolve() if path.is_symlink() else path
     if path.is_dir():
         raise ArgumentTypeError(f"{value} is a folder; name a file to write.")
     if path.exists() and not path.is_file():
@@ -139,7 +140,7 @@ def _shipped_configurations() -> set[str]:
 def configuration(value: str) -> str:
     """Return the name of a configuration: a file, or one that ships."""
     shipped = _shipped_configurations()
-    if not Path(value).is_file() and value not in shipped:
+    if not user_path(value).is_file() and value not in shipped:
         raise ArgumentTypeError(
             f"The configuration {value!r} does not exist: neither a file nor one of {', '.join(sorted(shipped))}."
         )

@@ -3,10 +3,13 @@
 import warnings
 from typing import Any, ClassVar, Self
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from transformers import AutoConfig, T5Config, T5ForConditionalGeneration
 from transformers.models.t5.modeling_t5 import T5PreTrainedModel, T5Stack
 
+from dsi.contrastive.models import is_local, load_complete
 from dsi.docids.tree import DocidTree
 from dsi.docids.types import Ints
 from dsi.generator.config import CE, GeneratorConfig, ObjectiveConfig
@@ -128,13 +131,13 @@ def _decoder_config(
     }
     if not config.decoder:
         return _fresh_config(config, state_dim, settings), None
-    kind = AutoConfig.from_pretrained(config.decoder).model_type
+    kind = AutoConfig.from_pretrained(config.decoder, local_files_only=(local := is_local(config.decoder))).model_type
     if not kind.endswith("t5"):
         raise ValueError(
             f"generator.decoder {config.decoder!r} is of type {kind}, and only a T5's decoder reads the encoder's states; set "
             'generator.reads = "text", or name a T5 checkpoint.'
         )
-    checkpoint = T5ForConditionalGeneration.from_pretrained(config.decoder, dtype=torch.float32)
+    checkpoint = _t5(config.decoder, local)
     if checkpoint.config.d_model != state_dim:
         raise ValueError(
             f"The decoder {config.decoder} is {checkpoint.config.d_model} wide, the encoder's states {state_dim}; "
@@ -143,6 +146,31 @@ def _decoder_config(
     t5_config = T5Config(**{**checkpoint.config.to_dict(), **settings})
     t5_config.num_layers = config.num_layers or checkpoint.config.num_decoder_layers
     return t5_config, checkpoint
+
+
+def _t5(name: str, local: bool) -> Any:
+    """Return a T5 checkpoint with all weights of its decoder.
+
+    Raises:
+        ValueError: it lacks some.
+    """
+
+    def load() -> Any:
+        return T5ForConditionalGeneration.from_pretrained(name, dtype=torch.float32, local_files_only=local)
+
+    try:
+        return load_complete(load, _decoded)
+    except ValueError as error:
+        raise ValueError(f"generator.decoder {name!r} cannot be used, because {error}.") from None
+
+
+@torch.no_grad()
+def _decoded(model: Any) -> NDArray[np.float32]:
+    """[1, 4, width] what a T5's decoder makes of four vectors, beside three states."""
+    states = torch.linspace(-1, 1, 7 * model.config.d_model).view(1, 7, -1)
+    output = model.decoder(inputs_embeds=states[:, :4], encoder_hidden_states=states[:, 4:])
+    hidden: NDArray[np.float32] = output.last_hidden_state.numpy(force=True)
+    return hidden
 
 
 def _fresh_config(config: GeneratorConfig, width: int, settings: dict[str, Any]) -> T5Config:

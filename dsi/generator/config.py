@@ -9,7 +9,7 @@ from pydantic import Field
 
 from dsi.docids.extensions import GENERATORS, extension_names
 from dsi.docids.files.checks import check_name, shown
-from dsi.docids.files.declarations import Amount, Count, Positive, Remedy, Share, Whole, settings
+from dsi.docids.files.declarations import Amount, Count, NameOrPath, Positive, Remedy, Share, Whole, settings
 from dsi.generator.objectives import find_objective
 
 EXTRACTIVE = "extractive"
@@ -21,7 +21,7 @@ TOKENS = ("tied", "digits")
 class PseudoQueriesConfig:
     """How pseudo-queries are made (section `[pseudo_queries]`)."""
 
-    method: str = "none"
+    method: NameOrPath = "none"
     """"extractive" (spans and keywords of the text), "none", or a seq2seq or causal model (Hub name or folder) that turns a
     document into a query. Only a generator that is trained reads them."""
     per_document: Annotated[int, Field(ge=1, le=100_000), Remedy('method = "none" makes none')] = 3
@@ -53,7 +53,7 @@ class GeneratorConfig:
     reads: Literal["states", "text"] = "states"
     """What the decoder reads: "states", the encoder's token states, as in the paper; or "text", the text itself: then `decoder`
     is any causal or sequence-to-sequence model of transformers, with its own tokenizer (see `dsi.generator.pretrained`)."""
-    decoder: str = ""
+    decoder: NameOrPath = ""
     """A model (Hub name or folder): with `reads` = "states" a T5 checkpoint to take decoder weights from, or "" for a fresh T5
     stack as wide as the encoder."""
     num_layers: Annotated[int, Field(ge=0, le=1000)] = 0

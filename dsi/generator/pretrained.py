@@ -24,7 +24,7 @@ from torch import Tensor, nn
 from transformers import AutoConfig, AutoModel, AutoTokenizer, PreTrainedModel, T5Config
 
 from dsi.contrastive.encoder import quiet_transformers, state_fingerprint
-from dsi.contrastive.models import check_tokenizer, load_complete, reset_tokenizer, write_plainly
+from dsi.contrastive.models import check_tokenizer, is_local, load_complete, reset_tokenizer, write_plainly
 from dsi.docids.files.progress import Bar
 from dsi.docids.files.ram import available_memory
 from dsi.docids.tree import DocidTree
@@ -326,7 +326,7 @@ def check_memory(name: str, device: torch.device, upper: int = 0) -> None:
         upper: layers that are trained, 0 for all weights.
     """
     with _refusing(name), torch.device("meta"):
-        model = AutoModel.from_config(AutoConfig.from_pretrained(name))
+        model = AutoModel.from_config(AutoConfig.from_pretrained(name, local_files_only=is_local(name)))
     trained = weights = sum(own.numel() for own in model.parameters())
     if upper:
         with _refusing(name, upper):
@@ -365,8 +365,11 @@ def _load(name: str) -> tuple[PreTrainedModel, Any]:
     """
     with _refusing(name):
         with quiet_transformers():
-            tokenizer = AutoTokenizer.from_pretrained(name)
-            model = load_complete(lambda: AutoModel.from_pretrained(name, dtype=torch.float32).eval(), _hidden)
+            options = {"local_files_only": is_local(name)}
+            tokenizer = AutoTokenizer.from_pretrained(name, **options)
+            model = load_complete(
+                lambda: AutoModel.from_pretrained(name, dtype=torch.float32, **options).eval(), _hidden
+            )
         if not _is_causal(model):
             raise ValueError(
                 "it is neither causal nor sequence-to-sequence: what it reads later changes what it gave before"

@@ -14,13 +14,16 @@ from pathlib import Path
 from typing import Any
 
 import datasets
+import numpy as np
 import pyarrow as pa
 import torch
+from numpy.typing import NDArray
 from sklearn.feature_extraction.text import ENGLISH_STOP_WORDS
 from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForSeq2SeqLM, AutoTokenizer, DynamicCache
 from transformers.models.auto.modeling_auto import MODEL_FOR_MASKED_LM_MAPPING_NAMES
 
 from dsi.contrastive.devices import choose_device
+from dsi.contrastive.models import is_local, load_complete
 from dsi.docids.data.collection import cached_table
 from dsi.docids.data.lines import write_json_line
 from dsi.docids.data.records import batches
@@ -191,11 +194,13 @@ def load_query_model(name: str, setting: str = "pseudo_queries.method") -> tuple
         FileNotFoundError: there is none of that name, or it is of another kind.
     """
     try:
-        config = AutoConfig.from_pretrained(name)
+        options = {"local_files_only": is_local(name)}
+        config = AutoConfig.from_pretrained(name, **options)
         if not config.is_encoder_decoder and config.model_type in MODEL_FOR_MASKED_LM_MAPPING_NAMES:
             raise ValueError(f"{config.model_type} reads and does not write")
         kind = AutoModelForSeq2SeqLM if config.is_encoder_decoder else AutoModelForCausalLM
-        tokenizer, model = AutoTokenizer.from_pretrained(name), kind.from_pretrained(name)
+        tokenizer = AutoTokenizer.from_pretrained(name, **options)
+        model = load_complete(lambda: kind.from_pretrained(name, **options), _written)
     except (OSError, ValueError) as error:
         reason = str(error).strip().splitlines()[0].rstrip(".")
         raise FileNotFoundError(
@@ -205,6 +210,15 @@ def load_query_model(name: str, setting: str = "pseudo_queries.method") -> tuple
         tokenizer.padding_side = "left"  # it goes on where the prompt ends
         tokenizer.pad_token = tokenizer.pad_token or tokenizer.eos_token
     return tokenizer, model
+
+
+@torch.no_grad()
+def _written(model: Any) -> NDArray[np.float32]:
+    """[1, 4, words] the scores of the words after each of four tokens."""
+    tokens = torch.tensor([[0, 1, 2, 3]])
+    more = {"decoder_input_ids": tokens} if model.config.is_encoder_decoder else {}
+    scores: NDArray[np.float32] = model(input_ids=tokens, **more).logits.float().numpy(force=True)
+    return scores
 
 
 def model_queries(

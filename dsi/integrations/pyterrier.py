@@ -18,7 +18,7 @@ import numpy as np
 import pandas as pd
 
 from dsi.docids.extensions import extra
-from dsi.docids.files.checks import shown, text
+from dsi.docids.files.checks import shown, text, user_path
 from dsi.docids.words.bm25 import BM25
 from dsi.eval.trec import without_ties
 from dsi.integrations.pyterrier_metadata import METADATA
@@ -148,9 +148,9 @@ class DocidIndex(pt.Artifact):
     ARTIFACT_PACKAGE_HINT = METADATA["package_hint"]
 
     def __init__(self, path: str | Path, *, device: str | None = None, dtype: str = "float32") -> None:
-        super().__init__(path)
-        self._folder = Path(path)
-        self.index = GenerativeRetriever.from_pretrained(path, device=device, dtype=dtype)
+        self._folder = user_path(path)
+        super().__init__(self._folder)
+        self.index = GenerativeRetriever.from_pretrained(self._folder, device=device, dtype=dtype)
 
     @shows_options
     def retriever(self, num_results: int = 10, **options: Unpack[SearchOptions]) -> DocidRetriever:

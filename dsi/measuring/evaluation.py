@@ -21,7 +21,7 @@ from dsi.docids.data import SPLITS
 from dsi.docids.data.collection import Collection, check_collection, compare_documents
 from dsi.docids.data.dev_queries import relevant_documents
 from dsi.docids.data.identical import most_identical, without_identical
-from dsi.docids.files.checks import plain, shown
+from dsi.docids.files.checks import plain, shown, user_path
 from dsi.docids.files.declarations import meant
 from dsi.docids.files.processes import ALONE, Processes
 from dsi.docids.files.progress import progress
@@ -167,7 +167,7 @@ class Evaluation:
     def save(self, path: str | Path, **more: Any) -> None:
         """Write all measures, in percent, search configs, hardware and versions as JSON, with any other fields."""
         systems = {row.name: {"settings": row.settings, **row.means(self.splits)} for row in self.rows}
-        write_json(Path(path), {**self.about, **more, "systems": systems})
+        write_json(user_path(path), {**self.about, **more, "systems": systems})
 
     def _found(self) -> str:
         """Return what the index finds, in a sentence that fits the measures."""

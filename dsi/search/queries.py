@@ -13,9 +13,9 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from dsi.contrastive.encoder import Encoder
-from dsi.docids.data.records import EMPTY_QUERIES, Oddities, checked_queries, id_of
+from dsi.docids.data.records import EMPTY_QUERIES, Oddities, checked_queries
 from dsi.docids.data.sources import is_table, items_of, records_of
-from dsi.docids.files.checks import plain, shown, text, unpack
+from dsi.docids.files.checks import id_of, plain, shown, text, unpack
 from dsi.docids.files.progress import Bar
 from dsi.docids.query_memory import is_usable
 from dsi.docids.types import Bools

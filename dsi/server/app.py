@@ -6,6 +6,7 @@ import time
 from collections.abc import AsyncIterator
 from concurrent.futures import Future
 from contextlib import asynccontextmanager, nullcontext
+from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -16,14 +17,14 @@ from pydantic import BaseModel
 from starlette.concurrency import run_in_threadpool
 from starlette.exceptions import HTTPException as StarletteHTTPException
 from starlette.middleware.cors import CORSMiddleware
-from starlette.routing import Route
+from starlette.routing import Match, Route
 from tqdm import tqdm
 
 from dsi.docids.files.checks import printable, shown
 from dsi.docids.files.declarations import meant
 from dsi.search.results import ShardError
 from dsi.server.batching import BusyError
-from dsi.server.middleware import BodyLimit, Failures, Guarded, JsonBodies, Metrics, Observed, bears
+from dsi.server.middleware import BodyLimit, Failures, Guarded, Heads, JsonBodies, Metrics, Observed, bears
 from dsi.server.models import (
     About,
     AddBody,
@@ -91,6 +92,7 @@ def create_app(settings: ServerSettings) -> FastAPI:
         lifespan=lifespan,
         redoc_url=None,
         docs_url=None,
+        redirect_slashes=False,  # behind TLS the address of a redirect would be of http
         responses={
             "4XX": {"model": ErrorAnswer, "description": "Bad input, or not allowed"},
             206: {"model": SearchAnswer, "description": "Partial: shards did not answer"},
@@ -108,6 +110,7 @@ def create_app(settings: ServerSettings) -> FastAPI:
             CORSMiddleware, allow_origins=[settings.allow_origin], allow_methods=methods, allow_headers=headers
         )
     app.add_middleware(Observed, observe=metrics.observe)
+    app.add_middleware(Heads)
     _add_errors(app)
     _add_page(app)
     _add_searches(app)
@@ -149,9 +152,8 @@ def _add_errors(app: FastAPI) -> None:
             paths = sorted({path for route in app.routes if "{" not in (path := getattr(route, "path", "{"))})
             message = f"This server has no path {shown(request.url.path)}{meant(request.url.path, paths)}"
         elif error.status_code == 405:
-            message = (
-                f"{printable(request.url.path)} takes {headers.get('Allow', 'other methods')}, got {request.method}."
-            )
+            headers["Allow"] = _methods(app, request)
+            message = f"{printable(request.url.path)} takes {headers['Allow']}, got {request.method}."
         return _error(error.status_code, message, headers)
 
     async def malformed(request: Request, error: Exception) -> JSONResponse:
@@ -168,6 +170,14 @@ def _add_errors(app: FastAPI) -> None:
         app.add_exception_handler(kind, known)
     app.add_exception_handler(StarletteHTTPException, http)
     app.add_exception_handler(RequestValidationError, malformed)
+
+
+def _methods(app: FastAPI, request: Request) -> str:
+    """Return the methods of all routes of a request's path, as the header Allow has them."""
+    routes = [route for route in app.routes if isinstance(route, Route)]
+    found = [route.methods or () for route in routes if route.matches(request.scope)[0] is not Match.NONE]
+    methods = {*chain.from_iterable(found)}
+    return ", ".join(sorted({*methods, "HEAD"} if "GET" in methods else methods))
 
 
 async def _within_limit(request: Request, future: "Future[Any]") -> Any:

@@ -10,7 +10,7 @@ from typing import Annotated, Any, Literal
 from pydantic import Field
 
 from dsi.docids.files.checks import shown
-from dsi.docids.files.declarations import LARGEST, Count, Whole, settings
+from dsi.docids.files.declarations import LARGEST, Count, NameOrPath, Whole, settings
 
 TOKEN = "DSI_TOKEN"
 """Environment variable that holds the bearer token of updates, and of /mcp."""
@@ -26,7 +26,7 @@ class TooLargeError(ValueError):
 class ServerSettings:
     """What is served, and the limits of a request."""
 
-    run: str
+    run: NameOrPath
     """Folder of the index."""
     device: str | None = None
     """Of encoder and decoder; the best available by default."""

@@ -17,7 +17,7 @@ import pyarrow.dataset
 from numpy.typing import NDArray
 
 from dsi.docids.data.identical import identical_ids
-from dsi.docids.data.records import COLUMNS
+from dsi.docids.data.records import COLUMNS, ids_of
 from dsi.docids.files.checks import shown
 from dsi.docids.tree import DocidTree
 from dsi.search.explain.why import AnsweredQuery
@@ -154,11 +154,7 @@ class DocumentTable:
         Raises:
             ValueError: a doc_id is not in the index, or doc_ids are no list of doc_ids.
         """
-        if isinstance(doc_ids, str):
-            raise ValueError(f"{name} must be a list or set of doc_ids, got the string {shown(doc_ids)}.")
-        if not isinstance(doc_ids, Iterable) or isinstance(doc_ids, bytes):
-            raise ValueError(f"{name} must be a list or set of doc_ids, got {shown(doc_ids)}.")
-        doc_ids = list(doc_ids)  # an iterator is read once
+        doc_ids = ids_of(doc_ids, name)
         for doc_id in doc_ids:
             if not isinstance(doc_id, str):
                 raise ValueError(f"{name} must hold doc_ids, which are strings, got {shown(doc_id)}.")

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from dsi.config import Config
-from dsi.docids.files.checks import printable
+from dsi.docids.files.checks import printable, user_path
 from dsi.docids.files.reading import read_record
 from dsi.store.learning import learned_pairs
 from dsi.store.loading import load_content, load_docids
@@ -25,7 +25,7 @@ def index_info(folder: str | Path) -> dict[str, Any]:
         FileNotFoundError: no finished index.
         ValueError: a file was altered or truncated.
     """
-    folder = Path(folder)
+    folder = user_path(folder)
     manifest = read_manifest(folder)
     tree, documents = load_docids(part(folder, manifest, "docids"))
     sizes = {name: _bytes(part(folder, manifest, name)) for name in PARTS}
@@ -45,7 +45,7 @@ def index_info(folder: str | Path) -> dict[str, Any]:
 
 def learned_lines(folder: str | Path, *, as_json: bool = False) -> Iterator[str]:
     """Yield the pairs that an index has learned, by when that was, as lines with tabs or as JSON."""
-    manifest = read_manifest(folder := Path(folder))
+    manifest = read_manifest(folder := user_path(folder))
     for pair in learned_pairs(load_content(folder, manifest, "cpu")):
         time = pair.time.isoformat().replace("+00:00", "Z")
         values = {"hash": pair.hash, "doc_id": pair.doc_id, "count": pair.count, "time": time, "query": pair.query}

@@ -15,9 +15,9 @@ import numpy as np
 
 from dsi.config import MEMORY_WEIGHT
 from dsi.contrastive.encoder import Encoder
-from dsi.docids.data.records import Oddities, id_of
+from dsi.docids.data.records import Oddities
 from dsi.docids.data.sources import POSITIVES, QUERIES, items_of, pair_records
-from dsi.docids.files.checks import shown, text
+from dsi.docids.files.checks import id_of, shown, text, user_path
 from dsi.docids.query_memory import Period, QueryMemory, hash_of, is_usable, same
 from dsi.docids.types import Floats, Rows
 from dsi.search.request import SearchConfig
@@ -224,7 +224,7 @@ def _rows(content: Content, pairs: Sequence[Pair]) -> tuple[list[int], list[str]
 def _named(pairs: Iterable[Any], name: str) -> Iterator[tuple[str, Pair]]:
     """Yield pairs, each after the words that name it in messages."""
     if isinstance(pairs, Path):
-        yield from ((source, _record(record, source)) for source, record in pair_records(pairs))
+        yield from ((source, _record(record, source)) for source, record in pair_records(user_path(pairs)))
     elif isinstance(pairs, Mapping | str | bytes) or not isinstance(pairs, Iterable):
         raise TypeError(f"{name}() takes a list of (query, doc_id), got {shown(pairs)}; put each pair into a list.")
     else:

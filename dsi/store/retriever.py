@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from dsi.contrastive.encoder import Encoder
 from dsi.docids.data.records import COLUMNS
-from dsi.docids.files.checks import plain
+from dsi.docids.files.checks import plain, user_path
 from dsi.docids.files.reading import MappedFile, check_mapped
 from dsi.docids.files.storage import recover_folder, writing_to
 from dsi.docids.query_memory import QueryMemory
@@ -516,7 +516,7 @@ class GenerativeRetriever:
                 the weights were loaded in another dtype than float32.
         """
         self._check_savable()
-        target = Path(folder).resolve()
+        target = user_path(folder).resolve()
         with loading.updating(target):
             state = self._state
             is_held = (
@@ -578,13 +578,17 @@ def load(
 
 
 def _index_folder(name: str | Path, revision: str | None, token: str | bool | None) -> Path:
-    """Return the folder of an index: `name` itself, or a download where none is there and it has the form "user/name"."""
-    folder = Path(name)
+    """Return the folder of an index: `name` itself, or a download where none is there and it has the form "user/name".
+
+    A name in a folder that is there is a mistyped path, unless a revision is given.
+    """
+    folder = user_path(name)
     recover_folder(folder)
-    if not folder.exists() and isinstance(name, str) and re.fullmatch(r"[\w.-]+/[\w.-]+", name):
+    may_be_named = isinstance(name, str) and re.fullmatch(r"[\w.-]+/[\w.-]+", name)
+    if not folder.exists() and may_be_named and (revision is not None or not folder.parent.is_dir()):
         from dsi.hub import download
 
-        return download(name, revision, token)
+        return download(str(name), revision, token)
     if revision is not None:
         raise ValueError(f"{name} is a folder, which has no revisions, got revision {revision!r}; leave it out.")
     return folder

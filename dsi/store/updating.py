@@ -21,9 +21,9 @@ from dsi.contrastive.encoder import Encoder
 from dsi.contrastive.tokens import TokenHead, tell_empty
 from dsi.docids.data.folders import Held, base_of, path_records, records_of_files, source_files
 from dsi.docids.data.locations import FILE, PLACE, SOURCE, VERSION
-from dsi.docids.data.records import COLUMNS, Oddities, Row, checked_documents, converted, kind_of
+from dsi.docids.data.records import COLUMNS, Oddities, Row, checked_documents, converted, ids_of, kind_of
 from dsi.docids.data.sources import records_of
-from dsi.docids.files.checks import plain, shown
+from dsi.docids.files.checks import plain, shown, user_path
 from dsi.docids.query_memory import QueryMemory
 from dsi.docids.token_vectors import TokenCodes
 from dsi.docids.tree import DocidTree
@@ -204,7 +204,7 @@ def changed_files(table: datasets.Dataset, paths: Sequence[str | Path]) -> tuple
     if FILE not in table.column_names:
         raise ValueError("The index was not made of files, so no folder can be compared with it; use --add or add().")
     # 1) Compare.
-    roots, odd = [Path(path) for path in paths], Oddities(", ".join(map(str, paths)))
+    roots, odd = [user_path(path) for path in paths], Oddities(", ".join(map(str, paths)))
     found, closed = source_files(roots, odd)
     doc_ids, files, places, versions = (table[name][:] for name in ("doc_id", FILE, PLACE, VERSION))
     known = {file: version for file, version in zip(files, versions, strict=True) if file}
@@ -335,8 +335,8 @@ def rows_to_remove(documents: DocumentTable, names: Iterable[str]) -> list[int]:
     Raises:
         ValueError: names are no list of texts, or one names nothing or several files.
     """
-    wanted = names if isinstance(names, str | bytes) or not isinstance(names, Iterable) else list(names)
-    if FILE not in documents.dataset.column_names or not isinstance(wanted, list):
+    wanted = ids_of(names, "remove")
+    if FILE not in documents.dataset.column_names:
         return documents.rows_of(wanted, "remove")
     known = documents.find([name for name in wanted if isinstance(name, str)])
     rows, unknown = {*known.values()}, [name for name in wanted if name not in known]

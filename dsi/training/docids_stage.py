@@ -14,6 +14,7 @@ from transformers import AutoTokenizer
 
 from dsi.contrastive.blocks import DocumentTexts
 from dsi.contrastive.encoder import Encoder
+from dsi.contrastive.models import is_local
 from dsi.docids.clustering import assemble
 from dsi.docids.data.collection import Collection
 from dsi.docids.extensions import SCHEMES, package_of
@@ -39,7 +40,7 @@ def load_tokenizer(name: str) -> Any:
         FileNotFoundError: there is none.
     """
     try:
-        return AutoTokenizer.from_pretrained(name)
+        return AutoTokenizer.from_pretrained(name, local_files_only=is_local(name))
     except (OSError, ValueError) as error:
         reason = str(error).strip().splitlines()[0].rstrip(".")
         raise FileNotFoundError(

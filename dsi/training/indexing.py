@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 from dsi.config import Config, run_config
 from dsi.contrastive.models import sharing_models
 from dsi.docids.data.collection import Collection, read_collection
+from dsi.docids.files.checks import user_path
 from dsi.docids.files.reading import remembering_sums
 from dsi.docids.files.storage import link_files, replace_folder
 from dsi.docids.files.temporary import temporary_folder
@@ -74,7 +75,7 @@ def index(
         chosen = _for_vectors(chosen, collection)
     if queries is not None:
         collection = _with_queries(collection, queries)
-    vectors = read_embeddings(Path(embeddings)) if isinstance(embeddings, str | Path) else embeddings
+    vectors = read_embeddings(user_path(embeddings)) if isinstance(embeddings, str | Path) else embeddings
 
     def made(folder: Path) -> GenerativeRetriever:
         TrainingRun(

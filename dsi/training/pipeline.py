@@ -56,7 +56,7 @@ from dsi.store.retriever import GenerativeRetriever
 from dsi.store.verify import FORMAT_VERSION
 from dsi.training import preflight
 from dsi.training.docids_stage import read_numbers, save_docids_stage, scheme_input, sources_digest, train_queries
-from dsi.training.embedding import DocumentVectors, array_digest
+from dsi.training.embedding import DocumentVectors, array_digest, pieces_line
 from dsi.training.generator_stage import GeneratorStage
 from dsi.training.inputs import STAGES, enabled_stages, needed_stages, setting_values
 from dsi.training.stages import StageFolders, launch
@@ -364,7 +364,7 @@ class TrainingRun:
             if self.processes.is_main:
                 vectors.tell_cut()
                 if len(vectors.texts) > len(self.collection.documents):
-                    write_line(f"{len(self.collection.documents):,} documents in {len(vectors.texts):,} pieces")
+                    write_line(pieces_line(np.bincount(vectors.texts.rows)))
             documents = vectors.embeddings()
             read = scheme_input(
                 self.collection, encoder, config, documents, points, self.processes,

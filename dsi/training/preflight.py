@@ -20,7 +20,7 @@ from dsi.contrastive.multi_vector import MultiVectorModel
 from dsi.contrastive.training import NO_QUERIES
 from dsi.docids.clustering import assemble, build_tree
 from dsi.docids.data.collection import Collection, is_beir
-from dsi.docids.files.checks import shown
+from dsi.docids.files.checks import shown, user_path
 from dsi.docids.files.processes import Processes
 from dsi.docids.files.reading import folder_sums, read_record
 from dsi.docids.files.storage import digest, replace_folder
@@ -155,7 +155,7 @@ def with_encoder(config: Config, encoder: Any, folder: Path) -> Config:
 
 def check_apart(folder: Path, source: str | Path) -> None:
     """Raise ValueError if the folder of a run is that of its collection, or lies among texts, where it would be read again."""
-    data, run = Path(source).resolve(), folder.resolve()
+    data, run = user_path(source).resolve(), folder.resolve()
     if data.is_dir() and (run == data or (data in run.parents and not is_beir(data))):
         raise ValueError(
             f"{folder} is the folder of the collection, or lies in it; the index would be among its files, so name a folder "

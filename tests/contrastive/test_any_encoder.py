@@ -140,6 +140,12 @@ def drop(folder, pattern):
     [
         ("bert", r"attention.self.query.weight", "attention.self.query.weight"),
         ("t5", r"SelfAttention.k", "SelfAttention.k.weight"),
+        (
+            "bert",
+            r"layer.0.attention.self.query.bias",
+            "layer.0.attention.self.query.bias",
+        ),  # made of zeros, not at random
+        ("bert", r"layer.0.output.LayerNorm.weight", "layer.0.output.LayerNorm.weight"),  # made of ones
     ],
 )
 def test_a_checkpoint_that_lacks_weights_is_refused_by_their_names(copy, tmp_path, kind, pattern, name):

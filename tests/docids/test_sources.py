@@ -21,6 +21,7 @@ import pytest
 
 import dsi
 from dsi.commands.main import main
+from dsi.commands.queries_file import read_queries_file
 from dsi.config import Config, read_config
 from dsi.docids.data.collection import Collection, read_collection
 from dsi.eval.trec import write_qrels, write_run
@@ -1013,3 +1014,15 @@ def test_a_training_takes_the_short_options_of_an_index(tmp_path, capsys):
     assert "docids.pieces" in capsys.readouterr().err
     assert main([*train, "--encoder", str(tmp_path / "no-model")]) == 2
     assert "no-model" in capsys.readouterr().err
+
+
+def test_a_first_line_of_three_columns_without_names_is_refused_and_tabs_in_later_texts_are_kept(tmp_path):
+    (tmp_path / "queries.tsv").write_text("1\tnoble gas\ten\n2\triver\ten\n")
+    with pytest.raises(
+        ValueError, match=r"queries.tsv, line 1 has 3 columns, and no line names them; write their names"
+    ):
+        read_queries_file(tmp_path / "queries.tsv")
+    (tmp_path / "queries.tsv").write_text("id\ttext\tlanguage\n1\tnoble gas\ten\n2\triver\ten\n")
+    assert read_queries_file(tmp_path / "queries.tsv") == {"1": "noble gas", "2": "river"}
+    (tmp_path / "queries.txt").write_text("\n1\tnoble gas\n2\triver\twith a tab\n")
+    assert read_queries_file(tmp_path / "queries.txt") == {"1": "noble gas", "2": "river\twith a tab"}

@@ -13,6 +13,7 @@ from scipy import stats
 
 from dsi.docids.words.bm25 import BM25
 from dsi.eval.baselines import BM25_GRID, dense_run, tune_bm25
+from dsi.eval.fusion import fit_weights, reciprocal_rank_fusion, weighted_sum
 from dsi.eval.measures import STANDARD_MEASURES, cutoff, evaluate, mean, measure_name, measures_for, ranking
 from dsi.eval.protocol import (
     SystemResult,
@@ -23,7 +24,8 @@ from dsi.eval.protocol import (
     table,
 )
 from dsi.eval.tables import markdown_table
-from dsi.eval.trec import read_run, without_ties, write_run
+from dsi.eval.trec import read_run, run_without_ties, without_ties, write_qrels, write_run
+from dsi.measuring.comparison import compare_runs
 
 QRELS = {"q1": {"a": 2, "b": 1, "c": 0}, "q2": {"d": 1}, "q3": {"e": 1}}
 RUN = {"q1": {"c": 3.0, "b": 2.0, "a": 1.0}, "q2": {"a": 1.0, "d": 1.0}}  # q2 is a tie; q3 has no results
@@ -331,3 +333,65 @@ def test_dense_run_is_the_exact_order():
     run = dense_run(["x", "y", "z"], queries, [f"d{n}" for n in range(50)], documents, 5)
     for row, query_id in enumerate("xyz"):
         assert ranking(run[query_id]) == [f"d{n}" for n in np.argsort(-(documents @ queries[row]))[:5]]
+
+
+@pytest.mark.parametrize("score", [math.nan, np.float32("nan"), None, "2.0", [1.0]])
+def test_a_score_that_is_no_number_is_refused_wherever_it_enters_by_query_and_document(tmp_path, score):
+    for run in ({"q": {"a": score, "b": 1.0}}, {"q": {"b": 1.0, "a": score}}):
+        for use in (
+            lambda run: write_run(run, tmp_path / "run", "tag"),
+            lambda run: evaluate(run, {"q": {"b": 1}}, ["RR@10"]),
+            lambda run: compare_runs({"q": {"b": 1.0}}, run, {"q": {"b": 1}}),
+            lambda run: reciprocal_rank_fusion([{"q": {"b": 1.0}}, run]),
+            lambda run: weighted_sum(run, [{"q": {"b": 1.0}}], [1.0]),
+            lambda run: fit_weights({"q": {"b": 1.0}}, [run], [1.0], {"q": {"b": 1}}),
+            run_without_ties,
+        ):
+            with pytest.raises(
+                ValueError, match=r"The score of document 'a' for query 'q' must be a (finite )?number, got"
+            ):
+                use(run)
+    assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize("grade", [math.nan, math.inf, None, "1"])
+def test_a_grade_that_is_no_finite_number_is_refused_by_query_and_document(tmp_path, grade):
+    qrels, run = {"q": {"b": 1, "a": grade}}, {"q": {"b": 1.0}}
+    for use in (
+        lambda: write_qrels(qrels, tmp_path / "qrels"),
+        lambda: evaluate(run, qrels, ["nDCG@10"]),
+        lambda: compare_runs(run, run, qrels, ["nDCG@10"]),
+        lambda: fit_weights(run, [run], [1.0], qrels),
+    ):
+        with pytest.raises(ValueError, match="The grade of document 'a' for query 'q' must be a finite number, got"):
+            use()
+    assert not (tmp_path / "qrels").exists()
+
+
+def test_infinite_scores_have_a_rank_but_no_sum():
+    run = {"q": {"a": -math.inf, "b": math.inf}}
+    assert evaluate(run, {"q": {"b": 1}}, ["RR@10"]) == {"RR@10": {"q": 1.0}}
+    with pytest.raises(ValueError, match="document 'a' for query 'q' must be a finite number, got -inf"):
+        weighted_sum(run, [run], [1.0])
+
+
+def test_a_test_of_significance_names_the_query_without_a_value():
+    with pytest.raises(ValueError, match=r"Query 'q' needs two finite values to compare, got nan and 1\.0"):
+        randomisation_test({"p": 1.0, "q": math.nan}, {"p": 1.0, "q": 1.0})
+
+
+def test_ids_are_the_same_as_numbers_and_as_texts(tmp_path):
+    numbers, texts = {7: {10: 2.0, np.int64(11): 1.0}}, {"7": {"10": 2.0, "11": 1.0}}
+    expected = {"RR@10": {"7": 0.5}}
+    for run in (numbers, texts):
+        for qrels in ({7: {11: 1}}, {"7": {"11": 1}}):
+            assert evaluate(run, qrels, ["RR@10"]) == expected
+            assert compare_runs(run, texts, qrels, ["RR@10"]).means == {"RR@10": (50.0, 50.0)}
+        write_run(run, tmp_path / "run", "tag")
+        assert read_run(tmp_path / "run") == texts
+        assert weighted_sum(run, [texts], [1.0]) == {"7": {"10": 4.0, "11": 2.0}}
+        assert list(reciprocal_rank_fusion([run, texts])["7"]) == ["10", "11"]
+    with pytest.raises(ValueError, match="query '7': doc_id '10' comes twice, as a number and as a text; keep one"):
+        evaluate({7: {10: 1.0, "10": 2.0}}, texts)
+    with pytest.raises(ValueError, match=r"doc_id must be a string, got 10\.0"):
+        evaluate({7: {10.0: 1.0}}, texts)

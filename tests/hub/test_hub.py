@@ -2,6 +2,7 @@
 
 import json
 import shutil
+import time
 from pathlib import Path
 
 import datasets
@@ -170,7 +171,7 @@ def test_a_manifest_that_lists_what_it_should_not_downloads_nothing(run, hub):
     asked = hub.requests.total()
     with pytest.raises(ValueError, match=r"files must lie in .*, got '../../outside'"):
         GenerativeRetriever.from_pretrained(NAME)
-    assert hub.requests.total() <= asked + 2  # of the manifest itself
+    assert hub.requests.total() <= asked + 3  # whether it answers, and of the manifest
 
 
 def test_a_file_that_was_altered_on_the_hub_is_named(run, hub):
@@ -215,3 +216,25 @@ def test_a_folder_goes_before_a_name(run, monkeypatch, tmp_path):
     monkeypatch.chdir(tmp_path)
     shutil.copytree(run, "user/index")
     assert len(GenerativeRetriever.from_pretrained("user/index", device="cpu").documents) == 40
+
+
+def test_a_name_in_a_folder_that_is_there_is_a_mistyped_path_unless_a_revision_is_given(
+    run, hub, tmp_path, monkeypatch
+):
+    main(["push", str(run), NAME])
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / NAME).parent.mkdir()
+    hub.requests.clear()
+    with pytest.raises(FileNotFoundError, match=f"{NAME} does not exist, so it holds no finished index"):
+        GenerativeRetriever.from_pretrained(NAME, device="cpu")
+    assert not hub.requests
+    assert len(GenerativeRetriever.from_pretrained(NAME, revision="main", device="cpu").documents) == 40
+
+
+def test_a_hub_that_cannot_be_reached_is_asked_once(hub, monkeypatch, caplog):
+    monkeypatch.setattr(constants, "ENDPOINT", "http://127.0.0.1:9")
+    started = time.monotonic()
+    with pytest.raises(FileNotFoundError, match=r"other/index is neither .* \(which cannot be reached, and the cache"):
+        GenerativeRetriever.from_pretrained("other/index", device="cpu")
+    assert time.monotonic() - started < 10
+    assert "Retrying" not in caplog.text

@@ -111,7 +111,7 @@ def test_a_search_that_finds_nothing_is_reranked_to_nothing(retriever, collectio
         (None, "a score for each of 3 hits, got None"),
         ([[1.0], [2.0], [3.0]], "a score for each of 3 hits"),
         (["a", "b", "c"], "a score for each hit, got"),
-        ([0.0, float("nan"), 1.0], "scores that are numbers, got NaN"),
+        ([0.0, float("nan"), 1.0], "scores that are numbers, got NaN for query .* and document '.*'; mend the model"),
     ],
 )
 def test_scores_that_are_none_are_refused(retriever, scores, got):

@@ -16,6 +16,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+import dsi
 from dsi.store.documents import DocumentTable
 from dsi.store.filters import MAX_CONDITIONS, MAX_DEPTH, as_expression
 from tests.support.tables_of import table_of
@@ -259,3 +260,40 @@ def test_an_expression_needs_columns_only():
     mask = DocumentTable(datasets.Dataset(table)).matching(expression)
     assert mask.tolist() == [False, True]
     assert mask.dtype == np.bool_
+
+
+IDS = ["neon", "10", "danube"]
+TABLES = {
+    "a DataFrame": lambda ids: pandas.DataFrame({"title": ids, "doc_id": ids}),
+    "a DataFrame of another key": lambda ids: pandas.DataFrame({"_id": ids}),
+    "a series": pandas.Series,
+    "a series with an index": lambda ids: pandas.Series(ids, index=range(5, 5 + len(ids))),
+    "an Arrow table": lambda ids: pa.table({"id": ids}),
+    "a data set": lambda ids: datasets.Dataset.from_dict({"docno": ids}),
+    "records": lambda ids: [{"doc_id": own} for own in ids],
+    "an array": np.array,
+    "a generator": lambda ids: (own for own in ids),
+}
+
+
+@pytest.mark.parametrize("table", TABLES)
+def test_documents_are_named_by_tables_of_ids(encoder, table):
+    texts = [{"doc_id": own, "text": f"About {own}."} for own in (*IDS, "argon", "11", "rhine")]
+    retriever = dsi.index(texts, encoder=encoder.config.name, device="cpu")
+    make = TABLES[table]
+    assert {hit.doc_id for hit in retriever.search("about", allow=make(IDS))} == {*IDS}
+    assert {hit.doc_id for hit in retriever.search("about", deny=make(IDS))} == {"argon", "11", "rhine"}
+    assert [document.doc_id for document in retriever.get(make(IDS))] == IDS
+    assert {hit.doc_id for hit in retriever.search("about", allow=make([10, 11]))} == {"10", "11"}
+    assert retriever.remove(make(IDS)) == 3
+    assert {*retriever.documents.rows} == {"argon", "11", "rhine"}
+
+
+def test_a_table_without_a_column_of_ids_is_refused():
+    documents = DocumentTable(datasets.Dataset.from_dict({"doc_id": IDS, "title": IDS}))
+    with pytest.raises(
+        ValueError, match=r"allow\[0\] has no doc_id: none of the keys _id, doc_id, .*; its keys are 'name'"
+    ):
+        documents.allowed(allow=pandas.DataFrame({"name": IDS}))
+    with pytest.raises(ValueError, match=r"allow names the doc_id '', which is not in the index"):
+        documents.allowed(allow=pandas.Series(["neon", None]))

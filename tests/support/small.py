@@ -41,11 +41,11 @@ def save_sentence_encoder(folder: Path, model: PreTrainedModel, tokenizer_folder
     return whole
 
 
-def save_cross_encoder(folder: Path, tokenizer_folder: Path, *, labels: int = 1) -> Path:
+def save_cross_encoder(folder: Path, tokenizer_folder: Path, *, labels: int = 1, layers: int = 1) -> Path:
     """A tiny cross-encoder on disk."""
     torch.manual_seed(3)
     config = BertConfig(
-        vocab_size=2000, hidden_size=WIDTH, intermediate_size=64, num_hidden_layers=1, num_attention_heads=4,
+        vocab_size=2000, hidden_size=WIDTH, intermediate_size=64, num_hidden_layers=layers, num_attention_heads=4,
         num_labels=labels, initializer_range=1.0,
     )  # fmt: skip
     BertForSequenceClassification(config).save_pretrained(str(folder))

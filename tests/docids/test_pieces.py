@@ -28,7 +28,6 @@ from dsi.docids.tree import DocidTree, diagnostics
 from dsi.docids.updating import add_documents, remove_documents
 from dsi.docids.vectors import VectorsConfig
 from dsi.docids.words.bm25 import BM25
-from dsi.measuring.diagnosis import diagnose
 from dsi.measuring.runs import IndexRuns
 from dsi.search import generate
 from dsi.search.engines import create_engine
@@ -469,18 +468,8 @@ def test_a_branch_of_the_tree_counts_documents_and_not_pieces(pieces_index):
     assert pieces_index.tree.num_places > 80
 
 
-def test_candidates_and_diagnosis_know_a_document_once(pieces_index):
-    retriever = pieces_index
-    assert all(len({hit.doc_id for hit in hits}) == 9 for hits in retriever.search(QUERIES, 9))
-    answers = {str(n): doc_id for n, doc_id in enumerate(list(retriever.documents.rows)[:4])}
-    queries = dict(zip(answers, QUERIES, strict=True))
-    scores = retriever.run(queries, 50, method="exact")
-    for beam_width in (1, 500):
-        run = retriever.run(queries, 3, beam_width=beam_width)
-        for miss in diagnose(retriever, queries, answers, 3, beam_width=beam_width):
-            last = min(run[miss.query_id].values())
-            assert miss.search_error == (scores[miss.query_id][miss.doc_id] > last)
-            assert not miss.search_error or beam_width == 1
+def test_answers_have_a_document_once(pieces_index):
+    assert all(len({hit.doc_id for hit in hits}) == 9 for hits in pieces_index.search(QUERIES, 9))
 
 
 # Files and settings

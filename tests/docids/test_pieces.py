@@ -258,7 +258,7 @@ def test_added_documents_take_a_place_a_piece_and_removed_ones_free_all_of_their
         rows = random_rows(3, 3, seed + step)
         tree = add_documents(tree, chance.normal(size=(len(rows), WIDTH)).astype(np.float32), rows)
         names += [f"n{step}{row}" for row in range(3)]
-        assert tree.problem() == ""
+        assert tree.is_sound()
         assert tree.num_rows == len(names)
         now = docids(tree)
         assert {name: now[name] for name in before} == before
@@ -267,7 +267,7 @@ def test_added_documents_take_a_place_a_piece_and_removed_ones_free_all_of_their
         places = tree.num_places - tree.num_removed - sum(len(now[names[row]]) for row in gone)
         tree = remove_documents(tree, gone)
         names = [name for row, name in enumerate(names) if row not in gone]
-        assert tree.problem() == ""
+        assert tree.is_sound()
         assert tree.num_places - tree.num_removed == places
         assert docids(tree) == {name: now[name] for name in names}
 
@@ -669,7 +669,7 @@ def test_short_collections_are_as_without_pieces_and_long_documents_join_them(
     own.add(documents)
     assert not [record for record in caplog.records if "longer than" in record.getMessage()]
     assert own.tree.place_counts[own.documents.rows["endless"]] > 100
-    assert own.tree.problem() == ""
+    assert own.tree.is_sound()
     hit = next(
         hit for hit in own.search("helium is a noble gas of the sun", 42, method="exact") if hit.doc_id == "long"
     )

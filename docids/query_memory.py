@@ -503,24 +503,28 @@ class QueryMemory:
             blocks[int(_prefixes(own.keys[:1], count)[0])] = own
         return cls(config, key, tuple(blocks))
 
-    def problem(self, dim: int, documents: int) -> str:
-        """Return what is wrong with the arrays, or an empty string."""
-        for number, block in enumerate(self.blocks):
-            if not len(block):
-                continue
-            in_order = Pairs.join([block]).keys if len(block) > 1 else block.keys
-            if not np.array_equal(in_order, block.keys) or (_prefixes(block.keys, len(self.blocks)) != number).any():
-                return "pairs of the memory are not in order"
-            if block.vectors.shape[1] != dim or not is_finite(block.vectors):
-                return "vectors of the memory do not fit the documents"
-            learned = np.where(block.times < _NEVER, block.times, _LATEST)
-            if not (block.times.shape[1] == TIMES and 0 <= learned.min() <= learned.max() <= _LATEST):
-                return "times of the memory are none"
-            if (block.times[:, 0] == _NEVER).any() or (block.times != np.sort(block.times, axis=1)).any():
-                return "times of the memory are not in order"
-            if not 0 <= block.rows.min() <= block.rows.max() < documents:
-                return "the memory has documents that the index lacks"
-        return ""
+    def is_sound(self, dim: int, documents: int) -> bool:
+        """True if the pairs are in order, and fit embeddings of a width and a number of documents."""
+        return all(
+            _is_sound(block, dim, documents) and (_prefixes(block.keys, len(self.blocks)) == number).all()
+            for number, block in enumerate(self.blocks)
+            if len(block)
+        )
+
+
+def _is_sound(block: Pairs, dim: int, documents: int) -> bool:
+    in_order = Pairs.join([block]).keys if len(block) > 1 else block.keys
+    times = np.where(block.times < _NEVER, block.times, _LATEST)
+    return bool(
+        np.array_equal(in_order, block.keys)
+        and block.vectors.shape[1] == dim
+        and is_finite(block.vectors)
+        and block.times.shape[1] == TIMES
+        and 0 <= times.min() <= times.max() <= _LATEST
+        and (block.times[:, 0] < _NEVER).all()
+        and (np.diff(block.times) >= 0).all()
+        and 0 <= block.rows.min() <= block.rows.max() < documents
+    )
 
 
 _NOTHING = Pairs(

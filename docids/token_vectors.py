@@ -215,14 +215,16 @@ class TokenVectors:
         parts, order = (TokenCodes.from_counts(codes, counts),), np.arange(places, dtype=np.int32)
         return cls(np.asarray(head), int(bits.item()), parts, order, None if own is None else np.asarray(own))
 
-    def problem(self) -> str:
-        """Return what is wrong with the arrays, or an empty string."""
+    def is_sound(self) -> bool:
+        """True if codes, counts and heads fit each other."""
         codes, counts, heads = self.parts[0].codes, self.parts[0].counts, [self.head, self.query_head]
-        if self.bits not in BITS or codes.shape[1] * 8 != len(self.head) * self.bits:
-            return "token vectors and their codes do not fit each other"
-        if any(head is not None and (head.shape != self.head.shape or not is_finite(head)) for head in heads):
-            return "the heads of queries and documents do not fit each other"
-        return "" if counts.min(initial=0) >= 0 and counts.sum(dtype=np.int64) == len(codes) else "tokens are missing"
+        return bool(
+            self.bits in BITS
+            and codes.shape[1] * 8 == len(self.head) * self.bits
+            and all(head is None or (head.shape == self.head.shape and is_finite(head)) for head in heads)
+            and counts.min(initial=0) >= 0
+            and counts.sum(dtype=np.int64) == len(codes)
+        )
 
 
 _ARRAYS: dict[str, tuple[type[np.generic], int]] = {

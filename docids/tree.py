@@ -337,35 +337,25 @@ class DocidTree:
         cost = float(structure.pop("piece_cost", np.zeros(1)).max(initial=0.0))
         return cls(**structure | vectors, pieces=pieces, piece_cost=cost)
 
-    def problem(self) -> str:
-        """Return what is wrong with the arrays, which a search follows unchecked, or an empty string."""
-        inner, documents = self.num_inner, self.num_places
-        if any(len(getattr(self, name)) != inner for name in ("num_children", "doc_start", "doc_end", "centroids")):
-            return "arrays of inner nodes differ in length"
-        is_flag = self.trained.view(np.uint8).max(initial=0) <= 1
-        if (
-            not documents
-            or self.doc_rows.min() < -1
-            or not is_flag
-            or not _are_pieces(self.spans, self.piece_cost, documents)
-        ):
-            return "some values are out of range"
-        if len(self.embeddings) != documents or not self._has_all_rows():
-            return "documents are missing"
-        if self.most_places > MOST_PLACES:
-            return f"a document has more than {MOST_PLACES:,} docids"
-        if len(self.trained) != inner + documents or len(self.origin) not in (0, 32):
-            return "what was trained does not fit the nodes"
+    def is_sound(self) -> bool:
+        """True if the arrays fit each other, which a search follows without a check."""
+        inner, places = self.num_inner, self.num_places
         vectors = [array for array in (self.centroids, self.embeddings, self.codes) if array is not None]
-        if not all(array.is_sound() for array in vectors):
-            return "some vectors are not finite, or not what their codec reads"
-        if len({array.shape[1] for array in vectors}) > 1 or not self.embeddings.shape[1]:
-            return "centroids and embeddings differ in width"
-        if self.codes is not None and len(self.codes) != documents:
-            return "codes are not one a document"
-        if [array.are_search_codes for array in vectors] != [False, False, True][: len(vectors)]:
-            return "vectors and the codes to search by are of another kind"
-        return self._structure_problem() or (self.tokens.problem() if self.tokens else "")
+        return bool(
+            all(len(getattr(self, name)) == inner for name in ("num_children", "doc_start", "doc_end", "centroids"))
+            and places
+            and all(len(array) == places for array in vectors[1:])
+            and (len(self.trained), self.trained.view(np.uint8).max(initial=0) > 1) == (inner + places, False)
+            and len(self.origin) in (0, 32)
+            and _are_pieces(self.spans, self.piece_cost, places)
+            and self.doc_rows.min() >= -1
+            and self._has_all_rows()
+            and self.most_places <= MOST_PLACES
+            and all(array.is_sound() and array.shape[1] == self.embeddings.shape[1] > 0 for array in vectors)
+            and [array.are_search_codes for array in vectors] == [False, False, True][: len(vectors)]
+            and self._is_tree()
+            and (self.tokens is None or self.tokens.is_sound())
+        )
 
     def _has_all_rows(self) -> bool:
         """True if every row below the largest one has a place; free places are -1."""
@@ -376,30 +366,28 @@ class DocidTree:
             seen[self.doc_rows[start : start + BLOCK]] = True
         return bool(seen[:-1].all())
 
-    def _structure_problem(self) -> str:
-        """Return what is wrong with children and documents of the inner nodes, or an empty string."""
-        inner, documents = self.num_inner, self.num_places
+    def _is_tree(self) -> bool:
+        """True if inner nodes are numbered by level below one root, and have ranges of documents that are their children's."""
+        inner, places = self.num_inner, self.num_places
         first, count, start, end = (
             getattr(self, name).astype(np.int64) for name in ("first_child", "num_children", "doc_start", "doc_end")
         )
-        if not inner or count.min() < 1 or count.sum() != inner + documents - 1:
-            return "some nodes have no parent, or several"
+        if not inner or count.min() < 1 or count.sum() != inner + places - 1:
+            return False
         branches = first < inner
         child, last = first[branches], (first + count)[branches] - 1
-        if (child != 1 + np.cumsum(count[branches]) - count[branches]).any() or (
-            child <= np.flatnonzero(branches)
-        ).any():
-            return "inner nodes are not numbered by level"
-        if len(self.levels) > MOST_LEVELS:
-            return f"a docid has more than {MOST_LEVELS} digits"
-        if (start[0], end[0]) != (0, documents) or last.max(initial=0) != inner - 1:
-            return "some nodes are not below the root"
-        if ((start + inner != first) | (end - start != count))[~branches].any():
-            return "some children are not their parent's documents"
+        numbered = np.array_equal(child, 1 + np.cumsum(count[branches]) - count[branches])
+        if not numbered or (child <= np.flatnonzero(branches)).any() or last.max(initial=0) != inner - 1:
+            return False
         followed = np.delete(np.arange(inner), [0, *last])  # by a sibling
-        if not np.array_equal(start[branches], start[child]) or not np.array_equal(end[branches], end[last]):
-            return "some documents are not below their node"
-        return "" if np.array_equal(end[followed], start[followed + 1]) else "the documents of siblings overlap"
+        return bool(
+            len(self.levels) <= MOST_LEVELS
+            and (start[0], end[0]) == (0, places)
+            and ((start + inner == first) & (end - start == count))[~branches].all()
+            and np.array_equal(start[branches], start[child])
+            and np.array_equal(end[branches], end[last])
+            and np.array_equal(end[followed], start[followed + 1])
+        )
 
 
 def _are_pieces(spans: Ints | None, cost: float, documents: int) -> bool:

@@ -13,11 +13,12 @@ from dataclasses import dataclass, field
 from html import escape
 from pathlib import Path
 
+from dsi_experiments.commands.benchmark_walk import BEAMS, walk_rows
 from dsi_experiments.figures import lines_figure
 from PIL import Image
 
 import dsi
-from dsi.measuring.beam_sweep import beam_rows
+from dsi.measuring.runs import IndexRuns
 from dsi.search.explain.explanation import ExplainedNode
 from tests.support.browsers import chromium
 from tests.support.serving import live
@@ -123,15 +124,12 @@ def draw_pages(run: Path) -> None:
 
 
 def draw_beam_widths(run: Path, collection: str) -> None:
-    """Draw the share of the exact top ten against the vectors read, with the generator and by the encoder alone."""
+    """Draw the share of the exact top ten against the vectors read."""
     retriever = dsi.load(run, device="cpu")
-    curves: dict[str, dict[float, float]] = {}
-    for row in beam_rows(retriever, dsi.read_collection(collection), "test", [5, 10, 20, 40, 80]):
-        if row.beam_width:
-            name = "encoder alone" if "encoder alone" in row.name else "generate"
-            curves.setdefault(name, {})[round(row.read)] = row.agree
+    rows = walk_rows(IndexRuns(dsi.read_collection(collection), retriever), "test", BEAMS)
+    curve = {float(round(row.read)): row.agree for row in rows if row.name.startswith("beam ")}
     title = "What a search finds, by what it reads"
-    lines_figure(curves, "vectors read", "share of the exact top ten", title, FOLDER / "beam-widths")
+    lines_figure({"generate": curve}, "vectors read", "share of the exact top ten", title, FOLDER / "beam-widths")
 
 
 def targets_svg() -> str:

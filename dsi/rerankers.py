@@ -122,9 +122,18 @@ def load_reranker(retriever: Any, index: str | Path, name: str, *, device: str |
     recover_folder(folder)
     if not (folder / FILE).exists():
         others = sorted(other.name for other in folder.parent.glob("[!.]*") if (other / FILE).exists())
-        remedy = f"there are {', '.join(others)}" if others else "train one: dsi train-reranker"
+        remedy = f"there are {', '.join(others)}" if others else f"give cross-encoder:MODEL{_training()}"
         raise FileNotFoundError(f"{folder} holds no reranker; {remedy}.")
     return kind_of(folder).load(folder, retriever)
+
+
+def _training() -> str:
+    """Return that a reranker can be trained, where a package that trains them is installed."""
+    return (
+        ", or train one: dsi train-reranker"
+        if "train-reranker" in extensions.extension_names(extensions.COMMANDS)
+        else ""
+    )
 
 
 def reranker_folder(index: str | Path, name: str) -> Path:

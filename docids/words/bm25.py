@@ -14,7 +14,7 @@ from dsi.docids.files.storage import save_tensors, write_json
 from dsi.docids.types import Floats, Ints, Run
 from dsi.docids.words.analyzer import FOUND, Analyzer, check_language, tokens
 from dsi.docids.words.languages import find_language
-from dsi.docids.words.postings import Postings, lists_problem, postings_arrays, read_postings
+from dsi.docids.words.postings import Postings, are_lists, postings_arrays, read_postings
 from dsi.docids.words.term_scores import Damping, Terms, TermScorer, highest_positive
 
 K1, B = 0.9, 0.4
@@ -223,14 +223,15 @@ class BM25:
         loaded.weigh(settings["k1"], settings["b"])
         return loaded
 
-    def problem(self) -> str:
-        """Return what is wrong with the lists of words, or an empty string."""
+    def is_sound(self) -> bool:
+        """True if the lists of words fit the vocabulary and the documents."""
         words, lists = len(self._vocabulary), self._postings.merge()
-        if sorted(self._vocabulary.values()) != list(range(words)) or lists.shape[0] != words:
-            return f"it does not number its words from 0 to {words - 1}"
-        if self._lengths.shape != (lists.shape[1],) or self._lengths.min(initial=0) < 0:
-            return "it does not hold the length of each document"
-        return lists_problem(lists)
+        return bool(
+            sorted(self._vocabulary.values()) == list(range(words))
+            and lists.shape == (words, len(self._lengths))
+            and self._lengths.min(initial=0) >= 0
+            and are_lists(lists)
+        )
 
 
 def load_lexical(folder: Path, doc_ids: Sequence[str]) -> BM25 | None:

@@ -224,15 +224,12 @@ def read_postings(path: Path, documents: int, others: Sequence[str] = ()) -> tup
     return Postings.from_lists(lists), {name: arrays[name] for name in others}
 
 
-def lists_problem(lists: sparse.csr_array) -> str:
-    """Return what is wrong with the arrays of lists [terms, documents], which scipy follows unchecked, or an empty string."""
+def are_lists(lists: sparse.csr_array) -> bool:
+    """True if arrays are lists [terms, documents] in order, with weights above 0; scipy follows them without a check."""
     starts, documents, weights = lists.indptr, lists.indices, lists.data
     if starts[0] or starts[-1] != len(documents) or (starts[1:] < starts[:-1]).any() or len(documents) != len(weights):
-        return "the documents of terms do not lie one after another"
-    if len(documents) and (documents.min() < 0 or documents.max() >= lists.shape[1]):
-        return "terms name documents that do not exist"
+        return False
     ascends = documents[1:] > documents[:-1]
     ascends[starts[(starts > 0) & (starts < len(documents))] - 1] = True  # the next term starts over
-    if not ascends.all():
-        return "the documents of a term are not in order"
-    return "" if weights.min(initial=1) > 0 and is_finite(weights) else "some weights are not above 0"
+    known = documents.min(initial=0) >= 0 and documents.max(initial=-1) < lists.shape[1]
+    return bool(known and ascends.all() and weights.min(initial=1) > 0 and is_finite(weights))

@@ -1,8 +1,7 @@
 """`dsi evaluate`: measure an index beside BM25 and dense search on a split of a collection.
 
 The index is measured as it searches by default. Where one document is relevant to a query, the table has Hit@1, Hit@5 and
-Hit@10; where several are, or judgements are graded, nDCG@10, RR@10 and Recall@100. Where nobody has judged queries, words
-of documents are looked for. From Python: `dsi.evaluate`.
+Hit@10; where several are, or judgements are graded, nDCG@10, RR@10 and Recall@100. From Python: `dsi.evaluate`.
 """
 
 import argparse
@@ -15,7 +14,6 @@ from dsi.commands.libraries import load_libraries
 from dsi.commands.values import count, output_file, output_folder
 
 if TYPE_CHECKING:
-    from dsi.docids.data.collection import Collection
     from dsi.store.retriever import GenerativeRetriever
 
 
@@ -28,17 +26,14 @@ def main(argv: Sequence[str] | None = None) -> None:
     from dsi.docids.data.collection import read_collection
     from dsi.docids.files.storage import file_name
     from dsi.eval.trec import check_fields, write_qrels, write_run
-    from dsi.measuring.diagnosis import missed_table
     from dsi.measuring.evaluation import evaluate
-    from dsi.measuring.known_items import with_queries
     from dsi.measuring.learned import with_only
+    from dsi.measuring.misses import missed_table
     from dsi.store.verify import read_entries
     from dsi.training.stages import launch
 
-    retriever, collection = open_retriever(arguments), None
-    if arguments.data:
-        collection = read_collection(arguments.data, dev_queries=read_dev_queries(arguments.run))
-    collection = with_queries(retriever, collection, arguments.split)
+    retriever = open_retriever(arguments)
+    collection = read_collection(arguments.data, dev_queries=read_dev_queries(arguments.run))
     qrels = collection.qrels[arguments.split]
     if arguments.trec_runs:  # before anything is searched
         ids = *retriever.documents.rows, *qrels, *(doc_id for judged in qrels.values() for doc_id in judged)
@@ -51,7 +46,6 @@ def main(argv: Sequence[str] | None = None) -> None:
         arguments.split,
         depth=arguments.depth,
         measures=arguments.measures,
-        untrained=arguments.untrained,
         rerankers=_chains(retriever, arguments),
         rerank_depth=arguments.rerank_depth or 50,
         processes=processes,
@@ -75,13 +69,12 @@ def main(argv: Sequence[str] | None = None) -> None:
     if arguments.show:
         run = evaluation.runs[evaluation.index]
         print(f"\n{missed_table(run, collection, arguments.split, retriever.documents, arguments.show)}")
-    _print_tables(arguments, retriever, collection)
 
 
 def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
     command_line = parser("evaluate", __doc__)
     add_index(command_line)
-    add_data(command_line, "the collection it was trained on; without it, a known-item test", required=False)
+    add_data(command_line, "the collection with judged queries", required=False)
     command_line.add_argument(
         "--split", default="test", choices=("train", "dev", "test"), help="judgements to measure on"
     )
@@ -94,21 +87,8 @@ def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
     command_line.add_argument(
         "--measures", nargs="+", default=[], metavar="NAME", help="such as nDCG@10, MAP; by default as above"
     )
-    command_line.add_argument("--untrained", action="store_true", help="also dense search before contrastive training")
     command_line.add_argument(
         "--show", type=count, metavar="N", help="also N queries whose document is not the first answer, the worst first"
-    )
-    command_line.add_argument(
-        "--diagnose",
-        action="store_true",
-        help="search errors and model errors, by the level where the document was pruned",
-    )
-    command_line.add_argument(
-        "--beam-widths",
-        type=count,
-        nargs="+",
-        metavar="N",
-        help="also quality, vectors read and time at these beam widths",
     )
     command_line.add_argument(
         "--rerank",
@@ -130,6 +110,11 @@ def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
     )
     add_device(command_line, searches=True)
     arguments = command_line.parse_args(argv)
+    if not arguments.data:
+        raise ValueError(
+            "Judged queries are needed to measure an index; give --data DIR, its collection with queries.jsonl and "
+            f"qrels/{arguments.split}.tsv (query-id, corpus-id, score: some fifty queries are a start)."
+        )
     if arguments.rerank_depth and not arguments.rerank:
         raise ValueError(
             "--rerank-depth says how many answers --rerank reorders; give --rerank NAME too, or leave it out."
@@ -145,15 +130,3 @@ def _chains(retriever: "GenerativeRetriever", arguments: argparse.Namespace) -> 
 
     load = cache(lambda name: load_reranker(retriever, arguments.run, name, device=arguments.device))
     return {name: [load(part) for part in name.split("+")] for name in arguments.rerank}
-
-
-def _print_tables(arguments: argparse.Namespace, retriever: "GenerativeRetriever", collection: "Collection") -> None:
-    """Print the other tables that were asked for."""
-    from dsi.measuring.beam_sweep import beam_rows, beam_table
-    from dsi.measuring.diagnosis import diagnose_split, diagnosis_table
-
-    if arguments.diagnose:
-        misses, queries = diagnose_split(retriever, collection, arguments.split)
-        print(f"\n{diagnosis_table(misses, queries, k=10)}")
-    if arguments.beam_widths:
-        print(f"\n{beam_table(beam_rows(retriever, collection, arguments.split, arguments.beam_widths))}")

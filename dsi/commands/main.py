@@ -18,7 +18,7 @@ from dsi.docids.files.checks import printable
 _OF_ROOMS = {"serve": "dsi.server", "push": "dsi.hub"}
 """{command: the extension room that it is of}; without the room there is no such command."""
 COMMANDS = tuple(name for name in (
-    "index", "train", "queries", "tune", "evaluate", "compare", "search", "rerank", "explain", "info", "serve",
+    "index", "train", "tune", "evaluate", "compare", "search", "rerank", "explain", "info", "serve",
     "update", "verify",
     "push",
 ) if name not in _OF_ROOMS or find_spec(_OF_ROOMS[name]))  # fmt: skip
@@ -32,7 +32,7 @@ _WING = "dr-scl-experiments"
 _OF_THE_WING = (
     "reproduce", "results", "compare-docids", "train-reranker", "train-query-generator", "benchmark-identifiers",
     "benchmark-search", "benchmark-serving", "benchmark-scale", "benchmark-index", "benchmark-world", "benchmark-untuned",
-    "prepare-nq", "prepare-irds",
+    "benchmark-walk", "prepare-nq", "prepare-irds",
 )  # fmt: skip
 """Commands of the distribution `_WING`."""
 

@@ -1,9 +1,7 @@
 """Measures an index beside its baselines: BM25, dense search, reciprocal rank fusion (RRF), dense + BM25.
 
 All systems search the same collection, with weights chosen on the same dev queries. The index is measured as users search it,
-with its own beam and ten documents per query, and beside controls: BM25's candidates without a walk, walks without BM25, and,
-where a generator is trained, a walk without it.
-Knows nothing of how runs are made; see `dsi.measuring.runs`.
+with its own beam and ten documents per query. Knows nothing of how runs are made; see `dsi.measuring.runs`.
 """
 
 import dataclasses
@@ -12,11 +10,11 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property, partial
 from html import escape
+from math import ceil
 from pathlib import Path
+from statistics import pstdev
 from typing import Any
 
-from dsi.config import LEXICAL_WEIGHT
-from dsi.contrastive.encoder import Encoder
 from dsi.docids.data import SPLITS
 from dsi.docids.data.collection import Collection, check_collection, compare_documents
 from dsi.docids.data.dev_queries import relevant_documents
@@ -32,44 +30,37 @@ from dsi.eval.measures import STANDARD_MEASURES, UNCUT, cutoff, mean, measure_na
 from dsi.eval.measures import evaluate as evaluate_run
 from dsi.eval.protocol import Splits, SystemResult, holm, overlap_splits, randomisation_test, table
 from dsi.eval.tables import html_table
-from dsi.measuring.known_items import MEANING, KnownItems, with_queries
 from dsi.measuring.learned import learned_line, without_learned
 from dsi.measuring.provenance import provenance
-from dsi.measuring.runs import BM25Runs, DenseRuns, IndexRuns, generator_only, generator_steers, language_of
+from dsi.measuring.runs import BM25Runs, IndexRuns, generator_only, language_of
 from dsi.measuring.weights import DEPTH
 from dsi.search.engine import Method
-from dsi.search.generate import DenseAndWords, WordsOnly
+from dsi.search.explain.explanation import no_effect
+from dsi.search.generate import DenseAndWords
 from dsi.search.hits import Hits
 from dsi.store.documents import DocumentTable
 from dsi.store.retriever import GenerativeRetriever
 
 ANSWERS = 10
 """Documents per query, the default of `search`."""
-BM25, DENSE, UNTRAINED, RRF, DENSE_BM25 = (
-    "BM25", "dense", "dense, encoder untrained", "RRF of BM25 and dense", "dense + BM25",
-)  # fmt: skip
-BM25_CANDIDATES, WALK, WALK_40, ENCODER_WALK = (
-    "BM25 candidates, full score", "walk without BM25", "walk without BM25, beam 40", "generate, walk by the encoder alone",
-)  # fmt: skip
-GENERATE, EXACT, DECODER, UNTAUGHT = "generate", "exact", "decoder only", "generate without memory"
+BM25, DENSE, RRF, DENSE_BM25 = "BM25", "dense", "RRF of BM25 and dense", "dense + BM25"
+GENERATE, EXACT, DECODER = "generate", "exact", "decoder only"
 ROWS = {
     BM25: "words alone; k1 and b are tuned on dev, if 20 queries there have a relevant document",
-    UNTRAINED: "flat search with the encoder before its training (`--untrained`; encodes the collection again)",
     DENSE: "flat search with the index's encoder",
     RRF: "reciprocal rank fusion (k = 60), the usual hybrid",
     DENSE_BM25: "their scores added, with a weight chosen on dev, over all documents; named after the index's lexical part",
-    BM25_CANDIDATES: "a control: the best `candidates` by BM25, and those of earlier queries, by the document score; no walk",
-    WALK: "only documents below the nodes of the walk, and those of earlier queries, ranked by the document score without BM25",
-    WALK_40: "the same with a beam of 40, alike for every index",
-    ENCODER_WALK: "a control where a generator is trained: alpha 0, the same beam",
-    UNTAUGHT: "a control: without what the index has learned from earlier queries, if it has",
-    DECODER: "with (level, digit) and word tokens: beta 0",
+    DECODER: "the generator alone, where (level, digit) or word tokens are trained: beta 0",
     GENERATE: "the index as it searches by default",
     EXACT: "the same document score over all documents",
 }
 """{row: what it is}, as tables, results and documentation name the rows; a reranker's row is "+ NAME"."""
 READ, COMPARED, TIME = "vectors read", "late interactions", "ms per query"
 """What a row's settings say of its cost."""
+_SIGNIFICANT, _NORMAL = 0.05, 1.96
+"""The p below which rows differ, and the standard deviations of a mean that it corresponds to."""
+_POINTS, _CUSTOMARY = 5, 50
+"""A difference that queries should be able to show, and how many queries a test collection customarily has (TREC)."""
 
 
 @dataclass(frozen=True)
@@ -94,7 +85,7 @@ class Evaluation:
 
     @property
     def note(self) -> str:
-        """What the numbers mean, where nobody has judged the queries, or the index has learned some; else ""."""
+        """What to know of queries that the index has learned, and of pairs that have no effect; else ""."""
         return str(self.about.get("note", ""))
 
     @property
@@ -134,14 +125,18 @@ class Evaluation:
     def significance(self) -> str:
         """Return the differences of the index to every other row, in points, with p of paired randomisation tests.
 
-        The p-values are corrected for their number (Holm), as they are in `summary`. "" if the index has learned all queries.
+        The p-values are corrected for their number (Holm), as they are in `summary`; where none is below .05, one line says so
+        in their place. "" if the index has learned all queries.
         """
         if self.is_of_learned:
             return ""
-        about = f"p of paired randomisation tests, Holm-corrected for {self._comparisons} comparisons"
-        lines = [f"{self.index} against (difference in points; {about}):"]
+        tells = any(p < _SIGNIFICANT for tests in self._tests.values() for _, p in tests.values())
+        about = f"paired randomisation tests, Holm-corrected for {self._comparisons} comparisons"
+        lines = [
+            f"{self.index} against (difference in points; {'p of' if tells else 'none is significant in'} {about}):"
+        ]
         for other, tests in self._tests.items():
-            cells = [f"{name} {d:+.2f} (p={p:.4f})" for name, (d, p) in tests.items()]
+            cells = [f"{name} {d:+.2f}" + (f" (p={p:.4f})" if tells else "") for name, (d, p) in tests.items()]
             lines.append(f"  {other}: {', '.join(cells)}")
         return "\n".join(lines)
 
@@ -162,7 +157,9 @@ class Evaluation:
             difference, p = self._tests[name][first]
             shown = f"{name}, the strongest" if name == strongest else name
             lines.append(f"  {shown}: {first} {100 * self._mean(name, first):.1f}; {_verdict(difference, p)}")
-        return "\n".join(lines)
+        if self._tests[strongest][first][1] >= _SIGNIFICANT:
+            lines.append(self._advice(strongest, first))
+        return "\n".join(filter(None, lines))
 
     def save(self, path: str | Path, **more: Any) -> None:
         """Write all measures, in percent, search configs, hardware and versions as JSON, with any other fields."""
@@ -181,6 +178,18 @@ class Evaluation:
             return f"The index has {', '.join(f'{name} {value:.1f}' for name, value in means.items())}."
         ranked = f"The index ranks with nDCG@10 {means['nDCG@10']:.1f} and RR@10 {means['RR@10']:.1f}"
         return f"{ranked}; its first 100 answers hold {means['Recall@100']:.1f} % of a query's relevant documents."
+
+    def _advice(self, name: str, measure_name: str) -> str:
+        """Return how many queries more may tell two rows apart: some at first, then what `_POINTS` need; "" if none."""
+        own, other = (self.row(row).values[measure_name] for row in (self.index, name))
+        deviation = 100 * pstdev(own[query_id] - other[query_id] for query_id in own)
+        needed = _CUSTOMARY if len(own) < _CUSTOMARY else ceil((_NORMAL * deviation / _POINTS) ** 2)
+        if needed <= len(own):
+            return ""
+        return (
+            f"Too few queries to tell them apart: judge {needed - len(own):,} more. `dsi evaluate --show 20` prints those that "
+            "failed worst."
+        )
 
     def _mean(self, name: str, measure_name: str) -> float:
         return mean(self.row(name).values[measure_name])
@@ -203,7 +212,7 @@ class Evaluation:
 
 
 def _verdict(difference: float, p: float) -> str:
-    if p >= 0.05:
+    if p >= _SIGNIFICANT:
         return f"no significant difference ({difference:+.1f} points, p = {p:.2f})"
     shown = "p < 0.001" if p < 0.001 else f"p = {p:.3f}"
     return f"the index is {abs(difference):.1f} points {'ahead' if difference > 0 else 'behind'} ({shown})"
@@ -211,12 +220,11 @@ def _verdict(difference: float, p: float) -> str:
 
 def evaluate(
     retriever: GenerativeRetriever,
-    collection: Collection | None = None,
+    collection: Collection,
     split: str = "test",
     *,
     depth: int | None = None,
     measures: Sequence[str] = (),
-    untrained: bool = False,
     rerankers: Mapping[str, Sequence[Any]] | None = None,
     rerank_depth: int = 50,
     processes: Processes = ALONE,
@@ -233,14 +241,12 @@ def evaluate(
 
     Args:
         retriever: the index.
-        collection: its collection. The baselines BM25 and `untrained` search the collection's documents, all others the
-            index's; if these differ, a warning counts them. Without one, or if nobody has judged its queries, a known-item test
-            (`dsi.measuring.known_items`) compares the rows, and `Evaluation.note` says what that means.
+        collection: its collection, with judged queries. BM25 searches the collection's documents, all others the index's; if
+            these differ, a warning counts them.
         split: judgements to measure on: "test", "dev" or "train".
         depth: documents per query, and the deepest measure; 10 where it is less. By default as deep as the measures read.
         measures: names such as "nDCG@10" or "map" (`dsi.eval.measures`); by default those that the judgements ask for, see
             `measures_for`. Measures of all answers read `depth` of them, 1,000 by default.
-        untrained: adds dense search with the encoder as it was before training, which encodes the collection again.
         rerankers: {name: models of `dsi.rerankers.rerank`, applied one after another}, one more row each: the index's first
             `rerank_depth` documents, reranked.
         rerank_depth: number of documents that are reranked.
@@ -248,11 +254,10 @@ def evaluate(
 
     Raises:
         TypeError: `retriever` is none, or `collection` is something else than a collection.
-        ValueError: the split has no judgements where others have, the index none of the documents, or no test can be made.
+        ValueError: the split has no judgements, or the index none of the documents.
     """
     # 1) the queries and the measures
     _check(retriever, collection, split, depth)
-    collection = with_queries(retriever, collection, split)
     _check_judged(collection, split)
     compare_documents(collection, retriever.documents.rows)
     judged = len(collection.qrels[split])
@@ -262,13 +267,15 @@ def evaluate(
     depth = max(ANSWERS, depth or max(map(cutoff, measures)))
     # 2) the rows
     systems = _Systems(retriever, collection, split, depth, measures, processes)
-    systems.add_baselines(untrained)
+    systems.add_baselines()
     index = systems.add_index()
     systems.add_reranked(rerankers or {}, rerank_depth)
     rows, runs = systems.measure()
     # 3) the record
     splits = overlap_splits(qrels, collection.overlap_documents(split))
-    about = _about(retriever, collection, split, splits) | _about_learned(learned, judged, collection, split)
+    about = _about(retriever, collection, split, splits) | {"judged": judged, "learned": learned}
+    if note := _note(retriever, learned, judged, split):
+        about["note"] = note
     return Evaluation(rows, index, measures, runs, splits, {"depth": depth, "measures": measures, **about})
 
 
@@ -281,14 +288,11 @@ def _about(retriever: GenerativeRetriever, collection: Collection, split: str, s
     }  # fmt: skip
 
 
-def _about_learned(learned: int, judged: int, collection: Collection, split: str) -> dict[str, Any]:
-    """Return how many queries are judged, how many of them the index has learned, and what that means."""
-    parts = [
-        MEANING if isinstance(collection, KnownItems) else "",
-        learned_line(learned, judged, split) if learned else "",
-    ]
-    note = "\n\n".join(filter(None, parts))
-    return {"judged": judged, "learned": learned, **({"note": note} if note else {})}
+def _note(retriever: GenerativeRetriever, learned: int, judged: int, split: str) -> str:
+    """Return how many of the judged queries the index has learned, or that what it has learned has no effect."""
+    if learned:
+        return learned_line(learned, judged, split)
+    return no_effect(retriever.engine, retriever.search_config)
 
 
 def _measures(names: Sequence[str], qrels: Qrels, depth: int | None) -> tuple[str, ...]:
@@ -309,8 +313,7 @@ def _measures(names: Sequence[str], qrels: Qrels, depth: int | None) -> tuple[st
 
 def _check(retriever: object, collection: object, split: str, depth: int | None) -> None:
     """Raise TypeError without a retriever or with something else than a collection, ValueError for a wrong split or depth."""
-    if collection is not None:
-        check_collection("evaluate", collection)
+    check_collection("evaluate", collection)
     if not isinstance(retriever, GenerativeRetriever):
         raise TypeError(f"evaluate() measures a retriever, got {retriever!r}; dsi.load(FOLDER) loads one.")
     if plain(str, split, "split") not in SPLITS:
@@ -347,21 +350,14 @@ class _Systems:
         self._runs: dict[str, Run] = {}
         self._is_main = processes.is_main
 
-    def add_baselines(self, untrained: bool) -> None:
+    def add_baselines(self) -> None:
         depth = max(DEPTH, self.depth)
 
         def bm25() -> tuple[Run, dict[str, Any]]:
             words = BM25Runs(self.collection, tuned=self.split != "dev", language=language_of(self.retriever))
             return words.run(self.split, depth), words.options
 
-        def before_training() -> tuple[Run, dict[str, Any]]:
-            encoder = Encoder.load(self.retriever.encoder.config, device=str(self.retriever.device))
-            pieces = self.retriever.tree.pieces
-            return DenseRuns.of_pieces(self.collection, encoder, pieces).run(self.split, k=depth), {}
-
         self._rows[BM25] = bm25
-        if untrained:
-            self._rows[UNTRAINED] = before_training
         self._rows[DENSE] = lambda: (self.systems.run_dense(self.split, depth), {})
         self._rows[RRF] = lambda: (
             reciprocal_rank_fusion([self._runs[BM25], self._runs[DENSE]]),
@@ -374,28 +370,11 @@ class _Systems:
         if lexical:
             changes = partial(self.systems.tune, learned=False, on_dev=self.split != "dev")
             self._add(f"{DENSE} + {lexical.name}", changes, DenseAndWords)
-        if self.retriever.engine.is_tied:
-            self._add_controls()
-        else:
+        if not self.retriever.engine.is_tied:
             self._add(DECODER, lambda: generator_only(self.retriever))
         for name in (EXACT, GENERATE) if method == EXACT else (GENERATE, EXACT):
             self._add(name, lambda name=name: {"method": name})  # type: ignore[misc]
         return method
-
-    def _add_controls(self) -> None:
-        """Add what the parts of a walk earn: words without a walk, walks without words, and one without the generator."""
-        config = self.retriever.search_config
-        if self.retriever.lexical:
-            weight = config.lexical_weight or LEXICAL_WEIGHT  # without a weight, no document is found by words
-            self._add(BM25_CANDIDATES, lambda: {"method": GENERATE, "lexical_weight": weight}, WordsOnly)
-        without_words = {"method": GENERATE, "lexical_weight": 0.0}
-        if config.beam_width != 40:
-            self._add(WALK, lambda: without_words)
-        self._add(WALK_40, lambda: {**without_words, "beam_width": 40})
-        if config.memory_weight and len(self.retriever.memory):
-            self._add(UNTAUGHT, lambda: {"method": GENERATE, "memory_weight": 0.0})
-        if generator_steers(self.retriever):
-            self._add(ENCODER_WALK, lambda: {"method": GENERATE, "alpha": 0.0})
 
     def _add(self, name: str, changes: Callable[[], Mapping[str, Any]], method: type[Method] | None = None) -> None:
         def search() -> tuple[Run, dict[str, Any]]:

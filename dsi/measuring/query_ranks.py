@@ -5,29 +5,21 @@ Filtering by relevance rather than by rank alone follows doc2query-- (Gospodinov
 
 import random
 from collections.abc import Sequence
-from pathlib import Path
 
 import numpy as np
 
-from dsi.config import LEXICAL_WEIGHT, Config
 from dsi.contrastive.encoder import Encoder
 from dsi.docids.data.collection import Collection
-from dsi.docids.files.temporary import temporary_folder
 from dsi.docids.places import document_scores
 from dsi.docids.tree import DocidTree
 from dsi.docids.types import Floats, Ints
 from dsi.docids.words.bm25 import BM25
-from dsi.docids.words.sentences import shortened
-from dsi.eval.tables import markdown_table
-from dsi.generator.pseudo_queries import generate_queries, read_queries_file, reading_text
-from dsi.store.retriever import GenerativeRetriever
+from dsi.generator.pseudo_queries import reading_text
 
 MARGIN = 0.02
 """How much higher than the first document that is too low a query's own must score; in cosines."""
 _EXAMPLES = 4
 """Train queries that a causal model sees before it writes."""
-_WIDTH = 60
-"""Characters of a document's name in a table."""
 _BLOCK = 64
 """Queries whose scores of all documents are in memory at a time."""
 
@@ -69,57 +61,6 @@ def query_ranks(
         others = np.partition(-scores, first - 1, axis=1)[:, first - 1] if first < scores.shape[1] else np.inf
         margins[block] = own + others
     return ranks, margins
-
-
-def sample_queries(
-    retriever: GenerativeRetriever, config: Config, count: int, collection: Collection | None = None
-) -> str:
-    """Return pseudo-queries of some documents with the ranks of these, as Markdown.
-
-    Args:
-        retriever: the index.
-        config: how pseudo-queries are made.
-        count: of the documents.
-        collection: has the texts, if the index keeps none, and train queries, of which a causal model gets examples.
-
-    Raises:
-        ValueError: no pseudo-queries are made, or there are no texts.
-    """
-    # 1) some documents
-    own, index = config.pseudo_queries, retriever.snapshot
-    if own.method == "none":
-        raise ValueError(
-            "The configuration makes no pseudo-queries (pseudo_queries.method is none); give --set pseudo_queries.method=NAME: "
-            "extractive, or a seq2seq or causal model."
-        )
-    if not index.documents.has_texts and collection is not None:
-        index.keep_texts(collection.documents)
-    if not index.documents.has_texts:
-        raise ValueError(
-            "Pseudo-queries are made of texts, and this index keeps none; give its collection (--data DIR)."
-        )
-    documents = index.documents.dataset
-    rows = random.Random(config.seed).sample(range(len(documents)), min(count, len(documents)))
-    # 2) their queries
-    examples = train_examples(collection, config.seed) if collection else []
-    with temporary_folder() as folder:
-        path = Path(folder) / "queries.jsonl"
-        generate_queries(
-            documents.select(rows), own, path, examples=examples, seed=config.seed, device=str(index.device)
-        )
-        made = dict(read_queries_file(path))
-    asked = [(row, query) for row in rows for query in made[documents[row]["doc_id"]]]
-    # 3) their ranks
-    numbers, texts = [row for row, _ in asked], [query for _, query in asked]
-    found = query_ranks(index.encoder, index.tree, index.lexical, LEXICAL_WEIGHT, numbers, texts)
-    ranks, margins = (values.tolist() for values in found)
-    cells = [
-        [query, str(rank), f"{margin:+.3f}", shortened(index.documents.label(row), _WIDTH)]
-        for (row, query), rank, margin in zip(asked, ranks, margins, strict=True)
-    ]
-    first = sum(rank == 1 for rank in ranks)
-    head = f"{len(asked)} pseudo-queries of {len(rows)} documents, {first} of which find their document first"
-    return f"{head}\n\n{markdown_table(['query', 'rank', 'margin', 'document'], cells)}"
 
 
 def train_examples(collection: Collection, seed: int) -> list[tuple[str, str]]:

@@ -18,13 +18,12 @@ from dsi.contrastive.encoder import Encoder
 from dsi.docids.data.collection import Collection
 from dsi.docids.data.identical import most_identical, without_identical
 from dsi.docids.files.processes import ALONE, Processes
-from dsi.docids.tree import DocidTree, piece_cost
+from dsi.docids.tree import DocidTree
 from dsi.docids.types import Run
 from dsi.docids.words.analyzer import FOUND
 from dsi.docids.words.bm25 import BM25
 from dsi.eval.baselines import dense_run, tune_bm25
 from dsi.eval.protocol import FEWEST_QUERIES, count_answered
-from dsi.generator.tied import TiedGenerator
 from dsi.measuring.tuning import choose, choose_weights, hybrid_scores
 from dsi.measuring.weights import DEPTH, NO_PARTS
 from dsi.search.engine import Method
@@ -40,12 +39,6 @@ def generator_only(retriever: GenerativeRetriever) -> dict[str, Any]:
     """Return the settings of `[search]` for the generator alone: no words, tokens, memory or scores of nodes by the encoder."""
     beta = {} if retriever.engine.is_tied else {"beta": 0.0}
     return {"method": "generate", "alpha": 1.0, **NO_PARTS, **beta}
-
-
-def generator_steers(retriever: GenerativeRetriever) -> bool:
-    """True if walks of an index differ from those by the encoder alone, alpha 0: with a trained generator of tied tokens."""
-    generator = retriever.generator
-    return bool(retriever.search_config.alpha) and isinstance(generator, TiedGenerator) and generator.is_trained
 
 
 def language_of(retriever: GenerativeRetriever) -> str:
@@ -110,16 +103,6 @@ class DenseRuns:
             embeddings = encoder.encode(DocumentTexts(encoder, collection.documents)[:], "document", progress=True)
         self.embeddings, self.doc_ids = embeddings, doc_ids or list(collection.rows)
         self._rows, self._costs = np.arange(len(embeddings)) if rows is None else rows, costs
-
-    @classmethod
-    def of_pieces(cls, collection: Collection, encoder: Encoder, pieces: int) -> Self:
-        """Return dense search with an encoder over at most `pieces` pieces of each document, as an index scores them."""
-        texts = DocumentTexts(encoder, collection.documents, pieces)
-        embeddings = encoder.encode(texts[:], "document", progress=True)
-        cost = piece_cost(embeddings, embeddings.mean(axis=0))
-        counts = np.bincount(texts.rows)
-        costs = (cost * np.log2(counts[texts.rows])).astype(np.float32)
-        return cls(collection, encoder, embeddings, None, texts.rows, costs)
 
     @classmethod
     def of_tree(cls, collection: Collection, encoder: Encoder, tree: DocidTree, doc_ids: Sequence[str]) -> Self:

@@ -246,7 +246,7 @@ def _fitting(service: "Service", text: str, span: tuple[int, int], most: int) ->
 
 
 def _found_words(hit: "Json", span: tuple[int, int], most: int) -> int:
-    """Return where the part of a hit's passage begins that has the most matched words in so many tokens."""
+    """Return where the part of a hit's passage begins that has the most matched words in that many tokens."""
     from dsi.search.hits import Match, Span, excerpt
 
     matches = [Match(**{**own, "spans": [Span(**span) for span in own["spans"]]}) for own in hit["matches"]]

@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, Annotated, Any
 from fastapi import Depends, FastAPI, HTTPException, Request
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import FileResponse, JSONResponse, Response
-from pydantic import BaseModel
 from starlette.concurrency import run_in_threadpool
 from starlette.exceptions import HTTPException as StarletteHTTPException
 from starlette.middleware.cors import CORSMiddleware
@@ -25,23 +24,7 @@ from dsi.docids.files.declarations import meant
 from dsi.search.results import ShardError
 from dsi.server.batching import BusyError
 from dsi.server.middleware import BodyLimit, Failures, Guarded, Heads, JsonBodies, Metrics, Observed, bears
-from dsi.server.models import (
-    About,
-    AddBody,
-    Branch,
-    ErrorAnswer,
-    ExplainBody,
-    ForgetBody,
-    Forgotten,
-    LearnBody,
-    Learned,
-    Picture,
-    SearchAnswer,
-    SearchBody,
-    State,
-    StoredDocument,
-    Updated,
-)
+from dsi.server.models import ANSWERS, AddBody, ExplainBody, ForgetBody, LearnBody, SearchBody
 from dsi.server.service import ConflictError, RateError, Service, UnknownError
 from dsi.server.settings import TOKEN, ServerSettings, TooLargeError
 
@@ -94,9 +77,8 @@ def create_app(settings: ServerSettings) -> FastAPI:
         docs_url=None,
         redirect_slashes=False,  # behind TLS the address of a redirect would be of http
         responses={
-            "4XX": {"model": ErrorAnswer, "description": "Bad input, or not allowed"},
-            206: {"model": SearchAnswer, "description": "Partial: shards did not answer"},
-            503: {"model": ErrorAnswer, "description": "Too busy, too slow, or stopping"},
+            "4XX": {"description": "Bad input, or not allowed: `error`, what was wrong, and what to do"},
+            503: {"description": "Too busy, too slow, or stopping: `error`"},
         },
     )
     app.state.service, app.state.metrics, app.state.token, app.state.ready = service, metrics, token, False
@@ -207,9 +189,9 @@ async def _disconnected(request: Request) -> None:
 # Paths.
 
 
-def _typed(model: type[BaseModel]) -> dict[str, Any]:
-    """Return the arguments of a path whose answers have a schema; what they leave out stays out."""
-    return {"response_model": model, "response_model_exclude_unset": True}
+def _answers(path: str, summary: str) -> dict[str, Any]:
+    """Return what the schema says of a path: what it does, and what its answers hold."""
+    return {"summary": summary, "response_description": ANSWERS[path]}
 
 
 def _add_page(app: FastAPI) -> None:
@@ -230,7 +212,7 @@ Served = Annotated[Service, Depends(_service)]
 
 
 def _add_searches(app: FastAPI) -> None:
-    @app.post("/search", summary="Search for one query or several", **_typed(SearchAnswer))
+    @app.post("/search", **_answers("POST /search", "Search for one query or several"))
     async def search(request: Request, response: Response, service: Served, body: SearchBody) -> dict[str, Any]:
         started = time.perf_counter()
         future = service.search(body.texts(), body.k, body.options(), parts=body.parts, matches=body.matches)
@@ -242,7 +224,7 @@ def _add_searches(app: FastAPI) -> None:
         return {"answers": answers, "milliseconds": round(1000 * (time.perf_counter() - started), 1)}
 
     @app.post(
-        "/explain", summary="Show how a search came about, and why a document is, or is not, there", **_typed(Picture)
+        "/explain", **_answers("POST /explain", "Show how a search came about, and why a document is, or is not, there")
     )
     async def explain(request: Request, response: Response, service: Served, body: ExplainBody) -> dict[str, Any]:
         await run_in_threadpool(service.topics, service.retriever.snapshot)  # which may take long, and searches go on
@@ -252,7 +234,7 @@ def _add_searches(app: FastAPI) -> None:
             response.status_code = 206
         return explained
 
-    @app.get("/tree", summary="A node of the docid tree and its children", **_typed(Branch))
+    @app.get("/tree", **_answers("GET /tree", "A node of the docid tree and its children"))
     def tree(service: Served, digits: str = "") -> dict[str, Any]:
         try:
             path = [int(digit) for digit in digits.split(",")] if digits else []
@@ -274,39 +256,41 @@ def _may_write(request: Request) -> None:
 
 
 def _add_documents(app: FastAPI) -> None:
-    @app.get("/documents/{doc_id:path}", summary="A document", **_typed(StoredDocument))
+    @app.get("/documents/{doc_id:path}", **_answers("GET /documents/ID", "A document"))
     def document(service: Served, doc_id: str) -> dict[str, Any]:
         return service.document(doc_id)
 
-    @app.post("/documents", summary="Add documents", **_typed(Updated), dependencies=[Depends(_may_write)])
+    @app.post("/documents", **_answers("POST /documents", "Add documents"), dependencies=[Depends(_may_write)])
     def add(service: Served, body: AddBody) -> dict[str, Any]:
         return {"documents": service.add(body.documents, replace=body.replace)}
 
-    @app.post("/learn", summary="Learn what users took", **_typed(Learned), dependencies=[Depends(_may_write)])
+    @app.post("/learn", **_answers("POST /learn", "Learn what users took"), dependencies=[Depends(_may_write)])
     def learn(service: Served, body: LearnBody) -> dict[str, Any]:
         return service.learn(body.pairs)
 
-    @app.post("/forget", summary="Forget what was learned", **_typed(Forgotten), dependencies=[Depends(_may_write)])
+    @app.post("/forget", **_answers("POST /forget", "Forget what was learned"), dependencies=[Depends(_may_write)])
     def forget(service: Served, body: ForgetBody) -> dict[str, Any]:
         return service.forget(body.pairs, body.since, body.before)
 
     @app.delete(
-        "/documents/{doc_id:path}", summary="Remove a document", **_typed(Updated), dependencies=[Depends(_may_write)]
+        "/documents/{doc_id:path}",
+        **_answers("DELETE /documents/ID", "Remove a document"),
+        dependencies=[Depends(_may_write)],
     )
     def remove(service: Served, doc_id: str) -> dict[str, Any]:
         return {"documents": service.remove(doc_id)}
 
 
 def _add_state(app: FastAPI) -> None:
-    @app.get("/index", summary="The index that is served, and the limits of a request", **_typed(About))
+    @app.get("/index", **_answers("GET /index", "The index that is served, and the limits of a request"))
     def index(service: Served) -> dict[str, Any]:
         return service.about()
 
-    @app.get("/health", summary="Does the process live?", **_typed(State))
+    @app.get("/health", **_answers("GET /health", "Does the process live?"))
     async def health() -> dict[str, str]:
         return {"status": "ok"}
 
-    @app.get("/ready", summary="Can it search?", **_typed(State))
+    @app.get("/ready", **_answers("GET /ready", "Can it search?"))
     async def ready() -> dict[str, str]:
         if not (app.state.ready and app.state.service.is_ready):
             raise HTTPException(

@@ -1,4 +1,4 @@
-"""The bodies of requests and answers, as a JSON schema with examples.
+"""The bodies of requests, as a JSON schema with examples, and what answers hold, in words.
 
 The schema describes; the library checks, so that a wrong value gets the library's message. Knows nothing of indexes.
 """
@@ -136,14 +136,6 @@ class LearnBody(BaseModel):
     )
 
 
-class Learned(BaseModel):
-    """After learning."""
-
-    learned: int = Field(description="How many of the pairs were learned; the others were of no document, or empty.")
-    pairs: int = Field(description="How many different pairs the index remembers now.")
-    note: str = Field("", description="That it has no effect, where `memory_weight` is 0.")
-
-
 class ForgetBody(BaseModel):
     """Pairs to forget, or a time: what was learned then, of these pairs or of all."""
 
@@ -159,217 +151,33 @@ class ForgetBody(BaseModel):
     before: Any = _field("string", "Only what was learned before this moment, in UTC.", "2026-11-28T15:00")
 
 
-class Forgotten(BaseModel):
-    """After forgetting."""
-
-    forgotten: int = Field(description="How many pairs are gone, or count less.")
-    pairs: int = Field(description="How many different pairs the index remembers now.")
-
-
-class ErrorAnswer(BaseModel):
-    """What every failed request is answered with."""
-
-    error: str = Field(description="What was wrong, and what to do.", examples=["alpha must be in [0, 1], got 2."])
-
-
-class SpanOfText(BaseModel):
-    """Characters start to end of a document's title or text."""
-
-    field: str
-    start: int
-    end: int
-    text: str
-
-
-class MatchedWord(BaseModel):
-    """A word of the query, what it adds to a document's score, and the words that it found."""
-
-    word: str
-    share: float
-    spans: list[SpanOfText]
-    is_clear: bool = Field(description="Whether the words found are worth marking.")
-
-
-class StoredDocument(BaseModel):
-    """A document; text is missing if the index keeps no texts."""
-
-    doc_id: str
-    title: str
-    text: str | None = None
-    metadata: dict[str, Any] = {}
-    digits: list[int] = Field(description="Its docid: the path to it in the tree.", examples=[[13, 1]])
-
-
-class FilePlace(BaseModel):
-    """Where a passage stands in the file that its document was read from."""
-
-    address: str = Field(description="What an editor or a browser opens.", examples=["notes/neon.md:12"])
-    file: str
-    place: str = Field("", description="A page, slide, sheet, row or part.", examples=["page=3"])
-    lines: list[int] | None = Field(None, description="The first and the last line, from 1, of a text.")
-    heading: str = Field("", description="The last heading before the passage.")
-
-
-class HitAnswer(StoredDocument):
-    """A document that was found."""
-
-    rank: int = Field(description="From 1.")
-    score: float
-    passage: str | None = Field(
-        None, description="The best piece of the text, if it has several and the index keeps texts."
-    )
-    passage_span: list[int] | None = Field(None, description="First character of that piece, and one past its last.")
-    location: FilePlace | None = Field(None, description="Of the passage, if the document was read from a file.")
-    parts: dict[str, float] = Field({}, description="What each part of the score contributes, if asked for.")
-    label: str = Field("", description="With matches: the title, or the first words.")
-    matches: list[MatchedWord] = Field([], description="The matched words, if asked for.")
-    excerpt: list[int] = Field([], description="With matches: ends of the part of the text that has the most of them.")
-
-
-class QueryAnswer(BaseModel):
-    """The answer to one query."""
-
-    query: str
-    exact: bool = Field(description="True if it is proven that no other document has a higher score; not of relevance.")
-    hits: list[HitAnswer]
-    coverage: float = Field(1.0, description="Share of the documents that were searched; below 1 with status 206.")
-    missing: list[int] = Field([], description="Numbers of the shards that did not answer.")
-    error: str = Field("", description="Why this query alone is refused: its embedding is not finite.")
-
-
-class SearchAnswer(BaseModel):
-    """The answers of a search, in the order of the queries."""
-
-    answers: list[QueryAnswer]
-    milliseconds: float
-
-
-class Level(BaseModel):
-    """What a search did at one level of the tree."""
-
-    scored: int
-    kept: int
-    answers: int
-
-
-class Node(BaseModel):
-    """A node of the docid tree in a search."""
-
-    digits: list[int]
-    score: float | None
-    kept: bool
-    rank: int | None
-    found_by: list[str]
-    parts: dict[str, float]
-    documents: int
-    title: str | None = Field(description="Of a document; of an inner node null.")
-    doc_id: str | None = None
-    words: list[str]
-    children: list["Node"] = []
-    pruned: int = Field(0, description="How many children were not kept; the best ones are shown.")
-
-
-class PathStep(BaseModel):
-    """A node on the way to a document: kept, pruned, not scored or not reached; last answer or no answer."""
-
-    digits: list[int]
-    score: float | None
-    state: str
-    words: list[str]
-
-
-class EarlierQuery(BaseModel):
-    """An earlier query for which users took a document: its cosine with this one, and how often the pair was learned."""
-
-    cosine: float
-    times: int
-
-
-class Target(BaseModel):
-    """How a document stands in a search; see `DocumentExplanation`."""
-
-    query: str
-    doc_id: str
-    label: str
-    rank: int | None = Field(description="In the answer.")
-    overall_rank: int | None = Field(description="Among all documents that may be returned.")
-    total: int
-    answers: int
-    score: float
-    last_score: float | None
-    parts: dict[str, float]
-    passage_span: list[int] | None = Field(
-        None, description="Ends of the piece of its text that is scored, of several."
-    )
-    path: list[PathStep]
-    level: int | None = Field(description="At which the walk left it out, from 1.")
-    returned_by: dict[str, Any] | None = Field(description="Options of a search that returns it; found by searching.")
-    reason: str
-    matches: list[MatchedWord]
-    earlier: list[EarlierQuery] = Field(
-        [], description="Earlier queries that speak for it, nearest first, without texts."
-    )
-    note: str = Field("", description="That what the index has learned has no effect.")
-
-
-class Picture(BaseModel):
-    """A search as a tree."""
-
-    query: str
-    config: dict[str, Any]
-    exact: bool
-    walked: bool
-    read: int
-    coverage: float = Field(1.0, description="Share of the documents that were searched; below 1 with status 206.")
-    missing: list[int] = Field([], description="Numbers of the shards that did not answer.")
-    note: str = Field("", description="That what the index has learned has no effect.")
-    levels: list[Level]
-    children: list[Node] = []
-    pruned: int = 0
-    target: Target | None = None
-
-
-class TreeNode(BaseModel):
-    """A node of the docid tree: a cluster with telling words, or a document."""
-
-    digits: list[int]
-    documents: int = Field(description="Different ones below it; the pieces of a document may be below several nodes.")
-    words: list[str] = []
-    doc_id: str = ""
-    title: str = ""
-
-
-class Branch(TreeNode):
-    """A node and its children."""
-
-    children: list[TreeNode] = []
-    count: int = Field(0, description="How many children there are; at most 1,000 are listed.")
-
-
-class Updated(BaseModel):
-    """After an update."""
-
-    documents: int = Field(description="How many the index has now.")
-
-
-class State(BaseModel):
-    """The state of the process."""
-
-    status: str
-
-
-class About(BaseModel):
-    """The index that is served."""
-
-    name: str
-    examples: list[str] = Field(description="Titles of a few documents, as examples of queries.")
-    documents: int
-    depth: int
-    tied: bool
-    tokens: bool = Field(description="Whether it has token vectors.")
-    memory: int = Field(description="How many pairs of a query and a document it has learned.")
-    search_config: dict[str, Any]
-    lexical: str | None
-    columns: dict[str, str]
-    writable: bool
-    limits: dict[str, int]
+_HITS = (
+    "`hits`, each with `rank`, `score`, `doc_id`, `title`, `metadata`, `digits` (the path in the tree), `text` if kept, "
+    "`passage` and `passage_span` (its ends) of a long text, `location` of a passage in a file (`address`, `file`, `place`, "
+    "`lines`, `heading`), with parts `parts`, with matches `label`, `excerpt` (ends of the telling part) and `matches` "
+    "(`word`, `share`, `is_clear`, `spans`: `field`, `start`, `end`, `text`)"
+)
+_TARGET = (
+    "`target`: `query`, `doc_id`, `label`, `rank` among the `answers`, `overall_rank` among `total`, `score`, `last_score`, "
+    "`parts`, `passage_span`, `path` (`digits`, `score`, `state`, `words`), `level` at which the walk left it out, "
+    "`returned_by` (options of a search that returns it), `reason`, `matches`, `earlier` queries (`cosine`, `times`), `note`"
+)
+ANSWERS = {
+    "POST /search": f"`milliseconds`, and `answers`, one a query: `query`, `exact` (True if proven), {_HITS}; `error` where "
+    "one of several queries is refused; `coverage` and `missing` shards with status 206",
+    "POST /explain": "`query`, `config`, `exact`, `walked`, `read`, `note`, `levels` (`scored`, `kept`, `answers`), `pruned`, "
+    "`children`: nodes with `digits`, `score`, `kept`, `rank`, `found_by`, `parts`, `documents`, `title`, `doc_id`, `words`, "
+    f"`children`, `pruned` (how many are not shown); with `doc_id` {_TARGET}; `coverage` and `missing` with status 206",
+    "GET /tree": "`digits`, `documents` below, `words`, or of a document `doc_id` and `title`; at most 1,000 `children` of "
+    "`count`, each with the same",
+    "GET /documents/ID": "`doc_id`, `title`, `metadata`, `digits`, `text` if the index keeps texts",
+    "POST /documents": "`documents`, how many there are now",
+    "DELETE /documents/ID": "`documents`, how many there are now",
+    "POST /learn": "`learned` pairs, without those of no document; `pairs` remembered now; `note` where these have no effect",
+    "POST /forget": "`forgotten` pairs, gone or counting less; `pairs` remembered now",
+    "GET /index": "`name`, `examples`, `documents`, `depth`, `tied`, `tokens`, `memory` (pairs learned), `search_config`, "
+    "`lexical`, `columns`, `writable`, `limits`",
+    "GET /health": "`status`",
+    "GET /ready": "`status`",
+}
+"""{path: what its answers hold}, as the schema, its page and docs/use/running.md say it."""

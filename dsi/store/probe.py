@@ -45,11 +45,13 @@ def try_index(folder: Path) -> None:
     encoder, tree, _, documents, _, lexical, memory = parts
     for batch in documents.data.table.to_batches():
         batch.validate(full=True)  # Arrow does not check the offsets in a file before it follows them
-    of_memory = memory.problem(encoder.embedding_dim, tree.num_rows)
-    of_lexical = lexical.problem() if lexical else ""
-    for name, reason in (("docids", tree.problem()), ("lexical", of_lexical), ("memory", of_memory)):
-        if reason:
-            raise ValueError(f"{part(folder, manifest, name)} cannot be read ({reason}).")
+    sound = {
+        "docids": tree.is_sound(),
+        "lexical": not lexical or lexical.is_sound(),
+        "memory": memory.is_sound(encoder.embedding_dim, tree.num_rows),
+    }
+    for name in (name for name, is_sound in sound.items() if not is_sound):
+        raise ValueError(f"{part(folder, manifest, name)} cannot be read (its arrays do not fit each other).")
     _check_outputs(encoder)
     retriever = GenerativeRetriever(*parts)
     queries = [PROBE, TEXTS[2], str(documents["title"][0])]

@@ -152,8 +152,8 @@ def test_it_is_written_with_the_codes_and_used_for_queries_alone(tmp_path):
 
 
 @pytest.mark.parametrize("wrong", [np.ones((DIM, WIDTH - 1)), np.full((DIM, WIDTH), np.inf)])
-def test_a_file_with_another_map_of_queries_has_a_problem(tmp_path, wrong):
+def test_a_file_with_another_map_of_queries_is_not_sound(tmp_path, wrong):
     tokens, _ = world(1)
     replace(tokens, query_head=wrong.astype(np.float32)).save(tmp_path / "tokens.safetensors")
     loaded = TokenVectors.load(tmp_path / "tokens.safetensors", TEXTS)
-    assert loaded.problem() == "the heads of queries and documents do not fit each other"
+    assert not loaded.is_sound()

@@ -134,7 +134,7 @@ def test_bad_files_are_refused(tmp_path):
     with pytest.raises(ValueError, match=r"docids.safetensors ends within \w+; restore it or train again"):
         DocidTree.load(path)
     dataclasses.replace(tree, doc_rows=np.ones_like(tree.doc_rows)).save(path)
-    assert DocidTree.load(path).problem() == "documents are missing"
+    assert not DocidTree.load(path).is_sound()
 
 
 def changed(array, place, value):
@@ -144,37 +144,37 @@ def changed(array, place, value):
 
 
 @pytest.mark.parametrize(
-    ("name", "change", "problem"),
+    ("name", "change"),
     [
-        ("first_child", lambda own: own + 1, "not numbered by level"),
-        ("first_child", lambda own: np.maximum(own - 1, 1), "not numbered by level"),
-        ("first_child", lambda own: changed(own, -1, -5), "not numbered by level"),
-        ("first_child", lambda own: changed(own, -1, 10**9), "not their parent's documents"),
-        ("first_child", lambda own: changed(own, 0, 0), "not numbered by level"),  # its own child
-        ("num_children", lambda own: changed(changed(own, 0, own[0] + 1), 1, own[1] - 1), "not numbered by level"),
-        ("num_children", lambda own: changed(own, -1, -1), "no parent, or several"),
-        ("num_children", lambda own: changed(own, -1, 2**31 - 1), "no parent, or several"),
-        ("doc_start", lambda own: changed(own, 0, 1), "not below the root"),
-        ("doc_start", lambda own: changed(own, -1, own[-2]), "not their parent's documents"),
-        ("doc_start", lambda own: changed(own, 1, own[2]), "not below their node"),
-        ("doc_end", lambda own: changed(own, 1, own[1] + 1), "not below their node"),
-        ("doc_end", lambda own: changed(own, -1, 2**31 - 1), "not their parent's documents"),
-        ("doc_rows", lambda own: np.where(own == own.max(), -2, own).astype(np.int32), "out of range"),
-        ("doc_rows", lambda own: changed(own, 0, len(own)), "documents are missing"),
-        ("centroids", lambda own: own[:, 1:], "differ in width"),
-        ("centroids", lambda own: own[1:], "differ in length"),
-        ("centroids", lambda own: changed(own, 0, np.nan), "not finite"),
-        ("embeddings", lambda own: changed(own, 0, -np.inf), "not finite"),
-        ("trained", lambda own: np.append(own[2:], False), "what was trained does not fit"),
-        ("origin", lambda own: np.zeros(5, dtype=np.uint8), "what was trained does not fit"),
+        ("first_child", lambda own: own + 1),
+        ("first_child", lambda own: np.maximum(own - 1, 1)),
+        ("first_child", lambda own: changed(own, -1, -5)),
+        ("first_child", lambda own: changed(own, -1, 10**9)),
+        ("first_child", lambda own: changed(own, 0, 0)),  # its own child
+        ("num_children", lambda own: changed(changed(own, 0, own[0] + 1), 1, own[1] - 1)),
+        ("num_children", lambda own: changed(own, -1, -1)),
+        ("num_children", lambda own: changed(own, -1, 2**31 - 1)),
+        ("doc_start", lambda own: changed(own, 0, 1)),
+        ("doc_start", lambda own: changed(own, -1, own[-2])),
+        ("doc_start", lambda own: changed(own, 1, own[2])),
+        ("doc_end", lambda own: changed(own, 1, own[1] + 1)),
+        ("doc_end", lambda own: changed(own, -1, 2**31 - 1)),
+        ("doc_rows", lambda own: np.where(own == own.max(), -2, own).astype(np.int32)),
+        ("doc_rows", lambda own: changed(own, 0, len(own))),
+        ("centroids", lambda own: own[:, 1:]),
+        ("centroids", lambda own: own[1:]),
+        ("centroids", lambda own: changed(own, 0, np.nan)),
+        ("embeddings", lambda own: changed(own, 0, -np.inf)),
+        ("trained", lambda own: np.append(own[2:], False)),
+        ("origin", lambda own: np.zeros(5, dtype=np.uint8)),
     ],
 )
-def test_arrays_that_are_no_tree_have_a_problem(tmp_path, name, change, problem):
+def test_arrays_that_are_no_tree_are_not_sound(tmp_path, name, change):
     tree, path = random_tree(77), tmp_path / "docids.safetensors"
     own = change(np.array(getattr(tree, name)))
     dataclasses.replace(tree, **{name: Vectors((own,)) if name in ("centroids", "embeddings") else own}).save(path)
-    assert problem in DocidTree.load(path).problem()
-    assert not tree.problem()
+    assert not DocidTree.load(path).is_sound()
+    assert tree.is_sound()
 
 
 @pytest.mark.parametrize(

@@ -48,8 +48,7 @@ def test_an_index_is_measured_tuned_and_reranked_without_the_package(trained, tm
     data, run = trained
     (tmp_path / "site").rename(tmp_path / "elsewhere")
     common = [str(run.folder), "--data", str(data), "--device", "cpu"]
-    assert main(["evaluate", *common, "--untrained", "--results", str(tmp_path / "results.json")]) == 0
-    assert "dense, encoder untrained" in capsys.readouterr().out
+    assert main(["evaluate", *common, "--results", str(tmp_path / "results.json")]) == 0
     assert "letters" in json.loads((tmp_path / "results.json").read_text())["config"]
     assert main(["tune", *common]) == 0
     capsys.readouterr()

@@ -86,7 +86,7 @@ def scheme_tree(method: str, documents: int, folder: Path) -> DocidTree:
 
 def check_walk(tree: DocidTree) -> None:
     """Every document has its docid alone, which leads to it; nothing else is reached."""
-    assert tree.problem() == ""
+    assert tree.is_sound()
     occupied = np.flatnonzero(tree.doc_rows >= 0)
     all_digits = [tree.digits(int(position)) for position in occupied]
     assert len(set(all_digits)) == len(occupied)

@@ -595,7 +595,7 @@ def test_the_shell_indexes_a_folder_of_texts_and_says_that_there_are_no_train_qu
     assert main(["search", str(tmp_path / "run"), "--query", "bees", "-k", "1"]) == 0
     assert "bee" in capsys.readouterr().out
     assert main(["evaluate", str(tmp_path / "run"), "--data", str(notes)]) == 2
-    assert "A known-item test needs 20 documents with a text, got 5" in capsys.readouterr().err
+    assert "has no test judgements to measure on; add qrels/test.tsv" in capsys.readouterr().err
     assert main(["update", str(tmp_path / "run"), "--texts", str(notes), "--device", "cpu"]) == 0
     assert "0 documents removed, 0 added" in capsys.readouterr().out
 

@@ -17,7 +17,7 @@ def places(tree: DocidTree, names: list[str]) -> dict[str, tuple[int, ...]]:
 
 
 def check(tree: DocidTree, names: list[str], vectors: dict[str, np.ndarray]) -> None:
-    assert tree.problem() == ""
+    assert tree.is_sound()
     assert len(tree.positions) == len(names) == tree.num_places - tree.num_removed
     for row, position in enumerate(tree.positions):
         np.testing.assert_array_equal(tree.embeddings[position], vectors[names[row]])

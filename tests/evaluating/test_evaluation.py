@@ -10,7 +10,6 @@ import sys
 from pathlib import Path
 
 import pytest
-import torch
 
 import dsi
 from dsi.commands.main import main
@@ -20,7 +19,6 @@ from dsi.eval.measures import STANDARD_MEASURES, mean
 from dsi.eval.protocol import SystemResult, holm, overlap_splits, randomisation_test
 from dsi.measuring import evaluation as evaluation_module
 from dsi.measuring import provenance, runs
-from dsi.measuring.diagnosis import diagnose
 from dsi.measuring.evaluation import Evaluation
 from dsi.measuring.runs import IndexRuns
 from tests.support.evaluated import collection, retriever  # noqa: F401 (fixtures)
@@ -49,8 +47,7 @@ def test_measures_may_be_chosen_and_all_systems_are_read_as_deep_as_they_ask(ret
     evaluation = dsi.evaluate(retriever, collection, measures=["map", "ndcg_cut_5"])
     assert evaluation.measures == ("AP", "nDCG@5")
     assert evaluation.about["depth"] == 1000
-    by_words = ("BM25", "BM25 candidates, full score")
-    assert all(len(own) == 40 for name, run in evaluation.runs.items() if name not in by_words for own in run.values())
+    assert all(len(own) == 40 for name, run in evaluation.runs.items() if name != "BM25" for own in run.values())
     assert "AP / nDCG@5" in str(evaluation)
     assert evaluation.summary().startswith("The index has AP ")
     assert "AP +" in evaluation.significance() or "AP -" in evaluation.significance()
@@ -83,8 +80,7 @@ def test_an_index_that_was_saved_is_tuned_and_measured(retriever, collection, tm
     assert "config" not in json.loads((tmp_path / "results.json").read_text())
 
 
-def test_nothing_is_diagnosed_where_all_relevant_documents_are_gone(retriever, collection, tmp_path, capsys):
-    assert diagnose(retriever, {}, {}) == []
+def test_an_index_is_measured_where_all_relevant_documents_are_gone(retriever, collection, tmp_path, capsys):
     file = Path(collection.name) / "qrels" / "test.tsv"
     head, *lines = file.read_text(encoding="utf-8").splitlines()
     file.write_text("\n".join([head, *(line for line in lines if "\tneon\t" in line)]), encoding="utf-8")
@@ -92,30 +88,17 @@ def test_nothing_is_diagnosed_where_all_relevant_documents_are_gone(retriever, c
     retriever.save_pretrained(tmp_path / "saved")
     results = tmp_path / "results.json"
     common = [str(tmp_path / "saved"), "--data", str(collection.name), "--device", "cpu"]
-    assert main(["evaluate", *common, "--diagnose", "--results", str(results)]) == 0
+    assert main(["evaluate", *common, "--show", "5", "--results", str(results)]) == 0
+    assert "neon: not in the index" in capsys.readouterr().out
     assert results.exists()
 
 
-def test_a_row_that_is_none_names_the_nearest_and_none_comes_twice(retriever, collection):
+def test_a_row_that_is_none_names_the_nearest(retriever, collection):
     evaluation = dsi.evaluate(retriever, collection)
     with pytest.raises(KeyError, match=r"The table has no row 'BM52'; did you mean 'BM25'\?"):
         evaluation.row("BM52")
-    names = [row.name for row in evaluation.rows]
-    assert {evaluation_module.WALK, evaluation_module.WALK_40} <= set(names)
-    retriever.search_config = dataclasses.replace(retriever.search_config, beam_width=40)
-    assert set(names) - {row.name for row in dsi.evaluate(retriever, collection).rows} == {evaluation_module.WALK}
-
-
-def test_a_walk_by_the_encoder_alone_is_measured_only_beside_a_trained_generator(retriever, collection):
-    trained = dsi.evaluate(retriever, collection)
-    assert f"\n  {evaluation_module.ENCODER_WALK}: " in trained.significance()
-    with torch.no_grad():
-        retriever.generator.maps.zero_()
-        if retriever.generator.reads_states:
-            retriever.generator.states_maps.zero_()
-    untrained = dsi.evaluate(retriever, collection)
-    assert evaluation_module.ENCODER_WALK not in f"{untrained}{[row.name for row in untrained.rows]}"
-    assert untrained._comparisons == trained._comparisons - len(trained.measures)
+    rows = ["BM25", "dense", "RRF of BM25 and dense", "dense + BM25", "generate", "exact"]
+    assert [row.name for row in evaluation.rows] == rows
 
 
 def replace_first(retriever, collection):
@@ -178,13 +161,8 @@ def test_graded_judgements_are_measured_by_ndcg_and_recall_and_no_row_needs_dev_
     assert set(evaluation.row("generate").values) == set(STANDARD_MEASURES)
     assert {len(found) for found in evaluation.runs["generate"].values()} == {len(collection.documents)}
     names = [row.name for row in evaluation.rows]
-    assert (
-        {"BM25", "RRF of BM25 and dense", "dense + BM25", "BM25 candidates, full score"}
-        <= set(names)
-        <= set(evaluation_module.ROWS)
-    )
+    assert {"BM25", "RRF of BM25 and dense", "dense + BM25"} <= set(names) <= set(evaluation_module.ROWS)
     assert evaluation.row("dense + BM25").settings["lexical_weight"] > 0
-    assert evaluation.row("BM25 candidates, full score").settings["lexical_weight"] > 0
     text = str(evaluation)
     assert "Total nDCG@10 / RR@10 / Recall@100" in text
     assert "Hit@1" not in text
@@ -239,19 +217,19 @@ def test_a_reranker_that_changes_nothing_has_the_row_of_the_index(graded):
     assert evaluation.row("+ same").values == evaluation.row("generate").values
 
 
-def test_an_index_that_has_learned_is_measured_without_it_too(graded):
+def test_learned_pairs_without_an_effect_are_named(graded):
     collection, retriever = graded
-    plain = dsi.evaluate(retriever, collection)
-    assert "generate without memory" not in plain.runs
+    assert dsi.evaluate(retriever, collection).note == ""
     taught = retriever.snapshot
     taught.learn(
         [(text, next(iter(collection.qrels["test"][name]))) for name, text in collection.query_texts("test").items()]
     )
-    evaluation = dsi.evaluate(taught, collection)
-    assert evaluation.row("generate without memory").values == plain.row("generate").values
-    assert mean(evaluation.row("generate").values["nDCG@10"]) > mean(plain.row("generate").values["nDCG@10"])
     alone = [IndexRuns(collection, own).run("test", **runs.generator_only(own)) for own in (retriever, taught)]
     assert alone[0] == alone[1]  # what was learned is not in a row of the generator alone
+    taught.search_config = dataclasses.replace(taught.search_config, memory_weight=0.0)
+    told = dsi.evaluate(taught, collection)
+    assert told.note == "The 30 pairs that the index has learned have no effect: memory_weight is 0."
+    assert told.row("generate").values == dsi.evaluate(retriever, collection).row("generate").values
 
 
 def test_words_have_a_weight_in_the_hybrid_row_though_the_index_gives_them_none(graded):
@@ -294,7 +272,7 @@ def result(name, *values):
 def test_the_conclusion_names_the_strongest_rival_and_corrects_p_for_the_number_of_comparisons():
     one, other = [1.0] * 30 + [0.0] * 10, [1.0] * 20 + [0.0] * 20
     rows = [
-        result("BM25", *other), result("dense", *[0.0] * 40), result("BM25 candidates, full score", *one),
+        result("BM25", *other), result("dense", *[0.0] * 40), result("dense + BM25", *one),
         result("generate", *one), result("exact", *[1.0] * 40), result("+ reranker", *[1.0] * 40),
     ]  # fmt: skip
     splits = {"Total": [str(query) for query in range(40)], "Overlap": [], "No Overlap": []}
@@ -305,7 +283,24 @@ def test_the_conclusion_names_the_strongest_rival_and_corrects_p_for_the_number_
     assert corrected["BM25"] > plain["BM25"][1]
     said = evaluation.summary().splitlines()
     assert said[1] == "Beside others (p Holm-corrected for 10 comparisons):"
-    assert said[2].startswith("  BM25 candidates, full score, the strongest: Hit@1 75.0; no significant difference")
-    assert [line.split(":")[0].strip() for line in said[3:]] == ["dense", "BM25"]
+    assert said[2].startswith("  dense + BM25, the strongest: Hit@1 75.0; no significant difference")
+    assert [line.split(":")[0].strip() for line in said[3:5]] == ["dense", "BM25"]
+    assert said[5].startswith("Too few queries to tell them apart: judge 10 more")
     assert f"BM25: Hit@1 +25.00 (p={corrected['BM25']:.4f})" in evaluation.significance()
     assert "Holm-corrected for 10 comparisons" in evaluation.significance()
+
+
+FEW = [(4, 2, 46), (20, 0, 30), (49, 8, 1), (60, 0, 0), (60, 20, 453), (2000, 400, 0)]
+
+
+@pytest.mark.parametrize(("queries", "differ", "more"), FEW)
+def test_too_few_queries_say_how_many_more_to_judge(queries, differ, more):
+    other = [0.5 + (n < differ) * (0.5 if n % 2 else -0.5) for n in range(queries)]
+    doubled = [result("BM25", *[2 * value for value in other]), result("generate", *[1.0] * queries)]
+    splits = {"Total": [str(query) for query in range(queries)], "Overlap": [], "No Overlap": []}
+    evaluation = Evaluation(doubled, "generate", ("Hit@1", "Hit@10"), {}, splits, {})
+    advice = [line for line in str(evaluation).splitlines() if line.startswith("Too few queries")]
+    assert len(advice) == bool(more)
+    assert all(f": judge {more} more. `dsi evaluate --show 20` prints" in line for line in advice)
+    assert "p=" not in evaluation.significance()
+    assert "none is significant in paired randomisation tests" in evaluation.significance()

@@ -2,7 +2,6 @@
 
 import json
 import random
-import re
 import shutil
 from pathlib import Path
 
@@ -328,21 +327,6 @@ def test_a_seq2seq_model_that_was_killed_writes_the_same_queries(t5_folder, tmp_
         torn.write_bytes(b"".join(lines[:count]))
         generate_queries(documents, config, torn)
         assert torn.read_bytes() == whole.read_bytes()
-
-
-def test_samples_are_shown_with_the_ranks_of_their_documents(beir, encoder, sentence_t5_folder, tmp_path, capsys):
-    collection = dsi.read_collection(beir())
-    changes = {"encoder": {"name": str(sentence_t5_folder)}}
-    dsi.train(collection, tmp_path / "run", config=Config().with_changes(changes), device="cpu")
-    arguments = ["queries", str(tmp_path / "run"), "--device", "cpu"]
-    assert main([*arguments, "--show", "3", "--set", "pseudo_queries.method=extractive"]) == 0
-    head, _, *table = capsys.readouterr().out.splitlines()
-    assert re.fullmatch(r"9 pseudo-queries of 3 documents, [0-9] of which find their document first", head)
-    rows = [[cell.strip() for cell in line.strip("|").split("|")] for line in table[2:]]
-    assert len(rows) == 9
-    assert all((int(rank) == 1) == (float(margin) > 0) for _, rank, margin, _ in rows)
-    assert main(arguments) == 2
-    assert "pseudo_queries.method is none" in capsys.readouterr().err
 
 
 def test_ranks_are_those_of_all_scores(beir, encoder):

@@ -29,7 +29,6 @@ EXTENSIONS: dict[str, set[str]] = {
     "hub": {"docids", "store"},
     "rerankers": {"docids", "search"},
     "integrations": {"docids", "contrastive", "eval", "search", "store", "training"},
-    "client": set(),
     "server": {"docids", "search", "store"},
     "cluster": {"docids", "generator", "search", "store"},
 }

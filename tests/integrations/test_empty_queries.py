@@ -4,8 +4,6 @@ import pytest
 
 import dsi
 from dsi.docids.data.collection import Collection
-from dsi.measuring.beam_sweep import beam_rows
-from dsi.measuring.diagnosis import diagnose_split
 from dsi.measuring.tuning import tune
 from tests.support.evaluated import collection, retriever  # noqa: F401 (fixtures)
 
@@ -31,8 +29,6 @@ def test_an_evaluation_a_tuning_and_their_tables_go_on(retriever, collection):
         assert all(values[empty] == 0 for values in row.values.values()), row.name
         assert len(row.values["Hit@1"]) == len(odd.qrels["test"])
     assert tune(retriever, odd).best
-    assert len(beam_rows(retriever, odd, "test", [2, 5])) >= 2
-    assert diagnose_split(retriever, odd, "test")[1] == len(odd.qrels["test"]) - 1
 
 
 def test_other_libraries_get_an_empty_answer(retriever):

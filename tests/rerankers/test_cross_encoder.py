@@ -172,7 +172,7 @@ def test_models_that_cannot_score_pairs_are_refused(retriever, index, tmp_path, 
         load(f"cross-encoder:{three}")
     with pytest.raises(ValueError, match="has no trained head that scores pairs"):
         load(f"cross-encoder:{sentence_bert_folder}")
-    with pytest.raises(FileNotFoundError, match="holds no reranker; train one: dsi train-reranker"):
+    with pytest.raises(FileNotFoundError, match="holds no reranker; give cross-encoder:MODEL"):
         load("mine")
     for name in ("../x", "", "/etc", ".x"):
         with pytest.raises(ValueError, match="plain folder name, got"):

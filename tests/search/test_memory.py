@@ -233,9 +233,9 @@ def test_blocks_hold_the_pairs_and_are_linked_where_they_stay(tmp_path):
     memory.save(tmp_path / "a")
     again = QueryMemory.load(tmp_path / "a")
     assert remembered(again) == remembered(memory)
-    assert again.problem(16, 500) == ""
-    assert again.problem(16, 499)
-    assert again.problem(17, 500)
+    assert again.is_sound(16, 500)
+    assert not again.is_sound(16, 499)
+    assert not again.is_sound(17, 500)
     more = again.learn(["new"], np.array([3]), vectors_of(1, 5))
     more.save(tmp_path / "b", tmp_path / "a")
     shared = {path.name for path in (tmp_path / "b").iterdir() if path.stat().st_nlink > 1}

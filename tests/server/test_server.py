@@ -39,7 +39,7 @@ from dsi.docids.files.declarations import declarations
 from dsi.search.request import OPTIONS, SearchConfig
 from dsi.server import service
 from dsi.server.app import app_from_environment
-from dsi.server.models import ExplainBody, SearchBody
+from dsi.server.models import ANSWERS, ExplainBody, SearchBody
 from dsi.server.settings import ServerSettings
 from dsi.store.retriever import GenerativeRetriever
 from dsi.store.topics import Topics
@@ -331,11 +331,37 @@ def test_the_documented_answer_has_the_form_of_answers(client):
         assert type(answer["hits"][0][name]) is type(value)
 
 
-def test_answers_have_a_schema_and_matched_words(client, library):
+def keys_in(value, but=("config", "metadata", "parts", "returned_by", "columns", "search_config", "limits")):
+    """The keys of an answer and of the records in it, but not those that depend on the index."""
+    if isinstance(value, dict):
+        return {*value, *(key for name, own in value.items() if name not in but for key in keys_in(own, but))}
+    return {key for own in value for key in keys_in(own, but)} if isinstance(value, list) else set()
+
+
+def test_every_key_of_an_answer_is_described_in_the_schema_and_on_the_page(client):
+    asked = {"query": QUERY, "k": 3, "doc_id": "neon"}
+    found = {
+        "POST /search": client.ask("search", {"queries": [QUERY, "neon"], "parts": True, "matches": True}),
+        "POST /explain": client.ask("explain", asked),
+        "GET /tree": client.ask("tree"),
+        "GET /documents/ID": client.ask("documents/danube"),
+        **{f"GET /{name}": client.ask(name) for name in ("index", "health", "ready")},
+    }
+    for path, (status, answer) in found.items():
+        assert status == 200, path
+        assert keys_in(answer) <= {*re.findall(r"`(\w+)`", ANSWERS[path])}, path
     _, schema = client.ask("openapi.json")
-    for path, kind in (("/search", "SearchAnswer"), ("/explain", "Picture")):
-        answer = schema["paths"][path]["post"]["responses"]["200"]["content"]["application/json"]["schema"]
-        assert answer["$ref"].endswith(f"/{kind}")
+    described = {
+        f"{method.upper()} {path.replace('{doc_id}', 'ID')}": own["responses"]["200"]["description"]
+        for path, methods in schema["paths"].items()
+        for method, own in methods.items()
+    }
+    assert ANSWERS.items() <= described.items()
+    page = RUNNING.read_text(encoding="utf-8")
+    assert "\n".join(f"| `{path}` | {text} |" for path, text in ANSWERS.items()) in page
+
+
+def test_answers_have_matched_words(client, library):
     _, found = client.ask("search", {"query": QUERY, "matches": True})
     hits = library.search(QUERY)
     for shown, hit, matches in zip(found["answers"][0]["hits"], hits, hits.matches(), strict=True):

@@ -25,7 +25,6 @@ from dsi.contrastive.encoder import state_fingerprint
 from dsi.docids.clustering import DocidsConfig, assemble, build_tree
 from dsi.docids.schemes import Docids
 from dsi.docids.words.bm25 import BM25
-from dsi.measuring.diagnosis import diagnose, diagnosis_table
 from dsi.search import generate
 from dsi.search.explain.explanation import Explanation, _Nodes
 from dsi.search.hits import Hit, Hits
@@ -635,30 +634,6 @@ def test_threads_get_the_answers_that_one_thread_gets(retriever):
         answers = list(pool.map(work, range(8)))
     assert all(same for row in answers for same in row)
     assert [len(row) for row in answers] == [rounds] * 8
-
-
-def test_misses_are_search_errors_or_model_errors(retriever):
-    queries = {f"q{n}": text for n, text in enumerate(QUERIES)}
-    everything = retriever.run(queries, k=60, method="exact")
-    narrow = retriever.run(queries, k=2, beam_width=2)
-    docids = {hit.doc_id: hit.digits for hit in retriever.search("rivers", k=60)}
-    found = 0
-    for place in range(0, 60, 7):  # the right document at every depth of the true ranking
-        answers = {query_id: sorted(run, key=run.get, reverse=True)[place] for query_id, run in everything.items()}
-        misses = {miss.query_id: miss for miss in diagnose(retriever, queries, answers, k=2, beam_width=2)}
-        assert set(misses) == {query_id for query_id in queries if answers[query_id] not in narrow[query_id]}
-        for query_id, miss in misses.items():
-            assert miss.search_error == (everything[query_id][miss.doc_id] > min(narrow[query_id].values()))
-            digits = docids[miss.doc_id]
-            kept = {node.digits for level in retriever.explain(queries[query_id], 2, beam_width=2).levels
-                    for node in level if node.kept}  # fmt: skip
-            assert all(digits[:level] in kept for level in range(1, miss.level))
-            assert digits[: miss.level] not in kept or miss.level == len(digits)
-            found += miss.search_error
-    assert found > 0
-    table = diagnosis_table(list(misses.values()), 6, 2)
-    assert f"{len(misses)} of 6 queries without their document among 2" in table
-    assert "| left the beam at level |" in table
 
 
 def test_bfloat16_finds_nearly_the_same_and_is_never_saved(retriever, tmp_path):

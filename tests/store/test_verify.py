@@ -165,9 +165,9 @@ def test_the_command_tries_an_index_again_and_prints_what_it_found(stranger, cap
 @pytest.mark.parametrize(
     ("name", "array", "change", "line"),
     [
-        (TREE, "doc_end", lambda own: own + 10**6, "docids cannot be read (some"),
-        (TREE, "embeddings", lambda own: own * np.float32(np.nan), "docids cannot be read (some vectors"),
-        (TERMS, "indices", lambda own: own + 10**6, "lexical cannot be read (terms name documents"),
+        (TREE, "doc_end", lambda own: own + 10**6, "docids cannot be read (its arrays"),
+        (TREE, "embeddings", lambda own: own * np.float32(np.nan), "docids cannot be read (its arrays"),
+        (TERMS, "indices", lambda own: own + 10**6, "lexical cannot be read (its arrays"),
         (TERMS, "indptr", lambda own: own[::-1].copy(), "index pointer should start with 0"),
         (TERMS, "lengths", lambda own: own[1:].copy(), "lexical"),
     ],

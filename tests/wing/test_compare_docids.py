@@ -17,7 +17,6 @@ from dsi.commands.main import main
 from dsi.config import Config
 from dsi.docids.clustering import DocidsConfig, build_tree
 from dsi.docids.schemes import SchemeInput, make_docids
-from dsi.measuring.diagnosis import diagnose
 from dsi.measuring.runs import generator_only
 from dsi.search.request import SearchConfig
 from dsi.search.results import LevelTrace, Trace
@@ -253,25 +252,27 @@ def test_survival_and_search_errors_are_those_of_single_traced_searches(kind, be
         assert {q: set(run) for q, run in found.run.items()} == {
             q: set(run) for q, run in answer(retriever, encoded, k, **options).items()
         }
+        errors: list[int] = []  # the level of each search error, 0 of a model error
         for row, (query_id, text) in enumerate(queries.items()):
             digits = tree.digits(int(tree.positions[collection.rows[answers[query_id]]]))
             at_options = retriever.snapshot
             at_options.search_config = dataclasses.replace(config, **options)
             explained = at_options.explain(text, k)
             kept = {node.digits for level in explained.levels for node in level if node.kept}
-            expected, alive = [], True
+            expected, alive, pruned = [], True, len(digits)
             for level in range(tree.depth):
                 if level < len(digits) - 1:  # an inner node
                     alive &= digits[: level + 1] in kept
+                    pruned = pruned if alive else min(pruned, level + 1)
                 else:
                     alive &= answers[query_id] in found.run[query_id]
                 expected.append(alive)
             assert found.alive[row].tolist() == expected
-        retriever.search_config = dataclasses.replace(config, **options)
-        misses = diagnose(retriever, queries, answers, k)
-        levels = [miss.level for miss in misses if miss.search_error]
-        assert list(found.search_errors) == [levels.count(level + 1) for level in range(tree.depth)]
-        assert found.model_errors == len(misses) - len(levels)
+            if (doc_id := answers[query_id]) not in (hits := found.run[query_id]):
+                (score,) = at_options.follow([text], [[doc_id]]).scores[0]
+                errors.append(pruned if score > min(hits.values()) else 0)
+        assert list(found.search_errors) == [errors.count(level + 1) for level in range(tree.depth)]
+        assert found.model_errors == errors.count(0)
         assert found.survival == [round(100 * share, 2) for share in found.alive.mean(axis=0)]
         lost += sum(found.search_errors)
     assert (

@@ -1,18 +1,16 @@
-"""`dsi benchmark-untuned`: what an index loses without queries, and whether a known-item test orders systems as judgements do.
+"""`dsi benchmark-untuned`: what an index loses without queries, by what chooses its weights.
 
-For each collection, two tables. Teachers: nDCG@10 on test with weights by the defaults, by the cloze test of `dsi.index`, and
-fitted to pseudo-queries (extractive, and with --query-model those that a model writes), to sentences that were taken out of
-documents, and to dev queries, or where there are none to the other test queries (five parts; an oracle). Order: Kendall's tau
-between known-item tests and judged test queries, over systems within ten points of the best, and between halves of the judged
-queries. What is measured already is not measured again.
+For each collection, nDCG@10 on test with weights by the defaults, by the cloze test of `dsi.index`, and fitted to
+pseudo-queries (extractive, and with --query-model those that a model writes), to sentences that were taken out of documents,
+and to dev queries, or where there are none to the other test queries (five parts; an oracle). What is measured already is not
+measured again.
 The indexes are those that `dsi benchmark-world` leaves.
 """
 
 import dataclasses
-import logging
 import random
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -34,26 +32,20 @@ if TYPE_CHECKING:
     Pseudo = tuple[dict[str, str], Qrels]
     """Texts of pseudo-queries, and the document of each."""
 
-logger = logging.getLogger(__name__)
-
 DEFAULTS, CLOZE, EXTRACTIVE, WRITTEN, SENTENCES, DEV, ORACLE = (
     "defaults", "cloze", "extractive", "written by a model", "sentences", "dev queries", "test queries in five parts",
 )  # fmt: skip
 TEACHERS = (DEFAULTS, CLOZE, EXTRACTIVE, WRITTEN, SENTENCES, DEV, ORACLE)
-TITLES, HALVES = "titles", "halves of the judged queries"
-KINDS = (SENTENCES, EXTRACTIVE, TITLES)
 MEASURE = "nDCG@10"
-_TABLES = "teachers", "order"
 _MOST = 300
 """Test queries that are searched by each teacher's weights."""
-_ORDERED, _WITHIN = 200, 10.0
-"""Test queries that order systems, and how many points behind the best of them a system may be."""
+_ASKED = 200
+"""Documents whose pseudo-queries choose weights."""
 _FOLDS = 5
-_WEIGHTS = (0.0, 0.1, 0.2, 0.35, 0.5, 0.7, 1.5, 2.5)
 
 
 def main(argv: Sequence[str] | None = None) -> None:
-    """Measure each collection, print the tables, and write them beside the results."""
+    """Measure each collection, print the table, and write it beside the results."""
     command_line = parser("benchmark-untuned", __doc__)
     command_line.add_argument("collections", type=Path, nargs="+", metavar="DIR", help="BEIR folders with test queries")
     command_line.add_argument(
@@ -61,9 +53,6 @@ def main(argv: Sequence[str] | None = None) -> None:
     )
     command_line.add_argument(
         "--output", type=output_folder, required=True, metavar="OUT", help="results, NAME.json each"
-    )
-    command_line.add_argument(
-        "--tables", nargs="+", default=list(_TABLES), choices=_TABLES, help="those to measure; order takes longest"
     )
     command_line.add_argument(
         "--query-model", default="", metavar="MODEL", help="a model that writes pseudo-queries, Hub name or folder"
@@ -78,23 +67,19 @@ def main(argv: Sequence[str] | None = None) -> None:
     for folder in arguments.collections:
         name = folder.resolve().name
         path = arguments.output / f"{name}.json"
-        record = read_json(path) if path.exists() else {}
-        if missing := [table for table in arguments.tables if table not in record]:
+        if not path.exists():
             written = path.with_suffix(".queries.jsonl") if arguments.query_model else None
-            record |= measure(
-                folder, arguments.indexes / name, missing, arguments.device, arguments.query_model, written
-            )
+            record = measure(folder, arguments.indexes / name, arguments.device, arguments.query_model, written)
             write_json(path, record)
     records = {path.stem: read_json(path) for path in sorted(arguments.output.glob("*.json"))}
-    tables = f"{teachers_table(records)}\n\n{order_table(records)}"
-    write_text(arguments.output / "untuned.md", tables + "\n")
-    print(tables)
+    table = teachers_table(records)
+    write_text(arguments.output / "untuned.md", table + "\n")
+    print(table)
 
 
 def measure(
     folder: Path,
     index: Path,
-    tables: Sequence[str],
     device: str | None,
     query_model: str = "",
     written: Path | None = None,
@@ -107,15 +92,11 @@ def measure(
     retriever = dsi.GenerativeRetriever.from_pretrained(index, device=device)
     retriever.search_config = retriever.configured_search = dsi.Config().search
     test = _sentences(retriever)
-    found: dict[str, Any] = {"documents": len(collection.documents), **provenance()}
-    if "teachers" in tables:
-        pseudo = {EXTRACTIVE: _extractive(collection)}
-        if written:
-            pseudo[WRITTEN] = _written(collection, query_model, written, device)
-        found["teachers"] = _teach(retriever, _sampled(collection, _MOST), test, pseudo)
-    if "order" in tables:
-        found["order"] = _order(retriever, _sampled(collection, _ORDERED), test)
-    return found
+    pseudo = {EXTRACTIVE: _extractive(collection)}
+    if written:
+        pseudo[WRITTEN] = _written(collection, query_model, written, device)
+    teachers = _teach(retriever, _sampled(collection, _MOST), test, pseudo)
+    return {"documents": len(collection.documents), **provenance(), "teachers": teachers}
 
 
 def _sampled(collection: "Collection", most: int) -> "Collection":
@@ -146,9 +127,6 @@ def _judged(index: "GenerativeRetriever", queries: Mapping[str, str], doc_ids: S
 
     qrels = {query_id: {doc_id: 1.0} for query_id, doc_id in zip(queries, doc_ids, strict=True)}
     return dsi.Collection.from_records(index.documents.dataset, queries=queries, qrels={"test": qrels})
-
-
-# Teachers.
 
 
 def _teach(
@@ -219,7 +197,7 @@ def _written(collection: "Collection", model: str, path: Path, device: str | Non
 def _some(collection: "Collection") -> "Dataset":
     """Return the documents whose pseudo-queries choose weights."""
     documents = collection.documents
-    return documents.select(random.Random(0).sample(range(len(documents)), min(_ORDERED, len(documents))))
+    return documents.select(random.Random(0).sample(range(len(documents)), min(_ASKED, len(documents))))
 
 
 def _asked(kind: str, queries: Mapping[str, Sequence[str]]) -> "Pseudo":
@@ -281,124 +259,6 @@ def _cell(own: Mapping[str, Any], teacher: str) -> str:
     )
     shown = f"{own[MEASURE]:.1f}" + (f" ({weights})" if weights else "")
     return shown if teacher == CLOZE else f"{shown} {own['beside']:+.1f} ± {own['interval']:.1f}"
-
-
-# Order.
-
-
-def _order(retriever: "GenerativeRetriever", collection: "Collection", test: "Test") -> dict[str, Any]:
-    """Return the systems' means by judgements and by known-item tests, and Kendall's tau over those near the best."""
-    from dsi.measuring.runs import IndexRuns
-
-    # 1) by judgements
-    values = _system_values(IndexRuns(collection, retriever))
-    judged = _means(values)
-    near = [name for name, value in judged.items() if value >= max(judged.values()) - _WITHIN]
-    record = {"systems": len(near), "judged": judged, HALVES: {"tau": _tau_of_halves(values, near)}}
-    # 2) without
-    for kind, (index, asked) in _known_items(retriever, collection, test).items():
-        known = _means(_system_values(IndexRuns(asked, index)))
-        ahead = max(near, key=known.__getitem__)
-        lost = round(max(judged.values()) - judged[ahead], 2)
-        record[kind] = {"tau": _tau(judged, known, near), "lost": lost, "means": known}
-    return record
-
-
-def _tau(first: Mapping[str, float], second: Mapping[str, float], names: Sequence[str]) -> float:
-    from scipy.stats import kendalltau
-
-    return round(float(kendalltau([first[name] for name in names], [second[name] for name in names]).statistic), 3)
-
-
-def _tau_of_halves(values: Mapping[str, Mapping[str, float]], names: Sequence[str]) -> float:
-    """Return Kendall's tau between two halves of the judged queries, averaged over ten choices."""
-    queries, taus = sorted(values[names[0]]), []
-    for seed in range(10):
-        order = random.Random(seed).sample(queries, len(queries))
-        first, second = (
-            _means({name: {one: values[name][one] for one in order[part::2]} for name in names}) for part in (0, 1)
-        )
-        taus.append(_tau(first, second, names))
-    return round(sum(taus) / len(taus), 3)
-
-
-def _known_items(retriever: "GenerativeRetriever", collection: "Collection", test: "Test") -> "dict[str, Test]":
-    """Return {kind of query: the index and the collection of its test}."""
-    from dsi.measuring.known_items import with_queries
-
-    tests = {SENTENCES: test}
-    tests[EXTRACTIVE] = retriever, with_queries(retriever, None)
-    if titled := _titled(collection):
-        index = retriever.snapshot
-        index.add([{"doc_id": own["doc_id"], "text": own["text"]} for own in titled], replace=True)
-        queries = {f"title-{own['doc_id']}": own["title"] for own in titled}
-        tests[TITLES] = index, _judged(index, queries, [own["doc_id"] for own in titled])
-    return tests
-
-
-def _titled(collection: "Collection") -> list[dict[str, Any]]:
-    """Return some documents whose title no other has; none if they are fewer than a quarter."""
-    from collections import Counter
-
-    documents = collection.documents
-    titles = [title.strip().lower() for title in documents["title"]]
-    counts = Counter(titles)
-    own = [row for row, title in enumerate(titles) if title and counts[title] == 1 and documents[row]["text"].strip()]
-    if len(own) < len(titles) / 4:
-        return []
-    return [documents[row] for row in random.Random(0).sample(own, min(_ORDERED, len(own)))]
-
-
-def _means(values: Mapping[str, Mapping[str, float]]) -> dict[str, float]:
-    """Return {system: its mean in points}."""
-    from dsi.eval.measures import mean
-
-    return {name: round(100 * mean(own), 3) for name, own in values.items()}
-
-
-def _system_values(runs: "IndexRuns") -> dict[str, dict[str, float]]:
-    """Return {system: {query_id: nDCG@10}}."""
-    from dsi.eval.fusion import reciprocal_rank_fusion
-    from dsi.eval.measures import evaluate
-    from dsi.measuring.runs import BM25Runs
-    from dsi.search.generate import WordsOnly
-
-    found = {name: search() for name, search in _systems(runs).items()}
-    words, dense = BM25Runs(runs.collection, tuned=False).run("test"), runs.run_dense("test")
-    found |= {"BM25": words, "dense": dense, "RRF": reciprocal_rank_fusion([words, dense])}
-    for weight in (0.2, 1.5):
-        found[f"BM25 candidates, words {weight}"] = runs.run("test", 10, WordsOnly, lexical_weight=weight)
-    qrels = runs.collection.qrels["test"]
-    return {name: evaluate(run, qrels, [MEASURE])[MEASURE] for name, run in found.items()}
-
-
-def _systems(runs: "IndexRuns") -> dict[str, Callable[[], Any]]:
-    """Return {system: its search}: weights of words and tokens, parts left out, beams, candidates, methods."""
-    grid = [(weight, tokens) for weight in _WEIGHTS for tokens in (0.0, 1.0)]
-    grid += [(weight, tokens) for weight in (0.2, 0.7) for tokens in (0.5, 2.0)]
-    settings: dict[str, dict[str, Any]] = {
-        f"words {weight}, tokens {tokens}": {"lexical_weight": weight, "token_weight": tokens}
-        for weight, tokens in grid
-    }
-    for beam in (2, 5):
-        for weight in (0.2, 0.7):
-            settings[f"beam {beam}, words {weight}"] = {"beam_width": beam, "lexical_weight": weight}
-    settings["candidates 20"] = {"candidates": 20}
-    settings["exact, words 0.3"] = {"method": "exact", "lexical_weight": 0.3, "token_weight": 0.0}
-    return {name: lambda own=own: runs.run("test", 10, **own) for name, own in settings.items()}  # type: ignore[misc]
-
-
-def order_table(records: Mapping[str, Mapping[str, Any]]) -> str:
-    """Return Kendall's tau by collection and kind of query, and the points that its best system is behind, as Markdown."""
-    from dsi.eval.tables import markdown_table
-
-    rows = []
-    for name, record in records.items():
-        if not (own := record.get("order")):
-            continue
-        cells = [f"{own[kind]['tau']:+.2f} ({own[kind]['lost']:.1f})" if kind in own else "" for kind in KINDS]
-        rows.append([name, str(own["systems"]), *cells, f"{own[HALVES]['tau']:+.2f}"])
-    return markdown_table(["collection", "systems", *KINDS, HALVES], rows)
 
 
 if __name__ == "__main__":

@@ -32,7 +32,7 @@ _LEFT = "they are left out"
 _DIGITS = 16
 """Of a file's sha256 that are kept."""
 _BLOCK, _HOLES, _LARGE = 512, 1000, 2**30
-"""Bytes of a block of `stat`; a file is sparse that is so many times larger than what the disk holds of it, from a size on."""
+"""Bytes of a block of `stat`; a file is sparse whose size is that many times what the disk holds of it, from a size on."""
 _MOST_STARS = 3
 """Of a name in a pattern of a .gitignore, or ** of its path: matching tries all places for each."""
 _MOST_KEYS = 100

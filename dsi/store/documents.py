@@ -269,7 +269,7 @@ def hits_of(
     for row, (count, exact) in enumerate(zip(result.counts.tolist(), result.exact.tolist(), strict=True)):
         flat, search, at = slice(row * k, row * k + k), searches[row] if searches else None, positions[row, :count]
         found = list(zip(at.tolist(), texts[row], strict=False))
-        passages = search.passages(found) if search and found else tree.spans_at(at)
+        passages = search.passages(found) if search and found and tree.spans is not None else tree.spans_at(at)
         columns = scores[row], doc_ids[row], titles[row], docids[flat], texts[row], metadata[flat], passages
         own = [Hit(*values).found_by(search) for values in zip(range(1, count + 1), *columns, strict=False)]
         query, lack = search.query if search else "", (float(result.coverage[row]), result.missing[row])

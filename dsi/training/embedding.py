@@ -21,9 +21,8 @@ from dsi.contrastive.query_tokens import JudgedQueries, QueryExample, query_exam
 from dsi.contrastive.tokens import TokenHead, tell_empty
 from dsi.docids.data.collection import Collection
 from dsi.docids.files.processes import Processes
-from dsi.docids.files.reading import map_tensors
+from dsi.docids.files.reading import is_finite, map_tensors
 from dsi.docids.files.storage import digest, replacing, save_tensors
-from dsi.docids.schemes import check_points
 from dsi.docids.token_vectors import TokenVectors
 from dsi.docids.types import Ints
 from dsi.docids.words.bm25 import BM25
@@ -151,7 +150,13 @@ def array_digest(array: NDArray[Any]) -> str:
 
 def _check_given(embeddings: NDArray[Any], documents: int, encoder: Encoder) -> None:
     """Raise ValueError unless embeddings can take the place of those that an encoder makes of documents."""
-    check_points(embeddings, documents)
+    if embeddings.ndim != 2 or len(embeddings) != documents or embeddings.dtype.kind not in "fiu":
+        raise ValueError(
+            f"embeddings must be numbers [{documents:,}, {encoder.embedding_dim}], one row a document, got {embeddings.dtype} "
+            f"{list(embeddings.shape)}."
+        )
+    if not is_finite(embeddings):
+        raise ValueError("embeddings must be finite, and have a value that is not.")
     if embeddings.shape[1] != encoder.embedding_dim:
         raise ValueError(
             f"embeddings have {embeddings.shape[1]} numbers each, and those of the encoder, which reads the queries, have "

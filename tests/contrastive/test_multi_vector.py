@@ -226,11 +226,12 @@ def test_words_are_marked_by_the_tokens_of_the_model(run, form):
     (batch,) = retriever.encode_queries([QUERIES[0]]).batches
     of_words = [span.end > span.start for span in retriever.encoder.token_model.spans(QUERIES[0], "query")]
     for hit, matches in zip(hits, hits.matches(), strict=True):
-        part = float(retriever.follow([QUERIES[0]], [[hit.doc_id]]).parts["tokens"][0, 0])
+        parts = retriever.follow([QUERIES[0]], [[hit.doc_id]]).parts
+        part, words = float(parts["tokens"][0, 0]), float(parts["BM25"][0, 0])
         position = retriever.tree.node(hit.digits) - retriever.tree.num_inner
         ((_, shares),) = retriever.engine.token_shares(batch, retriever.request("search", 8, {}), [position])
         assert shares.sum() == pytest.approx(part, abs=1e-5)
-        assert sum(match.share for match in matches) == pytest.approx(shares[of_words].sum(), abs=1e-5)
+        assert sum(match.share for match in matches) == pytest.approx(shares[of_words].sum() + words, abs=1e-5)
         assert all(match.word for match in matches)
         for match in matches:
             for span in match.spans:

@@ -222,8 +222,7 @@ def test_digits_that_leave_the_tree_are_named():
     [
         (
             {"method": "tree"},
-            "docids.method must be one of kmeans, balanced, random, title, pq, rkmeans, rq, or a file NAME.tsv of docids, got "
-            "'tree'",
+            "docids.method must be one of kmeans, .*or a file NAME.tsv of docids, got 'tree'",
         ),
         ({"branching": 1}, "docids.branching must be at least 2"),
     ],

@@ -540,7 +540,6 @@ def test_a_file_that_does_not_fit_the_pieces_is_refused_by_line(lines, message, 
     [
         ({"pieces": -1}, r"docids.pieces must be between 0 and 65536, got -1"),
         ({"pieces": 65_537}, r"docids.pieces must be between 0 and 65536, got 65537"),
-        ({"pieces": 2, "method": "title"}, r'docids.pieces is not read by the docid method "title"'),
     ],
 )
 def test_settings_that_give_no_pieces_are_refused(own, message):

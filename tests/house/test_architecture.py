@@ -26,8 +26,8 @@ CORE = ("docids", "contrastive", "eval", "generator", "search", "config", "store
 """Rooms, each of which imports only those before it, and itself; contrastive and eval do not import each other."""
 EXTENSIONS: dict[str, set[str]] = {
     "tries": {"docids", "store"},
-    "hub": {"docids", "store"},
-    "rerankers": {"docids", "search"},
+    "hub": {"contrastive", "docids", "store"},
+    "rerankers": {"contrastive", "docids", "search"},
     "integrations": {"docids", "contrastive", "eval", "search", "store", "training"},
     "server": {"docids", "search", "store"},
     "cluster": {"docids", "generator", "search", "store"},

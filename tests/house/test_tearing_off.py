@@ -40,8 +40,8 @@ def tree(tmp_path):
     shutil.copytree(ROOT, tmp_path / "tree", symlinks=True, ignore=NOT_COPIED)
     (tmp_path / "tree" / "sitecustomize.py").write_text(HERE_ALONE)
     author = ("-c", "user.name=nobody", "-c", "user.email=nobody@example.org")
-    first = (*author, "commit", "-q", "--allow-empty", "-m", "A copy")  # results name a commit
-    for command in (("init", "-q"), first):
+    first = (*author, "commit", "-q", "-m", "A copy")  # results name a commit
+    for command in (("init", "-q"), ("add", "dsi"), first):
         subprocess.run(["git", *command], cwd=tmp_path / "tree", check=True)
     return tmp_path / "tree"
 

@@ -159,7 +159,7 @@ def test_the_card_says_how_to_use_the_index_and_its_licence(run, hub, given):
     push(GenerativeRetriever.from_pretrained(run, device="cpu"), NAME, license=given)
     card = ModelCard(hub.cards[-1])
     assert (card.data.license, card.data.library_name) == (given, "dr-scl")
-    assert f'from_pretrained("{NAME}")' in card.text
+    assert f'dsi.load("{NAME}")' in card.text
     assert "An index of 40 documents" in card.text
 
 

@@ -446,7 +446,7 @@ def test_explain_shows_the_walk_that_search_made(retriever, monkeypatch):
 @pytest.mark.parametrize(
     ("call", "message"),
     [
-        (lambda r: r.search(None), "Queries must be a list of texts, in order, .* got None"),
+        (lambda r: r.search(None), "takes queries, or embeddings= in place of them"),
         (lambda r: r.search(b"river"), "Queries must be a list of texts, in order, .* got b'river'"),
         (lambda r: r.search({"river"}), "Queries must be a list of texts, in order, .* got {'river'}"),
         (lambda r: r.search([None]), "Query 0 must be a string, got None"),

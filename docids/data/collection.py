@@ -216,7 +216,7 @@ class Collection:
                 raise TypeError(
                     f"A path must be a string or a Path, got {shown(path)}; from_records takes what is in memory."
                 )
-        found = [path if os.path.isfile(path) else existing_folder(path) for path in map(user_path, paths)]  # noqa: PTH113
+        found = [user_path(path) if os.path.isfile(user_path(path)) else existing_folder(path) for path in paths]  # noqa: PTH113
         if not found:
             raise FileNotFoundError("Name at least one file or folder.")
         for path in found:

@@ -9,7 +9,7 @@ import logging
 import os
 import re
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
@@ -19,7 +19,7 @@ from dsi.docids.data.locations import FILE, PLACE, VERSION
 from dsi.docids.data.readers import UnreadableError, is_other_encoding, parts_of, reader_of
 from dsi.docids.data.records import MOST_OF_ID, Oddities, Row, document_row
 from dsi.docids.data.repeats import Repeats
-from dsi.docids.data.sources import RECORDS, file_records, has_pairs, reason
+from dsi.docids.data.sources import ID_KEYS, RECORDS, TEXT_KEYS, file_records, has_pairs, reason
 from dsi.docids.files.checks import printable
 from dsi.docids.files.progress import Bar
 from dsi.docids.files.reading import sha256
@@ -29,6 +29,8 @@ logger = logging.getLogger(__name__)
 Rows = Iterator[tuple[str, Row]]
 """Documents, each after the words that name it in messages."""
 _LEFT = "they are left out"
+_SHEETS = (".csv", ".parquet")
+"""Tables whose rows need neither an id nor a text: their first line, or their schema, surely names the columns."""
 _DIGITS = 16
 """Of a file's sha256 that are kept."""
 _BLOCK, _HOLES, _LARGE = 512, 1000, 2**30
@@ -430,9 +432,14 @@ def _rows(file: SourceFile, base: str, odd: Oddities) -> Rows:
     place = {FILE: file.address, PLACE: "", VERSION: ""}
     if not file.is_named and file.path.suffix.lower() == ".tsv" and not has_pairs(file.path):
         raise UnreadableError("tables without an id and a text" if file.path.stat().st_size else "empty")
-    number = 0
-    for number, (source, record) in enumerate(file_records(file.path), start=1):  # noqa: B007
-        own = {**record, **place, PLACE: f"row={source.rpartition(' ')[2]}"}
+    number, columns = 0, list[str]()
+    for number, (source, record) in enumerate(file_records(file.path), start=1):
+        row = f"row={source.rpartition(' ')[2]}"
+        if file.path.suffix.lower() in _SHEETS:
+            record = _with_plain_names(record)
+            columns = _columns(record) if number == 1 else columns
+            record = _whole(record, f"{base}#{row}", columns, odd)
+        own = {**record, **place, PLACE: row}
         if isinstance(metadata := record.get("metadata"), dict):
             own["metadata"] = {key: value for key, value in metadata.items() if key not in place}
         try:
@@ -443,6 +450,33 @@ def _rows(file: SourceFile, base: str, odd: Oddities) -> Rows:
             odd.count(f"rows of tables that are not documents with an id and a text; {_LEFT}", source)
     if not number and not file.is_named:
         raise UnreadableError("empty")
+
+
+def _with_plain_names(record: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a row of a sheet whose columns ID, Title and Text, however they are written, are id, title and text."""
+    plain = (*ID_KEYS, *TEXT_KEYS, "title")
+    return {low if (low := key.lower()) in plain and low not in record else key: own for key, own in record.items()}
+
+
+def _columns(record: Mapping[str, Any]) -> list[str]:
+    """Return the columns of texts of a sheet by its first row; all if there are none."""
+    others = [key for key in record if key not in (*ID_KEYS, *TEXT_KEYS, "title")]
+    return [key for key in others if isinstance(record[key], str)] or others
+
+
+def _whole(record: dict[str, Any], doc_id: str, columns: Sequence[str], odd: Oddities) -> dict[str, Any]:
+    """Return a row of a sheet as a document; what it has no column for is made of its place, and of the columns of texts."""
+    whole = dict(record)
+    if record.keys().isdisjoint(ID_KEYS):
+        whole["doc_id"] = doc_id
+        odd.count("rows of tables without a column id; file and row are their ids", doc_id)
+    if record.keys().isdisjoint(TEXT_KEYS):
+        found = [(key, str(record[key])) for key in columns if record.get(key) is not None]
+        whole["text"] = "\n".join(f"{key}: {own}" for key, own in found)
+        whole.setdefault("title", found[0][1] if found else "")
+        names = ", ".join(map(printable, columns[:10]))
+        odd.count(f"rows of tables without a column text; these columns are their texts: {names}", doc_id)
+    return whole
 
 
 def _is_table(path: Path) -> bool:

@@ -12,6 +12,7 @@ from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
+import pandas
 import pytest
 
 from dsi.docids.data import readers
@@ -102,7 +103,7 @@ def test_what_cannot_be_read_is_counted_by_kind_and_ends_nothing(folder, caplog,
         "wide.txt": "Glühwein".encode("utf-16"),
         "picture.png": PNG,
         "tool": b"\x7fELF\0",
-        "no documents.csv": b"name,age\nAda,36\n",
+        "no documents.csv": b"id,text\n,36\n",
         "torn.jsonl": b'{"id": "a", "text": "x"}\n{',
         "first.txt": f"{repeated} end",
         "same.txt": f"{repeated}  end",
@@ -514,3 +515,39 @@ def test_rows_keep_their_metadata_and_get_their_place(folder):
     write("a.jsonl", json.dumps({"id": "x", "text": "one", "metadata": {"year": 1990, "source_file": "old"}}))
     (row,) = Collection.from_files(root).documents
     assert (row["year"], row["source_file"], row["source_place"]) == (1990, str(root / "a.jsonl"), "row=1")
+
+
+SHOP = "Name,City,product,since,ID\nAnna,Vienna,Neon signs,2001,a1\nBert,,Bread,1990,b2\n"
+
+
+@pytest.mark.parametrize("kind", ["csv", "parquet"])
+def test_rows_of_a_table_of_anything_are_documents(folder, caplog, kind):
+    root, write = folder
+    write("shop.csv", SHOP)
+    write("places.csv", SHOP.replace(",ID", "").replace(",a1", "").replace(",b2", ""))
+    write("numbers.csv", "year,price\n2001,2.5\n")
+    if kind == "parquet":
+        for path in [*root.glob("*.csv")]:
+            pandas.read_csv(path).to_parquet(path.with_suffix(".parquet"))
+            path.unlink()
+    first = 1 if kind == "parquet" else 2
+    assert read(root) == {
+        f"numbers.{kind}#row={first}": ("2001", "year: 2001\nprice: 2.5", f"row={first}"),
+        f"places.{kind}#row={first}": ("Anna", "Name: Anna\nCity: Vienna\nproduct: Neon signs", f"row={first}"),
+        f"places.{kind}#row={first + 1}": ("Bert", "Name: Bert\nproduct: Bread", f"row={first + 1}"),
+        "a1": ("Anna", "Name: Anna\nCity: Vienna\nproduct: Neon signs", f"row={first}"),
+        "b2": ("Bert", "Name: Bert\nproduct: Bread", f"row={first + 1}"),
+    }
+    table = Collection.from_files(root / f"shop.{kind}").documents
+    assert table["since"] == [2001, 1990]
+    assert table["City"] == ["Vienna", None]
+    assert "rows of tables without a column text: 4, the first " in caplog.text
+    assert "; these columns are their texts: Name, City, product." in caplog.text
+    assert "rows of tables without a column id: 3, the first " in caplog.text
+
+
+def test_columns_id_title_and_text_are_known_in_capitals_too(folder, caplog):
+    root, write = folder
+    write("notes.csv", "ID,Title,Text\n1,Neon,A gas.\n")
+    assert read(root) == {"1": ("Neon", "A gas.", "row=2")}
+    assert not caplog.messages

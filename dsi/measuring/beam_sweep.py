@@ -9,7 +9,6 @@ from typing import Any
 from dsi.docids.data.collection import Collection
 from dsi.eval.measures import evaluate, mean
 from dsi.eval.tables import markdown_table
-from dsi.measuring.runs import generator_steers
 from dsi.measuring.tuning import agreement
 from dsi.search.request import SearchRequest
 from dsi.store.retriever import GenerativeRetriever
@@ -42,14 +41,14 @@ class BeamRow:
 def beam_rows(
     retriever: GenerativeRetriever, collection: Collection, split: str, beam_widths: Sequence[int]
 ) -> list[BeamRow]:
-    """Return one row per beam width, with the index's alpha and, of a trained generator, the encoder alone; and "exact"."""
+    """Return one row per beam width, and "exact"."""
     index, qrels = retriever.snapshot, collection.qrels[split]
     encoded = retriever.encode_queries(collection.query_texts(split), show_progress=True)
     config = dataclasses.replace(index.search_config, method="exact")
     exact = index.engine.search(encoded, SearchRequest(ANSWERS, config))
 
-    def row(name: str, beam_width: int, alpha: float = config.alpha) -> BeamRow:
-        changes: dict[str, Any] = {"method": "generate", "beam_width": beam_width, "alpha": alpha} if beam_width else {}
+    def row(name: str, beam_width: int) -> BeamRow:
+        changes: dict[str, Any] = {"method": "generate", "beam_width": beam_width} if beam_width else {}
         started = time.perf_counter()
         result = index.engine.search(encoded, SearchRequest(ANSWERS, dataclasses.replace(config, **changes)))
         milliseconds = 1000 * (time.perf_counter() - started) / max(encoded.count, 1)
@@ -59,10 +58,7 @@ def beam_rows(
             name, beam_width, (first, ten), agreement(result, exact), float(result.read.mean()), milliseconds
         )
 
-    rows = [row(f"beam {width}", width) for width in beam_widths]
-    if generator_steers(retriever):
-        rows += [row(f"beam {width}, encoder alone", width, alpha=0.0) for width in beam_widths]
-    return [*rows, row("exact", 0)]
+    return [*(row(f"beam {width}", width) for width in beam_widths), row("exact", 0)]
 
 
 def beam_table(rows: Sequence[BeamRow]) -> str:

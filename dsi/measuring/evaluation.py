@@ -1,8 +1,7 @@
 """Measures an index beside its baselines: BM25, dense search, reciprocal rank fusion (RRF), dense + BM25.
 
 All systems search the same collection, with weights chosen on the same dev queries. The index is measured as users search it,
-with its own beam and ten documents per query, and beside controls: BM25's candidates without a walk, walks without BM25, and,
-where a generator is trained, a walk without it.
+with its own beam and ten documents per query, and beside controls: BM25's candidates without a walk, and walks without BM25.
 Knows nothing of how runs are made; see `dsi.measuring.runs`.
 """
 
@@ -35,7 +34,7 @@ from dsi.eval.tables import html_table
 from dsi.measuring.known_items import MEANING, KnownItems, with_queries
 from dsi.measuring.learned import learned_line, without_learned
 from dsi.measuring.provenance import provenance
-from dsi.measuring.runs import BM25Runs, DenseRuns, IndexRuns, generator_only, generator_steers, language_of
+from dsi.measuring.runs import BM25Runs, DenseRuns, IndexRuns, generator_only, language_of
 from dsi.measuring.weights import DEPTH
 from dsi.search.engine import Method
 from dsi.search.generate import DenseAndWords, WordsOnly
@@ -48,8 +47,8 @@ ANSWERS = 10
 BM25, DENSE, UNTRAINED, RRF, DENSE_BM25 = (
     "BM25", "dense", "dense, encoder untrained", "RRF of BM25 and dense", "dense + BM25",
 )  # fmt: skip
-BM25_CANDIDATES, WALK, WALK_40, ENCODER_WALK = (
-    "BM25 candidates, full score", "walk without BM25", "walk without BM25, beam 40", "generate, walk by the encoder alone",
+BM25_CANDIDATES, WALK, WALK_40 = (
+    "BM25 candidates, full score", "walk without BM25", "walk without BM25, beam 40",
 )  # fmt: skip
 GENERATE, EXACT, DECODER, UNTAUGHT = "generate", "exact", "decoder only", "generate without memory"
 ROWS = {
@@ -61,9 +60,8 @@ ROWS = {
     BM25_CANDIDATES: "a control: the best `candidates` by BM25, and those of earlier queries, by the document score; no walk",
     WALK: "only documents below the nodes of the walk, and those of earlier queries, ranked by the document score without BM25",
     WALK_40: "the same with a beam of 40, alike for every index",
-    ENCODER_WALK: "a control where a generator is trained: alpha 0, the same beam",
     UNTAUGHT: "a control: without what the index has learned from earlier queries, if it has",
-    DECODER: "with (level, digit) and word tokens: beta 0",
+    DECODER: "of an index with a generator: beta 0",
     GENERATE: "the index as it searches by default",
     EXACT: "the same document score over all documents",
 }
@@ -376,7 +374,7 @@ class _Systems:
         if lexical:
             changes = partial(self.systems.tune, learned=False, on_dev=self.split != "dev")
             self._add(f"{DENSE} + {lexical.name}", changes, DenseAndWords)
-        if self.retriever.engine.is_tied:
+        if not self.retriever.engine.has_generator:
             self._add_controls()
         else:
             self._add(DECODER, lambda: generator_only(self.retriever))
@@ -385,7 +383,7 @@ class _Systems:
         return method
 
     def _add_controls(self) -> None:
-        """Add what the parts of a walk earn: words without a walk, walks without words, and one without the generator."""
+        """Add what the parts of a walk earn: words without a walk, and walks without words."""
         config = self.retriever.search_config
         if self.retriever.lexical:
             weight = config.lexical_weight or LEXICAL_WEIGHT  # without a weight, no document is found by words
@@ -396,8 +394,6 @@ class _Systems:
         self._add(WALK_40, lambda: {**without_words, "beam_width": 40})
         if config.memory_weight and len(self.retriever.memory):
             self._add(UNTAUGHT, lambda: {"method": GENERATE, "memory_weight": 0.0})
-        if generator_steers(self.retriever):
-            self._add(ENCODER_WALK, lambda: {"method": GENERATE, "alpha": 0.0})
 
     def _add(self, name: str, changes: Callable[[], Mapping[str, Any]], method: type[Method] | None = None) -> None:
         def search() -> tuple[Run, dict[str, Any]]:

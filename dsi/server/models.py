@@ -365,7 +365,7 @@ class About(BaseModel):
     examples: list[str] = Field(description="Titles of a few documents, as examples of queries.")
     documents: int
     depth: int
-    tied: bool
+    generator: bool = Field(description="Whether it has a generator, whose weight alpha is.")
     tokens: bool = Field(description="Whether it has token vectors.")
     memory: int = Field(description="How many pairs of a query and a document it has learned.")
     search_config: dict[str, Any]

@@ -269,7 +269,9 @@ class Laboratory:
         return encoder, means / counts[:, None]
 
     def training(self, config: Config) -> dict[str, float]:
-        """Loss, steps and seconds of training the decoder."""
+        """Loss, steps and seconds of training the decoder; no seconds without one."""
+        if not config.generator.exists:
+            return {"seconds": 0.0}
         record: dict[str, float] = json.loads((self._folder(config) / "generator" / "training.json").read_text())
         return record
 
@@ -418,7 +420,6 @@ METHODS: dict[str, Method] = {
     "clusters-10": _clusters(10),
     "fused": _tuned(lexical=False),
     "fused-0.7": _as_the_paper,
-    "hybrid": _tuned(),
     "dense+bm25": _dense_and_words,
     "post-hoc": _post_hoc,
 }

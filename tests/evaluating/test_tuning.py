@@ -13,7 +13,7 @@ from dsi.measuring.tuning import ALPHAS, BEAMS, choose_weights, is_tuned, tune_i
 from dsi.search.request import SearchConfig
 from tests.support.small import WIDTH
 from tests.support.small_index import small_index
-from tests.support.tiny_settings import TIED, write_settings
+from tests.support.tiny_settings import VECTORS, write_settings
 
 UNTRAINED: dict[str, dict[str, object]] = {
     "contrastive": {"loss": "none"}, "training": {"epochs": 0.0},
@@ -23,7 +23,7 @@ UNTRAINED: dict[str, dict[str, object]] = {
 
 @pytest.fixture
 def settings(tmp_path, sentence_t5_folder, t5_folder):
-    path = write_settings(tmp_path / "config.toml", sentence_t5_folder, t5_folder, **TIED)
+    path = write_settings(tmp_path / "config.toml", sentence_t5_folder, t5_folder, **VECTORS)
     return read_config(path).with_changes(UNTRAINED)
 
 

@@ -18,12 +18,12 @@ from dsi.docids.clustering import DocidsConfig, build_tree
 from dsi.docids.files.declarations import Setting
 from dsi.docids.words.bm25 import BM25
 from dsi.search.request import OPTIONS, SearchOptions, written_as
-from tests.support.small import MINIPEDIA, PROMPTS, random_generator, random_tied
+from tests.support.small import MINIPEDIA, PROMPTS, random_generator
 
 NAN, INF = math.nan, math.inf
 THERE_ARE = f"there are {', '.join(['k', *OPTIONS])}."
 UNUSED = 'does not use {} with method "exact", which scores all documents; "generate" takes it.'
-PATHS = "does not use {}: this index scores paths of docids; tied tokens take it."
+PATHS = "does not use {}: this index scores paths of docids; vectors tokens take it."
 ALPHA = "; it is the generator's weight, and the rest the encoder's."
 
 
@@ -34,15 +34,15 @@ def indexes(sentence_t5_folder, tmp_path_factory):
     rows = [json.loads(line) for line in (MINIPEDIA / "corpus.jsonl").read_text(encoding="utf-8").splitlines()[:30]]
     documents = datasets.Dataset.from_dict({"doc_id": [r["_id"] for r in rows], "title": [r["title"] for r in rows]})
     tree = build_tree(encoder.encode(documents["title"], "document"), DocidsConfig(branching=3, max_leaf_size=3))
-    bm25, tied, digits = (
+    bm25, vectors, digits = (
         BM25(documents["doc_id"], documents["title"]),
-        random_tied(tree),
+        None,
         random_generator(tree, layers=1),
     )
     own = {"beam_width": 3, "lexical_weight": 0.1}
     made = {
-        "tied": GenerativeRetriever(encoder, tree, tied, documents, SearchConfig(**own), bm25),
-        "no words": GenerativeRetriever(encoder, tree, tied, documents, SearchConfig(**own)),
+        "tied": GenerativeRetriever(encoder, tree, vectors, documents, SearchConfig(**own), bm25),
+        "no words": GenerativeRetriever(encoder, tree, vectors, documents, SearchConfig(**own)),
         "digits": GenerativeRetriever(encoder, tree, digits, documents, SearchConfig(beam_width=3), bm25),
     }
     for name, index in made.items():

@@ -32,7 +32,7 @@ def folder(tmp_path_factory, sentence_t5_folder):
         tmp_path_factory.mktemp("page"),
     )
     save_index(encoder, folder / "tied")
-    save_index(encoder, folder / "digits", tied=False)
+    save_index(encoder, folder / "digits", vectors=False)
     return folder
 
 

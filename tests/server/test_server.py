@@ -54,7 +54,7 @@ def folder(tmp_path_factory, sentence_t5_folder):
     encoder = Encoder.load(EncoderConfig(name=str(sentence_t5_folder), **PROMPTS), device="cpu")
     folder = tmp_path_factory.mktemp("served")
     save_index(encoder, folder / "tied")
-    save_index(encoder, folder / "digits", tied=False, texts=False)
+    save_index(encoder, folder / "digits", vectors=False, texts=False)
     return folder
 
 

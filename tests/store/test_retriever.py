@@ -33,7 +33,7 @@ from dsi.search.request import SearchOptions, SearchRequest
 from dsi.search.results import LevelTrace, SearchResult, Trace
 from dsi.search.walk import Walk
 from dsi.store.verify import FORMAT_VERSION, PARTS
-from tests.support.small import MINIPEDIA, WIDTH, random_generator, random_tied, random_tree
+from tests.support.small import MINIPEDIA, WIDTH, random_generator, random_tree
 from tests.support.small_index import DOCUMENTS, small_index
 
 RECORDS = [json.loads(line) for line in (MINIPEDIA / "corpus.jsonl").read_text(encoding="utf-8").splitlines()]
@@ -41,14 +41,14 @@ QUERIES = ["rivers", "noble gas", "the emperor of austria", "advertising signs",
 
 
 def index_of(
-    encoder, *, tied: bool, count: int = 60, leaf: int = 4, words: bool = False, **config
+    encoder, *, vectors: bool, count: int = 60, leaf: int = 4, words: bool = False, **config
 ) -> GenerativeRetriever:
     """The first documents of Minipedia with a random generator."""
     rows = RECORDS[:count]
     documents = datasets.Dataset.from_dict({"doc_id": [r["_id"] for r in rows], "title": [r["title"] for r in rows]})
     texts = encoder.document_texts([r["title"] for r in rows], [r["text"] for r in rows])
     tree = build_tree(encoder.encode(texts, "document"), DocidsConfig(branching=4, max_leaf_size=leaf))
-    generator = random_tied(tree) if tied else random_generator(tree)
+    generator = None if vectors else random_generator(tree)
     lexical = BM25(documents["doc_id"], [r["text"] for r in rows], k1=1.2, b=0.5) if words else None
     search = SearchConfig(**{"alpha": 0.3, "beam_width": 4, **config})
     return GenerativeRetriever(encoder, tree, generator, documents, search, lexical)
@@ -56,13 +56,13 @@ def index_of(
 
 @pytest.fixture
 def retriever(encoder):
-    return index_of(encoder, tied=True)
+    return index_of(encoder, vectors=True)
 
 
 @pytest.fixture
 def digits(encoder):
     """An index with (level, digit) tokens."""
-    return index_of(encoder, tied=False, ann_temperature=0.02, beam_width=12)
+    return index_of(encoder, vectors=False, ann_temperature=0.02, beam_width=12)
 
 
 def test_a_part_of_the_hits_is_hits_and_exact_only_from_the_first(retriever):
@@ -125,7 +125,9 @@ def test_generate_finds_less_with_a_narrow_beam_and_all_with_a_wide_one(retrieve
 
 
 def test_a_default_search_walks_once_a_query_and_reads_a_small_part(encoder, monkeypatch):
-    retriever = index_of(encoder, tied=True, count=len(RECORDS), leaf=2, words=True, lexical_weight=0.05, candidates=5)
+    retriever = index_of(
+        encoder, vectors=True, count=len(RECORDS), leaf=2, words=True, lexical_weight=0.05, candidates=5
+    )
     walk, walked = Walk.descend, []
     monkeypatch.setattr(Walk, "descend", lambda *given: walked.extend(given[2]) or walk(*given))
     found = retriever.search_encoded(retriever.encode_queries(QUERIES), k=5)
@@ -216,7 +218,7 @@ def test_extra_scores_find_documents_that_no_walk_reaches(retriever):
 
 
 def test_bm25_joins_the_dense_scores_and_is_saved_with_the_index(encoder, tmp_path):
-    retriever = index_of(encoder, tied=True, words=True)
+    retriever = index_of(encoder, vectors=True, words=True)
     bm25 = retriever.lexical
     queries = ["light noble gas", "electric current", "of the"]
     scores = dense_scores(retriever, queries) + np.float32(0.5) * bm25.shares(queries)
@@ -400,7 +402,7 @@ def test_explain_shows_the_search_that_answered_under_any_option(retriever, digi
 
 def test_a_search_passes_through_few_files(encoder):
     """From the public call to the answer: twelve files in three rooms of dsi, and as many of the packages below."""
-    retriever, root = index_of(encoder, tied=True, words=True, lexical_weight=0.1), Path(dsi.__file__).parent
+    retriever, root = index_of(encoder, vectors=True, words=True, lexical_weight=0.1), Path(dsi.__file__).parent
     retriever.search("x", k=5)  # makes what later searches read
     touched = set()
 
@@ -750,7 +752,7 @@ def test_an_index_remembers_what_its_decoder_was_taught_and_warns_of_a_wider_bea
 
 @pytest.mark.programs
 def test_a_retriever_is_pickled_as_the_folder_that_holds_it(encoder, tmp_path):
-    index = small_index(encoder, tied=True)
+    index = small_index(encoder, vectors=True)
     with pytest.raises(ValueError, match="this one has changes that none holds; call save_update or save_pretrained"):
         pickle.dumps(index)
     index.save_pretrained(tmp_path / "run")

@@ -68,7 +68,7 @@ def test_added_documents_are_found_and_removed_ones_are_not(retriever, tmp_path)
     assert {doc_id: digits for doc_id, digits in digits_of(retriever).items() if doc_id in before} == before
     for document in DOCUMENTS[50::7]:
         query = f"{document['title']} {document['text'][:60]}"
-        if retriever.engine.is_tied:
+        if not retriever.engine.has_generator:
             best = retriever.search(query, k=1, alpha=0, beam_width=1, lexical_weight=1.0)
             assert best[0].doc_id == document["doc_id"]
         titles = {hit.doc_id: hit.title for hit in retriever.search(query, k=80)}
@@ -318,7 +318,7 @@ def test_a_loaded_index_does_not_need_its_folder_again(retriever, tmp_path):
 ], ids=["search", "explain", "get", "add", "remove", "save"])  # fmt: skip
 def test_a_file_that_is_cut_off_under_a_loaded_index_is_an_error(use, encoder, tmp_path):
     """Reading what it lacks would end the process by SIGBUS."""
-    small_index(encoder, tied=True).save_pretrained(tmp_path / "index")
+    small_index(encoder, vectors=True).save_pretrained(tmp_path / "index")
     loaded = GenerativeRetriever.from_pretrained(tmp_path / "index", device="cpu")
     names = (
         "docids/docids.safetensors",

@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 import torch
+from dsi.training.teacher import Teacher
 
 import dsi
 from dsi import GenerativeRetriever
@@ -13,10 +14,9 @@ from dsi.contrastive.encoder import Encoder
 from dsi.contrastive.multi_vector import MultiVectorModel
 from dsi.training import teacher
 from dsi.training import trainer as generator_training
-from dsi.training.teacher import Teacher
 from tests.support.multi_vectors import save_multi_vector
 from tests.support.small import PROMPTS, thin_out, write_collection
-from tests.support.tiny_settings import TIED, write_settings
+from tests.support.tiny_settings import VECTORS, write_settings
 
 pytestmark = [
     pytest.mark.gpu,
@@ -28,9 +28,9 @@ QUERIES = ["a river in Croatia", "noble gas", "which capitals are on the danube"
 TEXTS = ["The Danube flows past four capitals.", "Neon is a noble gas.", "x", "A current of one ampere. " * 20]
 LATE = {"tokens": {"bits": 8}, "search": {"beam_width": 10, "lexical_weight": 0.1, "token_weight": 0.5}}
 KINDS = {
-    "tied": TIED | LATE,
-    "tied, a T5 layer": TIED | LATE | {"generator": {**TIED["generator"], "num_layers": 1}},
-    "tied, bfloat16": TIED | LATE | {"bf16": True},
+    "tied": VECTORS | LATE,
+    "tied, a T5 layer": VECTORS | LATE | {"generator": {**VECTORS["generator"], "num_layers": 1}},
+    "tied, bfloat16": VECTORS | LATE | {"bf16": True},
     "digits": {},
     "digits, taught": {"objective": {"name": "ce", "distillation": 0.5}},
     "digits, optimal tree model": {"objective": {"name": "otm", "distillation": 0.0}},

@@ -41,7 +41,7 @@ from dsi.training.pipeline import TrainingRun
 from dsi.training.stages import StageFolders
 from tests.support.kills import fork, status_of
 from tests.support.small import thin_out, write_collection
-from tests.support.tiny_settings import TIED, write_settings
+from tests.support.tiny_settings import VECTORS, write_settings
 from tests.support.together import together
 
 pytestmark = pytest.mark.programs
@@ -185,7 +185,7 @@ def test_texts_of_documents_are_never_in_memory_all(
     assert GenerativeRetriever.from_pretrained(tmp_path / "run", device="cpu").search("neon", k=3)
 
 
-@pytest.mark.parametrize("sections", [pytest.param({}, marks=pytest.mark.slow), TIED], ids=["digits", "tied"])
+@pytest.mark.parametrize("sections", [pytest.param({}, marks=pytest.mark.slow), VECTORS], ids=["digits", "tied"])
 def test_a_killed_training_goes_on_to_the_same_index(sections, beir, tmp_path, sentence_t5_folder, t5_folder):
     config = write_settings(tmp_path / "config.toml", sentence_t5_folder, t5_folder, **sections, training=LONGER)
     data, whole, killed = thin_out(beir(), dev=4), tmp_path / "whole", tmp_path / "killed"
@@ -456,7 +456,7 @@ def test_several_processes_do_what_one_does(processes, beir, tmp_path, sentence_
         tmp_path / "tied.toml",
         sentence_bert_folder,
         t5_folder,
-        **TIED,
+        **VECTORS,
     )
     whole = tmp_path / "whole.toml"
     whole.write_text(
@@ -692,7 +692,7 @@ def test_a_base_is_a_configuration_that_ships(base, tmp_path):
     assert len(str(caught.value)) < 400
 
 
-@pytest.mark.parametrize("sections", [pytest.param({}, marks=pytest.mark.slow), TIED], ids=["digits", "tied"])
+@pytest.mark.parametrize("sections", [pytest.param({}, marks=pytest.mark.slow), VECTORS], ids=["digits", "tied"])
 def test_an_index_is_trained_tuned_measured_and_searched_from_python(
     sections, beir, tmp_path, sentence_t5_folder, t5_folder
 ):
@@ -730,7 +730,7 @@ def test_an_index_is_trained_tuned_measured_and_searched_from_python(
     tuning = dsi.tune(retriever, collection)
     assert retriever.search_config.alpha == pytest.approx(tuned["alpha"]) == tuning.best["alpha"]
     assert tuning.best.items() <= dataclasses.asdict(retriever.search_config).items()
-    if retriever.engine.is_tied:
+    if not retriever.engine.has_generator:
         assert set(tuning.best) == {"lexical_weight", "token_weight", "memory_weight", "alpha", "beam_width"}
         found = {setting["beam_width"]: share for setting, share in tuning.tried if "beam_width" in setting}
         assert found[tuning.best["beam_width"]] >= 0.98
@@ -767,7 +767,12 @@ def test_bad_commands_exit_with_2_and_one_line(capsys, tmp_path):
 
 def test_a_local_model_that_became_another_is_trained_on_again(beir, tmp_path, sentence_t5_folder, t5_folder):
     model = Path(shutil.copytree(sentence_t5_folder, tmp_path / "model"))
-    more = {**TIED, "contrastive": {"loss": "none"}, "pseudo_queries": {"method": "none"}, "training": {"epochs": 0.0}}
+    more = {
+        **VECTORS,
+        "contrastive": {"loss": "none"},
+        "pseudo_queries": {"method": "none"},
+        "training": {"epochs": 0.0},
+    }
     config = write_settings(tmp_path / "config.toml", model, t5_folder, **more)
     collection, prints = dsi.read_collection(beir()), []
     for seed in (0, 0, 7):

@@ -17,7 +17,7 @@ from dsi.store.loading import load_tree
 from dsi.training import pipeline
 from dsi.training.pipeline import TrainingRun
 from tests.support.small import thin_out
-from tests.support.tiny_settings import TIED, write_settings
+from tests.support.tiny_settings import VECTORS, write_settings
 
 
 @pytest.fixture
@@ -27,7 +27,7 @@ def collection(beir):
 
 @pytest.fixture
 def config(tmp_path, sentence_t5_folder, t5_folder):
-    return read_config(write_settings(tmp_path / "config.toml", sentence_t5_folder, t5_folder, **TIED))
+    return read_config(write_settings(tmp_path / "config.toml", sentence_t5_folder, t5_folder, **VECTORS))
 
 
 @pytest.fixture

@@ -21,9 +21,9 @@ from dsi.measuring.diagnosis import diagnose
 from dsi.measuring.runs import generator_only
 from dsi.search.request import SearchConfig
 from dsi.search.results import LevelTrace, Trace
-from tests.support.small import random_generator, random_tied
+from tests.support.small import random_generator
 from tests.support.tables import table_rows
-from tests.support.tiny_settings import TIED, write_settings
+from tests.support.tiny_settings import VECTORS, write_settings
 
 PIECES = ("", "x", "0", "-1", "1.5", "65537")
 
@@ -34,7 +34,7 @@ def command(beir, tmp_path, sentence_t5_folder, t5_folder):
     config = write_settings(
         tmp_path / "config.toml", sentence_t5_folder, t5_folder, pseudo_queries={"method": "none"},
         contrastive={"loss": "none"},
-        training={"epochs": 1.0}, **TIED,
+        **VECTORS,
     )  # fmt: skip
     given = ["--data", str(beir()), "--config", str(config), "--output", str(tmp_path / "out"), "--device", "cpu"]
     return lambda *more: main(["compare-docids", *given, *more])
@@ -239,7 +239,7 @@ def test_survival_and_search_errors_are_those_of_single_traced_searches(kind, be
     documents = collection.documents
     vectors = encoder.encode(encoder.document_texts(documents["title"], documents["text"]), "document")
     tree = build_tree(vectors, DocidsConfig(branching=3, max_leaf_size=3))
-    generator = random_tied(tree) if kind == "tied" else random_generator(tree)
+    generator = None if kind == "tied" else random_generator(tree)
     config = SearchConfig()
     retriever = dsi.GenerativeRetriever(encoder, tree, generator, documents, config, None)
     pairs = list(reversed(collection.pairs("test")))[::10]

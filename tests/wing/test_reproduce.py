@@ -45,7 +45,6 @@ def config(tmp_path, sentence_t5_folder, t5_folder):
         "contrastive": {"loss": "scl", "epochs": 1.0, "batch_size": 16, "temperature": 0.1},
         "docids": {"branching": 4, "max_leaf_size": 4},
         "generator": {"docid_tokens": "digits", "decoder": str(t5_folder)},
-        "objective": {"name": "ce", "distillation": 0.0},
         "training": {"epochs": 1.0, "batch_size": 64, "learning_rate": 2e-3},
         "search": {"beam_width": 10, "lexical_weight": 0.0, "token_weight": 0.0},
     }

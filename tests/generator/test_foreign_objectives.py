@@ -108,7 +108,8 @@ def test_an_index_is_trained_again_with_another_version_of_the_package(
     from dsi.training.pipeline import TrainingRun
 
     config = write_settings(
-        tmp_path / "config.toml", sentence_t5_folder, t5_folder, dev_queries=0, contrastive={"loss": "none"}, pseudo_queries={"method": "none"},
+        tmp_path / "config.toml", sentence_t5_folder, t5_folder, dev_queries=0,
+        contrastive={"loss": "none"}, pseudo_queries={"method": "none"},
         training={"epochs": 1.0, "objective": "smooth"},
     )  # fmt: skip
     run = TrainingRun(tmp_path / "run", dsi.read_collection(beir()), read_config(config), "cpu")

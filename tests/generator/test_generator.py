@@ -9,6 +9,7 @@ import pytest
 import torch
 from transformers import T5ForConditionalGeneration
 
+from dsi.config import Config
 from dsi.contrastive.encoder import Encoder
 from dsi.docids.tree import DocidTree
 from dsi.generator.config import GeneratorConfig, TrainingConfig, check_together
@@ -90,12 +91,11 @@ def loss_of(
     generator: DocidGenerator,
     tree: DocidTree,
     batch: dict[str, torch.Tensor],
-    distillation: float = 0.0,
     model: torch.nn.Module | None = None,
 ) -> float:
     """The cross-entropy of a batch as `DocidExamples.collate` makes it."""
     with torch.no_grad():
-        objective = CrossEntropy(Task(generator, tree, distillation=distillation))
+        objective = CrossEntropy(Task(generator, tree))
         return float(objective.loss(model or generator, batch, 0.99))
 
 

@@ -50,7 +50,6 @@ MODELS = (
     "sentence_transformers",
     "dsi.contrastive.encoder",
     "dsi.generator.model",
-    "dsi.generator.tied",
 )
 DOCIDS = ("dsi.docids.tree", "dsi.docids.schemes", "dsi.docids.clustering", "dsi.docids.updating")
 UNKNOWN = {

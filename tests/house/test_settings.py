@@ -25,7 +25,7 @@ from dsi.training.pipeline import TrainingRun
 from dsi.training.preflight import check_encoder, check_settings
 from tests.support.foreign import install
 from tests.support.small import PROMPTS
-from tests.support.tiny_settings import VECTORS, write_settings
+from tests.support.tiny_settings import write_settings
 
 EVERY = [
     (section, name, value)
@@ -256,7 +256,7 @@ def test_a_decoder_that_does_not_fit_the_encoder_is_refused_before_it_is_trained
     generator, error, message, settings, beir, tmp_path, monkeypatch
 ):
     monkeypatch.setattr(pipeline, "train_encoder", lambda *_, **__: pytest.fail("the encoder was trained"))
-    changes = (VECTORS if "docid_tokens" in generator else {}) | {"generator": generator}
+    changes = {"generator": generator}
     with pytest.raises(error, match=message) as raised:
         TrainingRun(tmp_path / "run", dsi.read_collection(beir()), settings.with_changes(changes), "cpu").all_stages()
     assert "\n" not in str(raised.value)
@@ -282,7 +282,6 @@ def test_an_encoder_that_an_index_may_not_hold_is_refused_before_it_is_trained(
     [
         ("contrastive", {}),
         ("training", {}),
-        ("training", VECTORS | {"generator": FRESH | {"docid_tokens": "tied"}}),
     ],
 )
 def test_a_training_that_diverges_ends_with_the_step_and_the_loss(

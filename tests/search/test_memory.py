@@ -383,7 +383,7 @@ def test_odd_pairs_are_counted_and_the_others_are_learned(retriever, caplog):
 def test_an_index_of_other_tokens_learns_nothing(encoder, retriever):
     decoder = random_generator(retriever.tree)
     paths = GenerativeRetriever(encoder, retriever.tree, decoder, retriever.documents.dataset)
-    with pytest.raises(TypeError, match=r"learn\(\) needs an index with tied docid tokens"):
+    with pytest.raises(TypeError, match=r"learn\(\) needs an index without a generator"):
         paths.learn(PAIRS)
 
 

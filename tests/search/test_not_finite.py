@@ -60,9 +60,6 @@ def test_of_several_queries_the_others_are_answered(retriever, broken, caplog, m
     among = {"b": ids(alone), "g": ids(alone)}
     run = retriever.run({"b": BAD, "g": GOOD}, 5, among=among, method=method)
     assert (list(run["b"]), list(run["g"])) == ([], ids(alone))
-    candidates = retriever.candidates([BAD, GOOD], 5, method=method)
-    assert candidates.doc_ids == [[], ids(alone)]
-    assert candidates.exact.tolist() == [False, alone.exact]
 
 
 def test_one_query_is_refused_by_its_text(retriever, broken):

@@ -51,7 +51,6 @@ def test_no_file_holds_anything_of_a_removed_document_after_the_next_save(
     config = write_settings(
         tmp_path / "config.toml", sentence_t5_folder, t5_folder,
         docids={"branching": 4, "max_leaf_size": 1, "pieces": 2}, contrastive={"loss": "none"},
-        training={"epochs": 1.0},
         **VECTORS,
     )  # fmt: skip
     run, data = tmp_path / "run", str(tmp_path / "collection")

@@ -31,8 +31,8 @@ QUERIES = ["the law of light and gases in physics", "which capitals are on the d
 TRIALS = 20
 
 
-def index_of(folder, kind: str = "tied", pieces: int = 1, **config) -> GenerativeRetriever:
-    """An index of 50 documents with BM25; with "tied" tokens also token vectors."""
+def index_of(folder, kind: str = "vectors", pieces: int = 1, **config) -> GenerativeRetriever:
+    """An index of 50 documents with BM25; with "vectors" tokens also token vectors."""
     encoder = Encoder.load(EncoderConfig(name=str(folder), **{**PROMPTS, "document_length": 24}), device="cpu")
     titles, texts = ([record[name] for record in RECORDS] for name in ("title", "text"))
     pieces_of = encoder.piece_texts(titles, texts, pieces)
@@ -44,10 +44,10 @@ def index_of(folder, kind: str = "tied", pieces: int = 1, **config) -> Generativ
     schema = DocidsConfig(branching=4, max_leaf_size=3, pieces=pieces)
     docids = make_docids(SchemeInput(embeddings, schema, rows=rows))
     tokens = TokenVectors(head.matrix, head.bits, (codes,), np.arange(len(codes), dtype=np.int32))
-    tree = assemble(docids, embeddings, tokens if kind == "tied" else None, spans if pieces > 1 else None)
+    tree = assemble(docids, embeddings, tokens if kind == "vectors" else None, spans if pieces > 1 else None)
     tree = replace(tree, pieces=pieces)
     columns = {"doc_id": [record["_id"] for record in RECORDS], "title": titles, "text": texts, "n": list(range(50))}
-    generator = None if kind == "tied" else random_generator(tree)
+    generator = None if kind == "vectors" else random_generator(tree)
     bm25 = BM25(columns["doc_id"], [f"{a} {b}" for a, b in zip(titles, texts, strict=True)])
     return GenerativeRetriever(
         encoder, tree, generator, datasets.Dataset.from_dict(columns), SearchConfig(**config), bm25
@@ -77,9 +77,10 @@ def options_of(rng, vectors: bool) -> dict:
     options = {
         "k": int(rng.integers(1, 6)),
         "beam_width": int(rng.integers(1, 5)),
-        "alpha": float(rng.choice([0, 0.5, 1])),
     }
-    if vectors:
+    if not vectors:
+        options["alpha"] = float(rng.choice([0, 0.5, 1]))
+    else:
         options |= {
             "candidates": int(rng.choice([1, 3, 30])),
             "lexical_weight": float(rng.choice([0, 0.01, 0.3])),
@@ -90,7 +91,7 @@ def options_of(rng, vectors: bool) -> dict:
     return options
 
 
-@pytest.mark.parametrize("name", ["tied", "in_pieces", "digits"])
+@pytest.mark.parametrize("name", ["vectors", "in_pieces", "digits"])
 @pytest.mark.parametrize("trials", [1, pytest.param(TRIALS, marks=pytest.mark.slow)])
 def test_every_claim_about_a_document_is_true(request, name, trials):
     retriever, seen = request.getfixturevalue(name), set()
@@ -164,8 +165,6 @@ def check_remedy(retriever, query, options, own) -> str:
         merged = {**options, **changes}
         if merged.get("method") == "exact":
             merged = {name: merged[name] for name in merged if name not in ("beam_width", "candidates")}
-            if not retriever.engine.has_generator:
-                merged.pop("alpha")
         return own.doc_id in [hit.doc_id for hit in retriever.search(query, **merged)]
 
     if own.returned_by is None:
@@ -231,7 +230,7 @@ def test_the_command_explains_a_document(vectors, tmp_path, capsys):
 # Matched words.
 
 
-@pytest.mark.parametrize("name", ["tied", "in_pieces"])
+@pytest.mark.parametrize("name", ["vectors", "in_pieces"])
 def test_shares_of_late_interaction_add_up_and_come_from_the_codes_as_stored(request, name):
     retriever, weight = request.getfixturevalue(name), 0.7
     tokens, several = retriever.tree.tokens, 0

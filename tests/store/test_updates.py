@@ -40,9 +40,9 @@ from tests.support.small import (
 from tests.support.small_index import DOCUMENTS, QUERIES, small_index
 
 
-@pytest.fixture(params=["digits", "tied"])
+@pytest.fixture(params=["digits", "vectors"])
 def retriever(request, encoder):
-    return small_index(encoder, tied=request.param == "tied")
+    return small_index(encoder, vectors=request.param == "vectors")
 
 
 def alike(found: list[Hits], expected: list[Hits]) -> bool:
@@ -343,7 +343,7 @@ def test_a_file_that_is_cut_off_under_a_loaded_index_is_an_error(use, encoder, t
 
 @pytest.mark.programs
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="kills a forked process")
-@pytest.mark.parametrize("retriever", [pytest.param("digits", marks=pytest.mark.slow), "tied"], indirect=True)
+@pytest.mark.parametrize("retriever", [pytest.param("digits", marks=pytest.mark.slow), "vectors"], indirect=True)
 def test_killed_at_every_write_the_old_index_is_there_or_the_new(retriever, tmp_path, monkeypatch):
     run = tmp_path / "index"
     retriever.save_pretrained(run)

@@ -43,7 +43,7 @@ RECORDS = [
 
 
 class TinyIndex:
-    """An index with tied tokens, random weights, BM25 and metadata, in a folder beside its collection.
+    """An index without a generator, with BM25 and metadata, in a folder beside its collection.
 
     Attributes:
         retriever: loaded; not to be changed.
@@ -84,7 +84,7 @@ class TinyIndex:
         return {"dense": dense, "words": own.lexical.shares(QUERIES)}
 
     def scores(self, config: SearchConfig, extra: np.ndarray | float = 0.0, *, by_vectors: bool = True) -> np.ndarray:
-        """[queries, documents] of tied tokens, or of paths, by definition."""
+        """[queries, documents] by vectors and words, or of paths, by definition."""
         if by_vectors:
             return self.parts["dense"] + config.lexical_weight * self.parts["words"] + extra
         own, settings = self.paths, (config.alpha, config.beta, config.ann_temperature)
@@ -148,8 +148,8 @@ class TinyIndex:
             "deny": sample[1],
             "where": where,
         }
-        unused = {"beam_width", "candidates", *(["alpha"] if by_vectors else [])} if method == "exact" else set()
-        unused |= set() if by_vectors else {"candidates", "lexical_weight", "extra_scores"}
+        unused = {"beam_width", "candidates"} if method == "exact" else set()
+        unused |= {"alpha"} if by_vectors else {"candidates", "lexical_weight", "extra_scores"}
         options: dict[str, Any] = {
             name: value for name, value in values.items() if name not in unused and chance.random() < 0.3
         }

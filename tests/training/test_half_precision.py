@@ -139,7 +139,7 @@ def test_the_query_generator_moves_half_weights_by_small_steps(dtype, t5_folder,
 
 
 @pytest.mark.programs
-@pytest.mark.parametrize("digits", [False, True], ids=["tied", "digits with the encoder"])
+@pytest.mark.parametrize("digits", [False, True], ids=["vectors", "digits with the encoder"])
 def test_a_reloaded_index_embeds_its_documents_as_they_were_indexed(half, digits, tmp_path):
     folder, dtype = half
     collection = dsi.read_collection(thin_out(write_collection(tmp_path / "collection"), test=4, dev=4))
@@ -147,7 +147,7 @@ def test_a_reloaded_index_embeds_its_documents_as_they_were_indexed(half, digits
         {
             "encoder": {"name": str(folder), **PROMPTS},
             "contrastive": {"loss": "scl", "epochs": 1.0, "batch_size": 24, "learning_rate": RATE},
-            "training": {"epochs": 1.0, "train_encoder": digits},
+            "training": {"epochs": float(digits), "train_encoder": digits},
             "tokens": {"epochs": 2.0},
             "docids": {"pieces": 1},
             **(DIGITS if digits else {}),

@@ -91,8 +91,7 @@ def test_one_line_at_the_start_says_how_much_there_is(collection, config, tmp_pa
     config = config.with_changes({"docids": {"pieces": 1}})
     plain = config.with_changes({"pseudo_queries": {"method": "none"}})
     pairs, count = len(collection.pairs("train")), len(collection.documents)
-    encoder, generator = plain.contrastive.steps(pairs), plain.training
-    steps = -(-(pairs + count) // generator.batch_size) * int(generator.epochs)
+    encoder = plain.contrastive.steps(pairs)
     query_id, row = collection.pairs("train")[0]
     second = collection.documents["doc_id"][(row + 1) % count]
     collection.qrels["train"][query_id][second] = 1  # another document of the same query
@@ -100,10 +99,10 @@ def test_one_line_at_the_start_says_how_much_there_is(collection, config, tmp_pa
     pairs += 1
     of_tokens = 4 * -(-len({*collection.query_texts("train").values()}) // 32)
     docids = f"docids ({of_tokens} steps for token vectors of queries)"
-    trained = f"encoder ({encoder} steps), {docids}, lexical, generator ({steps} steps), memory"
+    trained = f"encoder ({encoder} steps), {docids}, lexical, memory"
     assert extent(plain) == [f"{head}: {trained}"]
     assert extent(plain) == []  # nothing is left to do
-    assert extent(config) == [f"{head}: pseudo_queries, generator"]
+    assert extent(config) == [f"{head}: pseudo_queries"]
 
 
 def test_by_default_only_the_token_vectors_of_queries_are_trained(

@@ -133,7 +133,7 @@ def test_a_training_of_words_for_other_docids_is_refused_before_it_begins(
 def test_an_index_of_words_without_their_package_names_what_is_missing(generator, tmp_path, monkeypatch):
     generator.save_pretrained(str(tmp_path))
     monkeypatch.setattr(extensions, "entry_points", lambda group: [])
-    with pytest.raises(ValueError, match="one of digits, tied, got 'words'; install the package that adds them"):
+    with pytest.raises(ValueError, match="one of digits, got 'words'; install the package that adds them"):
         load_generator(tmp_path, "cpu")
-    with pytest.raises(ValueError, match="docid_tokens must be one of tied, digits, got 'words'"):
+    with pytest.raises(ValueError, match="docid_tokens must be one of none, digits, got 'words'"):
         GeneratorConfig(docid_tokens="words", decoder="t5")

@@ -363,7 +363,7 @@ def test_documents_are_replaced_in_one_step(retriever, chosen, monkeypatch):
     for document in [*new, NEW]:
         found = retriever.get(document["doc_id"])
         assert (found.title, found.text, found.metadata) == (document["title"], document["text"], {})
-        (hit,) = retriever.search(document["text"], k=1, alpha=0.0, allow=[document["doc_id"]])
+        (hit,) = retriever.search(document["text"], k=1, allow=[document["doc_id"]])
         assert (hit.title, hit.text, hit.digits) == (found.title, found.text, found.digits)
     assert len(before.documents) == 40  # a search that runs meanwhile sees the index as it was
 

@@ -409,7 +409,7 @@ def test_hits_show_the_piece_that_scored_best_before_and_after_updates(encoder):
     assert several > 10
 
 
-@pytest.mark.parametrize("options", [{}, {"alpha": 1.0}, {"lexical_weight": 0.5}])
+@pytest.mark.parametrize("options", [{}, {"lexical_weight": 0.5}])
 def test_k_documents_come_whatever_the_beam_and_filters_take_all_places(pieces_index, options, monkeypatch):
     monkeypatch.setattr(generate, "_OUTRIGHT", 0)
     retriever = pieces_index
@@ -439,12 +439,12 @@ def test_a_beam_full_of_one_documents_places_is_widened_for_that_query_alone(enc
     tree = assemble(make_docids(SchemeInput(vectors, config, rows=rows)), vectors)
     for generator in (random_generator(tree), None):
         full = GenerativeRetriever(encoder, tree, generator, retriever.documents.dataset)
-        for hits in full.search(QUERIES, 8, beam_width=8, alpha=0.5):
+        for hits in full.search(QUERIES, 8, beam_width=8):
             assert len({hit.doc_id for hit in hits}) == 8
             assert all(math.isfinite(hit.score) for hit in hits)
-        together = full.run(QUERIES, 8, beam_width=8, alpha=0.9)
+        together = full.run(QUERIES, 8, beam_width=8)
         for number, query in enumerate(QUERIES):
-            alone = full.run([query], 8, beam_width=8, alpha=0.9)["0"]
+            alone = full.run([query], 8, beam_width=8)["0"]
             assert alone == pytest.approx(together[str(number)], abs=1e-4)
         assert full.search("gas", 8, method="exact").exact
 

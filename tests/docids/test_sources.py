@@ -367,7 +367,7 @@ def test_train_judgements_of_which_none_is_above_0_are_as_none(grade, sentence_b
 
 def test_documents_alone_are_trained_on_where_that_is_configured(sentence_bert_folder, tmp_path, caplog):
     own = {"encoder": {"name": str(sentence_bert_folder)}, "training": {"epochs": 1.0}, "docids": {"max_leaf_size": 2}}
-    config = Config().with_changes({**own, "contrastive": {"loss": "scl"}})
+    config = Config.named("digits").with_changes(own)
     texts = [f"Number {number} glows." for number in range(12)]
     dsi.train(Collection.from_records(texts), tmp_path / "run", config=config, device="cpu")
     assert "has no train queries: the encoder stays as it is" in caplog.text
@@ -939,10 +939,16 @@ def test_an_index_says_what_it_is(dated_run, capsys):
     assert (info["documents"], info["pieces"], info["generation"]) == (3, 3, 1)
     assert info["columns"] == ["doc_id", "title", "text", "day", "at", "tags"]
     assert info["chosen"] == "the defaults of [search], which were chosen on other collections"
-    assert set(info["megabytes"]) == {"encoder", "docids", "generator", "lexical", "memory"}
+    assert set(info["megabytes"]) == {"encoder", "docids", "lexical", "memory"}
+    assert info["generator"] is None
+    assert not {"alpha", "beta", "ann_temperature"} & set(info["search"])
     assert main(["info", str(dated_run)]) == 0
     shown = capsys.readouterr().out
     assert shown.startswith("documents  3, in 3 pieces; columns doc_id, title, text, day, at, tags\n")
+    assert "\ngenerator  none: searches walk by vectors\n" in shown
+    assert "alpha" not in shown
+    own = {**info, "generator": {"docid_tokens": "digits", "objective": "ce"}}
+    assert "\ngenerator  digits tokens, objective ce\n" in as_lines(own)
     tuned = {**info, "search": {"alpha": 1.0, "lexical_weight": 0.3712345678, "beam_width": 12345, "method": "exact"}}
     assert "\nsearch     alpha 1, lexical_weight 0.371, beam_width 12345, method exact; " in as_lines(tuned)
 

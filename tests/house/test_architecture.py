@@ -31,7 +31,7 @@ EXTENSIONS: dict[str, set[str]] = {
     "integrations": {"docids", "contrastive", "eval", "search", "store", "training"},
     "client": set(),
     "server": {"docids", "search", "store"},
-    "cluster": {"docids", "generator", "search", "store"},
+    "cluster": {"docids", "search", "store"},
 }
 """{extension room, which can be torn off: rooms of the core that it imports}; extensions do not import each other."""
 FROM_WITHIN = {

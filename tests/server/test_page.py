@@ -173,22 +173,22 @@ def test_the_interface_is_described(browser, served):
 
 def test_settings_search_again_and_can_be_reset(page, served):
     page.locator("#settings summary").click()
-    page.locator("#alpha").focus()
+    page.locator("#lexical_weight").focus()
     with page.expect_response("**/explain"):
-        page.keyboard.press("Home")  # the keys of a slider
-    sync_api.expect(page.locator("#how")).to_contain_text("generate, alpha 0, beam width 6, BM25 0.1; level 1: ")
-    assert page.locator("#changed").inner_text() == "· changed: alpha"
+        page.keyboard.press("End")  # the keys of a slider
+    sync_api.expect(page.locator("#how")).to_contain_text("generate, beam width 6, BM25 0.4; level 1: ")
+    assert page.locator("#changed").inner_text() == "· changed: lexical weight"
     page.fill("#where", "number < 20")
     page.keyboard.press("Enter")
     page.wait_for_url("**where=*")
-    sync_api.expect(page.locator("#how")).to_have_text("generate, BM25 0.1; 20 vectors read")
+    sync_api.expect(page.locator("#how")).to_have_text("generate, BM25 0.4; 20 vectors read")
     page.fill("#where", "number <")
     page.keyboard.press("Enter")
     page.wait_for_selector("#status.error")
     assert page.locator("#status").inner_text().startswith("where 'number <' does not work at character 9")
     assert page.locator("#found.stale").count() == 1  # the answers of the search before
     page.click("#reset")
-    sync_api.expect(page.locator("#how")).to_contain_text("alpha 0.5,")
+    sync_api.expect(page.locator("#how")).to_contain_text("beam width 6, BM25 0.1;")
     assert page.locator("#found.stale").count() == 0
 
 
@@ -203,7 +203,7 @@ def movable(slider):
 
 def test_an_exact_search_takes_what_it_uses_and_speaks_of_no_beam(page, served):
     page.locator("#settings summary").click()
-    assert sliders(page) == ["beam_width", "candidates", "alpha", "lexical_weight"]
+    assert sliders(page) == ["beam_width", "candidates", "lexical_weight"]
     assert page.locator(".of-walk").first.is_visible()
     page.locator("#beam_width").focus()
     page.keyboard.press("Home")

@@ -94,7 +94,7 @@ def test_a_body_of_unknown_options_never_waits_for_the_index(client):
 @pytest.mark.parametrize(
     "options",
     [
-        {"k": 4, "alpha": 0.2, "beam_width": 2, "candidates": 5, "lexical_weight": 0.02},
+        {"k": 4, "beam_width": 2, "candidates": 5, "lexical_weight": 0.02},
         {"k": 4, "deny": ["danube"], "where": "number < 50", "method": "generate", "token_weight": 0},
         {"k": 70, "method": "exact"},
         {"method": "exact", "allow": ["danube"]},
@@ -225,7 +225,7 @@ BAD = [
     ({"query": "x", "candidates": 0}, "candidates must be at least 1, got 0."),
     ({"query": "x", "method": "mcts"}, "method must be one of generate, exact, got 'mcts'."),
     ({"query": "x", "method": "exact", "beam_width": 3}, 'search() does not use beam_width with method "exact"'),
-    ({"query": "x", "method": "exact", "alpha": 0.3}, 'search() does not use alpha with method "exact"'),
+    ({"query": "x", "method": "exact", "alpha": 0.3}, "search() does not use alpha: this index has no generator"),
     ({"query": "x", "token_weight": 0.5}, "token_weight is 0.5, but this index has no token vectors; use 0"),
     ({"query": "x", "lexical_weight": -1}, "lexical_weight must be between 0 and 1e6, got -1"),
     ({"query": "x", "deny": ["nobody"]}, "deny names the doc_id 'nobody', which is not in the index."),

@@ -31,7 +31,7 @@ from dsi.search.explain.explanation import Explanation, _Nodes
 from dsi.search.hits import Hit, Hits
 from dsi.search.request import SearchOptions, SearchRequest
 from dsi.search.results import LevelTrace, SearchResult, Trace
-from dsi.search.walk import Walk
+from dsi.search.walk import VectorWalk
 from dsi.store.verify import FORMAT_VERSION, PARTS
 from tests.support.small import MINIPEDIA, WIDTH, random_generator, random_tree
 from tests.support.small_index import DOCUMENTS, small_index
@@ -83,9 +83,9 @@ def test_one_query_gives_hits_and_several_give_lists(retriever):
         assert titles[hit.doc_id] == hit.title
         assert retriever.tree.node(hit.digits) >= retriever.tree.num_inner
     queries = ["a much longer query about rivers and capitals", "neon"]
-    several = retriever.search(queries, k=10, alpha=0.7, candidates=None, beam_width=20)
+    several = retriever.search(queries, k=10, candidates=None, beam_width=20)
     assert [len(found) for found in several] == [10, 10]
-    (alone,) = retriever.search(["neon"], k=10, alpha=0.7, beam_width=20)
+    (alone,) = retriever.search(["neon"], k=10, beam_width=20)
     assert [hit.doc_id for hit in alone] == [hit.doc_id for hit in several[1]]
 
 
@@ -114,7 +114,7 @@ def test_exact_search_is_flat_dense_search(retriever):
 def test_generate_finds_less_with_a_narrow_beam_and_all_with_a_wide_one(retriever):
     scores = dense_scores(retriever, QUERIES)
     rows, missed = retriever.documents.rows, 0
-    for hits, own in zip(retriever.search(QUERIES, 5, beam_width=1, alpha=1.0), scores, strict=True):
+    for hits, own in zip(retriever.search(QUERIES, 5, beam_width=1), scores, strict=True):
         assert [hit.score for hit in hits] == pytest.approx([own[rows[hit.doc_id]] for hit in hits], rel=1e-5)
         assert not hits.exact
         missed += hits[0].score < own.max() - 1e-5
@@ -128,8 +128,8 @@ def test_a_default_search_walks_once_a_query_and_reads_a_small_part(encoder, mon
     retriever = index_of(
         encoder, vectors=True, count=len(RECORDS), leaf=2, words=True, lexical_weight=0.05, candidates=5
     )
-    walk, walked = Walk.descend, []
-    monkeypatch.setattr(Walk, "descend", lambda *given: walked.extend(given[2]) or walk(*given))
+    walk, walked = VectorWalk.descend, []
+    monkeypatch.setattr(VectorWalk, "descend", lambda *given: walked.extend(given[2]) or walk(*given))
     found = retriever.search_encoded(retriever.encode_queries(QUERIES), k=5)
     assert len(walked) == len(QUERIES)
     nodes, documents = retriever.tree.num_inner, len(retriever.documents)
@@ -280,7 +280,7 @@ def test_every_call_takes_the_same_options_and_refuses_a_misspelt_one(retriever,
     assert "options" not in shown
     with pytest.raises(TypeError, match=rf"{name}\(\) has no option 'beam_with'; did you mean 'beam_width'\?"):
         CALLS[name](retriever, beam_with=None)
-    CALLS[name](retriever, alpha=0.2, beam_width=8, where="doc_id <> 'neon'", deny=["helium"], method="generate")
+    CALLS[name](retriever, beam_width=8, where="doc_id <> 'neon'", deny=["helium"], method="generate")
     CALLS[name](retriever, **dict.fromkeys(SearchOptions.__annotations__))  # None: as the index has it
 
 
@@ -340,7 +340,7 @@ def test_the_largest_values_give_finite_scores(retriever, digits, method, size):
 def test_doc_ids_may_be_any_iterable_and_numpy_takes_part(retriever):
     doc_ids = list(retriever.documents.rows)
     found = retriever.search(
-        "river", k=np.int64(2), allow=np.array(doc_ids[:2]), alpha=np.float32(0.3), method=np.str_("generate")
+        "river", k=np.int64(2), allow=np.array(doc_ids[:2]), min_score=np.float32(-9), method=np.str_("generate")
     )
     assert {hit.doc_id for hit in found} == set(doc_ids[:2])
     denied = retriever.search("river", k=60, deny=np.array(doc_ids[:2]))
@@ -424,8 +424,8 @@ def test_a_search_passes_through_few_files(encoder):
 
 def test_explain_shows_the_walk_that_search_made(retriever, monkeypatch):
     """Documents, their scores, and the nodes kept are those of the search itself."""
-    query, walk, reached = "which capitals are on the danube", Walk.descend, []
-    monkeypatch.setattr(Walk, "descend", lambda *given: reached.extend(found := walk(*given)) or found)
+    query, walk, reached = "which capitals are on the danube", VectorWalk.descend, []
+    monkeypatch.setattr(VectorWalk, "descend", lambda *given: reached.extend(found := walk(*given)) or found)
     hits = retriever.search(query, k=5)
     (searched,) = reached
     explanation = retriever.explain(query, k=5)
@@ -623,7 +623,7 @@ def test_saved_and_loaded_answers_alike(retriever, tmp_path):
 def test_threads_get_the_answers_that_one_thread_gets(retriever):
     doc_ids = list(retriever.documents.dataset["doc_id"])
     calls = [
-        ("rivers", {}), ("noble gas", {"method": "exact"}), ("the emperor of austria and his long, long reign", {"alpha": 0.0}),
+        ("rivers", {}), ("noble gas", {"method": "exact"}), ("the emperor of austria and his long, long reign", {"beam_width": 1}),
         ("neon", {"allow": doc_ids[:7]}), (["bees", "advertising signs on a rainy night"], {"beam_width": 4}),
     ]  # fmt: skip
     alone = [retriever.search(query, k=4, **options) for query, options in calls]
@@ -736,9 +736,7 @@ def test_an_index_remembers_what_its_decoder_was_taught_and_warns_of_a_wider_bea
     GenerativeRetriever(*parts, retriever.documents.dataset, config).save_pretrained(tmp_path / "index")
     loaded = GenerativeRetriever.from_pretrained(tmp_path / "index", device="cpu")
     assert len(loaded.search("noble gases", k=10)) == 10
-    assert (
-        len(loaded.search("noble gases", alpha=0.0, beam_width=50)) == 10
-    )  # dense scores alone: no decoder, no warning
+    assert len(loaded.search("noble gases", beam_width=50)) == 10  # dense scores alone: no decoder, no warning
     assert loaded.search("noble gases", k=3, method="exact").exact
     assert not recwarn
     with pytest.warns(

@@ -69,7 +69,7 @@ def test_added_documents_are_found_and_removed_ones_are_not(retriever, tmp_path)
     for document in DOCUMENTS[50::7]:
         query = f"{document['title']} {document['text'][:60]}"
         if not retriever.engine.has_generator:
-            best = retriever.search(query, k=1, alpha=0, beam_width=1, lexical_weight=1.0)
+            best = retriever.search(query, k=1, beam_width=1, lexical_weight=1.0)
             assert best[0].doc_id == document["doc_id"]
         titles = {hit.doc_id: hit.title for hit in retriever.search(query, k=80)}
         assert titles[document["doc_id"]] == document["title"]
@@ -79,7 +79,7 @@ def test_added_documents_are_found_and_removed_ones_are_not(retriever, tmp_path)
     for hits in everything:
         assert len(hits) == 60  # all that are left, also by the decoder alone, also filtered
         assert not {hit.doc_id for hit in hits} & set(removed)
-    for options in ({"alpha": 1}, {"method": "exact"}):
+    for options in ({"beam_width": 1}, {"method": "exact"}):
         assert not {hit.doc_id for hit in retriever.search("gas", k=60, **options)} & set(removed)
     left = [d["doc_id"] for d in DOCUMENTS if d["doc_id"] not in removed]
     assert {hit.doc_id for hit in retriever.search("gas", k=5, allow=left[-5:])} == set(left[-5:])
@@ -390,7 +390,7 @@ def soak(retriever: GenerativeRetriever, seconds: float) -> None:
     block = DOCUMENTS[50:]
     ids = {d["doc_id"] for d in block}
     old_ids = [d["doc_id"] for d in DOCUMENTS[:50:5]]
-    options = [{}, {"allow": old_ids}, {"deny": old_ids}, {"alpha": 0.0}, {"method": "exact"}]
+    options = [{}, {"allow": old_ids}, {"deny": old_ids}, {"beam_width": 1}, {"method": "exact"}]
 
     def answers() -> list:
         return [retriever.search(QUERIES, k=6, **own) for own in options]

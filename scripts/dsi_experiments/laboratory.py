@@ -54,8 +54,6 @@ from dsi_experiments.tables import Row, t5_of
 
 SPLIT = "test"
 ANSWERS = 10
-BEAMS = (10, 20, 50)
-"""Weights of BM25 beside log-probabilities that are tried on dev."""
 
 
 @dataclass
@@ -416,7 +414,7 @@ METHODS: dict[str, Method] = {
     "hnsw": lambda laboratory, config: (laboratory.dense(config).run(SPLIT, approximate=True), {}),
     "rrf": _rrf,
     "decoder": _alone(),
-    **{f"alone-{beam_width}": _alone(beam_width) for beam_width in BEAMS},
+    "alone-10": _alone(10),
     "clusters-10": _clusters(10),
     "fused": _tuned(lexical=False),
     "fused-0.7": _as_the_paper,

@@ -402,8 +402,7 @@ def test_an_index_of_texts_is_searched_without_training(notes, tmp_path, caplog)
     assert [hit.doc_id for hit in retriever.search("gas that glows in signs", k=1)] == ["neon.md"]
     assert retriever.search("rivers", where="year = 1990")[0].doc_id == "volga"
     stages = {path.parent.name: json.loads(path.read_text()) for path in (tmp_path / "run").glob("*/stage.json")}
-    assert set(stages) == {"encoder", "docids", "lexical", "generator", "memory"}  # no pseudo-queries
-    assert json.loads((tmp_path / "run" / "generator" / "training.json").read_text())["steps"] == 0
+    assert set(stages) == {"encoder", "docids", "lexical", "memory"}  # no pseudo-queries, no generator
     assert not (tmp_path / "run" / "tuning.json").exists()
     assert (retriever.search_config.lexical_weight, retriever.search_config.token_weight) == (0.7, 1.0)
     assert retriever.engine.tree.tokens is not None
@@ -802,7 +801,7 @@ def test_several_sources_are_one_collection(tmp_path):
 
 def test_an_index_takes_the_settings_of_a_training(sentence_bert_folder, tmp_path):
     (tmp_path / "a.jsonl").write_text('{"id": "a b", "text": "Neon glüht"}\n{"id": "b", "text": "Bienen tanzen"}')
-    config = Config().with_changes({"docids": {"max_leaf_size": 3}, "training": {"epochs": 7.0}})
+    config = Config().with_changes({"docids": {"max_leaf_size": 3}, "contrastive": {"loss": "scl"}})
     points = numpy.eye(2, 5)
     numpy.save(tmp_path / "points.npy", points)
     retriever = dsi.index(
@@ -810,7 +809,7 @@ def test_an_index_takes_the_settings_of_a_training(sentence_bert_folder, tmp_pat
         pieces=2, embeddings=points, device="cpu",
     )  # fmt: skip
     written = read_config(tmp_path / "run" / "config.toml")
-    assert (written.docids.max_leaf_size, written.docids.pieces, written.training.epochs) == (3, 2, 0)
+    assert (written.docids.max_leaf_size, written.docids.pieces, written.contrastive.loss) == (3, 2, "none")
     assert (written.lexical.language, retriever.lexical.language) == ("german", "german")
     assert list(retriever.documents.rows) == ["a b", "b"]  # ids with spaces are loaded again
     arguments = ["index", str(tmp_path / "a.jsonl"), str(tmp_path / "shell"), "--encoder", str(sentence_bert_folder)]

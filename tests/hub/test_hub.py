@@ -175,8 +175,8 @@ def test_a_manifest_that_lists_what_it_should_not_downloads_nothing(run, hub):
 
 def test_a_file_that_was_altered_on_the_hub_is_named(run, hub):
     main(["push", str(run), NAME])
-    pushed(hub)["generator/config.json"] += b" "
-    with pytest.raises(ValueError, match=r"generator/config.json was altered or truncated"):
+    pushed(hub)["memory/config.json"] += b" "
+    with pytest.raises(ValueError, match=r"memory/config.json was altered or truncated"):
         GenerativeRetriever.from_pretrained(NAME)
 
 

@@ -198,7 +198,7 @@ def test_the_command_updates_an_index_in_place(retriever, tmp_path, capsys):
     assert main([*common, "--remove", DOCUMENTS[5]["doc_id"]]) == 0
     assert "58 documents now; generation 3" in capsys.readouterr().out
     assert sorted(path.name for path in run.iterdir()) == [
-        "docids-3", "encoder", "generator", "lexical-3", "manifest.json", "memory",
+        "docids-3", "encoder", "lexical-3", "manifest.json", "memory",
     ]  # fmt: skip
     loaded = GenerativeRetriever.from_pretrained(run, device="cpu")
     gone = {DOCUMENTS[3]["doc_id"], DOCUMENTS[5]["doc_id"]}
@@ -324,7 +324,7 @@ def test_a_file_that_is_cut_off_under_a_loaded_index_is_an_error(use, encoder, t
         "docids/docids.safetensors",
         "docids/documents.arrow",
         "lexical/terms.safetensors",
-        "generator/model.safetensors",
+        "encoder/model.safetensors",
     )
     for path in (tmp_path / "index" / name for name in names):
         data = path.read_bytes()

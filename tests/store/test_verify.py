@@ -92,7 +92,7 @@ def test_what_was_written_here_is_loaded_plainly_and_what_was_not_is_tried_once(
 def test_a_pass_is_of_the_files_not_of_the_folder(stranger, trials, tmp_path):
     load(stranger)
     load(shutil.copytree(stranger, tmp_path / "copy"))
-    edit_json(stranger / "generator" / "config.json", lambda config: config.update(more=1))
+    edit_json(stranger / "memory" / "config.json", lambda config: config.update(more=1))
     write_sums(stranger)
     load(stranger)
     assert trials == {stranger: 2}
@@ -204,7 +204,7 @@ def test_memory_of_a_trial_is_limited_by_the_size_of_the_files(monkeypatch):
 
 
 @pytest.mark.parametrize(
-    "name", ["encoder/pytorch_model.bin", "generator/x.PT", "lexical/a.pkl", "docids/m.npz", "encoder/modeling.py"]
+    "name", ["encoder/pytorch_model.bin", "memory/x.PT", "lexical/a.pkl", "docids/m.npz", "encoder/modeling.py"]
 )
 def test_files_other_than_data_are_refused_by_name(stranger, name):
     (stranger / name).write_bytes(b"")

@@ -317,7 +317,7 @@ def test_a_tree_knows_the_places_of_a_row_and_keeps_them_on_disk(tmp_path):
 
 @pytest.fixture(params=[pytest.param("digits", marks=pytest.mark.slow), "vectors"])
 def pieces_index(request, encoder):
-    return index_of(encoder, vectors=request.param == "vectors")
+    return index_of(encoder, by_vectors=request.param == "vectors")
 
 
 def pieces_of(encoder, documents) -> tuple[list[str], np.ndarray]:
@@ -325,7 +325,7 @@ def pieces_of(encoder, documents) -> tuple[list[str], np.ndarray]:
     return [text for each in own for text in each], np.repeat(np.arange(len(own)), [len(each) for each in own])
 
 
-def index_of(encoder, *, vectors: bool = False) -> GenerativeRetriever:
+def index_of(encoder, *, by_vectors: bool = False) -> GenerativeRetriever:
     """The first 50 of `DOCUMENTS` by their first three pieces, with a random generator."""
     old = DOCUMENTS[:50]
     pieces, rows = pieces_of(encoder, old)
@@ -339,8 +339,8 @@ def index_of(encoder, *, vectors: bool = False) -> GenerativeRetriever:
         assemble(make_docids(SchemeInput(vectors, config, rows=rows)), vectors, None, spans), pieces=3, piece_cost=0.1
     )
     bm25 = BM25(documents["doc_id"], [f"{d['title']} {d['text']}" for d in old], k1=1.2, b=0.5)
-    search = SearchConfig(alpha=0.3, beam_width=12, lexical_weight=0.05 if vectors else 0.0)
-    generator = None if vectors else random_generator(tree)
+    search = SearchConfig(alpha=0.3, beam_width=12, lexical_weight=0.05 if by_vectors else 0.0)
+    generator = None if by_vectors else random_generator(tree)
     return GenerativeRetriever(encoder, tree, generator, documents, search, bm25)
 
 
@@ -392,7 +392,7 @@ def test_an_index_ranks_documents_by_their_best_pieces_before_and_after_updates_
 
 
 def test_hits_show_the_piece_that_scored_best_before_and_after_updates(encoder):
-    retriever = index_of(encoder, vectors=True)
+    retriever = index_of(encoder, by_vectors=True)
     retriever.add([{**DOCUMENTS[60], "text": f"{DOCUMENTS[60]['text']} {DOCUMENTS[61]['text']}"}])
     texts_of = {d["doc_id"]: d for d in DOCUMENTS[:60]}
     texts_of[DOCUMENTS[60]["doc_id"]] = {**DOCUMENTS[60], "text": f"{DOCUMENTS[60]['text']} {DOCUMENTS[61]['text']}"}

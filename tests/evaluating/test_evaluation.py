@@ -10,7 +10,6 @@ import sys
 from pathlib import Path
 
 import pytest
-import torch
 
 import dsi
 from dsi.commands.main import main
@@ -104,18 +103,6 @@ def test_a_row_that_is_none_names_the_nearest_and_none_comes_twice(retriever, co
     assert {evaluation_module.WALK, evaluation_module.WALK_40} <= set(names)
     retriever.search_config = dataclasses.replace(retriever.search_config, beam_width=40)
     assert set(names) - {row.name for row in dsi.evaluate(retriever, collection).rows} == {evaluation_module.WALK}
-
-
-def test_a_walk_by_the_encoder_alone_is_measured_only_beside_a_trained_generator(retriever, collection):
-    trained = dsi.evaluate(retriever, collection)
-    assert f"\n  {evaluation_module.ENCODER_WALK}: " in trained.significance()
-    with torch.no_grad():
-        retriever.generator.maps.zero_()
-        if retriever.generator.reads_states:
-            retriever.generator.states_maps.zero_()
-    untrained = dsi.evaluate(retriever, collection)
-    assert evaluation_module.ENCODER_WALK not in f"{untrained}{[row.name for row in untrained.rows]}"
-    assert untrained._comparisons == trained._comparisons - len(trained.measures)
 
 
 def replace_first(retriever, collection):

@@ -22,7 +22,6 @@ from dsi.docids.words.bm25 import LexicalConfig
 from dsi.generator.config import (
     TOKENS,
     GeneratorConfig,
-    ObjectiveConfig,
     PseudoQueriesConfig,
     TrainingConfig,
     check_together,
@@ -63,8 +62,8 @@ class Config:
     bf16: bool = True
     """Train encoder and decoder in bfloat16 if the device has instructions for it."""
     dev_queries: Whole = 500
-    """Number of train queries set aside if the collection has no dev split. On the dev queries the weights of scores, alpha and
-    the beam (with other tokens: alpha, beta and ann_temperature) are chosen after training; 0 chooses nothing."""
+    """Number of train queries set aside if the collection has no dev split. On the dev queries the weights of scores, and the
+    beam (with a generator: alpha, beta and ann_temperature) are chosen after training; 0 chooses nothing."""
     text_megabytes: Whole = 1000
     """The index keeps the documents' texts, which answers show, if they take at most this many megabytes; 0 keeps none."""
     pseudo_queries: PseudoQueriesConfig = field(default_factory=PseudoQueriesConfig)
@@ -84,11 +83,9 @@ class Config:
     memory: MemoryConfig = field(default_factory=MemoryConfig)
     """What is remembered of queries."""
     generator: GeneratorConfig = field(default_factory=GeneratorConfig)
-    """The decoder."""
-    objective: ObjectiveConfig = field(default_factory=ObjectiveConfig)
-    """Training objective of the decoder."""
+    """The generator, if the index has one."""
     training: TrainingConfig = field(default_factory=TrainingConfig)
-    """How the decoder is trained."""
+    """How the generator is trained."""
     search: SearchConfig = field(
         default_factory=lambda: SearchConfig(
             lexical_weight=LEXICAL_WEIGHT, token_weight=TOKEN_WEIGHT, memory_weight=MEMORY_WEIGHT
@@ -97,7 +94,7 @@ class Config:
     """How the index is searched by default."""
 
     def __post_init__(self) -> None:
-        check_together(self.generator, self.objective, self.training)
+        check_together(self.generator, self.training)
         self._check_search()
 
     @property
@@ -108,7 +105,7 @@ class Config:
     @property
     def has_token_vectors(self) -> bool:
         """Whether the index has token vectors, for late interaction."""
-        return self.tokens.bits > 0 and self.generator.docid_tokens == "tied"
+        return self.tokens.bits > 0 and not self.generator.exists
 
     @property
     def trains_token_vectors(self) -> bool:
@@ -117,10 +114,10 @@ class Config:
 
     def _check_search(self) -> None:
         """Raise ValueError if the trained index could not be searched as `[search]` and `[tokens]` say."""
-        search, tied = self.search, self.generator.docid_tokens == "tied"
+        search = self.search
         if self.tokens.model and not self.has_token_vectors:
             raise ValueError(
-                f'tokens.model needs tokens.bits above 0 and generator.docid_tokens "tied", got {self.tokens.bits} and '
+                f'tokens.model needs tokens.bits above 0 and generator.docid_tokens "none", got {self.tokens.bits} and '
                 f"{self.generator.docid_tokens!r}; leave the model out."
             )
         if search.lexical_weight and self.lexical.model == "none":
@@ -128,9 +125,9 @@ class Config:
                 f'search.lexical_weight needs a lexical part, got {search.lexical_weight} with lexical.model "none"; use 0.'
             )
         for name in ("lexical_weight", "token_weight"):
-            if not tied and getattr(search, name):
+            if self.generator.exists and getattr(search, name):
                 raise ValueError(
-                    f'search.{name} needs generator.docid_tokens "tied", got {getattr(search, name)} with '
+                    f'search.{name} needs generator.docid_tokens "none", got {getattr(search, name)} with '
                     f"{self.generator.docid_tokens!r}; use 0."
                 )
 
@@ -144,7 +141,7 @@ class Config:
         return name if isinstance(name, Config) else read_config(name)
 
     def without_training(self) -> "Config":
-        """Return the configuration with the encoder and the tied generator as they are, and no pseudo-queries."""
+        """Return the configuration with the encoder as it is, no generator, and no pseudo-queries."""
         return self.with_changes(_NO_TRAINING)
 
     def with_changes(self, changes: Mapping[str, Any]) -> "Config":

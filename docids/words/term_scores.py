@@ -1,8 +1,7 @@
 """Scores of documents that are sums over the terms of a query: of all documents, or of the top ones without scoring the rest.
 
-A term adds its factor in the query times its weight in the document. A weight is the value in a posting list, or for BM25
-value / (value + the document's damping). Of long lists only the top is read, as deep as a query needs.
-Knows nothing of words.
+A term adds its factor in the query times its weight in the document, which is value / (value + the document's damping), the
+value from a posting list. Of long lists only the top is read, as deep as a query needs. Knows nothing of words.
 """
 
 from collections.abc import Iterator, Sequence
@@ -42,9 +41,9 @@ class Damping:
         """Return [documents] the damping of documents of these lengths."""
         return (self.k1 * (1 - self.b + self.b * lengths / self.mean)).astype(np.float32)
 
-    def is_near(self, other: "Damping | None") -> bool:
+    def is_near(self, other: "Damping") -> bool:
         """True if an order by weight under one is good enough for the other."""
-        if other is None or (self.k1, self.b) != (other.k1, other.b):
+        if (self.k1, self.b) != (other.k1, other.b):
             return False
         return abs(self.mean - other.mean) <= _DRIFT * other.mean
 
@@ -73,13 +72,13 @@ class TopList(NamedTuple):
     documents: Ints
     values: Floats
     weights: Floats
-    weighed: Damping | None
+    weighed: Damping
     ranks: Ints
     bounds: list[float]
-    damping: Damping | None
+    damping: Damping
 
     @classmethod
-    def from_list(cls, documents: Ints, values: Floats, weights: Floats, damping: Damping | None) -> "TopList":
+    def from_list(cls, documents: Ints, values: Floats, weights: Floats, damping: Damping) -> "TopList":
         """Return the top of a whole list: documents, ascending, values of the term in them, their weights under a damping."""
         losses = -weights
         if _DEPTHS[-1] < len(losses):
@@ -97,10 +96,8 @@ class TopList(NamedTuple):
         within = np.flatnonzero(self.ranks < _DEPTHS[depth])
         return self.documents[within], self.weights[within]
 
-    def bounds_under(self, damping: Damping | None) -> Floats:
+    def bounds_under(self, damping: Damping) -> Floats:
         """Return [depths] the bounds under another damping."""
-        if damping is None or self.damping is None:
-            return np.array(self.bounds, dtype=np.float32)
         return np.array([damping.bound(bound, self.damping) for bound in self.bounds], dtype=np.float32)
 
 
@@ -182,26 +179,25 @@ class TermScorer:
 
     Attributes:
         postings: the lists.
-        damping: of their values; None if the values are the weights.
+        damping: of their values.
         lengths: [documents] what the damping depends on.
     """
 
     postings: Postings
-    damping: Damping | None = None
-    lengths: Ints | None = None
+    damping: Damping
+    lengths: Ints
 
     def select(self, rows: Rows) -> "TermScorer":
         """Return a scorer of the documents in some rows, ascending; a weight is what it is among all documents."""
-        lengths = None if self.lengths is None else self.lengths[rows]
-        return TermScorer(Postings.from_lists(self.postings.merge()[:, rows]), self.damping, lengths)
+        return TermScorer(Postings.from_lists(self.postings.merge()[:, rows]), self.damping, self.lengths[rows])
 
     @cached_property
-    def _damping(self) -> Floats | None:
-        return None if self.damping is None or self.lengths is None else self.damping.for_lengths(self.lengths)
+    def _damping(self) -> Floats:
+        return self.damping.for_lengths(self.lengths)
 
     def weigh(self, values: Floats, rows: Rows | Ints) -> Floats:
         """Return the weights of values above 0 in the documents of some rows."""
-        return values if self._damping is None else values / (values + self._damping[rows])
+        return np.asarray(values / (values + self._damping[rows]))
 
     def scores(self, terms: Terms) -> Floats:
         """Return [documents] the scores of all."""
@@ -313,7 +309,7 @@ class TermScorer:
     def _top_list(self, part: PostingsPart, term: int, span: slice) -> TopList:
         """Return the top of a list, cached for the next query."""
         cached: TopList | None = part.top_lists.get(term)
-        if cached is None or not (self.damping is None or self.damping.is_near(cached.damping)):
+        if cached is None or not self.damping.is_near(cached.damping):
             cached = part.top_lists[term] = self._make_top_list(part, span)
         if cached.weighed != self.damping:  # an update changed the mean length
             rows, values = self.postings.to_rows(part, cached.documents, cached.values)

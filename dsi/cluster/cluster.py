@@ -17,7 +17,7 @@ from dsi.cluster.router import ShardedRetriever
 from dsi.cluster.shards import check_shards
 from dsi.docids.files.checks import plain, user_path
 from dsi.docids.files.processes import Processes
-from dsi.search.generate import TiedEngine
+from dsi.search.generate import VectorEngine
 
 logger = logging.getLogger(__name__)
 
@@ -163,7 +163,7 @@ def serve_shards(
 
     Raises:
         FileNotFoundError: no index in the folder, or a machine does not see it.
-        ValueError: the index has no tied docid tokens, too many shards, a machine with another version, or a damaged index.
+        ValueError: the index has a generator, too many shards, a machine with another version, or a damaged index.
         ShardError: a shard cannot load the index.
     """
     # 1) Check the arguments, and load the index for the router.
@@ -175,8 +175,8 @@ def serve_shards(
         raise ValueError(f"timeout must be a number of seconds above 0, got {timeout}.")
     retriever = ShardedRetriever.from_pretrained(folder, device=device, dtype=dtype)
     engine = retriever.engine
-    if not isinstance(engine, TiedEngine):
-        raise ValueError(f"{folder} cannot be served by shards, which need tied docid tokens; serve it in one process.")
+    if not isinstance(engine, VectorEngine):
+        raise ValueError(f"{folder} has a generator, which shards do not run; serve it in one process.")
     check_shards(engine.tree, shards)
     cluster.check(folder)
     # 2) Start the shards.

@@ -27,8 +27,7 @@ from dsi.docids.query_memory import QueryMemory
 from dsi.docids.tree import DocidTree
 from dsi.docids.types import Floats, Ints
 from dsi.docids.words.bm25 import BM25
-from dsi.generator.tied import TiedGenerator
-from dsi.search.generate import TiedEngine
+from dsi.search.generate import VectorEngine
 from dsi.search.lists import cell_nodes
 from dsi.search.pools import Everything, Pool, Sources
 from dsi.search.queries import QueryBatch
@@ -36,7 +35,7 @@ from dsi.search.request import SearchRequest
 from dsi.search.results import EXTRA, WALK, WORDS, SearchResult, ShardError
 from dsi.search.scores import DocumentScores
 from dsi.search.top import highest_and_rest
-from dsi.search.walk import Walk
+from dsi.search.walk import VectorWalk
 from dsi.store.documents import DocumentTable
 from dsi.store.loading import ChangedError, index_state, load_content, mapped_files, updating, write_update
 from dsi.store.retriever import GenerativeRetriever
@@ -51,12 +50,11 @@ _ATTEMPTS = 10
 """To load an index that others update meanwhile."""
 
 
-class ShardedIndex(TiedEngine):
+class ShardedIndex(VectorEngine):
     """An engine whose documents are scored by shards.
 
     Args:
         tree: the docids.
-        generator: the weights of the level queries.
         lexical: BM25, of which only the words of queries are read here.
         fleet: the shards.
         state: of the index that they are to search.
@@ -66,37 +64,36 @@ class ShardedIndex(TiedEngine):
     def __init__(
         self,
         tree: DocidTree,
-        generator: TiedGenerator,
         lexical: BM25 | None,
         fleet: Fleet,
         state: str,
         on_partial: Callable[[], object],
         memory: QueryMemory | None = None,
     ) -> None:
-        super().__init__(tree, generator, lexical, memory)
+        super().__init__(tree, lexical, memory)
         self.fleet, self.state, self.on_partial = fleet, state, on_partial
         self.edges = shard_edges(tree, len(fleet.replicas))
         self.shares = [Share.from_tree(tree, *edge) for edge in zip(self.edges, self.edges[1:], strict=False)]
 
-    def with_content(self, tree: DocidTree, lexical: BM25 | None, memory: QueryMemory) -> TiedEngine:  # type: ignore[override]
+    def with_content(self, tree: DocidTree, lexical: BM25 | None, memory: QueryMemory) -> VectorEngine:  # type: ignore[override]
         """Return an engine of one process over updated documents, to be written: shards hold the index on disk."""
-        return TiedEngine(tree, self.generator, lexical, memory)
+        return VectorEngine(tree, lexical, memory)
 
     @cached_property
-    def walk(self) -> Walk:
+    def walk(self) -> VectorWalk:
         """The walk down the tree; in a large index it ends where the shards have lists."""
         ends = self.tree.first_child >= self.tree.num_inner
         if self.tree.codes is not None:
             ends = ends.copy()
             ends[cell_nodes(self.tree)] = True
-        return Walk(self.tree, self.generator, ends)
+        return VectorWalk(self.tree, ends)
 
     def sources(self, scores: DocumentScores, request: SearchRequest, count: int) -> "_ShardedSources":
-        """As in `TiedEngine`."""
+        """As in `VectorEngine`."""
         return _ShardedSources(self, scores, request, count)
 
     def all_documents(self, batch: QueryBatch, request: SearchRequest) -> "_ShardedDocuments":
-        """As in `TiedEngine`."""
+        """As in `VectorEngine`."""
         return _ShardedDocuments(self, self.document_scores(batch, request), request, request.k)
 
 
@@ -317,7 +314,7 @@ class ShardedRetriever(GenerativeRetriever, Closes):
         """Serve the state of the index that is on disk: each shard loads it, one replica at a time, and then searches use it.
 
         Raises:
-            ChangedError: the folder holds another index, with another encoder or generator.
+            ChangedError: the folder holds another index, with another encoder.
             ShardError: a shard cannot load it.
         """
         with self._changing:
@@ -338,16 +335,14 @@ class ShardedRetriever(GenerativeRetriever, Closes):
         def content() -> tuple[dict[str, Any], Content]:
             manifest = read_entries(path)
             if _models(manifest) != self._models:
-                raise ChangedError(
-                    f"{self._folder} holds another index now, its encoder or generator differ; serve it again."
-                )
+                raise ChangedError(f"{self._folder} holds another index now, its encoder differs; serve it again.")
             return manifest, load_content(self._folder, manifest, str(self.device))
 
         manifest, found = read_while_unchanged(path, content)
         self._loading = state = content_fingerprint(manifest)
         self.fleet.load(state)
         self._mapped = mapped_files(self._folder)
-        engine = self._sharded(self._state.engine, found, self.fleet, state)
+        engine = self._sharded(found, self.fleet, state)
         with self._updating:
             self._state = replace(self._state, documents=DocumentTable(found.documents), engine=engine)
             self._saved[self._folder], self._generation = state, manifest["generation"]
@@ -375,13 +370,13 @@ class ShardedRetriever(GenerativeRetriever, Closes):
         """Have the shards of a fleet score the documents of the index in a folder from now on."""
         self._folder, self.fleet, self._changing = folder, fleet, threading.RLock()
         self._refreshing, self._models = threading.Lock(), _models(read_entries(folder / "manifest.json"))
-        engine = self._sharded(self.engine, self.content, fleet, fleet.state)
+        engine = self._sharded(self.content, fleet, fleet.state)
         self._state = replace(self._state, engine=engine)
         self._on_disk = folder, self.content, self.search_config
 
-    def _sharded(self, engine: Any, content: Content, fleet: Fleet, state: str) -> ShardedIndex:
+    def _sharded(self, content: Content, fleet: Fleet, state: str) -> ShardedIndex:
         tree, _, lexical, memory = content
-        return ShardedIndex(tree, engine.generator, lexical, fleet, state, self._refresh_soon, memory)
+        return ShardedIndex(tree, lexical, fleet, state, self._refresh_soon, memory)
 
     def close(self) -> None:
         """End the shards."""

@@ -26,7 +26,6 @@ from dsi.docids.tree import DocidTree
 from dsi.docids.types import Bools, Floats, Ints, Rows
 from dsi.docids.vectors import Vectors
 from dsi.docids.words.bm25 import BM25
-from dsi.docids.words.postings import read_postings
 from dsi.docids.words.term_scores import Terms, TermScorer
 from dsi.search.lists import ListedDocuments
 from dsi.search.pools import AllDocuments, Pool, PoolSources
@@ -251,11 +250,7 @@ def document_sums(manifest: dict[str, Any]) -> dict[str, str]:
 
 def _scorer(files: Sequence[Path], documents: int, rows: Rows) -> TermScorer:
     """Return the scorer of the terms of the documents in some rows, from the files of the lexical part of an index."""
-    if any(file.name == "vocab.index.json" for file in files):
-        folder = files[0].parent
-        return BM25.load(folder, range(documents)).scorer.select(rows)  # type: ignore[arg-type]  # only their number is read
-    (vectors,) = (file for file in files if file.suffix == ".safetensors")
-    return TermScorer(read_postings(vectors, documents)[0]).select(rows)
+    return BM25.load(files[0].parent, range(documents)).scorer.select(rows)  # type: ignore[arg-type]  # only their number is read
 
 
 class Shard:

@@ -1,9 +1,10 @@
-"""`dsi tune`: choose weights, alpha and the beam of an index on dev queries, and write them to its manifest.
+"""`dsi tune`: choose the weights and the beam of an index on dev queries, and write them to its manifest.
 
 An index that was tuned since its last training or update is left as it is. From Python: `dsi.tune`.
 """
 
 from collections.abc import Sequence
+from dataclasses import asdict
 
 from dsi.commands.arguments import add_data, add_device, add_index, parser
 from dsi.commands.libraries import load_libraries
@@ -21,16 +22,15 @@ def main(argv: Sequence[str] | None = None) -> None:
     load_libraries()
     from dsi.config import read_dev_queries
     from dsi.docids.data.collection import read_collection
-    from dsi.measuring.tuning import in_words, is_tuned_on, tune_index
-    from dsi.store.verify import read_manifest, search_config
+    from dsi.measuring.tuning import CHOSEN, in_words, is_tuned_on, tune_index
+    from dsi.search.request import used_settings
+    from dsi.store.verify import has_generator, read_manifest, search_config
 
     collection = read_collection(arguments.data, dev_queries=read_dev_queries(arguments.run))
     was_tuned = is_tuned_on(arguments.run, collection)
     tune_index(arguments.run, collection, arguments.device)
-    config = search_config(read_manifest(arguments.run))
-    chosen = {
-        name: getattr(config, name)
-        for name in ("alpha", "beam_width", "lexical_weight", "token_weight", "memory_weight")
-    }
+    manifest = read_manifest(arguments.run)
+    config = used_settings(asdict(search_config(manifest)), has_generator=has_generator(manifest))
+    chosen = {name: config[name] for name in CHOSEN if name in config}
     said = "was tuned on these queries already, and searches" if was_tuned else "searches"
     print(f"{arguments.run} {said} with {in_words(chosen)}")

@@ -12,7 +12,7 @@ from transformers.models.t5.modeling_t5 import T5PreTrainedModel, T5Stack
 from dsi.contrastive.models import is_local, load_complete
 from dsi.docids.tree import DocidTree
 from dsi.docids.types import Ints
-from dsi.generator.config import CE, GeneratorConfig, ObjectiveConfig
+from dsi.generator.config import GeneratorConfig
 from dsi.generator.objectives import find_objective
 
 DROPOUT = 0.1
@@ -37,7 +37,7 @@ class Generator(T5PreTrainedModel):
         config: GeneratorConfig,
         tree: DocidTree,
         state_dim: int,
-        objective: ObjectiveConfig = CE,
+        objective: str = "ce",
         seed: int = 0,
         numbers: Ints | None = None,
     ) -> Self:
@@ -47,7 +47,7 @@ class Generator(T5PreTrainedModel):
             config: the decoder.
             tree: the docids to generate.
             state_dim: width of the encoder's token states.
-            objective: the training objective, which also decides how search ranks nodes.
+            objective: name of the training objective, which also decides how search ranks nodes.
             seed: of fresh weights.
             numbers: [N, longest] of the docids in docid order, -1 past the end, where tokens are nodes.
 
@@ -89,6 +89,13 @@ class Generator(T5PreTrainedModel):
                 stacklevel=5,
             )
 
+    def check_states(self, state_dim: int) -> None:
+        """Raise ValueError unless the encoder's states are of the width that this generator was made for."""
+        if (width := self.config.d_model) != state_dim:
+            raise ValueError(
+                f"The generator reads states {width} wide, the encoder gives {state_dim}; restore the one that was replaced."
+            )
+
     def check_tree(self, tree: DocidTree) -> None:
         """Raise ValueError unless this generator was trained for the docids of `tree`."""
         if self.config.docids_fingerprint != tree.origin_fingerprint:
@@ -98,22 +105,22 @@ class Generator(T5PreTrainedModel):
             )
 
 
-def docid_entries(config: GeneratorConfig, tree: DocidTree, objective: ObjectiveConfig) -> dict[str, object]:
+def docid_entries(config: GeneratorConfig, tree: DocidTree, objective: str) -> dict[str, object]:
     """Return the entries of a generator's config on the docids that it is for, and on how search ranks their nodes."""
-    trained = find_objective(objective.name)
+    trained = find_objective(objective)
     return {
         "docid_tokens": config.docid_tokens,
         "vocab_size": tree.vocab_size,
         "fan_out": tree.fan_out,
         "docids_fingerprint": tree.fingerprint,
-        "objective": objective.name,
+        "objective": objective,
         "score": trained.score,
         "training_beam": trained.training_beam,
     }
 
 
 def _decoder_config(
-    config: GeneratorConfig, tree: DocidTree, state_dim: int, objective: ObjectiveConfig, more: dict[str, object]
+    config: GeneratorConfig, tree: DocidTree, state_dim: int, objective: str, more: dict[str, object]
 ) -> tuple[T5Config, Any]:
     """Return the T5Config of a generator, and the T5 checkpoint whose decoder it starts from (None for a fresh decoder).
 

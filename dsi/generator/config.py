@@ -1,4 +1,4 @@
-"""Config of the docid generator: pseudo-queries, the decoder, its objective and its training.
+"""Config of the docid generator: pseudo-queries, the decoder, and its training.
 
 Each class is one section of a configuration file. Knows nothing of models or data.
 """
@@ -9,12 +9,12 @@ from pydantic import Field
 
 from dsi.docids.extensions import GENERATORS, extension_names
 from dsi.docids.files.checks import check_name, shown
-from dsi.docids.files.declarations import Amount, Count, NameOrPath, Positive, Remedy, Share, Whole, settings
+from dsi.docids.files.declarations import Amount, Count, NameOrPath, Positive, Remedy, Whole, settings
 from dsi.generator.objectives import find_objective
 
 EXTRACTIVE = "extractive"
-TOKENS = ("tied", "digits")
-"""Docid tokens of the library."""
+TOKENS = ("none", "digits")
+"""Docid tokens of the library; "none" is an index without a generator."""
 
 
 @settings("pseudo_queries")
@@ -23,7 +23,7 @@ class PseudoQueriesConfig:
 
     method: NameOrPath = "none"
     """"extractive" (spans and keywords of the text), "none", or a seq2seq or causal model (Hub name or folder) that turns a
-    document into a query. Only a generator that is trained reads them."""
+    document into a query. The training of a generator reads them."""
     per_document: Annotated[int, Field(ge=1, le=100_000), Remedy('method = "none" makes none')] = 3
     """Queries per document."""
     prompt: str = "Document: {document}\nQuery: {query}\n\n"
@@ -47,9 +47,9 @@ class PseudoQueriesConfig:
 class GeneratorConfig:
     """The decoder (section `[generator]`)."""
 
-    docid_tokens: str = "tied"
-    """What a docid token is: "tied", a node of the tree with the vector that the tree stores (see `dsi.generator.tied`);
-    "digits", a (level, digit) pair with weights of its own, as in the paper; or the name of those that another package adds."""
+    docid_tokens: str = "none"
+    """What a docid token is: "digits", a (level, digit) pair with weights of its own, as in the paper; the name of those that
+    another package adds; or "none": the index has no generator, and searches walk down the tree by the vectors of its nodes."""
     reads: Literal["states", "text"] = "states"
     """What the decoder reads: "states", the encoder's token states, as in the paper; or "text", the text itself: then `decoder`
     is any causal or sequence-to-sequence model of transformers, with its own tokenizer (see `dsi.generator.pretrained`)."""
@@ -57,14 +57,14 @@ class GeneratorConfig:
     """A model (Hub name or folder): with `reads` = "states" a T5 checkpoint to take decoder weights from, or "" for a fresh T5
     stack as wide as the encoder."""
     num_layers: Annotated[int, Field(ge=0, le=1000)] = 0
-    """Decoder layers. 0 keeps the checkpoint's number; without a checkpoint, tied tokens then read the query's embedding alone,
-    and (level, digit) tokens need a number. With `reads` = "text", the upper layers of a causal model that are trained: docid
-    tokens enter below them, and what the layers below make of a text is computed once; 0 trains all weights."""
+    """Decoder layers. 0 keeps the checkpoint's number; a fresh stack needs a number. With `reads` = "text", the upper layers of
+    a causal model that are trained: docid tokens enter below them, and what the layers below make of a text is computed once; 0
+    trains all weights."""
 
     @property
-    def reads_states(self) -> bool:
-        """True if there is a decoder, which reads the encoder's token states."""
-        return self.reads == "states" and bool(self.decoder or self.num_layers)
+    def exists(self) -> bool:
+        """True unless the index has no generator."""
+        return self.docid_tokens != "none"
 
     def __post_init__(self) -> None:
         if self.docid_tokens not in TOKENS and self.docid_tokens not in (names := extension_names(GENERATORS, TOKENS)):
@@ -74,8 +74,14 @@ class GeneratorConfig:
             )
         if self.reads == "text":
             self._check_text()
-        if not self.decoder and self.num_layers < 1 and self.docid_tokens == "digits":
+        elif self.exists and not self.decoder and self.num_layers < 1:
             raise ValueError(f"generator.num_layers must be at least 1 without a T5 checkpoint, got {self.num_layers}.")
+        elif not self.exists and (self.decoder or self.num_layers):
+            name = "decoder" if self.decoder else "num_layers"
+            raise ValueError(
+                f'generator.{name} is {shown(getattr(self, name))}, but generator.docid_tokens is "none": the index has no '
+                "generator; build on `--config digits`."
+            )
 
     def _check_text(self) -> None:
         """Raise ValueError if the settings of a model that reads texts contradict each other."""
@@ -90,40 +96,19 @@ class GeneratorConfig:
             )
 
 
-@settings("objective")
-class ObjectiveConfig:
-    """The training objective of the decoder (section `[objective]`)."""
-
-    name: str = "estimate"
-    """"ce" (a softmax over the children of each node on the path, as in the paper), "estimate" (a softmax over each level's
-    nodes, for tied tokens), or the name of one that another package adds."""
-    distillation: Share = 0.7
-    """Share of the teacher in the targets; the right document has the rest. The teacher is dense search: a softmax over the
-    scores of its first documents, divided by `contrastive.temperature`."""
-
-    def __post_init__(self) -> None:
-        objective = find_objective(self.name)
-        if self.distillation and not objective.distils:
-            raise ValueError(
-                f"objective.distillation needs an objective that reads a teacher (ce, estimate), got {self.distillation} with "
-                f"{self.name!r}; use 0."
-            )
-
-
-CE = ObjectiveConfig(name="ce", distillation=0.0)
-"""The paper's objective: a decoder of (level, digit) tokens, trained alone."""
-
-
 @settings("training")
 class TrainingConfig:
-    """How the decoder is trained: on train queries, pseudo-queries and documents, if at all (section `[training]`)."""
+    """How the decoder is trained: on train queries, pseudo-queries and documents (section `[training]`)."""
 
+    objective: str = "ce"
+    """"ce" (a softmax over the children of each node on the path, as in the paper), or the name of one that another package
+    adds."""
     documents: bool = True
     """Add indexing examples (document -> docid) to the retrieval examples (query -> docid)."""
     batch_size: Count = 128
     """Examples per process and step."""
     epochs: Amount = 0.0
-    """Passes over all examples; 0 leaves tied tokens as they are: the walk goes by the encoder's own scores."""
+    """Passes over all examples; 0 for an index without a generator."""
     learning_rate: Positive = 1e-3
     """Peak; warmed up linearly over 5 % of the steps, then decayed linearly to zero."""
     gradient_checkpointing: bool = False
@@ -132,47 +117,39 @@ class TrainingConfig:
     """Train the encoder together with the decoder, on texts instead of cached states (DSI, Tay et al. 2022); search
     such an index with the decoder only."""
 
+    def __post_init__(self) -> None:
+        objective = find_objective(self.objective)
+        if self.train_encoder and objective.frozen_encoder:
+            raise ValueError(
+                f"training.objective {self.objective!r} reads the encoder's states or embeddings, which training.train_encoder "
+                "changes; use another objective, or a frozen encoder."
+            )
 
-def check_together(generator: GeneratorConfig, objective: ObjectiveConfig, training: TrainingConfig) -> None:
+
+def check_together(generator: GeneratorConfig, training: TrainingConfig) -> None:
     """Raise ValueError if settings of different sections contradict each other."""
-    trained = find_objective(objective.name)
-    if (trained.score == "estimate") != (generator.docid_tokens == "tied"):
+    if generator.exists and not training.epochs:
         raise ValueError(
-            'An objective with score "estimate" and generator.docid_tokens "tied" go together: both score nodes by their '
-            f"vectors; got objective.name {objective.name!r} with {generator.docid_tokens!r}; take an objective with that "
-            "score, or other tokens (`--config digits`)."
+            'training.epochs must be above 0, got 0: only an index without a generator, generator.docid_tokens = "none", is '
+            "searched without training one."
         )
-    if not training.epochs and generator.docid_tokens != "tied":
+    if not generator.exists and (training.epochs or training.train_encoder):
+        name = "epochs" if training.epochs else "train_encoder"
         raise ValueError(
-            'training.epochs must be above 0, got 0: only generator.docid_tokens = "tied" makes sense without training.'
+            f"training.{name} is {shown(getattr(training, name))}, but there is no generator to train; build on "
+            "`--config digits`, or leave it out."
         )
-    _check_reading(generator, objective, training)
-    if not training.train_encoder:
-        return
-    if generator.docid_tokens == "tied":
-        raise ValueError(
-            "training.train_encoder changes the encoder whose embeddings tied tokens use; "
-            'set it to false, or use generator.docid_tokens = "digits".'
-        )
-    if objective.distillation:
-        raise ValueError(
-            "training.train_encoder changes the encoder whose scores objective.distillation teaches; set one of them."
-        )
-    if trained.frozen_encoder:
-        raise ValueError(
-            f"objective.name {objective.name!r} reads the encoder's states or embeddings, which training.train_encoder "
-            "changes; use another objective, or a frozen encoder."
-        )
+    _check_reading(generator, training)
 
 
-def _check_reading(generator: GeneratorConfig, objective: ObjectiveConfig, training: TrainingConfig) -> None:
+def _check_reading(generator: GeneratorConfig, training: TrainingConfig) -> None:
     """Raise ValueError if a generator that reads texts is to be trained as it cannot be, or another one as only such can."""
     if generator.reads == "states" and training.gradient_checkpointing:
         raise ValueError(
             'training.gradient_checkpointing is for generator.reads "text", got "states"; set it to false.'
         )
-    if generator.reads == "text" and (objective.name != "ce" or training.train_encoder):
+    if generator.reads == "text" and (training.objective != "ce" or training.train_encoder):
         raise ValueError(
-            'generator.reads = "text" needs objective.name "ce", which scores one path, and training.train_encoder false, as '
-            f"it reads no states of the encoder; got {objective.name!r} and {str(training.train_encoder).lower()}."
+            'generator.reads = "text" needs training.objective "ce", which scores one path, and training.train_encoder false, '
+            f"as it reads no states of the encoder; got {training.objective!r} and {str(training.train_encoder).lower()}."
         )

@@ -93,12 +93,6 @@ class FamilyTree:
             levels.append(nodes)
         return torch.cat(levels, dim=1)
 
-    def at_depths(self, positions: Tensor) -> list[Tensor]:
-        """Return for each depth from 0 the inner node above each docid position [batch, n]; -1 where there is none."""
-        above = self.above(positions).view(len(positions), self.tree.depth, -1)
-        depths = self._depths[above.clamp(min=0)]
-        return [above.masked_fill(depths != depth, -1).amax(dim=1) for depth in range(self.tree.depth)]
-
     def holds_any(self, families: Families, positions: Tensor) -> Tensor:
         """Return z of the children, [batch, n, largest fan-out]: 1.0 where a relevant document is below.
 
@@ -109,14 +103,6 @@ class FamilyTree:
             positions: [batch, m] docid positions of the relevant documents, -1 for none.
         """
         return (self._below(families, positions).any(dim=3) & families.exists).float()
-
-    def mass(self, families: Families, positions: Tensor, weights: Tensor) -> Tensor:
-        """Return the summed weights [batch, m] of documents at positions [batch, m] below each child.
-
-        Its shape is [batch, n, largest fan-out].
-        """
-        below = self._below(families, positions) & families.exists[..., None]
-        return torch.einsum("bncm,bm->bnc", below.to(weights.dtype), weights)
 
     def _below(self, families: Families, positions: Tensor) -> Tensor:
         """Return [batch, n, largest fan-out, m]: True where the document at a position is below a child, or is the child."""

@@ -13,13 +13,12 @@ from dsi.docids.files.reading import RESTORE
 from dsi.docids.tree import DocidTree
 from dsi.docids.types import Ints
 from dsi.generator.base import Generator
-from dsi.generator.config import GeneratorConfig, ObjectiveConfig
+from dsi.generator.config import GeneratorConfig
 from dsi.generator.model import DocidGenerator
 from dsi.generator.objectives import SCORES
 from dsi.generator.pretrained import PretrainedGenerator
-from dsi.generator.tied import TiedGenerator
 
-KINDS: dict[str, type[Generator]] = {"digits": DocidGenerator, "tied": TiedGenerator}
+KINDS: dict[str, type[Generator]] = {"digits": DocidGenerator}
 """{docid_tokens: class} of the library; other packages add theirs as entry points."""
 
 _FIXED = {"is_decoder": True, "is_encoder_decoder": False, "use_cache": False}
@@ -44,7 +43,7 @@ def create_generator(
     config: GeneratorConfig,
     tree: DocidTree,
     state_dim: int,
-    objective: ObjectiveConfig,
+    objective: str,
     seed: int = 0,
     numbers: Ints | None = None,
 ) -> Generator:
@@ -54,7 +53,7 @@ def create_generator(
         config: the decoder, and the kind of its tokens.
         tree: the docids to generate.
         state_dim: width of the encoder's token states.
-        objective: the training objective, which also decides how search ranks nodes.
+        objective: name of the training objective, which also decides how search ranks nodes.
         seed: of fresh weights.
         numbers: [N, longest] of the docids in docid order, -1 past the end, where tokens are nodes.
 

@@ -1,4 +1,4 @@
-"""Training objectives: what one is, and the two of the library, "ce" and "estimate".
+"""Training objectives: what one is, and that of the library, "ce".
 
 An objective says how search ranks nodes, and computes the loss of a batch. Other packages add theirs as entry points
 `dsi.objectives` (see `dsi.docids.extensions`). Knows no training loop and no decoder: the model to train is a function of a
@@ -18,18 +18,11 @@ from torch import Tensor
 from dsi.docids import extensions
 from dsi.docids.files.checks import shown
 from dsi.docids.tree import DocidTree
-from dsi.generator.bonus import bonuses
 from dsi.generator.families import Families, FamilyTree
 
-SCORES = ("softmax path", "sigmoid path", "node", "estimate")
+SCORES = ("softmax path", "sigmoid path", "node")
 """How search ranks nodes: by sums of log-probabilities along the path ("softmax path": among siblings; "sigmoid path": of each
-child), by the "node"'s own probability, or by an "estimate" of the best document below, which tied tokens give."""
-_LABELS = ("relevant", "taught", "taught_weights")
-"""Entries of a batch that are not the model's inputs."""
-_LARGEST_LEVEL = 16_384
-"""Levels with more inner nodes are sampled: the nodes above the batch's documents, and random ones."""
-_SAMPLE = 4096
-"""Random nodes of a sampled level."""
+child), or by the "node"'s own probability."""
 
 
 @dataclass(frozen=True)
@@ -41,7 +34,6 @@ class Task:
         tree: its docids.
         device: of the batches.
         dtype: of arithmetic outside the model, such as that of a search.
-        distillation: share of the teacher in the targets.
         positions: [n] docid position of each training example.
     """
 
@@ -49,7 +41,6 @@ class Task:
     tree: DocidTree
     device: torch.device = field(default_factory=lambda: torch.device("cpu"))
     dtype: torch.dtype = torch.float32
-    distillation: float = 0.0
     positions: NDArray[np.integer] = field(default_factory=lambda: np.empty(0, dtype=np.int64))
 
 
@@ -63,7 +54,6 @@ class Objective(ABC):
         score: how search ranks nodes, one of `SCORES`; an index keeps it.
         training_beam: beam width of the training if nodes outside the beam are not trained, so that a search with a wider one
             warns; 0 otherwise. An index keeps it.
-        distils: True if the loss reads a teacher: `taught` and `taught_weights` of a batch.
         all_relevant: True if all documents with an example's text are relevant for it; False if each example has one document.
         frozen_encoder: True if the loss itself reads token states or embeddings of a batch, which a batch lacks under
             `training.train_encoder`.
@@ -72,7 +62,6 @@ class Objective(ABC):
 
     score: ClassVar[str]
     training_beam: ClassVar[int] = 0
-    distils: ClassVar[bool] = False
     all_relevant: ClassVar[bool] = False
     frozen_encoder: ClassVar[bool] = False
 
@@ -85,17 +74,14 @@ class Objective(ABC):
 
         Args:
             model: the generator, or encoder and generator as one model, possibly wrapped for several processes.
-            batch: as `DocidExamples.collate` returns it: the model's inputs, `relevant` [batch, m] docid positions (-1 at
-                padding), and with a teacher `taught` and `taught_weights`, both [batch, documents].
+            batch: as `DocidExamples.collate` returns it: the model's inputs, and `relevant` [batch, m] docid positions (-1 at
+                padding).
             done: share of the training steps that are done, in [0, 1).
         """
 
     def logits(self, model: Any, batch: dict[str, Tensor], families: Families) -> Tensor:
-        """Return the decoder's logits of the families' children, [batch, n, largest fan-out]; -inf without a child.
-
-        Not for tied tokens.
-        """
-        inputs = {name: value for name, value in batch.items() if name not in (*_LABELS, "embeddings")}
+        """Return the decoder's logits of the families' children, [batch, n, largest fan-out]; -inf without a child."""
+        inputs = {name: value for name, value in batch.items() if name not in ("relevant", "embeddings")}
         by_node = self.task.generator.tokens_are_nodes
         tokens = families.parents.clamp(min=0) if by_node else families.tokens
         decoded = model(**inputs, tokens=tokens, depths=families.depths, sees=families.sees)
@@ -107,73 +93,15 @@ class CrossEntropy(Objective):
     """A softmax over the children of each node on the path: objective "ce", as in the paper."""
 
     score = "softmax path"
-    distils = True
 
     def loss(self, model: Any, batch: dict[str, Tensor], done: float) -> Tensor:
-        """Return −Σ log p along the paths to the relevant documents; a teacher's share lies on nodes above its documents."""
+        """Return −Σ log p along the paths to the relevant documents."""
         families = self.families.pack(self.families.above(batch["relevant"]))
         targets = self.families.holds_any(families, batch["relevant"])
-        if "taught" in batch:
-            taught = self.families.mass(families, batch["taught"], batch["taught_weights"])
-            targets = torch.lerp(targets, taught, self.task.distillation)
         return softmax_loss(self.logits(model, batch, families), targets) / len(targets)  # DR-SCL eq. 8
 
 
-class Estimate(Objective):
-    """A softmax over all inner nodes of each level, for tied tokens: objective "estimate".
-
-    Scores estimate the best document below a node, which is its optimal score (Zhuo et al. 2020, Proposition 1).
-    """
-
-    score = "estimate"
-    distils = True
-    all_relevant = True
-
-    def __init__(self, task: Task) -> None:
-        super().__init__(task)
-        self._vectors = torch.from_numpy(task.tree.centroids[:]).to(task.device)  # [inner nodes, dim]
-        self._bonuses = torch.from_numpy(bonuses(task.tree)).to(task.device)
-
-    def loss(self, model: Any, batch: dict[str, Tensor], done: float) -> Tensor:
-        """Return the cross-entropy of each level's softmax, summed over levels."""
-        outputs = model(**{name: value for name, value in batch.items() if name not in _LABELS})
-        positions, weights = self._labels(batch)
-        loss = weights.new_zeros(())
-        for level, labels in enumerate(self.families.at_depths(positions)[1:]):  # labels: [batch, m]
-            sample = self._sample(level, labels)
-            nodes = self.task.tree.levels[level + 1] if sample is None else sample
-            scores = outputs.queries[:, level].float() @ self._vectors[nodes].T  # [batch, nodes]
-            scores = outputs.scales[level] * (scores + outputs.size_weights[level] * self._bonuses[nodes])
-            first = self.task.tree.levels[level + 1].start
-            columns = labels - first if sample is None else torch.searchsorted(sample, labels)
-            exists = labels >= 0
-            targets = torch.zeros_like(scores).scatter_add(1, columns.masked_fill(~exists, 0), weights * exists)
-            loss = loss + softmax_loss(scores, targets)
-        return loss / len(positions)
-
-    def _labels(self, batch: dict[str, Tensor]) -> tuple[Tensor, Tensor]:
-        """Return docid positions [batch, m] of relevant and taught documents, and their weights, which sum to 1."""
-        relevant = batch["relevant"]
-        weights = (relevant >= 0).float()
-        weights = weights / weights.sum(dim=1, keepdim=True)
-        if "taught" not in batch:
-            return relevant, weights
-        share = self.task.distillation
-        return (
-            torch.cat([relevant, batch["taught"]], dim=1),
-            torch.cat([(1 - share) * weights, share * batch["taught_weights"]], dim=1),
-        )
-
-    def _sample(self, level: int, labels: Tensor) -> Tensor | None:
-        """Return the inner nodes of a level over which its softmax runs, in order; None for all."""
-        nodes = self.task.tree.levels[level + 1]
-        if nodes.stop - nodes.start <= _LARGEST_LEVEL:
-            return None
-        drawn = torch.randint(nodes.start, nodes.stop, (_SAMPLE,), device=labels.device)
-        return torch.cat([labels[labels >= 0], drawn]).unique()
-
-
-OBJECTIVES: dict[str, type[Objective]] = {"ce": CrossEntropy, "estimate": Estimate}
+OBJECTIVES: dict[str, type[Objective]] = {"ce": CrossEntropy}
 """The objectives of the library by name."""
 
 
@@ -196,7 +124,7 @@ def find_objective(name: str) -> type[Objective]:
     objective = extensions.load_extension(extensions.OBJECTIVES, name)
     if objective is None:
         raise ValueError(
-            f"objective.name must be one of {', '.join(objective_names())}, got {name!r}; the objective of another package "
+            f"training.objective must be one of {', '.join(objective_names())}, got {name!r}; the objective of another package "
             "needs that package."
         )
     package = extensions.package_of(extensions.OBJECTIVES, name)

@@ -30,7 +30,7 @@ from dsi.docids.files.ram import available_memory
 from dsi.docids.tree import DocidTree
 from dsi.docids.types import Floats, Ints
 from dsi.generator.base import Generator, docid_entries
-from dsi.generator.config import CE, GeneratorConfig, ObjectiveConfig
+from dsi.generator.config import GeneratorConfig
 from dsi.generator.layers import check_parts, layers_of, split
 
 logger = logging.getLogger(__name__)
@@ -87,7 +87,7 @@ class PretrainedGenerator(Generator):
         config: GeneratorConfig,
         tree: DocidTree,
         state_dim: int,
-        objective: ObjectiveConfig = CE,
+        objective: str = "ce",
         seed: int = 0,
         numbers: Ints | None = None,
     ) -> Self:

@@ -86,38 +86,6 @@ class StateCache:
         }
 
 
-class Embeddings:
-    """The embeddings of n texts, for generators that read no token states.
-
-    Args:
-        parts: [texts, dim] each; rows count through them in order.
-    """
-
-    def __init__(self, parts: Sequence[NDArray[np.float32]]) -> None:
-        self._parts = list(parts)
-        self._first_rows = np.concatenate([[0], np.cumsum([len(part) for part in parts])])
-
-    def __len__(self) -> int:
-        return int(self._first_rows[-1])
-
-    @property
-    def lengths(self) -> NDArray[np.int64]:
-        """[n] ones: no text is longer than another."""
-        return np.ones(len(self), dtype=np.int64)
-
-    @property
-    def embeddings(self) -> NDArray[np.float32]:
-        """[n, dim] of all texts."""
-        return np.concatenate(self._parts)
-
-    def batch(self, rows: Sequence[int]) -> dict[str, Tensor]:
-        """Return the embeddings [len(rows), dim] of some texts."""
-        parts = np.searchsorted(self._first_rows, rows, side="right") - 1
-        part_rows = np.asarray(rows) - self._first_rows[parts]
-        embeddings = [self._parts[part][row] for part, row in zip(parts, part_rows, strict=True)]
-        return {"embeddings": torch.from_numpy(np.stack(embeddings))}
-
-
 def _states(folder: Path) -> np.ndarray:
     width = json.loads((folder / "shape.json").read_text())["width"]
     return np.memmap(folder / "states.f16", dtype=np.float16, mode="r").reshape(-1, width)

@@ -104,7 +104,7 @@ def cloze_test(retriever: GenerativeRetriever, collection: Collection, *, seed: 
     """Return the weight of an index's words that finds its documents by sentences of theirs.
 
     Args:
-        retriever: an index with tied tokens.
+        retriever: an index without a generator.
         collection: its documents, with their texts.
         seed: of the sentences.
 

@@ -50,7 +50,7 @@ ROWS = {
     DENSE: "flat search with the index's encoder",
     RRF: "reciprocal rank fusion (k = 60), the usual hybrid",
     DENSE_BM25: "their scores added, with a weight chosen on dev, over all documents; named after the index's lexical part",
-    DECODER: "the generator alone, where (level, digit) or word tokens are trained: beta 0",
+    DECODER: "of an index with a generator: beta 0",
     GENERATE: "the index as it searches by default",
     EXACT: "the same document score over all documents",
 }
@@ -370,7 +370,7 @@ class _Systems:
         if lexical:
             changes = partial(self.systems.tune, learned=False, on_dev=self.split != "dev")
             self._add(f"{DENSE} + {lexical.name}", changes, DenseAndWords)
-        if not self.retriever.engine.is_tied:
+        if self.retriever.engine.has_generator:
             self._add(DECODER, lambda: generator_only(self.retriever))
         for name in (EXACT, GENERATE) if method == EXACT else (GENERATE, EXACT):
             self._add(name, lambda name=name: {"method": name})  # type: ignore[misc]

@@ -36,9 +36,9 @@ _BATCH = 128
 
 
 def generator_only(retriever: GenerativeRetriever) -> dict[str, Any]:
-    """Return the settings of `[search]` for the generator alone: no words, tokens, memory or scores of nodes by the encoder."""
-    beta = {} if retriever.engine.is_tied else {"beta": 0.0}
-    return {"method": "generate", "alpha": 1.0, **NO_PARTS, **beta}
+    """Return the settings of `[search]` for the walk alone: no words, tokens, memory, or encoder beside a generator."""
+    alone = {"alpha": 1.0, "beta": 0.0} if retriever.engine.has_generator else {}
+    return {"method": "generate", **NO_PARTS, **alone}
 
 
 def language_of(retriever: GenerativeRetriever) -> str:
@@ -243,7 +243,7 @@ class IndexRuns:
         index, qrels = self.retriever.snapshot, self.collection.qrels["dev"] if on_dev else {}
         changes = {**changes, **({} if lexical else {"lexical_weight": 0.0})}
         if not learned:  # for `DenseAndWords`
-            changes |= {"method": "exact", "alpha": 0.0, "token_weight": 0.0}
+            changes |= {"method": "exact", "token_weight": 0.0}
             words = index.search_config.lexical_weight or LEXICAL_WEIGHT
             index.search_config = dataclasses.replace(index.search_config, lexical_weight=words)
         if not qrels:
@@ -255,7 +255,7 @@ class IndexRuns:
             return self.processes.first(
                 {**changes, **choose(index, dev, qrels, config, lexical=lexical, identical=identical).best}
             )
-        if index.engine.is_tied:
+        if not index.engine.has_generator:
             start = {"lexical_weight": index.configured_search.lexical_weight or LEXICAL_WEIGHT}
             config = dataclasses.replace(index.search_config, **{**start, **changes})
             weights = choose_weights(index, dev, qrels, config, lexical=lexical, tokens=False, identical=identical)

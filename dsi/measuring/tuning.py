@@ -1,14 +1,13 @@
-"""Chooses how an index searches, on dev queries: the weights of documents' scores, alpha, and the beam.
+"""Chooses how an index searches, on dev queries: the weights of documents' scores, and the beam.
 
-With tied tokens, in this order: the weights of the document score, by a conditional logit that stays near the defaults;
-then alpha, by how many of the exact top ten lie below the nodes that the walk keeps; then the beam, the smallest that finds
-what "exact" finds. The last two need no judgements. With (level, digit) and word tokens alpha, beta and the temperature
+In this order: the weights of the document score, by a conditional logit that stays near the defaults; then the beam, the
+smallest that finds what "exact" finds, which needs no judgements. Of an index with a generator alpha, beta and the temperature
 come from a grid. Knows nothing of how nodes are scored.
 """
 
 import dataclasses
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from itertools import product
 from pathlib import Path
@@ -31,7 +30,7 @@ from dsi.measuring.cloze import UNKNOWN, Cloze, cloze_test, unknown_share
 from dsi.measuring.learned import learned_queries
 from dsi.measuring.weights import DEPTH, NO_PARTS, HybridScores
 from dsi.search.engine import Engine
-from dsi.search.generate import TiedEngine
+from dsi.search.generate import VectorEngine
 from dsi.search.queries import EncodedQueries
 from dsi.search.request import SearchConfig, SearchRequest
 from dsi.search.results import SearchResult
@@ -42,7 +41,7 @@ from dsi.store.verify import search_config
 logger = logging.getLogger(__name__)
 
 _RECORD = "tuning.json"
-_CHOSEN = ("alpha", "beta", "ann_temperature", "beam_width", "lexical_weight", "token_weight", "memory_weight")
+CHOSEN = ("alpha", "beta", "ann_temperature", "beam_width", "lexical_weight", "token_weight", "memory_weight")
 """Settings that may be chosen. Each tuning begins from those of `[search]`, so that the same queries choose the same."""
 _LIKELY = {"lexical_weight": LEXICAL_WEIGHT, "token_weight": TOKEN_WEIGHT, "memory_weight": MEMORY_WEIGHT}
 """Weights near which fitted ones stay."""
@@ -51,12 +50,7 @@ _MOST_QUERIES = 500
 FEWEST_TESTED = 100
 """Judged queries with an earlier query that speaks for a document, of which fewer choose no `memory_weight`: users will teach
 others (docs/experiments/memory.md)."""
-ALPHAS = (0.0, 0.25, 0.5, 0.75, 1.0)
 BEAMS = (5, 10, 20, 40, 80, 160, 320, 640, 1280)
-_ALPHA_BEAMS = (10, 20, 40)
-"""Beams at which alphas are compared."""
-_ALIKE = 0.001
-"""Alphas whose walks find the exact top ten alike, up to this share, are taken for equal."""
 _AGREE = 0.98
 """Share of the exact top ten that the beam has to find."""
 PATH_ALPHAS = (0.0, 0.1, 0.2, 0.3, 0.5, 0.7, 0.9, 1.0)
@@ -70,8 +64,8 @@ class Tuning:
 
     Attributes:
         best: the settings of `[search]` that were chosen.
-        tried: what was compared by searching, with its value: {"alpha": …} with the share of the exact top ten below the walk,
-            {"beam_width": …} with the share found, other settings with RR@10.
+        tried: what was compared by searching, with its value: {"beam_width": …} with the share of the exact top ten
+            that was found, other settings with RR@10.
         cloze: the inverse cloze test that chose the weight of words; None where judged queries did, or nothing.
     """
 
@@ -86,8 +80,8 @@ def tune(retriever: GenerativeRetriever, collection: Collection) -> Tuning:
     It begins from the settings of `[search]`, not from those chosen before, so that the same queries choose the same again.
 
     With fewer than 20 judged dev queries the documents choose the weight of words, by an inverse cloze test
-    (`dsi.measuring.cloze`), and the other weights stay; a line says which of the two chose. Without dev queries, alpha and the
-    beam of tied tokens are chosen on train queries, or on queries without judgements; with fewer than 20 of those they stay.
+    (`dsi.measuring.cloze`), and the other weights stay; a line says which of the two chose. Without dev queries, the
+    beam is chosen on train queries, or on queries without judgements; with fewer than 20 of those they stay.
 
     Dev queries that the index has learned choose without what it learned of them, and a line counts them. The weight of what
     was learned stays where fewer than 100 dev queries test it.
@@ -97,7 +91,7 @@ def tune(retriever: GenerativeRetriever, collection: Collection) -> Tuning:
         >>> retriever = dsi.load("RUN")
         >>> tuning = dsi.tune(retriever, dsi.read_collection("DIR"))
         >>> sorted(tuning.best)
-        ['alpha', 'beam_width', 'lexical_weight', 'memory_weight', 'token_weight']
+        ['beam_width', 'lexical_weight', 'memory_weight', 'token_weight']
 
     Args:
         retriever: the index; its `search_config` is replaced. To keep the choice on disk, run `dsi tune RUN`,
@@ -112,7 +106,7 @@ def tune(retriever: GenerativeRetriever, collection: Collection) -> Tuning:
     compare_documents(collection, retriever.documents.rows)
     split, queries = _queries(collection)
     # 2) where to begin: the settings of [search]
-    start = {name: getattr(retriever.configured_search, name) for name in _CHOSEN}
+    start = {name: getattr(retriever.configured_search, name) for name in CHOSEN}
     config = retriever.search_config = dataclasses.replace(retriever.search_config, **start)
     # 3) the weight of words, where too few judgements could choose it
     qrels, cloze = collection.qrels["dev"], None
@@ -147,7 +141,7 @@ def _warn_few(queries: int, judged: int, split: str) -> None:
         logger.warning("There are no queries to tune on; weights are those of [search], chosen on other collections.")
     elif queries < FEWEST_QUERIES:
         logger.warning(
-            "%d %s queries are too few to choose anything on; weights, alpha and beam are those of [search].",
+            "%d %s queries are too few to choose anything on; the settings stay those of [search].",
             queries, split,
         )  # fmt: skip
     else:
@@ -166,7 +160,7 @@ def _weights_by(cloze: Cloze | None) -> dict[str, float]:
 
 def _by_cloze(retriever: GenerativeRetriever, collection: Collection) -> Cloze | None:
     """Return what the documents say of the weight of words; None where they say nothing, or the user has set it."""
-    if not retriever.engine.is_tied or retriever.configured_search.lexical_weight != LEXICAL_WEIGHT:
+    if retriever.engine.has_generator or retriever.configured_search.lexical_weight != LEXICAL_WEIGHT:
         return None
     return cloze_test(retriever, collection)
 
@@ -220,8 +214,8 @@ def choose(
         )  # fmt: skip
     unseen = retriever.with_memory(retriever.memory.without(encoded.texts, encoded.embeddings.float().numpy()))
     index = _Index(unseen, config or retriever.search_config, words, identical or {})
-    if index.engine.is_tied:
-        return _choose_tied(index, encoded, qrels)
+    if not index.engine.has_generator:
+        return _choose_parts(index, encoded, qrels)
     if not qrels:
         return Tuning({}, [])
     return _choose_paths(index, encoded, qrels)
@@ -252,10 +246,10 @@ def hybrid_scores(retriever: GenerativeRetriever, lexical: BM25 | None) -> Hybri
     return HybridScores(list(retriever.documents.rows), retriever.tree, lexical)
 
 
-# Tied tokens.
+# Without a generator.
 
 
-def _choose_tied(index: _Index, encoded: EncodedQueries, qrels: Qrels) -> Tuning:
+def _choose_parts(index: _Index, encoded: EncodedQueries, qrels: Qrels) -> Tuning:
     best: dict[str, Any] = {}
     if qrels:
         own, lexical = index.search_config, index.lexical is not None
@@ -264,9 +258,8 @@ def _choose_tied(index: _Index, encoded: EncodedQueries, qrels: Qrels) -> Tuning
     config = dataclasses.replace(index.search_config, method="generate", **{**best, "token_weight": 0.0})
     few = _first(encoded, _MOST_QUERIES)
     exact = index.engine.search(few, SearchRequest(10, dataclasses.replace(config, method="exact")))
-    alpha, tried = _best_alpha(index, few, config, exact)
-    beam_width, compared = _best_beam(index, few, dataclasses.replace(config, alpha=alpha), exact)
-    return Tuning({**best, "alpha": alpha, "beam_width": beam_width}, [*tried, *compared])
+    beam_width, tried = _best_beam(index, few, config, exact)
+    return Tuning({**best, "beam_width": beam_width}, tried)
 
 
 def choose_weights(
@@ -282,7 +275,7 @@ def choose_weights(
     """Return weights of the document score, fitted to judged queries; those of `config` if there are few; 0 for missing parts.
 
     Args:
-        retriever: an index with tied tokens.
+        retriever: an index without a generator.
         encoded: the queries, with their query_ids.
         qrels: their judgements.
         config: the weights that stay if there are few queries.
@@ -317,7 +310,7 @@ def _tested(run: Run, qrels: Qrels) -> int:
 def _weighted_parts(retriever: GenerativeRetriever, *, lexical: bool, tokens: bool) -> dict[str, str]:
     """Return {weight: name of its part of the document score}, "" for a part that the index lacks or that is left out."""
     engine, words = retriever.engine, retriever.lexical if lexical else None
-    assert isinstance(engine, TiedEngine)
+    assert isinstance(engine, VectorEngine)
     return {
         "lexical_weight": words.name if words else "",
         "token_weight": "tokens" if tokens and engine.tree.tokens is not None else "",
@@ -331,14 +324,14 @@ def _score_parts(
     """Return the dense scores of each query's candidates, the first documents of dense search with BM25, and other parts.
 
     Args:
-        retriever: an index with tied tokens.
+        retriever: an index without a generator.
         encoded: the queries.
         config: of the search for candidates.
         parts: {weight: name of the part}.
     """
     words = {"lexical_weight": config.lexical_weight or LEXICAL_WEIGHT} if "lexical_weight" in parts else {}
     words |= {"memory_weight": config.memory_weight or MEMORY_WEIGHT} if "memory_weight" in parts else {}
-    pool = dataclasses.replace(config, method="exact", alpha=0.0, **{**NO_PARTS, **words})
+    pool = dataclasses.replace(config, method="exact", **{**NO_PARTS, **words})
     result = retriever.engine.search(encoded, SearchRequest(DEPTH, pool))
     unweighted = dataclasses.replace(pool, **{**NO_PARTS, **dict.fromkeys(parts, 1.0)})
     followed = retriever.engine.follow_result(encoded, SearchRequest(DEPTH, unweighted), result)
@@ -351,48 +344,10 @@ def _score_parts(
     return [run(name) for name in ("dense", *parts.values())]
 
 
-def _tied(index: _Index) -> TiedEngine:
-    assert isinstance(index.engine, TiedEngine)
-    return index.engine
-
-
 def _first(encoded: EncodedQueries, count: int) -> EncodedQueries:
     """Return the first queries."""
     batches = [batch.select((batch.rows < count).nonzero()[:, 0]) for batch in encoded.batches]
     return EncodedQueries(encoded.query_ids[:count], [batch for batch in batches if len(batch.texts)])
-
-
-def _best_alpha(
-    index: _Index, encoded: EncodedQueries, config: SearchConfig, exact: SearchResult
-) -> tuple[float, list[tuple[dict[str, Any], float]]]:
-    """Return the alpha whose walks reach most of the exact top ten; of equal ones the largest."""
-    engine = _tied(index)
-    alphas = ALPHAS if engine.generator.is_trained else (1.0,)
-    tried = [
-        ({"alpha": alpha}, reached_share(engine, encoded, dataclasses.replace(config, alpha=alpha), exact))
-        for alpha in alphas
-    ]
-    highest = max(share for _, share in tried)
-    return max(setting["alpha"] for setting, share in tried if share >= highest - _ALIKE), tried
-
-
-def reached_share(
-    engine: TiedEngine,
-    encoded: EncodedQueries,
-    config: SearchConfig,
-    exact: SearchResult,
-    beams: Sequence[int] = _ALPHA_BEAMS,
-) -> float:
-    """Return the share of the exact top documents that lie below the nodes which walks keep, averaged over some beams."""
-    ends, shares = engine.ends_above(), []
-    for batch in encoded.batches:
-        node_scores, rows = engine.walk.node_scores(batch, config), batch.rows.numpy()
-        for beam_width in beams:
-            reached = engine.walk.descend(node_scores, range(len(rows)), beam_width, engine.occupied_nodes)
-            for own, positions in zip(reached, exact.positions[rows], strict=True):
-                exact_ends = ends[positions[positions >= 0]]
-                shares.append(np.isin(exact_ends, own.nodes).mean() if len(exact_ends) else 1.0)
-    return float(np.mean(shares))
 
 
 def among(values: Ints, others: Ints) -> NDArray[np.bool_]:
@@ -420,7 +375,7 @@ def _best_beam(
     return beam_width, tried
 
 
-# (level, digit) and word tokens.
+# With a generator.
 
 
 def _choose_paths(index: _Index, encoded: EncodedQueries, qrels: Qrels) -> Tuning:

@@ -20,7 +20,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import pairwise
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Self
 
 import numpy as np
 import torch
@@ -177,12 +177,12 @@ class PathEngine(Engine):
         memory: of earlier queries; takes no part.
     """
 
-    is_tied = False
+    has_generator = True
 
     def __init__(
         self, tree: DocidTree, decoder: Decoder, lexical: BM25 | None = None, memory: QueryMemory | None = None
     ) -> None:
-        super().__init__(tree, decoder, lexical, memory)
+        super().__init__(tree, lexical, memory)
         self.decoder, self.device = decoder, decoder.device
         self.dense = DenseScores(tree, self.device)
         self.doc_rows = None
@@ -190,6 +190,10 @@ class PathEngine(Engine):
         if tree.most_places > 1:
             self.doc_rows = torch.from_numpy(tree.doc_rows).long().to(self.device)
         self._trained = None if tree.trained.all() else torch.from_numpy(tree.trained).to(self.device)
+
+    def with_content(self, tree: DocidTree, lexical: BM25 | None, memory: QueryMemory) -> Self:
+        """Return an engine with the same generator over updated documents."""
+        return type(self)(tree, self.decoder, lexical, memory)
 
     @cached_property
     def _occupied(self) -> Tensor | None:

@@ -1,7 +1,7 @@
 """What searches an index: methods that return the best documents of encoded queries.
 
-There are two engines, by the docid tokens of the index: `dsi.search.generate` for tied ones, `dsi.search.beam` for those with
-weights of their own, (level, digit) and word tokens. Knows nothing of how they score.
+There are two engines: `dsi.search.generate` for an index without a generator, `dsi.search.beam` for one with a generator. Knows
+nothing of how they score.
 """
 
 import copy
@@ -62,25 +62,22 @@ class Engine(ABC):
 
     Args:
         tree: the docids.
-        scorer: of nodes: a generator, laid out for search.
         lexical: BM25 of the documents; None if the index has none.
         memory: what users took for earlier queries.
 
     Attributes:
-        is_tied: whether docid tokens are tied to the tree's vectors.
+        has_generator: whether a generator scores nodes, and so paths of docids; else vectors score nodes and documents.
     """
 
-    is_tied: ClassVar[bool]
+    has_generator: ClassVar[bool]
 
-    def __init__(
-        self, tree: DocidTree, scorer: Any, lexical: BM25 | None = None, memory: QueryMemory | None = None
-    ) -> None:
-        self.tree, self.lexical, self._scorer = tree, lexical, scorer
+    def __init__(self, tree: DocidTree, lexical: BM25 | None = None, memory: QueryMemory | None = None) -> None:
+        self.tree, self.lexical = tree, lexical
         self.memory = QueryMemory() if memory is None else memory
 
     def with_content(self, tree: DocidTree, lexical: BM25 | None, memory: QueryMemory) -> Self:
-        """Return an engine with the same generator over updated documents."""
-        return type(self)(tree, self._scorer, lexical, memory)
+        """Return an engine over updated documents."""
+        return type(self)(tree, lexical, memory)
 
     def with_memory(self, memory: QueryMemory) -> Self:
         """Return an engine that has learned, or forgotten; what was made of the documents is kept."""

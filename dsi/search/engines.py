@@ -1,6 +1,4 @@
-"""Chooses the engine of an index by its docid tokens."""
-
-import copy
+"""Chooses the engine of an index: whether it has a generator, and of which kind."""
 
 import torch
 
@@ -10,11 +8,10 @@ from dsi.docids.words.bm25 import BM25
 from dsi.generator.base import Generator
 from dsi.generator.model import DocidGenerator
 from dsi.generator.pretrained import PretrainedGenerator
-from dsi.generator.tied import TiedGenerator
 from dsi.search.beam import PathEngine
 from dsi.search.decoder import Decoder, StatesDecoder, TextDecoder
 from dsi.search.engine import Engine
-from dsi.search.generate import TiedEngine
+from dsi.search.generate import VectorEngine
 
 DECODERS: dict[type[Generator], type[Decoder]] = {
     DocidGenerator: StatesDecoder,
@@ -24,7 +21,7 @@ DECODERS: dict[type[Generator], type[Decoder]] = {
 
 
 def search_decoder(generator: Generator, dtype: torch.dtype | None = None) -> Decoder:
-    """Return what runs a generator whose tokens are not tied in a search.
+    """Return what runs a generator in a search.
 
     Args:
         generator: not changed later.
@@ -36,24 +33,21 @@ def search_decoder(generator: Generator, dtype: torch.dtype | None = None) -> De
 
 
 def create_engine(
-    generator: Generator,
+    generator: Generator | None,
     tree: DocidTree,
     lexical: BM25 | None,
     dtype: torch.dtype = torch.float32,
     memory: QueryMemory | None = None,
 ) -> Engine:
-    """Return an engine that searches with a generator, on its device.
+    """Return an engine that searches with a generator, on its device, or by the tree's vectors.
 
     Args:
-        generator: trained for these docids; not changed later.
+        generator: trained for these docids, and not changed later; None for an index without one.
         tree: the docids.
         lexical: BM25 of the documents, if the index has it.
         dtype: of a decoder's weights and arithmetic; all else is float32.
         memory: what users took for earlier queries.
     """
-    if not isinstance(generator, TiedGenerator):
-        return PathEngine(tree, search_decoder(generator, dtype), lexical, memory)
-    generator = copy.deepcopy(generator).eval().requires_grad_(requires_grad=False)
-    if generator.reads_states:
-        generator.decoder.to(dtype)
-    return TiedEngine(tree, generator, lexical, memory)
+    if generator is None:
+        return VectorEngine(tree, lexical, memory)
+    return PathEngine(tree, search_decoder(generator, dtype), lexical, memory)

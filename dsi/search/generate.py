@@ -1,4 +1,4 @@
-"""The two methods of search in an index with tied docid tokens: "generate" and "exact". Both rank by `DocumentScores`.
+"""The two methods of search in an index without a generator: "generate" and "exact". Both rank by `DocumentScores`.
 
 "generate" takes candidates from two sources: documents below the last nodes of the walk (`dsi.search.walk`), the best by their
 dense score, and the best by words. The documents of the nearest earlier queries, and the caller's own scores, if there are
@@ -12,12 +12,9 @@ from functools import cached_property, partial
 import numpy as np
 
 from dsi.docids.files.threads import one_thread
-from dsi.docids.query_memory import Earlier, QueryMemory, Spread
-from dsi.docids.tree import DocidTree
+from dsi.docids.query_memory import Earlier, Spread
 from dsi.docids.types import Bools, Floats, Ints
 from dsi.docids.vectors import LARGE
-from dsi.docids.words.bm25 import BM25
-from dsi.generator.tied import TiedGenerator
 from dsi.search.engine import Engine, Followed, Method, count_documents
 from dsi.search.lists import ListedDocuments
 from dsi.search.pools import AllDocuments, Everything, Pool, PoolSources, Sources
@@ -26,34 +23,17 @@ from dsi.search.request import SearchRequest
 from dsi.search.results import SearchResult, Trace
 from dsi.search.scores import DocumentScores, Remembered
 from dsi.search.top import highest_and_rest
-from dsi.search.walk import NodeScores, Reached, Walk
+from dsi.search.walk import NodeScores, Reached, VectorWalk
 
 _OUTRIGHT = 1_000
 """If a filter lets at most this many documents through, all of them are scored."""
 _NO_NODES = np.zeros(0, dtype=np.int64)
 
 
-class TiedEngine(Engine):
-    """What both methods read of an index with tied tokens.
+class VectorEngine(Engine):
+    """What both methods read of an index without a generator."""
 
-    Args:
-        tree: the docids.
-        generator: the weights of the level queries; not changed later.
-        lexical: BM25 of the documents; None if the index has none.
-        memory: what users took for earlier queries.
-    """
-
-    is_tied = True
-
-    def __init__(
-        self,
-        tree: DocidTree,
-        generator: TiedGenerator,
-        lexical: BM25 | None = None,
-        memory: QueryMemory | None = None,
-    ) -> None:
-        super().__init__(tree, generator, lexical, memory)
-        self.generator = generator
+    has_generator = False
 
     @cached_property
     def methods(self) -> Mapping[str, Method]:
@@ -67,9 +47,9 @@ class TiedEngine(Engine):
         return ListedDocuments(self.tree) if is_large else None
 
     @cached_property
-    def walk(self) -> Walk:
+    def walk(self) -> VectorWalk:
         """The walk down the tree."""
-        return Walk(self.tree, self.generator, None if self.listed is None else self.listed.ends)
+        return VectorWalk(self.tree, None if self.listed is None else self.listed.ends)
 
     def document_scores(self, batch: QueryBatch, request: SearchRequest) -> DocumentScores:
         """Return what scores documents."""
@@ -123,7 +103,7 @@ class TiedEngine(Engine):
             parts["memory"] = np.stack([scores.memory_scores(*pair) for pair in enumerate(rows)])
         if scores.extra is not None:
             parts["extra"] = np.take_along_axis(scores.extra, rows.astype(np.int64), axis=1)
-        nodes = self._path_scores(self.walk.node_scores(batch, request.config), positions)
+        nodes = self._path_scores(self.walk.node_scores(batch), positions)
         length = (tree.paths(positions.ravel())[1] >= 0).sum(axis=1).reshape(*positions.shape, 1)
         followed = Followed(positions, nodes, parts)
         np.put_along_axis(nodes, length - 1, followed.scores[:, :, None], axis=2)
@@ -164,13 +144,6 @@ class TiedEngine(Engine):
         """[inner nodes] True at those above a document that was not removed; None if none was removed."""
         return self.alive(self.occupied)
 
-    def ends_above(self) -> Ints:
-        """[places] the node above each docid position at which walks end."""
-        ends = np.empty(self.tree.num_places, dtype=np.int64)
-        for node in np.flatnonzero(self.walk.ends)[::-1]:  # of several, the highest
-            ends[self.tree.doc_start[node] : self.tree.doc_end[node]] = node
-        return ends
-
 
 class Exact(Method):
     """Scores all documents.
@@ -179,7 +152,7 @@ class Exact(Method):
         engine: of the index that is searched.
     """
 
-    def __init__(self, engine: TiedEngine) -> None:
+    def __init__(self, engine: VectorEngine) -> None:
         self.engine: Engine = engine
         self.all_documents = engine.all_documents
 
@@ -223,7 +196,7 @@ class Generate(Method):
         engine: of the index that is searched.
     """
 
-    def __init__(self, engine: TiedEngine) -> None:
+    def __init__(self, engine: VectorEngine) -> None:
         self.engine = engine
 
     def retrieve(
@@ -286,10 +259,10 @@ class _Search:
         sources: gather the documents of pools.
     """
 
-    def __init__(self, engine: TiedEngine, batch: QueryBatch, request: SearchRequest) -> None:
+    def __init__(self, engine: VectorEngine, batch: QueryBatch, request: SearchRequest) -> None:
         self.engine, self.tree, self.request = engine, engine.tree, request
         self.scores = engine.document_scores(batch, request)
-        self.node_scores = engine.walk.node_scores(batch, request.config)
+        self.node_scores = engine.walk.node_scores(batch)
         allowed = request.allowed
         self.documents = count_documents(engine.tree, allowed)
         self.k, self.count = min(request.k, self.documents), min(request.pool, self.documents)
@@ -338,7 +311,7 @@ class WordsOnly(Method):
         engine: of the index that is searched.
     """
 
-    def __init__(self, engine: TiedEngine) -> None:
+    def __init__(self, engine: VectorEngine) -> None:
         self.generate = Generate(engine)
 
     def retrieve(self, batch: QueryBatch, request: SearchRequest, trace: Trace | None = None) -> SearchResult:

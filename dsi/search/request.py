@@ -50,9 +50,9 @@ class SearchConfig:
     """How many documents the walk, the words and extra_scores each contribute; fewer than k count as k. The memory contributes
     those of the nearest earlier queries."""
     alpha: Annotated[Share, Remedy("it is the generator's weight, and the rest the encoder's")] = 0.7
-    """Weight of the generator, the rest being the encoder's (DR-SCL eq. 9); with tied tokens, in the scores of nodes alone."""
+    """Weight of the generator, if the index has one; the rest is the encoder's (DR-SCL eq. 9)."""
     beta: Annotated[float, Field(ge=0), Remedy("0 is the generator alone, inf all levels")] = math.inf
-    """Number of levels that use the encoder's scores; inf for all, 0 for the generator alone (DR-SCL eq. 12)."""
+    """Number of levels at which a generator's scores are joined by the encoder's; inf for all, 0 for none (DR-SCL eq. 12)."""
     lexical_weight: Weight = 0.0
     """Weight of BM25 in a document's score."""
     token_weight: Weight = 0.0
@@ -60,7 +60,7 @@ class SearchConfig:
     memory_weight: Weight = 0.0
     """Weight of what users took for earlier queries in a document's score; without effect until the index has learned some."""
     ann_temperature: Annotated[float, Field(ge=1e-6, le=1e6)] = 1.0
-    """With (level, digit) or word tokens: divides the dense scores; 1 in the paper, less for normalised embeddings."""
+    """Divides the encoder's scores that join a generator's; 1 in the paper, less for normalised embeddings."""
 
 
 class Written(NamedTuple):
@@ -121,6 +121,8 @@ class SearchRequest:
         return max(self.config.candidates, self.k)
 
 
+_OF_A_GENERATOR = ("alpha", "beta", "ann_temperature")
+"""Settings that an index without a generator does not use."""
 OPTIONS = tuple(SearchOptions.__annotations__)
 """The names of the search options."""
 _CONFIG_FIELDS = frozenset(field.name for field in fields(SearchConfig))
@@ -169,34 +171,44 @@ def split_options(given: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, A
     return config, {name: value for name, value in given.items() if name not in _CONFIG_FIELDS}
 
 
-def check_used(call: str, given: Mapping[str, Any], config: SearchConfig, *, tied: bool) -> None:
-    """Raise ValueError if a call sets an option that the method or the docid tokens of the index do not use.
+def used_settings(config: Mapping[str, Any], *, has_generator: bool) -> dict[str, Any]:
+    """Return the settings of a search config that an index uses: one without a generator has no alpha."""
+    return {name: value for name, value in config.items() if has_generator or name not in _OF_A_GENERATOR}
+
+
+def check_used(call: str, given: Mapping[str, Any], config: SearchConfig, *, has_generator: bool) -> None:
+    """Raise ValueError if a call sets an option that the method or the index does not use.
 
     Args:
         call: name of the public method, for messages.
         given: options that the call sets.
         config: with these options applied.
-        tied: whether the index has tied tokens.
+        has_generator: whether the index has one.
     """
-    walk = ("beam_width", "candidates", *(["alpha"] if tied else []))
+    if not has_generator and "alpha" in given:
+        raise ValueError(
+            f"{call}() does not use alpha: this index has no generator, whose weight it is; leave it out, or train one "
+            "(`--config digits`)."
+        )
+    walk = ("beam_width", "candidates")
     if config.method == "exact" and (unused := [name for name in walk if name in given]):
         raise ValueError(
             f'{call}() does not use {unused[0]} with method "exact", which scores all documents; "generate" takes it.'
         )
-    if tied:
+    if not has_generator:
         return
     for name in ("candidates", "token_weight", "lexical_weight", "memory_weight", "extra_scores"):
         if name in given and _any(given[name]):
-            raise ValueError(f"{call}() does not use {name}: this index scores paths of docids; tied tokens take it.")
+            raise ValueError(f"{call}() does not use {name}: its generator scores paths of docids; leave it out.")
 
 
-def vectors_alone(options: SearchOptions, config: SearchConfig, *, tied: bool) -> SearchOptions:
+def vectors_alone(options: SearchOptions, config: SearchConfig, *, has_generator: bool) -> SearchOptions:
     """Return the options of a search for vectors without texts; a line names the parts of the score that are left out.
 
     Raises:
         ValueError: an option weighs such a part.
     """
-    parts = {"lexical_weight": "words", "token_weight": "late interaction"} if tied else {}
+    parts = {} if has_generator else {"lexical_weight": "words", "token_weight": "late interaction"}
     for name in parts:
         if options.get(name):
             raise ValueError(

@@ -1,4 +1,4 @@
-"""The score of a document: s(d) = z.e_d + w b(d) + v tok(d) + u m(d), of indexes with tied docid tokens.
+"""The score of a document: s(d) = z.e_d + w b(d) + v tok(d) + u m(d), of indexes without a generator.
 
 z is the query's embedding, e_d the document's, w the lexical weight, v the token weight, u the memory weight; b(d) is BM25(d)
 as a share of what a document with all of the query's words could have, so that w holds for queries of any length;

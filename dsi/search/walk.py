@@ -1,12 +1,11 @@
-"""The walk down the docid tree of an index with tied tokens: a constrained beam search over its nodes.
+"""The walk by vectors, of an index without a generator: a constrained beam search down its docid tree.
 
-A node n that is chosen at level l has the score
+A node n has the score
 
-    q.v_n + w_l bonus_n,    q = (1 - alpha) z + alpha q_l,    bonus_n = spread_n sqrt(2 ln |n|),
+    z.v_n + .09 bonus_n,    bonus_n = spread_n sqrt(2 ln |n|),
 
-z.v_n the encoder's ANN centroid score and q_l.v_n the generator's token score (DR-SCL eq. 9, tied tokens); beyond beta levels
-q = q_l. v_n is the mean of the document embeddings below n, |n| their number and spread_n their root mean squared distance from
-v_n, so that the score estimates that of the best document below (`dsi.generator.bonus`). Each level keeps `beam_width` nodes,
+z the query's embedding, v_n the mean of the document embeddings below n, |n| their number and spread_n their root mean squared
+distance from v_n, so that the score estimates that of the best document below (`bonuses`). Each level keeps `beam_width` nodes,
 and only their children are candidates. Knows nothing of documents but how many lie below a node.
 """
 
@@ -20,16 +19,32 @@ import numpy as np
 from dsi.docids.tree import DocidTree, pad, ranges
 from dsi.docids.types import Bools, Floats, Ints
 from dsi.docids.vectors import dots, multiply, reads_all
-from dsi.generator.bonus import SIZE_WEIGHT, bonuses
-from dsi.generator.tied import TiedGenerator
 from dsi.search.queries import QueryBatch
-from dsi.search.request import SearchConfig
 from dsi.search.results import LevelTrace
 from dsi.search.top import highest_in_rows
 
 _KEPT = 32_768
-"""Levels of up to this many nodes are kept as floats, with the generator's map of the level applied to them."""
+"""Levels of up to this many nodes are kept as floats."""
+SIZE_WEIGHT = 0.09
+"""Weight of the bonus; chosen on dev queries."""
 _NONE = np.zeros(0, dtype=np.int64)
+
+
+def bonuses(tree: DocidTree) -> Floats:
+    """[inner nodes] spread_n sqrt(2 ln |n|): how far the best document below a node is likely to lie above its mean vector.
+
+    The largest of |n| normal values lies about sqrt(2 ln |n|) deviations above their mean. Removed documents do not count.
+    """
+    squares, count = tree.embeddings.squares(), tree.doc_end - tree.doc_start
+    if tree.num_removed:
+        there = tree.doc_rows >= 0
+        squares, before = np.where(there, squares, 0), np.concatenate([[0], np.cumsum(there)])
+        count = before[tree.doc_end] - before[tree.doc_start]
+    sums = np.zeros(tree.num_places + 1)
+    np.cumsum(squares, dtype=np.float64, out=sums[1:])
+    count = np.maximum(count, 1)
+    variance = (sums[tree.doc_end] - sums[tree.doc_start]) / count - tree.centroids.squares()
+    return np.sqrt(np.maximum(variance, 0) * 2 * np.log(count)).astype(np.float32)
 
 
 class _Ends:
@@ -68,27 +83,24 @@ class Reached:
     read: int
 
 
-class Walk:
-    """Walks down one tree by the scores of one generator.
+class VectorWalk:
+    """Walks down one tree by the vectors of its nodes.
 
     Args:
         tree: the docids.
-        generator: the weights of the level queries.
         ends: [inner nodes] True at nodes where a walk ends; by default those whose children are documents.
     """
 
-    def __init__(self, tree: DocidTree, generator: TiedGenerator, ends: Bools | None = None) -> None:
-        self.tree, self.generator = tree, generator
-        self.reads_states = generator.reads_states
+    def __init__(self, tree: DocidTree, ends: Bools | None = None) -> None:
+        self.tree = tree
         self.ends = tree.first_child >= tree.num_inner if ends is None else ends
         self._first, self._count = (array.astype(np.int64) for array in (tree.first_child, tree.num_children))
         self._some_end = [bool(self.ends[level].any()) for level in tree.levels]
-        self._vectors: dict[tuple[int, float], Floats] = {}
-        self._weighted_bonuses: dict[tuple[int, float], Floats] = {}
+        self._vectors: dict[int, Floats] = {}
 
-    def node_scores(self, batch: QueryBatch, config: SearchConfig) -> "NodeScores":
+    def node_scores(self, batch: QueryBatch) -> "NodeScores":
         """Return the scores of all nodes for a batch of queries."""
-        return NodeScores(self, batch, config)
+        return NodeScores(self, batch)
 
     def descend(
         self,
@@ -141,49 +153,31 @@ class Walk:
             nodes, counts = nodes[living], np.bincount(queries[living], minlength=len(kept))
         return pad(nodes, counts), counts
 
-    def vectors(self, level: int, alpha: float) -> Floats | None:
-        """[nodes, dim] v + alpha A_l' v of the nodes chosen at a level, which z scores as z + alpha A_l z scores v.
-
-        None if the level is too large to be kept.
-        """
+    def vectors(self, level: int) -> Floats | None:
+        """[nodes, dim] the vectors of the nodes chosen at a level; None if the level is too large to be kept."""
         nodes = self.tree.levels[level + 1]
         if nodes.stop - nodes.start > _KEPT:
             return None
-        vectors = self._vectors.get((level, alpha))
+        vectors = self._vectors.get(level)
         if vectors is None:
-            vectors = self.tree.centroids[nodes]
-            if alpha:
-                vectors = vectors + np.float32(alpha) * (vectors @ self.generator.map_array(level))
-            self._vectors[level, alpha] = vectors
+            vectors = self._vectors[level] = self.tree.centroids[nodes]
         return vectors
 
-    def weighted_bonus(self, level: int, alpha: float) -> Floats:
-        """[nodes] the weighted bonus of the nodes chosen at a level; its weight is mixed by alpha too."""
-        bonus = self._weighted_bonuses.get((level, alpha))
-        if bonus is None:
-            weight = SIZE_WEIGHT + alpha * (self.generator.size_weight(level) - SIZE_WEIGHT)
-            bonus = self._weighted_bonuses[level, alpha] = (
-                np.float32(weight) * self._bonuses[self.tree.levels[level + 1]]
-            )
-        return bonus
-
     @cached_property
-    def _bonuses(self) -> Floats:
-        """[inner nodes] what the size weight multiplies."""
-        return bonuses(self.tree)
+    def bonuses(self) -> Floats:
+        """[inner nodes] the weighted bonuses."""
+        return np.float32(SIZE_WEIGHT) * bonuses(self.tree)
 
 
 class _Level(NamedTuple):
     """What scores the nodes that are chosen at one level, for a batch of queries.
 
     Attributes:
-        queries: [batch, dim].
         vectors: [nodes, dim] of the level's inner nodes; None if they are read from the tree.
         bonus: [nodes] the weighted bonus.
         all_scores: [batch, nodes] the scores of all nodes; None if scoring the candidates is less work.
     """
 
-    queries: Floats
     vectors: Floats | None
     bonus: Floats
     all_scores: Floats | None = None
@@ -193,55 +187,33 @@ class NodeScores:
     """Scores of nodes for a batch of queries, computed level by level as walks reach them.
 
     Args:
-        walk: the tree and the generator.
+        walk: down the tree.
         batch: the queries.
-        config: alpha and beta.
     """
 
-    def __init__(self, walk: Walk, batch: QueryBatch, config: SearchConfig) -> None:
-        self.walk, self.batch, self.config = walk, batch, config
-        self._embeddings = batch.vectors
+    def __init__(self, walk: VectorWalk, batch: QueryBatch) -> None:
+        self.walk, self._queries = walk, batch.vectors
         self._levels: dict[int, _Level] = {}
 
     def scores(self, level: int, rows: Ints, nodes: Ints) -> Floats:
         """[queries, n] the scores of nodes [queries, n] that are chosen at a level, -inf at -1, for some queries by row."""
         scorer = self._levels.get(level)
         if scorer is None:
-            scorer = self._levels[level] = self._score_level(level, nodes.shape[1])
-        queries, vectors, bonus, all_scores = scorer
+            scorer = self._levels[level] = self._level(level, nodes.shape[1])
+        vectors, bonus, all_scores = scorer
         tree = self.walk.tree
         columns = np.maximum(nodes - tree.levels[level + 1].start, -1)
         if all_scores is not None:
             return np.where(nodes < 0, -np.inf, all_scores[rows[:, None], columns])
-        own = queries[rows]
+        own = self._queries[rows]
         products = tree.centroids.dots(own, nodes) if vectors is None else dots(vectors, own, columns)
         return np.asarray(products + bonus[columns])
 
-    def _score_level(self, level: int, candidates: int) -> _Level:
+    def _level(self, level: int, candidates: int) -> _Level:
         """Return what scores a level, with the scores of all its nodes if that is less work than those of candidates."""
-        scorer = self._level(level)
-        vectors = scorer.vectors
-        if vectors is None or not reads_all(candidates, len(vectors), len(self.batch.texts)):
-            return scorer
-        products = np.empty((len(scorer.queries), len(vectors)), dtype=np.float32)
-        multiply(scorer.queries, vectors, products)
-        return scorer._replace(all_scores=products + scorer.bonus)
-
-    def _level(self, level: int) -> _Level:
-        """Return what scores the nodes that are chosen at a level: (1 - alpha) z + alpha q_l below beta, then q_l."""
-        walk, z = self.walk, self._embeddings
-        alpha = self.config.alpha if level < self.config.beta else 1.0
-        bonus = walk.weighted_bonus(level, alpha)
-        if alpha and walk.reads_states:
-            mixed = z + np.float32(alpha) * (self._level_queries[:, walk.generator.row_of(level)] - z)
-            return _Level(mixed, walk.vectors(level, 0.0), bonus)
-        vectors = walk.vectors(level, alpha)
-        if vectors is None and alpha:
-            z = z + np.float32(alpha) * (z @ walk.generator.map_array(level).T)
-        return _Level(z, vectors, bonus)
-
-    @cached_property
-    def _level_queries(self) -> Floats:
-        """[batch, depth, dim] the queries of a generator with a decoder."""
-        batch = self.batch
-        return self.walk.generator.level_queries(batch.embeddings, batch.states, batch.mask)
+        vectors, bonus = self.walk.vectors(level), self.walk.bonuses[self.walk.tree.levels[level + 1]]
+        if vectors is None or not reads_all(candidates, len(vectors), len(self._queries)):
+            return _Level(vectors, bonus)
+        products = np.empty((len(self._queries), len(vectors)), dtype=np.float32)
+        multiply(self._queries, vectors, products)
+        return _Level(vectors, bonus, products + bonus)

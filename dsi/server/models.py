@@ -175,7 +175,7 @@ ANSWERS = {
     "DELETE /documents/ID": "`documents`, how many there are now",
     "POST /learn": "`learned` pairs, without those of no document; `pairs` remembered now; `note` where these have no effect",
     "POST /forget": "`forgotten` pairs, gone or counting less; `pairs` remembered now",
-    "GET /index": "`name`, `examples`, `documents`, `depth`, `tied`, `tokens`, `memory` (pairs learned), `search_config`, "
+    "GET /index": "`name`, `examples`, `documents`, `depth`, `generator`, `tokens`, `memory` (pairs learned), `search_config`, "
     "`lexical`, `columns`, `writable`, `limits`",
     "GET /health": "`status`",
     "GET /ready": "`status`",

@@ -219,7 +219,7 @@ class Service:
             "examples": self._examples(index),
             "documents": len(index.documents),
             "depth": index.tree.depth,
-            "tied": index.engine.is_tied,
+            "generator": index.engine.has_generator,
             "tokens": index.tree.tokens is not None,
             "memory": len(index.memory),
             "search_config": shown_config(index.search_config),

@@ -8,9 +8,10 @@ from typing import Any
 from dsi.config import Config
 from dsi.docids.files.checks import printable, user_path
 from dsi.docids.files.reading import read_record
+from dsi.search.request import used_settings
 from dsi.store.learning import learned_pairs
 from dsi.store.loading import load_content, load_docids
-from dsi.store.verify import PARTS, part, read_manifest, search_config
+from dsi.store.verify import PARTS, has_generator, part, read_manifest, search_config
 
 
 def index_info(folder: str | Path) -> dict[str, Any]:
@@ -18,8 +19,9 @@ def index_info(folder: str | Path) -> dict[str, Any]:
 
     Returns:
         "documents", "columns" (of the document table), "pieces" (docids: a long document may have several), "depth" (digits of
-        the longest docid), "encoder", "dimension", "search" (the weights and how widely it searches), "chosen" (who chose
-        these), "megabytes" {part: size}, "generation", "versions" and "format_version".
+        the longest docid), "encoder", "dimension", "generator" (its docid tokens and objective, or None), "search" (the weights
+        and how widely it searches), "chosen" (who chose these), "megabytes" {part: size}, "generation", "versions" and
+        "format_version".
 
     Raises:
         FileNotFoundError: no finished index.
@@ -36,7 +38,8 @@ def index_info(folder: str | Path) -> dict[str, Any]:
         "depth": tree.depth,
         "encoder": manifest["encoder"]["name"],
         "dimension": tree.embeddings.shape[1],
-        "search": manifest["search"],
+        "generator": _generator(folder) if has_generator(manifest) else None,
+        "search": used_settings(manifest["search"], has_generator=has_generator(manifest)),
         "chosen": _chooser(folder, manifest),
         "megabytes": {name: round(size / 1e6, 2) for name, size in sizes.items() if size},
         **{name: manifest[name] for name in ("generation", "versions", "format_version")},
@@ -54,6 +57,12 @@ def learned_lines(folder: str | Path, *, as_json: bool = False) -> Iterator[str]
             if as_json
             else "\t".join(printable(str(own)) for own in values.values())
         )
+
+
+def _generator(folder: Path) -> dict[str, str]:
+    """Return what a generator writes, and what it was trained with."""
+    record = read_record(folder / "generator" / "config.json")
+    return {name: str(record.get(name)) for name in ("docid_tokens", "objective")}
 
 
 def _bytes(folder: Path) -> int:
@@ -78,10 +87,15 @@ def as_lines(info: dict[str, Any]) -> str:
     search = ", ".join(f"{name} {_shown(value)}" for name, value in info["search"].items())
     sizes = ", ".join(f"{name} {size:,.1f}" for name, size in info["megabytes"].items())
     versions = ", ".join(f"{name} {version}" for name, version in info["versions"].items())
+    own = info["generator"]
+    generator = (
+        f"{own['docid_tokens']} tokens, objective {own['objective']}" if own else "none: searches walk by vectors"
+    )
     rows = {
         "documents": f"{info['documents']:,}, in {info['pieces']:,} pieces; columns {', '.join(info['columns'])}",
         "docids": f"up to {info['depth']} digits",
         "encoder": f"{info['encoder']}, {info['dimension']} dimensions",
+        "generator": generator,
         "search": f"{search}; {info['chosen']}",
         "megabytes": sizes,
         "versions": f"{versions}; format {info['format_version']}, generation {info['generation']}",

@@ -1,8 +1,8 @@
 """An index on disk: its parts, and the manifest that binds them.
 
-An index folder holds `encoder/` (sentence-transformers), `docids/` (the tree, and the document table as Arrow), `generator/`
-(config.json, model.safetensors, and `language_model/` where it reads texts), `memory/` (what it has learned from use),
-optionally `lexical/` and `token_model/` (a multi-vector model), and `manifest.json`: format version, search config, package
+An index folder holds `encoder/` (sentence-transformers), `docids/` (the tree, and the document table as Arrow), `memory/`
+(what it has learned from use), optionally `generator/` (config.json, model.safetensors, and `language_model/` where it reads
+texts), `lexical/` and `token_model/` (a multi-vector model), and `manifest.json`: format version, search config, package
 versions, the sha256 of every file, and the fingerprints that bind models, docids and generator to each other.
 `dsi.store.verify` judges a folder; after it the parts are read as they are. Knows nothing of searching.
 """
@@ -56,6 +56,7 @@ from dsi.store.verify import (
     FORMAT_VERSION,
     MOST_GENERATIONS,
     PARTS,
+    has_generator,
     part,
     read_entries,
     read_manifest,
@@ -86,7 +87,7 @@ class ChangedError(ValueError):
     """The index on disk is not the one that was loaded."""
 
 
-Parts: TypeAlias = tuple[Encoder, DocidTree, Generator, datasets.Dataset, SearchConfig, BM25 | None, QueryMemory]
+Parts: TypeAlias = tuple[Encoder, DocidTree, Generator | None, datasets.Dataset, SearchConfig, BM25 | None, QueryMemory]
 
 
 # Writing and reading the parts.
@@ -140,7 +141,7 @@ def load_encoder(folder: Path, config: EncoderConfig, device: str | None) -> Enc
 def replace_index(
     folder: Path,
     encoder: Encoder,
-    generator: Generator,
+    generator: Generator | None,
     config: SearchConfig,
     content: Content,
     configured: SearchConfig | None = None,
@@ -152,7 +153,8 @@ def replace_index(
             encoder.save(new / "encoder")
             if encoder.token_model:
                 encoder.token_model.save(new / _TOKEN_MODEL)
-            generator.save_pretrained(str(new / "generator"))
+            if generator:
+                generator.save_pretrained(str(new / "generator"))
         if lexical:
             lexical.save(new / "lexical")
         memory.save(new / "memory")
@@ -327,7 +329,8 @@ def read_index(
     tree, documents, lexical, memory = content
     with offline(), reading(folder, torch.OutOfMemoryError):
         encoder = load_encoder(folder, EncoderConfig(**manifest["encoder"]), device)
-        generator = load_generator(folder / "generator", encoder.model.device)
+        device_of_encoder = encoder.model.device
+        generator = load_generator(folder / "generator", device_of_encoder) if has_generator(manifest) else None
     check_binding(manifest, encoder, tree)
     _check_fit(folder, encoder, tree, generator)
     return encoder, tree, generator, documents, config, lexical, memory
@@ -514,20 +517,19 @@ def load_documents(path: Path) -> datasets.Dataset:
     return datasets.Dataset(table)
 
 
-def _check_fit(folder: Path, encoder: Encoder, tree: DocidTree, generator: Generator) -> None:
+def _check_fit(folder: Path, encoder: Encoder, tree: DocidTree, generator: Generator | None) -> None:
     """Raise ValueError unless encoder and generator fit the docids.
 
     Args:
         folder: of the index, for messages.
-        encoder: must have embeddings and states of the docids' width.
+        encoder: must have embeddings of the docids' width, and states of the generator's.
         tree: the docids.
         generator: must have the digits of all docids that it was trained with.
     """
-    widths, needed = (encoder.embedding_dim, encoder.state_dim), (tree.embeddings.shape[1], generator.config.d_model)
-    if widths != needed:
+    if (dim := tree.embeddings.shape[1]) != encoder.embedding_dim:
         raise ValueError(
-            f"{folder / 'encoder'} and the index do not belong together: its embeddings and states are {widths} "
-            f"wide, docids and generator need {needed}; restore the one that was replaced."
+            f"{folder / 'encoder'} and the docids do not belong together: its embeddings are {encoder.embedding_dim} wide, the "
+            f"docids need {dim}; restore the one that was replaced."
         )
     if tree.tokens is not None and tree.tokens.head.shape[1] != encoder.token_dim:
         name = "the multi-vector model" if encoder.token_model else "the encoder"
@@ -535,11 +537,21 @@ def _check_fit(folder: Path, encoder: Encoder, tree: DocidTree, generator: Gener
             f"{folder / 'docids'} and {name} do not belong together: token vectors are made of states "
             f"{tree.tokens.head.shape[1]} wide, those of {name} are {encoder.token_dim}; restore the one that was replaced."
         )
+    if generator is not None:
+        _check_generator(folder / "generator", encoder, tree, generator)
+
+
+def _check_generator(folder: Path, encoder: Encoder, tree: DocidTree, generator: Generator) -> None:
+    """Raise ValueError unless a generator has the encoder's width, and the digits of all docids that it was trained with."""
+    try:
+        generator.check_states(encoder.state_dim)
+    except ValueError as error:
+        raise ValueError(f"{folder} and the encoder do not belong together: {error}") from None
     fan_out, digits = generator.config.fan_out, _trained_fan_out(tree)
     if len(fan_out) != tree.depth or any(known < used for known, used in zip(fan_out, digits, strict=True)):
         raise ValueError(
-            f"{folder / 'generator'} and the docids do not belong together: it knows {fan_out} digits by level, the docids "
-            f"have {digits}; restore the one that was replaced."
+            f"{folder} and the docids do not belong together: it knows {fan_out} digits by level, the docids have {digits}; "
+            "restore the one that was replaced."
         )
 
 

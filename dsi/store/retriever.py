@@ -63,7 +63,7 @@ class GenerativeRetriever:
     Args:
         encoder: the frozen encoder.
         tree: the docids.
-        generator: the decoder trained for these docids.
+        generator: the decoder trained for these docids; None to search by the vectors of the tree.
         documents: table with doc_id, title, optional metadata and, for cross-encoders, text; in collection order.
         search_config: the default search config, kept as `configured_search`, from which `dsi.tune` begins.
         lexical: BM25 of the same documents, needed for `lexical_weight`.
@@ -75,17 +75,15 @@ class GenerativeRetriever:
     """
 
     def __init__(
-        self, encoder: Encoder, tree: DocidTree, generator: Generator, documents: datasets.Dataset,
+        self, encoder: Encoder, tree: DocidTree, generator: Generator | None, documents: datasets.Dataset,
         search_config: SearchConfig | None = None, lexical: BM25 | None = None,
         memory: QueryMemory | None = None, dtype: torch.dtype = torch.float32,
     ) -> None:  # fmt: skip
-        generator.check_tree(tree)
         if len(documents) != tree.num_rows:
             raise ValueError(f"The docids cover {tree.num_rows} documents, the document table has {len(documents)}.")
-        if encoder.embedding_dim != tree.embeddings.shape[1] or encoder.state_dim != generator.config.d_model:
+        if encoder.embedding_dim != tree.embeddings.shape[1]:
             raise ValueError(
-                f"The encoder gives embeddings of {encoder.embedding_dim} and states of {encoder.state_dim}, docids and "
-                f"generator need {tree.embeddings.shape[1]} and {generator.config.d_model}."
+                f"The encoder gives embeddings of {encoder.embedding_dim}, the docids need {tree.embeddings.shape[1]}."
             )
         self.device, self.dtype = encoder.model.device, dtype
         self._updating, self._generation = threading.Lock(), 0
@@ -93,7 +91,10 @@ class GenerativeRetriever:
         # Where it was saved last, or loaded from: the folder, the content, its search config.
         self._on_disk: tuple[Path, Content, SearchConfig] | None = None
         self._mapped: tuple[MappedFile, ...] = ()
-        generator = generator.to(self.device)
+        if generator is not None:
+            generator.check_tree(tree)
+            generator.check_states(encoder.state_dim)
+            generator = generator.to(self.device)
         engine = create_engine(generator, tree, lexical, dtype, memory)
         config = self.configured_search = search_config or SearchConfig()
         self._state = State(encoder.for_search(dtype), generator, config, DocumentTable(documents), engine)
@@ -106,8 +107,8 @@ class GenerativeRetriever:
         return self._state.encoder
 
     @property
-    def generator(self) -> Generator:
-        """The decoder."""
+    def generator(self) -> Generator | None:
+        """The decoder; None if the index has none, and searches walk by the tree's vectors."""
         return self._state.generator
 
     @property
@@ -223,7 +224,7 @@ class GenerativeRetriever:
             encoded = encoded_queries(index.encoder, [queries] if isinstance(queries, str) else queries)
         else:
             encoded = given_vectors(embeddings, index.encoder)
-            options = vectors_alone(options, index.search_config, tied=index.engine.is_tied)
+            options = vectors_alone(options, index.search_config, has_generator=index.engine.has_generator)
         if isinstance(queries, str):
             encoded.check_usable()  # of several, the others are answered
         request = index.request("search", k, options)
@@ -306,9 +307,9 @@ class GenerativeRetriever:
         options = given_options(call, options)
         overrides, others = split_options(options)
         config = replace(state.search_config, **overrides)
-        check_used(call, options, config, tied=state.engine.is_tied)
+        check_used(call, options, config, has_generator=state.engine.has_generator)
         check_parts(options, state.engine)
-        if config.alpha and config.beam_width > state.trained_beam:
+        if state.generator and config.alpha and config.beam_width > state.trained_beam:
             state.generator.check_beam(config.beam_width)  # warns
         allowed = state.documents.allowed(**{name: others.pop(name, None) for name in ("allow", "deny", "where")})
         if allowed is not None:
@@ -409,12 +410,12 @@ class GenerativeRetriever:
             How many pairs were learned; lines count the others, and those that take no part.
 
         Raises:
-            TypeError: pairs are no list of pairs, or the index has docid tokens that have weights of their own.
+            TypeError: pairs are no list of pairs, or the index has a generator.
             ValueError: a query or a doc_id is not a text, or no pair can be learned.
         """
         index = self.snapshot
-        if not index.engine.is_tied:
-            raise TypeError("learn() needs an index with tied docid tokens, and this one scores paths of docids.")
+        if index.engine.has_generator:
+            raise TypeError("learn() needs an index without a generator, and that of this one scores paths of docids.")
         known, vectors = learning.encoded_pairs(index.encoder, learning.checked_pairs(pairs, "learn", index.documents))
         before, after = self._hold(lambda content: learning.with_pairs(content, known, vectors))
         learning.tell_effect(before.memory, after.memory, index.search_config)

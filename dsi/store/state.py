@@ -18,14 +18,14 @@ class State:
 
     Attributes:
         encoder: laid out for search.
-        generator: trained for these docids.
+        generator: trained for these docids; None for an index without one.
         search_config: the default search config.
         documents: the document table, in collection order.
         engine: searches docids, and holds the lexical part.
     """
 
     encoder: Encoder
-    generator: Generator
+    generator: Generator | None
     search_config: SearchConfig
     documents: DocumentTable
     engine: Engine
@@ -33,7 +33,7 @@ class State:
     @cached_property
     def trained_beam(self) -> float:
         """The widest beam whose nodes were all trained; inf unless training was limited to a beam."""
-        return self.generator.config.training_beam or math.inf
+        return (self.generator.config.training_beam if self.generator else 0) or math.inf
 
     def changed(self, content: Content) -> "State":
         """Return the state with new content."""

@@ -26,7 +26,7 @@ from dsi.docids.files.reading import DATA, RESTORE, check_files, read_json, read
 from dsi.docids.files.storage import no_index, recover_folder, write_json, write_text
 from dsi.search.request import SearchConfig
 
-FORMAT_VERSION = 10
+FORMAT_VERSION = 11
 PARTS = ("encoder", "token_model", "docids", "generator", "lexical", "memory")
 _TABLES = ("parts", "encoder", "search", "fingerprints", "versions", "files")
 _KINDS = {"generation": int, **dict.fromkeys(_TABLES, dict)}
@@ -178,6 +178,11 @@ def search_config(manifest: dict[str, Any], name: str = "search", source: str = 
 def part_names(manifest: dict[str, Any]) -> list[str]:
     """Return the names of the folders of all parts in their current generation."""
     return [manifest["parts"].get(name, name) for name in PARTS]
+
+
+def has_generator(manifest: dict[str, Any]) -> bool:
+    """Return whether an index has a generator; without one, searches walk by the tree's vectors."""
+    return any(name.startswith("generator/") for name in manifest["files"])
 
 
 def part(folder: Path, manifest: dict[str, Any], name: str) -> Path:

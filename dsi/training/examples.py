@@ -17,8 +17,7 @@ from torch.utils.data import Dataset, Sampler
 
 from dsi.contrastive.blocks import in_blocks
 from dsi.docids.tree import DocidTree
-from dsi.generator.states import Embeddings, StateCache
-from dsi.training.teacher import Teacher
+from dsi.generator.states import StateCache
 
 _BATCHES_A_BUCKET = 50
 
@@ -28,18 +27,16 @@ class DocidExamples(Dataset):  # type: ignore[type-arg]
     """Texts and their documents: the relevant ones of a query (retrieval), or the document itself (indexing).
 
     Args:
-        inputs: the texts, as cached states, embeddings or strings.
+        inputs: the texts, as cached states or strings.
         positions: [n] docid position of each text's document.
         tree: the docids.
         relevant: {row: docid positions of all relevant documents}, for texts with several.
-        teacher: of the texts, if there is one.
     """
 
-    inputs: "StateCache | Embeddings | Texts"
+    inputs: "StateCache | Texts"
     positions: NDArray[np.integer]
     tree: DocidTree
     relevant: Mapping[int, Sequence[int]] = field(default_factory=dict)
-    teacher: Teacher | None = None
 
     def __post_init__(self) -> None:
         if len(self.positions) != len(self.inputs):
@@ -58,12 +55,10 @@ class DocidExamples(Dataset):  # type: ignore[type-arg]
         return int(row)
 
     def collate(self, rows: Sequence[int]) -> dict[str, Tensor]:
-        """Return the model's inputs, `relevant` [batch, m] docid positions (-1 at padding), and what the teacher teaches."""
+        """Return the model's inputs, and `relevant` [batch, m] docid positions (-1 at padding)."""
         relevant = [torch.tensor(self.relevant.get(row, [int(self.positions[row])])) for row in rows]
-        taught = self.teacher.batch(rows) if self.teacher else {}
         return {
             **self.inputs.batch(rows),
-            **{name: torch.from_numpy(array) for name, array in taught.items()},
             "relevant": pad_sequence(relevant, batch_first=True, padding_value=-1),
         }
 

@@ -22,21 +22,19 @@ from dsi.docids.files.processes import Processes
 from dsi.docids.files.storage import digest
 from dsi.docids.places import nearest_places
 from dsi.docids.tree import DocidTree
-from dsi.docids.types import Ints
+from dsi.docids.types import Floats, Ints
 from dsi.generator.base import Generator
 from dsi.generator.kinds import create_generator
 from dsi.generator.objectives import find_objective
 from dsi.generator.pretrained import PROMPTS, PretrainedGenerator
-from dsi.generator.states import Embeddings, StateCache, write_states
-from dsi.generator.tied import TiedGenerator
+from dsi.generator.states import StateCache, write_states
 from dsi.training.embedding import documents_digest, remove_others
 from dsi.training.examples import DocidExamples, Texts, group_relevant
-from dsi.training.teacher import Teacher
 from dsi.training.trainer import train_generator
 
 logger = logging.getLogger(__name__)
 
-Inputs = StateCache | Embeddings | Texts
+Inputs = StateCache | Texts
 """What a generator is trained on."""
 _MAPPED, _BATCH = 10_000, 64
 """Documents to which the map from the encoder's space is fitted, at most; those that are read together."""
@@ -90,27 +88,22 @@ class GeneratorStage:
         config, training = self.config, self.config.training
         state_dim = self.encoder.state_dim
         generator = create_generator(
-            config.generator, self.tree, state_dim, config.objective, config.seed, self.numbers
+            config.generator, self.tree, state_dim, training.objective, config.seed, self.numbers
         ).to(self.encoder.model.device)
         reader = generator if isinstance(generator, PretrainedGenerator) else None
-        record = {"loss": 0.0, "steps": 0, "seconds": 0.0}
-        nothing_to_learn = isinstance(generator, TiedGenerator) and self.tree.depth == 1  # the root holds the documents
-        examples = self.examples(reader) if training.epochs and not nothing_to_learn else None
+        examples = self.examples(reader)
         if reader is not None:
-            self._begin(reader, examples.inputs if examples and training.documents else None)
-        if examples:
-            trained_too = self.encoder if training.train_encoder else None
-            record = train_generator(
-                generator,
-                examples,
-                config.objective,
-                training,
-                work,
-                trained_too,
-                self.reports,
-                seed=config.seed,
-                bf16=config.bf16,
-            )
+            self._begin(reader, examples.inputs if training.documents else None)
+        record = train_generator(
+            generator,
+            examples,
+            training,
+            work,
+            self.encoder if training.train_encoder else None,
+            self.reports,
+            seed=config.seed,
+            bf16=config.bf16,
+        )
         return generator, record
 
     def _begin(self, generator: PretrainedGenerator, inputs: Inputs | None) -> None:
@@ -122,21 +115,17 @@ class GeneratorStage:
         inputs = inputs or Texts(generator.tokenize, PROMPTS, [(part.kind, part.texts)])
         rows = np.linspace(0, len(part.texts) - 1, min(_MAPPED, len(part.texts))).astype(int)
         batches = (inputs.batch(rows[start : start + _BATCH].tolist()) for start in range(0, len(rows), _BATCH))
-        generator.begin(self.tree, batches, self._embeddings([part]).embeddings[rows])
+        generator.begin(self.tree, batches, self._embeddings([part])[rows])
 
     def examples(self, reader: PretrainedGenerator | None = None) -> DocidExamples:
-        """Return the indexing and retrieval examples, on cached states, on embeddings, or on texts, if a model reads those."""
+        """Return the indexing and retrieval examples, on cached states, or on texts, if a model reads those."""
         parts = self._parts()
         inputs = self._inputs(parts, reader)
         positions = self._places(parts, inputs)
         texts = [(part.kind, part.texts) for part in parts]
-        objective, teacher = self.config.objective, None
-        relevant = group_relevant(texts, positions) if find_objective(objective.name).all_relevant else {}
-        if objective.distillation:
-            vectors = self._encoded(parts, inputs)
-            device, temperature = self.encoder.model.device, self.config.contrastive.temperature
-            teacher = Teacher.dense(vectors.embeddings, self.tree.embeddings[:], temperature, device=device)
-        return DocidExamples(inputs, positions, self.tree, relevant, teacher)
+        objective = find_objective(self.config.training.objective)
+        relevant = group_relevant(texts, positions) if objective.all_relevant else {}
+        return DocidExamples(inputs, positions, self.tree, relevant)
 
     def _inputs(self, parts: Sequence[Part], reader: PretrainedGenerator | None) -> Inputs:
         """Return what the generator reads of the texts."""
@@ -145,7 +134,7 @@ class GeneratorStage:
             return self._states(parts, reader) if reader.reads_states else Texts(reader.tokenize, PROMPTS, texts)
         if self.config.training.train_encoder:
             return Texts(self.encoder.model.preprocess, self.encoder.model.prompts, texts)
-        return self._states(parts, self.encoder) if self.config.generator.reads_states else self._embeddings(parts)
+        return self._states(parts, self.encoder)
 
     def _places(self, parts: Sequence[Part], inputs: Inputs) -> NDArray[np.integer]:
         """Return the docid position of each text's document; if it has several, the place whose vector is nearest to the text.
@@ -155,12 +144,12 @@ class GeneratorStage:
         rows = np.concatenate([part.rows for part in parts])
         if self.tree.most_places == 1:
             return self.tree.positions[rows]
-        return nearest_places(self.tree, rows, self._encoded(parts, inputs).embeddings)
+        return nearest_places(self.tree, rows, self._encoded(parts, inputs))
 
-    def _encoded(self, parts: Sequence[Part], inputs: Inputs) -> StateCache | Embeddings:
-        """Return the embeddings of all parts, from the inputs if the encoder made those."""
+    def _encoded(self, parts: Sequence[Part], inputs: Inputs) -> Floats:
+        """[texts, dim] the embeddings of all parts, from the inputs if the encoder made those."""
         made_by_encoder = self.config.generator.reads == "states"
-        return inputs if made_by_encoder and not isinstance(inputs, Texts) else self._embeddings(parts)
+        return inputs.embeddings if made_by_encoder and isinstance(inputs, StateCache) else self._embeddings(parts)
 
     def _parts(self) -> list[Part]:
         """Return the texts of indexing and retrieval examples, by kind."""
@@ -186,8 +175,8 @@ class GeneratorStage:
         origin = [documents_digest(self.collection.documents), self.tree.pieces]
         return Part("document", origin, pieces.rows, pieces)
 
-    def _embeddings(self, parts: Sequence[Part]) -> Embeddings:
-        """Return the embeddings of all parts; those of whole documents are in the tree."""
+    def _embeddings(self, parts: Sequence[Part]) -> Floats:
+        """[texts, dim] the embeddings of all parts; those of whole documents are in the tree."""
         found = []
         for part, folder in zip(parts, self._folders(parts, "queries"), strict=True):
             if part.kind == "document" and self.tree.pieces == 1:
@@ -195,7 +184,7 @@ class GeneratorStage:
             else:
                 own = self.documents if part.kind == "document" else folder
                 found.append(encode_blocks(self.encoder, part.texts, part.kind, own, self.processes))
-        return Embeddings(found)
+        return np.concatenate(found)
 
     def _states(self, parts: Sequence[Part], reader: Encoder | PretrainedGenerator) -> StateCache:
         """Return the cached token states of all parts."""

@@ -31,7 +31,7 @@ STAGES = {
     ),
     "lexical": Inputs(("lexical",), is_versioned=True),
     "generator": Inputs(
-        ("seed", "bf16", "generator", "objective", "training", "lexical"),  # words find pseudo-queries that mislead
+        ("seed", "bf16", "generator", "training", "lexical"),  # words find pseudo-queries that mislead
         ("docids", "pseudo_queries"),
     ),
     "memory": Inputs(("memory",), ("encoder", "generator"), is_versioned=True),
@@ -45,6 +45,7 @@ def enabled_stages(config: Config) -> list[str]:
         "pseudo_queries": config.pseudo_queries.method == "none",
         "token_model": not config.tokens.model,
         "lexical": config.lexical.model == "none",
+        "generator": not config.generator.exists,
     }
     return [stage for stage in STAGES if not disabled.get(stage)]
 
@@ -55,7 +56,7 @@ def needed_stages(stage: str, config: Config) -> list[str]:
     if stage == "encoder" and config.contrastive.loss != "none" and config.contrastive.texts == "all":
         read = ("pseudo_queries", *read)
     if stage == "memory" and not config.training.train_encoder:  # then the generator has no encoder of its own
-        enabled.remove("generator")
+        read = ("encoder",)
     return [name for name in read if name in enabled]
 
 

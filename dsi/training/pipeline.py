@@ -5,7 +5,7 @@
     token_model     a multi-vector model for late interaction, if one is configured
     docids          embeddings -> docid tree
     lexical         BM25
-    generator       embeddings or cached token states -> trained generator
+    generator       cached token states, or texts -> trained generator, if one is configured
     memory          train queries -> what the index remembers; then the manifest makes the folder an index
 
 Everything that can refuse a training is checked before its first write. Each stage writes one folder of the run atomically; a
@@ -262,7 +262,7 @@ class TrainingRun:
                 f" ({_steps(config.contrastive.epochs, pairs, config.contrastive.rows, self.processes)})"
             )
         is_counted = not made and config.docids.most_pieces == 1
-        if "generator" in stages and config.training.epochs and is_counted:
+        if "generator" in stages and is_counted:
             examples, size = pairs + config.training.documents * count, config.training.batch_size
             stages["generator"] = f" ({_steps(config.training.epochs, examples, size, self.processes)})"
         what = ", ".join(f"{stage}{steps}" for stage, steps in stages.items())
@@ -420,11 +420,18 @@ class TrainingRun:
         with self.writing():
             self._check_needs("generator")
             self._build_lexical()
-            with self._stage("generator", package_of(OBJECTIVES, self.config.objective.name)) as key:
-                if key:
-                    self._train_generator(key)
+            self._train_configured_generator()
             self._remember()
             self._finish()
+
+    def _train_configured_generator(self) -> None:
+        """Run stage `generator`; without a generator none is left in the folder."""
+        if not self.config.generator.exists:
+            return self._drop("generator")
+        with self._stage("generator", package_of(OBJECTIVES, self.config.training.objective)) as key:
+            if key:
+                self._train_generator(key)
+        return None
 
     def _train_generator(self, key: str) -> None:
         config, encoder = self.config, self.encoder()
@@ -486,7 +493,7 @@ class TrainingRun:
             if not key or not self.processes.is_main:
                 return
             memory, wanted = QueryMemory(self.config.memory), self.config.memory.train_queries
-            pairs = self.collection.pairs("train") if wanted and self.config.generator.docid_tokens == "tied" else []
+            pairs = self.collection.pairs("train") if wanted and not self.config.generator.exists else []
             if pairs:
                 encoder = load_encoder(self.folder, self.config.encoder, self.device)
                 known, vectors = query_vectors(encoder, [self.collection.queries[query_id] for query_id, _ in pairs])

@@ -256,6 +256,8 @@ def _check_vectors(config: Config, encoder: Encoder, documents: int) -> None:
 def _check_decoder(config: Config, encoder: Encoder) -> None:
     """Make the generator for a tree of four documents; raises what making it for the real one would."""
     generator, width = config.generator, encoder.state_dim
+    if not generator.exists:
+        return
     find_kind(generator.docid_tokens).check_config(config)
     tree = build_tree(np.eye(4, encoder.embedding_dim, dtype=np.float32), DocidsConfig(branching=2, max_leaf_size=1))
     right = "a model of transformers" if generator.reads == "text" else 'a T5 checkpoint, or "" for none'
@@ -263,7 +265,7 @@ def _check_decoder(config: Config, encoder: Encoder) -> None:
         if generator.reads == "text":
             check_memory(generator.decoder, encoder.model.device, generator.num_layers)
         numbers = np.arange(4, dtype=np.int32)[:, None]
-        made = create_generator(generator, tree, width, config.objective, numbers=numbers)
+        made = create_generator(generator, tree, width, config.training.objective, numbers=numbers)
         if isinstance(made, PretrainedGenerator):
             check_walk(made, generator.decoder)
     except OSError as error:

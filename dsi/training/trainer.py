@@ -15,7 +15,7 @@ from transformers import Trainer, TrainerCallback, TrainerControl, TrainerState,
 from dsi.contrastive.encoder import Encoder
 from dsi.contrastive.trainers import SILENT, FiniteTraining, Reports, run_trainer, trainer_settings
 from dsi.generator.base import Generator
-from dsi.generator.config import ObjectiveConfig, TrainingConfig
+from dsi.generator.config import TrainingConfig
 from dsi.generator.objectives import Objective, Task, find_objective
 from dsi.generator.pretrained import PretrainedGenerator
 from dsi.training.examples import DocidExamples, LengthBucketSampler
@@ -120,7 +120,6 @@ class _GeneratorTrainer(FiniteTraining, Trainer):
 def train_generator(
     generator: Generator,
     examples: DocidExamples,
-    objective: ObjectiveConfig,
     training: TrainingConfig,
     work_folder: Path,
     encoder: Encoder | None = None,
@@ -134,7 +133,6 @@ def train_generator(
     Args:
         generator: the decoder.
         examples: on cached states, or on `Texts` if the encoder is trained too.
-        objective: what is trained.
         training: how it is trained.
         work_folder: for checkpoints.
         encoder: if given, trained in place together with the generator (`training.train_encoder`).
@@ -166,7 +164,7 @@ def train_generator(
     )
     # 2) what is trained, on what
     trainer = _GeneratorTrainer(
-        find_objective(objective.name)(_task(generator, examples, objective, arguments)),
+        find_objective(training.objective)(_task(generator, examples, arguments)),
         model=_whole(generator, encoder, training),
         args=arguments,
         train_dataset=examples,
@@ -191,9 +189,7 @@ def _whole(generator: Generator, encoder: Encoder | None, training: TrainingConf
     return _Whole(generator)
 
 
-def _task(
-    generator: Generator, examples: DocidExamples, objective: ObjectiveConfig, arguments: TrainingArguments
-) -> Task:
+def _task(generator: Generator, examples: DocidExamples, arguments: TrainingArguments) -> Task:
     """Return what an objective knows of the training."""
     dtype = torch.bfloat16 if arguments.bf16 else torch.float32  # `arguments.bf16` is False on devices without bfloat16
-    return Task(generator, examples.tree, arguments.device, dtype, objective.distillation, examples.positions)
+    return Task(generator, examples.tree, arguments.device, dtype, examples.positions)

@@ -92,7 +92,7 @@ def compare(
         laboratory: trains and keeps the rows.
         names: of schemes.
         seeds: of encoder, docids and generator.
-        digits: train a decoder of (level, digit) tokens, not the generator of the configuration.
+        digits: train a decoder of (level, digit) tokens, whatever the configuration says.
         add: measure documents that are added later too, for which encoder and generators are trained once more.
 
     Raises:
@@ -104,7 +104,8 @@ def compare(
     for comparison in comparisons.values():
         comparison.check([comparison.config(name) for name in names])
     for seed, comparison in comparisons.items():  # one seed of every scheme before the next seed of any
-        experiment = comparison.base.generator.docid_tokens + ("" if add else "-trained")
+        generator = comparison.base.generator
+        experiment = (generator.docid_tokens if generator.exists else "vectors") + ("" if add else "-trained")
         laboratory.kept(experiment, BASELINES, seed, comparison.base, comparison.baselines)
         for name in names:
             config = comparison.config(name)
@@ -210,7 +211,7 @@ class Comparison:
         }
 
     def _descend(self, retriever: GenerativeRetriever, encoded: EncodedQueries, beam: int) -> Descents:
-        """The generator alone; with tied tokens the documents that it reaches are ranked by dense scores."""
+        """The walk alone; without a generator the documents that it reaches are ranked by dense scores."""
         answers = [self._answers[query_id] for query_id in encoded.query_ids]
         return descend(retriever, encoded, answers, ANSWERS, beam_width=beam, **generator_only(retriever))
 

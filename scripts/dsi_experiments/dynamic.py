@@ -34,10 +34,10 @@ from dsi.search.generate import DenseAndWords
 from dsi_experiments.laboratory import SPLIT, Laboratory, answer
 from dsi_experiments.report import save_report
 from dsi_experiments.rows import Rows, Values
-from dsi_experiments.tables import DIGITS, TIED, Changes, Row
+from dsi_experiments.tables import DIGITS, VECTORS, Changes, Row
 from dsi_experiments.updates import collection_without
 
-ROWS: tuple[tuple[str, Changes], ...] = (("tied tokens", TIED), ("(level, digit) tokens", DIGITS))
+ROWS: tuple[tuple[str, Changes], ...] = (("walk by vectors", VECTORS), ("(level, digit) tokens", DIGITS))
 """(name, changes to the base configuration). All rows share the encoder, so baselines are measured with the first."""
 
 SHARES = (0.5, 0.1, 0.1, 0.1, 0.1, 0.1)

@@ -51,7 +51,7 @@ def _measure_objective(laboratory: Laboratory, config: Config, tree: DocidTree) 
     """The cost of one objective, and its measures by beam."""
     cells, training = measure(laboratory.index(config), SPLIT), laboratory.training(config)
     return {
-        "positions an example": round(decoder_positions(tree, ROWS[config.objective.name]), 1),
+        "positions an example": round(decoder_positions(tree, ROWS[config.training.objective]), 1),
         "batch": config.training.batch_size,
         "epochs": round(config.training.epochs, 2),
         "steps": training["steps"],
@@ -69,16 +69,15 @@ def equal_budgets(base: Config, tree: DocidTree) -> dict[str, Config]:
     smaller, but at least `LEAST_BATCH`. With one batch size, the former would make a twentieth of the latter's steps. One row
     more spends less: cross-entropy on the examples and steps of tdm, to tell what an objective teaches from how much it saw.
     """
-    objectives = {name: dataclasses.replace(base.objective, name=name) for name in NAMES}
-    positions = {name: decoder_positions(tree, ROWS[name]) for name in objectives}
+    positions = {name: decoder_positions(tree, ROWS[name]) for name in NAMES}
     dearest, cheapest = max(positions.values()), min(positions.values())
     budgets = {}
-    for name, objective in objectives.items():
+    for name in NAMES:
         batch_size = max(LEAST_BATCH, round(base.training.batch_size * cheapest / positions[name]))
         epochs = base.training.epochs * dearest / positions[name]
-        training = dataclasses.replace(base.training, epochs=epochs, batch_size=batch_size)
-        budgets[name] = dataclasses.replace(base, objective=objective, training=training)
-    budgets[CONTROL] = dataclasses.replace(budgets["tdm"], objective=objectives["ce"])
+        training = dataclasses.replace(base.training, objective=name, epochs=epochs, batch_size=batch_size)
+        budgets[name] = dataclasses.replace(base, training=training)
+    budgets[CONTROL] = budgets["tdm"].with_changes({"training": {"objective": "ce"}})
     return budgets
 
 

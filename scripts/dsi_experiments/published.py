@@ -132,7 +132,8 @@ def _effort(seeds: Sequence[Measured]) -> list[str]:
     if not first.stages:
         return ["", "", ", ".join(commits)]
     spent = [sum(row.record["seconds"].get(stage, 0.0) for stage in row.stages) for row in seeds]
-    epochs = f"{first.record['config']['training']['epochs']:.3g}" if "generator" in first.stages else ""
+    passes = first.record["config"]["training"]["epochs"]
+    epochs = f"{passes:.3g}" if passes and "generator" in first.stages else ""
     return [epochs, f"{statistics.mean(spent) / 3600:.2f}", ", ".join(commits)]
 
 

@@ -27,7 +27,7 @@ from dsi.docids.types import Bools, Floats, Ints, Qrels
 from dsi.eval.measures import evaluate
 from dsi.measuring.provenance import provenance
 from dsi.measuring.runs import language_of
-from dsi.search.generate import TiedEngine
+from dsi.search.generate import VectorEngine
 from dsi.search.queries import EncodedQueries
 from dsi.search.request import SearchRequest
 from dsi.store.retriever import GenerativeRetriever
@@ -277,7 +277,7 @@ def _gather(scores: Floats, rows: Ints) -> Floats:
 def _whole_score(retriever: GenerativeRetriever, encoded: EncodedQueries, rows: Ints) -> Parts:
     """Return the parts of the index's score without memory, of candidates [queries, n]."""
     engine = retriever.engine
-    assert isinstance(engine, TiedEngine)
+    assert isinstance(engine, VectorEngine)
     config = replace(retriever.search_config, lexical_weight=1.0, token_weight=1.0, memory_weight=0.0)
     parts = {name: np.zeros(rows.shape, np.float32) for name in BASE}
     for batch in encoded.batches:

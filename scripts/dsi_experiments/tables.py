@@ -21,11 +21,9 @@ WHOLE: Changes = {"contrastive": {"loss": "none"}, "training": {"train_encoder":
 UNTRAINED: Changes = {"contrastive": {"loss": "none"}}
 DPR: Changes = {"contrastive": {"loss": "dpr"}}
 ON_DENSE: Changes = {
-    "objective": {"name": "residual"},
     "pseudo_queries": {"method": "none"},
-    "training": {"documents": False},
+    "training": {"documents": False, "objective": "residual"},
 }
-DISTILLED: Changes = {"objective": {"distillation": 0.5}}
 EIGHTEEN: Changes = {"pseudo_queries": {"per_document": 18}}
 SMOLLM2: Changes = {
     "generator": {"reads": "text", "decoder": "HuggingFaceTB/SmolLM2-135M-Instruct", "num_layers": 0},
@@ -34,7 +32,6 @@ SMOLLM2: Changes = {
 """A pre-trained causal model in T5's place; without the Hub, a folder of that path below the current one holds it."""
 DIGITS: Changes = {
     "generator": {"docid_tokens": "digits", "num_layers": 2},
-    "objective": {"name": "ce", "distillation": 0.0},
     "pseudo_queries": {"per_document": 6},
     "training": {"epochs": 4.0},
     "docids": {"branching": 10, "max_leaf_size": 10},
@@ -45,15 +42,12 @@ DIGITS: Changes = {
         "token_weight": 0.0,
     },
 }
-TIED: Changes = {
-    "generator": {"docid_tokens": "tied", "num_layers": 0},
-    "objective": {"name": "estimate", "distillation": 0.7},
-    "pseudo_queries": {"per_document": 3},
-    "training": {"epochs": 2.0},
+VECTORS: Changes = {
+    "generator": {"docid_tokens": "none", "reads": "states", "decoder": "", "num_layers": 0},
+    "training": {"epochs": 0.0},
     "docids": {"branching": 0, "max_leaf_size": 20},
     "search": {"beam_width": 40},
 }
-NO_TEACHER: Changes = {"objective": {"distillation": 0.0}}
 FLAT: Changes = {"docids": {"max_leaf_size": 1_000_000_000}}  # every document a child of the root
 RQ: Changes = {"docids": {"method": "rq", "branching": 16, "max_leaf_size": 10}}
 TITLES: Changes = {"docids": {"method": "title", "branching": 0, "max_leaf_size": 20}}
@@ -148,8 +142,6 @@ TABLES: dict[str, tuple[Row, ...]] = {
         Row("Dense + BM25", "dense+bm25", ON_DENSE),  # the decoder that trains fastest; it is not used
         Row("DR-SCL+QG, dense + decoder after search", "post-hoc"),
         Row("DR-SCL on top of dense, fused", "fused", ON_DENSE),
-        Row("DR-SCL+QG, distilled (beta=0)", "decoder", DISTILLED),
-        Row("DR-SCL+QG, distilled, fused", "fused", DISTILLED),
         Row("DR-SCL+QG, random docids (beta=0)", "decoder", {"docids": {"method": "random"}}),
         Row("DR-SCL+QG, docids of query means (beta=0)", "decoder", points="query-means"),
         Row("DR-SCL+QG, 18 pseudo-queries a document (beta=0)", "decoder", EIGHTEEN),
@@ -170,36 +162,6 @@ TABLES: dict[str, tuple[Row, ...]] = {
         Row("docids by the sentence encoder", "decoder", NO_QG, "docids by Sentence-T5", points="untrained"),
         Row("docids by the SCL encoder", "decoder", NO_QG, "docids by the SCL encoder"),
     ),
-    "generator": (
-        Row("BM25", "bm25"),
-        Row("dense", "dense"),
-        Row("(level, digit) tokens, alone, beam 10", "alone-10", DIGITS),
-        Row("(level, digit) tokens, alone, beam 50", "alone-50", DIGITS),
-        Row("tied tokens, alone, beam 10", "alone-10"),
-        Row("tied tokens, alone, beam 20", "alone-20"),
-        Row("tied tokens, alone, beam 50", "alone-50"),
-        Row("dense + BM25", "dense+bm25"),
-        Row("(level, digit) tokens, fused", "fused", DIGITS),
-        Row("dense + BM25 + tied tokens", "hybrid"),
-    ),
-    "ablations": (
-        _frozen("tied tokens, beam 10", "alone-10"),
-        _frozen("not trained", "alone-10", _one("training", epochs=0.0)),
-        _frozen("no teacher", "alone-10", NO_TEACHER),
-        _frozen("teacher only", "alone-10", _one("objective", distillation=1.0)),
-        _frozen("token states, 1 decoder layer", "alone-10", _one("generator", num_layers=1)),
-        _frozen("token states, 2 decoder layers", "alone-10", _one("generator", num_layers=2)),
-        _frozen("no pseudo-queries", "alone-10", NO_QG),
-        _frozen("6 pseudo-queries a document", "alone-10", _one("pseudo_queries", per_document=6)),
-        _frozen("18 pseudo-queries a document", "alone-10", EIGHTEEN),
-        _frozen("no documents", "alone-10", _one("training", documents=False)),
-        _frozen(
-            "train queries only",
-            "alone-10",
-            _both(NO_QG, _one("training", documents=False)),
-        ),
-        _frozen("4 epochs", "alone-10", _one("training", epochs=4.0)),
-    ),
     "papers": (
         Row("BM25", "bm25"),
         _frozen("dense", "dense"),
@@ -209,23 +171,19 @@ TABLES: dict[str, tuple[Row, ...]] = {
         _joint("DSI, semantic docids", NO_QG),
         _joint("NCI without its decoder"),
         _frozen("GENRE, tokens without T5's rows", "alone-10", DIGITS, TITLES),
-        _frozen("RIPOR", "alone-10", DIGITS, RQ, _one("objective", name="ripor")),
+        _frozen("RIPOR", "alone-10", DIGITS, RQ, _one("training", objective="ripor")),
         _frozen("RIPOR without margins", "alone-10", DIGITS, RQ),
-        _frozen("LTRGR", "alone-10", DIGITS, _one("objective", name="ltrgr")),
+        _frozen("LTRGR", "alone-10", DIGITS, _one("training", objective="ltrgr")),
         _frozen("LTRGR without margin", "alone-10", DIGITS),
         _frozen("GDR", "clusters-10", DIGITS, CLUSTERS),
-        _frozen("tied tokens, alone", "alone-10"),
-        _frozen("dense + BM25 + tied tokens", "hybrid"),
     ),
 }
-"""The tables: those of the paper (rows of table3 without `published` are not in it), two of generators, one of other papers."""
+"""The tables: those of the paper (rows of table3 without `published` are not in it), and one of other papers."""
 
 REFERENCES = {
     "table3": "RRF of BM25 and dense",
     "table4": "sentence encoder",
     "table5": "docids by the sentence encoder",
-    "generator": "dense + BM25",
-    "ablations": "tied tokens, beam 10",
     "papers": "dense + BM25",
 }
 """The row that the others of a table are tested against."""

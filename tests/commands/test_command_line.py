@@ -28,7 +28,7 @@ from dsi.docids.files.storage import beside
 from dsi.eval.trec import read_run
 from dsi.search.request import SearchConfig
 from dsi.store.retriever import GenerativeRetriever
-from tests.support.small import MINIPEDIA, PROMPTS, random_tied
+from tests.support.small import MINIPEDIA, PROMPTS
 from tests.support.small_index import small_index
 
 ROOT = Path(__file__).parents[2]
@@ -379,7 +379,7 @@ def index(tmp_path_factory, sentence_t5_folder):
     tree = build_tree(encoder.encode(texts, "document"), DocidsConfig(branching=4, max_leaf_size=4))
     folder = tmp_path_factory.mktemp("command-line") / "index"
     config = SearchConfig(alpha=0.3, beam_width=4)
-    GenerativeRetriever(encoder, tree, random_tied(tree), documents, config).save_pretrained(str(folder))
+    GenerativeRetriever(encoder, tree, None, documents, config).save_pretrained(str(folder))
     return folder
 
 
@@ -519,7 +519,7 @@ def test_indexes_of_one_encoder_that_are_compared_encode_the_queries_once(index,
 
 
 def test_control_characters_of_titles_and_ids_do_not_reach_the_terminal(encoder, tmp_path, capsys):
-    index = small_index(encoder, tied=True)
+    index = small_index(encoder, vectors=True)
     bad = {"doc_id": "red\x1b[31m", "title": "Zebra\x1b]0;owned\x07\nquagga\x9b2J\u202eevil", "text": "zebra okapi"}
     index.add([bad])
     index.save_pretrained(tmp_path / "run")

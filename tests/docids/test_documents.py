@@ -21,7 +21,6 @@ from dsi.store.documents import DocumentTable
 from dsi.store.loading import load_docids
 from dsi.training.docids_stage import save_docids_stage
 from tests.support.files import own
-from tests.support.small import random_tied
 
 ONE_QUERY = {"queries": '{"_id": "q", "text": "q"}', "test": "query-id\tcorpus-id\tscore\nq\ta\t1\n"}
 LANGUAGES, YEARS = ["en", "de", "fr", None], [1990, 2005, 2020]
@@ -45,7 +44,7 @@ def retriever(folder, encoder):
     texts = encoder.document_texts(list(documents["title"]), list(documents["text"]))
     tree = build_tree(encoder.encode(texts, "document"), DocidsConfig(branching=3, max_leaf_size=3))
     settings = SearchConfig(alpha=0.4, beam_width=3)
-    return GenerativeRetriever(encoder, tree, random_tied(tree), documents, settings)
+    return GenerativeRetriever(encoder, tree, None, documents, settings)
 
 
 CONDITIONS = [
@@ -241,7 +240,7 @@ def test_columns_take_values_of_their_type_only(encoder):
         {"doc_id": ["a", "b", "c", "d"], "title": list("abcd"), "n": [1, 2, 3, 4], "x": [0.5] * 4, "flag": [True] * 4}
     )
     tree = build_tree(encoder.encode(["passage: " + name for name in "abcd"], "document"), DocidsConfig(branching=2))
-    retriever = GenerativeRetriever(encoder, tree, random_tied(tree), documents)
+    retriever = GenerativeRetriever(encoder, tree, None, documents)
     for name, value in [("n", 1.9), ("n", 2.0), ("n", True), ("x", True), ("x", "1"), ("flag", 1), ("flag", "true")]:
         with pytest.raises(ValueError, match=rf"Document 'new': metadata '{name}' must be of type .*, got {value!r}"):
             retriever.add([{**NEW, "metadata": {name: value}}])
@@ -271,7 +270,7 @@ def test_every_door_takes_further_keys_as_metadata_and_counts_what_no_column_can
         "n": [0] * 3,
     }
     tree = build_tree(encoder.encode(["passage: " + name for name in "abc"], "document"), DocidsConfig(branching=2))
-    retriever = GenerativeRetriever(encoder, tree, random_tied(tree), datasets.Dataset.from_dict(held))
+    retriever = GenerativeRetriever(encoder, tree, None, datasets.Dataset.from_dict(held))
     retriever.save_pretrained(tmp_path / "run")
     told = []
     for door in (
@@ -364,7 +363,7 @@ def test_documents_are_replaced_in_one_step(retriever, chosen, monkeypatch):
     for document in [*new, NEW]:
         found = retriever.get(document["doc_id"])
         assert (found.title, found.text, found.metadata) == (document["title"], document["text"], {})
-        (hit,) = retriever.search(document["text"], k=1, alpha=0.0, allow=[document["doc_id"]])
+        (hit,) = retriever.search(document["text"], k=1, allow=[document["doc_id"]])
         assert (hit.title, hit.text, hit.digits) == (found.title, found.text, found.digits)
     assert len(before.documents) == 40  # a search that runs meanwhile sees the index as it was
 

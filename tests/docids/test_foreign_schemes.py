@@ -11,7 +11,7 @@ from dsi.training.docids_stage import sources_digest
 from dsi.training.pipeline import TrainingRun
 from tests.support.foreign import install
 from tests.support.small import thin_out
-from tests.support.tiny_settings import TIED, write_settings
+from tests.support.tiny_settings import VECTORS, write_settings
 
 
 @pytest.fixture
@@ -23,7 +23,7 @@ def trained(beir, tmp_path, sentence_t5_folder, t5_folder):
             tmp_path / "config.toml", sentence_t5_folder, t5_folder, dev_queries=0,
             docids={"method": "letters", "branching": 10, "max_leaf_size": 10}, pseudo_queries={"method": "none"},
             contrastive={"loss": "none"},
-            training={"epochs": 1.0}, **TIED,
+            **VECTORS,
         )  # fmt: skip
         data = thin_out(beir(), dev=6, test=6)
         run = TrainingRun(tmp_path / "run", dsi.read_collection(data), read_config(config), "cpu")

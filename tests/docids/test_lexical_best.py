@@ -73,12 +73,14 @@ def test_no_other_document_is_above_the_bound(seed, size, count, k1, b, filters,
 
 @settings(max_examples=60, deadline=None)
 @given(seed=st.integers(0, 10**6), documents=st.integers(1, 80), count=st.integers(0, 30))
-def test_weights_that_are_values(seed, documents, count):
+def test_lists_of_any_values_are_weighed_by_definition(seed, documents, count):
     rng = np.random.default_rng(seed)
     values = rng.random((5, documents)).round(1).astype(np.float32) * (rng.random((5, documents)) < 0.6)
     terms = Terms(rng.integers(0, 5, size=4), rng.normal(size=4).astype(np.float32))
-    scores = values[terms.numbers].T @ terms.factors
-    own = TermScorer(Postings.from_lists(sparse.csr_array(values)))
+    scores = (values / (values + np.float32(0.7)))[terms.numbers].T @ terms.factors
+    own = TermScorer(
+        Postings.from_lists(sparse.csr_array(values)), Damping(0.7, 0.0, 1.0), np.ones(documents, np.int32)
+    )
     np.testing.assert_allclose(own.scores(terms), scores, rtol=1e-5, atol=1e-6)
     check(own.top(terms, count), scores, count, np.ones(documents, dtype=bool))
 

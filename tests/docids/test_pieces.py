@@ -40,9 +40,9 @@ from dsi.training.embedding import pieces_line
 from dsi.training.generator_stage import GeneratorStage
 from dsi.training.pipeline import TrainingRun
 from tests.support.oracles import path_scores
-from tests.support.small import WIDTH, random_generator, random_queries, random_tied
+from tests.support.small import WIDTH, random_generator, random_queries
 from tests.support.small_index import DOCUMENTS, QUERIES
-from tests.support.tiny_settings import TIED, write_settings
+from tests.support.tiny_settings import VECTORS, write_settings
 
 
 @pytest.mark.parametrize(
@@ -158,7 +158,7 @@ def best_documents(tree: DocidTree, scores: np.ndarray, k: int) -> list[list[tup
 @settings(max_examples=40, deadline=None, suppress_health_check=list(HealthCheck))
 @given(
     tree=random_trees, k=st.integers(1, 8), beam=st.integers(1, 4), alpha=st.sampled_from([0.0, 0.3, 0.8]),
-    beta=st.sampled_from([0.0, math.inf]), kind=st.sampled_from(["digits", "tied"]), weight=st.sampled_from([0.0, 0.5]),
+    beta=st.sampled_from([0.0, math.inf]), kind=st.sampled_from(["digits", "vectors"]), weight=st.sampled_from([0.0, 0.5]),
     filtered=st.booleans(), outright=st.sampled_from([0, 1000]), updated=st.booleans(), seed=st.integers(0, 99),
 )  # fmt: skip
 @example(  # the beam prunes the best place of the answer
@@ -168,15 +168,15 @@ def best_documents(tree: DocidTree, scores: np.ndarray, k: int) -> list[list[tup
 def test_answers_are_the_best_documents_by_their_best_places(
     tree, k, beam, alpha, beta, kind, weight, filtered, outright, updated, seed
 ):
-    generator = random_generator(tree, layers=1, seed=seed) if kind == "digits" else random_tied(tree, seed=seed)
-    if updated and kind == "tied":
+    generator = random_generator(tree, layers=1, seed=seed) if kind == "digits" else None
+    if updated and kind == "vectors":
         new = np.random.default_rng(seed).normal(size=(5, WIDTH)).astype(np.float32)
         tree = remove_documents(add_documents(tree, new, np.array([0, 0, 1, 1, 1])), np.array([0, tree.num_rows]))
     bm25 = BM25([str(n) for n in range(tree.num_rows)], texts(tree.num_rows, seed))
     methods, batch = create_engine(generator, tree, bm25).methods, query_batch(seed)
     allowed = (tree.doc_rows >= 0) & ((tree.doc_rows % 3 > 0) | (not filtered))
     config = SearchConfig(
-        alpha=alpha, beta=beta, ann_temperature=0.5, lexical_weight=weight if kind == "tied" else 0.0, candidates=1
+        alpha=alpha, beta=beta, ann_temperature=0.5, lexical_weight=weight if kind == "vectors" else 0.0, candidates=1
     )
 
     def search(method: str, beam_width: int):
@@ -208,9 +208,9 @@ def test_answers_are_the_best_documents_by_their_best_places(
 
 
 @settings(max_examples=40, deadline=None, suppress_health_check=list(HealthCheck))
-@given(tree=random_trees, k=st.integers(1, 6), seed=st.integers(0, 99), tied=st.booleans())
-def test_a_document_is_found_once_with_the_score_that_its_path_has(tree, k, seed, tied):
-    generator = random_tied(tree, seed=seed) if tied else random_generator(tree, layers=1, seed=seed)
+@given(tree=random_trees, k=st.integers(1, 6), seed=st.integers(0, 99), vectors=st.booleans())
+def test_a_document_is_found_once_with_the_score_that_its_path_has(tree, k, seed, vectors):
+    generator = None if vectors else random_generator(tree, layers=1, seed=seed)
     bm25 = BM25([str(n) for n in range(tree.num_rows)], texts(tree.num_rows, seed))
     engine, batch = create_engine(generator, tree, bm25), query_batch(seed)
     request = SearchRequest(k, SearchConfig(alpha=0.5, beam_width=10_000))
@@ -223,7 +223,7 @@ def test_a_document_is_found_once_with_the_score_that_its_path_has(tree, k, seed
             assert len(set(rows.tolist())) == len(rows) == min(k, tree.num_rows)
             np.testing.assert_allclose(found.scores[query], scores[rows], rtol=1e-4, atol=1e-4)
             np.testing.assert_allclose(found.scores[query], np.sort(scores)[::-1][: len(rows)], rtol=1e-4, atol=1e-4)
-            if tied:  # documents whose places tie may have either
+            if vectors:  # documents whose places tie may have either
                 assert followed.positions[query, rows].tolist() == found.positions[query].tolist()
 
 
@@ -236,7 +236,7 @@ def test_a_document_whose_places_are_equal_is_found_once(seed):
     config = DocidsConfig(branching=5, max_leaf_size=5, pieces=5)
     tree = assemble(make_docids(SchemeInput(vectors, config, rows=rows)), vectors)
     bm25 = BM25([str(n) for n in range(count)], texts(count, seed))
-    methods = create_engine(random_tied(tree, seed=seed), tree, bm25).methods
+    methods = create_engine(None, tree, bm25).methods
     request = SearchRequest(10, SearchConfig(alpha=0.3, beam_width=2, lexical_weight=0.5, candidates=10))
     for positions in methods["generate"].retrieve(query_batch(seed), request).positions:
         assert len(set(tree.doc_rows[positions].tolist())) == 10
@@ -315,9 +315,9 @@ def test_a_tree_knows_the_places_of_a_row_and_keeps_them_on_disk(tmp_path):
 # An index
 
 
-@pytest.fixture(params=[pytest.param("digits", marks=pytest.mark.slow), "tied"])
+@pytest.fixture(params=[pytest.param("digits", marks=pytest.mark.slow), "vectors"])
 def pieces_index(request, encoder):
-    return index_of(encoder, tied=request.param == "tied")
+    return index_of(encoder, by_vectors=request.param == "vectors")
 
 
 def pieces_of(encoder, documents) -> tuple[list[str], np.ndarray]:
@@ -325,7 +325,7 @@ def pieces_of(encoder, documents) -> tuple[list[str], np.ndarray]:
     return [text for each in own for text in each], np.repeat(np.arange(len(own)), [len(each) for each in own])
 
 
-def index_of(encoder, *, tied: bool = False) -> GenerativeRetriever:
+def index_of(encoder, *, by_vectors: bool = False) -> GenerativeRetriever:
     """The first 50 of `DOCUMENTS` by their first three pieces, with a random generator."""
     old = DOCUMENTS[:50]
     pieces, rows = pieces_of(encoder, old)
@@ -339,8 +339,8 @@ def index_of(encoder, *, tied: bool = False) -> GenerativeRetriever:
         assemble(make_docids(SchemeInput(vectors, config, rows=rows)), vectors, None, spans), pieces=3, piece_cost=0.1
     )
     bm25 = BM25(documents["doc_id"], [f"{d['title']} {d['text']}" for d in old], k1=1.2, b=0.5)
-    search = SearchConfig(alpha=0.3, beam_width=12, lexical_weight=0.05 if tied else 0.0)
-    generator = random_tied(tree) if tied else random_generator(tree)
+    search = SearchConfig(alpha=0.3, beam_width=12, lexical_weight=0.05 if by_vectors else 0.0)
+    generator = None if by_vectors else random_generator(tree)
     return GenerativeRetriever(encoder, tree, generator, documents, search, bm25)
 
 
@@ -363,7 +363,7 @@ def test_an_index_ranks_documents_by_their_best_pieces_before_and_after_updates_
         assert len(own.documents) == len(documents) == own.tree.num_rows
         for query in QUERIES:
             expected = own_scores(own, list(documents.values()), query)
-            options = {"method": "exact"} if own.engine.is_tied else {"alpha": 0.0}
+            options = {"method": "exact"} if not own.engine.has_generator else {"alpha": 0.0}
             hits = own.search(query, len(documents), lexical_weight=0.0, **options)
             assert {hit.doc_id: pytest.approx(hit.score, abs=1e-4) for hit in hits} == expected
             assert hits.exact
@@ -392,7 +392,7 @@ def test_an_index_ranks_documents_by_their_best_pieces_before_and_after_updates_
 
 
 def test_hits_show_the_piece_that_scored_best_before_and_after_updates(encoder):
-    retriever = index_of(encoder, tied=True)
+    retriever = index_of(encoder, by_vectors=True)
     retriever.add([{**DOCUMENTS[60], "text": f"{DOCUMENTS[60]['text']} {DOCUMENTS[61]['text']}"}])
     texts_of = {d["doc_id"]: d for d in DOCUMENTS[:60]}
     texts_of[DOCUMENTS[60]["doc_id"]] = {**DOCUMENTS[60], "text": f"{DOCUMENTS[60]['text']} {DOCUMENTS[61]['text']}"}
@@ -409,7 +409,7 @@ def test_hits_show_the_piece_that_scored_best_before_and_after_updates(encoder):
     assert several > 10
 
 
-@pytest.mark.parametrize("options", [{}, {"alpha": 1.0}, {"lexical_weight": 0.5}])
+@pytest.mark.parametrize("options", [{}, {"lexical_weight": 0.5}])
 def test_k_documents_come_whatever_the_beam_and_filters_take_all_places(pieces_index, options, monkeypatch):
     monkeypatch.setattr(generate, "_OUTRIGHT", 0)
     retriever = pieces_index
@@ -437,14 +437,14 @@ def test_a_beam_full_of_one_documents_places_is_widened_for_that_query_alone(enc
     vectors = np.concatenate([np.ones((60, vectors.shape[1])), vectors[:49]]).astype(np.float32)
     config = DocidsConfig(branching=4, max_leaf_size=1, pieces=60)
     tree = assemble(make_docids(SchemeInput(vectors, config, rows=rows)), vectors)
-    for generator in (random_generator(tree), random_tied(tree)):
+    for generator in (random_generator(tree), None):
         full = GenerativeRetriever(encoder, tree, generator, retriever.documents.dataset)
-        for hits in full.search(QUERIES, 8, beam_width=8, alpha=0.5):
+        for hits in full.search(QUERIES, 8, beam_width=8):
             assert len({hit.doc_id for hit in hits}) == 8
             assert all(math.isfinite(hit.score) for hit in hits)
-        together = full.run(QUERIES, 8, beam_width=8, alpha=0.9)
+        together = full.run(QUERIES, 8, beam_width=8)
         for number, query in enumerate(QUERIES):
-            alone = full.run([query], 8, beam_width=8, alpha=0.9)["0"]
+            alone = full.run([query], 8, beam_width=8)["0"]
             assert alone == pytest.approx(together[str(number)], abs=1e-4)
         assert full.search("gas", 8, method="exact").exact
 
@@ -572,7 +572,7 @@ def test_an_index_of_pieces_is_trained_tuned_searched_and_updated(
     config = write_settings(
         tmp_path / "config.toml", sentence_t5_folder, t5_folder, docids=docids,
         pseudo_queries={"method": "none"}, contrastive={"loss": "none"},
-        training={"epochs": 1.0}, **TIED,
+        **VECTORS,
     )  # fmt: skip
     collection = dsi.read_collection(beir())
     run = TrainingRun(tmp_path / "run", collection, read_config(config), "cpu")

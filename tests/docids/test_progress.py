@@ -19,7 +19,7 @@ from dsi.contrastive.encoder import Encoder, quiet_transformers
 from dsi.contrastive.trainers import run_trainer
 from dsi.docids.files import progress as module
 from dsi.docids.files.progress import Bar, progress, stage_line
-from tests.support.tiny_settings import TIED, write_settings
+from tests.support.tiny_settings import VECTORS, write_settings
 
 
 class Clock:
@@ -49,7 +49,7 @@ def test_a_training_from_python_shows_no_bars_or_warnings_of_the_libraries(
     config = write_settings(
         tmp_path / "config.toml", sentence_t5_folder, t5_folder, dev_queries=0, pseudo_queries={"method": "none"},
         contrastive={"epochs": 1.0, "batch_size": 16},
-        training={"epochs": 1.0}, **TIED,
+        **VECTORS,
     )  # fmt: skip
     datasets.enable_progress_bars()
     logging.enable_progress_bar()

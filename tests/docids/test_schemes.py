@@ -32,7 +32,7 @@ from dsi.training.indexing import read_embeddings
 from dsi.training.pipeline import TrainingRun
 from tests.support.foreign import install
 from tests.support.small import WIDTH
-from tests.support.tiny_settings import TIED, write_settings
+from tests.support.tiny_settings import VECTORS, write_settings
 from tests.support.trees import shared, walk
 
 ROOT = Path(__file__).parents[2]
@@ -680,7 +680,7 @@ def train(beir, tmp_path, sentence_t5_folder, t5_folder, store):
         config = write_settings(
             tmp_path / "config.toml", sentence_t5_folder, t5_folder, docids=settings, dev_queries=0,
             pseudo_queries={"method": "none"}, contrastive={"loss": "none"},
-            training={"epochs": 1.0}, **TIED,
+            **VECTORS,
         )  # fmt: skip
         run = TrainingRun(tmp_path / "run", dsi.read_collection(beir()), read_config(config), "cpu", store)
         run.train()

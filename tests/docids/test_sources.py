@@ -363,7 +363,7 @@ def test_train_judgements_of_which_none_is_above_0_are_as_none(grade, sentence_b
 
 def test_documents_alone_are_trained_on_where_that_is_configured(sentence_bert_folder, tmp_path, caplog):
     own = {"encoder": {"name": str(sentence_bert_folder)}, "training": {"epochs": 1.0}, "docids": {"max_leaf_size": 2}}
-    config = Config().with_changes({**own, "contrastive": {"loss": "scl"}})
+    config = Config.named("digits").with_changes(own)
     texts = [f"Number {number} glows." for number in range(12)]
     dsi.train(Collection.from_records(texts), tmp_path / "run", config=config, device="cpu")
     assert "has no train queries: the encoder stays as it is" in caplog.text
@@ -398,8 +398,7 @@ def test_an_index_of_texts_is_searched_without_training(notes, tmp_path, caplog)
     assert [hit.doc_id for hit in retriever.search("gas that glows in signs", k=1)] == ["neon.md"]
     assert retriever.search("rivers", where="year = 1990")[0].doc_id == "volga"
     stages = {path.parent.name: json.loads(path.read_text()) for path in (tmp_path / "run").glob("*/stage.json")}
-    assert set(stages) == {"encoder", "docids", "lexical", "generator", "memory"}  # no pseudo-queries
-    assert json.loads((tmp_path / "run" / "generator" / "training.json").read_text())["steps"] == 0
+    assert set(stages) == {"encoder", "docids", "lexical", "memory"}  # no pseudo-queries, no generator
     assert not (tmp_path / "run" / "tuning.json").exists()
     assert (retriever.search_config.lexical_weight, retriever.search_config.token_weight) == (0.7, 1.0)
     assert retriever.engine.tree.tokens is not None
@@ -798,13 +797,13 @@ def test_several_sources_are_one_collection(tmp_path):
 
 def test_an_index_takes_the_settings_of_a_training(sentence_bert_folder, tmp_path):
     (tmp_path / "a.jsonl").write_text('{"id": "a b", "text": "Neon glüht"}\n{"id": "b", "text": "Bienen tanzen"}')
-    config = Config().with_changes({"docids": {"max_leaf_size": 3}, "training": {"epochs": 7.0}})
+    config = Config().with_changes({"docids": {"max_leaf_size": 3}, "contrastive": {"loss": "scl"}})
     retriever = dsi.index(
         [tmp_path / "a.jsonl"], tmp_path / "run", config=config, encoder=str(sentence_bert_folder), language="german",
         pieces=2, device="cpu",
     )  # fmt: skip
     written = read_config(tmp_path / "run" / "config.toml")
-    assert (written.docids.max_leaf_size, written.docids.pieces, written.training.epochs) == (3, 2, 0)
+    assert (written.docids.max_leaf_size, written.docids.pieces, written.contrastive.loss) == (3, 2, "none")
     assert (written.lexical.language, retriever.lexical.language) == ("german", "german")
     assert list(retriever.documents.rows) == ["a b", "b"]  # ids with spaces are loaded again
     arguments = ["index", str(tmp_path / "a.jsonl"), str(tmp_path / "shell"), "--encoder", str(sentence_bert_folder)]
@@ -931,10 +930,16 @@ def test_an_index_says_what_it_is(dated_run, capsys):
     assert (info["documents"], info["pieces"], info["generation"]) == (3, 3, 1)
     assert info["columns"] == ["doc_id", "title", "text", "day", "at", "tags"]
     assert info["chosen"] == "the defaults of [search], which were chosen on other collections"
-    assert set(info["megabytes"]) == {"encoder", "docids", "generator", "lexical", "memory"}
+    assert set(info["megabytes"]) == {"encoder", "docids", "lexical", "memory"}
+    assert info["generator"] is None
+    assert not {"alpha", "beta", "ann_temperature"} & set(info["search"])
     assert main(["info", str(dated_run)]) == 0
     shown = capsys.readouterr().out
     assert shown.startswith("documents  3, in 3 pieces; columns doc_id, title, text, day, at, tags\n")
+    assert "\ngenerator  none: searches walk by vectors\n" in shown
+    assert "alpha" not in shown
+    own = {**info, "generator": {"docid_tokens": "digits", "objective": "ce"}}
+    assert "\ngenerator  digits tokens, objective ce\n" in as_lines(own)
     tuned = {**info, "search": {"alpha": 1.0, "lexical_weight": 0.3712345678, "beam_width": 12345, "method": "exact"}}
     assert "\nsearch     alpha 1, lexical_weight 0.371, beam_width 12345, method exact; " in as_lines(tuned)
 

@@ -9,7 +9,7 @@ from dsi.contrastive import trainers
 from dsi.contrastive.trainers import Reports
 from dsi.docids.data.collection import read_collection
 from dsi.training.pipeline import TrainingRun
-from tests.support.tiny_settings import TIED, write_settings
+from tests.support.tiny_settings import write_settings
 
 
 @pytest.fixture
@@ -29,7 +29,7 @@ def scalars(folder):
 def test_all_trainings_are_reported_to_tensorboard(config, beir, tmp_path):
     pytest.importorskip("tensorboard")
     run = tmp_path / "run"
-    changed = read_config(config).with_changes({**TIED, "training": {"epochs": 2.0}})
+    changed = read_config(config).with_changes({"training": {"epochs": 2.0}})
     write_config(changed, tmp_path / "own.toml")
     common = ["--data", str(beir()), "--output", str(run), "--device", "cpu", "--config", str(tmp_path / "own.toml")]
     for stage in ("pseudo_queries", "encoder", "docids", "generator"):

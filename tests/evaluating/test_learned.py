@@ -129,7 +129,7 @@ def test_dev_queries_that_were_learned_are_counted_and_choose_as_before(taught, 
 @pytest.mark.parametrize(("queries", "stays"), [(20, True), (99, True), (150, False)])
 def test_few_dev_queries_do_not_switch_off_what_users_will_teach(encoder, caplog, queries, stays):
     """All of them say that what was learned misleads."""
-    index = small_index(encoder, tied=True)
+    index = small_index(encoder, vectors=True)
     index.configured_search = dataclasses.replace(index.configured_search, memory_weight=10.0)
     asked = {f"q{n}": f"{DOCUMENTS[n % 40]['title']} {n}" for n in range(queries)}
     doc_ids = [document["doc_id"] for document in DOCUMENTS[:50]]

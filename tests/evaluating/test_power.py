@@ -72,7 +72,7 @@ def test_a_replaced_folder_and_a_manifest_are_whole_after_a_loss_of_power(tmp_pa
 @pytest.mark.parametrize("save", ["save_update", "save_pretrained"])
 def test_an_index_is_the_old_or_the_new_one_after_a_loss_of_power(save, encoder, tmp_path):
     folder = tmp_path / "disk"
-    index = small_index(encoder, tied=True)
+    index = small_index(encoder, vectors=True)
     index.save_pretrained(folder / "run")
     index.add(DOCUMENTS[50:53])
     index.remove([DOCUMENTS[0]["doc_id"]])
@@ -90,7 +90,7 @@ def test_an_index_is_the_old_or_the_new_one_after_a_loss_of_power(save, encoder,
 @pytest.mark.slow
 def test_what_syncing_costs(encoder, tmp_path, monkeypatch, capsys):
     """Prints medians of 100 updates of one document; in every other one nothing is synced."""
-    index, sync = small_index(encoder, tied=True), os.fsync
+    index, sync = small_index(encoder, vectors=True), os.fsync
     index.save_pretrained(tmp_path / "run")
     syncs, seconds = [], {name: [] for name in ("add", "save, synced", "save, not synced")}
 

@@ -1,19 +1,16 @@
 """Weights, alpha and beam chosen on dev queries, and weights kept where the dev queries tell nothing."""
 
-import copy
 import dataclasses
 import json
 
 import pytest
-import torch
 
 import dsi
 from dsi.config import read_config
-from dsi.measuring.tuning import ALPHAS, BEAMS, choose_weights, is_tuned, tune_index
+from dsi.measuring.tuning import BEAMS, choose_weights, is_tuned, tune_index
 from dsi.search.request import SearchConfig
-from tests.support.small import WIDTH
 from tests.support.small_index import small_index
-from tests.support.tiny_settings import TIED, write_settings
+from tests.support.tiny_settings import VECTORS, write_settings
 
 UNTRAINED: dict[str, dict[str, object]] = {
     "contrastive": {"loss": "none"}, "training": {"epochs": 0.0},
@@ -23,7 +20,7 @@ UNTRAINED: dict[str, dict[str, object]] = {
 
 @pytest.fixture
 def settings(tmp_path, sentence_t5_folder, t5_folder):
-    path = write_settings(tmp_path / "config.toml", sentence_t5_folder, t5_folder, **TIED)
+    path = write_settings(tmp_path / "config.toml", sentence_t5_folder, t5_folder, **VECTORS)
     return read_config(path).with_changes(UNTRAINED)
 
 
@@ -35,7 +32,7 @@ def test_judgements_without_a_relevant_document_change_nothing(settings, beir, t
     assert "0 dev queries have a relevant document, too few to choose the weights of scores on; those of" in caplog.text
     assert config.lexical_weight == 0.25
     best = json.loads((run / "tuning.json").read_text())["best"]
-    assert best == {"alpha": config.alpha, "beam_width": config.beam_width}
+    assert best == {"beam_width": config.beam_width}
     assert is_tuned(run)
     assert not tune_index(run, collection, "cpu")
 
@@ -63,7 +60,7 @@ def test_few_dev_queries_choose_nothing(settings, beir, tmp_path, caplog, monkey
     monkeypatch.setattr("dsi.measuring.tuning.FEWEST_QUERIES", count + 1)
     before = settings.search
     assert dsi.train(collection, tmp_path / "run", config=settings, device="cpu").search_config == before
-    assert f"{count} dev queries are too few to choose anything on; weights, alpha and beam are those of" in caplog.text
+    assert f"{count} dev queries are too few to choose anything on; the settings stay those of" in caplog.text
     assert not is_tuned(tmp_path / "run")
     monkeypatch.undo()
     assert tune_index(tmp_path / "run", collection, "cpu")  # there are enough now
@@ -133,11 +130,10 @@ def test_tuning_begins_from_the_configured_settings_whatever_was_chosen_before(s
     first = retriever.search_config
     assert retriever.configured_search == settings.search != first
     assert dsi.tune(retriever, collection).best == {
-        name: getattr(first, name)
-        for name in ("alpha", "beam_width", "lexical_weight", "token_weight", "memory_weight")
+        name: getattr(first, name) for name in ("beam_width", "lexical_weight", "token_weight", "memory_weight")
     }
     assert retriever.search_config == first
-    retriever.search_config = dataclasses.replace(first, alpha=0.1, beam_width=3, lexical_weight=5.0)
+    retriever.search_config = dataclasses.replace(first, beam_width=3, lexical_weight=5.0)
     dsi.tune(retriever, collection)
     assert retriever.search_config == first
 
@@ -158,7 +154,7 @@ def test_the_beam_is_the_smallest_that_finds_what_exact_finds(settings, beir, tm
     assert retriever.search_config == settings.search
     tuning = dsi.tune(retriever, collection)
     assert retriever.search_config == dataclasses.replace(settings.search, **tuning.best) != settings.search
-    assert sorted(tuning.best) == ["alpha", "beam_width", "lexical_weight", "memory_weight", "token_weight"]
+    assert sorted(tuning.best) == ["beam_width", "lexical_weight", "memory_weight", "token_weight"]
     queries = list(collection.query_texts("dev").values())
     best = [{hit.doc_id for hit in hits} for hits in retriever.search(queries, method="exact", token_weight=0.0)]
     shares = {}
@@ -172,20 +168,3 @@ def test_the_beam_is_the_smallest_that_finds_what_exact_finds(settings, beir, tm
     *narrow, last = shares.values()
     assert last >= 0.98
     assert all(share < 0.99 for share in narrow)
-
-
-def test_alpha_is_the_one_whose_walks_reach_most_and_an_untrained_generator_has_1(settings, beir, tmp_path):
-    collection = dsi.read_collection(beir())
-    retriever = dsi.train(collection, tmp_path / "run", config=settings.with_changes({"dev_queries": 0}), device="cpu")
-    assert [setting for setting, _ in dsi.tune(retriever, collection).tried if "alpha" in setting] == [{"alpha": 1.0}]
-    astray = copy.deepcopy(retriever.generator)
-    with torch.no_grad():
-        astray.maps.copy_(-3 * torch.eye(WIDTH))
-    retriever = dsi.GenerativeRetriever(
-        retriever.encoder, retriever.tree, astray, retriever.documents.dataset, settings.search, retriever.lexical
-    )
-    tuning = dsi.tune(retriever, collection)
-    shares = {setting["alpha"]: share for setting, share in tuning.tried if "alpha" in setting}
-    assert list(shares) == list(ALPHAS)
-    alike = [alpha for alpha, share in shares.items() if share >= max(shares.values()) - 0.001]
-    assert tuning.best["alpha"] == max(alike) < 1

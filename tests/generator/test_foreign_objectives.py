@@ -1,6 +1,5 @@
 """An index whose training objective another package brings: trained end to end, and opened without the package."""
 
-import dataclasses
 import json
 import re
 import sys
@@ -12,7 +11,7 @@ import dsi
 from dsi.commands.main import main
 from dsi.config import read_config
 from dsi.docids.extensions import OBJECTIVES
-from dsi.generator.config import GeneratorConfig, ObjectiveConfig, TrainingConfig, check_together
+from dsi.generator.config import TrainingConfig
 from dsi.generator.objectives import find_objective, objective_names
 from tests.support.foreign import install
 from tests.support.small import thin_out
@@ -55,7 +54,7 @@ def test_an_index_is_trained_with_a_foreign_objective_and_searched_without_it(
 ):
     assert len(SMOOTH.strip().splitlines()) <= 12
     config = write_settings(
-        tmp_path / "config.toml", sentence_t5_folder, t5_folder, dev_queries=0, objective={"name": "smooth"},
+        tmp_path / "config.toml", sentence_t5_folder, t5_folder, dev_queries=0, training={"objective": "smooth"},
         contrastive={"loss": "none"}, pseudo_queries={"method": "none"},
         search={"beta": 0.0, "alpha": 1.0, "beam_width": 20},
     )  # fmt: skip
@@ -79,15 +78,15 @@ def test_an_index_is_trained_with_a_foreign_objective_and_searched_without_it(
     capsys.readouterr()
     assert main(["train", "--data", str(data), "--output", str(run), "--device", "cpu"]) == 2
     printed = capsys.readouterr().err
-    assert "objective.name must be one of ce, estimate, " in printed
+    assert "training.objective must be one of ce, " in printed
     assert "got 'smooth'; the objective of another package needs that package" in printed
 
 
 def test_foreign_objectives_have_names_and_are_checked(package):
-    assert {"ce", "estimate", "smooth", "beam"} <= set(objective_names())
+    assert {"ce", "smooth", "beam"} <= set(objective_names())
     assert find_objective("beam").training_beam == 4
     for name, message in (
-        ("smoth", r"objective.name must be one of ce, estimate, .*smooth.*, got 'smoth'"),
+        ("smoth", r"training.objective must be one of ce, .*smooth.*, got 'smoth'"),
         (
             "function",
             r"'function' of foreign 1.0 must be a subclass of dsi.generator.objectives.Objective, got <function",
@@ -97,17 +96,10 @@ def test_foreign_objectives_have_names_and_are_checked(package):
         ("gone", r"The objective 'gone' \(no_such_module:Objective\) cannot be loaded: No module named"),
     ):
         with pytest.raises(ValueError, match=message):
-            ObjectiveConfig(name=name)
-    with pytest.raises(ValueError, match=r"objective\.distillation needs an objective that reads a teacher"):
-        ObjectiveConfig(name="smooth", distillation=0.5)
-    digits, training = (
-        GeneratorConfig(docid_tokens="digits", num_layers=1),
-        TrainingConfig(epochs=1.0, train_encoder=True),
-    )
-    smooth = ObjectiveConfig(name="smooth", distillation=0.0)
-    check_together(digits, smooth, training)
+            TrainingConfig(objective=name)
+    TrainingConfig(objective="smooth", epochs=1.0, train_encoder=True)
     with pytest.raises(ValueError, match=r"'beam' reads the encoder's states .* use another objective"):
-        check_together(digits, dataclasses.replace(smooth, name="beam"), training)
+        TrainingConfig(objective="beam", epochs=1.0, train_encoder=True)
 
 
 def test_an_index_is_trained_again_with_another_version_of_the_package(
@@ -116,9 +108,9 @@ def test_an_index_is_trained_again_with_another_version_of_the_package(
     from dsi.training.pipeline import TrainingRun
 
     config = write_settings(
-        tmp_path / "config.toml", sentence_t5_folder, t5_folder, dev_queries=0, objective={"name": "smooth"},
+        tmp_path / "config.toml", sentence_t5_folder, t5_folder, dev_queries=0,
         contrastive={"loss": "none"}, pseudo_queries={"method": "none"},
-        training={"epochs": 1.0},
+        training={"epochs": 1.0, "objective": "smooth"},
     )  # fmt: skip
     run = TrainingRun(tmp_path / "run", dsi.read_collection(beir()), read_config(config), "cpu")
     run.train()

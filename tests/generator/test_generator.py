@@ -2,7 +2,6 @@
 
 import json
 import math
-from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -10,19 +9,18 @@ import pytest
 import torch
 from transformers import T5ForConditionalGeneration
 
+from dsi.config import Config
 from dsi.contrastive.encoder import Encoder
 from dsi.docids.tree import DocidTree
-from dsi.generator.config import CE, GeneratorConfig, ObjectiveConfig, TrainingConfig, check_together
+from dsi.generator.config import GeneratorConfig, TrainingConfig, check_together
 from dsi.generator.families import FamilyTree
 from dsi.generator.kinds import create_generator, load_generator
 from dsi.generator.model import DocidGenerator
 from dsi.generator.objectives import CrossEntropy, Task
 from dsi.generator.states import StateCache, write_states
 from dsi.training.examples import DocidExamples, LengthBucketSampler, Texts
-from dsi.training.teacher import Teacher
 from dsi.training.trainer import WholeModel, train_generator
 from tests.support.oracles import chain_logits, document_log_p
-from tests.support.oracles import children_of as nodes_below
 from tests.support.small import WIDTH, complete_tree, random_generator, random_queries, random_tree
 from tests.support.transformers_reference import transformers_loss
 
@@ -38,7 +36,7 @@ def states_of(encoder: Encoder, folder: Path) -> StateCache:
 
 def test_decoder_weights_of_a_t5_checkpoint_are_taken_over(t5_folder):
     tree = random_tree(60)
-    generator = DocidGenerator.create(GeneratorConfig(docid_tokens="digits", decoder=str(t5_folder)), tree, WIDTH, CE)
+    generator = DocidGenerator.create(GeneratorConfig(docid_tokens="digits", decoder=str(t5_folder)), tree, WIDTH, "ce")
     theirs = T5ForConditionalGeneration.from_pretrained(str(t5_folder)).decoder.state_dict()
     ours = generator.decoder.state_dict()
     assert ours.keys() == theirs.keys()
@@ -47,7 +45,7 @@ def test_decoder_weights_of_a_t5_checkpoint_are_taken_over(t5_folder):
             assert torch.equal(ours[name], tensor), name
     assert generator.head.weight.shape == (tree.vocab_size, WIDTH)
     shallow = DocidGenerator.create(
-        GeneratorConfig(docid_tokens="digits", decoder=str(t5_folder), num_layers=1), tree, WIDTH, CE
+        GeneratorConfig(docid_tokens="digits", decoder=str(t5_folder), num_layers=1), tree, WIDTH, "ce"
     )
     assert len(shallow.decoder.block) == 1
     assert torch.equal(
@@ -59,7 +57,7 @@ def test_the_output_layer_gives_what_t5_would_give_on_the_same_states(t5_folder)
     # Same decoder, same inputs: our hidden states are T5's; so the taken-over weights are also wired up as T5 wires them.
     tree = random_tree(60)
     generator = DocidGenerator.create(
-        GeneratorConfig(docid_tokens="digits", decoder=str(t5_folder)), tree, WIDTH, CE
+        GeneratorConfig(docid_tokens="digits", decoder=str(t5_folder)), tree, WIDTH, "ce"
     ).eval()
     t5 = T5ForConditionalGeneration.from_pretrained(str(t5_folder)).eval()
     states, mask, _ = random_queries(2)
@@ -74,10 +72,10 @@ def test_the_output_layer_gives_what_t5_would_give_on_the_same_states(t5_folder)
 def test_widths_that_do_not_fit_are_refused(t5_folder):
     tree = random_tree(20)
     with pytest.raises(ValueError, match=rf"is {WIDTH} wide, the encoder's states 99"):
-        DocidGenerator.create(GeneratorConfig(docid_tokens="digits", decoder=str(t5_folder)), tree, 99, CE)
+        DocidGenerator.create(GeneratorConfig(docid_tokens="digits", decoder=str(t5_folder)), tree, 99, "ce")
     with pytest.raises(ValueError, match="ask for fewer num_layers"):
         DocidGenerator.create(
-            GeneratorConfig(docid_tokens="digits", decoder=str(t5_folder), num_layers=5), tree, WIDTH, CE
+            GeneratorConfig(docid_tokens="digits", decoder=str(t5_folder), num_layers=5), tree, WIDTH, "ce"
         )
     with pytest.raises(ValueError, match="num_layers must be at least 1 without a T5 checkpoint"):
         GeneratorConfig(docid_tokens="digits")
@@ -85,7 +83,7 @@ def test_widths_that_do_not_fit_are_refused(t5_folder):
 
 @pytest.mark.parametrize(("width", "heads"), [(768, 12), (384, 6), (128, 4), (32, 4), (30, 3), (7, 1), (2, 2)])
 def test_a_fresh_decoder_has_heads_of_64_dimensions_at_least_four_that_divide_its_width(width, heads):
-    generator = create_generator(FRESH, random_tree(20), width, CE)
+    generator = create_generator(FRESH, random_tree(20), width, "ce")
     assert (generator.config.num_heads, generator.config.d_kv * heads) == (heads, width)
 
 
@@ -93,12 +91,11 @@ def loss_of(
     generator: DocidGenerator,
     tree: DocidTree,
     batch: dict[str, torch.Tensor],
-    distillation: float = 0.0,
     model: torch.nn.Module | None = None,
 ) -> float:
     """The cross-entropy of a batch as `DocidExamples.collate` makes it."""
     with torch.no_grad():
-        objective = CrossEntropy(Task(generator, tree, distillation=distillation))
+        objective = CrossEntropy(Task(generator, tree))
         return float(objective.loss(model or generator, batch, 0.99))
 
 
@@ -160,7 +157,7 @@ def test_a_tree_of_nodes_in_one_pass_gets_the_logits_of_each_sequence_alone(bran
 def test_a_new_generator_starts_near_a_uniform_choice(t5_folder, from_t5):
     tree = complete_tree()
     decoder = {"decoder": str(t5_folder)} if from_t5 else {"num_layers": 2}
-    generator = DocidGenerator.create(GeneratorConfig(docid_tokens="digits", **decoder), tree, WIDTH, CE).eval()
+    generator = DocidGenerator.create(GeneratorConfig(docid_tokens="digits", **decoder), tree, WIDTH, "ce").eval()
     states, mask, _ = random_queries(1)
     everything = (states.expand(64, -1, -1), mask.expand(64, -1))
     loss = loss_of(generator, tree, batch_of(everything, list(range(64))))
@@ -170,7 +167,7 @@ def test_a_new_generator_starts_near_a_uniform_choice(t5_folder, from_t5):
 def test_cached_states_give_the_losses_of_recomputed_ones(encoder, tmp_path, monkeypatch):
     monkeypatch.setattr("dsi.generator.states._BLOCK", 1)
     tree = random_tree(20)
-    generator = DocidGenerator.create(GeneratorConfig(docid_tokens="digits", num_layers=2), tree, WIDTH, CE).eval()
+    generator = DocidGenerator.create(GeneratorConfig(docid_tokens="digits", num_layers=2), tree, WIDTH, "ce").eval()
     documents = write_states(encoder, "document", TEXTS[:2], tmp_path / "documents")
     queries = write_states(encoder, "query", TEXTS[2:], tmp_path / "queries")
     assert (len(documents), len(queries)) == (2, 2)
@@ -189,62 +186,13 @@ def test_cached_states_give_the_losses_of_recomputed_ones(encoder, tmp_path, mon
     ]
 
 
-def test_a_teacher_shares_the_targets_on_every_node_of_the_path(encoder, tmp_path):
-    tree = random_tree(20)
-    generator, queries = random_generator(tree), random_queries(20)
-    parents, digits = (torch.from_numpy(each).long() for each in tree.paths(np.arange(20)))
-    teacher = Teacher.dense(queries[2].numpy(), tree.embeddings[:], 0.5, 6)
-    taught = {name: torch.from_numpy(own) for name, own in teacher.batch(range(20)).items()}
-    found = loss_of(generator, tree, {**batch_of(queries, list(range(20))), **taught}, 0.3)
-    logits, total = chain_logits(tree, generator, *queries[:2], digits), 0.0
-    scores = queries[2].numpy() @ tree.embeddings[:].T
-    for row in range(20):
-        best = np.argsort(-scores[row], kind="stable")[:6]
-        shares = np.exp(scores[row, best] / 0.5)
-        shares /= shares.sum()
-        for level in range(int((digits[row] >= 0).sum())):
-            own = list(nodes_below(tree, int(parents[row, level])))
-            targets = []
-            for digit, child in enumerate(own):
-                inner = child < tree.num_inner
-                start = int(tree.doc_start[child]) if inner else child - tree.num_inner
-                end = int(tree.doc_end[child]) if inner else start + 1
-                mass = sum(share for document, share in zip(best, shares, strict=True) if start <= document < end)
-                targets.append(0.7 * (digit == digits[row, level]) + 0.3 * mass)
-            log_p = logits[row, level, : len(own)].log_softmax(0).tolist()
-            total -= sum(t * p for t, p in zip(targets, log_p, strict=True)) / sum(targets) / 20
-    assert found == pytest.approx(float(total), rel=1e-4)
-
-    # Taught alone, the decoder comes to say what dense search says.
-    states = states_of(encoder, tmp_path)
-    teacher = Teacher.dense(states.embeddings, tree.embeddings[:], 0.5, 20)
-    examples = DocidExamples(states, np.array([0, 5, 11, 19]), tree, relevant={}, teacher=teacher)
-    objective = replace(CE, distillation=1.0)
-    training = TrainingConfig(batch_size=4, epochs=150.0, learning_rate=3e-3)
-    student, batch = DocidGenerator.create(FRESH, tree, WIDTH, CE), examples.collate([0, 1, 2, 3])
-    before = loss_of(student, tree, batch, 1.0)
-    train_generator(student, examples, objective, training, tmp_path / "work")
-    entropy = sum(entropy_on_path(tree, batch, row) for row in range(4)) / 4
-    assert loss_of(student, tree, batch, 1.0) - entropy < 0.05 < before - entropy
-
-
-def entropy_on_path(tree: DocidTree, batch: dict[str, torch.Tensor], row: int) -> float:
-    """Entropy of the teacher's shares of the children of each node on a row's path, weighted_sum: the least possible loss."""
-    families = FamilyTree(tree, CPU)
-    path = families.pack(families.above(batch["relevant"][row : row + 1]))
-    mass = families.mass(path, batch["taught"][row : row + 1], batch["taught_weights"][row : row + 1])[0]
-    shares = mass[mass.sum(dim=1) > 0]
-    shares = shares / shares.sum(dim=1, keepdim=True)
-    return float(-(shares * shares.clamp(min=1e-30).log()).sum())
-
-
 def test_encoder_and_decoder_train_together_from_texts(encoder, tmp_path):
     tree = random_tree(20)
     kinds = ["document", "document", "query", "query"]
     texts = Texts(encoder.model.preprocess, encoder.model.prompts, [("document", TEXTS[:2]), ("query", TEXTS[2:])])
     examples = DocidExamples(texts, np.array([0, 5, 11, 19]), tree)
     training = TrainingConfig(batch_size=2, epochs=40.0, learning_rate=3e-3, train_encoder=True)
-    generator, before = DocidGenerator.create(FRESH, tree, WIDTH, CE), encoder.fingerprint
+    generator, before = DocidGenerator.create(FRESH, tree, WIDTH, "ce"), encoder.fingerprint
     first = WholeModel(encoder.model, generator).eval()
     batch = examples.collate([0, 1, 2, 3])
     together = loss_of(generator, tree, batch, model=first)
@@ -253,44 +201,49 @@ def test_encoder_and_decoder_train_together_from_texts(encoder, tmp_path):
         states, mask, _, _ = encoder.forward([TEXTS[row]], kind)
         alone.append(loss_of(generator, tree, batch_of((states, mask), [[0, 5, 11, 19][row]])))
     assert sum(alone) / 4 == pytest.approx(together, abs=1e-4)
-    train_generator(generator, examples, CE, training, tmp_path / "work", encoder)
+    train_generator(generator, examples, training, tmp_path / "work", encoder)
     assert encoder.fingerprint != before
     assert loss_of(generator, tree, batch, model=first.eval()) < 0.1 < together
-
-
-@pytest.mark.parametrize(
-    ("settings", "message"),
-    [
-        ({"distillation": 2.0}, r"objective.distillation must be between 0 and 1, got 2.0"),
-        (
-            {"name": "best"},
-            r"objective.name must be one of ce, estimate, .*, got 'best'; the objective of another package",
-        ),
-        (
-            {"name": "otm", "distillation": 0.5},
-            r"objective.distillation needs an objective that reads a teacher \(ce, estimate\), got 0.5 with 'otm'; use 0",
-        ),
-    ],
-)
-def test_objectives_whose_settings_do_not_go_together_are_refused(settings, message):
-    with pytest.raises(ValueError, match=message):
-        ObjectiveConfig(**{"name": "ce", "distillation": 0.0, **settings})
 
 
 def test_settings_of_training_and_examples_are_checked():
     with pytest.raises(ValueError, match=r"training.epochs must be at least 0, got -1"):
         TrainingConfig(epochs=-1.0)
-    with pytest.raises(ValueError, match=r'must be above 0, got 0: only generator.docid_tokens = "tied" makes sense'):
-        check_together(FRESH, CE, TrainingConfig(epochs=0.0))
-    together = TrainingConfig(epochs=1.0, train_encoder=True)
+    with pytest.raises(ValueError, match=r'must be above 0, got 0: only an index without a generator, .* "none", is'):
+        check_together(FRESH, TrainingConfig(epochs=0.0))
+    with pytest.raises(
+        ValueError, match=r"training.objective must be one of ce, .*, got 'best'; the objective of another"
+    ):
+        TrainingConfig(objective="best")
     with pytest.raises(
         ValueError, match=r"'otm' reads the encoder's states or embeddings, which training\.train_encoder"
     ):
-        check_together(FRESH, replace(CE, name="otm"), together)
-    with pytest.raises(
-        ValueError, match=r"train_encoder changes the encoder whose scores objective\.distillation teaches"
+        TrainingConfig(objective="otm", epochs=1.0, train_encoder=True)
+
+
+def test_settings_of_a_generator_are_refused_without_one():
+    for settings, message in (
+        (
+            {"num_layers": 2},
+            r'generator\.num_layers is 2, but generator\.docid_tokens is "none": the index has no generator',
+        ),
+        ({"decoder": "t5"}, r"generator\.decoder is 't5', but generator\.docid_tokens is \"none\""),
+        ({"docid_tokens": "tied"}, "docid_tokens must be one of none, digits, words, got 'tied'"),
     ):
-        check_together(FRESH, replace(CE, distillation=0.1), together)
+        with pytest.raises(ValueError, match=message):
+            GeneratorConfig(**settings)
+    for settings, name in (({"epochs": 1.0}, "epochs"), ({"train_encoder": True}, "train_encoder")):
+        with pytest.raises(ValueError, match=rf"training\.{name} is .*, but there is no generator to train"):
+            check_together(GeneratorConfig(), TrainingConfig(**settings))
+    check_together(GeneratorConfig(), TrainingConfig())
+
+
+@pytest.mark.parametrize("name", ["lexical_weight", "token_weight"])
+def test_parts_of_the_document_score_are_refused_with_a_generator(name):
+    with pytest.raises(
+        ValueError, match=rf"search\.{name} needs generator\.docid_tokens \"none\", got 0.1 with 'digits'"
+    ):
+        Config.named("digits").with_changes({"search": {name: 0.1}})
 
 
 def test_examples_must_fit_the_cache(encoder, tmp_path):
@@ -324,10 +277,10 @@ def test_training_learns_the_examples_and_resuming_changes_nothing(encoder, tmp_
     training = TrainingConfig(batch_size=2, epochs=40.0, learning_rate=3e-3)
 
     def create() -> DocidGenerator:
-        return DocidGenerator.create(FRESH, tree, WIDTH, CE)
+        return DocidGenerator.create(FRESH, tree, WIDTH, "ce")
 
     whole = create()
-    record = train_generator(whole, examples, CE, training, tmp_path / "whole")
+    record = train_generator(whole, examples, training, tmp_path / "whole")
     assert loss_of(whole, tree, examples.collate([0, 1, 2, 3])) < 0.1
 
     # The checkpoints of the whole run are what a killed run would have left; go on from the last but one.
@@ -338,7 +291,7 @@ def test_training_learns_the_examples_and_resuming_changes_nothing(encoder, tmp_
     state["log_history"][-1]["seconds"] += 1000  # as if it had taken long so far
     (checkpoint / "trainer_state.json").write_text(json.dumps(state))
     resumed = create()
-    again = train_generator(resumed, examples, CE, training, tmp_path / "resumed")
+    again = train_generator(resumed, examples, training, tmp_path / "resumed")
     for a, b in zip(whole.parameters(), resumed.parameters(), strict=True):
         torch.testing.assert_close(a, b)
     assert again["steps"] == record["steps"] == 80

@@ -1,6 +1,5 @@
 """Training objectives: candidates, targets, losses, and that each of them learns to find documents; foreign ones."""
 
-import dataclasses
 from pathlib import Path
 
 import numpy as np
@@ -17,7 +16,7 @@ from dsi.contrastive.encoder import Encoder
 from dsi.docids.clustering import DocidsConfig, build_tree
 from dsi.docids.tree import DocidTree
 from dsi.generator import base
-from dsi.generator.config import CE, GeneratorConfig, TrainingConfig
+from dsi.generator.config import GeneratorConfig, TrainingConfig
 from dsi.generator.families import Families, FamilyTree
 from dsi.generator.kinds import create_generator, load_generator
 from dsi.generator.model import DocidGenerator
@@ -201,10 +200,9 @@ VARIANTS = {"otm-bs", "otm-optest", "otm-mix", "man", "dtr", "ripor", "ltrgr"}
 def test_every_objective_learns_to_find_documents_from_text(objective, examples, tmp_path, monkeypatch):
     monkeypatch.setattr(base, "DROPOUT", 0.0)
     config = GeneratorConfig(docid_tokens="digits", num_layers=1)
-    taught = dataclasses.replace(CE, name=objective)
-    generator = create_generator(config, examples.tree, WIDTH, taught)
-    training = TrainingConfig(batch_size=4, epochs=150, learning_rate=3e-3)
-    train_generator(generator, examples, taught, training, tmp_path / "work")
+    generator = create_generator(config, examples.tree, WIDTH, objective)
+    training = TrainingConfig(objective=objective, batch_size=4, epochs=150, learning_rate=3e-3)
+    train_generator(generator, examples, training, tmp_path / "work")
     generator.save_pretrained(str(tmp_path / "generator"))
     search = beam_search_for(examples.tree, load_generator(tmp_path / "generator", "cpu"))
     batch = examples.collate([0, 1, 2, 3])
@@ -275,10 +273,9 @@ def test_training_on_top_of_dense_search_starts_from_it_and_improves_on_it(encod
 
     together = {}
     for name in ("ce", "residual"):
-        training = TrainingConfig(batch_size=4, epochs=60.0, learning_rate=3e-3)
-        objective = dataclasses.replace(CE, name=name)
-        generator = create_generator(config, tree, WIDTH, objective)
-        train_generator(generator, examples, objective, training, tmp_path / name)
+        training = TrainingConfig(objective=name, batch_size=4, epochs=60.0, learning_rate=3e-3)
+        generator = create_generator(config, tree, WIDTH, name)
+        train_generator(generator, examples, training, tmp_path / name)
         together[name] = loss_of(generator)
     with torch.no_grad():
         generator.head.weight.zero_()

@@ -16,7 +16,7 @@ from dsi.contrastive.encoder import Encoder
 from dsi.docids.files import ram
 from dsi.docids.files.processes import ALONE as UNSHARED
 from dsi.docids.updating import add_documents
-from dsi.generator.config import CE, GeneratorConfig, ObjectiveConfig, TrainingConfig, check_together
+from dsi.generator.config import GeneratorConfig, TrainingConfig, check_together
 from dsi.generator.kinds import create_generator, load_generator
 from dsi.generator.objectives import CrossEntropy, Task
 from dsi.generator.pretrained import PROMPTS, check_memory
@@ -115,7 +115,7 @@ def test_added_documents_share_the_probability_of_their_siblings(models):
 
 def test_docid_tokens_begin_at_their_clusters(models):
     tree = random_tree(60, branching=4, leaf=60 // 4)
-    generator = create_generator(GeneratorConfig("digits", "text", str(models["llama"])), tree, WIDTH, CE)
+    generator = create_generator(GeneratorConfig("digits", "text", str(models["llama"])), tree, WIDTH, "ce")
     # A text's mean input embedding is a linear map of its vector; so are those of the clusters.
     linear = np.random.default_rng(0).normal(size=(WIDTH, LANGUAGE_WIDTH)).astype(np.float32)
     vectors = np.random.default_rng(1).normal(size=(500, WIDTH)).astype(np.float32)
@@ -180,7 +180,7 @@ def test_upper_layers_learn_alone_and_a_killed_training_resumes(models, tmp_path
     texts = [f"{word} {other}" for word in ("neon", "river", "capital") for other in ("of", "and", "the", "in")]
     states = StateCache(write_states(generator, "query", texts, tmp_path / "states"))
     examples, settings = DocidExamples(states, np.arange(12), tree), TrainingConfig(epochs=60.0, learning_rate=3e-3)
-    record = train_generator(generator, examples, CE, settings, tmp_path / "work")
+    record = train_generator(generator, examples, settings, tmp_path / "work")
     changed = {name for name, own in generator.state_dict().items() if not torch.equal(own, before[name])}
     assert changed == {"embed.weight", "head.weight", "model.norm.weight"} | {
         name for name in before if name.startswith("model.layers.1.")
@@ -193,7 +193,7 @@ def test_upper_layers_learn_alone_and_a_killed_training_resumes(models, tmp_path
     assert load_file(first / "model.safetensors").keys() == {f"generator.{name}" for name in changed}
     (tmp_path / "killed").mkdir()
     first.rename(tmp_path / "killed" / first.name)
-    assert train_generator(again, examples, CE, settings, tmp_path / "killed")["steps"] == record["steps"]
+    assert train_generator(again, examples, settings, tmp_path / "killed")["steps"] == record["steps"]
     for name, weight in generator.state_dict().items():
         torch.testing.assert_close(again.state_dict()[name], weight, atol=1e-6, rtol=1e-5)
 
@@ -205,7 +205,7 @@ def test_training_lowers_the_loss_and_a_killed_one_resumes(models, kind, checkpo
     texts = [f"{word} {other}" for word in ("neon", "river", "capital") for other in ("of", "and", "the", "in")]
 
     def train(name: str, dies_at: int | None = None):
-        generator = create_generator(GeneratorConfig("digits", "text", str(models[kind])), tree, WIDTH, CE)
+        generator = create_generator(GeneratorConfig("digits", "text", str(models[kind])), tree, WIDTH, "ce")
         examples = DocidExamples(Texts(generator.tokenize, PROMPTS, [("query", texts)]), np.arange(12), tree)
         settings = TrainingConfig(batch_size=4, epochs=20.0, learning_rate=3e-3, gradient_checkpointing=checkpointing)
         steps, passes, collate = [], [], examples.collate
@@ -219,7 +219,7 @@ def test_training_lowers_the_loss_and_a_killed_one_resumes(models, kind, checkpo
             return collate(rows)
 
         examples.collate = counted
-        record = train_generator(generator, examples, CE, settings, tmp_path / name)
+        record = train_generator(generator, examples, settings, tmp_path / name)
         assert len(passes) == len(steps) * (2 if checkpointing else 1)
         return generator, record, len(steps)
 
@@ -310,7 +310,7 @@ def test_a_generator_is_kept_as_it_is(models, upper, tmp_path):
 
 def refused(folder, match, upper=0):
     with pytest.raises(ValueError, match=match) as caught:
-        create_generator(GeneratorConfig("digits", "text", str(folder), upper), random_tree(20), WIDTH, CE)
+        create_generator(GeneratorConfig("digits", "text", str(folder), upper), random_tree(20), WIDTH, "ce")
     assert "\n" not in str(caught.value)
 
 
@@ -404,7 +404,7 @@ def test_models_that_read_on_pass_the_trial(models, kind, upper):
 
 def test_a_model_that_reads_texts_is_no_decoder_over_states(models):
     with pytest.raises(ValueError, match=r'is of type llama, .* set generator\.reads = "text"'):
-        create_generator(GeneratorConfig("digits", decoder=str(models["llama"])), random_tree(20), WIDTH, CE)
+        create_generator(GeneratorConfig("digits", decoder=str(models["llama"])), random_tree(20), WIDTH, "ce")
 
 
 @pytest.mark.parametrize(
@@ -431,12 +431,10 @@ def test_settings_that_contradict_each_other_are_refused():
     reader = GeneratorConfig("digits", "text", "model")
     with pytest.raises(ValueError, match=r"needs generator\.decoder"):
         GeneratorConfig("digits", "text")
-    with pytest.raises(ValueError, match=r'needs generator\.docid_tokens "digits", got \'tied\''):
-        GeneratorConfig("tied", "text", "model")
-    with pytest.raises(ValueError, match=r'needs objective\.name "ce"'):
-        check_together(reader, CE, TrainingConfig(epochs=1.0, train_encoder=True))
+    with pytest.raises(ValueError, match=r'needs generator\.docid_tokens "digits", got \'none\''):
+        GeneratorConfig("none", "text", "model")
+    with pytest.raises(ValueError, match=r'needs training\.objective "ce"'):
+        check_together(reader, TrainingConfig(epochs=1.0, train_encoder=True))
     with pytest.raises(ValueError, match=r'is for generator\.reads "text"'):
-        check_together(
-            GeneratorConfig("digits", num_layers=1), CE, TrainingConfig(epochs=1.0, gradient_checkpointing=True)
-        )
-    check_together(reader, ObjectiveConfig("ce", 0.5), TrainingConfig(epochs=1.0, gradient_checkpointing=True))
+        check_together(GeneratorConfig("digits", num_layers=1), TrainingConfig(epochs=1.0, gradient_checkpointing=True))
+    check_together(reader, TrainingConfig(epochs=1.0, gradient_checkpointing=True))

@@ -313,7 +313,12 @@ def test_a_model_that_cannot_be_loaded_is_refused_before_the_first_write(beir, s
     with pytest.raises(
         FileNotFoundError, match=r"^pseudo_queries.method '.*empty' cannot be loaded \(.*\); name a seq2seq"
     ):
-        dsi.train(dsi.read_collection(beir()), tmp_path / "run", config=Config().with_changes(changes), device="cpu")
+        dsi.train(
+            dsi.read_collection(beir()),
+            tmp_path / "run",
+            config=Config().with_changes(changes),
+            device="cpu",
+        )
     assert not (tmp_path / "run").exists() or not [*(tmp_path / "run").iterdir()]
 
 
@@ -357,9 +362,9 @@ def test_the_generator_is_trained_on_queries_that_find_their_documents(
         lambda title, *more: [second, *made(title, *more)[:2]] if title == first else made(title, *more),
     )
     changes = {
-        "encoder": {"name": str(sentence_t5_folder)}, "training": {"epochs": 1.0},
-        "pseudo_queries": {"method": "extractive", "first": 2},
+        "encoder": {"name": str(sentence_t5_folder)}, "training": {"epochs": 1.0}, "contrastive": {"loss": "none"},
+        "pseudo_queries": {"method": "extractive", "first": 2, "per_document": 3}, "dev_queries": 0,
     }  # fmt: skip
     with caplog.at_level("INFO"):
-        dsi.train(collection, tmp_path / "run", config=Config().with_changes(changes), device="cpu")
+        dsi.train(collection, tmp_path / "run", config=Config.named("digits").with_changes(changes), device="cpu")
     assert "119 of 120 pseudo-queries find their document among the first 2" in caplog.text

@@ -30,7 +30,7 @@ EXTENSIONS: dict[str, set[str]] = {
     "rerankers": {"contrastive", "docids", "search"},
     "integrations": {"docids", "contrastive", "eval", "search", "store", "training"},
     "server": {"docids", "search", "store"},
-    "cluster": {"docids", "generator", "search", "store"},
+    "cluster": {"docids", "search", "store"},
 }
 """{extension room, which can be torn off: rooms of the core that it imports}; extensions do not import each other."""
 FROM_WITHIN = {
@@ -49,7 +49,6 @@ MODELS = (
     "sentence_transformers",
     "dsi.contrastive.encoder",
     "dsi.generator.model",
-    "dsi.generator.tied",
 )
 DOCIDS = ("dsi.docids.tree", "dsi.docids.schemes", "dsi.docids.clustering", "dsi.docids.updating")
 UNKNOWN = {

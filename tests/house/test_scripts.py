@@ -11,7 +11,7 @@ import pytest
 from dsi.docids.data.collection import read_collection
 from tests.support.raw_questions import QUESTIONS, raw_file
 from tests.support.small import thin_out, write_collection
-from tests.support.tiny_settings import TIED, write_settings
+from tests.support.tiny_settings import VECTORS, write_settings
 
 ROOT = Path(__file__).parents[2]
 
@@ -23,7 +23,7 @@ def trained(tmp_path_factory, sentence_t5_folder, t5_folder):
     config = write_settings(
         folder / "config.toml", sentence_t5_folder, t5_folder, dev_queries=0, pseudo_queries={"method": "none"},
         contrastive={"loss": "none"},
-        training={"epochs": 1.0}, **TIED,
+        **VECTORS,
     )  # fmt: skip
     thin_out(write_collection(folder / "collection"), dev=6, test=6)
     printed = run("train", folder, "--data", "collection", "--output", "run", "--config", config, "--device", "cpu")

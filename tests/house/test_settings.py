@@ -25,7 +25,7 @@ from dsi.training.pipeline import TrainingRun
 from dsi.training.preflight import check_encoder, check_settings
 from tests.support.foreign import install
 from tests.support.small import PROMPTS
-from tests.support.tiny_settings import TIED, write_settings
+from tests.support.tiny_settings import write_settings
 
 EVERY = [
     (section, name, value)
@@ -39,7 +39,7 @@ NUMBERS = [
 MAY_BE_ZERO = {
     "seed", "dev_queries", "text_megabytes", "pseudo_queries.first", "docids.branching",
     "docids.pieces", "contrastive.negatives", "tokens.bits", "tokens.epochs", "vectors.code_bytes", "generator.num_layers",
-    "objective.distillation", "training.epochs", "search.alpha", "search.beta",
+    "training.epochs", "search.alpha", "search.beta",
     "search.lexical_weight", "search.token_weight", "search.memory_weight",
 }  # fmt: skip
 TOO_DEEP = "is nested too deeply" if sys.version_info >= (3, 14) else r"alpha must be a number, got \{'a': .*\.\.\."
@@ -256,7 +256,7 @@ def test_a_decoder_that_does_not_fit_the_encoder_is_refused_before_it_is_trained
     generator, error, message, settings, beir, tmp_path, monkeypatch
 ):
     monkeypatch.setattr(pipeline, "train_encoder", lambda *_, **__: pytest.fail("the encoder was trained"))
-    changes = (TIED if "docid_tokens" in generator else {}) | {"generator": generator}
+    changes = {"generator": generator}
     with pytest.raises(error, match=message) as raised:
         TrainingRun(tmp_path / "run", dsi.read_collection(beir()), settings.with_changes(changes), "cpu").all_stages()
     assert "\n" not in str(raised.value)
@@ -282,7 +282,6 @@ def test_an_encoder_that_an_index_may_not_hold_is_refused_before_it_is_trained(
     [
         ("contrastive", {}),
         ("training", {}),
-        ("training", TIED | {"generator": FRESH | {"docid_tokens": "tied"}}),
     ],
 )
 def test_a_training_that_diverges_ends_with_the_step_and_the_loss(

@@ -81,7 +81,7 @@ def test_a_smaller_corpus_is_searched_alone_and_a_foreign_one_is_refused(retriev
 
 
 def test_results_of_another_index_or_options_are_not_taken_from_the_cache(retriever):
-    revisions = {DocidSearch(retriever, **options).mteb_model_meta.revision for options in ({}, {"alpha": 0.1})}
+    revisions = {DocidSearch(retriever, **options).mteb_model_meta.revision for options in ({}, {"beam_width": 2})}
     retriever.remove(list(retriever.documents.rows)[:1])
     revisions.add(DocidSearch(retriever).mteb_model_meta.revision)
     assert len(revisions) == 3

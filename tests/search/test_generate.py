@@ -1,4 +1,4 @@
-"""Both methods of search with tied tokens against literal ones: random trees, weights, filters, updates, places, codes."""
+"""Both methods of search by vectors against literal ones: random trees, weights, filters, updates, places, codes."""
 
 import logging
 from dataclasses import replace
@@ -15,8 +15,7 @@ from dsi.docids.tree import DocidTree
 from dsi.docids.updating import add_documents, remove_documents
 from dsi.docids.vectors import VectorsConfig
 from dsi.docids.words.bm25 import BM25
-from dsi.generator.bonus import SIZE_WEIGHT
-from dsi.search.generate import TiedEngine, WordsOnly
+from dsi.search.generate import VectorEngine, WordsOnly
 from dsi.search.queries import QueryBatch
 from dsi.search.request import SearchConfig, SearchRequest
 from dsi.search.results import EXTRA, WALK, WORDS, Trace
@@ -25,7 +24,7 @@ from dsi.search.top import best, highest, highest_and_rest
 from dsi.search.walk import NodeScores
 from tests.support import oracles
 from tests.support.cases import Case, random_memory, random_tokens, small_case, texts, token_states
-from tests.support.small import WIDTH, random_batch, random_queries, random_tied, random_tree
+from tests.support.small import WIDTH, random_batch, random_queries, random_tree
 
 
 def random_paths(documents: int, rng: np.random.Generator) -> np.ndarray:
@@ -57,7 +56,6 @@ def random_case(seed: int) -> Case:
     with_tokens = seed % 2 == 0
     if with_tokens:
         tree = replace(tree, tokens=random_tokens(tree.num_places, chance))
-    generator = random_tied(tree, layers=int(seed % 5 == 0), seed=seed)
     kind = ["float32", "float32", "int8", "int8", "codes"][seed % 5]
     if kind == "codes":
         tree = tree.stored_as(VectorsConfig("float32", code_bytes=WIDTH // 4))
@@ -67,9 +65,7 @@ def random_case(seed: int) -> Case:
     if seed % 4 >= 2 and documents > 4:  # updates
         gone = rng.choice(documents, size=int(rng.integers(1, documents - 1)), replace=False)
         new = int(rng.integers(1, 12))
-        _ = TiedEngine(
-            tree, generator, None
-        ).listed  # lists are made before the update, as in an index that is searched
+        _ = VectorEngine(tree).listed  # lists are made before the update, as in an index that is searched
         tree = remove_documents(tree, gone)
         bm25 = bm25.update(gone.tolist(), [str(n) for n in range(documents - len(gone))], [])
         vectors = rng.normal(size=(new, WIDTH)).astype(np.float32)
@@ -85,8 +81,6 @@ def random_case(seed: int) -> Case:
         token_weight=float(chance.choice([0, 1, 4])),
         beam_width=int(rng.integers(1, 7)),
         candidates=int(rng.choice([1, 3, 100])),
-        alpha=float(rng.choice([0, 0.3, 1])),
-        beta=float(rng.choice([0, 1, np.inf])),
         lexical_weight=float(rng.choice([0, 0.5, 3])),
         memory_weight=float(np.random.default_rng([seed, 2]).choice([0, 1, 10])),
     )
@@ -99,7 +93,7 @@ def random_case(seed: int) -> Case:
         allowed = by_row[tree.doc_rows] & (tree.doc_rows >= 0)
     if rng.random() < 0.3:
         extra = rng.normal(size=(batch_size, tree.num_rows)) * 3
-    return Case(tree, generator, bm25, batch, SearchRequest(int(rng.integers(1, 15)), config, allowed, extra), memory)
+    return Case(tree, bm25, batch, SearchRequest(int(rng.integers(1, 15)), config, allowed, extra), memory)
 
 
 def token_scores(case: Case) -> np.ndarray:
@@ -187,18 +181,10 @@ def allowed_places(case: Case) -> np.ndarray:
 
 def node_scores(case: Case, query: int) -> "dict[tuple[int, int], float]":
     """{(level, inner node): its score}, by the definition of the walk."""
-    tree, config, generator = case.tree, case.request.config, case.generator
-    with torch.no_grad():
-        outputs = generator(case.batch.embeddings, case.batch.states, case.batch.mask)
-    z, found = case.batch.embeddings[query].numpy().astype(np.float64), {}
-    for level in range(tree.depth - 1):
-        own = min(level, outputs.queries.shape[1] - 1)
-        alpha = config.alpha if level < config.beta else 1.0
-        q = (1 - alpha) * z + alpha * outputs.queries[query, own].numpy().astype(np.float64)
-        weight = (1 - alpha) * SIZE_WEIGHT + alpha * float(outputs.size_weights[own])
-        nodes = tree.levels[level + 1]
+    tree, z, found = case.tree, case.batch.embeddings[query].numpy().astype(np.float64), {}
+    for level, nodes in enumerate(tree.levels[1:]):
         for node in range(nodes.start, nodes.stop):
-            found[level, node] = float(q @ tree.centroids[node].astype(np.float64)) + weight * oracles.bonus(tree, node)
+            found[level, node] = float(z @ tree.centroids[node].astype(np.float64)) + 0.09 * oracles.bonus(tree, node)
     return found
 
 
@@ -322,7 +308,7 @@ def test_the_walk_that_is_traced_is_the_one_that_answered():
 
 
 def replace_batch(case: Case, batch: QueryBatch) -> Case:
-    return Case(case.tree, case.generator, case.bm25, batch, case.request)
+    return Case(case.tree, case.bm25, batch, case.request)
 
 
 def test_fewer_than_k_found_double_the_beam_of_that_query_alone():
@@ -403,7 +389,7 @@ def test_sources_name_what_found_a_document():
 
 def test_a_root_that_holds_documents_is_all_of_them():
     tree = assemble(Docids(np.arange(30)[:, None].astype(np.int32)), np.eye(30, WIDTH, dtype=np.float32))
-    index = TiedEngine(tree, random_tied(tree), None)
+    index = VectorEngine(tree)
     states, mask, embeddings = random_queries(2)
     batch = QueryBatch(torch.arange(2), states, mask, embeddings, ["a", "b"])
     result = index.methods["generate"].retrieve(batch, SearchRequest(3, SearchConfig(beam_width=1, alpha=1.0)))
@@ -427,7 +413,7 @@ def test_follow_gives_node_scores_and_parts_that_add_up():
     request = replace(case.request, extra_scores=np.random.default_rng(1).normal(size=(4, 60)))
     rows = np.array([[3, 8], [1, 2], [0, 59], [7, 7]])
     followed = case.index.follow(case.batch, request, rows)
-    *_, total = place_scores(Case(case.tree, case.generator, case.bm25, case.batch, request))
+    *_, total = place_scores(Case(case.tree, case.bm25, case.batch, request))
     assert set(followed.parts) == {"dense", "BM25", "extra"}
     for query in range(4):
         scores = node_scores(case, query)
@@ -447,7 +433,7 @@ def test_follow_gives_node_scores_and_parts_that_add_up():
 def test_only_lists_of_kept_nodes_are_scanned(monkeypatch):
     rng = np.random.default_rng(0)
     tree = random_tree(400, branching=4, leaf=8).stored_as(VectorsConfig("float32", code_bytes=WIDTH // 4))
-    index = TiedEngine(tree, random_tied(tree), None)
+    index = VectorEngine(tree)
     listed = index.listed
     assert listed is not None
     scanned: list[np.ndarray] = []
@@ -474,7 +460,7 @@ def test_equal_scores_come_in_docid_order():
     tree = assemble(Docids(np.array([[1], [0], [2], [3]], dtype=np.int32)), np.ones((4, WIDTH), dtype=np.float32))
     states, mask, embeddings = random_queries(1)
     batch = QueryBatch(torch.arange(1), states, mask, embeddings, ["a"])
-    for method in TiedEngine(tree, random_tied(tree), None).methods.values():
+    for method in VectorEngine(tree).methods.values():
         assert method.retrieve(batch, SearchRequest(3, SearchConfig())).positions[0].tolist() == [0, 1, 2]
 
 
@@ -507,7 +493,7 @@ def test_a_hundred_thousand_equal_documents_have_docids_and_are_found():
     tree = build_tree(vectors, DocidsConfig())
     assert tree.is_sound()
     assert tree.depth <= 6
-    index, batch = TiedEngine(tree, random_tied(tree), None), random_batch(1)
+    index, batch = VectorEngine(tree), random_batch(1)
     batch = batch._replace(embeddings=torch.from_numpy(vectors[:1]))
     for method in ("generate", "exact"):
         found = index.methods[method].retrieve(batch, SearchRequest(10, SearchConfig(lexical_weight=0.0)))

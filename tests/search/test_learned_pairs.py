@@ -38,7 +38,7 @@ def clock(monkeypatch):
 
 @pytest.fixture
 def retriever(encoder) -> GenerativeRetriever:
-    index = small_index(encoder, tied=True)
+    index = small_index(encoder, vectors=True)
     index.search_config = dsi.SearchConfig(lexical_weight=0.1, memory_weight=10.0, candidates=10, beam_width=5)
     return index
 
@@ -129,7 +129,7 @@ def test_a_pair_is_forgotten_by_the_hash_that_is_listed(retriever):
 
 
 def test_queries_that_differ_in_case_spaces_or_composition_are_one_and_the_first_text_stays(encoder):
-    index = small_index(encoder, tied=True).with_memory(QueryMemory(MemoryConfig(keep_queries=True)))
+    index = small_index(encoder, vectors=True).with_memory(QueryMemory(MemoryConfig(keep_queries=True)))
     index.search_config = dsi.SearchConfig(memory_weight=1.0)
     index.learn([("Straße  nach\u00a0Ärzten", IDS[0])])
     index.learn([("STRASSE NACH A\u0308RZTEN", IDS[0]), (" straße nach ärzten ", IDS[0])])

@@ -17,12 +17,12 @@ from dsi.docids.updating import add_documents, remove_documents
 from dsi.docids.vectors import LARGE, VectorsConfig
 from dsi.docids.words.bm25 import BM25
 from dsi.search import lists as module
-from dsi.search.generate import TiedEngine
+from dsi.search.generate import VectorEngine
 from dsi.search.lists import InvertedLists, ListedDocuments, cell_nodes, oversampling
 from dsi.search.queries import QueryBatch
 from dsi.search.request import SearchConfig, SearchRequest
 from dsi.search.results import SearchResult
-from tests.support.small import random_queries, random_tied, random_tree
+from tests.support.small import random_queries, random_tree
 
 CODES = [VectorsConfig("float32", 8), VectorsConfig("int8", 8)]
 WORDS = ["ab", "cd", "ef", "gh", "ij", "kl"]
@@ -48,7 +48,7 @@ def words_of(tree: DocidTree) -> BM25:
 def search(
     tree: DocidTree, batch: QueryBatch, method: str, beam_width: int = 8, weight: float = 0.0, **more
 ) -> SearchResult:
-    index = TiedEngine(tree, random_tied(tree), words_of(tree) if weight else None)
+    index = VectorEngine(tree, words_of(tree) if weight else None)
     config = SearchConfig(alpha=0.0, beam_width=beam_width, lexical_weight=weight)
     return index.methods[method].retrieve(batch, SearchRequest(10, config, **more))
 
@@ -81,7 +81,7 @@ def test_a_walk_that_prunes_nothing_finds_what_exact_finds(config, weight, monke
 @pytest.mark.parametrize("config", CODES)
 def test_a_narrow_walk_finds_most_reads_little_and_gives_true_scores(config):
     tree, batch = big_tree(config), query_batch(20, 2)
-    index = TiedEngine(tree, random_tied(tree), None)
+    index = VectorEngine(tree)
     found = search(tree, batch, "generate", 40)
     true = batch.embeddings.numpy() @ tree.embeddings[:].T
     np.testing.assert_allclose(found.scores, np.take_along_axis(true, found.positions, axis=1), rtol=1e-4, atol=1e-4)
@@ -151,15 +151,15 @@ import faiss, torch
 torch.set_num_threads(1); faiss.omp_set_num_threads(1)
 from dsi.docids.tree import DocidTree
 from dsi.search.request import SearchConfig, SearchRequest
-from dsi.search.generate import TiedEngine
+from dsi.search.generate import VectorEngine
 from dsi.search.queries import QueryBatch
-from tests.support.small import random_queries, random_tied, random_tree
+from tests.support.small import random_queries, random_tree
 
 def search(tree, rows):
     points = torch.from_numpy(tree.embeddings[rows])
     states, mask, _ = random_queries(len(rows))
     batch = QueryBatch(torch.arange(len(rows)), states, mask, points, [""] * len(rows))
-    generate = TiedEngine(tree, random_tied(tree), None).methods["generate"]
+    generate = VectorEngine(tree).methods["generate"]
     return generate.retrieve(batch, SearchRequest(1, SearchConfig(alpha=0.0, beam_width=64))).positions.flatten().tolist()
 
 def kib(name):
@@ -210,7 +210,7 @@ def test_a_search_scores_that_many_candidates(monkeypatch, few):
     monkeypatch.setattr(InvertedLists, "scan", lambda *given: scanned.append(given[3]) or scan(*given))
     tree = big_tree(CODES[0])
     batch, config = query_batch(3), SearchConfig(alpha=0.0, beam_width=10_000, candidates=20)
-    found = TiedEngine(tree, random_tied(tree), None).methods["generate"].retrieve(batch, SearchRequest(10, config))
+    found = VectorEngine(tree).methods["generate"].retrieve(batch, SearchRequest(10, config))
     assert scanned == [4 * 20 if few else 40 * 20]
     exact = search(tree, batch, "exact")
     if not few:  # most of the documents are rescored

@@ -36,7 +36,7 @@ FLAT = Spread(0.0, 1.0)
 
 @pytest.fixture
 def retriever(encoder) -> GenerativeRetriever:
-    index = small_index(encoder, tied=True)
+    index = small_index(encoder, vectors=True)
     index.search_config = dsi.SearchConfig(lexical_weight=0.1, memory_weight=2.0, candidates=3, beam_width=2)
     return index
 
@@ -289,7 +289,7 @@ def test_certificates_hold_with_the_memory(retriever):
 
 def test_explanations_name_earlier_queries_by_hash_or_by_text(encoder):
     for keep, name in ((False, r"#[0-9a-f]{16}, 2 times"), (True, "which planet has rings, 2 times")):
-        index = small_index(encoder, tied=True).with_memory(QueryMemory(MemoryConfig(keep_queries=keep)))
+        index = small_index(encoder, vectors=True).with_memory(QueryMemory(MemoryConfig(keep_queries=keep)))
         index.search_config = dsi.SearchConfig(memory_weight=2.0)
         index.learn([PAIRS[0], PAIRS[0], PAIRS[1]])
         explained = index.search("which planet has rings?").explain(PAIRS[0][1])
@@ -319,7 +319,7 @@ def test_memory_goes_and_stays_with_its_documents(retriever, tmp_path):
 
 
 def test_what_is_pushed_has_neither_texts_nor_the_key(encoder, tmp_path):
-    index = small_index(encoder, tied=True).with_memory(QueryMemory(MemoryConfig(keep_queries=True)))
+    index = small_index(encoder, vectors=True).with_memory(QueryMemory(MemoryConfig(keep_queries=True)))
     index.learn(PAIRS)
     index.save_pretrained(tmp_path / "own")
     index.with_memory(index.memory.published()).save_pretrained(tmp_path / "pushed")
@@ -383,7 +383,7 @@ def test_odd_pairs_are_counted_and_the_others_are_learned(retriever, caplog):
 def test_an_index_of_other_tokens_learns_nothing(encoder, retriever):
     decoder = random_generator(retriever.tree)
     paths = GenerativeRetriever(encoder, retriever.tree, decoder, retriever.documents.dataset)
-    with pytest.raises(TypeError, match=r"learn\(\) needs an index with tied docid tokens"):
+    with pytest.raises(TypeError, match=r"learn\(\) needs an index without a generator"):
         paths.learn(PAIRS)
 
 
@@ -438,7 +438,7 @@ def test_two_writers_and_a_killed_one_lose_nothing_and_learn_nothing_by_half(ret
 
 
 def test_settings_and_an_empty_memory_stay(encoder, tmp_path):
-    index = small_index(encoder, tied=True).with_memory(QueryMemory(MemoryConfig(limit=3)))
+    index = small_index(encoder, vectors=True).with_memory(QueryMemory(MemoryConfig(limit=3)))
     index.save_pretrained(tmp_path / "run")
     again = GenerativeRetriever.from_pretrained(tmp_path / "run", device="cpu")
     again.add(DOCUMENTS[50:51])

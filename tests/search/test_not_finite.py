@@ -25,7 +25,7 @@ def value(request) -> float:
 
 @pytest.fixture
 def retriever(encoder) -> GenerativeRetriever:
-    index = small_index(encoder, tied=True)
+    index = small_index(encoder, vectors=True)
     index.search_config = dsi.SearchConfig(lexical_weight=0.1, memory_weight=2.0, candidates=3, beam_width=2)
     return index
 

@@ -18,31 +18,32 @@ from dsi.docids.clustering import DocidsConfig, build_tree
 from dsi.docids.files.declarations import Setting
 from dsi.docids.words.bm25 import BM25
 from dsi.search.request import OPTIONS, SearchOptions, written_as
-from tests.support.small import MINIPEDIA, PROMPTS, random_generator, random_tied
+from tests.support.small import MINIPEDIA, PROMPTS, random_generator
 
 NAN, INF = math.nan, math.inf
 THERE_ARE = f"there are {', '.join(['k', *OPTIONS])}."
 UNUSED = 'does not use {} with method "exact", which scores all documents; "generate" takes it.'
-PATHS = "does not use {}: this index scores paths of docids; tied tokens take it."
+PATHS = "does not use {}: its generator scores paths of docids; leave it out."
+NO_GENERATOR = "does not use alpha: this index has no generator, whose weight it is; leave it out, or train one"
 ALPHA = "; it is the generator's weight, and the rest the encoder's."
 
 
 @pytest.fixture(scope="module")
 def indexes(sentence_t5_folder, tmp_path_factory):
-    """{kind: an index of the same documents}: "tied" and "digits", both with BM25, and "no words"."""
+    """{kind: an index of the same documents}: "vectors" and "digits", both with BM25, and "no words"."""
     encoder = Encoder.load(EncoderConfig(name=str(sentence_t5_folder), **PROMPTS), device="cpu")
     rows = [json.loads(line) for line in (MINIPEDIA / "corpus.jsonl").read_text(encoding="utf-8").splitlines()[:30]]
     documents = datasets.Dataset.from_dict({"doc_id": [r["_id"] for r in rows], "title": [r["title"] for r in rows]})
     tree = build_tree(encoder.encode(documents["title"], "document"), DocidsConfig(branching=3, max_leaf_size=3))
-    bm25, tied, digits = (
+    bm25, vectors, digits = (
         BM25(documents["doc_id"], documents["title"]),
-        random_tied(tree),
+        None,
         random_generator(tree, layers=1),
     )
     own = {"beam_width": 3, "lexical_weight": 0.1}
     made = {
-        "tied": GenerativeRetriever(encoder, tree, tied, documents, SearchConfig(**own), bm25),
-        "no words": GenerativeRetriever(encoder, tree, tied, documents, SearchConfig(**own)),
+        "vectors": GenerativeRetriever(encoder, tree, vectors, documents, SearchConfig(**own), bm25),
+        "no words": GenerativeRetriever(encoder, tree, vectors, documents, SearchConfig(**own)),
         "digits": GenerativeRetriever(encoder, tree, digits, documents, SearchConfig(beam_width=3), bm25),
     }
     for name, index in made.items():
@@ -52,59 +53,60 @@ def indexes(sentence_t5_folder, tmp_path_factory):
 
 WRONG = [
     # Options that do not exist: a near name, or all of them.
-    ("tied", {"beam_with": 3}, "has no option 'beam_with'; did you mean 'beam_width'?"),
-    ("tied", {"lexical_wieght": 0.1}, "has no option 'lexical_wieght'; did you mean 'lexical_weight'?"),  # misspelt
-    ("tied", {"candidate": 5}, "has no option 'candidate'; did you mean 'candidates'?"),
-    ("tied", {"top_k": 5}, "has no option 'top_k'; did you mean 'k'?"),
-    ("tied", {"num_results": 5}, "has no option 'num_results'; did you mean 'k'?"),
-    ("tied", {"filter": "year > 3"}, "has no option 'filter'; did you mean 'where'?"),
+    ("vectors", {"beam_with": 3}, "has no option 'beam_with'; did you mean 'beam_width'?"),
+    ("vectors", {"lexical_wieght": 0.1}, "has no option 'lexical_wieght'; did you mean 'lexical_weight'?"),  # misspelt
+    ("vectors", {"candidate": 5}, "has no option 'candidate'; did you mean 'candidates'?"),
+    ("vectors", {"top_k": 5}, "has no option 'top_k'; did you mean 'k'?"),
+    ("vectors", {"num_results": 5}, "has no option 'num_results'; did you mean 'k'?"),
+    ("vectors", {"filter": "year > 3"}, "has no option 'filter'; did you mean 'where'?"),
     *(
-        ("tied", {name: value}, f"has no option {name!r}; {THERE_ARE}")
+        ("vectors", {name: value}, f"has no option {name!r}; {THERE_ARE}")
         for name, value in {
             "fusion": "paper", "beta": 0, "probed": 5, "simulations": 9, "reward": None, "max_expansions": 3,
             "ann_temperature": 0.1, "zzz": 1,
         }.items()
     ),
     # Options of another method, or of other tokens.
-    *(("tied", {"method": "exact", name: 1}, UNUSED.format(name)) for name in ("beam_width", "candidates", "alpha")),
+    *(("vectors", {"method": "exact", name: 1}, UNUSED.format(name)) for name in ("beam_width", "candidates")),
+    *(("vectors", {"alpha": value, **more}, NO_GENERATOR) for value in (0.0, 1) for more in ({}, {"method": "exact"})),
     *(("digits", {"method": "exact", name: 1}, UNUSED.format(name)) for name in ("beam_width", "candidates")),
     ("digits", {"candidates": 5}, PATHS.format("candidates")),
     ("digits", {"token_weight": 0.5}, PATHS.format("token_weight")),
     ("digits", {"lexical_weight": 0.5}, PATHS.format("lexical_weight")),
     ("digits", {"extra_scores": np.ones((1, 30))}, PATHS.format("extra_scores")),
     # Parts of the score that the index lacks.
-    ("tied", {"token_weight": 0.5}, "token_weight is 0.5, but this index has no token vectors; use 0"),
+    ("vectors", {"token_weight": 0.5}, "token_weight is 0.5, but this index has no token vectors; use 0"),
     ("no words", {"lexical_weight": 0.5}, "lexical_weight is 0.5, but this index has no lexical part; use 0, or train with"),
     # Values out of range, or of another type.
-    ("tied", {"method": "mcts"}, "method must be one of generate, exact, got 'mcts'."),
-    ("tied", {"method": "beam"}, "method must be one of generate, exact, got 'beam'."),
-    ("tied", {"method": True}, "method must be a string, got True."),
-    *(("tied", {"k": k}, f"k must be at least 1, got {k}.") for k in (0, -1)),
-    *(("tied", {name: 0}, f"{name} must be at least 1, got 0.") for name in ("beam_width", "candidates")),
-    *(("tied", {name: 10**12}, f"{name} must be at most 1000000000, got 1000000000000.") for name in ("k", "beam_width")),
+    ("vectors", {"method": "mcts"}, "method must be one of generate, exact, got 'mcts'."),
+    ("vectors", {"method": "beam"}, "method must be one of generate, exact, got 'beam'."),
+    ("vectors", {"method": True}, "method must be a string, got True."),
+    *(("vectors", {"k": k}, f"k must be at least 1, got {k}.") for k in (0, -1)),
+    *(("vectors", {name: 0}, f"{name} must be at least 1, got 0.") for name in ("beam_width", "candidates")),
+    *(("vectors", {name: 10**12}, f"{name} must be at most 1000000000, got 1000000000000.") for name in ("k", "beam_width")),
     *(
-        ("tied", {name: value}, f"{name} must be an integer, got {value!r}.")
+        ("vectors", {name: value}, f"{name} must be an integer, got {value!r}.")
         for name in ("k", "beam_width", "candidates")
         for value in (True, 2.0, NAN, INF, "5")
     ),
     *(
-        ("tied", {"alpha": value}, f"alpha must be between 0 and 1, got {value}{ALPHA}")
+        ("vectors", {"alpha": value}, f"alpha must be between 0 and 1, got {value}{ALPHA}")
         for value in (-0.1, 1.5, NAN, INF)
     ),
     *(
-        ("tied", {name: value}, f"{name} must be between 0 and 1e6, got {value}; 0 leaves it out.")
+        ("vectors", {name: value}, f"{name} must be between 0 and 1e6, got {value}; 0 leaves it out.")
         for name in ("lexical_weight", "token_weight")
         for value in (-0.1, NAN, INF, -INF)
     ),
     *(
-        ("tied", {name: value}, f"{name} must be a number, got {value!r}.")
+        ("vectors", {name: value}, f"{name} must be a number, got {value!r}.")
         for name in ("alpha", "lexical_weight", "token_weight")
         for value in (True, "high")
     ),
     # Filters.
-    ("tied", {"allow": ["nope"]}, "allow names the doc_id 'nope', which is not in the index"),
-    ("tied", {"deny": "danube"}, "deny must be a list or set of doc_ids, got the string 'danube'"),
-    ("tied", {"where": "yeer > 3"}, "no such column: yeer"),
+    ("vectors", {"allow": ["nope"]}, "allow names the doc_id 'nope', which is not in the index"),
+    ("vectors", {"deny": "danube"}, "deny must be a list or set of doc_ids, got the string 'danube'"),
+    ("vectors", {"where": "yeer > 3"}, "no such column: yeer"),
 ]  # fmt: skip
 
 
@@ -128,14 +130,14 @@ def test_a_wrong_call_from_python_is_one_line(indexes, kind, options, message):
         assert len(str(raised.value)) < 300
 
 
-@pytest.mark.parametrize("kind", ["tied", "digits", "no words"])
+@pytest.mark.parametrize("kind", ["vectors", "digits", "no words"])
 def test_none_is_the_same_as_leaving_an_option_out(indexes, kind):
     for name in ("search", "run"):
         plain, none = called(indexes[kind], name), called(indexes[kind], name, **dict.fromkeys(OPTIONS))
         assert plain == none
 
 
-@pytest.mark.parametrize("kind", ["tied", "digits", "no words"])
+@pytest.mark.parametrize("kind", ["vectors", "digits", "no words"])
 @pytest.mark.parametrize("method", ["generate", "exact"])
 def test_a_filter_that_allows_nothing_gives_an_empty_answer(indexes, kind, method):
     index = indexes[kind]
@@ -147,7 +149,7 @@ def test_a_filter_that_allows_nothing_gives_an_empty_answer(indexes, kind, metho
         assert index.explain("river", method=method, **nothing).roots == []
 
 
-@pytest.mark.parametrize("kind", ["tied", "digits", "no words"])
+@pytest.mark.parametrize("kind", ["vectors", "digits", "no words"])
 @pytest.mark.parametrize("method", ["generate", "exact"])
 def test_a_filter_that_excludes_nothing_changes_no_answer(indexes, kind, method):
     index, queries = indexes[kind], ["river", "noble gas", "light"]
@@ -168,37 +170,38 @@ def test_a_filter_that_excludes_nothing_changes_no_answer(indexes, kind, method)
 
 
 COMMANDS = [
-    ("tied", "--beam-with 3", "unrecognized arguments: --beam-with 3; did you mean --beam-width?"),
-    ("tied", "--top-k 5", "unrecognized arguments: --top-k 5; did you mean -k?"),
-    ("tied", "--num-results 5", "unrecognized arguments: --num-results 5; did you mean -k?"),
-    ("tied", "--fusion paper", "unrecognized arguments: --fusion paper; see dsi"),
-    ("tied", "--probed 5", "unrecognized arguments: --probed 5; see dsi"),
-    ("tied", "--exact", "unrecognized arguments: --exact; see dsi"),
-    ("tied", "--method mcts", "argument --method: invalid choice: 'mcts'"),
+    ("vectors", "--beam-with 3", "unrecognized arguments: --beam-with 3; did you mean --beam-width?"),
+    ("vectors", "--top-k 5", "unrecognized arguments: --top-k 5; did you mean -k?"),
+    ("vectors", "--num-results 5", "unrecognized arguments: --num-results 5; did you mean -k?"),
+    ("vectors", "--fusion paper", "unrecognized arguments: --fusion paper; see dsi"),
+    ("vectors", "--probed 5", "unrecognized arguments: --probed 5; see dsi"),
+    ("vectors", "--exact", "unrecognized arguments: --exact; see dsi"),
+    ("vectors", "--method mcts", "argument --method: invalid choice: 'mcts'"),
     *(
-        ("tied", f"--method exact {option} 1", UNUSED.format(option[2:].replace("-", "_")))
-        for option in ("--beam-width", "--candidates", "--alpha")
+        ("vectors", f"--method exact {option} 1", UNUSED.format(option[2:].replace("-", "_")))
+        for option in ("--beam-width", "--candidates")
     ),
+    ("vectors", "--alpha 0.5", NO_GENERATOR),
     ("digits", "--candidates 5", PATHS.format("candidates")),
     ("digits", "--token-weight 0.5", PATHS.format("token_weight")),
     ("digits", "--lexical-weight 0.5", PATHS.format("lexical_weight")),
-    ("tied", "--token-weight 0.5", "token_weight is 0.5, but this index has no token vectors; use 0"),
+    ("vectors", "--token-weight 0.5", "token_weight is 0.5, but this index has no token vectors; use 0"),
     ("no words", "--lexical-weight 0.5", "lexical_weight is 0.5, but this index has no lexical part"),
     *(
-        ("tied", f"{option} {value}", f"argument {option}: must be a whole number, at least 1, got '{value}'")
+        ("vectors", f"{option} {value}", f"argument {option}: must be a whole number, at least 1, got '{value}'")
         for option in ("-k", "--beam-width", "--candidates")
         for value in ("0", "-3", "2.5", "nan", "True")
     ),
     *(
-        ("tied", f"--alpha {value}", f"argument --alpha: must be a number, from 0 to 1, got '{value}'")
+        ("vectors", f"--alpha {value}", f"argument --alpha: must be a number, from 0 to 1, got '{value}'")
         for value in ("2", "nan", "inf")
     ),
     *(
-        ("tied", f"{option} {value}", f"argument {option}: must be a number, from 0 to 1e6, got '{value}'")
+        ("vectors", f"{option} {value}", f"argument {option}: must be a number, from 0 to 1e6, got '{value}'")
         for option in ("--lexical-weight", "--token-weight")
         for value in ("-1", "nan", "True")
     ),
-    ("tied", "--allow nope", "allow names the doc_id 'nope', which is not in the index"),
+    ("vectors", "--allow nope", "allow names the doc_id 'nope', which is not in the index"),
 ]  # fmt: skip
 
 
@@ -215,7 +218,7 @@ def test_a_wrong_line_in_the_shell_is_one_line(indexes, kind, line, message, cap
 
 
 def test_a_filter_that_allows_nothing_is_answered_in_the_shell(indexes, capsys):
-    (run,) = indexes["tied"]._saved
+    (run,) = indexes["vectors"]._saved
     assert (
         main(["search", str(run), "--device", "cpu", "--query", "river", "--json", "--where", "doc_id = 'nope'"]) == 0
     )

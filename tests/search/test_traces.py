@@ -12,7 +12,7 @@ from dsi import GenerativeRetriever
 from dsi.commands.main import main
 from tests.support.memory import resident_megabytes
 from tests.support.small_index import DOCUMENTS, QUERIES, small_index
-from tests.support.tiny_settings import TIED, write_settings
+from tests.support.tiny_settings import VECTORS, write_settings
 
 GONE = {
     "_id": "zylophant-7", "title": "Qwixoda", "text": "The qwixoda is a vrombelic instrument of the zylophants of Ymbria.",
@@ -51,8 +51,7 @@ def test_no_file_holds_anything_of_a_removed_document_after_the_next_save(
     config = write_settings(
         tmp_path / "config.toml", sentence_t5_folder, t5_folder,
         docids={"branching": 4, "max_leaf_size": 1, "pieces": 2}, contrastive={"loss": "none"},
-        training={"epochs": 1.0},
-        **TIED,
+        **VECTORS,
     )  # fmt: skip
     run, data = tmp_path / "run", str(tmp_path / "collection")
     assert main(["train", "--config", str(config), "--data", data, "--output", str(run), "--device", "cpu"]) == 0
@@ -78,7 +77,7 @@ def test_no_file_holds_anything_of_a_removed_document_after_the_next_save(
 @pytest.mark.skipif(not Path("/proc/self/statm").exists(), reason="reads memory from /proc")
 def test_memory_does_not_grow_with_searches_and_updates(encoder, tmp_path, capsys):
     """20,000 searches in every way, and 500 cycles of adding, removing and saving."""
-    retriever = small_index(encoder, tied=True)
+    retriever = small_index(encoder, vectors=True)
     retriever.save_pretrained(tmp_path / "run")
     words = [word for document in DOCUMENTS for word in document["text"].split()]
 
@@ -119,7 +118,7 @@ def test_memory_does_not_grow_with_searches_and_updates(encoder, tmp_path, capsy
 @pytest.mark.parametrize("cycles", [20, pytest.param(500, marks=pytest.mark.slow)])
 def test_words_and_files_do_not_grow_with_updates_and_scores_stay(cycles, encoder, tmp_path):
     """Documents come and go; what is held, in memory and on disk, is what a few of them take."""
-    retriever = small_index(encoder, tied=True)
+    retriever = small_index(encoder, vectors=True)
     retriever.keep_texts(retriever.documents.dataset.add_column("text", [d["text"] for d in DOCUMENTS[:50]]))
     retriever.save_pretrained(tmp_path / "run")
     before, sizes = retriever.search(QUERIES, k=10, method="exact"), []

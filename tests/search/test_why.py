@@ -24,15 +24,15 @@ from dsi.docids.token_vectors import TokenVectors, decode
 from dsi.docids.words.bm25 import BM25
 from dsi.search.explain.matches import StoredText, _term_places, _whole_word
 from dsi.search.hits import Hit, Hits, Match, Span, cut_at_matches, excerpt
-from tests.support.small import MINIPEDIA, PROMPTS, random_generator, random_tied
+from tests.support.small import MINIPEDIA, PROMPTS, random_generator
 
 RECORDS = [json.loads(line) for line in (MINIPEDIA / "corpus.jsonl").read_text(encoding="utf-8").splitlines()][:50]
 QUERIES = ["the law of light and gases in physics", "which capitals are on the danube", "long rivers, and kings"]
 TRIALS = 20
 
 
-def index_of(folder, kind: str = "tied", pieces: int = 1, **config) -> GenerativeRetriever:
-    """An index of 50 documents with BM25; with "tied" tokens also token vectors."""
+def index_of(folder, kind: str = "vectors", pieces: int = 1, **config) -> GenerativeRetriever:
+    """An index of 50 documents with BM25; with "vectors" tokens also token vectors."""
     encoder = Encoder.load(EncoderConfig(name=str(folder), **{**PROMPTS, "document_length": 24}), device="cpu")
     titles, texts = ([record[name] for record in RECORDS] for name in ("title", "text"))
     pieces_of = encoder.piece_texts(titles, texts, pieces)
@@ -44,10 +44,10 @@ def index_of(folder, kind: str = "tied", pieces: int = 1, **config) -> Generativ
     schema = DocidsConfig(branching=4, max_leaf_size=3, pieces=pieces)
     docids = make_docids(SchemeInput(embeddings, schema, rows=rows))
     tokens = TokenVectors(head.matrix, head.bits, (codes,), np.arange(len(codes), dtype=np.int32))
-    tree = assemble(docids, embeddings, tokens if kind == "tied" else None, spans if pieces > 1 else None)
+    tree = assemble(docids, embeddings, tokens if kind == "vectors" else None, spans if pieces > 1 else None)
     tree = replace(tree, pieces=pieces)
     columns = {"doc_id": [record["_id"] for record in RECORDS], "title": titles, "text": texts, "n": list(range(50))}
-    generator = random_tied(tree) if kind == "tied" else random_generator(tree)
+    generator = None if kind == "vectors" else random_generator(tree)
     bm25 = BM25(columns["doc_id"], [f"{a} {b}" for a, b in zip(titles, texts, strict=True)])
     return GenerativeRetriever(
         encoder, tree, generator, datasets.Dataset.from_dict(columns), SearchConfig(**config), bm25
@@ -55,7 +55,7 @@ def index_of(folder, kind: str = "tied", pieces: int = 1, **config) -> Generativ
 
 
 @pytest.fixture(scope="module")
-def tied(sentence_bert_folder):
+def vectors(sentence_bert_folder):
     return index_of(sentence_bert_folder, alpha=0.5)
 
 
@@ -72,14 +72,15 @@ def digits(sentence_bert_folder):
 # Why is this document (not) here?
 
 
-def options_of(rng, tied: bool) -> dict:
+def options_of(rng, vectors: bool) -> dict:
     """Random options of a search that often misses documents."""
     options = {
         "k": int(rng.integers(1, 6)),
         "beam_width": int(rng.integers(1, 5)),
-        "alpha": float(rng.choice([0, 0.5, 1])),
     }
-    if tied:
+    if not vectors:
+        options["alpha"] = float(rng.choice([0, 0.5, 1]))
+    else:
         options |= {
             "candidates": int(rng.choice([1, 3, 30])),
             "lexical_weight": float(rng.choice([0, 0.01, 0.3])),
@@ -90,7 +91,7 @@ def options_of(rng, tied: bool) -> dict:
     return options
 
 
-@pytest.mark.parametrize("name", ["tied", "in_pieces", "digits"])
+@pytest.mark.parametrize("name", ["vectors", "in_pieces", "digits"])
 @pytest.mark.parametrize("trials", [1, pytest.param(TRIALS, marks=pytest.mark.slow)])
 def test_every_claim_about_a_document_is_true(request, name, trials):
     retriever, seen = request.getfixturevalue(name), set()
@@ -164,8 +165,6 @@ def check_remedy(retriever, query, options, own) -> str:
         merged = {**options, **changes}
         if merged.get("method") == "exact":
             merged = {name: merged[name] for name in merged if name not in ("beam_width", "candidates")}
-            if retriever.engine.is_tied:
-                merged.pop("alpha")
         return own.doc_id in [hit.doc_id for hit in retriever.search(query, **merged)]
 
     if own.returned_by is None:
@@ -182,18 +181,18 @@ def check_remedy(retriever, query, options, own) -> str:
     return name
 
 
-def test_a_document_far_down_gets_no_promise(tied):
+def test_a_document_far_down_gets_no_promise(vectors):
     query = QUERIES[1]
-    last = tied.search(query, k=50, method="exact")[-1].doc_id
-    own = tied.search(query, k=3, beam_width=1).explain(last)
+    last = vectors.search(query, k=50, method="exact")[-1].doc_id
+    own = vectors.search(query, k=3, beam_width=1).explain(last)
     assert own.overall_rank == 50
     assert own.reason.endswith("Of all 50 documents it is number 50.")
     assert own.returned_by is None
     assert "beam" not in own.reason
 
 
-def test_hits_explain_themselves_and_say_so_if_they_cannot(tied):
-    hits = tied.search(QUERIES[0], k=3)
+def test_hits_explain_themselves_and_say_so_if_they_cannot(vectors):
+    hits = vectors.search(QUERIES[0], k=3)
     assert hits[1].explain().rank == 2
     assert str(hits[1].explain()) == str(hits.explain(hits[1].doc_id))
     with pytest.raises(ValueError, match="The doc_id 'nobody' is not in the index"):
@@ -208,17 +207,19 @@ def test_hits_explain_themselves_and_say_so_if_they_cannot(tied):
                 call()
 
 
-def test_extra_scores_of_the_right_query_are_explained(tied):
+def test_extra_scores_of_the_right_query_are_explained(vectors):
     extra = np.zeros((2, 50), dtype=np.float32)
     extra[1, 7] = 100
-    _, hits = tied.search(QUERIES[:2], k=2, extra_scores=extra)
+    _, hits = vectors.search(QUERIES[:2], k=2, extra_scores=extra)
     assert hits[0].explain().parts["extra"] == 100
 
 
-def test_the_command_explains_a_document(tied, tmp_path, capsys):
-    tied.save_pretrained(tmp_path / "index")
-    hits = tied.search(QUERIES[1], k=2)
-    missing = next(doc_id for doc_id in tied.documents.dataset["doc_id"] if doc_id not in [hit.doc_id for hit in hits])
+def test_the_command_explains_a_document(vectors, tmp_path, capsys):
+    vectors.save_pretrained(tmp_path / "index")
+    hits = vectors.search(QUERIES[1], k=2)
+    missing = next(
+        doc_id for doc_id in vectors.documents.dataset["doc_id"] if doc_id not in [hit.doc_id for hit in hits]
+    )
     run = str(tmp_path / "index")
     assert main(["explain", run, QUERIES[1], "-k", "2", "--document", missing]) == 0
     assert capsys.readouterr().out.strip() == str(hits.explain(missing))
@@ -229,7 +230,7 @@ def test_the_command_explains_a_document(tied, tmp_path, capsys):
 # Matched words.
 
 
-@pytest.mark.parametrize("name", ["tied", "in_pieces"])
+@pytest.mark.parametrize("name", ["vectors", "in_pieces"])
 def test_shares_of_late_interaction_add_up_and_come_from_the_codes_as_stored(request, name):
     retriever, weight = request.getfixturevalue(name), 0.7
     tokens, several = retriever.tree.tokens, 0
@@ -266,18 +267,18 @@ def position_of(retriever, own) -> int:
     return retriever.tree.node(own.path[-1].digits) - retriever.tree.num_inner
 
 
-def test_a_token_finds_its_own_word(tied):
+def test_a_token_finds_its_own_word(vectors):
     record = RECORDS[3]
     query = " ".join(record["text"].split()[:6])
-    (hit,) = tied.search(query, k=1, token_weight=5.0, allow=[record["_id"]])
+    (hit,) = vectors.search(query, k=1, token_weight=5.0, allow=[record["_id"]])
     found = {match.word: {span.text.lower() for span in match.spans} for match in hit.explain().matches}
     same = [word for word, texts in found.items() if word.lower() in texts]
     assert len(same) >= 3  # the encoder is random, but its states lean to their own token
 
 
-def test_without_late_interaction_the_words_of_bm25_are_marked(tied):
+def test_without_late_interaction_the_words_of_bm25_are_marked(vectors):
     for options in ({"token_weight": 0.0, "lexical_weight": 0.2}, {"method": "exact", "lexical_weight": 0.2}):
-        for hit in tied.search(QUERIES[0], k=10, **options):
+        for hit in vectors.search(QUERIES[0], k=10, **options):
             own = hit.explain()
             assert sum(match.share for match in own.matches) == pytest.approx(own.parts["BM25"], abs=1e-5)
             whole = {field: re.findall(r"\w+", getattr(hit, field).lower()) for field in ("title", "text")}
@@ -286,7 +287,7 @@ def test_without_late_interaction_the_words_of_bm25_are_marked(tied):
                     assert sum(span.field == field for span in match.spans) == words.count(match.word)
                 assert all(getattr(hit, at.field)[at.start : at.end].lower() == match.word for at in match.spans)
                 assert match.is_clear == (match.word not in ("of", "and", "the", "in"))
-    assert tied.search(QUERIES[0], k=3, token_weight=0, lexical_weight=0).matches() == [[], [], []]
+    assert vectors.search(QUERIES[0], k=3, token_weight=0, lexical_weight=0).matches() == [[], [], []]
 
 
 def test_words_of_the_same_stem_are_marked():
@@ -332,23 +333,25 @@ def test_marks_belong_to_the_words_that_are_marked():
     assert _whole_word(text, start + 1, start + 2) == (start, end)
 
 
-def test_an_index_without_texts_finds_words_of_titles(tied):
-    documents = tied.documents.dataset.remove_columns(["text"])
-    parts = tied.encoder, tied.tree, tied.generator, documents, tied.search_config, tied.lexical
+def test_an_index_without_texts_finds_words_of_titles(vectors):
+    documents = vectors.documents.dataset.remove_columns(["text"])
+    parts = vectors.encoder, vectors.tree, vectors.generator, documents, vectors.search_config, vectors.lexical
     bare = GenerativeRetriever(*parts)
     for options in ({"token_weight": 0.5}, {"lexical_weight": 0.5}):
-        whole, own = (index.search(RECORDS[5]["title"], k=5, **options) for index in (tied, bare))
+        whole, own = (index.search(RECORDS[5]["title"], k=5, **options) for index in (vectors, bare))
         for matches, others in zip(whole.matches(), own.matches(), strict=True):
             assert [match.share for match in matches] == pytest.approx([other.share for other in others], abs=1e-6)
             for match, other in zip(matches, others, strict=True):
                 assert [span for span in match.spans if span.field == "title"] == list(other.spans)
 
 
-def test_a_text_with_other_tokens_than_those_stored_is_not_marked(tied):
-    texts = [f"another {text}" for text in tied.documents.dataset["text"]]
-    documents = tied.documents.dataset.remove_columns(["text"]).add_column("text", texts)
-    other = GenerativeRetriever(tied.encoder, tied.tree, tied.generator, documents, tied.search_config, tied.lexical)
-    short = [row for row, text in enumerate(texts) if len(tied.encoder.spans(text, "document")) < 20]
+def test_a_text_with_other_tokens_than_those_stored_is_not_marked(vectors):
+    texts = [f"another {text}" for text in vectors.documents.dataset["text"]]
+    documents = vectors.documents.dataset.remove_columns(["text"]).add_column("text", texts)
+    other = GenerativeRetriever(
+        vectors.encoder, vectors.tree, vectors.generator, documents, vectors.search_config, vectors.lexical
+    )
+    short = [row for row, text in enumerate(texts) if len(vectors.encoder.spans(text, "document")) < 20]
     for matches in other.search(QUERIES[0], k=5, token_weight=1.0).matches():
         assert all(span.field in ("title", "text") for match in matches for span in match.spans)
     assert not short  # texts are cut at 24 tokens here: as many tokens as before
@@ -357,13 +360,15 @@ def test_a_text_with_other_tokens_than_those_stored_is_not_marked(tied):
 # Reading hits.
 
 
-def test_hits_have_metadata_and_make_a_table(tied):
-    hits = tied.search(QUERIES[0], k=3)
+def test_hits_have_metadata_and_make_a_table(vectors):
+    hits = vectors.search(QUERIES[0], k=3)
     table = hits.to_df()
     assert isinstance(table, pandas.DataFrame)
     assert table.columns.tolist() == ["rank", "score", "doc_id", "title", "digits", "text", "passage", "n"]
     assert (
-        table["n"].tolist() == [hit.metadata["n"] for hit in hits] == [tied.documents.rows[hit.doc_id] for hit in hits]
+        table["n"].tolist()
+        == [hit.metadata["n"] for hit in hits]
+        == [vectors.documents.rows[hit.doc_id] for hit in hits]
     )
     clash = Hits([Hit(1, 0.5, "a", "", (0,), None, {"rank": "first"})], exact=False)
     assert clash.to_df().iloc[0].to_dict()["metadata.rank"] == "first"
@@ -371,8 +376,8 @@ def test_hits_have_metadata_and_make_a_table(tied):
     assert Hits([], exact=True).to_df().columns.tolist() == names
 
 
-def test_a_hit_becomes_a_dictionary_without_its_search(tied):
-    (hit,) = tied.search(QUERIES[0], k=1)
+def test_a_hit_becomes_a_dictionary_without_its_search(vectors):
+    (hit,) = vectors.search(QUERIES[0], k=1)
     assert dataclasses.asdict(hit) == {"text": None, "metadata": {}, "passage_span": None} | hit.as_dict()
 
 
@@ -382,10 +387,10 @@ def test_a_table_needs_pandas(monkeypatch):
         Hits([], exact=True).to_df()
 
 
-def test_hits_print_what_was_proven_and_nothing_of_certainty(tied):
+def test_hits_print_what_was_proven_and_nothing_of_certainty(vectors):
     for method, said in (("exact", "; proven: no other scores higher"), ("generate", "")):
         options = {} if method == "exact" else {"beam_width": 1, "candidates": 3}
-        hits = tied.search(QUERIES[0], k=3, method=method, lexical_weight=0.2, **options)
+        hits = vectors.search(QUERIES[0], k=3, method=method, lexical_weight=0.2, **options)
         lines = str(hits).splitlines()
         assert lines[0] == f'"{QUERIES[0]}"  (3 documents{said})'
         assert [line.split()[2] for line in lines[1::2]] == [hit.doc_id for hit in hits]
@@ -490,8 +495,8 @@ def test_hits_are_wrapped_between_words_and_show_their_passage():
     assert Hit(1, 0.5, "d", "Title", (0,), None, {}, (3, 9)).passage is None
 
 
-def test_an_explanation_of_a_document_prints_no_control_character(tied):
-    hits = tied.search(QUERIES[0], k=1)
+def test_an_explanation_of_a_document_prints_no_control_character(vectors):
+    hits = vectors.search(QUERIES[0], k=1)
     why = dataclasses.replace(hits[0].explain(), label="\x1b]0;owned\x07", query="a\x1b[2J")
     assert "\x1b" not in str(why)
     assert r"\x1b]0;owned" in str(why)

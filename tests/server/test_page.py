@@ -26,19 +26,19 @@ LAW = "the law of light and gases in physics"
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory, sentence_t5_folder):
-    """Two indexes, `tied` and `digits`."""
+    """Two indexes, `vectors` and `digits`."""
     encoder, folder = (
         Encoder.load(EncoderConfig(name=str(sentence_t5_folder), **PROMPTS), device="cpu"),
         tmp_path_factory.mktemp("page"),
     )
-    save_index(encoder, folder / "tied")
-    save_index(encoder, folder / "digits", tied=False)
+    save_index(encoder, folder / "vectors")
+    save_index(encoder, folder / "digits", vectors=False)
     return folder
 
 
 @pytest.fixture(scope="module")
 def served(folder):
-    with live(folder / "tied") as client:
+    with live(folder / "vectors") as client:
         yield client
 
 
@@ -51,7 +51,7 @@ def served_digits(folder):
 @pytest.fixture(scope="module")
 def hostile(folder, tmp_path_factory):
     """The index with a document that is written to be taken for HTML."""
-    retriever = GenerativeRetriever.from_pretrained(folder / "tied", device="cpu")
+    retriever = GenerativeRetriever.from_pretrained(folder / "vectors", device="cpu")
     retriever.add([{"doc_id": "a<b>", "title": HOSTILE, "text": f"{HOSTILE} alert", "metadata": {"number": 60}}])
     run = tmp_path_factory.mktemp("hostile") / "index"
     retriever.save_pretrained(run)
@@ -98,7 +98,7 @@ def test_a_search_shows_answers_with_what_matters(page, served):
     assert page.locator("#answers mark").count()
     assert page.locator("#answers b[lang=''], #answers p.text[lang=''], #query[lang='']").count() == 2 * len(hits) + 1
     assert re.fullmatch(r"10 answers in \d+ ms\.", page.inner_text("#status"))
-    assert page.title() == f"{QUERY} · tied"
+    assert page.title() == f"{QUERY} · vectors"
 
 
 def test_a_text_opens_and_more_answers_come(page, served):
@@ -116,7 +116,7 @@ def test_a_text_opens_and_more_answers_come(page, served):
 def test_an_empty_page_names_the_index_and_has_examples(browser, served):
     page = browser.new_page()
     page.goto(served.url)
-    sync_api.expect(page.locator("#name")).to_have_text("tied")
+    sync_api.expect(page.locator("#name")).to_have_text("vectors")
     assert page.locator("#about").inner_text() == "60 documents"
     assert page.locator("#examples li").count() == 4
     example = page.locator("#examples button").first.inner_text()
@@ -173,22 +173,22 @@ def test_the_interface_is_described(browser, served):
 
 def test_settings_search_again_and_can_be_reset(page, served):
     page.locator("#settings summary").click()
-    page.locator("#alpha").focus()
+    page.locator("#lexical_weight").focus()
     with page.expect_response("**/explain"):
-        page.keyboard.press("Home")  # the keys of a slider
-    sync_api.expect(page.locator("#how")).to_contain_text("generate, alpha 0, beam width 6, BM25 0.1; level 1: ")
-    assert page.locator("#changed").inner_text() == "· changed: alpha"
+        page.keyboard.press("End")  # the keys of a slider
+    sync_api.expect(page.locator("#how")).to_contain_text("generate, beam width 6, BM25 0.4; level 1: ")
+    assert page.locator("#changed").inner_text() == "· changed: lexical weight"
     page.fill("#where", "number < 20")
     page.keyboard.press("Enter")
     page.wait_for_url("**where=*")
-    sync_api.expect(page.locator("#how")).to_have_text("generate, BM25 0.1; 20 vectors read")
+    sync_api.expect(page.locator("#how")).to_have_text("generate, BM25 0.4; 20 vectors read")
     page.fill("#where", "number <")
     page.keyboard.press("Enter")
     page.wait_for_selector("#status.error")
     assert page.locator("#status").inner_text().startswith("where 'number <' does not work at character 9")
     assert page.locator("#found.stale").count() == 1  # the answers of the search before
     page.click("#reset")
-    sync_api.expect(page.locator("#how")).to_contain_text("alpha 0.5,")
+    sync_api.expect(page.locator("#how")).to_contain_text("beam width 6, BM25 0.1;")
     assert page.locator("#found.stale").count() == 0
 
 
@@ -203,7 +203,7 @@ def movable(slider):
 
 def test_an_exact_search_takes_what_it_uses_and_speaks_of_no_beam(page, served):
     page.locator("#settings summary").click()
-    assert sliders(page) == ["beam_width", "candidates", "alpha", "lexical_weight"]
+    assert sliders(page) == ["beam_width", "candidates", "lexical_weight"]
     assert page.locator(".of-walk").first.is_visible()
     page.locator("#beam_width").focus()
     page.keyboard.press("Home")

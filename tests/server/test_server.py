@@ -52,17 +52,17 @@ RUNNING = Path(__file__).parents[2] / "docs/use/running.md"
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory, sentence_t5_folder):
-    """Two indexes, `tied` and `digits`, the second without texts."""
+    """Two indexes, `vectors` and `digits`, the second without texts."""
     encoder = Encoder.load(EncoderConfig(name=str(sentence_t5_folder), **PROMPTS), device="cpu")
     folder = tmp_path_factory.mktemp("served")
-    save_index(encoder, folder / "tied")
-    save_index(encoder, folder / "digits", tied=False, texts=False)
+    save_index(encoder, folder / "vectors")
+    save_index(encoder, folder / "digits", vectors=False, texts=False)
     return folder
 
 
 @pytest.fixture(scope="module")
 def client(folder):
-    with live(folder / "tied") as client:
+    with live(folder / "vectors") as client:
         yield client
 
 
@@ -74,7 +74,7 @@ def digits_client(folder):
 
 @pytest.fixture(scope="module")
 def library(folder):
-    return GenerativeRetriever.from_pretrained(folder / "tied", device="cpu")
+    return GenerativeRetriever.from_pretrained(folder / "vectors", device="cpu")
 
 
 # Searching.
@@ -96,7 +96,7 @@ def test_a_body_of_unknown_options_never_waits_for_the_index(client):
 @pytest.mark.parametrize(
     "options",
     [
-        {"k": 4, "alpha": 0.2, "beam_width": 2, "candidates": 5, "lexical_weight": 0.02},
+        {"k": 4, "beam_width": 2, "candidates": 5, "lexical_weight": 0.02},
         {"k": 4, "deny": ["danube"], "where": "number < 50", "method": "generate", "token_weight": 0},
         {"k": 70, "method": "exact"},
         {"method": "exact", "allow": ["danube"]},
@@ -232,7 +232,7 @@ BAD = [
     ({"query": "x", "candidates": 0}, "candidates must be at least 1, got 0."),
     ({"query": "x", "method": "mcts"}, "method must be one of generate, exact, got 'mcts'."),
     ({"query": "x", "method": "exact", "beam_width": 3}, 'search() does not use beam_width with method "exact"'),
-    ({"query": "x", "method": "exact", "alpha": 0.3}, 'search() does not use alpha with method "exact"'),
+    ({"query": "x", "method": "exact", "alpha": 0.3}, "search() does not use alpha: this index has no generator"),
     ({"query": "x", "token_weight": 0.5}, "token_weight is 0.5, but this index has no token vectors; use 0"),
     ({"query": "x", "lexical_weight": -1}, "lexical_weight must be between 0 and 1e6, got -1"),
     ({"query": "x", "deny": ["nobody"]}, "deny names the doc_id 'nobody', which is not in the index."),
@@ -287,7 +287,7 @@ def test_requests_beyond_a_limit_are_refused(client, body, message):
 
 
 def test_a_search_that_takes_too_long_is_given_up(folder, monkeypatch):
-    with live(folder / "tied", timeout=0.05) as client:
+    with live(folder / "vectors", timeout=0.05) as client:
         monkeypatch.setattr(service, "answers", lambda *arguments, **options: time.sleep(1))
         status, said = error(client.ask("search", {"query": "x"}))
     assert status == 503
@@ -313,7 +313,7 @@ def test_other_origins_may_call_only_if_that_is_set(folder, client):
             return None
 
     assert allowed(client.url, "https://example.org") is None
-    with live(folder / "tied", allow_origin="https://example.org") as own:
+    with live(folder / "vectors", allow_origin="https://example.org") as own:
         assert allowed(own.url, "https://example.org") == "https://example.org"
         assert allowed(own.url, "https://example.com") is None
     for wrong in ("example.org", "https://example.org/", "null", "https://a.org, https://b.org"):
@@ -381,10 +381,10 @@ def every_node(children):
 
 
 PICTURES = [
-    ("tied", {"beam_width": 3}),
-    ("tied", {"beam_width": 1, "lexical_weight": 5.0}),
-    ("tied", {"method": "exact"}),
-    ("tied", {"where": "number < 20"}),
+    ("vectors", {"beam_width": 3}),
+    ("vectors", {"beam_width": 1, "lexical_weight": 5.0}),
+    ("vectors", {"method": "exact"}),
+    ("vectors", {"where": "number < 20"}),
     ("digits", {"beam_width": 3}),
     ("digits", {"method": "exact"}),
 ]
@@ -519,7 +519,7 @@ def test_state_and_numbers(client):
 
 
 def test_a_server_whose_search_thread_ended_is_not_ready(folder, monkeypatch):
-    with live(folder / "tied") as client:
+    with live(folder / "vectors") as client:
         monkeypatch.setattr(client.app.state.service.batcher, "_thread", threading.Thread())
         status, message = error(client.ask("ready"))
         assert status == 503
@@ -538,14 +538,14 @@ def test_a_panic_of_the_tokenizer_is_the_error_of_its_request_alone(folder, monk
 
     own = SentenceTransformer.preprocess
     monkeypatch.setattr(SentenceTransformer, "preprocess", preprocess)
-    with live(folder / "tied") as client:
+    with live(folder / "vectors") as client:
         assert client.ask("search", {"query": "panic"})[0] == 500
         assert client.ask("search", {"query": QUERY})[0] == 200
         assert client.ask("ready")[0] == 200
 
 
 def test_a_file_that_is_cut_off_fails_requests_and_not_the_server(folder, tmp_path):
-    shutil.copytree(folder / "tied", tmp_path / "index")
+    shutil.copytree(folder / "vectors", tmp_path / "index")
     path = tmp_path / "index" / "docids" / "docids.safetensors"
     data = path.read_bytes()
     with live(tmp_path / "index") as client:
@@ -571,7 +571,7 @@ def batches(client):
 
 def test_a_stop_answers_what_was_asked_before(folder):
     with ThreadPoolExecutor(20) as pool:
-        with live(folder / "tied", max_batch=1) as client:
+        with live(folder / "vectors", max_batch=1) as client:
             asked = [pool.submit(client.ask, "search", {"query": f"query {n}", "method": "exact"}) for n in range(20)]
             while not batches(client):
                 time.sleep(0.001)
@@ -581,7 +581,7 @@ def test_a_stop_answers_what_was_asked_before(folder):
 @pytest.mark.slow
 @pytest.mark.parametrize("workers", ["1", "2"])
 def test_sigterm_stops_the_command_cleanly(folder, workers):
-    command = [sys.executable, "-m", "dsi", "serve", str(folder / "tied"), "--port", "0", "--workers", workers]
+    command = [sys.executable, "-m", "dsi", "serve", str(folder / "vectors"), "--port", "0", "--workers", workers]
     process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
     begun = ""
     while "running on" not in begun or "startup complete" not in begun:
@@ -603,7 +603,7 @@ def test_a_process_of_a_server_makes_no_semaphore_that_would_outlive_it(folder, 
     monkeypatch.setattr(SemLock, "__init__", lambda *own, **more: (made.append(own), make(*own, **more))[1])
     monkeypatch.delattr(tqdm, "_lock", raising=False)
     monkeypatch.delattr(TqdmDefaultWriteLock, "mp_lock", raising=False)
-    monkeypatch.setenv("DSI_SERVER", json.dumps({"run": str(folder / "tied"), "device": "cpu"}))
+    monkeypatch.setenv("DSI_SERVER", json.dumps({"run": str(folder / "vectors"), "device": "cpu"}))
     app_from_environment().state.service.batcher.close()
     assert not made
 
@@ -611,7 +611,7 @@ def test_a_process_of_a_server_makes_no_semaphore_that_would_outlive_it(folder, 
 def test_a_port_in_use_is_one_line(folder, capsys):
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = str(taken.getsockname()[1])
-        assert main(["serve", str(folder / "tied"), "--port", port]) == 2
+        assert main(["serve", str(folder / "vectors"), "--port", port]) == 2
     expected = (
         f"dsi: Nothing can listen at 127.0.0.1, port {port} (Address already in use); give another --port or --host."
     )
@@ -620,7 +620,7 @@ def test_a_port_in_use_is_one_line(folder, capsys):
 
 def test_the_command_refuses_what_cannot_work(folder, monkeypatch, capsys):
     monkeypatch.delenv("DSI_TOKEN", raising=False)
-    run = str(folder / "tied")
+    run = str(folder / "vectors")
     assert main(["serve", run, "--writable"]) == 2
     assert main(["serve", run, "--writable", "--workers", "2"]) == 2
     assert main(["serve", run, "--writable", "--port", "0", "--dtype", "bfloat16"]) == 2
@@ -646,12 +646,12 @@ def test_a_server_listens_at_this_machine_alone(folder, monkeypatch, capsys, mor
     monkeypatch.setattr("uvicorn.run", lambda app, **options: given.update(options))
     before = signal.getsignal(signal.SIGTERM)
     try:
-        assert main(["serve", str(folder / "tied"), *more]) == 0
+        assert main(["serve", str(folder / "vectors"), *more]) == 0
     finally:
         signal.signal(signal.SIGTERM, before)
     assert given["host"] == host
     assert given["log_level"] == "info"  # so that uvicorn says when it is ready, and where
-    assert capsys.readouterr().err.startswith(f"dsi: loading the libraries and the index {folder / 'tied'} …\n")
+    assert capsys.readouterr().err.startswith(f"dsi: loading the libraries and the index {folder / 'vectors'} …\n")
 
 
 @pytest.mark.slow
@@ -663,7 +663,7 @@ def test_ten_thousand_requests_leave_memory_and_files_as_they_were(folder):
         ("nothing", None),
     ]  # fmt: skip
     expected = [200, 200, 200, 200, 200, 400, 404]
-    with live(folder / "tied") as client:
+    with live(folder / "vectors") as client:
 
         def ask(number):
             assert client.ask(*requests[number % 7])[0] == expected[number % 7]
@@ -695,7 +695,7 @@ def test_a_request_that_fails_is_answered_counted_and_has_all_headers(folder, mo
     def fails(_):
         raise RuntimeError("no such thing")
 
-    with live(folder / "tied", allow_origin="*") as client:
+    with live(folder / "vectors", allow_origin="*") as client:
         monkeypatch.setattr(client.app.state.service, "about", lambda: fails(None))
         request = urllib.request.Request(f"{client.url}/index", headers={"Origin": "https://example.org"})
         with pytest.raises(urllib.error.HTTPError) as failed:

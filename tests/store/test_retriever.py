@@ -30,9 +30,9 @@ from dsi.search.explain.explanation import Explanation, _Nodes
 from dsi.search.hits import Hit, Hits
 from dsi.search.request import SearchOptions, SearchRequest
 from dsi.search.results import LevelTrace, SearchResult, Trace
-from dsi.search.walk import Walk
+from dsi.search.walk import VectorWalk
 from dsi.store.verify import FORMAT_VERSION, PARTS
-from tests.support.small import MINIPEDIA, WIDTH, random_generator, random_tied, random_tree
+from tests.support.small import MINIPEDIA, WIDTH, random_generator, random_tree
 from tests.support.small_index import DOCUMENTS, small_index
 
 RECORDS = [json.loads(line) for line in (MINIPEDIA / "corpus.jsonl").read_text(encoding="utf-8").splitlines()]
@@ -40,14 +40,14 @@ QUERIES = ["rivers", "noble gas", "the emperor of austria", "advertising signs",
 
 
 def index_of(
-    encoder, *, tied: bool, count: int = 60, leaf: int = 4, words: bool = False, **config
+    encoder, *, vectors: bool, count: int = 60, leaf: int = 4, words: bool = False, **config
 ) -> GenerativeRetriever:
     """The first documents of Minipedia with a random generator."""
     rows = RECORDS[:count]
     documents = datasets.Dataset.from_dict({"doc_id": [r["_id"] for r in rows], "title": [r["title"] for r in rows]})
     texts = encoder.document_texts([r["title"] for r in rows], [r["text"] for r in rows])
     tree = build_tree(encoder.encode(texts, "document"), DocidsConfig(branching=4, max_leaf_size=leaf))
-    generator = random_tied(tree) if tied else random_generator(tree)
+    generator = None if vectors else random_generator(tree)
     lexical = BM25(documents["doc_id"], [r["text"] for r in rows], k1=1.2, b=0.5) if words else None
     search = SearchConfig(**{"alpha": 0.3, "beam_width": 4, **config})
     return GenerativeRetriever(encoder, tree, generator, documents, search, lexical)
@@ -55,13 +55,13 @@ def index_of(
 
 @pytest.fixture
 def retriever(encoder):
-    return index_of(encoder, tied=True)
+    return index_of(encoder, vectors=True)
 
 
 @pytest.fixture
 def digits(encoder):
     """An index with (level, digit) tokens."""
-    return index_of(encoder, tied=False, ann_temperature=0.02, beam_width=12)
+    return index_of(encoder, vectors=False, ann_temperature=0.02, beam_width=12)
 
 
 def test_a_part_of_the_hits_is_hits_and_exact_only_from_the_first(retriever):
@@ -82,9 +82,9 @@ def test_one_query_gives_hits_and_several_give_lists(retriever):
         assert titles[hit.doc_id] == hit.title
         assert retriever.tree.node(hit.digits) >= retriever.tree.num_inner
     queries = ["a much longer query about rivers and capitals", "neon"]
-    several = retriever.search(queries, k=10, alpha=0.7, candidates=None, beam_width=20)
+    several = retriever.search(queries, k=10, candidates=None, beam_width=20)
     assert [len(found) for found in several] == [10, 10]
-    (alone,) = retriever.search(["neon"], k=10, alpha=0.7, beam_width=20)
+    (alone,) = retriever.search(["neon"], k=10, beam_width=20)
     assert [hit.doc_id for hit in alone] == [hit.doc_id for hit in several[1]]
 
 
@@ -113,7 +113,7 @@ def test_exact_search_is_flat_dense_search(retriever):
 def test_generate_finds_less_with_a_narrow_beam_and_all_with_a_wide_one(retriever):
     scores = dense_scores(retriever, QUERIES)
     rows, missed = retriever.documents.rows, 0
-    for hits, own in zip(retriever.search(QUERIES, 5, beam_width=1, alpha=1.0), scores, strict=True):
+    for hits, own in zip(retriever.search(QUERIES, 5, beam_width=1), scores, strict=True):
         assert [hit.score for hit in hits] == pytest.approx([own[rows[hit.doc_id]] for hit in hits], rel=1e-5)
         assert not hits.exact
         missed += hits[0].score < own.max() - 1e-5
@@ -124,9 +124,11 @@ def test_generate_finds_less_with_a_narrow_beam_and_all_with_a_wide_one(retrieve
 
 
 def test_a_default_search_walks_once_a_query_and_reads_a_small_part(encoder, monkeypatch):
-    retriever = index_of(encoder, tied=True, count=len(RECORDS), leaf=2, words=True, lexical_weight=0.05, candidates=5)
-    walk, walked = Walk.descend, []
-    monkeypatch.setattr(Walk, "descend", lambda *given: walked.extend(given[2]) or walk(*given))
+    retriever = index_of(
+        encoder, vectors=True, count=len(RECORDS), leaf=2, words=True, lexical_weight=0.05, candidates=5
+    )
+    walk, walked = VectorWalk.descend, []
+    monkeypatch.setattr(VectorWalk, "descend", lambda *given: walked.extend(given[2]) or walk(*given))
     found = retriever.search_encoded(retriever.encode_queries(QUERIES), k=5)
     assert len(walked) == len(QUERIES)
     nodes, documents = retriever.tree.num_inner, len(retriever.documents)
@@ -215,7 +217,7 @@ def test_extra_scores_find_documents_that_no_walk_reaches(retriever):
 
 
 def test_bm25_joins_the_dense_scores_and_is_saved_with_the_index(encoder, tmp_path):
-    retriever = index_of(encoder, tied=True, words=True)
+    retriever = index_of(encoder, vectors=True, words=True)
     bm25 = retriever.lexical
     queries = ["light noble gas", "electric current", "of the"]
     scores = dense_scores(retriever, queries) + np.float32(0.5) * bm25.shares(queries)
@@ -277,7 +279,7 @@ def test_every_call_takes_the_same_options_and_refuses_a_misspelt_one(retriever,
     assert "options" not in shown
     with pytest.raises(TypeError, match=rf"{name}\(\) has no option 'beam_with'; did you mean 'beam_width'\?"):
         CALLS[name](retriever, beam_with=None)
-    CALLS[name](retriever, alpha=0.2, beam_width=8, where="doc_id <> 'neon'", deny=["helium"], method="generate")
+    CALLS[name](retriever, beam_width=8, where="doc_id <> 'neon'", deny=["helium"], method="generate")
     CALLS[name](retriever, **dict.fromkeys(SearchOptions.__annotations__))  # None: as the index has it
 
 
@@ -337,7 +339,7 @@ def test_the_largest_values_give_finite_scores(retriever, digits, method, size):
 def test_doc_ids_may_be_any_iterable_and_numpy_takes_part(retriever):
     doc_ids = list(retriever.documents.rows)
     found = retriever.search(
-        "river", k=np.int64(2), allow=np.array(doc_ids[:2]), alpha=np.float32(0.3), method=np.str_("generate")
+        "river", k=np.int64(2), allow=np.array(doc_ids[:2]), min_score=np.float32(-9), method=np.str_("generate")
     )
     assert {hit.doc_id for hit in found} == set(doc_ids[:2])
     denied = retriever.search("river", k=60, deny=np.array(doc_ids[:2]))
@@ -399,7 +401,7 @@ def test_explain_shows_the_search_that_answered_under_any_option(retriever, digi
 
 def test_a_search_passes_through_few_files(encoder):
     """From the public call to the answer: twelve files in three rooms of dsi, and as many of the packages below."""
-    retriever, root = index_of(encoder, tied=True, words=True, lexical_weight=0.1), Path(dsi.__file__).parent
+    retriever, root = index_of(encoder, vectors=True, words=True, lexical_weight=0.1), Path(dsi.__file__).parent
     retriever.search("x", k=5)  # makes what later searches read
     touched = set()
 
@@ -421,8 +423,8 @@ def test_a_search_passes_through_few_files(encoder):
 
 def test_explain_shows_the_walk_that_search_made(retriever, monkeypatch):
     """Documents, their scores, and the nodes kept are those of the search itself."""
-    query, walk, reached = "which capitals are on the danube", Walk.descend, []
-    monkeypatch.setattr(Walk, "descend", lambda *given: reached.extend(found := walk(*given)) or found)
+    query, walk, reached = "which capitals are on the danube", VectorWalk.descend, []
+    monkeypatch.setattr(VectorWalk, "descend", lambda *given: reached.extend(found := walk(*given)) or found)
     hits = retriever.search(query, k=5)
     (searched,) = reached
     explanation = retriever.explain(query, k=5)
@@ -591,6 +593,7 @@ def test_saving_over_an_index_keeps_rerankers_and_other_files(retriever, tmp_pat
         "rerank",
     } - {
         "token_model",
+        "generator",
         "lexical",
     }
     assert (run / "notes.txt").read_text() == "mine"
@@ -613,14 +616,15 @@ def test_saved_and_loaded_answers_alike(retriever, tmp_path):
         assert loaded.search(query, k=5) == retriever.search(query, k=5)
     retriever.save_pretrained(tmp_path / "index")  # over an existing one
     assert {path.name for path in (tmp_path / "index").iterdir()} == {
-        "encoder", "docids", "generator", "memory", "manifest.json",
+        "encoder", "docids", "memory", "manifest.json",
     }  # fmt: skip
 
 
 def test_threads_get_the_answers_that_one_thread_gets(retriever):
     doc_ids = list(retriever.documents.dataset["doc_id"])
     calls = [
-        ("rivers", {}), ("noble gas", {"method": "exact"}), ("the emperor of austria and his long, long reign", {"alpha": 0.0}),
+        ("rivers", {}), ("noble gas", {"method": "exact"}),
+        ("the emperor of austria and his long, long reign", {"beam_width": 1}),
         ("neon", {"allow": doc_ids[:7]}), (["bees", "advertising signs on a rainy night"], {"beam_width": 4}),
     ]  # fmt: skip
     alone = [retriever.search(query, k=4, **options) for query, options in calls]
@@ -643,9 +647,6 @@ def test_bfloat16_finds_nearly_the_same_and_is_never_saved(retriever, tmp_path):
     for exact, other in zip(retriever.search(queries, k=5), rounded.search(queries, k=5), strict=True):
         assert [hit.score for hit in other] == pytest.approx([hit.score for hit in exact], abs=0.1)
         assert len({hit.doc_id for hit in exact} & {hit.doc_id for hit in other}) >= 3
-    assert state_fingerprint(rounded.generator) == state_fingerprint(
-        retriever.generator
-    )  # the generator itself is not touched
     with pytest.raises(ValueError, match=r"weights are of torch.bfloat16; save one that was loaded in float32"):
         rounded.save_pretrained(tmp_path / "other")
     with pytest.raises(ValueError, match="dtype must be one of float32, bfloat16, got 'int4'"):
@@ -668,9 +669,9 @@ def test_broken_indexes_are_refused_and_the_part_is_named(retriever, tmp_path):
     with pytest.raises(FileNotFoundError, match=r"documents.arrow is missing from the index"):
         GenerativeRetriever.from_pretrained(folder)
     folder = broken("truncated")
-    weights = folder / "generator" / "model.safetensors"
+    weights = folder / "encoder" / "model.safetensors"
     weights.write_bytes(weights.read_bytes()[:-10])
-    with pytest.raises(ValueError, match=r"generator/model.safetensors was altered or truncated"):
+    with pytest.raises(ValueError, match=r"encoder/model.safetensors was altered or truncated"):
         GenerativeRetriever.from_pretrained(folder)
     folder = broken("version")
     manifest = json.loads((folder / "manifest.json").read_text())
@@ -685,17 +686,21 @@ def test_broken_indexes_are_refused_and_the_part_is_named(retriever, tmp_path):
 
 
 def test_parts_that_do_not_belong_together_are_refused(retriever, encoder):
-    other = random_tree(60, seed=9)
+    other, generator = random_tree(60, seed=9), random_generator(retriever.tree)
     with pytest.raises(ValueError, match="generator was trained for docids"):
-        GenerativeRetriever(encoder, other, retriever.generator, retriever.documents.dataset)
+        GenerativeRetriever(encoder, other, generator, retriever.documents.dataset)
+    generator.config.d_model = 7
+    with pytest.raises(ValueError, match=rf"The generator reads states 7 wide, the encoder gives {WIDTH}; restore the"):
+        GenerativeRetriever(encoder, retriever.tree, generator, retriever.documents.dataset)
     with pytest.raises(ValueError, match="cover 60 documents, the document table has 59"):
         GenerativeRetriever(encoder, retriever.tree, retriever.generator, retriever.documents.dataset.select(range(59)))
     narrow = build_tree(np.random.default_rng(0).normal(size=(60, 7)).astype("f"), DocidsConfig(branching=4))
-    with pytest.raises(ValueError, match=f"embeddings of {WIDTH} .* need 7"):
+    with pytest.raises(ValueError, match=f"embeddings of {WIDTH}, the docids need 7"):
         GenerativeRetriever(encoder, narrow, random_generator(narrow), retriever.documents.dataset)
 
 
-def test_searching_leaves_no_gradients_and_changes_no_weights(retriever):
+def test_searching_leaves_no_gradients_and_changes_no_weights(encoder):
+    retriever = index_of(encoder, vectors=False)
     before = state_fingerprint(retriever.generator)
     retriever.search("river", k=3)
     assert state_fingerprint(retriever.generator) == before
@@ -725,7 +730,7 @@ def test_an_index_remembers_what_its_decoder_was_taught_and_warns_of_a_wider_bea
 
 @pytest.mark.programs
 def test_a_retriever_is_pickled_as_the_folder_that_holds_it(encoder, tmp_path):
-    index = small_index(encoder, tied=True)
+    index = small_index(encoder, vectors=True)
     with pytest.raises(ValueError, match="this one has changes that none holds; call save_update or save_pretrained"):
         pickle.dumps(index)
     index.save_pretrained(tmp_path / "run")

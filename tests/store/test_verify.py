@@ -23,7 +23,7 @@ from dsi.docids.words.bm25 import BM25
 from dsi.store import probe, verify
 from dsi.store.loading import load_documents
 from tests.support.edits import QUERIES, count_ends, edit_json, edits, write_sums
-from tests.support.small import MINIPEDIA, random_tied
+from tests.support.small import MINIPEDIA
 
 TREE, TERMS = "docids/docids.safetensors", "lexical/terms.safetensors"
 RECORDS = [json.loads(line) for line in (MINIPEDIA / "corpus.jsonl").read_text(encoding="utf-8").splitlines()[:50]]
@@ -39,9 +39,7 @@ def index(tmp_path_factory, sentence_t5_folder):
     documents = datasets.Dataset.from_dict({name: [record[key] for record in RECORDS] for name, key in columns.items()})
     tree = build_tree(encoder.encode(documents["title"], "document"), DocidsConfig(branching=4, max_leaf_size=4))
     bm25 = BM25(documents["doc_id"], documents["text"])
-    retriever = GenerativeRetriever(
-        encoder, tree, random_tied(tree), documents, SearchConfig(lexical_weight=0.05), bm25
-    )
+    retriever = GenerativeRetriever(encoder, tree, None, documents, SearchConfig(lexical_weight=0.05), bm25)
     folder = tmp_path_factory.mktemp("index") / "index"
     retriever.save_pretrained(folder)
     return folder
@@ -94,7 +92,7 @@ def test_what_was_written_here_is_loaded_plainly_and_what_was_not_is_tried_once(
 def test_a_pass_is_of_the_files_not_of_the_folder(stranger, trials, tmp_path):
     load(stranger)
     load(shutil.copytree(stranger, tmp_path / "copy"))
-    edit_json(stranger / "generator" / "config.json", lambda config: config.update(more=1))
+    edit_json(stranger / "memory" / "config.json", lambda config: config.update(more=1))
     write_sums(stranger)
     load(stranger)
     assert trials == {stranger: 2}
@@ -206,7 +204,7 @@ def test_memory_of_a_trial_is_limited_by_the_size_of_the_files(monkeypatch):
 
 
 @pytest.mark.parametrize(
-    "name", ["encoder/pytorch_model.bin", "generator/x.PT", "lexical/a.pkl", "docids/m.npz", "encoder/modeling.py"]
+    "name", ["encoder/pytorch_model.bin", "memory/x.PT", "lexical/a.pkl", "docids/m.npz", "encoder/modeling.py"]
 )
 def test_files_other_than_data_are_refused_by_name(stranger, name):
     (stranger / name).write_bytes(b"")

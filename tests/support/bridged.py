@@ -10,7 +10,7 @@ from dsi.contrastive.config import EncoderConfig
 from dsi.contrastive.encoder import Encoder
 from dsi.docids.clustering import DocidsConfig, build_tree
 from dsi.docids.words.bm25 import BM25
-from tests.support.small import MINIPEDIA, PROMPTS, random_tied
+from tests.support.small import MINIPEDIA, PROMPTS
 
 LANGUAGES, YEARS, WEIGHTS = ["en", "de", "o'k", None], [1990, 2005, 2020, None, -3], [0.5, None, -1e-7]
 
@@ -34,7 +34,7 @@ def retriever(sentence_t5_folder):
     )
     documents, lexical = datasets.Dataset.from_dict(columns), BM25(columns["doc_id"], columns["text"])
     settings = SearchConfig(alpha=0.3, beam_width=4)
-    return GenerativeRetriever(encoder, tree, random_tied(tree), documents, settings, lexical)
+    return GenerativeRetriever(encoder, tree, None, documents, settings, lexical)
 
 
 @pytest.fixture(scope="module")

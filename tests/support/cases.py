@@ -1,4 +1,4 @@
-"""Random cases of a search with tied tokens."""
+"""Random cases of a search by vectors."""
 
 from dataclasses import dataclass
 
@@ -9,11 +9,10 @@ from dsi.docids.query_memory import QueryMemory
 from dsi.docids.token_vectors import BITS, TokenVectors, encode_states
 from dsi.docids.tree import DocidTree
 from dsi.docids.words.bm25 import BM25
-from dsi.generator.tied import TiedGenerator
-from dsi.search.generate import TiedEngine
+from dsi.search.generate import VectorEngine
 from dsi.search.queries import QueryBatch
 from dsi.search.request import SearchConfig, SearchRequest
-from tests.support.small import WIDTH, random_queries, random_tied, random_tree
+from tests.support.small import WIDTH, random_queries, random_tree
 
 VOCABULARY = [f"word{n}" for n in range(12)]
 
@@ -27,15 +26,14 @@ class Case:
     """One random index with queries."""
 
     tree: DocidTree
-    generator: TiedGenerator
     bm25: BM25
     batch: QueryBatch
     request: SearchRequest
     memory: QueryMemory | None = None
 
     @property
-    def index(self) -> TiedEngine:
-        return TiedEngine(self.tree, self.generator, self.bm25, self.memory)
+    def index(self) -> VectorEngine:
+        return VectorEngine(self.tree, self.bm25, self.memory)
 
 
 def token_states(texts: int, rng: np.random.Generator) -> list[np.ndarray]:
@@ -62,8 +60,7 @@ def random_memory(rows: int, queries: np.ndarray, rng: np.random.Generator) -> Q
 def small_case(documents: int = 60, queries: int = 4, **config: object) -> Case:
     rng = np.random.default_rng(5)
     tree = random_tree(documents, branching=3, leaf=5)
-    generator = random_tied(tree)
     bm25 = BM25([str(n) for n in range(documents)], texts(documents, rng))
     states, mask, embeddings = random_queries(queries, seed=1)
     batch = QueryBatch(torch.arange(queries), states, mask, embeddings, texts(queries, rng))
-    return Case(tree, generator, bm25, batch, SearchRequest(5, SearchConfig(**config)))
+    return Case(tree, bm25, batch, SearchRequest(5, SearchConfig(**config)))

@@ -230,7 +230,6 @@ def _options(chance: Random) -> tuple[dict[str, Any], list[str]]:
     """Options of a search for Python and for the shell, right ones and wrong ones."""
     ids = [record["_id"] for record in RECORDS]
     values = {
-        "alpha": [0.0, 0.5, 1.0],
         "beam_width": [40, 3],
         "candidates": [5, 100],
         "lexical_weight": [0.0, 0.3],

@@ -96,7 +96,7 @@ class Trials:
     """The trials of one index.
 
     Args:
-        run: an index that keeps texts, with tied docid tokens; `documents` are all that it has.
+        run: an index that keeps texts, without a generator; `documents` are all that it has.
         documents: which nobody changes.
         chance: of the trials.
     """

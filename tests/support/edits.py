@@ -215,7 +215,7 @@ def _use(folder: Path) -> tuple[str, str]:
     except BaseException as error:
         return "unclear", repr(error)
     try:
-        for options in ({}, {"method": "exact"}, {"alpha": 0.0}):
+        for options in ({}, {"method": "exact"}, {"beam_width": 1}):
             retriever.search(QUERIES, k=5, **options)
         retriever.explain(QUERIES[0], k=2)
         _watching.clear()  # an update writes scratch files

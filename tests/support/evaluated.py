@@ -5,7 +5,6 @@ import pytest
 import dsi
 from dsi.docids.clustering import DocidsConfig, build_tree
 from dsi.docids.words.bm25 import BM25
-from tests.support.small import random_tied
 
 
 @pytest.fixture
@@ -21,4 +20,4 @@ def retriever(collection, encoder):
     words = BM25(documents["doc_id"], collection.full_texts())
     config = dsi.SearchConfig(alpha=0.5, lexical_weight=0.1, beam_width=3)
     without_texts = documents.remove_columns(["text"])
-    return dsi.GenerativeRetriever(encoder, tree, random_tied(tree), without_texts, config, lexical=words)
+    return dsi.GenerativeRetriever(encoder, tree, None, without_texts, config, lexical=words)

@@ -107,11 +107,9 @@ def _config(encoder: Path) -> dsi.Config:
     changes = {
         "seed": 7,
         "encoder": {"name": str(encoder), "document_length": 48, "query_length": 16},
-        "pseudo_queries": {"method": "extractive"},
         "contrastive": {"loss": "scl", "epochs": 1.0, "batch_size": 8},
         "docids": {"branching": 4, "max_leaf_size": 3},
         "tokens": {"dim": 8},
-        "training": {"epochs": 1.0, "batch_size": 8},
         "search": {"token_weight": 0.05},
     }
     return dsi.Config().with_changes(changes)

@@ -316,7 +316,7 @@ def _value(default: Any, chance: Random) -> Any:
     if isinstance(default, bool):
         return chance.random() < 0.5
     if default is None or isinstance(default, str):
-        return chance.choice([default or "", "", "x", "kmeans", "tied", "estimate", "paper", "é", "a\nb"])
+        return chance.choice([default or "", "", "x", "kmeans", "vectors", "estimate", "paper", "é", "a\nb"])
     numbers = [default, 0, 1, 2, 7, -1, 1000, 2**62]
     return chance.choice(numbers if isinstance(default, int) else [*numbers, 0.5, 1.5, -0.1, 1e-9, 1e300, float("inf")])
 

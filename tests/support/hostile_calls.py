@@ -75,7 +75,6 @@ QUERIES_GIVEN = Argument(
     (list, tuple),
 )
 OPTIONS = {
-    "alpha": number(0.3, 1.01, 2, INF),
     "beam_width": whole(12),
     "candidates": whole(12),
     "lexical_weight": number(0.5, 1e7, INF),

@@ -18,7 +18,7 @@ from transformers import (
 )
 
 from dsi.docids.tree import DocidTree
-from dsi.generator.config import CE, GeneratorConfig
+from dsi.generator.config import GeneratorConfig
 from dsi.generator.kinds import create_generator
 from dsi.generator.pretrained import PROMPTS, PretrainedGenerator
 from tests.support.small import WIDTH
@@ -74,7 +74,7 @@ def save_language_model(folder: Path, kind: str, tokenizer_folder: Path, **token
 
 def pretrained_generator(folder: Path, tree: DocidTree, upper: int = 0) -> PretrainedGenerator:
     """A generator of random docid tokens, whose `upper` layers are trained, 0 for all."""
-    made = create_generator(GeneratorConfig("digits", "text", str(folder), upper), tree, WIDTH, CE)
+    made = create_generator(GeneratorConfig("digits", "text", str(folder), upper), tree, WIDTH, "ce")
     assert isinstance(made, PretrainedGenerator)
     with torch.no_grad():
         made.head.weight.mul_(6)

@@ -166,7 +166,7 @@ def bm25_shares(documents: Sequence[list[str]], query: Sequence[str], k1: float,
 
 
 def bonus(tree: DocidTree, node: int) -> float:
-    """spread times sqrt(2 ln size) of the documents below an inner node that were not removed (`dsi.generator.bonus`)."""
+    """spread times sqrt(2 ln size) of the documents below an inner node that were not removed (`dsi.search.walk.bonuses`)."""
     positions = range(int(tree.doc_start[node]), int(tree.doc_end[node]))
     own = tree.embeddings[[position for position in positions if tree.doc_rows[position] >= 0]].astype(np.float64)
     if not len(own):

@@ -13,13 +13,13 @@ from dsi.docids.clustering import DocidsConfig, build_tree
 from dsi.docids.words.bm25 import BM25
 from dsi.search.request import SearchConfig
 from dsi.store.retriever import GenerativeRetriever
-from tests.support.small import MINIPEDIA, random_generator, random_tied
+from tests.support.small import MINIPEDIA, random_generator
 
 TOKEN = "open sesame"
 QUERY = "which capitals are on the danube"
 
 
-def save_index(encoder, folder, *, tied=True, texts=True):
+def save_index(encoder, folder, *, vectors=True, texts=True):
     """Save an index of 60 documents, with a column of metadata."""
     rows = [json.loads(line) for line in (MINIPEDIA / "corpus.jsonl").read_text(encoding="utf-8").splitlines()]
     rows = [*(row for row in rows if row["_id"] == "danube"), *(row for row in rows[:60] if row["_id"] != "danube")][
@@ -31,8 +31,8 @@ def save_index(encoder, folder, *, tied=True, texts=True):
         columns["text"] = [row["text"] for row in rows]
     full = encoder.document_texts(columns["title"], [row["text"] for row in rows])
     tree = build_tree(encoder.encode(full, "document"), DocidsConfig(branching=4, max_leaf_size=4))
-    generator = random_tied(tree) if tied else random_generator(tree)
-    own = {"lexical_weight": 0.1} if tied else {"ann_temperature": 0.1}
+    generator = None if vectors else random_generator(tree)
+    own = {"lexical_weight": 0.1} if vectors else {"ann_temperature": 0.1}
     config = SearchConfig(alpha=0.5, beam_width=6, **own)
     lexical = BM25(columns["doc_id"], full)
     retriever = GenerativeRetriever(encoder, tree, generator, datasets.Dataset.from_dict(columns), config, lexical)

@@ -1,6 +1,5 @@
 """Small real things for the tests: encoders saved from a config, trees, generators, collections."""
 
-import dataclasses
 import itertools
 import json
 from pathlib import Path
@@ -17,9 +16,8 @@ from dsi.docids.schemes import Docids
 from dsi.docids.tree import DocidTree
 from dsi.docids.words.bm25 import BM25
 from dsi.generator.base import Generator
-from dsi.generator.config import CE, GeneratorConfig, ObjectiveConfig
+from dsi.generator.config import GeneratorConfig
 from dsi.generator.model import DocidGenerator
-from dsi.generator.tied import TiedGenerator
 from dsi.search.beam import PathEngine
 from dsi.search.engines import search_decoder
 from dsi.search.queries import QueryBatch
@@ -94,7 +92,7 @@ def complete_tree() -> DocidTree:
 
 def random_generator(tree: DocidTree, *, layers: int = 2, seed: int = 0, objective: str = "ce") -> DocidGenerator:
     config = GeneratorConfig(docid_tokens="digits", num_layers=layers)
-    generator = DocidGenerator.create(config, tree, WIDTH, dataclasses.replace(CE, name=objective), seed).eval()
+    generator = DocidGenerator.create(config, tree, WIDTH, objective, seed).eval()
     with torch.no_grad():  # fresh position biases are nearly zero; make every part of the decoder matter
         generator.decoder.block[0].layer[0].SelfAttention.relative_attention_bias.weight.normal_()
         generator.head.weight.mul_(6)
@@ -112,19 +110,6 @@ def random_queries(batch: int, *, seed: int = 0, longest: int = 9) -> tuple[torc
 def random_batch(batch: int, *, seed: int = 0, longest: int = 9) -> QueryBatch:
     """`random_queries` as a search takes them."""
     return QueryBatch(torch.arange(batch), *random_queries(batch, seed=seed, longest=longest), [""] * batch)
-
-
-def random_tied(tree: DocidTree, *, layers: int = 0, seed: int = 0) -> TiedGenerator:
-    """A tied generator whose maps are not zero."""
-    config = GeneratorConfig(num_layers=layers)
-    generator = TiedGenerator.create(config, tree, WIDTH, ObjectiveConfig(), seed).eval()
-    with torch.no_grad():
-        for name, weight in generator.named_parameters():
-            if name in ("maps", "states_maps"):
-                weight.normal_(std=0.1)
-        generator.size_weights.uniform_(0.0, 0.5)
-        generator.log_scales.uniform_(-0.5, 0.5)
-    return generator
 
 
 def beam_search_for(tree: DocidTree, generator: Generator, lexical: BM25 | None = None) -> PathEngine:

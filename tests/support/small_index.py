@@ -10,7 +10,6 @@ from dsi.docids.words.bm25 import BM25
 from tests.support.small import (
     MINIPEDIA,
     random_generator,
-    random_tied,
 )
 
 DOCUMENTS = [
@@ -22,13 +21,13 @@ DOCUMENTS = [
 QUERIES = ["noble gas", "electric current", "which metal is light", "cloud chamber"]
 
 
-def small_index(encoder, *, tied: bool = False) -> GenerativeRetriever:
+def small_index(encoder, *, vectors: bool = False) -> GenerativeRetriever:
     """The first 50 of `DOCUMENTS`, with a random generator."""
     old = DOCUMENTS[:50]
     documents = datasets.Dataset.from_dict({name: [d[name] for d in old] for name in ("doc_id", "title")})
     texts = encoder.document_texts([d["title"] for d in old], [d["text"] for d in old])
     tree = build_tree(encoder.encode(texts, "document"), DocidsConfig(branching=4, max_leaf_size=4))
     bm25 = BM25(documents["doc_id"], [f"{d['title']} {d['text']}" for d in old], k1=1.2, b=0.5)
-    config = SearchConfig(alpha=0.3, beam_width=12, lexical_weight=0.05 if tied else 0.0)
-    generator = random_tied(tree) if tied else random_generator(tree)
+    config = SearchConfig(alpha=0.3, beam_width=12, lexical_weight=0.05 if vectors else 0.0)
+    generator = None if vectors else random_generator(tree)
     return GenerativeRetriever(encoder, tree, generator, documents, config, bm25)

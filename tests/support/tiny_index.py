@@ -23,7 +23,7 @@ from dsi.search import generate
 from dsi.search.hits import Hits
 from tests.support.grammars import condition, words
 from tests.support.oracles import path_scores
-from tests.support.small import MINIPEDIA, random_generator, random_tied
+from tests.support.small import MINIPEDIA, random_generator
 from tests.support.trials import Case
 
 QUERIES = ["noble gas", "electric current", "which metal is light"]
@@ -43,7 +43,7 @@ RECORDS = [
 
 
 class TinyIndex:
-    """An index with tied tokens, random weights, BM25 and metadata, in a folder beside its collection.
+    """An index without a generator, with BM25 and metadata, in a folder beside its collection.
 
     Attributes:
         retriever: loaded; not to be changed.
@@ -65,7 +65,7 @@ class TinyIndex:
         bm25 = BM25(self.ids, [f"{title} {text}" for title, text in zip(titles, texts, strict=True)])
         config = SearchConfig(alpha=0.3, beam_width=2, candidates=5, lexical_weight=0.05)
         self.index, self.collection = folder / "index", folder / "collection"
-        built = GenerativeRetriever(encoder, tree, random_tied(tree), documents, config, bm25)
+        built = GenerativeRetriever(encoder, tree, None, documents, config, bm25)
         built.save_pretrained(self.index)
         write_config(dsi.Config(), self.index / "config.toml")
         self.retriever = GenerativeRetriever.from_pretrained(self.index, device="cpu")
@@ -83,9 +83,9 @@ class TinyIndex:
         self._queries = [encoded[:3] for encoded in queries]
         return {"dense": dense, "words": own.lexical.shares(QUERIES)}
 
-    def scores(self, config: SearchConfig, extra: np.ndarray | float = 0.0, *, tied: bool = True) -> np.ndarray:
-        """[queries, documents] of tied tokens, or of paths, by definition."""
-        if tied:
+    def scores(self, config: SearchConfig, extra: np.ndarray | float = 0.0, *, by_vectors: bool = True) -> np.ndarray:
+        """[queries, documents] by vectors and words, or of paths, by definition."""
+        if by_vectors:
             return self.parts["dense"] + config.lexical_weight * self.parts["words"] + extra
         own, settings = self.paths, (config.alpha, config.beta, config.ann_temperature)
         scores = np.zeros((len(QUERIES), len(self.ids)))
@@ -104,9 +104,12 @@ class TinyIndex:
 
     def searches(self, chance: Random, folder: Path) -> Case:
         """Right options of either method over either kind of tokens; the answer is judged by the scores of all documents."""
-        tied = chance.random() < 0.7
-        retriever, (options, allowed) = (self.retriever if tied else self.paths), self._options(chance, tied=tied)
-        k, config = chance.choice([1, 2, 5, 8, 20, 40, 100]), {} if tied else self._path_config(chance)
+        by_vectors = chance.random() < 0.7
+        retriever, (options, allowed) = (
+            (self.retriever if by_vectors else self.paths),
+            self._options(chance, by_vectors=by_vectors),
+        )
+        k, config = chance.choice([1, 2, 5, 8, 20, 40, 100]), {} if by_vectors else self._path_config(chance)
         few = chance.choice([0, 10, 1000])  # from so many allowed documents on, a filter is applied inside the walk
 
         def call() -> tuple[SearchConfig, list[Hits]]:
@@ -116,19 +119,19 @@ class TinyIndex:
 
         def check(answer: tuple[SearchConfig, list[Hits]]) -> None:
             used, answers = answer
-            expected = self.scores(used, options.get("extra_scores", 0.0), tied=tied)
+            expected = self.scores(used, options.get("extra_scores", 0.0), by_vectors=by_vectors)
             for hits, own in zip(answers, expected, strict=True):
                 scores = dict(zip(self.ids, own, strict=True))
                 check_hits(hits, scores, allowed, k, sure=used.method == "exact")
 
-        return Case(f"k={k} tied={tied} outright={few} {config} {options}", call, good=True, check=check)
+        return Case(f"k={k} by_vectors={by_vectors} outright={few} {config} {options}", call, good=True, check=check)
 
     def _path_config(self, chance: Random) -> dict[str, Any]:
         """Settings of an index that scores paths, which no call changes."""
         beta = {"beta": 0.0} if chance.random() < 0.2 else {}
         return {"ann_temperature": chance.choice([1e-3, 0.05, 0.7, 1.0, 1e3]), **beta}
 
-    def _options(self, chance: Random, *, tied: bool) -> tuple[dict[str, Any], set[str]]:
+    def _options(self, chance: Random, *, by_vectors: bool) -> tuple[dict[str, Any], set[str]]:
         """Right options of a search, and the doc_ids that they allow."""
         sample = [chance.sample(self.ids, chance.choice([0, 1, 5, 30])) for _ in range(2)]
         where, test = condition(chance)
@@ -145,8 +148,8 @@ class TinyIndex:
             "deny": sample[1],
             "where": where,
         }
-        unused = {"beam_width", "candidates", *(["alpha"] if tied else [])} if method == "exact" else set()
-        unused |= set() if tied else {"candidates", "lexical_weight", "extra_scores"}
+        unused = {"beam_width", "candidates"} if method == "exact" else set()
+        unused |= {"alpha"} if by_vectors else {"candidates", "lexical_weight", "extra_scores"}
         options: dict[str, Any] = {
             name: value for name, value in values.items() if name not in unused and chance.random() < 0.3
         }

@@ -14,7 +14,6 @@ def write_settings(path: Path, encoder_folder: Path, t5_folder: Path, **sections
             "contrastive": {"loss": "scl", "epochs": 1.0, "batch_size": 24, "temperature": 0.1, "interpolation": 1.0},
             "docids": {"branching": 4, "max_leaf_size": 4},
             "generator": {"docid_tokens": "digits", "decoder": str(t5_folder)},
-            "objective": {"name": "ce", "distillation": 0.0},
             "training": {"epochs": 2.0, "batch_size": 16, "learning_rate": 2e-3},
             "search": {"beam_width": 10, "lexical_weight": 0.0, "token_weight": 0.0},
         }
@@ -25,10 +24,11 @@ def write_settings(path: Path, encoder_folder: Path, t5_folder: Path, **sections
     return path
 
 
-TIED: dict[str, dict[str, object]] = {
-    "generator": {"docid_tokens": "tied", "decoder": "", "num_layers": 0},
-    "objective": {"name": "estimate", "distillation": 0.5},
+VECTORS: dict[str, dict[str, object]] = {
+    "generator": {"docid_tokens": "none", "decoder": "", "num_layers": 0},
+    "training": {"epochs": 0.0},
 }
+"""Of an index without a generator."""
 
 
 TINY = """

@@ -11,7 +11,7 @@ from dsi.docids.clustering import assemble
 from dsi.docids.schemes import DocidsConfig, SchemeInput, make_docids
 from dsi.docids.tree import DocidTree
 from dsi.docids.types import Ints
-from dsi.generator.config import CE, GeneratorConfig
+from dsi.generator.config import GeneratorConfig
 from dsi.generator.kinds import create_generator
 from tests.support.small import WIDTH
 
@@ -47,6 +47,6 @@ def title_tree(t5_folder: Path) -> tuple[DocidTree, Ints]:
 
 def word_generator(tree: DocidTree, numbers: Ints, t5_folder: Path) -> WordGenerator:
     config = GeneratorConfig(docid_tokens="words", decoder=str(t5_folder))
-    made = create_generator(config, tree, WIDTH, CE, numbers=numbers)
+    made = create_generator(config, tree, WIDTH, "ce", numbers=numbers)
     assert isinstance(made, WordGenerator)
     return made.eval()

@@ -11,12 +11,10 @@ from dsi.contrastive import training as contrastive_training
 from dsi.contrastive.config import EncoderConfig
 from dsi.contrastive.encoder import Encoder
 from dsi.contrastive.multi_vector import MultiVectorModel
-from dsi.training import teacher
 from dsi.training import trainer as generator_training
-from dsi.training.teacher import Teacher
 from tests.support.multi_vectors import save_multi_vector
 from tests.support.small import PROMPTS, thin_out, write_collection
-from tests.support.tiny_settings import TIED, write_settings
+from tests.support.tiny_settings import VECTORS, write_settings
 
 pytestmark = [
     pytest.mark.gpu,
@@ -28,12 +26,10 @@ QUERIES = ["a river in Croatia", "noble gas", "which capitals are on the danube"
 TEXTS = ["The Danube flows past four capitals.", "Neon is a noble gas.", "x", "A current of one ampere. " * 20]
 LATE = {"tokens": {"bits": 8}, "search": {"beam_width": 10, "lexical_weight": 0.1, "token_weight": 0.5}}
 KINDS = {
-    "tied": TIED | LATE,
-    "tied, a T5 layer": TIED | LATE | {"generator": {**TIED["generator"], "num_layers": 1}},
-    "tied, bfloat16": TIED | LATE | {"bf16": True},
+    "vectors": VECTORS | LATE,
     "digits": {},
-    "digits, taught": {"objective": {"name": "ce", "distillation": 0.5}},
-    "digits, optimal tree model": {"objective": {"name": "otm", "distillation": 0.0}},
+    "digits, bfloat16": {"bf16": True},
+    "digits, optimal tree model": {"training": {"objective": "otm"}},
     "digits, encoder trained too": {"training": {"epochs": 2.0, "batch_size": 16, "train_encoder": True}},
 }
 
@@ -72,7 +68,8 @@ def assert_same_answers(found, expected):
 
 def test_both_trainings_run_on_the_gpu(trained):
     _, _, devices = trained
-    assert devices == ["cuda", "cuda"]
+    assert devices[0] == "cuda"
+    assert set(devices) == {"cuda"}
 
 
 def test_answers_are_those_of_the_cpu(trained):
@@ -121,12 +118,3 @@ def test_vectors_of_other_models_are_those_of_the_cpu(tmp_path, tokenizer_folder
     vectors = [MultiVectorModel.load(str(many), device=device).vectors(TEXTS, "document") for device in (GPU, "cpu")]
     for own, other in zip(*vectors, strict=True):
         np.testing.assert_allclose(own, other, atol=1e-5)
-
-
-def test_a_teacher_on_the_gpu_finds_what_faiss_finds(monkeypatch):
-    monkeypatch.setattr(teacher, "_PRODUCTS", 700)  # blocks of 7 texts
-    rng = np.random.default_rng(0)
-    queries, documents = (rng.normal(size=(n, 8)).astype(np.float32) for n in (30, 100))
-    own, other = (Teacher.dense(queries, documents, 0.5, 5, torch.device(device)) for device in (GPU, "cpu"))
-    np.testing.assert_array_equal(own.positions, other.positions)
-    np.testing.assert_allclose(own.weights, other.weights, atol=1e-5)

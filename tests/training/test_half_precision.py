@@ -17,7 +17,7 @@ from dsi.contrastive.blocks import DocumentTexts
 from dsi.contrastive.config import ContrastiveConfig, EncoderConfig
 from dsi.contrastive.encoder import Encoder
 from dsi.contrastive.training import contrastive_loss, contrastive_rows, train_encoder
-from dsi.generator.config import CE, GeneratorConfig, TrainingConfig
+from dsi.generator.config import GeneratorConfig, TrainingConfig
 from dsi.generator.model import DocidGenerator
 from dsi.training.examples import DocidExamples, Texts
 from dsi.training.trainer import train_generator
@@ -29,8 +29,7 @@ RATE = 1e-5
 TEXTS = ["Neon is a noble gas.", "The Danube flows through Vienna.", "Rubber is made of latex.", "Mars has two moons."]
 QUERIES = ["noble gas", "river of Vienna", "latex product", "moons of Mars"]
 DIGITS = {
-    "generator": {"docid_tokens": "digits", "num_layers": 1}, "objective": {"name": "ce", "distillation": 0.0},
-    "search": {"lexical_weight": 0.0, "token_weight": 0.0},
+    "generator": {"docid_tokens": "digits", "num_layers": 1}, "search": {"lexical_weight": 0.0, "token_weight": 0.0},
 }  # fmt: skip
 
 
@@ -101,12 +100,12 @@ def test_encoder_and_decoder_train_together_from_half_weights(half, tmp_path):
     examples = DocidExamples(
         Texts(encoder.model.preprocess, encoder.model.prompts, [("document", TEXTS)]), np.array([0, 5, 11, 19]), tree
     )
-    generator = DocidGenerator.create(GeneratorConfig(docid_tokens="digits", num_layers=1), tree, WIDTH, CE)
+    generator = DocidGenerator.create(GeneratorConfig(docid_tokens="digits", num_layers=1), tree, WIDTH, "ce")
     start = weights_of(encoder)
     training = TrainingConfig(batch_size=4, learning_rate=10 * RATE, train_encoder=True)
     records = [
         train_generator(
-            copy.deepcopy(generator), examples, CE,
+            copy.deepcopy(generator), examples,
             dataclasses.replace(training, epochs=epochs), tmp_path / str(epochs), encoder,
         )
         for epochs in (1.0, 60.0)
@@ -121,7 +120,7 @@ def test_encoder_and_decoder_train_together_from_half_weights(half, tmp_path):
 def test_a_decoder_from_half_weights_is_trained_in_float32(dtype, t5_folder, tmp_path):
     name = save_t5_in(dtype, t5_folder, tmp_path / "half")
     generator = DocidGenerator.create(
-        GeneratorConfig(docid_tokens="digits", decoder=str(name)), random_tree(20), WIDTH, CE
+        GeneratorConfig(docid_tokens="digits", decoder=str(name)), random_tree(20), WIDTH, "ce"
     )
     assert {weights.dtype for weights in generator.parameters()} == {torch.float32}
 
@@ -140,7 +139,7 @@ def test_the_query_generator_moves_half_weights_by_small_steps(dtype, t5_folder,
 
 
 @pytest.mark.programs
-@pytest.mark.parametrize("digits", [False, True], ids=["tied", "digits with the encoder"])
+@pytest.mark.parametrize("digits", [False, True], ids=["vectors", "digits with the encoder"])
 def test_a_reloaded_index_embeds_its_documents_as_they_were_indexed(half, digits, tmp_path):
     folder, dtype = half
     collection = dsi.read_collection(thin_out(write_collection(tmp_path / "collection"), test=4, dev=4))
@@ -148,7 +147,7 @@ def test_a_reloaded_index_embeds_its_documents_as_they_were_indexed(half, digits
         {
             "encoder": {"name": str(folder), **PROMPTS},
             "contrastive": {"loss": "scl", "epochs": 1.0, "batch_size": 24, "learning_rate": RATE},
-            "training": {"epochs": 1.0, "train_encoder": digits},
+            "training": {"epochs": float(digits), "train_encoder": digits},
             "tokens": {"epochs": 2.0},
             "docids": {"pieces": 1},
             **(DIGITS if digits else {}),

@@ -35,7 +35,7 @@ def test_the_small_system_is_the_papers_but_for_its_models():
     paper, small = (dataclasses.asdict(Config.named(name)) for name in ("paper", "paper-small"))
     assert paper["dev_queries"] == 0
     assert (paper["docids"]["method"], paper["docids"]["branching"]) == ("kmeans", 10)
-    assert (paper["generator"]["docid_tokens"], paper["objective"]["name"]) == ("digits", "ce")
+    assert (paper["generator"]["docid_tokens"], paper["training"]["objective"]) == ("digits", "ce")
     assert {name: paper["search"][name] for name in ("alpha", "beta")} == {
         "alpha": 0.7, "beta": float("inf")
     }  # fmt: skip

@@ -1,6 +1,5 @@
 """What a training computes again, and what it reports: embeddings are made once for an encoder and its texts."""
 
-import json
 import os
 from collections import Counter
 from types import SimpleNamespace
@@ -17,7 +16,7 @@ from dsi.store.loading import load_tree
 from dsi.training import pipeline
 from dsi.training.pipeline import TrainingRun
 from tests.support.small import thin_out
-from tests.support.tiny_settings import TIED, write_settings
+from tests.support.tiny_settings import VECTORS, write_settings
 
 
 @pytest.fixture
@@ -27,7 +26,7 @@ def collection(beir):
 
 @pytest.fixture
 def config(tmp_path, sentence_t5_folder, t5_folder):
-    return read_config(write_settings(tmp_path / "config.toml", sentence_t5_folder, t5_folder, **TIED))
+    return read_config(write_settings(tmp_path / "config.toml", sentence_t5_folder, t5_folder, **VECTORS))
 
 
 @pytest.fixture
@@ -91,8 +90,7 @@ def test_one_line_at_the_start_says_how_much_there_is(collection, config, tmp_pa
     config = config.with_changes({"docids": {"pieces": 1}})
     plain = config.with_changes({"pseudo_queries": {"method": "none"}})
     pairs, count = len(collection.pairs("train")), len(collection.documents)
-    encoder, generator = plain.contrastive.steps(pairs), plain.training
-    steps = -(-(pairs + count) // generator.batch_size) * int(generator.epochs)
+    encoder = plain.contrastive.steps(pairs)
     query_id, row = collection.pairs("train")[0]
     second = collection.documents["doc_id"][(row + 1) % count]
     collection.qrels["train"][query_id][second] = 1  # another document of the same query
@@ -100,10 +98,10 @@ def test_one_line_at_the_start_says_how_much_there_is(collection, config, tmp_pa
     pairs += 1
     of_tokens = 4 * -(-len({*collection.query_texts("train").values()}) // 32)
     docids = f"docids ({of_tokens} steps for token vectors of queries)"
-    trained = f"encoder ({encoder} steps), {docids}, lexical, generator ({steps} steps), memory"
+    trained = f"encoder ({encoder} steps), {docids}, lexical, memory"
     assert extent(plain) == [f"{head}: {trained}"]
     assert extent(plain) == []  # nothing is left to do
-    assert extent(config) == [f"{head}: pseudo_queries, generator"]
+    assert extent(config) == [f"{head}: pseudo_queries"]
 
 
 def test_by_default_only_the_token_vectors_of_queries_are_trained(
@@ -119,10 +117,9 @@ def test_by_default_only_the_token_vectors_of_queries_are_trained(
     config = Config().with_changes({"encoder": {"name": str(sentence_bert_folder)}})
     run = TrainingRun(tmp_path / "run", collection, config, "cpu")
     run.train()
-    assert [*run.seconds] == ["encoder", "docids", "lexical", "generator", "memory", "tuning"]
+    assert [*run.seconds] == ["encoder", "docids", "lexical", "memory", "tuning"]
     assert run.encoder().fingerprint == Encoder.load(config.encoder, device="cpu").fingerprint
-    record = json.loads((run.folder / "generator" / "training.json").read_text(encoding="utf-8"))
-    assert record == {"loss": 0.0, "steps": 0, "seconds": 0.0}
+    assert not (run.folder / "generator").exists()
     assert steps == [4 * -(-len({*collection.query_texts("train").values()}) // 32)]
 
 

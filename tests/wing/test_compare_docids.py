@@ -20,9 +20,9 @@ from dsi.docids.schemes import SchemeInput, make_docids
 from dsi.measuring.runs import generator_only
 from dsi.search.request import SearchConfig
 from dsi.search.results import LevelTrace, Trace
-from tests.support.small import random_generator, random_tied
+from tests.support.small import random_generator
 from tests.support.tables import table_rows
-from tests.support.tiny_settings import TIED, write_settings
+from tests.support.tiny_settings import VECTORS, write_settings
 
 PIECES = ("", "x", "0", "-1", "1.5", "65537")
 
@@ -33,7 +33,7 @@ def command(beir, tmp_path, sentence_t5_folder, t5_folder):
     config = write_settings(
         tmp_path / "config.toml", sentence_t5_folder, t5_folder, pseudo_queries={"method": "none"},
         contrastive={"loss": "none"},
-        training={"epochs": 1.0}, **TIED,
+        **VECTORS,
     )  # fmt: skip
     given = ["--data", str(beir()), "--config", str(config), "--output", str(tmp_path / "out"), "--device", "cpu"]
     return lambda *more: main(["compare-docids", *given, *more])
@@ -59,11 +59,11 @@ def found_in(path) -> dict[tuple[str, int], dict]:
 def test_schemes_are_measured_beside_each_other_and_a_killed_command_continues(command, tmp_path, capsys):
     output, schemes = tmp_path / "out", ["kmeans", "title"]
     assert command("--schemes", *schemes) == 0
-    printed, text = capsys.readouterr().out, (output / "tied.md").read_text()
+    printed, text = capsys.readouterr().out, (output / "vectors.md").read_text()
     assert text.strip() in printed
     assert len(list((output / "store" / "encoder").glob("[!.]*"))) == 1  # it is not trained
     assert len(list((output / "store" / "generator").glob("[!.]*"))) == 2 * len(schemes)
-    rows, values = found_in(output / "tied.json"), Rows(output / "tied.json").values()
+    rows, values = found_in(output / "vectors.json"), Rows(output / "vectors.json").values()
     assert list(rows) == [("dense, BM25", 0), *((name, 0) for name in schemes)]
     for name in schemes:
         found = rows[name, 0]
@@ -80,14 +80,14 @@ def test_schemes_are_measured_beside_each_other_and_a_killed_command_continues(c
     sections = text.split("## ")
     assert [section.splitlines()[0] for section in sections[1:5]] == list(SYSTEMS.values())
     assert [cells[0] for cells in table_rows(sections[1])[2:]] == schemes
-    assert (output / "tied.svg").read_text().startswith("<?xml")
+    assert (output / "vectors.svg").read_text().startswith("<?xml")
 
-    before = (output / "tied.json").read_bytes()
-    records = [record for record in Rows(output / "tied.json").records() if record["row"] != "title"]
-    (output / "tied.json").write_text(json.dumps({"rows": records}))
+    before = (output / "vectors.json").read_bytes()
+    records = [record for record in Rows(output / "vectors.json").records() if record["row"] != "title"]
+    (output / "vectors.json").write_text(json.dumps({"rows": records}))
     assert command("--schemes", *schemes) == 0
-    assert capsys.readouterr().out.count("tied: ") == 1
-    again = found_in(output / "tied.json")
+    assert capsys.readouterr().out.count("vectors: ") == 1
+    again = found_in(output / "vectors.json")
     assert json.loads(before)["rows"][0]["found"] == again["dense, BM25", 0]
     assert again["title", 0]["systems"] == rows["title", 0]["systems"]
 
@@ -97,7 +97,7 @@ def test_without_documents_added_later_half_is_trained(command, tmp_path, capsys
     assert command("--schemes", "kmeans", "--without-added") == 0
     assert "Documents added after training" not in capsys.readouterr().out
     output = tmp_path / "out"
-    assert "added" not in found_in(output / "tied-trained.json")["kmeans", 0]
+    assert "added" not in found_in(output / "vectors-trained.json")["kmeans", 0]
     assert [len(list((output / "store" / stage).glob("[!.]*"))) for stage in ("encoder", "generator")] == [1, 1]
 
 
@@ -232,13 +232,13 @@ def test_a_trace_says_which_paths_were_pruned():
     ]  # fmt: skip
 
 
-@pytest.mark.parametrize("kind", ["tied", pytest.param("digits", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("kind", ["vectors", pytest.param("digits", marks=pytest.mark.slow)])
 def test_survival_and_search_errors_are_those_of_single_traced_searches(kind, beir, encoder):
     collection = dsi.read_collection(beir())
     documents = collection.documents
     vectors = encoder.encode(encoder.document_texts(documents["title"], documents["text"]), "document")
     tree = build_tree(vectors, DocidsConfig(branching=3, max_leaf_size=3))
-    generator = random_tied(tree) if kind == "tied" else random_generator(tree)
+    generator = None if kind == "vectors" else random_generator(tree)
     config = SearchConfig()
     retriever = dsi.GenerativeRetriever(encoder, tree, generator, documents, config, None)
     pairs = list(reversed(collection.pairs("test")))[::10]
@@ -275,9 +275,7 @@ def test_survival_and_search_errors_are_those_of_single_traced_searches(kind, be
         assert found.model_errors == errors.count(0)
         assert found.survival == [round(100 * share, 2) for share in found.alive.mean(axis=0)]
         lost += sum(found.search_errors)
-    assert (
-        lost > 0 or kind == "digits"
-    )  # a random tied generator loses many; paths of a random decoder are another matter
+    assert lost > 0 or kind == "digits"  # the walk loses many; paths of a random decoder are another matter
     assert not found.alive.all()
 
 

@@ -45,7 +45,6 @@ def config(tmp_path, sentence_t5_folder, t5_folder):
         "contrastive": {"loss": "scl", "epochs": 1.0, "batch_size": 16, "temperature": 0.1},
         "docids": {"branching": 4, "max_leaf_size": 4},
         "generator": {"docid_tokens": "digits", "decoder": str(t5_folder)},
-        "objective": {"name": "ce", "distillation": 0.0},
         "training": {"epochs": 1.0, "batch_size": 64, "learning_rate": 2e-3},
         "search": {"beam_width": 10, "lexical_weight": 0.0, "token_weight": 0.0},
     }
@@ -131,7 +130,10 @@ def test_a_table_says_what_each_row_cost(tmp_path):
 
 
 def test_the_seconds_of_a_resumed_training_are_those_of_all_its_processes(config, data, tmp_path):
-    laboratory, own = Laboratory(read_collection(data), Config.named(config), tmp_path / "out", "cpu"), Config()
+    laboratory, own = (
+        Laboratory(read_collection(data), Config.named(config), tmp_path / "out", "cpu"),
+        Config.named("digits"),
+    )
     assert laboratory._seconds(own) == {}
     folder = laboratory._folder(own) / "generator"
     folder.mkdir(parents=True)
@@ -147,7 +149,7 @@ def test_table3_shares_stages_resumes_and_writes_everything_down(config, data, t
     write_config(Config.named(config).with_changes({"docids": {"pieces": 1}}), config)  # as HNSW needs
     common = ["--data", str(data), "--config", str(config), "--output", str(output), "--device", "cpu"]
     chosen = ["BM25, title", "DPR", "RRF", "SCL+QG (beta=0)", "DSI", "SCL+QG, fused", "after search",
-              "on top of dense, fused", "distilled ("]  # fmt: skip
+              "on top of dense, fused"]  # fmt: skip
     assert main(["reproduce", "table3", *common, "--rows", *chosen]) == 0
     printed = capsys.readouterr().out
     table = (output / "table3.md").read_text()
@@ -161,12 +163,12 @@ def test_table3_shares_stages_resumes_and_writes_everything_down(config, data, t
     # What rows have in common was trained once: fused rows and the decoder-only row are one generator.
     records = read_rows(output / "table3.json")
     assert set(records) == set(lines)
-    assert len(records) == 13
+    assert len(records) == 12
     assert {records[name]["config"]["encoder"]["name"] for name in ("DSI", "DSI+QG")} == {str(t5_folder)}
     assert records["DR-SCL+QG, fused, alpha 0.7"]["settings"] == {"alpha": 0.7, "beta": "inf"}
     assert records["DR-SCL+QG, fused"]["config"] == records["DR-SCL+QG (beta=0)"]["config"]
     generators = list((output / "store" / "generator").glob("[!.]*"))
-    assert len(generators) == 5  # QG; DSI; DSI+QG; on top of dense; distilled
+    assert len(generators) == 4  # QG; DSI; DSI+QG; on top of dense
     embeddings = list((output / "store" / "states").glob("documents-*"))
     assert len(embeddings) == 3  # one an encoder: untrained (for DSI's docids), DPR, SCL
     record = records["DR-SCL+QG, fused"]
@@ -282,8 +284,8 @@ def test_systems_of_other_papers_are_rows_of_one_table(config, data, tmp_path):
     records = read_rows(output / "papers.json")
     names = [row.name for row in TABLES["papers"] if any(text in row.name for text in chosen)]
     assert list(records) == names == [cells[0] for cells in table_rows((output / "papers.md").read_text())[2:]]
-    assert len(names) == 11
-    assert records["RIPOR"]["config"]["objective"]["name"] == "ripor"
+    assert len(names) == 10
+    assert records["RIPOR"]["config"]["training"]["objective"] == "ripor"
     assert records["DSI, semantic docids"]["config"]["training"]["train_encoder"]
     depths = {json.loads(path.read_text())["depth"] for path in (output / "runs").glob("*/docids/diagnostics.json")}
     assert min(depths) == 1 < max(depths)  # atomic docids: every document is a child of the root

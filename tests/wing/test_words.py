@@ -16,7 +16,7 @@ from dsi.docids.files.reading import reading
 from dsi.docids.schemes.file import write_docids
 from dsi.docids.tree import DocidTree
 from dsi.docids.types import Ints
-from dsi.generator.config import CE, GeneratorConfig
+from dsi.generator.config import GeneratorConfig
 from dsi.generator.kinds import create_generator, load_generator
 from dsi.generator.objectives import CrossEntropy, Task
 from dsi.training.docids_stage import read_numbers
@@ -105,7 +105,9 @@ def test_words_without_titles_or_without_their_t5_are_refused(titles, t5_folder)
     with pytest.raises(
         ValueError, match="The docids have the token 90000, the decoder only 2000; take its own tokenizer"
     ):
-        create_generator(config, tree, WIDTH, CE, numbers=np.where(numbers == numbers.max(), np.int32(90_000), numbers))
+        create_generator(
+            config, tree, WIDTH, "ce", numbers=np.where(numbers == numbers.max(), np.int32(90_000), numbers)
+        )
     words = Config.named("digits").with_changes({"generator": {"docid_tokens": "words", "decoder": "t5"}})
     with pytest.raises(ValueError, match=r"needs docids.method = \"title\", got 'kmeans'"):
         WordGenerator.check_config(words)
@@ -131,7 +133,7 @@ def test_a_training_of_words_for_other_docids_is_refused_before_it_begins(
 def test_an_index_of_words_without_their_package_names_what_is_missing(generator, tmp_path, monkeypatch):
     generator.save_pretrained(str(tmp_path))
     monkeypatch.setattr(extensions, "entry_points", lambda group: [])
-    with pytest.raises(ValueError, match="one of digits, tied, got 'words'; install the package that adds them"):
+    with pytest.raises(ValueError, match="one of digits, got 'words'; install the package that adds them"):
         load_generator(tmp_path, "cpu")
-    with pytest.raises(ValueError, match="docid_tokens must be one of tied, digits, got 'words'"):
+    with pytest.raises(ValueError, match="docid_tokens must be one of none, digits, got 'words'"):
         GeneratorConfig(docid_tokens="words", decoder="t5")

@@ -61,7 +61,6 @@ def test_an_index_of_titles_is_trained_searched_updated_and_kept(beir, sentence_
         "contrastive": {"loss": "none"},
         "docids": {"method": "title"},
         "generator": {"docid_tokens": "words", "decoder": str(t5_folder)},
-        "objective": {"name": "ce", "distillation": 0.0},
         "training": {"epochs": 30.0, "batch_size": 16, "learning_rate": 3e-3},
         "search": {
             "lexical_weight": 0.0,

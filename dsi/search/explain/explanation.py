@@ -60,7 +60,7 @@ class Explanation:
         total: how many documents the index has.
         result: the answer.
         meaning: what the scores of nodes and documents are.
-        unit: what `read` counts: vectors read, or nodes scored.
+        has_generator: whether one scored the nodes; else their vectors did.
         note: that what was learned has no effect, where it has none; else "".
     """
 
@@ -70,7 +70,7 @@ class Explanation:
     total: int
     result: SearchResult
     meaning: str
-    unit: str
+    has_generator: bool
     note: str = ""
 
     @property
@@ -84,11 +84,17 @@ class Explanation:
         return int(self.result.read[0])
 
     @property
+    def unit(self) -> str:
+        """What `read` counts."""
+        return "nodes scored" if self.has_generator else "vectors read"
+
+    @property
     def answer(self) -> str:
         """The documents that were returned, a line each: rank, docid, score and its parts."""
         config, how = self.config, "exact: all documents scored"
         if config.method != "exact":
-            how = f"generate, alpha {config.alpha:g}, beam {config.beam_width}: {self.read} {self.unit}"
+            alpha = f"alpha {config.alpha:g}, " if self.has_generator else ""
+            how = f"generate, {alpha}beam {config.beam_width}: {self.read} {self.unit}"
         head = f'"{printable(self.query)}"  ({how}, {self.total} documents)'
         ranked = {node.rank: node for level in self.levels for node in level if node.rank}
         lines = [_line(ranked[rank], _parts(ranked[rank])) for rank in sorted(ranked)]
@@ -127,9 +133,10 @@ def explain(
         nodes.add_returned(result, {name: values[0].tolist() for name, values in parts.items()})
     nodes.add_others(trace)
     config = replace(request.config, beam_width=trace.beam_width or request.config.beam_width)
-    unit = "vectors read" if engine.is_tied else "nodes scored"
     meaning, note = _meaning(engine, config), no_effect(engine, config)
-    return Explanation(encoded.texts[0], config, nodes.levels(), tree.num_rows, result, meaning, unit, note)
+    return Explanation(
+        encoded.texts[0], config, nodes.levels(), tree.num_rows, result, meaning, engine.has_generator, note
+    )
 
 
 def no_effect(engine: Engine, config: SearchConfig) -> str:
@@ -140,7 +147,7 @@ def no_effect(engine: Engine, config: SearchConfig) -> str:
 
 
 def _meaning(engine: Engine, config: SearchConfig) -> str:
-    if not engine.is_tied:
+    if engine.has_generator:
         return "score = generator along the path + centroids along the path"
     lexical = engine.lexical if config.lexical_weight else None
     words = f" + {config.lexical_weight:.3g} {lexical.name}" if lexical else ""

@@ -261,7 +261,7 @@ class AnsweredQuery:
 
     def _overall_rank(self, row: int) -> int | None:
         """Return the rank among all documents that may be returned; None where finding it would take long."""
-        if not self._total or not (self.engine.is_tied or self._total <= _RANKED):
+        if not self._total or (self.engine.has_generator and self._total > _RANKED):
             return None
         return self._rank(self._all, row)
 
@@ -314,7 +314,7 @@ class AnsweredQuery:
         """Yield searches that may return more, and what to say of the first that returns a document."""
         for wider in _doublings(self.explanation.config.beam_width, self.engine.tree.num_inner):
             yield f"A beam of {wider} returns it.", {"beam_width": wider}
-        for more in _doublings(self.request.pool, self._total) if self.engine.is_tied else ():
+        for more in () if self.engine.has_generator else _doublings(self.request.pool, self._total):
             yield f"No wider beam returns it; {more} candidates do.", {"candidates": more}
         yield 'No wider beam returns it; method "exact" does.', {"method": "exact"}
 

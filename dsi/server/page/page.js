@@ -16,7 +16,7 @@ function showValues() {
   for (const [name, decimals] of Object.entries(SLIDERS)) {
     document.querySelector(`output[for=${name}]`).value = Number($(name).value).toFixed(decimals);
   }
-  for (const name of index?.tied ? ["alpha", "beam_width", "candidates"] : ["beam_width"]) {
+  for (const name of index?.generator ? ["beam_width"] : ["beam_width", "candidates"]) {
     $(name).disabled = $("method").value === "exact"; // which does not use it
   }
   if (!index) return;
@@ -41,7 +41,7 @@ function settings() {
 }
 
 function limitSliders() {
-  const { columns, lexical, tied, tokens, memory, limits, search_config: config } = index;
+  const { columns, lexical, generator, tokens, memory, limits, search_config: config } = index;
   $("columns").textContent = `a condition on ${Object.keys(columns).join(", ")}`;
   $("beam_width").max = Math.min(Math.max(50, config.beam_width), limits.max_beam_width);
   $("candidates").min = Math.min(10, config.candidates);
@@ -52,8 +52,8 @@ function limitSliders() {
     $(name).step = heaviest / 40;
   }
   $("lexical-name").textContent = lexical ?? "";
-  const takesWords = lexical !== null && tied;
-  const taken = { candidates: tied, lexical_weight: takesWords, token_weight: tokens, memory_weight: memory > 0 };
+  const takesWords = lexical !== null && !generator;
+  const taken = { candidates: !generator, alpha: generator, lexical_weight: takesWords, token_weight: tokens, memory_weight: memory > 0 };
   for (const name in taken) {
     $(name).closest(".setting").hidden = $(name).disabled = !taken[name];
   }
@@ -135,13 +135,13 @@ function show({ answers: [answer], milliseconds }, picture) {
 /** A sentence on how documents were found. */
 function howFound({ config, walked, read, levels }) {
   const said = [config.method];
-  if (walked || !index.tied) said.push(`alpha ${config.alpha}`);
+  if (index.generator) said.push(`alpha ${config.alpha}`);
   if (walked) said.push(`beam width ${config.beam_width}`);
   if (config.lexical_weight && !$("lexical_weight").disabled) said.push(`${index.lexical} ${Number(config.lexical_weight.toPrecision(3))}`);
   if (config.token_weight && index.tokens) said.push(`late interaction ${Number(config.token_weight.toPrecision(3))}`);
   if (config.memory_weight && index.memory) said.push(`memory ${Number(config.memory_weight.toPrecision(3))}`);
   const kept = walked ? levels.flatMap(({ scored, kept }, level) => (scored ? [`level ${level + 1}: ${kept} of ${scored} kept`] : [])) : [];
-  return [said.join(", "), ...kept, `${read} ${index.tied ? "vectors read" : "nodes scored"}`].join("; ");
+  return [said.join(", "), ...kept, `${read} ${index.generator ? "nodes scored" : "vectors read"}`].join("; ");
 }
 
 /** {rank: node} of the answers at and below a node. */

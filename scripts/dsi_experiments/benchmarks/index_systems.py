@@ -9,9 +9,7 @@ from dsi.docids.tree import DocidTree
 from dsi.docids.updating import add_documents, remove_documents
 from dsi.docids.vectors import VectorsConfig
 from dsi.docids.words.bm25 import BM25
-from dsi.generator.config import GeneratorConfig, ObjectiveConfig
-from dsi.generator.tied import TiedGenerator
-from dsi.search.generate import TiedEngine, WordsOnly
+from dsi.search.generate import VectorEngine, WordsOnly
 from dsi.search.queries import QueryBatch
 from dsi.search.request import SearchConfig, SearchRequest
 from dsi_experiments.benchmarks.index_data import Searched
@@ -86,10 +84,7 @@ class ExactSmall(Exact):
 
 
 class Generate(Exact):
-    """The index with method "generate": the documents below the nodes that a walk keeps; a large index finds these by codes.
-
-    The generator is not trained: a trained one scores each level by another vector, at the same cost.
-    """
+    """The index with method "generate": the documents below the nodes that a walk keeps; a large index finds these by codes."""
 
     name, knob, method = "generate, float32", "beam", "generate"
     exact: type[Exact] = Exact
@@ -120,9 +115,7 @@ class TreeSearch:
     def __init__(
         self, tree: DocidTree, method: str = "generate", lexical: BM25 | None = None, weight: float = 0.0
     ) -> None:
-        config = GeneratorConfig()
-        generator = TiedGenerator.create(config, tree, tree.embeddings.shape[1], ObjectiveConfig())
-        index = TiedEngine(tree, generator.eval(), lexical)
+        index = VectorEngine(tree, lexical)
         self._method = WordsOnly(index) if method == WORDS_ONLY else index.methods[method]
         self._weight = weight if lexical else 0.0
 

@@ -91,9 +91,9 @@ def searches(run: Path, encoder_config: "EncoderConfig") -> dict[str, Callable[[
         "the index, bfloat16": _search(rounded),
         "generate, beam 10": _search(retriever, method="generate", beam_width=10),
         "generate, no words": _search(retriever, method="generate", lexical_weight=0.0),
-        "generator alone": _search(retriever, **generator_only(retriever)),
+        "walk alone": _search(retriever, **generator_only(retriever)),
     }
-    if retriever.engine.is_tied:  # with other tokens, the decoder would run over every node
+    if not retriever.engine.has_generator:  # otherwise the decoder would run over every node
         found["exact"] = _search(retriever, method="exact")
     return found
 

@@ -112,7 +112,7 @@ def _controls(runs: "IndexRuns") -> dict[str, dict[str, Any]]:
     from dsi.config import LEXICAL_WEIGHT
 
     index, config = runs.retriever, runs.retriever.search_config
-    if not index.engine.is_tied:
+    if index.engine.has_generator:
         return {}
     without_words: dict[str, Any] = {"method": "generate", "lexical_weight": 0.0}
     found = {WALK: without_words, WALK_40: {**without_words, "beam_width": 40}}

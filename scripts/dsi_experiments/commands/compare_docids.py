@@ -3,7 +3,7 @@
 Measured for each: the generator alone and fused, where its search loses the right prefix, the tree, and documents added after
 training. Rows share what they have in common (OUTPUT/store), and each is written as soon as it is
 measured, so a killed command continues with the next. Files are OUTPUT/NAME.json, .values.json.gz, .md and .svg, where NAME is
-"tied" or "digits", the docid tokens; with --without-added "tied-trained" or "digits-trained".
+"vectors" or "digits", what is walked by; with --without-added "vectors-trained" or "digits-trained".
 """
 
 from collections.abc import Sequence

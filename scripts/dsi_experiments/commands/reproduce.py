@@ -2,7 +2,6 @@
 
 On a collection (--data, --config):
   table3, table4, table5   the tables of DR-SCL, with rows that the paper lacks
-  generator, ablations     tied tokens beside (level, digit) tokens, and what each part of them earns
   papers                   published generative retrievers as configurations of this package
   figure5                  Hit@1 over alpha and beta
   objectives               every training objective under one budget, by beam width

@@ -31,7 +31,6 @@ class Residual(CrossEntropy):
         temperature: divides the dot products.
     """
 
-    distils = False
     frozen_encoder = True
 
     def __init__(self, task: Task, temperature: float = TEMPERATURE) -> None:

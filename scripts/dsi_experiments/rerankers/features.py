@@ -18,7 +18,7 @@ from dsi.docids.types import Bools, Floats, Ints
 from dsi.docids.words.bm25 import BM25
 from dsi.search.beam import PathEngine
 from dsi.search.engine import Engine
-from dsi.search.generate import TiedEngine
+from dsi.search.generate import VectorEngine
 from dsi.search.queries import EncodedQueries, QueryBatch
 from dsi.search.request import SearchConfig, SearchRequest
 from dsi.search.results import SearchResult
@@ -164,16 +164,16 @@ def _log_softmax(scores: Floats, valid: Bools) -> Floats:
 
 def siblings(engine: Engine, batch: QueryBatch, positions: Ints) -> Iterator[Siblings]:
     """Yield for each level the scores of the nodes on the paths to docids [batch, n], and of their siblings."""
-    if isinstance(engine, TiedEngine):
+    if isinstance(engine, VectorEngine):
         return _siblings_by_vectors(engine, batch, positions)
     assert isinstance(engine, PathEngine)
     return _siblings_by_decoder(engine, batch, positions)
 
 
-def _siblings_by_vectors(engine: TiedEngine, batch: QueryBatch, positions: Ints) -> Iterator[Siblings]:
+def _siblings_by_vectors(engine: VectorEngine, batch: QueryBatch, positions: Ints) -> Iterator[Siblings]:
     """Yield for each level the scores of the nodes on the paths to docids [batch, n], and of their siblings."""
     tree, occupied, vectors = engine.tree, engine.tree.doc_rows >= 0, batch.vectors
-    scorers = [engine.walk.node_scores(batch, SearchConfig(alpha=alpha)) for alpha in (1.0, 0.0)]
+    scorer = engine.walk.node_scores(batch)
     parents, digits = (array.reshape(*positions.shape, -1) for array in tree.paths(positions.ravel()))
     for level, fan_out in enumerate(tree.fan_out):
         above = np.maximum(parents[:, :, level], 0)
@@ -181,15 +181,14 @@ def _siblings_by_vectors(engine: TiedEngine, batch: QueryBatch, positions: Ints)
         exists = (np.arange(fan_out) < tree.num_children[above][:, :, None]) & (parents[:, :, level] >= 0)[:, :, None]
         is_inner, documents = children < tree.num_inner, (children - tree.num_inner).clip(0, tree.num_places - 1)
         exists &= is_inner | occupied[documents]
-        scores = np.zeros((2, *children.shape), dtype=np.float32)  # by generator and by encoder
+        scores = np.zeros(children.shape, dtype=np.float32)
         for row, vector in enumerate(vectors):
             inner, leaf = exists[row] & is_inner[row], exists[row] & ~is_inner[row]
-            scores[:, row, leaf] = tree.embeddings.dots(vector[None], documents[row][leaf][None])[0]
+            scores[row, leaf] = tree.embeddings.dots(vector[None], documents[row][leaf][None])[0]
             if inner.any():
-                for own, scorer in zip(scores, scorers, strict=True):
-                    own[row][inner] = scorer.scores(level, np.array([row]), children[row][inner][None])[0]
-        generative, dense = scores / np.float32(_TEMPERATURE)
-        yield Siblings(generative, dense, exists, np.maximum(digits[:, :, level], 0))
+                scores[row][inner] = scorer.scores(level, np.array([row]), children[row][inner][None])[0]
+        scores /= np.float32(_TEMPERATURE)
+        yield Siblings(scores, scores, exists, np.maximum(digits[:, :, level], 0))
 
 
 def _siblings_by_decoder(engine: PathEngine, batch: QueryBatch, positions: Ints) -> Iterator[Siblings]:

@@ -272,7 +272,7 @@ def hits_of(
         passages = search.passages(found) if search and found and tree.spans is not None else tree.spans_at(at)
         columns = scores[row], doc_ids[row], titles[row], docids[flat], texts[row], metadata[flat], passages
         own = [Hit(*values).found_by(search) for values in zip(range(1, count + 1), *columns, strict=False)]
-        query, lack = search.query if search else "", (float(result.coverage[row]), result.missing[row])
+        query, lack = search.encoded.texts[0] if search else "", (float(result.coverage[row]), result.missing[row])
         hits.append(Hits(own, exact, query, search, *lack))
     return hits
 

@@ -29,7 +29,7 @@ from dsi.contrastive.encoder import Encoder, quiet_transformers
 from dsi.contrastive.models import offline
 from dsi.contrastive.multi_vector import MultiVectorModel
 from dsi.docids.data.records import COLUMNS
-from dsi.docids.files.checks import folder_to_replace
+from dsi.docids.files.checks import folder_to_replace, user_path
 from dsi.docids.files.reading import RESTORE, MappedFile, folder_sums, read_record, read_while_unchanged, reading
 from dsi.docids.files.storage import (
     beside,
@@ -563,3 +563,20 @@ def _trained_fan_out(tree: DocidTree) -> list[int]:
         int(digits[(tree.parents[nodes] >= level.start) & (tree.parents[nodes] < level.stop)].max(initial=-1)) + 1
         for level in tree.levels
     ]
+
+
+def index_folder(name: str | Path, revision: str | None, token: str | bool | None) -> Path:
+    """Return the folder of an index: `name` itself, or a download where none is there and it has the form "user/name".
+
+    A name in a folder that is there is a mistyped path, unless a revision is given.
+    """
+    folder = user_path(name)
+    recover_folder(folder)
+    may_be_named = isinstance(name, str) and re.fullmatch(r"[\w.-]+/[\w.-]+", name)
+    if not folder.exists() and may_be_named and (revision is not None or not folder.parent.is_dir()):
+        from dsi.hub import download
+
+        return download(str(name), revision, token)
+    if revision is not None:
+        raise ValueError(f"{name} is a folder, which has no revisions, got revision {revision!r}; leave it out.")
+    return folder

@@ -1,6 +1,5 @@
 """The public face of an index: search, explain, update, load and save it. Knows nothing of how it was trained."""
 
-import re
 import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
@@ -16,7 +15,7 @@ from dsi.contrastive.encoder import Encoder
 from dsi.docids.data.records import COLUMNS
 from dsi.docids.files.checks import plain, user_path
 from dsi.docids.files.reading import MappedFile, check_mapped
-from dsi.docids.files.storage import recover_folder, writing_to
+from dsi.docids.files.storage import writing_to
 from dsi.docids.query_memory import QueryMemory
 from dsi.docids.tree import DocidTree
 from dsi.docids.vectors import VectorKind, VectorsConfig
@@ -551,7 +550,7 @@ class GenerativeRetriever:
         """
         if plain(str, dtype, "dtype") not in _DTYPES:
             raise ValueError(f"dtype must be one of {', '.join(_DTYPES)}, got {dtype!r}.")
-        local = _index_folder(folder, revision, token)
+        local = loading.index_folder(folder, revision, token)
         parts, configured, state, mapped = loading.load_index(local, device)
         retriever = cls(*parts, dtype=_DTYPES[dtype])
         retriever._saved[local.resolve()], retriever._mapped, retriever.configured_search = state, mapped, configured
@@ -576,23 +575,6 @@ def load(
 ) -> GenerativeRetriever:  # fmt: skip
     """Load an index, after checking every file: `GenerativeRetriever.from_pretrained`, which describes the arguments."""
     return GenerativeRetriever.from_pretrained(folder, revision=revision, token=token, device=device, dtype=dtype)
-
-
-def _index_folder(name: str | Path, revision: str | None, token: str | bool | None) -> Path:
-    """Return the folder of an index: `name` itself, or a download where none is there and it has the form "user/name".
-
-    A name in a folder that is there is a mistyped path, unless a revision is given.
-    """
-    folder = user_path(name)
-    recover_folder(folder)
-    may_be_named = isinstance(name, str) and re.fullmatch(r"[\w.-]+/[\w.-]+", name)
-    if not folder.exists() and may_be_named and (revision is not None or not folder.parent.is_dir()):
-        from dsi.hub import download
-
-        return download(str(name), revision, token)
-    if revision is not None:
-        raise ValueError(f"{name} is a folder, which has no revisions, got revision {revision!r}; leave it out.")
-    return folder
 
 
 def _reload(folder: Path, state: str, device: str, dtype: str, config: SearchConfig) -> GenerativeRetriever:

@@ -527,7 +527,7 @@ def written(path: Path, array: np.ndarray) -> None:
 def test_a_file_that_holds_no_embeddings_is_refused_by_name(write, said, tmp_path, encoder, capsys):
     path, run = tmp_path / "points.npy", tmp_path / "run"
     write(path)
-    given = ["--data", "minipedia", "--output", str(run), "--device", "cpu", "--embeddings", str(path)]
+    given = ["--data", "minipedia", "--output", str(run), "--device", "cpu", "--points", str(path)]
     assert main(["train", "--stage", "docids", *given]) == 2
     expected = f"dsi: {path} must be a .npy file of numbers [documents, dim], got {said}; write it with numpy.save."
     assert capsys.readouterr().err.splitlines()[-1] == expected
@@ -537,10 +537,10 @@ def test_a_file_that_holds_no_embeddings_is_refused_by_name(write, said, tmp_pat
 @pytest.mark.parametrize(
     ("change", "said"),
     [
-        (lambda points: points[:-1], r"embeddings must be \[6, any\], one row a document, got \[5, 8\]"),
+        (lambda points: points[:-1], r"points must be \[6, any\], one row a document, got \[5, 8\]"),
         (
             lambda points: np.where(np.arange(6)[:, None] == 2, np.nan, points),
-            r"embeddings must be finite; row 2 \(and 0",
+            r"points must be finite; row 2 \(and 0",
         ),
     ],
 )

@@ -578,7 +578,7 @@ def test_dates_that_python_does_not_have_are_refused():
 def test_a_heading_of_many_spaces_takes_no_time(tmp_path):
     (tmp_path / "a.md").write_text("# a" + " " * 10**6 + "#b\n" + "#" * 10**6)
     started = time.perf_counter()
-    assert dsi.Collection.from_files(tmp_path).documents["title"][:] == ["a #b", "a #b"]
+    assert dsi.Collection.from_files(tmp_path).documents["title"][:] == ["a #b"]
     assert time.perf_counter() - started < 10
 
 
@@ -627,7 +627,7 @@ def test_judgements_that_are_no_dictionary_are_named():
 
 
 def test_what_is_no_retriever_is_not_measured():
-    with pytest.raises(TypeError, match=r"evaluate\(\) measures a retriever, got 'runs/B'; dsi.GenerativeRetriever"):
+    with pytest.raises(TypeError, match=r"evaluate\(\) measures a retriever, got 'runs/B'; dsi.load"):
         dsi.evaluate("runs/B", Collection.from_records(["a"]))
 
 
@@ -780,7 +780,7 @@ def test_a_table_of_columns_alone_gets_a_line(tmp_path, caplog):
     (tmp_path / "a.csv").write_text("id,text\n")
     (tmp_path / "b.txt").write_text("words")
     assert list(Collection.from_files(tmp_path).rows) == ["b.txt"]
-    assert caplog.messages == [f"{tmp_path / 'a.csv'} names columns, and has no row below them."]
+    assert f"{tmp_path / 'a.csv'} names columns, and has no row below them." in caplog.messages
 
 
 def test_several_sources_are_one_collection(tmp_path):

@@ -35,7 +35,7 @@ EXTENSIONS: dict[str, set[str]] = {
 """{extension room, which can be torn off: rooms of the core that it imports}; extensions do not import each other."""
 FROM_WITHIN = {
     ("dsi.measuring.evaluation", "rerankers"),
-    ("dsi.store.retriever", "hub"),
+    ("dsi.store.loading", "hub"),
     ("dsi.commands.evaluate", "rerankers"),
     ("dsi.commands.explain", "server"),
     ("dsi.commands.push", "hub"),

@@ -35,7 +35,7 @@ def home(tmp_path, monkeypatch):
 
 def test_an_index_in_the_home_folder(home, sentence_t5_folder):
     (home / "model").symlink_to(sentence_t5_folder)
-    np.save(home / "points.npy", np.eye(3, 8, dtype=np.float32))
+    np.save(home / "points.npy", np.eye(3, 32, dtype=np.float32))
     write_config(Config().with_changes({"tokens": {"bits": 0}}), home / "own.toml")
     named = {"config": "~/own.toml", "encoder": "~/model", "embeddings": "~/points.npy", "device": "cpu"}
     assert len(dsi.index(TEXTS, "~/run", **named).documents) == 3

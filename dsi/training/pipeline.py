@@ -19,7 +19,6 @@ import shutil
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
-from functools import cached_property
 from math import ceil
 from pathlib import Path
 from typing import Any
@@ -171,7 +170,7 @@ class TrainingRun:
         report_to: str = "none",
         embeddings: NDArray[Any] | None = None,
     ) -> None:
-        self._given = embeddings
+        self._given, self._given_digest = embeddings, "" if embeddings is None else array_digest(embeddings)
         self.folder, self.collection, self.config, self.device = folder, collection, config, device
         preflight.check_apart(folder, collection.name)
         if cluster is not None:
@@ -385,11 +384,6 @@ class TrainingRun:
                     vectors.tokens(documents),
                     text_megabytes=self.config.text_megabytes,
                 )
-
-    @cached_property
-    def _given_digest(self) -> str:
-        """Of the embeddings that the call gave; "" if it gave none."""
-        return "" if self._given is None else array_digest(self._given)
 
     def _vectors(self, encoder: Encoder) -> DocumentVectors:
         """Return the vectors of the documents; those that an earlier stage or run has made are read."""

@@ -187,7 +187,7 @@ def test_errors_say_what_to_mend(service, tool, arguments, message):
     [
         ("search", {"query": "gas", "filter": "year > 1990"}, ["no argument 'filter'; did you mean 'where'?"]),
         ("search", {"query": "gas", "top_k": 3}, ["no argument 'top_k'; did you mean 'k'?"]),
-        ("search", {"query": "gas", "limit": 3, "qery": "x"}, ["'limit'; did you mean 'k'?", "'qery'; did you mean 'query'?"]),
+        ("search", {"query": "gas", "limit": 3, "quer": "x"}, ["'limit'; did you mean 'k'?", "'quer'; did you mean 'query'?"]),
         (
             "search",
             {"query": "gas", "min_score": 0.5},

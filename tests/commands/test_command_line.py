@@ -132,7 +132,10 @@ def no_libraries(monkeypatch):
             "train --data minipedia --output run --config nq10k-smal",  # misspelt
             "neither a file nor one of digits, language-model, paper",
         ),
-        ("compare-docids --data minipedia --output o --config nq1", "and of the experiments nq100k-small, nq10k-genre"),
+        (
+            "compare-docids --data minipedia --output o --config nq1",
+            "and of the experiments nq10k-genre, nq10k-small-decoder",
+        ),
         ("train --output run", "the following arguments are required: --data"),
         ("evaluate {index} --split dev", "give --data DIR, its collection with queries.jsonl and qrels/dev.tsv"),
         ("train-reranker {index} --data minipedia --kind ranknet --figure x", "boosted trees"),

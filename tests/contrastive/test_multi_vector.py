@@ -462,7 +462,7 @@ def test_a_model_that_does_not_serve_is_refused(
 
 def test_a_model_needs_token_vectors(config):
     with pytest.raises(
-        ValueError, match=r"tokens.model needs tokens.bits above 0 and .*, got 0 and 'vectors'; leave the model"
+        ValueError, match=r"tokens.model needs tokens.bits above 0 and .*, got 0 and 'none'; leave the model"
     ):
         config("user/model", tokens={"bits": 0})
     with pytest.raises(

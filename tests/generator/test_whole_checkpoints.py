@@ -10,7 +10,7 @@ from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
 from dsi.contrastive.config import EncoderConfig
 from dsi.contrastive.encoder import Encoder
-from dsi.generator.config import CE, GeneratorConfig
+from dsi.generator.config import GeneratorConfig
 from dsi.generator.kinds import create_generator
 from dsi.generator.pseudo_queries import load_query_model
 from dsi.rerankers import load_reranker
@@ -37,7 +37,7 @@ def checkpoints(tmp_path_factory, t5_folder, sentence_t5_folder, tokenizer_folde
 
 
 def decoder(folder, reads):
-    create_generator(GeneratorConfig("digits", reads, str(folder)), random_tree(20), WIDTH, CE)
+    create_generator(GeneratorConfig("digits", reads, str(folder)), random_tree(20), WIDTH, "ce")
 
 
 USES = {

@@ -56,7 +56,14 @@ def test_the_page_of_names_has_the_signatures_of_the_code_and_the_words_of_the_g
     text = PAGE.read_text(encoding="utf-8")
     assert with_public_table(text) == text, "run python -m tests.support.interface"
     names = set(re.findall(r"^\| `(?:class )?dsi\.(\w+)", text, re.MULTILINE))
-    points = [extensions.SCHEMES, extensions.OBJECTIVES, extensions.RERANKERS, extensions.COMMANDS, extensions.CLUSTERS]
+    points = [
+        extensions.SCHEMES,
+        extensions.GENERATORS,
+        extensions.OBJECTIVES,
+        extensions.RERANKERS,
+        extensions.COMMANDS,
+    ]
+    points.append(extensions.CLUSTERS)
     assert names == {*dsi.__all__, *(point.removeprefix("dsi.") for point in points)}
     words = re.findall(r"^\| (.+?) \| .+ \|$", text.partition("## Glossary")[2], re.MULTILINE)[2:]
     single = [word for row in words for word in row.split(", ")]

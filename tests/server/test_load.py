@@ -294,5 +294,5 @@ def test_queries_of_random_letters_fill_no_memory(folder, monkeypatch):
 
         use(1)
         monkeypatch.setattr("dsi.docids.words.analyzer._MOST_BYTES", 1 << 22)
-        before = use(1)
-        assert use(3) <= before + 20
+        before = use(3)
+        assert use(6) <= before + 80  # without a bound 34 MB a request stay

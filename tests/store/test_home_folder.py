@@ -99,7 +99,7 @@ def test_commands_take_the_home_folder_also_after_an_equals_sign(home, sentence_
     ],
 )
 def test_settings_that_name_a_model_or_a_file(home, section, setting):
-    tokens = {"generator": {"docid_tokens": "digits"}} if section == "generator" else {}
+    tokens = {"generator": {"docid_tokens": "digits", "num_layers": 1}} if section == "generator" else {}
     config = Config().with_changes(tokens).with_changes({section: {setting: "~/own.tsv"}})
     assert getattr(getattr(config, section), setting) == str(home / "own.tsv")
     write_config(config, home / "own.toml")

@@ -99,10 +99,8 @@ def test_commands_take_the_home_folder_also_after_an_equals_sign(home, sentence_
     ],
 )
 def test_settings_that_name_a_model_or_a_file(home, section, setting):
-    tokens = {"generator": {"docid_tokens": "digits", "num_layers": 1}, "training": {"epochs": 1.0}}
-    config = (
-        Config().with_changes(tokens if section == "generator" else {}).with_changes({section: {setting: "~/own.tsv"}})
-    )
+    base = Config.named("digits") if section == "generator" else Config()
+    config = base.with_changes({section: {setting: "~/own.tsv"}})
     assert getattr(getattr(config, section), setting) == str(home / "own.tsv")
     write_config(config, home / "own.toml")
     assert Config.named("~/own.toml") == config

@@ -585,7 +585,7 @@ def test_a_heading_of_many_spaces_takes_no_time(tmp_path):
 @pytest.mark.programs
 def test_the_shell_indexes_a_folder_of_texts_and_says_that_there_are_no_train_queries(notes, tmp_path, capsys):
     assert main(["train", "--data", str(notes), "--output", str(tmp_path / "run"), "--device", "cpu"]) == 0
-    assert " 0 train queries: encoder, docids, lexical, generator, memory\n" in capsys.readouterr().err
+    assert " 0 train queries: encoder, docids, lexical, memory\n" in capsys.readouterr().err
     assert main(["search", str(tmp_path / "run"), "--query", "bees", "-k", "1"]) == 0
     assert "bee" in capsys.readouterr().out
     assert main(["evaluate", str(tmp_path / "run"), "--data", str(notes)]) == 2

@@ -137,10 +137,6 @@ def _step_line(step: Step) -> str:
     return f"  {'.'.join(map(str, step.digits))}{score}  {step.state}"
 
 
-def _go_on() -> None:
-    """Let an explanation go on."""
-
-
 @dataclass(eq=False)
 class AnsweredQuery:
     """The search for one query: made again with a trace when documents are explained.
@@ -151,7 +147,7 @@ class AnsweredQuery:
         engine: of the index, at the moment of the search.
         encoder: of the index.
         documents: of the index, at that moment.
-        check: called after each search that an explanation makes; what it raises ends the explanation.
+        check: called after each search that an explanation makes; what it raises ends the explanation; None by default.
     """
 
     encoded: EncodedQueries
@@ -159,7 +155,7 @@ class AnsweredQuery:
     engine: Engine
     encoder: Encoder
     documents: Documents
-    check: Callable[[], None] = field(default_factory=lambda: _go_on, init=False)
+    check: Callable[[], None] | None = field(default=None, init=False)
     _missing: set[int] = field(default_factory=set, init=False)
 
     @property
@@ -245,7 +241,8 @@ class AnsweredQuery:
     def _note(self, result: SearchResult) -> SearchResult:
         """Return a result after noting which shards it lacks."""
         self._missing.update(result.missing[0])
-        self.check()
+        if self.check:
+            self.check()
         return result
 
     @cached_property

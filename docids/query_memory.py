@@ -2,12 +2,12 @@
 
 A document's share of a query is that of the nearest earlier queries, as kNN language models have it: each counts by its cosine
 and by how often its pair was learned. Cosines are measured in the unit that the documents' own have, because those of some
-encoders are all high.
+encoders are all high. The terms of a document's earlier queries are counted as if they stood in its text.
 
-A query is kept as its vector and a keyed hash; its text only where the owner wants it. A pair keeps when it was learned the
-first few times, and counts no more often; so what was learned since a moment can be taken back, and the rest is as before. Of a
-document with many pairs those learned first are kept, and of these as many take part as its share of all pairs allows: whoever
-comes later displaces nobody. Nothing is changed in place. Knows neither encoders nor texts of documents.
+A query is kept as its vector, a keyed hash, and hashes of its terms; its text only where the owner wants it. A pair keeps when
+it was learned the first few times, and counts no more often; so what was learned since a moment can be taken back, and the rest
+is as before. Of a document with many pairs those learned first are kept, and of these as many take part as its share of all
+pairs allows: whoever comes later displaces nobody. Nothing is changed in place. Knows neither encoders nor texts of documents.
 """
 
 import hashlib
@@ -22,7 +22,7 @@ from dataclasses import asdict, dataclass, field, replace
 from functools import cached_property
 from itertools import chain, pairwise
 from pathlib import Path
-from typing import NamedTuple, Self
+from typing import Any, NamedTuple, Self
 
 import numpy as np
 from numpy.typing import NDArray
@@ -46,6 +46,8 @@ _SAMPLE = 1_000
 _HIGHEST = 0.9
 """Mean cosine of documents that is taken into account, at most."""
 _TIE, _EDGE = 1e-5, 1e-6
+_SLOPE = 50
+"""How fast the words of a document's earlier queries come to count in full, as one of these comes among the nearest."""
 TIMES = 3
 """How often a pair counts at most: twice as much as one that was learned once (docs/experiments/memory.md)."""
 _SHARE, _EVEN, _FLOOR = 0.1, 3, 20
@@ -54,6 +56,8 @@ always 20."""
 _NEVER = np.iinfo(np.int64).max
 _LATEST = 253_402_300_799_999_999
 """Microseconds from 1970 to the end of the year 9999."""
+_HASHED = 8
+"""Bytes of a hash."""
 _CONFIG = "config.json"
 
 
@@ -64,8 +68,8 @@ class MemoryConfig:
     train_queries: bool = True
     """Remember the train queries of the collection, when the index is trained; `retriever.learn` takes others at any time."""
     keep_queries: bool = False
-    """Keep the texts of queries, which explanations then show; else only their vectors, and hashes with a secret key. Texts
-    and the key are never pushed to the Hub, and a server shows no texts."""
+    """Keep the texts of queries, which explanations then show; else only their vectors, hashes with a secret key, and hashes of
+    their words. Texts and the key are never pushed to the Hub, and a server shows no texts."""
     limit: Count = 2_000
     """Pairs that are remembered of one document, at most: those that were learned first. Of all pairs, at most a tenth are of
     one document, or three times an even share: more of it are kept, and take no part."""
@@ -94,11 +98,13 @@ class Share(NamedTuple):
     Attributes:
         rows: [n] of the documents, ascending.
         shares: [n] of them, which sum to 1.
+        belongs: [n] 1 at documents of these earlier queries, falling to 0 where an earlier query is hardly among the nearest.
         cosine: of the nearest earlier query.
     """
 
     rows: Rows
     shares: Floats
+    belongs: Floats
     cosine: float
 
 
@@ -130,6 +136,7 @@ class Pairs:
         times: [n, 3] when each was learned the first times, ascending, in microseconds since 1970; then the largest number.
         vectors: [n, dim] of the queries, of length 1.
         texts: [n] of the queries; "" where it is not kept.
+        terms: [n] the hashes of each query's terms, 8 bytes each.
     """
 
     keys: NDArray[np.uint64]
@@ -137,6 +144,7 @@ class Pairs:
     times: NDArray[np.int64]
     vectors: Floats
     texts: NDArray[np.object_]
+    terms: NDArray[np.object_]
 
     def __len__(self) -> int:
         return len(self.keys)
@@ -150,7 +158,7 @@ class Pairs:
     def name(self) -> str:
         """The name of a file that holds these pairs and nothing else."""
         content = hashlib.sha256(json.dumps(self.texts.tolist()).encode())
-        for array in (self.keys, self.rows, self.times, self.vectors):
+        for array in (self.keys, self.rows, self.times, self.vectors, self._term_counts, self._all_terms):
             content.update(np.ascontiguousarray(array).data)
         return f"{content.hexdigest()[:32]}.safetensors"
 
@@ -160,7 +168,15 @@ class Pairs:
 
     @property
     def _columns(self) -> tuple[NDArray[np.generic], ...]:
-        return self.keys, self.rows, self.times, self.vectors, self.texts
+        return self.keys, self.rows, self.times, self.vectors, self.texts, self.terms
+
+    @property
+    def _term_counts(self) -> NDArray[np.int32]:
+        return np.array([len(own) // _HASHED for own in self.terms.tolist()], dtype=np.int32)
+
+    @property
+    def _all_terms(self) -> NDArray[np.uint8]:
+        return np.frombuffer(b"".join(self.terms.tolist()), dtype=np.uint8)
 
     @classmethod
     def join(cls, parts: Sequence["Pairs"]) -> "Pairs":
@@ -195,8 +211,12 @@ class Pairs:
 
     def save(self, path: Path) -> None:
         """Write the pairs as one safetensors file."""
-        whole = {"keys": self.keys[:, None].view(np.uint8), "times": np.ascontiguousarray(self.times).view(np.uint8)}
+        whole: dict[str, NDArray[Any]] = {
+            "keys": self.keys[:, None].view(np.uint8),
+            "times": np.ascontiguousarray(self.times).view(np.uint8),
+        }
         texts = np.frombuffer(json.dumps(self.texts.tolist()).encode(), dtype=np.uint8)
+        whole |= {"terms": self._all_terms, "term_counts": self._term_counts}
         save_tensors({**whole, "texts": texts, "rows": self.rows, "vectors": self.vectors}, path)
 
     @classmethod
@@ -206,15 +226,17 @@ class Pairs:
         Raises:
             ValueError: truncated, altered or of an earlier format.
         """
-        arrays = read_tensors(path, _ARRAYS, optional=("counts", "times"))
-        if "counts" in arrays or "times" not in arrays:
+        arrays = read_tensors(path, _ARRAYS, optional=("counts", "times", "terms", "term_counts"))
+        if "counts" in arrays or not {"times", "terms", "term_counts"} <= arrays.keys():
             raise ValueError(
-                f"{path} is of an earlier format, whose pairs have no times; make the index again, and learn the pairs again."
+                f"{path} is of an earlier format, whose pairs have no times or words; make the index again, and learn "
+                "the pairs again."
             )
         keys, rows, times, vectors = (np.array(arrays[name]) for name in ("keys", "rows", "times", "vectors"))
         try:
             texts = np.array(["", *json.loads(arrays["texts"].tobytes())], dtype=np.object_)[1:]
-            pairs = cls(keys.view(np.uint64)[:, 0], rows, times.view(np.int64), vectors, texts)
+            terms = _cut(arrays["terms"].tobytes(), arrays["term_counts"])
+            pairs = cls(keys.view(np.uint64)[:, 0], rows, times.view(np.int64), vectors, texts, terms)
             fits = len({len(column) for column in pairs._columns}) == 1 and len(pairs) > 0
             if not fits or not all(isinstance(text, str) for text in texts):
                 raise ValueError("columns of different lengths")
@@ -226,7 +248,7 @@ class Pairs:
 
 _ARRAYS: dict[str, tuple[type[np.generic], int]] = {
     "keys": (np.uint8, 2), "rows": (np.int32, 1), "times": (np.uint8, 2), "vectors": (np.float32, 2),
-    "texts": (np.uint8, 1), "counts": (np.int32, 1),
+    "texts": (np.uint8, 1), "counts": (np.int32, 1), "terms": (np.uint8, 1), "term_counts": (np.int32, 1),
 }  # fmt: skip
 
 
@@ -249,7 +271,14 @@ class QueryMemory:
 
     # Learning.
 
-    def learn(self, queries: Sequence[str], rows: Ints, vectors: Floats, times: Ints | None = None) -> "QueryMemory":
+    def learn(
+        self,
+        queries: Sequence[str],
+        rows: Ints,
+        vectors: Floats,
+        times: Ints | None = None,
+        terms: Sequence[Sequence[str]] = (),
+    ) -> "QueryMemory":
         """Return the memory with more pairs; one that is known counts once more, up to three times.
 
         Args:
@@ -257,13 +286,17 @@ class QueryMemory:
             rows: [n] of the documents.
             vectors: [n, dim] of the queries, of any length.
             times: [n] when each was learned, in microseconds since 1970; now by default.
+            terms: [n] of the queries, as BM25 counts them; by default none.
         """
         memory = self if self.key else replace(self, key=secrets.token_bytes(16))
         texts = [same(query) if self.config.keep_queries else "" for query in queries]
+        hashed = [_hashes(list(dict.fromkeys(own))).tobytes() for own in terms] or [b""] * len(texts)
         learned = np.full((len(rows), TIMES), _NEVER)
         learned[:, 0] = time.time_ns() // 1000 if times is None else times
         columns = rows.astype(np.int32), learned, normalised(vectors)
-        new = Pairs(memory._keys(queries), *columns, np.array(["", *texts], dtype=np.object_)[1:])
+        new = Pairs(
+            memory._keys(queries), *columns, *(np.array([own[0][:0], *own], np.object_)[1:] for own in (texts, hashed))
+        )
         return memory._with(Pairs.join([new]))._within_limit()
 
     def _with(self, new: Pairs) -> "QueryMemory":
@@ -384,23 +417,27 @@ class QueryMemory:
         is_same = all(own is before for own, before in zip(blocks, self.blocks, strict=True))
         return self if is_same else replace(self, blocks=blocks)._split()
 
-    def published(self) -> "QueryMemory":
-        """Return the pairs that take part, without texts and key, and with times of 1970."""
+    @property
+    def has_words(self) -> bool:
+        """Whether a query's terms are there."""
+        return any(own for block in self.blocks for own in block.terms.tolist())
+
+    def published(self, *, words: bool) -> "QueryMemory":
+        """Return the pairs that take part, without texts and key, with or without terms, and with times of 1970."""
         kept = (
             self if not len(self) or self._active is None else self._where(np.isin(np.arange(len(self)), self._active))
         )
 
         def bare(block: Pairs) -> Pairs:
-            texts = np.full(len(block), "", dtype=np.object_)
-            return replace(block, texts=texts, times=np.where(block.times < _NEVER, 0, _NEVER))
+            texts, none = (np.full(len(block), own, dtype=np.object_) for own in ("", b""))
+            terms = block.terms if words else none
+            return replace(block, texts=texts, terms=terms, times=np.where(block.times < _NEVER, 0, _NEVER))
 
         return replace(kept, key=b"", blocks=tuple(map(bare, kept.blocks)))
 
     def _keys(self, queries: Sequence[str]) -> NDArray[np.uint64]:
         """[n] keyed hashes of queries; alike for those that differ in case, spaces or composition."""
-        alike = (same(same(query).casefold()).encode() for query in queries)
-        sums = (hashlib.blake2b(query, digest_size=8, key=self.key).digest() for query in alike)
-        return np.array([int.from_bytes(own) for own in sums], dtype=np.uint64)
+        return _hashes([same(same(query).casefold()) for query in queries], self.key)
 
     def _named(self, queries: Sequence[str]) -> list[int]:
         """Return the keys of queries that may be named by their hashes, as explanations show them: "#" and 16 digits."""
@@ -414,9 +451,36 @@ class QueryMemory:
         """Yield for each query [batch, dim] the documents that have a share of it."""
         for places, cosines in self._nearest(queries):
             rows, numbers = np.unique(self._rows[places], return_inverse=True)
-            weights = _kernel(cosines / (1 - spread.cosine)) * np.log2(1 + self._counts[places].astype(np.float64))
-            shares = np.bincount(numbers, weights) / weights.sum()
-            yield Share(rows.astype(np.int64), shares.astype(np.float32), float(cosines.max()))
+            kernel, belongs = _kernel(cosines / (1 - spread.cosine)), np.zeros(len(rows))
+            np.maximum.at(belongs, numbers, kernel)
+            weights = kernel * np.log2(1 + self._counts[places].astype(np.float64))
+            shares = (np.bincount(numbers, weights) / weights.sum()).astype(np.float32)
+            yield Share(
+                rows.astype(np.int64), shares, np.minimum(1, _SLOPE * belongs).astype(np.float32), float(cosines.max())
+            )
+
+    def term_counts(self, terms: Sequence[str], rows: Rows) -> Floats:
+        """[terms, n] how many earlier queries of documents [n], by their rows, have each of some terms.
+
+        A pair that was learned often counts more, as in `shares`.
+        """
+        counts, place = (
+            np.zeros((len(terms), len(rows)), dtype=np.float32),
+            np.full(int(self._rows.max(initial=0)) + 1, -1),
+        )
+        place[rows] = np.arange(len(rows))
+        numbers = np.arange(len(self)) if self._active is None else self._active
+        numbers = numbers[place[self._rows[numbers]] >= 0]
+        own = self._terms[numbers].tolist()
+        held, pairs = (
+            np.frombuffer(b"".join(own), np.uint64),
+            np.repeat(numbers, [len(each) // _HASHED for each in own]),
+        )
+        weights, documents = np.log2(1 + self._counts[pairs]), place[self._rows[pairs]]
+        for number, term in enumerate(_hashes(terms)):
+            has = held == term
+            np.add.at(counts[number], documents[has], weights[has])
+        return counts
 
     def earlier(self, query: Floats, row: int) -> list[Earlier]:
         """Return the nearest earlier queries of a document that have a share of a query [dim], nearest first."""
@@ -464,6 +528,10 @@ class QueryMemory:
     @cached_property
     def _rows(self) -> Ints:
         return np.concatenate([block.rows for block in self.blocks])
+
+    @cached_property
+    def _terms(self) -> NDArray[np.object_]:
+        return np.concatenate([block.terms for block in self.blocks])
 
     @cached_property
     def _counts(self) -> Ints:
@@ -529,11 +597,17 @@ def _is_sound(block: Pairs, dim: int, documents: int) -> bool:
 
 _NOTHING = Pairs(
     np.zeros(0, np.uint64), np.zeros(0, np.int32), np.zeros((0, TIMES), np.int64), np.zeros((0, 0), np.float32),
-    np.zeros(0, np.object_),
+    np.zeros(0, np.object_), np.zeros(0, np.object_),
 )  # fmt: skip
 
 
 _HASH = re.compile("#([0-9a-f]{16})")
+
+
+def _hashes(texts: Sequence[str], key: bytes = b"") -> NDArray[np.uint64]:
+    """[n] hashes of texts."""
+    sums = (hashlib.blake2b(text.encode(), digest_size=_HASHED, key=key).digest() for text in texts)
+    return np.array([int.from_bytes(own) for own in sums], dtype=np.uint64)
 
 
 def hash_of(key: int) -> str:
@@ -584,6 +658,18 @@ def _prefixes(keys: NDArray[np.uint64], count: int) -> NDArray[np.uint64]:
     """[n] the leading bits of keys, which number `count` blocks."""
     bits = count.bit_length() - 1
     return keys >> np.uint64(64 - bits) if bits else np.zeros(len(keys), np.uint64)
+
+
+def _cut(hashes: bytes, counts: Ints) -> NDArray[np.object_]:
+    """Return the hashes of each of some texts, given how many each has.
+
+    Raises:
+        ValueError: they are not as many.
+    """
+    edges = np.concatenate([[0], np.cumsum(counts, dtype=np.int64)]) * _HASHED
+    if counts.min(initial=0) < 0 or edges[-1] != len(hashes):
+        raise ValueError("terms of another number")
+    return np.array([b"", *(hashes[start:end] for start, end in pairwise(edges.tolist()))], dtype=np.object_)[1:]
 
 
 def _split(pairs: Pairs, count: int) -> tuple[Pairs, ...]:

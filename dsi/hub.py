@@ -61,6 +61,7 @@ def push(
     private: bool | None = None,
     token: str | bool | None = None,
     license: str | None = None,  # noqa: A002
+    query_words: bool | None = None,
 ) -> str:
     """Upload an index with a model card in one commit, and return the URL of the commit.
 
@@ -73,16 +74,25 @@ def push(
         private: make a new repository private.
         token: with the right to write; by default that of `hf auth login` or HF_TOKEN.
         license: for the card, as the Hub names it, such as "apache-2.0".
+        query_words: upload hashes of the words of learned queries, without which these answer less. Whoever has them can test
+            which words were asked. Has to be said where the index has learned.
 
     Raises:
         FileNotFoundError: no repository that may be written.
         ConnectionError: the Hub refuses or cannot be reached.
-        ValueError: the name is not one that the Hub takes, or the weights were loaded in another dtype than float32.
+        ValueError: the name is not one that the Hub takes, the weights were loaded in another dtype than float32, or
+            `query_words` is not said.
     """
+    if query_words is None and retriever.memory.has_words:
+        raise ValueError(
+            f"The index has learned {len(retriever.memory):,} pairs of a query and a document. With query_words=True "
+            "(--query-words) hashes of the queries' words are uploaded, by which anybody can test which words were asked; with "
+            "False (--no-query-words) they stay here, and the uploaded index makes less of what it has learned. Choose one."
+        )
     with temporary_folder() as folder, _plain_errors(name), warnings.catch_warnings():
         warnings.filterwarnings("ignore", "It seems that you are about to commit a data file")  # documents.arrow
         index = Path(folder) / "index"
-        retriever.with_memory(retriever.memory.published()).save_pretrained(index)
+        retriever.with_memory(retriever.memory.published(words=bool(query_words))).save_pretrained(index)
         model_card(retriever, name, license).save(index / "README.md")
         api = HfApi(token=token)
         api.create_repo(name, private=private, exist_ok=True)

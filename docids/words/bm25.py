@@ -2,6 +2,7 @@
 
 import json
 import threading
+from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Literal
@@ -130,6 +131,15 @@ class BM25:
     def share_terms(self, queries: Sequence[str]) -> list[Terms]:
         """Return the terms of `query_terms` with factors that give scores as shares of the best one, 0 to 1."""
         return [Terms(own.numbers, own.factors / np.float32(own.best or 1.0)) for own in self.query_terms(queries)]
+
+    def all_terms(self, query: str) -> tuple[list[str], Terms]:
+        """Return each term of a query once, those that no document has too, with number -1, and factors as in `share_terms`."""
+        words, (known,) = self._words(query), self.query_terms([query])
+        numbers, counts = {term: number for _, term, number in words}, Counter(term for _, term, _ in words)
+        rows = np.array(list(numbers.values()), dtype=np.int64)
+        frequencies = np.where(rows < 0, 0, self._postings.frequencies[np.maximum(rows, 0)]) if len(rows) else rows
+        factors = self._rarity(frequencies) * np.array([counts[term] for term in numbers], dtype=np.float32)
+        return list(numbers), Terms(rows, factors / np.float32(known.best or 1.0))
 
     def _rarity(self, frequencies: Ints) -> Floats:
         """Return Lucene's inverse document frequencies of terms that each occur in this number of documents."""

@@ -212,10 +212,29 @@ class TermScorer:
         documents: Ints = np.asarray(rows, dtype=np.int32)
         added = np.zeros((len(terms.numbers), len(rows)), dtype=np.float32)
         for line, term, factor in zip(added, terms.numbers, terms.factors, strict=True):
-            values = np.sum([self.postings.values(part, int(term), documents) for part in self.postings.parts], axis=0)
+            values = self._values(int(term), documents)
             there = np.flatnonzero(values)
             line[there] = factor * self.weigh(values[there], documents[there])
         return added
+
+    def gains(self, terms: Terms, rows: Rows, counts: Floats) -> Floats:
+        """Return [terms, rows] what the scores of some documents would gain if they had each term as often again.
+
+        Args:
+            terms: the query; a number of -1 is a term that no document has.
+            rows: of the documents.
+            counts: [terms, rows] how often.
+        """
+        documents, gains = rows.astype(np.int32), np.zeros(counts.shape, dtype=np.float32)
+        for line, term, factor, more in zip(gains, terms.numbers, terms.factors, counts, strict=True):
+            at = np.flatnonzero(more)
+            values = self._values(int(term), documents[at]) if term >= 0 else np.zeros(len(at), dtype=np.float32)
+            line[at] = factor * (self.weigh(values + more[at], documents[at]) - self.weigh(values, documents[at]))
+        return gains
+
+    def _values(self, term: int, documents: Ints) -> Floats:
+        """[n] the values of a term in documents [n], by their rows; 0 where they lack it."""
+        return np.asarray(np.sum([self.postings.values(part, term, documents) for part in self.postings.parts], axis=0))
 
     def top(self, terms: Terms, count: int, allowed: Bools | None = None, others: Rows = _NO_ROWS) -> TopDocuments:
         """Return roughly the top `count` documents, and the scores of `others`.

@@ -20,13 +20,19 @@ def main(argv: Sequence[str] | None = None) -> None:
     )
     command_line.add_argument("--private", action="store_true", default=None, help="make a new repository private")
     command_line.add_argument("--license", metavar="ID", help="for the card, as the Hub names it: apache-2.0, …")
+    command_line.add_argument(
+        "--query-words",
+        action=argparse.BooleanOptionalAction,
+        help="upload hashes of the words of learned queries, or not; has to be said where there are some",
+    )
     arguments = command_line.parse_args(argv)
     load_libraries()
     from dsi.hub import push
     from dsi.store.retriever import GenerativeRetriever
 
     retriever = GenerativeRetriever.from_pretrained(arguments.run, device="cpu")
-    print(f"{arguments.run} -> {push(retriever, arguments.name, private=arguments.private, license=arguments.license)}")
+    given = {"private": arguments.private, "license": arguments.license, "query_words": arguments.query_words}
+    print(f"{arguments.run} -> {push(retriever, arguments.name, **given)}")
 
 
 def _repository(value: str) -> str:

@@ -104,9 +104,12 @@ class Engine(ABC):
         """
         return None
 
-    def earlier(self, batch: QueryBatch, request: SearchRequest, row: int) -> list[Earlier]:
-        """Return the earlier queries that speak for a document, by its row, for the first query; none if they take no part."""
-        return []
+    def earlier(self, batch: QueryBatch, request: SearchRequest, row: int) -> tuple[list[Earlier], list[str]]:
+        """Return what speaks for a document, by its row, for the first query: earlier queries, and terms that these have.
+
+        None if they take no part.
+        """
+        return [], []
 
     def search(
         self,

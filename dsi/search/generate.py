@@ -13,7 +13,7 @@ import numpy as np
 
 from dsi.docids.files.threads import one_thread
 from dsi.docids.query_memory import Earlier, Spread
-from dsi.docids.types import Bools, Floats, Ints
+from dsi.docids.types import Bools, Floats, Ints, Rows
 from dsi.docids.vectors import LARGE
 from dsi.search.engine import Engine, Followed, Method, count_documents
 from dsi.search.lists import ListedDocuments
@@ -25,6 +25,8 @@ from dsi.search.scores import DocumentScores, Remembered
 from dsi.search.top import highest_and_rest
 from dsi.search.walk import NodeScores, Reached, VectorWalk
 
+WORDS = 0.25
+"""Weight of the words of earlier queries beside the documents' shares of these (docs/experiments/queries.md)."""
 _OUTRIGHT = 1_000
 """If a filter lets at most this many documents through, all of them are scored."""
 _NO_NODES = np.zeros(0, dtype=np.int64)
@@ -54,32 +56,48 @@ class VectorEngine(Engine):
     def document_scores(self, batch: QueryBatch, request: SearchRequest) -> DocumentScores:
         """Return what scores documents."""
         weight = request.config.memory_weight if len(self.memory) else 0.0
-        recall = partial(self._recall, weight) if weight else None
+        texts = batch.texts if request.config.lexical_weight else [""] * len(batch.texts)
+        recall = partial(self._recall, weight, texts) if weight else None
         return DocumentScores.from_request(self.tree, self.lexical, batch, request, recall)
 
-    def _recall(self, weight: float, scores: DocumentScores) -> Remembered:
-        """Return what earlier queries say of documents: (margin share)^2, in the unit of dense scores.
+    def _recall(self, weight: float, texts: Sequence[str], scores: DocumentScores) -> Remembered:
+        """Return what earlier queries say of documents: (margin share)^2 + .25 margin words, in the unit of dense scores.
 
         The margin is how much nearer the nearest earlier query is than the nearest of these documents is: what users took says
-        much where texts say little.
+        much where texts say little. Words are what BM25 would add if the terms of their earlier queries stood in the documents.
         """
         found = []
-        for row, (rows, shares, cosine) in enumerate(self.memory.shares(scores.queries, self.spread)):
+        for row, (rows, shares, belongs, cosine) in enumerate(self.memory.shares(scores.queries, self.spread)):
             length = float(np.linalg.norm(scores.queries[row])) * self.spread.length or 1.0
             unit = length * (1 - self.spread.cosine)
-            margin = max(0.0, cosine * length - float(scores.dense(row, rows)[1].max())) / unit
-            found.append((rows, np.float32(weight * unit) * (np.float32(margin) * shares) ** 2))
+            margin = np.float32(max(0.0, cosine * length - float(scores.dense(row, rows)[1].max())) / unit)
+            said = (margin * shares) ** 2
+            if margin and self.lexical is not None:
+                said += WORDS * margin * belongs * self._learned_words(texts[row], rows)[1].sum(axis=0)
+            found.append((rows, np.float32(weight * unit) * said))
         return found
+
+    def _learned_words(self, text: str, rows: Rows) -> tuple[list[str], Floats]:
+        """Return the terms of a query, and [terms, n] what BM25 of documents gains by each that their earlier queries have."""
+        assert self.lexical is not None
+        names, terms = self.lexical.all_terms(text)
+        return names, self.lexical.scorer.gains(terms, rows, self.memory.term_counts(names, rows))
 
     @cached_property
     def spread(self) -> Spread:
         """How the documents' vectors lie, by which the cosines of earlier queries are judged."""
         return Spread.from_tree(self.tree)
 
-    def earlier(self, batch: QueryBatch, request: SearchRequest, row: int) -> list[Earlier]:
-        """Return the earlier queries that speak for a document; see `Engine`."""
-        takes_part = request.config.memory_weight and len(self.memory)
-        return self.memory.earlier(batch.vectors[0], row) if takes_part else []
+    def earlier(self, batch: QueryBatch, request: SearchRequest, row: int) -> tuple[list[Earlier], list[str]]:
+        """Return the earlier queries that speak for a document, and their words; see `Engine`."""
+        if not (request.config.memory_weight and len(self.memory)):
+            return [], []
+        words = list[str]()
+        if self.lexical is not None and request.config.lexical_weight:
+            names, gains = self._learned_words(batch.texts[0], np.array([row]))
+            order = np.argsort(-gains[:, 0], kind="stable")
+            words = [names[at] for at in order.tolist() if gains[at, 0] > 0]
+        return self.memory.earlier(batch.vectors[0], row), words
 
     def sources(self, scores: DocumentScores, request: SearchRequest, count: int) -> Sources:
         """Return what gathers the documents of pools, `count` from each source."""

@@ -149,7 +149,8 @@ class Explainer:
         explained = self.answered.explain(doc_id)
         steps = [{**step._asdict(), "words": self._words(step.digits)} for step in explained.path]
         earlier = [{"cosine": own.cosine, "times": own.times} for own in explained.earlier]  # never what others asked
-        return {**vars(explained), "path": steps, "matches": shown_matches(explained.matches), "earlier": earlier}
+        shown = {name: value for name, value in vars(explained).items() if name != "learned_words"}
+        return {**shown, "path": steps, "matches": shown_matches(explained.matches), "earlier": earlier}
 
     def whole(self, doc_id: str | None) -> Json:
         """Return the picture, with `target` if a document is named; see there."""

@@ -20,6 +20,7 @@ from dsi.docids.data.sources import POSITIVES, QUERIES, items_of, pair_records
 from dsi.docids.files.checks import id_of, shown, text, user_path
 from dsi.docids.query_memory import Period, QueryMemory, hash_of, is_usable, same
 from dsi.docids.types import Floats, Rows
+from dsi.docids.words.bm25 import BM25
 from dsi.search.request import SearchConfig
 from dsi.store.documents import DocumentTable
 from dsi.store.updating import Content
@@ -169,7 +170,15 @@ def encoded_pairs(encoder: Encoder, pairs: Sequence[Pair]) -> tuple[list[Pair], 
 def with_pairs(content: Content, pairs: Sequence[Pair], vectors: Floats) -> Content:
     """Return the content after learning pairs, with vectors [pairs, dim]; those of documents that are gone are left out."""
     known, queries, rows = _rows(content, pairs)
-    return content._replace(memory=content.memory.learn(queries, rows, vectors[known])) if queries else content
+    if not queries:
+        return content
+    terms = query_terms(content.lexical, queries)
+    return content._replace(memory=content.memory.learn(queries, rows, vectors[known], terms=terms))
+
+
+def query_terms(lexical: BM25 | None, queries: Sequence[str]) -> list[list[str]]:
+    """Return the terms of queries as an index counts them; none without a lexical part."""
+    return [[] if lexical is None else lexical.analyzer.terms(same(query)) for query in queries]
 
 
 def tell_effect(before: QueryMemory, after: QueryMemory, config: SearchConfig) -> None:

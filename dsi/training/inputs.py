@@ -34,7 +34,7 @@ STAGES = {
         ("seed", "bf16", "generator", "training", "lexical"),  # words find pseudo-queries that mislead
         ("docids", "pseudo_queries"),
     ),
-    "memory": Inputs(("memory",), ("encoder", "generator"), is_versioned=True),
+    "memory": Inputs(("memory",), ("encoder", "lexical", "generator"), is_versioned=True),
 }
 """{stage: its inputs}; embeddings depend on the encoder and the texts alone (see `dsi.training.embedding`)."""
 
@@ -56,7 +56,7 @@ def needed_stages(stage: str, config: Config) -> list[str]:
     if stage == "encoder" and config.contrastive.loss != "none" and config.contrastive.texts == "all":
         read = ("pseudo_queries", *read)
     if stage == "memory" and not config.training.train_encoder:  # then the generator has no encoder of its own
-        read = ("encoder",)
+        read = ("encoder", "lexical")
     return [name for name in read if name in enabled]
 
 

@@ -49,7 +49,7 @@ from dsi.generator.kinds import find_kind
 from dsi.generator.pseudo_queries import generate_queries, read_queries_table
 from dsi.measuring.query_ranks import MARGIN, query_ranks, train_examples
 from dsi.measuring.tuning import configure, is_as_configured, is_tuned, tune_index
-from dsi.store.learning import query_vectors
+from dsi.store.learning import query_terms, query_vectors
 from dsi.store.loading import generation_of, is_whole, load_docids, load_encoder, load_tree, retire, write_manifest
 from dsi.store.retriever import GenerativeRetriever
 from dsi.store.verify import FORMAT_VERSION
@@ -494,7 +494,9 @@ class TrainingRun:
                 pairs = [pairs[number] for number in known]
             if pairs:
                 queries = [self.collection.queries[query_id] for query_id, _ in pairs]
-                memory = memory.learn(queries, np.array([row for _, row in pairs]), vectors)
+                lexical = load_lexical(self.folder / "lexical", self.collection.documents["doc_id"])
+                rows, terms = np.array([row for _, row in pairs]), query_terms(lexical, queries)
+                memory = memory.learn(queries, rows, vectors, terms=terms)
             with self._stages.writing("memory", key) as folder:
                 memory.save(folder)
 

@@ -98,13 +98,18 @@ def test_an_index_comes_back_from_the_hub(run, hub, capsys):
     assert there.run({"q": QUERIES[0]}, k=5) == here.run({"q": QUERIES[0]}, k=5)
 
 
-def test_no_text_of_a_learned_query_is_pushed(run, hub):
+def test_no_text_of_a_learned_query_is_pushed_and_its_words_if_wanted(run, hub, capsys):
     retriever = GenerativeRetriever.from_pretrained(run, device="cpu")
     retriever = retriever.with_memory(QueryMemory(MemoryConfig(keep_queries=True)))
     retriever.learn([("secret question about helium", next(iter(retriever.documents.rows)))])
     retriever.save_pretrained(run)
     assert any(b"secret question" in path.read_bytes() for path in run.glob("memory*/*"))
-    assert main(["push", str(run), NAME]) == 0
+    assert main(["push", str(run), NAME]) == 2
+    assert "The index has learned 1 pairs of a query and a document. With query_words=True" in capsys.readouterr().err
+    assert main(["push", str(run), NAME, "--query-words"]) == 0
+    assert GenerativeRetriever.from_pretrained(NAME, device="cpu").memory.has_words
+    assert main(["push", str(run), NAME, "--no-query-words"]) == 0
+    assert not GenerativeRetriever.from_pretrained(NAME, device="cpu").memory.has_words
     assert any(name.startswith("memory") for name in pushed(hub))
     assert not any(b"secret question" in content for content in pushed(hub).values())
     assert len(GenerativeRetriever.from_pretrained(NAME, device="cpu").memory) == 1

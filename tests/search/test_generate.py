@@ -61,22 +61,27 @@ def random_case(seed: int) -> Case:
         tree = tree.stored_as(VectorsConfig("float32", code_bytes=WIDTH // 4))
     elif kind != "float32":
         tree = tree.stored_as(VectorsConfig(kind))
-    bm25 = BM25([str(n) for n in range(documents)], texts(documents, rng))
+    held = texts(documents, rng)
+    bm25 = BM25([str(n) for n in range(documents)], held)
     if seed % 4 >= 2 and documents > 4:  # updates
         gone = rng.choice(documents, size=int(rng.integers(1, documents - 1)), replace=False)
         new = int(rng.integers(1, 12))
         _ = VectorEngine(tree).listed  # lists are made before the update, as in an index that is searched
         tree = remove_documents(tree, gone)
         bm25 = bm25.update(gone.tolist(), [str(n) for n in range(documents - len(gone))], [])
+        held = [text for row, text in enumerate(held) if row not in gone]
         vectors = rng.normal(size=(new, WIDTH)).astype(np.float32)
         tokens = None
         if with_tokens:
             tokens = encode_states(tree.tokens.head, tree.tokens.bits, token_states(new, chance))
         tree = add_documents(tree, vectors, tokens=tokens)
-        bm25 = bm25.update([], [str(n) for n in range(documents - len(gone) + new)], texts(new, rng))
+        more = texts(new, rng)
+        bm25 = bm25.update([], [str(n) for n in range(documents - len(gone) + new)], more)
+        held = held + more
     batch_size = int(rng.choice([1, 3, 12]))
     states, mask, embeddings = random_queries(batch_size, seed=seed)
-    batch = QueryBatch(torch.arange(batch_size), states, mask, embeddings, texts(batch_size, rng))
+    asked = [f"{text} new{number % 4}" for number, text in enumerate(texts(batch_size, rng))]
+    batch = QueryBatch(torch.arange(batch_size), states, mask, embeddings, asked)
     config = SearchConfig(
         token_weight=float(chance.choice([0, 1, 4])),
         beam_width=int(rng.integers(1, 7)),
@@ -85,7 +90,9 @@ def random_case(seed: int) -> Case:
         memory_weight=float(np.random.default_rng([seed, 2]).choice([0, 1, 10])),
     )
     memory = (
-        random_memory(tree.num_rows, embeddings.numpy(), np.random.default_rng([seed, 3])) if seed % 5 < 3 else None
+        random_memory(tree.num_rows, embeddings.numpy(), bm25, np.random.default_rng([seed, 3]))
+        if seed % 5 < 3
+        else None
     )
     allowed = extra = None
     if rng.random() < 0.4:
@@ -93,7 +100,7 @@ def random_case(seed: int) -> Case:
         allowed = by_row[tree.doc_rows] & (tree.doc_rows >= 0)
     if rng.random() < 0.3:
         extra = rng.normal(size=(batch_size, tree.num_rows)) * 3
-    return Case(tree, bm25, batch, SearchRequest(int(rng.integers(1, 15)), config, allowed, extra), memory)
+    return Case(tree, bm25, batch, SearchRequest(int(rng.integers(1, 15)), config, allowed, extra), memory, held)
 
 
 def token_scores(case: Case) -> np.ndarray:
@@ -154,8 +161,14 @@ def memory_scores(case: Case, dense: np.ndarray) -> np.ndarray:
     documents = np.stack([tree.embeddings[place] for place in np.flatnonzero(tree.doc_rows >= 0)]).astype(np.float64)
     scores = np.zeros((len(dense), tree.num_rows))
     for query, (vector, own) in enumerate(zip(case.batch.embeddings.numpy().astype(np.float64), dense, strict=True)):
-        best = by_document(tree, own)
-        found = oracles.memory_scores(vector, pairs.vectors, pairs.rows, pairs.counts, best, documents)
+        best, terms = by_document(tree, own), case.bm25.analyzer.terms
+        texts = [terms(text) for text in case.texts]
+        earlier = {row: [] for row in range(tree.num_rows)}
+        for row, text, count in zip(pairs.rows.tolist(), pairs.texts.tolist(), pairs.counts.tolist(), strict=True):
+            earlier[row].append((terms(text), count))
+        asked = terms(case.batch.texts[query]) if case.request.config.lexical_weight else []
+        words = {row: oracles.learned_words(asked, texts[row], own, texts) for row, own in earlier.items()}
+        found = oracles.memory_scores(vector, pairs.vectors, pairs.rows, pairs.counts, best, documents, words)
         scores[query, list(found)] = list(found.values())
     return scores
 

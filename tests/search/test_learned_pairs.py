@@ -186,7 +186,7 @@ def test_the_pairs_that_take_part_are_those_of_the_definition():
         for one, other in zip(own.shares(queries, spread), active.shares(queries, spread), strict=True):
             assert one.rows.tolist() == other.rows.tolist()
             np.testing.assert_allclose(one.shares, other.shares, atol=1e-5)
-    assert [len(block) for block in whole.published().blocks] == [len(active)]
+    assert [len(block) for block in whole.published(words=False).blocks] == [len(active)]
 
 
 def test_a_limit_keeps_those_that_were_learned_first(retriever, clock, caplog):
@@ -204,7 +204,7 @@ def test_a_limit_keeps_those_that_were_learned_first(retriever, clock, caplog):
 
 def test_what_is_pushed_has_no_times(retriever):
     retriever.learn([*HONEST, HONEST[0], HONEST[0]])
-    pushed = retriever.with_memory(retriever.memory.published())
+    pushed = retriever.with_memory(retriever.memory.published(words=False))
     assert {pair.time for pair in pushed.learned()} == {datetime(1970, 1, 1, tzinfo=UTC)}
     assert sorted(pair.count for pair in pushed.learned()) == sorted(pair.count for pair in retriever.learned())
     assert pushed.memory.is_sound(pushed.tree.embeddings.shape[1], 50)
@@ -237,7 +237,7 @@ def test_a_memory_of_the_format_before_is_refused_by_name(tmp_path):
     }  # fmt: skip
     save_tensors(arrays, path)
     with pytest.raises(
-        ValueError, match=f"{path.name} is of an earlier format, whose pairs have no times; make the index"
+        ValueError, match=f"{path.name} is of an earlier format, whose pairs have no times or words; make the index"
     ):
         QueryMemory.load(tmp_path)
 

@@ -64,11 +64,13 @@ def test_shares_are_those_of_the_definition(count, spread):
         expected = oracles.memory_shares(cosines, rows, counts, spread.cosine)
         assert set(expected) <= set(own.rows.tolist())
         shares = dict(zip(own.rows.tolist(), own.shares.tolist(), strict=True))
-        assert shares == pytest.approx({row: expected.get(row, 0.0) for row in shares}, abs=2e-5)
+        assert shares == pytest.approx({row: expected.get(row, (0.0, 0.0))[0] for row in shares}, abs=2e-5)
+        belongs = [min(1, 50 * expected.get(row, (0.0, 0.0))[1]) for row in shares]
+        np.testing.assert_allclose(own.belongs, belongs, atol=1e-3)
         assert own.cosine == pytest.approx(cosines.max(), abs=1e-5)
 
 
-def test_the_score_is_the_square_of_margin_and_share(retriever):
+def test_the_score_is_the_square_of_margin_and_share_and_the_words_of_earlier_queries(retriever):
     retriever.learn([*PAIRS, PAIRS[0]])
     encoded = retriever.encode_queries(["which planet has rings, and what is a metal"])
     everybody = list(retriever.documents.rows)
@@ -78,7 +80,16 @@ def test_the_score_is_the_square_of_margin_and_share(retriever):
     rows, counts = retriever.documents.rows_of([doc_id for _, doc_id in PAIRS], "test"), np.array([2, 1, 1, 1])
     dense = dict(enumerate(parts["dense"].tolist()))
     places = np.stack([retriever.tree.embeddings[place] for place in range(50)])
-    expected = oracles.memory_scores(encoded.embeddings.numpy()[0], vectors, np.array(rows), counts, dense, places)
+    terms, times = retriever.lexical.analyzer.terms, [2, 1, 1, 1]
+    texts = [terms(f"{own['title']} {own['text']}") for own in DOCUMENTS[:50]]
+    words = dict.fromkeys(range(50), 0.0)
+    for row in set(rows):
+        earlier = [(terms(PAIRS[at][0]), times[at]) for at in range(4) if rows[at] == row]
+        words[row] = oracles.learned_words(terms(encoded.texts[0]), texts[row], earlier, texts, 1.2, 0.5)
+    assert sum(words.values()) > 0.1
+    expected = oracles.memory_scores(
+        encoded.embeddings.numpy()[0], vectors, np.array(rows), counts, dense, places, words
+    )
     np.testing.assert_allclose(parts["memory"], [2 * expected.get(row, 0.0) for row in range(50)], atol=1e-5)
     assert max(expected.values()) > 0
 
@@ -318,19 +329,22 @@ def test_memory_goes_and_stays_with_its_documents(retriever, tmp_path):
     assert len(GenerativeRetriever.from_pretrained(tmp_path / "run", device="cpu").memory) == 1
 
 
-def test_what_is_pushed_has_neither_texts_nor_the_key(encoder, tmp_path):
+@pytest.mark.parametrize("words", [True, False])
+def test_what_is_pushed_has_neither_texts_nor_the_key_and_words_if_wanted(words, encoder, tmp_path):
     index = small_index(encoder, vectors=True).with_memory(QueryMemory(MemoryConfig(keep_queries=True)))
     index.learn(PAIRS)
     index.save_pretrained(tmp_path / "own")
-    index.with_memory(index.memory.published()).save_pretrained(tmp_path / "pushed")
+    index.with_memory(index.memory.published(words=words)).save_pretrained(tmp_path / "pushed")
     for name, has in (("own", True), ("pushed", False)):
         content = b"".join(path.read_bytes() for path in (tmp_path / name / "memory").iterdir())
         assert (b"planet has rings" in content) == has
         assert (index.memory.key.hex().encode() in content) == has
     pushed = GenerativeRetriever.from_pretrained(tmp_path / "pushed", device="cpu")
     query = "which planet has rings"
-    scores = [[hit.score for hit in own.search(query, memory_weight=2.0)] for own in (index, pushed)]
-    assert scores[0] == pytest.approx(scores[1], abs=1e-5)
+    for weight in (0.0, 0.5):
+        options = {"memory_weight": 2.0, "lexical_weight": weight}
+        scores = [[hit.score for hit in own.search(query, **options)] for own in (index, pushed)]
+        assert (scores[0] == pytest.approx(scores[1], abs=1e-5)) == (words or not weight)
     assert pushed.learn(PAIRS[:1]) == 1  # with a key of its own
 
 

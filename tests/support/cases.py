@@ -1,11 +1,11 @@
 """Random cases of a search by vectors."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 import torch
 
-from dsi.docids.query_memory import QueryMemory
+from dsi.docids.query_memory import MemoryConfig, QueryMemory
 from dsi.docids.token_vectors import BITS, TokenVectors, encode_states
 from dsi.docids.tree import DocidTree
 from dsi.docids.words.bm25 import BM25
@@ -30,6 +30,8 @@ class Case:
     batch: QueryBatch
     request: SearchRequest
     memory: QueryMemory | None = None
+    texts: list[str] = field(default_factory=list)
+    """Of the documents, by their rows."""
 
     @property
     def index(self) -> VectorEngine:
@@ -48,13 +50,16 @@ def random_tokens(places: int, rng: np.random.Generator) -> TokenVectors:
     return TokenVectors(head, bits, (codes,), np.arange(places, dtype=np.int32))
 
 
-def random_memory(rows: int, queries: np.ndarray, rng: np.random.Generator) -> QueryMemory:
-    """Earlier queries near some queries [batch, dim], and others, of documents below `rows`."""
+def random_memory(rows: int, queries: np.ndarray, bm25: BM25, rng: np.random.Generator) -> QueryMemory:
+    """Earlier queries near some queries [batch, dim], and others, of documents below `rows`; their texts are kept."""
     count = int(rng.choice([1, 4, 12, 90]))
     near = queries[rng.integers(len(queries), size=count)]
     vectors = near + rng.choice([0.1, 1.0, 3.0], size=(count, 1)) * rng.normal(size=near.shape)
-    names = [f"q{number}" for number in rng.integers(max(1, count // 2), size=count)]  # some pairs come twice
-    return QueryMemory().learn(names, rng.integers(rows, size=count), vectors.astype(np.float32))
+    drawn = [f"{text} new{number % 3}" for number, text in enumerate(texts(max(1, count // 2), rng))]
+    asked = rng.choice(drawn, size=count).tolist()  # some pairs come twice
+    terms = [bm25.analyzer.terms(text) for text in asked]
+    empty = QueryMemory(MemoryConfig(keep_queries=True))
+    return empty.learn(asked, rng.integers(rows, size=count), vectors.astype(np.float32), terms=terms)
 
 
 def small_case(documents: int = 60, queries: int = 4, **config: object) -> Case:

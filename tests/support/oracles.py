@@ -239,23 +239,62 @@ def legal_tokens(
     return begun or {closing[-1]}
 
 
-def memory_shares(cosines: np.ndarray, rows: np.ndarray, counts: np.ndarray, mean: float = 0.0) -> dict[int, float]:
-    """{row: share} of the documents of the 50 nearest earlier queries, by their cosines [pairs], measured from a mean."""
+def memory_shares(
+    cosines: np.ndarray, rows: np.ndarray, counts: np.ndarray, mean: float = 0.0
+) -> dict[int, tuple[float, float]]:
+    """{row: (share, nearest)} of the documents of the 50 nearest earlier queries, by their cosines [pairs], from a mean.
+
+    `nearest` is the weight of the nearest earlier query of a document, 1 for the nearest of all.
+    """
     order = np.argsort(-cosines, kind="stable")
     near = cosines[order].astype(np.float64) / (1 - mean)
     floor = np.exp((near[50] - near[0]) / 0.2) if len(near) > 50 else 0.0
     weights: dict[int, float] = {}
+    nearest: dict[int, float] = {}
     for cosine, pair in list(zip(near, order.tolist(), strict=True))[:50]:
-        weight = (np.exp((cosine - near[0]) / 0.2) - floor) * np.log2(1 + counts[pair])
-        weights[int(rows[pair])] = weights.get(int(rows[pair]), 0.0) + weight
-    return {row: weight / sum(weights.values()) for row, weight in weights.items()}
+        row, own = int(rows[pair]), np.exp((cosine - near[0]) / 0.2) - floor
+        weights[row] = weights.get(row, 0.0) + own * np.log2(1 + counts[pair])
+        nearest[row] = max(nearest.get(row, 0.0), own)
+    return {row: (weight / sum(weights.values()), nearest[row]) for row, weight in weights.items()}
+
+
+def learned_words(
+    query: list[str], text: list[str], earlier: list[tuple[list[str], int]], texts: list[list[str]],
+    k1: float = 0.9, b: float = 0.4,
+) -> float:  # fmt: skip
+    """What BM25 of a text, as a share of the best score, gains if the terms of earlier queries stood in it.
+
+    Args:
+        query: its terms.
+        text: the terms of the document.
+        earlier: the terms of each of its earlier queries, and how often the pair was learned.
+        texts: the terms of all documents.
+        k1: of BM25.
+        b: of BM25.
+    """
+    damping = k1 * (1 - b + b * len(text) / max(1.0, float(np.mean([len(own) for own in texts]))))
+
+    def rarity(term: str) -> float:
+        found = sum(term in own for own in texts)
+        return float(np.log1p((len(texts) - found + 0.5) / (found + 0.5)))
+
+    gain = 0.0
+    for term in query:
+        before = text.count(term)
+        after = before + sum(np.log2(1 + times) for own, times in earlier if term in own)
+        gain += rarity(term) * (after / (after + damping) - before / (before + damping))
+    return gain / (sum(map(rarity, query)) or 1.0)
 
 
 def memory_scores(
     query: np.ndarray, vectors: np.ndarray, rows: np.ndarray, counts: np.ndarray, dense: dict[int, float],
-    documents: np.ndarray,
+    documents: np.ndarray, words: dict[int, float],
 ) -> dict[int, float]:  # fmt: skip
-    """{row: what earlier queries [pairs, dim] of length 1 say of it}, given dense scores and the vectors of all documents."""
+    """{row: what earlier queries [pairs, dim] of length 1 say of it}, given dense scores and the vectors of all documents.
+
+    Args:
+        words: {row: `learned_words`}; 0 of documents that it lacks.
+    """
     lengths = np.linalg.norm(documents, axis=1)
     units = documents / lengths[:, None]
     every = (units @ units.T)[~np.eye(len(units), dtype=bool)]
@@ -265,4 +304,7 @@ def memory_scores(
     shares = memory_shares(cosines, rows, counts, mean)
     unit = length * (1 - mean)
     margin = max(0.0, float(cosines.max()) * length - max(dense[row] for row in shares)) / unit
-    return {row: unit * (margin * share) ** 2 for row, share in shares.items()}
+    return {
+        row: unit * ((margin * share) ** 2 + 0.25 * margin * min(1, 50 * nearest) * words.get(row, 0.0))
+        for row, (share, nearest) in shares.items()
+    }

@@ -85,6 +85,7 @@ class DocumentExplanation:
         matches: the words of the query, and the words of the document that they found.
         passage_span: first character, and one past the last, of the best piece of its text; None if it is one piece.
         earlier: the earlier queries that speak for it, nearest first.
+        learned_words: terms of the query that its earlier queries have, the most important first.
         note: that what the index has learned has no effect, where it has none; else "".
     """
 
@@ -105,6 +106,7 @@ class DocumentExplanation:
     matches: list[Match]
     passage_span: tuple[int, int] | None = None
     earlier: Sequence[Earlier] = ()
+    learned_words: Sequence[str] = ()
     note: str = ""
 
     def __str__(self) -> str:
@@ -115,6 +117,7 @@ class DocumentExplanation:
         for own in self.earlier[:_EARLIER_SHOWN]:
             times = f", {own.times} times" if own.times > 1 else ""
             lines.append(f"taken for the earlier query {own.query}{times} (cosine {own.cosine:.3f})")
+        lines += [f"its earlier queries have the words {', '.join(self.learned_words)}"] if self.learned_words else []
         lines += [self.note] if self.note else []
         lines += [_step_line(step) for step in self.path]
         for match in sorted(self.matches, key=lambda match: -match.share):
@@ -212,6 +215,10 @@ class AnsweredQuery:
             numbers, overall = ", ".join(map(str, sorted(self._missing))), None
             here = f"It is here, at rank {rank} of what was searched." if rank else "Its place is not known."
             reason, returned_by = f"{here} Shards {numbers} did not answer.", None
+        parts = {name: float(values[0, 0]) for name, values in followed.parts.items()}
+        earlier, learned_words = (
+            self.engine.earlier(self.encoded.batches[0], self.request, row) if parts.get("memory") else ([], [])
+        )
         return DocumentExplanation(
             query=self.query,
             doc_id=doc_id,
@@ -222,14 +229,15 @@ class AnsweredQuery:
             answers=int(result.counts[0]),
             score=score,
             last_score=_last(result) if result.counts[0] else None,
-            parts={name: float(values[0, 0]) for name, values in followed.parts.items()},
+            parts=parts,
             path=self._path(position, followed.nodes[0, 0].tolist(), rank),
             level=None if pruned is None else len(pruned.digits),
             returned_by=returned_by,
             reason=reason,
             matches=matches,
             passage_span=self.passages([(position, text)])[0],
-            earlier=self.engine.earlier(self.encoded.batches[0], self.request, row),
+            earlier=earlier,
+            learned_words=learned_words,
             note=no_effect(self.engine, self.request.config),
         )
 

@@ -12,7 +12,7 @@ import tomli_w
 
 from dsi.contrastive.config import ContrastiveConfig, EncoderConfig, TokensConfig
 from dsi.docids.files.checks import shown, user_path
-from dsi.docids.files.declarations import Setting, Whole, create_settings, declarations, section_kinds, settings
+from dsi.docids.files.declarations import Setting, Share, Whole, create_settings, declarations, section_kinds, settings
 from dsi.docids.files.reading import check_file
 from dsi.docids.files.storage import write_text
 from dsi.docids.query_memory import MemoryConfig
@@ -64,6 +64,9 @@ class Config:
     dev_queries: Whole = 500
     """Number of train queries set aside if the collection has no dev split. On the dev queries the weights of scores, and the
     beam (with a generator: alpha, beta and ann_temperature) are chosen after training; 0 chooses nothing."""
+    dev_untaught: Share = 0.5
+    """Share of the train queries set aside whose documents keep no train query. The more there are, the less counts what train
+    queries teach: some index will be asked mostly for documents that nobody has asked for."""
     text_megabytes: Whole = 1000
     """The index keeps the documents' texts, which answers show, if they take at most this many megabytes; 0 keeps none."""
     pseudo_queries: PseudoQueriesConfig = field(default_factory=PseudoQueriesConfig)
@@ -184,8 +187,10 @@ def run_config(run: Path, name: str | Path | Config | None = None) -> Config:
     return read_config(run / "config.toml") if (run / "config.toml").exists() else Config()
 
 
-def read_dev_queries(run: Path) -> int:
-    """Read how many dev queries a run has cut, the default where it has no `config.toml`, as one that was saved elsewhere.
+def read_dev_cut(run: Path) -> dict[str, Any]:
+    """Read how a run has cut its dev queries, the default where it has no `config.toml`, as one that was saved elsewhere.
+
+    Returned are arguments of `read_collection`.
 
     Other settings are not read, as its docid scheme may be missing here.
 
@@ -193,10 +198,15 @@ def read_dev_queries(run: Path) -> int:
         ValueError: as `read_config`.
     """
     if not (run / "config.toml").exists():
-        return Config().dev_queries
+        return dev_cut(Config())
     path = run / "config.toml"
-    read = {name: value for name, value in _with_base(path).items() if name == "dev_queries"}
-    return _with_defaults(read, str(path)).dev_queries
+    read = {name: value for name, value in _with_base(path).items() if name in dev_cut(Config())}
+    return dev_cut(_with_defaults(read, str(path)))
+
+
+def dev_cut(config: Config) -> dict[str, Any]:
+    """Return how dev queries are cut, as arguments of `read_collection`."""
+    return {"dev_queries": config.dev_queries, "dev_untaught": config.dev_untaught}
 
 
 def _with_defaults(settings: Mapping[str, Any], source: str) -> Config:

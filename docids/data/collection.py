@@ -163,6 +163,7 @@ class Collection:
         queries: Mapping[str, str] | Iterable[Any] | None = None,
         qrels: Mapping[str, Qrels] | None = None,
         dev_queries: int = 500,
+        dev_untaught: float = 0.5,
         seed: int = 0,
     ) -> "Collection":
         """Make a collection of what is in memory.
@@ -180,20 +181,28 @@ class Collection:
             queries: {query_id: text}, or records with an id (query_id, _id, id or qid) and a text (text or query).
             qrels: {"train" | "dev" | "test": {query_id: {doc_id: relevance}}}.
             dev_queries: as for `read_collection`.
+            dev_untaught: as for `read_collection`.
             seed: as for `read_collection`.
 
         Raises:
             TypeError: `documents` holds no records.
             ValueError: a record lacks id or text, an id occurs twice, or no judgement is of a query of the collection.
         """
-        _check_cut(dev_queries, seed)
+        _check_cut(dev_queries, dev_untaught, seed)
         table = table_of(records_of(documents), "documents")
         rows, read = _rows(table), _memory_queries(queries)
         judged = {} if qrels is None else check_qrels(qrels, read, rows)
         if read and not any(judged.values()):
             _warn_unused(_IN_MEMORY, read, "qrels={'train' or 'dev' or 'test': {query_id: {doc_id: relevance}}}")
         versions = [digest([table._fingerprint, read, judged])]
-        return cls(_IN_MEMORY, versions, table, read, *split_judgements(judged, read, rows, dev_queries, seed), rows)
+        return cls(
+            _IN_MEMORY,
+            versions,
+            table,
+            read,
+            *split_judgements(judged, read, rows, dev_queries, dev_untaught, seed),
+            rows,
+        )
 
     @classmethod
     def from_files(cls, *paths: str | Path) -> "Collection":
@@ -226,7 +235,7 @@ class Collection:
                 )
         name = ", ".join(map(str, found))
         table = table_of(path_records(found), name, Path(_temporary_folder().name, f"{uuid4().hex}.arrow"))
-        return cls(name, [table._fingerprint], table, {}, *split_judgements({}, {}, {}, 0, 0), _rows(table))
+        return cls(name, [table._fingerprint], table, {}, *split_judgements({}, {}, {}, 0, 0, 0), _rows(table))
 
     def save(self, folder: str | Path) -> None:
         """Write the collection as a folder in BEIR layout, which `read_collection` and commands read.
@@ -252,7 +261,9 @@ class Collection:
                     triples = ((query_id, *pair) for query_id, own in judged.items() for pair in own.items())
                     write_judgements(triples, new / "qrels" / f"{split}.tsv")
 
-    def with_pairs(self, pairs: str | Path | Iterable[Any], *, dev_queries: int = 500, seed: int = 0) -> "Collection":
+    def with_pairs(
+        self, pairs: str | Path | Iterable[Any], *, dev_queries: int = 500, dev_untaught: float = 0.5, seed: int = 0
+    ) -> "Collection":
         """Return the collection with training pairs as judgements of train queries; `save` keeps it as a folder.
 
         Example:
@@ -266,12 +277,13 @@ class Collection:
             pairs: a .jsonl, .parquet, .csv or .tsv file, or records or a table, of query, positive and perhaps
                 negatives (`dsi.docids.data.pairs`), by ids or by whole texts of documents.
             dev_queries: as for `read_collection`, if there are no dev queries yet.
+            dev_untaught: as for `read_collection`.
             seed: of their choice.
 
         Raises:
             ValueError: a malformed pair, or none of which the positive is in the collection.
         """
-        _check_cut(dev_queries, seed)
+        _check_cut(dev_queries, dev_untaught, seed)
         is_file = isinstance(pairs, str | Path)
         records = (
             pair_records(user_path(pairs)) if isinstance(pairs, str | Path) else records_of(pairs, "pairs", texts=False)
@@ -288,7 +300,7 @@ class Collection:
             own = train.setdefault(query_id, {})
             own |= {doc_id: max(grade, own.get(doc_id, grade)) for doc_id, grade in judged.items()}
         versions, read = [*self.versions, digest(list(found))], {**self.qrels, "train": train}
-        cut = split_judgements(read, queries, self.rows, dev_queries, seed)
+        cut = split_judgements(read, queries, self.rows, dev_queries, dev_untaught, seed)
         return Collection(self.name, versions, self.documents, queries, *cut, self.rows)
 
     def pairs(self, split: str) -> list[tuple[str, int]]:
@@ -355,7 +367,9 @@ def compare_documents(collection: Collection, doc_ids: Iterable[str]) -> None:
         )
 
 
-def read_collection(folder: str | Path, *, dev_queries: int = 500, seed: int = 0) -> Collection:
+def read_collection(
+    folder: str | Path, *, dev_queries: int = 500, dev_untaught: float = 0.5, seed: int = 0
+) -> Collection:
     """Read a folder in BEIR layout, a folder of texts, or a file of them.
 
     In BEIR layout there are `corpus.jsonl[.gz]`, `queries.jsonl[.gz]` and `qrels/{train,dev,test}.tsv`, of which only the first
@@ -369,13 +383,14 @@ def read_collection(folder: str | Path, *, dev_queries: int = 500, seed: int = 0
         folder: the collection; "minipedia" is the one that ships.
         dev_queries: train queries, at most a tenth, that `cut_dev` makes the dev split if there is no `qrels/dev.tsv`. They are
             used for tuning, not for training.
+        dev_untaught: the share of them, 0 to 1, whose documents keep no train query.
         seed: of the choice of dev queries.
 
     Raises:
         FileNotFoundError: a required file is missing.
         ValueError: a file's content is wrong; the message names file, line, value and remedy.
     """
-    _check_cut(dev_queries, seed)
+    _check_cut(dev_queries, dev_untaught, seed)
     if isinstance(folder, str | Path) and os.path.isfile(user_path(folder)):  # noqa: PTH113 (False for too long a name)
         return Collection.from_files(folder)
     folder = find_collection(folder)
@@ -402,7 +417,7 @@ def read_collection(folder: str | Path, *, dev_queries: int = 500, seed: int = 0
     # 3) Nothing has changed meanwhile.
     if _versions(folder, judged) != versions:
         raise ValueError(f"A file of {folder} was changed while it was read; read it again when it is whole.")
-    qrels, overlap = split_judgements(read, queries, rows, dev_queries, seed)
+    qrels, overlap = split_judgements(read, queries, rows, dev_queries, dev_untaught, seed)
     return Collection(str(folder), versions, documents, queries, qrels, overlap, rows)
 
 
@@ -435,10 +450,12 @@ def is_beir(folder: Path) -> bool:
     return _has(folder, "corpus.jsonl") or _has(folder, "queries.jsonl") or (folder / "qrels").is_dir()
 
 
-def _check_cut(dev_queries: int, seed: int) -> None:
-    """Raise ValueError unless the number of dev queries and the seed are whole numbers, the first at least 0."""
+def _check_cut(dev_queries: int, dev_untaught: float, seed: int) -> None:
+    """Raise ValueError unless dev queries are a number of at least 0 and a share from 0 to 1, and the seed is a whole number."""
     if plain(int, dev_queries, "dev_queries") < 0:
         raise ValueError(f"dev_queries must be at least 0, got {dev_queries}.")
+    if not 0 <= plain(float, dev_untaught, "dev_untaught") <= 1:
+        raise ValueError(f"dev_untaught must be from 0 to 1, got {dev_untaught}.")
     plain(int, seed, "seed")
 
 

@@ -13,7 +13,12 @@ logger = logging.getLogger(__name__)
 
 
 def split_judgements(
-    read: Mapping[str, Qrels], queries: Mapping[str, str], rows: Mapping[str, int], dev_queries: int, seed: int
+    read: Mapping[str, Qrels],
+    queries: Mapping[str, str],
+    rows: Mapping[str, int],
+    dev_queries: int,
+    dev_untaught: float,
+    seed: int,
 ) -> tuple[dict[str, Qrels], frozenset[str]]:
     """Return the judgements of all splits, dev cut from train if it is missing, and the relevant documents of uncut train."""
     qrels = {split: read.get(split, {}) for split in SPLITS}
@@ -23,7 +28,7 @@ def split_judgements(
             query_id: {doc_id: grade for doc_id, grade in judged.items() if doc_id in rows}
             for query_id, judged in qrels["train"].items()
         }
-        kept, chosen = cut_dev(known, qrels["test"], dev_queries, seed)
+        kept, chosen = cut_dev(known, dev_queries, dev_untaught, seed)
         qrels["dev"] = {query_id: qrels["train"][query_id] for query_id in chosen}
         qrels["train"] = {query_id: qrels["train"][query_id] for query_id in kept}
     plain = {query_id: " ".join(queries[query_id].lower().split()) for own in qrels.values() for query_id in own}
@@ -38,30 +43,30 @@ def split_judgements(
     return qrels, overlap
 
 
-def cut_dev(train: Qrels, test: Qrels, dev_queries: int, seed: int) -> tuple[Qrels, Qrels]:
+def cut_dev(train: Qrels, dev_queries: int, dev_untaught: float, seed: int) -> tuple[Qrels, Qrels]:
     """Cut train judgements into (train, dev): at most `dev_queries` and at most a tenth of the queries go to dev.
 
-    The cut is by document, so that No Overlap queries are as frequent in dev as in test; were they rarer, tuning would overrate
-    what the decoder has memorised. All train queries of a No Overlap query's documents go to dev; every document of an Overlap
-    query keeps a train query. A document with more train queries than dev has room for keeps them all; where one kind of query
-    is too rare, more of the other are taken.
+    The cut is by document, so that a share of the dev queries asks for documents without a train query (No Overlap); were there
+    none, tuning would overrate what train queries teach. All train queries of a No Overlap query's documents go to dev; every
+    document of an Overlap query keeps a train query. A document with more train queries than dev has room for keeps them all;
+    where one kind of query is too rare, more of the other are taken. Test queries are not read.
 
     >>> train = {f"{document}{n}": {document: 1} for document in "abcdefghijklmnopqrst" for n in range(3)}
-    >>> train, dev = cut_dev(train, {"old": {"a": 1}, "new": {"z": 1}}, 6, 0)
+    >>> train, dev = cut_dev(train, 6, 0.5, 0)
     >>> len(train), sorted(dev)
     (54, ['i0', 'i2', 'q0', 's0', 's1', 's2'])
 
     Args:
         train: the judgements to cut.
-        test: sets the share of No Overlap queries, by doc_ids alone; one half if there are none.
         dev_queries: at most.
+        dev_untaught: the share of No Overlap queries.
         seed: of the choice.
     """
     size, rng = min(dev_queries, len(train) // 10), random.Random(seed)
     relevant = {query_id: relevant_documents([train[query_id]]) for query_id in rng.sample(sorted(train), len(train))}
     families = _families(relevant)
     rng.shuffle(families)
-    dev = _whole(families, round(size * _no_overlap_share(train, test)))
+    dev = _whole(families, round(size * dev_untaught))
     rest = {query_id: doc_ids for query_id, doc_ids in relevant.items() if query_id not in dev}
     dev |= _spare(rest, size - len(dev))
     dev |= _whole([family for family in families if dev.isdisjoint(family)], size - len(dev))
@@ -72,13 +77,6 @@ def cut_dev(train: Qrels, test: Qrels, dev_queries: int, seed: int) -> tuple[Qre
 def relevant_documents(judgements: Iterable[Mapping[str, float]]) -> frozenset[str]:
     """Return the documents that some query judges relevant."""
     return frozenset(doc_id for judged in judgements for doc_id, relevance in judged.items() if relevance > 0)
-
-
-def _no_overlap_share(train: Qrels, test: Qrels) -> float:
-    """Return the share of test queries without a relevant document that has a train query; 1/2 without test queries."""
-    train_documents = relevant_documents(train.values())
-    answers = [relevant for judged in test.values() if (relevant := relevant_documents([judged]))]
-    return sum(map(train_documents.isdisjoint, answers)) / len(answers) if answers else 0.5
 
 
 def _families(relevant: Mapping[str, frozenset[str]]) -> list[list[str]]:

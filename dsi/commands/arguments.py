@@ -244,7 +244,7 @@ def add_overwriting(arguments: argparse.ArgumentParser) -> None:
 def training_run(arguments: argparse.Namespace) -> "TrainingRun":
     """Return the run that the arguments describe; tell what is wrong with settings and device before imports that take long."""
     set_up()
-    from dsi.config import run_config
+    from dsi.config import dev_cut, run_config
     from dsi.contrastive.devices import check_device
 
     check_device(arguments.device)
@@ -256,9 +256,9 @@ def training_run(arguments: argparse.Namespace) -> "TrainingRun":
     from dsi.training.preflight import check_apart, training_config
 
     check_apart(arguments.output, arguments.data)  # before the texts are read
-    collection = read_collection(arguments.data, dev_queries=configured.dev_queries)
+    collection = read_collection(arguments.data, **dev_cut(configured))
     if arguments.pairs:
-        collection = collection.with_pairs(arguments.pairs, dev_queries=configured.dev_queries)
+        collection = collection.with_pairs(arguments.pairs, **dev_cut(configured))
     config = with_settings(training_config(arguments.output, arguments.config, collection), arguments.settings)
     return TrainingRun(
         arguments.output,

@@ -22,7 +22,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     # 1) Load the index and its collection.
     arguments = _parse(argv)
     load_libraries()
-    from dsi.config import read_dev_queries
+    from dsi.config import read_dev_cut
     from dsi.docids.data.collection import read_collection
     from dsi.docids.files.storage import file_name
     from dsi.eval.trec import check_fields, write_qrels, write_run
@@ -33,7 +33,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     from dsi.training.stages import launch
 
     retriever = open_retriever(arguments)
-    collection = read_collection(arguments.data, dev_queries=read_dev_queries(arguments.run))
+    collection = read_collection(arguments.data, **read_dev_cut(arguments.run))
     qrels = collection.qrels[arguments.split]
     if arguments.trec_runs:  # before anything is searched
         ids = *retriever.documents.rows, *qrels, *(doc_id for judged in qrels.values() for doc_id in judged)

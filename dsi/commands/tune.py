@@ -20,13 +20,13 @@ def main(argv: Sequence[str] | None = None) -> None:
     arguments = command_line.parse_args(argv)
     check_writable(arguments.run)
     load_libraries()
-    from dsi.config import read_dev_queries
+    from dsi.config import read_dev_cut
     from dsi.docids.data.collection import read_collection
     from dsi.measuring.tuning import CHOSEN, in_words, is_tuned_on, tune_index
     from dsi.search.request import used_settings
     from dsi.store.verify import has_generator, read_manifest, search_config
 
-    collection = read_collection(arguments.data, dev_queries=read_dev_queries(arguments.run))
+    collection = read_collection(arguments.data, **read_dev_cut(arguments.run))
     was_tuned = is_tuned_on(arguments.run, collection)
     tune_index(arguments.run, collection, arguments.device)
     manifest = read_manifest(arguments.run)

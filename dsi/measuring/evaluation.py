@@ -44,13 +44,14 @@ from dsi.store.retriever import GenerativeRetriever
 ANSWERS = 10
 """Documents per query, the default of `search`."""
 BM25, DENSE, RRF, DENSE_BM25 = "BM25", "dense", "RRF of BM25 and dense", "dense + BM25"
-GENERATE, EXACT, DECODER = "generate", "exact", "decoder only"
+GENERATE, EXACT, DECODER, UNTAUGHT = "generate", "exact", "decoder only", "without earlier queries"
 ROWS = {
     BM25: "words alone; k1 and b are tuned on dev, if 20 queries there have a relevant document",
     DENSE: "flat search with the index's encoder",
     RRF: "reciprocal rank fusion (k = 60), the usual hybrid",
     DENSE_BM25: "their scores added, with a weight chosen on dev, over all documents; named after the index's lexical part",
     DECODER: "of an index with a generator: beta 0",
+    UNTAUGHT: "the index without what earlier queries have taught it, if it has learned some",
     GENERATE: "the index as it searches by default",
     EXACT: "the same document score over all documents",
 }
@@ -366,12 +367,18 @@ class _Systems:
 
     def add_index(self) -> str:
         """Add the index, searched in several ways; returns the name of the row with its own search config."""
-        lexical, method = self.retriever.lexical, self.retriever.search_config.method
+        lexical, config, method = (
+            self.retriever.lexical,
+            self.retriever.search_config,
+            self.retriever.search_config.method,
+        )
         if lexical:
             changes = partial(self.systems.tune, learned=False, on_dev=self.split != "dev")
             self._add(f"{DENSE} + {lexical.name}", changes, DenseAndWords)
         if self.retriever.engine.has_generator:
             self._add(DECODER, lambda: generator_only(self.retriever))
+        if config.memory_weight and len(self.retriever.memory):
+            self._add(UNTAUGHT, lambda: {"memory_weight": 0.0})
         for name in (EXACT, GENERATE) if method == EXACT else (GENERATE, EXACT):
             self._add(name, lambda name=name: {"method": name})  # type: ignore[misc]
         return method

@@ -19,7 +19,7 @@ from typing import Any, Self
 import numpy as np
 
 from dsi.commands.arguments import with_settings
-from dsi.config import Config
+from dsi.config import Config, dev_cut
 from dsi.contrastive.blocks import DocumentTexts, encode_blocks
 from dsi.contrastive.config import FRESH
 from dsi.contrastive.encoder import Encoder
@@ -79,7 +79,7 @@ class Laboratory:
     def from_arguments(cls, arguments: argparse.Namespace) -> Self:
         """Return the laboratory that --config, --set, --data, --output and --device describe."""
         config = with_settings(Config.named(arguments.config), arguments.settings)
-        collection = read_collection(arguments.data, dev_queries=config.dev_queries)
+        collection = read_collection(arguments.data, **dev_cut(config))
         return cls(collection, config, arguments.output, arguments.device)
 
     def __post_init__(self) -> None:

@@ -78,7 +78,7 @@ def contest_collection(collection: Collection, dev_queries: int, seed: int) -> C
             query_id: {doc_id: grade for doc_id, grade in judged.items() if doc_id in collection.rows}
             for query_id, judged in {**train, **dev}.items()
         }
-        train, dev = cut_dev(known, {}, dev_queries, seed)
+        train, dev = cut_dev(known, dev_queries, 0.5, seed)
     test = collection.qrels["test"]
     drawn = set(random.Random(seed).sample(sorted(test), min(MOST_TEST, len(test))))
     return replace(

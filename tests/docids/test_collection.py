@@ -316,35 +316,42 @@ def one_relevant(queries_by_document):
 
 
 def test_at_most_a_tenth_of_train_becomes_dev():
-    train, dev = cut_dev({f"q{n}": {"a": 1} for n in range(50)}, {}, 500, 0)
+    train, dev = cut_dev({f"q{n}": {"a": 1} for n in range(50)}, 500, 0.5, 0)
     assert (len(train), len(dev)) == (45, 5)
     assert not no_overlap(train, dev)  # the only document has too many queries to leave train
 
 
-@pytest.mark.parametrize(("old", "new"), [(30, 0), (20, 10), (10, 20), (0, 30)])
-def test_dev_has_the_share_of_no_overlap_queries_that_test_has(old, new):
+@pytest.mark.parametrize("share", [0, 1 / 3, 0.5, 1])
+def test_a_share_of_dev_asks_for_documents_without_a_train_query(share):
     train = one_relevant({f"d{n}": 1 + n % 5 for n in range(400)})  # 1,200 queries
-    test = {f"t{n}": {"d7" if n < old else "x": 1, "y": 0} for n in range(old + new)}
-    kept, dev = cut_dev(train, test, 90, 0)
+    kept, dev = cut_dev(train, 90, share, 0)
     assert len(dev) == 90
-    assert len(no_overlap(kept, dev)) == 90 * new / 30
-    assert cut_dev(dict(reversed(train.items())), test, 90, 0)[1].keys() == dev.keys()
-    assert cut_dev(train, test, 90, 1)[1] != dev
+    assert len(no_overlap(kept, dev)) == 90 * share
+    assert cut_dev(dict(reversed(train.items())), 90, share, 0)[1].keys() == dev.keys()
+    assert cut_dev(train, 90, share, 1)[1] != dev
 
 
-def test_without_test_queries_half_of_dev_is_no_overlap():
+def test_test_judgements_do_not_change_what_is_cut():
     train = one_relevant({f"d{n}": 3 for n in range(100)})
-    for test in ({}, {"t": {"d1": 0}}):
-        kept, dev = cut_dev(train, test, 30, 0)
+    documents, queries = (
+        [{"id": f"d{n}", "text": "A text."} for n in range(101)],
+        dict.fromkeys([*train, "t"], "what is it"),
+    )
+    for test in ({}, {"t": {"d1": 1}}, {"t": {"d100": 1}}):
+        found = Collection.from_records(
+            documents, queries=queries, qrels={"train": train, "test": test}, dev_queries=30
+        )
+        kept, dev = cut_dev(train, 30, 0.5, 0)
+        assert (found.qrels["train"], found.qrels["dev"]) == (kept, dev)
         assert (len(dev), len(no_overlap(kept, dev))) == (30, 15)
 
 
 def test_where_one_kind_of_query_is_too_rare_the_other_takes_its_place():
     every_document_once = one_relevant({f"d{n}": 1 for n in range(200)})
-    kept, dev = cut_dev(every_document_once, {"t": {"d1": 1}}, 500, 0)
+    kept, dev = cut_dev(every_document_once, 500, 0, 0)
     assert len(dev) == len(no_overlap(kept, dev)) == 20
     some_twice = one_relevant({f"d{n}": 1 + (n < 4) for n in range(200)})
-    kept, dev = cut_dev(some_twice, {"t": {"d1": 1}}, 500, 0)
+    kept, dev = cut_dev(some_twice, 500, 0, 0)
     assert (len(dev), len(no_overlap(kept, dev))) == (20, 16)
 
 
@@ -360,9 +367,7 @@ def test_any_judgements_are_cut_by_document(documents, queries, most, dev_querie
         return {f"d{rng.randrange(documents)}": rng.choice((0, 1, 1, 2)) for _ in range(rng.randint(1, most))}
 
     train = {f"q{n}": judge() for n in range(queries)}
-    known = sorted(set().union(*map(relevant, train.values())))
-    test = {f"t{n}": {"x" if n < new or not known else rng.choice(known): 1} for n in range(10)}
-    kept, dev = cut_dev(train, test, dev_queries, seed)
+    kept, dev = cut_dev(train, dev_queries, new / 10, seed)
     assert {**kept, **dev} == train  # none is dropped
     assert len(kept) + len(dev) == len(train)  # none is in both
     size = min(dev_queries, queries // 10)
@@ -372,7 +377,7 @@ def test_any_judgements_are_cut_by_document(documents, queries, most, dev_querie
     for query_id, judged in dev.items():
         assert relevant(judged)  # a query without an answer tells nothing
         assert query_id in unseen or all(left[doc_id] for doc_id in relevant(judged))
-    wanted = round(size * len(no_overlap(train, test)) / 10)
+    wanted = round(size * (new / 10))
     if len(unseen) > wanted:  # no train query is left that a document could spare
         assert not any(all(left[doc_id] > 1 for doc_id in own) for own in map(relevant, kept.values()) if own)
     if len(unseen) < wanted and most == 1:  # no document has few enough queries

@@ -6,7 +6,7 @@ import pytest
 
 import dsi
 from dsi.commands.main import main
-from dsi.config import read_config, read_dev_queries, write_config
+from dsi.config import read_config, read_dev_cut, write_config
 from dsi.training.docids_stage import sources_digest
 from dsi.training.pipeline import TrainingRun
 from tests.support.foreign import install
@@ -58,14 +58,14 @@ def test_an_index_is_measured_tuned_and_reranked_without_the_package(trained, tm
     assert main(["train-reranker", *common, "--kind", "ranknet", "--k", "40"]) == 0
 
 
-def test_only_the_number_of_dev_queries_is_read(tmp_path):
+def test_only_how_dev_queries_are_cut_is_read(tmp_path):
     write_config(dsi.Config(dev_queries=7), tmp_path / "config.toml")
     text = (tmp_path / "config.toml").read_text()
     (tmp_path / "config.toml").write_text(text.replace("kmeans", "letters"))
-    assert read_dev_queries(tmp_path) == 7
+    assert read_dev_cut(tmp_path) == {"dev_queries": 7, "dev_untaught": 0.5}
     (tmp_path / "config.toml").write_text("bf16 = false")
-    assert read_dev_queries(tmp_path) == dsi.Config().dev_queries
+    assert read_dev_cut(tmp_path) == {"dev_queries": 500, "dev_untaught": 0.5}
     (tmp_path / "config.toml").write_text("dev_queries = -1")
     with pytest.raises(ValueError, match=r"config.toml: dev_queries must be at least 0, got -1"):
-        read_dev_queries(tmp_path)
-    assert read_dev_queries(tmp_path / "saved") == dsi.Config().dev_queries
+        read_dev_cut(tmp_path)
+    assert read_dev_cut(tmp_path / "saved") == {"dev_queries": 500, "dev_untaught": 0.5}

@@ -182,6 +182,7 @@ def test_wrong_records_are_one_clear_error(case):
             r"\['1'\] must be a finite number, got inf",
         ),
         ({"dev_queries": -1}, "dev_queries must be at least 0, got -1"),
+        ({"dev_untaught": 1.5}, "dev_untaught must be from 0 to 1, got 1.5"),
     ],
 )
 def test_wrong_queries_and_judgements_are_one_clear_error(arguments, message):

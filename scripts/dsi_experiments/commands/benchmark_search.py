@@ -45,14 +45,14 @@ def main(argv: Sequence[str] | None = None) -> None:
     )
     arguments = command_line.parse_args(argv)
     load_libraries()
-    from dsi.config import read_config
+    from dsi.config import dev_cut, read_config
     from dsi.docids.data.collection import read_collection
     from dsi_experiments.benchmarks.index_faiss import set_for
     from dsi_experiments.benchmarks.index_measure import Timed
     from dsi_experiments.report import save_report
 
     config = read_config(arguments.run / "config.toml")
-    queries = list(read_collection(arguments.data, dev_queries=config.dev_queries).query_texts("test").values())
+    queries = list(read_collection(arguments.data, **dev_cut(config)).query_texts("test").values())
     if wrong := [batch for batch in arguments.batches if not 1 <= batch <= len(queries)]:
         raise ValueError(f"--batches must be from 1 to the {len(queries)} test queries, got {wrong[0]}.")
     systems = searches(arguments.run, config.encoder)

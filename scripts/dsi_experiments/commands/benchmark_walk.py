@@ -1,4 +1,4 @@
-"""`dsi benchmark-walk`: what the walk of an index earns: controls without it, without words and memory, and beam widths.
+"""`dsi benchmark-walk`: what the walk of an index earns: controls without it or without words, and beam widths.
 
 Hit@1 and Hit@10 in percent on the judgements of a split, the share of the exact top ten, and the cost: vectors of nodes and
 documents read, and milliseconds after the encoder.
@@ -16,14 +16,11 @@ if TYPE_CHECKING:
     from dsi.docids.types import Run
     from dsi.measuring.runs import IndexRuns
 
-WORDS, WALK, WALK_40, UNTAUGHT = (
-    "BM25 candidates, full score", "walk without BM25", "walk without BM25, beam 40", "generate without memory",
-)  # fmt: skip
+WORDS, WALK, WALK_40 = "BM25 candidates, full score", "walk without BM25", "walk without BM25, beam 40"
 CONTROLS = {
     WORDS: "the best `candidates` by BM25, and those of earlier queries, by the document score; no walk",
     WALK: "only documents below the nodes of the walk, and those of earlier queries, by the document score without BM25",
     WALK_40: "the same with a beam of 40, alike for every index",
-    UNTAUGHT: "without what the index has learned from earlier queries, if it has",
 }
 """{row: what it is}."""
 BEAMS = (5, 10, 20, 40, 80)
@@ -61,13 +58,13 @@ def main(argv: Sequence[str] | None = None) -> None:
     add_device(command_line, searches=True)
     arguments = command_line.parse_args(argv)
     load_libraries()
-    from dsi.config import read_dev_queries
+    from dsi.config import read_dev_cut
     from dsi.docids.data.collection import read_collection
     from dsi.eval.tables import markdown_table
     from dsi.measuring.runs import IndexRuns
     from dsi_experiments.report import save_report
 
-    collection = read_collection(arguments.data, dev_queries=read_dev_queries(arguments.run))
+    collection = read_collection(arguments.data, **read_dev_cut(arguments.run))
     if not collection.qrels[arguments.split]:
         raise ValueError(f"{collection.name} has no {arguments.split} judgements; add qrels/{arguments.split}.tsv.")
     rows = walk_rows(IndexRuns(collection, open_retriever(arguments)), arguments.split, arguments.beam_widths)
@@ -118,8 +115,6 @@ def _controls(runs: "IndexRuns") -> dict[str, dict[str, Any]]:
     found = {WALK: without_words, WALK_40: {**without_words, "beam_width": 40}}
     if index.lexical:  # without a weight, no document is found by words
         found = {WORDS: {"method": "generate", "lexical_weight": config.lexical_weight or LEXICAL_WEIGHT}, **found}
-    if config.memory_weight and len(index.memory):
-        found[UNTAUGHT] = {"method": "generate", "memory_weight": 0.0}
     return found
 
 

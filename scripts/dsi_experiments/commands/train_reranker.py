@@ -18,7 +18,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     """Train, print the quality by cross-validation, save."""
     arguments = _parse(argv)
     load_libraries()
-    from dsi.config import read_dev_queries
+    from dsi.config import read_dev_cut
     from dsi.docids.data.collection import read_collection
     from dsi.rerankers import reranker_folder
     from dsi.store.retriever import GenerativeRetriever
@@ -30,7 +30,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     folders = [reranker_folder(arguments.run, name) for name in arguments.after]
     after = [own for folder in folders for own in load_chain(folder, binding(arguments.run))]
     retriever = GenerativeRetriever.from_pretrained(arguments.run, device=arguments.device)
-    collection = read_collection(arguments.data, dev_queries=read_dev_queries(arguments.run))
+    collection = read_collection(arguments.data, **read_dev_cut(arguments.run))
     trained = train_reranker(
         retriever,
         collection,

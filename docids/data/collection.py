@@ -451,7 +451,7 @@ def is_beir(folder: Path) -> bool:
 
 
 def _check_cut(dev_queries: int, dev_untaught: float, seed: int) -> None:
-    """Raise ValueError unless dev queries are a number of at least 0 and a share from 0 to 1, and the seed is a whole number."""
+    """Raise ValueError unless dev queries are a number from 0 and a share from 0 to 1, and the seed is a whole number."""
     if plain(int, dev_queries, "dev_queries") < 0:
         raise ValueError(f"dev_queries must be at least 0, got {dev_queries}.")
     if not 0 <= plain(float, dev_untaught, "dev_untaught") <= 1:

@@ -19,7 +19,7 @@ from dsi.eval.measures import STANDARD_MEASURES, mean
 from dsi.eval.protocol import SystemResult, holm, overlap_splits, randomisation_test
 from dsi.measuring import evaluation as evaluation_module
 from dsi.measuring import provenance, runs
-from dsi.measuring.evaluation import Evaluation
+from dsi.measuring.evaluation import UNTAUGHT, Evaluation
 from dsi.measuring.runs import IndexRuns
 from tests.support.evaluated import collection, retriever  # noqa: F401 (fixtures)
 from tests.support.small import PROMPTS
@@ -107,6 +107,17 @@ def replace_first(retriever, collection):
     retriever.remove([first["doc_id"]])
     retriever.add([{name: first[name] for name in ("doc_id", "title", "text")}])
     assert list(retriever.documents.rows) == [*collection.documents["doc_id"][1:], first["doc_id"]]
+
+
+def test_an_index_that_has_learned_is_measured_without_it_too(retriever, collection):
+    plain = dsi.evaluate(retriever, collection)
+    assert UNTAUGHT not in [row.name for row in plain.rows]
+    retriever.learn([(f"{query} please", "neon") for query in collection.query_texts("test").values()])
+    retriever.search_config = dataclasses.replace(retriever.search_config, memory_weight=50.0)
+    taught = dsi.evaluate(retriever, collection)
+    assert taught.row(UNTAUGHT).values == plain.row("generate").values != taught.row("generate").values
+    retriever.search_config = dataclasses.replace(retriever.search_config, memory_weight=0.0)
+    assert UNTAUGHT not in [row.name for row in dsi.evaluate(retriever, collection).rows]
 
 
 def test_the_order_of_an_updated_index_changes_no_result(retriever, collection, caplog):

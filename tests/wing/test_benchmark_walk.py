@@ -1,10 +1,9 @@
 """What the walk of an index earns: its controls and beam widths, beside what `evaluate` finds."""
 
-import dataclasses
 import json
 
 import pytest
-from dsi_experiments.commands.benchmark_walk import CONTROLS, UNTAUGHT, WALK, WORDS, main, walk_rows
+from dsi_experiments.commands.benchmark_walk import WALK, WORDS, main, walk_rows
 
 import dsi
 from dsi.eval.measures import mean
@@ -31,15 +30,6 @@ def test_a_beam_of_the_index_finds_what_it_finds_by_default(retriever, collectio
         *(f"beam {width}" for width in (5, 10, 20, 40, 80)),
         "exact",
     ]
-
-
-def test_an_index_that_has_learned_is_searched_without_it_too(retriever, collection):
-    plain = {row.name: row for row in walk_rows(IndexRuns(collection, retriever), "test", [3])}
-    retriever.learn([(query, "neon") for query in collection.query_texts("test").values()])
-    retriever.search_config = dataclasses.replace(retriever.search_config, memory_weight=50.0)
-    taught = {row.name: row for row in walk_rows(IndexRuns(collection, retriever), "test", [3])}
-    assert taught.keys() - plain.keys() == {UNTAUGHT} <= CONTROLS.keys()
-    assert taught[UNTAUGHT].hits == plain["beam 3"].hits != taught["beam 3"].hits
 
 
 def test_judgements_are_needed(retriever, collection, tmp_path):

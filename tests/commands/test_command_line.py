@@ -472,8 +472,7 @@ def test_on_a_terminal_the_prompt_goes_on_after_an_error_and_ends_with_the_input
     assert "Traceback" not in text
 
 
-def test_explain_prints_a_search_as_one_object(index, capsys):
-    """What POST /explain answers."""
+def test_explain_prints_a_search_and_its_tree(index, capsys):
     assert main(["explain", str(index), "noble gases", "-k", "2", "--device", "cpu"]) == 0
     answer = capsys.readouterr().out
     assert "─" not in answer
@@ -481,6 +480,11 @@ def test_explain_prints_a_search_as_one_object(index, capsys):
     tree = capsys.readouterr().out
     assert tree.startswith(answer.strip())
     assert "├─ " in tree
+
+
+def test_explain_prints_a_search_as_one_object(index, capsys):
+    """What POST /explain answers."""
+    pytest.importorskip("dsi.server")  # a room that may be torn off
     assert (
         main(["explain", str(index), "noble gases", "-k", "2", "--json", "--document", "neon", "--device", "cpu"]) == 0
     )

@@ -13,7 +13,6 @@ from dsi.contrastive.encoder import Encoder
 from dsi.generator.config import GeneratorConfig
 from dsi.generator.kinds import create_generator
 from dsi.generator.pseudo_queries import load_query_model
-from dsi.rerankers import load_reranker
 from tests.support.small import WIDTH, random_tree, save_cross_encoder
 
 LACKS = "its files lack weights that its answers depend on"
@@ -40,13 +39,18 @@ def decoder(folder, reads):
     create_generator(GeneratorConfig("digits", reads, str(folder)), random_tree(20), WIDTH, "ce")
 
 
+def reranker(folder):
+    rerankers = pytest.importorskip("dsi.rerankers")  # a room that may be torn off
+    rerankers.load_reranker(None, "RUN", f"cross-encoder:{folder}", device="cpu")
+
+
 USES = {
     "encoder": ("encoder", lambda folder: Encoder.load(EncoderConfig(name=str(folder)), device="cpu")),
     "decoder": ("t5", lambda folder: decoder(folder, "states")),
     "language model": ("llama", lambda folder: decoder(folder, "text")),
     "queries of a T5": ("t5", lambda folder: load_query_model(str(folder))),
     "queries of a causal model": ("llama", lambda folder: load_query_model(str(folder))),
-    "reranker": ("cross-encoder", lambda folder: load_reranker(None, "RUN", f"cross-encoder:{folder}", device="cpu")),
+    "reranker": ("cross-encoder", reranker),
 }
 
 

@@ -6,7 +6,6 @@ import importlib
 import re
 import subprocess
 import sys
-from collections.abc import Iterable
 from graphlib import TopologicalSorter
 from pathlib import Path
 
@@ -15,6 +14,7 @@ import pytest
 from dsi.commands.main import COMMANDS
 from dsi.docids.extensions import COMMANDS as EXTENSIONS
 from dsi.docids.extensions import extension_names
+from tests.support.imports import imported, imported_on_import
 
 ROOT = Path(__file__).parents[2]
 LINKED = ("docids", "contrastive", "eval")
@@ -75,29 +75,6 @@ UNKNOWN = {
 }
 """{what a module's docstring may say that it knows nothing of: modules that it then does not import}."""
 MODULES = sorted(path.relative_to(ROOT) for package in PACKAGES for path in (ROOT / package).rglob("*.py"))
-
-
-def imported(path: Path) -> list[str]:
-    """The module of every import in a file, those for type checkers included."""
-    return _modules_of(ast.walk(ast.parse(path.read_text(encoding="utf-8"))))
-
-
-def _modules_of(nodes: Iterable[ast.AST]) -> list[str]:
-    modules = []
-    for node in nodes:
-        if isinstance(node, ast.Import):
-            modules += [alias.name for alias in node.names]
-        elif isinstance(node, ast.ImportFrom):
-            modules.append(node.module or "")
-            modules += [f"{node.module}.{alias.name}" for alias in node.names]
-    return modules
-
-
-def imported_on_import(path: Path) -> list[str]:
-    """The modules that are imported with a file: not those inside functions, nor those for type checkers."""
-    tree = ast.parse(path.read_text(encoding="utf-8"))
-    kept = [node for node in tree.body if not isinstance(node, ast.FunctionDef | ast.ClassDef | ast.If)]
-    return _modules_of(ast.walk(ast.Module(kept, [])))
 
 
 def room_of(module: str) -> str:

@@ -8,6 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.support.imports import failing_without, needed_by
+
 ROOT = Path(__file__).parents[2]
 WING = ("tests/wing",)
 ROOMS: dict[str, tuple[str, ...]] = {
@@ -27,11 +29,24 @@ sys.meta_path[:] = [own for own in sys.meta_path if "__editable__" not in getatt
 """The finders of editable installations give what a copy lacks."""
 WHOLE = ("tests/house", "tests/wing", "tests/trials")
 """Tests of the whole repository, not of the core."""
+MEET = ("tests/commands", "tests/store/test_retriever.py", "tests/evaluating/test_evaluation.py")
+"""Tests of the modules of the core that import rooms inside functions."""
 
 
 def test_the_table_names_what_is_there():
     for room, names in ROOMS.items():
         assert not [name for name in names if not (ROOT / name).exists()], room
+
+
+def test_neither_the_core_nor_a_test_of_another_room_needs_a_room_to_be_imported():
+    core = ("dsi", "docids", "contrastive", "eval")
+    needed = needed_by(path for folder in (*core, "scripts", "tests") for path in (ROOT / folder).rglob("*.py"))
+    for room, names in ROOMS.items():
+        gone = {path for path in needed if any(path.is_relative_to(ROOT / name) for name in names)}
+        failed = {path.relative_to(ROOT) for path in failing_without(gone, needed) - gone}
+        assert not [path for path in failed if path.parts[0] in core or path.stem.startswith(("test_", "conftest"))], (
+            f"import {room} inside of the function that needs it, in tests by pytest.importorskip"
+        )
 
 
 @pytest.fixture
@@ -77,7 +92,7 @@ for path in sorted({path for folder in folders for path in folder.rglob("*.py")}
 """
 
 
-@pytest.mark.programs
+@pytest.mark.slow
 @pytest.mark.parametrize("room", ROOMS)
 def test_without_a_room_everything_imports_and_collects(room, tree):
     tear_off(tree, room)
@@ -87,12 +102,15 @@ def test_without_a_room_everything_imports_and_collects(room, tree):
     assert done.returncode == 0, done.stdout[-3000:]
 
 
-@pytest.mark.programs
-def test_without_all_rooms_the_core_passes_its_tests(tree):
+@pytest.mark.parametrize(
+    "names", [pytest.param(MEET, marks=pytest.mark.programs), pytest.param(("tests",), marks=pytest.mark.slow)],
+    ids=["where it meets rooms", "all"],
+)  # fmt: skip
+def test_without_all_rooms_the_core_passes_its_tests(names, tree):
     tear_off(tree, *ROOMS)
     for name in WHOLE:
         shutil.rmtree(tree / name, ignore_errors=True)
     done = python(tree, "-c", IMPORT_ALL)
     assert done.returncode == 0, done.stderr
-    done = python(tree, "-m", "pytest", "-q", "-x", "-n", "2", "--dist", "worksteal", "-p", "no:cacheprovider", "tests")
+    done = python(tree, "-m", "pytest", "-q", "-x", "-n", "2", "--dist", "worksteal", "-p", "no:cacheprovider", *names)
     assert done.returncode == 0, done.stdout[-3000:]

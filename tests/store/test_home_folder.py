@@ -12,8 +12,6 @@ from dsi.config import Config, write_config
 from dsi.docids.data.collection import Collection, read_collection
 from dsi.docids.files.checks import user_path
 from dsi.eval.trec import read_run, write_qrels, write_run
-from dsi.rerankers import reranker_folder
-from dsi.server.settings import ServerSettings
 from dsi.store.info import index_info, learned_lines
 from tests.support.small import write_collection
 
@@ -47,8 +45,16 @@ def test_an_index_in_the_home_folder(home, sentence_t5_folder):
     assert retriever.save_update("~/second") == 2
     assert index_info("~/second")["documents"] == 4
     assert list(learned_lines("~/copy")) == []
-    assert reranker_folder("~/copy", "own") == home / "copy" / "rerank" / "own"
-    assert ServerSettings("~/copy").run == str(home / "copy")
+
+
+def test_a_reranker_in_the_home_folder(home):
+    rerankers = pytest.importorskip("dsi.rerankers")  # a room that may be torn off
+    assert rerankers.reranker_folder("~/copy", "own") == home / "copy" / "rerank" / "own"
+
+
+def test_a_server_of_an_index_in_the_home_folder(home):
+    settings = pytest.importorskip("dsi.server.settings")  # a room that may be torn off
+    assert settings.ServerSettings("~/copy").run == str(home / "copy")
 
 
 def test_collections_and_pairs_in_the_home_folder(home):

@@ -15,6 +15,8 @@ from typing import Any, NamedTuple
 
 from dsi_experiments.commands.results import readme_table
 
+from dsi.measuring.evaluation import COMPARED, READ, TIME
+
 ROOT = Path(__file__).parents[2]
 README = ROOT / "README.md"
 RESULTS = ROOT / "docs" / "use" / "results.md"
@@ -117,7 +119,7 @@ def with_tables(page: Path) -> str:
             splits = [
                 _cell(columns[0][name], ("Hit@1", "Hit@5", "Hit@10"), s) for s in ("Total", "Overlap", "No Overlap")
             ]
-            cells = [*splits, *(cell.strip() for cell in found["cells"].split("|")[len(splits) :])]
+            cells = [*splits, *(str(columns[0][name]["settings"].get(cost, "")) for cost in (READ, COMPARED, TIME))]
         widths = map(len, found["cells"].split("|"))
         padded = (f" {cell} ".ljust(width) for cell, width in zip(cells, widths, strict=True))
         return f"| {found['row']}{' ' * (len(found[0].split('|')[1]) - len(found['row']) - 1)}|{'|'.join(padded)}|"
@@ -130,5 +132,5 @@ def _cell(system: dict, measures: tuple[str, ...], split: str = "Total") -> str:
 
 
 def _read(system: dict) -> str:
-    read = system["settings"].get("vectors read")
+    read = system["settings"].get(READ)
     return f", {read:,}" if read else ""

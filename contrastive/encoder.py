@@ -44,7 +44,7 @@ from dsi.contrastive.models import (
     write_model,
 )
 from dsi.contrastive.prompts import choose_prompt
-from dsi.contrastive.readable import FEWEST, Piece, share_read
+from dsi.contrastive.readable import shares_read
 from dsi.docids.files.progress import Bar
 from dsi.docids.files.reading import catching_panics, sha256
 from dsi.docids.files.storage import digest
@@ -71,10 +71,8 @@ _PAPERS = "sentence-t5"
 
 _EXAMPLE_SHA256 = "53aa51172d142c89d9012cce15ae4d6cc0ca6895895114379cacb4fab128d9db"
 
-
 _CHARACTERS = 16
 """Characters of a text that are read for a token at first."""
-
 
 _BATCH, _DEVICE_BATCH = 16, 64
 """Texts per forward pass on a CPU, and on other devices."""
@@ -293,19 +291,9 @@ class Encoder(Reloads):
         return texts
 
     def shares_read(self, texts: Sequence[str]) -> NDArray[np.float32]:
-        """[n] how much of each text the encoder reads, between 0 and 1, as its tokenizer tells (`dsi.contrastive.readable`)."""
-        if not texts or len(self.tokenizer) < FEWEST:
-            return np.ones(len(texts), dtype=np.float32)
+        """[n] how much of each text the encoder reads, between 0 and 1, as its tokenizer tells."""
         with self._tokenizing, catching_panics():
-            encoded = self.tokenizer(
-                list(texts), truncation=True, max_length=LONGEST_INPUT, add_special_tokens=False,
-                return_offsets_mapping=True,
-            )  # fmt: skip
-        unknown, found = self.tokenizer.unk_token_id, list[float]()
-        for text, numbers, spans in zip(texts, encoded["input_ids"], encoded["offset_mapping"], strict=True):
-            pieces = [Piece(a, b, n != unknown) for n, (a, b) in zip(numbers, spans, strict=True) if a < b]
-            found.append(share_read(text[: pieces[-1].end] if pieces else text, pieces))
-        return np.array(found, dtype=np.float32)
+            return shares_read(self.tokenizer, texts)
 
     @property
     def batch_size(self) -> int:

@@ -9,11 +9,15 @@ models.
 
 import re
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
+import numpy as np
+from numpy.typing import NDArray
+
+from dsi.contrastive.config import LONGEST_INPUT
 from dsi.docids.words.analyzer import MARKS
 
-FEWEST = 5_000
+_FEWEST = 5_000
 """Tokens of a vocabulary, at least: smaller ones consist of letters or bytes, and spell every language."""
 HALF = 0.5
 """Share of a text from which on it counts as read, where that is a question of yes or no."""
@@ -29,6 +33,20 @@ class Piece(NamedTuple):
     start: int
     end: int
     is_known: bool
+
+
+def shares_read(tokenizer: Any, texts: Sequence[str]) -> NDArray[np.float32]:
+    """[n] how much of each text a tokenizer of transformers reads; 1 for small vocabularies."""
+    if not texts or len(tokenizer) < _FEWEST:
+        return np.ones(len(texts), dtype=np.float32)
+    encoded = tokenizer(
+        list(texts), truncation=True, max_length=LONGEST_INPUT, add_special_tokens=False, return_offsets_mapping=True
+    )
+    unknown, found = tokenizer.unk_token_id, list[float]()
+    for text, numbers, spans in zip(texts, encoded["input_ids"], encoded["offset_mapping"], strict=True):
+        pieces = [Piece(a, b, n != unknown) for n, (a, b) in zip(numbers, spans, strict=True) if a < b]
+        found.append(share_read(text[: pieces[-1].end] if pieces else text, pieces))
+    return np.array(found, dtype=np.float32)
 
 
 def share_read(text: str, pieces: Sequence[Piece]) -> float:

@@ -308,8 +308,7 @@ class Encoder(Reloads):
             kind: "document" or "query", which sets the prompt.
             progress: show a progress bar.
         """
-        texts = list(texts)
-        embeddings = np.empty((len(texts), self.embedding_dim), dtype=np.float32)
+        texts, embeddings = list(texts), np.empty((len(texts), self.embedding_dim), dtype=np.float32)
         self.model.eval()
         with Bar(f"embeddings of {PLURALS[kind]}", unit="text", total=len(texts), enabled=progress) as bar:
             for rows in self._batches(texts):

@@ -1,8 +1,9 @@
 """Embeddings of large collections: block by block, on disk, by any number of processes. Knows nothing of their use."""
 
 import logging
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import cached_property
+from itertools import islice
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -15,6 +16,7 @@ from dsi.contrastive.config import LONGEST_INPUT
 from dsi.contrastive.cutting import piece_text
 from dsi.contrastive.encoder import PLURALS, Encoder, TokenModel
 from dsi.contrastive.multi_vector import MultiVectorModel
+from dsi.contrastive.readable import HALF
 from dsi.contrastive.tokens import TokenHead
 from dsi.docids.data.collection import LazyTexts
 from dsi.docids.files.processes import Processes
@@ -28,6 +30,8 @@ logger = logging.getLogger(__name__)
 
 E = TypeVar("E", Encoder, MultiVectorModel)
 _TOKEN_BLOCKS = "*.tokens.safetensors"
+_BEGINNING = 500
+"""Characters of a document by which its language is judged."""
 BLOCK = 2_048
 """Texts in memory at a time, and those that a killed run loses at most."""
 
@@ -94,6 +98,19 @@ def warn_cut(cut: int, documents: int, pieces: int, encoder: Encoder) -> None:
         logger.warning(
             "%d of %d documents are longer than the encoder reads (%s; docids.pieces): only words find what follows.",
             cut, documents, most,
+        )  # fmt: skip
+
+
+def warn_unread(texts: Iterable[str], encoder: Encoder) -> None:
+    """Warn of documents, given their texts, of whose beginnings an encoder reads less than half."""
+    documents, unread, rest = 0, 0, iter(texts)
+    while block := [text[:_BEGINNING] for text in islice(rest, BLOCK)]:
+        documents, unread = documents + len(block), unread + int((encoder.shares_read(block) < HALF).sum())
+    if unread:
+        logger.warning(
+            "%d of %d documents are in words that the encoder cannot read, so it hardly finds them. Take a multilingual one, "
+            "such as --encoder intfloat/multilingual-e5-small.",
+            unread, documents,
         )  # fmt: skip
 
 

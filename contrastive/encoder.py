@@ -44,6 +44,7 @@ from dsi.contrastive.models import (
     write_model,
 )
 from dsi.contrastive.prompts import choose_prompt
+from dsi.contrastive.readable import shares_read
 from dsi.docids.files.progress import Bar
 from dsi.docids.files.reading import catching_panics, sha256
 from dsi.docids.files.storage import digest
@@ -70,10 +71,8 @@ _PAPERS = "sentence-t5"
 
 _EXAMPLE_SHA256 = "53aa51172d142c89d9012cce15ae4d6cc0ca6895895114379cacb4fab128d9db"
 
-
 _CHARACTERS = 16
 """Characters of a text that are read for a token at first."""
-
 
 _BATCH, _DEVICE_BATCH = 16, 64
 """Texts per forward pass on a CPU, and on other devices."""
@@ -291,6 +290,11 @@ class Encoder(Reloads):
             self._warned_long_query = True
         return texts
 
+    def shares_read(self, texts: Sequence[str]) -> NDArray[np.float32]:
+        """[n] how much of each text the encoder reads, between 0 and 1, as its tokenizer tells."""
+        with self._tokenizing, catching_panics():
+            return shares_read(self.tokenizer, texts)
+
     @property
     def batch_size(self) -> int:
         """Texts per forward pass: on a CPU what its caches hold (1.3 times as fast as 64), more on other devices."""
@@ -304,8 +308,7 @@ class Encoder(Reloads):
             kind: "document" or "query", which sets the prompt.
             progress: show a progress bar.
         """
-        texts = list(texts)
-        embeddings = np.empty((len(texts), self.embedding_dim), dtype=np.float32)
+        texts, embeddings = list(texts), np.empty((len(texts), self.embedding_dim), dtype=np.float32)
         self.model.eval()
         with Bar(f"embeddings of {PLURALS[kind]}", unit="text", total=len(texts), enabled=progress) as bar:
             for rows in self._batches(texts):

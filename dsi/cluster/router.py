@@ -124,6 +124,7 @@ class _Asking:
             [scores.tokens[row] for row in rows] if tokens and scores.tokens is not None else None,
             float(scores.token_weight),
             [share.remembered(*scores.memory[row]) for row in rows] if scores.has_memory else None,
+            None if scores.shares is None else scores.shares[list(rows)],
         )
 
     def ask(self, method: str, rows_of: Mapping[int, Sequence[int]], further: Mapping[int, Any]) -> dict[int, Any]:

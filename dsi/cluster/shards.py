@@ -151,6 +151,7 @@ class Question(NamedTuple):
         tokens: [batch] normalised vectors of each query's tokens, where late interaction is computed; else None.
         token_weight: of late interaction.
         memory: [batch] rows and weighted scores of the documents that the memory has; None if it takes no part.
+        shares: [batch] by which dense scores count; None for all of them.
     """
 
     queries: Floats
@@ -162,6 +163,7 @@ class Question(NamedTuple):
     tokens: list[Floats] | None = None
     token_weight: float = 0.0
     memory: Remembered | None = None
+    shares: Floats | None = None
 
 
 class ShardIndex:
@@ -201,6 +203,7 @@ class ShardIndex:
             question.tokens,
             question.token_weight,
             None if question.memory is None else lambda scores: question.memory or (),
+            question.shares,
         )
 
     def _allowed(self, question: Question) -> Bools | None:

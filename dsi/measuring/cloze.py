@@ -15,6 +15,7 @@ import datasets
 import numpy as np
 
 from dsi.contrastive.encoder import Encoder
+from dsi.contrastive.readable import HALF
 from dsi.docids.data.collection import Collection
 from dsi.docids.places import document_scores
 from dsi.docids.tree import DocidTree
@@ -26,6 +27,8 @@ from dsi.store.retriever import GenerativeRetriever
 
 _FEWEST_TRIED, _MOST, _SHARE = 150, 300, 10
 """Sentences that are looked for: the fewest and the most of them, and documents for each sentence."""
+_MOST_READ = 3_000
+"""Documents in which they are sought, at most."""
 _FEWEST, _EVIDENCE = 10, 30
 """Sentences from which on there is a likely weight, and from which on the sentences decide."""
 _FLAT = 1e-3
@@ -39,11 +42,6 @@ _FOUND = 0.08
 _STRANGE = 0.7
 """An encoder whose mean reciprocal rank is at most this share of BM25's does not know the language; those that do had .95 and
 more on five English collections, an English one .6 on Chinese documents and .2 on Thai ones."""
-UNKNOWN = 0.2
-"""Share of unknown tokens from which on an encoder does not know the language: of English texts one in thousands is, of Chinese
-ones half are to an English encoder."""
-_SAMPLED = 100
-"""Documents whose tokens are looked up."""
 LIKELY = 0.6
 """The likely weight, in units of how far the best document of a query lies above the median one."""
 _LARGEST = 0.5
@@ -67,19 +65,17 @@ class Cloze:
         pairs: sentences that were looked for.
         dense: mean reciprocal rank of their documents by the encoder alone.
         words: the same by the lexical part alone.
-        unknown: share of the documents' tokens that the encoder does not know.
     """
 
     weight: float
     pairs: int
     dense: float
     words: float
-    unknown: float = 0.0
 
     @property
     def knows_language(self) -> bool:
-        """False if words find documents that the encoder does not, or if it does not know their tokens."""
-        return self.unknown < UNKNOWN and (self.words < _FOUND or self.dense > _STRANGE * self.words)
+        """False if words find documents that the encoder does not."""
+        return self.words < _FOUND or self.dense > _STRANGE * self.words
 
 
 class Hole(NamedTuple):
@@ -109,7 +105,8 @@ def cloze_test(retriever: GenerativeRetriever, collection: Collection, *, seed: 
         seed: of the sentences.
 
     Returns:
-        None if the index has no BM25, if fewer than 10 documents have two sentences, or if documents are all alike.
+        None if the index has no BM25, if fewer than 10 documents have two sentences that the encoder reads, or if documents
+        are all alike.
     """
     lexical = retriever.lexical
     if not isinstance(lexical, BM25):
@@ -117,18 +114,10 @@ def cloze_test(retriever: GenerativeRetriever, collection: Collection, *, seed: 
     holes = list(find_holes(retriever.encoder, collection.documents, lexical.analyzer, seed))
     if len(holes) < _FEWEST:
         return None
-    return choose(*_scores(retriever, lexical, holes, seed), unknown_share(retriever.encoder, collection.documents))
+    return choose(*_scores(retriever, lexical, holes, seed))
 
 
-def unknown_share(encoder: Encoder, documents: datasets.Dataset) -> float:
-    """Return the share of the tokens of some documents, from the first to the last, that an encoder does not know."""
-    rows = np.linspace(0, len(documents) - 1, min(_SAMPLED, len(documents)), dtype=np.int64)
-    spans = [span for text in documents[rows]["text"] for span in encoder.spans(text, "document")]
-    unknown = [span.is_special for span in spans if span.end > span.start]  # other special ones stand for no letters
-    return sum(unknown) / max(1, len(unknown))
-
-
-def choose(dense: Floats, words: Floats, own: Ints, unknown: float = 0.0) -> Cloze | None:
+def choose(dense: Floats, words: Floats, own: Ints) -> Cloze | None:
     """Return the weight w at which dense + w * words ranks each sentence's own document best.
 
     Of the weights within one standard error of the best, the one nearest to the likely weight; then half of the way between the
@@ -139,7 +128,6 @@ def choose(dense: Floats, words: Floats, own: Ints, unknown: float = 0.0) -> Clo
         dense: [pairs, documents] by the encoder.
         words: [pairs, documents] by the lexical part, as shares.
         own: [pairs] the document of each sentence.
-        unknown: share of the documents' tokens that the encoder does not know.
 
     Returns:
         None if the encoder scores all documents alike.
@@ -155,7 +143,7 @@ def choose(dense: Floats, words: Floats, own: Ints, unknown: float = 0.0) -> Clo
     by_words = float(_reciprocal_ranks(words, own).mean())
     means = found.mean(axis=1)
     # 3) the choice
-    cloze = Cloze(likely, len(own), float(means[0]), by_words, unknown)
+    cloze = Cloze(likely, len(own), float(means[0]), by_words)
     if len(own) < _EVIDENCE or max(means[0], by_words) < _FOUND:
         return cloze
     if not cloze.knows_language:  # such an encoder gets no credit in advance
@@ -211,7 +199,7 @@ def _dense_without(tree: DocidTree, row: int, query: Floats, piece: Floats) -> f
 
 
 def find_holes(encoder: Encoder, documents: datasets.Dataset, analyzer: Analyzer, seed: int) -> Iterator[Hole]:
-    """Yield documents that a sentence was taken out of, one each, in random order: a tenth of them, 150 to 300.
+    """Yield documents that a sentence that the encoder reads was taken out of, one each, in random order: a tenth, 150 to 300.
 
     Args:
         encoder: reads the documents in pieces.
@@ -221,7 +209,7 @@ def find_holes(encoder: Encoder, documents: datasets.Dataset, analyzer: Analyzer
     """
     rng = random.Random(seed)
     left = min(_MOST, max(_FEWEST_TRIED, len(documents) // _SHARE))
-    for row in rng.sample(range(len(documents)), len(documents)):
+    for row in rng.sample(range(len(documents)), len(documents))[:_MOST_READ]:
         title, text = documents[row]["title"], documents[row]["text"]
         (cut,) = encoder.cut([title], [text], _PIECES)
         start, end = rng.choice(cut.spans)
@@ -233,6 +221,8 @@ def find_holes(encoder: Encoder, documents: datasets.Dataset, analyzer: Analyzer
         if not found:
             continue
         first, last = rng.choice(found)
+        if encoder.shares_read([text[first:last]])[0] < HALF:
+            continue
         piece, rest = f"{title} {text[start:first]} {text[last:end]}", f"{text[:first]} {text[last:]}"
         if len(analyzer.terms(piece)) >= _REST:
             yield Hole(row, text[first:last].strip(), piece.strip(), title, rest)

@@ -26,7 +26,7 @@ from dsi.docids.types import Ints, Qrels, Run
 from dsi.docids.words.bm25 import BM25
 from dsi.eval.fusion import fit_weights
 from dsi.eval.protocol import FEWEST_QUERIES, best_setting, count_answered
-from dsi.measuring.cloze import UNKNOWN, Cloze, cloze_test, unknown_share
+from dsi.measuring.cloze import Cloze, cloze_test
 from dsi.measuring.learned import learned_queries
 from dsi.measuring.weights import DEPTH, NO_PARTS, HybridScores
 from dsi.search.engine import Engine
@@ -114,7 +114,8 @@ def tune(retriever: GenerativeRetriever, collection: Collection) -> Tuning:
         qrels, cloze = {}, _by_cloze(retriever, collection)
         if not cloze:
             _warn_few(len(queries), judged, split)
-    _warn_language(cloze.unknown if cloze else unknown_share(retriever.encoder, collection.documents), cloze)
+    if cloze and not cloze.knows_language:
+        _warn_language(cloze)
     tuning = Tuning(_weights_by(cloze), [], cloze)
     config = dataclasses.replace(config, **tuning.best)
     # 4) all else, where there are enough queries
@@ -165,22 +166,13 @@ def _by_cloze(retriever: GenerativeRetriever, collection: Collection) -> Cloze |
     return cloze_test(retriever, collection)
 
 
-def _warn_language(unknown: float, cloze: Cloze | None) -> None:
-    """Warn of an encoder for another language, by the share of tokens that it does not know, or by a cloze test."""
-    is_left_out = cloze is not None and not cloze.knows_language
-    if unknown >= UNKNOWN:
-        known = f"{100 * unknown:.0f} % of the tokens of these documents."
-    elif cloze and is_left_out:
-        known = (
-            "the language of these documents: it finds them by their own sentences with RR "
-            f"{cloze.dense:.2f}, BM25 with {cloze.words:.2f}."
-        )
-    else:
-        return
+def _warn_language(cloze: Cloze) -> None:
+    """Warn of an encoder for another language, by a cloze test."""
     logger.warning(
-        "The encoder does not know %s%s Take one that does, such as encoder.name = "
+        "The encoder does not know the language of these documents: it finds them by their own sentences with RR %.2f, BM25 "
+        'with %.2f. So late interaction is left out. Take one that does, such as encoder.name = '
         '"intfloat/multilingual-e5-small".',
-        known, " So late interaction is left out." if is_left_out else "",
+        cloze.dense, cloze.words,
     )  # fmt: skip
 
 

@@ -203,7 +203,7 @@ class DenseAndWords(Exact):
 
     def everything(self, batch: QueryBatch, request: SearchRequest) -> Everything:
         """Return what scores all documents."""
-        tree, lexical = self.engine.tree, self.engine.lexical
+        tree, lexical, batch = self.engine.tree, self.engine.lexical, batch._replace(shares_read=None)
         return AllDocuments(tree, DocumentScores.from_request(tree, lexical, batch, request), request.allowed)
 
 

@@ -18,7 +18,7 @@ from dsi.docids.data.sources import is_table, items_of, records_of
 from dsi.docids.files.checks import id_of, plain, shown, text, unpack
 from dsi.docids.files.progress import Bar
 from dsi.docids.query_memory import is_usable
-from dsi.docids.types import Bools
+from dsi.docids.types import Bools, Floats
 
 logger = logging.getLogger(__name__)
 
@@ -44,6 +44,7 @@ class QueryBatch(NamedTuple):
         read: the queries as models read them: cut at `encoder.query_length`, and a mark in place of an empty one; by default
             `texts`.
         has_texts: False for vectors that came without texts, which are "" then.
+        shares_read: [n] how much of each the encoder reads, between 0 and 1; None where that is not known.
     """
 
     rows: Tensor
@@ -55,6 +56,7 @@ class QueryBatch(NamedTuple):
     vectors_by_model: Callable[[], Sequence[NDArray[np.float32]]] | None = None
     read: Sequence[str] = ()
     has_texts: bool = True
+    shares_read: Floats | None = None
 
     def select(self, which: Tensor) -> "QueryBatch":
         """Return the queries at the indices `which`."""
@@ -62,9 +64,9 @@ class QueryBatch(NamedTuple):
         words = None if self.words is None else self.words[which]
         tensors = self.rows[which], self.states[which], self.mask[which], self.embeddings[which]
         of_all, read = self.vectors_by_model, [self.read[n] for n in which.tolist()] if self.read else ()
-        return QueryBatch(
-            *tensors, texts, words, of_all and (lambda: [of_all()[n] for n in which.tolist()]), read, self.has_texts
-        )
+        shares = None if self.shares_read is None else self.shares_read[which.numpy(force=True)]
+        by_model = of_all and (lambda: [of_all()[n] for n in which.tolist()])
+        return QueryBatch(*tensors, texts, words, by_model, read, self.has_texts, shares)
 
     def word_states(self, row: int) -> NDArray[np.float32]:
         """[words, token_dim] what a query's token vectors are made of, on the CPU.
@@ -211,7 +213,10 @@ def encode_queries(
             encoded = encoder.forward([texts[row] for row in rows], "query")
             by_model = None if model is None else cache(partial(model.vectors, [read[row] for row in rows], "query"))
             own, cut = [queries[row] for row in rows], [texts[row] for row in rows]
-            batches.append(QueryBatch(torch.tensor(rows), *encoded[:3], own, encoded.words, by_model, cut))
+            shares = encoder.shares_read(cut)
+            batches.append(
+                QueryBatch(torch.tensor(rows), *encoded[:3], own, encoded.words, by_model, cut, shares_read=shares)
+            )
             if bar is not None:
                 bar.update(len(rows))
     return EncodedQueries(query_ids, batches)

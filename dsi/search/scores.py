@@ -5,7 +5,8 @@ as a share of what a document with all of the query's words could have, so that 
 tok(d) is the mean over the query's tokens of the best product with a token of the document; m(d) is what users took for earlier
 queries like this one (`dsi.docids.query_memory`), 0 for most documents. The caller's scores are added. Of a document in pieces,
 z.e_d is that of its best piece less `DocidTree.piece_cost` for each doubling of their number, since many pieces have many
-chances; tok(d) reads that piece, and all else the whole document. All methods of search rank by this one score. Knows nothing
+chances; tok(d) reads that piece, and all else the whole document. Beside words, z.e_d and tok(d) count by the share of the
+query that the encoder reads, so that words rank what it does not. All methods of search rank by this one score. Knows nothing
 of nodes.
 """
 
@@ -27,6 +28,8 @@ from dsi.search.request import SearchRequest
 _NONE = np.zeros(0, dtype=np.int64)
 Remembered: TypeAlias = Sequence[tuple[Rows, Floats]]
 """Of each query, the rows [n], ascending, of the documents that its memory has, and their scores [n]."""
+LEAST_READ = 0.01
+"""Share by which vectors of a query count at least: of equal words the better vector decides."""
 ROUNDING = 1e-5
 """Scores closer than this share of them may change places (batch size and threads change the last bits)."""
 
@@ -44,6 +47,7 @@ class DocumentScores:
         tokens: [batch] the normalised vectors [words, dim] of each query's tokens; None if late interaction has no weight.
         token_weight: of late interaction.
         recall: returns what earlier queries say of documents, given these scores; None if it takes no part.
+        shares: [batch] by which dense scores count, beside words; those of `tokens` are in their lengths. None for all of them.
     """
 
     def __init__(
@@ -57,13 +61,14 @@ class DocumentScores:
         tokens: Sequence[Floats] | None = None,
         token_weight: float = 0.0,
         recall: "Callable[[DocumentScores], Remembered] | None" = None,
+        shares: Floats | None = None,
     ) -> None:
         self.tree, self.queries = tree, queries
         self.lexical, self.terms, self.weight = lexical, terms, np.float32(weight)
         self.extra = None if extra is None else np.asarray(extra, dtype=np.float32)
         self._all_dots: Floats | None = None
         self.tokens, self.token_weight = tokens, np.float32(token_weight)
-        self._recall = recall
+        self._recall, self.shares = recall, shares
 
     @classmethod
     def from_request(
@@ -79,13 +84,17 @@ class DocumentScores:
         extra = None if request.extra_scores is None else request.extra_scores[batch.rows.numpy()]
         words = lexical if config.lexical_weight else None
         scorer, terms = (None, list[Terms]()) if words is None else (words.scorer, words.share_terms(batch.texts))
+        shares = None
+        if words is not None and batch.shares_read is not None and batch.shares_read.min() < 1:
+            shares = np.maximum(batch.shares_read, np.float32(LEAST_READ))
         tokens = None
         if config.token_weight and tree.tokens is not None:
             with one_thread():
                 tokens = [tree.tokens.project(batch.word_states(row)) for row in range(len(batch.texts))]
-        return cls(
-            tree, batch.vectors, scorer, terms, config.lexical_weight, extra, tokens, config.token_weight, recall
-        )
+        if shares is not None and tokens is not None:
+            tokens = [share * own for share, own in zip(shares, tokens, strict=True)]
+        weights = config.lexical_weight, extra, tokens, config.token_weight
+        return cls(tree, batch.vectors, scorer, terms, *weights, recall, shares)
 
     @property
     def has_memory(self) -> bool:
@@ -96,7 +105,7 @@ class DocumentScores:
     def memory(self) -> Remembered:
         """What earlier queries say of documents, weighted."""
         assert self._recall is not None
-        return self._recall(self)
+        return self._recall(DocumentScores(self.tree, self.queries) if self.shares is not None else self)
 
     def memory_scores(self, row: int, rows: Ints) -> Floats:
         """[n] weighted scores of the memory of documents [n], for one query."""
@@ -149,7 +158,7 @@ class DocumentScores:
 
     def all(self, rows: slice) -> Floats:
         """[batch, places] the scores of all places by docid position, for some of the queries; -inf at removed documents."""
-        scores = self._products(self.queries[rows])
+        scores = self._products(rows)
         if self.lexical is not None:
             words = np.stack([self.lexical.scores(terms) for terms in self.terms[rows]])
             scores += self.weight * words[:, self.tree.doc_rows]
@@ -169,20 +178,24 @@ class DocumentScores:
         The scores of all documents are computed once for the batch where that is less work.
         """
         if self._all_dots is None and self.tree.embeddings.reads_all(positions.shape[1], len(self.queries)):
-            self._all_dots = self._products(self.queries)
+            self._all_dots = self._products(slice(None))
         if self._all_dots is not None:
             return np.where(positions < 0, -np.inf, self._all_dots[rows[:, None], positions])
         dots, costs = self.tree.embeddings.dots(self.queries[rows], positions), self.tree.place_costs
-        return dots if costs is None else np.asarray(dots - costs[positions])
+        return self._shared(dots if costs is None else np.asarray(dots - costs[positions]), rows)
 
     def _dots(self, row: int, positions: Ints) -> Floats:
         """[n] dense scores of docid positions [n], for one query."""
         return self.dots(np.array([row]), positions[None])[0]
 
-    def _products(self, queries: Floats) -> Floats:
-        """[batch, places] dense scores of all places."""
-        products, costs = self.tree.embeddings.products(queries), self.tree.place_costs
-        return products if costs is None else products - costs
+    def _products(self, rows: slice) -> Floats:
+        """[batch, places] dense scores of all places, for some of the queries."""
+        products, costs = self.tree.embeddings.products(self.queries[rows]), self.tree.place_costs
+        return self._shared(products if costs is None else products - costs, rows)
+
+    def _shared(self, scores: Floats, rows: Ints | slice) -> Floats:
+        """[queries, n] dense scores by the shares of the queries in `rows`."""
+        return scores if self.shares is None else scores * self.shares[rows, None]
 
     def dense(self, row: int, rows: Ints) -> tuple[Ints, Floats]:
         """Return the best place of documents, rows [n] of the document table, and its dense score, for one query."""

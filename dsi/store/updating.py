@@ -15,7 +15,7 @@ import pyarrow as pa
 from datasets.fingerprint import generate_random_fingerprint
 from numpy.typing import NDArray
 
-from dsi.contrastive.blocks import warn_cut
+from dsi.contrastive.blocks import warn_cut, warn_unread
 from dsi.contrastive.cutting import piece_text
 from dsi.contrastive.encoder import Encoder
 from dsi.contrastive.tokens import TokenHead, tell_empty
@@ -89,6 +89,7 @@ def with_documents(
         for span in own.spans
     ]
     full_texts = [f"{title} {text}" for title, text in zip(titles, texts, strict=True)]
+    warn_unread(full_texts, encoder)
     embeddings, tokens = _encode(content.tree, encoder, pieces, full_texts)
     places = np.repeat(np.arange(len(cuts)), [len(own.spans) for own in cuts])
     spans = np.array([span for own in cuts for span in own.spans], dtype=np.int32)

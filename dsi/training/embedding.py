@@ -15,7 +15,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dsi.config import LEXICAL_WEIGHT, Config
-from dsi.contrastive.blocks import DocumentTexts, encode_blocks, encode_token_blocks, read_token_blocks, warn_cut
+from dsi.contrastive.blocks import (
+    DocumentTexts,
+    encode_blocks,
+    encode_token_blocks,
+    read_token_blocks,
+    warn_cut,
+    warn_unread,
+)
 from dsi.contrastive.encoder import Encoder
 from dsi.contrastive.query_tokens import JudgedQueries, QueryExample, query_examples, train_query_head
 from dsi.contrastive.tokens import TokenHead, tell_empty
@@ -89,11 +96,12 @@ class DocumentVectors:
         return TokenHead(_read(path), self._config.tokens.bits)
 
     def tell_cut(self) -> None:
-        """Say how many documents the encoder does not read to their ends."""
+        """Say how many documents the encoder does not read to their ends, or not at all."""
         documents, pieces = len(self._collection.documents), self._config.docids.most_pieces
         if self._given is not None:
             return
         warn_cut(self._texts.count_cut, documents, pieces, self._encoder)
+        warn_unread(self._collection.full_texts(), self._encoder)
 
     @property
     def texts(self) -> DocumentTexts:

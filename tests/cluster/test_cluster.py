@@ -21,6 +21,7 @@ from dsi.cluster.cluster import Cluster, serve_shards
 from dsi.cluster.fleet import Fleet
 from dsi.cluster.router import ShardedRetriever
 from dsi.cluster.shards import ShardIndex, shard_edges
+from dsi.contrastive.encoder import Encoder
 from dsi.docids.clustering import DocidsConfig, build_tree
 from dsi.docids.extensions import CLUSTERS, extensions, open_cluster
 from dsi.docids.files.reading import read_record
@@ -90,6 +91,8 @@ OPTIONS = [
 def test_answers_are_those_of_one_process(cluster, runs, collection, name, monkeypatch):
     one, rng = alone(runs[name]), np.random.default_rng(0)
     texts, ids = texts_of(collection)[::3], one.documents.dataset["doc_id"][:]
+    read = dict(zip(texts, rng.choice([0, 0.4, 1], size=len(texts)).astype(np.float32), strict=True))
+    monkeypatch.setattr(Encoder, "shares_read", lambda _, own: np.array([read[text] for text in own]))
     encoded = one.encode_queries(texts)
     extra = rng.normal(size=(len(texts), len(ids)))
     filters = [

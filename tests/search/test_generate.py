@@ -82,6 +82,9 @@ def random_case(seed: int) -> Case:
     states, mask, embeddings = random_queries(batch_size, seed=seed)
     asked = [f"{text} new{number % 4}" for number, text in enumerate(texts(batch_size, rng))]
     batch = QueryBatch(torch.arange(batch_size), states, mask, embeddings, asked)
+    if seed % 7 in (1, 4):
+        shares = np.random.default_rng([seed, 4]).choice([0, 0.3, 1], size=batch_size)
+        batch = batch._replace(shares_read=shares.astype(np.float32))
     config = SearchConfig(
         token_weight=float(chance.choice([0, 1, 4])),
         beam_width=int(rng.integers(1, 7)),
@@ -140,12 +143,16 @@ def place_scores(case: Case) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     gone = tree.doc_rows < 0
     dense = np.where(gone, -np.inf, z @ vectors.T - tree.piece_cost * np.log2(pieces))
     rows = np.maximum(tree.doc_rows, 0)
+    read = np.ones((len(z), 1))
+    if config.lexical_weight and case.batch.shares_read is not None:
+        read = np.maximum(case.batch.shares_read, 0.01).astype(np.float64)[:, None]
+    unshared, dense = dense, read * dense
     total = dense + config.lexical_weight * case.bm25.shares(case.batch.texts).astype(np.float64)[:, rows]
     if case.request.extra_scores is not None:
         total = total + case.request.extra_scores[:, rows]
     if config.memory_weight and case.memory:
-        total = total + config.memory_weight * memory_scores(case, dense)[:, rows]
-    every = total + (config.token_weight * token_scores(case) if config.token_weight else 0)
+        total = total + config.memory_weight * memory_scores(case, unshared)[:, rows]
+    every = total + (config.token_weight * read * token_scores(case) if config.token_weight else 0)
     best = [by_document(tree, own) for own in dense]
     is_best = [
         [score == own.get(row) for score, row in zip(scores, tree.doc_rows.tolist(), strict=True)]

@@ -17,6 +17,8 @@ from dsi.search.results import EXTRA, MEMORY, WALK, WORDS, SearchResult, Trace
 _PRUNED_SHOWN = 2
 _SHOWN = 5e-4
 """Parts of a score below this are not printed."""
+_READ = 0.75
+"""An explanation says how much of a query is read where it is less than this."""
 _NAMES = {WALK: "walk", WORDS: "words", EXTRA: "extra scores", MEMORY: "memory"}
 
 
@@ -61,7 +63,7 @@ class Explanation:
         result: the answer.
         meaning: what the scores of nodes and documents are.
         has_generator: whether one scored the nodes; else their vectors did.
-        note: that what was learned has no effect, where it has none; else "".
+        note: that what was learned has no effect, and that the encoder does not read the query, where it is so; else "".
     """
 
     query: str
@@ -133,10 +135,23 @@ def explain(
         nodes.add_returned(result, {name: values[0].tolist() for name, values in parts.items()})
     nodes.add_others(trace)
     config = replace(request.config, beam_width=trace.beam_width or request.config.beam_width)
-    meaning, note = _meaning(engine, config), no_effect(engine, config)
+    meaning, note = _meaning(engine, config), notes(engine, encoded, config)
     return Explanation(
         encoded.texts[0], config, nodes.levels(), tree.num_rows, result, meaning, engine.has_generator, note
     )
+
+
+def notes(engine: Engine, encoded: EncodedQueries, config: SearchConfig) -> str:
+    """Return lines that say what has little or no effect in a search for one query; "" if there are none."""
+    return "\n".join(filter(None, [_unread(engine, encoded, config), no_effect(engine, config)]))
+
+
+def _unread(engine: Engine, encoded: EncodedQueries, config: SearchConfig) -> str:
+    (batch,) = encoded.batches
+    share = 1.0 if batch.shares_read is None else float(batch.shares_read[0])
+    if share >= _READ or engine.has_generator or engine.lexical is None or not config.lexical_weight:
+        return ""
+    return f"The encoder reads {share:.0%} of this query, so its part of the scores counts by that share beside words."
 
 
 def no_effect(engine: Engine, config: SearchConfig) -> str:

@@ -17,7 +17,7 @@ from dsi.contrastive.encoder import Encoder
 from dsi.docids.files.checks import printable
 from dsi.docids.query_memory import Earlier
 from dsi.search.engine import Engine, count_documents
-from dsi.search.explain.explanation import ExplainedNode, Explanation, explain, no_effect
+from dsi.search.explain.explanation import ExplainedNode, Explanation, explain, notes
 from dsi.search.explain.matches import StoredText, matched_words
 from dsi.search.hits import Hit, Match, label_of
 from dsi.search.passages import best_places
@@ -86,7 +86,7 @@ class DocumentExplanation:
         passage_span: first character, and one past the last, of the best piece of its text; None if it is one piece.
         earlier: the earlier queries that speak for it, nearest first.
         learned_words: terms of the query that its earlier queries have, the most important first.
-        note: that what the index has learned has no effect, where it has none; else "".
+        note: that what the index has learned has no effect, and that the encoder does not read the query, where it is so.
     """
 
     query: str
@@ -238,7 +238,7 @@ class AnsweredQuery:
             passage_span=self.passages([(position, text)])[0],
             earlier=earlier,
             learned_words=learned_words,
-            note=no_effect(self.engine, self.request.config),
+            note=notes(self.engine, self.encoded, self.request.config),
         )
 
     def search(self, k: int | None = None, **changes: Any) -> SearchResult:

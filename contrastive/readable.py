@@ -1,0 +1,85 @@
+"""How much of a text a tokenizer reads: the share of its letters in words that it has pieces of, and does not spell.
+
+A tokenizer has pieces of the words that its model learned from. All others it spells letter by letter, byte by byte, or as
+unknown, and the model makes noise of them. A word is read the more, the more letters a token has of it, from 1.25 to 2.5,
+whatever the kind of tokenizer; tokens that are unknown have none, and neither has what the tokenizer drops. A Han character and
+a Hangul syllable say as much as 2.5 letters. Words of one letter, digits and signs say nothing. Knows nothing of languages and
+models.
+"""
+
+import re
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from dsi.contrastive.config import LONGEST_INPUT
+from dsi.docids.words.analyzer import MARKS
+
+_FEWEST = 5_000
+"""Tokens of a vocabulary, at least: smaller ones consist of letters or bytes, and spell every language."""
+HALF = 0.5
+"""Share of a text from which on it counts as read, where that is a question of yes or no."""
+_SPELT, _READ = 1.25, 2.5
+"""Letters a token up to which a word is not read, and from which on it is read whole."""
+_WORD, _ASCII_WORD = re.compile(rf"[^\W\d_](?:[^\W\d_]|[{MARKS}])*"), re.compile("[A-Za-z]+")
+_DENSE = re.compile("[\u3400-\u9fff\uac00-\ud7af\U00020000-\U0003134f]")
+
+
+class Piece(NamedTuple):
+    """A token: the characters of the text that it stands for, start to end; and whether the tokenizer knows it."""
+
+    start: int
+    end: int
+    is_known: bool
+
+
+def shares_read(tokenizer: Any, texts: Sequence[str]) -> NDArray[np.float32]:
+    """[n] how much of each text a tokenizer of transformers reads; 1 for small vocabularies."""
+    if not texts or len(tokenizer) < _FEWEST:
+        return np.ones(len(texts), dtype=np.float32)
+    encoded = tokenizer(
+        list(texts), truncation=True, max_length=LONGEST_INPUT, add_special_tokens=False, return_offsets_mapping=True
+    )
+    unknown, found = tokenizer.unk_token_id, list[float]()
+    for text, numbers, spans in zip(texts, encoded["input_ids"], encoded["offset_mapping"], strict=True):
+        pieces = [Piece(a, b, n != unknown) for n, (a, b) in zip(numbers, spans, strict=True) if a < b]
+        found.append(share_read(text[: pieces[-1].end] if pieces else text, pieces))
+    return np.array(found, dtype=np.float32)
+
+
+def share_read(text: str, pieces: Sequence[Piece]) -> float:
+    """Return how much of a text is read, between 0 and 1; 1 for a text without words.
+
+    Args:
+        text: up to the last of the tokens.
+        pieces: its tokens, in order.
+    """
+    letters, read, first = 0.0, 0.0, 0
+    for word in (_ASCII_WORD if text.isascii() else _WORD).finditer(text):
+        start, end = word.span()
+        while first < len(pieces) and pieces[first].end <= start:
+            first += 1
+        own, last = list[Piece](), first
+        while last < len(pieces) and pieces[last].start < end:
+            own.append(pieces[last])
+            last += 1
+        if (size := _letters(word.group())) > 1:
+            letters += size
+            read += size * _word_read(text, start, end, own)
+    return read / letters if letters else 1.0
+
+
+def _word_read(text: str, start: int, end: int, pieces: Sequence[Piece]) -> float:
+    """Return how much of a word is read, by its letters a token; bytes of one letter have it once."""
+    known, at = 0.0, start
+    for piece in pieces:
+        if piece.is_known:
+            known += _letters(text[max(at, piece.start) : min(end, piece.end)])
+            at = max(at, piece.end)
+    return min(1.0, max(0.0, (known / max(1, len(pieces)) - _SPELT) / (_READ - _SPELT)))
+
+
+def _letters(word: str) -> float:
+    return len(word) if word.isascii() else len(word) + 1.5 * len(_DENSE.findall(word))

@@ -144,13 +144,13 @@ class Evaluation:
     def summary(self) -> str:
         """Return the main results in words: what the index finds, and how the strongest and the usual rows compare.
 
-        A reranker's row and the index's other method are the index itself, and so not compared here. "" if the index has
+        Rows of the index itself, searched otherwise, and of rerankers are not compared here. "" if the index has
         learned all queries.
         """
         if self.is_of_learned:
             return ""
         first = self.measures[0]
-        rivals = [name for name in self._tests if name not in (GENERATE, EXACT) and not name.startswith("+ ")]
+        rivals = [name for name in self._tests if name not in (GENERATE, EXACT, UNTAUGHT) and not name.startswith("+ ")]
         strongest = max(rivals, key=lambda name: self._mean(name, first))
         usual = (*(name for name in rivals if name.startswith(f"{DENSE} + ")), RRF, DENSE, BM25)
         lines = [self._found(), f"Beside others (p Holm-corrected for {self._comparisons} comparisons):"]

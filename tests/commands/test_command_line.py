@@ -480,6 +480,8 @@ def test_explain_prints_a_search_and_its_tree(index, capsys):
     tree = capsys.readouterr().out
     assert tree.startswith(answer.strip())
     assert "├─ " in tree
+    for hit in GenerativeRetriever.from_pretrained(index, device="cpu").search("noble gases", 2):
+        assert f"{hit.title} ({hit.doc_id})" in answer
 
 
 def test_explain_prints_a_search_as_one_object(index, capsys):
@@ -499,8 +501,6 @@ def test_explain_prints_a_search_as_one_object(index, capsys):
             answers[node["rank"]] = node
     hits = GenerativeRetriever.from_pretrained(index, device="cpu").search("noble gases", 2)
     assert [answers[rank]["doc_id"] for rank in (1, 2)] == [hit.doc_id for hit in hits]
-    for hit in hits:
-        assert f"{hit.title} ({hit.doc_id})" in answer
 
 
 def test_indexes_of_one_encoder_that_are_compared_encode_the_queries_once(index, tmp_path, monkeypatch, capsys):

@@ -1,7 +1,7 @@
 """How much of a text a tokenizer reads: the share of its letters in words that it has pieces of, and does not spell.
 
 A tokenizer has pieces of the words that its model learned from. All others it spells letter by letter, byte by byte, or as
-unknown, and the model makes noise of them. A word is read the more, the more letters a token has of it, from 1.25 to 2.5,
+unknown, and the model makes noise of them. A word is read the more, the more letters a token has of it, from 1.25 to 1.75,
 whatever the kind of tokenizer; tokens that are unknown have none, and neither has what the tokenizer drops. A Han character and
 a Hangul syllable say as much as 2.5 letters. Words of one letter, digits and signs say nothing. Knows nothing of languages and
 models.
@@ -21,7 +21,7 @@ _FEWEST = 5_000
 """Tokens of a vocabulary, at least: smaller ones consist of letters or bytes, and spell every language."""
 HALF = 0.5
 """Share of a text from which on it counts as read, where that is a question of yes or no."""
-_SPELT, _READ = 1.25, 2.5
+_SPELT, _READ = 1.25, 1.75
 """Letters a token up to which a word is not read, and from which on it is read whole."""
 _WORD, _ASCII_WORD = re.compile(rf"[^\W\d_](?:[^\W\d_]|[{MARKS}])*"), re.compile("[A-Za-z]+")
 _DENSE = re.compile("[\u3400-\u9fff\uac00-\ud7af\U00020000-\U0003134f]")

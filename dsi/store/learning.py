@@ -18,7 +18,8 @@ from dsi.contrastive.encoder import Encoder
 from dsi.docids.data.records import Oddities
 from dsi.docids.data.sources import POSITIVES, QUERIES, items_of, pair_records
 from dsi.docids.files.checks import id_of, shown, text, user_path
-from dsi.docids.query_memory import Period, QueryMemory, hash_of, is_usable, same
+from dsi.docids.query_memory import QueryMemory, hash_of, is_usable, same
+from dsi.docids.query_pairs import Period
 from dsi.docids.types import Floats, Rows
 from dsi.docids.words.bm25 import BM25
 from dsi.search.request import SearchConfig

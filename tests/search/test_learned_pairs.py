@@ -11,7 +11,8 @@ import pytest
 import dsi
 from dsi.commands.main import main
 from dsi.docids.files.storage import save_tensors
-from dsi.docids.query_memory import MemoryConfig, Period, QueryMemory, Spread
+from dsi.docids.query_memory import MemoryConfig, QueryMemory, Spread
+from dsi.docids.query_pairs import Period
 from dsi.store.retriever import GenerativeRetriever
 from tests.support.small_index import DOCUMENTS, small_index
 

@@ -5,18 +5,15 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import cached_property
 from itertools import islice
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
-import datasets
 import numpy as np
-import torch
 from numpy.typing import NDArray
 
 from dsi.contrastive.config import LONGEST_INPUT
 from dsi.contrastive.cutting import piece_text
-from dsi.contrastive.encoder import PLURALS, Encoder, TokenModel
-from dsi.contrastive.multi_vector import MultiVectorModel
 from dsi.contrastive.readable import HALF
+from dsi.contrastive.text_encoder import PLURALS, TextEncoder, TokenModel
 from dsi.contrastive.tokens import TokenHead
 from dsi.docids.data.collection import LazyTexts
 from dsi.docids.files.processes import Processes
@@ -26,9 +23,12 @@ from dsi.docids.files.reading import map_tensors
 from dsi.docids.files.storage import replacing, save_tensors, scratch_blocks, write_array
 from dsi.docids.token_vectors import TokenCodes
 
+if TYPE_CHECKING:
+    import datasets
+
 logger = logging.getLogger(__name__)
 
-E = TypeVar("E", Encoder, MultiVectorModel)
+E = TypeVar("E")
 _TOKEN_BLOCKS = "*.tokens.safetensors"
 _BEGINNING = 500
 """Characters of a document by which its language is judged."""
@@ -45,7 +45,7 @@ class DocumentTexts(LazyTexts):
         pieces: per document, at most.
     """
 
-    def __init__(self, encoder: Encoder, documents: datasets.Dataset, pieces: int = 1) -> None:
+    def __init__(self, encoder: TextEncoder, documents: "datasets.Dataset", pieces: int = 1) -> None:
         self._encoder, self._documents, self._pieces = encoder, documents, pieces
 
     @cached_property
@@ -90,7 +90,7 @@ class DocumentTexts(LazyTexts):
         ]
 
 
-def warn_cut(cut: int, documents: int, pieces: int, encoder: Encoder) -> None:
+def warn_cut(cut: int, documents: int, pieces: int, encoder: TextEncoder) -> None:
     """Warn that an encoder does not read some documents to their ends, in at most this many pieces each."""
     if cut:
         read = min(encoder.config.document_length, encoder.max_length or LONGEST_INPUT)
@@ -101,7 +101,7 @@ def warn_cut(cut: int, documents: int, pieces: int, encoder: Encoder) -> None:
         )  # fmt: skip
 
 
-def warn_unread(texts: Iterable[str], encoder: Encoder) -> None:
+def warn_unread(texts: Iterable[str], encoder: TextEncoder) -> None:
     """Warn of documents, given their texts, of whose beginnings an encoder reads less than half."""
     documents, unread, rest = 0, 0, iter(texts)
     while block := [text[:_BEGINNING] for text in islice(rest, BLOCK)]:
@@ -115,12 +115,13 @@ def warn_unread(texts: Iterable[str], encoder: Encoder) -> None:
 
 
 def giving_back(encoder: E) -> E:
-    """Return an encoder after letting it give freed memory back to the system with every batch, its copies for search too.
+    """Return an encoder, or a multi-vector model, after letting it give freed memory back with every batch, its copies too.
 
     Texts are read by length, so that the pieces of one batch do not fit the tensors of the next: 1,400 abstracts held 1.1 GB.
     """
-    if not encoder.model[0]._forward_hooks:  # a model that is shared has it
-        encoder.model[0].register_forward_hook(lambda *_: give_back_memory())
+    first = encoder.model[0]  # type: ignore[attr-defined]
+    if not first._forward_hooks:  # a model that is shared has it
+        first.register_forward_hook(lambda *_: give_back_memory())
     return encoder
 
 
@@ -131,7 +132,7 @@ def in_blocks(texts: Sequence[str]) -> Iterator[str]:
 
 
 def encode_blocks(
-    encoder: Encoder,
+    encoder: TextEncoder,
     texts: Sequence[str],
     kind: str,
     folder: Path,
@@ -206,7 +207,7 @@ def _write_blocks(
 
 
 def _write_block(
-    encoder: Encoder, kind: str, head: TokenHead | None, texts: Sequence[str], path: Path, progress: bool
+    encoder: TextEncoder, kind: str, head: TokenHead | None, texts: Sequence[str], path: Path, progress: bool
 ) -> None:
     """Write the embeddings of texts, and with a head the codes of their tokens; nothing if they are there."""
     if path.exists():
@@ -223,7 +224,7 @@ def _write_block(
 def _write_token_block(model: TokenModel, head: TokenHead, texts: Sequence[str], path: Path, progress: bool) -> None:
     """Write the codes of the tokens of texts; nothing if they are there."""
     if not path.exists():
-        _save_tokens(head.encode_with(model.for_search(torch.float32), texts, progress=progress), path)
+        _save_tokens(head.encode_with(model.for_search("float32"), texts, progress=progress), path)
 
 
 def _save_tokens(tokens: TokenCodes, path: Path) -> None:

@@ -19,16 +19,12 @@ from sentence_transformers.util import load_file_path
 from torch import Tensor
 
 from dsi.contrastive.devices import check_device
-from dsi.contrastive.encoder import (
-    PLURALS,
-    TokenModel,
-    TokenSpan,
-    quiet_transformers,
-    state_fingerprint,
-)
+from dsi.contrastive.encoder import DTYPES, quiet_transformers, state_fingerprint
 from dsi.contrastive.inference import for_inference
-from dsi.contrastive.models import PROBE, TEXTS, Reloads, check_inputs, is_local, load_complete, offline, write_model
+from dsi.contrastive.models import check_inputs, is_local, load_complete, write_model
 from dsi.contrastive.prompts import own_prompt
+from dsi.contrastive.stored import PROBE, TEXTS, Reloads, offline
+from dsi.contrastive.text_encoder import PLURALS, TokenModel, TokenSpan
 from dsi.docids.files.checks import shown
 from dsi.docids.files.reading import catching_panics
 from dsi.docids.files.storage import digest
@@ -134,9 +130,9 @@ class MultiVectorModel(Reloads, TokenModel):
         output = self.model(dict(features), task=kind)
         return output["token_embeddings"], output["attention_mask"].bool(), features
 
-    def for_search(self, dtype: torch.dtype = torch.float32) -> "MultiVectorModel":
+    def for_search(self, dtype: str = "float32") -> "MultiVectorModel":
         """Return a copy for fast inference in a dtype."""
-        return MultiVectorModel(for_inference(self.model, dtype))
+        return MultiVectorModel(for_inference(self.model, DTYPES[dtype]))
 
     def save(self, folder: Path) -> None:
         """Write the model as an index holds it; the same model gives the same files.
@@ -144,7 +140,7 @@ class MultiVectorModel(Reloads, TokenModel):
         Raises:
             ValueError: an index may not hold this model.
         """
-        with self._tokenizing:
+        with self._tokenizing, quiet_transformers():
             write_model(self.model, folder)
 
 

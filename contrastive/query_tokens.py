@@ -16,7 +16,7 @@ import torch
 from numpy.typing import NDArray
 
 from dsi.contrastive.config import HARD
-from dsi.contrastive.encoder import Encoder
+from dsi.contrastive.text_encoder import TextEncoder
 from dsi.docids.files.progress import progress
 from dsi.docids.token_vectors import TokenVectors, decode
 from dsi.docids.types import Floats, Ints
@@ -72,7 +72,7 @@ class JudgedQueries:
         cls,
         pairs: Sequence[tuple[str, int]],
         queries: Mapping[str, str],
-        encoder: Encoder,
+        encoder: TextEncoder,
         own: Mapping[str, Collection[int]] | None = None,
     ) -> "JudgedQueries":
         """Return the queries of (query id, document row); `own`: {text of a query: rows of the documents that it is}."""
@@ -84,7 +84,7 @@ class JudgedQueries:
 
 
 def query_examples(
-    encoder: Encoder,
+    encoder: TextEncoder,
     judged: JudgedQueries,
     embeddings: Floats,
     rows: Ints,
@@ -129,14 +129,14 @@ def _places(rows: Ints, documents: Ints) -> Ints:
     return np.concatenate([np.arange(start, end) for start, end in ends])
 
 
-def _encode(encoder: Encoder, texts: Sequence[str]) -> tuple[list[NDArray[np.float16]], Floats]:
+def _encode(encoder: TextEncoder, texts: Sequence[str]) -> tuple[list[NDArray[np.float16]], Floats]:
     """Return the states of each query's tokens that are not special ones, and the embeddings [n, embedding_dim]."""
     states = [np.empty((0, encoder.state_dim), np.float16)] * len(texts)
     vectors = np.empty((len(texts), encoder.embedding_dim), dtype=np.float32)
     encoded = encoder.for_search().token_states(texts, "query", progress="states of queries", special=False)
     for row, own, vector in encoded:
-        unit = torch.nn.functional.normalize(own[:_LONGEST].float(), dim=1)  # a state's length makes no difference
-        states[row], vectors[row] = unit.half().numpy(force=True), vector.numpy(force=True)
+        lengths = np.linalg.norm(own[:_LONGEST], axis=1, keepdims=True)  # a state's length makes no difference
+        states[row], vectors[row] = (own[:_LONGEST] / np.maximum(lengths, 1e-12)).astype(np.float16), vector
     return states, vectors
 
 

@@ -9,13 +9,15 @@ models.
 
 import re
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from dsi.contrastive.config import LONGEST_INPUT
 from dsi.docids.words.analyzer import MARKS
+
+if TYPE_CHECKING:
+    from tokenizers import Encoding
 
 _FEWEST = 5_000
 """Tokens of a vocabulary, at least: smaller ones consist of letters or bytes, and spell every language."""
@@ -35,16 +37,22 @@ class Piece(NamedTuple):
     is_known: bool
 
 
-def shares_read(tokenizer: Any, texts: Sequence[str]) -> NDArray[np.float32]:
-    """[n] how much of each text a tokenizer of transformers reads; 1 for small vocabularies."""
-    if not texts or len(tokenizer) < _FEWEST:
+def shares_read(
+    texts: Sequence[str], encoded: "Sequence[Encoding]", unknown: int | None, vocabulary: int
+) -> NDArray[np.float32]:
+    """[n] how much of each text a tokenizer reads; 1 for small vocabularies.
+
+    Args:
+        texts: read to the ends of their tokens.
+        encoded: their tokens, without special ones.
+        unknown: number of the token for what the tokenizer does not know.
+        vocabulary: tokens that it has.
+    """
+    if vocabulary < _FEWEST:
         return np.ones(len(texts), dtype=np.float32)
-    encoded = tokenizer(
-        list(texts), truncation=True, max_length=LONGEST_INPUT, add_special_tokens=False, return_offsets_mapping=True
-    )
-    unknown, found = tokenizer.unk_token_id, list[float]()
-    for text, numbers, spans in zip(texts, encoded["input_ids"], encoded["offset_mapping"], strict=True):
-        pieces = [Piece(a, b, n != unknown) for n, (a, b) in zip(numbers, spans, strict=True) if a < b]
+    found = list[float]()
+    for text, own in zip(texts, encoded, strict=True):
+        pieces = [Piece(a, b, n != unknown) for n, (a, b) in zip(own.ids, own.offsets, strict=True) if a < b]
         found.append(share_read(text[: pieces[-1].end] if pieces else text, pieces))
     return np.array(found, dtype=np.float32)
 

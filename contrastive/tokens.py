@@ -9,11 +9,10 @@ from dataclasses import dataclass
 from itertools import islice
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
 
 from dsi.contrastive.config import TokensConfig
-from dsi.contrastive.encoder import Encoder, TokenModel
+from dsi.contrastive.text_encoder import TextEncoder, TokenModel
 from dsi.docids.files.progress import Bar
 from dsi.docids.token_vectors import TokenCodes, encode_states
 
@@ -37,7 +36,7 @@ class TokenHead:
     bits: int
 
     @classmethod
-    def fit(cls, encoder: Encoder, texts: Sequence[str], config: TokensConfig) -> "TokenHead":
+    def fit(cls, encoder: TextEncoder, texts: Sequence[str], config: TokensConfig) -> "TokenHead":
         """Return the principal directions of the token states of some documents, rotated at random.
 
         The rotation changes no score, and makes all dimensions equally important to the quantiser. Vectors of a multi-vector
@@ -55,14 +54,13 @@ class TokenHead:
         moments = np.zeros((encoder.state_dim, encoder.state_dim), dtype=np.float64)
         sample = [texts[row] for row in rows.tolist()]
         for _, states, _ in encoder.for_search().token_states(sample, "document"):
-            own = states.float().numpy(force=True)
-            moments += own.T @ own
+            moments += states.T @ states
         dim = min(config.dim, encoder.state_dim // 8 * 8)
         directions = np.linalg.eigh(moments)[1][:, ::-1][:, :dim]  # [state_dim, dim]
         return cls((_rotation(dim) @ directions.T).astype(np.float32), config.bits)
 
     def encode(
-        self, encoder: Encoder, texts: Sequence[str], *, progress: bool = False
+        self, encoder: TextEncoder, texts: Sequence[str], *, progress: bool = False
     ) -> tuple[NDArray[np.float32], TokenCodes]:
         """Return embeddings [n, embedding_dim] and token codes of documents, of one pass."""
         embeddings = np.empty((len(texts), encoder.embedding_dim), dtype=np.float32)
@@ -100,10 +98,10 @@ def _rotation(dim: int) -> NDArray[np.float64]:
 
 
 def _batches(
-    encoder: Encoder, texts: Sequence[str], progress: str
+    encoder: TextEncoder, texts: Sequence[str], progress: str
 ) -> Iterator[tuple[list[int], list[NDArray[np.float32]], NDArray[np.float32]]]:
     """Yield rows, token states and embeddings of some documents at a time."""
     encoded = encoder.token_states(texts, "document", progress=progress)
     while batch := list(islice(encoded, _BATCH)):
         rows, states, embedded = zip(*batch, strict=True)
-        yield list(rows), [own.float().numpy(force=True) for own in states], torch.stack(embedded).numpy(force=True)
+        yield list(rows), list(states), np.stack(embedded)

@@ -26,16 +26,12 @@ from dsi.generator.config import (
     TrainingConfig,
     check_together,
 )
-from dsi.search.request import SearchConfig
+from dsi.search.request import LEXICAL_WEIGHT, MEMORY_WEIGHT, TOKEN_WEIGHT, SearchConfig
 
 CONFIGS = Path(__file__).parent / "configs"
 """Folder of the configurations that ship with the package, NAME.toml each."""
 _LARGEST = 2**14
 """Bytes of a configuration; the parser takes minutes for a megabyte of dots."""
-
-LEXICAL_WEIGHT, TOKEN_WEIGHT, MEMORY_WEIGHT = 0.7, 1.0, 10.0
-"""What we recommend beside cosines for words, late interaction and what was learned from use, chosen across collections
-(docs/experiments/index.md and memory.md)."""
 
 _NO_TRAINING = {
     "pseudo_queries": {"method": "none"},

@@ -14,10 +14,9 @@ from dataclasses import dataclass
 from functools import cache, cached_property
 from itertools import chain
 from pathlib import Path
-from typing import Any, overload
+from typing import TYPE_CHECKING, Any, overload
 from uuid import uuid4
 
-import datasets
 import pyarrow as pa
 
 from dsi.docids.data import SPLITS, TABLES, existing_folder, find_collection, folder_for_collection
@@ -45,6 +44,9 @@ from dsi.docids.files.reading import sha256
 from dsi.docids.files.storage import digest, replace_folder, replacing
 from dsi.docids.files.temporary import RANDOM, owning, remove_orphans, temporary_folder
 from dsi.docids.types import Qrels
+
+if TYPE_CHECKING:
+    import datasets
 
 logger = logging.getLogger(__name__)
 
@@ -83,7 +85,7 @@ class MadeTexts(LazyTexts):
         return self._make(self._source[start:stop])
 
 
-def full_texts(documents: datasets.Dataset) -> MadeTexts:
+def full_texts(documents: "datasets.Dataset") -> MadeTexts:
     """Return title and whole text of every document, as BM25 reads them."""
     return MadeTexts(documents, lambda rows: list(map("{} {}".format, rows["title"], rows["text"])))
 
@@ -112,7 +114,7 @@ class Collection:
 
     name: str
     versions: list[str]
-    documents: datasets.Dataset
+    documents: "datasets.Dataset"
     queries: dict[str, str]
     qrels: dict[str, Qrels]
     train_file_documents: frozenset[str]
@@ -459,7 +461,7 @@ def _check_cut(dev_queries: int, dev_untaught: float, seed: int) -> None:
     plain(int, seed, "seed")
 
 
-def _rows(documents: datasets.Dataset) -> dict[str, int]:
+def _rows(documents: "datasets.Dataset") -> dict[str, int]:
     return {doc_id: row for row, doc_id in enumerate(documents["doc_id"][:])}
 
 
@@ -472,7 +474,7 @@ def _memory_queries(queries: Mapping[str, str] | Iterable[Any] | None) -> dict[s
     )
 
 
-def read_documents(path: Path) -> datasets.Dataset:
+def read_documents(path: Path) -> "datasets.Dataset":
     """Return the documents of a folder or a file as an Arrow table: doc_id, title, text, and a column per metadata key."""
     if not path.is_dir() or not is_beir(path):
         return Collection.from_files(path).documents
@@ -491,7 +493,7 @@ def _document_batches(path: Path) -> tuple[pa.Schema, Iterator[pa.RecordBatch]]:
 
 def cached_table(
     path: Path, version: str, read: Callable[[Path], tuple[pa.Schema, Iterator[pa.RecordBatch]]]
-) -> datasets.Dataset:
+) -> "datasets.Dataset":
     """Return the table of a file, memory-mapped from the cache of `datasets`, where it stays; what is odd is logged each time.
 
     Args:
@@ -502,7 +504,9 @@ def cached_table(
     Raises:
         ValueError: as `read`, or the file was changed meanwhile.
     """
-    kept = _cache_folder(str(datasets.config.HF_DATASETS_CACHE)) / f"{digest([str(path), version, _LAYOUT])}.arrow"
+    from datasets import Dataset, config, table
+
+    kept = _cache_folder(str(config.HF_DATASETS_CACHE)) / f"{digest([str(path), version, _LAYOUT])}.arrow"
     if not kept.exists():
         schema, found = read(path)
         remove_orphans(kept.parent, f"*.arrow.{RANDOM}.partial")
@@ -512,10 +516,10 @@ def cached_table(
                     writer.write_batch(batch)
             if sha256(path) != version:
                 raise ValueError(f"{path} was changed while it was read; read it again when it is whole.")
-    table = datasets.table.MemoryMappedTable.from_file(str(kept))
-    for line in json.loads((table.schema.metadata or {}).get(b"odd", b"[]")):
+    mapped = table.MemoryMappedTable.from_file(str(kept))
+    for line in json.loads((mapped.schema.metadata or {}).get(b"odd", b"[]")):
         logger.warning("%s", line)
-    return datasets.Dataset(table, fingerprint=kept.stem)
+    return Dataset(mapped, fingerprint=kept.stem)
 
 
 def _cache_folder(folder: str) -> Path:

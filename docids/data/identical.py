@@ -10,11 +10,13 @@ import re
 import unicodedata
 from collections.abc import Iterable, Mapping
 from itertools import islice
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
-import datasets
+import numpy as np
+import pyarrow as pa
 import pyarrow.compute as pc
 
+from dsi.docids.data.tables import Column, as_table
 from dsi.docids.types import Run
 
 logger = logging.getLogger(__name__)
@@ -29,7 +31,7 @@ _LONGER = 100
 
 
 def identical_ids(
-    queries: Mapping[str, str], documents: datasets.Dataset, rows: Mapping[str, int], name: str = "queries"
+    queries: Mapping[str, str], documents: Any, rows: Mapping[str, int], name: str = "queries"
 ) -> frozenset[str]:
     """Return the query_ids whose document of the same id holds the query's text; a line counts them.
 
@@ -42,14 +44,15 @@ def identical_ids(
         name: of the collection, for the line.
     """
     asked = {query_id: key for query_id, text in queries.items() if (key := _plain(text))}
-    found = frozenset(_of_their_ids(asked, documents, rows)) if "text" in documents.column_names else frozenset[str]()
+    table = as_table(documents)
+    found = frozenset(_of_their_ids(asked, table, rows)) if "text" in table.column_names else frozenset[str]()
     _tell(name, len(found), len(queries))
     return found
 
 
 def identical_documents(
     queries: Mapping[str, str],
-    documents: datasets.Dataset,
+    documents: Any,
     rows: Mapping[str, int],
     relevant: Mapping[str, Iterable[str]],
     name: str,
@@ -63,11 +66,12 @@ def identical_documents(
         relevant: {query_id: doc_ids} of documents that stay.
         name: of the collection, for the line.
     """
-    if "text" not in documents.column_names:
+    table = as_table(documents)
+    if "text" not in table.column_names:
         return {}
     asked = {query_id: key for query_id, text in queries.items() if (key := _plain(text))}
-    found = {query_id: {query_id} for query_id in _of_their_ids(asked, documents, rows)}
-    for query_id, doc_id in _of_their_texts(asked, documents):
+    found = {query_id: {query_id} for query_id in _of_their_ids(asked, table, rows)}
+    for query_id, doc_id in _of_their_texts(asked, table):
         found.setdefault(query_id, set()).add(doc_id)
     left = {query_id: frozenset(own.difference(relevant.get(query_id, ()))) for query_id, own in found.items()}
     left = {query_id: own for query_id, own in left.items() if own}
@@ -83,24 +87,25 @@ def _tell(name: str, count: int, queries: int) -> None:
         )  # fmt: skip
 
 
-def _of_their_ids(asked: Mapping[str, str], documents: datasets.Dataset, rows: Mapping[str, int]) -> list[str]:
+def _of_their_ids(asked: Mapping[str, str], documents: pa.Table, rows: Mapping[str, int]) -> list[str]:
     """Return the query_ids whose document of the same id holds the query's text."""
     common = [query_id for query_id in asked if query_id in rows]
     if not common:
         return []
-    texts = _texts(documents.select_columns(_columns(documents))[[rows[query_id] for query_id in common]])
+    own = np.array([rows[query_id] for query_id in common], dtype=np.int64)
+    texts = _texts({name: Column(documents[name]).take(own) for name in _columns(documents)})
     return [query_id for query_id, text in zip(common, texts, strict=True) if asked[query_id] in _plain(text)]
 
 
-def _of_their_texts(asked: Mapping[str, str], documents: datasets.Dataset) -> Iterable[tuple[str, str]]:
+def _of_their_texts(asked: Mapping[str, str], documents: pa.Table) -> Iterable[tuple[str, str]]:
     """Yield each query_id with the doc_ids of documents that are nothing but its text: as title, text, or both."""
     by_text: dict[str, list[str]] = {}
     for query_id, key in asked.items():
         by_text.setdefault(key, []).append(query_id)
     longest = 2 * max(map(len, by_text), default=0) + _LONGER
-    columns = documents.select_columns(["doc_id", *_columns(documents)]).with_format("arrow")
+    columns = documents.select(["doc_id", *_columns(documents)])
     for start in range(0, len(documents) if by_text else 0, _BLOCK):
-        block = columns[start : start + _BLOCK]
+        block = columns.slice(start, _BLOCK)
         block = block.filter(pc.less_equal(pc.utf8_length(pc.fill_null(block["text"], "")), longest))
         values = block.to_pydict()
         for doc_id, whole, text in zip(values["doc_id"], _texts(values), values["text"], strict=True):
@@ -108,7 +113,7 @@ def _of_their_texts(asked: Mapping[str, str], documents: datasets.Dataset) -> It
                 yield from ((query_id, doc_id) for query_id in by_text.get(key, ()))
 
 
-def _columns(documents: datasets.Dataset) -> list[str]:
+def _columns(documents: pa.Table) -> list[str]:
     return [name for name in ("title", "text") if name in documents.column_names]
 
 

@@ -6,14 +6,15 @@ files and training.
 
 import hashlib
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
-
-import datasets
+from typing import TYPE_CHECKING, Any
 
 from dsi.docids.data.records import Numbered, Oddities
 from dsi.docids.data.sources import POSITIVES, QUERIES, is_missing
 from dsi.docids.files.checks import id_of, text
 from dsi.docids.types import Qrels
+
+if TYPE_CHECKING:
+    import datasets
 
 NEGATIVES = ("negative", "negatives")
 """Keys under which a training pair may have what does not answer it; the first that is there counts."""
@@ -33,7 +34,7 @@ class Documents:
         rows: {doc_id: row}.
     """
 
-    def __init__(self, documents: datasets.Dataset, rows: Mapping[str, int]) -> None:
+    def __init__(self, documents: "datasets.Dataset", rows: Mapping[str, int]) -> None:
         self._rows, self._by_text, self._documents = rows, dict[bytes, str](), documents
 
     def find(self, value: str) -> str | None:

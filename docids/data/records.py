@@ -20,10 +20,8 @@ from contextlib import suppress
 from datetime import UTC, date, datetime
 from decimal import Decimal
 from pathlib import Path, PurePath
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
-import datasets
-import pandas
 import pyarrow as pa
 
 from dsi.docids.data.locations import FILE
@@ -38,6 +36,9 @@ from dsi.docids.data.sources import (
     items_of,
 )
 from dsi.docids.files.checks import id_of, shown, text, unpack
+
+if TYPE_CHECKING:
+    import datasets
 
 logger = logging.getLogger(__name__)
 
@@ -304,7 +305,7 @@ def _scalar(value: Any, name: str) -> bool | int | float | str | date:
     if isinstance(value, str) and not isinstance(value, enum.Enum):
         return _text(value, name)
     if isinstance(value, datetime):
-        plain = value.to_pydatetime(warn=False) if isinstance(value, pandas.Timestamp) else value
+        plain = value.to_pydatetime(warn=False) if hasattr(value, "to_pydatetime") else value
         return plain.replace(tzinfo=UTC) if plain.tzinfo is None else plain.astimezone(UTC)
     if isinstance(value, date | bool):
         return value
@@ -326,7 +327,7 @@ def _scalar(value: Any, name: str) -> bool | int | float | str | date:
 # 2) Arrow.
 
 
-def table_of(records: Numbered, name: object, file: Path | None = None) -> datasets.Dataset:
+def table_of(records: Numbered, name: object, file: Path | None = None) -> "datasets.Dataset":
     """Return a table of documents, whose fingerprint is the sha256 of its contents; lines count what is odd.
 
     Args:
@@ -337,6 +338,8 @@ def table_of(records: Numbered, name: object, file: Path | None = None) -> datas
     Raises:
         ValueError: as `checked_documents` and `column_kinds`.
     """
+    from datasets import Dataset  # takes a second
+
     odd, texts = Oddities(name), arrow_schema({})
     metadata: list[Row] = []
     with pa.BufferOutputStream() if file is None else pa.OSFile(str(file), "wb") as sink:
@@ -355,7 +358,7 @@ def table_of(records: Numbered, name: object, file: Path | None = None) -> datas
     contents = hashlib.sha256(table.schema.serialize())
     for batch in table.to_batches():
         contents.update(batch.serialize())
-    return datasets.Dataset(table, fingerprint=contents.hexdigest())
+    return Dataset(table, fingerprint=contents.hexdigest())
 
 
 def _written(rows: Numbered, writer: Any, metadata: list[Row]) -> Iterator[tuple[str, Row]]:

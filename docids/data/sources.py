@@ -9,6 +9,7 @@ import io
 import json
 import logging
 import re
+import sys
 import zlib
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
@@ -16,13 +17,9 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-import datasets
 import numpy as np
-import pandas
 import pyarrow as pa
 import pyarrow.compute as pc
-import pyarrow.csv as pa_csv
-import pyarrow.parquet
 
 from dsi.docids.files.checks import printable, shown, unpack
 
@@ -90,9 +87,9 @@ def records_of(source: Any, name: str = "documents", *, texts: bool = True) -> R
 
 def items_of(source: Any, name: str) -> Iterable[Any]:
     """Return an iterable of the records of a source."""
-    if isinstance(source, datasets.DatasetDict):
+    if _is_of(source, "datasets", "DatasetDict"):
         raise TypeError(f"{name} must be one data set, got a dictionary of {', '.join(source)}; pass one of them.")
-    if isinstance(source, pandas.DataFrame):
+    if _is_of(source, "pandas", "DataFrame"):
         _check_different(source.columns, name)
         parts = (source.iloc[start : start + _ROWS_AT_ONCE] for start in range(0, len(source), _ROWS_AT_ONCE))
         return (record for part in parts for record in part.to_dict("records"))
@@ -122,6 +119,11 @@ def _python_value(value: Any) -> Any:
     return [_python_value(own) for own in value] if isinstance(value, list | tuple | np.ndarray) else unpack(value)
 
 
+def _is_of(source: Any, library: str, name: str) -> bool:
+    """True if something is of a class of a library, which is not imported for that."""
+    return library in sys.modules and isinstance(source, getattr(sys.modules[library], name))
+
+
 def _is_series(source: object) -> bool:
     """True for a series of pandas or polars."""
     return hasattr(source, "to_list") and not hasattr(source, "columns")
@@ -129,12 +131,12 @@ def _is_series(source: object) -> bool:
 
 def is_table(source: object) -> bool:
     """True for a DataFrame, an Arrow table or a data set: what has named columns."""
-    return isinstance(source, pandas.DataFrame) or (not _is_series(source) and _arrow_tables(source) is not None)
+    return _is_of(source, "pandas", "DataFrame") or (not _is_series(source) and _arrow_tables(source) is not None)
 
 
 def _arrow_tables(source: Any) -> Iterable[Any] | None:
     """Return the parts of what gives Arrow tables, None of anything else."""
-    if isinstance(source, datasets.Dataset):  # as Arrow: decoding opens what the columns of pictures and sounds name
+    if _is_of(source, "datasets", "Dataset"):  # as Arrow: decoding opens what the columns of pictures and sounds name
         return source.with_format("arrow").iter(_ROWS_AT_ONCE)
     if hasattr(source, "__arrow_c_stream__"):
         return pa.RecordBatchReader.from_stream(source)
@@ -173,7 +175,10 @@ def reason(error: Exception) -> str:
 
 def is_missing(value: Any) -> bool:
     """True for None, NaN, and the missing values of pandas."""
-    return value is None or value is pandas.NA or value is pandas.NaT or (isinstance(value, float) and value != value)
+    if value is None or (isinstance(value, float) and value != value):
+        return True
+    pandas = sys.modules.get("pandas")
+    return pandas is not None and (value is pandas.NA or value is pandas.NaT)
 
 
 # Files.
@@ -239,8 +244,10 @@ def _numbered(path: Path, rows: Iterator[dict[str, Any]], first: int) -> Records
 
 
 def _parquet_rows(path: Path) -> Iterator[dict[str, Any]]:
+    from pyarrow.parquet import ParquetFile  # which takes long, as other readers do
+
     try:
-        with pyarrow.parquet.ParquetFile(path) as file:
+        with ParquetFile(path) as file:
             _check_columns(file.schema_arrow.names, f"{path}")
             yield from _table_records(file.iter_batches(1000), path)
     except (pa.ArrowException, OSError) as error:
@@ -289,6 +296,8 @@ def bare_records(path: Path) -> Records:
 
 def _table_rows(path: Path, separator: str) -> Iterator[dict[str, Any]]:
     """Yield the rows of a table whose first line names the columns; numbers stay numbers in metadata."""
+    from pyarrow import csv as pa_csv
+
     try:
         names = _column_names(path, separator)
     except csv.Error as error:

@@ -24,7 +24,7 @@ _ATTEMPTS = 20
 """To read a file, or a folder, that is replaced meanwhile."""
 Type = type[np.generic]
 
-DATA = (".json", ".arrow", ".safetensors")
+DATA = (".json", ".arrow", ".safetensors", ".onnx")
 """How the names of an index's files end; nothing else is read from one."""
 
 
@@ -42,7 +42,8 @@ def reading(path: Path, *passing: type[Exception]) -> Iterator[None]:
     except unchanged:
         raise
     except BaseException as error:  # a panic of a library in Rust is not an Exception
-        if isinstance(error, ValueError) and str(error).startswith(str(path)):
+        is_named = isinstance(error, ValueError) and str(error).startswith(str(path))
+        if is_named or type(error).__name__ == "OutOfMemoryError":  # of torch
             raise
         reason = (str(error).strip() or type(error).__name__).splitlines()[0].rstrip(".")
         raise ValueError(f"{path} cannot be read ({reason}); {RESTORE}.") from error

@@ -1,9 +1,27 @@
-"""Small products on one thread: BLAS would share each among several, which takes longer than the product itself."""
+"""How many threads compute; and small products on one: BLAS would share each among several, which takes longer."""
 
+import os
 import threading
 from functools import cache
+from pathlib import Path
 
 from threadpoolctl import ThreadpoolController
+
+
+def allowed_cores(limit: Path = Path("/sys/fs/cgroup/cpu.max")) -> int:
+    """Return how many cores this process may use, at least one: by its CPU affinity and, in a container, by its cgroup."""
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    try:
+        quota, period = limit.read_text().split()
+        return max(1, min(cores, int(quota) // int(period)))
+    except (OSError, ValueError):  # no such file, or the quota "max"
+        return cores
+
+
+def count_threads() -> int:
+    """Return how many threads libraries compute on: OMP_NUM_THREADS, or one per core that this process may use."""
+    given = os.environ.get("OMP_NUM_THREADS", "")
+    return int(given) if given.isdecimal() and int(given) else allowed_cores()
 
 
 class _OneThread:

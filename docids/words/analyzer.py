@@ -32,7 +32,7 @@ STOP_WORDS = frozenset(
     }
 )  # fmt: skip
 """English words that BM25 does not index: Lucene's list. Where a word has to name a topic or to be marked, the longer list of
-scikit-learn is imported."""
+`dsi.docids.words.common` counts."""
 MARKS = "".join(char for char in map(chr, range(0x10000)) if unicodedata.category(char).startswith("M"))
 WORD_CHARACTERS = rf"\w{MARKS}"
 """What words consist of, for a class of a regular expression."""

@@ -249,7 +249,7 @@ def training_run(arguments: argparse.Namespace) -> "TrainingRun":
 
     check_device(arguments.device)
     configured = with_settings(run_config(arguments.output, arguments.config), arguments.settings)
-    load_libraries()
+    load_libraries(training=True)
     from dsi.docids.data.collection import read_collection
     from dsi.docids.extensions import open_cluster
     from dsi.training.pipeline import TrainingRun

@@ -48,7 +48,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     check_device(arguments.device)
     config = with_settings(run_config(arguments.run, arguments.config or Config()), arguments.settings)
     # 3) Index.
-    load_libraries()
+    load_libraries(training=True)
     from dsi.commands.queries_file import read_queries_file
     from dsi.training.indexing import index
 

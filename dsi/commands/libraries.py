@@ -1,7 +1,7 @@
 """What a command does before it computes: chooses the number of threads, imports the libraries, and keeps them quiet.
 
-The libraries take seconds to import, which a terminal shows. They compute on OMP_NUM_THREADS threads or, if that is not set, on
-one per core that this process may use: more would wait for each other at every step.
+The libraries that train take seconds to import, which a terminal shows. All compute on OMP_NUM_THREADS threads or, if that is
+not set, on one per core that this process may use: more would wait for each other at every step.
 """
 
 import logging
@@ -10,7 +10,8 @@ import sys
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
-from pathlib import Path
+
+from dsi.docids.files.threads import allowed_cores
 
 logger = logging.getLogger(__name__)
 
@@ -22,20 +23,24 @@ def set_up() -> None:
     os.environ.setdefault("HF_HUB_DISABLE_TELEMETRY", "1")  # a model that is fetched is all that the Hub learns
 
 
-def load_libraries() -> None:
-    """Import what nearly every command needs, after `set_up`; they show no progress of their own."""
+def load_libraries(*, training: bool = False) -> None:
+    """Make ready what every command needs, after `set_up`; with `training` also the libraries that train, which take seconds.
+
+    They show no progress of their own.
+    """
     set_up()
+    from dsi.docids.files.ram import keep_few_kernels
+    from dsi.docids.files.temporary import remove_temporary_orphans
+
+    keep_few_kernels()
+    remove_temporary_orphans()
+    os.environ.setdefault("HF_DATASETS_DISABLE_PROGRESS_BARS", "1")  # reading tables takes no time
+    if not training:
+        return
     with _announce("loading libraries …"):
-        import datasets
         import sentence_transformers  # noqa: F401
         from transformers.utils import logging as transformers_logging
 
-        from dsi.docids.files.ram import keep_few_kernels
-        from dsi.docids.files.temporary import remove_temporary_orphans
-
-        keep_few_kernels()
-        remove_temporary_orphans()
-        datasets.disable_progress_bars()  # reading tables takes no time
         transformers_logging.disable_progress_bar()
         transformers_logging.set_verbosity_error()
 
@@ -77,13 +82,3 @@ def _limit_threads() -> None:
         os.environ["OMP_NUM_THREADS"] = str(allowed)
         threads = "1 thread" if allowed == 1 else f"{allowed} threads"
         logger.info("%d of %d cores may be used: computing on %s (OMP_NUM_THREADS changes it)", allowed, cores, threads)
-
-
-def allowed_cores(limit: Path = Path("/sys/fs/cgroup/cpu.max")) -> int:
-    """Return how many cores this process may use, at least one: by its CPU affinity and, in a container, by its cgroup."""
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    try:
-        quota, period = limit.read_text().split()
-        return max(1, min(cores, int(quota) // int(period)))
-    except (OSError, ValueError):  # no such file, or the quota "max"
-        return cores

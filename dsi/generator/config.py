@@ -10,7 +10,6 @@ from pydantic import Field
 from dsi.docids.extensions import GENERATORS, extension_names
 from dsi.docids.files.checks import check_name, shown
 from dsi.docids.files.declarations import Amount, Count, NameOrPath, Positive, Remedy, Whole, settings
-from dsi.generator.objectives import find_objective
 
 EXTRACTIVE = "extractive"
 TOKENS = ("none", "digits")
@@ -118,6 +117,8 @@ class TrainingConfig:
     such an index with the decoder only."""
 
     def __post_init__(self) -> None:
+        from dsi.generator.objectives import find_objective  # which imports torch
+
         objective = find_objective(self.objective)
         if self.train_encoder and objective.frozen_encoder:
             raise ValueError(

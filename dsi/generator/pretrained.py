@@ -211,7 +211,7 @@ class PretrainedGenerator(Generator):
     @torch.no_grad()
     def token_states(
         self, texts: Sequence[str], kind: str, *, progress: str = ""
-    ) -> Iterator[tuple[int, Tensor, Tensor]]:
+    ) -> Iterator[tuple[int, Floats, Floats]]:
         """Yield (position in `texts`, states [length, width], an empty embedding) of every text, longest first.
 
         Args:
@@ -219,14 +219,14 @@ class PretrainedGenerator(Generator):
             kind: "document" or "query", which sets the prompt.
             progress: what a progress bar says; "" shows none.
         """
-        order, nothing = sorted(range(len(texts)), key=lambda row: -len(texts[row])), torch.zeros(0)
+        order, nothing = sorted(range(len(texts)), key=lambda row: -len(texts[row])), np.zeros(0, np.float32)
         with Bar(progress, unit="text", total=len(texts), enabled=bool(progress)) as bar:
             for start in range(0, len(order), _BATCH):
                 rows = order[start : start + _BATCH]
                 read = self.tokenize([PROMPTS[kind] + texts[row] for row in rows])
                 read = {name: own.to(self.device) for name, own in read.items()}
                 for row, states, own in zip(rows, self._states(**read), read["attention_mask"], strict=True):
-                    yield row, states[own.bool()], nothing
+                    yield row, states[own.bool()].float().numpy(force=True), nothing
                 bar.update(len(rows))
 
     def positions(self, mask: Tensor, last: int) -> dict[str, Tensor]:

@@ -16,6 +16,7 @@ from torch import Tensor
 
 from dsi.docids.files.processes import ALONE, Processes
 from dsi.docids.files.storage import replace_folder
+from dsi.docids.types import Floats
 
 _BLOCK = 16_384
 """Texts of a part."""
@@ -32,7 +33,7 @@ class Reader(Protocol):
     def state_dim(self) -> int:
         """Width of the states."""
 
-    def token_states(self, texts: Sequence[str], kind: str, *, progress: str) -> Iterator[tuple[int, Tensor, Tensor]]:
+    def token_states(self, texts: Sequence[str], kind: str, *, progress: str) -> Iterator[tuple[int, Floats, Floats]]:
         """Yield (position in `texts`, states [length, state_dim], embedding [embedding_dim]) of every text."""
 
 
@@ -121,9 +122,9 @@ def _write_block(encoder: Reader, kind: str, texts: Sequence[str], folder: Path)
         start = 0
         with (partial / "states.f16").open("wb") as file:
             for row, states, embedding in encoder.token_states(texts, kind, progress=f"states of {kind} texts"):
-                states.to(torch.float16).cpu().numpy().tofile(file)
+                states.astype(np.float16).tofile(file)
                 spans[row] = start, len(states)
-                embeddings[row] = embedding.cpu().numpy()
+                embeddings[row] = embedding
                 start += len(states)
         np.save(partial / "spans.npy", spans)
         np.save(partial / "embeddings.npy", embeddings)

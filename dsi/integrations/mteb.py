@@ -16,7 +16,7 @@ import datasets
 import numpy as np
 from numpy.typing import NDArray
 
-from dsi.contrastive.encoder import Encoder
+from dsi.contrastive.text_encoder import TextEncoder
 from dsi.docids.data import SPLITS
 from dsi.docids.data.collection import Collection, check_collection
 from dsi.docids.extensions import extra
@@ -108,8 +108,8 @@ class DocidEncoder:
         name: of the model in MTEB's results.
     """
 
-    def __init__(self, encoder: Encoder | GenerativeRetriever | str | Path, name: str = "dr-scl/encoder") -> None:
-        self.encoder = encoder if isinstance(encoder, Encoder) else open_index(encoder).encoder
+    def __init__(self, encoder: TextEncoder | GenerativeRetriever | str | Path, name: str = "dr-scl/encoder") -> None:
+        self.encoder = encoder if isinstance(encoder, TextEncoder) else open_index(encoder).encoder
         self.name = name
 
     @cached_property

@@ -111,7 +111,7 @@ class TextLoader(pt.Transformer):
 
     def __init__(self, retriever: GenerativeRetriever | str | Path, fields: Sequence[str] | str = "*") -> None:
         self.retriever = open_index(retriever)
-        columns = [name for name in self.retriever.documents.dataset.column_names if name != "doc_id"]
+        columns = [name for name in self.retriever.documents.column_names if name != "doc_id"]
         if theirs := [name for name in columns if name in _OF_FRAMES]:
             logger.warning("Metadata %s are not loaded: columns of PyTerrier's frames have these names.", theirs)
             columns = [name for name in columns if name not in _OF_FRAMES]

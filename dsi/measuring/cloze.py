@@ -14,8 +14,8 @@ from typing import NamedTuple
 import datasets
 import numpy as np
 
-from dsi.contrastive.encoder import Encoder
 from dsi.contrastive.readable import HALF
+from dsi.contrastive.text_encoder import TextEncoder
 from dsi.docids.data.collection import Collection
 from dsi.docids.places import document_scores
 from dsi.docids.tree import DocidTree
@@ -198,7 +198,7 @@ def _dense_without(tree: DocidTree, row: int, query: Floats, piece: Floats) -> f
     return float((vectors @ query).max()) - cost
 
 
-def find_holes(encoder: Encoder, documents: datasets.Dataset, analyzer: Analyzer, seed: int) -> Iterator[Hole]:
+def find_holes(encoder: TextEncoder, documents: datasets.Dataset, analyzer: Analyzer, seed: int) -> Iterator[Hole]:
     """Yield documents that a sentence that the encoder reads was taken out of, one each, in random order: a tenth, 150 to 300.
 
     Args:

@@ -23,7 +23,7 @@ def learned_queries(retriever: GenerativeRetriever, queries: Mapping[str, str]) 
         return frozenset()
     vectors = None
     if index.memory.is_published:  # its hashes have another key
-        vectors = index.encode_queries(asked).cleaned()[0].embeddings.float().numpy()
+        vectors = index.encode_queries(asked).cleaned()[0].embeddings
     return frozenset(compress(asked, index.memory.knows(list(asked.values()), vectors)))
 
 

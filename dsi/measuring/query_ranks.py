@@ -8,7 +8,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from dsi.contrastive.encoder import Encoder
+from dsi.contrastive.text_encoder import TextEncoder
 from dsi.docids.data.collection import Collection
 from dsi.docids.places import document_scores
 from dsi.docids.tree import DocidTree
@@ -25,7 +25,7 @@ _BLOCK = 64
 
 
 def query_ranks(
-    encoder: Encoder,
+    encoder: TextEncoder,
     tree: DocidTree,
     lexical: BM25 | None,
     weight: float,

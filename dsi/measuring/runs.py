@@ -12,9 +12,8 @@ from typing import Any, Self
 import numpy as np
 from numpy.typing import NDArray
 
-from dsi.config import LEXICAL_WEIGHT
 from dsi.contrastive.blocks import DocumentTexts
-from dsi.contrastive.encoder import Encoder
+from dsi.contrastive.text_encoder import TextEncoder
 from dsi.docids.data.collection import Collection
 from dsi.docids.data.identical import most_identical, without_identical
 from dsi.docids.files.processes import ALONE, Processes
@@ -28,7 +27,7 @@ from dsi.measuring.tuning import choose, choose_weights, hybrid_scores
 from dsi.measuring.weights import DEPTH, NO_PARTS
 from dsi.search.engine import Method
 from dsi.search.queries import EncodedQueries
-from dsi.search.request import SearchConfig, SearchRequest
+from dsi.search.request import LEXICAL_WEIGHT, SearchConfig, SearchRequest
 from dsi.store.retriever import GenerativeRetriever
 
 _BATCH = 128
@@ -92,7 +91,7 @@ class DenseRuns:
     def __init__(
         self,
         collection: Collection,
-        encoder: Encoder,
+        encoder: TextEncoder,
         embeddings: NDArray[np.float32] | None = None,
         doc_ids: Sequence[str] | None = None,
         rows: NDArray[np.integer] | None = None,
@@ -105,7 +104,7 @@ class DenseRuns:
         self._rows, self._costs = np.arange(len(embeddings)) if rows is None else rows, costs
 
     @classmethod
-    def of_tree(cls, collection: Collection, encoder: Encoder, tree: DocidTree, doc_ids: Sequence[str]) -> Self:
+    def of_tree(cls, collection: Collection, encoder: TextEncoder, tree: DocidTree, doc_ids: Sequence[str]) -> Self:
         """Return dense search over the documents of a tree, `doc_ids` in the order of its rows."""
         own, costs = tree.by_row, tree.place_costs
         costs = None if costs is None else costs[own]
@@ -205,7 +204,7 @@ class IndexRuns:
 
     def run_dense(self, split: str, k: int = DEPTH) -> Run:
         """Return the top k documents of each query of a split by flat dense search."""
-        encoded = self.encode(split, self.collection.query_texts(split)).embeddings.float().numpy()
+        encoded = self.encode(split, self.collection.query_texts(split)).embeddings
         return self.dense.run(split, encoded, k)
 
     def scores(self, split: str, doc_ids: Mapping[str, str], **changes: Any) -> dict[str, float]:
@@ -261,5 +260,5 @@ class IndexRuns:
             weights = choose_weights(index, dev, qrels, config, lexical=lexical, tokens=False, identical=identical)
             return self.processes.first({**changes, **weights})
         scores = hybrid_scores(index, index.lexical if lexical else None)
-        weight = scores.best_weight(dev.query_ids, dev.embeddings.float().numpy(), dev.texts, qrels, identical)
+        weight = scores.best_weight(dev.query_ids, dev.embeddings, dev.texts, qrels, identical)
         return self.processes.first({**changes, "lexical_weight": weight})

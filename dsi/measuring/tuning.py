@@ -16,7 +16,6 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from dsi.config import LEXICAL_WEIGHT, MEMORY_WEIGHT, TOKEN_WEIGHT
 from dsi.docids.data.collection import Collection, check_collection, compare_documents
 from dsi.docids.data.identical import Identical, most_identical, without_identical
 from dsi.docids.files.progress import stage_line
@@ -32,7 +31,7 @@ from dsi.measuring.weights import DEPTH, NO_PARTS, HybridScores
 from dsi.search.engine import Engine
 from dsi.search.generate import VectorEngine
 from dsi.search.queries import EncodedQueries
-from dsi.search.request import SearchConfig, SearchRequest
+from dsi.search.request import LEXICAL_WEIGHT, MEMORY_WEIGHT, TOKEN_WEIGHT, SearchConfig, SearchRequest
 from dsi.search.results import SearchResult
 from dsi.store.loading import index_state, write_search_config
 from dsi.store.retriever import GenerativeRetriever
@@ -204,7 +203,7 @@ def choose(
             "%d of %d dev queries were learned; what was learned of them takes no part in the choice of weights.",
             len(learned), len(judged),
         )  # fmt: skip
-    unseen = retriever.with_memory(retriever.memory.without(encoded.texts, encoded.embeddings.float().numpy()))
+    unseen = retriever.with_memory(retriever.memory.without(encoded.texts, encoded.embeddings))
     index = _Index(unseen, config or retriever.search_config, words, identical or {})
     if not index.engine.has_generator:
         return _choose_parts(index, encoded, qrels)
@@ -338,7 +337,7 @@ def _score_parts(
 
 def _first(encoded: EncodedQueries, count: int) -> EncodedQueries:
     """Return the first queries."""
-    batches = [batch.select((batch.rows < count).nonzero()[:, 0]) for batch in encoded.batches]
+    batches = [batch.select(np.flatnonzero(batch.rows < count)) for batch in encoded.batches]
     return EncodedQueries(encoded.query_ids[:count], [batch for batch in batches if len(batch.texts)])
 
 

@@ -313,8 +313,8 @@ class PathEngine(Engine):
             mask: [batch, length] True at real tokens.
             beam_width: nodes per level, and documents.
         """
-        rows = torch.arange(len(states))
-        batch = QueryBatch(rows, states, mask, states[:, 0], [""] * len(states))
+        read, real = states.numpy(force=True), mask.bool().numpy(force=True)
+        batch = QueryBatch(np.arange(len(read)), read, real, read[:, 0], [""] * len(read))
         queries, trace = _Queries(batch, SearchConfig(alpha=1.0, beta=0.0), self._occupied), Trace()
         self.descend(queries, min(beam_width, self.tree.num_rows), beam_width, None, trace)
         kept = [np.where(level.kept, level.nodes, -1) for level in trace.levels]
@@ -342,7 +342,8 @@ class PathEngine(Engine):
         # The dense score: (1 - alpha) log P_ANN along the path (DR-SCL eq. 10, 11).
         dense = beam.dense[:, :, None].expand_as(nodes)
         if fused:
-            values = self.dense.dot(queries.batch.embeddings.float() / config.ann_temperature, nodes)
+            vectors = torch.from_numpy(queries.batch.embeddings).to(self.device)
+            values = self.dense.dot(vectors / config.ann_temperature, nodes)
             dense = dense + (1 - config.alpha) * valid_log_softmax(values, shares)
 
         # A filter excludes nodes after the softmaxes, so it changes no score.
@@ -447,7 +448,7 @@ class BestPaths(Method):
         width = max(request.config.beam_width, k * min(search.tree.most_places, _MOST_PLACES))
         rows = np.arange(len(batch.texts))
         while k and len(rows):
-            remaining = batch if len(rows) == len(batch.texts) else batch.select(torch.from_numpy(rows))
+            remaining = batch if len(rows) == len(batch.texts) else batch.select(rows)
             if trace is not None:
                 trace.levels, trace.beam_width = [], width
             descent = search.descend(search.queries(remaining, request), k, width, None, trace)
@@ -465,7 +466,7 @@ class BestPaths(Method):
         if not len(rows):
             return
         positions = result.positions[rows]
-        followed = search.follow(batch.select(torch.from_numpy(rows)), request, search.rows_at(positions))
+        followed = search.follow(batch.select(rows), request, search.rows_at(positions))
         scores = np.where(positions < 0, -np.float32(np.inf), followed.scores)
         order = np.lexsort((followed.positions, -scores))
         places = np.where(positions < 0, -1, followed.positions)
@@ -495,7 +496,7 @@ class AllPaths(Method):
         step = max(1, search.decoder.most_nodes // search.tree.num_inner)
         for start in range(0, len(batch.texts) if k else 0, step):
             rows = np.arange(start, min(start + step, len(batch.texts)))
-            queries = search.queries(batch.select(torch.from_numpy(rows)), request)
+            queries = search.queries(batch.select(rows), request)
             reached = torch.from_numpy(first.scores[rows, -1]).to(search.device)
             reached = reached - _ROUNDING * (1 + reached.abs())
             nothing = torch.zeros(len(rows), dtype=torch.long, device=search.device)

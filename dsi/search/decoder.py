@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
+import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor
@@ -18,6 +19,7 @@ from transformers.cache_utils import Cache, DynamicCache, DynamicLayer, EncoderD
 
 from dsi.contrastive.inference import for_inference
 from dsi.generator.base import Generator
+from dsi.generator.model import DocidGenerator
 from dsi.generator.pretrained import PROMPTS, PretrainedGenerator
 from dsi.search.queries import QueryBatch
 
@@ -206,9 +208,13 @@ class StatesDecoder(Decoder):
     def start(self, batch: QueryBatch) -> DecoderCache:
         """Read the states of a batch of queries; see `Decoder.start`."""
         root = self._embed(torch.zeros(len(batch.states), 1, dtype=torch.long, device=self.device))
-        past, states = EncoderDecoderCache(DynamicCache(), DynamicCache()), batch.states.to(root.dtype)
-        first = self._run(root, states, batch.mask.long(), past)
-        return DecoderCache(past, states, batch.mask.long(), first)
+        past, mask = (
+            EncoderDecoderCache(DynamicCache(), DynamicCache()),
+            torch.from_numpy(batch.mask).to(root.device).long(),
+        )
+        states = torch.from_numpy(batch.states).to(root)
+        first = self._run(root, states, mask, past)
+        return DecoderCache(past, states, mask, first)
 
     def _embed(self, tokens: Tensor) -> Tensor:
         return self.generator.decoder.embed_tokens(tokens)  # type: ignore[no-any-return]
@@ -269,10 +275,10 @@ def check_walk(generator: PretrainedGenerator, name: str) -> None:
         name: `generator.decoder`, for the message.
     """
     texts = ["a", "a longer text than that"]
-    nothing, tokens = torch.zeros(2, 0), torch.tensor([[0, 1], [0, 1]], device=generator.device)
+    nothing, tokens = np.zeros((2, 0), np.float32), torch.tensor([[0, 1], [0, 1]], device=generator.device)
     try:
         decoder = TextDecoder(generator)
-        cache = decoder.start(QueryBatch(torch.arange(2), nothing, nothing, nothing, texts))
+        cache = decoder.start(QueryBatch(np.arange(2), nothing, nothing.astype(bool), nothing, texts))
         decoder.logits(tokens[:, :1], 0, cache)
         found = decoder.logits(tokens[:, 1:], 1, cache)[:, 0]
         read = generator.tokenize([PROMPTS["query"] + text for text in texts])
@@ -287,3 +293,22 @@ def check_walk(generator: PretrainedGenerator, name: str) -> None:
             f"generator.decoder {name!r} does not read on from the keys and values of a query, as a search does; name another "
             "causal or sequence-to-sequence model, one of attention layers alone."
         )
+
+
+DECODERS: dict[type[Generator], type[Decoder]] = {
+    DocidGenerator: StatesDecoder,
+    PretrainedGenerator: TextDecoder,
+}
+"""{kind of generator: what runs it in a search}; another package's has `search_decoder`."""
+
+
+def search_decoder(generator: Generator, dtype: torch.dtype | None = None) -> Decoder:
+    """Return what runs a generator in a search.
+
+    Args:
+        generator: not changed later.
+        dtype: of weights and arithmetic; the generator's by default.
+    """
+    if (kind := DECODERS.get(type(generator))) is None:
+        return generator.search_decoder(dtype)  # type: ignore[no-any-return, operator]
+    return kind(generator, dtype)

@@ -143,7 +143,7 @@ class Engine(ABC):
         k = results[0].positions.shape[1] if results else 0
         whole = SearchResult.empty(encoded.count, k)
         for batch, result in zip(encoded.batches, results, strict=True):
-            whole.put(batch.rows.numpy(), result)
+            whole.put(batch.rows, result)
         unasked = {*encoded.empty}
         empty = np.array(sorted({*unasked, *refused}), dtype=np.int64)
         whole.put(empty, SearchResult.empty(len(empty), k))
@@ -197,8 +197,8 @@ class Engine(ABC):
         """Return `follow` for all queries and documents [queries, n], rows in the order of the queries."""
         self._check_extra_scores(encoded, request)
         encoded, _ = encoded.cleaned(tokens=bool(request.config.token_weight))
-        parts = [self.follow(batch, request, rows[batch.rows.numpy()]) for batch in encoded.batches]
-        order = np.concatenate([batch.rows.numpy() for batch in encoded.batches]).argsort()
+        parts = [self.follow(batch, request, rows[batch.rows]) for batch in encoded.batches]
+        order = np.concatenate([batch.rows for batch in encoded.batches]).argsort()
         positions, nodes = (np.concatenate([part[field] for part in parts])[order] for field in (0, 1))
         names = parts[0].parts
         return Followed(

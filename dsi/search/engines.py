@@ -1,42 +1,22 @@
-"""Chooses the engine of an index: whether it has a generator, and of which kind."""
+"""Chooses the engine of an index: whether it has a generator. Without one, torch is not imported."""
 
-import torch
+from typing import TYPE_CHECKING
 
 from dsi.docids.query_memory import QueryMemory
 from dsi.docids.tree import DocidTree
 from dsi.docids.words.bm25 import BM25
-from dsi.generator.base import Generator
-from dsi.generator.model import DocidGenerator
-from dsi.generator.pretrained import PretrainedGenerator
-from dsi.search.beam import PathEngine
-from dsi.search.decoder import Decoder, StatesDecoder, TextDecoder
 from dsi.search.engine import Engine
 from dsi.search.generate import VectorEngine
 
-DECODERS: dict[type[Generator], type[Decoder]] = {
-    DocidGenerator: StatesDecoder,
-    PretrainedGenerator: TextDecoder,
-}
-"""{kind of generator: what runs it in a search}; another package's has `search_decoder`."""
-
-
-def search_decoder(generator: Generator, dtype: torch.dtype | None = None) -> Decoder:
-    """Return what runs a generator in a search.
-
-    Args:
-        generator: not changed later.
-        dtype: of weights and arithmetic; the generator's by default.
-    """
-    if (kind := DECODERS.get(type(generator))) is None:
-        return generator.search_decoder(dtype)  # type: ignore[no-any-return, operator]
-    return kind(generator, dtype)
+if TYPE_CHECKING:
+    from dsi.generator.base import Generator
 
 
 def create_engine(
-    generator: Generator | None,
+    generator: "Generator | None",
     tree: DocidTree,
     lexical: BM25 | None,
-    dtype: torch.dtype = torch.float32,
+    dtype: str = "float32",
     memory: QueryMemory | None = None,
 ) -> Engine:
     """Return an engine that searches with a generator, on its device, or by the tree's vectors.
@@ -50,4 +30,8 @@ def create_engine(
     """
     if generator is None:
         return VectorEngine(tree, lexical, memory)
-    return PathEngine(tree, search_decoder(generator, dtype), lexical, memory)
+    from dsi.contrastive.encoder import DTYPES
+    from dsi.search.beam import PathEngine
+    from dsi.search.decoder import search_decoder
+
+    return PathEngine(tree, search_decoder(generator, DTYPES[dtype]), lexical, memory)

@@ -97,7 +97,7 @@ class VectorEngine(Engine):
             names, gains = self._learned_words(batch.texts[0], np.array([row]))
             order = np.argsort(-gains[:, 0], kind="stable")
             words = [names[at] for at in order.tolist() if gains[at, 0] > 0]
-        return self.memory.earlier(batch.vectors[0], row), words
+        return self.memory.earlier(batch.embeddings[0], row), words
 
     def sources(self, scores: DocumentScores, request: SearchRequest, count: int) -> Sources:
         """Return what gathers the documents of pools, `count` from each source."""

@@ -8,17 +8,15 @@ from functools import cache, partial
 from typing import Any, NamedTuple, Self, TypeAlias
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
-from torch import Tensor
 
-from dsi.contrastive.encoder import Encoder
+from dsi.contrastive.text_encoder import TextEncoder
 from dsi.docids.data.records import EMPTY_QUERIES, Oddities, checked_queries
 from dsi.docids.data.sources import is_table, items_of, records_of
 from dsi.docids.files.checks import id_of, plain, shown, text, unpack
 from dsi.docids.files.progress import Bar
 from dsi.docids.query_memory import is_usable
-from dsi.docids.types import Bools, Floats
+from dsi.docids.types import Bools, Floats, Ints
 
 logger = logging.getLogger(__name__)
 
@@ -47,47 +45,40 @@ class QueryBatch(NamedTuple):
         shares_read: [n] how much of each the encoder reads, between 0 and 1; None where that is not known.
     """
 
-    rows: Tensor
-    states: Tensor
-    mask: Tensor
-    embeddings: Tensor
+    rows: Ints
+    states: Floats
+    mask: Bools
+    embeddings: Floats
     texts: list[str]
-    words: Tensor | None = None
+    words: Bools | None = None
     vectors_by_model: Callable[[], Sequence[NDArray[np.float32]]] | None = None
     read: Sequence[str] = ()
     has_texts: bool = True
     shares_read: Floats | None = None
 
-    def select(self, which: Tensor) -> "QueryBatch":
+    def select(self, which: Ints) -> "QueryBatch":
         """Return the queries at the indices `which`."""
         texts = [self.texts[n] for n in which.tolist()]
         words = None if self.words is None else self.words[which]
-        tensors = self.rows[which], self.states[which], self.mask[which], self.embeddings[which]
+        arrays = self.rows[which], self.states[which], self.mask[which], self.embeddings[which]
         of_all, read = self.vectors_by_model, [self.read[n] for n in which.tolist()] if self.read else ()
-        shares = None if self.shares_read is None else self.shares_read[which.numpy(force=True)]
+        shares = None if self.shares_read is None else self.shares_read[which]
         by_model = of_all and (lambda: [of_all()[n] for n in which.tolist()])
-        return QueryBatch(*tensors, texts, words, by_model, read, self.has_texts, shares)
+        return QueryBatch(*arrays, texts, words, by_model, read, self.has_texts, shares)
 
     def word_states(self, row: int) -> NDArray[np.float32]:
-        """[words, token_dim] what a query's token vectors are made of, on the CPU.
+        """[words, token_dim] what a query's token vectors are made of.
 
         The vectors of the multi-vector model, else the states of the tokens that are not special ones.
         """
         if self.vectors_by_model:
             return self.vectors_by_model()[row]
         words = self.mask if self.words is None else self.words
-        states: NDArray[np.float32] = self.states[row].float().numpy(force=True)
-        return states[words[row].numpy(force=True)]
-
-    @property
-    def vectors(self) -> NDArray[np.float32]:
-        """[n, embedding_dim] embeddings on the CPU."""
-        return self.embeddings.float().numpy(force=True)
+        return self.states[row][words[row]]
 
     def usable(self, *, tokens: bool) -> Bools:
         """[n] True at queries whose embedding and states are finite; with `tokens` also what `word_states` returns."""
-        states = torch.where(self.mask[:, :, None], self.states, 0).flatten(1)
-        usable = is_usable(self.vectors) & states.isfinite().all(dim=1).numpy(force=True)
+        usable = is_usable(self.embeddings) & (np.isfinite(self.states).all(axis=2) | ~self.mask).all(axis=1)
         if tokens and self.vectors_by_model:
             usable &= [bool(np.isfinite(own).all()) for own in self.vectors_by_model()]
         return usable
@@ -96,9 +87,8 @@ class QueryBatch(NamedTuple):
         """Return the queries with zeros in place of what is not finite of those that are not usable [n]."""
         if usable.all():
             return self
-        kept = torch.from_numpy(usable).to(self.embeddings.device)
-        embeddings = torch.where(kept[:, None], self.embeddings, 0)
-        states = torch.where(kept[:, None, None] & self.mask[:, :, None], self.states, 0)
+        embeddings = np.where(usable[:, None], self.embeddings, np.float32(0))
+        states = np.where(usable[:, None, None] & self.mask[:, :, None], self.states, np.float32(0))
         own = self.vectors_by_model
         by_model = own and (
             lambda: [each if is_one else 0 * np.nan_to_num(each) for each, is_one in zip(own(), usable, strict=True)]
@@ -149,8 +139,8 @@ class EncodedQueries:
         found: dict[int, EncodedQueries] = {}
         for batch in self.batches:
             for number, row in enumerate(batch.rows.tolist()):
-                own = batch.select(torch.tensor([number]))
-                found[row] = EncodedQueries([self.query_ids[row]], [own._replace(rows=torch.zeros_like(own.rows))])
+                own = batch.select(np.array([number]))
+                found[row] = EncodedQueries([self.query_ids[row]], [own._replace(rows=np.zeros_like(own.rows))])
         return [found[row] for row in range(self.count)]
 
     def cleaned(self, *, tokens: bool = True) -> tuple["EncodedQueries", list[int]]:
@@ -161,7 +151,7 @@ class EncodedQueries:
         """
         usable = [batch.usable(tokens=tokens) for batch in self.batches]
         pairs = list(zip(self.batches, usable, strict=True))
-        rows = sorted(int(row) for batch, own in pairs for row in batch.rows.numpy()[~own])
+        rows = sorted(int(row) for batch, own in pairs for row in batch.rows[~own])
         return (
             (EncodedQueries(self.query_ids, [batch.cleaned(own) for batch, own in pairs]), rows)
             if rows
@@ -174,10 +164,10 @@ class EncodedQueries:
             raise ValueError(f"{not_finite(self.texts[row])} Word it in another way.")
 
     @property
-    def embeddings(self) -> Tensor:
-        """[count, embedding_dim] on the CPU, in the order of the call."""
-        rows = torch.cat([batch.rows for batch in self.batches])
-        return torch.cat([batch.embeddings.cpu() for batch in self.batches])[rows.argsort()]
+    def embeddings(self) -> Floats:
+        """[count, embedding_dim] in the order of the call."""
+        rows = np.concatenate([batch.rows for batch in self.batches])
+        return np.concatenate([batch.embeddings for batch in self.batches])[rows.argsort()]
 
 
 def not_finite(query: str) -> str:
@@ -186,7 +176,7 @@ def not_finite(query: str) -> str:
 
 
 def encode_queries(
-    encoder: Encoder, queries: Queries, *, batch_size: int = 32, show_progress: bool = False
+    encoder: TextEncoder, queries: Queries, *, batch_size: int = 32, show_progress: bool = False
 ) -> EncodedQueries:
     """Encode queries, in batches of similar length.
 
@@ -215,14 +205,14 @@ def encode_queries(
             own, cut = [queries[row] for row in rows], [texts[row] for row in rows]
             shares = encoder.shares_read(cut)
             batches.append(
-                QueryBatch(torch.tensor(rows), *encoded[:3], own, encoded.words, by_model, cut, shares_read=shares)
+                QueryBatch(np.array(rows), *encoded[:3], own, encoded.words, by_model, cut, shares_read=shares)
             )
             if bar is not None:
                 bar.update(len(rows))
     return EncodedQueries(query_ids, batches)
 
 
-def given_vectors(embeddings: NDArray[Any] | None, encoder: Encoder) -> EncodedQueries:
+def given_vectors(embeddings: NDArray[Any] | None, encoder: TextEncoder) -> EncodedQueries:
     """Return vectors [queries, dim] as encoded queries without texts.
 
     Raises:
@@ -237,16 +227,14 @@ def given_vectors(embeddings: NDArray[Any] | None, encoder: Encoder) -> EncodedQ
     wrong = np.flatnonzero(~is_usable(vectors.astype(np.float32)))
     if len(wrong):
         raise ValueError(f"embeddings must be finite; row {int(wrong[0])} (and {len(wrong) - 1} more) is not.")
-    count, device = len(vectors), encoder.model.device
-    states = torch.zeros(count, 1, encoder.state_dim, device=device)
-    mask = torch.zeros(count, 1, dtype=torch.bool, device=device)
-    own = torch.from_numpy(np.array(vectors, dtype=np.float32)).to(device)
-    batch = QueryBatch(torch.arange(count), states, mask, own, [""] * count, has_texts=False)
+    count, own = len(vectors), np.array(vectors, dtype=np.float32)
+    states, mask = np.zeros((count, 1, encoder.state_dim), np.float32), np.zeros((count, 1), bool)
+    batch = QueryBatch(np.arange(count), states, mask, own, [""] * count, has_texts=False)
     return EncodedQueries([str(number) for number in range(count)], [batch] if count else [])
 
 
 def encoded_queries(
-    encoder: Encoder, queries: Queries | EncodedQueries, *, show_progress: bool = False
+    encoder: TextEncoder, queries: Queries | EncodedQueries, *, show_progress: bool = False
 ) -> EncodedQueries:
     """Encode several queries, unless they are encoded already.
 
@@ -260,7 +248,7 @@ def encoded_queries(
     return encode_queries(encoder, queries, show_progress=show_progress)
 
 
-def encoded_query(encoder: Encoder, query: str | EncodedQueries) -> EncodedQueries:
+def encoded_query(encoder: TextEncoder, query: str | EncodedQueries) -> EncodedQueries:
     """Encode one query, unless it is encoded already.
 
     Raises:

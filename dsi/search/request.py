@@ -36,6 +36,10 @@ LARGEST_EXTRA = 1e30
 """Bound of `extra_scores`: further ones could overflow float32."""
 Weight = Annotated[float, Field(ge=0, le=1e6), Remedy("0 leaves it out")]
 
+LEXICAL_WEIGHT, TOKEN_WEIGHT, MEMORY_WEIGHT = 0.7, 1.0, 10.0
+"""What we recommend beside cosines for words, late interaction and what was learned from use, chosen across collections
+(docs/experiments/index.md and memory.md)."""
+
 
 @settings()
 class SearchConfig:

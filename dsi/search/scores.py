@@ -81,7 +81,7 @@ class DocumentScores:
     ) -> "DocumentScores":
         """Return the scores that a request asks for; parts that the index lacks, or without a weight, are left out."""
         config = request.config
-        extra = None if request.extra_scores is None else request.extra_scores[batch.rows.numpy()]
+        extra = None if request.extra_scores is None else request.extra_scores[batch.rows]
         words = lexical if config.lexical_weight else None
         scorer, terms = (None, list[Terms]()) if words is None else (words.scorer, words.share_terms(batch.texts))
         shares = None
@@ -94,7 +94,7 @@ class DocumentScores:
         if shares is not None and tokens is not None:
             tokens = [share * own for share, own in zip(shares, tokens, strict=True)]
         weights = config.lexical_weight, extra, tokens, config.token_weight
-        return cls(tree, batch.vectors, scorer, terms, *weights, recall, shares)
+        return cls(tree, batch.embeddings, scorer, terms, *weights, recall, shares)
 
     @property
     def has_memory(self) -> bool:

@@ -192,7 +192,7 @@ class NodeScores:
     """
 
     def __init__(self, walk: VectorWalk, batch: QueryBatch) -> None:
-        self.walk, self._queries = walk, batch.vectors
+        self.walk, self._queries = walk, batch.embeddings
         self._levels: dict[int, _Level] = {}
 
     def scores(self, level: int, rows: Ints, nodes: Ints) -> Floats:

@@ -213,7 +213,7 @@ class Service:
     def about(self) -> Json:
         """Return facts of the index for clients, and the limits of a request."""
         index, settings = self.retriever.snapshot, self.settings
-        columns = index.documents.dataset.features.arrow_schema
+        columns = index.documents.table.schema
         return {
             "name": Path(settings.run).resolve().name,
             "examples": self._examples(index),

@@ -9,15 +9,14 @@ from difflib import get_close_matches
 from functools import cached_property
 from typing import Any
 
-import datasets
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
-import pyarrow.dataset
 from numpy.typing import NDArray
 
 from dsi.docids.data.identical import identical_ids
 from dsi.docids.data.records import COLUMNS, ids_of
+from dsi.docids.data.tables import Column, as_table
 from dsi.docids.files.checks import shown
 from dsi.docids.tree import DocidTree
 from dsi.search.explain.why import AnsweredQuery
@@ -30,29 +29,35 @@ _FEW = 1_000
 """Documents whose ids are compared with a wrong one, to name the nearest."""
 
 
-def document_table(documents: datasets.Dataset, *, texts: bool = False) -> pa.Table:
-    """Return doc_id, title and metadata of documents, with `texts` also their text if the table holds it."""
-    names = [name for name in documents.column_names if texts or name != "text"]
-    return documents.select_columns(names).with_format("arrow")[:]
-
-
 class DocumentTable:
     """The documents of an index, by row and by doc_id.
 
     Args:
-        dataset: with doc_id, title, metadata and perhaps text, in collection order.
+        documents: an Arrow table, or a data set, with doc_id, title, metadata and perhaps text, in collection order.
+
+    Attributes:
+        table: of all of them; it may stay on disk.
     """
 
-    def __init__(self, dataset: datasets.Dataset) -> None:
-        self.dataset = dataset
+    def __init__(self, documents: Any) -> None:
+        self.table = as_table(documents)
 
     def __len__(self) -> int:
-        return len(self.dataset)
+        return len(self.table)
+
+    @property
+    def column_names(self) -> list[str]:
+        """The names of all columns."""
+        return list(self.table.column_names)
+
+    def column(self, name: str) -> Column:
+        """Return the values of a column, by row."""
+        return Column(self.table[name])
 
     @cached_property
     def rows(self) -> dict[str, int]:
         """{doc_id: row} of all documents, made on first use; `find` does without it."""
-        return {doc_id: row for row, doc_id in enumerate(self.dataset["doc_id"][:])}
+        return {doc_id: row for row, doc_id in enumerate(self.column("doc_id"))}
 
     def find(self, doc_ids: Iterable[str]) -> dict[str, int]:
         """Return {doc_id: row} of those doc_ids that are in the index."""
@@ -65,22 +70,21 @@ class DocumentTable:
 
     def identical_ids(self, queries: Mapping[str, str]) -> frozenset[str]:
         """Return those of {query_id: text} that are documents themselves; none if the table holds no texts."""
-        return identical_ids(queries, self.dataset, self.find(queries)) if self.has_texts else frozenset()
+        return identical_ids(queries, self.table, self.find(queries)) if self.has_texts else frozenset()
 
     def values_of(self, column: str, rows: NDArray[np.integer]) -> list[list[Any]]:
         """Return the values of a column at rows [n, m]; None for texts that the table does not hold."""
         if not rows.size:
             return [[] for _ in rows]
-        if column == "text":
-            values = list(self._texts[rows.ravel()]["text"]) if self.has_texts else [None] * rows.size
-        else:
-            values = self._columns[column].take(pa.array(rows.ravel())).to_pylist()
+        has_column = column != "text" or self.has_texts
+        values = self._values[column].take(rows.ravel()) if has_column else [None] * rows.size
         return [values[start : start + rows.shape[1]] for start in range(0, rows.size, rows.shape[1])]
 
     def records(self, rows: Sequence[int]) -> list[dict[str, Any]]:
         """Return {column: value} of the documents at some rows."""
-        columns = self.dataset[rows] if rows else {}
-        return [dict(zip(columns, values, strict=True)) for values in zip(*columns.values(), strict=True)]
+        names, own = self.column_names, np.array(rows, dtype=np.int64)
+        columns = [self._values[name].take(own) for name in names]
+        return [dict(zip(names, values, strict=True)) for values in zip(*columns, strict=True)]
 
     def names(self, row: int) -> tuple[str, str]:
         """Return the id of the document in a row, and what it is called: its title, or its first words."""
@@ -99,18 +103,19 @@ class DocumentTable:
         """Return {column: value} of documents in rows [n], without missing values."""
         if not self.has_metadata:
             return [{} for _ in rows]
-        records = self._columns.drop_columns(["doc_id", "title"]).take(pa.array(rows)).to_pylist()
-        return [{name: value for name, value in record.items() if value is not None} for record in records]
+        names = [name for name in self.column_names if name not in COLUMNS]
+        values = zip(*(self._values[name].take(rows) for name in names), strict=True)
+        return [{name: value for name, value in zip(names, own, strict=True) if value is not None} for own in values]
 
     @property
     def has_metadata(self) -> bool:
         """Whether the table has more columns than doc_id, title and text."""
-        return bool({*self.dataset.column_names} - {*COLUMNS})
+        return bool({*self.column_names} - {*COLUMNS})
 
     @property
     def has_texts(self) -> bool:
         """Whether the table holds the documents' texts."""
-        return "text" in self.dataset.column_names
+        return "text" in self.column_names
 
     def texts_of(self, doc_ids: Sequence[str]) -> list[str]:
         """Return the texts of some documents, without titles.
@@ -118,7 +123,7 @@ class DocumentTable:
         Raises:
             ValueError: the table has no texts, or not these documents.
         """
-        return list(self._texts[self.text_rows(doc_ids)]["text"])
+        return self._values["text"].take(np.array(self.text_rows(doc_ids), dtype=np.int64))
 
     def text_rows(self, doc_ids: Sequence[str]) -> list[int]:
         """Return the rows that hold the texts of some documents.
@@ -138,11 +143,11 @@ class DocumentTable:
 
     @cached_property
     def _columns(self) -> pa.Table:
-        return document_table(self.dataset)
+        return self.table.select([name for name in self.column_names if name != "text"])
 
     @cached_property
-    def _texts(self) -> datasets.Dataset:
-        return self.dataset.select_columns(["text"])
+    def _values(self) -> dict[str, Column]:
+        return {name: self.column(name) for name in self.column_names}
 
     def rows_of(self, doc_ids: Iterable[str], name: str) -> list[int]:
         """Return the rows of some documents.
@@ -249,7 +254,9 @@ class DocumentTable:
             ) from None
 
     def _mask(self, where: pc.Expression, table: pa.Table) -> NDArray[np.bool_]:
-        mask = pyarrow.dataset.dataset(table).to_table(columns={"mask": where})["mask"]
+        from pyarrow.dataset import dataset  # takes long
+
+        mask = dataset(table).to_table(columns={"mask": where})["mask"]
         if mask.type != pa.bool_():
             raise pa.ArrowInvalid(f"it gives {mask.type}, not true or false")
         return np.asarray(mask.fill_null(False))

@@ -26,7 +26,6 @@ from typing import Any, NamedTuple, NoReturn
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
-import pyarrow.dataset
 
 from dsi.docids.files.checks import printable, text
 
@@ -219,8 +218,10 @@ class _Parser:
             self._fail(f"contains needs a column of lists, {column.name} is a column of {column.kind} values{remedy}")
         kind, lists = column.kind.removeprefix(_LIST), self.table[column.name].combine_chunks()
         test = self._compared(_Column(column.name, kind, _values("value", kind)), operator.eq)
+        from pyarrow.dataset import dataset  # takes long
+
         single = pa.table({"value": pc.list_flatten(lists)})
-        equal = pyarrow.dataset.dataset(single).to_table(columns={"equal": test})["equal"].fill_null(False)
+        equal = dataset(single).to_table(columns={"equal": test})["equal"].fill_null(False)
         found = np.zeros(len(lists), dtype=bool)
         found[pc.list_parent_indices(lists).filter(equal.combine_chunks())] = True
         name = f"{column.name} contains"

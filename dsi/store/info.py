@@ -5,7 +5,6 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from dsi.config import Config
 from dsi.docids.files.checks import printable, user_path
 from dsi.docids.files.reading import read_record
 from dsi.search.request import used_settings
@@ -77,6 +76,8 @@ def _chooser(folder: Path, manifest: dict[str, Any]) -> str:
             "dev queries of its collection, or train queries set aside" if tuning.get("tried") or not sentences else ""
         )
         return "tuned on " + " and ".join(filter(None, [queries, sentences]))
+    from dsi.config import Config
+
     if search_config(manifest) == Config().search:
         return "the defaults of [search], which were chosen on other collections"
     return "set in [search] of its configuration, or where it was saved"

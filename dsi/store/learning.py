@@ -13,8 +13,7 @@ from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 
-from dsi.config import MEMORY_WEIGHT
-from dsi.contrastive.encoder import Encoder
+from dsi.contrastive.text_encoder import TextEncoder
 from dsi.docids.data.records import Oddities
 from dsi.docids.data.sources import POSITIVES, QUERIES, items_of, pair_records
 from dsi.docids.files.checks import id_of, shown, text, user_path
@@ -22,7 +21,7 @@ from dsi.docids.query_memory import QueryMemory, hash_of, is_usable, same
 from dsi.docids.query_pairs import Period
 from dsi.docids.types import Floats, Rows
 from dsi.docids.words.bm25 import BM25
-from dsi.search.request import SearchConfig
+from dsi.search.request import MEMORY_WEIGHT, SearchConfig
 from dsi.store.documents import DocumentTable
 from dsi.store.updating import Content
 
@@ -137,7 +136,7 @@ def checked_pairs(pairs: Iterable[Any], name: str, documents: DocumentTable) -> 
     return kept
 
 
-def query_vectors(encoder: Encoder, queries: Sequence[str]) -> tuple[list[int], Floats]:
+def query_vectors(encoder: TextEncoder, queries: Sequence[str]) -> tuple[list[int], Floats]:
     """Return the numbers of the queries that can be learned, and their embeddings [n, dim]; the same query is encoded once.
 
     A line counts the others, whose embeddings are not finite.
@@ -154,7 +153,7 @@ def query_vectors(encoder: Encoder, queries: Sequence[str]) -> tuple[list[int], 
     return known.tolist(), vectors[rows[known]]
 
 
-def encoded_pairs(encoder: Encoder, pairs: Sequence[Pair]) -> tuple[list[Pair], Floats]:
+def encoded_pairs(encoder: TextEncoder, pairs: Sequence[Pair]) -> tuple[list[Pair], Floats]:
     """Return the pairs that can be learned, and the embeddings [n, dim] of their queries; see `query_vectors`.
 
     Raises:

@@ -11,24 +11,24 @@ import dataclasses
 import os
 import platform
 import re
+import sys
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from importlib.metadata import version
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from typing import Any, NamedTuple, TypeAlias
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
-import datasets
 import numpy as np
 import pyarrow as pa
-import torch
 from threadpoolctl import threadpool_info
 
 from dsi.contrastive.config import EncoderConfig
-from dsi.contrastive.devices import check_device
-from dsi.contrastive.encoder import Encoder, quiet_transformers
-from dsi.contrastive.models import offline
-from dsi.contrastive.multi_vector import MultiVectorModel
+from dsi.contrastive.devices import check_device, has_gpu
+from dsi.contrastive.graph import GraphEncoder, has_graph
+from dsi.contrastive.stored import offline
+from dsi.contrastive.text_encoder import TextEncoder
 from dsi.docids.data.records import COLUMNS
+from dsi.docids.data.tables import Column
 from dsi.docids.files.checks import folder_to_replace, user_path
 from dsi.docids.files.reading import RESTORE, MappedFile, folder_sums, read_record, read_while_unchanged, reading
 from dsi.docids.files.storage import (
@@ -42,14 +42,12 @@ from dsi.docids.files.storage import (
     replace_folder,
     writing_to,
 )
+from dsi.docids.files.threads import count_threads
 from dsi.docids.query_memory import QueryMemory
 from dsi.docids.token_vectors import TokenVectors
 from dsi.docids.tree import DocidTree
 from dsi.docids.words.bm25 import BM25, load_lexical
-from dsi.generator.base import Generator
-from dsi.generator.kinds import load_generator
 from dsi.search.request import SearchConfig
-from dsi.store.documents import document_table
 from dsi.store.updating import Content, changed_parts
 from dsi.store.verify import (
     CHANGING,
@@ -64,6 +62,9 @@ from dsi.store.verify import (
     verify,
     write_manifest_file,
 )
+
+if TYPE_CHECKING:
+    from dsi.generator.base import Generator
 
 _TOKENS = "tokens.safetensors"
 """In `docids/`: the token vectors, if the index has them."""
@@ -87,7 +88,7 @@ class ChangedError(ValueError):
     """The index on disk is not the one that was loaded."""
 
 
-Parts: TypeAlias = tuple[Encoder, DocidTree, Generator | None, datasets.Dataset, SearchConfig, BM25 | None, QueryMemory]
+Parts: TypeAlias = tuple[TextEncoder, DocidTree, "Generator | None", pa.Table, SearchConfig, BM25 | None, QueryMemory]
 
 
 # Writing and reading the parts.
@@ -103,7 +104,7 @@ def save_docids(tree: DocidTree, documents: pa.Table, folder: Path) -> None:
         writer.write_table(documents)
 
 
-def load_docids(folder: Path) -> tuple[DocidTree, datasets.Dataset]:
+def load_docids(folder: Path) -> tuple[DocidTree, pa.Table]:
     """Load the tree and the document table; the table stays on disk.
 
     Raises:
@@ -126,22 +127,45 @@ def load_tree(folder: Path) -> DocidTree:
     return tree
 
 
-def load_encoder(folder: Path, config: EncoderConfig, device: str | None) -> Encoder:
+def load_encoder(folder: Path, config: EncoderConfig, device: str | None, dtype: str = "float32") -> TextEncoder:
     """Load the encoder that the generator reads: its own if they were trained together, else the one in `encoder/`.
 
-    With it comes the multi-vector model in `token_model/`, if the index has one.
+    Its graph computes it on the CPU in float32 where there is one, and torch otherwise. With it comes the multi-vector model
+    in `token_model/`, if the index has one.
+
+    Raises:
+        ModuleNotFoundError: torch is needed and not installed.
     """
     trained_together = folder / "generator" / "encoder"
-    encoder = Encoder.load(config, trained_together if trained_together.exists() else folder / "encoder", device)
+    own = trained_together if trained_together.exists() else folder / "encoder"
+    encoder: TextEncoder
+    if dtype == "float32" and has_graph(own) and (device == "cpu" or (device is None and not has_gpu())):
+        encoder = GraphEncoder.load(own, config)
+    else:
+        encoder = _encoder_by_torch(own, config, device)
     if (folder / _TOKEN_MODEL).exists():
+        from dsi.contrastive.multi_vector import MultiVectorModel
+
         encoder.token_model = MultiVectorModel.load("", folder / _TOKEN_MODEL, device)
     return encoder
 
 
+def _encoder_by_torch(folder: Path, config: EncoderConfig, device: str | None) -> TextEncoder:
+    try:
+        from dsi.contrastive.encoder import Encoder
+    except ModuleNotFoundError as error:
+        raise ModuleNotFoundError(
+            f"The encoder in {folder} needs {error.name}, as it has no graph, or is asked for on a GPU or in another type; run "
+            "pip install dr-scl.",
+            name=error.name,
+        ) from None
+    return Encoder.load(config, folder, device)
+
+
 def replace_index(
     folder: Path,
-    encoder: Encoder,
-    generator: Generator | None,
+    encoder: TextEncoder,
+    generator: "Generator | None",
     config: SearchConfig,
     content: Content,
     configured: SearchConfig | None = None,
@@ -149,16 +173,18 @@ def replace_index(
     """Write a whole index; it replaces one in this place with what training left of that. Rerankers and other files stay."""
     tree, documents, lexical, memory = content
     with replace_folder(folder) as new:
-        with quiet_transformers():
-            encoder.save(new / "encoder")
-            if encoder.token_model:
-                encoder.token_model.save(new / _TOKEN_MODEL)
-            if generator:
+        encoder.save(new / "encoder")
+        if encoder.token_model:
+            encoder.token_model.save(new / _TOKEN_MODEL)
+        if generator:
+            from dsi.contrastive.encoder import quiet_transformers
+
+            with quiet_transformers():
                 generator.save_pretrained(str(new / "generator"))
         if lexical:
             lexical.save(new / "lexical")
         memory.save(new / "memory")
-        save_docids(tree, document_table(documents, texts=True), new / "docids")
+        save_docids(tree, documents, new / "docids")
         write_manifest(new, encoder, tree, config, configured=configured)
         for entry in folder.iterdir() if folder.exists() else ():
             if entry.name in _OF_TRAINING or _GENERATION.fullmatch(entry.name):
@@ -180,7 +206,7 @@ def index_to_replace(folder: str | Path) -> Path:
 
 
 def write_manifest(
-    folder: Path, encoder: Encoder, tree: DocidTree, config: SearchConfig, seed: int | None = None,
+    folder: Path, encoder: TextEncoder, tree: DocidTree, config: SearchConfig, seed: int | None = None,
     configured: SearchConfig | None = None,
 ) -> None:  # fmt: skip
     """Write the manifest, which binds the parts in `folder` to each other; it is written last and read first.
@@ -201,7 +227,7 @@ def write_manifest(
         **_search_entries(config, configured),
         "fingerprints": {**_fingerprints(encoder), "docids": tree.fingerprint},
         "versions": package_versions(),
-        "threads": torch.get_num_threads(),
+        "threads": _threads(),
         "seed": seed,
         "files": _hashes(folder, PARTS),
     }
@@ -275,7 +301,7 @@ def retire(folder: Path) -> None:
 def load_content(folder: Path, manifest: dict[str, Any], device: str | None) -> Content:
     """Load what updates change, in the generation of a manifest: docids, document table, lexical part and memory."""
     tree, documents = load_docids(part(folder, manifest, "docids"))
-    lexical = load_lexical(part(folder, manifest, "lexical"), documents["doc_id"])
+    lexical = load_lexical(part(folder, manifest, "lexical"), Column(documents["doc_id"]))
     return Content(tree, documents, lexical, QueryMemory.load(part(folder, manifest, "memory")))
 
 
@@ -295,7 +321,7 @@ class Loaded(NamedTuple):
     mapped: tuple[MappedFile, ...]
 
 
-def load_index(folder: Path, device: str | None) -> Loaded:
+def load_index(folder: Path, device: str | None, dtype: str = "float32") -> Loaded:
     """Load the parts of an index and its search config, after `verify` has judged it.
 
     An update that replaces the index meanwhile is loaded instead, and so is an index that is saved over this one.
@@ -304,33 +330,42 @@ def load_index(folder: Path, device: str | None) -> Loaded:
     def changing() -> tuple[dict[str, Any], Content, tuple[MappedFile, ...]]:
         """Load what updates change, which may come without a pause."""
         manifest = verify(folder)
-        with offline(), reading(folder, torch.OutOfMemoryError):
+        with reading(folder):
             return manifest, load_content(folder, manifest, device), mapped_files(folder)
 
     def whole() -> Loaded:
         """Load the rest too, which only another index in this place changes."""
         manifest, content, mapped = read_while_unchanged(folder / "manifest.json", changing)
         config, configured = search_config(manifest), search_config(manifest, "configured")
-        parts = read_index(folder, manifest, content, config, device)
+        parts = read_index(folder, manifest, content, config, device, dtype)
         return Loaded(parts, configured, content_fingerprint(manifest), mapped)
 
     return read_while_unchanged(folder, whole)
 
 
 def read_index(
-    folder: Path, manifest: dict[str, Any], content: Content, config: SearchConfig, device: str | None
+    folder: Path,
+    manifest: dict[str, Any],
+    content: Content,
+    config: SearchConfig,
+    device: str | None,
+    dtype: str = "float32",
 ) -> Parts:
     """Read the models of an index that was judged before, and join them to its content.
 
     Raises:
         ValueError: parts do not belong together.
     """
-    check_device(device)
     tree, documents, lexical, memory = content
-    with offline(), reading(folder, torch.OutOfMemoryError):
-        encoder = load_encoder(folder, EncoderConfig(**manifest["encoder"]), device)
-        device_of_encoder = encoder.model.device
-        generator = load_generator(folder / "generator", device_of_encoder) if has_generator(manifest) else None
+    check_device(device)
+    with reading(folder, ImportError):
+        encoder = load_encoder(folder, EncoderConfig(**manifest["encoder"]), device, dtype)
+        generator = None
+        if has_generator(manifest):
+            from dsi.generator.kinds import load_generator
+
+            with offline():
+                generator = load_generator(folder / "generator", encoder.device)
     check_binding(manifest, encoder, tree)
     _check_fit(folder, encoder, tree, generator)
     return encoder, tree, generator, documents, config, lexical, memory
@@ -371,7 +406,7 @@ def check_known(folder: Path, known: Collection[str], configs: Collection[Search
 def write_update(
     folder: Path,
     known: Collection[str],
-    encoder: Encoder,
+    encoder: TextEncoder,
     content: Content,
     held: Content | None = None,
 ) -> int:
@@ -407,7 +442,7 @@ def write_update(
     new = {name: f"{name}-{generation}" for name in changed}
     if "docids" in new:
         with replace_folder(folder / new["docids"]) as partial:
-            save_docids(tree, document_table(documents, texts=True), partial)
+            save_docids(tree, documents, partial)
     if "lexical" in new and lexical:
         with replace_folder(folder / new["lexical"]) as partial:
             lexical.save(partial)
@@ -428,7 +463,7 @@ def write_update(
     return int(generation)
 
 
-def _of_removed(folder: Path, encoder: Encoder, tree: DocidTree) -> tuple[str, ...]:
+def _of_removed(folder: Path, encoder: TextEncoder, tree: DocidTree) -> tuple[str, ...]:
     """Return what may hold documents that an update removes, after comparing the models and docids of the index with it.
 
     Raises:
@@ -471,25 +506,36 @@ def _hashes(folder: Path, parts: Sequence[str], known: Mapping[str, str] | None 
     return {f"{name}/{file}": own for name in parts for file, own in folder_sums(folder / name, known).items()}
 
 
+def _threads() -> int:
+    """Return on how many threads this process computes."""
+    torch = sys.modules.get("torch")
+    return torch.get_num_threads() if torch else count_threads()
+
+
 def package_versions() -> dict[str, str]:
     """Return the versions of Python, and of the packages and the libraries for linear algebra that results depend on."""
-    return {"python": platform.python_version(), **{name: version(name) for name in _PACKAGES}, "blas": _blas()}
+    installed = {}
+    for name in _PACKAGES:
+        with suppress(PackageNotFoundError):  # searching does without some
+            installed[name] = version(name)
+    return {"python": platform.python_version(), **installed, "blas": _blas()}
 
 
 def _blas() -> str:
     """Return the names and versions of the BLAS of NumPy, SciPy and faiss, and the name of the one that torch holds."""
     loaded = {f"{pool['internal_api']} {pool['version']}" for pool in threadpool_info() if pool["user_api"] == "blas"}
-    of_torch = re.findall(r"BLAS_INFO=(\w+)", torch.__config__.show())
+    torch = sys.modules.get("torch")
+    of_torch = re.findall(r"BLAS_INFO=(\w+)", torch.__config__.show()) if torch else []
     return ", ".join([*sorted(loaded), *(f"{name} in torch" for name in of_torch)])
 
 
-def _fingerprints(encoder: Encoder) -> dict[str, str]:
+def _fingerprints(encoder: TextEncoder) -> dict[str, str]:
     """Return {part: fingerprint} of the models of an index that read texts."""
     model = encoder.token_model
     return {"encoder": encoder.fingerprint, **({_TOKEN_MODEL: model.fingerprint} if model else {})}
 
 
-def check_binding(manifest: dict[str, Any], encoder: Encoder, tree: DocidTree) -> None:
+def check_binding(manifest: dict[str, Any], encoder: TextEncoder, tree: DocidTree) -> None:
     """Raise ValueError unless models and docids are those of the manifest (the generator checks its docids itself)."""
     found = {**_fingerprints(encoder), "docids": tree.fingerprint}
     for name in ("encoder", _TOKEN_MODEL, "docids"):
@@ -504,20 +550,20 @@ def check_binding(manifest: dict[str, Any], encoder: Encoder, tree: DocidTree) -
 # Checks of parts.
 
 
-def load_documents(path: Path) -> datasets.Dataset:
+def load_documents(path: Path) -> pa.Table:
     """Return the document table in a file; it stays on disk.
 
     Raises:
         FileNotFoundError: no such file.
         ValueError: truncated, or it has no column doc_id or title.
     """
-    table = datasets.table.MemoryMappedTable.from_file(str(path)).replace_schema_metadata(None)  # could name files
+    table = pa.ipc.open_stream(pa.memory_map(str(path))).read_all().replace_schema_metadata(None)
     if missing := [name for name in COLUMNS if name != "text" and name not in table.column_names]:
         raise ValueError(f"{path} has no column {missing[0]}; {RESTORE}.")
-    return datasets.Dataset(table)
+    return table
 
 
-def _check_fit(folder: Path, encoder: Encoder, tree: DocidTree, generator: Generator | None) -> None:
+def _check_fit(folder: Path, encoder: TextEncoder, tree: DocidTree, generator: "Generator | None") -> None:
     """Raise ValueError unless encoder and generator fit the docids.
 
     Args:
@@ -541,7 +587,7 @@ def _check_fit(folder: Path, encoder: Encoder, tree: DocidTree, generator: Gener
         _check_generator(folder / "generator", encoder, tree, generator)
 
 
-def _check_generator(folder: Path, encoder: Encoder, tree: DocidTree, generator: Generator) -> None:
+def _check_generator(folder: Path, encoder: TextEncoder, tree: DocidTree, generator: "Generator") -> None:
     """Raise ValueError unless a generator has the encoder's width, and the digits of all docids that it was trained with."""
     try:
         generator.check_states(encoder.state_dim)

@@ -4,14 +4,14 @@ It loads the index, checks the arrays that libraries follow without a check, enc
 ends with status 0, or with the reason on the last line of its standard error.
 """
 
+import os
 import sys
 from pathlib import Path
 
 import numpy as np
-import torch
 
-from dsi.contrastive.encoder import Encoder
-from dsi.contrastive.models import PROBE, TEXTS
+from dsi.contrastive.stored import PROBE, TEXTS
+from dsi.contrastive.text_encoder import TextEncoder
 from dsi.docids.files.checks import printable
 from dsi.store.loading import load_content, read_index
 from dsi.store.retriever import GenerativeRetriever
@@ -43,7 +43,7 @@ def try_index(folder: Path) -> None:
     manifest = read_manifest(folder)
     parts = read_index(folder, manifest, load_content(folder, manifest, "cpu"), search_config(manifest), "cpu")
     encoder, tree, _, documents, _, lexical, memory = parts
-    for batch in documents.data.table.to_batches():
+    for batch in documents.to_batches():
         batch.validate(full=True)  # Arrow does not check the offsets in a file before it follows them
     sound = {
         "docids": tree.is_sound(),
@@ -54,21 +54,22 @@ def try_index(folder: Path) -> None:
         raise ValueError(f"{part(folder, manifest, name)} cannot be read (its arrays do not fit each other).")
     _check_outputs(encoder)
     retriever = GenerativeRetriever(*parts)
+    first = documents["doc_id"][0].as_py()
     queries = [PROBE, TEXTS[2], str(documents["title"][0])]
-    for options in ({}, {"method": "exact"}, {"deny": [documents["doc_id"][0]]}):
+    for options in ({}, {"method": "exact"}, {"deny": [first]}):
         for hits in retriever.search(queries, k=10, **options):
             if not np.isfinite([hit.score for hit in hits]).all():
                 raise ValueError(f"{folder} gives scores that are not finite.")
 
 
-def _check_outputs(encoder: Encoder) -> None:
+def _check_outputs(encoder: TextEncoder) -> None:
     """Raise ValueError unless an encoder gives finite embeddings and states of its stated widths."""
     for kind in ("query", "document"):
         states, _, embeddings, _ = encoder.forward(TEXTS, kind)
         sizes, expected = [states.shape[-1], embeddings.shape[-1]], [encoder.state_dim, encoder.embedding_dim]
         if sizes != expected:
             raise ValueError(f"The encoder's states and embeddings are {sizes} wide, and should be {expected}.")
-        if not all(output.isfinite().all() for output in (states, embeddings)):
+        if not all(np.isfinite(output).all() for output in (states, embeddings)):
             raise ValueError("The encoder gives embeddings that are not finite.")
 
 
@@ -87,5 +88,5 @@ def limit_memory(size: int) -> None:
 
 
 if __name__ == "__main__":
-    torch.set_num_threads(1)
+    os.environ["OMP_NUM_THREADS"] = "1"
     sys.exit(main(Path(sys.argv[1])))

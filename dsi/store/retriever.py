@@ -4,14 +4,12 @@ import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, Self, Unpack, overload
+from typing import TYPE_CHECKING, Any, Self, Unpack, overload
 
-import datasets
 import numpy as np
-import torch
 from numpy.typing import NDArray
 
-from dsi.contrastive.encoder import Encoder
+from dsi.contrastive.text_encoder import TextEncoder
 from dsi.docids.data.records import COLUMNS
 from dsi.docids.files.checks import plain, user_path
 from dsi.docids.files.reading import MappedFile, check_mapped
@@ -20,7 +18,6 @@ from dsi.docids.query_memory import QueryMemory
 from dsi.docids.tree import DocidTree
 from dsi.docids.vectors import VectorKind, VectorsConfig
 from dsi.docids.words.bm25 import BM25
-from dsi.generator.base import Generator
 from dsi.search.engine import Engine, Followed, check_parts
 from dsi.search.engines import create_engine
 from dsi.search.explain.explanation import Explanation
@@ -45,7 +42,11 @@ from dsi.store.documents import DocumentTable, hits_of, run_of
 from dsi.store.state import State
 from dsi.store.updating import Content
 
-_DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
+if TYPE_CHECKING:
+    from dsi.generator.base import Generator
+
+_DTYPES = ("float32", "bfloat16")
+"""Of encoder and decoder in search."""
 
 
 class GenerativeRetriever:
@@ -63,20 +64,20 @@ class GenerativeRetriever:
         encoder: the frozen encoder.
         tree: the docids.
         generator: the decoder trained for these docids; None to search by the vectors of the tree.
-        documents: table with doc_id, title, optional metadata and, for cross-encoders, text; in collection order.
+        documents: an Arrow table or a data set with doc_id, title, optional metadata and text; in collection order.
         search_config: the default search config, kept as `configured_search`, from which `dsi.tune` begins.
         lexical: BM25 of the same documents, needed for `lexical_weight`.
         memory: what it has learned from use.
-        dtype: of encoder and decoder in search; scores are always float32. torch.bfloat16 is faster on processors that have it.
+        dtype: of encoder and decoder in search; scores are always float32. "bfloat16" is faster on processors that have it.
 
     Raises:
         ValueError: the parts do not belong together.
     """
 
     def __init__(
-        self, encoder: Encoder, tree: DocidTree, generator: Generator | None, documents: datasets.Dataset,
+        self, encoder: TextEncoder, tree: DocidTree, generator: "Generator | None", documents: Any,
         search_config: SearchConfig | None = None, lexical: BM25 | None = None,
-        memory: QueryMemory | None = None, dtype: torch.dtype = torch.float32,
+        memory: QueryMemory | None = None, dtype: str = "float32",
     ) -> None:  # fmt: skip
         if len(documents) != tree.num_rows:
             raise ValueError(f"The docids cover {tree.num_rows} documents, the document table has {len(documents)}.")
@@ -84,7 +85,7 @@ class GenerativeRetriever:
             raise ValueError(
                 f"The encoder gives embeddings of {encoder.embedding_dim}, the docids need {tree.embeddings.shape[1]}."
             )
-        self.device, self.dtype = encoder.model.device, dtype
+        self.device, self.dtype = encoder.device, dtype
         self._updating, self._generation = threading.Lock(), 0
         self._saved: dict[Path, str] = {}  # folder: state of the index there that this one contains
         # Where it was saved last, or loaded from: the folder, the content, its search config.
@@ -101,12 +102,12 @@ class GenerativeRetriever:
     # The parts of the index.
 
     @property
-    def encoder(self) -> Encoder:
+    def encoder(self) -> TextEncoder:
         """The frozen encoder, laid out for search."""
         return self._state.encoder
 
     @property
-    def generator(self) -> Generator | None:
+    def generator(self) -> "Generator | None":
         """The decoder; None if the index has none, and searches walk by the tree's vectors."""
         return self._state.generator
 
@@ -385,7 +386,7 @@ class GenerativeRetriever:
 
     def update_from(self, *paths: str | Path) -> updating.FileChanges:
         """Bring the index up to date with files and folders that it was made of; only files that changed are encoded."""
-        changes, rows, going = updating.changed_files(self.documents.dataset, paths)
+        changes, rows, going = updating.changed_files(self.documents, paths)
         self._hold(lambda content: updating.with_documents(content, self.encoder, rows, removed=going))
         return changes
 
@@ -443,7 +444,7 @@ class GenerativeRetriever:
         """Return the pairs that the index has learned, the first learned first."""
         return learning.learned_pairs(self._state.content)
 
-    def keep_texts(self, documents: datasets.Dataset) -> None:
+    def keep_texts(self, documents: Any) -> None:
         """Put the texts of a table with doc_id and text, such as `collection.documents`, into the index.
 
         Raises:
@@ -501,7 +502,7 @@ class GenerativeRetriever:
 
     def _check_savable(self) -> None:
         check_mapped(self._mapped)
-        if self.dtype != torch.float32:
+        if self.dtype != "float32":
             raise ValueError(f"This retriever's weights are of {self.dtype}; save one that was loaded in float32.")
 
     def save_update(self, folder: str | Path) -> int:
@@ -551,8 +552,8 @@ class GenerativeRetriever:
         if plain(str, dtype, "dtype") not in _DTYPES:
             raise ValueError(f"dtype must be one of {', '.join(_DTYPES)}, got {dtype!r}.")
         local = loading.index_folder(folder, revision, token)
-        parts, configured, state, mapped = loading.load_index(local, device)
-        retriever = cls(*parts, dtype=_DTYPES[dtype])
+        parts, configured, state, mapped = loading.load_index(local, device, dtype)
+        retriever = cls(*parts, dtype=dtype)
         retriever._saved[local.resolve()], retriever._mapped, retriever.configured_search = state, mapped, configured
         retriever._on_disk = local.resolve(), retriever.content, retriever.search_config
         retriever._generation = loading.generation_of(local)
@@ -565,8 +566,8 @@ class GenerativeRetriever:
                 "A retriever is pickled as the folder that holds it, and this one has changes that none holds; call "
                 "save_update or save_pretrained first."
             )
-        folder, dtype = self._on_disk[0], next(name for name, own in _DTYPES.items() if own == self.dtype)
-        return _reload, (folder, self._saved[folder], str(self.device), dtype, self.search_config)
+        folder = self._on_disk[0]
+        return _reload, (folder, self._saved[folder], str(self.device), self.dtype, self.search_config)
 
 
 def load(

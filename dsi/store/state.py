@@ -3,13 +3,16 @@
 import math
 from dataclasses import dataclass, replace
 from functools import cached_property
+from typing import TYPE_CHECKING
 
-from dsi.contrastive.encoder import Encoder
-from dsi.generator.base import Generator
+from dsi.contrastive.text_encoder import TextEncoder
 from dsi.search.engine import Engine
 from dsi.search.request import SearchConfig
 from dsi.store.documents import DocumentTable
 from dsi.store.updating import Content, changed_parts
+
+if TYPE_CHECKING:
+    from dsi.generator.base import Generator
 
 
 @dataclass(frozen=True, eq=False)
@@ -24,8 +27,8 @@ class State:
         engine: searches docids, and holds the lexical part.
     """
 
-    encoder: Encoder
-    generator: Generator | None
+    encoder: TextEncoder
+    generator: "Generator | None"
     search_config: SearchConfig
     documents: DocumentTable
     engine: Engine
@@ -45,4 +48,4 @@ class State:
     @property
     def content(self) -> Content:
         """The parts that an update changes."""
-        return Content(self.engine.tree, self.documents.dataset, self.engine.lexical, self.engine.memory)
+        return Content(self.engine.tree, self.documents.table, self.engine.lexical, self.engine.memory)

@@ -13,10 +13,10 @@ from itertools import chain
 
 import numpy as np
 from scipy import sparse
-from sklearn.feature_extraction.text import ENGLISH_STOP_WORDS
 
 from dsi.docids.tree import DocidTree
 from dsi.docids.words.analyzer import MARKS, UNSPACED, letter_groups
+from dsi.docids.words.common import COMMON_WORDS
 from dsi.store.documents import DocumentTable
 
 _LETTERS = re.compile(rf"(?:[^\W\d_][{MARKS}]*){{3,}}")
@@ -56,7 +56,7 @@ class Topics:
         indices: list[int] = []  # numbers of words, document after document
         ends = [0]
         for text in _texts(documents):
-            words = set(_words(text.lower())) - ENGLISH_STOP_WORDS
+            words = set(_words(text.lower())) - COMMON_WORDS
             indices += [vocabulary.setdefault(word, len(vocabulary)) for word in words]
             ends.append(len(indices))
         self.words = sorted(vocabulary) or [""]

@@ -9,27 +9,26 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import datasets
 import numpy as np
 import pyarrow as pa
-from datasets.fingerprint import generate_random_fingerprint
 from numpy.typing import NDArray
 
 from dsi.contrastive.blocks import warn_cut, warn_unread
 from dsi.contrastive.cutting import piece_text
-from dsi.contrastive.encoder import Encoder
+from dsi.contrastive.text_encoder import TextEncoder
 from dsi.contrastive.tokens import TokenHead, tell_empty
 from dsi.docids.data.folders import Held, base_of, path_records, records_of_files, source_files
 from dsi.docids.data.locations import FILE, PLACE, SOURCE, VERSION
 from dsi.docids.data.records import COLUMNS, Oddities, Row, checked_documents, converted, ids_of, kind_of
 from dsi.docids.data.sources import records_of
+from dsi.docids.data.tables import Column
 from dsi.docids.files.checks import plain, shown, user_path
 from dsi.docids.query_memory import QueryMemory
 from dsi.docids.token_vectors import TokenCodes
 from dsi.docids.tree import DocidTree
 from dsi.docids.updating import add_documents, remove_documents, without_traces
 from dsi.docids.words.bm25 import BM25
-from dsi.store.documents import DocumentTable, document_table
+from dsi.store.documents import DocumentTable
 from dsi.store.verify import CHANGING
 
 _BLOCK = 1_024
@@ -40,7 +39,7 @@ class Content(NamedTuple):
     """The parts of an index that an update changes: docids, document table, lexical part, what it has learned."""
 
     tree: DocidTree
-    documents: datasets.Dataset
+    documents: pa.Table
     lexical: BM25 | None
     memory: QueryMemory
 
@@ -55,7 +54,12 @@ def changed_parts(content: Content, held: Content | None) -> list[str]:
 
 
 def with_documents(
-    content: Content, encoder: Encoder, documents: Iterable[Any], *, replace: bool = False, removed: Sequence[int] = ()
+    content: Content,
+    encoder: TextEncoder,
+    documents: Iterable[Any],
+    *,
+    replace: bool = False,
+    removed: Sequence[int] = (),
 ) -> Content:
     """Return the content with more documents, and without others.
 
@@ -79,7 +83,7 @@ def with_documents(
     for doc_id in doc_ids:
         if not may_replace and doc_id in rows and rows[doc_id] not in going:
             raise ValueError(_taken(doc_id))
-    old, replaced = document_table(content.documents, texts=True), sorted({*rows.values(), *going})
+    old, replaced = content.documents, sorted({*rows.values(), *going})
     metadata = _metadata_columns(records, old.schema)
     cuts = encoder.cut(titles, texts, content.tree.pieces)
     warn_cut(sum(not own.is_whole for own in cuts), len(cuts), content.tree.pieces, encoder)
@@ -97,8 +101,8 @@ def with_documents(
     text_column = {"text": texts} if "text" in old.column_names else {}
     new = pa.table({"doc_id": doc_ids, "title": titles, **text_column, **metadata}, schema=old.schema)
     tree = remove_documents(content.tree, np.array(replaced)) if replaced else content.tree
-    table = _dataset(_with(_without(old, replaced), new))
-    lexical = content.lexical.update(replaced, table["doc_id"], full_texts) if content.lexical else None
+    table = _with(_without(old, replaced), new)
+    lexical = content.lexical.update(replaced, Column(table["doc_id"]), full_texts) if content.lexical else None
     again = {rows[doc_id]: number for number, doc_id in enumerate(doc_ids) if doc_id in rows}
     memory = _moved(content, replaced, again)
     return Content(without_traces(add_documents(tree, embeddings, places, tokens, own_spans)), table, lexical, memory)
@@ -121,7 +125,7 @@ def _moved(content: Content, gone: Sequence[int], again: Mapping[int, int] | Non
 
 
 def _encode(
-    tree: DocidTree, encoder: Encoder, pieces: Sequence[str], full_texts: Sequence[str]
+    tree: DocidTree, encoder: TextEncoder, pieces: Sequence[str], full_texts: Sequence[str]
 ) -> tuple[NDArray[np.float32], TokenCodes | None]:
     """Return embeddings of pieces of texts, and the codes of their tokens if the index has token vectors."""
     if tree.tokens is None:
@@ -186,13 +190,13 @@ class FileChanges(NamedTuple):
     same: int
 
 
-def changed_files(table: datasets.Dataset, paths: Sequence[str | Path]) -> tuple[FileChanges, list[Row], list[int]]:
+def changed_files(documents: DocumentTable, paths: Sequence[str | Path]) -> tuple[FileChanges, list[Row], list[int]]:
     """Compare files and folders with the index that was made of them, by their contents, and read what has changed.
 
     What is there and cannot be read keeps its documents.
 
     Args:
-        table: the documents of the index.
+        documents: of the index.
         paths: files and folders; other files of the index are left alone.
 
     Returns:
@@ -202,12 +206,12 @@ def changed_files(table: datasets.Dataset, paths: Sequence[str | Path]) -> tuple
         FileNotFoundError: no such path.
         ValueError: the index was not made of files.
     """
-    if FILE not in table.column_names:
+    if FILE not in documents.column_names:
         raise ValueError("The index was not made of files, so no folder can be compared with it; use --add or add().")
     # 1) Compare.
     roots, odd = [user_path(path) for path in paths], Oddities(", ".join(map(str, paths)))
     found, closed = source_files(roots, odd)
-    doc_ids, files, places, versions = (table[name][:] for name in ("doc_id", FILE, PLACE, VERSION))
+    doc_ids, files, places, versions = (documents.column(name)[:] for name in ("doc_id", FILE, PLACE, VERSION))
     known = {file: version for file, version in zip(files, versions, strict=True) if file}
     present = {file.address: file.version for file in found}
     same = {file for file, version in present.items() if version and known.get(file) == version}
@@ -219,7 +223,7 @@ def changed_files(table: datasets.Dataset, paths: Sequence[str | Path]) -> tuple
     read = [row for _, row in records_of_files([file for file in found if file.address not in same], odd, held)]
     unread = held.unread | _losing(held.changed, read, doc_ids, files)
     same |= unread & known.keys()
-    schema = document_table(table).schema
+    schema = documents.table.schema
     rows = [_fitting(row, schema, odd) for row in read if row[FILE] not in same]
     odd.warn()
     changed = (known.keys() & present.keys()) - same
@@ -313,7 +317,7 @@ class _Files:
 
     def __init__(self, documents: DocumentTable) -> None:
         self.rows, self._bases = defaultdict[str, list[int]](list), defaultdict[str, set[str]](set)
-        columns = (documents.dataset[name][:] for name in ("doc_id", FILE, PLACE))
+        columns = (documents.column(name) for name in ("doc_id", FILE, PLACE))
         for row, (doc_id, file, place) in enumerate(zip(*columns, strict=True)):
             if file:
                 self.rows[file].append(row)
@@ -337,7 +341,7 @@ def rows_to_remove(documents: DocumentTable, names: Iterable[str]) -> list[int]:
         ValueError: names are no list of texts, or one names nothing or several files.
     """
     wanted = ids_of(names, "remove")
-    if FILE not in documents.dataset.column_names:
+    if FILE not in documents.column_names:
         return documents.rows_of(wanted, "remove")
     known = documents.find([name for name in wanted if isinstance(name, str)])
     rows, unknown = {*known.values()}, [name for name in wanted if name not in known]
@@ -354,12 +358,12 @@ def rows_to_remove(documents: DocumentTable, names: Iterable[str]) -> list[int]:
 
 def tell_returning(before: DocumentTable, rows: Sequence[int], now: DocumentTable) -> None:
     """Warn of documents, rows of the table before, that were removed while their files stay: updates bring them back."""
-    if not rows or FILE not in before.dataset.column_names:
+    if not rows or FILE not in before.column_names:
         return
-    odd, left = Oddities("remove"), {*now.dataset[FILE][:]}
-    gone = before.dataset.select_columns(["doc_id", FILE])[list(rows)]
-    replaced = now.find(gone["doc_id"])
-    for doc_id, file in zip(gone["doc_id"], gone[FILE], strict=True):
+    odd, left = Oddities("remove"), {*now.column(FILE)}
+    doc_ids, files = (before.column(name).take(np.array(rows)) for name in ("doc_id", FILE))
+    replaced = now.find(doc_ids)
+    for doc_id, file in zip(doc_ids, files, strict=True):
         if doc_id in replaced or not file or _is_absent(Path(file)):
             continue
         if file in left:
@@ -380,8 +384,8 @@ def without_documents(content: Content, rows: Sequence[int]) -> Content:
         return content
     if len(set(rows)) == len(content.documents):
         raise ValueError("An index cannot be left without documents; keep at least one.")
-    table = _dataset(_without(document_table(content.documents, texts=True), rows))
-    lexical = content.lexical.update(rows, table["doc_id"], ()) if content.lexical else None
+    table = _without(content.documents, rows)
+    lexical = content.lexical.update(rows, Column(table["doc_id"]), ()) if content.lexical else None
     tree = without_traces(remove_documents(content.tree, np.array(rows)))
     return Content(tree, table, lexical, _moved(content, rows))
 
@@ -407,17 +411,13 @@ def _with(table: pa.Table, new: pa.Table) -> pa.Table:
     return pa.concat_tables([*whole, pa.concat_tables([last, new]).combine_chunks()])
 
 
-def _dataset(table: pa.Table) -> datasets.Dataset:
-    """Return a table as a dataset; without a fingerprint it would be read to compute one."""
-    return datasets.Dataset(table, fingerprint=generate_random_fingerprint())
-
-
-def with_texts(content: Content, documents: datasets.Dataset) -> Content:
+def with_texts(content: Content, documents: Any) -> Content:
     """Return the content with the texts of its documents, from a table with doc_id and text that may hold more documents.
 
     Raises:
         ValueError: the table has no texts, or lacks a document of the index.
     """
-    rows = DocumentTable(documents).text_rows(content.documents["doc_id"][:])
-    texts = documents.select_columns(["text"]).with_format("arrow")[rows]["text"]
-    return content._replace(documents=_dataset(document_table(content.documents).append_column("text", texts)))
+    given, own = DocumentTable(documents), DocumentTable(content.documents)
+    texts = given.texts_of(own.column("doc_id"))
+    table = own.table.drop_columns(["text"]) if own.has_texts else own.table
+    return content._replace(documents=table.append_column("text", pa.array(texts, type=pa.string())))

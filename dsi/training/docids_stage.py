@@ -13,10 +13,11 @@ from numpy.typing import NDArray
 from transformers import AutoTokenizer
 
 from dsi.contrastive.blocks import DocumentTexts
-from dsi.contrastive.encoder import Encoder
 from dsi.contrastive.models import is_local
+from dsi.contrastive.text_encoder import TextEncoder
 from dsi.docids.clustering import assemble
 from dsi.docids.data.collection import Collection
+from dsi.docids.data.tables import as_table
 from dsi.docids.extensions import SCHEMES, package_of
 from dsi.docids.files.processes import ALONE, Processes
 from dsi.docids.files.reading import sha256
@@ -27,7 +28,6 @@ from dsi.docids.token_vectors import TokenVectors
 from dsi.docids.tree import DocidTree, diagnostics, piece_cost
 from dsi.docids.types import Ints
 from dsi.docids.vectors import BLOCK, VectorsConfig
-from dsi.store.documents import document_table
 from dsi.store.loading import save_docids
 
 logger = logging.getLogger(__name__)
@@ -50,7 +50,7 @@ def load_tokenizer(name: str) -> Any:
 
 def scheme_input(
     collection: Collection,
-    encoder: Encoder,
+    encoder: TextEncoder,
     config: DocidsConfig,
     embeddings: NDArray[np.float32],
     points: NDArray[np.float32] | None = None,
@@ -89,7 +89,7 @@ def scheme_input(
         titles=titles,
         texts=pieces if several else collection.full_texts(),
         rows=pieces.rows if several else None,
-        tokenizer=load_tokenizer(checkpoint) if checkpoint else encoder.tokenizer,
+        tokenizer=load_tokenizer(checkpoint) if checkpoint else getattr(encoder, "tokenizer", None),
         seed=seed,
         processes=processes,
         folder=folder,
@@ -125,7 +125,7 @@ def sources_digest(config: DocidsConfig, collection: Collection, points: NDArray
     return sha256(Path(config.method))
 
 
-def train_queries(collection: Collection, encoder: Encoder) -> dict[int, list[str]]:
+def train_queries(collection: Collection, encoder: TextEncoder) -> dict[int, list[str]]:
     """Return {document row: its train queries as the encoder reads them}."""
     queries: dict[int, list[str]] = {}
     pairs = collection.pairs("train")
@@ -180,7 +180,9 @@ def save_docids_stage(
     if pieces > 1:
         tree = replace(tree, pieces=pieces, piece_cost=piece_cost(tree.embeddings, tree.centroids[0]))
     tree = tree.stored_as(vectors)
-    table = document_table(documents, texts=text_megabytes > 0)
+    table = as_table(documents)
+    if not text_megabytes:
+        table = table.drop_columns(["text"])
     if "text" in table.column_names and (size := table["text"].nbytes / 1e6) > text_megabytes:
         logger.warning(
             "The documents' texts take %.0f MB, more than text_megabytes = %d: the index keeps titles only.",

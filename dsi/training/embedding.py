@@ -14,7 +14,7 @@ import datasets
 import numpy as np
 from numpy.typing import NDArray
 
-from dsi.config import LEXICAL_WEIGHT, Config
+from dsi.config import Config
 from dsi.contrastive.blocks import (
     DocumentTexts,
     encode_blocks,
@@ -33,6 +33,7 @@ from dsi.docids.files.storage import digest, replacing, save_tensors
 from dsi.docids.token_vectors import TokenVectors
 from dsi.docids.types import Ints
 from dsi.docids.words.bm25 import BM25
+from dsi.search.request import LEXICAL_WEIGHT
 
 logger = logging.getLogger(__name__)
 

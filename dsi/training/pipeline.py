@@ -27,7 +27,7 @@ import datasets
 import numpy as np
 from numpy.typing import NDArray
 
-from dsi.config import LEXICAL_WEIGHT, Config, config_names, write_config
+from dsi.config import Config, config_names, write_config
 from dsi.contrastive.blocks import DocumentTexts, giving_back, in_blocks
 from dsi.contrastive.encoder import Encoder, quiet_transformers
 from dsi.contrastive.multi_vector import MultiVectorModel
@@ -49,6 +49,7 @@ from dsi.generator.kinds import find_kind
 from dsi.generator.pseudo_queries import generate_queries, read_queries_table
 from dsi.measuring.query_ranks import MARGIN, query_ranks, train_examples
 from dsi.measuring.tuning import configure, is_as_configured, is_tuned, tune_index
+from dsi.search.request import LEXICAL_WEIGHT
 from dsi.store.learning import query_terms, query_vectors
 from dsi.store.loading import generation_of, is_whole, load_docids, load_encoder, load_tree, retire, write_manifest
 from dsi.store.retriever import GenerativeRetriever

@@ -10,7 +10,6 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-import datasets
 import numpy as np
 
 from dsi.config import Config, read_config, run_config
@@ -198,8 +197,9 @@ def _indexed_documents(folder: Path) -> set[tuple[str, str]]:
         return set()
 
 
-def _documents_of(table: datasets.Dataset) -> set[tuple[str, str]]:
-    return set(zip(table["doc_id"][:], table["title"][:], strict=True))
+def _documents_of(documents: Any) -> set[tuple[str, str]]:
+    table = as_table(documents)
+    return set(zip(table["doc_id"].to_pylist(), table["title"].to_pylist(), strict=True))
 
 
 def check_encoder(config: Config, encoder: Encoder, documents: int) -> None:

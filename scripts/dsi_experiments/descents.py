@@ -9,7 +9,6 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
 
 from dsi.docids.places import places_of
@@ -110,4 +109,4 @@ def one_by_one(encoded: EncodedQueries) -> Iterator[tuple[int, QueryBatch]]:
     """Yield the row and the batch of each single query."""
     for batch in encoded.batches:
         for place, row in enumerate(batch.rows.tolist()):
-            yield row, batch.select(torch.tensor([place]))
+            yield row, batch.select(np.array([place]))

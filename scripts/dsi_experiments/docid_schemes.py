@@ -169,7 +169,7 @@ class Comparison:
     def baselines(self) -> dict[str, Any]:
         """Dense search and BM25, without docids; all schemes share the encoder and what it has embedded here."""
         texts = self.collection.query_texts(SPLIT)
-        dense = self._dense.run(SPLIT, self._encode(texts).embeddings.float().numpy())
+        dense = self._dense.run(SPLIT, self._encode(texts).embeddings)
         return self._systems({"dense": dense, "BM25": self.laboratory.words.bm25.run(texts, ANSWERS)})
 
     def measure(self, config: Config) -> dict[str, Any]:

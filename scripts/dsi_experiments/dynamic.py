@@ -139,7 +139,7 @@ class GrowingIndex:
             bm25 = BM25(documents["doc_id"][:], full_texts(documents), **settings)
             return bm25.run(self.collection.query_texts(SPLIT), ANSWERS)
         if name == "dense":
-            encoded, vectors = self._queries.embeddings.float().numpy(), tree.embeddings[tree.positions]
+            encoded, vectors = self._queries.embeddings, tree.embeddings[tree.positions]
             return dense_run(self._queries.query_ids, encoded, documents["doc_id"][:], vectors, ANSWERS)
         method = DenseAndWords if name == "dense + BM25" else None
         return answer(self._retriever, self._queries, ANSWERS, method, **settings)

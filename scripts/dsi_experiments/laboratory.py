@@ -377,7 +377,7 @@ def _clusters(beam_width: int) -> Method:
             index.engine.methods["generate"].retrieve(batch, request, trace)
             nodes = np.concatenate([level.nodes[0] for level in trace.levels])
             positions = nodes[nodes >= tree.num_inner] - tree.num_inner
-            scores, own = tree.embeddings[positions] @ batch.vectors[0], dict[str, float]()
+            scores, own = tree.embeddings[positions] @ batch.embeddings[0], dict[str, float]()
             for place in np.argsort(-scores, kind="stable"):
                 own.setdefault(doc_ids[tree.doc_rows[positions[place]]], float(scores[place]))
             found[row] = dict(islice(own.items(), DEPTH))

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from scipy.optimize import minimize
 from scipy.special import expit
 
-from dsi.config import LEXICAL_WEIGHT, MEMORY_WEIGHT, TOKEN_WEIGHT, Config
+from dsi.config import Config
 from dsi.docids.data.collection import Collection, read_collection
 from dsi.docids.data.dev_queries import cut_dev, relevant_documents
 from dsi.docids.files.storage import digest, write_json, write_text
@@ -29,7 +29,7 @@ from dsi.measuring.provenance import provenance
 from dsi.measuring.runs import language_of
 from dsi.search.generate import VectorEngine
 from dsi.search.queries import EncodedQueries
-from dsi.search.request import SearchRequest
+from dsi.search.request import LEXICAL_WEIGHT, MEMORY_WEIGHT, TOKEN_WEIGHT, SearchRequest
 from dsi.store.retriever import GenerativeRetriever
 from dsi.training.pipeline import TrainingRun
 from dsi_experiments.linear_tree import TreeSettings, floored, train_tree
@@ -179,7 +179,7 @@ def candidates(
     texts = {split: collection.query_texts(split) for split in splits}
     asked_texts = [text for own in texts.values() for text in own.values()]
     encoded, seconds = retriever.encode_queries(asked_texts), dict[str, float]()
-    asked = Asked(asked_texts, normalised(encoded.embeddings.float().numpy()))
+    asked = Asked(asked_texts, normalised(encoded.embeddings))
     assert retriever.lexical is not None
     words, features = retriever.lexical.shares(asked_texts), Features.of(lesson, asked)
     first = _top(lesson.dense(asked.vectors) + LEXICAL_WEIGHT * words, POOL)

@@ -90,7 +90,7 @@ OPTIONS = [
 )
 def test_answers_are_those_of_one_process(cluster, runs, collection, name, monkeypatch):
     one, rng = alone(runs[name]), np.random.default_rng(0)
-    texts, ids = texts_of(collection)[::3], one.documents.dataset["doc_id"][:]
+    texts, ids = texts_of(collection)[::3], one.documents.column("doc_id")[:]
     read = dict(zip(texts, rng.choice([0, 0.4, 1], size=len(texts)).astype(np.float32), strict=True))
     monkeypatch.setattr(Encoder, "shares_read", lambda _, own: np.array([read[text] for text in own]))
     encoded = one.encode_queries(texts)
@@ -259,7 +259,7 @@ def test_updates_are_seen_in_all_shards_or_in_none(cluster, runs, tmp_path, coll
         searching = threading.Thread(target=search)
         searching.start()
         try:
-            removed = shards.documents.dataset["doc_id"][3]
+            removed = shards.documents.column("doc_id")[3]
             for change in (lambda: shards.add([new]), lambda: shards.remove([removed])):
                 before = len(seen)
                 change()
@@ -287,7 +287,7 @@ def test_updates_are_seen_in_all_shards_or_in_none(cluster, runs, tmp_path, coll
 def test_files_of_another_generation_are_refused(cluster, runs, tmp_path):
     folder = Path(shutil.copytree(runs["plain"], tmp_path / "run"))
     index = alone(folder)
-    index.remove([index.documents.dataset["doc_id"][0]])
+    index.remove([index.documents.column("doc_id")[0]])
     index.save_update(folder)
     fleet = Fleet(cluster.backend, str(folder), 2, 1, 1.0, require_all=False)
     message = r"its worker holds generation 2 \(\w+\), the router needs another; all machines must see one folder"

@@ -50,7 +50,7 @@ def test_a_shard_whose_documents_were_all_removed_has_none(run, local, collectio
     with serve(run, local, shards=5) as served:
         first, last = served.engine.edges[1:3]
         rows = served.tree.doc_rows[first:last]
-        served.remove([served.documents.dataset["doc_id"][int(row)] for row in rows])
+        served.remove([served.documents.column("doc_id")[int(row)] for row in rows])
         assert_answers_of_one_process(served, run, texts_of(collection)[:4])
 
 
@@ -194,7 +194,7 @@ def test_the_state_that_is_asked_for_again_stays(run, tmp_path):
 def test_every_change_reaches_the_shards(run, local, collection, tmp_path):
     texts = texts_of(collection)[:4]
     with serve(run, local) as served:
-        doc_ids = served.documents.dataset["doc_id"][:3]
+        doc_ids = served.documents.column("doc_id")[:3]
         changes = [
             lambda: served.update([NEW], remove=doc_ids[:1]),
             lambda: served.add([NEW], replace=True),

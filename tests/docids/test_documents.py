@@ -231,8 +231,8 @@ def test_a_corpus_and_an_update_take_the_same_documents(folder, retriever):
     with (folder / "corpus.jsonl").open("a", encoding="utf-8") as file:
         file.writelines("\n" + json.dumps(record) for record in records)
     retriever.add(record for record in records)
-    table = retriever.documents.dataset
-    assert table.select(range(40, 44)).to_dict() == read_collection(folder).documents.select(range(40, 44)).to_dict()
+    table = retriever.documents.table
+    assert table.slice(40, 4).to_pydict() == read_collection(folder).documents.select(range(40, 44)).to_dict()
 
 
 def test_columns_take_values_of_their_type_only(encoder):
@@ -334,7 +334,7 @@ def test_a_document_is_read_by_its_id(retriever, folder):
     assert found.digits == hit.digits
     assert hit.text == first["text"]
     without = GenerativeRetriever(
-        retriever.encoder, retriever.tree, retriever.generator, retriever.documents.dataset.remove_columns(["text"])
+        retriever.encoder, retriever.tree, retriever.generator, retriever.documents.table.drop_columns(["text"])
     )
     assert without.get(first["doc_id"]).text is None
     assert without.search("river", k=3)[2].text is None

@@ -8,7 +8,6 @@ from pathlib import Path
 import datasets
 import numpy as np
 import pytest
-import torch
 from dsi_experiments.docid_schemes import Comparison
 from dsi_experiments.laboratory import Laboratory
 from hypothesis import HealthCheck, example, given, settings
@@ -40,7 +39,7 @@ from dsi.training.embedding import pieces_line
 from dsi.training.generator_stage import GeneratorStage
 from dsi.training.pipeline import TrainingRun
 from tests.support.oracles import path_scores
-from tests.support.small import WIDTH, random_generator, random_queries
+from tests.support.small import WIDTH, as_batch, random_generator, random_queries
 from tests.support.small_index import DOCUMENTS, QUERIES
 from tests.support.tiny_settings import VECTORS, write_settings
 
@@ -129,7 +128,7 @@ def texts(count: int, seed: int) -> list[str]:
 
 def query_batch(seed: int) -> QueryBatch:
     states, mask, embeddings = random_queries(3, seed=seed)
-    return QueryBatch(torch.arange(3), states, mask, embeddings, texts(3, seed + 1))
+    return as_batch(states, mask, embeddings, texts(3, seed + 1))
 
 
 def place_scores(tree: DocidTree, queries: np.ndarray, words: np.ndarray) -> np.ndarray:
@@ -191,7 +190,7 @@ def test_answers_are_the_best_documents_by_their_best_places(
         queries = batch.states, batch.mask, batch.embeddings
         scores = path_scores(tree, generator, *queries, alpha, beta, 0.5).numpy()
     else:
-        scores = place_scores(tree, batch.vectors, words)
+        scores = place_scores(tree, batch.embeddings, words)
     count = min(k, len(set(tree.doc_rows[allowed].tolist())))
     every, wide, narrow = search("exact", beam), search("generate", 10_000), search("generate", beam)
     for query, own in enumerate(best_documents(tree, np.where(allowed, scores, -np.inf), k)):
@@ -438,7 +437,7 @@ def test_a_beam_full_of_one_documents_places_is_widened_for_that_query_alone(enc
     config = DocidsConfig(branching=4, max_leaf_size=1, pieces=60)
     tree = assemble(make_docids(SchemeInput(vectors, config, rows=rows)), vectors)
     for generator in (random_generator(tree), None):
-        full = GenerativeRetriever(encoder, tree, generator, retriever.documents.dataset)
+        full = GenerativeRetriever(encoder, tree, generator, retriever.documents.table)
         for hits in full.search(QUERIES, 8, beam_width=8):
             assert len({hit.doc_id for hit in hits}) == 8
             assert all(math.isfinite(hit.score) for hit in hits)

@@ -133,7 +133,7 @@ def test_few_dev_queries_do_not_switch_off_what_users_will_teach(encoder, caplog
     index.configured_search = dataclasses.replace(index.configured_search, memory_weight=10.0)
     asked = {f"q{n}": f"{DOCUMENTS[n % 40]['title']} {n}" for n in range(queries)}
     doc_ids = [document["doc_id"] for document in DOCUMENTS[:50]]
-    vectors = index.encode_queries([f"{query}?" for query in asked.values()]).embeddings.numpy()
+    vectors = index.encode_queries([f"{query}?" for query in asked.values()]).embeddings
     wrong = np.array([index.documents.rows[doc_ids[45 + n % 5]] for n in range(queries)])
     index = index.with_memory(QueryMemory().learn([f"{query}?" for query in asked.values()], wrong, vectors))
     qrels = {f"q{n}": {doc_ids[n % 40]: 1} for n in range(queries)}

@@ -29,6 +29,10 @@ FRESH = GeneratorConfig(docid_tokens="digits", num_layers=1)
 TEXTS = ["the danube passes four capitals", "neon", "helium fills balloons and airships", "a river"]
 
 
+def tensors(*arrays: np.ndarray) -> tuple[torch.Tensor, ...]:
+    return tuple(map(torch.from_numpy, arrays))
+
+
 def states_of(encoder: Encoder, folder: Path) -> StateCache:
     """The cached states of `TEXTS` as queries."""
     return StateCache(write_states(encoder, "query", TEXTS, folder / "states"))
@@ -177,7 +181,7 @@ def test_cached_states_give_the_losses_of_recomputed_ones(encoder, tmp_path, mon
     assert batch["relevant"].tolist() == [[3], [7], [11], [19]]
     for row, kind in enumerate(["document", "document", "query", "query"]):
         states, mask, _, _ = encoder.forward([TEXTS[row]], kind)
-        fresh = loss_of(generator, tree, batch_of((states, mask), [[3, 7, 11, 19][row]]))
+        fresh = loss_of(generator, tree, batch_of(tensors(states, mask), [[3, 7, 11, 19][row]]))
         cached = loss_of(generator, tree, {name: tensor[[row]] for name, tensor in batch.items()})
         assert fresh == pytest.approx(cached, abs=2e-3)  # float16 on disk
         np.testing.assert_allclose(batch["embeddings"][row], encoder.encode([TEXTS[row]], kind)[0], atol=1e-6)
@@ -199,7 +203,7 @@ def test_encoder_and_decoder_train_together_from_texts(encoder, tmp_path):
     alone = []
     for row, kind in enumerate(kinds):  # prompts and tokens are those of the frozen encoder
         states, mask, _, _ = encoder.forward([TEXTS[row]], kind)
-        alone.append(loss_of(generator, tree, batch_of((states, mask), [[0, 5, 11, 19][row]])))
+        alone.append(loss_of(generator, tree, batch_of(tensors(states, mask), [[0, 5, 11, 19][row]])))
     assert sum(alone) / 4 == pytest.approx(together, abs=1e-4)
     train_generator(generator, examples, training, tmp_path / "work", encoder)
     assert encoder.fingerprint != before

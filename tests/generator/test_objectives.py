@@ -22,13 +22,20 @@ from dsi.generator.kinds import create_generator, load_generator
 from dsi.generator.model import DocidGenerator
 from dsi.generator.objectives import CrossEntropy, Task, find_objective
 from dsi.generator.states import StateCache, write_states
-from dsi.search.queries import QueryBatch
 from dsi.search.request import SearchConfig, SearchRequest
 from dsi.search.results import Trace
 from dsi.training.examples import DocidExamples
 from dsi.training.trainer import train_generator
 from tests.support.oracles import level_log_p, margin_of_paths
-from tests.support.small import WIDTH, beam_search_for, random_batch, random_generator, random_queries, random_tree
+from tests.support.small import (
+    WIDTH,
+    as_batch,
+    beam_search_for,
+    random_batch,
+    random_generator,
+    random_queries,
+    random_tree,
+)
 
 CPU = torch.device("cpu")
 FOR_DIGITS = [*ROWS, "residual"]
@@ -208,7 +215,7 @@ def test_every_objective_learns_to_find_documents_from_text(objective, examples,
     batch = examples.collate([0, 1, 2, 3])
     assert batch["relevant"].tolist() == [[0, -1], [11, -1], [25, 3], [39, -1]]
     states, mask, embeddings = (batch[name] for name in ("token_states", "states_mask", "embeddings"))
-    queries = QueryBatch(torch.arange(4), states.float(), mask, embeddings, TEXTS)
+    queries = as_batch(states.float(), mask, embeddings, TEXTS)
     request = SearchRequest(2, SearchConfig(alpha=1.0, beta=0.0, beam_width=4))
     found = search.methods["generate"].retrieve(queries, request).positions
     assert found[[0, 1, 3], 0].tolist() == [0, 11, 39]

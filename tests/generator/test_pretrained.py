@@ -21,8 +21,7 @@ from dsi.generator.kinds import create_generator, load_generator
 from dsi.generator.objectives import CrossEntropy, Task
 from dsi.generator.pretrained import PROMPTS, check_memory
 from dsi.generator.states import StateCache, write_states
-from dsi.search.decoder import TextDecoder, check_walk
-from dsi.search.engines import search_decoder
+from dsi.search.decoder import TextDecoder, check_walk, search_decoder
 from dsi.search.queries import encode_queries
 from dsi.search.request import SearchConfig, SearchRequest
 from dsi.training.examples import DocidExamples, Texts

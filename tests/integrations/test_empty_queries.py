@@ -33,8 +33,7 @@ def test_an_evaluation_a_tuning_and_their_tables_go_on(retriever, collection):
 
 def test_other_libraries_get_an_empty_answer(retriever):
     beir = pytest.importorskip("dsi.integrations.beir")
-    documents = retriever.documents.dataset
-    corpus = {doc_id: {"text": ""} for doc_id in documents["doc_id"]}
+    corpus = {doc_id: {"text": ""} for doc_id in retriever.documents.column("doc_id")}
     found = beir.DocidSearch(retriever).search(corpus, dict(zip("abc", QUERIES, strict=True)), 3)
     assert [len(own) for own in found.values()] == [0, 3, 0]
     langchain = pytest.importorskip("dsi.integrations.langchain").DocidRetriever(retriever, k=3)

@@ -3,7 +3,6 @@
 import datasets
 import numpy as np
 import pytest
-import torch
 
 from dsi.docids.data.collection import Collection
 from dsi.eval.measures import evaluate, mean
@@ -292,7 +291,7 @@ def test_the_revision_is_that_of_the_answers(retriever):
     masks = [np.arange(len(retriever.documents)) != row for row in (0, 1)]
     revisions += [CorpusSearch(retriever, {"where": mask}).revision for mask in masks]
     reduced = retriever.snapshot
-    reduced.dtype = torch.bfloat16
+    reduced.dtype = "bfloat16"
     revisions.append(CorpusSearch(reduced, {}).revision)
     assert len(set(revisions)) == 5
     ids = list(retriever.documents.rows)[:5]

@@ -36,7 +36,7 @@ def adapter(name):
 @pytest.fixture(scope="module")
 def without_texts(retriever):
     """The same index without texts, metadata and BM25."""
-    documents = retriever.documents.dataset.select_columns(["doc_id", "title"])
+    documents = retriever.documents.table.select(["doc_id", "title"])
     return GenerativeRetriever(retriever.encoder, retriever.tree, retriever.generator, documents)
 
 
@@ -508,7 +508,7 @@ def test_the_documents_of_all_hits_are_looked_up_at_once(retriever, monkeypatch)
         assert [document for _, document in answer] == [retriever.get(hit.doc_id) for hit in hits]
     assert retriever.get([]) == []
     with pytest.raises(ValueError, match="get names the doc_id 'nothing', which is not in the index"):
-        retriever.get([retriever.documents.dataset["doc_id"][0], "nothing"])
+        retriever.get([retriever.documents.column("doc_id")[0], "nothing"])
 
 
 def test_iterators_of_doc_ids_filter_every_search(retriever):

@@ -24,7 +24,7 @@ from dsi.search.top import best, highest, highest_and_rest
 from dsi.search.walk import NodeScores
 from tests.support import oracles
 from tests.support.cases import Case, random_memory, random_tokens, small_case, texts, token_states
-from tests.support.small import WIDTH, random_batch, random_queries, random_tree
+from tests.support.small import WIDTH, as_batch, random_batch, random_queries, random_tree
 
 
 def random_paths(documents: int, rng: np.random.Generator) -> np.ndarray:
@@ -81,7 +81,7 @@ def random_case(seed: int) -> Case:
     batch_size = int(rng.choice([1, 3, 12]))
     states, mask, embeddings = random_queries(batch_size, seed=seed)
     asked = [f"{text} new{number % 4}" for number, text in enumerate(texts(batch_size, rng))]
-    batch = QueryBatch(torch.arange(batch_size), states, mask, embeddings, asked)
+    batch = as_batch(states, mask, embeddings, asked)
     if seed % 7 in (1, 4):
         shares = np.random.default_rng([seed, 4]).choice([0, 0.3, 1], size=batch_size)
         batch = batch._replace(shares_read=shares.astype(np.float32))
@@ -93,9 +93,7 @@ def random_case(seed: int) -> Case:
         memory_weight=float(np.random.default_rng([seed, 2]).choice([0, 1, 10])),
     )
     memory = (
-        random_memory(tree.num_rows, embeddings.numpy(), bm25, np.random.default_rng([seed, 3]))
-        if seed % 5 < 3
-        else None
+        random_memory(tree.num_rows, batch.embeddings, bm25, np.random.default_rng([seed, 3])) if seed % 5 < 3 else None
     )
     allowed = extra = None
     if rng.random() < 0.4:
@@ -118,7 +116,7 @@ def token_scores(case: Case) -> np.ndarray:
     for place, row in enumerate(tokens.order):
         codes = every[row]
         for query in range(len(batch.texts) if len(codes) else 0):
-            states = batch.states[query][batch.mask[query]].numpy().astype(np.float64)
+            states = batch.states[query][batch.mask[query]].astype(np.float64)
             best = [
                 max(cosine(tokens.head.astype(np.float64) @ state, quantizer.decode(code[None])[0]) for code in codes)
                 for state in states
@@ -137,7 +135,7 @@ def place_scores(case: Case) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     The last also has -inf at places that are not their document's best by dense score: late interaction reads that one alone.
     """
     tree, config = case.tree, case.request.config
-    z = case.batch.embeddings.numpy().astype(np.float64)
+    z = case.batch.embeddings.astype(np.float64)
     vectors = np.stack([tree.embeddings[place] for place in range(tree.num_places)]).astype(np.float64)
     pieces = np.array([max(1, int((tree.doc_rows == row).sum())) for row in tree.doc_rows])
     gone = tree.doc_rows < 0
@@ -167,7 +165,7 @@ def memory_scores(case: Case, dense: np.ndarray) -> np.ndarray:
     tree, (pairs,) = case.tree, case.memory.blocks
     documents = np.stack([tree.embeddings[place] for place in np.flatnonzero(tree.doc_rows >= 0)]).astype(np.float64)
     scores = np.zeros((len(dense), tree.num_rows))
-    for query, (vector, own) in enumerate(zip(case.batch.embeddings.numpy().astype(np.float64), dense, strict=True)):
+    for query, (vector, own) in enumerate(zip(case.batch.embeddings.astype(np.float64), dense, strict=True)):
         best, terms = by_document(tree, own), case.bm25.analyzer.terms
         texts = [terms(text) for text in case.texts]
         earlier = {row: [] for row in range(tree.num_rows)}
@@ -183,7 +181,7 @@ def memory_scores(case: Case, dense: np.ndarray) -> np.ndarray:
 def remembered(case: Case, query: int) -> set[int]:
     """The rows of the documents of the 51 nearest earlier queries, of which the last has next to no share."""
     (pairs,) = case.memory.blocks
-    return set(pairs.rows[np.argsort(-(pairs.vectors @ case.batch.embeddings.numpy()[query]))[:51]].tolist())
+    return set(pairs.rows[np.argsort(-(pairs.vectors @ case.batch.embeddings[query]))[:51]].tolist())
 
 
 def by_document(tree: DocidTree, scores: np.ndarray) -> dict[int, float]:
@@ -201,7 +199,7 @@ def allowed_places(case: Case) -> np.ndarray:
 
 def node_scores(case: Case, query: int) -> "dict[tuple[int, int], float]":
     """{(level, inner node): its score}, by the definition of the walk."""
-    tree, z, found = case.tree, case.batch.embeddings[query].numpy().astype(np.float64), {}
+    tree, z, found = case.tree, case.batch.embeddings[query].astype(np.float64), {}
     for level, nodes in enumerate(tree.levels[1:]):
         for node in range(nodes.start, nodes.stop):
             found[level, node] = float(z @ tree.centroids[node].astype(np.float64)) + 0.09 * oracles.bonus(tree, node)
@@ -305,7 +303,7 @@ def test_twenty_thousand_comparisons():
 
 def test_the_walk_that_is_traced_is_the_one_that_answered():
     case = small_case(beam_width=3, alpha=0.6, lexical_weight=0.5)
-    one = case.batch.select(torch.tensor([2]))
+    one = case.batch.select(np.array([2]))
     trace = Trace()
     result = case.index.methods["generate"].retrieve(one, case.request, trace)
     assert trace.beam_width == 3
@@ -335,7 +333,7 @@ def test_fewer_than_k_found_double_the_beam_of_that_query_alone():
     case = small_case(beam_width=1, candidates=1)
     request = replace(case.request, k=20)
     trace = Trace()
-    result = case.index.methods["generate"].retrieve(case.batch.select(torch.tensor([0])), request, trace)
+    result = case.index.methods["generate"].retrieve(case.batch.select(np.array([0])), request, trace)
     assert trace.beam_width > 1
     assert (result.positions >= 0).all()
 
@@ -347,7 +345,7 @@ def test_what_every_pass_of_a_widened_search_scores_is_counted(k, monkeypatch):
         own = getattr(kind, name)
         monkeypatch.setattr(kind, name, lambda *given, own=own: (scored.append(given[-1].size), own(*given))[1])
     case = small_case(beam_width=1, candidates=1)
-    one = case.batch.select(torch.tensor([0]))
+    one = case.batch.select(np.array([0]))
     result = case.index.methods["generate"].retrieve(one, replace(case.request, k=k))
     assert result.read.tolist() == [sum(scored)]
 
@@ -411,10 +409,10 @@ def test_a_root_that_holds_documents_is_all_of_them():
     tree = assemble(Docids(np.arange(30)[:, None].astype(np.int32)), np.eye(30, WIDTH, dtype=np.float32))
     index = VectorEngine(tree)
     states, mask, embeddings = random_queries(2)
-    batch = QueryBatch(torch.arange(2), states, mask, embeddings, ["a", "b"])
+    batch = as_batch(states, mask, embeddings, ["a", "b"])
     result = index.methods["generate"].retrieve(batch, SearchRequest(3, SearchConfig(beam_width=1, alpha=1.0)))
     assert result.exact.all()
-    expected = np.sort(embeddings.numpy() @ tree.embeddings[:].T, axis=1)[:, ::-1][:, :3]
+    expected = np.sort(embeddings @ tree.embeddings[:].T, axis=1)[:, ::-1][:, :3]
     np.testing.assert_allclose(result.scores, expected, rtol=1e-5)
 
 
@@ -423,7 +421,7 @@ def test_batches_and_single_queries_agree():
     for method in case.index.methods.values():
         whole = method.retrieve(case.batch, case.request)
         for row in range(9):
-            one = method.retrieve(case.batch.select(torch.tensor([row])), case.request)
+            one = method.retrieve(case.batch.select(np.array([row])), case.request)
             assert one.positions[0].tolist() == whole.positions[row].tolist()
             np.testing.assert_allclose(one.scores[0], whole.scores[row], rtol=1e-5)
 
@@ -465,7 +463,7 @@ def test_only_lists_of_kept_nodes_are_scanned(monkeypatch):
 
     monkeypatch.setattr(type(listed.lists), "scan", counting)
     states, mask, embeddings = random_queries(1, seed=2)
-    batch, trace = QueryBatch(torch.arange(1), states, mask, embeddings, ["a"]), Trace()
+    batch, trace = as_batch(states, mask, embeddings, ["a"]), Trace()
     result = index.methods["generate"].retrieve(batch, SearchRequest(5, SearchConfig(beam_width=3, alpha=0.0)), trace)
     kept = {node for level in trace.levels for node in level.nodes[0][level.kept[0]].tolist() if listed.ends[node]}
     nodes = listed.lists.nodes_of(tree)
@@ -479,7 +477,7 @@ def test_only_lists_of_kept_nodes_are_scanned(monkeypatch):
 def test_equal_scores_come_in_docid_order():
     tree = assemble(Docids(np.array([[1], [0], [2], [3]], dtype=np.int32)), np.ones((4, WIDTH), dtype=np.float32))
     states, mask, embeddings = random_queries(1)
-    batch = QueryBatch(torch.arange(1), states, mask, embeddings, ["a"])
+    batch = as_batch(states, mask, embeddings, ["a"])
     for method in VectorEngine(tree).methods.values():
         assert method.retrieve(batch, SearchRequest(3, SearchConfig())).positions[0].tolist() == [0, 1, 2]
 

@@ -22,7 +22,7 @@ from dsi.search.lists import InvertedLists, ListedDocuments, cell_nodes, oversam
 from dsi.search.queries import QueryBatch
 from dsi.search.request import SearchConfig, SearchRequest
 from dsi.search.results import SearchResult
-from tests.support.small import random_queries, random_tree
+from tests.support.small import as_batch, random_queries, random_tree
 
 CODES = [VectorsConfig("float32", 8), VectorsConfig("int8", 8)]
 WORDS = ["ab", "cd", "ef", "gh", "ij", "kl"]
@@ -35,9 +35,7 @@ def big_tree(config: VectorsConfig, documents: int = 2000) -> DocidTree:
 def query_batch(count: int, seed: int = 0) -> QueryBatch:
     states, mask, embeddings = random_queries(count, seed=seed)
     rng = np.random.default_rng(seed)
-    return QueryBatch(
-        torch.arange(count), states, mask, embeddings, [" ".join(rng.choice(WORDS, 3)) for _ in range(count)]
-    )
+    return as_batch(states, mask, embeddings, [" ".join(rng.choice(WORDS, 3)) for _ in range(count)])
 
 
 def words_of(tree: DocidTree) -> BM25:
@@ -83,7 +81,7 @@ def test_a_narrow_walk_finds_most_reads_little_and_gives_true_scores(config):
     tree, batch = big_tree(config), query_batch(20, 2)
     index = VectorEngine(tree)
     found = search(tree, batch, "generate", 40)
-    true = batch.embeddings.numpy() @ tree.embeddings[:].T
+    true = batch.embeddings @ tree.embeddings[:].T
     np.testing.assert_allclose(found.scores, np.take_along_axis(true, found.positions, axis=1), rtol=1e-4, atol=1e-4)
     best = np.argsort(-true, axis=1)[:, :10]
     assert (
@@ -158,7 +156,7 @@ from tests.support.small import random_queries, random_tree
 def search(tree, rows):
     points = torch.from_numpy(tree.embeddings[rows])
     states, mask, _ = random_queries(len(rows))
-    batch = QueryBatch(torch.arange(len(rows)), states, mask, points, [""] * len(rows))
+    batch = as_batch(states, mask, points, [""] * len(rows))
     generate = VectorEngine(tree).methods["generate"]
     return generate.retrieve(batch, SearchRequest(1, SearchConfig(alpha=0.0, beam_width=64))).positions.flatten().tolist()
 

@@ -75,7 +75,7 @@ def test_the_score_is_the_square_of_margin_and_share_and_the_words_of_earlier_qu
     encoded = retriever.encode_queries(["which planet has rings, and what is a metal"])
     everybody = list(retriever.documents.rows)
     parts = {name: own[0] for name, own in retriever.follow(encoded, [everybody]).parts.items()}
-    vectors = retriever.encode_queries([query for query, _ in PAIRS]).embeddings.numpy()
+    vectors = retriever.encode_queries([query for query, _ in PAIRS]).embeddings
     vectors /= np.linalg.norm(vectors, axis=1, keepdims=True)
     rows, counts = retriever.documents.rows_of([doc_id for _, doc_id in PAIRS], "test"), np.array([2, 1, 1, 1])
     dense = dict(enumerate(parts["dense"].tolist()))
@@ -87,9 +87,7 @@ def test_the_score_is_the_square_of_margin_and_share_and_the_words_of_earlier_qu
         earlier = [(terms(PAIRS[at][0]), times[at]) for at in range(4) if rows[at] == row]
         words[row] = oracles.learned_words(terms(encoded.texts[0]), texts[row], earlier, texts, 1.2, 0.5)
     assert sum(words.values()) > 0.1
-    expected = oracles.memory_scores(
-        encoded.embeddings.numpy()[0], vectors, np.array(rows), counts, dense, places, words
-    )
+    expected = oracles.memory_scores(encoded.embeddings[0], vectors, np.array(rows), counts, dense, places, words)
     np.testing.assert_allclose(parts["memory"], [2 * expected.get(row, 0.0) for row in range(50)], atol=1e-5)
     assert max(expected.values()) > 0
 
@@ -396,7 +394,7 @@ def test_odd_pairs_are_counted_and_the_others_are_learned(retriever, caplog):
 
 def test_an_index_of_other_tokens_learns_nothing(encoder, retriever):
     decoder = random_generator(retriever.tree)
-    paths = GenerativeRetriever(encoder, retriever.tree, decoder, retriever.documents.dataset)
+    paths = GenerativeRetriever(encoder, retriever.tree, decoder, retriever.documents.table)
     with pytest.raises(TypeError, match=r"learn\(\) needs an index without a generator"):
         paths.learn(PAIRS)
 

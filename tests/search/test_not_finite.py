@@ -4,10 +4,9 @@ import dataclasses
 
 import numpy as np
 import pytest
-import torch
 
 import dsi
-from dsi.contrastive.encoder import Encoder
+from dsi.contrastive.text_encoder import TextEncoder
 from dsi.docids.query_memory import QueryMemory
 from dsi.search.queries import EncodedQueries
 from dsi.store.retriever import GenerativeRetriever
@@ -33,14 +32,15 @@ def retriever(encoder) -> GenerativeRetriever:
 @pytest.fixture
 def broken(monkeypatch, value):
     """An encoder that gives vectors with some value to queries with the word "broken"."""
-    forward = Encoder.forward
+    forward = TextEncoder.forward
 
     def breaking(self, texts, kind):
         encoded = forward(self, texts, kind)
-        which = torch.tensor(["broken" in text for text in texts])
-        return encoded._replace(embeddings=torch.where(which[:, None], value, encoded.embeddings))
+        which = np.array(["broken" in text for text in texts])
+        broken = np.where(which[:, None], np.float32(value), encoded.embeddings)
+        return encoded._replace(embeddings=broken)
 
-    monkeypatch.setattr(Encoder, "forward", breaking)
+    monkeypatch.setattr(TextEncoder, "forward", breaking)
 
 
 def ids(hits) -> list[str]:
@@ -108,7 +108,7 @@ def test_dev_queries_that_are_not_finite_take_nothing_out_of_the_memory(retrieve
     index = retriever.with_memory(memory)
     encoded = index.encode_queries(["c"])
     (batch,) = encoded.batches
-    broken = dataclasses.replace(encoded, batches=[batch._replace(embeddings=torch.full_like(batch.embeddings, value))])
+    broken = dataclasses.replace(encoded, batches=[batch._replace(embeddings=np.full_like(batch.embeddings, value))])
     cleaned, rows = broken.cleaned()
     assert rows == [0]
-    assert len(memory.without(cleaned.texts, cleaned.embeddings.numpy())) == 2
+    assert len(memory.without(cleaned.texts, cleaned.embeddings)) == 2

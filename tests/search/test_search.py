@@ -26,6 +26,7 @@ from tests.support.oracles import chain_logits, document_log_p
 from tests.support.paths import Floats, path_scores
 from tests.support.small import (
     WIDTH,
+    as_batch,
     beam_search_for,
     complete_tree,
     random_batch,
@@ -284,7 +285,7 @@ def test_the_fast_decoder_gives_the_logits_of_the_training_path(feed_forward):
     states, mask, embeddings = random_queries(3)
     positions = np.array([[0, 7, 33], [5, 5, 79], [12, 60, 1]])  # three beams a query
     decoder = StatesDecoder(generator)
-    cache = decoder.start(QueryBatch(torch.arange(3), states, mask, embeddings, [""] * 3))
+    cache = decoder.start(as_batch(states, mask, embeddings, [""] * 3))
     digits = torch.from_numpy(np.stack([tree.paths(row)[1] for row in positions])).long()
     tokens = torch.zeros(3, 3, dtype=torch.long)
     for level in range(2):
@@ -307,7 +308,7 @@ def test_padding_and_batching_do_not_change_answers():
     found = run(search, together, 5, config)
     for row in range(5):
         length = int(together.mask[row].sum())
-        own = together.select(torch.tensor([row]))
+        own = together.select(np.array([row]))
         alone = run(search, own._replace(states=own.states[:, :length], mask=own.mask[:, :length]), 5, config)
         assert alone.positions[0].tolist() == found.positions[row].tolist()
         close(alone.scores[0], found.scores[row], 1e-5)

@@ -6,6 +6,7 @@ import sys
 from pathlib import Path
 
 import numpy as np
+import pyarrow as pa
 import pytest
 
 from dsi import GenerativeRetriever
@@ -119,7 +120,8 @@ def test_memory_does_not_grow_with_searches_and_updates(encoder, tmp_path, capsy
 def test_words_and_files_do_not_grow_with_updates_and_scores_stay(cycles, encoder, tmp_path):
     """Documents come and go; what is held, in memory and on disk, is what a few of them take."""
     retriever = small_index(encoder, vectors=True)
-    retriever.keep_texts(retriever.documents.dataset.add_column("text", [d["text"] for d in DOCUMENTS[:50]]))
+    texts = pa.array([d["text"] for d in DOCUMENTS[:50]])
+    retriever.keep_texts(retriever.documents.table.append_column("text", texts))
     retriever.save_pretrained(tmp_path / "run")
     before, sizes = retriever.search(QUERIES, k=10, method="exact"), []
     for number in range(cycles):
@@ -132,7 +134,7 @@ def test_words_and_files_do_not_grow_with_updates_and_scores_stay(cycles, encode
             retriever.save_update(tmp_path / "run")
             gc.collect()
             files = sum(path.stat().st_size for path in (tmp_path / "run").rglob("*") if path.is_file())
-            chunks = retriever.documents.dataset.data.table.column("doc_id").num_chunks
+            chunks = retriever.documents.table["doc_id"].num_chunks
             sizes.append((files, len(retriever.lexical._vocabulary), chunks, retriever.tree.num_places))
     after = retriever.search(QUERIES, k=10, method="exact")
     assert [[hit.doc_id for hit in hits] for hits in after] == [[hit.doc_id for hit in hits] for hits in before]

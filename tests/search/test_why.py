@@ -11,6 +11,7 @@ from dataclasses import replace
 import datasets
 import numpy as np
 import pandas
+import pyarrow as pa
 import pytest
 
 from dsi import GenerativeRetriever, SearchConfig
@@ -95,7 +96,7 @@ def options_of(rng, vectors: bool) -> dict:
 @pytest.mark.parametrize("trials", [1, pytest.param(TRIALS, marks=pytest.mark.slow)])
 def test_every_claim_about_a_document_is_true(request, name, trials):
     retriever, seen = request.getfixturevalue(name), set()
-    doc_ids = list(retriever.documents.dataset["doc_id"])
+    doc_ids = list(retriever.documents.column("doc_id"))
     for trial in range(trials):
         rng = np.random.default_rng([trial, len(name)])
         query, options = QUERIES[trial % 3], options_of(rng, name != "digits")
@@ -218,7 +219,7 @@ def test_the_command_explains_a_document(vectors, tmp_path, capsys):
     vectors.save_pretrained(tmp_path / "index")
     hits = vectors.search(QUERIES[1], k=2)
     missing = next(
-        doc_id for doc_id in vectors.documents.dataset["doc_id"] if doc_id not in [hit.doc_id for hit in hits]
+        doc_id for doc_id in vectors.documents.column("doc_id") if doc_id not in [hit.doc_id for hit in hits]
     )
     run = str(tmp_path / "index")
     assert main(["explain", run, QUERIES[1], "-k", "2", "--document", missing]) == 0
@@ -334,7 +335,7 @@ def test_marks_belong_to_the_words_that_are_marked():
 
 
 def test_an_index_without_texts_finds_words_of_titles(vectors):
-    documents = vectors.documents.dataset.remove_columns(["text"])
+    documents = vectors.documents.table.drop_columns(["text"])
     parts = vectors.encoder, vectors.tree, vectors.generator, documents, vectors.search_config, vectors.lexical
     bare = GenerativeRetriever(*parts)
     for options in ({"token_weight": 0.5}, {"lexical_weight": 0.5}):
@@ -346,8 +347,8 @@ def test_an_index_without_texts_finds_words_of_titles(vectors):
 
 
 def test_a_text_with_other_tokens_than_those_stored_is_not_marked(vectors):
-    texts = [f"another {text}" for text in vectors.documents.dataset["text"]]
-    documents = vectors.documents.dataset.remove_columns(["text"]).add_column("text", texts)
+    texts = [f"another {text}" for text in vectors.documents.column("text")]
+    documents = vectors.documents.table.drop_columns(["text"]).append_column("text", pa.array(texts))
     other = GenerativeRetriever(
         vectors.encoder, vectors.tree, vectors.generator, documents, vectors.search_config, vectors.lexical
     )

@@ -51,7 +51,7 @@ def folder(tmp_path_factory, sentence_t5_folder):
     encoder = Encoder.load(EncoderConfig(name=str(sentence_t5_folder), **PROMPTS), device="cpu")
     folder = tmp_path_factory.mktemp("columns") / "index"
     own = save_index(encoder, folder / "plain")
-    table = own.documents.dataset.with_format("arrow")[:]
+    table = own.documents.table
     for name, (value, _) in COLUMNS.items():
         table = table.append_column(name, pa.array([value] * len(table)))
     parts = own.encoder, own.tree, own.generator, datasets.Dataset(table), own.search_config, own.lexical

@@ -64,7 +64,7 @@ def test_documents_are_safe_without_the_token(writable, monkeypatch):
 
 def test_after_an_update_from_elsewhere_the_server_loads_it_and_takes_the_change_again(writable):
     other = GenerativeRetriever.from_pretrained(writable.run, device="cpu")
-    gone = other.documents.dataset["doc_id"][0]
+    gone = other.documents.column("doc_id")[0]
     other.remove([gone])
     other.save_update(writable.run)
     status, message = error(writable.ask("documents", {"documents": [NEW]}, token=TOKEN))

@@ -14,7 +14,6 @@ import numpy as np
 import pandas
 import pyarrow as pa
 import pytest
-import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
@@ -25,13 +24,13 @@ from dsi.docids.updating import add_documents, remove_documents
 from dsi.docids.words.bm25 import BM25
 from dsi.generator.model import DocidGenerator
 from dsi.search.beam import PathEngine
-from dsi.search.queries import QueryBatch
 from dsi.search.request import SearchRequest
 from dsi.store import updating
 from dsi.store.loading import write_search_config
 from tests.support.kills import fork, status_of
 from tests.support.small import (
     WIDTH,
+    as_batch,
     beam_search_for,
     random_generator,
     random_queries,
@@ -108,10 +107,10 @@ def test_added_documents_are_found_and_removed_ones_are_not(retriever, tmp_path)
 
 
 def test_an_update_copies_nothing_large_of_what_stays(retriever):
-    before = retriever.tree, retriever.documents.dataset, retriever.lexical
+    before = retriever.tree, retriever.documents.table, retriever.lexical
     retriever.add(DOCUMENTS[50:52])
     retriever.remove([DOCUMENTS[50]["doc_id"]])
-    tree, table, words = retriever.tree, retriever.documents.dataset, retriever.lexical
+    tree, table, words = retriever.tree, retriever.documents.table, retriever.lexical
     for name in ("embeddings", "centroids"):
         assert getattr(tree, name).parts[0] is getattr(before[0], name).parts[0]
     assert words.scorer.postings.parts[0].lists is before[2].scorer.postings.parts[0].lists
@@ -152,7 +151,7 @@ def test_any_updated_tree_is_searched_exactly(documents, branching, leaf, seed, 
     tree = remove_documents(tree, rng.choice(len(tree.positions), len(tree.positions) - left, replace=False))
     methods = PathEngine(tree, decoder).methods
     states, mask, embeddings = random_queries(2, seed=seed)
-    batch = QueryBatch(torch.arange(2), states, mask, embeddings, ["", ""])
+    batch = as_batch(states, mask, embeddings, ["", ""])
 
     def run(k: int, beam_width: int, method: str = "generate"):
         config = SearchConfig(alpha=alpha, beam_width=beam_width)
@@ -288,7 +287,7 @@ def test_a_tuning_meanwhile_is_not_undone(retriever, tmp_path):
 def test_an_update_of_another_index_is_refused(retriever, encoder, tmp_path):
     retriever.save_pretrained(tmp_path / "index")
     other_tree = build_tree(retriever.tree.embeddings[:][::-1].copy(), DocidsConfig(branching=5, max_leaf_size=3))
-    other = GenerativeRetriever(encoder, other_tree, random_generator(other_tree), retriever.documents.dataset)
+    other = GenerativeRetriever(encoder, other_tree, random_generator(other_tree), retriever.documents.table)
     with pytest.raises(ValueError, match="is not the index that was updated"):
         other.save_update(tmp_path / "index")
 

@@ -3,7 +3,6 @@
 from dataclasses import dataclass, field
 
 import numpy as np
-import torch
 
 from dsi.docids.query_memory import MemoryConfig, QueryMemory
 from dsi.docids.token_vectors import BITS, TokenVectors, encode_states
@@ -12,7 +11,7 @@ from dsi.docids.words.bm25 import BM25
 from dsi.search.generate import VectorEngine
 from dsi.search.queries import QueryBatch
 from dsi.search.request import SearchConfig, SearchRequest
-from tests.support.small import WIDTH, random_queries, random_tree
+from tests.support.small import WIDTH, as_batch, random_queries, random_tree
 
 VOCABULARY = [f"word{n}" for n in range(12)]
 
@@ -67,5 +66,5 @@ def small_case(documents: int = 60, queries: int = 4, **config: object) -> Case:
     tree = random_tree(documents, branching=3, leaf=5)
     bm25 = BM25([str(n) for n in range(documents)], texts(documents, rng))
     states, mask, embeddings = random_queries(queries, seed=1)
-    batch = QueryBatch(torch.arange(queries), states, mask, embeddings, texts(queries, rng))
+    batch = as_batch(states, mask, embeddings, texts(queries, rng))
     return Case(tree, bm25, batch, SearchRequest(5, SearchConfig(**config)))

@@ -220,7 +220,7 @@ def _use(folder: Path) -> tuple[str, str]:
         retriever.explain(QUERIES[0], k=2)
         _watching.clear()  # an update writes scratch files
         retriever.add([{"doc_id": "a-new-one", "title": "Neon", "text": "a noble gas"}])
-        retriever.remove([retriever.documents.dataset["doc_id"][0]])
+        retriever.remove([retriever.documents.column("doc_id")[0]])
         retriever.search(QUERIES, k=5)
         with suppress(ChangedError):  # an encoder is not the one of the manifest, whose binding is not checked here
             retriever.save_update(folder)

@@ -29,6 +29,7 @@ def level_log_p(tree: DocidTree, generator: DocidGenerator, states: torch.Tensor
 
     By the definition of its objective's score, one query and one document at a time.
     """
+    states, mask = torch.as_tensor(states), torch.as_tensor(mask)
     parents, digits = (torch.from_numpy(each).long() for each in tree.paths(np.arange(tree.num_places)))
     score, n = generator.config.score, tree.num_places
     result = torch.zeros(len(states), n, tree.depth)
@@ -63,7 +64,7 @@ def along_paths(tree: DocidTree, generator: DocidGenerator, levels: torch.Tensor
 
 def ann_log_p(tree: DocidTree, embeddings: torch.Tensor, temperature: float, beta: float) -> torch.Tensor:
     """[batch, documents] the sum of log P_ANN over the first beta levels, one document and one level at a time (eq. 10)."""
-    total = torch.zeros(len(embeddings), tree.num_places)
+    embeddings, total = torch.as_tensor(embeddings), torch.zeros(len(embeddings), tree.num_places)
     for position in range(tree.num_places):
         path = tree.digits(position)
         for level in range(int(min(len(path), beta))):

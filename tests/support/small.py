@@ -2,6 +2,7 @@
 
 import itertools
 import json
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +20,7 @@ from dsi.generator.base import Generator
 from dsi.generator.config import GeneratorConfig
 from dsi.generator.model import DocidGenerator
 from dsi.search.beam import PathEngine
-from dsi.search.engines import search_decoder
+from dsi.search.decoder import search_decoder
 from dsi.search.queries import QueryBatch
 
 ROOT = Path(__file__).parents[2]
@@ -109,7 +110,15 @@ def random_queries(batch: int, *, seed: int = 0, longest: int = 9) -> tuple[torc
 
 def random_batch(batch: int, *, seed: int = 0, longest: int = 9) -> QueryBatch:
     """`random_queries` as a search takes them."""
-    return QueryBatch(torch.arange(batch), *random_queries(batch, seed=seed, longest=longest), [""] * batch)
+    return as_batch(*random_queries(batch, seed=seed, longest=longest))
+
+
+def as_batch(states: Any, mask: Any, embeddings: Any, texts: Sequence[str] = ()) -> QueryBatch:
+    """Queries as a search takes them."""
+    count = len(states)
+    return QueryBatch(
+        np.arange(count), np.asarray(states), np.asarray(mask), np.asarray(embeddings), list(texts) or [""] * count
+    )
 
 
 def beam_search_for(tree: DocidTree, generator: Generator, lexical: BM25 | None = None) -> PathEngine:

@@ -163,7 +163,7 @@ class Soak:
     def update(self) -> None:
         """Add a document and remove another, and learn the answers before they are served."""
         new = {"doc_id": f"new-{self.count.updates}", "title": "New", "text": "a noble gas on the danube"}
-        old = self.retriever.documents.dataset["doc_id"][self.count.updates]
+        old = self.retriever.documents.column("doc_id")[self.count.updates]
         fleet = self.retriever.fleet
         refresh = fleet.load
 

@@ -79,7 +79,7 @@ class TinyIndex:
         own = self.paths
         queries = [own.encoder.forward(own.encoder.query_texts([query]), "query") for query in QUERIES]
         assert own.lexical is not None
-        dense = np.stack([vectors @ embedding[0].numpy() for _, _, embedding, _ in queries])
+        dense = np.stack([vectors @ embedding[0] for _, _, embedding, _ in queries])
         self._queries = [encoded[:3] for encoded in queries]
         return {"dense": dense, "words": own.lexical.shares(QUERIES)}
 

@@ -112,9 +112,10 @@ class GenerateBaseline:
             k: documents per query.
             beam_width: number of beams.
         """
+        token_states = torch.as_tensor(token_states)
         output = self.model.generate(
             encoder_outputs=BaseModelOutput(last_hidden_state=token_states),
-            attention_mask=states_mask.long(),
+            attention_mask=torch.as_tensor(states_mask).long(),
             num_beams=beam_width,
             num_return_sequences=k,
             max_new_tokens=self.depth + 1,

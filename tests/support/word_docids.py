@@ -20,6 +20,7 @@ TITLES = ["Danube", "Danube Delta", "Lake Tanganyika", "Volga", "Lake Baikal", "
 
 def log_p_of_t5(folder: Path, tree: DocidTree, numbers: Ints, states: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
     """[batch, documents] log-probability of each title by T5 itself, over the tokens that may follow in the tree."""
+    states, mask = torch.as_tensor(states), torch.as_tensor(mask)
     t5 = T5ForConditionalGeneration.from_pretrained(str(folder)).eval()
     names, log_p = node_numbers(tree, numbers), torch.zeros(len(states), tree.num_places)
     for document in range(tree.num_places):

@@ -5,19 +5,17 @@ import json
 
 import numpy as np
 import pytest
-import torch
 
 import dsi
 from dsi.commands.main import main
 from dsi.config import Config, run_config, write_config
 from dsi.contrastive.blocks import DocumentTexts
-from dsi.search.queries import QueryBatch
 from dsi.training.inputs import needed_stages
 from dsi.training.pipeline import TrainingRun
 from tests.support.half import HALVES, save_encoder_in, save_t5_in, stored_types
 from tests.support.oracles import document_log_p
 from tests.support.paths import path_scores
-from tests.support.small import thin_out, write_collection
+from tests.support.small import as_batch, thin_out, write_collection
 
 
 @pytest.fixture(scope="module")
@@ -76,7 +74,7 @@ def test_answers_are_those_of_equations_9_to_12(trained, alpha, beta):
     retriever.search_config, before = config, retriever.search_config
     texts = list(collection.query_texts("test").values())[:6]
     states, mask, embeddings, _ = retriever.encoder.forward(retriever.encoder.query_texts(texts), "query")
-    batch = QueryBatch(torch.arange(len(texts)), states, mask, embeddings, texts)
+    batch = as_batch(states, mask, embeddings, texts)
     tree = retriever.tree
     scores = path_scores(tree, retriever.generator, batch, config)
     if beta == 0:

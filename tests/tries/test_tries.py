@@ -249,7 +249,7 @@ def test_an_index_names_its_documents_by_title_doc_id_words_and_digits(encoder, 
     digits = Trie.from_index(retriever, "digits", tokenizer=tokenizer, first=900)
     for row in (0, 7, 59):
         path = [900 + int(retriever.tree.token_offsets[level]) - 1 + digit
-                for level, digit in enumerate(retriever.get(retriever.documents.dataset["doc_id"][row]).digits)]  # fmt: skip
+                for level, digit in enumerate(retriever.get(retriever.documents.column("doc_id")[row]).digits)]  # fmt: skip
         written = torch.tensor([[*path, tokenizer.eos_token_id]])
         assert digits.number(digits.step(digits.start(1), written))[0, -1] == row
     assert digits.vocabulary == 900 + retriever.tree.vocab_size - 1

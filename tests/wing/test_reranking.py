@@ -48,10 +48,8 @@ def test_features_are_what_their_names_say(retriever):
     encoded = retriever.encode_queries(QUERIES)
     states, mask = torch.zeros(3, 99, 32), torch.zeros(3, 99, dtype=torch.bool)
     for batch in encoded.batches:
-        states[batch.rows, : batch.states.shape[1]], mask[batch.rows, : batch.states.shape[1]] = (
-            batch.states,
-            batch.mask,
-        )
+        length = batch.states.shape[1]
+        states[batch.rows, :length], mask[batch.rows, :length] = map(torch.from_numpy, (batch.states, batch.mask))
     log_p = level_log_p(tree, retriever.generator, states, mask).numpy()
     bm25 = retriever.lexical.scores(QUERIES)
     found = {query: retriever.search(query, k=12) for query in QUERIES}
@@ -90,7 +88,7 @@ def test_features_are_what_their_names_say(retriever):
                 expected[f"margin, digit {level + 1}"] = margin
             for name, value in expected.items():
                 assert feature[name][q, c] == pytest.approx(value, abs=2e-4), name
-        centroids = np.array([_log_ann(retriever, encoded.embeddings[q].numpy(), hit) for hit in found[query]])
+        centroids = np.array([_log_ann(retriever, encoded.embeddings[q], hit) for hit in found[query]])
         np.testing.assert_allclose(feature["log P_ANN"][q], centroids, atol=2e-4)
 
 
@@ -151,7 +149,7 @@ def test_candidates_of_hits_are_those_of_the_search(retriever):
 
 
 def test_filters_short_lists_and_query_ids_pass_through(retriever):
-    allowed = retriever.documents.dataset["doc_id"][:3]
+    allowed = retriever.documents.column("doc_id")[:3]
     queries = {"a": QUERIES[0], "b": QUERIES[1]}
     candidates = Candidates.from_search(retriever, queries, 10, compute_features, allow=allowed)
     found = rerank(candidates, LinearReranker({"similarity": 1.0}))
@@ -164,7 +162,7 @@ def test_filters_short_lists_and_query_ids_pass_through(retriever):
 
 def test_updates_keep_features_in_place(retriever):
     retriever.add([{"doc_id": "new", "title": "Danube capitals", "text": "which capitals are on the danube"}])
-    retriever.remove([retriever.documents.dataset["doc_id"][0]])
+    retriever.remove([retriever.documents.column("doc_id")[0]])
     candidates = Candidates.from_search(retriever, QUERIES[:1], 40, compute_features)
     assert np.isfinite(candidates.features).all()
     column = candidates.doc_ids[0].index("new")
@@ -186,7 +184,7 @@ def test_a_reranker_beside_an_index_is_bound_to_it(retriever, tmp_path):
     literal = rerank(Candidates.from_search(loaded, QUERIES, 10, compute_features), LinearReranker({"similarity": 1.0}))
     assert [[hit.doc_id for hit in hits] for hits in found] == literal.doc_ids
     assert rerank_hits(loaded.search("river", allow=[]), load_reranker(loaded, index, "words")) == []
-    loaded.remove([loaded.documents.dataset["doc_id"][0]])
+    loaded.remove([loaded.documents.column("doc_id")[0]])
     loaded.save_update(index)
     assert load_reranker(loaded, index, "words")  # an update changes neither encoder nor generator
     tree, documents = retriever.tree, retriever.documents.dataset

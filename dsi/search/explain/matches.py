@@ -10,9 +10,10 @@ from typing import NamedTuple
 
 import numpy as np
 
-from dsi.contrastive.encoder import Encoder
+from dsi.contrastive.text_encoder import TextEncoder
 from dsi.docids.types import Floats, Ints
 from dsi.docids.words.analyzer import JOINED_WORDS, WORD_CHARACTERS
+from dsi.docids.words.common import COMMON_WORDS
 from dsi.docids.words.occurrences import occurrences
 from dsi.search.engine import Engine
 from dsi.search.hits import Match, Span
@@ -36,7 +37,7 @@ class StoredText(NamedTuple):
 
 
 def matched_words(
-    engine: Engine, encoder: Encoder, query: EncodedQueries, request: SearchRequest, documents: Sequence[StoredText]
+    engine: Engine, encoder: TextEncoder, query: EncodedQueries, request: SearchRequest, documents: Sequence[StoredText]
 ) -> list[list[Match]]:
     """Return for each document what each word of a query adds to its score, and which words of the document it found.
 
@@ -144,7 +145,7 @@ class _QueryTokens(NamedTuple):
     least: float
 
     @classmethod
-    def from_query(cls, encoder: Encoder, query: str, weight: float) -> "_QueryTokens":
+    def from_query(cls, encoder: TextEncoder, query: str, weight: float) -> "_QueryTokens":
         """Return those of a query, with the weight of late interaction."""
         if encoder.token_model:
             text, spans = query, encoder.token_model.spans(query, "query")
@@ -156,7 +157,7 @@ class _QueryTokens(NamedTuple):
 
 
 def _by_tokens(
-    engine: Engine, encoder: Encoder, query: _QueryTokens, document: StoredText, found: Ints, shares: Floats
+    engine: Engine, encoder: TextEncoder, query: _QueryTokens, document: StoredText, found: Ints, shares: Floats
 ) -> list[_Found]:
     """Return the matches of late interaction; tokens that are pieces of one word are put together."""
     places = _token_places(engine, encoder, document)
@@ -179,13 +180,11 @@ def _by_tokens(
 
 
 def _is_weak(word: str) -> bool:
-    """Return whether a word says little: a stop word or a punctuation mark."""
-    from sklearn.feature_extraction.text import ENGLISH_STOP_WORDS  # takes long
-
-    return word.lower() in ENGLISH_STOP_WORDS or not any(map(str.isalnum, word))
+    """Return whether a word says little: a common word or a punctuation mark."""
+    return word.lower() in COMMON_WORDS or not any(map(str.isalnum, word))
 
 
-def _token_places(engine: Engine, encoder: Encoder, document: StoredText) -> list[Span | None]:
+def _token_places(engine: Engine, encoder: TextEncoder, document: StoredText) -> list[Span | None]:
     """Return the word that each stored token of a document belongs to; None for special tokens and the prompt's."""
     title, body, start = _piece_at(engine, encoder, document)
     whole = f"{title} {body}"
@@ -205,7 +204,7 @@ def _token_places(engine: Engine, encoder: Encoder, document: StoredText) -> lis
     return places if not document.text or len(places) == stored else []  # a text of another moment has other tokens
 
 
-def _piece_at(engine: Engine, encoder: Encoder, document: StoredText) -> tuple[str, str, int]:
+def _piece_at(engine: Engine, encoder: TextEncoder, document: StoredText) -> tuple[str, str, int]:
     """Return what is read at a docid position: the title, the piece of the text, and the character at which that begins."""
     tree = engine.tree
     if encoder.token_model and tree.pieces == 1:

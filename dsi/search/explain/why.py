@@ -13,7 +13,7 @@ from typing import Any, NamedTuple, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from dsi.contrastive.encoder import Encoder
+from dsi.contrastive.text_encoder import TextEncoder
 from dsi.docids.files.checks import printable
 from dsi.docids.query_memory import Earlier
 from dsi.search.engine import Engine, count_documents
@@ -156,7 +156,7 @@ class AnsweredQuery:
     encoded: EncodedQueries
     request: SearchRequest
     engine: Engine
-    encoder: Encoder
+    encoder: TextEncoder
     documents: Documents
     check: Callable[[], None] | None = field(default=None, init=False)
     _missing: set[int] = field(default_factory=set, init=False)
@@ -181,7 +181,7 @@ class AnsweredQuery:
             found: the docid position of each answer, and its text, None if the index keeps none.
         """
         tree, config = self.engine.tree, self.request.config
-        vector, parts = self.encoded.batches[0].vectors[0], (self.engine.lexical, config.lexical_weight)
+        vector, parts = self.encoded.batches[0].embeddings[0], (self.engine.lexical, config.lexical_weight)
         return tree.spans_at(np.array(best_places(tree, *parts, self.query, vector, found), dtype=np.int64))
 
     def matches(self, hits: Sequence[Hit]) -> list[list[Match]]:

@@ -3,7 +3,7 @@
 import time
 from collections.abc import Callable, Collection, Sequence
 
-import torch
+import numpy as np
 
 from dsi.docids.tree import DocidTree
 from dsi.docids.updating import add_documents, remove_documents
@@ -122,9 +122,8 @@ class TreeSearch:
     def __call__(self, queries: Floats, beam: float, texts: Sequence[str] = (), allowed: Bools | None = None) -> Found:
         """Return the nearest documents; `beam` takes no part in an exact search."""
         config = SearchConfig(beam_width=max(int(beam), 1), lexical_weight=self._weight)
-        states, mask = torch.zeros(len(queries), 1, 1), torch.ones(len(queries), 1, dtype=torch.bool)
-        rows, embeddings = torch.arange(len(queries)), torch.from_numpy(queries)
-        batch = QueryBatch(rows, states, mask, embeddings, list(texts) or [""] * len(queries))
+        states, mask = np.zeros((len(queries), 1, 1), np.float32), np.ones((len(queries), 1), bool)
+        batch = QueryBatch(np.arange(len(queries)), states, mask, queries, list(texts) or [""] * len(queries))
         result = self._method.retrieve(batch, SearchRequest(K, config, allowed))
         return Found(result.positions, result.read)
 

@@ -18,7 +18,7 @@ from dsi.commands.values import count, output_file
 def main(argv: Sequence[str] | None = None) -> None:
     """Measure and print a table; write JSON where asked."""
     arguments = _parse(argv)
-    load_libraries()
+    load_libraries(training=True)
     from dsi.docids.data.collection import read_collection
     from dsi.docids.files.storage import write_json
     from dsi.measuring.provenance import provenance

@@ -41,7 +41,7 @@ def main(argv: Sequence[str] | None = None) -> None:
         raise ValueError("Choose one of --run and --vectors.")
     if (arguments.run is None) != (arguments.data is None):
         raise ValueError("--run and --data go together: an index, and the collection whose test queries it answers.")
-    load_libraries()
+    load_libraries(training=True)
     from dsi_experiments.benchmarks.index_report import pictures, report
     from dsi_experiments.benchmarks.index_systems import systems
     from dsi_experiments.report import save_report

@@ -37,7 +37,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     )
     command_line.add_argument("--search", type=Path, help=argparse.SUPPRESS)  # what the fresh process does
     arguments = command_line.parse_args(argv)
-    load_libraries()
+    load_libraries(training=True)
     from dsi_experiments.benchmarks.scale_costs import search_costs
     from dsi_experiments.report import save_report
 

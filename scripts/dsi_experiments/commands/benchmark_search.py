@@ -44,7 +44,7 @@ def main(argv: Sequence[str] | None = None) -> None:
         "--output", type=output_folder, metavar="DIR", help="write search.json and search.md there"
     )
     arguments = command_line.parse_args(argv)
-    load_libraries()
+    load_libraries(training=True)
     from dsi.config import dev_cut, read_config
     from dsi.docids.data.collection import read_collection
     from dsi_experiments.benchmarks.index_faiss import set_for

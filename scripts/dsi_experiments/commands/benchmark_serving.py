@@ -39,7 +39,7 @@ def main(argv: Sequence[str] | None = None) -> None:
         "--output", type=output_folder, metavar="DIR", help="write serving.json and serving.md there"
     )
     arguments = command_line.parse_args(argv)
-    load_libraries()
+    load_libraries(training=True)
     from dsi.docids.data.collection import read_collection
     from dsi_experiments.report import save_report
 

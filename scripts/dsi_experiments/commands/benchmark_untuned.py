@@ -59,7 +59,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     )
     command_line.add_argument("--device", help="of the encoder and of that model")
     arguments = command_line.parse_args(argv)
-    load_libraries()
+    load_libraries(training=True)
     from dsi.docids.files.reading import read_json
     from dsi.docids.files.storage import write_json, write_text
 
@@ -114,7 +114,7 @@ def _sentences(retriever: "GenerativeRetriever") -> "Test":
 
     index = retriever.snapshot
     assert isinstance(index.lexical, BM25)
-    holes = list(find_holes(index.encoder, index.documents.dataset, index.lexical.analyzer, seed=1))  # the cloze has 0
+    holes = list(find_holes(index.encoder, index.documents.table, index.lexical.analyzer, seed=1))  # the cloze has 0
     records = index.documents.records([hole.row for hole in holes])
     index.add([{**record, "text": hole.text} for record, hole in zip(records, holes, strict=True)], replace=True)
     queries = {f"sentence-{number}": hole.sentence for number, hole in enumerate(holes)}
@@ -126,7 +126,7 @@ def _judged(index: "GenerativeRetriever", queries: Mapping[str, str], doc_ids: S
     import dsi
 
     qrels = {query_id: {doc_id: 1.0} for query_id, doc_id in zip(queries, doc_ids, strict=True)}
-    return dsi.Collection.from_records(index.documents.dataset, queries=queries, qrels={"test": qrels})
+    return dsi.Collection.from_records(index.documents.table, queries=queries, qrels={"test": qrels})
 
 
 def _teach(

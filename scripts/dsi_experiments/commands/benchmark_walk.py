@@ -57,7 +57,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     command_line.add_argument("--output", type=output_folder, metavar="DIR", help="write walk.json and walk.md there")
     add_device(command_line, searches=True)
     arguments = command_line.parse_args(argv)
-    load_libraries()
+    load_libraries(training=True)
     from dsi.config import read_dev_cut
     from dsi.docids.data.collection import read_collection
     from dsi.eval.tables import markdown_table
@@ -106,7 +106,7 @@ def walk_rows(runs: "IndexRuns", split: str, beam_widths: Sequence[int]) -> list
 
 def _controls(runs: "IndexRuns") -> dict[str, dict[str, Any]]:
     """Return {control: settings of `[search]`} of those that an index can be searched with."""
-    from dsi.config import LEXICAL_WEIGHT
+    from dsi.search.request import LEXICAL_WEIGHT
 
     index, config = runs.retriever, runs.retriever.search_config
     if index.engine.has_generator:

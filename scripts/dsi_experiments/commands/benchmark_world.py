@@ -44,7 +44,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     )
     command_line.add_argument("--device", help="of the encoder")
     arguments = command_line.parse_args(argv)
-    load_libraries()
+    load_libraries(training=True)
     from dsi.docids.files.reading import read_json
     from dsi.docids.files.storage import write_json, write_text
 
@@ -124,7 +124,7 @@ def _old_hybrid(runs: "IndexRuns") -> "Run":
 
     retriever, queries = runs.retriever, runs.collection.query_texts("test")
     assert retriever.lexical is not None
-    vectors = runs.encode("test", queries).embeddings.float().numpy()
+    vectors = runs.encode("test", queries).embeddings
     doc_ids = list(retriever.documents.rows)
     run: Run = {}
     for (query_id, text), vector in zip(queries.items(), vectors, strict=True):

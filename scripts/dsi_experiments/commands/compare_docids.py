@@ -37,7 +37,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     )
     add_device(command_line)
     arguments = command_line.parse_args(argv)
-    load_libraries()
+    load_libraries(training=True)
     from dsi_experiments.docid_schemes import compare, schemes_for
     from dsi_experiments.laboratory import Laboratory
 

@@ -59,7 +59,7 @@ def main(argv: Sequence[str] | None = None) -> None:
         return
     _check(arguments)
     rows = _choose(TABLES[what], arguments.rows) if what in TABLES else []
-    load_libraries()
+    load_libraries(training=True)
     if what in WITHOUT_DATA:
         print(_module(what).reproduce(arguments.output, arguments.runs or WITHOUT_DATA[what], arguments.seeds[0]))
         return

@@ -97,7 +97,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     )
     add_device(command_line)
     arguments = command_line.parse_args(argv)
-    load_libraries()
+    load_libraries(training=True)
     from dsi.docids.files.storage import write_text
 
     again = {column.name: _measure(column, arguments) for column in COLUMNS} if arguments.data else {}

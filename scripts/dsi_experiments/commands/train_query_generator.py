@@ -32,7 +32,7 @@ _SETTINGS: dict[str, tuple[Callable[[str], Any], Any, str]] = {
 def main(argv: Sequence[str] | None = None) -> None:
     """Train, print the loss on dev before and after, print where the model is."""
     arguments = _parse(argv)
-    load_libraries()
+    load_libraries(training=True)
     from dsi.docids.data.collection import read_collection
     from dsi_experiments.query_training import QueryTrainingConfig, train_query_generator
 

@@ -17,7 +17,7 @@ from dsi_experiments.rerankers.kinds import TRAINABLE, WITH_IMPORTANCE
 def main(argv: Sequence[str] | None = None) -> None:
     """Train, print the quality by cross-validation, save."""
     arguments = _parse(argv)
-    load_libraries()
+    load_libraries(training=True)
     from dsi.config import read_dev_cut
     from dsi.docids.data.collection import read_collection
     from dsi.rerankers import reranker_folder

@@ -15,7 +15,7 @@ from dsi.docids.tree import DocidTree
 from dsi.generator.families import Families
 from dsi.generator.objectives import Objective, Task, log_prior
 from dsi.search.beam import PathEngine
-from dsi.search.engines import search_decoder
+from dsi.search.decoder import search_decoder
 from dsi_experiments.objectives.rows import ROWS, ObjectiveRow, margin_loss, objective_loss, phase
 from dsi_experiments.tree_targets import target_of_best_child
 

@@ -314,7 +314,7 @@ def _candidates(
         doc_ids=lists("doc_id"),
         titles=titles,
         scores=result.scores.astype(np.float64),
-        query_embeddings=encoded.embeddings.float().numpy(),
+        query_embeddings=encoded.embeddings,
         embeddings=tree.embeddings[any_position] * valid[:, :, None],
         features=computed,
         names=names,

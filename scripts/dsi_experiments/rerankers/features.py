@@ -54,20 +54,20 @@ def compute_features(
     for batch in encoded.batches:
         for name, values in _batch_features(engine, batch, result).items():
             whole = columns.setdefault(name, np.zeros(result.positions.shape, dtype=np.float32))
-            whole[batch.rows.numpy()] = values
+            whole[batch.rows] = values
     columns["title words"] = _title_words(encoded.texts, titles, result.positions.shape[1])
     stacked = np.stack(list(columns.values()), axis=2)  # [queries, k, features]
     return np.where(result.positions[:, :, None] >= 0, stacked, 0).astype(np.float32), tuple(columns)
 
 
 def _batch_features(engine: Engine, batch: QueryBatch, result: SearchResult) -> dict[str, Floats]:
-    tree, batch_rows = engine.tree, batch.rows.numpy()
+    tree, batch_rows = engine.tree, batch.rows
     positions, scores = np.maximum(result.positions[batch_rows], 0), result.scores[batch_rows]  # [batch, k]
     shape = positions.shape
     parents, digits = (array.reshape(*shape, -1) for array in tree.paths(positions.ravel()))  # [batch, k, depth]
     length = (digits >= 0).sum(axis=2)  # [batch, k]
     last = np.take_along_axis(parents, length[:, :, None] - 1, axis=2)[:, :, 0]
-    dot = tree.embeddings.products_of(batch.vectors, positions)
+    dot = tree.embeddings.products_of(batch.embeddings, positions)
     valid_scores = np.where(np.isfinite(scores), scores, 0)
     columns = {
         "score": valid_scores,
@@ -172,7 +172,7 @@ def siblings(engine: Engine, batch: QueryBatch, positions: Ints) -> Iterator[Sib
 
 def _siblings_by_vectors(engine: VectorEngine, batch: QueryBatch, positions: Ints) -> Iterator[Siblings]:
     """Yield for each level the scores of the nodes on the paths to docids [batch, n], and of their siblings."""
-    tree, occupied, vectors = engine.tree, engine.tree.doc_rows >= 0, batch.vectors
+    tree, occupied, vectors = engine.tree, engine.tree.doc_rows >= 0, batch.embeddings
     scorer = engine.walk.node_scores(batch)
     parents, digits = (array.reshape(*positions.shape, -1) for array in tree.paths(positions.ravel()))
     for level, fan_out in enumerate(tree.fan_out):
@@ -196,10 +196,11 @@ def _siblings_by_decoder(engine: PathEngine, batch: QueryBatch, positions: Ints)
     on_device = torch.from_numpy(positions).long().to(engine.device)
     decoder_only = SearchRequest(1, SearchConfig(alpha=1.0, beta=0.0))
     paths = engine.follow_paths(batch, decoder_only, on_device)
+    vectors = torch.from_numpy(batch.embeddings).to(engine.device)
     digits = engine.tree.paths(positions.ravel())[1].reshape(*positions.shape, -1)
     for level, (nodes, generative) in enumerate(paths.siblings):
         shape = (*positions.shape, -1)
-        dense = engine.dense.dot(batch.embeddings.float(), nodes.clamp(min=0)) / _TEMPERATURE
+        dense = engine.dense.dot(vectors, nodes.clamp(min=0)) / _TEMPERATURE
         by_generator, by_encoder, valid = (
             tensor.numpy(force=True).reshape(shape) for tensor in (generative, dense, nodes >= 0)
         )

@@ -1,0 +1,218 @@
+"""Writes the graph of an encoder beside its weights, and compares what it gives with the model. Knows nothing of docids."""
+
+import copy
+import hashlib
+import io
+import json
+import logging
+import warnings
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, TypeAlias, cast
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from dsi.contrastive.graph import GRAPH, SETTINGS, GraphEncoder
+from dsi.contrastive.inference import PackedLinear
+from dsi.contrastive.stored import LOADING, TEXTS
+from dsi.contrastive.text_encoder import PLURALS, TextEncoder
+from dsi.docids.files.storage import write_json
+
+logger = logging.getLogger(__name__)
+
+_INPUTS = {"input_ids", "attention_mask", "token_type_ids"}
+_OPSET = 17
+_OWN = 2**24
+"""Bytes that a graph may hold itself: tables that no file of the model has."""
+_CLOSE = 1e-5
+"""Largest difference of an output, relative to the usual size of its numbers."""
+_TYPES = {
+    "F32": ("FLOAT", torch.float32), "F16": ("FLOAT16", torch.float16), "BF16": ("BFLOAT16", torch.bfloat16),
+    "I64": ("INT64", torch.int64),
+}  # fmt: skip
+"""{type in a safetensors file: in a graph, in torch}."""
+_TRIED = (
+    *TEXTS, "", "Neon", "noble gases", "der längste Fluss Europas", "какой газ светится", "霓虹灯里是什么气体",
+    "def f(x):\n    return x", "The Danube flows through ten countries. " * 60,
+)  # fmt: skip
+"""Texts on which a graph is compared with its model, alone and together."""
+
+
+class _Reads(nn.Module):
+    """A model of sentence-transformers by position: tensors in, token states and the text's vector out."""
+
+    def __init__(self, model: nn.Module, names: Sequence[str], *, is_static: bool) -> None:
+        super().__init__()
+        self.model, self._names, self._is_static = model, names, is_static
+
+    def forward(self, *tensors: Tensor) -> tuple[Tensor, Tensor]:
+        read = dict(zip(self._names, tensors, strict=True))
+        if not self._is_static:
+            output = self.model(read)
+            return output["token_embeddings"], output["sentence_embedding"]
+        mask = read["attention_mask"][:, :, None].float()
+        states = F.embedding(read["input_ids"], self.model[0].embedding.weight)  # type: ignore[index, union-attr, arg-type]
+        output = {"sentence_embedding": (states * mask).sum(dim=1) / mask.sum(dim=1).clamp(min=1)}
+        for module in list(self.model)[1:]:  # type: ignore[call-overload]
+            output = module(output)
+        return states, output["sentence_embedding"]
+
+
+def write_graph(encoder: TextEncoder, model: Any, folder: Path) -> None:
+    """Write the graph of an encoder into the folder where it was saved; a line says where there can be none.
+
+    Args:
+        encoder: that computes with the model.
+        model: of sentence-transformers.
+        folder: where it was saved.
+    """
+    try:
+        _write_graph(encoder, model, folder)
+    except Exception as error:  # whatever a library says of a model that it does not know
+        for name in (GRAPH, SETTINGS):
+            (folder / name).unlink(missing_ok=True)
+        reason = (str(error).strip() or type(error).__name__).splitlines()[0]
+        logger.warning("The encoder has no graph, so searches load torch, which takes seconds: %s", reason[:200])
+
+
+def _write_graph(encoder: TextEncoder, model: Any, folder: Path) -> None:
+    vocabulary, fingerprint = encoder.vocabulary, encoder.fingerprint
+    padding = [getattr(model.tokenizer, name, None) for name in ("pad_token_id", "padding_side")]
+    settings = {
+        "prompts": encoder.prompts,
+        "embedding_dim": encoder.embedding_dim,
+        "state_dim": encoder.state_dim,
+        "max_length": encoder.max_length,
+        "is_cosine": encoder.is_cosine,
+        "usual_length": encoder.usual_length,
+        "fingerprint": fingerprint,
+        "vocabulary": [list(vocabulary.special), vocabulary.unknown, vocabulary.side, vocabulary.marks],
+        "padding": [padding[0] or 0, padding[1] or "right"],
+    }
+    if _LAST.get("fingerprint") != fingerprint:
+        _LAST.clear()
+        _LAST.update(fingerprint=fingerprint, graph=_exported(model, folder, is_static=not vocabulary.marks))
+    (folder / GRAPH).write_bytes(_LAST["graph"])
+    write_json(folder / SETTINGS, settings)
+    if not _LAST.get("compared"):
+        _compare(GraphEncoder.load(folder, encoder.config), encoder)
+        _LAST["compared"] = True
+
+
+_LAST: dict[str, Any] = {}
+"""The graph of the encoder that was saved last; the same encoder is saved into the same files."""
+
+
+def _exported(model: Any, folder: Path, *, is_static: bool) -> bytes:
+    """Return the graph of a model, whose tables are those of the safetensors files in a folder.
+
+    Raises:
+        ValueError: the model reads more than tokens, or has tables that no file holds.
+    """
+    import onnx
+
+    if model.device.type != "cpu" or any(isinstance(own, PackedLinear) for own in model.modules()):
+        model = copy.deepcopy(model).cpu()
+        for module in model.modules():
+            if isinstance(module, PackedLinear):
+                module.packed = None  # which no graph has
+    if is_static:
+        read = {"input_ids": torch.tensor([[1, 2], [1, 0]]), "attention_mask": torch.tensor([[1, 1], [1, 0]])}
+    else:
+        read = {name: own for name, own in model.preprocess(list(TEXTS)).items() if isinstance(own, Tensor)}
+    if others := read.keys() - _INPUTS:
+        raise ValueError(f"it reads {', '.join(sorted(others))}")
+    whole, file = _Reads(model, [*read], is_static=is_static), io.BytesIO()
+    outputs, several = ["states", "vectors"], {0: "n", 1: "length"}
+    with LOADING, warnings.catch_warnings(), torch.no_grad():
+        warnings.simplefilter("ignore")
+        torch.onnx.export(
+            whole, tuple(read.values()), cast(Any, file), dynamo=False, export_params=False, do_constant_folding=False,
+            opset_version=_OPSET, input_names=[*read], output_names=outputs,
+            dynamic_axes={**dict.fromkeys([*read, "states"], several), "vectors": {0: "n"}},
+        )  # fmt: skip
+    graph = onnx.load_model_from_string(file.getvalue())
+    tables = {
+        **dict(whole.named_parameters(remove_duplicate=False)),
+        **dict(whole.named_buffers(remove_duplicate=False)),
+    }
+    _bind(graph.graph, {name: own for name, own in tables.items() if name not in read}, folder)
+    return bytes(graph.SerializeToString())
+
+
+def _bind(graph: Any, tables: Mapping[str, Tensor], folder: Path) -> None:
+    """Give the inputs of a graph that are tables their values: where they stand in the files of a folder, or the numbers.
+
+    Raises:
+        ValueError: no file holds a large table.
+    """
+    from onnx import TensorProto, helper, numpy_helper
+
+    stored, casts, room = _stored(folder), list[Any](), _OWN
+    for entry in [own for own in graph.input if own.name in tables]:
+        graph.input.remove(entry)
+        table = tables[entry.name].detach()
+        found = next(((kind, *at) for kind, at in _places(table, stored)), None)
+        if found is None:
+            room -= table.nbytes
+            if room < 0:
+                raise ValueError(f"no file of it holds {entry.name}")
+            graph.initializer.append(numpy_helper.from_array(table.numpy(), entry.name))
+            continue
+        kind, path, offset, length = found
+        own = TensorProto(name=entry.name, data_type=getattr(TensorProto, _TYPES[kind][0]), dims=table.shape)
+        own.data_location = TensorProto.EXTERNAL
+        for key, value in (("location", path), ("offset", offset), ("length", length)):
+            own.external_data.add(key=key, value=str(value))
+        if table.dtype != _TYPES[kind][1]:
+            own.name = f"{entry.name}.stored"
+            casts.append(helper.make_node("Cast", [own.name], [entry.name], to=TensorProto.FLOAT))
+        graph.initializer.append(own)
+    nodes = [*casts, *graph.node]
+    del graph.node[:]
+    graph.node.extend(nodes)
+
+
+_Key: TypeAlias = tuple[str, tuple[int, ...], bytes]
+_Place: TypeAlias = tuple[str, int, int]
+
+
+def _stored(folder: Path) -> dict[_Key, _Place]:
+    """Return {(type, shape, sha256): (file, first byte, bytes)} of the tables in the safetensors files of a folder."""
+    found: dict[_Key, _Place] = {}
+    for path in sorted(folder.rglob("*.safetensors")):
+        data = np.memmap(path, dtype=np.uint8, mode="r")
+        start = 8 + int.from_bytes(data[:8].tobytes(), "little")
+        for name, entry in json.loads(data[8:start].tobytes()).items():
+            if name != "__metadata__" and entry["dtype"] in _TYPES:
+                first, last = (start + end for end in entry["data_offsets"])
+                key = entry["dtype"], tuple(entry["shape"]), hashlib.sha256(data[first:last].tobytes()).digest()
+                found.setdefault(key, (path.relative_to(folder).as_posix(), first, last - first))
+    return found
+
+
+def _places(table: Tensor, stored: Mapping[_Key, _Place]) -> Iterator[tuple[str, _Place]]:
+    """Yield the types in which a table is stored, and where."""
+    shape = tuple(table.shape)
+    for kind in {key[0] for key in stored if key[1] == shape}:
+        own = table.to(_TYPES[kind][1]).contiguous()
+        if torch.equal(own.to(table.dtype), table):
+            data = own.flatten().view(torch.uint8).numpy().tobytes()
+            if place := stored.get((kind, shape, hashlib.sha256(data).digest())):
+                yield kind, place
+
+
+def _compare(graph: TextEncoder, encoder: TextEncoder) -> None:
+    """Raise ValueError unless a graph gives what its model does, for texts alone and together."""
+    for kind in PLURALS:
+        for texts in (*([text] for text in _TRIED), _TRIED):
+            ours, theirs = graph.run(texts, kind), encoder.run(texts, kind)
+            if not np.array_equal(ours.numbers[ours.mask], theirs.numbers[theirs.mask]):
+                raise ValueError("its tokens are not those that the model reads")
+            pairs = (ours.vectors, theirs.vectors), (ours.states[ours.mask], theirs.states[theirs.mask])
+            for own, other in pairs:
+                if own.shape != other.shape or np.abs(own - other).max(initial=0) > _CLOSE * (1 + np.abs(other).max()):
+                    raise ValueError("its graph gives other numbers than the model")

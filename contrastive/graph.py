@@ -1,0 +1,130 @@
+"""An encoder by its graph, so that an index encodes texts without torch, and holds its weights once.
+
+Beside the model of sentence-transformers lie `graph.onnx`, which refers to the weights in its safetensors files, and
+`graph.json`, which says what its tokenizer and its settings mean. Written by `dsi.contrastive.export`, which compares it with
+the model. Knows nothing of docids or of the decoder.
+"""
+
+import json
+import logging
+import shutil
+from collections.abc import Sequence
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from dsi.contrastive.config import LONGEST_INPUT, EncoderConfig
+from dsi.contrastive.stored import TOKENIZER
+from dsi.contrastive.text_encoder import Outputs, TextEncoder, Vocabulary
+from dsi.docids.files.threads import count_threads
+from dsi.docids.types import Ints
+
+logger = logging.getLogger(__name__)
+
+GRAPH, SETTINGS = "graph.onnx", "graph.json"
+_INPUTS = ("input_ids", "attention_mask", "token_type_ids")
+"""What a graph may read: [n, length] numbers of tokens, 1 at real ones, and 0."""
+
+
+class GraphEncoder(TextEncoder):
+    """An encoder that onnxruntime computes on the CPU, in float32.
+
+    Args:
+        folder: of an encoder with a graph; it stays where it is.
+        config: prompts, lengths, pooling.
+        settings: of `graph.json`.
+    """
+
+    device = "cpu"
+
+    def __init__(self, folder: Path, config: EncoderConfig, settings: dict[str, Any]) -> None:
+        import onnxruntime
+        from tokenizers import Tokenizer
+
+        self.folder, self._settings = folder, settings
+        vocabulary = Vocabulary(Tokenizer.from_file(str(folder / TOKENIZER)), *settings["vocabulary"])
+        super().__init__(config, settings["prompts"], vocabulary, is_cosine=settings["is_cosine"])
+        self.usual_length = settings["usual_length"]
+        self._source = folder, config
+        options = onnxruntime.SessionOptions()
+        options.intra_op_num_threads = count_threads()
+        options.log_severity_level = 3
+        self._session = onnxruntime.InferenceSession(str(folder / GRAPH), options, providers=["CPUExecutionProvider"])
+        self._inputs = [own.name for own in self._session.get_inputs()]
+
+    @classmethod
+    def load(cls, folder: Path, config: EncoderConfig) -> "GraphEncoder":
+        """Load the graph in the folder of an encoder, which was judged before.
+
+        Raises:
+            ValueError: onnxruntime cannot read it.
+        """
+        settings = json.loads((folder / SETTINGS).read_text(encoding="utf-8"))
+        try:
+            return cls(folder, config, settings)
+        except Exception as error:  # onnxruntime's own have no common base
+            raise ValueError(
+                f"{folder / GRAPH} cannot be read ({str(error).splitlines()[0]}); restore the file, or delete it with "
+                f"{SETTINGS} and save the index again."
+            ) from None
+
+    @property
+    def embedding_dim(self) -> int:
+        """Width of an embedding."""
+        return int(self._settings["embedding_dim"])
+
+    @property
+    def state_dim(self) -> int:
+        """Width of a token state."""
+        return int(self._settings["state_dim"])
+
+    @property
+    def max_length(self) -> int | None:
+        """Tokens of a text that the model reads, with special ones; None if it reads any text to its end."""
+        return self._settings["max_length"]  # type: ignore[no-any-return]
+
+    @property
+    def fingerprint(self) -> str:
+        """sha256 of weights, prompts and similarity, of the model that was exported."""
+        return str(self._settings["fingerprint"])
+
+    def run(self, texts: Sequence[str], kind: str) -> Outputs:
+        """Return what the model gives for texts, after their prompt, of one pass."""
+        own = [self.prompts[kind] + text for text in texts]
+        encoded = self._tokens(own, self.max_length or LONGEST_INPUT, marks=self.vocabulary.marks)
+        number, side = self._settings["padding"]
+        ids = _padded([own.ids for own in encoded], number, side)
+        mask = _padded([[1] * len(own.ids) for own in encoded], 0, side)
+        read = dict(zip(_INPUTS, (ids, mask, np.zeros_like(ids)), strict=True))
+        states, vectors = self._session.run(None, {name: read[name] for name in self._inputs})
+        return Outputs(ids, mask.astype(bool), states, vectors)
+
+    def for_search(self, dtype: str = "float32") -> "GraphEncoder":
+        """Return this encoder, which is fast and never changes."""
+        return self
+
+    def save(self, folder: Path) -> None:
+        """Copy the encoder, with its graph, into a folder of an index."""
+        shutil.copytree(self.folder, folder, ignore=shutil.ignore_patterns("stage.json"), dirs_exist_ok=True)
+
+
+def has_graph(folder: Path) -> bool:
+    """True if the encoder in a folder has a graph, and onnxruntime is there to compute it; a line says if it is not."""
+    if not ((folder / GRAPH).exists() and (folder / SETTINGS).exists()):
+        return False
+    if missing := [name for name in ("onnxruntime", "tokenizers") if find_spec(name) is None]:
+        logger.warning("The encoder takes seconds to load without %s; run pip install %s.", missing[0], missing[0])
+    return not missing
+
+
+def _padded(rows: Sequence[Sequence[int]], number: int, side: str) -> Ints:
+    """Return rows of numbers as an array [n, longest], filled on a side; at least one wide."""
+    padded = np.full((len(rows), max([1, *map(len, rows)])), number, dtype=np.int64)
+    for own, row in zip(padded, rows, strict=True):
+        if side == "left":
+            own[len(own) - len(row) :] = row
+        else:
+            own[: len(row)] = row
+    return padded

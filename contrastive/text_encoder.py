@@ -1,0 +1,358 @@
+"""What an encoder knows of texts, whatever computes its vectors: where they are cut, and which tokens they have.
+
+`dsi.contrastive.encoder.Encoder` computes with a model of sentence-transformers, which is trained and saved;
+`dsi.contrastive.graph.GraphEncoder` with the graph of one that an index holds. Arrays are NumPy's, so that a search needs
+neither torch nor transformers. Knows nothing of docids or of decoders.
+"""
+
+import logging
+import threading
+from abc import ABC, abstractmethod
+from collections.abc import Iterator, Sequence
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, Self
+
+import numpy as np
+from numpy.typing import NDArray
+
+from dsi.contrastive.config import LONGEST_INPUT, LONGEST_PROMPT, EncoderConfig
+from dsi.contrastive.cutting import MORE, DocumentCut, Lengths, cut_documents, has_words, head_of, piece_text
+from dsi.contrastive.readable import shares_read
+from dsi.contrastive.stored import Reloads
+from dsi.docids.files.progress import Bar
+from dsi.docids.files.reading import catching_panics
+from dsi.docids.types import Bools, Floats, Ints
+
+if TYPE_CHECKING:
+    import tokenizers
+
+logger = logging.getLogger(__name__)
+
+PLURALS = {"query": "queries", "document": "documents"}
+"""{kind of text: its plural, for progress bars}."""
+
+_USUAL = (
+    ("query", "which noble gas glows in signs"),
+    ("query", "capital cities on the Danube"),
+    (
+        "document",
+        "The Danube flows through ten countries, and through Vienna, Bratislava and Budapest, to the Black Sea.",
+    ),
+    ("document", "Neon is a noble gas. It glows reddish orange in advertising signs when a current flows through it."),
+)
+"""Texts from which the usual length of an embedding is taken, where lengths count."""
+_CHARACTERS = 16
+"""Characters of a text that are read for a token at first."""
+_BATCH = 16
+"""Texts per forward pass on a CPU."""
+_LEAST_ROOM = 16
+"""Tokens that a text has beside prompt and special tokens, at least."""
+
+
+class EncodedTexts(NamedTuple):
+    """What one pass of an encoder gives.
+
+    Attributes:
+        states: [n, length, state_dim] token states.
+        mask: [n, length] True at real tokens.
+        embeddings: [n, embedding_dim].
+        words: [n, length] True at real tokens that are not special ones such as [CLS].
+    """
+
+    states: Floats
+    mask: Bools
+    embeddings: Floats
+    words: Bools
+
+
+class Outputs(NamedTuple):
+    """What a model gives for texts.
+
+    Attributes:
+        numbers: [n, length] of tokens.
+        mask: [n, length] True at real tokens.
+        states: [n, length, state_dim].
+        vectors: [n, dim] as the model makes them.
+    """
+
+    numbers: Ints
+    mask: Bools
+    states: Floats
+    vectors: Floats
+
+
+class TokenSpan(NamedTuple):
+    """Where a token lies in a text: characters start to end, none in the prompt; and whether it is a special one."""
+
+    start: int
+    end: int
+    is_special: bool
+
+
+class TokenModel(Protocol):
+    """What may make the token vectors of an index in place of its encoder; see `dsi.contrastive.multi_vector`."""
+
+    @property
+    def dim(self) -> int:
+        """Width of a token vector."""
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the weights."""
+
+    @property
+    def fingerprint(self) -> str:
+        """Equal for models that give the same vectors."""
+
+    def vectors(self, texts: Sequence[str], kind: str) -> list[NDArray[np.float32]]:
+        """Return the vectors [tokens, dim] of the tokens of each text, of one pass."""
+
+    def spans(self, text: str, kind: str) -> list[TokenSpan]:
+        """Return where each token of `vectors` lies in a text."""
+
+    def for_search(self, dtype: str) -> "TokenModel":
+        """Return a copy for fast inference in a dtype."""
+
+    def save(self, folder: Path) -> None:
+        """Write the model into a folder of an index."""
+
+
+class Vocabulary(NamedTuple):
+    """A tokenizer, and what its own file does not say.
+
+    Attributes:
+        tokenizer: its padding and truncation are set at every call.
+        special: numbers of special tokens.
+        unknown: number of the token for what it does not know, if it has one.
+        side: where texts that are too long are cut, "right" or "left".
+        marks: whether texts are encoded with special tokens.
+    """
+
+    tokenizer: "tokenizers.Tokenizer"
+    special: Sequence[int]
+    unknown: int | None = None
+    side: str = "right"
+    marks: bool = True
+
+
+class TextEncoder(Reloads, ABC):
+    """Makes embeddings and token states of texts.
+
+    Dot products of its embeddings are what the model compares texts by. For cosines, embeddings have length 1. For dot products
+    they keep their lengths, in units of their usual length, so that weights beside them mean the same for every model; with
+    `encoder.pooling = "mean"`, the paper's, lengths stay as they are.
+
+    Args:
+        config: prompts, lengths, pooling.
+        prompts: {kind of text: what precedes it}.
+        vocabulary: of the model.
+        is_cosine: whether the model compares texts by cosines.
+
+    Attributes:
+        token_model: makes the token vectors of the index; None if they are made of the encoder's own states.
+        device: where it computes.
+    """
+
+    token_model: TokenModel | None = None
+    device: Any
+
+    def __init__(
+        self, config: EncoderConfig, prompts: dict[str, str], vocabulary: Vocabulary, *, is_cosine: bool
+    ) -> None:
+        self.config, self.prompts, self.vocabulary, self.is_cosine = config, prompts, vocabulary, is_cosine
+        self._source: tuple[Any, ...] | None = None
+        self._warned_long_query = False
+        self._tokenizing = threading.Lock()  # a call sets the tokenizer's padding and truncation
+
+    @property
+    @abstractmethod
+    def embedding_dim(self) -> int:
+        """Width of an embedding."""
+
+    @property
+    @abstractmethod
+    def state_dim(self) -> int:
+        """Width of a token state."""
+
+    @property
+    @abstractmethod
+    def max_length(self) -> int | None:
+        """Tokens of a text that the model reads, with special ones; None if it reads any text to its end."""
+
+    @property
+    @abstractmethod
+    def fingerprint(self) -> str:
+        """sha256 of weights, prompts and similarity: encoders with the same one give the same embeddings."""
+
+    @abstractmethod
+    def run(self, texts: Sequence[str], kind: str) -> Outputs:
+        """Return what the model gives for texts, after their prompt, of one pass."""
+
+    @abstractmethod
+    def for_search(self, dtype: str = "float32") -> Self:
+        """Return a copy for fast inference in a dtype; later changes to the weights do not affect it."""
+
+    @abstractmethod
+    def save(self, folder: Path) -> None:
+        """Write the encoder into a folder of an index; the same encoder gives the same files."""
+
+    @property
+    def token_dim(self) -> int:
+        """Width of what token vectors are made of: a token state, or a vector of `token_model`."""
+        return self.token_model.dim if self.token_model else self.state_dim
+
+    def document_texts(self, titles: Sequence[str], texts: Sequence[str]) -> list[str]:
+        """Return the title, a space, and the first `document_length` tokens of the text, for each document."""
+        return [first for (first,) in self.piece_texts(titles, texts, 1)]
+
+    def piece_texts(self, titles: Sequence[str], texts: Sequence[str], pieces: int) -> list[list[str]]:
+        """Return the pieces of each document as `cut` finds them, each after the title."""
+        return [
+            [piece_text(title, text, span, own.title_end) for span in own.spans]
+            for title, text, own in zip(titles, texts, self.cut(titles, texts, pieces), strict=True)
+        ]
+
+    def cut(self, titles: Sequence[str], texts: Sequence[str], pieces: int) -> list[DocumentCut]:
+        """Return where each document is cut into pieces that the encoder reads to their ends, at most `pieces` of them.
+
+        A document that is read whole, its text of at most `document_length` tokens, is one piece. Of any other one a piece has
+        `piece_length` tokens of the text, more where there would be more than a hundred, after the title, of which it reads a
+        quarter of the model's tokens. A text that a hundred do not cover is cut stretch by stretch, into a hundred each.
+        With `pieces` = 1 it is the title with the first `document_length` tokens, as long as that may be.
+        """
+        lengths = Lengths(self.config.document_length, self.config.piece_length, pieces)
+        return cut_documents(titles, texts, self.token_offsets, lengths, self._room)
+
+    @property
+    def _room(self) -> int:
+        """Tokens of title and text that the model reads beside prompt and special tokens."""
+        limit = self.max_length
+        (prompt,) = self.token_offsets([self.prompts["document"]], LONGEST_PROMPT)
+        marks = self.vocabulary.tokenizer.num_special_tokens_to_add(False) if self.vocabulary.marks else 0
+        taken = len(prompt) + marks
+        return max(_LEAST_ROOM, min(limit or LONGEST_INPUT, LONGEST_INPUT) - taken)
+
+    def query_texts(self, queries: Sequence[str]) -> list[str]:
+        """Return the first `query_length` tokens of each query; warns once if a query is cut."""
+        texts = self._cut(queries, self.config.query_length)
+        if not self._warned_long_query and any(
+            has_words(query[len(text) :]) for text, query in zip(texts, queries, strict=True)
+        ):
+            logger.warning(
+                "Queries longer than %d tokens are cut there (encoder.query_length).", self.config.query_length
+            )
+            self._warned_long_query = True
+        return texts
+
+    def shares_read(self, texts: Sequence[str]) -> NDArray[np.float32]:
+        """[n] how much of each text the encoder reads, between 0 and 1, as its tokenizer tells."""
+        known = self.vocabulary.tokenizer.get_vocab_size()
+        return shares_read(texts, self._tokens(texts, LONGEST_INPUT, marks=False), self.vocabulary.unknown, known)
+
+    @property
+    def batch_size(self) -> int:
+        """Texts per forward pass: on a CPU what its caches hold (1.3 times as fast as 64)."""
+        return _BATCH
+
+    def encode(self, texts: Sequence[str], kind: str, *, progress: bool = False) -> Floats:
+        """Return embeddings [len(texts), embedding_dim] of texts made by `document_texts` or `query_texts`.
+
+        Args:
+            texts: already cut.
+            kind: "document" or "query", which sets the prompt.
+            progress: show a progress bar.
+        """
+        texts, embeddings = list(texts), np.empty((len(texts), self.embedding_dim), dtype=np.float32)
+        with Bar(f"embeddings of {PLURALS[kind]}", unit="text", total=len(texts), enabled=progress) as bar:
+            for rows in self._batches(texts):
+                embeddings[rows] = self.forward([texts[row] for row in rows], kind).embeddings
+                bar.update(len(rows))
+        return embeddings
+
+    def forward(self, texts: Sequence[str], kind: str) -> EncodedTexts:
+        """Return token states and embeddings of texts, of one pass."""
+        numbers, mask, states, vectors = self.run(texts, kind)
+        words = mask & ~np.isin(numbers, self.vocabulary.special)
+        return EncodedTexts(states, mask, self._comparable(vectors), words)
+
+    def _comparable(self, vectors: Floats) -> Floats:
+        """Return the vectors [n, embedding_dim] whose dot products compare texts, of what the model gives [n, dim]."""
+        kept = vectors[:, : self.embedding_dim]
+        if self.is_cosine:
+            return kept / np.maximum(np.linalg.norm(kept, axis=1, keepdims=True), np.float32(1e-12))
+        return kept / np.float32(self.usual_length)
+
+    @cached_property
+    def usual_length(self) -> float:
+        """Median length of the embeddings of a few texts; 1 for cosines, and with pooling "mean"."""
+        if self.is_cosine or self.config.pooling == "mean":
+            return 1.0
+        vectors = np.concatenate([self.run([text], kind).vectors for kind, text in _USUAL])[:, : self.embedding_dim]
+        return max(1e-6, float(np.sort(np.linalg.norm(vectors, axis=1))[(len(vectors) - 1) // 2]))
+
+    def spans(self, text: str, kind: str) -> list[TokenSpan]:
+        """Return where each real token of a text lies, in the order of the states of `forward`."""
+        prompt, limit = self.prompts[kind], self.max_length or LONGEST_INPUT
+        (encoded,) = self._tokens([prompt + text], min(limit, LONGEST_INPUT), marks=self.vocabulary.marks)
+        special, length = {*self.vocabulary.special}, len(prompt)
+        return [
+            TokenSpan(max(0, start - length), max(0, end - length), token in special)
+            for token, (start, end) in zip(encoded.ids, encoded.offsets, strict=True)
+        ]
+
+    def token_states(
+        self, texts: Sequence[str], kind: str, *, progress: str = "", special: bool = True
+    ) -> Iterator[tuple[int, Floats, Floats]]:
+        """Yield (position in `texts`, states [length, state_dim], embedding [embedding_dim]) of every text, longest first.
+
+        Args:
+            texts: already cut.
+            kind: "document" or "query", which sets the prompt.
+            progress: what a progress bar says; "" shows none.
+            special: also yield the states of special tokens such as [CLS].
+        """
+        with Bar(progress, unit="text", total=len(texts), enabled=bool(progress)) as bar:
+            for rows in self._batches(texts):
+                encoded = self.forward([texts[row] for row in rows], kind)
+                kept = encoded.mask if special else encoded.words
+                for row, states, own, embedding in zip(rows, encoded.states, kept, encoded.embeddings, strict=True):
+                    yield row, states[own], embedding
+                bar.update(len(rows))
+
+    def _batches(self, texts: Sequence[str]) -> Iterator[list[int]]:
+        """Yield the positions of the texts of each forward pass, longest first, so that few are padded."""
+        order = sorted(range(len(texts)), key=lambda row: -len(texts[row]))
+        for start in range(0, len(order), self.batch_size):
+            yield order[start : start + self.batch_size]
+
+    def _cut(self, texts: Sequence[str], length: int) -> list[str]:
+        """Return the longest prefix of each text that has at most `length` tokens; a long text is read no further."""
+        return [
+            text[: max((end for _, end in offsets[:length]), default=0)]
+            for text, offsets in zip(texts, self.token_offsets(texts, length + MORE), strict=True)
+        ]
+
+    def token_offsets(self, texts: Sequence[str], most: int) -> list[list[tuple[int, int]]]:
+        """Return the first and last character of each of the first `most` tokens of texts, which are read no further."""
+        found: list[list[tuple[int, int]]] = [[] for _ in texts]
+        rest, size = list(range(len(texts))), _CHARACTERS * most
+        while rest:
+            heads = [head_of(texts[number], size) for number in rest]
+            encoded = self._tokens(heads, most, marks=False)
+            longer = []
+            for number, head, offsets in zip(rest, heads, (own.offsets for own in encoded), strict=True):
+                if len(offsets) < most and len(head) < len(texts[number]):
+                    longer.append(number)
+                else:
+                    found[number] = offsets
+            rest, size = longer, 4 * size
+        return found
+
+    def _tokens(self, texts: Sequence[str], most: int, *, marks: bool) -> "list[tokenizers.Encoding]":
+        """Return the tokens of texts, at most `most` of each; with `marks` also special ones."""
+        tokenizer = self.vocabulary.tokenizer
+        with self._tokenizing, catching_panics():
+            tokenizer.no_padding()
+            tokenizer.enable_truncation(most, direction=self.vocabulary.side)
+            return tokenizer.encode_batch(list(texts), add_special_tokens=marks)

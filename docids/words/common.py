@@ -1,0 +1,22 @@
+"""English words that say little by themselves, which explanations and topics pass over. Knows nothing of texts."""
+
+COMMON_WORDS = frozenset((
+    "a", "about", "above", "across", "after", "again", "against", "all", "almost", "along", "already", "also",
+    "although", "always", "am", "among", "an", "and", "another", "any", "anyone", "anything", "are", "around", "as",
+    "at", "away", "back", "be", "became", "because", "become", "been", "before", "behind", "being", "below", "between",
+    "beyond", "both", "but", "by", "can", "cannot", "could", "did", "do", "does", "doing", "done", "down", "due",
+    "during", "each", "either", "else", "enough", "etc", "even", "ever", "every", "everyone", "everything", "few",
+    "first", "for", "from", "further", "get", "give", "go", "had", "has", "have", "having", "he", "hence", "her",
+    "here", "hers", "herself", "him", "himself", "his", "how", "however", "i", "if", "in", "indeed", "instead", "into",
+    "is", "it", "its", "itself", "just", "last", "least", "less", "like", "made", "make", "many", "may", "me", "might",
+    "mine", "more", "moreover", "most", "mostly", "much", "must", "my", "myself", "namely", "near", "neither", "never",
+    "nevertheless", "next", "no", "nobody", "none", "nor", "not", "nothing", "now", "of", "off", "often", "on", "once",
+    "one", "only", "onto", "or", "other", "others", "otherwise", "our", "ours", "ourselves", "out", "over", "own",
+    "per", "perhaps", "put", "quite", "rather", "re", "same", "see", "seem", "seemed", "seems", "several", "shall",
+    "she", "should", "show", "since", "so", "some", "someone", "something", "sometimes", "somewhere", "still", "such",
+    "take", "than", "that", "the", "their", "theirs", "them", "themselves", "then", "there", "therefore", "these",
+    "they", "this", "those", "though", "through", "thus", "to", "together", "too", "toward", "towards", "under",
+    "until", "up", "upon", "us", "very", "via", "was", "we", "well", "were", "what", "whatever", "when", "where",
+    "whereas", "whether", "which", "while", "who", "whoever", "whole", "whom", "whose", "why", "will", "with", "within",
+    "without", "would", "yet", "you", "your", "yours", "yourself", "yourselves",
+))  # fmt: skip

@@ -30,6 +30,7 @@ from dsi.contrastive.config import FRESH, FRESH_T5, PACKAGED, EncoderConfig
 from dsi.contrastive.devices import check_device
 from dsi.contrastive.export import write_graph
 from dsi.contrastive.inference import for_inference
+from dsi.contrastive.model_files import TEXTS, offline
 from dsi.contrastive.models import (
     Shared,
     check_inputs,
@@ -39,7 +40,6 @@ from dsi.contrastive.models import (
     write_model,
 )
 from dsi.contrastive.prompts import choose_prompt
-from dsi.contrastive.stored import TEXTS, offline
 from dsi.contrastive.text_encoder import Outputs, TextEncoder, Vocabulary
 from dsi.docids.files.reading import catching_panics, sha256
 from dsi.docids.files.storage import digest

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from dsi.contrastive.graph import GRAPH, SETTINGS, GraphEncoder
 from dsi.contrastive.inference import PackedLinear
-from dsi.contrastive.stored import LOADING, TEXTS
+from dsi.contrastive.model_files import LOADING, TEXTS
 from dsi.contrastive.text_encoder import PLURALS, TextEncoder
 from dsi.docids.files.storage import write_json
 

@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 
 from dsi.contrastive.config import LONGEST_INPUT, EncoderConfig
-from dsi.contrastive.stored import TOKENIZER
+from dsi.contrastive.model_files import TOKENIZER
 from dsi.contrastive.text_encoder import Outputs, TextEncoder, Vocabulary
 from dsi.docids.files.threads import count_threads
 from dsi.docids.types import Ints

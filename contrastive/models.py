@@ -19,14 +19,11 @@ from huggingface_hub.errors import HfHubHTTPError
 from numpy.typing import NDArray
 from safetensors.torch import load_file
 from sentence_transformers.base.modules import Transformer
-from sentence_transformers.base.modules.module import Module
-from sentence_transformers.sentence_transformer.modules.tokenizer import WordTokenizer
-from sentence_transformers.util import import_from_string
 from torch import nn
 from transformers import PreTrainedModel
 
 from dsi.contrastive.config import LONGEST_INPUT
-from dsi.contrastive.stored import LOADING, PROBE, TOKENIZER, check_settings, refuses
+from dsi.contrastive.model_files import LOADING, PROBE, TOKENIZER, check_settings, refuses
 from dsi.docids.files.reading import RESTORE, read_any_json
 from dsi.docids.files.storage import write_json
 
@@ -34,19 +31,6 @@ M = TypeVar("M", bound=nn.Module)
 
 _TABLES = ("position_embeddings", "embed_positions", "wpe")
 """Names of tables of positions, which end a text where they end."""
-
-
-def is_harmless(name: str) -> bool:
-    """True if a dotted name is a module or a tokenizer of sentence-transformers, or an activation of torch."""
-    try:
-        found = import_from_string(name)
-    except ImportError:
-        return False
-    if not isinstance(found, type):
-        return False
-    if found.__module__.startswith("sentence_transformers."):
-        return issubclass(found, Module | WordTokenizer)
-    return found is nn.Identity or (issubclass(found, nn.Module) and found.__module__ == "torch.nn.modules.activation")
 
 
 # Writing and loading.

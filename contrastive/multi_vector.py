@@ -21,9 +21,9 @@ from torch import Tensor
 from dsi.contrastive.devices import check_device
 from dsi.contrastive.encoder import DTYPES, quiet_transformers, state_fingerprint
 from dsi.contrastive.inference import for_inference
+from dsi.contrastive.model_files import PROBE, TEXTS, Reloads, offline
 from dsi.contrastive.models import check_inputs, is_local, load_complete, write_model
 from dsi.contrastive.prompts import own_prompt
-from dsi.contrastive.stored import PROBE, TEXTS, Reloads, offline
 from dsi.contrastive.text_encoder import PLURALS, TokenModel, TokenSpan
 from dsi.docids.files.checks import shown
 from dsi.docids.files.reading import catching_panics

@@ -18,8 +18,8 @@ from numpy.typing import NDArray
 
 from dsi.contrastive.config import LONGEST_INPUT, LONGEST_PROMPT, EncoderConfig
 from dsi.contrastive.cutting import MORE, DocumentCut, Lengths, cut_documents, has_words, head_of, piece_text
+from dsi.contrastive.model_files import Reloads
 from dsi.contrastive.readable import shares_read
-from dsi.contrastive.stored import Reloads
 from dsi.docids.files.progress import Bar
 from dsi.docids.files.reading import catching_panics
 from dsi.docids.types import Bools, Floats, Ints

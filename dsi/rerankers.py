@@ -12,8 +12,8 @@ from typing import Any, overload
 
 import numpy as np
 
+from dsi.contrastive.model_files import TEXTS
 from dsi.contrastive.models import is_local, load_complete
-from dsi.contrastive.stored import TEXTS
 from dsi.docids import extensions
 from dsi.docids.files.checks import shown, user_path
 from dsi.docids.files.reading import RESTORE, read_json

@@ -19,4 +19,5 @@ COMMON_WORDS = frozenset((
     "until", "up", "upon", "us", "very", "via", "was", "we", "well", "were", "what", "whatever", "when", "where",
     "whereas", "whether", "which", "while", "who", "whoever", "whole", "whom", "whose", "why", "will", "with", "within",
     "without", "would", "yet", "you", "your", "yours", "yourself", "yourselves",
+    "two", "three", "four", "five", "six", "seven", "eight", "nine", "ten",
 ))  # fmt: skip

@@ -93,7 +93,10 @@ def run_command(command: Callable[[Sequence[str]], None], arguments: Sequence[st
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # for what Python writes when it ends
         return 141
     except (ValueError, OSError, ModuleNotFoundError) as error:
-        print(f"dsi: {printable(str(error))}", file=sys.stderr)
+        text = str(error)
+        if isinstance(error, ModuleNotFoundError) and text.startswith("No module named"):
+            text = f"This command needs {error.name}, which is not installed; run pip install dr-scl."
+        print(f"dsi: {printable(text)}", file=sys.stderr)
         return 2
     except KeyboardInterrupt:
         print("\ndsi: interrupted", file=sys.stderr)

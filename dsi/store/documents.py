@@ -123,7 +123,8 @@ class DocumentTable:
         Raises:
             ValueError: the table has no texts, or not these documents.
         """
-        return self._values["text"].take(np.array(self.text_rows(doc_ids), dtype=np.int64))
+        rows = self.text_rows(doc_ids)
+        return self._values["text"].take(np.array(rows, dtype=np.int64))
 
     def text_rows(self, doc_ids: Sequence[str]) -> list[int]:
         """Return the rows that hold the texts of some documents.

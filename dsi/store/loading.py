@@ -9,23 +9,19 @@ versions, the sha256 of every file, and the fingerprints that bind models, docid
 
 import dataclasses
 import os
-import platform
 import re
-import sys
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 import numpy as np
 import pyarrow as pa
-from threadpoolctl import threadpool_info
 
 from dsi.contrastive.config import EncoderConfig
 from dsi.contrastive.devices import check_device, has_gpu
 from dsi.contrastive.graph import GraphEncoder, has_graph
-from dsi.contrastive.stored import offline
+from dsi.contrastive.model_files import offline
 from dsi.contrastive.text_encoder import TextEncoder
 from dsi.docids.data.records import COLUMNS
 from dsi.docids.data.tables import Column
@@ -42,7 +38,6 @@ from dsi.docids.files.storage import (
     replace_folder,
     writing_to,
 )
-from dsi.docids.files.threads import count_threads
 from dsi.docids.query_memory import QueryMemory
 from dsi.docids.token_vectors import TokenVectors
 from dsi.docids.tree import DocidTree
@@ -62,6 +57,7 @@ from dsi.store.verify import (
     verify,
     write_manifest_file,
 )
+from dsi.store.versions import package_versions, threads
 
 if TYPE_CHECKING:
     from dsi.generator.base import Generator
@@ -81,7 +77,6 @@ _GENERATION = re.compile(r"docids|lexical|memory|\.?(?:docids|lexical|memory)-(\
 _LEFT = frozenset(f".{name}.{role}" for name in (*PARTS, *_OF_DOCUMENTS) for role in ("partial", "previous"))
 """Names of what a kill leaves of a training."""
 _MAPPED = tuple(name for name in PARTS if name != "memory")  # which is read
-_PACKAGES = ("dr-scl", "torch", "transformers", "sentence-transformers", "faiss-cpu", "numpy")
 
 
 class ChangedError(ValueError):
@@ -227,7 +222,7 @@ def write_manifest(
         **_search_entries(config, configured),
         "fingerprints": {**_fingerprints(encoder), "docids": tree.fingerprint},
         "versions": package_versions(),
-        "threads": _threads(),
+        "threads": threads(),
         "seed": seed,
         "files": _hashes(folder, PARTS),
     }
@@ -504,29 +499,6 @@ def _remove_left(folder: Path, more: Iterable[str]) -> None:
 
 def _hashes(folder: Path, parts: Sequence[str], known: Mapping[str, str] | None = None) -> dict[str, str]:
     return {f"{name}/{file}": own for name in parts for file, own in folder_sums(folder / name, known).items()}
-
-
-def _threads() -> int:
-    """Return on how many threads this process computes."""
-    torch = sys.modules.get("torch")
-    return torch.get_num_threads() if torch else count_threads()
-
-
-def package_versions() -> dict[str, str]:
-    """Return the versions of Python, and of the packages and the libraries for linear algebra that results depend on."""
-    installed = {}
-    for name in _PACKAGES:
-        with suppress(PackageNotFoundError):  # searching does without some
-            installed[name] = version(name)
-    return {"python": platform.python_version(), **installed, "blas": _blas()}
-
-
-def _blas() -> str:
-    """Return the names and versions of the BLAS of NumPy, SciPy and faiss, and the name of the one that torch holds."""
-    loaded = {f"{pool['internal_api']} {pool['version']}" for pool in threadpool_info() if pool["user_api"] == "blas"}
-    torch = sys.modules.get("torch")
-    of_torch = re.findall(r"BLAS_INFO=(\w+)", torch.__config__.show()) if torch else []
-    return ", ".join([*sorted(loaded), *(f"{name} in torch" for name in of_torch)])
 
 
 def _fingerprints(encoder: TextEncoder) -> dict[str, str]:

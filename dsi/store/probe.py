@@ -10,7 +10,7 @@ from pathlib import Path
 
 import numpy as np
 
-from dsi.contrastive.stored import PROBE, TEXTS
+from dsi.contrastive.model_files import PROBE, TEXTS
 from dsi.contrastive.text_encoder import TextEncoder
 from dsi.docids.files.checks import printable
 from dsi.store.loading import load_content, read_index

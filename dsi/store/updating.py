@@ -418,6 +418,6 @@ def with_texts(content: Content, documents: Any) -> Content:
         ValueError: the table has no texts, or lacks a document of the index.
     """
     given, own = DocumentTable(documents), DocumentTable(content.documents)
-    texts = given.texts_of(own.column("doc_id"))
+    texts = given.texts_of(own.column("doc_id")[:])
     table = own.table.drop_columns(["text"]) if own.has_texts else own.table
     return content._replace(documents=table.append_column("text", pa.array(texts, type=pa.string())))

@@ -19,7 +19,7 @@ from typing import Any
 from filelock import BaseFileLock, FileLock
 
 from dsi.contrastive.config import EncoderConfig
-from dsi.contrastive.stored import check_settings
+from dsi.contrastive.model_files import check_settings
 from dsi.docids.files.checks import printable, shown
 from dsi.docids.files.declarations import create_settings
 from dsi.docids.files.reading import DATA, RESTORE, check_files, read_json, read_while_unchanged, sha256

@@ -182,7 +182,7 @@ def save_docids_stage(
     tree = tree.stored_as(vectors)
     table = as_table(documents)
     if not text_megabytes:
-        table = table.drop_columns(["text"])
+        table = table.select([name for name in table.column_names if name != "text"])
     if "text" in table.column_names and (size := table["text"].nbytes / 1e6) > text_megabytes:
         logger.warning(
             "The documents' texts take %.0f MB, more than text_megabytes = %d: the index keeps titles only.",

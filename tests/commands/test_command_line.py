@@ -23,6 +23,7 @@ from dsi.commands.values import index_folder, output_file
 from dsi.config import Config
 from dsi.contrastive.config import EncoderConfig
 from dsi.contrastive.encoder import Encoder
+from dsi.contrastive.text_encoder import TextEncoder
 from dsi.docids.clustering import DocidsConfig, build_tree
 from dsi.docids.files.storage import beside
 from dsi.eval.trec import read_run
@@ -84,7 +85,7 @@ print(len(m.command_modules()))
 
 @pytest.fixture
 def no_libraries(monkeypatch):
-    def load():
+    def load(**_):
         raise AssertionError("the libraries were loaded")
 
     for name in (
@@ -509,13 +510,13 @@ def test_explain_prints_a_search_as_one_object(index, capsys):
 
 def test_indexes_of_one_encoder_that_are_compared_encode_the_queries_once(index, tmp_path, monkeypatch, capsys):
     shutil.copytree(index, tmp_path / "b")
-    texts, forward = list[str](), Encoder.forward
+    texts, forward = list[str](), TextEncoder.forward
 
     def counted(encoder, own, kind):
         texts.extend(own)
         return forward(encoder, own, kind)
 
-    monkeypatch.setattr(Encoder, "forward", counted)
+    monkeypatch.setattr(TextEncoder, "forward", counted)
     common = ["--data", "minipedia", "--split", "dev", "--device", "cpu"]
     assert main(["compare", str(index), str(tmp_path / "b"), *common]) == 0
     out = capsys.readouterr().out

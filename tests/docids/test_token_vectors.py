@@ -137,7 +137,7 @@ def test_the_head_keeps_products_and_one_pass_gives_embeddings_and_codes(sentenc
     assert head.matrix.shape == (encoder.state_dim // 8 * 8, encoder.state_dim)  # at most the width of the states
     embeddings, codes = head.encode(encoder, texts)
     np.testing.assert_allclose(embeddings, encoder.encode(texts, "document"), atol=1e-5)
-    by_row = {row: own.numpy() for row, own, _ in encoder.token_states(texts, "document")}
+    by_row = {row: own for row, own, _ in encoder.token_states(texts, "document")}
     own = [by_row[row] for row in range(len(texts))]
     assert codes.counts.tolist() == [len(text) for text in own]
     a, b = own[0], own[40]

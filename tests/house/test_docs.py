@@ -47,7 +47,7 @@ RETIRED = (
     "lexical.enabled", "[examples]", "evaluate_every", "load_stages", "max_expansions", "retriever.trace",
     "Docids.of(", "DocidLogitsProcessor.of", "dsi_experiments.reproduce ", "dsi.snapshot", "dsi.store.parts",
     "dsi.search.answers", "dsi.measuring.rows", "dsi.measuring.beam_widths", "dsi.generator.stored",
-    "contrastive.stored", "contrastive.callbacks", "dsi.docids.words.top_lists",
+    "contrastive.callbacks", "dsi.docids.words.top_lists",
     "dsi build-docids", "dsi train-encoder", "dsi train-generator", "dsi generate-queries",
     "dsi.index import", "dsi.pipeline", "dsi.evaluation", "dsi.tuning", "scripts.experiments", "scripts.benchmarks",
     "docids.collection", "docids.lexical", "docids.storage", "docids/minipedia", "docs/guides", "docs/design",

@@ -266,7 +266,7 @@ def test_an_encoder_that_an_index_may_not_hold_is_refused_before_it_is_trained(
     settings, sentence_t5_folder, beir, tmp_path, monkeypatch
 ):
     monkeypatch.setattr(pipeline, "train_encoder", lambda *_, **__: pytest.fail("the encoder was trained"))
-    monkeypatch.setattr("dsi.contrastive.models._may_import", lambda name: False)  # as for a module of a user
+    monkeypatch.setattr("dsi.contrastive.model_files._may_import", lambda name: False)  # as for a module of a user
     config = settings.with_changes({"encoder": {"name": str(sentence_t5_folder)}})
     with pytest.raises(
         ValueError, match=r"cannot be part of an index: modules.json cannot be in an index: it names the code"

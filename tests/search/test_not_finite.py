@@ -73,7 +73,7 @@ def test_one_query_is_refused_by_its_text(retriever, broken):
 def test_vectors_that_the_caller_brings_are_checked_too(retriever, value, caplog):
     encoded = retriever.encode_queries([GOOD, BAD])
     for name in ("embeddings", "states"):
-        changed = [batch._replace(**{name: getattr(batch, name).clone()}) for batch in encoded.batches]
+        changed = [batch._replace(**{name: getattr(batch, name).copy()}) for batch in encoded.batches]
         for batch in changed:
             row = batch.texts.index(BAD)
             getattr(batch, name)[row].reshape(-1)[0] = value if name == "embeddings" else np.nan

@@ -7,7 +7,7 @@ from dsi.commands.main import main
 
 
 def test_serve_without_its_extra_is_refused_before_the_libraries_load(monkeypatch, tmp_path, capsys):
-    def load():
+    def load(**_):
         raise AssertionError("the libraries were loaded")
 
     monkeypatch.setattr(serve, "load_libraries", load)

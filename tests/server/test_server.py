@@ -27,15 +27,16 @@ pytest.importorskip("prometheus_client")
 pytest.importorskip("uvicorn")
 
 import numpy as np
-from sentence_transformers import SentenceTransformer
-from sklearn.feature_extraction.text import ENGLISH_STOP_WORDS
 from tqdm import tqdm
 from tqdm.std import TqdmDefaultWriteLock
 
 from dsi.commands.main import main
 from dsi.contrastive.config import EncoderConfig
 from dsi.contrastive.encoder import Encoder
+from dsi.contrastive.graph import GraphEncoder
 from dsi.docids.files.declarations import declarations
+from dsi.docids.files.reading import catching_panics
+from dsi.docids.words.common import COMMON_WORDS
 from dsi.search.request import OPTIONS, SearchConfig
 from dsi.server import service
 from dsi.server.app import app_from_environment
@@ -468,7 +469,7 @@ def test_telling_words_follow_the_formula(library):
     topics = Topics(library.tree, library.documents)
     titles, texts = library.documents.column("title"), library.documents.column("text")
     words = [
-        set(re.findall(r"[^\W\d_]{3,}", f"{title} {text}".lower())) - ENGLISH_STOP_WORDS
+        set(re.findall(r"[^\W\d_]{3,}", f"{title} {text}".lower())) - COMMON_WORDS
         for title, text in zip(titles, texts, strict=True)
     ]
 
@@ -531,13 +532,14 @@ def test_a_panic_of_the_tokenizer_is_the_error_of_its_request_alone(folder, monk
     class Panic(BaseException):
         pass
 
-    def preprocess(self, texts, **options):
-        if any("panic" in text for text in texts):
-            raise Panic("index out of bounds")
-        return own(self, texts, **options)
+    def run(self, texts, kind):
+        with catching_panics():
+            if any("panic" in text for text in texts):
+                raise Panic("index out of bounds")
+        return own(self, texts, kind)
 
-    own = SentenceTransformer.preprocess
-    monkeypatch.setattr(SentenceTransformer, "preprocess", preprocess)
+    own = GraphEncoder.run
+    monkeypatch.setattr(GraphEncoder, "run", run)
     with live(folder / "vectors") as client:
         assert client.ask("search", {"query": "panic"})[0] == 500
         assert client.ask("search", {"query": QUERY})[0] == 200

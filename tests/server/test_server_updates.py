@@ -7,14 +7,14 @@ import time
 from concurrent.futures import ThreadPoolExecutor
 from urllib.parse import quote
 
+import numpy as np
 import pytest
-import torch
 
 pytest.importorskip("fastapi")
 pytest.importorskip("prometheus_client")
 pytest.importorskip("uvicorn")
 
-from dsi.contrastive.encoder import Encoder
+from dsi.contrastive.text_encoder import TextEncoder
 from dsi.docids.query_memory import MemoryConfig, QueryMemory
 from dsi.server.batching import Batcher, BusyError
 from dsi.server.service import Rate, RateError
@@ -292,14 +292,14 @@ def test_what_was_learned_is_forgotten_by_pairs_and_by_time(writable):
 
 
 def test_a_query_whose_embedding_is_not_finite_is_refused_and_the_others_are_answered(writable, monkeypatch):
-    forward = Encoder.forward
+    forward = TextEncoder.forward
 
     def breaking(self, texts, kind):
         encoded = forward(self, texts, kind)
-        which = torch.tensor(["broken" in text for text in texts])
-        return encoded._replace(embeddings=torch.where(which[:, None], torch.nan, encoded.embeddings))
+        which = np.array(["broken" in text for text in texts])
+        return encoded._replace(embeddings=np.where(which[:, None], np.float32(np.nan), encoded.embeddings))
 
-    monkeypatch.setattr(Encoder, "forward", breaking)
+    monkeypatch.setattr(TextEncoder, "forward", breaking)
     said = "The embedding of the query 'broken' is not finite"
     status, found = writable.ask("search", {"queries": ["broken", "danube"], "k": 2, "parts": True, "matches": True})
     refused, answered = found["answers"]

@@ -235,7 +235,9 @@ def test_bm25_joins_the_dense_scores_and_is_saved_with_the_index(encoder, tmp_pa
     retriever.save_pretrained(tmp_path / "index")
     loaded = GenerativeRetriever.from_pretrained(tmp_path / "index", device="cpu")
     assert (loaded.lexical.k1, loaded.lexical.b) == (1.2, 0.5)
-    assert loaded.search(queries, k=8) == found
+    for again, hits in zip(loaded.search(queries, k=8), found, strict=True):
+        assert again.ids.tolist() == hits.ids.tolist()
+        np.testing.assert_allclose(again.scores, hits.scores, atol=1e-4)
     shutil.rmtree(tmp_path / "index" / "lexical")
     with pytest.raises(FileNotFoundError, match=r"lexical.* is missing from the index"):
         GenerativeRetriever.from_pretrained(tmp_path / "index", device="cpu")
@@ -399,9 +401,10 @@ def test_explain_shows_the_search_that_answered_under_any_option(retriever, digi
             assert ranked[hit.rank].label == hit.title
 
 
-def test_a_search_passes_through_few_files(encoder):
+def test_a_search_passes_through_few_files(encoder, tmp_path):
     """From the public call to the answer: twelve files in three rooms of dsi, and as many of the packages below."""
-    retriever, root = index_of(encoder, vectors=True, words=True, lexical_weight=0.1), Path(dsi.__file__).parent
+    index_of(encoder, vectors=True, words=True, lexical_weight=0.1).save_pretrained(tmp_path / "index")
+    retriever, root = dsi.load(tmp_path / "index", device="cpu"), Path(dsi.__file__).parent
     retriever.search("x", k=5)  # makes what later searches read
     touched = set()
 
@@ -418,7 +421,7 @@ def test_a_search_passes_through_few_files(encoder):
     ours = {path for path in touched if path.parts[0] not in ("docids", "contrastive", "eval")}
     assert len(ours) <= 12, sorted(map(str, ours))
     assert len({path.parent for path in ours}) <= 3
-    assert len(touched) <= 27, sorted(map(str, touched))
+    assert len(touched) <= 28, sorted(map(str, touched))
 
 
 def test_explain_shows_the_walk_that_search_made(retriever, monkeypatch):
@@ -613,7 +616,9 @@ def test_saved_and_loaded_answers_alike(retriever, tmp_path):
     loaded = GenerativeRetriever.from_pretrained(tmp_path / "index", device="cpu")
     assert loaded.search_config == retriever.search_config
     for query in ("rivers", "noble gas"):
-        assert loaded.search(query, k=5) == retriever.search(query, k=5)
+        again, hits = loaded.search(query, k=5), retriever.search(query, k=5)
+        assert again.ids.tolist() == hits.ids.tolist()
+        np.testing.assert_allclose(again.scores, hits.scores, atol=1e-4)  # by the encoder's graph, and by torch
     retriever.save_pretrained(tmp_path / "index")  # over an existing one
     assert {path.name for path in (tmp_path / "index").iterdir()} == {
         "encoder", "docids", "memory", "manifest.json",

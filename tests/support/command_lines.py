@@ -135,7 +135,7 @@ def taken_line(name: str, given: Sequence[str]) -> argparse.Namespace:
             raise Ready
         return found[-1]
 
-    def ready() -> None:
+    def ready(**_: object) -> None:
         raise Ready
 
     with contextlib.ExitStack() as patches, contextlib.suppress(Ready):

@@ -10,6 +10,8 @@ import dsi
 from dsi.commands.main import main
 from dsi.config import Config, run_config, write_config
 from dsi.contrastive.blocks import DocumentTexts
+from dsi.contrastive.config import EncoderConfig
+from dsi.contrastive.encoder import Encoder
 from dsi.training.inputs import needed_stages
 from dsi.training.pipeline import TrainingRun
 from tests.support.half import HALVES, save_encoder_in, save_t5_in, stored_types
@@ -61,7 +63,8 @@ def test_the_encoder_is_trained_on_all_documents_and_all_queries(trained):
 
 def test_the_index_has_a_fresh_t5_of_the_stated_shape(trained):
     _, retriever, _ = trained
-    shape = retriever.encoder.model[0].auto_model.config
+    encoder = Encoder.load(EncoderConfig(), retriever.encoder.folder, "cpu")
+    shape = encoder.model[0].auto_model.config
     assert (shape.model_type, shape.d_model, shape.num_layers, shape.num_heads, shape.d_ff) == ("t5", 128, 2, 4, 512)
     assert retriever.encoder.embedding_dim == retriever.generator.config.d_model == 128
     assert len(retriever.generator.decoder.block) == 2

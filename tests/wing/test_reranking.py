@@ -64,7 +64,7 @@ def test_features_are_what_their_names_say(retriever):
                 "score": hit.score,
                 "gap to the first": hit.score - found[query][0].score,
                 "1 / rank": 1 / (c + 1),
-                "similarity": float(encoded.embeddings[q] @ torch.from_numpy(tree.embeddings[position])),
+                "similarity": float(encoded.embeddings[q] @ tree.embeddings[position]),
                 "digits": len(hit.digits),
                 "siblings": tree.num_children[tree.parents[tree.num_inner + position]],
                 "share of the list with the same first 2 digits": prefixes.count(hit.digits[:2]) / 12,
@@ -187,7 +187,7 @@ def test_a_reranker_beside_an_index_is_bound_to_it(retriever, tmp_path):
     loaded.remove([loaded.documents.column("doc_id")[0]])
     loaded.save_update(index)
     assert load_reranker(loaded, index, "words")  # an update changes neither encoder nor generator
-    tree, documents = retriever.tree, retriever.documents.dataset
+    tree, documents = retriever.tree, retriever.documents.table
     GenerativeRetriever(retriever.encoder, tree, random_generator(tree, seed=5), documents).save_pretrained(other)
     (other / "rerank").mkdir()
     (index / "rerank" / "words").rename(other / "rerank" / "words")

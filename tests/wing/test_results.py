@@ -59,7 +59,7 @@ def measured(monkeypatch):
         path.parent.mkdir(parents=True)
         path.write_text(json.dumps({"systems": {name: {"Total": {"nDCG@10": 12.34}} for name in rows()}}))
 
-    monkeypatch.setattr(results, "load_libraries", lambda: None)
+    monkeypatch.setattr(results, "load_libraries", lambda **_: None)
     monkeypatch.setattr("dsi.measuring.evaluation.evaluate", lambda *_, **__: SimpleNamespace(save=save))
     monkeypatch.setattr("dsi.training.pipeline.train", lambda *_, **__: None)
 

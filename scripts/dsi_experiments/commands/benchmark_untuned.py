@@ -14,6 +14,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import datasets
+
 from dsi.commands.arguments import parser
 from dsi.commands.libraries import load_libraries
 from dsi.commands.main import run_command
@@ -114,7 +116,9 @@ def _sentences(retriever: "GenerativeRetriever") -> "Test":
 
     index = retriever.snapshot
     assert isinstance(index.lexical, BM25)
-    holes = list(find_holes(index.encoder, index.documents.table, index.lexical.analyzer, seed=1))  # the cloze has 0
+    holes = list(
+        find_holes(index.encoder, datasets.Dataset(index.documents.table), index.lexical.analyzer, seed=1)
+    )  # the cloze has 0
     records = index.documents.records([hole.row for hole in holes])
     index.add([{**record, "text": hole.text} for record, hole in zip(records, holes, strict=True)], replace=True)
     queries = {f"sentence-{number}": hole.sentence for number, hole in enumerate(holes)}

@@ -9,6 +9,7 @@ import threading
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from functools import lru_cache
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -87,9 +88,22 @@ def _may_import(name: str) -> bool:
     """True if a dotted name is a module or a tokenizer of sentence-transformers, or an activation of torch."""
     if not name.startswith(("sentence_transformers.", "torch.nn.modules.")):
         return False
-    from dsi.contrastive.models import is_harmless  # takes seconds, and only an index from elsewhere needs it
+    if find_spec("sentence_transformers") is None:  # then nothing of it can be imported
+        return True
+    from sentence_transformers.base.modules.module import Module  # takes seconds; only an index from elsewhere needs it
+    from sentence_transformers.sentence_transformer.modules.tokenizer import WordTokenizer
+    from sentence_transformers.util import import_from_string
+    from torch import nn
 
-    return is_harmless(name)
+    try:
+        found = import_from_string(name)
+    except ImportError:
+        return False
+    if not isinstance(found, type):
+        return False
+    if found.__module__.startswith("sentence_transformers."):
+        return issubclass(found, Module | WordTokenizer)
+    return found is nn.Identity or (issubclass(found, nn.Module) and found.__module__ == "torch.nn.modules.activation")
 
 
 def check_settings(paths: Iterable[Path]) -> None:

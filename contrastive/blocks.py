@@ -152,7 +152,7 @@ def encode_blocks(
     joined = folder / "all.npy"
     if not joined.exists():
         what = f"embeddings of {PLURALS[kind]}"
-        blocks = _write_blocks(_write_block, (encoder, kind, head), texts, folder, ".npy", what, processes)
+        blocks = _write_blocks(_write_block, (encoder, kind, head, len(texts)), texts, folder, ".npy", what, processes)
         if processes.is_main:
             _join(blocks, (len(texts), encoder.embedding_dim), joined)
     processes.wait()
@@ -207,12 +207,18 @@ def _write_blocks(
 
 
 def _write_block(
-    encoder: TextEncoder, kind: str, head: TokenHead | None, texts: Sequence[str], path: Path, progress: bool
+    encoder: TextEncoder,
+    kind: str,
+    head: TokenHead | None,
+    total: int,
+    texts: Sequence[str],
+    path: Path,
+    progress: bool,
 ) -> None:
-    """Write the embeddings of texts, and with a head the codes of their tokens; nothing if they are there."""
+    """Write the embeddings of texts, of a `total`, and with a head the codes of their tokens; nothing if they are there."""
     if path.exists():
         return
-    fast = encoder.for_search()
+    fast = encoder.for_documents(total)
     if head is None:
         embeddings = fast.encode(texts, kind, progress=progress)
     else:

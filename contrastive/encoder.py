@@ -27,7 +27,7 @@ from transformers import AutoModel, PreTrainedTokenizerFast, T5Config, T5Encoder
 from transformers.utils import logging as transformers_logging
 
 from dsi.contrastive.config import FRESH, FRESH_T5, PACKAGED, EncoderConfig
-from dsi.contrastive.devices import check_device
+from dsi.contrastive.devices import check_device, has_bfloat16
 from dsi.contrastive.export import write_graph
 from dsi.contrastive.inference import for_inference
 from dsi.contrastive.model_files import TEXTS, offline
@@ -51,6 +51,8 @@ DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 """Of weights and arithmetic in a search."""
 _DEVICE_BATCH = 64
 """Texts per forward pass on other devices than a CPU."""
+_MANY = 2_000
+"""Texts of a stage that takes a minute."""
 _PAPERS = "sentence-t5"
 """In the names of the paper's encoders."""
 
@@ -73,6 +75,8 @@ class Encoder(TextEncoder):
     """
 
     _shared: Shared | None = None
+    _rounds = False
+    """Whether matrices are multiplied in bfloat16."""
 
     def __init__(self, model: SentenceTransformer, config: EncoderConfig) -> None:
         _check_similarity(model, config.name)
@@ -180,7 +184,7 @@ class Encoder(TextEncoder):
         features = {k: v.to(self.device) if isinstance(v, Tensor) else v for k, v in features.items()}
         if self.model.training:
             self.model.eval()
-        with torch.no_grad():
+        with torch.no_grad(), torch.autocast(self.device.type, torch.bfloat16, enabled=self._rounds):
             output = self.model(dict(features), task=kind)
             if self.is_static:
                 numbers, mask, states = self._static_states(features)
@@ -209,6 +213,12 @@ class Encoder(TextEncoder):
             models[dtype] = for_inference(self.model, DTYPES[dtype])
         token_model = self.token_model and self.token_model.for_search(dtype)
         return self._copy(usual_length=self.usual_length, _source=None, model=models[dtype], token_model=token_model)
+
+    def for_documents(self, texts: int) -> "Encoder":
+        """Return a copy for a stage that encodes a number of texts: many in bfloat16 where the CPU has it, a third faster."""
+        if texts < _MANY or self.device.type != "cpu" or not has_bfloat16(use_cpu=True):
+            return self.for_search()
+        return self._copy(usual_length=self.usual_length, _source=None, _rounds=True)
 
     def save(self, folder: Path) -> None:
         """Write a plain sentence-transformers folder, weights as they were stored; the same encoder gives the same files."""

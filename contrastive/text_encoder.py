@@ -193,6 +193,10 @@ class TextEncoder(Reloads, ABC):
     def for_search(self, dtype: str = "float32") -> Self:
         """Return a copy for fast inference in a dtype; later changes to the weights do not affect it."""
 
+    def for_documents(self, texts: int) -> Self:
+        """Return a copy for a stage that encodes a number of texts."""
+        return self.for_search()
+
     @abstractmethod
     def save(self, folder: Path) -> None:
         """Write the encoder into a folder of an index; the same encoder gives the same files."""

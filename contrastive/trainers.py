@@ -6,7 +6,6 @@ Knows nothing of what is trained.
 import json
 import shutil
 import zipfile
-from collections.abc import Mapping
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
@@ -16,8 +15,8 @@ import torch
 from safetensors import SafetensorError, safe_open
 from transformers import PrinterCallback, TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 from transformers.integrations import TensorBoardCallback, WandbCallback
-from transformers.utils import is_torch_bf16_gpu_available
 
+from dsi.contrastive.devices import has_bfloat16
 from dsi.docids.files.checks import plain
 from dsi.docids.files.progress import Bar
 from dsi.docids.files.ram import give_back_memory
@@ -233,14 +232,3 @@ class FiniteTraining:
     def _stop(self, step: int, reason: str) -> NoReturn:
         rate = self.args.learning_rate  # type: ignore[attr-defined]
         raise ValueError(f"The training diverged at step {step}: {reason}; {self.remedy.format(rate=rate)}.")
-
-
-def has_bfloat16(*, use_cpu: bool) -> bool:
-    """True if the device has instructions for bfloat16; without them bfloat16 takes twice as long as float32.
-
-    False on CPUs under old versions of torch, which do not report a CPU's instructions.
-    """
-    if not use_cpu:
-        return bool(is_torch_bf16_gpu_available())
-    capabilities: Mapping[str, Any] = getattr(torch.cpu, "get_capabilities", dict)()
-    return any(there for name, there in capabilities.items() if "bf16" in name)

@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from dsi.contrastive.trainers import has_bfloat16
+from dsi.contrastive.devices import has_bfloat16
 from dsi.store.versions import package_versions
 
 

@@ -15,8 +15,9 @@ from numpy.typing import NDArray
 
 from dsi.config import Config
 from dsi.contrastive.blocks import DocumentTexts, encode_blocks
+from dsi.contrastive.devices import has_bfloat16
 from dsi.contrastive.encoder import Encoder
-from dsi.contrastive.trainers import SILENT, Reports, has_bfloat16
+from dsi.contrastive.trainers import SILENT, Reports
 from dsi.docids.data.collection import Collection, MadeTexts
 from dsi.docids.files.processes import Processes
 from dsi.docids.files.storage import digest

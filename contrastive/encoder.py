@@ -166,6 +166,9 @@ class Encoder(TextEncoder):
     @property
     def max_length(self) -> int | None:
         """Tokens of a text that the model reads, with special ones; None if it reads any text to its end."""
+        if self.is_static:  # which sentence-transformers says to have no limit
+            own = self.model.tokenizer.truncation
+            return int(own["max_length"]) if own else None
         limit = self.model.max_seq_length
         return None if limit is None or math.isinf(limit) else int(limit)
 

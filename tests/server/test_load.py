@@ -1,6 +1,7 @@
 """What heavy requests, and many, do to a server: they are cut into slices, given up, refused, and fill no memory."""
 
 import json
+import os
 import random
 import socket
 import subprocess
@@ -300,7 +301,11 @@ def test_queries_of_random_letters_fill_no_memory(folder):
         return "".join(chosen.choices([*letters, " "] if chosen.random() < 0.5 else letters, k=length))
 
     command = [sys.executable, "-c", SERVER, str(folder)]  # other tests leave memory behind in this process
-    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as server:
+    variables = {
+        **os.environ,
+        "MALLOC_MMAP_THRESHOLD_": "65536",
+    }  # what is freed of large arrays goes back to the system
+    with subprocess.Popen(command, env=variables, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as server:
         client = Client(server.stdout.readline().strip())
 
         def use(requests):

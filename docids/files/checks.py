@@ -108,7 +108,14 @@ def user_path(value: str | Path) -> Path:
 
     >>> user_path("~/run") == Path.home() / "run", user_path("~$draft.docx")
     (True, PosixPath('~$draft.docx'))
+
+    Raises:
+        ValueError: it has the character NUL, which no file system takes.
     """
+    if "\0" in str(value):
+        raise ValueError(
+            f"A path cannot have the character NUL, got {shown(value)}. Give the path of a file or folder."
+        )
     return Path(os.path.expanduser(value))  # noqa: PTH111 - Path.expanduser raises where there is no such user
 
 

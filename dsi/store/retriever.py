@@ -386,9 +386,15 @@ class GenerativeRetriever:
 
     def update_from(self, *paths: str | Path) -> updating.FileChanges:
         """Bring the index up to date with files and folders that it was made of; only files that changed are encoded."""
-        changes, rows, going = updating.changed_files(self.documents, paths)
-        self._hold(lambda content: updating.with_documents(content, self.encoder, rows, removed=going))
-        return changes
+        found = list[updating.FileChanges]()
+
+        def changed(content: Content) -> Content:
+            changes, after = updating.with_files(content, self.encoder, paths)
+            found.append(changes)
+            return after
+
+        self._hold(changed)
+        return found[0]
 
     def remove(self, doc_ids: Iterable[str]) -> int:
         """Remove documents, but not all, and return how many; "paper.pdf" stands for all of its pages, a path for all rows.

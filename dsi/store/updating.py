@@ -19,7 +19,16 @@ from dsi.contrastive.text_encoder import TextEncoder
 from dsi.contrastive.tokens import TokenHead, tell_empty
 from dsi.docids.data.folders import Held, base_of, path_records, records_of_files, source_files
 from dsi.docids.data.locations import FILE, PLACE, SOURCE, VERSION
-from dsi.docids.data.records import COLUMNS, Oddities, Row, checked_documents, converted, ids_of, kind_of
+from dsi.docids.data.records import (
+    COLUMNS,
+    EMPTY_DOCUMENTS,
+    Oddities,
+    Row,
+    checked_documents,
+    converted,
+    ids_of,
+    kind_of,
+)
 from dsi.docids.data.sources import records_of
 from dsi.docids.data.tables import Column
 from dsi.docids.files.checks import plain, shown, user_path
@@ -75,9 +84,23 @@ def with_documents(
         ValueError: a doc_id is in the index already or twice in the list, or metadata do not fit the columns of the index; the
             message names it.
     """
-    records, may_replace, going = _records(documents), plain(bool, replace, "replace"), set(removed)
+    return _with_rows(
+        content, encoder, _records(documents), may_replace=plain(bool, replace, "replace"), removed=removed
+    )
+
+
+def _with_rows(
+    content: Content,
+    encoder: TextEncoder,
+    records: Sequence[Row],
+    *,
+    may_replace: bool = False,
+    removed: Sequence[int] = (),
+) -> Content:
+    """Return the content as `with_documents` does, with documents that were checked."""
     if not records:
         return without_documents(content, removed)
+    going = set(removed)
     doc_ids, titles, texts = ([record[name] for record in records] for name in COLUMNS)
     rows = DocumentTable(content.documents).find(doc_ids)
     for doc_id in doc_ids:
@@ -190,7 +213,13 @@ class FileChanges(NamedTuple):
     same: int
 
 
-def changed_files(documents: DocumentTable, paths: Sequence[str | Path]) -> tuple[FileChanges, list[Row], list[int]]:
+def with_files(content: Content, encoder: TextEncoder, paths: Sequence[str | Path]) -> tuple[FileChanges, Content]:
+    """Return how many files have changed, and the content with their documents as they are now; see `_changed_files`."""
+    changes, rows, going = _changed_files(DocumentTable(content.documents), paths)
+    return changes, _with_rows(content, encoder, rows, removed=going)
+
+
+def _changed_files(documents: DocumentTable, paths: Sequence[str | Path]) -> tuple[FileChanges, list[Row], list[int]]:
     """Compare files and folders with the index that was made of them, by their contents, and read what has changed.
 
     What is there and cannot be read keeps its documents.
@@ -225,6 +254,9 @@ def changed_files(documents: DocumentTable, paths: Sequence[str | Path]) -> tupl
     same |= unread & known.keys()
     schema = documents.table.schema
     rows = [_fitting(row, schema, odd) for row in read if row[FILE] not in same]
+    for row in rows:
+        if not (row["title"].strip() or row["text"].strip()):
+            odd.count(EMPTY_DOCUMENTS, row["doc_id"])
     odd.warn()
     changed = (known.keys() & present.keys()) - same
     going = [row for row, file in enumerate(files) if file in gone or file in changed]

@@ -14,9 +14,11 @@ MAKE = """
 import os, sys, time
 from dsi.docids.files.temporary import owning, temporary_root
 (temporary_root() / "weights").write_bytes(bytes(1000))
-if sys.argv[1] == "fork" and os.fork() == 0:
-    temporary_root()
-    sys.exit()
+if sys.argv[1] == "fork":
+    if os.fork() == 0:
+        temporary_root()
+        sys.exit()
+    os.wait()
 partial = temporary_root().parent / f"{os.getpid()}.partial"
 with owning(partial):
     partial.write_bytes(bytes(10))

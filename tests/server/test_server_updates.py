@@ -14,6 +14,7 @@ pytest.importorskip("fastapi")
 pytest.importorskip("prometheus_client")
 pytest.importorskip("uvicorn")
 
+import dsi
 from dsi.contrastive.text_encoder import TextEncoder
 from dsi.docids.query_memory import MemoryConfig, QueryMemory
 from dsi.server.batching import Batcher, BusyError
@@ -46,6 +47,33 @@ def test_documents_come_and_go_on_disk_too(writable, doc_id):
     assert writable.ask(path, method="DELETE", token=TOKEN) == (200, {"documents": 60})
     assert error(writable.ask(path))[0] == 404
     assert len(GenerativeRetriever.from_pretrained(writable.run, device="cpu").documents) == 60
+
+
+def test_the_path_of_a_file_deletes_all_of_its_documents(tmp_path, sentence_bert_folder, monkeypatch):
+    monkeypatch.setenv("DSI_TOKEN", TOKEN)
+    folder, run = tmp_path / "files", tmp_path / "run"
+    for name in ("a", "b"):
+        (folder / name).mkdir(parents=True)
+        (folder / name / "rows.jsonl").write_text(
+            "".join(json.dumps({"id": f"{name}{number}", "text": f"A text, {number}."}) + "\n" for number in range(3))
+        )
+    (folder / "long.txt").write_text("".join(f"Sentence {number} of a long text.\n" for number in range(1500)))
+    dsi.index(folder, run, encoder=str(sentence_bert_folder), device="cpu")
+    with live(run, writable=True) as client:
+
+        def delete(name):
+            return client.ask(f"documents/{quote(name, safe='')}", method="DELETE", token=TOKEN)
+
+        status, message = error(delete("rows.jsonl"))
+        assert (status, message[:49]) == (404, "remove names 'rows.jsonl', which 2 files are call")
+        assert delete("a/rows.jsonl") == (200, {"documents": 4})
+        assert delete(str(folder / "b" / "rows.jsonl")) == (200, {"documents": 1})
+        assert error(delete("b/rows.jsonl"))[0] == 404
+        assert client.ask("documents", {"documents": [{"doc_id": "x", "text": "New."}]}, token=TOKEN)[0] == 200
+        assert delete("long.txt") == (200, {"documents": 1})
+        (hit,) = client.ask("search", {"query": "a sentence of a long text"})[1]["answers"][0]["hits"]
+        assert hit["doc_id"] == "x"
+    assert [*dsi.load(run, device="cpu").documents.rows] == ["x"]
 
 
 def test_documents_are_safe_without_the_token(writable, monkeypatch):

@@ -5,6 +5,7 @@ import itertools
 import json
 import logging
 import os
+import threading
 from pathlib import Path
 
 import numpy as np
@@ -14,6 +15,7 @@ import dsi
 from dsi.commands.main import main
 from dsi.contrastive.encoder import Encoder
 from dsi.docids.data import folders
+from dsi.store import updating
 from tests.support.files import pdf
 
 NAMES = [f"note{number:02}.md" for number in range(12)]
@@ -88,6 +90,40 @@ def test_what_was_never_in_the_folder_stays_and_metadata_without_a_column_is_cou
     line = f"{notes}: files that are empty: 1, the first 'note02.md'; what the index has of them stays."
     assert line in caplog.messages
     assert retriever.update_from(notes / "note03.md") == (0, 0, 0, 1)
+
+
+def test_a_changed_file_of_an_empty_document_ends_nothing(notes, retriever, monkeypatch, caplog):
+    encode = updating._encode
+
+    def with_a_token(tree, encoder, pieces, texts):
+        """Encode as models do whose tokenizer begins every text with a token of its own."""
+        return encode(tree, encoder, [piece.strip() or "x" for piece in pieces], texts)
+
+    monkeypatch.setattr(updating, "_encode", with_a_token)
+    (notes / "rows.tsv").write_text("id\ttext\nr0\t\n")
+    (notes / "note05.md").unlink()
+    caplog.set_level(logging.WARNING)
+    assert retriever.update_from(notes) == (1, 0, 1, 12)
+    assert not retriever.get("r0").text.strip()
+    line = f"{notes}: documents with neither title nor text: 1, the first 'r0'; no query finds them by words."
+    assert line in caplog.messages
+
+
+def test_what_others_remove_while_files_are_read_takes_no_other_document(notes, retriever, monkeypatch):
+    change(notes)
+    removed, call = threading.Thread(target=lambda: retriever.remove(["note00.md"])), updating.source_files
+
+    def slow(*arguments):
+        removed.start()
+        removed.join(0.5)
+        return call(*arguments)
+
+    monkeypatch.setattr(updating, "source_files", slow)
+    assert retriever.update_from(notes) == (1, 1, 1, 11)
+    removed.join()
+    expected = {*NAMES, "new.txt", "paper.pdf#page=1", "paper.pdf#page=2"} - {"note05.md", "note00.md"}
+    assert {*retriever.documents.rows} == expected
+    assert retriever.get("note03.md").title == "Changed"
 
 
 def test_a_folder_that_moved_is_read_again(notes, retriever, tmp_path):

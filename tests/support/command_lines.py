@@ -335,6 +335,6 @@ def _update(index: TinyIndex, chance: Random, folder: Path) -> Case:
     def check(printed: str) -> None:
         after = GenerativeRetriever.from_pretrained(run, device="cpu")
         assert set(after.documents.rows) == (before - set(gone)) | {record["_id"] for record in new}
-        assert f"{len(after.documents)} now" in printed
+        assert f"{len(after.documents)} documents now" in printed
 
     return Case(f"dsi update {given} {new}", call, (), None, check)

@@ -245,14 +245,15 @@ def memory_shares(
 ) -> dict[int, tuple[float, float]]:
     """{row: (share, nearest)} of the documents of the 50 nearest earlier queries, by their cosines [pairs], from a mean.
 
-    `nearest` is the weight of the nearest earlier query of a document, 1 for the nearest of all.
+    `nearest` is the weight of the nearest earlier query of a document, 1 for the nearest of all. The next earlier query has a
+    millionth of its weight, and its document counts among them.
     """
     order = np.argsort(-cosines, kind="stable")
     near = cosines[order].astype(np.float64) / (1 - mean)
-    floor = np.exp((near[50] - near[0]) / 0.2) if len(near) > 50 else 0.0
+    floor = (1 - 1e-6) * np.exp((near[50] - near[0]) / 0.2) if len(near) > 50 else 0.0
     weights: dict[int, float] = {}
     nearest: dict[int, float] = {}
-    for cosine, pair in list(zip(near, order.tolist(), strict=True))[:50]:
+    for cosine, pair in list(zip(near, order.tolist(), strict=True))[:51]:
         row, own = int(rows[pair]), np.exp((cosine - near[0]) / 0.2) - floor
         weights[row] = weights.get(row, 0.0) + own * np.log2(1 + counts[pair])
         nearest[row] = max(nearest.get(row, 0.0), own)

@@ -8,10 +8,11 @@ the model. Knows nothing of docids or of the decoder.
 import json
 import logging
 import shutil
-from collections.abc import Sequence
+from collections.abc import MutableMapping, Sequence
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
+from weakref import WeakValueDictionary
 
 import numpy as np
 
@@ -40,7 +41,6 @@ class GraphEncoder(TextEncoder):
     device = "cpu"
 
     def __init__(self, folder: Path, config: EncoderConfig, settings: dict[str, Any]) -> None:
-        import onnxruntime
         from tokenizers import Tokenizer
 
         self.folder, self._settings = folder, settings
@@ -48,10 +48,7 @@ class GraphEncoder(TextEncoder):
         super().__init__(config, settings["prompts"], vocabulary, is_cosine=settings["is_cosine"])
         self.usual_length = settings["usual_length"]
         self._source = folder, config
-        options = onnxruntime.SessionOptions()
-        options.intra_op_num_threads = count_threads()
-        options.log_severity_level = 3
-        self._session = onnxruntime.InferenceSession(str(folder / GRAPH), options, providers=["CPUExecutionProvider"])
+        self._session = _session(folder)
         self._inputs = [own.name for own in self._session.get_inputs()]
 
     @classmethod
@@ -108,6 +105,27 @@ class GraphEncoder(TextEncoder):
     def save(self, folder: Path) -> None:
         """Copy the encoder, with its graph, into a folder of an index."""
         shutil.copytree(self.folder, folder, ignore=shutil.ignore_patterns("stage.json"), dirs_exist_ok=True)
+
+
+_SESSIONS: MutableMapping[tuple[tuple[str, int, int, int], ...], Any] = WeakValueDictionary()
+"""{names, places, sizes and times of the files of a model: what computes it}: indexes that share the files share it."""
+
+
+def _session(folder: Path) -> Any:
+    """Return what computes the graph in a folder."""
+    import onnxruntime
+
+    files = [
+        (path.relative_to(folder), path.stat()) for path in sorted([*folder.rglob("*.safetensors"), folder / GRAPH])
+    ]
+    stamp = tuple((str(name), own.st_ino, own.st_size, own.st_mtime_ns) for name, own in files)
+    if (session := _SESSIONS.get(stamp)) is None:
+        options = onnxruntime.SessionOptions()
+        options.intra_op_num_threads = count_threads()
+        options.log_severity_level = 3
+        session = onnxruntime.InferenceSession(str(folder / GRAPH), options, providers=["CPUExecutionProvider"])
+        _SESSIONS[stamp] = session
+    return session
 
 
 def has_graph(folder: Path) -> bool:

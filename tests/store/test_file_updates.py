@@ -13,7 +13,7 @@ import pytest
 
 import dsi
 from dsi.commands.main import main
-from dsi.contrastive.encoder import Encoder
+from dsi.contrastive.text_encoder import TextEncoder
 from dsi.docids.data import folders
 from dsi.store import updating
 from tests.support.files import pdf
@@ -47,9 +47,9 @@ def change(notes):
 
 def test_an_update_encodes_the_files_that_changed_and_no_other(notes, retriever, monkeypatch, tmp_path):
     encoded = []
-    forward = Encoder.forward
+    forward = TextEncoder.forward
     monkeypatch.setattr(
-        Encoder, "forward", lambda self, texts, kind: encoded.extend(texts) or forward(self, texts, kind)
+        TextEncoder, "forward", lambda self, texts, kind: encoded.extend(texts) or forward(self, texts, kind)
     )
     change(notes)
     assert retriever.update_from(notes) == (1, 1, 1, 11)

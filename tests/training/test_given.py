@@ -10,6 +10,7 @@ from sentence_transformers import SentenceTransformer
 import dsi
 from dsi.commands.main import main
 from dsi.contrastive.encoder import Encoder
+from dsi.contrastive.text_encoder import TextEncoder
 from tests.support.small import MINIPEDIA
 
 DOCUMENTS = [json.loads(line) for line in (MINIPEDIA / "corpus.jsonl").open(encoding="utf-8")][:60]
@@ -34,7 +35,7 @@ def test_embeddings_of_documents_are_searched_as_they_are_and_none_is_encoded(mo
         return original(self, texts, kind, *args, **kwargs)
 
     original = Encoder.encode
-    monkeypatch.setattr(Encoder, "encode", refused)
+    monkeypatch.setattr(TextEncoder, "encode", refused)
     retriever = dsi.index(DOCUMENTS, tmp_path / "index", embeddings=vectors, encoder=model, device="cpu")
     monkeypatch.undo()
     tree = retriever.tree

@@ -11,6 +11,7 @@ from dsi.config import Config, read_config
 from dsi.contrastive import blocks, query_tokens
 from dsi.contrastive.blocks import giving_back
 from dsi.contrastive.encoder import Encoder
+from dsi.contrastive.text_encoder import TextEncoder
 from dsi.docids.data.collection import read_collection
 from dsi.store.loading import load_tree
 from dsi.training import pipeline
@@ -38,7 +39,7 @@ def read(monkeypatch):
         counts[kind] += len(texts)
         return forward(encoder, texts, kind)
 
-    monkeypatch.setattr(Encoder, "forward", counted)
+    monkeypatch.setattr(TextEncoder, "forward", counted)
     return counts
 
 

@@ -35,7 +35,7 @@ def test_they_load_the_encoder_once_and_leave_with_the_retriever(sentence_bert_f
     first = len(loads)
     retrievers += [made([*TEXTS, f"Text {number}."], sentence_bert_folder) for number in range(3)]
     assert len(loads) == first
-    assert len({id(retriever.encoder.model) for retriever in retrievers}) == 1
+    assert len({id(retriever.encoder._session) for retriever in retrievers}) == 1
     assert len(folders() - {"encoder"}) == 4
     links = {(retriever._on_disk[0] / "encoder" / "model.safetensors").stat().st_ino for retriever in retrievers}
     assert len(links) == 1
@@ -63,14 +63,14 @@ def test_another_encoder_or_other_prompts_are_not_mixed_up(sentence_bert_folder,
     plain = made(TEXTS, sentence_bert_folder)
     config = dsi.Config().with_changes({"encoder.query_prompt": "ask: ", "encoder.name": str(sentence_bert_folder)})
     prompted = dsi.index(TEXTS, config=config, device="cpu")
-    assert (plain.encoder.model.prompts["query"], prompted.encoder.model.prompts["query"]) == ("", "ask: ")
+    assert (plain.encoder.prompts["query"], prompted.encoder.prompts["query"]) == ("", "ask: ")
     assert plain.encoder.fingerprint != prompted.encoder.fingerprint
     assert made(TEXTS, sentence_bert_folder).encoder.fingerprint == plain.encoder.fingerprint
 
 
 def test_one_that_fails_leaves_nothing(sentence_bert_folder, monkeypatch):
     before = folders()
-    monkeypatch.setattr(encoders.Encoder, "forward", lambda *_: 1 / 0)
+    monkeypatch.setattr("dsi.contrastive.text_encoder.TextEncoder.forward", lambda *_: 1 / 0)
     with pytest.raises(ZeroDivisionError):
         made(["Another text."], sentence_bert_folder)
     assert folders() == before

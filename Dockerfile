@@ -1,15 +1,16 @@
-# The server of an index:   docker build -t dsi .
+# The server of an index, without the libraries that train:
+#                           docker build -t dsi .
 #                           docker run -p 8000:8000 -v "$PWD/runs/example:/index:ro" dsi
 # Writable: mount /index without :ro (it must belong to user 1000), add -e DSI_TOKEN=…, and append `/index --host 0.0.0.0 --writable`.
 FROM python:3.11-slim
 WORKDIR /app
 COPY pyproject.toml constraints.txt README.md LICENSE NOTICE ./
-RUN pip install --no-cache-dir --no-deps --constraint constraints.txt torch --index-url https://download.pytorch.org/whl/cpu
 COPY contrastive contrastive
 COPY docids docids
 COPY dsi dsi
 COPY eval eval
-RUN pip install --no-cache-dir --constraint constraints.txt ".[server]" && useradd --uid 1000 --create-home dsi
+RUN pip install --no-cache-dir --constraint constraints.txt --requirement dsi/searching.txt fastapi prometheus-client uvicorn \
+  && pip install --no-cache-dir --no-deps . && useradd --uid 1000 --create-home dsi
 USER dsi
 ENV HF_HUB_OFFLINE=1
 EXPOSE 8000

@@ -12,6 +12,8 @@ from pathlib import Path
 import pytest
 import yaml
 
+from tests.support.small_index import small_index
+
 ROOT = Path(__file__).parents[2]
 LINKED = ("contrastive", "docids", "eval")
 """Folders that dsi has links to: one package is installed."""
@@ -158,3 +160,71 @@ def test_modules_of_a_user_hide_none_of_ours(tmp_path):
 def test_a_wheel_installs_one_package(built):
     with zipfile.ZipFile(built / f"{NAME}-py3-none-any.whl") as wheel:
         assert {name.split("/")[0] for name in wheel.namelist()} == {"dsi", f"{NAME}.dist-info"}
+
+
+# Searching alone.
+
+
+def test_what_searching_needs_is_what_the_package_needs_but_for_training():
+    lines = (ROOT / "dsi" / "searching.txt").read_text(encoding="utf-8").splitlines()
+    needed = {line for line in lines if not line.startswith("#")}
+    assert needed <= set(PROJECT["dependencies"])
+    trains = {line.partition(">=")[0] for line in set(PROJECT["dependencies"]) - needed}
+    assert trains == {
+        "accelerate", "datasets", "onnx", "safetensors", "scikit-learn", "sentence-transformers", "sentencepiece", "tomli-w",
+        "torch", "transformers",
+    }  # fmt: skip
+
+
+SEARCHED = """
+import sys
+import dsi
+index = dsi.load(sys.argv[1])
+print(index.search("noble gases", k=3).ids.tolist())
+index.add([{"doc_id": "new", "title": "A new one", "text": "Of noble gases."}])
+index.learn([("who is new", "new")])
+index.save_update(sys.argv[1])
+"""
+
+
+@pytest.mark.programs
+def test_an_environment_without_the_libraries_that_train_searches_serves_and_updates(built, encoder, tmp_path):
+    index = small_index(encoder, vectors=True)
+    index.save_pretrained(tmp_path / "index")
+    expected = index.search("noble gases", k=3).ids.tolist()
+    subprocess.run([sys.executable, "-m", "venv", str(tmp_path / "env")], check=True)
+    python = tmp_path / "env" / ("Scripts/python.exe" if os.name == "nt" else "bin/python")
+    pip = [str(python), "-m", "pip", "install", "--quiet", "--constraint", str(ROOT / "constraints.txt")]
+    server = ["fastapi", "prometheus-client", "uvicorn"]
+    subprocess.run([*pip, "--requirement", str(ROOT / "dsi" / "searching.txt"), *server], check=True)
+    subprocess.run([*pip, "--no-deps", str(built / f"{NAME}-py3-none-any.whl")], check=True)
+
+    def run(*command, expecting=0):
+        variables = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
+        variables["XDG_CACHE_HOME"] = str(tmp_path / "cache")  # to which the index is one from elsewhere
+        done = subprocess.run(
+            [str(python), *command], capture_output=True, text=True, cwd=tmp_path, env=variables, check=False
+        )
+        assert done.returncode == expecting, done.stderr
+        return done
+
+    for name in ("torch", "transformers", "sentence_transformers", "datasets", "sklearn"):
+        assert run("-c", f"import importlib.util; print(importlib.util.find_spec({name!r}))").stdout == "None\n"
+    assert run("-c", SEARCHED, "index").stdout == f"{expected}\n"
+    again = run("-m", "dsi", "search", "index", "--query", "noble gases", "--json", "-k", "51").stdout
+    assert '"doc_id": "new"' in again
+    assert "fine" in run("-m", "dsi", "verify", "index").stdout
+    run("-c", SERVED)
+    refused = run("-m", "dsi", "train", "--data", "minipedia", "--output", "out", expecting=2).stderr
+    assert refused == "dsi: This command needs tomli_w, which is not installed; run pip install dr-scl.\n"
+
+
+SERVED = """
+from fastapi import FastAPI
+from dsi.server.app import create_app
+from dsi.server.settings import ServerSettings
+app = create_app(ServerSettings(run="index"))
+assert isinstance(app, FastAPI)
+found = app.state.service.retriever.search("noble gases", k=1)
+assert len(found) == 1
+"""

@@ -20,7 +20,7 @@ from typing import Any
 from dsi.docids.data.locations import FILE, PLACE, VERSION, UnreadableError
 from dsi.docids.data.records import MOST_OF_ID, Oddities, Row, document_row
 from dsi.docids.data.repeats import Repeats
-from dsi.docids.data.sources import ID_KEYS, RECORDS, TEXT_KEYS, file_records, has_pairs, reason
+from dsi.docids.data.sources import ID_KEYS, POSITIVES, QUERIES, RECORDS, TEXT_KEYS, file_records, has_pairs, reason
 from dsi.docids.files.checks import printable
 from dsi.docids.files.progress import Bar
 from dsi.docids.files.reading import sha256
@@ -30,8 +30,6 @@ logger = logging.getLogger(__name__)
 Rows = Iterator[tuple[str, Row]]
 """Documents, each after the words that name it in messages."""
 _LEFT = "they are left out"
-_SHEETS = (".csv", ".parquet")
-"""Tables whose rows need neither an id nor a text: their first line, or their schema, surely names the columns."""
 _DIGITS = 16
 """Of a file's sha256 that are kept."""
 _BLOCK, _HOLES, _LARGE = 512, 1000, 2**30
@@ -445,14 +443,15 @@ def _rows(file: SourceFile, base: str, odd: Oddities) -> Rows:
     place = {FILE: file.address, PLACE: "", VERSION: ""}
     if not file.is_named and file.path.suffix.lower() == ".tsv" and not has_pairs(file.path):
         raise UnreadableError("tables without an id and a text" if file.path.stat().st_size else "empty")
-    number, columns = 0, list[str]()
+    number, columns, is_whole = 0, list[str](), True
     for number, (source, record) in enumerate(file_records(file.path), start=1):
         row = f"row={source.rpartition(' ')[2]}"
-        if file.path.suffix.lower() in _SHEETS:
-            record = _with_plain_names(record)
-            columns = _columns(record) if number == 1 else columns
+        record = _with_plain_names(record)
+        if number == 1:
+            columns, is_whole = _columns(record), _needs_nothing(record, file.path)
+        if not is_whole:
             record = _whole(record, f"{base}#{row}", columns, odd)
-        own = {**record, **place, PLACE: row}
+        own: Row = {**record, **place, PLACE: row}
         if isinstance(metadata := record.get("metadata"), dict):
             own["metadata"] = {key: value for key, value in metadata.items() if key not in place}
         try:
@@ -469,6 +468,14 @@ def _with_plain_names(record: Mapping[str, Any]) -> dict[str, Any]:
     """Return a row of a sheet whose columns ID, Title and Text, however they are written, are id, title and text."""
     plain = (*ID_KEYS, *TEXT_KEYS, "title")
     return {low if (low := key.lower()) in plain and low not in record else key: own for key, own in record.items()}
+
+
+def _needs_nothing(record: Mapping[str, Any], path: Path) -> bool:
+    """True if the first row of a table has an id and a text, or is of queries or pairs, which are no documents."""
+    if not record.keys().isdisjoint({*QUERIES, *POSITIVES[:2]}) and path.suffix.lower() not in (".csv", ".parquet"):
+        return True
+    has_text = not record.keys().isdisjoint(TEXT_KEYS)
+    return (has_text and not record.keys().isdisjoint(ID_KEYS)) or not (has_text or _columns(record))
 
 
 def _columns(record: Mapping[str, Any]) -> list[str]:

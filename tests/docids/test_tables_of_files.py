@@ -85,19 +85,23 @@ def test_rows_keep_their_metadata_and_get_their_place(folder):
 SHOP = "Name,City,product,since,ID\nAnna,Vienna,Neon signs,2001,a1\nBert,,Bread,1990,b2\n"
 
 
-@pytest.mark.parametrize("kind", ["csv", "parquet"])
+@pytest.mark.parametrize("kind", ["csv", "parquet", "jsonl", "tsv"])
 def test_rows_of_a_table_of_anything_are_documents(folder, caplog, kind):
     root, write = folder
     write("shop.csv", SHOP)
     write("places.csv", SHOP.replace(",ID", "").replace(",a1", "").replace(",b2", ""))
-    write("numbers.csv", "year,price\n2001,2.5\n")
-    if kind == "parquet":
-        for path in [*root.glob("*.csv")]:
-            pandas.read_csv(path).to_parquet(path.with_suffix(".parquet"))
-            path.unlink()
-    first = 1 if kind == "parquet" else 2
+    write("sizes.csv", "year,price,size\n2001,2.5,3\n")
+    for path in [*root.glob("*.csv")] if kind != "csv" else ():
+        table = pandas.read_csv(path)
+        if kind == "jsonl":
+            table.to_json(path.with_suffix(".jsonl"), orient="records", lines=True)
+        else:
+            write = table.to_parquet if kind == "parquet" else partial(table.to_csv, sep="\t", index=False)
+            write(path.with_suffix(f".{kind}"))
+        path.unlink()
+    first = 1 if kind in ("parquet", "jsonl") else 2
     assert read(root) == {
-        f"numbers.{kind}#row={first}": ("2001", "year: 2001\nprice: 2.5", f"row={first}"),
+        f"sizes.{kind}#row={first}": ("2001", "year: 2001\nprice: 2.5\nsize: 3", f"row={first}"),
         f"places.{kind}#row={first}": ("Anna", "Name: Anna\nCity: Vienna\nproduct: Neon signs", f"row={first}"),
         f"places.{kind}#row={first + 1}": ("Bert", "Name: Bert\nproduct: Bread", f"row={first + 1}"),
         "a1": ("Anna", "Name: Anna\nCity: Vienna\nproduct: Neon signs", f"row={first}"),

@@ -8,6 +8,7 @@ comes. Knows nothing of folders.
 import email
 import email.policy
 import gzip
+import io
 import itertools
 import json
 import posixpath
@@ -289,25 +290,14 @@ def _spaced(node: Any, text: str | None) -> str:
     return text or "" if node is not None and node.tag == "pre" else re.sub(r"\s+", " ", text or "")
 
 
-# Office files. Each library that we tried loses some of their text (docs/use/documents.md); this reads the whole tree of
+# Office files. Each library that we tried loses some of their text (CONTRIBUTING.md); this reads the whole tree of
 # each part but what is deleted or hidden.
 
 _SIGNS = {"tab": "\t", "ptab": "\t", "br": "\n", "cr": "\n", "noBreakHyphen": "-"}
 """{element: the text that it stands for}; as a child of a run."""
-_UNREAD = ("del", "moveFrom", "instrText", "delText", "fld", "f", "style", "buNone")
-"""Elements that are deleted, computed or no text."""
-_RELATED = (
-    "header",
-    "footer",
-    "footnotes",
-    "endnotes",
-    "comments",
-    "threadedComment",
-    "chart",
-    "chartEx",
-    "diagramData",
-    "drawing",
-)
+_UNREAD = ("del", "moveFrom", "fld")
+"""Elements that are deleted or computed; others that are no text, such as field codes, have theirs in elements not named t."""
+_RELATED = ("header", "footer", "footnotes", "endnotes", "comments", "chart", "chartEx", "diagramData", "drawing")
 """Parts of a file, beside its main ones, that hold text."""
 
 
@@ -330,13 +320,11 @@ def _office_text(node: Any, levels: Mapping[str, int]) -> str:
     inside = [_office_text(child, levels) for child in node]
     if name == "tr":
         return " | ".join(filter(None, (" ".join(cell.split()) for cell in inside))) + "\n"
-    level = (
-        0 if name != "p" else next((levels.get(style.values()[0], 0) for style in node.iterfind("{*}pPr/{*}pStyle")), 0)
-    )
+    styles = node.iterfind("{*}pPr/{*}pStyle") if name == "p" else ()
+    marks = "#" * next((levels.get(style.values()[0], 0) for style in styles), 0)
     line = "".join(inside)
-    return f"{'#' * level}{' ' if level and line.strip() else ''}{line}" + (
-        "\n" if name in ("p", "ser", "comment") else ""
-    )
+    line = f"{marks} {line}" if marks and line.strip() else line
+    return f"{line}\n" if name in ("p", "ser", "comment") else line
 
 
 def _is_left_out(node: Any) -> bool:
@@ -350,8 +338,6 @@ class _Package:
     """The parts of an Office file, and which belongs to which."""
 
     def __init__(self, content: bytes) -> None:
-        import io
-
         if content.startswith(b"\xd0\xcf\x11\xe0"):
             raise UnreadableError("encrypted, or of an old office program")
         self._packed = zipfile.ZipFile(io.BytesIO(content))
@@ -377,10 +363,7 @@ class _Package:
     def text(self, name: str, levels: Mapping[str, int], kinds: Iterable[str] = _RELATED) -> str:
         """Return the text of a part, and of those of some kinds that belong to it."""
         others = dict.fromkeys(own for _, kind, own in self.related(name) if kind in kinds and own != name)
-        texts = [
-            _office_text(self.tree(name), levels),
-            *(self.text(own, levels, kinds) for own in others),
-        ]
+        texts = [_office_text(self.tree(name), levels), *(self.text(own, levels, kinds) for own in others)]
         return "\n".join(text.strip("\n") for text in texts if text.strip())
 
     def title(self) -> str:
@@ -420,8 +403,6 @@ def _pptx(path: Path, content: bytes) -> Parts:
 
 
 def _xlsx(path: Path, content: bytes) -> Parts:
-    import io
-
     import openpyxl
 
     package = _Package(content)

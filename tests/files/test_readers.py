@@ -62,6 +62,7 @@ def in_header(document):
         (paragraph("<w:r><w:instrText>MERGE</w:instrText></w:r>", run("merged")), "merged"),
         ("<w:customXml>" + paragraph("<w:smartTag>" + run("tagged") + "</w:smartTag>") + "</w:customXml>", "tagged"),
         (paragraph("<m:oMath><m:r><m:t>x+y</m:t></m:r></m:oMath>"), "x+y"),
+        (paragraph("<m:f><m:num><m:r><m:t>a</m:t></m:r></m:num><m:den><m:r><m:t>b</m:t></m:r></m:den></m:f>"), "ab"),
         (paragraph("<w:r><w:t>a</w:t><w:tab/><w:t>b</w:t><w:noBreakHyphen/><w:t>c</w:t></w:r>"), "a\tb-c"),
         (paragraph("<w:r><w:t>soft</w:t><w:softHyphen/><w:t>ware</w:t></w:r>"), "software"),
         ('<w:p><w:pPr><w:pStyle w:val="Heading2"/></w:pPr><w:r><w:t>Part</w:t></w:r></w:p>', "## Part"),

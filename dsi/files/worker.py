@@ -27,7 +27,7 @@ _MEMORY = 3 * 2**28
 _CHARACTERS = 2**26
 """Of the documents of a file, at most."""
 _PAUSE = 0.05
-"""Seconds between two looks at the child."""
+"""Seconds after which the child is measured again."""
 
 
 class Worker:

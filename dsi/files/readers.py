@@ -232,11 +232,18 @@ def _joined(text: str) -> str:
 _DROPPED = ("script", "style", "nav", "aside", "footer", "noscript", "template", "svg", "iframe", "button", "select")
 _DROPPED_ROLES = ("navigation", "contentinfo", "search", "complementary")
 """Elements of a page, and roles of elements, that are not its text; a button in a heading is."""
-_LINES = re.compile(
-    "address|article|blockquote|br|caption|dd|details|div|dl|dt|fieldset|figcaption|figure|form|h[1-6]|header|hr|legend|li|main|ol"
-    "|option|p|pre|section|summary|table|tbody|td|textarea|th|thead|tr|ul"
-)
+_MARKS = {f"h{level}": "#" * level + " " for level in range(1, 7)}
+"""{heading of a page: what it begins with}."""
+_LINES = {
+    *re.findall(
+        r"\w+",
+        "address article blockquote br caption dd details div dl dt fieldset figcaption figure form header hr legend li main "
+        "ol option p pre section summary table tbody td textarea th thead tr ul",
+    ),
+    *_MARKS,
+}
 """Elements of a page that stand on lines of their own."""
+_SPACES = re.compile(r"\s+")
 _MAIN = "//main | //*[@role='main']"
 _BESIDE_MAIN = " | //header[.//h1 | .//h2 | .//h3] | //h1"
 """Where the title of a page with a main part may stand."""
@@ -267,10 +274,9 @@ def page_text(page: Any) -> str:
     main = page.xpath(_MAIN) or page.xpath("//article[count(//article) = 1]")
     roots = page.xpath(_MAIN + _BESIDE_MAIN + " | //article[count(//article) = 1]") if main else page.xpath("//body")
     roots = [root for root in roots or [page] if not any(up in roots for up in root.iterancestors())]
-    for node in itertools.chain.from_iterable([*root.iter()] for root in roots):
-        end = "\n```\n" if node.tag == "pre" else "\n" if _LINES.fullmatch(node.tag) else ""
-        marks = "#" * int(node.tag[1]) + " " if re.fullmatch("h[1-6]", node.tag) else ""
-        node.text = (end if node.tag != "br" else "") + marks + _spaced(node, node.text)
+    for node in itertools.chain.from_iterable(root.iter() for root in roots):
+        end = "\n```\n" if node.tag == "pre" else "\n" if node.tag in _LINES else ""
+        node.text = (end if node.tag != "br" else "") + _MARKS.get(node.tag, "") + _spaced(node, node.text)
         node.tail = end + _spaced(node.getparent(), node.tail) if node not in roots else ""
     text = "\n".join("".join(root.itertext()) for root in roots)
     text = re.sub(r"(?<![ \t])[ \t]+\n|\n (?=\S)", "\n", text)
@@ -279,15 +285,19 @@ def page_text(page: Any) -> str:
 
 def _is_dropped(node: Any) -> bool:
     if node.tag == "button":
-        return not any(re.fullmatch("h[1-6]", str(above.tag)) for above in node.iterancestors())
-    if not isinstance(node.tag, str) or node.tag in _DROPPED or node.get("role") in _DROPPED_ROLES:
+        return not any(above.tag in _MARKS for above in node.iterancestors())
+    if not isinstance(node.tag, str) or node.tag in _DROPPED:
         return True
-    return node.get("hidden") is not None or bool(re.search(r"display\s*:\s*none", node.get("style", "")))
+    own = node.attrib
+    is_hidden = "hidden" in own or ("style" in own and re.search(r"display\s*:\s*none", own["style"]))
+    return bool(is_hidden) or own.get("role") in _DROPPED_ROLES
 
 
 def _spaced(node: Any, text: str | None) -> str:
     """Return a text in an element, on one line unless it is set as it is written."""
-    return text or "" if node is not None and node.tag == "pre" else re.sub(r"\s+", " ", text or "")
+    if not text or (node is not None and node.tag == "pre"):
+        return text or ""
+    return _SPACES.sub(" ", text)
 
 
 # Office files. Each library that we tried loses some of their text (CONTRIBUTING.md); this reads the whole tree of

@@ -10,16 +10,17 @@ import os
 import re
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 from functools import cached_property
+from itertools import zip_longest
 from pathlib import Path
 from typing import Any
 
-from dsi.docids.data.locations import FILE, PLACE, VERSION
-from dsi.docids.data.readers import UnreadableError, is_other_encoding, parts_of, reader_of
+from dsi.docids.data.locations import FILE, PLACE, VERSION, UnreadableError
 from dsi.docids.data.records import MOST_OF_ID, Oddities, Row, document_row
 from dsi.docids.data.repeats import Repeats
-from dsi.docids.data.sources import ID_KEYS, RECORDS, TEXT_KEYS, file_records, has_pairs, reason
+from dsi.docids.data.sources import ID_KEYS, POSITIVES, QUERIES, RECORDS, TEXT_KEYS, file_records, has_pairs, reason
 from dsi.docids.files.checks import printable
 from dsi.docids.files.progress import Bar
 from dsi.docids.files.reading import sha256
@@ -29,8 +30,6 @@ logger = logging.getLogger(__name__)
 Rows = Iterator[tuple[str, Row]]
 """Documents, each after the words that name it in messages."""
 _LEFT = "they are left out"
-_SHEETS = (".csv", ".parquet")
-"""Tables whose rows need neither an id nor a text: their first line, or their schema, surely names the columns."""
 _DIGITS = 16
 """Of a file's sha256 that are kept."""
 _BLOCK, _HOLES, _LARGE = 512, 1000, 2**30
@@ -270,10 +269,11 @@ class _Walk:
 
 
 def _is_read(path: Path) -> bool:
-    try:
-        return _is_table(path) or reader_of(path) is not None
-    except (OSError, UnreadableError):
-        return True  # reading it counts it
+    if _is_table(path):
+        return True
+    from dsi.files.readers import is_read
+
+    return is_read(path)
 
 
 class _Ignored:
@@ -338,10 +338,10 @@ def records_of_files(files: Sequence[SourceFile], odd: Oddities, held: Held) -> 
         ValueError: a file that is named cannot be read.
     """
     repeats = Repeats()
-    with Bar("files", unit="file", total=len(files)) as bar:
-        for file in files:
+    with Bar("files", unit="file", total=len(files)) as bar, _worker(files) as worker:
+        for file, following in zip_longest(files, files[1:]):
             base, seen = held.base(file), set[str]()
-            for source, row in _readable(file, base, odd, held):
+            for source, row in _readable(file, following, base, odd, held, worker):
                 if not file.is_named and not _is_new(row["doc_id"], file, held, seen):
                     row["doc_id"] = f"{base}#{row[PLACE]}"
                     if not _is_new(row["doc_id"], file, held, seen):
@@ -361,7 +361,18 @@ def _is_new(doc_id: str, file: SourceFile, held: Held, seen: set[str]) -> bool:
     return doc_id not in seen and held.is_free(doc_id, file)
 
 
-def _readable(file: SourceFile, base: str, odd: Oddities, held: Held) -> Rows:
+def _worker(files: Sequence[SourceFile]) -> AbstractContextManager[Any]:
+    """Return what reads files in a process of its own, if some are no tables."""
+    if all(_is_table(file.path) for file in files):
+        return nullcontext()
+    from dsi.files.worker import Worker
+
+    return Worker()
+
+
+def _readable(
+    file: SourceFile, following: SourceFile | None, base: str, odd: Oddities, held: Held, worker: Any
+) -> Rows:
     """Yield the documents of a file, and count it if it cannot be read to its end, or changes meanwhile.
 
     Raises:
@@ -371,9 +382,8 @@ def _readable(file: SourceFile, base: str, odd: Oddities, held: Held) -> Rows:
     try:
         if file.is_sparse:
             raise UnreadableError("sparse: nearly all of their bytes are holes")
-        for count, (source, row) in enumerate(
-            (_rows if _is_table(file.path) else _documents)(file, base, odd), start=1
-        ):
+        rows = _rows(file, base, odd) if _is_table(file.path) else _documents(file, following, base, odd, worker)
+        for count, (source, row) in enumerate(rows, start=1):
             if count == 1 and file.is_changed:
                 version = ""  # of none of its versions: the next update reads it again
             yield source, row | {VERSION: version}
@@ -404,12 +414,13 @@ def _reason(error: Exception) -> str:
     return "not to be opened" if isinstance(error, OSError) else "broken"
 
 
-def _documents(file: SourceFile, base: str, odd: Oddities) -> Rows:
-    """Yield the rows of the documents of a text, of pages or the like."""
+def _documents(file: SourceFile, following: SourceFile | None, base: str, odd: Oddities, worker: Any) -> Rows:
+    """Yield the rows of the documents of a text, of pages or the like; the following file is read meanwhile."""
+    ahead = following.path if following and following.version and not _is_table(following.path) else None
     place = {FILE: file.address, PLACE: "", VERSION: ""}
-    for number, part in enumerate(parts_of(file.path)):
-        if not number and is_other_encoding(file.path):
-            odd.count("texts in other encodings than UTF-8; they are read as UTF-16 or Windows-1252", file.name)
+    for part in worker.read(file.path, ahead):
+        if part.odd:
+            odd.count(part.odd, file.name)
         doc_id = base if part.place.partition("=")[0] in ("", "line") else f"{base}#{printable(part.place)}"
         if len(doc_id.encode()) > MOST_OF_ID:
             odd.count(f"documents whose paths have more than {MOST_OF_ID:,} bytes; {_LEFT}", doc_id)
@@ -432,14 +443,15 @@ def _rows(file: SourceFile, base: str, odd: Oddities) -> Rows:
     place = {FILE: file.address, PLACE: "", VERSION: ""}
     if not file.is_named and file.path.suffix.lower() == ".tsv" and not has_pairs(file.path):
         raise UnreadableError("tables without an id and a text" if file.path.stat().st_size else "empty")
-    number, columns = 0, list[str]()
+    number, columns, is_whole = 0, list[str](), True
     for number, (source, record) in enumerate(file_records(file.path), start=1):
         row = f"row={source.rpartition(' ')[2]}"
-        if file.path.suffix.lower() in _SHEETS:
-            record = _with_plain_names(record)
-            columns = _columns(record) if number == 1 else columns
+        record = _with_plain_names(record)
+        if number == 1:
+            columns, is_whole = _columns(record), _needs_nothing(record, file.path)
+        if not is_whole:
             record = _whole(record, f"{base}#{row}", columns, odd)
-        own = {**record, **place, PLACE: row}
+        own: Row = {**record, **place, PLACE: row}
         if isinstance(metadata := record.get("metadata"), dict):
             own["metadata"] = {key: value for key, value in metadata.items() if key not in place}
         try:
@@ -456,6 +468,14 @@ def _with_plain_names(record: Mapping[str, Any]) -> dict[str, Any]:
     """Return a row of a sheet whose columns ID, Title and Text, however they are written, are id, title and text."""
     plain = (*ID_KEYS, *TEXT_KEYS, "title")
     return {low if (low := key.lower()) in plain and low not in record else key: own for key, own in record.items()}
+
+
+def _needs_nothing(record: Mapping[str, Any], path: Path) -> bool:
+    """True if the first row of a table has an id and a text, or is of queries or pairs, which are no documents."""
+    if not record.keys().isdisjoint({*QUERIES, *POSITIVES[:2]}) and path.suffix.lower() not in (".csv", ".parquet"):
+        return True
+    has_text = not record.keys().isdisjoint(TEXT_KEYS)
+    return (has_text and not record.keys().isdisjoint(ID_KEYS)) or not (has_text or _columns(record))
 
 
 def _columns(record: Mapping[str, Any]) -> list[str]:

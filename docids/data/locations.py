@@ -1,6 +1,5 @@
 """Where in a file a document and its passages stand: columns of the document table, headings, lines. Reads no files."""
 
-import io
 import re
 from collections.abc import Iterator, Mapping
 from pathlib import PurePath
@@ -13,8 +12,10 @@ sha256."""
 SOURCE = (FILE, PLACE, VERSION)
 WITH_HEADINGS = (".md", ".markdown", ".rst", ".html", ".htm", ".docx", ".ipynb")
 """Kinds of files whose texts have headings."""
-_RULES = {".rst": "=-~^\"'*+#`:._"}
-"""{suffix: characters that underline a heading}; of others = and -."""
+
+
+class UnreadableError(ValueError):
+    """A file cannot be read; the message says what it is, such as "encrypted"."""
 
 
 class Location(NamedTuple):
@@ -85,59 +86,49 @@ def heading_at(text: str, start: int, end: int, suffix: str) -> str:
     return found
 
 
+_MARKDOWN = re.compile(
+    r"^ {0,3}(?P<fence>```+|~~~+)[^\n]*\n(?:.*?^ {0,3}(?P=fence)[`~]*[ \t\r]*$|.*)|^ {0,3}<!--(?:.*?-->|.*)"
+    r"|^ {0,3}#{1,6}(?=[ \t])(?P<marked>[^\n]*)|^ {0,3}(?P<over>[^\s>|+*#-][^\n]*)\n {0,3}(?P<rule>=|-)(?P=rule)+[ \t\r]*$",
+    re.MULTILINE | re.DOTALL,
+)
+"""Code in fences and comments up to their ends, and headings: behind # or above a line of = or -."""
+_RST = re.compile(r"^(?P<over>\S[^\n]*)\n(?P<rule>[=\-~^\"'*+#`:._])(?P=rule)+[ \t\r]*$", re.MULTILINE)
+_MARKS = re.compile(
+    r"!?\[([^\[\]]*)\](?:\([^()]*\)|\[[^\[\]]*\])|<[^<>]*>|`+|(?<!\s)\*+|\*+(?=\S)|\b_+|_+\b|\\(?=[^\w\s])"
+)
+"""Marks in the words of a heading, and links, of which the words stay."""
+
+
 def headings(text: str, suffix: str = ".md") -> Iterator[tuple[int, str]]:
     r"""Yield the first character and the words of the headings of a text in Markdown, or in reStructuredText.
 
-    Those of Markdown begin with # or stand above a line of = or -; a comment in a fence of code is none.
+    They are found at each hit, for which a parser of all of a long text would be too slow.
 
-    >>> list(headings("```\n# comment\n```\n#hash\n## C# in short ##\nwords\n\nNext\n====\n"))
-    [(24, 'C# in short'), (48, 'Next')]
+    >>> list(headings("```\n# comment\n```\n#hash\n## C# in `short` ##\nwords\n\nNext\n====\n"))
+    [(24, 'C# in short'), (50, 'Next')]
     """
-    fence, place, before, blank = "", 0, "", True
-    rules = _RULES.get(suffix, "=-")
-    for line in io.StringIO(text, newline="\n"):
-        stripped = line.strip()
+    for found in (_RST if suffix == ".rst" else _MARKDOWN).finditer(text):
+        own = found.groupdict()
         if suffix == ".rst":
-            words = ""
+            is_heading, words = (
+                _is_alone(text, found)
+                and len(text[found.start("rule") : found.end()].strip()) >= len(own["over"].strip()),
+                own["over"],
+            )
+        elif own["rule"]:
+            is_heading, words = _is_alone(text, found), own["over"]
         else:
-            fence = _fence(line, fence)
-            words = "" if fence else _marked(line)
-        if words:
-            yield place, words
-        elif not fence and blank and _underlines(stripped, before, rules):
-            yield place - len(before), before.strip()
-        blank = not before.strip() or _is_rule(before.strip(), rules)
-        before = "" if words or fence else line
-        place += len(line)
+            is_heading, words = own["marked"] is not None, re.sub(r"(^|\s)#+$", "", (own["marked"] or "").strip())
+        words = " ".join((words if suffix == ".rst" else _MARKS.sub(r"\1", words)).split())
+        if is_heading and words:
+            yield found.start(), words
 
 
-def _fence(line: str, fence: str) -> str:
-    """Return the marks of the fence of code that is open after a line; `fence` was open before it."""
-    mark = re.match(r" {0,3}(```+|~~~+)", line)
-    if mark and not fence:
-        return mark[1]
-    closes = mark and mark[1].startswith(fence) and not line[mark.end() :].strip()
-    return "" if closes else fence
-
-
-def _marked(line: str) -> str:
-    """Return the words of a heading that begins with #, "" for another line."""
-    rest = line.lstrip("#")
-    if rest == line or not rest[:1].isspace():
-        return ""
-    words = rest.split()
-    closed = len(words) > 1 and not words[-1].strip("#")
-    return " ".join(words[:-1] if closed else words)
-
-
-def _is_rule(line: str, rules: str) -> bool:
-    """True for a line of one character, at least twice, of `rules`."""
-    return len(line) > 1 and line[0] in rules and not line.strip(line[0])
-
-
-def _underlines(line: str, before: str, rules: str) -> bool:
-    """True if a line underlines the heading before it: in reStructuredText as long as that, in Markdown no item of a list."""
-    words = before.strip()
-    if not words or words != before.rstrip() or _is_rule(words, rules) or not _is_rule(line, rules):
-        return False
-    return words[0] not in "-*+>|" if rules == "=-" else len(line) >= len(words)
+def _is_alone(text: str, found: re.Match[str]) -> bool:
+    """True if a line does not go on with the one before it, which is blank, a rule or a heading."""
+    before = text[text.rfind("\n", 0, max(found.start() - 1, 0)) + 1 : found.start()].strip()
+    return (
+        not before
+        or before.startswith("#")
+        or (len(before) > 1 and not before.strip(before[0]) and not before[0].isalnum())
+    )

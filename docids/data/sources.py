@@ -255,7 +255,16 @@ def _parquet_rows(path: Path) -> Iterator[dict[str, Any]]:
 
 
 def _has_header(path: Path) -> bool:
-    return _names_columns(_column_names(path, "\t"))
+    names = _column_names(path, "\t")
+    return _names_columns(names) or _are_names(names)
+
+
+def _are_names(names: Sequence[str]) -> bool:
+    """True if three or more values of a first line are different and words without numbers, not those of judgements."""
+    found = {name.strip().lower() for name in names}
+    if len(names) < 3 or len(found) < len(names) or not found.isdisjoint({"query-id", *QUERY_ID_KEYS[1:2], *QUERIES}):
+        return False
+    return all(re.fullmatch(r"[^\W\d]{2,}(?:[ _-][^\W\d]+)?", name) for name in found)
 
 
 def has_pairs(path: Path) -> bool:

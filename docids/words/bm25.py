@@ -23,6 +23,8 @@ K1, B = 0.9, 0.4
 LONG = 8_192
 """Words of a text from which on it counts as its average part of at most that length: a rare word would count for nothing in a
 whole book."""
+_MOST_LENGTH = 4
+"""Times the mean length that a text counts at most for a word that it alone has: it competes with no other one for the word."""
 _BLOCK = 16_384
 """Texts whose words are in memory at a time."""
 _NUMBERING = threading.Lock()
@@ -119,14 +121,28 @@ class BM25:
         return vocabulary, Postings.from_lists(lists if len(used) == lists.shape[0] else lists[used])
 
     def query_terms(self, queries: Sequence[str]) -> list[Terms]:
-        """Return the known words of queries by number, with Lucene's inverse document frequencies as factors."""
+        """Return the known words of queries by number, with Lucene's inverse document frequencies as factors.
+
+        That of a word that one document has, which is long, makes up for most of the length: it would leave a whole book below
+        short texts without the word.
+        """
         found, (rarest,) = [], self._rarity(np.zeros(1, dtype=np.int32))
         for query in queries:
             words = self._words(query)
             numbers = np.array([number for _, _, number in words if number >= 0], dtype=np.int64)
             factors = self._rarity(self._postings.frequencies[numbers])
-            found.append(Terms(numbers, factors, float(factors.sum() + (len(words) - len(numbers)) * rarest)))
+            best = float(factors.sum() + (len(words) - len(numbers)) * rarest)
+            for place in np.flatnonzero(self._postings.frequencies[numbers] == 1):
+                factors[place] *= self._lift(int(numbers[place]))
+            found.append(Terms(numbers, factors, best))
         return found
+
+    def _lift(self, number: int) -> float:
+        """Return what multiplies the weight of a word that one document has, so that its length counts at most so much."""
+        (row, value), *_ = ((rows[0], values[0]) for rows, values in self._postings.read(number) if len(rows))
+        length, damping = self._lengths[row], self._scorer.damping
+        most = np.minimum(length, _MOST_LENGTH * damping.mean)
+        return float((value + damping.for_lengths(length)) / (value + damping.for_lengths(most)))
 
     def share_terms(self, queries: Sequence[str]) -> list[Terms]:
         """Return the terms of `query_terms` with factors that give scores as shares of the best one, 0 to 1."""

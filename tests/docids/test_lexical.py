@@ -162,3 +162,13 @@ def test_a_long_text_counts_as_its_average_part(monkeypatch):
     assert index.lengths.tolist() == [2, 3, 10]
     again = BM25(["a"], short[:1]).update([], ["a", "b", "c"], [short[1], long])
     np.testing.assert_allclose(again.scores(queries), index.scores(queries), rtol=1e-6)
+
+
+@pytest.mark.parametrize("length", [10_000, 20_000, 100_000])
+def test_a_word_that_one_text_has_counts_in_a_whole_book(length):
+    short = [f"{word(number % 5)} {word(number % 7)}" for number in range(200)]
+    book = " ".join(word(number % 7) for number in range(length)) + f" {word(9)}"
+    index = BM25([str(number) for number in range(201)], [*short, book])
+    assert index.shares([word(9)])[0, 200] > 0.3
+    assert index.shares([word(6)])[0, 200] < 1
+    np.testing.assert_array_equal(index.shares([f"{word(9)} {word(9)}"]), index.shares([word(9)]))

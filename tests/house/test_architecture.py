@@ -31,9 +31,11 @@ EXTENSIONS: dict[str, set[str]] = {
     "integrations": {"docids", "contrastive", "eval", "search", "store", "training"},
     "server": {"docids", "search", "store"},
     "cluster": {"docids", "search", "store"},
+    "files": {"docids"},
 }
 """{extension room, which can be torn off: rooms of the core that it imports}; extensions do not import each other."""
 FROM_WITHIN = {
+    ("dsi.docids.data.folders", "files"),
     ("dsi.measuring.evaluation", "rerankers"),
     ("dsi.store.loading", "hub"),
     ("dsi.commands.evaluate", "rerankers"),

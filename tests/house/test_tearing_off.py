@@ -18,6 +18,7 @@ ROOMS: dict[str, tuple[str, ...]] = {
     "rerankers": ("dsi/rerankers.py", "tests/rerankers", "tests/house/test_without_wing.py", *WING),
     "integrations": ("dsi/integrations", "tests/integrations"),
     "server": ("dsi/server", "tests/server", "tests/cluster/test_cluster_server.py"),
+    "files": ("dsi/files", "tests/files", "tests/store/test_file_updates.py"),
     "cluster": ("dsi/cluster", "tests/cluster", "tests/trials/test_soak.py"),
 }
 """{extension room: its files and tests, and what else is nothing without it}; the papers' wing uses tries and rerankers."""

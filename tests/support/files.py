@@ -19,7 +19,7 @@ def pdf(pages, *, title="", locked=False):
     objects = [
         "<</Type/Catalog/Pages 2 0 R>>",
         f"<</Type/Pages/Kids[{kids}]/Count {len(pages)}>>",
-        "<</Type/Font/Subtype/Type1/BaseFont/Helvetica>>",
+        "<</Type/Font/Subtype/Type1/BaseFont/Helvetica/Encoding/WinAnsiEncoding>>",
     ]
     for number, text in enumerate(pages):
         stream = f"BT /F1 12 Tf 72 720 Td ({text}) Tj ET" if text else ""

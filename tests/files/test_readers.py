@@ -1,0 +1,229 @@
+"""Each kind of file: text stands in it where readers overlook it, and what is deleted or hidden is not read."""
+
+from email.message import EmailMessage
+from pathlib import Path
+
+import pytest
+
+from dsi.docids.data.locations import UnreadableError
+from dsi.files.readers import decoded, parts_of
+from tests.support.files import mail, pdf
+from tests.support.office import box, control, paragraph, run, sheets, slides, table, word
+
+TEXTS = {
+    "zh": "汉字是一种文字。今天天气很好，我们去公园散步，看到了很多花。",
+    "zht": "漢字是一種文字。今天天氣很好，我們去公園散步，看到了很多花。",
+    "ja": "日本語の文章です。今日は天気がいいので、公園を散歩しました。花がたくさん咲いていました。",
+    "ko": "한국어 문장입니다. 오늘은 날씨가 좋아서 공원을 산책했습니다. 꽃이 많이 피어 있었습니다.",
+    "ru": "Это русский текст. Сегодня хорошая погода, и мы гуляли в парке, где цветут цветы.",
+    "el": "Αυτό είναι ένα ελληνικό κείμενο για την άνοιξη.",
+    "de": "Glühwein tränkt die Gäste, während Köche über Süßes streiten.",
+    "fr": "L’élève naïf reçoit des œufs à Noël, près de la forêt.",
+    "ar": "هذا نص عربي. الطقس جميل اليوم وذهبنا إلى الحديقة.",
+    "he": "זהו טקסט בעברית. מזג האוויר נעים היום.",
+}
+
+
+def parts(tmp_path, name, content):
+    path = tmp_path / name
+    path.write_bytes(content.encode() if isinstance(content, str) else content)
+    return list(parts_of(path))
+
+
+def text_of(tmp_path, name, content):
+    (part,) = parts(tmp_path, name, content)
+    return part.text
+
+
+def changed(call):
+    return lambda: word(change=call)
+
+
+def in_header(document):
+    document.sections[0].header.paragraphs[0].text = "above"
+    document.sections[0].footer.paragraphs[0].text = "below"
+
+
+@pytest.mark.parametrize(
+    ("body", "text"),
+    [
+        (paragraph(run("a "), f"<w:ins>{run('new')}</w:ins>", "<w:del><w:r><w:delText>old</w:delText></w:r></w:del>"), "a new"),
+        (paragraph(f"<w:moveFrom>{run('from')}</w:moveFrom><w:moveTo>{run('to')}</w:moveTo>"), "to"),
+        (control(paragraph(run("Cover"))), "Cover"),
+        (paragraph(run("Name: "), control(run("Ada"))), "Name: Ada"),
+        (control(control(paragraph(run("one")) + table(paragraph(run("two"))))), "one\ntwo"),
+        (f"<w:tbl>{control('<w:tr>' + control('<w:tc>' + paragraph(run('cell')) + '</w:tc>') + '</w:tr>')}</w:tbl>", "cell"),
+        (table(paragraph(run("outer")) + table(paragraph(run("inner"))), paragraph(run("beside"))), "outer inner | beside"),
+        ("<w:tbl><w:tr><w:trPr><w:del/></w:trPr><w:tc><w:p><w:r><w:t>gone</w:t></w:r></w:p></w:tc></w:tr></w:tbl>", ""),
+        (paragraph(run("by "), box("boxed")), "by boxed\n"),
+        (paragraph(run("seen"), run("hidden", "<w:vanish/>"), run(" too", '<w:vanish w:val="0"/>')), "seen too"),
+        (paragraph(f"<w:hyperlink>{run('linked')}</w:hyperlink>"), "linked"),
+        (paragraph(f'<w:fldSimple w:instr="DATE">{run("today")}</w:fldSimple>'), "today"),
+        (paragraph("<w:r><w:instrText>MERGE</w:instrText></w:r>", run("merged")), "merged"),
+        ("<w:customXml>" + paragraph("<w:smartTag>" + run("tagged") + "</w:smartTag>") + "</w:customXml>", "tagged"),
+        (paragraph("<m:oMath><m:r><m:t>x+y</m:t></m:r></m:oMath>"), "x+y"),
+        (paragraph("<m:f><m:num><m:r><m:t>a</m:t></m:r></m:num><m:den><m:r><m:t>b</m:t></m:r></m:den></m:f>"), "ab"),
+        (paragraph("<w:r><w:t>a</w:t><w:tab/><w:t>b</w:t><w:noBreakHyphen/><w:t>c</w:t></w:r>"), "a\tb-c"),
+        (paragraph("<w:r><w:t>soft</w:t><w:softHyphen/><w:t>ware</w:t></w:r>"), "software"),
+        ('<w:p><w:pPr><w:pStyle w:val="Heading2"/></w:pPr><w:r><w:t>Part</w:t></w:r></w:p>', "## Part"),
+    ],
+)  # fmt: skip
+def test_all_text_of_a_word_document_is_read(tmp_path, body, text):
+    found = text_of(tmp_path, "a.docx", word(body))
+    assert found == f"{text}\nBegin.\nEnd." if text else "Begin.\nEnd."
+
+
+@pytest.mark.parametrize(
+    ("content", "words"),
+    [
+        (lambda: word(kind="footnotes", part=f"<w:footnote>{paragraph(run('noted'))}</w:footnote>"), ["noted"]),
+        (lambda: word(kind="endnotes", part=f"<w:endnote>{paragraph(run('noted'))}</w:endnote>"), ["noted"]),
+        (changed(in_header), ["above", "below"]),
+        (changed(lambda own: own.add_comment(own.paragraphs[0].runs, text="remark")), ["remark"]),
+    ],
+    ids=["footnotes", "endnotes", "header and footer", "comments"],
+)
+def test_what_stands_beside_the_body_is_read_after_it(tmp_path, content, words):
+    assert text_of(tmp_path, "a.docx", content()).splitlines() == ["Begin.", "End.", *words]
+
+
+def test_slides_give_all_shapes_charts_and_notes(tmp_path):
+    first, second = parts(tmp_path, "a.pptx", slides())
+    assert (first.place, first.title, second.place, second.title) == ("slide=1", "Titled", "slide=2", "a")
+    assert " ".join(first.text.split()) == "Titled grouped deeper left | right weather rain spring 1.5 noted"
+    assert second.text == "shown"
+
+
+def test_sheets_give_cells_as_they_are_shown_and_formulas_that_have_no_value(tmp_path):
+    first, second = parts(tmp_path, "a.xlsx", sheets())
+    assert first.text == "bread | 0.3 | 25% | 12.5% | 2024-03-05 | =SUM(B1:C1)\nbelow\nremark"
+    assert (second.place, second.text) == ("sheet=More", "more")
+
+
+@pytest.mark.parametrize(
+    ("lines", "text"),
+    [
+        (["Rules of environ-", "mental care"], "Rules of environmental care"),
+        (["soft\\255", "ware"], "software"),
+        (["pages 3-", "4 of Austria-", "Hungary"], "pages 3-\n4 of Austria-Hungary"),
+    ],
+)
+def test_words_that_are_divided_in_a_pdf_are_whole(tmp_path, lines, text):
+    shown = ") Tj 0 -16 Td (".join(lines)
+    first, second = parts(tmp_path, "a.pdf", pdf([shown, "Next."]))
+    assert (first.text, second.text, second.place) == (text, "Next.", "page=2")
+
+
+@pytest.mark.parametrize(
+    ("page", "text"),
+    [
+        ("<main><h2><button>Fold</button></h2><div>panel</div></main>", "## Fold\n\npanel"),
+        ("<h3><a><span><button><b>Fold</b></button></span></a></h3><p>panel", "### Fold\n\npanel"),
+        ("<header><nav>menu</nav><h1>Top</h1></header><main>text</main><footer>end</footer>", "# Top\n\ntext"),
+        ("<h1>Top</h1><main>text</main>", "# Top\n\ntext"),
+        ("<details><summary>Q</summary>A</details><details><summary>R</summary>B</details>", "Q\nA\n\nR\nB"),
+        ("<dl><dt>term<dd>words</dl><fieldset><legend>a</legend>b</fieldset>", "term\n\nwords\n\na\nb"),
+        ("<p>a<p hidden>b<p style='display: none'>c<script>d</script><select><option>e</select>", "a"),
+        ("<article>one</article><div><article>two</article></div>", "one\n\ntwo"),
+        ("<p>a fragment <!-- not this --> of<br>two lines", "a fragment of\ntwo lines"),
+        ("<form>a form alone</form>", "a form alone"),
+        ("<nav>menu</nav> beside <b>text</b> <aside>more</aside> and text", "beside text and text"),
+        ("<p>caf\u00e9", "caf\u00e9"),  # misspelt
+        (b'<meta charset="iso-8859-1"><p>caf\xe9', "caf\u00e9"),  # misspelt
+        ('<meta charset="gb2312"><p>' + TEXTS["zh"], TEXTS["zh"]),
+        (f'<meta charset="utf-8"><p>{TEXTS["zh"]}'.encode("gb18030"), TEXTS["zh"]),
+    ],
+)
+def test_the_text_of_a_page(tmp_path, page, text):
+    content = page.encode() if isinstance(page, str) else page
+    assert text_of(tmp_path, "a.html", content) == text
+
+
+def mixed(*added):
+    """A mail of some parts, each a text and its kind, or a mail."""
+    message = EmailMessage()
+    message["Subject"] = "Outer"
+    message.make_mixed()
+    for own in added:
+        if isinstance(own, EmailMessage):
+            message.add_attachment(own)
+        else:
+            message.attach(EmailMessage())
+            message.get_payload()[-1].set_content(own[0], subtype=own[1])
+    return message
+
+
+def inner(*, blank=False):
+    message = EmailMessage()
+    message["Subject"] = "Inner"
+    message.set_content(" \n" if blank else "forwarded")
+    if blank:
+        message.add_alternative("<p>forwarded</p>", subtype="html")
+    return message
+
+
+@pytest.mark.parametrize(
+    ("content", "lines"),
+    [
+        (inner(blank=True).as_bytes(), ["forwarded"]),
+        (mixed(("outer", "plain"), inner()).as_bytes(), ["outer", "Subject: Inner", "forwarded"]),
+        (mixed(("outer", "plain"), inner(blank=True)).as_bytes(), ["outer", "Subject: Inner", "forwarded"]),
+        (mixed(mixed(inner())).as_bytes(), ["Subject: Outer", "Subject: Inner", "forwarded"]),
+        (mixed(("one", "plain"), ("<p>two", "html")).as_bytes(), ["one", "two"]),
+        (b"Subject: s\nContent-Type: text/plain; charset=x-none\n\nwords\n", ["words"]),
+        (b"Subject: Gr\xfc\xdfe\n\nGl\xfchwein am Markt\n", ["Glühwein am Markt"]),
+    ],
+)
+def test_all_texts_of_a_mail_are_read(tmp_path, content, lines):
+    assert [line for line in text_of(tmp_path, "a.eml", content).splitlines() if line.strip()] == lines
+
+
+def test_a_header_that_is_not_encoded_is_read_by_its_letters(tmp_path):
+    (part,) = parts(tmp_path, "a.eml", mail("SUBJECT", "Words.").replace(b"SUBJECT", b"Gr\xfc\xdfe"))
+    assert part.title == "Grüße"
+
+
+@pytest.mark.parametrize(
+    ("language", "encoding"),
+    [
+        ("zh", "gb18030"), ("zht", "big5"), ("ja", "shift_jis"), ("ja", "euc-jp"), ("ja", "iso2022_jp"), ("ko", "euc-kr"),
+        ("ru", "cp1251"), ("ru", "koi8-r"), ("ru", "cp866"), ("ru", "iso8859-5"), ("el", "cp1253"), ("ar", "cp1256"),
+        ("he", "cp1255"), ("de", "cp1252"), ("fr", "cp1252"), ("de", "utf-16"), ("de", "utf-16-le"), ("zh", "utf-16-be"),
+        ("de", "utf-32"),
+    ],
+)  # fmt: skip
+def test_letters_tell_an_encoding(language, encoding):
+    text, odd = decoded(TEXTS[language].encode(encoding))
+    assert text == TEXTS[language]
+    assert odd
+
+
+def test_few_letters_in_a_long_text_tell_its_encoding_and_a_wrong_byte_does_not():
+    text = f"{TEXTS['zh']} {'English words come first. ' * 3000}{TEXTS['zh']}"
+    assert decoded(text.encode("gb18030"))[0] == text
+    assert decoded(b"plain text with one caf\xe9 in it")[0] == "plain text with one caf\u00e9 in it"  # misspelt
+    assert decoded("Grüße aus Köln".encode() + b"\xff") == ("Grüße aus Köln\ufffd", "")
+
+
+@pytest.mark.parametrize(
+    ("text", "title", "line"),
+    [
+        ("<!--\n# No heading\n-->\n\n# Real\n", "Real", 1),
+        ('+++\ntitle = "Toml"\n+++\nwords\n', "Toml", 4),
+        ("---\ntitle: [One, Two]\n---\nwords\n", "One, Two", 4),
+        ("---\ntitle: {a: b}\n---\n# Real\n", "Real", 4),
+        ("# The **bold** `code` of [a link](http://x)\n", "The bold code of a link", 1),
+        ("   # Indented\n    # code\n", "Indented", 1),
+        ("---\njust words between rules\n---\n# Real\n", "Real", 1),
+    ],
+)
+def test_the_title_of_a_text_in_markdown(tmp_path, text, title, line):
+    (part,) = parts(tmp_path, "a.md", text)
+    assert (part.title, part.place) == (title, f"line={line}")
+
+
+def test_a_file_of_the_system_without_a_size_is_read(tmp_path):
+    if not Path("/proc/self/limits").exists():
+        pytest.skip("needs such a file")
+    with pytest.raises(UnreadableError, match="empty"):
+        list(parts_of(Path("/dev/null")))

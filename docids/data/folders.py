@@ -271,8 +271,10 @@ class _Walk:
 def _is_read(path: Path) -> bool:
     if _is_table(path):
         return True
-    from dsi.files.readers import is_read
-
+    try:
+        from dsi.files.readers import is_read
+    except ModuleNotFoundError:  # the room can be torn off
+        return False
     return is_read(path)
 
 

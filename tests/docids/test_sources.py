@@ -27,7 +27,7 @@ from dsi.docids.data.collection import Collection, read_collection
 from dsi.eval.trec import write_qrels, write_run
 from dsi.search.queries import ids_and_texts
 from dsi.store.info import as_lines, index_info
-from tests.support.files import own
+from tests.support.files import needs_readers, own
 
 ROOT = Path(__file__).parents[2]
 
@@ -206,6 +206,7 @@ def notes(tmp_path):
     return folder
 
 
+@needs_readers
 def test_a_folder_of_texts_is_a_collection(notes):
     (notes / "scan.pdf").touch()
     documents = read_collection(notes).documents
@@ -260,6 +261,7 @@ def test_a_wrong_table_that_is_named_is_an_error(notes, name, content, message):
         Collection.from_files(notes / name)
 
 
+@needs_readers
 def test_a_folder_without_texts_says_what_it_holds(tmp_path):
     with pytest.raises(
         FileNotFoundError, match=r"must hold texts, pages, .* of the BEIR layout; it holds no such file"
@@ -373,6 +375,7 @@ def test_documents_alone_are_trained_on_where_that_is_configured(sentence_bert_f
     assert json.loads((tmp_path / "run" / "generator" / "training.json").read_text())["steps"] > 0
 
 
+@needs_readers
 def test_an_encoder_that_is_told_to_learn_from_no_queries_is_refused(tmp_path, capsys):
     (tmp_path / "texts").mkdir()
     (tmp_path / "texts" / "a.txt").write_text("Neon glows.")
@@ -393,6 +396,7 @@ def test_the_shipped_collection_has_a_name(tmp_path, monkeypatch):
     assert len(read_collection("minipedia").documents) == 600
 
 
+@needs_readers
 def test_an_index_of_texts_is_searched_without_training(notes, tmp_path, caplog):
     caplog.set_level("INFO")
     retriever = dsi.index(notes, tmp_path / "run", device="cpu")
@@ -576,6 +580,7 @@ def test_dates_that_python_does_not_have_are_refused():
         dsi.Collection.from_records(table)
 
 
+@needs_readers
 def test_a_heading_of_many_spaces_takes_no_time(tmp_path):
     (tmp_path / "a.md").write_text("# a" + " " * 10**6 + "#b\n" + "#" * 10**6)
     started = time.perf_counter()
@@ -736,6 +741,7 @@ def test_a_series_of_queries_has_places_as_ids(kind):
     assert ids_and_texts(series) == (["0", "1"], texts)
 
 
+@needs_readers
 @pytest.mark.parametrize(
     ("content", "title", "text", "metadata"),
     [
@@ -777,6 +783,7 @@ def test_every_kind_of_file_holds_the_same_documents(tmp_path):
     assert (bare["doc_id"][:], bare["text"][:]) == (["a", "b c"], ["one", "two"])
 
 
+@needs_readers
 def test_a_table_of_columns_alone_gets_a_line(tmp_path, caplog):
     (tmp_path / "a.csv").write_text("id,text\n")
     (tmp_path / "b.txt").write_text("words")
@@ -784,6 +791,7 @@ def test_a_table_of_columns_alone_gets_a_line(tmp_path, caplog):
     assert f"{tmp_path / 'a.csv'} names columns, and has no row below them." in caplog.messages
 
 
+@needs_readers
 def test_several_sources_are_one_collection(tmp_path):
     (tmp_path / "a.jsonl").write_text('{"id": "a", "text": "one"}')
     (tmp_path / "notes").mkdir()
@@ -900,6 +908,7 @@ def test_the_answer_of_an_empty_query_is_empty(dated_run, caplog):
     assert [list(own) for own in retriever.search(frame, k=2)] == [list(alone), []]
 
 
+@needs_readers
 @pytest.mark.parametrize("name", ["new.csv", "new.tsv", "new.parquet", "new.jsonl", "new.txt", "notes"])
 def test_an_update_adds_files_of_every_kind(name, dated_run, tmp_path, capsys):
     run, path = tmp_path / "run", tmp_path / name

@@ -31,6 +31,7 @@ def manual(at: int) -> list[str]:
 
 @pytest.fixture(scope="module", params=[1, 8], ids=["near the beginning", "at the end"])
 def index(request, sentence_bert_folder, tmp_path_factory):
+    pytest.importorskip("dsi.files")
     config = dsi.Config().without_training().with_changes({"encoder": {"piece_length": 60}})
     folder = tmp_path_factory.mktemp("manual")
     for number, text in enumerate(manual(request.param)):

@@ -13,6 +13,7 @@ from dsi.docids.data.collection import Collection, read_collection
 from dsi.docids.files.checks import user_path
 from dsi.eval.trec import read_run, write_qrels, write_run
 from dsi.store.info import index_info, learned_lines
+from tests.support.files import needs_readers
 from tests.support.small import write_collection
 
 TEXTS = ["Neon glows in advertising signs.", "The Danube flows through Vienna.", "Argon is a noble gas."]
@@ -57,6 +58,7 @@ def test_a_server_of_an_index_in_the_home_folder(home):
     assert settings.ServerSettings("~/copy").run == str(home / "copy")
 
 
+@needs_readers
 def test_collections_and_pairs_in_the_home_folder(home):
     write_collection(home / "data")
     collection = read_collection("~/data")

@@ -114,6 +114,8 @@ def _content(path: Path, most: int) -> bytes:
 
 # Texts.
 
+_GUESSED = "texts in other encodings than UTF-8; they are read as Windows-1252 (dr-scl[files] finds the encoding)"
+
 
 def decoded(content: bytes) -> tuple[str, str]:
     """Return a text, and what is odd of it if it is not UTF-8; a wrong byte or two do not make it something else.
@@ -129,7 +131,12 @@ def decoded(content: bytes) -> tuple[str, str]:
     letters = len(content) - len(content.decode("ascii", errors="ignore"))
     if not is_wide and wrong * 4 <= letters:
         return text, ""
-    import chardet
+    try:
+        import chardet
+    except ModuleNotFoundError:
+        if is_wide:
+            raise
+        return content.decode("cp1252", errors="replace"), _GUESSED
 
     words = [b"", *content.split(), b""]
     around = (

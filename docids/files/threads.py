@@ -5,8 +5,6 @@ import threading
 from functools import cache
 from pathlib import Path
 
-from threadpoolctl import ThreadpoolController
-
 
 def allowed_cores(limit: Path = Path("/sys/fs/cgroup/cpu.max")) -> int:
     """Return how many cores this process may use, at least one: by its CPU affinity and, in a container, by its cgroup."""
@@ -32,6 +30,8 @@ class _OneThread:
     """
 
     def __init__(self) -> None:
+        from threadpoolctl import ThreadpoolController  # it imports much
+
         blas = ThreadpoolController().select(user_api="blas")
         shared = [library["filepath"] for library in blas.info() if library.get("threading_layer") != "openmp"]
         self._pools = blas.select(filepath=shared)

@@ -14,8 +14,6 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import datasets
-
 from dsi.commands.arguments import parser
 from dsi.commands.libraries import load_libraries
 from dsi.commands.main import run_command
@@ -111,14 +109,15 @@ def _sampled(collection: "Collection", most: int) -> "Collection":
 
 def _sentences(retriever: "GenerativeRetriever") -> "Test":
     """Return the index without some sentences of its documents, and the documents with these sentences as test queries."""
+    from datasets import Dataset
+
     from dsi.docids.words.bm25 import BM25
     from dsi.measuring.cloze import find_holes
 
     index = retriever.snapshot
     assert isinstance(index.lexical, BM25)
-    holes = list(
-        find_holes(index.encoder, datasets.Dataset(index.documents.table), index.lexical.analyzer, seed=1)
-    )  # the cloze has 0
+    documents = Dataset(index.documents.table)
+    holes = list(find_holes(index.encoder, documents, index.lexical.analyzer, seed=1))  # the cloze has 0
     records = index.documents.records([hole.row for hole in holes])
     index.add([{**record, "text": hole.text} for record, hole in zip(records, holes, strict=True)], replace=True)
     queries = {f"sentence-{number}": hole.sentence for number, hole in enumerate(holes)}

@@ -1,4 +1,4 @@
-"""`dsi search`: search an index, with --query, with a query a line at a prompt or in a pipe, or with a file of queries.
+"""`dsi search`: search an index, with --query, with a query a line at a prompt or in a pipe, with a file of queries, or --like.
 
 Ctrl-D leaves the prompt. A line that fails gives a message, or with --json an object with "error"; the others are answered, and
 the exit status is 2. --queries with --run writes a TREC run. --rerank orders the first --rerank-depth answers again.
@@ -48,6 +48,8 @@ def main(argv: Sequence[str] | None = None) -> None:
     )
     if queries:
         searches.write_run(queries, arguments)
+    elif arguments.like:
+        searches.answer_like(arguments.like)
     elif arguments.query is not None:
         searches.answer_query(arguments.query)
     else:
@@ -58,6 +60,9 @@ def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
     command_line = parser("search", __doc__)
     add_index(command_line)
     command_line.add_argument("--query", type=query_text, help="answer this query and exit")
+    command_line.add_argument(
+        "--like", nargs="+", metavar="DOC_ID", help="find documents that are like this one, or like several, and exit"
+    )
     command_line.add_argument(
         "--queries",
         type=existing_file,
@@ -86,6 +91,8 @@ def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
         raise ValueError("--queries FILE and --run OUT belong together; give both, or neither.")
     if arguments.queries and (arguments.query is not None or arguments.json):
         raise ValueError("--queries writes a TREC run; leave out --query and --json.")
+    if arguments.like and (arguments.query is not None or arguments.queries or arguments.rerank):
+        raise ValueError("--like takes documents as the query; leave out --query, --queries and --rerank.")
     return arguments
 
 
@@ -135,6 +142,11 @@ class _Searches:
         write_run(run, arguments.output, tag)
         print(f"{arguments.output}: {len(run)} queries, {sum(map(len, run.values()))} documents")
 
+    def answer_like(self, doc_ids: list[str]) -> None:
+        """Print the documents that are like some."""
+        hits = self.retriever.similar(doc_ids, self.k, **self.options)
+        _show_json(hits, like=doc_ids) if self.as_json else _show_text(hits)
+
     def answer_query(self, query: str) -> None:
         """Print the answer of one query.
 
@@ -167,7 +179,7 @@ class _Searches:
 
     def _answer(self, query: str) -> None:
         hits = self._search(query)
-        _show_json(query, hits) if self.as_json else _show_text(hits)
+        _show_json(hits, query=query) if self.as_json else _show_text(hits)
 
     def _search(self, query: str) -> "Hits":
         if self.rerankers:
@@ -207,8 +219,8 @@ def _show_text(hits: "Hits") -> None:
     print(hits.format(mark, shutil.get_terminal_size().columns if is_terminal else None), flush=True)
 
 
-def _show_json(query: str, hits: "Hits") -> None:
-    print(_json(query=query, exact=hits.exact, hits=[hit.as_dict() for hit in hits]), flush=True)
+def _show_json(hits: "Hits", **asked: Any) -> None:
+    print(_json(**asked, exact=hits.exact, hits=[hit.as_dict() for hit in hits]), flush=True)
 
 
 def _json(**record: Any) -> str:

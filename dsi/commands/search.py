@@ -43,9 +43,9 @@ def main(argv: Sequence[str] | None = None) -> None:
     load_libraries()
     retriever = open_retriever(arguments)
     most = max(arguments.k, arguments.rerank_depth or 50)
-    searches = _Searches(
-        retriever, search_options(arguments), arguments.k, _models(retriever, arguments), most, arguments.json
-    )
+    syntax = arguments.syntax or (arguments.query is None and sys.stdin.isatty())
+    options, models = search_options(arguments), _models(retriever, arguments)
+    searches = _Searches(retriever, options, arguments.k, models, most, arguments.json, syntax)
     if queries:
         searches.write_run(queries, arguments)
     elif arguments.like:
@@ -82,6 +82,8 @@ def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
     command_line.add_argument(
         "--rerank-depth", type=count, metavar="N", help="answers that --rerank reorders; 50 by default"
     )
+    syntax = """take documents that have each "quote" and no -word of a query, as at the prompt"""
+    command_line.add_argument("--syntax", action="store_true", help=syntax)
     add_search_options(command_line)
     add_device(command_line, searches=True)
     arguments = command_line.parse_args(argv)
@@ -89,8 +91,8 @@ def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
         raise ValueError("--rerank-depth says how many answers --rerank reorders; give --rerank too, or leave it out.")
     if (arguments.queries is None) != (arguments.output is None):
         raise ValueError("--queries FILE and --run OUT belong together; give both, or neither.")
-    if arguments.queries and (arguments.query is not None or arguments.json):
-        raise ValueError("--queries writes a TREC run; leave out --query and --json.")
+    if arguments.queries and (arguments.query is not None or arguments.json or arguments.syntax):
+        raise ValueError("--queries writes a TREC run of plain queries; leave out --query, --json and --syntax.")
     if arguments.like and (arguments.query is not None or arguments.queries or arguments.rerank):
         raise ValueError("--like takes documents as the query; leave out --query, --queries and --rerank.")
     return arguments
@@ -117,6 +119,7 @@ class _Searches:
         rerankers: reorder the first `most` answers.
         most: see there.
         as_json: print JSON objects.
+        syntax: read quotes and minuses of queries.
     """
 
     retriever: "GenerativeRetriever"
@@ -125,6 +128,7 @@ class _Searches:
     rerankers: list[Any]
     most: int
     as_json: bool
+    syntax: bool
 
     def write_run(self, queries: dict[str, str], arguments: argparse.Namespace) -> None:
         """Write the answers of {query_id: text} as a TREC run, with its file's name as the tag."""
@@ -184,12 +188,13 @@ class _Searches:
     def _search(self, query: str) -> "Hits":
         if self.rerankers:
             return self._reranked([query])[0][: self.k]
-        return self.retriever.search(query, self.k, **self.options)
+        return self.retriever.search(query, self.k, syntax=self.syntax, **self.options)
 
     def _reranked(self, queries: list[str]) -> "list[Hits]":
         from dsi.rerankers import rerank
 
-        return reduce(rerank, self.rerankers, self.retriever.search(queries, self.most, **self.options))
+        found = self.retriever.search(queries, self.most, syntax=self.syntax, **self.options)
+        return reduce(rerank, self.rerankers, found)
 
     def _show_error(self, line: str, error: ValueError) -> None:
         if self.as_json:
@@ -220,7 +225,8 @@ def _show_text(hits: "Hits") -> None:
 
 
 def _show_json(hits: "Hits", **asked: Any) -> None:
-    print(_json(**asked, exact=hits.exact, hits=[hit.as_dict() for hit in hits]), flush=True)
+    note = {"note": hits.note} if hits.note else {}
+    print(_json(**asked, **note, exact=hits.exact, hits=[hit.as_dict() for hit in hits]), flush=True)
 
 
 def _json(**record: Any) -> str:

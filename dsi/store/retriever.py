@@ -37,6 +37,7 @@ from dsi.store.documents import DocumentTable, hits_of, run_of
 from dsi.store.similar import similar
 from dsi.store.state import State
 from dsi.store.updating import Content
+from dsi.store.words import search_words
 
 if TYPE_CHECKING:
     from dsi.generator.base import Generator
@@ -177,11 +178,14 @@ class GenerativeRetriever:
     # Searching. Each call works on a snapshot, so it sees all of an update made meanwhile or nothing of it.
 
     @overload  # a str is a Sequence[str] too; the first signature takes it
-    def search(self, queries: str, k: int = 10, **options: Unpack[SearchOptions]) -> Hits: ...  # type: ignore[overload-overlap]
+    def search(  # type: ignore[overload-overlap]
+        self, queries: str, k: int = 10, *, syntax: bool = False, **options: Unpack[SearchOptions]
+    ) -> Hits: ...
     @overload
     def search(
-        self, queries: Iterable[Any] | EncodedQueries, k: int = 10, **options: Unpack[SearchOptions]
-    ) -> Answers: ...
+        self, queries: Iterable[Any] | EncodedQueries, k: int = 10, *, syntax: bool = False,
+        **options: Unpack[SearchOptions],
+    ) -> Answers: ...  # fmt: skip
     @overload
     def search(
         self, queries: None = None, k: int = 10, *, embeddings: NDArray[Any], **options: Unpack[SearchOptions]
@@ -189,18 +193,21 @@ class GenerativeRetriever:
     @shows_options
     def search(
         self, queries: str | Iterable[Any] | EncodedQueries | None = None, k: int = 10, *,
-        embeddings: NDArray[Any] | None = None, **options: Unpack[SearchOptions],
+        embeddings: NDArray[Any] | None = None, syntax: bool = False, **options: Unpack[SearchOptions],
     ) -> Hits | Answers:  # fmt: skip
         """Return the top k documents for a query, or for each of several.
 
         Example:
             >>> hits = retriever.search("noble gases", k=3, where="doc_id <> 'neon'")
             >>> hits, more = retriever.search(["noble gases", "rivers of europe"], method="exact")
+            >>> hits = retriever.search('"noble gas" -helium', syntax=True)
 
         Args:
             queries: one, a list, a series or a table of them (see `Queries`), or the output of `encode_queries`.
             k: documents per query; k are returned whenever that many are allowed.
             embeddings: [queries, dim] of the encoder, in place of queries; parts of the score that read texts are left out.
+            syntax: read "a quote" as words that a document must have in title or text, and -word or -"a quote" as words that it
+                must not have; `hits.note` says so where no document has them.
             **options: see `SearchOptions`.
 
         Returns:
@@ -216,6 +223,8 @@ class GenerativeRetriever:
         index = self.snapshot
         if (queries is None) == (embeddings is None):
             raise TypeError("search() takes queries, or embeddings= in place of them.")
+        if syntax:
+            return search_words(index._state, queries, k, options)
         if queries is not None:
             encoded = encoded_queries(index.encoder, [queries] if isinstance(queries, str) else queries)
         else:

@@ -72,7 +72,7 @@ def _rerank(hits: Hits, model: Any) -> Hits:
         replace(hits[number], rank=rank, score=float(scores[number]))
         for rank, number in enumerate(np.argsort(-scores, kind="stable").tolist(), start=1)
     ]
-    return Hits(ranked, hits.exact, hits.query, coverage=hits.coverage, missing=hits.missing)
+    return Hits(ranked, hits.exact, hits.query, coverage=hits.coverage, missing=hits.missing, note=hits.note)
 
 
 def _cross_encoded(hits: Hits, model: Any) -> Reals:

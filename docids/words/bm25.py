@@ -12,7 +12,7 @@ from scipy import sparse
 
 from dsi.docids.files.declarations import settings
 from dsi.docids.files.storage import save_tensors, write_json
-from dsi.docids.types import Floats, Ints, Run
+from dsi.docids.types import Floats, Ints, Rows, Run
 from dsi.docids.words.analyzer import FOUND, Analyzer, check_language, tokens
 from dsi.docids.words.languages import find_language
 from dsi.docids.words.postings import Postings, are_lists, postings_arrays, read_postings
@@ -175,6 +175,16 @@ class BM25:
         for term, factor in zip(self.known_terms(query), found.factors.tolist(), strict=True):
             factors[term] = factors.get(term, 0.0) + factor
         return factors
+
+    def telling_words(self, text: str, rows: Rows, most: int) -> list[str]:
+        """Return the words that count most in some documents, of their joined text, and that others have too, best first."""
+        words = {number: word for word, _, number in reversed(self._words(text)) if number >= 0}
+        numbers = np.array([*words], dtype=np.int64)
+        frequencies = self._postings.frequencies[numbers]
+        added = self.scorer.contributions(Terms(numbers, self._rarity(frequencies)), rows).sum(axis=1)
+        added[frequencies < 2] = 0  # a word of one document finds no other
+        best = np.argsort(-added, kind="stable")[:most]
+        return [words[number] for number in numbers[best[added[best] > 0]].tolist()]
 
     def _words(self, query: str) -> list[tuple[str, str, int]]:
         """Return the words of a query, their terms, and the numbers of these; -1 of a term that no document has."""

@@ -1,4 +1,4 @@
-"""`dsi search`: search an index, with --query, with a query a line at a prompt or in a pipe, or with a file of queries.
+"""`dsi search`: search an index, with --query, with a query a line at a prompt or in a pipe, with a file of queries, or --like.
 
 Ctrl-D leaves the prompt. A line that fails gives a message, or with --json an object with "error"; the others are answered, and
 the exit status is 2. --queries with --run writes a TREC run. --rerank orders the first --rerank-depth answers again.
@@ -43,11 +43,13 @@ def main(argv: Sequence[str] | None = None) -> None:
     load_libraries()
     retriever = open_retriever(arguments)
     most = max(arguments.k, arguments.rerank_depth or 50)
-    searches = _Searches(
-        retriever, search_options(arguments), arguments.k, _models(retriever, arguments), most, arguments.json
-    )
+    syntax = arguments.syntax or (arguments.query is None and sys.stdin.isatty())
+    options, models = search_options(arguments), _models(retriever, arguments)
+    searches = _Searches(retriever, options, arguments.k, models, most, arguments.json, syntax)
     if queries:
         searches.write_run(queries, arguments)
+    elif arguments.like:
+        searches.answer_like(arguments.like)
     elif arguments.query is not None:
         searches.answer_query(arguments.query)
     else:
@@ -58,6 +60,9 @@ def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
     command_line = parser("search", __doc__)
     add_index(command_line)
     command_line.add_argument("--query", type=query_text, help="answer this query and exit")
+    command_line.add_argument(
+        "--like", nargs="+", metavar="DOC_ID", help="find documents that are like this one, or like several, and exit"
+    )
     command_line.add_argument(
         "--queries",
         type=existing_file,
@@ -77,6 +82,8 @@ def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
     command_line.add_argument(
         "--rerank-depth", type=count, metavar="N", help="answers that --rerank reorders; 50 by default"
     )
+    syntax = """take documents that have each "quote" and no -word of a query, as at the prompt"""
+    command_line.add_argument("--syntax", action="store_true", help=syntax)
     add_search_options(command_line)
     add_device(command_line, searches=True)
     arguments = command_line.parse_args(argv)
@@ -84,8 +91,10 @@ def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
         raise ValueError("--rerank-depth says how many answers --rerank reorders; give --rerank too, or leave it out.")
     if (arguments.queries is None) != (arguments.output is None):
         raise ValueError("--queries FILE and --run OUT belong together; give both, or neither.")
-    if arguments.queries and (arguments.query is not None or arguments.json):
-        raise ValueError("--queries writes a TREC run; leave out --query and --json.")
+    if arguments.queries and (arguments.query is not None or arguments.json or arguments.syntax):
+        raise ValueError("--queries writes a TREC run of plain queries; leave out --query, --json and --syntax.")
+    if arguments.like and (arguments.query is not None or arguments.queries or arguments.rerank):
+        raise ValueError("--like takes documents as the query; leave out --query, --queries and --rerank.")
     return arguments
 
 
@@ -110,6 +119,7 @@ class _Searches:
         rerankers: reorder the first `most` answers.
         most: see there.
         as_json: print JSON objects.
+        syntax: read quotes and minuses of queries.
     """
 
     retriever: "GenerativeRetriever"
@@ -118,6 +128,7 @@ class _Searches:
     rerankers: list[Any]
     most: int
     as_json: bool
+    syntax: bool
 
     def write_run(self, queries: dict[str, str], arguments: argparse.Namespace) -> None:
         """Write the answers of {query_id: text} as a TREC run, with its file's name as the tag."""
@@ -134,6 +145,11 @@ class _Searches:
         tag = file_name(arguments.output.stem) or "dsi"
         write_run(run, arguments.output, tag)
         print(f"{arguments.output}: {len(run)} queries, {sum(map(len, run.values()))} documents")
+
+    def answer_like(self, doc_ids: list[str]) -> None:
+        """Print the documents that are like some."""
+        hits = self.retriever.similar(doc_ids, self.k, **self.options)
+        _show_json(hits, like=doc_ids) if self.as_json else _show_text(hits)
 
     def answer_query(self, query: str) -> None:
         """Print the answer of one query.
@@ -167,17 +183,18 @@ class _Searches:
 
     def _answer(self, query: str) -> None:
         hits = self._search(query)
-        _show_json(query, hits) if self.as_json else _show_text(hits)
+        _show_json(hits, query=query) if self.as_json else _show_text(hits)
 
     def _search(self, query: str) -> "Hits":
         if self.rerankers:
             return self._reranked([query])[0][: self.k]
-        return self.retriever.search(query, self.k, **self.options)
+        return self.retriever.search(query, self.k, syntax=self.syntax, **self.options)
 
     def _reranked(self, queries: list[str]) -> "list[Hits]":
         from dsi.rerankers import rerank
 
-        return reduce(rerank, self.rerankers, self.retriever.search(queries, self.most, **self.options))
+        found = self.retriever.search(queries, self.most, syntax=self.syntax, **self.options)
+        return reduce(rerank, self.rerankers, found)
 
     def _show_error(self, line: str, error: ValueError) -> None:
         if self.as_json:
@@ -207,8 +224,9 @@ def _show_text(hits: "Hits") -> None:
     print(hits.format(mark, shutil.get_terminal_size().columns if is_terminal else None), flush=True)
 
 
-def _show_json(query: str, hits: "Hits") -> None:
-    print(_json(query=query, exact=hits.exact, hits=[hit.as_dict() for hit in hits]), flush=True)
+def _show_json(hits: "Hits", **asked: Any) -> None:
+    note = {"note": hits.note} if hits.note else {}
+    print(_json(**asked, **note, exact=hits.exact, hits=[hit.as_dict() for hit in hits]), flush=True)
 
 
 def _json(**record: Any) -> str:

@@ -8,6 +8,7 @@ import copy
 import logging
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any, ClassVar, NamedTuple, Self
 
 import numpy as np
@@ -242,6 +243,12 @@ def count_documents(tree: DocidTree, allowed: Bools | None) -> int:
     if tree.most_places == 1:
         return int(np.count_nonzero(allowed))
     return len(np.unique(tree.doc_rows[allowed]))
+
+
+def restricted(request: SearchRequest, tree: DocidTree, documents: Bools) -> SearchRequest:
+    """Return a request for some documents alone, [documents] True, of those that it lets through."""
+    allowed = np.asarray(documents[tree.doc_rows] & (tree.doc_rows >= 0))  # [places]
+    return replace(request, allowed=allowed if request.allowed is None else request.allowed & allowed)
 
 
 def check_parts(options: Mapping[str, Any], engine: Engine) -> None:

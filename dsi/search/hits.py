@@ -196,6 +196,7 @@ class Hits(list[Hit]):
         query: its text.
         coverage: share of the documents that could be searched; below 1 only if shards of a cluster did not answer.
         missing: numbers of these shards.
+        note: why no document has the words that the query asks for; "" if some have, or it asks for none.
     """
 
     def __init__(
@@ -206,10 +207,11 @@ class Hits(list[Hit]):
         search: AnsweredSearch | None = None,
         coverage: float = 1.0,
         missing: Iterable[int] = (),
+        note: str = "",
     ) -> None:
         super().__init__(hits)
         self.exact, self.query, self._search = exact, query, search
-        self.coverage, self.missing = coverage, list(missing)
+        self.coverage, self.missing, self.note = coverage, list(missing), note
 
     @overload
     def __getitem__(self, index: SupportsIndex) -> Hit: ...
@@ -220,13 +222,13 @@ class Hits(list[Hit]):
         if isinstance(found, Hit):
             return found
         exact = self.exact and found == list(self)[: len(found)]  # others may lack what scores higher
-        return Hits(found, exact, self.query, self._search, self.coverage, self.missing)
+        return Hits(found, exact, self.query, self._search, self.coverage, self.missing, self.note)
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Pickle the hits with their matched words and what is proven of them, without the index."""
         found = {hit.doc_id: own for hit, own in zip(self, self.matches(), strict=True)}
         search = _Remembered(found) if self._search else None
-        return Hits, (list(self), self.exact, self.query, search, self.coverage, self.missing)
+        return Hits, (list(self), self.exact, self.query, search, self.coverage, self.missing, self.note)
 
     @property
     def ids(self) -> NDArray[np.object_]:
@@ -304,7 +306,7 @@ class Hits(list[Hit]):
             facts = [hit.doc_id, *place, *(f"{name}: {value}" for name, value in hit.own_metadata.items())]
             body = f"<br>{_marked_excerpt(hit, matches, escape, mark)}" if hit.text else ""
             items.append(f"<li><b>{label}</b> {hit.score:.3f}{body}<br><small>{escape(' · '.join(facts))}</small></li>")
-        return f"<div><b>{escape(self.query)}</b>: {self._summary}<ol>{''.join(items)}</ol></div>"
+        return f"<div><b>{escape(self.query)}</b>: {escape(self._summary)}<ol>{''.join(items)}</ol></div>"
 
     @property
     def _summary(self) -> str:
@@ -312,6 +314,8 @@ class Hits(list[Hit]):
         count = counted(len(self), "document")
         if self.missing:
             count += f"; {self.coverage:.0%} of the documents were searched"
+        if self.note:
+            return f"{count}. {self.note}"
         return f"{count}; proven: no other scores higher" if self and self._search and self.exact else count
 
 

@@ -190,7 +190,17 @@ def encode_queries(
         TypeError: queries are neither a list of texts nor a mapping.
         ValueError: a query is not a text.
     """
-    query_ids, queries = ids_and_texts(queries)
+    return encode_texts(encoder, *ids_and_texts(queries), batch_size, show_progress)
+
+
+def encode_texts(
+    encoder: TextEncoder,
+    query_ids: list[str],
+    queries: Sequence[str],
+    batch_size: int = 32,
+    show_progress: bool = False,
+) -> EncodedQueries:
+    """Encode queries that are checked; see `encode_queries`."""
     if plain(int, batch_size, "batch_size") < 1:
         raise ValueError(f"batch_size must be at least 1, got {batch_size}.")
     read = [query if query.strip() else _NOTHING for query in queries]

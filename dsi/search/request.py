@@ -213,15 +213,19 @@ def vectors_alone(options: SearchOptions, config: SearchConfig, *, has_generator
         ValueError: an option weighs such a part.
     """
     parts = {} if has_generator else {"lexical_weight": "words", "token_weight": "late interaction"}
-    for name in parts:
-        if options.get(name):
-            raise ValueError(
-                f"{name} weighs a part that reads the text of a query, which embeddings lack. Leave it out."
-            )
     left = [part for name, part in parts.items() if getattr(config, name)]
+    without = without_parts(options, *parts)
     if left:
         logger.info("Queries are vectors alone: %s, which read their texts, are left out.", " and ".join(left))
-    return SearchOptions(**{**options, **dict.fromkeys(parts, 0.0)})  # type: ignore[typeddict-item]
+    return without
+
+
+def without_parts(options: SearchOptions, *weights: str) -> SearchOptions:
+    """Return the options of a search without parts of the score that read the text of a query; ValueError if one is weighed."""
+    for name in weights:
+        if options.get(name):
+            raise ValueError(f"{name} weighs a part that reads the text of a query, and there is none. Leave it out.")
+    return SearchOptions(**{**options, **dict.fromkeys(weights, 0.0)})  # type: ignore[typeddict-item]
 
 
 def _any(value: Any) -> bool:

@@ -46,6 +46,7 @@ Where = Annotated[
     str | None, Field(description="Only documents whose metadata match, as in lang = 'en' and year >= 2020.")
 ]
 Names = Annotated[list[str] | None, Field(description="doc_ids.")]
+Syntax = Annotated[bool, Field(description='Only documents that have each "quote" of the query, and no -word of it.')]
 Tokens = Annotated[int, Field(description="Tokens of texts that the answer may have.")]
 
 
@@ -95,14 +96,17 @@ def make_server(
     """
 
     async def search(
-        query: Query, k: int = 5, where: Where = None, allow: Names = None, deny: Names = None, tokens: Tokens = 2000
-    ) -> dict[str, Any]:
+        query: Query, k: int = 5, where: Where = None, allow: Names = None, deny: Names = None, tokens: Tokens = 2000,
+        syntax: Syntax = False,
+    ) -> dict[str, Any]:  # fmt: skip
         """Return the best passages for a query: doc_id, title, text and its place (start, end) in the document."""
         service = await _ready(loaded)
         options = {
             name: value for name, value in (("where", where), ("allow", allow), ("deny", deny)) if value is not None
         }
-        (answer,) = await _within(service, lambda: service.search([query], k, options, matches=True), tokens)
+        (answer,) = await _within(
+            service, lambda: service.search([query], k, options, syntax=syntax, matches=True), tokens
+        )
         hits = await asyncio.to_thread(_cut, service, answer.pop("hits"), tokens)
         return {"notice": NOTICE, **answer, "passages": hits}
 

@@ -215,7 +215,8 @@ def _add_searches(app: FastAPI) -> None:
     @app.post("/search", **_answers("POST /search", "Search for one query or several"))
     async def search(request: Request, response: Response, service: Served, body: SearchBody) -> dict[str, Any]:
         started = time.perf_counter()
-        future = service.search(body.texts(), body.k, body.options(), parts=body.parts, matches=body.matches)
+        shown = {"syntax": body.syntax, "parts": body.parts, "matches": body.matches}
+        future = service.search(body.texts(), body.k, body.options(), **shown)
         answers = list(await _within_limit(request, future))
         if body.queries is None and "error" in answers[0]:
             raise ValueError(answers[0]["error"])
@@ -228,7 +229,7 @@ def _add_searches(app: FastAPI) -> None:
     )
     async def explain(request: Request, response: Response, service: Served, body: ExplainBody) -> dict[str, Any]:
         await run_in_threadpool(service.topics, service.retriever.snapshot)  # which may take long, and searches go on
-        future = service.explain(body.query, body.k, body.options(), body.doc_id)
+        future = service.explain(body.query, body.k, body.options(), body.doc_id, syntax=body.syntax)
         explained: dict[str, Any] = await _within_limit(request, future)
         if "missing" in explained:
             response.status_code = 206

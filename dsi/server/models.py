@@ -53,6 +53,7 @@ class SearchFields(BaseModel):
     model_config = ConfigDict(extra="allow")  # the library names the option that was meant
 
     k: Any = Field(10, description="Documents per query.", json_schema_extra={"type": "integer", "minimum": 1})
+    syntax: bool = Field(False, description='Only documents that have each "quote" of a query, and no -word of it.')
 
     @field_validator("k", mode="before")
     @classmethod
@@ -164,7 +165,7 @@ _TARGET = (
 )
 ANSWERS = {
     "POST /search": f"`milliseconds`, and `answers`, one a query: `query`, `exact` (True if proven), {_HITS}; `error` where "
-    "one of several queries is refused; `coverage` and `missing` shards with status 206",
+    "one of several queries is refused; `note` where none has its words; `coverage` and `missing` shards with status 206",
     "POST /explain": "`query`, `config`, `exact`, `walked`, `read`, `note`, `levels` (`scored`, `kept`, `answers`), `pruned`, "
     "`children`: nodes with `digits`, `score`, `kept`, `rank`, `found_by`, `parts`, `documents`, `title`, `doc_id`, `words`, "
     f"`children`, `pruned` (how many are not shown); with `doc_id` {_TARGET}; `coverage` and `missing` with status 206",

@@ -11,8 +11,10 @@ from dsi.search.explain.explanation import ExplainedNode, select
 from dsi.search.hits import Hit, Match, excerpt
 from dsi.search.queries import encode_queries, not_finite
 from dsi.search.request import SearchRequest
+from dsi.search.syntax import read_query
 from dsi.store.retriever import GenerativeRetriever
 from dsi.store.topics import Topics
+from dsi.store.words import having_words
 
 _PRUNED_SHOWN = 8
 """Pruned children of a node that are shown, the best ones."""
@@ -27,6 +29,7 @@ def answers(
     queries: Sequence[str],
     request: SearchRequest,
     *,
+    syntax: bool = False,
     parts: bool = False,
     matches: bool = False,
 ) -> list[Json]:
@@ -36,12 +39,15 @@ def answers(
         index: a snapshot.
         queries: their texts.
         request: how to search, of the same snapshot.
+        syntax: read quotes and minuses, so that each query has a filter of its own; a note says where no document passes.
         parts: add the parts of every score.
         matches: add the words of the query that each hit matches, and the ends of the part of its text that has the most.
 
     Raises:
         ValueError: bad queries.
     """
+    if syntax:
+        return [_answer_asked(index, query, request, parts=parts, matches=matches) for query in queries]
     encoded = encode_queries(index.encoder, queries)
     result = index.engine.search(encoded, request)
     searches = index.answered(encoded, request)
@@ -65,6 +71,13 @@ def answers(
             for column, hit in enumerate(answer["hits"]):
                 hit["parts"] = {name: float(values[row, column]) for name, values in followed.parts.items()}
     return shown
+
+
+def _answer_asked(index: GenerativeRetriever, query: str, request: SearchRequest, **shown: bool) -> Json:
+    asked = read_query(query)
+    narrowed, note = having_words(request, index.tree, index.documents, asked)
+    (answer,) = answers(index, [asked.text], narrowed, **shown)
+    return {**answer, "query": query, **({"note": note} if note else {})}
 
 
 def _shown_hit(hit: Hit) -> Json:
@@ -94,6 +107,7 @@ class Explainer:
         k: documents.
         options: of the search.
         check: called after each search that it takes; what it raises ends it.
+        syntax: read quotes and minuses.
 
     Raises:
         TypeError: an option does not exist.
@@ -108,9 +122,14 @@ class Explainer:
         k: int,
         options: Mapping[str, Any],
         check: Callable[[], None] = lambda: None,
+        *,
+        syntax: bool = False,
     ) -> None:
         self.index, self.topics = index, topics
         request = index.request("explain", k, options)
+        if syntax:
+            asked = read_query(query)
+            query, (request, _) = asked.text, having_words(request, index.tree, index.documents, asked)
         (self.answered,) = index.answered(encode_queries(index.encoder, [query]), request)
         self.answered.check = check
 

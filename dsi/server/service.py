@@ -173,7 +173,7 @@ class Service:
     # Searching, on the thread of the batcher.
 
     def search(self, queries: Sequence[str], k: Any, options: Mapping[str, Any], **shown: bool) -> Any:
-        """Return the future answers of some queries; `shown` says what is added to the hits.
+        """Return the future answers of some queries; `shown`: arguments of `answers`.
 
         Raises:
             BusyError: too many requests wait.
@@ -191,13 +191,15 @@ class Service:
             asked = replace(asked, index=self.retriever.snapshot)
         return answers(asked.index, queries, asked.request, **asked.shown)
 
-    def explain(self, query: str, k: Any, options: Mapping[str, Any], doc_id: str | None) -> Any:
+    def explain(
+        self, query: str, k: Any, options: Mapping[str, Any], doc_id: str | None, *, syntax: bool = False
+    ) -> Any:
         """Return the future picture of a search, with `target` if a document is named; raises as `search` does."""
         self.settings.check([query], k, options)
 
         def explained(check: Callable[[], None]) -> Json:
             index = self.retriever.snapshot
-            return Explainer(index, self.topics(index), query, k, options, check).whole(doc_id)
+            return Explainer(index, self.topics(index), query, k, options, check, syntax=syntax).whole(doc_id)
 
         return self.batcher.call(explained, held=len(json.dumps([query, options])))
 

@@ -229,6 +229,11 @@ class DocumentTable:
             raise ValueError(f"{name} must be a mask of {len(self)} booleans, one a document, got {list(mask.shape)}.")
         return mask
 
+    def matches(self, pattern: str) -> NDArray[np.bool_]:
+        """Return a mask [documents], True where a regular expression of RE2 matches the title or the text."""
+        title, text = (pc.match_substring_regex(pc.field(name), pattern) for name in ("title", "text"))
+        return self._mask(title | text, self.table.select(["title", "text"]))
+
     def matching(self, where: Where) -> NDArray[np.bool_]:
         """Return a mask [documents], True where a condition holds; missing values (null) do not match.
 

@@ -6,7 +6,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self, Unpack, overload
 
-import numpy as np
 from numpy.typing import NDArray
 
 from dsi.contrastive.text_encoder import TextEncoder
@@ -18,7 +17,7 @@ from dsi.docids.query_memory import QueryMemory
 from dsi.docids.tree import DocidTree
 from dsi.docids.vectors import VectorKind, VectorsConfig
 from dsi.docids.words.bm25 import BM25
-from dsi.search.engine import Engine, Followed, check_parts
+from dsi.search.engine import Engine, Followed
 from dsi.search.engines import create_engine
 from dsi.search.explain.explanation import Explanation
 from dsi.search.explain.why import AnsweredQuery
@@ -28,19 +27,17 @@ from dsi.search.request import (
     SearchConfig,
     SearchOptions,
     SearchRequest,
-    check_used,
-    given_options,
-    request_of_each,
     shows_options,
-    split_options,
     vectors_alone,
 )
 from dsi.search.results import SearchResult
 from dsi.store import learning, loading, updating
 from dsi.store.candidates import answers, followed_rows
 from dsi.store.documents import DocumentTable, hits_of, run_of
+from dsi.store.similar import similar
 from dsi.store.state import State
 from dsi.store.updating import Content
+from dsi.store.words import search_words
 
 if TYPE_CHECKING:
     from dsi.generator.base import Generator
@@ -181,11 +178,14 @@ class GenerativeRetriever:
     # Searching. Each call works on a snapshot, so it sees all of an update made meanwhile or nothing of it.
 
     @overload  # a str is a Sequence[str] too; the first signature takes it
-    def search(self, queries: str, k: int = 10, **options: Unpack[SearchOptions]) -> Hits: ...  # type: ignore[overload-overlap]
+    def search(  # type: ignore[overload-overlap]
+        self, queries: str, k: int = 10, *, syntax: bool = False, **options: Unpack[SearchOptions]
+    ) -> Hits: ...
     @overload
     def search(
-        self, queries: Iterable[Any] | EncodedQueries, k: int = 10, **options: Unpack[SearchOptions]
-    ) -> Answers: ...
+        self, queries: Iterable[Any] | EncodedQueries, k: int = 10, *, syntax: bool = False,
+        **options: Unpack[SearchOptions],
+    ) -> Answers: ...  # fmt: skip
     @overload
     def search(
         self, queries: None = None, k: int = 10, *, embeddings: NDArray[Any], **options: Unpack[SearchOptions]
@@ -193,18 +193,21 @@ class GenerativeRetriever:
     @shows_options
     def search(
         self, queries: str | Iterable[Any] | EncodedQueries | None = None, k: int = 10, *,
-        embeddings: NDArray[Any] | None = None, **options: Unpack[SearchOptions],
+        embeddings: NDArray[Any] | None = None, syntax: bool = False, **options: Unpack[SearchOptions],
     ) -> Hits | Answers:  # fmt: skip
         """Return the top k documents for a query, or for each of several.
 
         Example:
             >>> hits = retriever.search("noble gases", k=3, where="doc_id <> 'neon'")
             >>> hits, more = retriever.search(["noble gases", "rivers of europe"], method="exact")
+            >>> hits = retriever.search('"noble gas" -helium', syntax=True)
 
         Args:
             queries: one, a list, a series or a table of them (see `Queries`), or the output of `encode_queries`.
             k: documents per query; k are returned whenever that many are allowed.
             embeddings: [queries, dim] of the encoder, in place of queries; parts of the score that read texts are left out.
+            syntax: read "a quote" as words that a document must have in title or text, and -word or -"a quote" as words that it
+                must not have; `hits.note` says so where no document has them.
             **options: see `SearchOptions`.
 
         Returns:
@@ -220,6 +223,8 @@ class GenerativeRetriever:
         index = self.snapshot
         if (queries is None) == (embeddings is None):
             raise TypeError("search() takes queries, or embeddings= in place of them.")
+        if syntax:
+            return search_words(index._state, queries, k, options)
         if queries is not None:
             encoded = encoded_queries(index.encoder, [queries] if isinstance(queries, str) else queries)
         else:
@@ -228,8 +233,28 @@ class GenerativeRetriever:
         if isinstance(queries, str):
             encoded.check_usable()  # of several, the others are answered
         request = index.request("search", k, options)
-        hits = index.hits(index.engine.search(encoded, request), index.answered(encoded, request))
+        hits = index._state.hits(encoded, request)
         return hits[0] if isinstance(queries, str) else Answers(hits)
+
+    @shows_options
+    def similar(self, doc_ids: str | Sequence[str], k: int = 10, **options: Unpack[SearchOptions]) -> Hits:
+        """Return the top k documents that are like one, or like several, without these.
+
+        Their stored vectors are the query, and the words that tell most of them its text, if the index has BM25 and texts.
+        Nothing is encoded; late interaction, and the generator of an index that has one, take no part.
+
+        Example:
+            >>> hits = retriever.similar("danube", k=3, where="doc_id <> 'rhine'")
+
+        Args:
+            doc_ids: one, or several, whose mean is the query.
+            k: documents.
+            **options: see `SearchOptions`.
+
+        Raises:
+            ValueError: a doc_id is not in the index, or none is given.
+        """
+        return similar(self.snapshot._state, [doc_ids] if isinstance(doc_ids, str) else doc_ids, k, options)
 
     @shows_options
     def search_encoded(
@@ -292,37 +317,12 @@ class GenerativeRetriever:
         return index.engine.follow_all(encoded, request, followed_rows(index.documents, encoded, doc_ids))
 
     def request(self, call: str, k: int, options: Mapping[str, Any]) -> SearchRequest:
-        """Return a request to `engine` for k documents: the options of a call over the index's search config.
-
-        Args:
-            call: name of the public method, for messages.
-            k: documents per query.
-            options: of `SearchOptions`.
-
-        Raises:
-            TypeError: an unknown option.
-            ValueError: an option that is out of range or not used, an unknown doc_id or column in a filter.
-        """
-        state = self._state
-        options = given_options(call, options)
-        overrides, others = split_options(options)
-        config = replace(state.search_config, **overrides)
-        check_used(call, options, config, has_generator=state.engine.has_generator)
-        check_parts(options, state.engine)
-        if state.generator and config.alpha and config.beam_width > state.trained_beam:
-            state.generator.check_beam(config.beam_width)  # warns
-        allowed = state.documents.allowed(**{name: others.pop(name, None) for name in ("allow", "deny", "where")})
-        if allowed is not None:
-            doc_rows = state.engine.tree.doc_rows
-            allowed = np.asarray(allowed[doc_rows] & (doc_rows >= 0))  # [places]
-        return SearchRequest(plain(int, k, "k"), config, allowed, **others)
+        """Return a request to `engine` for k documents: the options of a call over the index's search config."""
+        return self._state.request(call, k, options)
 
     def answered(self, encoded: EncodedQueries, request: SearchRequest) -> list[AnsweredQuery]:
         """Return the search of each query, by which documents are explained."""
-        state = self._state
-        requests = request_of_each(request, encoded.count, state.engine.tree.num_rows)
-        pairs = zip(encoded.each(), requests, strict=True)
-        return [AnsweredQuery(*pair, state.engine, state.encoder, state.documents) for pair in pairs]
+        return self._state.answered(encoded, request)
 
     def hits(self, result: SearchResult, searches: Sequence[AnsweredQuery] = ()) -> list[Hits]:
         """Return the hits of each query of a search result; `searches` of the same queries explain them."""

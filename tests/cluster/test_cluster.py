@@ -110,6 +110,11 @@ def test_answers_are_those_of_one_process(cluster, runs, collection, name, monke
                 assert (found.coverage == 1).all()
                 assert not any(found.missing)
         assert shards.search(texts[0])[0] == one.search(texts[0])[0]
+        word = one.get(ids[3]).title.split()[0]
+        for query in (f'"{word}" {texts[0]}', f"{texts[0]} -{word}", '"nobody has this"'):
+            found, expected = (each.search(query, k=40, syntax=True) for each in (shards, one))
+            assert ([*found.ids], found.note) == ([*expected.ids], expected.note)
+        assert [*shards.similar(ids[:2]).ids] == [*one.similar(ids[:2]).ids]
         explained = [re.sub(r"\d+ vectors", "", str(own.explain(texts[0]))) for own in (shards, one)]
         assert explained[0] == explained[1]  # but what was read: each shard reads its best by words
 

@@ -84,7 +84,7 @@ def test_the_tools_only_read_and_say_what_they_take(service):
     assert all(tool.annotations.read_only_hint and not tool.annotations.destructive_hint for tool in found)
     (search,) = (tool for tool in found if tool.name == "search")
     assert search.input_schema["required"] == ["query"]
-    assert set(search.input_schema["properties"]) == {"query", "k", "where", "allow", "deny", "tokens"}
+    assert set(search.input_schema["properties"]) == {"query", "k", "where", "allow", "deny", "tokens", "syntax"}
 
 
 def test_search_returns_the_passages_of_the_library_with_their_places(service, library):
@@ -97,6 +97,15 @@ def test_search_returns_the_passages_of_the_library_with_their_places(service, l
         assert library.get(hit.doc_id).text[passage["start"] : passage["end"]] == passage["text"]
         assert passage["metadata"] == {"number": hit.metadata["number"]}
         assert not passage["cut"]
+
+
+def test_quotes_are_words_that_must_be_there_if_an_agent_asks_for_it(service, library):
+    found = library.search('"danube"', k=20, syntax=True)
+    calls = [("search", {"query": '"danube"', "k": 20, "syntax": True}), ("search", {"query": '"zzz"', "syntax": True})]
+    (_, own), (_, none), (_, plain) = ask(server_of(service), *calls, ("search", {"query": '"zzz"'}))
+    assert [passage["doc_id"] for passage in own["passages"]] == list(found.ids) != []
+    assert (none["passages"], none["note"]) == ([], "No document has 'zzz'.")
+    assert len(plain["passages"]) == 5
 
 
 @pytest.mark.parametrize("tokens", [24, 60, 2000])
@@ -191,7 +200,7 @@ def test_errors_say_what_to_mend(service, tool, arguments, message):
         (
             "search",
             {"query": "gas", "min_score": 0.5},
-            ["search has no argument 'min_score'; there are query, k, where, allow, deny, tokens."],
+            ["search has no argument 'min_score'; there are query, k, where, allow, deny, tokens, syntax."],
         ),
         ("document", {"doc_id": "danube", "token": 3}, ["document has no argument 'token'; did you mean 'tokens'?"]),
         ("document", {"doc_id": "danube", "end": 3}, ["no argument 'end'; there are doc_id, start, tokens."]),

@@ -87,7 +87,7 @@ async function search() {
   const query = $("query").value;
   if (!query.trim()) return;
   const turn = ++latest;
-  const given = { query, ...settings() };
+  const given = { query, syntax: true, ...settings() };
   const address = new URLSearchParams({ q: query, ...(given.where && { where: given.where }) });
   history.replaceState(null, "", `?${address}${location.hash}`);
   document.title = `${query} · ${index.name}`;
@@ -118,10 +118,10 @@ function searchSoon() {
 }
 
 function show({ answers: [answer], milliseconds }, picture) {
-  const { hits, exact } = answer;
+  const { hits, exact, note } = answer;
   const proven = exact ? " Proven: no other document scores higher." : "";
   const count = `${hits.length} answer${hits.length === 1 ? "" : "s"}`;
-  say(hits.length ? `${count} in ${Math.round(milliseconds)} ms.${proven}` : "No document may be returned.");
+  say(hits.length ? `${count} in ${Math.round(milliseconds)} ms.${proven}` : note ?? "No document may be returned.");
   $("found").hidden = false;
   const drawn = answersBelow(picture);
   $("answers").replaceChildren(...hits.map((hit) => answerOf(hit, drawn.get(hit.rank))));

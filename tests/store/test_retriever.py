@@ -742,9 +742,11 @@ def test_a_retriever_is_pickled_as_the_folder_that_holds_it(encoder, tmp_path):
     index.search_config = dataclasses.replace(index.search_config, beam_width=3)
     again = pickle.loads(pickle.dumps(index))
     assert again.search_config == index.search_config
-    assert again.search("noble gas", k=5) == index.search("noble gas", k=5)
+    expected = index.search("noble gas", k=5)
     with ProcessPoolExecutor(1, multiprocessing.get_context("spawn")) as pool:
-        assert pool.submit(index.search, "noble gas", k=5).result() == index.search("noble gas", k=5)
+        for found in (again.search("noble gas", k=5), pool.submit(index.search, "noble gas", k=5).result()):
+            assert found.ids.tolist() == expected.ids.tolist()
+            np.testing.assert_allclose(found.scores, expected.scores, atol=1e-5)  # by the encoder's graph, and by torch
     before = pickle.dumps(index)
     index.add(DOCUMENTS[50:51])
     with pytest.raises(ValueError, match="has changes that none holds"):

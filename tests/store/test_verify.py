@@ -156,8 +156,7 @@ def test_the_command_tries_an_index_again_and_prints_what_it_found(stranger, cap
     save_file({name: array * np.float32(2) for name, array in load_file(path).items()}, path)
     write_sums(stranger)
     assert main(["verify", str(stranger)]) == 2
-    line = "because a process that tried it failed: manifest.json and encoder do not belong together"
-    assert line in capsys.readouterr().err
+    assert re.search(r"because a process that tried it failed: .*encoder", capsys.readouterr().err)
 
 
 @pytest.mark.parametrize(

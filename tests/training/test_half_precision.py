@@ -165,7 +165,7 @@ def test_a_reloaded_index_embeds_its_documents_as_they_were_indexed(half, digits
     indexed = retriever.tree.embeddings[:][retriever.tree.positions]
     np.testing.assert_allclose(vectors, indexed, atol=1e-6)
     query = next(iter(collection.query_texts("test").values()))
-    assert [hit.score for hit in loaded.search(query)] == [hit.score for hit in copied.search(query)]
+    np.testing.assert_allclose(loaded.search(query).scores, copied.search(query).scores, atol=1e-5)
     if digits:
         assert stored_types(tmp_path / "run" / "generator" / "encoder") == {dtype}
     else:

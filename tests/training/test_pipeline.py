@@ -347,7 +347,7 @@ def test_an_index_with_documents_that_the_collection_lacks_is_replaced_only_if_t
         assert "--replace" in capsys.readouterr().err
     assert contents(trained) == before
     assert main([*command, "--stage", "docids", "--replace"]) == 0
-    assert "Another document of the same name" in load_docids(trained / "docids")[1]["title"][:]
+    assert "Another document of the same name" in load_docids(trained / "docids")[1]["title"].to_pylist()
 
 
 def test_updates_are_discarded_when_the_first_part_is_replaced(config, beir, trained, monkeypatch):

@@ -3,7 +3,6 @@
 import copy
 import hashlib
 import io
-import json
 import logging
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
@@ -15,15 +14,15 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from dsi.contrastive.graph import GRAPH, SETTINGS, GraphEncoder
+from dsi.contrastive.graph import GRAPH, INPUTS, SETTINGS, GraphEncoder
 from dsi.contrastive.inference import PackedLinear
 from dsi.contrastive.model_files import LOADING, TEXTS
 from dsi.contrastive.text_encoder import PLURALS, TextEncoder
+from dsi.docids.files.reading import tensor_header
 from dsi.docids.files.storage import digest, write_json
 
 logger = logging.getLogger(__name__)
 
-_INPUTS = {"input_ids", "attention_mask", "token_type_ids"}
 _OPSET = 17
 _OWN = 2**24
 """Bytes that a graph may hold itself: tables that no file of the model has."""
@@ -124,7 +123,7 @@ def _exported(model: Any, folder: Path, *, is_static: bool) -> bytes:
         read = {"input_ids": torch.tensor([[1, 2], [1, 0]]), "attention_mask": torch.tensor([[1, 1], [1, 0]])}
     else:
         read = {name: own for name, own in model.preprocess(list(TEXTS)).items() if isinstance(own, Tensor)}
-    if others := read.keys() - _INPUTS:
+    if others := read.keys() - {*INPUTS}:
         raise ValueError(f"it reads {', '.join(sorted(others))}")
     whole, file = _Reads(model, [*read], is_static=is_static), io.BytesIO()
     outputs, several = ["states", "vectors"], {0: "n", 1: "length"}
@@ -185,10 +184,9 @@ def _stored(folder: Path) -> dict[_Key, _Place]:
     """Return {(type, shape, sha256): (file, first byte, bytes)} of the tables in the safetensors files of a folder."""
     found: dict[_Key, _Place] = {}
     for path in sorted(folder.rglob("*.safetensors")):
-        data = np.memmap(path, dtype=np.uint8, mode="r")
-        start = 8 + int.from_bytes(data[:8].tobytes(), "little")
-        for name, entry in json.loads(data[8:start].tobytes()).items():
-            if name != "__metadata__" and entry["dtype"] in _TYPES:
+        data, (header, start) = np.memmap(path, dtype=np.uint8, mode="r"), tensor_header(path)
+        for entry in header.values():
+            if entry["dtype"] in _TYPES:
                 first, last = (start + end for end in entry["data_offsets"])
                 key = entry["dtype"], tuple(entry["shape"]), hashlib.sha256(data[first:last].tobytes()).digest()
                 found.setdefault(key, (path.relative_to(folder).as_posix(), first, last - first))

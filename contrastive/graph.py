@@ -17,7 +17,7 @@ from weakref import WeakValueDictionary
 import numpy as np
 
 from dsi.contrastive.config import LONGEST_INPUT, EncoderConfig
-from dsi.contrastive.model_files import TOKENIZER
+from dsi.contrastive.model_files import TOKENIZER, file_stamp
 from dsi.contrastive.text_encoder import Outputs, TextEncoder, Vocabulary
 from dsi.docids.files.threads import count_threads
 from dsi.docids.types import Ints
@@ -25,7 +25,7 @@ from dsi.docids.types import Ints
 logger = logging.getLogger(__name__)
 
 GRAPH, SETTINGS = "graph.onnx", "graph.json"
-_INPUTS = ("input_ids", "attention_mask", "token_type_ids")
+INPUTS = ("input_ids", "attention_mask", "token_type_ids")
 """What a graph may read: [n, length] numbers of tokens, 1 at real ones, and 0."""
 
 
@@ -94,7 +94,7 @@ class GraphEncoder(TextEncoder):
         number, side = self._settings["padding"]
         ids = _padded([own.ids for own in encoded], number, side)
         mask = _padded([[1] * len(own.ids) for own in encoded], 0, side)
-        read = dict(zip(_INPUTS, (ids, mask, np.zeros_like(ids)), strict=True))
+        read = dict(zip(INPUTS, (ids, mask, np.zeros_like(ids)), strict=True))
         states, vectors = self._session.run(None, {name: read[name] for name in self._inputs})
         return Outputs(ids, mask.astype(bool), states, vectors)
 
@@ -115,11 +115,7 @@ def _session(folder: Path) -> Any:
     """Return what computes the graph in a folder."""
     import onnxruntime
 
-    files = [
-        (path.relative_to(folder), path.stat()) for path in sorted([*folder.rglob("*.safetensors"), folder / GRAPH])
-    ]
-    stamp = tuple((str(name), own.st_ino, own.st_size, own.st_mtime_ns) for name, own in files)
-    if (session := _SESSIONS.get(stamp)) is None:
+    if (session := _SESSIONS.get(stamp := file_stamp(folder))) is None:
         options = onnxruntime.SessionOptions()
         options.intra_op_num_threads = count_threads()
         options.log_severity_level = 3

@@ -113,6 +113,12 @@ def check_settings(paths: Iterable[Path]) -> None:
             raise ValueError(f"{path} cannot be in an index: {reason}; remove that, or choose a model without it.")
 
 
+def file_stamp(folder: Path) -> tuple[tuple[str, int, int, int], ...]:
+    """Return what tells the files of a folder from others, links to the same ones apart."""
+    found = [(path.relative_to(folder), path.stat()) for path in sorted(folder.rglob("*")) if path.is_file()]
+    return tuple((str(name), stat.st_ino, stat.st_size, stat.st_mtime_ns) for name, stat in found)
+
+
 class Reloads:
     """A model that is pickled as what its `load` was given; the process that reads it loads it once."""
 

@@ -23,7 +23,7 @@ from torch import nn
 from transformers import PreTrainedModel
 
 from dsi.contrastive.config import LONGEST_INPUT
-from dsi.contrastive.model_files import LOADING, PROBE, TOKENIZER, check_settings, refuses
+from dsi.contrastive.model_files import LOADING, PROBE, TOKENIZER, check_settings, file_stamp, refuses
 from dsi.docids.files.reading import RESTORE, read_any_json
 from dsi.docids.files.storage import write_json
 
@@ -126,12 +126,6 @@ def shared(load: Callable[[], Any], *key: Any) -> "Shared | None":
 
 
 _LAST: list[tuple[list[Any], Shared]] = []
-
-
-def file_stamp(folder: Path) -> tuple[tuple[str, int, int, int], ...]:
-    """Return what tells the files of a folder from others, links to the same ones apart."""
-    found = [(path.relative_to(folder), path.stat()) for path in sorted(folder.rglob("*")) if path.is_file()]
-    return tuple((str(name), stat.st_ino, stat.st_size, stat.st_mtime_ns) for name, stat in found)
 
 
 def is_local(name: str) -> bool:

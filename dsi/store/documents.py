@@ -52,7 +52,7 @@ class DocumentTable:
 
     def column(self, name: str) -> Column:
         """Return the values of a column, by row."""
-        return Column(self.table[name])
+        return self._by_name[name]
 
     @cached_property
     def rows(self) -> dict[str, int]:
@@ -77,13 +77,13 @@ class DocumentTable:
         if not rows.size:
             return [[] for _ in rows]
         has_column = column != "text" or self.has_texts
-        values = self._values[column].take(rows.ravel()) if has_column else [None] * rows.size
+        values = self.column(column).take(rows.ravel()) if has_column else [None] * rows.size
         return [values[start : start + rows.shape[1]] for start in range(0, rows.size, rows.shape[1])]
 
     def records(self, rows: Sequence[int]) -> list[dict[str, Any]]:
         """Return {column: value} of the documents at some rows."""
         names, own = self.column_names, np.array(rows, dtype=np.int64)
-        columns = [self._values[name].take(own) for name in names]
+        columns = [self.column(name).take(own) for name in names]
         return [dict(zip(names, values, strict=True)) for values in zip(*columns, strict=True)]
 
     def names(self, row: int) -> tuple[str, str]:
@@ -104,7 +104,7 @@ class DocumentTable:
         if not self.has_metadata:
             return [{} for _ in rows]
         names = [name for name in self.column_names if name not in COLUMNS]
-        values = zip(*(self._values[name].take(rows) for name in names), strict=True)
+        values = zip(*(self.column(name).take(rows) for name in names), strict=True)
         return [{name: value for name, value in zip(names, own, strict=True) if value is not None} for own in values]
 
     @property
@@ -124,7 +124,7 @@ class DocumentTable:
             ValueError: the table has no texts, or not these documents.
         """
         rows = self.text_rows(doc_ids)
-        return self._values["text"].take(np.array(rows, dtype=np.int64))
+        return self.column("text").take(np.array(rows, dtype=np.int64))
 
     def text_rows(self, doc_ids: Sequence[str]) -> list[int]:
         """Return the rows that hold the texts of some documents.
@@ -147,8 +147,8 @@ class DocumentTable:
         return self.table.select([name for name in self.column_names if name != "text"])
 
     @cached_property
-    def _values(self) -> dict[str, Column]:
-        return {name: self.column(name) for name in self.column_names}
+    def _by_name(self) -> dict[str, Column]:
+        return {name: Column(self.table[name]) for name in self.column_names}
 
     def rows_of(self, doc_ids: Iterable[str], name: str) -> list[int]:
         """Return the rows of some documents.

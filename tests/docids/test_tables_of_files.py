@@ -2,35 +2,19 @@
 
 import json
 from functools import partial
-from pathlib import Path
-from tempfile import TemporaryDirectory
 
 import pandas
 import pytest
 
 from dsi.docids.data.collection import Collection
 from dsi.docids.data.locations import headings, locate
+from tests.support.files import read, short_folder
 
 
 @pytest.fixture
 def folder():
-    """An empty folder whose name is short, as messages shorten long ones, and a function that writes a file into it."""
-    with TemporaryDirectory() as above:
-        root = Path(above) / "notes"
-        root.mkdir()
-        yield root, partial(write_file, root)
-
-
-def write_file(root, name, content):
-    path = root / name
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_bytes(content if isinstance(content, bytes) else content.encode())
-
-
-def read(root):
-    """{doc_id: (title, text, place)} of the documents of a folder."""
-    table = Collection.from_files(root).documents
-    return {row["doc_id"]: (row["title"], row["text"], row["source_place"]) for row in table}
+    with short_folder() as own:
+        yield own
 
 
 @pytest.mark.parametrize(

@@ -7,9 +7,7 @@ import random
 import re
 import sys
 import threading
-from functools import partial
 from pathlib import Path
-from tempfile import TemporaryDirectory
 
 import pytest
 
@@ -18,7 +16,7 @@ from dsi.docids.data.folders import SourceFile
 from dsi.docids.data.locations import SOURCE, UnreadableError, locate
 from dsi.files import readers
 from dsi.search.hits import Hit
-from tests.support.files import PNG, mail, notebook, office, pdf
+from tests.support.files import PNG, mail, notebook, office, pdf, read, short_folder
 
 PAGE = b"""<html><head><title>Gases &amp; signs</title><style>p {}</style></head><body><nav>Home | About</nav>
 <main><h1>Neon</h1><p>Neon <b>glows</b> in
@@ -29,23 +27,8 @@ signs.</p><pre>  # no heading
 
 @pytest.fixture
 def folder():
-    """An empty folder whose name is short, as messages shorten long ones, and a function that writes a file into it."""
-    with TemporaryDirectory() as above:
-        root = Path(above) / "notes"
-        root.mkdir()
-        yield root, partial(write_file, root)
-
-
-def write_file(root, name, content):
-    path = root / name
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_bytes(content if isinstance(content, bytes) else content.encode())
-
-
-def read(root):
-    """{doc_id: (title, text, place)} of the documents of a folder."""
-    table = Collection.from_files(root).documents
-    return {row["doc_id"]: (row["title"], row["text"], row["source_place"]) for row in table}
+    with short_folder() as own:
+        yield own
 
 
 def test_a_mixed_folder_is_read_by_the_kinds_of_its_files(folder):

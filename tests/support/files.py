@@ -1,15 +1,41 @@
 """Small files of every kind that is read, made without the libraries that read them where a few bytes do."""
 
 import json
+from contextlib import contextmanager
 from email.message import EmailMessage
+from functools import partial
 from importlib.util import find_spec
+from pathlib import Path
+from tempfile import TemporaryDirectory
 
 import pytest
 
+from dsi.docids.data.collection import Collection
 from dsi.docids.data.locations import SOURCE
 
 needs_readers = pytest.mark.skipif(not find_spec("dsi.files"), reason="the room that reads files was torn off")
 PNG = b"\x89PNG\r\n\x1a\n\0"
+
+
+@contextmanager
+def short_folder():
+    """An empty folder whose name is short, as messages shorten long ones, and a function that writes a file into it."""
+    with TemporaryDirectory() as above:
+        root = Path(above) / "notes"
+        root.mkdir()
+        yield root, partial(write_file, root)
+
+
+def write_file(root, name, content):
+    path = root / name
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_bytes(content if isinstance(content, bytes) else content.encode())
+
+
+def read(root):
+    """{doc_id: (title, text, place)} of the documents of a folder."""
+    table = Collection.from_files(root).documents
+    return {row["doc_id"]: (row["title"], row["text"], row["source_place"]) for row in table}
 
 
 def own(columns):

@@ -10,9 +10,9 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property, partial
 from html import escape
-from math import ceil
+from math import ceil, sqrt
 from pathlib import Path
-from statistics import pstdev
+from statistics import fmean, pstdev, stdev
 from typing import Any
 
 from dsi.docids.data import SPLITS
@@ -30,7 +30,7 @@ from dsi.eval.measures import STANDARD_MEASURES, UNCUT, cutoff, mean, measure_na
 from dsi.eval.measures import evaluate as evaluate_run
 from dsi.eval.protocol import Splits, SystemResult, holm, overlap_splits, randomisation_test, table
 from dsi.eval.tables import html_table
-from dsi.measuring.learned import learned_line, without_learned
+from dsi.measuring.learned import learned_line, taught_queries, without_learned
 from dsi.measuring.provenance import provenance
 from dsi.measuring.runs import BM25Runs, IndexRuns, generator_only, language_of
 from dsi.measuring.weights import DEPTH
@@ -75,6 +75,7 @@ class Evaluation:
         runs: {row: run} that was measured.
         splits: {"Total" | "Overlap" | "No Overlap": query_ids}.
         about: collection, split, hardware, versions.
+        taught: query_ids of queries with a relevant document that was taken for an earlier query.
     """
 
     rows: list[SystemResult]
@@ -83,6 +84,7 @@ class Evaluation:
     runs: dict[str, Run]
     splits: Splits
     about: dict[str, Any]
+    taught: frozenset[str] = frozenset()
 
     @property
     def note(self) -> str:
@@ -95,7 +97,7 @@ class Evaluation:
         return bool(self.about.get("learned")) and self.about["learned"] == self.about.get("judged")
 
     def __str__(self) -> str:
-        return "\n\n".join(filter(None, [self._table, self.significance(), self.summary(), self.note]))
+        return "\n\n".join(filter(None, [self._table, self.significance(), self.summary(), self.earlier(), self.note]))
 
     __repr__ = __str__
 
@@ -162,6 +164,24 @@ class Evaluation:
             lines.append(self._advice(strongest, first))
         return "\n".join(filter(None, lines))
 
+    def earlier(self) -> str:
+        """Return what earlier queries add, apart for queries whose documents have some; with paired 95 % intervals.
+
+        "" if the index has learned no pairs that count, or all queries.
+        """
+        if self.is_of_learned or UNTAUGHT not in {row.name for row in self.rows}:
+            return ""
+        first = self.measures[0]
+        own, without = (self.row(name).values[first] for name in (self.index, UNTAUGHT))
+        lines = [f"What earlier queries add ({first}, with 95 % intervals):"]
+        for query_ids, name in (
+            ([query_id for query_id in own if query_id in self.taught], "ask for documents that have some"),
+            ([query_id for query_id in own if query_id not in self.taught], "ask for others"),
+        ):
+            if query_ids:
+                lines.append(f"  {_queries(len(query_ids))} {name}: {_added(own, without, query_ids)}")
+        return "\n".join(lines)
+
     def save(self, path: str | Path, **more: Any) -> None:
         """Write all measures, in percent, search configs, hardware and versions as JSON, with any other fields."""
         systems = {row.name: {"settings": row.settings, **row.means(self.splits)} for row in self.rows}
@@ -217,6 +237,17 @@ def _verdict(difference: float, p: float) -> str:
         return f"no significant difference ({difference:+.1f} points, p = {p:.2f})"
     shown = "p < 0.001" if p < 0.001 else f"p = {p:.3f}"
     return f"the index is {abs(difference):.1f} points {'ahead' if difference > 0 else 'behind'} ({shown})"
+
+
+def _queries(count: int) -> str:
+    return "1 query" if count == 1 else f"{count:,} queries"
+
+
+def _added(own: Mapping[str, float], without: Mapping[str, float], query_ids: Sequence[str]) -> str:
+    """Return the mean of some queries, and the difference to the same without; its interval from two queries on."""
+    differences = [100 * (own[query_id] - without[query_id]) for query_id in query_ids]
+    within = f" ± {_NORMAL * stdev(differences) / sqrt(len(differences)):.2f}" if len(differences) > 1 else ""
+    return f"{100 * mean(own, query_ids):.1f} ({fmean(differences):+.2f}{within})"
 
 
 def evaluate(
@@ -277,7 +308,8 @@ def evaluate(
     about = _about(retriever, collection, split, splits) | {"judged": judged, "learned": learned}
     if note := _note(retriever, learned, judged, split):
         about["note"] = note
-    return Evaluation(rows, index, measures, runs, splits, {"depth": depth, "measures": measures, **about})
+    taught = taught_queries(retriever, qrels)
+    return Evaluation(rows, index, measures, runs, splits, {"depth": depth, "measures": measures, **about}, taught)
 
 
 def _about(retriever: GenerativeRetriever, collection: Collection, split: str, splits: Splits) -> dict[str, Any]:

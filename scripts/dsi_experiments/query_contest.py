@@ -37,7 +37,7 @@ from dsi_experiments.query_forms import FORMS, ON_FEATURES, Asked, Features, Les
 from dsi_experiments.query_table import TODAY, WHOLE, contest_table
 
 Doubles = NDArray[np.float64]
-MEASURES = ("nDCG@10", "Hit@1")
+MEASURES = ("nDCG@10", "Hit@1", "Hit@10")
 POOL, OWN_POOL, CUT = 200, 50, 10
 """Candidates of a query by dense search with words, and by each form; answers that are measured."""
 MOST_TEST = 2_000
@@ -47,7 +47,7 @@ BASE = {"dense": 1.0, "words": LEXICAL_WEIGHT, "tokens": TOKEN_WEIGHT}
 """Parts of the whole score, and the weights near which tuned ones stay."""
 Parts: TypeAlias = dict[str, dict[str, Floats]]
 """{part or form: {variant: [queries, n] its scores}}."""
-TREE, BY_MARGIN = "linear tree", ", by margin"
+TREE, ALONE, BY_MARGIN = "linear tree", "linear tree alone", ", by margin"
 TREES = {
     "averaged, beam 3": (True, TreeSettings(beam=3)),
     "averaged, siblings": (True, TreeSettings()),
@@ -55,6 +55,8 @@ TREES = {
     "documents, siblings": (False, TreeSettings()),
 }
 """Trees that are compared: whether documents are averaged with their queries before they are clustered, and the settings."""
+UNBOUND = "documents, siblings, floor 12.0"
+"""The tree that is measured alone: of documents, as in PECOS and Parabel, with hardly a floor."""
 COMBINED = {
     "joined and averaged": ("joined texts", "averaged vectors"),
     "joined, averaged, memory": ("joined texts", "averaged vectors", "memory"),
@@ -367,11 +369,11 @@ def fit(problem: Problem, start: Sequence[float]) -> Doubles:
 
 
 def measures(rows: Ints, scores: Doubles, grades: Doubles, ideal: Doubles) -> Doubles:
-    """[2, queries] nDCG@10 and Hit@1; of equal scores the first row counts."""
+    """[3, queries] nDCG@10, Hit@1, Hit@10; of equal scores the first row counts."""
     order = np.argsort(np.where(rows >= 0, -scores, np.inf), axis=1, kind="stable")[:, :CUT]
     gains = np.take_along_axis(np.where(rows >= 0, np.maximum(grades, 0), 0), order, axis=1)
     discount = 1 / np.log2(np.arange(gains.shape[1]) + 2)
-    return np.stack([gains @ discount / np.maximum(ideal, 1e-9), gains[:, 0] > 0])
+    return np.stack([gains @ discount / np.maximum(ideal, 1e-9), gains[:, 0] > 0, gains.any(axis=1)])
 
 
 def judge(collection: Collection, retriever: GenerativeRetriever, split: str, own: Judged) -> tuple[Doubles, Doubles]:
@@ -517,11 +519,11 @@ def _train(output: Path, name: str, collection: Collection, config: Config) -> G
 
 
 def _today(retriever: GenerativeRetriever, collection: Collection) -> Doubles:
-    """[2, test queries] nDCG@10 and Hit@1 of today's index, as it searches by default."""
+    """[3, test queries] nDCG@10, Hit@1, Hit@10 of today's index, as it searches by default."""
     queries, qrels = collection.query_texts("test"), collection.qrels["test"]
     encoded, config = retriever.encode_queries(queries), retriever.search_config
     run = retriever.as_run(encoded.query_ids, retriever.engine.search(encoded, SearchRequest(CUT, config)))
-    values = evaluate(run, {query_id: qrels[query_id] for query_id in queries}, ["nDCG@10", "Hit@1"])
+    values = evaluate(run, {query_id: qrels[query_id] for query_id in queries}, MEASURES)
     return np.array([[own[query_id] for query_id in queries] for own in values.values()])
 
 
@@ -541,6 +543,11 @@ def _measure(
             scores = test.matrix(own[name].variants) @ np.array(own[name].weights)
             found.append(measures(test.rows, scores, grades, ideal))
         values[name] = np.mean(found, axis=0)
+    alone = [
+        measures(test.rows, np.asarray(test.parts[f"{TREE}, seed {seed}"][UNBOUND], np.float64), grades, ideal)
+        for seed in choices
+    ]
+    values[ALONE] = np.mean(alone, axis=0)
     counts = taught_counts(collection.qrels["test"], collection.qrels["train"], test.query_ids)
     kinds = {"all": counts >= 0, "taught": counts > 0, "untaught": counts == 0}
     kinds |= {f"nearest {name}": (test.cosines >= low) & (test.cosines < high) for name, (low, high) in NEAR.items()}

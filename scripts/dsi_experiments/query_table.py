@@ -15,6 +15,7 @@ def contest_table(record: Mapping[str, Any]) -> str:
         "",
         "nDCG@10",
         "Hit@1",
+        "Hit@10",
         "over today",
         "over the best cheaper form",
         "taught",
@@ -23,7 +24,7 @@ def contest_table(record: Mapping[str, Any]) -> str:
     ]
     lines = [
         [
-            name, f"{own['all']['nDCG@10']:.1f}", f"{own['all']['Hit@1']:.1f}", _plus_minus(own["all"], TODAY),
+            name, *(f"{own['all'][measure]:.1f}" for measure in ("nDCG@10", "Hit@1", "Hit@10")), _plus_minus(own["all"], TODAY),
             _plus_minus(own["all"], "cheaper"),
             *(f"{own[kind]['nDCG@10']:.1f}" if kind in own else "" for kind in ("taught", "untaught")),
             _plus_minus(own.get("untaught"), TODAY),

@@ -225,6 +225,8 @@ def _use(folder: Path) -> tuple[str, str]:
         with suppress(ChangedError):  # an encoder is not the one of the manifest, whose binding is not checked here
             retriever.save_update(folder)
     except Exception as error:
+        if "it is in its last generation" in str(error):  # searched, and one line says what to do
+            return "clear line", str(error)
         return "error in use", repr(error)
     return "fine", ""
 

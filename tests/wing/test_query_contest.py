@@ -47,7 +47,7 @@ def test_measures_are_those_of_the_library():
     rows = np.tile(np.arange(grades.shape[1]), (len(grades), 1))
     ideal = np.array([np.sort(own)[::-1][:CUT] @ (1 / np.log2(np.arange(min(CUT, len(own))) + 2)) for own in grades])
     own = measures(rows, scores[:, :, 0], grades, ideal)
-    expected = evaluate(as_runs(scores[:, :, 0]), as_runs(grades), ["nDCG@10", "Hit@1"])
+    expected = evaluate(as_runs(scores[:, :, 0]), as_runs(grades), ["nDCG@10", "Hit@1", "Hit@10"])
     assert own == pytest.approx(np.array([list(values.values()) for values in expected.values()]))
 
 
@@ -86,7 +86,7 @@ def test_every_form_is_measured_after_it_was_chosen(sentence_bert_folder, beir, 
     table = reproduce(beir(), tmp_path / "out", [0, 1], config)
     record, chosen = (json.loads((tmp_path / "out" / name).read_text()) for name in ("queries.json", "settings.json"))
     assert record["settings"] == chosen
-    assert set(record["rows"]) == {"today", *chosen["by seed"]["0"]}
+    assert set(record["rows"]) == {"today", "linear tree alone", *chosen["by seed"]["0"]}
     for name, own in record["rows"].items():
         assert 0 <= own["all"]["nDCG@10"] <= 100
         assert sum(own[kind]["queries"] for kind in ("taught", "untaught") if kind in own) == own["all"]["queries"], (

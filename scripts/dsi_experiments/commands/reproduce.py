@@ -9,6 +9,7 @@ On a collection (--data, --config):
   dynamic                  a collection that grows step by step: generalisation and forgetting
 On a collection, by an index as `dsi train` makes it (--data):
   queries                  what train queries teach, in many forms, a linear tree among them
+  curve                    what an index gains by the number of earlier queries of an answer
 On a folder of lists (--data):
   ltr, diversity, parsing, treebank   rerankers (needs the extra `rerank`)
 Without data:
@@ -40,7 +41,7 @@ ON_A_COLLECTION = {"dynamic": "dynamic", "figure5": "figure5", "objectives": "ob
 REPORTED = ("dynamic", "figure5", "objectives")
 """Those of them whose tables `write_report(output, seed)` makes again."""
 
-AS_TRAINED = {"queries": "query_contest"}
+AS_TRAINED = {"curve": "query_curve", "queries": "query_contest"}
 """Experiments on a collection with the default configuration, or another: `reproduce(data, output, seeds, config)`."""
 
 ON_LISTS = {"ltr": "ltr", "diversity": "diversity", "parsing": "parsing", "treebank": "parsing"}

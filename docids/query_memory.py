@@ -92,12 +92,14 @@ class Share(NamedTuple):
         shares: [n] of them, which sum to 1.
         belongs: [n] 1 at documents of these earlier queries, falling to 0 where an earlier query is hardly among the nearest.
         cosine: of the nearest earlier query.
+        means: [taken] mean cosine of the earlier queries of each document that has some; see `QueryMemory.taken`.
     """
 
     rows: Rows
     shares: Floats
     belongs: Floats
     cosine: float
+    means: Floats
 
 
 class Earlier(NamedTuple):
@@ -305,15 +307,31 @@ class QueryMemory:
 
     def shares(self, queries: Floats, spread: Spread) -> Iterator[Share]:
         """Yield for each query [batch, dim] the documents that have a share of it."""
-        for places, cosines in self._nearest(queries):
+        taken, numbers_of, counts = self._taken
+        _, totals = self.taken
+        for places, cosines, every in self._nearest(queries):
             rows, numbers = np.unique(self._rows[places], return_inverse=True)
             kernel, belongs = _kernel(cosines / (1 - spread.cosine)), np.zeros(len(rows))
             np.maximum.at(belongs, numbers, kernel)
             weights = kernel * np.log2(1 + self._counts[places].astype(np.float64))
-            shares = (np.bincount(numbers, weights) / weights.sum()).astype(np.float32)
-            yield Share(
-                rows.astype(np.int64), shares, np.minimum(1, _SLOPE * belongs).astype(np.float32), float(cosines.max())
-            )
+            shares = np.bincount(numbers, weights) / weights.sum()
+            belongs = np.minimum(1, _SLOPE * belongs)
+            means = np.bincount(numbers_of, counts * every, len(taken)) / totals
+            narrow = [own.astype(np.float32) for own in (shares, belongs, means)]
+            yield Share(rows.astype(np.int64), narrow[0], narrow[1], float(cosines.max()), narrow[2])
+
+    @property
+    def taken(self) -> tuple[Rows, Floats]:
+        """Return the rows [taken], ascending, of the documents with pairs that take part, and how much these count [taken]."""
+        rows, numbers, counts = self._taken
+        return rows, np.bincount(numbers, counts, len(rows)).astype(np.float32)
+
+    @cached_property
+    def _taken(self) -> tuple[Rows, Ints, Floats]:
+        """The documents' rows, the number of each pair's document among them, and how much each pair counts."""
+        active = slice(None) if self._active is None else self._active
+        rows, numbers = np.unique(self._rows[active], return_inverse=True)
+        return rows.astype(np.int64), numbers, np.log2(1 + self._counts[active]).astype(np.float32)
 
     def term_counts(self, terms: Sequence[str], rows: Rows) -> Floats:
         """[terms, n] how many earlier queries of documents [n], by their rows, have each of some terms.
@@ -340,7 +358,7 @@ class QueryMemory:
 
     def earlier(self, query: Floats, row: int) -> list[Earlier]:
         """Return the nearest earlier queries of a document that have a share of a query [dim], nearest first."""
-        ((places, cosines),) = self._nearest(query[None])
+        ((places, cosines, _),) = self._nearest(query[None])
         texts = np.concatenate([block.texts for block in self.blocks])
         keys = self._all_keys
         own = [at for at in np.argsort(-cosines, kind="stable").tolist() if self._rows[places[at]] == row]
@@ -349,14 +367,17 @@ class QueryMemory:
             for at in own
         ]
 
-    def _nearest(self, queries: Floats) -> Iterator[tuple[Ints, Floats]]:
-        """Yield for each query the numbers and cosines of the nearest pairs that take part, and of all as near as the next."""
+    def _nearest(self, queries: Floats) -> Iterator[tuple[Ints, Floats, Floats]]:
+        """Yield for each query the numbers and cosines of the nearest pairs, and of all as near as the next, and all cosines.
+
+        Of the pairs that take part.
+        """
         active = self._active
         for cosines in chain.from_iterable(self._cosines(queries)):
             own = cosines if active is None else cosines[active]
             last = np.partition(own, len(own) - NEAREST - 1)[len(own) - NEAREST - 1] if len(own) > NEAREST else -2
             places = np.flatnonzero(own >= last - _TIE)
-            yield places if active is None else active[places], own[places]
+            yield places if active is None else active[places], own[places], own
 
     def _cosines(self, queries: Floats) -> Iterator[Floats]:
         """Yield the cosines [some queries, pairs] of queries and the pairs, a few queries at a time."""

@@ -123,7 +123,7 @@ class _Asking:
             self.count,
             [scores.tokens[row] for row in rows] if tokens and scores.tokens is not None else None,
             float(scores.token_weight),
-            [share.remembered(*scores.memory[row]) for row in rows] if scores.has_memory else None,
+            share.recalled(scores.recalled, rows) if scores.has_memory else None,
             None if scores.shares is None else scores.shares[list(rows)],
         )
 

@@ -29,7 +29,7 @@ from dsi.docids.words.bm25 import BM25
 from dsi.docids.words.term_scores import Terms, TermScorer
 from dsi.search.lists import ListedDocuments
 from dsi.search.pools import AllDocuments, Pool, PoolSources
-from dsi.search.scores import DocumentScores, Remembered
+from dsi.search.scores import DocumentScores, Recalled
 
 _KEPT = 2
 """Generations that a shard holds at most."""
@@ -93,11 +93,21 @@ class Share:
         """True if the positions are neighbours, so that arrays need not be copied."""
         return bool(self.positions[-1] - self.positions[0] + 1 == len(self.positions))
 
-    def remembered(self, rows: Ints, scores: Floats) -> tuple[Rows, Floats]:
-        """Return what a memory has of the documents of this share, by their own rows."""
+    def recalled(self, recalled: Recalled, queries: Sequence[int]) -> Recalled:
+        """Return what earlier queries say of the documents of this share, by their own rows, for some queries."""
+        remembered = []
+        for query in queries:
+            rows, scores = recalled.remembered[query]
+            at, own = self._own(rows)
+            remembered.append((at, scores[own]))
+        rows, own = self._own(recalled.rows)
+        return Recalled(remembered, rows, *(each[list(queries)][:, own] for each in (recalled.by, recalled.means)))
+
+    def _own(self, rows: Ints) -> tuple[Rows, Bools]:
+        """Return the places of some rows [n] among those of this share, and which of them it has [n]."""
         at = np.minimum(np.searchsorted(self.rows, rows), len(self.rows) - 1)
         own = self.rows[at] == rows if len(self.rows) else np.zeros(len(rows), dtype=bool)
-        return at[own], scores[own]
+        return at[own], own
 
     def local(self, positions: Ints) -> Ints:
         """[n] the places among this share's of docid positions that belong to it."""
@@ -150,7 +160,7 @@ class Question(NamedTuple):
         most: documents that each source contributes.
         tokens: [batch] normalised vectors of each query's tokens, where late interaction is computed; else None.
         token_weight: of late interaction.
-        memory: [batch] rows and weighted scores of the documents that the memory has; None if it takes no part.
+        memory: what earlier queries say of documents; None if it takes no part.
         shares: [batch] by which dense scores count; None for all of them.
     """
 
@@ -162,7 +172,7 @@ class Question(NamedTuple):
     most: int
     tokens: list[Floats] | None = None
     token_weight: float = 0.0
-    memory: Remembered | None = None
+    memory: Recalled | None = None
     shares: Floats | None = None
 
 
@@ -202,7 +212,7 @@ class ShardIndex:
             question.extra,
             question.tokens,
             question.token_weight,
-            None if question.memory is None else lambda scores: question.memory or (),
+            None if question.memory is None else lambda _: question.memory,  # type: ignore[arg-type,return-value]  # just asked
             question.shares,
         )
 

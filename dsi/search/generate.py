@@ -21,12 +21,15 @@ from dsi.search.pools import AllDocuments, Everything, Pool, PoolSources, Source
 from dsi.search.queries import QueryBatch
 from dsi.search.request import SearchRequest
 from dsi.search.results import SearchResult, Trace
-from dsi.search.scores import DocumentScores, Remembered
+from dsi.search.scores import DocumentScores, Recalled
 from dsi.search.top import highest_and_rest
 from dsi.search.walk import NodeScores, Reached, VectorWalk
 
 WORDS = 0.25
 """Weight of the words of earlier queries beside the documents' shares of these (docs/experiments/queries.md)."""
+VECTORS, OWN_TEXT, MOST_MOVED = 0.5, 16, 0.9
+"""Weight of their vectors; earlier queries that count as much as a document's text there; the share that a dense score moves,
+at most."""
 _OUTRIGHT = 1_000
 """If a filter lets at most this many documents through, all of them are scored."""
 _NO_NODES = np.zeros(0, dtype=np.int64)
@@ -60,22 +63,27 @@ class VectorEngine(Engine):
         recall = partial(self._recall, weight, texts) if weight else None
         return DocumentScores.from_request(self.tree, self.lexical, batch, request, recall)
 
-    def _recall(self, weight: float, texts: Sequence[str], scores: DocumentScores) -> Remembered:
-        """Return what earlier queries say of documents: (margin share)^2 + .25 margin words, in the unit of dense scores.
+    def _recall(self, weight: float, texts: Sequence[str], scores: DocumentScores) -> Recalled:
+        """Return what earlier queries say of documents: (margin share)^2 + .25 margin words is added, in dense scores' unit.
 
         The margin is how much nearer the nearest earlier query is than the nearest of these documents is: what users took says
         much where texts say little. Words are what BM25 would add if the terms of their earlier queries stood in the documents.
+        By margin and number of their earlier queries n, as n / (n + 16), dense scores move towards the mean of those.
         """
-        found = []
-        for row, (rows, shares, belongs, cosine) in enumerate(self.memory.shares(scores.queries, self.spread)):
+        rows, counts = self.memory.taken
+        pull = VECTORS * counts / (counts + OWN_TEXT)
+        found, by, means = [], list[Floats](), list[Floats]()
+        for row, own in enumerate(self.memory.shares(scores.queries, self.spread)):
             length = float(np.linalg.norm(scores.queries[row])) * self.spread.length or 1.0
             unit = length * (1 - self.spread.cosine)
-            margin = np.float32(max(0.0, cosine * length - float(scores.dense(row, rows)[1].max())) / unit)
-            said = (margin * shares) ** 2
+            margin = np.float32(max(0.0, own.cosine * length - float(scores.dense(row, own.rows)[1].max())) / unit)
+            said = (margin * own.shares) ** 2
             if margin and self.lexical is not None:
-                said += WORDS * margin * belongs * self._learned_words(texts[row], rows)[1].sum(axis=0)
-            found.append((rows, np.float32(weight * unit) * said))
-        return found
+                said += WORDS * margin * own.belongs * self._learned_words(texts[row], own.rows)[1].sum(axis=0)
+            found.append((own.rows, np.float32(weight * unit) * said))
+            by.append(np.minimum(np.float32(MOST_MOVED), np.float32(weight) * margin * pull))
+            means.append(np.float32(length) * own.means)
+        return Recalled(found, rows, np.stack(by), np.stack(means))
 
     def _learned_words(self, text: str, rows: Rows) -> tuple[list[str], Floats]:
         """Return the terms of a query, and [terms, n] what BM25 of documents gains by each that their earlier queries have."""
@@ -111,14 +119,16 @@ class VectorEngine(Engine):
         """Return how the paths to documents [batch, n], rows of the document table, are scored; a filter changes no score."""
         tree, scores = self.tree, self.document_scores(batch, request)
         positions = np.stack([scores.dense(number, doc_rows)[0] for number, doc_rows in enumerate(rows)])
-        dense = scores.dots(np.arange(len(positions)), positions)
+        by_text = DocumentScores(tree, batch.embeddings, shares=scores.shares)
+        dense = by_text.dots(np.arange(len(positions)), positions)
         parts = {"dense": dense}
         if scores.lexical is not None and self.lexical is not None:
             parts[self.lexical.name] = np.stack([scores.lexical_scores(*pair) for pair in enumerate(rows)])
         if scores.has_tokens:
             parts["tokens"] = np.stack([scores.late_interaction(row, places) for row, places in enumerate(positions)])
         if scores.has_memory:
-            parts["memory"] = np.stack([scores.memory_scores(*pair) for pair in enumerate(rows)])
+            moved = scores.dots(np.arange(len(positions)), positions) - dense
+            parts["memory"] = moved + np.stack([scores.memory_scores(*pair) for pair in enumerate(rows)])
         if scores.extra is not None:
             parts["extra"] = np.take_along_axis(scores.extra, rows.astype(np.int64), axis=1)
         nodes = self._path_scores(self.walk.node_scores(batch), positions)

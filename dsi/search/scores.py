@@ -3,7 +3,8 @@
 z is the query's embedding, e_d the document's, w the lexical weight, v the token weight, u the memory weight; b(d) is BM25(d)
 as a share of what a document with all of the query's words could have, so that w holds for queries of any length;
 tok(d) is the mean over the query's tokens of the best product with a token of the document; m(d) is what users took for earlier
-queries like this one (`dsi.docids.query_memory`), 0 for most documents. The caller's scores are added. Of a document in pieces,
+queries like this one (`dsi.docids.query_memory`), 0 without earlier queries; a share of it is added to z.e_d, as if e_d moved
+towards the mean of the document's earlier queries. The caller's scores are added. Of a document in pieces,
 z.e_d is that of its best piece less `DocidTree.piece_cost` for each doubling of their number, since many pieces have many
 chances; tok(d) reads that piece, and all else the whole document. Beside words, z.e_d and tok(d) count by the share of the
 query that the encoder reads, so that words rank what it does not. All methods of search rank by this one score. Knows nothing
@@ -12,7 +13,7 @@ of nodes.
 
 from collections.abc import Callable, Sequence
 from functools import cached_property
-from typing import TypeAlias
+from typing import NamedTuple, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -28,6 +29,26 @@ from dsi.search.request import SearchRequest
 _NONE = np.zeros(0, dtype=np.int64)
 Remembered: TypeAlias = Sequence[tuple[Rows, Floats]]
 """Of each query, the rows [n], ascending, of the documents that its memory has, and their scores [n]."""
+
+
+class Recalled(NamedTuple):
+    """What earlier queries say of documents, for a batch of queries.
+
+    A document's dense score moves by a share towards the mean score that its earlier queries' vectors have; others are added.
+
+    Attributes:
+        remembered: scores that are added.
+        rows: [taken] of the documents whose dense score moves, ascending.
+        by: [batch, taken] the shares, from 0 to below 1, so that the order of a document's pieces stays.
+        means: [batch, taken] mean dense scores of their earlier queries.
+    """
+
+    remembered: Remembered
+    rows: Rows
+    by: Floats
+    means: Floats
+
+
 LEAST_READ = 0.01
 """Share by which vectors of a query count at least: of equal words the better vector decides."""
 ROUNDING = 1e-5
@@ -46,7 +67,7 @@ class DocumentScores:
         extra: [batch, documents] the caller's scores, in the order of the document table; None if there are none.
         tokens: [batch] the normalised vectors [words, dim] of each query's tokens; None if late interaction has no weight.
         token_weight: of late interaction.
-        recall: returns what earlier queries say of documents, given these scores; None if it takes no part.
+        recall: returns what earlier queries say of documents, given their scores by text; None if it takes no part.
         shares: [batch] by which dense scores count, beside words; those of `tokens` are in their lengths. None for all of them.
     """
 
@@ -60,7 +81,7 @@ class DocumentScores:
         extra: NDArray[np.floating] | None = None,
         tokens: Sequence[Floats] | None = None,
         token_weight: float = 0.0,
-        recall: "Callable[[DocumentScores], Remembered] | None" = None,
+        recall: "Callable[[DocumentScores], Recalled] | None" = None,
         shares: Floats | None = None,
     ) -> None:
         self.tree, self.queries = tree, queries
@@ -77,7 +98,7 @@ class DocumentScores:
         lexical: BM25 | None,
         batch: QueryBatch,
         request: SearchRequest,
-        recall: "Callable[[DocumentScores], Remembered] | None" = None,
+        recall: "Callable[[DocumentScores], Recalled] | None" = None,
     ) -> "DocumentScores":
         """Return the scores that a request asks for; parts that the index lacks, or without a weight, are left out."""
         config = request.config
@@ -102,14 +123,14 @@ class DocumentScores:
         return self._recall is not None
 
     @cached_property
-    def memory(self) -> Remembered:
+    def recalled(self) -> Recalled:
         """What earlier queries say of documents, weighted."""
         assert self._recall is not None
-        return self._recall(DocumentScores(self.tree, self.queries) if self.shares is not None else self)
+        return self._recall(DocumentScores(self.tree, self.queries))
 
     def memory_scores(self, row: int, rows: Ints) -> Floats:
-        """[n] weighted scores of the memory of documents [n], for one query."""
-        known, scores = self.memory[row] if self.has_memory else (_NONE, None)
+        """[n] what the memory adds to the scores of documents [n], weighted, for one query."""
+        known, scores = self.recalled.remembered[row] if self.has_memory else (_NONE, None)
         if scores is None or not len(known):
             return np.zeros(len(rows), dtype=np.float32)
         at = np.minimum(np.searchsorted(known, rows), len(known) - 1)
@@ -165,7 +186,7 @@ class DocumentScores:
         if self.extra is not None:
             scores += self.extra[rows][:, self.tree.doc_rows]
         if self.has_memory:
-            for own, (known, values) in zip(scores, self.memory[rows], strict=True):
+            for own, (known, values) in zip(scores, self.recalled.remembered[rows], strict=True):
                 counts = self.tree.place_counts[known]
                 own[self.tree.by_row[ranges(self.tree.first_places[known], counts)]] += np.repeat(values, counts)
         if self.tree.num_removed:
@@ -182,7 +203,9 @@ class DocumentScores:
         if self._all_dots is not None:
             return np.where(positions < 0, -np.inf, self._all_dots[rows[:, None], positions])
         dots, costs = self.tree.embeddings.dots(self.queries[rows], positions), self.tree.place_costs
-        return self._shared(dots if costs is None else np.asarray(dots - costs[positions]), rows)
+        return self._shared(
+            self._moved(dots if costs is None else np.asarray(dots - costs[positions]), rows, positions), rows
+        )
 
     def _dots(self, row: int, positions: Ints) -> Floats:
         """[n] dense scores of docid positions [n], for one query."""
@@ -191,7 +214,30 @@ class DocumentScores:
     def _products(self, rows: slice) -> Floats:
         """[batch, places] dense scores of all places, for some of the queries."""
         products, costs = self.tree.embeddings.products(self.queries[rows]), self.tree.place_costs
-        return self._shared(products if costs is None else products - costs, rows)
+        products = products if costs is None else products - costs
+        if self.has_memory:
+            numbers = self._numbers[self.tree.doc_rows]
+            places = np.flatnonzero(numbers >= 0)
+            by, means = (own[rows][:, numbers[places]] for own in (self.recalled.by, self.recalled.means))
+            products[:, places] += by * (means - products[:, places])
+        return self._shared(products, rows)
+
+    def _moved(self, scores: Floats, rows: Ints, positions: Ints) -> Floats:
+        """[queries, n] scores by text of docid positions [queries, n], moved towards those of their earlier queries."""
+        if not self.has_memory:
+            return scores
+        numbers = np.where(positions < 0, -1, self._numbers[self.tree.doc_rows[positions]])
+        at = np.nonzero(numbers >= 0)
+        of = rows[at[0]], numbers[at]
+        scores[at] += self.recalled.by[of] * (self.recalled.means[of] - scores[at])
+        return scores
+
+    @cached_property
+    def _numbers(self) -> Ints:
+        """[documents + 1] the number of each document, by its row, among those that move; -1 at others and at the last."""
+        numbers = np.full(self.tree.num_rows + 1, -1)
+        numbers[self.recalled.rows] = np.arange(len(self.recalled.rows))
+        return numbers
 
     def _shared(self, scores: Floats, rows: Ints | slice) -> Floats:
         """[queries, n] dense scores by the shares of the queries in `rows`."""
@@ -249,7 +295,7 @@ class DocumentScores:
 
     def remembered(self, row: int, allowed: Bools | None) -> Ints:
         """Return the rows of the documents that the memory has for one query; all others have 0 there."""
-        rows = self.memory[row][0] if self.has_memory else _NONE
+        rows = self.recalled.remembered[row][0] if self.has_memory else _NONE
         return rows if allowed is None else rows[allowed[rows]]
 
     def extra_scores(self, row: int, rows: Ints) -> Floats:

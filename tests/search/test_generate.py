@@ -144,7 +144,10 @@ def place_scores(case: Case) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     read = np.ones((len(z), 1))
     if config.lexical_weight and case.batch.shares_read is not None:
         read = np.maximum(case.batch.shares_read, 0.01).astype(np.float64)[:, None]
-    unshared, dense = dense, read * dense
+    unshared = dense
+    if config.memory_weight and case.memory:
+        dense = moved_scores(case, unshared)
+    dense = read * dense
     total = dense + config.lexical_weight * case.bm25.shares(case.batch.texts).astype(np.float64)[:, rows]
     if case.request.extra_scores is not None:
         total = total + case.request.extra_scores[:, rows]
@@ -176,6 +179,21 @@ def memory_scores(case: Case, dense: np.ndarray) -> np.ndarray:
         found = oracles.memory_scores(vector, pairs.vectors, pairs.rows, pairs.counts, best, documents, words)
         scores[query, list(found)] = list(found.values())
     return scores
+
+
+def moved_scores(case: Case, dense: np.ndarray) -> np.ndarray:
+    """[batch, places] dense scores, those of documents with earlier queries moved towards these, by its definition."""
+    tree, (pairs,), moved = case.tree, case.memory.blocks, dense.copy()
+    documents = np.stack([tree.embeddings[place] for place in np.flatnonzero(tree.doc_rows >= 0)]).astype(np.float64)
+    for query, (vector, own) in enumerate(zip(case.batch.embeddings.astype(np.float64), dense, strict=True)):
+        everything = vector, pairs.vectors, pairs.rows, pairs.counts, by_document(tree, own), documents
+        _, margin, length, _ = oracles.memory_margin(*everything)
+        for place, row in enumerate(tree.doc_rows.tolist()):
+            asked = pairs.rows == row
+            if asked.any():
+                said = pairs.vectors[asked], pairs.counts[asked], margin, length, case.request.config.memory_weight
+                moved[query, place] = oracles.moved_score(own[place], vector, *said)
+    return moved
 
 
 def remembered(case: Case, query: int) -> set[int]:

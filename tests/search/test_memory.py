@@ -68,9 +68,15 @@ def test_shares_are_those_of_the_definition(count, spread):
         belongs = [min(1, 50 * expected.get(row, (0.0, 0.0))[1]) for row in shares]
         np.testing.assert_allclose(own.belongs, belongs, atol=1e-3)
         assert own.cosine == pytest.approx(cosines.max(), abs=1e-5)
+        taken, total = memory.taken
+        assert taken.tolist() == sorted(set(rows.tolist()))
+        for at, row in enumerate(taken):
+            times = np.log2(1 + counts[rows == row])
+            assert total[at] == pytest.approx(times.sum(), rel=1e-5)
+            assert own.means[at] == pytest.approx((times @ cosines[rows == row]) / times.sum(), abs=1e-5)
 
 
-def test_the_score_is_the_square_of_margin_and_share_and_the_words_of_earlier_queries(retriever):
+def test_the_score_is_that_of_shares_words_and_vectors_of_earlier_queries(retriever):
     retriever.learn([*PAIRS, PAIRS[0]])
     encoded = retriever.encode_queries(["which planet has rings, and what is a metal"])
     everybody = list(retriever.documents.rows)
@@ -87,8 +93,17 @@ def test_the_score_is_the_square_of_margin_and_share_and_the_words_of_earlier_qu
         earlier = [(terms(PAIRS[at][0]), times[at]) for at in range(4) if rows[at] == row]
         words[row] = oracles.learned_words(terms(encoded.texts[0]), texts[row], earlier, texts, 1.2, 0.5)
     assert sum(words.values()) > 0.1
-    expected = oracles.memory_scores(encoded.embeddings[0], vectors, np.array(rows), counts, dense, places, words)
-    np.testing.assert_allclose(parts["memory"], [2 * expected.get(row, 0.0) for row in range(50)], atol=1e-5)
+    known = encoded.embeddings[0], vectors, np.array(rows), counts, dense, places
+    expected = oracles.memory_scores(*known, words)
+    _, margin, length, _ = oracles.memory_margin(*known)
+    moved = np.zeros(50)
+    for row in set(rows):
+        own = np.array(rows) == row
+        score = oracles.moved_score(dense[row], known[0], vectors[own], counts[own], margin, length, 2.0)
+        moved[row] = score - dense[row]
+    assert abs(moved).max() > 0.01
+    added = np.array([2 * expected.get(row, 0.0) for row in range(50)])
+    np.testing.assert_allclose(parts["memory"], added + moved, atol=1e-5)
     assert max(expected.values()) > 0
 
 
@@ -165,7 +180,8 @@ def test_one_document_that_is_pushed_by_clicks_stays_out_of_other_queries(retrie
     honest = answers()
     retriever.learn([("buy this at once", pushed)] * 10_000)
     assert len(retriever.memory) == 51
-    assert answers() == honest  # 10,000 clicks count as three
+    changed = [one != other for own, before in zip(answers(), honest, strict=True) for one, other in zip(own, before, strict=True)]
+    assert sum(changed) <= 2  # of 150: 10,000 clicks count as three
     assert max(count for _, _, count in remembered(retriever.memory)) == 3
     copies = [(f"{title} {number}", pushed) for number in range(60) for title, _ in own]
     memory = retriever.memory

@@ -240,6 +240,38 @@ def legal_tokens(
     return begun or {closing[-1]}
 
 
+def memory_margin(
+    query: np.ndarray, vectors: np.ndarray, rows: np.ndarray, counts: np.ndarray, dense: dict[int, float],
+    documents: np.ndarray,
+) -> tuple[dict[int, tuple[float, float]], float, float, float]:  # fmt: skip
+    """The `memory_shares` of a query, its margin, the dense score of a cosine of 1, and the mean cosine of documents."""
+    lengths = np.linalg.norm(documents, axis=1)
+    units = documents / lengths[:, None]
+    every = (units @ units.T)[~np.eye(len(units), dtype=bool)]
+    mean = float(np.clip(every.mean(), 0, 0.9)) if len(every) else 0.0
+    own = float(np.linalg.norm(query))
+    cosines, length = vectors @ query / own, own * float(lengths.mean())
+    shares = memory_shares(cosines, rows, counts, mean)
+    margin = max(0.0, float(cosines.max()) * length - max(dense[row] for row in shares)) / (length * (1 - mean))
+    return shares, margin, length, mean
+
+
+def moved_score(
+    score: float,
+    query: np.ndarray,
+    vectors: np.ndarray,
+    counts: np.ndarray,
+    margin: float,
+    length: float,
+    weight: float,
+) -> float:
+    """A dense score moved towards those of a document's own earlier queries [pairs, dim] of length 1."""
+    times = np.log2(1 + counts)
+    mean = float(times @ (vectors @ query)) / times.sum() / np.linalg.norm(query) * length
+    share = min(0.9, weight * margin * 0.5 * times.sum() / (times.sum() + 16))
+    return (1 - share) * score + share * mean
+
+
 def memory_shares(
     cosines: np.ndarray, rows: np.ndarray, counts: np.ndarray, mean: float = 0.0
 ) -> dict[int, tuple[float, float]]:
@@ -297,15 +329,8 @@ def memory_scores(
     Args:
         words: {row: `learned_words`}; 0 of documents that it lacks.
     """
-    lengths = np.linalg.norm(documents, axis=1)
-    units = documents / lengths[:, None]
-    every = (units @ units.T)[~np.eye(len(units), dtype=bool)]
-    mean = float(np.clip(every.mean(), 0, 0.9)) if len(every) else 0.0
-    own = float(np.linalg.norm(query))
-    cosines, length = vectors @ query / own, own * float(lengths.mean())
-    shares = memory_shares(cosines, rows, counts, mean)
+    shares, margin, length, mean = memory_margin(query, vectors, rows, counts, dense, documents)
     unit = length * (1 - mean)
-    margin = max(0.0, float(cosines.max()) * length - max(dense[row] for row in shares)) / unit
     return {
         row: unit * ((margin * share) ** 2 + 0.25 * margin * min(1, 50 * nearest) * words.get(row, 0.0))
         for row, (share, nearest) in shares.items()

@@ -28,14 +28,14 @@ from numpy.typing import NDArray
 from dsi.docids.files.declarations import Count, create_settings, settings
 from dsi.docids.files.reading import RESTORE, read_json
 from dsi.docids.files.storage import link, write_json
-from dsi.docids.query_pairs import ALWAYS, HASHED, NEVER, NOTHING, TIMES, Pairs, Period, hashes_of, is_sound
-from dsi.docids.tree import DocidTree
+from dsi.docids.query_pairs import ALWAYS, NEVER, NOTHING, TIMES, Pairs, Period, hashes_of, is_sound
+from dsi.docids.tree import DocidTree, ranges
 from dsi.docids.types import Bools, Floats, Ints, Rows
 
 logger = logging.getLogger(__name__)
 
 NEAREST, TEMPERATURE = 50, 0.2
-"""How many earlier queries have a share, and by which cosine their weight falls to 1/e (docs/experiments/memory.md)."""
+"""How many earlier queries have a share, and by which cosine their weight falls to 1/e (docs/experiments/queries.md)."""
 _BLOCK = 2_048
 """Pairs of a block, about: the block of a pair is written again when it is learned, and the others are linked."""
 _PRODUCTS = 2**24
@@ -51,6 +51,7 @@ _SHARE, _EVEN, _FLOOR = 0.1, 3, 20
 """Of all pairs that take part, a document has a tenth at most; where few documents have pairs, three times an even share; and
 always 20."""
 _CONFIG = "config.json"
+_NONE = np.zeros(0, dtype=np.int64)
 
 
 @settings("memory")
@@ -338,23 +339,30 @@ class QueryMemory:
 
         A pair that was learned often counts more, as in `shares`.
         """
-        counts, place = (
-            np.zeros((len(terms), len(rows)), dtype=np.float32),
-            np.full(int(self._rows.max(initial=0)) + 1, -1),
-        )
-        place[rows] = np.arange(len(rows))
-        numbers = np.arange(len(self)) if self._active is None else self._active
-        numbers = numbers[place[self._rows[numbers]] >= 0]
-        own = self._terms[numbers].tolist()
-        held, pairs = (
-            np.frombuffer(b"".join(own), np.uint64),
-            np.repeat(numbers, [len(each) // HASHED for each in own]),
-        )
-        weights, documents = np.log2(1 + self._counts[pairs]), place[self._rows[pairs]]
+        pairs, documents = self._pairs_of(rows)
+        hashed, starts, lengths = self._terms
+        held, of = hashed[ranges(starts[pairs], lengths[pairs])], np.repeat(np.arange(len(pairs)), lengths[pairs])
+        weights, counts = np.log2(1 + self._counts[pairs]), np.zeros((len(terms), len(rows)), dtype=np.float32)
         for number, term in enumerate(hashes_of(terms)):
-            has = held == term
+            has = of[held == term]
             np.add.at(counts[number], documents[has], weights[has])
         return counts
+
+    def _pairs_of(self, rows: Rows) -> tuple[Ints, Ints]:
+        """Return the numbers of the pairs of documents [n] that take part, and which of the documents each is of."""
+        taken, _, _ = self._taken
+        at = np.minimum(np.searchsorted(taken, rows), max(len(taken) - 1, 0))
+        which = np.flatnonzero(taken[at] == rows) if len(taken) else _NONE
+        order, starts = self._order
+        counts = np.diff(starts)[at[which]]
+        places = order[ranges(starts[at[which]], counts)]
+        return places if self._active is None else self._active[places], np.repeat(which, counts)
+
+    @cached_property
+    def _order(self) -> tuple[Ints, Ints]:
+        """The numbers, among the pairs that take part, of those of each document in turn, and [taken + 1] where these begin."""
+        taken, numbers, _ = self._taken
+        return np.argsort(numbers, kind="stable"), np.append(0, np.cumsum(np.bincount(numbers, minlength=len(taken))))
 
     def earlier(self, query: Floats, row: int) -> list[Earlier]:
         """Return the nearest earlier queries of a document that have a share of a query [dim], nearest first."""
@@ -407,8 +415,10 @@ class QueryMemory:
         return np.concatenate([block.rows for block in self.blocks])
 
     @cached_property
-    def _terms(self) -> NDArray[np.object_]:
-        return np.concatenate([block.terms for block in self.blocks])
+    def _terms(self) -> tuple[NDArray[np.uint64], Ints, Ints]:
+        """Hashes of the terms of all pairs in order, where those of each pair begin, and how many it has."""
+        lengths = np.concatenate([block.num_terms for block in self.blocks]).astype(np.int64)
+        return np.concatenate([block.all_terms for block in self.blocks]), np.cumsum(lengths) - lengths, lengths
 
     @cached_property
     def _counts(self) -> Ints:

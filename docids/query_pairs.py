@@ -17,7 +17,7 @@ from dsi.docids.files.storage import save_tensors
 from dsi.docids.types import Bools, Floats, Ints
 
 TIMES = 3
-"""How often a pair counts at most: twice as much as one that was learned once (docs/experiments/memory.md)."""
+"""How often a pair counts at most: twice as much as one that was learned once (docs/experiments/queries.md)."""
 NEVER = np.iinfo(np.int64).max
 """In place of a time that is not there."""
 _LATEST = 253_402_300_799_999_999
@@ -68,7 +68,7 @@ class Pairs:
     def name(self) -> str:
         """The name of a file that holds these pairs and nothing else."""
         content = hashlib.sha256(json.dumps(self.texts.tolist()).encode())
-        for array in (self.keys, self.rows, self.times, self.vectors, self._term_counts, self._all_terms):
+        for array in (self.keys, self.rows, self.times, self.vectors, self.num_terms, self.all_terms):
             content.update(np.ascontiguousarray(array).data)
         return f"{content.hexdigest()[:32]}.safetensors"
 
@@ -80,13 +80,15 @@ class Pairs:
     def _columns(self) -> tuple[NDArray[np.generic], ...]:
         return self.keys, self.rows, self.times, self.vectors, self.texts, self.terms
 
-    @property
-    def _term_counts(self) -> NDArray[np.int32]:
+    @cached_property
+    def num_terms(self) -> NDArray[np.int32]:
+        """[n] how many terms each query has."""
         return np.array([len(own) // HASHED for own in self.terms.tolist()], dtype=np.int32)
 
-    @property
-    def _all_terms(self) -> NDArray[np.uint8]:
-        return np.frombuffer(b"".join(self.terms.tolist()), dtype=np.uint8)
+    @cached_property
+    def all_terms(self) -> NDArray[np.uint64]:
+        """Hashes of the terms of all queries, one query after another."""
+        return np.frombuffer(b"".join(self.terms.tolist()), dtype=np.uint64)
 
     @classmethod
     def join(cls, parts: Sequence["Pairs"]) -> "Pairs":
@@ -126,7 +128,7 @@ class Pairs:
             "times": np.ascontiguousarray(self.times).view(np.uint8),
         }
         texts = np.frombuffer(json.dumps(self.texts.tolist()).encode(), dtype=np.uint8)
-        whole |= {"terms": self._all_terms, "term_counts": self._term_counts}
+        whole |= {"terms": self.all_terms.view(np.uint8), "term_counts": self.num_terms}
         save_tensors({**whole, "texts": texts, "rows": self.rows, "vectors": self.vectors}, path)
 
     @classmethod

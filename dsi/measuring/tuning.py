@@ -48,7 +48,7 @@ _MOST_QUERIES = 500
 """Queries on which walks are compared."""
 FEWEST_TESTED = 100
 """Judged queries with an earlier query that speaks for a document, of which fewer choose no `memory_weight`: users will teach
-others (docs/experiments/memory.md)."""
+others (docs/experiments/queries.md)."""
 BEAMS = (5, 10, 20, 40, 80, 160, 320, 640, 1280)
 _AGREE = 0.98
 """Share of the exact top ten that the beam has to find."""

@@ -100,12 +100,12 @@ class VectorEngine(Engine):
         """Return the earlier queries that speak for a document, and their words; see `Engine`."""
         if not (request.config.memory_weight and len(self.memory)):
             return [], []
-        words = list[str]()
-        if self.lexical is not None and request.config.lexical_weight:
+        nearest, words = self.memory.earlier(batch.embeddings[0], row), list[str]()
+        if nearest and self.lexical is not None and request.config.lexical_weight:
             names, gains = self._learned_words(batch.texts[0], np.array([row]))
             order = np.argsort(-gains[:, 0], kind="stable")
             words = [names[at] for at in order.tolist() if gains[at, 0] > 0]
-        return self.memory.earlier(batch.embeddings[0], row), words
+        return nearest, words
 
     def sources(self, scores: DocumentScores, request: SearchRequest, count: int) -> Sources:
         """Return what gathers the documents of pools, `count` from each source."""

@@ -38,7 +38,7 @@ Weight = Annotated[float, Field(ge=0, le=1e6), Remedy("0 leaves it out")]
 
 LEXICAL_WEIGHT, TOKEN_WEIGHT, MEMORY_WEIGHT = 0.7, 1.0, 10.0
 """What we recommend beside cosines for words, late interaction and what was learned from use, chosen across collections
-(docs/experiments/index.md and memory.md)."""
+(docs/experiments/index.md and queries.md)."""
 
 
 @settings()

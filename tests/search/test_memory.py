@@ -180,8 +180,9 @@ def test_one_document_that_is_pushed_by_clicks_stays_out_of_other_queries(retrie
     honest = answers()
     retriever.learn([("buy this at once", pushed)] * 10_000)
     assert len(retriever.memory) == 51
-    changed = [one != other for own, before in zip(answers(), honest, strict=True) for one, other in zip(own, before, strict=True)]
-    assert sum(changed) <= 2  # of 150: 10,000 clicks count as three
+    after = answers()
+    pairs = [pair for own, before in zip(after, honest, strict=True) for pair in zip(own, before, strict=True)]
+    assert sum(own != before for own, before in pairs) <= 2  # of 150: 10,000 clicks count as three
     assert max(count for _, _, count in remembered(retriever.memory)) == 3
     copies = [(f"{title} {number}", pushed) for number in range(60) for title, _ in own]
     memory = retriever.memory
@@ -189,7 +190,7 @@ def test_one_document_that_is_pushed_by_clicks_stays_out_of_other_queries(retrie
     limited.learn(copies)
     assert np.bincount(np.concatenate([block.rows for block in limited.memory.blocks])).max() == 20
     assert limited.forget([("", pushed)]) == 20
-    assert answers() == honest
+    assert answers() == after
 
 
 def test_searches_while_others_teach_see_all_of_a_lesson_or_nothing(retriever):

@@ -120,6 +120,6 @@ def curve_table(record: Mapping[str, Any]) -> str:
     ]
     about = (
         f"{record['collection']}: {record['documents']:,} documents, {record['pairs']:,} earlier queries; {MEASURE} "
-        f"{record['without']:.1f} without them, and what is gained where documents have at most so many"
+        f"{record['without']:.1f} without them, and what is gained with at most as many of them a document"
     )
     return f"{about}\n\n{markdown_table(heads, [queries, *rows])}"

@@ -1,12 +1,15 @@
-"""Which piece of a document's text an answer shows: the one that would be found if each piece were a document of its own.
+"""Which pieces of a document's text an answer shows: those that would be found if each piece were a document of its own.
 
 A piece scores z.e_p + u b(p): its vector, and the words of the query that it holds, each by its rarity. u is twice the weight
 of words in the document's score, or twice the distance of the document's best and worst vector if that is more: words choose
 among the pieces of one document more than among documents, and a code, a number or a name that found the document stands in
-its passage. Reads the pieces of answers alone. Knows nothing of how documents are found.
+its passage. Where several are shown, late interaction of each piece is added. Reads the pieces of answers alone. Knows nothing
+of how documents are found.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from itertools import pairwise
+from typing import NamedTuple
 
 import numpy as np
 
@@ -14,56 +17,115 @@ from dsi.docids.tree import DocidTree
 from dsi.docids.types import Floats, Ints
 from dsi.docids.words.bm25 import BM25
 from dsi.docids.words.occurrences import occurrences
+from dsi.search.hits import Piece
+from dsi.search.scores import DocumentScores
+from dsi.search.top import best
 
 _WORDS = 2
 """How much more words count among the pieces of a document than among documents. Of 700 questions on articles of SQuAD 59.7 %
 have the passage with their paragraph by the vector alone, 71.4 % with words as in the document's score, 73.6 % so."""
+_COMPARED, _LEAST = 3, 12
+"""Pieces of a document that late interaction scores, the best by vectors and words: so many times those that are shown, but at
+least some."""
 
 
-def best_places(
-    tree: DocidTree,
-    lexical: BM25 | None,
-    weight: float,
-    query: str,
-    vector: Floats,
-    found: Sequence[tuple[int, str | None]],
-) -> list[int]:
-    """Return the docid position of the best piece of each document that a query found.
+class Found(NamedTuple):
+    """An answer: the docid position of a piece, the text, None if the index keeps none, and the document's score."""
+
+    position: int
+    text: str | None
+    score: float
+
+
+class Words:
+    """The words of one query, looked for in pieces.
 
     Args:
-        tree: the docids.
         lexical: the words of the documents; without them pieces are chosen by their vectors.
         weight: of the lexical part.
         query: its text.
-        vector: [dim] of the query.
-        found: of each document the docid position with the best vector, and the text, None if the index keeps none.
     """
-    if tree.spans is None or lexical is None or not weight:
-        return [position for position, _ in found]
-    factors = lexical.term_factors(query)
-    return [_best_place(tree, lexical, weight, factors, vector, *own) for own in found]
+
+    def __init__(self, lexical: BM25 | None, weight: float, query: str) -> None:
+        self.lexical, self.weight = lexical if weight else None, weight
+        self.factors = self.lexical.term_factors(query) if self.lexical else {}
+
+    def scores(self, dense: Floats, text: str | None, spans: Ints) -> Floats:
+        """[pieces] what words add to dense scores [pieces] of the pieces [pieces, 2] of a text, None if it is not kept."""
+        if self.lexical is None or not text:
+            return np.zeros_like(dense)
+        shares = word_shares(self.lexical, self.factors, text, spans)
+        return np.asarray(_WORDS * max(self.weight, np.ptp(dense)) * shares)
 
 
-def _best_place(
-    tree: DocidTree,
-    lexical: BM25,
-    weight: float,
-    factors: dict[str, float],
-    vector: Floats,
-    position: int,
-    text: str | None,
-) -> int:
-    row = tree.doc_rows[position]
-    first = tree.first_places[row]
-    places = tree.by_row[first : first + tree.place_counts[row]]
-    if len(places) == 1 or not text:
+def best_place(tree: DocidTree, words: Words, vector: Floats, position: int, text: str | None) -> int:
+    """Return the docid position of the best piece of a document.
+
+    Args:
+        tree: the docids.
+        words: of the query.
+        vector: [dim] of the query.
+        position: of the document's piece with the best vector.
+        text: of the document, None if the index keeps none.
+    """
+    if words.lexical is None or not text:
+        return position
+    places, _ = tree.places_of(tree.doc_rows[[position]])
+    if len(places) == 1:
         return position
     assert tree.spans is not None
-    words = word_shares(lexical, factors, text, tree.spans[places])
-    if words.max() == words.min():
-        return position
     dense = tree.embeddings[places] @ vector
-    return int(places[np.argmax(dense + _WORDS * max(weight, np.ptp(dense)) * words)])
+    added = words.scores(dense, text, tree.spans[places])
+    return position if added.max() == added.min() else int(places[np.argmax(dense + added)])
+
+
+def best_pieces(
+    scores: DocumentScores, words: Words, found: Sequence[Found], count: int
+) -> list[tuple[Piece, ...]]:
+    """Return the best pieces of each document that the one query of `scores` found, in their order in the text.
+
+    What two pieces share belongs to the better one. None of a text that is one piece and not kept.
+
+    Args:
+        scores: of the query.
+        words: of the query.
+        found: the documents.
+        count: pieces of a document, at most.
+    """
+    tree = scores.tree
+    places, counts = tree.places_of(tree.doc_rows[[own.position for own in found]])
+    if tree.spans is None:
+        return [_whole(text, score) for _, text, score in found]
+    dense = scores.dots(np.array([0]), places[None])[0]
+    spans, edges, compared = tree.spans[places], [0, *np.cumsum(counts).tolist()], list[Ints]()
+    for (start, end), (_, text, _) in zip(pairwise(edges), found, strict=True):
+        dense[start:end] += words.scores(dense[start:end], text, spans[start:end])
+        compared.append(start + best(dense[start:end], max(_LEAST, _COMPARED * count)))
+    near = np.concatenate(compared)
+    dense[near] += scores.late_interaction(0, places[near])
+    pieces = []
+    for own, (_, text, score) in zip(compared, found, strict=True):
+        ranked = own[best(dense[own], count)]
+        below = score - dense[ranked[0]]
+        is_whole, chosen = len(own) == 1, zip(spans[ranked].tolist(), (dense[ranked] + below).tolist(), strict=True)
+        pieces.append(_whole(text, score) if is_whole else _apart(Piece(*span, own) for span, own in chosen))
+    return pieces
+
+
+def _whole(text: str | None, score: float) -> tuple[Piece, ...]:
+    """Return the one piece of a text; none if it is not kept."""
+    return (Piece(0, len(text), score),) if text else ()
+
+
+def _apart(pieces: Iterable[Piece]) -> tuple[Piece, ...]:
+    """Return pieces, best first, in their order in the text; what two of them share belongs to the better one."""
+    apart = list[Piece]()
+    for start, end, score in pieces:
+        begin = max([start, *(own.end for own in apart if own.start <= start < own.end)])
+        stop = min([end, *(own.start for own in apart if begin < own.start < end)])
+        if begin < stop:
+            apart.append(Piece(begin, stop, score))
+    return tuple(sorted(apart))
 
 
 def word_shares(lexical: BM25, factors: dict[str, float], text: str, spans: Ints) -> Floats:

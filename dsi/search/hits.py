@@ -141,16 +141,15 @@ class Hit:
     @property
     def passages(self) -> list[Passage]:
         """The best places of the text, as many as the search asked for (`passages`), in their order there; none overlap."""
-        return [self._passage(piece) for piece in self.pieces or [self._best_piece]]
+        return [self.part(*piece) for piece in self.pieces or [(*(self.passage_span or (0, len(self.text or ""))), self.score)]]
 
-    @property
-    def _best_piece(self) -> Piece:
-        return Piece(*(self.passage_span or (0, len(self.text or ""))), self.score)
-
-    def _passage(self, piece: Piece) -> Passage:
-        start, end, score = piece
-        text = None if self.text is None else self.text[start:end]
-        place = locate(self.metadata, self.text, self.passage_span and (start, end))
+    def part(self, start: int, end: int, score: float) -> Passage:
+        """Return characters start to end of the text, without the space around them, as a passage."""
+        text = self.text and self.text[start:end]
+        if text:
+            start, end = start + len(text) - len(text.lstrip()), start + len(text.rstrip())
+            text = text.strip()
+        place = locate(self.metadata, self.text, (start, end))
         return Passage(self.doc_id, start, end, score, self.title, text, place)
 
     @property
@@ -395,6 +394,37 @@ class Answers(list[Hits]):
         for line, values in zip(table, lists, strict=True):
             line[: len(values)] = values
         return table
+
+
+class Evidence(list[Passage]):
+    """Passages of several documents that answer a question, the most telling first; as a text they are numbered for a prompt.
+
+    Attributes:
+        query: the question.
+        tokens: of the texts of all passages, by the encoder's tokenizer.
+        coverage: share of the documents that could be searched; below 1 only if shards of a cluster did not answer.
+        missing: numbers of these shards.
+    """
+
+    def __init__(
+        self,
+        passages: Iterable[Passage],
+        query: str,
+        tokens: int,
+        coverage: float = 1.0,
+        missing: Iterable[int] = (),
+    ) -> None:
+        super().__init__(passages)
+        self.query, self.tokens, self.coverage, self.missing = query, tokens, coverage, list(missing)
+
+    def __str__(self) -> str:
+        return "\n\n".join(f"[{number}] {_source(own)}\n{own.text}" for number, own in enumerate(self, 1))
+
+
+def _source(passage: Passage) -> str:
+    """Return what names a passage in a prompt: its document, and where it stands."""
+    place = passage.location or f"{passage.doc_id}, characters {passage.start} to {passage.end}"
+    return printable(f"{passage.title.strip()} ({place})" if passage.title.strip() else str(place))
 
 
 def cut_at_matches(

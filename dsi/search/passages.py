@@ -52,10 +52,14 @@ class Words:
 
     def scores(self, dense: Floats, text: str | None, spans: Ints) -> Floats:
         """[pieces] what words add to dense scores [pieces] of the pieces [pieces, 2] of a text, None if it is not kept."""
-        if self.lexical is None or not text:
-            return np.zeros_like(dense)
-        shares = word_shares(self.lexical, self.factors, text, spans)
-        return np.asarray(_WORDS * max(self.weight, np.ptp(dense)) * shares)
+        return np.asarray(_WORDS * max(self.weight, np.ptp(dense)) * self.shares(text or "", spans))
+
+    def shares(self, text: str, spans: Ints) -> Floats:
+        """[pieces] the shares of the words that pieces [pieces, 2] of a text have; see `word_shares`."""
+        if self.lexical is None or not text or not len(spans):
+            return np.zeros(len(spans), dtype=np.float32)
+        start, end = int(spans.min()), int(spans.max())
+        return word_shares(self.lexical, self.factors, text[start:end], spans - start)
 
 
 def best_place(tree: DocidTree, words: Words, vector: Floats, position: int, text: str | None) -> int:
@@ -79,42 +83,63 @@ def best_place(tree: DocidTree, words: Words, vector: Floats, position: int, tex
     return position if added.max() == added.min() else int(places[np.argmax(dense + added)])
 
 
-def best_pieces(
-    scores: DocumentScores, words: Words, found: Sequence[Found], count: int
-) -> list[tuple[Piece, ...]]:
-    """Return the best pieces of each document that the one query of `scores` found, in their order in the text.
+class ScoredPieces(NamedTuple):
+    """The best pieces of one document, best first.
 
-    What two pieces share belongs to the better one. None of a text that is one piece and not kept.
+    Attributes:
+        places: [n] docid positions.
+        spans: [n, 2] first character of each, and one past its last; all of a text that is one piece.
+        scores: [n].
+    """
+
+    places: Ints
+    spans: Ints
+    scores: Floats
+
+
+def scored_pieces(
+    scores: DocumentScores, words: Words, found: Sequence[Found], count: int
+) -> list[ScoredPieces]:
+    """Return the best pieces of each document that the one query of `scores` found, three times `count` or 12 at most.
 
     Args:
         scores: of the query.
         words: of the query.
         found: the documents.
-        count: pieces of a document, at most.
+        count: pieces of a document that are needed.
     """
     tree = scores.tree
     places, counts = tree.places_of(tree.doc_rows[[own.position for own in found]])
-    if tree.spans is None:
-        return [_whole(text, score) for _, text, score in found]
-    dense = scores.dots(np.array([0]), places[None])[0]
-    spans, edges, compared = tree.spans[places], [0, *np.cumsum(counts).tolist()], list[Ints]()
-    for (start, end), (_, text, _) in zip(pairwise(edges), found, strict=True):
-        dense[start:end] += words.scores(dense[start:end], text, spans[start:end])
-        compared.append(start + best(dense[start:end], max(_LEAST, _COMPARED * count)))
+    spans = _spans_of(tree, places, counts, found)
+    values, edges, compared = scores.dots(np.array([0]), places[None])[0], np.cumsum([0, *counts]), list[Ints]()
+    for (start, end), (_, text, _) in zip(pairwise(edges.tolist()), found, strict=True):
+        values[start:end] += words.scores(values[start:end], text, spans[start:end])
+        compared.append(start + best(values[start:end], max(_LEAST, _COMPARED * count)))
     near = np.concatenate(compared)
-    dense[near] += scores.late_interaction(0, places[near])
+    values[near] += scores.late_interaction(0, places[near])
+    ranked = [own[best(values[own], len(own))] for own in compared]
+    return [ScoredPieces(places[own], spans[own], values[own]) for own in ranked]
+
+
+def best_pieces(
+    scores: DocumentScores, words: Words, found: Sequence[Found], count: int
+) -> list[tuple[Piece, ...]]:
+    """Return the best pieces of each document, `count` at most, in their order in the text; see `scored_pieces`.
+
+    What two pieces share belongs to the better one. None of a text that is one piece and not kept.
+    """
     pieces = []
-    for own, (_, text, score) in zip(compared, found, strict=True):
-        ranked = own[best(dense[own], count)]
-        below = score - dense[ranked[0]]
-        is_whole, chosen = len(own) == 1, zip(spans[ranked].tolist(), (dense[ranked] + below).tolist(), strict=True)
-        pieces.append(_whole(text, score) if is_whole else _apart(Piece(*span, own) for span, own in chosen))
+    for own, (_, _, score) in zip(scored_pieces(scores, words, found, count), found, strict=True):
+        values = (score + own.scores[:count] - own.scores[0]).tolist()
+        pieces.append(_apart(Piece(*span, value) for span, value in zip(own.spans.tolist(), values, strict=False)))
     return pieces
 
 
-def _whole(text: str | None, score: float) -> tuple[Piece, ...]:
-    """Return the one piece of a text; none if it is not kept."""
-    return (Piece(0, len(text), score),) if text else ()
+def _spans_of(tree: DocidTree, places: Ints, counts: Ints, found: Sequence[Found]) -> Ints:
+    """[places, 2] the pieces at the places of documents, which have [documents] so many; a document of one is all its text."""
+    whole = np.array([[0, len(text or "")] for _, text, _ in found])
+    spans = np.repeat(whole, counts, axis=0)
+    return spans if tree.spans is None else np.where(np.repeat(counts, counts)[:, None] > 1, tree.spans[places], spans)
 
 
 def _apart(pieces: Iterable[Piece]) -> tuple[Piece, ...]:

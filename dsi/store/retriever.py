@@ -21,7 +21,7 @@ from dsi.search.engine import Engine, Followed
 from dsi.search.engines import create_engine
 from dsi.search.explain.explanation import Explanation
 from dsi.search.explain.why import AnsweredQuery
-from dsi.search.hits import Answers, Document, Hits
+from dsi.search.hits import Answers, Document, Evidence, Hits
 from dsi.search.queries import EncodedQueries, Queries, encode_queries, encoded_queries, encoded_query, given_vectors
 from dsi.search.request import (
     SearchConfig,
@@ -34,6 +34,7 @@ from dsi.search.results import SearchResult
 from dsi.store import learning, loading, updating
 from dsi.store.candidates import answers, followed_rows
 from dsi.store.documents import DocumentTable, hits_of, run_of
+from dsi.store.evidence import evidence
 from dsi.store.similar import similar
 from dsi.store.state import State
 from dsi.store.updating import Content
@@ -257,6 +258,35 @@ class GenerativeRetriever:
         return similar(self.snapshot._state, [doc_ids] if isinstance(doc_ids, str) else doc_ids, k, options)
 
     @shows_options
+    def evidence(
+        self, question: str, tokens: int = 1000, *, k: int = 20, **options: Unpack[SearchOptions]
+    ) -> Evidence:
+        """Return the passages of several documents that tell most of a question, with at most `tokens` tokens together.
+
+        Passages are whole sentences, or several that stand together, the best first. One whose text is nearly that of others is
+        left out. Tokens are those of the index's encoder; titles and places are not counted.
+
+        Example:
+            >>> print(retriever.evidence("which capitals are on the danube", tokens=200))
+
+        Args:
+            question: a text.
+            tokens: of all passages together, at most.
+            k: documents that they may come from.
+            **options: see `SearchOptions`.
+
+        Returns:
+            `Evidence`, a list of `Passage`s whose scores order them, with the tokens that it has; empty if a filter lets no
+            document through.
+
+        Raises:
+            TypeError: an option does not exist.
+            ValueError: no sentence fits into `tokens`; the index keeps no texts; an empty question; an option out of range or
+                not used, an unknown doc_id or column in a filter.
+        """
+        return evidence(self.snapshot._state, question, tokens, k, options)
+
+    @shows_options
     def search_encoded(
         self, encoded: EncodedQueries, k: int = 10, *, show_progress: bool = False, **options: Unpack[SearchOptions]
     ) -> SearchResult:
@@ -292,7 +322,7 @@ class GenerativeRetriever:
         """
         index = self.snapshot
         request = index.request("explain", k, options)
-        encoded = encoded_query(index.encoder, query)
+        encoded = encoded_query(index.encoder, query, "explain")
         (answered,) = index.answered(encoded, request)
         return answered.explanation
 

@@ -24,7 +24,7 @@ from dsi.search.top import best
 _WORDS = 2
 """How much more words count among the pieces of a document than among documents. Of 700 questions on articles of SQuAD 59.7 %
 have the passage with their paragraph by the vector alone, 71.4 % with words as in the document's score, 73.6 % so."""
-_COMPARED, _LEAST = 3, 12
+_COMPARED, _LEAST = 2, 6
 """Pieces of a document that late interaction scores, the best by vectors and words: so many times those that are shown, but at
 least some."""
 
@@ -100,7 +100,7 @@ class ScoredPieces(NamedTuple):
 def scored_pieces(
     scores: DocumentScores, words: Words, found: Sequence[Found], count: int
 ) -> list[ScoredPieces]:
-    """Return the best pieces of each document that the one query of `scores` found, three times `count` or 12 at most.
+    """Return the best pieces of each document that the one query of `scores` found, twice `count` or 6 at most.
 
     Args:
         scores: of the query.

@@ -141,7 +141,12 @@ class Hit:
     @property
     def passages(self) -> list[Passage]:
         """The best places of the text, as many as the search asked for (`passages`), in their order there; none overlap."""
-        return [self.part(*piece) for piece in self.pieces or [(*(self.passage_span or (0, len(self.text or ""))), self.score)]]
+        return [self.part(*piece) for piece in self.pieces or [(*self.best_span, self.score)]]
+
+    @property
+    def best_span(self) -> tuple[int, int]:
+        """`passage_span`, or the ends of a text that is one piece."""
+        return self.passage_span or (0, len(self.text or ""))
 
     def part(self, start: int, end: int, score: float) -> Passage:
         """Return characters start to end of the text, without the space around them, as a passage."""

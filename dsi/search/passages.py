@@ -52,7 +52,7 @@ class Words:
 
     def scores(self, dense: Floats, text: str | None, spans: Ints) -> Floats:
         """[pieces] what words add to dense scores [pieces] of the pieces [pieces, 2] of a text, None if it is not kept."""
-        return np.asarray(_WORDS * max(self.weight, np.ptp(dense)) * self.shares(text or "", spans))
+        return np.asarray(_WORDS * max(self.weight, float(np.ptp(dense))) * self.shares(text or "", spans))
 
     def shares(self, text: str, spans: Ints) -> Floats:
         """[pieces] the shares of the words that pieces [pieces, 2] of a text have; see `word_shares`."""
@@ -97,9 +97,7 @@ class ScoredPieces(NamedTuple):
     scores: Floats
 
 
-def scored_pieces(
-    scores: DocumentScores, words: Words, found: Sequence[Found], count: int
-) -> list[ScoredPieces]:
+def scored_pieces(scores: DocumentScores, words: Words, found: Sequence[Found], count: int) -> list[ScoredPieces]:
     """Return the best pieces of each document that the one query of `scores` found, twice `count` or 6 at most.
 
     Args:
@@ -121,9 +119,7 @@ def scored_pieces(
     return [ScoredPieces(places[own], spans[own], values[own]) for own in ranked]
 
 
-def best_pieces(
-    scores: DocumentScores, words: Words, found: Sequence[Found], count: int
-) -> list[tuple[Piece, ...]]:
+def best_pieces(scores: DocumentScores, words: Words, found: Sequence[Found], count: int) -> list[tuple[Piece, ...]]:
     """Return the best pieces of each document, `count` at most, in their order in the text; see `scored_pieces`.
 
     What two pieces share belongs to the better one. None of a text that is one piece and not kept.
@@ -131,7 +127,8 @@ def best_pieces(
     pieces = []
     for own, (_, _, score) in zip(scored_pieces(scores, words, found, count), found, strict=True):
         values = (score + own.scores[:count] - own.scores[0]).tolist()
-        pieces.append(_apart(Piece(*span, value) for span, value in zip(own.spans.tolist(), values, strict=False)))
+        spans = own.spans.tolist()
+        pieces.append(_apart(Piece(start, end, value) for (start, end), value in zip(spans, values, strict=False)))
     return pieces
 
 

@@ -142,7 +142,7 @@ class DocumentScores:
         return found, self.token_weight * products / np.float32(max(1, len(found)))
 
     def token_products(self, row: int, position: int) -> Floats:
-        """[document tokens, query tokens] products at a docid position; their best by query token average to `late_interaction`."""
+        """[tokens there, tokens of the query] weighted products at a docid position; `late_interaction` averages the best."""
         if self.tokens is None or self.tree.tokens is None:
             return np.zeros((0, 1), dtype=np.float32)
         return self.token_weight * self.tree.tokens.products(self.tokens[row], position)

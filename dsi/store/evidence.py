@@ -13,9 +13,9 @@ import numpy as np
 
 from dsi.contrastive.text_encoder import TextEncoder
 from dsi.docids.files.checks import plain
-from dsi.docids.types import Ints
+from dsi.docids.types import Floats, Ints
 from dsi.docids.words.sentences import joined_sentences
-from dsi.search.hits import Evidence, Hits, Passage, Piece
+from dsi.search.hits import Evidence, Hits, Passage
 from dsi.search.passages import Found, Words, scored_pieces
 from dsi.search.queries import encoded_query
 from dsi.search.request import SearchOptions
@@ -56,7 +56,7 @@ def evidence(state: State, question: str, tokens: int, k: int, options: SearchOp
     (hits,) = hits_of(tree, state.documents, result)
     scores = DocumentScores.from_request(tree, lexical, encoded.batches[0], request)
     words = Words(lexical, request.config.lexical_weight, encoded.texts[0])
-    found = [Found(*own) for own in zip(result.positions[0].tolist(), [hit.text for hit in hits], hits.scores.tolist())]
+    found = [Found(at, hit.text, hit.score) for at, hit in zip(result.positions[0].tolist(), hits, strict=False)]
     ranked = sorted(_sentences(state.encoder, scores, words, hits, found, tokens), key=lambda own: (-own.score, own))
     passages = _passages(hits, _chosen(state.encoder, hits, ranked, tokens))
     count = sum(_counts(state.encoder, [own.text or "" for own in passages]))
@@ -81,7 +81,9 @@ def _sentences(
             cuts[number] = joined_sentences(text, _LEAST)
         own = list(_within(cuts[number], start, end))
         ends = np.array(own, dtype=np.int64).reshape(-1, 2)
-        added = words.weight * words.shares(text, ends) + _by_tokens(encoder, scores, place, title, (text, start, end), ends)
+        added = words.weight * words.shares(text, ends) + _by_tokens(
+            encoder, scores, place, title, (text, start, end), ends
+        )
         for (first, last), more in zip(own, (score + _SENTENCES * added).tolist(), strict=True):
             key = number, first, last
             best[key] = max(more, best.get(key, more))
@@ -101,7 +103,7 @@ def _within(cuts: Sequence[tuple[int, int]], start: int, end: int) -> Iterator[t
 
 def _by_tokens(
     encoder: TextEncoder, scores: DocumentScores, place: int, title: str, piece: tuple[str, int, int], ends: Ints
-) -> Ints:
+) -> Floats:
     """[sentences] late interaction of each sentence of the piece at a docid position; 0 without token vectors."""
     text, start, end = piece
     added, products = np.zeros(len(ends), dtype=np.float32), scores.token_products(0, place)
@@ -116,7 +118,7 @@ def _by_tokens(
 
 
 def _token_starts(encoder: TextEncoder, title: str, text: str) -> Ints:
-    """[tokens] the character of a piece at which each of its stored tokens begins; negative in the title, and of special ones."""
+    """[tokens] the character of a piece at which each stored token begins; negative in the title, and of special ones."""
     whole = f"{title} {text}"
     before = len(title) + 1 - (len(whole) - len(whole.lstrip()))
     spans = (encoder.token_model or encoder).spans(whole.strip(), "document")

@@ -258,9 +258,7 @@ class GenerativeRetriever:
         return similar(self.snapshot._state, [doc_ids] if isinstance(doc_ids, str) else doc_ids, k, options)
 
     @shows_options
-    def evidence(
-        self, question: str, tokens: int = 1000, *, k: int = 20, **options: Unpack[SearchOptions]
-    ) -> Evidence:
+    def evidence(self, question: str, tokens: int = 1000, *, k: int = 20, **options: Unpack[SearchOptions]) -> Evidence:
         """Return the passages of several documents that tell most of a question, with at most `tokens` tokens together.
 
         Passages are whole sentences, or several that stand together, the best first. One whose text is nearly that of others is

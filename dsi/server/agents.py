@@ -245,7 +245,8 @@ def _passages(service: "Service", answer: "Json", tokens: int) -> "Json":
     A passage that does not fit begins with the words that the query found.
     """
     places = [(hit, place) for hit in answer.pop("hits") for place in _places(hit)]
-    passages, left = list[Json](), tokens
+    passages: list[Json] = []
+    left = tokens
     for number, (hit, place) in enumerate(places):
         names = ("rank", "score", "doc_id", "title", "location", "metadata")
         kept: Json = {name: hit[name] for name in names if name in hit}

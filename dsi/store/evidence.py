@@ -25,8 +25,8 @@ from dsi.store.state import State
 
 _OF_A_DOCUMENT, _PIECES, _PER_PIECE = 10, 40, 25
 """Pieces of a document, and of all, that are cut into sentences; of all one for each so many tokens, if that is more."""
-_LEAST = 150
-"""Bytes of a sentence that stands alone: headings and "Mr." stand with the next."""
+_LEAST, _MOST = 150, 1000
+"""Bytes of a sentence that stands alone: headings and "Mr." stand with the next. Characters of one that is not cut."""
 _SENTENCES = 2
 """How much more words and tokens count among the sentences of a piece than among documents (docs/experiments/evidence.md)."""
 _SHINGLE, _KNOWN = 8, 0.75
@@ -91,11 +91,11 @@ def _sentences(
 
 
 def _within(cuts: Sequence[tuple[int, int]], start: int, end: int) -> Iterator[tuple[int, int]]:
-    """Yield the sentences that a piece has a part of, whole unless they are longer than the piece."""
+    """Yield the sentences that a piece has a part of: whole, but of very long ones that part alone."""
     for first, last in cuts[max(0, bisect_right(cuts, (start, start)) - 1) :]:
         if first >= end:
             return
-        if last - first > end - start:
+        if last - first > _MOST:
             first, last = max(first, start), min(last, end)
         if last > start:
             yield first, last

@@ -195,12 +195,13 @@ def test_settings_search_again_and_can_be_reset(page, served):
     assert page.locator("#found.stale").count() == 0
 
 
-def test_quotes_and_minuses_are_read_on_the_page(page):
+def test_quotes_and_minuses_are_read_on_the_page(page, served):
     page.fill("#query", '"danube" -brown')
     page.keyboard.press("Enter")
-    page.wait_for_url("**danube*")
-    sync_api.expect(page.locator("#answers b").first).to_have_text("Danube")
-    assert all("danube" in text.lower() for text in page.locator("#answers > li").all_inner_texts())
+    _, found = served.ask("search", {"query": '"danube" -brown', "syntax": True})
+    titles = [hit["title"] for hit in found["answers"][0]["hits"]]
+    sync_api.expect(page.locator("#answers b")).to_have_text(titles)
+    assert 0 < len(titles) < 10
     page.fill("#query", '"nobody has this"')
     page.keyboard.press("Enter")
     sync_api.expect(page.locator("#status")).to_have_text("No document has 'nobody has this'.")

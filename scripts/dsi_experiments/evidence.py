@@ -1,7 +1,7 @@
 """How often evidence within a budget of tokens holds the answer: `python -m dsi_experiments.evidence DIR INDEX`.
 
 DIR is a BEIR folder with test judgements, INDEX a folder that is made if it is not there. With --joined the texts of a title
-are one document, as the paragraphs of an article of SQuAD. A question counts as answered if the passages hold all of the sentence
+are one document, as the paragraphs of an article of SQuAD. A question is answered if passages hold all of the sentence
 that answers it, marked by hand for some questions of SQuAD (`MARKS`), or else some of the judged text. Beside `evidence` stand
 what programs do without it: top documents or pieces, as an index ranks them or bm25s, whole until the budget is used.
 """

@@ -30,10 +30,12 @@ WEIGHTS = {"lexical_weight": 0.3, "token_weight": 0.5}
 @pytest.fixture(scope="module")
 def index(sentence_bert_folder, tmp_path_factory):
     """Long documents of six articles each, in up to six pieces, and short ones of one; their texts end with a blank line."""
+    articles = [*(RECORDS[at : at + 6] for at in range(0, 60, 6)), *([each] for each in RECORDS[60:])]
+    texts = ["\n\n".join(each["text"] for each in own) + "\n" for own in articles]
     documents = [
-        {"doc_id": f"d{at}", "title": own[0]["title"], "text": "\n\n".join(each["text"] for each in own) + "\n", "even": at % 2 == 0}
-        for at, own in enumerate([*(RECORDS[at : at + 6] for at in range(0, 60, 6)), *([each] for each in RECORDS[60:])])
-    ]  # fmt: skip
+        {"doc_id": f"d{at}", "title": own[0]["title"], "text": text, "even": at % 2 == 0}
+        for at, (own, text) in enumerate(zip(articles, texts, strict=True))
+    ]
     folder = tmp_path_factory.mktemp("answers") / "index"
     settings = {"encoder": {"piece_length": 80, "document_length": 120}, "docids": {"pieces": 6, "branching": 4}}
     config = dsi.Config().without_training().with_changes(settings)

@@ -38,13 +38,7 @@ class Found(NamedTuple):
 
 
 class Words:
-    """The words of one query, looked for in pieces.
-
-    Args:
-        lexical: the words of the documents; without them pieces are chosen by their vectors.
-        weight: of the lexical part.
-        query: its text.
-    """
+    """The words of one query, looked for in pieces; without BM25 or its weight they add nothing."""
 
     def __init__(self, lexical: BM25 | None, weight: float, query: str) -> None:
         self.lexical, self.weight = lexical if weight else None, weight
@@ -63,15 +57,7 @@ class Words:
 
 
 def best_place(tree: DocidTree, words: Words, vector: Floats, position: int, text: str | None) -> int:
-    """Return the docid position of the best piece of a document.
-
-    Args:
-        tree: the docids.
-        words: of the query.
-        vector: [dim] of the query.
-        position: of the document's piece with the best vector.
-        text: of the document, None if the index keeps none.
-    """
+    """Return the docid position of the best piece of a document, given that of its piece with the best vector."""
     if words.lexical is None or not text:
         return position
     places, _ = tree.places_of(tree.doc_rows[[position]])
@@ -84,28 +70,15 @@ def best_place(tree: DocidTree, words: Words, vector: Floats, position: int, tex
 
 
 class ScoredPieces(NamedTuple):
-    """The best pieces of one document, best first.
+    """The best pieces of one document, best first."""
 
-    Attributes:
-        places: [n] docid positions.
-        spans: [n, 2] first character of each, and one past its last; all of a text that is one piece.
-        scores: [n].
-    """
-
-    places: Ints
-    spans: Ints
-    scores: Floats
+    places: Ints  # [n] docid positions
+    spans: Ints  # [n, 2] first character, and one past the last; all of a text that is one piece
+    scores: Floats  # [n]
 
 
 def scored_pieces(scores: DocumentScores, words: Words, found: Sequence[Found], count: int) -> list[ScoredPieces]:
-    """Return the best pieces of each document that the one query of `scores` found, twice `count` or 6 at most.
-
-    Args:
-        scores: of the query.
-        words: of the query.
-        found: the documents.
-        count: pieces of a document that are needed.
-    """
+    """Return the best pieces of each document that the one query of `scores` found, twice `count` or 6 at most."""
     tree = scores.tree
     places, counts = tree.places_of(tree.doc_rows[[own.position for own in found]])
     spans = _spans_of(tree, places, counts, found)

@@ -184,20 +184,18 @@ class AnsweredQuery:
 
         These are none unless the request asks for several.
         """
-        tree, config, (batch,) = self.engine.tree, self.request.config, self.encoded.batches
-        positions = [own.position for own in found]
-        if tree.spans is None and self.request.passages == 1:
-            return [(None, ())] * len(found)
-        words = Words(self.engine.lexical, config.lexical_weight, self.query)
+        tree, lexical, (batch,) = self.engine.tree, self.engine.lexical, self.encoded.batches
+        words = Words(lexical, self.request.config.lexical_weight, self.query)
         if self.request.passages == 1:
-            positions = [best_place(tree, words, batch.embeddings[0], *own[:2]) for own in found]
-            return [(span, ()) for span in tree.spans_at(np.array(positions, dtype=np.int64))]
-        scores = DocumentScores.from_request(tree, self.engine.lexical, batch, self.request)
+            places = [best_place(tree, words, batch.embeddings[0], *own[:2]) for own in found]
+            return [(span, ()) for span in tree.spans_at(np.array(places))]
+        scores, spans = (
+            DocumentScores.from_request(tree, lexical, batch, self.request),
+            tree.spans_at(np.array([own[0] for own in found])),
+        )
         several = best_pieces(scores, words, found, self.request.passages)
-        return [
-            (span and max(pieces, key=lambda piece: piece.score)[:2], pieces)
-            for span, pieces in zip(tree.spans_at(np.array(positions, dtype=np.int64)), several, strict=True)
-        ]
+        best = [max(pieces, key=lambda piece: piece.score, default=None) for pieces in several]
+        return [(span and top and top[:2], pieces) for span, top, pieces in zip(spans, best, several, strict=True)]
 
     def matches(self, hits: Sequence[Hit]) -> list[list[Match]]:
         """Return the words of the query that each of its hits matches."""

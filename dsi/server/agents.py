@@ -96,6 +96,18 @@ def make_server(
         loaded: waits until the index is there, and returns it.
         lifespan: what is open while the server runs.
     """
+    tools = {**_finding(loaded), **_reading(loaded)}
+    return MCPServer(
+        "dsi",
+        instructions=_INSTRUCTIONS,
+        log_level="WARNING",
+        lifespan=lifespan,
+        tools=[_tool(title, function) for title, function in tools.items()],
+    )
+
+
+def _finding(loaded: "Callable[[], Awaitable[Service]]") -> dict[str, Callable[..., Any]]:
+    """Return {title: tool} of the tools that find documents."""
 
     async def search(
         query: Query, k: int = 5, where: Where = None, allow: Names = None, deny: Names = None, tokens: Tokens = 2000,
@@ -124,6 +136,12 @@ def make_server(
         answer = await _within(service, lambda: service.similar(doc_ids, k, options, matches=True), tokens)
         return await asyncio.to_thread(_passages, service, answer, tokens)
 
+    return {"Search the collection": search, "Gather evidence": evidence, "Find similar documents": similar}
+
+
+def _reading(loaded: "Callable[[], Awaitable[Service]]") -> dict[str, Callable[..., Any]]:
+    """Return {title: tool} of the tools that read one document."""
+
     async def document(doc_id: str, start: int = 0, tokens: Tokens = 2000) -> dict[str, Any]:
         """Return a document's title, metadata and text from a character on; `end` below `length` means that there is more."""
         service = await _ready(loaded)
@@ -137,20 +155,7 @@ def make_server(
         kept = ("query", "exact", "coverage", "missing", "target")
         return {"notice": NOTICE, **{name: picture[name] for name in kept if name in picture}}
 
-    tools: dict[str, Callable[..., Any]] = {
-        "Search the collection": search,
-        "Gather evidence": evidence,
-        "Find similar documents": similar,
-        "Read a document": document,
-        "Explain a search": explain,
-    }
-    return MCPServer(
-        "dsi",
-        instructions=_INSTRUCTIONS,
-        log_level="WARNING",
-        lifespan=lifespan,
-        tools=[_tool(title, function) for title, function in tools.items()],
-    )
+    return {"Read a document": document, "Explain a search": explain}
 
 
 async def _ready(loaded: "Callable[[], Awaitable[Service]]") -> "Service":

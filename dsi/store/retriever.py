@@ -23,13 +23,7 @@ from dsi.search.explain.explanation import Explanation
 from dsi.search.explain.why import AnsweredQuery
 from dsi.search.hits import Answers, Document, Evidence, Hits
 from dsi.search.queries import EncodedQueries, Queries, encode_queries, encoded_queries, encoded_query, given_vectors
-from dsi.search.request import (
-    SearchConfig,
-    SearchOptions,
-    SearchRequest,
-    shows_options,
-    vectors_alone,
-)
+from dsi.search.request import SearchConfig, SearchOptions, SearchRequest, shows_options, vectors_alone
 from dsi.search.results import SearchResult
 from dsi.store import learning, loading, updating
 from dsi.store.candidates import answers, followed_rows
@@ -244,9 +238,6 @@ class GenerativeRetriever:
         Their stored vectors are the query, and the words that tell most of them its text, if the index has BM25 and texts.
         Nothing is encoded; late interaction, and the generator of an index that has one, take no part.
 
-        Example:
-            >>> hits = retriever.similar("danube", k=3, where="doc_id <> 'rhine'")
-
         Args:
             doc_ids: one, or several, whose mean is the query.
             k: documents.
@@ -259,28 +250,14 @@ class GenerativeRetriever:
 
     @shows_options
     def evidence(self, question: str, tokens: int = 1000, *, k: int = 20, **options: Unpack[SearchOptions]) -> Evidence:
-        """Return the passages of several documents that tell most of a question, with at most `tokens` tokens together.
+        """Return the sentences of at most k documents that tell most of a question, with `tokens` tokens at most together.
 
-        Passages are whole sentences, or several that stand together, the best first. One whose text is nearly that of others is
-        left out. Tokens are those of the index's encoder; titles and places are not counted.
-
-        Example:
-            >>> print(retriever.evidence("which capitals are on the danube", tokens=200))
-
-        Args:
-            question: a text.
-            tokens: of all passages together, at most.
-            k: documents that they may come from.
-            **options: see `SearchOptions`.
-
-        Returns:
-            `Evidence`, a list of `Passage`s whose scores order them, with the tokens that it has; empty if a filter lets no
-            document through.
+        Those that stand together are one passage, the best come first, and what nearly repeats others is left out. Tokens are
+        those of the index's encoder. Empty if a filter lets no document through.
 
         Raises:
             TypeError: an option does not exist.
-            ValueError: no sentence fits into `tokens`; the index keeps no texts; an empty question; an option out of range or
-                not used, an unknown doc_id or column in a filter.
+            ValueError: no sentence fits into `tokens`, the index keeps no texts, an empty question, a bad option.
         """
         return evidence(self.snapshot._state, question, tokens, k, options)
 

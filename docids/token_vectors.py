@@ -130,11 +130,14 @@ class TokenVectors:
 
         For a place without tokens, each finds token -1 with product 0.
         """
-        codes = self.gather(np.array([place])).codes
-        if not len(codes):
+        products = self.products(tokens, place)
+        if not len(products):
             return np.full(len(tokens), -1), np.zeros(len(tokens), dtype=np.float32)
-        products = self._products(tokens, codes)  # [document tokens, x]
         return products.argmax(axis=0), products.max(axis=0)
+
+    def products(self, tokens: Floats, place: int) -> Floats:
+        """[document tokens, x] the products of the tokens of a place with the tokens [x] of a query."""
+        return self._products(tokens, self.gather(np.array([place])).codes)
 
     def _scan(self, tokens: Floats, means: Floats, places: Ints) -> Floats:
         """Return the scores [n, queries] of places [n], given all queries' tokens [x, dim] and their shares [x, queries]."""

@@ -19,6 +19,20 @@ def sentences(text: str, start: int, end: int) -> list[tuple[int, int]]:
     return list(pairwise(cuts))
 
 
+def joined_sentences(text: str, least: int) -> list[tuple[int, int]]:
+    """Return the ends of all sentences of a text, of which those shorter than `least` bytes of UTF-8 are joined with the next.
+
+    >>> joined_sentences("Neon. It glows red. Why? Nobody", 9)
+    [(0, 20), (20, 31)]
+    """
+    joined, start = list[tuple[int, int]](), 0
+    for _, end in sentences(text, 0, len(text)):
+        if end == len(text) or len(text[start:end].strip().encode()) >= least:
+            joined.append((start, end))
+            start = end
+    return joined
+
+
 def cut_before(text: str, end: int, most: int) -> int:
     """Return where to cut a text at a character or up to `most` before it: at a space, else not before a combining mark."""
     least = max(0, end - most)

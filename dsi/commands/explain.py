@@ -25,7 +25,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     command_line.add_argument(
         "--json", action="store_true", help="print the tree, and the document, as one JSON object"
     )
-    add_search_options(command_line)
+    add_search_options(command_line, without=("passages",))
     add_device(command_line, searches=True)
     arguments = command_line.parse_args(argv)
     load_libraries()

@@ -50,6 +50,41 @@ class Match(NamedTuple):
     is_clear: bool = True
 
 
+class Piece(NamedTuple):
+    """Characters start to end of a text, and the score of its document if this were its best piece."""
+
+    start: int
+    end: int
+    score: float
+
+
+class Passage(NamedTuple):
+    """A part of a document that answers a query.
+
+    Attributes:
+        doc_id: of the document.
+        start: first character of it in the document's text.
+        end: one past the last.
+        score: what the document's score would be if this were its best place; that of the best one is the document's score.
+        title: of the document, "" if it has none.
+        text: of the passage; None if the index keeps no texts.
+        location: where it stands: file, page or heading, lines; None if the document was not read from a file.
+    """
+
+    doc_id: str
+    start: int
+    end: int
+    score: float
+    title: str
+    text: str | None
+    location: Location | None
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return the attributes that JSON can hold, without those that are None."""
+        found = {name: value for name, value in self._asdict().items() if value is not None}
+        return found | ({"location": self.location.as_dict()} if self.location else {})
+
+
 class AnsweredSearch(Protocol):
     """The search that answered one query: what `Hit.explain` and marked words need of it."""
 
@@ -73,6 +108,7 @@ class Hit:
         text: None if the index keeps no texts.
         metadata: {column: value}, without missing values.
         passage_span: first character, and one past the last, of the best piece of its text; None if the text is one piece.
+        pieces: that `passages` shows, in their order in the text; empty unless a search asks for several.
         search: that found it; None after reranking.
     """
 
@@ -84,6 +120,7 @@ class Hit:
     text: str | None = None
     metadata: Mapping[str, Any] = field(default_factory=dict, hash=False)
     passage_span: tuple[int, int] | None = None
+    pieces: tuple[Piece, ...] = ()
     search: ClassVar[AnsweredSearch | None] = None  # no field: `dataclasses.asdict` would copy the index
 
     def found_by(self, search: AnsweredSearch | None) -> "Hit":
@@ -100,6 +137,25 @@ class Hit:
     def passage(self) -> str | None:
         """The piece of the text that answers best, all of it where it is one piece; None if the index keeps no texts."""
         return self.text if self.text is None or self.passage_span is None else self.text[slice(*self.passage_span)]
+
+    @property
+    def passages(self) -> list[Passage]:
+        """The best places of the text, as many as the search asked for (`passages`), in their order there; none overlap."""
+        return [self.part(*piece) for piece in self.pieces or [(*self.best_span, self.score)]]
+
+    @property
+    def best_span(self) -> tuple[int, int]:
+        """`passage_span`, or the ends of a text that is one piece."""
+        return self.passage_span or (0, len(self.text or ""))
+
+    def part(self, start: int, end: int, score: float) -> Passage:
+        """Return characters start to end of the text, without the space around them, as a passage."""
+        text = self.text and self.text[start:end]
+        if text:
+            start, end = start + len(text) - len(text.lstrip()), start + len(text.rstrip())
+            text = text.strip()
+        place = locate(self.metadata, self.text, (start, end))
+        return Passage(self.doc_id, start, end, score, self.title, text, place)
 
     @property
     def location(self) -> Location | None:
@@ -122,14 +178,19 @@ class Hit:
     def as_dict(self) -> dict[str, Any]:
         """Return the attributes that JSON can hold, without text and metadata where there are none.
 
-        With `passage_span` and `passage` where the text has several pieces, and `location` where it was read from a file.
+        With `passage_span` and `passage` where the text has several pieces, `passages` if the search asked for several, and
+        `location` where it was read from a file.
         """
         names = ["rank", "score", "doc_id", "title", "digits", "text", "passage_span"]
         names += ["passage"] * (self.passage_span is not None)
         metadata = {name: json_value(value) for name, value in self.own_metadata.items()}
         found = {name: value for name in names if (value := getattr(self, name)) is not None}
         place = self.location
-        return found | ({"location": place.as_dict()} if place else {}) | ({"metadata": metadata} if metadata else {})
+        passages = [passage.as_dict() for passage in self.passages] if self.pieces else []
+        for passage in passages:
+            del passage["doc_id"], passage["title"]
+        further = {"passages": passages, "location": place and place.as_dict(), "metadata": metadata}
+        return found | {name: value for name, value in further.items() if value}
 
     def __reduce__(self) -> tuple[Any, ...]:
         own = (
@@ -141,6 +202,7 @@ class Hit:
             self.text,
             dict(self.metadata),
             self.passage_span,
+            self.pieces,
         )
         return Hit, own
 
@@ -276,7 +338,7 @@ class Hits(list[Hit]):
     __repr__ = __str__
 
     def format(self, mark: Callable[[str], str] = str, width: int | None = None) -> str:
-        """Return the hits as lines: rank, score, doc_id and title, then the part of the passage that matches best.
+        """Return the hits as lines: rank, score, doc_id and title, then the part of each passage that matches best.
 
         Args:
             mark: applied to matched words.
@@ -287,13 +349,12 @@ class Hits(list[Hit]):
             title = _marked(cut_at_matches(hit.title, matches, "title"), _line, mark)
             docid = ".".join(map(str, hit.digits))
             lines.append(f"{hit.rank:4d}  {hit.score:9.4f}  {printable(hit.doc_id)}  {title}  [{docid}]")
-            if place := hit.location:
-                lines.append(f"{'':17}{_line(str(place))}  {_line(place.heading)}".rstrip())
-            if hit.text:
-                text = _marked_excerpt(hit, matches, _line, mark)
-                lines.append(
-                    _wrapped(f"{'':17}{' '.join(text.split())}", width) if width else f"{'':17}{' '.join(text.split())}"
-                )
+            for passage in hit.passages:
+                if place := passage.location:
+                    lines.append(f"{'':17}{_line(str(place))}  {_line(place.heading)}".rstrip())
+                if hit.text:
+                    text = " ".join(_marked_excerpt(hit.text, passage, matches, _line, mark).split())
+                    lines.append(_wrapped(f"{'':17}{text}", width) if width else f"{'':17}{text}")
         return "\n".join(lines)
 
     def _repr_html_(self) -> str:
@@ -304,7 +365,8 @@ class Hits(list[Hit]):
             label = _marked(cut_at_matches(title, matches, "title"), escape, mark)
             place = [str(hit.location)] if hit.location else []
             facts = [hit.doc_id, *place, *(f"{name}: {value}" for name, value in hit.own_metadata.items())]
-            body = f"<br>{_marked_excerpt(hit, matches, escape, mark)}" if hit.text else ""
+            excerpts = [_marked_excerpt(hit.text, own, matches, escape, mark) for own in hit.passages if hit.text]
+            body = "".join(f"<br>{own}" for own in excerpts)
             items.append(f"<li><b>{label}</b> {hit.score:.3f}{body}<br><small>{escape(' · '.join(facts))}</small></li>")
         return f"<div><b>{escape(self.query)}</b>: {escape(self._summary)}<ol>{''.join(items)}</ol></div>"
 
@@ -337,6 +399,37 @@ class Answers(list[Hits]):
         for line, values in zip(table, lists, strict=True):
             line[: len(values)] = values
         return table
+
+
+class Evidence(list[Passage]):
+    """Passages of several documents that answer a question, the most telling first; as a text they are numbered for a prompt.
+
+    Attributes:
+        query: the question.
+        tokens: of the texts of all passages, by the encoder's tokenizer.
+        coverage: share of the documents that could be searched; below 1 only if shards of a cluster did not answer.
+        missing: numbers of these shards.
+    """
+
+    def __init__(
+        self,
+        passages: Iterable[Passage],
+        query: str,
+        tokens: int,
+        coverage: float = 1.0,
+        missing: Iterable[int] = (),
+    ) -> None:
+        super().__init__(passages)
+        self.query, self.tokens, self.coverage, self.missing = query, tokens, coverage, list(missing)
+
+    def __str__(self) -> str:
+        return "\n\n".join(f"[{number}] {_source(own)}\n{own.text}" for number, own in enumerate(self, 1))
+
+
+def _source(passage: Passage) -> str:
+    """Return what names a passage in a prompt: its document, and where it stands."""
+    place = passage.location or f"{passage.doc_id}, characters {passage.start} to {passage.end}"
+    return printable(f"{passage.title.strip()} ({place})" if passage.title.strip() else str(place))
 
 
 def cut_at_matches(
@@ -380,10 +473,11 @@ def _wrapped(line: str, width: int) -> str:
     return "\n".join(lines)
 
 
-def _marked_excerpt(hit: Hit, matches: Sequence[Match], shown: Callable[[str], str], mark: Callable[[str], str]) -> str:
-    """Return the excerpt of a hit's passage as `_marked` does, with dots where it is cut."""
-    text = hit.text or ""
-    start, end = excerpt(text, matches, within=hit.passage_span)
+def _marked_excerpt(
+    text: str, passage: Passage, matches: Sequence[Match], shown: Callable[[str], str], mark: Callable[[str], str]
+) -> str:
+    """Return the excerpt of a passage of a text as `_marked` does, with dots where it is cut."""
+    start, end = excerpt(text, matches, within=(passage.start, passage.end))
     marked = _marked(cut_at_matches(text, matches, "text", start, end), shown, mark)
     return f"{'… ' * (start > 0)}{marked}{' …' * (end < len(text))}"
 

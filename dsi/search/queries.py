@@ -258,17 +258,17 @@ def encoded_queries(
     return encode_queries(encoder, queries, show_progress=show_progress)
 
 
-def encoded_query(encoder: TextEncoder, query: str | EncodedQueries) -> EncodedQueries:
-    """Encode one query, unless it is encoded already.
+def encoded_query(encoder: TextEncoder, query: str | EncodedQueries, call: str) -> EncodedQueries:
+    """Encode one query of a call, unless it is encoded already.
 
     Raises:
         ValueError: there are several, or it is empty.
     """
     encoded = encoded_queries(encoder, query if isinstance(query, EncodedQueries) else [query])
     if encoded.count != 1:
-        raise ValueError(f"explain() takes one query, got {encoded.count}.")
+        raise ValueError(f"{call}() takes one query, got {encoded.count}.")
     if not encoded.texts[0].strip():
-        raise ValueError("explain() takes a query that is not empty: the answer of an empty one is empty.")
+        raise ValueError(f"{call}() takes a query that is not empty: the answer of an empty one is empty.")
     return encoded
 
 

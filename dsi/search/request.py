@@ -99,6 +99,9 @@ class SearchOptions(TypedDict, total=False):
     min_score: Annotated[float | None, Written(float, "SCORE", 0.5)]
     """The lowest score of an answer: documents below it are left out, so that fewer than k may be returned. Scores of other
     weights, and of other indexes, are of other sizes."""
+    passages: Annotated[int | None, Written(int, "N", 3)]
+    """Passages of each hit: its best places, in their order in the text, none of which overlap; `hit.passages` has them. A
+    short text is one passage."""
     extra_scores: Annotated[Scores | None, Written(object)]
     """[queries, documents], in the order of the document table: any other score (recency, popularity, …), already
     weighted. It is added to a document's score; the best `candidates` by it are scored too."""
@@ -117,6 +120,8 @@ class SearchRequest:
     extra_scores: Annotated[Scores | None, SkipValidation] = None
     """As in `SearchOptions`."""
     min_score: Annotated[float, Field(ge=-math.inf)] = -math.inf  # which NaN is not
+    """As in `SearchOptions`."""
+    passages: Annotated[int, Field(ge=1, le=100)] = 1
     """As in `SearchOptions`."""
 
     @property

@@ -162,6 +162,12 @@ class DocumentScores:
         found, products = self.tree.tokens.best_tokens(self.tokens[row], position)
         return found, self.token_weight * products / np.float32(max(1, len(found)))
 
+    def token_products(self, row: int, position: int) -> Floats:
+        """[tokens there, tokens of the query] weighted products at a docid position; `late_interaction` averages the best."""
+        if self.tokens is None or self.tree.tokens is None:
+            return np.zeros((0, 1), dtype=np.float32)
+        return self.token_weight * self.tree.tokens.products(self.tokens[row], position)
+
     def rescore(self, row: int, positions: Ints, scores: Floats) -> tuple[Ints, Floats]:
         """Return documents' best places [n], and their scores with late interaction, for one query.
 

@@ -1,4 +1,4 @@
-"""The tools that an agent is offered over MCP (`dsi serve --mcp`): search, read a document, explain. They only read.
+"""The tools that an agent is offered over MCP (`dsi serve --mcp`): search, evidence, reading, explanations. They only read.
 
 What is retrieved is data, and every answer says so: an index may hold "ignore your instructions". Passages are cut to a budget
 of tokens, those of the index's encoder, and have the places of their first and last characters, so that an agent can cite them.
@@ -6,7 +6,7 @@ of tokens, those of the index's encoder, and have the places of their first and 
 
 import asyncio
 import threading
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from concurrent.futures import Future
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from typing import TYPE_CHECKING, Annotated, Any
@@ -47,6 +47,8 @@ Where = Annotated[
 ]
 Names = Annotated[list[str] | None, Field(description="doc_ids.")]
 Syntax = Annotated[bool, Field(description='Only documents that have each "quote" of the query, and no -word of it.')]
+Passages = Annotated[int, Field(description="Passages of each document, in their order in it.")]
+DocIds = Annotated[list[str], Field(description="doc_ids of one document or several.")]
 Tokens = Annotated[int, Field(description="Tokens of texts that the answer may have.")]
 
 
@@ -88,27 +90,57 @@ def make_server(
     loaded: "Callable[[], Awaitable[Service]]",
     lifespan: Callable[[Any], AbstractAsyncContextManager[Any]] | None = None,
 ) -> MCPServer[Any]:
-    """Return an MCP server with the three tools of an index.
+    """Return an MCP server with the tools of an index.
 
     Args:
         loaded: waits until the index is there, and returns it.
         lifespan: what is open while the server runs.
     """
+    tools = {**_finding(loaded), **_reading(loaded)}
+    return MCPServer(
+        "dsi",
+        instructions=_INSTRUCTIONS,
+        log_level="WARNING",
+        lifespan=lifespan,
+        tools=[_tool(title, function) for title, function in tools.items()],
+    )
+
+
+def _finding(loaded: "Callable[[], Awaitable[Service]]") -> dict[str, Callable[..., Any]]:
+    """Return {title: tool} of the tools that find documents."""
 
     async def search(
         query: Query, k: int = 5, where: Where = None, allow: Names = None, deny: Names = None, tokens: Tokens = 2000,
-        syntax: Syntax = False,
+        syntax: Syntax = False, passages: Passages = 1,
     ) -> dict[str, Any]:  # fmt: skip
         """Return the best passages for a query: doc_id, title, text and its place (start, end) in the document."""
-        service = await _ready(loaded)
-        options = {
-            name: value for name, value in (("where", where), ("allow", allow), ("deny", deny)) if value is not None
-        }
+        service, options = await _ready(loaded), _given(where, allow, deny) | {"passages": passages}
         (answer,) = await _within(
             service, lambda: service.search([query], k, options, syntax=syntax, matches=True), tokens
         )
-        hits = await asyncio.to_thread(_cut, service, answer.pop("hits"), tokens)
-        return {"notice": NOTICE, **answer, "passages": hits}
+        return await asyncio.to_thread(_passages, service, answer, tokens)
+
+    async def evidence(
+        question: Query, tokens: Tokens = 1000, where: Where = None, allow: Names = None, deny: Names = None
+    ) -> dict[str, Any]:
+        """Return the sentences of several documents that tell most of a question, best first, each with doc_id and place."""
+        service, options = await _ready(loaded), _given(where, allow, deny)
+        answer = await _within(service, lambda: service.evidence(question, tokens, options), tokens)
+        return {"notice": NOTICE, **answer}
+
+    async def similar(
+        doc_ids: DocIds, k: int = 5, where: Where = None, deny: Names = None, tokens: Tokens = 2000
+    ) -> dict[str, Any]:
+        """Return the best passages of documents that are like one, or like several."""
+        service, options = await _ready(loaded), _given(where, None, deny)
+        answer = await _within(service, lambda: service.similar(doc_ids, k, options, matches=True), tokens)
+        return await asyncio.to_thread(_passages, service, answer, tokens)
+
+    return {"Search the collection": search, "Gather evidence": evidence, "Find similar documents": similar}
+
+
+def _reading(loaded: "Callable[[], Awaitable[Service]]") -> dict[str, Callable[..., Any]]:
+    """Return {title: tool} of the tools that read one document."""
 
     async def document(doc_id: str, start: int = 0, tokens: Tokens = 2000) -> dict[str, Any]:
         """Return a document's title, metadata and text from a character on; `end` below `length` means that there is more."""
@@ -123,18 +155,7 @@ def make_server(
         kept = ("query", "exact", "coverage", "missing", "target")
         return {"notice": NOTICE, **{name: picture[name] for name in kept if name in picture}}
 
-    tools: dict[str, Callable[..., Any]] = {
-        "Search the collection": search,
-        "Read a document": document,
-        "Explain a search": explain,
-    }
-    return MCPServer(
-        "dsi",
-        instructions=_INSTRUCTIONS,
-        log_level="WARNING",
-        lifespan=lifespan,
-        tools=[_tool(title, function) for title, function in tools.items()],
-    )
+    return {"Read a document": document, "Explain a search": explain}
 
 
 async def _ready(loaded: "Callable[[], Awaitable[Service]]") -> "Service":
@@ -217,27 +238,42 @@ async def _within(service: "Service", start: Any, tokens: int = 1) -> Any:
         raise ToolError(str(error)) from None
 
 
-def _cut(service: "Service", hits: "Sequence[Json]", tokens: int) -> "list[Json]":
-    """Return hits with their passages, which have `tokens` tokens together: the worse ones take what the better leave.
+def _given(where: str | None, allow: list[str] | None, deny: list[str] | None) -> dict[str, Any]:
+    """Return the filters that an agent sets."""
+    filters = {"where": where, "allow": allow, "deny": deny}
+    return {name: value for name, value in filters.items() if value is not None}
+
+
+def _passages(service: "Service", answer: "Json", tokens: int) -> "Json":
+    """Return an answer with its passages, which have `tokens` tokens together: the worse ones take what the better leave.
 
     A passage that does not fit begins with the words that the query found.
     """
+    places = [(hit, place) for hit in answer.pop("hits") for place in _places(hit)]
     passages: list[Json] = []
     left = tokens
-    for number, hit in enumerate(hits):
+    for number, (hit, place) in enumerate(places):
         names = ("rank", "score", "doc_id", "title", "location", "metadata")
         kept: Json = {name: hit[name] for name in names if name in hit}
         if "text" in hit:
-            start, stop = hit.get("passage_span") or (0, len(hit["text"]))
-            most = left // (len(hits) - number)
+            (start, stop), most = (place.pop("start"), place.pop("end")), left // (len(places) - number)
             begin, end, count = start, *_fitting(service, hit["text"], (start, stop), most)
             if end < stop:
                 begin = _found_words(hit, (start, stop), most)
                 end, count = _fitting(service, hit["text"], (begin, stop), most)
             left -= count
-            kept |= {"start": begin, "end": end, "cut": (begin, end) != (start, stop), "text": hit["text"][begin:end]}
+            cut = {"start": begin, "end": end, "cut": (begin, end) != (start, stop), "text": hit["text"][begin:end]}
+            kept |= place | cut
         passages.append(kept)
-    return passages
+    return {"notice": NOTICE, **answer, "passages": passages}
+
+
+def _places(hit: "Json") -> "list[Json]":
+    """Return the places of a hit's passages: `start`, `end`, and their own `score` and `location` if there are several."""
+    start, end = hit.get("passage_span") or (0, len(hit.get("text", "")))
+    shown = ("start", "end", "score", "location")
+    several = [{name: own[name] for name in shown if name in own} for own in hit.get("passages", ())]
+    return several or [{"start": start, "end": end}]
 
 
 def _fitting(service: "Service", text: str, span: tuple[int, int], most: int) -> tuple[int, int]:

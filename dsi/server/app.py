@@ -24,7 +24,7 @@ from dsi.docids.files.declarations import meant
 from dsi.search.results import ShardError
 from dsi.server.batching import BusyError
 from dsi.server.middleware import BodyLimit, Failures, Guarded, Heads, JsonBodies, Metrics, Observed, bears
-from dsi.server.models import ANSWERS, AddBody, ExplainBody, ForgetBody, LearnBody, SearchBody
+from dsi.server.models import ANSWERS, AddBody, ExplainBody, ForgetBody, LearnBody, SearchBody, SimilarBody
 from dsi.server.service import ConflictError, RateError, Service, UnknownError
 from dsi.server.settings import TOKEN, ServerSettings, TooLargeError
 
@@ -223,6 +223,14 @@ def _add_searches(app: FastAPI) -> None:
         if any("missing" in answer for answer in answers):
             response.status_code = 206
         return {"answers": answers, "milliseconds": round(1000 * (time.perf_counter() - started), 1)}
+
+    @app.post("/similar", **_answers("POST /similar", "Find documents that are like some of the index"))
+    async def similar(request: Request, response: Response, service: Served, body: SimilarBody) -> dict[str, Any]:
+        future = service.similar(body.doc_ids, body.k, body.options("similar"), matches=body.matches)
+        found: dict[str, Any] = await _within_limit(request, future)
+        if "missing" in found:
+            response.status_code = 206
+        return found
 
     @app.post(
         "/explain", **_answers("POST /explain", "Show how a search came about, and why a document is, or is not, there")

@@ -47,32 +47,37 @@ def _with_options(**example: Any) -> Callable[[dict[str, Any]], None]:
     return add
 
 
-class SearchFields(BaseModel):
+class OptionFields(BaseModel):
     """k and the options of a search, as in Python; what is left out, or null, is as the index has it."""
 
     model_config = ConfigDict(extra="allow")  # the library names the option that was meant
 
     k: Any = Field(10, description="Documents per query.", json_schema_extra={"type": "integer", "minimum": 1})
-    syntax: bool = Field(False, description='Only documents that have each "quote" of a query, and no -word of it.')
 
     @field_validator("k", mode="before")
     @classmethod
     def _default(cls, value: Any) -> Any:
         return cls.model_fields["k"].default if value is None else value
 
-    def options(self) -> dict[str, Any]:
-        """Return the search options that were given.
+    def options(self, call: str = "search") -> dict[str, Any]:
+        """Return the search options that were given to a call.
 
         Raises:
             TypeError: one that does not exist.
             ValueError: one that JSON cannot hold.
         """
         taken = [name for name, option in option_declarations().items() if option.kind in _TYPES]
-        given = given_options("search", self.model_extra or {}, taken)
+        given = given_options(call, self.model_extra or {}, taken)
         for name in given:
             if name not in taken:
                 raise ValueError(f"{name} is a Python object, which no request can hold; leave it out.")
         return given
+
+
+class SearchFields(OptionFields):
+    """Also whether quotes and minuses are read."""
+
+    syntax: bool = Field(False, description='Only documents that have each "quote" of a query, and no -word of it.')
 
 
 class SearchBody(SearchFields):
@@ -106,6 +111,15 @@ class ExplainBody(SearchFields):
     k: Any = Field(5, description="Documents.", json_schema_extra={"type": "integer", "minimum": 1})
     query: Any = _field("string", "The query.", _QUERY)
     doc_id: Any = _field("string", "A document: is it among the answers, and if not, why?", "nile")
+
+
+class SimilarBody(OptionFields):
+    """Documents of the index, and how to search for others like them."""
+
+    model_config = ConfigDict(json_schema_extra=_with_options(doc_ids=["danube"], k=3))
+
+    doc_ids: Any = _field("array", "One document, or several.", ["danube"], items={"type": "string"})
+    matches: bool = Field(False, description="Add the words of the documents that each other one matches.")
 
 
 class AddBody(BaseModel):
@@ -154,8 +168,9 @@ class ForgetBody(BaseModel):
 
 _HITS = (
     "`hits`, each with `rank`, `score`, `doc_id`, `title`, `metadata`, `digits` (the path in the tree), `text` if kept, "
-    "`passage` and `passage_span` (its ends) of a long text, `location` of a passage in a file (`address`, `file`, `place`, "
-    "`lines`, `heading`), with parts `parts`, with matches `label`, `excerpt` (ends of the telling part) and `matches` "
+    "`passage` and `passage_span` (its ends) of a long text, `passages` if several are asked for (`start`, `end`, `score`, "
+    "`text`, `location`, with matches `excerpt`), `location` of a passage in a file (`address`, `file`, `place`, `lines`, "
+    "`heading`), with parts `parts`, with matches `label`, `excerpt` (ends of the telling part) and `matches` "
     "(`word`, `share`, `is_clear`, `spans`: `field`, `start`, `end`, `text`)"
 )
 _TARGET = (
@@ -166,6 +181,8 @@ _TARGET = (
 ANSWERS = {
     "POST /search": f"`milliseconds`, and `answers`, one a query: `query`, `exact` (True if proven), {_HITS}; `error` where "
     "one of several queries is refused; `note` where none has its words; `coverage` and `missing` shards with status 206",
+    "POST /similar": "`query` (words that tell most of the documents), `exact`, `hits` as above, without `parts`; "
+    "`coverage` and `missing` with status 206",
     "POST /explain": "`query`, `config`, `exact`, `walked`, `read`, `note`, `levels` (`scored`, `kept`, `answers`), `pruned`, "
     "`children`: nodes with `digits`, `score`, `kept`, `rank`, `found_by`, `parts`, `documents`, `title`, `doc_id`, `words`, "
     f"`children`, `pruned` (how many are not shown); with `doc_id` {_TARGET}; `coverage` and `missing` with status 206",

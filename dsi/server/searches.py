@@ -8,7 +8,7 @@ from pydantic_core import from_json, to_json
 
 from dsi.docids.data.records import json_value
 from dsi.search.explain.explanation import ExplainedNode, select
-from dsi.search.hits import Hit, Match, excerpt
+from dsi.search.hits import Evidence, Hit, Hits, Match, excerpt
 from dsi.search.queries import encode_queries, not_finite
 from dsi.search.request import SearchRequest
 from dsi.search.syntax import read_query
@@ -52,25 +52,33 @@ def answers(
     result = index.engine.search(encoded, request)
     searches = index.answered(encoded, request)
     hits = index.hits(result, searches)
-    shown: list[Json] = [
-        {"query": query, "exact": query_hits.exact, "hits": [_shown_hit(hit) for hit in query_hits]}
-        for query, query_hits in zip(queries, hits, strict=True)
-    ]
+    shown = [{**answer_of(own, matches=matches), "query": query} for query, own in zip(queries, hits, strict=True)]
     for row in encoded.cleaned(tokens=bool(request.config.token_weight))[1]:
         shown[row]["error"] = not_finite(queries[row])
-    for answer, query_hits in zip(shown, hits, strict=True):
-        answer.update(_lack(query_hits.coverage, query_hits.missing))
-    if matches:
-        for query_hits, answer in zip(hits, shown, strict=True):
-            for hit, fields, words in zip(query_hits, answer["hits"], query_hits.matches(), strict=True):
-                start, end = excerpt(hit.text or "", words, _EXCERPT, hit.passage_span)
-                fields.update(label=hit.label, matches=shown_matches(words), excerpt=[start, end])
     if parts and any(hits):
         followed = index.engine.follow_result(encoded, request, result)
         for row, answer in enumerate(shown):
             for column, hit in enumerate(answer["hits"]):
                 hit["parts"] = {name: float(values[row, column]) for name, values in followed.parts.items()}
     return shown
+
+
+def answer_of(hits: Hits, *, matches: bool) -> Json:
+    """Return hits with their query, whether they are exact, and what shards lack; `matches` as in `answers`."""
+    shown: Json = {"query": hits.query, "exact": hits.exact, "hits": [_shown_hit(hit) for hit in hits]}
+    if matches:
+        for hit, fields, words in zip(hits, shown["hits"], hits.matches(), strict=True):
+            text, parts = hit.text or "", fields.get("passages", ())
+            for place, span in [(fields, hit.best_span), *((own, (own["start"], own["end"])) for own in parts)]:
+                place["excerpt"] = list(excerpt(text, words, _EXCERPT, span))
+            fields.update(label=hit.label, matches=shown_matches(words))
+    return {**shown, **_lack(hits.coverage, hits.missing)}
+
+
+def shown_passages(evidence: Evidence) -> Json:
+    """Return evidence for JSON."""
+    lack = _lack(evidence.coverage, evidence.missing)
+    return {"tokens": evidence.tokens, **lack, "passages": [own.as_dict() for own in evidence]}
 
 
 def _answer_asked(index: GenerativeRetriever, query: str, request: SearchRequest, **shown: bool) -> Json:

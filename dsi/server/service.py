@@ -23,7 +23,7 @@ from dsi.search.engine import Engine
 from dsi.search.queries import check_query
 from dsi.search.request import SearchRequest
 from dsi.server.batching import Batcher
-from dsi.server.searches import Explainer, Json, answers, shown_config, shown_metadata
+from dsi.server.searches import Explainer, Json, answer_of, answers, shown_config, shown_metadata, shown_passages
 from dsi.server.settings import ServerSettings
 from dsi.store.documents import DocumentTable
 from dsi.store.learning import no_effect
@@ -202,6 +202,24 @@ class Service:
             return Explainer(index, self.topics(index), query, k, options, check, syntax=syntax).whole(doc_id)
 
         return self.batcher.call(explained, held=len(json.dumps([query, options])))
+
+    def similar(self, doc_ids: Any, k: Any, options: Mapping[str, Any], *, matches: bool = False) -> Any:
+        """Return the future answer of documents that are like some; raises as `search` does."""
+        self.settings.check(doc_ids if isinstance(doc_ids, list) else [doc_ids], k, options)
+
+        def found(check: Callable[[], None]) -> Json:
+            return answer_of(self.retriever.similar(doc_ids, k, **options), matches=matches)
+
+        return self.batcher.call(found, held=len(json.dumps([doc_ids, options])))
+
+    def evidence(self, question: str, tokens: int, options: Mapping[str, Any]) -> Any:
+        """Return the future evidence for a question; raises as `search` does."""
+        self.settings.check([question], 1, options)
+
+        def found(check: Callable[[], None]) -> Json:
+            return shown_passages(self.retriever.evidence(question, tokens, **options))
+
+        return self.batcher.call(found, held=len(json.dumps([question, options])))
 
     # The index.
 

@@ -21,6 +21,7 @@ from dsi.docids.files.checks import shown
 from dsi.docids.tree import DocidTree
 from dsi.search.explain.why import AnsweredQuery
 from dsi.search.hits import Hit, Hits, label_of
+from dsi.search.passages import Found
 from dsi.search.request import Where
 from dsi.search.results import SearchResult
 from dsi.store.filters import as_expression, names_of
@@ -281,10 +282,14 @@ def hits_of(
     hits, k, scores = [], positions.shape[1], result.scores.tolist()
     for row, (count, exact) in enumerate(zip(result.counts.tolist(), result.exact.tolist(), strict=True)):
         flat, search, at = slice(row * k, row * k + k), searches[row] if searches else None, positions[row, :count]
-        found = list(zip(at.tolist(), texts[row], strict=False))
-        passages = search.passages(found) if search and found and tree.spans is not None else tree.spans_at(at)
-        columns = scores[row], doc_ids[row], titles[row], docids[flat], texts[row], metadata[flat], passages
-        own = [Hit(*values).found_by(search) for values in zip(range(1, count + 1), *columns, strict=False)]
+        found = [*map(Found, at.tolist(), texts[row], scores[row])]
+        has_pieces = found and search and (tree.spans is not None or search.request.passages > 1)
+        shown = search.passages(found) if search and has_pieces else [(span, ()) for span in tree.spans_at(at)]
+        columns = scores[row], doc_ids[row], titles[row], docids[flat], texts[row], metadata[flat]
+        own = [
+            Hit(rank, *values, *pieces).found_by(search)
+            for rank, *values, pieces in zip(range(1, count + 1), *columns, shown, strict=False)
+        ]
         query, lack = search.encoded.texts[0] if search else "", (float(result.coverage[row]), result.missing[row])
         hits.append(Hits(own, exact, query, search, *lack))
     return hits

@@ -21,19 +21,14 @@ from dsi.search.engine import Engine, Followed
 from dsi.search.engines import create_engine
 from dsi.search.explain.explanation import Explanation
 from dsi.search.explain.why import AnsweredQuery
-from dsi.search.hits import Answers, Document, Hits
+from dsi.search.hits import Answers, Document, Evidence, Hits
 from dsi.search.queries import EncodedQueries, Queries, encode_queries, encoded_queries, encoded_query, given_vectors
-from dsi.search.request import (
-    SearchConfig,
-    SearchOptions,
-    SearchRequest,
-    shows_options,
-    vectors_alone,
-)
+from dsi.search.request import SearchConfig, SearchOptions, SearchRequest, shows_options, vectors_alone
 from dsi.search.results import SearchResult
 from dsi.store import learning, loading, updating
 from dsi.store.candidates import answers, followed_rows
 from dsi.store.documents import DocumentTable, hits_of, run_of
+from dsi.store.evidence import evidence
 from dsi.store.similar import similar
 from dsi.store.state import State
 from dsi.store.updating import Content
@@ -243,9 +238,6 @@ class GenerativeRetriever:
         Their stored vectors are the query, and the words that tell most of them its text, if the index has BM25 and texts.
         Nothing is encoded; late interaction, and the generator of an index that has one, take no part.
 
-        Example:
-            >>> hits = retriever.similar("danube", k=3, where="doc_id <> 'rhine'")
-
         Args:
             doc_ids: one, or several, whose mean is the query.
             k: documents.
@@ -255,6 +247,19 @@ class GenerativeRetriever:
             ValueError: a doc_id is not in the index, or none is given.
         """
         return similar(self.snapshot._state, [doc_ids] if isinstance(doc_ids, str) else doc_ids, k, options)
+
+    @shows_options
+    def evidence(self, question: str, tokens: int = 1000, *, k: int = 20, **options: Unpack[SearchOptions]) -> Evidence:
+        """Return the sentences of at most k documents that tell most of a question, with `tokens` tokens at most together.
+
+        Those that stand together are one passage, the best come first, and what nearly repeats others is left out. Tokens are
+        those of the index's encoder. Empty if a filter lets no document through.
+
+        Raises:
+            TypeError: an option does not exist.
+            ValueError: no sentence fits into `tokens`, the index keeps no texts, an empty question, a bad option.
+        """
+        return evidence(self.snapshot._state, question, tokens, k, options)
 
     @shows_options
     def search_encoded(
@@ -292,7 +297,7 @@ class GenerativeRetriever:
         """
         index = self.snapshot
         request = index.request("explain", k, options)
-        encoded = encoded_query(index.encoder, query)
+        encoded = encoded_query(index.encoder, query, "explain")
         (answered,) = index.answered(encoded, request)
         return answered.explanation
 

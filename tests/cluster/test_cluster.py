@@ -118,8 +118,18 @@ def test_answers_are_those_of_one_process(cluster, runs, collection, name, monke
             found, expected = (each.search(query, k=40, syntax=True) for each in (shards, one))
             assert ([*found.ids], found.note) == ([*expected.ids], expected.note)
         assert [*shards.similar(ids[:2]).ids] == [*one.similar(ids[:2]).ids]
+        for options in ({}, {"allow": ids[::3]}):
+            found, expected = (each.search(texts[0], passages=3, **options) for each in (shards, one))
+            assert [places(hit.passages) for hit in found] == [places(hit.passages) for hit in expected]
+            found, expected = (each.evidence(texts[0], 150, **options) for each in (shards, one))
+            assert (places(found), found.tokens, found.coverage) == (places(expected), expected.tokens, 1)
         explained = [re.sub(r"\d+ vectors", "", str(own.explain(texts[0]))) for own in (shards, one)]
         assert explained[0] == explained[1]  # but what was read: each shard reads its best by words
+
+
+def places(passages):
+    """Where passages stand, in their order."""
+    return [passage[:3] for passage in passages]
 
 
 def test_shards_cut_the_tree_at_children_of_the_root():

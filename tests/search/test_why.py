@@ -379,7 +379,7 @@ def test_hits_have_metadata_and_make_a_table(vectors):
 
 def test_a_hit_becomes_a_dictionary_without_its_search(vectors):
     (hit,) = vectors.search(QUERIES[0], k=1)
-    assert dataclasses.asdict(hit) == {"text": None, "metadata": {}, "passage_span": None} | hit.as_dict()
+    assert dataclasses.asdict(hit) == {"text": None, "metadata": {}, "passage_span": None, "pieces": ()} | hit.as_dict()
 
 
 def test_a_table_needs_pandas(monkeypatch):

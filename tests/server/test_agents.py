@@ -80,11 +80,20 @@ def test_the_tools_only_read_and_say_what_they_take(service):
 
     instructions, found = asyncio.run(tools())
     assert "never instructions" in instructions
-    assert {tool.name for tool in found} == {"search", "document", "explain"}
+    assert {tool.name for tool in found} == {"search", "evidence", "similar", "document", "explain"}
     assert all(tool.annotations.read_only_hint and not tool.annotations.destructive_hint for tool in found)
     (search,) = (tool for tool in found if tool.name == "search")
     assert search.input_schema["required"] == ["query"]
-    assert set(search.input_schema["properties"]) == {"query", "k", "where", "allow", "deny", "tokens", "syntax"}
+    assert set(search.input_schema["properties"]) == {
+        "query",
+        "k",
+        "where",
+        "allow",
+        "deny",
+        "tokens",
+        "syntax",
+        "passages",
+    }
 
 
 def test_search_returns_the_passages_of_the_library_with_their_places(service, library):
@@ -106,6 +115,42 @@ def test_quotes_are_words_that_must_be_there_if_an_agent_asks_for_it(service, li
     assert [passage["doc_id"] for passage in own["passages"]] == list(found.ids) != []
     assert (none["passages"], none["note"]) == ([], "No document has 'zzz'.")
     assert len(plain["passages"]) == 5
+
+
+@pytest.mark.parametrize("filters", [{}, {"where": "number >= 30"}, {"deny": ["danube"]}])
+def test_evidence_and_similar_documents_are_those_of_the_library(service, library, filters):
+    calls = [
+        ("evidence", {"question": QUERY, "tokens": 120, **filters}),
+        ("similar", {"doc_ids": ["danube"], "k": 3, **filters}),
+    ]
+    (_, found), (_, similar) = ask(server_of(service), *calls)
+    expected = library.evidence(QUERY, 120, **filters)
+    assert [(own["doc_id"], own["start"], own["end"], own["text"]) for own in found["passages"]] == [
+        (own.doc_id, own.start, own.end, own.text) for own in expected
+    ]
+    assert (found["notice"], found["tokens"]) == (NOTICE, expected.tokens)
+    assert [own["doc_id"] for own in similar["passages"]] == list(library.similar("danube", 3, **filters).ids)
+    assert similar["notice"] == NOTICE
+
+
+def test_an_agent_gets_several_passages_of_a_document(sentence_bert_folder, tmp_path):
+    filler = "water flows down the river and into the sea. " * 12
+    texts = [
+        f"{filler}The spare part is KX-{number:02d}57. {filler}It costs KX {number} dollars." for number in range(8)
+    ]
+    config = dsi.Config().without_training().with_changes({"encoder": {"document_length": 60, "piece_length": 50}})
+    library = dsi.index(texts, tmp_path / "index", config=config, encoder=str(sentence_bert_folder), device="cpu")
+    own = Service(ServerSettings(run=str(tmp_path / "index"), device="cpu"))
+    try:
+        ((_, found),) = ask(server_of(own), ("search", {"query": "KX-0357", "k": 2, "passages": 2}))
+    finally:
+        own.close()
+    expected = [passage for hit in library.search("KX-0357", k=2, passages=2) for passage in hit.passages]
+    assert [own["rank"] for own in found["passages"]] == [1, 1, 2, 2]
+    assert found["passages"][0]["doc_id"] == library.search("KX-0357", k=1)[0].doc_id
+    for shown, passage in zip(found["passages"], expected, strict=True):
+        assert (shown["text"], shown["cut"]) == (passage.text, False)
+        assert shown["score"] == pytest.approx(passage.score, abs=1e-4)
 
 
 @pytest.mark.parametrize("tokens", [24, 60, 2000])
@@ -180,6 +225,11 @@ def test_filters_and_an_explanation(service, library):
         ("search", {"query": QUERY, "tokens": 8001}, r"tokens must be in [1, 8000] on this server, got 8001"),
         ("search", {"query": QUERY, "tokens": 0}, "tokens must be in [1, 8000]"),
         ("document", {"doc_id": "nowhere"}, "The doc_id 'nowhere' is not in the index"),
+        ("similar", {"doc_ids": ["nowhere"]}, "doc_ids names the doc_id 'nowhere', which is not in the index"),
+        ("similar", {"doc_ids": []}, "similar() takes one doc_id or more, got none. Name a document."),
+        ("evidence", {"question": QUERY, "tokens": 0}, "tokens must be in [1, 8000]"),
+        ("evidence", {"question": QUERY, "tokens": 2}, "tokens is 2, and the shortest sentence found has"),
+        ("search", {"query": QUERY, "passages": 0}, "passages must be between 1 and 100, got 0"),
         ("document", {"doc_id": "danube", "start": 10**6}, "start must be in [0, "),
         ("explain", {"query": QUERY, "doc_id": "nowhere"}, "nowhere"),
         ("search", {"k": 3}, "query"),
@@ -200,7 +250,7 @@ def test_errors_say_what_to_mend(service, tool, arguments, message):
         (
             "search",
             {"query": "gas", "min_score": 0.5},
-            ["search has no argument 'min_score'; there are query, k, where, allow, deny, tokens, syntax."],
+            ["search has no argument 'min_score'; there are query, k, where, allow, deny, tokens, syntax, passages."],
         ),
         ("document", {"doc_id": "danube", "token": 3}, ["document has no argument 'token'; did you mean 'tokens'?"]),
         ("document", {"doc_id": "danube", "end": 3}, ["no argument 'end'; there are doc_id, start, tokens."]),
@@ -226,7 +276,7 @@ def test_the_schemas_allow_no_other_arguments(service):
         async with Client(server_of(service)) as client:
             return [tool.input_schema for tool in (await client.list_tools()).tools]
 
-    assert [schema["additionalProperties"] for schema in asyncio.run(schemas())] == [False] * 3
+    assert [schema["additionalProperties"] for schema in asyncio.run(schemas())] == [False] * 5
 
 
 def test_an_agent_is_greeted_before_the_index_is_loaded_and_its_calls_wait_for_it(service):
@@ -242,7 +292,7 @@ def test_an_agent_is_greeted_before_the_index_is_loaded_and_its_calls_wait_for_i
             return tools, read(wrong), waits, [read(await call)[1] for call in calls]
 
     tools, wrong, waits, found = asyncio.run(run())
-    assert tools == {"search", "document", "explain"}
+    assert tools == {"search", "evidence", "similar", "document", "explain"}
     assert wrong[0]
     assert waits == [False, False]
     assert [len(answer["passages"]) for answer in found] == [1, 2]

@@ -1,8 +1,11 @@
 """The page of `dsi serve` in a real Chromium: searching, the drawn walk, following a document, browsing, the keyboard."""
 
+import json
 import re
 
 import pytest
+
+import dsi
 
 pytest.importorskip("fastapi")
 pytest.importorskip("uvicorn")
@@ -15,7 +18,7 @@ from dsi.contrastive.encoder import Encoder
 from dsi.store.retriever import GenerativeRetriever
 from tests.support.browsers import chromium
 from tests.support.serving import QUERY, live, save_index
-from tests.support.small import PROMPTS
+from tests.support.small import MINIPEDIA, PROMPTS
 
 pytestmark = pytest.mark.browser
 
@@ -192,6 +195,47 @@ def test_settings_search_again_and_can_be_reset(page, served):
     assert page.locator("#found.stale").count() == 0
 
 
+def test_quotes_and_minuses_are_read_on_the_page(page, served):
+    page.fill("#query", '"danube" -brown')
+    page.keyboard.press("Enter")
+    _, found = served.ask("search", {"query": '"danube" -brown', "syntax": True})
+    titles = [hit["title"] for hit in found["answers"][0]["hits"]]
+    sync_api.expect(page.locator("#answers b")).to_have_text(titles)
+    assert 0 < len(titles) < 10
+    page.fill("#query", '"nobody has this"')
+    page.keyboard.press("Enter")
+    sync_api.expect(page.locator("#status")).to_have_text("No document has 'nobody has this'.")
+    assert page.locator("#answers li").count() == 0
+    page.fill("#query", "river -danube")
+    page.keyboard.press("Enter")
+    sync_api.expect(page.locator("#status")).to_contain_text("10 answers")
+    assert "Danube" not in page.locator("#answers b").all_inner_texts()
+
+
+def test_several_passages_stand_in_their_order(browser, sentence_bert_folder, tmp_path):
+    rows = [json.loads(line) for line in (MINIPEDIA / "corpus.jsonl").open(encoding="utf-8")]
+    texts = ["\n".join(row["text"] for row in rows[at : at + 8]) for at in range(0, 40, 8)]
+    config = dsi.Config().without_training().with_changes({"encoder": {"piece_length": 60, "document_length": 100}})
+    dsi.index(texts, tmp_path / "index", config=config, encoder=str(sentence_bert_folder), device="cpu")
+    with live(tmp_path / "index") as client:
+        page = browser.new_page()
+        page.goto(f"{client.url}/?q={QUERY}")
+        page.wait_for_selector("#answers li")
+        assert page.locator("#answers p.text").count() == 5
+        page.locator("#settings summary").click()
+        page.fill("#passages", "3")
+        page.keyboard.press("Enter")
+        sync_api.expect(page.locator("#answers p.text")).to_have_count(15)
+        _, found = client.ask("search", {"query": QUERY, "passages": 3, "matches": True})
+        page.close()
+    for hit in found["answers"][0]["hits"]:
+        starts = [passage["start"] for passage in hit["passages"]]
+        assert starts == sorted(starts)
+        for passage in hit["passages"]:
+            start, end = passage["excerpt"]
+            assert passage["start"] <= start < end <= passage["end"]
+
+
 def sliders(page):
     """The names of the sliders that can be moved."""
     return [each.get_attribute("name") for each in page.locator("input[type=range]").all() if movable(each)]
@@ -234,7 +278,7 @@ def test_candidates_are_a_setting(page):
     with page.expect_request("**/search") as asked:
         page.keyboard.press("Home")
     assert asked.value.post_data_json == {
-        "query": QUERY, "k": 10, "method": "generate", "candidates": 10, "parts": True, "matches": True
+        "query": QUERY, "syntax": True, "k": 10, "method": "generate", "candidates": 10, "parts": True, "matches": True
     }  # fmt: skip
 
 

@@ -25,8 +25,8 @@ PAGE = ROOT / "docs" / "reference" / "public.md"
 METHODS = {
     "Collection": ("from_records", "with_pairs", "save"),
     "GenerativeRetriever": (
-        "from_pretrained", "search", "similar", "explain", "run", "get", "add", "remove", "update_from", "learn", "forget",
-        "save_update", "save_pretrained",
+        "from_pretrained", "search", "similar", "evidence", "explain", "run", "get", "add", "remove", "update_from", "learn",
+        "forget", "save_update", "save_pretrained",
     ),
     "Hits": ("explain", "to_df"),
 }  # fmt: skip

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from html import escape
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -19,11 +19,12 @@ from dsi.docids.query_memory import Earlier
 from dsi.search.engine import Engine, count_documents
 from dsi.search.explain.explanation import ExplainedNode, Explanation, explain, notes
 from dsi.search.explain.matches import StoredText, matched_words
-from dsi.search.hits import Hit, Match, label_of
-from dsi.search.passages import best_places
+from dsi.search.hits import Hit, Match, Piece, label_of
+from dsi.search.passages import Found, Words, best_pieces, best_place
 from dsi.search.queries import EncodedQueries
 from dsi.search.request import SearchRequest
 from dsi.search.results import SearchResult
+from dsi.search.scores import DocumentScores
 
 _TOLERANCE = 1e-5
 """Scores that are relatively closer than this are equal: the order of sums decides between them."""
@@ -32,6 +33,10 @@ _RANKED = 10_000
 _EARLIER_SHOWN = 3
 _SHOWN = 5e-4
 """Parts of a score below this are not printed."""
+
+
+Shown: TypeAlias = tuple[tuple[int, int] | None, tuple[Piece, ...]]
+"""The ends of the best piece of a text, None if it is one piece, and the pieces that are shown."""
 
 
 class Documents(Protocol):
@@ -176,15 +181,23 @@ class AnsweredQuery:
         self._note(explanation.result)
         return explanation
 
-    def passages(self, found: Sequence[tuple[int, str | None]]) -> list[tuple[int, int] | None]:
-        """Return the ends of the piece of each answer's text that holds what found it; None if the text is one piece.
+    def passages(self, found: Sequence[Found]) -> list[Shown]:
+        """Return the ends of the best piece of each answer's text, None if that is one piece, and all pieces that it shows.
 
-        Args:
-            found: the docid position of each answer, and its text, None if the index keeps none.
+        These are none unless the request asks for several.
         """
-        tree, config = self.engine.tree, self.request.config
-        vector, parts = self.encoded.batches[0].embeddings[0], (self.engine.lexical, config.lexical_weight)
-        return tree.spans_at(np.array(best_places(tree, *parts, self.query, vector, found), dtype=np.int64))
+        tree, lexical, (batch,) = self.engine.tree, self.engine.lexical, self.encoded.batches
+        words = Words(lexical, self.request.config.lexical_weight, self.query)
+        if self.request.passages == 1:
+            places = [best_place(tree, words, batch.embeddings[0], *own[:2]) for own in found]
+            return [(span, ()) for span in tree.spans_at(np.array(places))]
+        scores, spans = (
+            DocumentScores.from_request(tree, lexical, batch, self.request),
+            tree.spans_at(np.array([own[0] for own in found])),
+        )
+        several = best_pieces(scores, words, found, self.request.passages)
+        best = [max(pieces, key=lambda piece: piece.score, default=None) for pieces in several]
+        return [(span and top and top[:2], pieces) for span, top, pieces in zip(spans, best, several, strict=True)]
 
     def matches(self, hits: Sequence[Hit]) -> list[list[Match]]:
         """Return the words of the query that each of its hits matches."""
@@ -237,7 +250,7 @@ class AnsweredQuery:
             returned_by=returned_by,
             reason=reason,
             matches=matches,
-            passage_span=self.passages([(position, text)])[0],
+            passage_span=self.passages([Found(position, text, score)])[0][0],
             earlier=earlier,
             learned_words=learned_words,
             note=notes(self.engine, self.encoded, self.request.config),

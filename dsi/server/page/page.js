@@ -27,6 +27,7 @@ function showValues() {
 
 function resetSettings() {
   for (const name of ["method", ...Object.keys(SLIDERS)]) $(name).value = index.search_config[name];
+  $("passages").value = 1;
   $("where").value = "";
   showValues();
 }
@@ -37,6 +38,7 @@ function settings() {
     if (!$(name).disabled && differs(name)) own[name] = Number($(name).value); // the index's own is not rounded
   }
   if ($("where").value.trim()) own.where = $("where").value;
+  if (Number($("passages").value) > 1) own.passages = Number($("passages").value);
   return own;
 }
 
@@ -166,12 +168,12 @@ function marked(text, matches, field, start = 0, end = text.length) {
   return [...cut, letters.slice(here, end).join("")];
 }
 
-function textOf({ text, matches, excerpt: [start, end] }) {
+function textOf({ text, matches, excerpt: [start, end] }, place) {
   const length = [...text].length;
   const body = make("p", { class: "text", lang: "" });
   const fold = (open) => {
     const ends = open ? [0, length] : [start, end];
-    body.replaceChildren(ends[0] ? "… " : "", ...marked(text, matches, "text", ...ends));
+    body.replaceChildren(make("small", { class: "note", text: place }), ends[0] ? "… " : "", ...marked(text, matches, "text", ...ends));
     if (end - start === length) return;
     const button = make("button", { type: "button", class: "plain", text: open ? "less" : "more" });
     button.addEventListener("click", () => (fold(!open), body.querySelector("button").focus()));
@@ -181,11 +183,17 @@ function textOf({ text, matches, excerpt: [start, end] }) {
   return body;
 }
 
+/** A passage; where there are several, each after its place. */
+function passageOf(hit, passage) {
+  const place = passage.location?.address ?? `characters ${passage.start} to ${passage.end}`;
+  return textOf({ ...hit, excerpt: passage.excerpt }, passage === hit ? "" : `${place}: `);
+}
+
 function answerOf(hit, node) {
   const title = hit.title.trim() ? marked(hit.title, hit.matches, "title") : [hit.label];
   const item = make("li", {}, make("span", { class: "rank", text: hit.rank }),
     make("div", { class: "title" }, make("b", { lang: "" }, ...title), make("span", { class: "score", text: number(hit.score) })));
-  if (hit.text) item.append(textOf(hit));
+  if (hit.text) item.append(...(hit.passages ?? [hit]).map((passage) => passageOf(hit, passage)));
   const place = [hit.location?.address, hit.location?.heading].filter(Boolean);
   const facts = [hit.doc_id, ...place, ...Object.entries(hit.metadata ?? {}).map(([name, value]) => `${name}: ${value}`)];
   const sum = sumOf(hit.parts), found = node && foundBy(node);

@@ -1,0 +1,168 @@
+"""Evidence for a question within a budget of tokens: the sentences of several documents that tell most, without repeats.
+
+A search finds documents, and their best pieces are cut at the ends of sentences. A sentence scores as its piece does, and twice
+what its own words and tokens would add to a document's score. Those with the highest scores are taken until the budget is used;
+those that stand together are one passage. Nothing is encoded but the question.
+"""
+
+from bisect import bisect_right
+from collections.abc import Iterator, Sequence
+from typing import NamedTuple
+
+import numpy as np
+
+from dsi.contrastive.text_encoder import TextEncoder
+from dsi.docids.files.checks import plain
+from dsi.docids.types import Floats, Ints
+from dsi.docids.words.sentences import joined_sentences
+from dsi.search.hits import Evidence, Hits, Passage
+from dsi.search.passages import Found, Words, scored_pieces
+from dsi.search.queries import encoded_query
+from dsi.search.request import SearchOptions
+from dsi.search.scores import DocumentScores
+from dsi.store.documents import hits_of
+from dsi.store.state import State
+
+_OF_A_DOCUMENT, _PIECES, _PER_PIECE = 10, 40, 25
+"""Pieces of a document, and of all, that are cut into sentences; of all one for each so many tokens, if that is more."""
+_LEAST, _MOST = 150, 1000
+"""Bytes of a sentence that stands alone: headings and "Mr." stand with the next. Characters of one that is not cut."""
+_SENTENCES = 2
+"""How much more words and tokens count among the sentences of a piece than among documents (docs/experiments/evidence.md)."""
+_SHINGLE, _KNOWN = 8, 0.75
+"""A sentence repeats others if that share of its runs of so many letters stands in them."""
+_LONGEST = 10**6
+
+
+class _Sentence(NamedTuple):
+    """A candidate: the number of its document, its ends in the text, and its score."""
+
+    document: int
+    start: int
+    end: int
+    score: float
+
+
+def evidence(state: State, question: str, tokens: int, k: int, options: SearchOptions) -> Evidence:
+    """Return the passages that tell most of a question; see `GenerativeRetriever.evidence`."""
+    if (tokens := plain(int, tokens, "tokens")) < 1:
+        raise ValueError(f"tokens must be at least 1, got {tokens}. A sentence has about 30.")
+    if not state.documents.has_texts:
+        raise ValueError("evidence() needs texts, which this index does not keep. Run dsi update RUN --texts DIR.")
+    encoded = encoded_query(state.encoder, question, "evidence")
+    encoded.check_usable()
+    request, tree, lexical = state.request("evidence", k, options), state.engine.tree, state.engine.lexical
+    result = state.engine.search(encoded, request)
+    (hits,) = hits_of(tree, state.documents, result)
+    scores = DocumentScores.from_request(tree, lexical, encoded.batches[0], request)
+    words = Words(lexical, request.config.lexical_weight, encoded.texts[0])
+    found = [Found(at, hit.text, hit.score) for at, hit in zip(result.positions[0].tolist(), hits, strict=False)]
+    ranked = sorted(_sentences(state.encoder, scores, words, hits, found, tokens), key=lambda own: (-own.score, own))
+    passages = _passages(hits, _chosen(state.encoder, hits, ranked, tokens))
+    count = sum(_counts(state.encoder, [own.text or "" for own in passages]))
+    return Evidence(passages, encoded.texts[0], count, hits.coverage, hits.missing)
+
+
+def _sentences(
+    encoder: TextEncoder, scores: DocumentScores, words: Words, hits: Hits, found: Sequence[Found], tokens: int
+) -> list[_Sentence]:
+    """Return the sentences of the best pieces of documents; one that several pieces have counts by the best of them."""
+    documents = scored_pieces(scores, words, found, _OF_A_DOCUMENT) if found else []
+    pieces = [
+        (score, number, place, span)
+        for number, own in enumerate(documents)
+        for place, span, score in zip(own.places.tolist(), own.spans.tolist(), own.scores.tolist(), strict=True)
+    ]
+    pieces = sorted(pieces, key=lambda own: -own[0])[: max(_PIECES, tokens // _PER_PIECE)]
+    cuts, best = dict[int, list[tuple[int, int]]](), dict[tuple[int, int, int], float]()
+    for score, number, place, (start, end) in pieces:
+        title, text = hits[number].title, hits[number].text or ""
+        if number not in cuts:
+            cuts[number] = joined_sentences(text, _LEAST)
+        own = list(_within(cuts[number], start, end))
+        ends = np.array(own, dtype=np.int64).reshape(-1, 2)
+        added = words.weight * words.shares(text, ends) + _by_tokens(
+            encoder, scores, place, title, (text, start, end), ends
+        )
+        for (first, last), more in zip(own, (score + _SENTENCES * added).tolist(), strict=True):
+            key = number, first, last
+            best[key] = max(more, best.get(key, more))
+    return [_Sentence(*key, score) for key, score in best.items()]
+
+
+def _within(cuts: Sequence[tuple[int, int]], start: int, end: int) -> Iterator[tuple[int, int]]:
+    """Yield the sentences that a piece has a part of: whole, but of very long ones that part alone."""
+    for first, last in cuts[max(0, bisect_right(cuts, (start, start)) - 1) :]:
+        if first >= end:
+            return
+        if last - first > _MOST:
+            first, last = max(first, start), min(last, end)
+        if last > start:
+            yield first, last
+
+
+def _by_tokens(
+    encoder: TextEncoder, scores: DocumentScores, place: int, title: str, piece: tuple[str, int, int], ends: Ints
+) -> Floats:
+    """[sentences] late interaction of each sentence of the piece at a docid position; 0 without token vectors."""
+    text, start, end = piece
+    added, products = np.zeros(len(ends), dtype=np.float32), scores.token_products(0, place)
+    starts = _token_starts(encoder, title, text[start:end]) if len(products) else np.zeros(0, dtype=np.int64)
+    if len(starts) != len(products):  # a title that is cut, or a text of another moment, has other tokens
+        return added
+    sentence = np.searchsorted(ends[:, 0], starts + start, side="right") - 1
+    for number in range(len(ends)):
+        own = products[(sentence == number) & (starts >= 0)]
+        added[number] = own.max(axis=0).mean() if len(own) else 0
+    return added
+
+
+def _token_starts(encoder: TextEncoder, title: str, text: str) -> Ints:
+    """[tokens] the character of a piece at which each stored token begins; negative in the title, and of special ones."""
+    whole = f"{title} {text}"
+    before = len(title) + 1 - (len(whole) - len(whole.lstrip()))
+    spans = (encoder.token_model or encoder).spans(whole.strip(), "document")
+    return np.array([-1 if own.is_special or own.start == own.end else own.start - before for own in spans])
+
+
+def _chosen(encoder: TextEncoder, hits: Hits, ranked: Sequence[_Sentence], tokens: int) -> list[_Sentence]:
+    """Return the first sentences that fit into a budget and do not repeat others.
+
+    Raises:
+        ValueError: none fits.
+    """
+    texts = [(hits[own.document].text or "")[own.start : own.end].strip() for own in ranked]
+    counts = _counts(encoder, texts)
+    if counts and min(counts) > tokens:
+        raise ValueError(f"tokens is {tokens}, and the shortest sentence found has {min(counts)}. Ask for more tokens.")
+    chosen, known, left = list[_Sentence](), set[str](), tokens
+    for own, text, count in zip(ranked, texts, counts, strict=True):
+        runs = _runs(text)
+        if count <= left and len(runs - known) > (1 - _KNOWN) * len(runs):
+            chosen.append(own)
+            known |= runs
+            left -= count
+    while sum(_counts(encoder, [own.text or "" for own in _passages(hits, chosen)])) > tokens:
+        chosen.pop()  # joined sentences can have another token
+    return chosen
+
+
+def _counts(encoder: TextEncoder, texts: Sequence[str]) -> list[int]:
+    """Return how many tokens each text has."""
+    return [len(offsets) for offsets in encoder.token_offsets(texts, _LONGEST)] if texts else []
+
+
+def _runs(text: str) -> set[str]:
+    """Return all runs of a few letters of a text, without case, spaces and punctuation."""
+    letters = "".join(filter(str.isalnum, text.casefold()))
+    return {letters[at : at + _SHINGLE] for at in range(max(1, len(letters) - _SHINGLE + 1))}
+
+
+def _passages(hits: Hits, chosen: Sequence[_Sentence]) -> list[Passage]:
+    """Return sentences as passages, the best first: those that stand together are one."""
+    joined = list[_Sentence]()
+    for own in sorted(chosen):
+        if joined and joined[-1].document == own.document and joined[-1].end == own.start:
+            own = _Sentence(own.document, joined[-1].start, own.end, max(own.score, joined.pop().score))
+        joined.append(own)
+    return [hits[own.document].part(*own[1:]) for own in sorted(joined, key=lambda own: -own.score)]

@@ -38,6 +38,7 @@ from dsi.search.engine import Method
 from dsi.search.explain.explanation import no_effect
 from dsi.search.generate import DenseAndWords
 from dsi.search.hits import Hits
+from dsi.search.request import SETTINGS, split_options
 from dsi.store.documents import DocumentTable
 from dsi.store.retriever import GenerativeRetriever
 
@@ -229,6 +230,7 @@ def evaluate(
     rerankers: Mapping[str, Sequence[Any]] | None = None,
     rerank_depth: int = 50,
     processes: Processes = ALONE,
+    **options: Any,
 ) -> Evaluation:
     """Measure an index and its baselines.
 
@@ -252,14 +254,17 @@ def evaluate(
             `rerank_depth` documents, reranked.
         rerank_depth: number of documents that are reranked.
         processes: share the searching.
+        **options: settings of `SearchConfig` for the index's own rows, such as `alpha` or `beam_width`; by default the index's.
 
     Raises:
-        TypeError: `retriever` is none, or `collection` is something else than a collection.
-        ValueError: the split has no judgements, or the index none of the documents.
+        TypeError: `retriever` is none, or `collection` is something else than a collection; an option does not exist.
+        ValueError: the split has no judgements, or the index none of the documents; an option is out of range, or of a part
+            that the index lacks.
     """
     # 1) the queries and the measures
     _check(retriever, collection, split, depth)
     _check_judged(collection, split)
+    retriever = _searched_with(retriever, options)
     compare_documents(collection, retriever.documents.rows)
     judged = len(collection.qrels[split])
     collection, learned = without_learned(retriever, collection, split)
@@ -278,6 +283,15 @@ def evaluate(
     if note := _note(retriever, learned, judged, split):
         about["note"] = note
     return Evaluation(rows, index, measures, runs, splits, {"depth": depth, "measures": measures, **about})
+
+
+def _searched_with(retriever: GenerativeRetriever, options: Mapping[str, Any]) -> GenerativeRetriever:
+    """Return an index that searches with some settings by default; TypeError for options of a single search."""
+    if others := sorted(split_options(options)[1]):
+        raise TypeError(f"evaluate() has no option {shown(others[0])}{meant(others[0], SETTINGS)}")
+    index = retriever.snapshot
+    index.search_config = index.request("evaluate", ANSWERS, options).config
+    return index
 
 
 def _about(retriever: GenerativeRetriever, collection: Collection, split: str, splits: Splits) -> dict[str, Any]:

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from dsi.config import Config, read_config, run_config
-from dsi.contrastive.config import FRESH, FRESH_T5
+from dsi.contrastive.config import FRESH
 from dsi.contrastive.encoder import Encoder
 from dsi.contrastive.multi_vector import MultiVectorModel
 from dsi.contrastive.training import NO_QUERIES
@@ -81,8 +81,7 @@ def _warn_few(steps: int) -> None:
 
 def _models(config: Config) -> Iterator[tuple[str, str]]:
     """Yield (setting, name) of the models that are to be loaded."""
-    if (encoder := config.encoder.name.removeprefix(FRESH)) != FRESH_T5:
-        yield "encoder.name", encoder
+    yield "encoder.name", config.encoder.name.removeprefix(FRESH)
     if config.generator.decoder:
         yield "generator.decoder", config.generator.decoder
     if config.tokens.model:

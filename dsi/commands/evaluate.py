@@ -1,7 +1,8 @@
 """`dsi evaluate`: measure an index beside BM25 and dense search on a split of a collection.
 
-The index is measured as it searches by default, or with the search options given. Where one document is relevant to a query, the table has Hit@1, Hit@5 and
-Hit@10; where several are, or judgements are graded, nDCG@10, RR@10 and Recall@100. From Python: `dsi.evaluate`.
+The index is measured as it searches by default, or with the search options given. Where one document is relevant to a query,
+the table has Hit@1, Hit@5 and Hit@10; where several are, or judgements are graded, nDCG@10, RR@10 and Recall@100. From Python:
+`dsi.evaluate`.
 """
 
 import argparse

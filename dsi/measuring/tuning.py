@@ -380,7 +380,9 @@ def _choose_paths(index: _Index, encoded: EncodedQueries, qrels: Qrels) -> Tunin
 
     own = index.search_config
     pairs = {(own.alpha, own.ann_temperature): None, **dict.fromkeys(product(PATH_ALPHAS[:-1], PATH_TEMPERATURES))}
-    grid = [{"alpha": alpha, "ann_temperature": temperature} for alpha, temperature in pairs]  # of equals the first stays
+    grid = [
+        {"alpha": alpha, "ann_temperature": temperature} for alpha, temperature in pairs
+    ]  # of equals the first stays
     grid.append({"alpha": 1.0, "ann_temperature": own.ann_temperature})  # without effect there
     return Tuning(*best_setting(search, grid, qrels))
 

@@ -57,6 +57,10 @@ class SearchConfig:
     """Weight of the generator, if the index has one; the rest is the encoder's (DR-SCL eq. 9)."""
     beta: Annotated[float, Field(ge=0), Remedy("0 is the generator alone, inf all levels")] = math.inf
     """Number of levels at which a generator's scores are joined by the encoder's; inf for all, 0 for none (DR-SCL eq. 12)."""
+    fusion: str = "product"
+    """How the two become one score of a node: "product" (DR-SCL eq. 11); "mixture", the log of their weighted mean, in which
+    either can find what the other thinks impossible; or the import path of a function (`dsi.search.fusion`). Of an index, not
+    of a call."""
     lexical_weight: Weight = 0.0
     """Weight of BM25 in a document's score."""
     token_weight: Weight = 0.0
@@ -128,7 +132,7 @@ class SearchRequest:
         return max(self.config.candidates, self.k)
 
 
-_OF_A_GENERATOR = ("alpha", "beta", "ann_temperature")
+_OF_A_GENERATOR = ("alpha", "beta", "ann_temperature", "fusion")
 """Settings that an index without a generator does not use."""
 OPTIONS = tuple(SearchOptions.__annotations__)
 """The names of the search options."""

@@ -190,7 +190,8 @@ COMMANDS = [
         ("vectors", f"--method exact {option} 1", UNUSED.format(option[2:].replace("-", "_")))
         for option in ("--beam-width", "--candidates")
     ),
-    *(("vectors", f"--{name} 0.5", NO_GENERATOR.format(name.replace("-", "_"))) for name in ("alpha", "beta", "ann-temperature")),
+    ("vectors", "--alpha 0.5", NO_GENERATOR.format("alpha")),
+    ("vectors", "--ann-temperature 0.5", NO_GENERATOR.format("ann_temperature")),
     ("digits", "--beta -1", "argument --beta: must be a number, at least 0, got '-1'"),
     ("digits", "--ann-temperature 0", "argument --ann-temperature: must be a number, from 1e-6 to 1e6, got '0'"),
     ("digits", "--candidates 5", PATHS.format("candidates")),

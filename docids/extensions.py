@@ -6,10 +6,12 @@ is imported before it is used.
 
 import inspect
 import re
+import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from hashlib import sha256
 from importlib.metadata import EntryPoint, entry_points
+from pathlib import Path
 from typing import Any
 
 from dsi.docids.files.checks import shown
@@ -59,14 +61,16 @@ def import_path(own: Any, what: str) -> str:
     'dsi.docids.extensions:is_import_path'
 
     Raises:
-        ValueError: it is neither, or another process could not import it: a lambda, or what a function defines.
+        ValueError: it is neither, or another process could not import it: a lambda, what a function defines, or a prompt.
     """
     if isinstance(own, str):
         return own
-    name = getattr(own, "__qualname__", "")
-    path = f"{getattr(own, '__module__', '')}:{name}"
+    name, module = getattr(own, "__qualname__", ""), getattr(own, "__module__", "")
+    if module == "__main__":  # a program's own file; a prompt has none
+        module = Path(getattr(sys.modules[module], "__file__", "") or "<prompt>").stem
+    path = f"{module}:{name}"
     if "<" in name or not callable(own) or not is_import_path(path):
-        raise ValueError(f"{what} must be a function or a class at the top of a module, or a name, got {shown(own)}.")
+        raise ValueError(f"{what} must be a function or a class at the top of a .py file, or a name, got {shown(own)}.")
     return path
 
 

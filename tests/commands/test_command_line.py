@@ -275,7 +275,7 @@ def test_without_network_the_hub_is_asked_once_and_the_offline_encoder_named(tmp
 def test_without_the_hub_the_papers_encoder_is_replaced_by_the_small_configuration(monkeypatch):
     monkeypatch.setattr("dsi.contrastive.encoder.is_local", lambda _: True)
     with pytest.raises(
-        FileNotFoundError, match='take the configuration "paper-small", the paper\'s system without the Hub'
+        FileNotFoundError, match='take the configuration "paper-minilm", the paper\'s system without the Hub'
     ):
         Encoder.load(Config.named("paper").encoder, device="cpu")
 

@@ -82,9 +82,9 @@ def test_what_cannot_be_a_part_is_refused_in_one_line(small, tmp_path):
         return own_parts.first_letters(documents)
 
     for hooks, message in (
-        ({"docids": local}, "docids must be a function or a class at the top of a module, or a name, got <function"),
-        ({"fusion": lambda a, b, c: a}, "fusion must be a function or a class at the top of a module, or a name"),
-        ({"objective": 3}, "objective must be a function or a class at the top of a module, or a name, got 3"),
+        ({"docids": local}, "docids must be a function or a class at the top of a .py file, or a name, got <function"),
+        ({"fusion": lambda a, b, c: a}, "fusion must be a function or a class at the top of a .py file, or a name"),
+        ({"objective": 3}, "objective must be a function or a class at the top of a .py file, or a name, got 3"),
         (
             {"objective": own_parts.ByNode},
             f"The objective '{PLACE}:ByNode' must be a subclass of dsi.generator.objectives.Obj",

@@ -254,18 +254,14 @@ def evaluate(
             `rerank_depth` documents, reranked.
         rerank_depth: number of documents that are reranked.
         processes: share the searching.
-        **options: settings of `SearchConfig` for the index's own rows, such as `alpha` or `beam_width`; by default the index's.
+        **options: settings of `SearchConfig`, such as `alpha` or `beam_width`, in place of the index's.
 
     Raises:
         TypeError: `retriever` is none, or `collection` is something else than a collection; an option does not exist.
-        ValueError: the split has no judgements, or the index none of the documents; an option is out of range, or of a part
-            that the index lacks.
+        ValueError: the split has no judgements, the index none of the documents; an option is out of range or unused.
     """
     # 1) the queries and the measures
-    _check(retriever, collection, split, depth)
-    _check_judged(collection, split)
-    retriever = _searched_with(retriever, options)
-    compare_documents(collection, retriever.documents.rows)
+    retriever = _checked(retriever, collection, split, depth, options)
     judged = len(collection.qrels[split])
     collection, learned = without_learned(retriever, collection, split)
     qrels = collection.qrels[split]
@@ -285,8 +281,13 @@ def evaluate(
     return Evaluation(rows, index, measures, runs, splits, {"depth": depth, "measures": measures, **about})
 
 
-def _searched_with(retriever: GenerativeRetriever, options: Mapping[str, Any]) -> GenerativeRetriever:
-    """Return an index that searches with some settings by default; TypeError for options of a single search."""
+def _checked(
+    retriever: GenerativeRetriever, collection: Collection, split: str, depth: int | None, options: Mapping[str, Any]
+) -> GenerativeRetriever:
+    """Return the index that is measured, which searches with some settings; raises what `evaluate` is refused for."""
+    _check(retriever, collection, split, depth)
+    _check_judged(collection, split)
+    compare_documents(collection, retriever.documents.rows)
     if others := sorted(split_options(options)[1]):
         raise TypeError(f"evaluate() has no option {shown(others[0])}{meant(others[0], SETTINGS)}")
     index = retriever.snapshot

@@ -94,12 +94,10 @@ def train(
         config: a configuration by name ("paper"), by file, or as a `Config`; by default that of the run in `output`, or what we
             recommend, `Config()`.
         encoder: a sentence-transformers model, loaded, or a Hub name or a folder: the setting `encoder.name`.
-        docids: a function of your own from `SchemeInput` to `Docids`: the setting `docids.method`. This and the next three are
-            kept by import path; "For researchers" has an example of each.
-        objective: a subclass of `Objective`, the loss of a generator: `training.objective`. Without `config`, this and the next
-            two take "digits", which has a generator.
-        generator: a subclass of `NodeGenerator`: `generator.docid_tokens`.
-        fusion: a function of two arrays of log-probabilities and alpha, as those in `dsi.search.fusion`: `search.fusion`.
+        docids: a function of your own from `SchemeInput` to `Docids` ("For researchers" has examples), kept by import path.
+        objective: a subclass of `Objective`. Without `config`, this and the next two take "digits", which has a generator.
+        generator: a subclass of `NodeGenerator`.
+        fusion: a function of two arrays of log-probabilities and alpha, as those in `dsi.search.fusion`.
         device: of encoder and decoder, "cpu", "cuda", …; the best available by default.
         discard_updates: train again although documents were added or removed since; the index is that of `collection` then.
         replace: train although `output` holds an index with documents that `collection` lacks; they are lost.

@@ -292,6 +292,15 @@ def test_interpolation_goes_part_of_the_way_from_start_to_trained(encoder, tmp_p
         ContrastiveConfig(interpolation=0.0)
 
 
+def test_after_a_training_in_bfloat16_the_encoder_computes_in_float32_again(encoder, tmp_path):
+    rows = contrastive_rows(["a red gas", "a blue gas"], {0: ["red"], 1: ["blue"]})
+    train_encoder(encoder, rows, ContrastiveConfig(loss="scl", negatives=0, batch_size=4), tmp_path / "work", bf16=True)
+    encoder.save(tmp_path / "saved")
+    again = Encoder.load(encoder.config, tmp_path / "saved", "cpu")
+    texts = ["a red gas", "a blue gas", "neon"]
+    np.testing.assert_allclose(encoder.encode(texts, "document"), again.encode(texts, "document"), atol=1e-6)
+
+
 def test_documents_are_title_and_cut_text_and_long_queries_are_cut_with_one_warning(sentence_t5_folder, caplog):
     config = EncoderConfig(name=str(sentence_t5_folder), document_length=3, query_length=4)
     encoder = Encoder.load(config, device="cpu")

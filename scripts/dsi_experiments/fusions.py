@@ -71,14 +71,13 @@ def path_sums(tree: DocidTree, scores: Floats) -> Floats:
 def ann_scores(tree: DocidTree, siblings: Siblings, embeddings: Floats, kind: str, temperature: float) -> Floats:
     """[queries, nodes] log P_ANN of each node among its siblings, by one of `ANN`."""
     documents = embeddings @ tree.embeddings[:].T / temperature
-    inner: Sequence[Floats]
     if kind == "centroids":
-        inner = (embeddings @ tree.centroids[:].T / temperature).T
+        inner = embeddings @ tree.centroids[:].T / temperature
     else:
-        below = [documents[:, start:end] for start, end in zip(tree.doc_start, tree.doc_end, strict=True)]
         join = np.maximum.reduce if kind == "best below" else np.logaddexp.reduce
-        inner = [join(own, axis=1) for own in below]
-    return siblings.log_softmax(np.concatenate([np.stack(inner, axis=1), documents], axis=1))
+        ranges = zip(tree.doc_start, tree.doc_end, strict=True)
+        inner = np.stack([join(documents[:, start:end], axis=1) for start, end in ranges], axis=1)
+    return siblings.log_softmax(np.concatenate([inner, documents], axis=1))
 
 
 @torch.no_grad()

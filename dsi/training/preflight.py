@@ -312,6 +312,10 @@ def with_hooks(folder: Path, name: str | Path | Config | None, hooks: Mapping[st
     config = run_config(folder, "digits" if name is None and needs_generator else name)
     for hook, path in given.items():
         config = config.with_changes(_CHANGES[hook](path))
+    if not config.generator.exists and (unused := given.keys() - {"docids"}):
+        raise ValueError(
+            f'{min(unused)} is a part of a generator, and this configuration has none; give config="digits", or leave it out.'
+        )
     return config
 
 

@@ -111,6 +111,13 @@ def test_what_cannot_be_a_part_is_refused_in_one_line(small, tmp_path):
         assert not (tmp_path / "refused" / "manifest.json").exists()
 
 
+def test_a_part_of_a_generator_is_refused_where_there_is_none(small, tmp_path):
+    collection, _ = small
+    for hooks in ({"objective": own_parts.Halved}, {"fusion": own_parts.largest}):
+        with pytest.raises(ValueError, match=rf'{next(iter(hooks))} is a part of a generator, .* give config="digits"'):
+            dsi.train(collection, tmp_path / "run", config=dsi.Config(), device="cpu", **hooks)
+
+
 def test_a_step_of_another_shape_says_so_before_anything_is_trained(small, tmp_path):
     collection, config = small
     with pytest.raises(ValueError, match=r"OneChild.log_probs must return \[batch, n, largest fan-out\] = .*, got "):

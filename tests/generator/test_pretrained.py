@@ -17,6 +17,7 @@ from dsi.docids.files import ram
 from dsi.docids.files.processes import ALONE as UNSHARED
 from dsi.docids.updating import add_documents
 from dsi.generator.config import GeneratorConfig, TrainingConfig, check_together
+from dsi.generator.families import FamilyTree
 from dsi.generator.kinds import create_generator, load_generator
 from dsi.generator.objectives import CrossEntropy, Task
 from dsi.generator.pretrained import PROMPTS, check_memory
@@ -432,8 +433,21 @@ def test_settings_that_contradict_each_other_are_refused():
         GeneratorConfig("digits", "text")
     with pytest.raises(ValueError, match=r'needs generator\.docid_tokens "digits", got \'none\''):
         GeneratorConfig("none", "text", "model")
-    with pytest.raises(ValueError, match=r'needs training\.objective "ce"'):
+    with pytest.raises(
+        ValueError, match=r'needs a training\.objective of one path, as "ce" is, and training\.train_encoder false'
+    ):
         check_together(reader, TrainingConfig(epochs=1.0, train_encoder=True))
     with pytest.raises(ValueError, match=r'is for generator\.reads "text"'):
         check_together(GeneratorConfig("digits", num_layers=1), TrainingConfig(epochs=1.0, gradient_checkpointing=True))
     check_together(reader, TrainingConfig(epochs=1.0, gradient_checkpointing=True))
+
+
+def test_an_objective_of_several_paths_is_refused_by_a_model_that_reads_texts(models):
+    tree = random_tree(20)
+    generator = pretrained_generator(models["llama"], tree)
+    families = FamilyTree(tree, torch.device("cpu")).pack(torch.arange(tree.num_inner)[None])  # all nodes are no path
+    read = generator.tokenize(["a text"])
+    with pytest.raises(
+        ValueError, match="scores nodes of several paths at once, and a model that reads texts one path"
+    ):
+        generator(**read, tokens=families.tokens, depths=families.depths, sees=families.sees)

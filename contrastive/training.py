@@ -219,6 +219,7 @@ def train_encoder(
     )
     texts = round(config.epochs * config.views * len(rows))
     run_trainer(trainer, "encoder", work_folder, texts)
+    trainer.accelerator.unwrap_model(trainer.model, keep_fp32_wrapper=False)  # else it computes in bfloat16 from now on
     # 3) Weights between those before and after.
     with torch.no_grad():
         for before, parameter in zip(start, parameters, strict=False):

@@ -112,8 +112,6 @@ class TrainingConfig:
     """Passes over all examples; 0 for an index without a generator."""
     learning_rate: Positive = 1e-3
     """Peak; warmed up linearly over 5 % of the steps, then decayed linearly to zero."""
-    gradient_checkpointing: bool = False
-    """Compute the layers of a model that reads texts twice a step: less memory, for a third more time."""
     train_encoder: bool = False
     """Train the encoder together with the decoder, on texts instead of cached states (DSI, Tay et al. 2022); search
     such an index with the decoder only."""
@@ -146,11 +144,7 @@ def check_together(generator: GeneratorConfig, training: TrainingConfig) -> None
 
 
 def _check_reading(generator: GeneratorConfig, training: TrainingConfig) -> None:
-    """Raise ValueError if a generator that reads texts is to be trained as it cannot be, or another one as only such can."""
-    if generator.reads == "states" and training.gradient_checkpointing:
-        raise ValueError(
-            'training.gradient_checkpointing is for generator.reads "text", got "states"; set it to false.'
-        )
+    """Raise ValueError if a generator that reads texts is to be trained as it cannot be."""
     if generator.reads != "text":
         return
     from dsi.generator.objectives import find_objective

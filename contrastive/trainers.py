@@ -169,9 +169,6 @@ def run_trainer(trainer: Any, description: str, work_folder: Path, texts: int) -
         trainer.train(resume_from_checkpoint=last_checkpoint(work_folder))
     finally:
         progress_line.close()
-        trainer.accelerator.unwrap_model(
-            trainer.model, keep_fp32_wrapper=False
-        )  # else it computes in bfloat16 from now on
 
 
 def last_checkpoint(work_folder: Path) -> str | None:

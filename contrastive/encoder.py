@@ -20,13 +20,13 @@ import torch.nn.functional as F
 from huggingface_hub.utils import are_progress_bars_disabled, disable_progress_bars  # type: ignore[attr-defined]
 from numpy.typing import NDArray
 from sentence_transformers import SentenceTransformer
-from sentence_transformers.sentence_transformer.modules import Pooling, StaticEmbedding, Transformer
+from sentence_transformers.sentence_transformer.modules import Pooling, StaticEmbedding
 from torch import Tensor, nn
 from torch.nn.utils.rnn import pad_sequence
-from transformers import AutoModel, PreTrainedTokenizerFast, T5Config, T5EncoderModel
+from transformers import AutoModel, PreTrainedTokenizerFast
 from transformers.utils import logging as transformers_logging
 
-from dsi.contrastive.config import FRESH, FRESH_T5, PACKAGED, EncoderConfig
+from dsi.contrastive.config import FRESH, PACKAGED, EncoderConfig
 from dsi.contrastive.devices import check_device, has_bfloat16
 from dsi.contrastive.export import write_graph
 from dsi.contrastive.inference import for_inference
@@ -43,7 +43,6 @@ from dsi.contrastive.prompts import choose_prompt
 from dsi.contrastive.text_encoder import Outputs, TextEncoder, Vocabulary
 from dsi.docids.files.reading import catching_panics, sha256
 from dsi.docids.files.storage import digest
-from dsi.docids.files.temporary import temporary_folder
 
 logger = logging.getLogger(__name__)
 
@@ -136,11 +135,8 @@ class Encoder(TextEncoder):
     def _configured(cls, config: EncoderConfig, device: str | None) -> SentenceTransformer:
         """Return the model that a config names."""
         name = config.name.removeprefix(FRESH)
-        if name == FRESH_T5:
-            model = _fresh_t5(device)
-        else:
-            packaged = packaged_encoder() if name == PACKAGED else None
-            model = _load_named(str(packaged or name), device)
+        packaged = packaged_encoder() if name == PACKAGED else None
+        model = _load_named(str(packaged or name), device)
         if config.name.startswith(FRESH):
             torch.manual_seed(0)
             transformer = model[0].auto_model
@@ -273,28 +269,13 @@ def _find_named(name: str, device: str | None) -> SentenceTransformer:
     except (OSError, ValueError):
         remedies = ["name a folder"]
         if _PAPERS in name:
-            remedies.append('take the configuration "paper-small", the paper\'s system without the Hub')
+            remedies.append('take the configuration "paper-minilm", the paper\'s system without the Hub')
         installed = f"take {PACKAGED!r}, which is installed"
         install = f'run pip install "dr-scl[example]", which brings {PACKAGED!r}'
         remedies.append(installed if packaged_encoder() else install)
         raise FileNotFoundError(
             f"The encoder {name!r} is not a folder, and the Hub cannot be reached; {', or '.join(remedies)}."
         ) from None
-
-
-def _fresh_t5(device: str | None) -> SentenceTransformer:
-    """Return the encoder `FRESH_T5`; its weights are always the same."""
-    tokenizer = _load_named(str(packaged_encoder() or PACKAGED), "cpu").tokenizer
-    torch.manual_seed(0)
-    shape = T5Config(
-        vocab_size=len(tokenizer), d_model=128, d_kv=32, d_ff=512, num_layers=2, num_heads=4,
-        pad_token_id=tokenizer.pad_token_id, decoder_start_token_id=tokenizer.pad_token_id,
-    )  # fmt: skip
-    with temporary_folder() as folder, quiet_transformers():
-        T5EncoderModel(shape).save_pretrained(folder)
-        tokenizer.save_pretrained(folder)
-        transformer = Transformer(folder)
-        return SentenceTransformer(modules=[transformer, Pooling(shape.d_model, pooling_mode="mean")], device=device)
 
 
 def _load_stored(folder: Path, device: str | None) -> SentenceTransformer:

@@ -217,8 +217,8 @@ def train_encoder(
         loss=contrastive_loss(encoder, config, relevant=several_relevant(rows)),
         callbacks=[*reports.callbacks("encoder"), GivesBack()],
     )
-    texts = round(config.epochs * config.views * len(rows))
-    run_trainer(trainer, "encoder", work_folder, texts)
+    run_trainer(trainer, "encoder", work_folder, round(config.epochs * config.views * len(rows)))
+    trainer.accelerator.unwrap_model(trainer.model, keep_fp32_wrapper=False)  # else it computes in bfloat16 from now on
     # 3) Weights between those before and after.
     with torch.no_grad():
         for before, parameter in zip(start, parameters, strict=False):

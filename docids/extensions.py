@@ -1,11 +1,17 @@
-"""Extensions by packages: docid schemes, generators, objectives, rerankers, commands and clusters, found by their entry points.
+"""Extensions: docid schemes, generators, objectives, fusions, rerankers, commands and clusters of others.
 
-A package is imported only when its extension is used by name.
+A package's are found by their entry points, under a name; what `dsi.train` is given, by its import path, "module:name". Nothing
+is imported before it is used.
 """
 
+import inspect
+import re
+import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from hashlib import sha256
 from importlib.metadata import EntryPoint, entry_points
+from pathlib import Path
 from typing import Any
 
 from dsi.docids.files.checks import shown
@@ -16,6 +22,8 @@ GENERATORS = "dsi.generators"
 """Entry points that are subclasses of `dsi.generator.base.Generator`, by their `docid_tokens`."""
 OBJECTIVES = "dsi.objectives"
 """Entry points that are subclasses of `dsi.generator.objectives.Objective`."""
+FUSIONS = "dsi.fusions"
+"""Entry points that are functions as `dsi.search.fusion.product`."""
 RERANKERS = "dsi.rerankers"
 """Entry points, by their kind, whose `load(folder, retriever)` returns a model for `dsi.rerankers.rerank`."""
 COMMANDS = "dsi.commands"
@@ -27,10 +35,43 @@ _WHAT = {
     SCHEMES: "docid scheme",
     GENERATORS: "generator",
     OBJECTIVES: "objective",
+    FUSIONS: "fusion",
     RERANKERS: "reranker",
     COMMANDS: "command",
     CLUSTERS: "cluster",
 }
+
+
+_IMPORT_PATH = re.compile(r"[^\W\d][\w.]*:[^\W\d][\w.]*")
+
+
+def is_import_path(name: str) -> bool:
+    """Return whether a name is an import path, as `import_path` gives it.
+
+    >>> is_import_path("my_work.losses:Smooth"), is_import_path("kmeans"), is_import_path("C:/docids.tsv")
+    (True, False, False)
+    """
+    return _IMPORT_PATH.fullmatch(name) is not None
+
+
+def import_path(own: Any, what: str) -> str:
+    """Return the import path of a function or a class; a name stays one.
+
+    >>> import_path(is_import_path, "docids")
+    'dsi.docids.extensions:is_import_path'
+
+    Raises:
+        ValueError: it is neither, or another process could not import it: a lambda, what a function defines, or a prompt.
+    """
+    if isinstance(own, str):
+        return own
+    name, module = getattr(own, "__qualname__", ""), getattr(own, "__module__", "")
+    if module == "__main__":  # a program's own file; a prompt has none
+        module = Path(getattr(sys.modules[module], "__file__", "") or "<prompt>").stem
+    path = f"{module}:{name}"
+    if "<" in name or not callable(own) or not is_import_path(path):
+        raise ValueError(f"{what} must be a function or a class at the top of a .py file, or a name, got {shown(own)}.")
+    return path
 
 
 def extensions(group: str) -> list[EntryPoint]:
@@ -44,11 +85,13 @@ def extension_names(group: str, known: Sequence[str] = ()) -> list[str]:
 
 
 def load_extension(group: str, name: str) -> Any | None:
-    """Return the extension of that name; None if no package has it.
+    """Return the extension of that name or import path; None if no package has it.
 
     Raises:
         ValueError: it cannot be imported or called.
     """
+    if is_import_path(name):
+        return _load(EntryPoint(name, name, group))
     for point in extensions(group):
         if point.name == name:
             return _load(point)
@@ -84,11 +127,21 @@ def open_cluster(address: str) -> Any:
 
 
 def package_of(group: str, name: str) -> str:
-    """Return name and version of the package of an extension, "" if no other package has it."""
+    """Return name and version of the package of an extension, "" if no other package has it; of an import path, its code."""
+    if is_import_path(name):
+        return f"{name} {_digest_of_code(load_extension(group, name))}"
     for point in extensions(group):
         if point.name == name and point.dist is not None:
             return f"{point.dist.name} {point.dist.version}"
     return ""
+
+
+def _digest_of_code(own: Any) -> str:
+    """Return a digest of the source of a function or a class, "" if there is none, as at a prompt."""
+    try:
+        return sha256(inspect.getsource(own).encode()).hexdigest()[:16]
+    except (OSError, TypeError):
+        return ""
 
 
 def _load(point: EntryPoint) -> Any:
@@ -97,6 +150,10 @@ def _load(point: EntryPoint) -> Any:
         cause = "" if callable(loaded) else f"it is not a function but {shown(loaded)}"
     except Exception as error:  # whatever the other package raises
         cause = str(error).partition("\n")[0] or type(error).__name__
+    if cause and point.name == point.value:
+        raise ValueError(
+            f"The {_WHAT[point.group]} {point.name!r} cannot be loaded: {cause}; put its module where Python finds modules."
+        )
     if cause:
         raise ValueError(
             f"The {_WHAT[point.group]} {point.name!r} ({point.value}) cannot be loaded: {cause}; repair or remove the package "

@@ -45,9 +45,9 @@ class DocidsConfig:
     """How docids are made (section `[docids]`). A setting that the method does not read keeps its default."""
 
     method: NameOrPath = "kmeans"
-    """The scheme: "kmeans" (the paper), or one that another package adds. Or a file NAME.tsv of docids: a line a docid, the
-    doc_id, a tab, and digits with spaces between them. A document may have several lines; with `pieces` they are those of its
-    pieces, in order."""
+    """The scheme: "kmeans" (the paper), one that another package adds, or the import path of a function. Or a file NAME.tsv of
+    docids: a line a docid, the doc_id, a tab, and digits with spaces between them. A document may have several lines; with
+    `pieces` they are those of its pieces, in order."""
     branching: Whole = 0
     """Clusters a split; digits a level. 0 chooses: as many as clusters half as large as `max_leaf_size` need, so that few
     are split again, and at most 64."""
@@ -61,7 +61,7 @@ class DocidsConfig:
 
     def __post_init__(self) -> None:
         built_in = self.scheme in SCHEMES and self.method != FILE
-        if not built_in and self.method not in (names := scheme_names()):
+        if not built_in and not extensions.is_import_path(self.method) and self.method not in (names := scheme_names()):
             raise ValueError(
                 f"docids.method must be one of {', '.join(names)}, or a file NAME.tsv of docids, got {shown(self.method)}; the "
                 "scheme of another package needs that package."

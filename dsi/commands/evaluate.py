@@ -1,7 +1,8 @@
 """`dsi evaluate`: measure an index beside BM25 and dense search on a split of a collection.
 
-The index is measured as it searches by default. Where one document is relevant to a query, the table has Hit@1, Hit@5 and
-Hit@10; where several are, or judgements are graded, nDCG@10, RR@10 and Recall@100. From Python: `dsi.evaluate`.
+The index is measured as it searches by default, or with the search options given. Where one document is relevant to a query,
+the table has Hit@1, Hit@5 and Hit@10; where several are, or judgements are graded, nDCG@10, RR@10 and Recall@100. From Python:
+`dsi.evaluate`.
 """
 
 import argparse
@@ -9,7 +10,15 @@ from collections.abc import Sequence
 from functools import cache
 from typing import TYPE_CHECKING, Any
 
-from dsi.commands.arguments import add_data, add_device, add_index, open_retriever, parser
+from dsi.commands.arguments import (
+    add_data,
+    add_device,
+    add_index,
+    add_search_options,
+    open_retriever,
+    parser,
+    search_options,
+)
 from dsi.commands.libraries import load_libraries
 from dsi.commands.values import count, output_file, output_folder
 
@@ -49,6 +58,7 @@ def main(argv: Sequence[str] | None = None) -> None:
         rerankers=_chains(retriever, arguments),
         rerank_depth=arguments.rerank_depth or 50,
         processes=processes,
+        **search_options(arguments),
     )
     if not processes.is_main:
         return
@@ -108,6 +118,7 @@ def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
         metavar="DIR",
         help="write every system's run and the judgements in TREC format",
     )
+    add_search_options(command_line, without=("allow", "deny", "where", "min_score"))
     add_device(command_line, searches=True)
     arguments = command_line.parse_args(argv)
     if not arguments.data:

@@ -19,7 +19,7 @@ from dsi.commands.libraries import load_libraries
 from dsi.commands.queries_file import read_queries_file
 from dsi.commands.values import count, existing_file, output_file
 
-_OF_THE_WALK = ("method", "beam_width", "candidates", "alpha", "passages")
+_OF_THE_WALK = ("method", "beam_width", "candidates", "alpha", "beta", "ann_temperature", "passages")
 """Search options that do not change the score of a given document."""
 
 

@@ -7,7 +7,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from dsi.docids.extensions import GENERATORS, extension_names
+from dsi.docids.extensions import GENERATORS, extension_names, is_import_path
 from dsi.docids.files.checks import check_name, shown
 from dsi.docids.files.declarations import Amount, Count, NameOrPath, Positive, Remedy, Whole, settings
 
@@ -47,8 +47,9 @@ class GeneratorConfig:
     """The decoder (section `[generator]`)."""
 
     docid_tokens: str = "none"
-    """What a docid token is: "digits", a (level, digit) pair with weights of its own, as in the paper; the name of those that
-    another package adds; or "none": the index has no generator, and searches walk down the tree by the vectors of its nodes."""
+    """What a docid token is: "digits", a (level, digit) pair with weights of its own, as in the paper; the name of a generator
+    that another package adds, or the import path of its class; or "none": the index has no generator, and searches walk down
+    the tree by the vectors of its nodes."""
     reads: Literal["states", "text"] = "states"
     """What the decoder reads: "states", the encoder's token states, as in the paper; or "text", the text itself: then `decoder`
     is any causal or sequence-to-sequence model of transformers, with its own tokenizer (see `dsi.generator.pretrained`)."""
@@ -66,14 +67,15 @@ class GeneratorConfig:
         return self.docid_tokens != "none"
 
     def __post_init__(self) -> None:
-        if self.docid_tokens not in TOKENS and self.docid_tokens not in (names := extension_names(GENERATORS, TOKENS)):
+        own = is_import_path(self.docid_tokens)
+        if not own and self.docid_tokens not in (names := extension_names(GENERATORS, TOKENS)):
             raise ValueError(
                 f"generator.docid_tokens must be one of {', '.join(names)}, got {shown(self.docid_tokens)}; those of another "
                 "package need that package."
             )
         if self.reads == "text":
             self._check_text()
-        elif self.exists and not self.decoder and self.num_layers < 1:
+        elif self.exists and not own and not self.decoder and self.num_layers < 1:
             raise ValueError(f"generator.num_layers must be at least 1 without a T5 checkpoint, got {self.num_layers}.")
         elif not self.exists and (self.decoder or self.num_layers):
             name = "decoder" if self.decoder else "num_layers"
@@ -100,8 +102,8 @@ class TrainingConfig:
     """How the decoder is trained: on train queries, pseudo-queries and documents (section `[training]`)."""
 
     objective: str = "ce"
-    """"ce" (a softmax over the children of each node on the path, as in the paper), or the name of one that another package
-    adds."""
+    """"ce" (a softmax over the children of each node on the path, as in the paper), the name of one that another package adds,
+    or the import path of a class."""
     documents: bool = True
     """Add indexing examples (document -> docid) to the retrieval examples (query -> docid)."""
     batch_size: Count = 128
@@ -110,8 +112,6 @@ class TrainingConfig:
     """Passes over all examples; 0 for an index without a generator."""
     learning_rate: Positive = 1e-3
     """Peak; warmed up linearly over 5 % of the steps, then decayed linearly to zero."""
-    gradient_checkpointing: bool = False
-    """Compute the layers of a model that reads texts twice a step: less memory, for a third more time."""
     train_encoder: bool = False
     """Train the encoder together with the decoder, on texts instead of cached states (DSI, Tay et al. 2022); search
     such an index with the decoder only."""
@@ -144,13 +144,14 @@ def check_together(generator: GeneratorConfig, training: TrainingConfig) -> None
 
 
 def _check_reading(generator: GeneratorConfig, training: TrainingConfig) -> None:
-    """Raise ValueError if a generator that reads texts is to be trained as it cannot be, or another one as only such can."""
-    if generator.reads == "states" and training.gradient_checkpointing:
+    """Raise ValueError if a generator that reads texts is to be trained as it cannot be."""
+    if generator.reads != "text":
+        return
+    from dsi.generator.objectives import find_objective
+
+    objective = find_objective(training.objective)
+    if training.train_encoder or objective.frozen_encoder or objective.all_relevant:
         raise ValueError(
-            'training.gradient_checkpointing is for generator.reads "text", got "states"; set it to false.'
-        )
-    if generator.reads == "text" and (training.objective != "ce" or training.train_encoder):
-        raise ValueError(
-            'generator.reads = "text" needs training.objective "ce", which scores one path, and training.train_encoder false, '
-            f"as it reads no states of the encoder; got {training.objective!r} and {str(training.train_encoder).lower()}."
+            'generator.reads = "text" needs a training.objective of one path, as "ce" is, and training.train_encoder false, as '
+            f"it reads no states of the encoder; got {training.objective!r} and {str(training.train_encoder).lower()}."
         )

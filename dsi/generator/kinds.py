@@ -15,6 +15,7 @@ from dsi.docids.types import Ints
 from dsi.generator.base import Generator
 from dsi.generator.config import GeneratorConfig
 from dsi.generator.model import DocidGenerator
+from dsi.generator.nodes import NodeGenerator
 from dsi.generator.objectives import SCORES
 from dsi.generator.pretrained import PretrainedGenerator
 
@@ -25,10 +26,10 @@ _FIXED = {"is_decoder": True, "is_encoder_decoder": False, "use_cache": False}
 
 
 def find_kind(docid_tokens: str) -> type[Generator]:
-    """Return the class of generators with these docid tokens, ours or that of another package.
+    """Return the class of generators with these docid tokens, ours or another's.
 
     Raises:
-        ValueError: there is none, or that of another package cannot be loaded.
+        ValueError: there is none, or another's cannot be loaded or is no generator.
     """
     kind: type[Generator] | None = KINDS.get(docid_tokens) or load_extension(GENERATORS, docid_tokens)
     if kind is None:
@@ -36,6 +37,10 @@ def find_kind(docid_tokens: str) -> type[Generator]:
         raise ValueError(
             f"docid_tokens must be one of {names}, got {shown(docid_tokens)}; install the package that adds them."
         )
+    if not (isinstance(kind, type) and issubclass(kind, Generator)):
+        raise ValueError(f"The generator {docid_tokens!r} must be a subclass of Generator, got {shown(kind)}.")
+    if issubclass(kind, NodeGenerator) and kind.log_probs is NodeGenerator.log_probs:
+        raise ValueError(f"The generator {docid_tokens!r} has no step: it must define log_probs(queries, nodes).")
     return kind
 
 

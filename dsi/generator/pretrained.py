@@ -241,13 +241,19 @@ class PretrainedGenerator(Generator):
         Args:
             tokens: [batch, n] docid token of each node's last digit, 0 for the root, from the root on.
             depths: [batch, n] depth of each node; nodes past the end of the path follow it.
-            sees: unused, as each node of a path sees those before it.
+            sees: [batch, n, n] True where the second is an ancestor of the first, or the same: on a path, all those before it.
             read: of the texts, with prompts, input_ids [batch, length] and attention_mask [batch, length], 1 at real tokens; or
                 their token_states [batch, length, width], as `token_states` yields them, and states_mask, True at real ones.
 
         Returns:
             logits: [batch, n, largest fan_out], -inf for digits that a level does not have.
         """
+        steps = torch.arange(1, tokens.shape[1] + 1, device=tokens.device)
+        if not ((sees.sum(dim=2) == steps) | (depths == 0)).all():
+            raise ValueError(
+                f"The objective {self.config.objective!r} scores nodes of several paths at once, and a model that reads texts "
+                'one path; take another, or generator.reads = "states".'
+            )
         docid = self.embed(tokens)
         if "token_states" in read:
             output = self._read_on(read["token_states"], read["states_mask"].long(), docid, use_cache=False)

@@ -38,6 +38,7 @@ from dsi.search.engine import Method
 from dsi.search.explain.explanation import no_effect
 from dsi.search.generate import DenseAndWords
 from dsi.search.hits import Hits
+from dsi.search.request import SETTINGS, split_options
 from dsi.store.documents import DocumentTable
 from dsi.store.retriever import GenerativeRetriever
 
@@ -260,6 +261,7 @@ def evaluate(
     rerankers: Mapping[str, Sequence[Any]] | None = None,
     rerank_depth: int = 50,
     processes: Processes = ALONE,
+    **options: Any,
 ) -> Evaluation:
     """Measure an index and its baselines.
 
@@ -283,15 +285,14 @@ def evaluate(
             `rerank_depth` documents, reranked.
         rerank_depth: number of documents that are reranked.
         processes: share the searching.
+        **options: settings of `SearchConfig`, such as `alpha` or `beam_width`, in place of the index's.
 
     Raises:
-        TypeError: `retriever` is none, or `collection` is something else than a collection.
-        ValueError: the split has no judgements, or the index none of the documents.
+        TypeError: `retriever` is none, or `collection` is something else than a collection; an option does not exist.
+        ValueError: the split has no judgements, the index none of the documents; an option is out of range or unused.
     """
     # 1) the queries and the measures
-    _check(retriever, collection, split, depth)
-    _check_judged(collection, split)
-    compare_documents(collection, retriever.documents.rows)
+    retriever = _checked(retriever, collection, split, depth, options)
     judged = len(collection.qrels[split])
     collection, learned = without_learned(retriever, collection, split)
     qrels = collection.qrels[split]
@@ -310,6 +311,20 @@ def evaluate(
         about["note"] = note
     taught = taught_queries(retriever, qrels)
     return Evaluation(rows, index, measures, runs, splits, {"depth": depth, "measures": measures, **about}, taught)
+
+
+def _checked(
+    retriever: GenerativeRetriever, collection: Collection, split: str, depth: int | None, options: Mapping[str, Any]
+) -> GenerativeRetriever:
+    """Return the index that is measured, which searches with some settings; raises what `evaluate` is refused for."""
+    _check(retriever, collection, split, depth)
+    _check_judged(collection, split)
+    compare_documents(collection, retriever.documents.rows)
+    if others := sorted(split_options(options)[1]):
+        raise TypeError(f"evaluate() has no option {shown(others[0])}{meant(others[0], SETTINGS)}")
+    index = retriever.snapshot
+    index.search_config = index.request("evaluate", ANSWERS, options).config
+    return index
 
 
 def _about(retriever: GenerativeRetriever, collection: Collection, split: str, splits: Splits) -> dict[str, Any]:

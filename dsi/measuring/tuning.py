@@ -1,8 +1,8 @@
 """Chooses how an index searches, on dev queries: the weights of documents' scores, and the beam.
 
 In this order: the weights of the document score, by a conditional logit that stays near the defaults; then the beam, the
-smallest that finds what "exact" finds, which needs no judgements. Of an index with a generator alpha, beta and the temperature
-come from a grid. Knows nothing of how nodes are scored.
+smallest that finds what "exact" finds, which needs no judgements. Of an index with a generator alpha and the temperature come
+from a grid together, as one means nothing without the other; beta stays. Knows nothing of how nodes are scored.
 """
 
 import dataclasses
@@ -53,8 +53,7 @@ BEAMS = (5, 10, 20, 40, 80, 160, 320, 640, 1280)
 _AGREE = 0.98
 """Share of the exact top ten that the beam has to find."""
 PATH_ALPHAS = (0.0, 0.1, 0.2, 0.3, 0.5, 0.7, 0.9, 1.0)
-PATH_BETAS = (1, 2, float("inf"))
-PATH_TEMPERATURES = (0.02, 0.05, 0.1, 1.0)
+PATH_TEMPERATURES = (0.02, 0.05, 0.1, 0.2, 0.5, 1.0)
 
 
 @dataclass(frozen=True)
@@ -370,7 +369,7 @@ def _best_beam(
 
 
 def _choose_paths(index: _Index, encoded: EncodedQueries, qrels: Qrels) -> Tuning:
-    """Return the best alpha, beta and temperature of path scores, by a grid."""
+    """Return the best alpha and temperature of path scores, by a grid."""
 
     def search(settings: Mapping[str, Any]) -> Run:
         request = SearchRequest(
@@ -379,9 +378,12 @@ def _choose_paths(index: _Index, encoded: EncodedQueries, qrels: Qrels) -> Tunin
         run = index.retriever.as_run(encoded.query_ids, index.engine.search(encoded, request))
         return without_identical(run, index.identical, 10)
 
-    every = product(PATH_ALPHAS, PATH_BETAS, PATH_TEMPERATURES)
-    grid = [{"alpha": a, "beta": b, "ann_temperature": t} for a, b, t in every]
-    grid.sort(key=lambda own: own != {name: getattr(index.search_config, name) for name in own})  # of equals it stays
+    own = index.search_config
+    pairs = {(own.alpha, own.ann_temperature): None, **dict.fromkeys(product(PATH_ALPHAS[:-1], PATH_TEMPERATURES))}
+    grid = [
+        {"alpha": alpha, "ann_temperature": temperature} for alpha, temperature in pairs
+    ]  # of equals the first stays
+    grid.append({"alpha": 1.0, "ann_temperature": own.ann_temperature})  # without effect there
     return Tuning(*best_setting(search, grid, qrels))
 
 

@@ -4,7 +4,8 @@ Two scores add up to rank a node:
 
 * generative: alpha times the decoder's log-probability. Objectives with a path score sum log P_T5 along the path (a softmax
   over a node's children, or a sigmoid per child); objectives with score "node" use the node's own log sigmoid;
-* dense: (1 - alpha) times the sum of log P_ANN along the path (eq. 10-12), a softmax over a node's children.
+* dense: (1 - alpha) times the sum of log P_ANN along the path (eq. 10-12), a softmax over a node's children. Under another
+  fusion (`dsi.search.fusion`) this is what it adds to the generative part.
 
 Beyond beta levels only the decoder counts, with weight 1; beta = 0 uses the decoder alone. The score of the path to a document
 is the document's score. Path sums never increase from a node to its children, so a node's score bounds every document below it:
@@ -36,6 +37,7 @@ from dsi.generator.objectives import log_prior
 from dsi.search.decoder import Decoder
 from dsi.search.dense import DenseScores
 from dsi.search.engine import Engine, Followed, Method, count_documents
+from dsi.search.fusion import OWN, PRODUCT, fuse
 from dsi.search.queries import QueryBatch
 from dsi.search.request import SearchConfig, SearchRequest
 from dsi.search.results import WALK, LevelTrace, SearchResult, Trace
@@ -332,19 +334,23 @@ class PathEngine(Engine):
         fused = level < config.beta  # is the dense score used at this level (m <= beta in eq. 12)?
 
         # The generative score: alpha log P_T5 along the path (DR-SCL eq. 9, 11).
-        generative = beam.generative[:, :, None].expand_as(nodes)
+        generative, log_p = beam.generative[:, :, None].expand_as(nodes), torch.zeros((), device=self.device)
         if cache is not None:
             logits = self.decoder.logits(beam.tokens, level, cache)
             weight = config.alpha if fused else 1.0
             log_p, adds_up = self._log_probabilities(logits.float(), nodes, valid, shares, level)
             generative = generative.masked_fill(~adds_up, 0.0) + weight * log_p
 
-        # The dense score: (1 - alpha) log P_ANN along the path (DR-SCL eq. 10, 11).
+        # The dense score: (1 - alpha) log P_ANN along the path (DR-SCL eq. 10, 11), or what another fusion adds.
         dense = beam.dense[:, :, None].expand_as(nodes)
         if fused:
             vectors = torch.from_numpy(queries.batch.embeddings).to(self.device)
-            values = self.dense.dot(vectors / config.ann_temperature, nodes)
-            dense = dense + (1 - config.alpha) * valid_log_softmax(values, shares)
+            log_q = valid_log_softmax(self.dense.dot(vectors / config.ann_temperature, nodes), shares)
+            if config.fusion == PRODUCT:
+                dense = dense + (1 - config.alpha) * log_q
+            else:
+                fusion = fuse(config.fusion, log_p.expand_as(log_q), log_q, config.alpha)
+                dense = dense + (fusion - config.alpha * log_p).masked_fill(~valid, 0.0)
 
         # A filter excludes nodes after the softmaxes, so it changes no score.
         if queries.alive is not None:
@@ -361,7 +367,7 @@ class PathEngine(Engine):
     def _start(self, queries: _Queries) -> Any:
         """Return the decoder's cache of the queries; None if the decoder has no weight."""
         config = queries.config
-        if config.alpha == 0 and config.beta >= self.tree.depth:
+        if config.alpha == 0 and config.beta >= self.tree.depth and config.fusion in OWN:
             return None
         return self.decoder.start(queries.batch)
 

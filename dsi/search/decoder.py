@@ -20,6 +20,7 @@ from transformers.cache_utils import Cache, DynamicCache, DynamicLayer, EncoderD
 from dsi.contrastive.inference import for_inference
 from dsi.generator.base import Generator
 from dsi.generator.model import DocidGenerator
+from dsi.generator.nodes import NodeGenerator, ReadQueries
 from dsi.generator.pretrained import PROMPTS, PretrainedGenerator
 from dsi.search.queries import QueryBatch
 
@@ -120,23 +121,58 @@ class Decoder(ABC):
 
     Args:
         generator: a trained generator; not changed later.
-        dtype: of weights and arithmetic; the generator's own by default.
 
     Attributes:
         device: where the weights are.
         score: how search ranks nodes, one of `dsi.generator.objectives.SCORES`.
         fan_out: digits of each level.
-        token_offsets: token of each level's first digit.
         most_nodes: an exact search runs it over about this many nodes at a time: each has keys and values in every layer.
     """
 
     most_nodes: ClassVar[int] = 1_024
 
-    def __init__(self, generator: Generator, dtype: torch.dtype | None = None) -> None:
-        self.generator: Any = self._prepared(generator, dtype or generator.head.weight.dtype)
+    def __init__(self, generator: Generator) -> None:
+        self.generator: Any = generator
         self.device: torch.device = generator.device
         self.score: str = generator.config.score
         self.fan_out = list(generator.config.fan_out)
+
+    @abstractmethod
+    def start(self, batch: QueryBatch) -> Any:
+        """Read a batch of queries, and the root of the docids; return the cache of both."""
+
+    @abstractmethod
+    def logits(self, tokens: Tensor, level: int, cache: Any) -> Tensor:
+        """Return the logits [batch, beams, fan_out] of a level, given the tokens [batch, beams] chosen at level - 1.
+
+        Args:
+            tokens: 0, the root, at level 0.
+            level: from 0, one after the other.
+            cache: of the queries; its `select(beams)` gives new beams [batch, n] the past of old ones.
+        """
+
+    @abstractmethod
+    def tokens(self, parents: Tensor, digits: Tensor, level: int) -> Tensor:
+        """Return the docid tokens of digits of a level, below nodes with the tokens `parents` [batch, beams].
+
+        A digit added after training has no embedding; any serves, as no logits below it are used.
+        """
+
+
+class CachedDecoder(Decoder):
+    """A decoder that reads on from cached keys and values.
+
+    Args:
+        generator: see `Decoder`.
+        dtype: of weights and arithmetic; the generator's own by default.
+
+    Attributes:
+        token_offsets: token of each level's first digit.
+    """
+
+    def __init__(self, generator: Generator, dtype: torch.dtype | None = None) -> None:
+        super().__init__(generator)
+        self.generator = self._prepared(generator, dtype or generator.head.weight.dtype)
         self.token_offsets = [1 + sum(self.fan_out[:level]) for level in range(len(self.fan_out))]
         self.level_heads = self._level_heads(self.generator.head.weight)
 
@@ -149,25 +185,12 @@ class Decoder(ABC):
         return head[1:].split(self.fan_out)
 
     def tokens(self, parents: Tensor, digits: Tensor, level: int) -> Tensor:
-        """Return the docid tokens of digits of a level, below nodes with the tokens `parents` [batch, beams].
-
-        A digit added after training has no embedding; any serves, as no logits below it are used.
-        """
+        """Return the docid tokens of digits; see `Decoder.tokens`."""
         return self.token_offsets[level] + digits.clamp(max=self.fan_out[level] - 1)
-
-    @abstractmethod
-    def start(self, batch: QueryBatch) -> DecoderCache:
-        """Read a batch of queries, and the root of the docids; return the cache of both."""
 
     @torch.no_grad()
     def logits(self, tokens: Tensor, level: int, cache: DecoderCache) -> Tensor:
-        """Return the logits [batch, beams, fan_out] of a level, given the tokens [batch, beams] chosen at level - 1.
-
-        Args:
-            tokens: 0, the root, at level 0.
-            level: from 0, one after the other.
-            cache: of the queries; its `select(beams)` gives new beams [batch, n] the past of old ones.
-        """
+        """Return the logits of a level; see `Decoder.logits`."""
         batch, beams = tokens.shape
         if cache.beams != beams:  # the paths to given documents, of which each begins at the root
             cache.select(torch.zeros_like(tokens))
@@ -198,7 +221,7 @@ class Decoder(ABC):
         return F.linear(hidden, self.level_heads[level])
 
 
-class StatesDecoder(Decoder):
+class StatesDecoder(CachedDecoder):
     """A `DocidGenerator`: a T5 decoder that attends to the encoder's states."""
 
     def _prepared(self, generator: Generator, dtype: torch.dtype) -> Generator:
@@ -230,7 +253,7 @@ class StatesDecoder(Decoder):
         return output.last_hidden_state[:, -1]  # type: ignore[no-any-return]
 
 
-class TextDecoder(Decoder):
+class TextDecoder(CachedDecoder):
     """A `PretrainedGenerator`: a model of transformers that reads the text."""
 
     def _prepared(self, generator: Generator, dtype: torch.dtype) -> Generator:
@@ -266,6 +289,44 @@ class TextDecoder(Decoder):
         return self.generator.upper(attention_mask=mask, **more).last_hidden_state[:, -1]  # type: ignore[no-any-return]
 
 
+@dataclass
+class NodeCache:
+    """A batch of queries; nothing but them is read in a step.
+
+    Attributes:
+        queries: what the generator reads.
+    """
+
+    queries: ReadQueries
+
+    def select(self, beams: Tensor) -> None:
+        """Do nothing: a node says all of the way to it."""
+
+
+class NodeDecoder(Decoder):
+    """A `NodeGenerator`: each step asks its `log_probs` for the children of the beam's nodes."""
+
+    def __init__(self, generator: NodeGenerator, dtype: torch.dtype | None = None) -> None:
+        super().__init__(generator.eval())
+
+    def start(self, batch: QueryBatch) -> NodeCache:
+        """Put the states of a batch of queries on the device; see `Decoder.start`."""
+        states, mask = (torch.from_numpy(array).to(self.device) for array in (batch.states, batch.mask))
+        return NodeCache(ReadQueries(states.float(), mask.bool()))
+
+    def tokens(self, parents: Tensor, digits: Tensor, level: int) -> Tensor:
+        """Return the children [batch, beams, fan_out]; any of them for one that was added after training."""
+        known = parents.clamp(max=len(self.generator.first_child) - 1)
+        return self.generator.children_of(known)[..., digits.clamp(max=max(self.fan_out) - 1)]
+
+    @torch.no_grad()
+    def logits(self, tokens: Tensor, level: int, cache: NodeCache) -> Tensor:
+        """Return the logits [batch, beams, fan_out] of the children of nodes [batch, beams]."""
+        known = tokens.clamp(max=len(self.generator.first_child) - 1)
+        found = self.generator(*cache.queries, tokens=known, depths=known, sees=known)["logits"]
+        return found[..., : self.fan_out[level]]  # type: ignore[no-any-return]
+
+
 @torch.no_grad()
 def check_walk(generator: PretrainedGenerator, name: str) -> None:
     """Raise ValueError unless a model gives the same numbers where it reads on from keys and values as in one pass.
@@ -284,7 +345,8 @@ def check_walk(generator: PretrainedGenerator, name: str) -> None:
         read = generator.tokenize([PROMPTS["query"] + text for text in texts])
         read = {kind: own.to(generator.device) for kind, own in read.items()}
         depths = torch.arange(2, device=generator.device).expand(2, -1)
-        whole = generator(**read, tokens=tokens, depths=depths, sees=depths)["logits"][:, 1, : found.shape[1]]
+        sees = torch.ones(2, 2, 2, dtype=torch.bool, device=generator.device).tril()
+        whole = generator(**read, tokens=tokens, depths=depths, sees=sees)["logits"][:, 1, : found.shape[1]]
         same = torch.allclose(found, whole, rtol=1e-3, atol=1e-3)
     except (AttributeError, IndexError, RuntimeError, TypeError, ValueError):
         same = False
@@ -295,11 +357,12 @@ def check_walk(generator: PretrainedGenerator, name: str) -> None:
         )
 
 
-DECODERS: dict[type[Generator], type[Decoder]] = {
+DECODERS: dict[type[Generator], type[Any]] = {
     DocidGenerator: StatesDecoder,
     PretrainedGenerator: TextDecoder,
+    NodeGenerator: NodeDecoder,
 }
-"""{kind of generator: what runs it in a search}; another package's has `search_decoder`."""
+"""{kind of generator: what runs it and its subclasses in a search}; one that has `search_decoder` says so itself."""
 
 
 def search_decoder(generator: Generator, dtype: torch.dtype | None = None) -> Decoder:
@@ -307,8 +370,9 @@ def search_decoder(generator: Generator, dtype: torch.dtype | None = None) -> De
 
     Args:
         generator: not changed later.
-        dtype: of weights and arithmetic; the generator's by default.
+        dtype: of a decoder's weights and arithmetic; the generator's by default.
     """
-    if (kind := DECODERS.get(type(generator))) is None:
-        return generator.search_decoder(dtype)  # type: ignore[no-any-return, operator]
-    return kind(generator, dtype)
+    if own := getattr(generator, "search_decoder", None):
+        return own(dtype)  # type: ignore[no-any-return]
+    kind = next(DECODERS[base] for base in type(generator).__mro__ if base in DECODERS)
+    return kind(generator, dtype)  # type: ignore[no-any-return]

@@ -57,14 +57,19 @@ class SearchConfig:
     """Weight of the generator, if the index has one; the rest is the encoder's (DR-SCL eq. 9)."""
     beta: Annotated[float, Field(ge=0), Remedy("0 is the generator alone, inf all levels")] = math.inf
     """Number of levels at which a generator's scores are joined by the encoder's; inf for all, 0 for none (DR-SCL eq. 12)."""
+    fusion: str = "product"
+    """How the two become one score of a node: "product" (DR-SCL eq. 11); "mixture", the log of their weighted mean, in which
+    either can find what the other thinks impossible; or the import path of a function (`dsi.search.fusion`). Of an index, not
+    of a call."""
     lexical_weight: Weight = 0.0
     """Weight of BM25 in a document's score."""
     token_weight: Weight = 0.0
     """Weight of late interaction in a document's score; needs an index with token vectors."""
     memory_weight: Weight = 0.0
     """Weight of what users took for earlier queries in a document's score; without effect until the index has learned some."""
-    ann_temperature: Annotated[float, Field(ge=1e-6, le=1e6)] = 1.0
-    """Divides the encoder's scores that join a generator's; 1 in the paper, less for normalised embeddings."""
+    ann_temperature: Annotated[float, Field(ge=1e-6, le=1e6), Remedy("1 is the paper's")] = 1.0
+    """Divides the encoder's scores that join a generator's; 1 in the paper, less for normalised embeddings. What the encoder
+    says counts (1 - alpha) / ann_temperature: an alpha means nothing without its temperature."""
 
 
 class Written(NamedTuple):
@@ -78,13 +83,15 @@ class Written(NamedTuple):
 class SearchOptions(TypedDict, total=False):
     """The keywords of `search`, `explain`, `run` and `follow`; None keeps the index's setting.
 
-    The first seven are those of `SearchConfig`, whose meanings and ranges hold; type checkers need their names here.
+    The first nine are those of `SearchConfig`, whose meanings and ranges hold; type checkers need their names here.
     """
 
     method: str | None
     beam_width: int | None
     candidates: int | None
     alpha: float | None
+    beta: Annotated[float | None, Written(float, "LEVELS", 2.0)]
+    ann_temperature: float | None
     lexical_weight: float | None
     token_weight: float | None
     memory_weight: float | None
@@ -130,11 +137,12 @@ class SearchRequest:
         return max(self.config.candidates, self.k)
 
 
-_OF_A_GENERATOR = ("alpha", "beta", "ann_temperature")
+_OF_A_GENERATOR = ("alpha", "beta", "ann_temperature", "fusion")
 """Settings that an index without a generator does not use."""
 OPTIONS = tuple(SearchOptions.__annotations__)
 """The names of the search options."""
-_CONFIG_FIELDS = frozenset(field.name for field in fields(SearchConfig))
+SETTINGS = tuple(field.name for field in fields(SearchConfig))
+"""The names of those of them that an index keeps."""
 
 
 @cache
@@ -176,8 +184,8 @@ def given_options(call: str, options: Mapping[str, Any], named: Sequence[str] = 
 
 def split_options(given: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
     """Split options into those that override `SearchConfig` and the others."""
-    config = {name: value for name, value in given.items() if name in _CONFIG_FIELDS}
-    return config, {name: value for name, value in given.items() if name not in _CONFIG_FIELDS}
+    config = {name: value for name, value in given.items() if name in SETTINGS}
+    return config, {name: value for name, value in given.items() if name not in SETTINGS}
 
 
 def used_settings(config: Mapping[str, Any], *, has_generator: bool) -> dict[str, Any]:
@@ -194,9 +202,9 @@ def check_used(call: str, given: Mapping[str, Any], config: SearchConfig, *, has
         config: with these options applied.
         has_generator: whether the index has one.
     """
-    if not has_generator and "alpha" in given:
+    if not has_generator and (unused := [name for name in _OF_A_GENERATOR if name in given]):
         raise ValueError(
-            f"{call}() does not use alpha: this index has no generator, whose weight it is; leave it out, or train one "
+            f"{call}() does not use {unused[0]}: this index has no generator for it to weigh; leave it out, or train one "
             "(`--config digits`)."
         )
     walk = ("beam_width", "candidates")

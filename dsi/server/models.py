@@ -4,6 +4,7 @@ The schema describes; the library checks, so that a wrong value gets the library
 """
 
 from collections.abc import Callable
+from math import inf
 from typing import Any
 
 from annotated_types import Ge, Le
@@ -30,7 +31,7 @@ def _field(kind: str, description: str, example: Any, **schema: Any) -> Any:
 
 def _option_schema(option: Setting) -> dict[str, Any]:
     """Return the JSON schema of a search option."""
-    example = written_as(option.name).example if option.default is None else option.default
+    example = written_as(option.name).example if option.default in (None, inf) else option.default  # JSON has no inf
     bounds = {"minimum": option.bound(Ge), "maximum": option.bound(Le), "enum": list(option.choices) or None}
     known = {name: value for name, value in bounds.items() if value is not None}
     return {**_TYPES[option.kind], "description": option.meaning, "examples": [example], **known}

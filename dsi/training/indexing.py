@@ -23,8 +23,8 @@ from dsi.docids.files.storage import link_files, replace_folder
 from dsi.docids.files.temporary import temporary_folder
 from dsi.search.queries import Queries, ids_and_texts
 from dsi.store.retriever import GenerativeRetriever
-from dsi.training.pipeline import TrainingRun, output_folder
-from dsi.training.preflight import with_encoder
+from dsi.training.pipeline import TrainingRun
+from dsi.training.preflight import output_folder, with_encoder
 
 _LINKING = threading.Lock()
 """Held while the encoder of temporary indexes is linked."""

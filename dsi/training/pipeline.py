@@ -27,7 +27,7 @@ import datasets
 import numpy as np
 from numpy.typing import NDArray
 
-from dsi.config import Config, config_names, write_config
+from dsi.config import Config, write_config
 from dsi.contrastive.blocks import DocumentTexts, giving_back, in_blocks
 from dsi.contrastive.encoder import Encoder, quiet_transformers
 from dsi.contrastive.multi_vector import MultiVectorModel
@@ -35,8 +35,7 @@ from dsi.contrastive.query_tokens import QUERIES, count_steps
 from dsi.contrastive.trainers import Reports
 from dsi.contrastive.training import contrastive_rows, drawn_documents, hard_negatives, train_encoder
 from dsi.docids.data.collection import Collection, check_collection
-from dsi.docids.extensions import OBJECTIVES, package_of
-from dsi.docids.files.checks import folder_to_write
+from dsi.docids.extensions import GENERATORS, OBJECTIVES, package_of
 from dsi.docids.files.processes import BuildingCluster, Processes
 from dsi.docids.files.progress import write_line
 from dsi.docids.files.ram import keep_few_kernels
@@ -70,6 +69,10 @@ def train(
     *,
     config: str | Path | Config | None = None,
     encoder: Any = None,
+    docids: Any = None,
+    objective: Any = None,
+    generator: Any = None,
+    fusion: Any = None,
     device: str | None = None,
     discard_updates: bool = False,
     replace: bool = False,
@@ -91,6 +94,10 @@ def train(
         config: a configuration by name ("paper"), by file, or as a `Config`; by default that of the run in `output`, or what we
             recommend, `Config()`.
         encoder: a sentence-transformers model, loaded, or a Hub name or a folder: the setting `encoder.name`.
+        docids: a function of your own from `SchemeInput` to `Docids` ("For researchers" has examples), kept by import path.
+        objective: a subclass of `Objective`. Without `config`, this and the next two take "digits", which has a generator.
+        generator: a subclass of `NodeGenerator`.
+        fusion: a function of two arrays of log-probabilities and alpha, as those in `dsi.search.fusion`.
         device: of encoder and decoder, "cpu", "cuda", …; the best available by default.
         discard_updates: train again although documents were added or removed since; the index is that of `collection` then.
         replace: train although `output` holds an index with documents that `collection` lacks; they are lost.
@@ -107,28 +114,15 @@ def train(
         ModuleNotFoundError: what `report_to` needs is not installed.
     """
     check_collection("train", collection)
-    folder = output_folder(output)
-    chosen = preflight.with_encoder(preflight.training_config(folder, config, collection), encoder, folder)
+    folder = preflight.output_folder(output)
+    hooks = {"docids": docids, "objective": objective, "generator": generator, "fusion": fusion}
+    named = preflight.with_hooks(folder, config, hooks)
+    chosen = preflight.with_encoder(preflight.training_config(folder, named, collection), encoder, folder)
     TrainingRun(
         folder, collection, chosen, device, discard_updates=discard_updates, replace=replace, cluster=cluster,
         report_to=report_to,
     ).train()  # fmt: skip
     return GenerativeRetriever.from_pretrained(output, device=device)
-
-
-def output_folder(output: object) -> Path:
-    """Return the folder of a run that a call names.
-
-    Raises:
-        TypeError, ValueError, OSError: it is none, or one that may not be written.
-    """
-    folder = folder_to_write(output, "output")
-    if str(output) in config_names() and not folder.exists():
-        raise ValueError(
-            f"output must be the folder to write, got {str(output)!r}, the name of a configuration; use "
-            f'dsi.train(collection, "RUN", config={str(output)!r}), or "./{output}" for a folder of that name.'
-        )
-    return folder
 
 
 def _steps(epochs: float, examples: int, batch_size: int, processes: Processes) -> str:
@@ -423,7 +417,9 @@ class TrainingRun:
         """Run stage `generator`; without a generator none is left in the folder."""
         if not self.config.generator.exists:
             return self._drop("generator")
-        with self._stage("generator", package_of(OBJECTIVES, self.config.training.objective)) as key:
+        config = self.config
+        code = package_of(OBJECTIVES, config.training.objective) + package_of(GENERATORS, config.generator.docid_tokens)
+        with self._stage("generator", code) as key:
             if key:
                 self._train_generator(key)
         return None

@@ -5,22 +5,24 @@ Each check raises what a later stage would raise, when an encoder had been train
 
 import logging
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import asdict
 from functools import cache
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from dsi.config import Config, read_config, run_config
-from dsi.contrastive.config import FRESH, FRESH_T5
+from dsi.config import Config, config_names, read_config, run_config
+from dsi.contrastive.config import FRESH
 from dsi.contrastive.encoder import Encoder
 from dsi.contrastive.multi_vector import MultiVectorModel
 from dsi.contrastive.training import NO_QUERIES
 from dsi.docids.clustering import assemble, build_tree
 from dsi.docids.data.collection import Collection, is_beir
 from dsi.docids.data.tables import as_table
-from dsi.docids.files.checks import shown, user_path
+from dsi.docids.extensions import import_path
+from dsi.docids.files.checks import folder_to_write, shown, user_path
 from dsi.docids.files.processes import Processes
 from dsi.docids.files.reading import folder_sums, read_record
 from dsi.docids.files.storage import digest, replace_folder
@@ -31,6 +33,7 @@ from dsi.generator.kinds import create_generator, find_kind
 from dsi.generator.pretrained import PretrainedGenerator, check_memory
 from dsi.generator.pseudo_queries import load_query_model
 from dsi.search.decoder import check_walk
+from dsi.search.fusion import find_fusion
 from dsi.store.loading import check_no_updates, generation_of, load_documents
 from dsi.store.verify import PARTS, part
 from dsi.training.docids_stage import load_tokenizer
@@ -81,8 +84,7 @@ def _warn_few(steps: int) -> None:
 
 def _models(config: Config) -> Iterator[tuple[str, str]]:
     """Yield (setting, name) of the models that are to be loaded."""
-    if (encoder := config.encoder.name.removeprefix(FRESH)) != FRESH_T5:
-        yield "encoder.name", encoder
+    yield "encoder.name", config.encoder.name.removeprefix(FRESH)
     if config.generator.decoder:
         yield "generator.decoder", config.generator.decoder
     if config.tokens.model:
@@ -260,6 +262,7 @@ def _check_decoder(config: Config, encoder: Encoder) -> None:
     if not generator.exists:
         return
     find_kind(generator.docid_tokens).check_config(config)
+    find_fusion(config.search.fusion)
     tree = build_tree(np.eye(4, encoder.embedding_dim, dtype=np.float32), DocidsConfig(branching=2, max_leaf_size=1))
     right = "a model of transformers" if generator.reads == "text" else 'a T5 checkpoint, or "" for none'
     try:
@@ -274,6 +277,55 @@ def _check_decoder(config: Config, encoder: Encoder) -> None:
         raise FileNotFoundError(
             f"generator.decoder {generator.decoder!r} cannot be loaded ({reason}); name {right}."
         ) from None
+
+
+def output_folder(output: object) -> Path:
+    """Return the folder of a run that a call names.
+
+    Raises:
+        TypeError, ValueError, OSError: it is none, or one that may not be written.
+    """
+    folder = folder_to_write(output, "output")
+    if str(output) in config_names() and not folder.exists():
+        raise ValueError(
+            f"output must be the folder to write, got {str(output)!r}, the name of a configuration; use "
+            f'dsi.train(collection, "RUN", config={str(output)!r}), or "./{output}" for a folder of that name.'
+        )
+    return folder
+
+
+def with_hooks(folder: Path, name: str | Path | Config | None, hooks: Mapping[str, Any]) -> str | Path | Config | None:
+    """Return a configuration that names the functions and classes that a training is given.
+
+    Args:
+        folder: of the run.
+        name: the configuration it is given; None for that of the run, or else "digits" where a hook needs a generator.
+        hooks: {"docids" | "objective" | "generator" | "fusion": a function or class, a name, or None}.
+
+    Raises:
+        ValueError: one cannot be imported under its name, or is not what it has to be.
+    """
+    given = {hook: import_path(own, hook) for hook, own in hooks.items() if own is not None}
+    if not given:
+        return name
+    needs_generator = given.keys() - {"docids"} and not (folder / "config.toml").exists()
+    config = run_config(folder, "digits" if name is None and needs_generator else name)
+    for hook, path in given.items():
+        config = config.with_changes(_CHANGES[hook](path))
+    if not config.generator.exists and (unused := given.keys() - {"docids"}):
+        raise ValueError(
+            f'{min(unused)} is a part of a generator, and this configuration has none; give config="digits", or leave it out.'
+        )
+    return config
+
+
+_CHANGES: dict[str, Callable[[str], dict[str, Any]]] = {
+    "docids": lambda path: {"docids": {**asdict(DocidsConfig()), "method": path}},
+    "objective": lambda path: {"training": {"objective": path}},
+    "generator": lambda path: {"generator": {"docid_tokens": path, "num_layers": 0, "decoder": ""}},
+    "fusion": lambda path: {"search": {"fusion": path}},
+}
+"""{hook of `dsi.train`: the settings that name it}."""
 
 
 def training_config(folder: Path, name: str | Path | Config | None, collection: Collection) -> Config:

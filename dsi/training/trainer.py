@@ -165,7 +165,7 @@ def train_generator(
     # 2) what is trained, on what
     trainer = _GeneratorTrainer(
         find_objective(training.objective)(_task(generator, examples, arguments)),
-        model=_whole(generator, encoder, training),
+        model=_whole(generator, encoder),
         args=arguments,
         train_dataset=examples,
         data_collator=examples.collate,
@@ -177,16 +177,11 @@ def train_generator(
     return _Account.record(trainer.state)
 
 
-def _whole(generator: Generator, encoder: Encoder | None, training: TrainingConfig) -> nn.Module:
+def _whole(generator: Generator, encoder: Encoder | None) -> nn.Module:
     """Return what is trained: the generator, and the encoder if there is one."""
     if encoder is not None:
         return WholeModel(encoder.model, generator)
-    if not isinstance(generator, PretrainedGenerator):
-        return generator
-    if training.gradient_checkpointing:
-        model = generator.model  # its method has another name in later versions
-        getattr(model, "activation_checkpointing_enable", model.gradient_checkpointing_enable)()
-    return _Whole(generator)
+    return _Whole(generator) if isinstance(generator, PretrainedGenerator) else generator
 
 
 def _task(generator: Generator, examples: DocidExamples, arguments: TrainingArguments) -> Task:

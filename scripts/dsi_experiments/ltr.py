@@ -17,11 +17,13 @@ from dsi.eval.tables import markdown_table
 from dsi_experiments.report import save_report
 from dsi_experiments.rerankers.boosting import BoostedTrees, BoostingConfig
 from dsi_experiments.rerankers.learned import FeatureReranker, LinearReranker, RankNet, RankNetConfig
-from dsi_experiments.rerankers.lists import NDCG_EXP, Floats, JudgedLists, against, ndcg_exp, split_folds
+from dsi_experiments.rerankers.lists import NDCG_EXP, Floats, JudgedLists, against, exact_weight, ndcg_exp, split_folds
 
 FOLDS = 5
 REFERENCE = "LambdaMART"
 BASE_QUERIES, MISSING, SPLITS = 130, 0.3, 10
+EXACT_TREES = 30
+"""Of the rows that compare exact weights with shrinkage."""
 SMALL: dict[str, Any] = {"trees": 30, "leaves": 4, "min_leaf": 10, "learning_rate": 0.05}
 """Of boosting on few queries; chosen on six other splits (seeds 100 to 105)."""
 
@@ -50,6 +52,19 @@ def _trees(lists: JudgedLists, seed: int, base: FeatureReranker | None = None, *
     return BoostedTrees(lists.names, config, base).fit(lists)
 
 
+def _exactly_weighted(lists: JudgedLists, seed: int, trees: int) -> Callable[[Floats], Floats]:
+    """LambdaMART whose every tree gets the weight that is best on the training lists (Wu et al. 2010), not shrinkage."""
+    scores, parts = np.zeros(len(lists.labels)), list[tuple[float, BoostedTrees]]()
+    for _ in range(trees):
+        config = BoostingConfig(trees=1, learning_rate=1.0, leaves=31, min_leaf=50, seed=seed)
+        tree = BoostedTrees(lists.names, config).fit(lists, scores)
+        step = tree.predict(lists.features)
+        weight = exact_weight(lists, scores, step)
+        scores = scores + weight * step
+        parts.append((weight, tree))
+    return lambda features: np.sum([weight * tree.predict(features) for weight, tree in parts], axis=0)
+
+
 def _defaults(lists: JudgedLists, seed: int) -> Callable[[Floats], Floats]:
     """LightGBM's lambdarank with its default settings."""
     lightgbm = importlib.import_module("lightgbm")
@@ -66,6 +81,8 @@ SYSTEMS: dict[str, Fit] = {
     "LightGBM's lambdarank with its defaults": _defaults,
     REFERENCE: _predictor(_trees),
     "LambdaSMART on ridge regression": _predictor(lambda lists, seed: _trees(lists, seed, ridge(lists))),
+    "LambdaMART, 30 trees by shrinkage": _predictor(lambda lists, seed: _trees(lists, seed, trees=EXACT_TREES)),
+    "LambdaMART, 30 trees with exact weights": lambda lists, seed: _exactly_weighted(lists, seed, EXACT_TREES),
 }
 
 

@@ -105,7 +105,7 @@ def no_libraries(monkeypatch):
         ("search {index} --query noble -k 0", "argument -k: must be a whole number, at least 1, got '0'"),
         ("search {index} --query noble -k abc", "argument -k: must be a whole number, at least 1, got 'abc'"),
         ("search {index} --query noble --alpha 2", "argument --alpha: must be a number, from 0 to 1, got '2'"),
-        ("search {index} --query noble --beta 2", "unrecognized arguments: --beta 2; see dsi search --help"),
+        ("search {index} --query noble --beta -1", "argument --beta: must be a number, at least 0, got '-1'"),
         ("search {index} --query noble --exact", "unrecognized arguments: --exact; see dsi search --help"),
         ("search {index} --query noble --method mcts", "argument --method: invalid choice: 'mcts'"),
         ("search {index} --query noble --dtype half", "argument --dtype: invalid choice: 'half'"),
@@ -275,7 +275,7 @@ def test_without_network_the_hub_is_asked_once_and_the_offline_encoder_named(tmp
 def test_without_the_hub_the_papers_encoder_is_replaced_by_the_small_configuration(monkeypatch):
     monkeypatch.setattr("dsi.contrastive.encoder.is_local", lambda _: True)
     with pytest.raises(
-        FileNotFoundError, match='take the configuration "paper-small", the paper\'s system without the Hub'
+        FileNotFoundError, match='take the configuration "paper-minilm", the paper\'s system without the Hub'
     ):
         Encoder.load(Config.named("paper").encoder, device="cpu")
 

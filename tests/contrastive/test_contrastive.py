@@ -15,7 +15,7 @@ from dsi_experiments.benchmarks.memory import own_memory, watching_memory
 
 from dsi.contrastive import blocks, training
 from dsi.contrastive.blocks import DocumentTexts, encode_blocks, in_blocks
-from dsi.contrastive.config import FRESH_T5, PACKAGED, EncoderConfig
+from dsi.contrastive.config import PACKAGED, EncoderConfig
 from dsi.contrastive.encoder import Encoder, check_sha256
 from dsi.contrastive.losses import (
     CHUNK,
@@ -292,6 +292,15 @@ def test_interpolation_goes_part_of_the_way_from_start_to_trained(encoder, tmp_p
         ContrastiveConfig(interpolation=0.0)
 
 
+def test_after_a_training_in_bfloat16_the_encoder_computes_in_float32_again(encoder, tmp_path):
+    rows = contrastive_rows(["a red gas", "a blue gas"], {0: ["red"], 1: ["blue"]})
+    train_encoder(encoder, rows, ContrastiveConfig(loss="scl", negatives=0, batch_size=4), tmp_path / "work", bf16=True)
+    encoder.save(tmp_path / "saved")
+    again = Encoder.load(encoder.config, tmp_path / "saved", "cpu")
+    texts = ["a red gas", "a blue gas", "neon"]
+    np.testing.assert_allclose(encoder.encode(texts, "document"), again.encode(texts, "document"), atol=1e-6)
+
+
 def test_documents_are_title_and_cut_text_and_long_queries_are_cut_with_one_warning(sentence_t5_folder, caplog):
     config = EncoderConfig(name=str(sentence_t5_folder), document_length=3, query_length=4)
     encoder = Encoder.load(config, device="cpu")
@@ -505,7 +514,7 @@ def test_chunks_hold_every_text_once_by_length_and_little_padding(encoder, side,
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="measures forked processes")
 def test_a_step_in_chunks_needs_a_third_of_the_memory(tmp_path):
     """As one piece this batch holds 1.2 GB."""
-    encoder = Encoder.load(EncoderConfig(name=FRESH_T5), device="cpu")
+    encoder = Encoder.load(EncoderConfig(query_length=256), device="cpu")
 
     def step(tokens):
         views = [encoder.model.preprocess(["red glow of neon gas " * 20] * 128)] * 2

@@ -58,6 +58,25 @@ def test_measures_may_be_chosen_and_all_systems_are_read_as_deep_as_they_ask(ret
         dsi.evaluate(retriever, collection, measures=["ndgc@5"])
 
 
+def test_the_index_is_measured_with_the_settings_given_and_keeps_its_own(retriever, collection):
+    before = retriever.search_config
+    narrow = dsi.evaluate(retriever, collection, beam_width=1, candidates=1)
+    assert narrow.row("generate").settings["beam_width"] == narrow.row("generate").settings["candidates"] == 1
+    assert (
+        narrow.row("generate").settings["vectors read"]
+        < dsi.evaluate(retriever, collection).row("generate").settings["vectors read"]
+    )
+    assert retriever.search_config == before
+    for wrong, message in (
+        ({"alpha": 0.5}, r"evaluate\(\) does not use alpha: this index has no generator"),
+        ({"beam_width": 0}, "beam_width must be at least 1, got 0"),
+        ({"beam_with": 3}, r"evaluate\(\) has no option 'beam_with'; did you mean 'beam_width'\?"),
+        ({"allow": []}, r"evaluate\(\) has no option 'allow'; there are method, "),
+    ):
+        with pytest.raises((TypeError, ValueError), match=message):
+            dsi.evaluate(retriever, collection, **wrong)
+
+
 def test_files_are_written_before_a_reader_of_the_table_can_go(retriever, collection, tmp_path):
     retriever.save_pretrained(tmp_path / "index")
     code = (

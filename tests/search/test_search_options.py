@@ -1,6 +1,7 @@
 """Every wrong call of a search, from Python and from the shell: refused in one line that says what to do."""
 
 import argparse
+import dataclasses
 import json
 import math
 import re
@@ -24,7 +25,7 @@ NAN, INF = math.nan, math.inf
 THERE_ARE = f"there are {', '.join(['k', *OPTIONS])}."
 UNUSED = 'does not use {} with method "exact", which scores all documents; "generate" takes it.'
 PATHS = "does not use {}: its generator scores paths of docids; leave it out."
-NO_GENERATOR = "does not use alpha: this index has no generator, whose weight it is; leave it out, or train one"
+NO_GENERATOR = "does not use {}: this index has no generator for it to weigh; leave it out, or train one"
 ALPHA = "; it is the generator's weight, and the rest the encoder's."
 
 
@@ -62,13 +63,21 @@ WRONG = [
     *(
         ("vectors", {name: value}, f"has no option {name!r}; {THERE_ARE}")
         for name, value in {
-            "fusion": "paper", "beta": 0, "probed": 5, "simulations": 9, "reward": None, "max_expansions": 3,
-            "ann_temperature": 0.1, "zzz": 1,
+            "fusion": "paper", "probed": 5, "simulations": 9, "reward": None, "max_expansions": 3, "zzz": 1,
         }.items()
     ),
     # Options of another method, or of other tokens.
     *(("vectors", {"method": "exact", name: 1}, UNUSED.format(name)) for name in ("beam_width", "candidates")),
-    *(("vectors", {"alpha": value, **more}, NO_GENERATOR) for value in (0.0, 1) for more in ({}, {"method": "exact"})),
+    *(
+        ("vectors", {name: 1, **more}, NO_GENERATOR.format(name))
+        for name in ("alpha", "beta", "ann_temperature")
+        for more in ({}, {"method": "exact"})
+    ),
+    ("digits", {"beta": -1.0}, "beta must be at least 0, got -1.0; 0 is the generator alone, inf all levels."),
+    *(
+        ("digits", {"ann_temperature": value}, f"ann_temperature must be between 1e-6 and 1e6, got {value}; 1 is the paper's.")
+        for value in (0.0, -1.0, NAN, INF)
+    ),
     *(("digits", {"method": "exact", name: 1}, UNUSED.format(name)) for name in ("beam_width", "candidates")),
     ("digits", {"candidates": 5}, PATHS.format("candidates")),
     ("digits", {"token_weight": 0.5}, PATHS.format("token_weight")),
@@ -181,7 +190,10 @@ COMMANDS = [
         ("vectors", f"--method exact {option} 1", UNUSED.format(option[2:].replace("-", "_")))
         for option in ("--beam-width", "--candidates")
     ),
-    ("vectors", "--alpha 0.5", NO_GENERATOR),
+    ("vectors", "--alpha 0.5", NO_GENERATOR.format("alpha")),
+    ("vectors", "--ann-temperature 0.5", NO_GENERATOR.format("ann_temperature")),
+    ("digits", "--beta -1", "argument --beta: must be a number, at least 0, got '-1'"),
+    ("digits", "--ann-temperature 0", "argument --ann-temperature: must be a number, from 1e-6 to 1e6, got '0'"),
     ("digits", "--candidates 5", PATHS.format("candidates")),
     ("digits", "--token-weight 0.5", PATHS.format("token_weight")),
     ("digits", "--lexical-weight 0.5", PATHS.format("lexical_weight")),
@@ -235,3 +247,18 @@ def test_an_option_may_be_a_number_without_bounds_and_says_how_it_is_written(mon
         TypeError, match=r"SearchOptions.min_score must be Annotated\[…, Written\(…\)\], as its neighbours"
     ):
         written_as("min_score")
+
+
+def test_what_the_encoder_says_counts_by_alpha_and_temperature_together(indexes):
+    index = indexes["digits"]
+    plain = index.search("river", k=30, method="exact", alpha=0.5, ann_temperature=1.0)
+    other = index.search("river", k=30, method="exact", alpha=0.5, ann_temperature=0.01)
+    assert [hit.doc_id for hit in plain] != [hit.doc_id for hit in other]
+    alone = index.search("river", k=30, method="exact", beta=0, ann_temperature=0.01)
+    assert list(alone) == list(
+        index.search("river", k=30, method="exact", alpha=1.0)
+    )  # the generator alone, either way
+    config = dataclasses.replace(index.search_config, alpha=0.5, ann_temperature=0.01)
+    configured = index.snapshot
+    configured.search_config = config
+    assert list(configured.search("river", k=30, method="exact")) == list(other)

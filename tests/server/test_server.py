@@ -204,9 +204,7 @@ def test_the_schema_describes_options_with_examples(client):
 
 
 GONE = [
-    "beta",
     "fusion",
-    "ann_temperature",
     "probed",
     "exact",
     "max_expansions",

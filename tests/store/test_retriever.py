@@ -288,7 +288,7 @@ def test_every_call_takes_the_same_options_and_refuses_a_misspelt_one(retriever,
 def test_the_options_are_those_of_the_record():
     record = {field.name for field in dataclasses.fields(SearchRequest)} - {"k", "config", "allowed"}
     config = {field.name for field in dataclasses.fields(SearchConfig)}
-    own = {"beta", "ann_temperature"}  # of an index, not of a call
+    own = {"fusion"}  # of an index: a call over HTTP names no code
     assert set(SearchOptions.__annotations__) == record | (config - own) | {"allow", "deny", "where"}
 
 

@@ -640,9 +640,9 @@ def test_a_shipped_configuration_says_only_what_its_base_does_not(name, tmp_path
 
 
 def test_a_configuration_over_its_base(tmp_path):
-    (tmp_path / "a.toml").write_text('base = "paper-small"\n[training]\nepochs = 2.0\n[search]\nbeam_width = 3\n')
+    (tmp_path / "a.toml").write_text('base = "paper-minilm"\n[training]\nepochs = 2.0\n[search]\nbeam_width = 3\n')
     config = Config.named(tmp_path / "a.toml")
-    expected = Config.named("paper-small").with_changes({"training": {"epochs": 2.0}, "search": {"beam_width": 3}})
+    expected = Config.named("paper-minilm").with_changes({"training": {"epochs": 2.0}, "search": {"beam_width": 3}})
     assert config == expected == Config.named(config)
     (tmp_path / "a.toml").write_text(".".join("a" * 50_000) + " = 1\n")
     with pytest.raises(ValueError, match=r"a\.toml has 100,004 bytes, a configuration has at most 16,384"):

@@ -4,6 +4,7 @@ import ir_measures
 import numpy as np
 import pytest
 import torch
+from dsi_experiments.ltr import _exactly_weighted
 from dsi_experiments.rerankers.boosting import MODEL, BoostedTrees, BoostingConfig
 from dsi_experiments.rerankers.candidates import Candidates, load_reranker
 from dsi_experiments.rerankers.kinds import TRAINABLE
@@ -269,3 +270,11 @@ def test_the_exact_weight_of_a_tree_is_no_worse_than_a_grid():
     weight = exact_weight(lists, scores, step)
     grid = [ndcg_exp(lists, scores + w * step).mean() for w in np.linspace(0, 5, 501)]
     assert ndcg_exp(lists, scores + weight * step).mean() >= max(grid) - 1e-12
+
+
+def test_trees_with_exact_weights_rank_the_training_lists_no_worse_with_every_tree():
+    pytest.importorskip("lightgbm")
+    lists = judged(lists=40, per_list=20)
+    values = [ndcg_exp(lists, _exactly_weighted(lists, 0, trees)(lists.features)).mean() for trees in (1, 2, 4)]
+    assert values == sorted(values)
+    assert values[0] > ndcg_exp(lists, np.zeros(len(lists.labels))).mean()

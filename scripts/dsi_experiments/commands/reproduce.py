@@ -3,7 +3,9 @@
 On a collection (--data, --config):
   table3, table4, table5   the tables of DR-SCL, with rows that the paper lacks
   papers                   published generative retrievers as configurations of this package
+  equal                    DSI and DR-SCL at equal strength: encoder by either loss, docids by each, all weights or the decoder
   figure5                  Hit@1 over alpha and beta
+  fusions                  products and mixtures of the decoder and three forms of P_ANN, all documents scored
   objectives               every training objective under one budget, by beam width
   updates                  documents added without training, against training with all
   dynamic                  a collection that grows step by step: generalisation and forgetting
@@ -35,7 +37,10 @@ from dsi_experiments.tables import TABLES, Row
 if TYPE_CHECKING:
     from dsi_experiments.laboratory import Laboratory
 
-ON_A_COLLECTION = {"dynamic": "dynamic", "figure5": "figure5", "objectives": "objectives_table", "updates": "updates"}
+ON_A_COLLECTION = {
+    **{name: name for name in ("dynamic", "figure5", "fusions", "updates")},
+    "objectives": "objectives_table",
+}
 """Experiments that are no tables, on a collection: {name: its module here, with `reproduce(laboratory, seed)`}."""
 
 REPORTED = ("dynamic", "figure5", "objectives")

@@ -71,8 +71,8 @@ class BoostedTrees(FeatureReranker):
         self.names, self.config, self.base = tuple(names), config, base
         self._trained: Any = None
 
-    def fit(self, lists: JudgedLists) -> "BoostedTrees":
-        """Train in place on judged documents; returns the trees."""
+    def fit(self, lists: JudgedLists, start: Reals | None = None) -> "BoostedTrees":
+        """Train in place on judged documents; returns the trees. They start from scores [n], those of the base by default."""
         lightgbm, config = _lightgbm(), self.config
         settings = {
             "objective": "lambdarank" if config.objective == "lambdamart" else "regression",
@@ -91,7 +91,7 @@ class BoostedTrees(FeatureReranker):
             "force_row_wise": True,
             "verbose": -1,
         }
-        start = self.base_scores(lists.features)
+        start = self.base_scores(lists.features) if start is None else start
         data = lightgbm.Dataset(lists.features, lists.labels, group=list(lists.lengths), init_score=start)
         self._trained = lightgbm.train(settings, data, num_boost_round=config.trees)
         return self

@@ -1,0 +1,73 @@
+"""How a node's scores by generator and encoder become one: functions of two arrays of log-probabilities.
+
+A fusion gets log P of the children of some nodes by the generator and by the encoder, [batch, beams, fan_out] each, and alpha.
+It returns log-probabilities of that shape, at most 0, which are summed along a path. Knows no decoder and no tree.
+"""
+
+import inspect
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+from dsi.docids.extensions import FUSIONS, extension_names, load_extension
+from dsi.docids.files.checks import shown
+
+Fusion = Callable[[Tensor, Tensor, float], Tensor]
+"""(log P by the generator, log P by the encoder, alpha) -> log P."""
+
+
+def product(generator: Tensor, encoder: Tensor, alpha: float) -> Tensor:
+    """Return alpha log P_T5 + (1 - alpha) log P_ANN (DR-SCL eq. 11)."""
+    return alpha * generator + (1 - alpha) * encoder
+
+
+def mixture(generator: Tensor, encoder: Tensor, alpha: float) -> Tensor:
+    """Return log(alpha P_T5 + (1 - alpha) P_ANN): what one of the two thinks impossible, the other can still find.
+
+    >>> round(mixture(torch.tensor(0.0), torch.tensor(-1e9), 0.5).exp().item(), 3)
+    0.5
+    """
+    weights = torch.tensor([alpha, 1 - alpha], device=generator.device).log()
+    return torch.logaddexp(generator + weights[0], encoder + weights[1])
+
+
+PRODUCT = "product"
+OWN: dict[str, Fusion] = {PRODUCT: product, "mixture": mixture}
+"""The fusions of the library by name. At alpha 0 they do not read the generator."""
+
+
+def find_fusion(name: str) -> Fusion:
+    """Return the fusion of that name or import path: one of `OWN`, or another's.
+
+    Raises:
+        ValueError: there is none, or it is not a function of three arguments.
+    """
+    if name in OWN:
+        return OWN[name]
+    found: Fusion | None = load_extension(FUSIONS, name)
+    if found is None:
+        names = ", ".join(extension_names(FUSIONS, list(OWN)))
+        raise ValueError(f"search.fusion must be one of {names}, or the import path of a function, got {shown(name)}.")
+    if not inspect.isfunction(found) or len(inspect.signature(found).parameters) != 3:
+        raise ValueError(
+            f"The fusion {name!r} must be a function of two arrays of log-probabilities and alpha, got {shown(found)}."
+        )
+    return found
+
+
+def fuse(name: str, generator: Tensor, encoder: Tensor, alpha: float) -> Tensor:
+    """Return what a fusion makes of log-probabilities [batch, beams, fan_out].
+
+    Raises:
+        ValueError: it returns another shape, NaN, or more than 0, which no log-probability is.
+    """
+    found = torch.as_tensor(find_fusion(name)(generator, encoder, alpha), device=generator.device).float()
+    if found.shape != generator.shape:
+        raise ValueError(
+            f"The fusion {name!r} must return the shape of its arrays, {list(generator.shape)}, got {list(found.shape)}."
+        )
+    if not (found <= 1e-6).all():  # which NaN is not
+        wrong = found[~(found <= 1e-6)][0].item()
+        raise ValueError(f"The fusion {name!r} must return log-probabilities, at most 0, got {wrong:g}.")
+    return found.clamp(max=0.0)

@@ -1,0 +1,46 @@
+"""The page "For researchers": its programs are short, and run as they are printed, on a small collection."""
+
+import re
+import runpy
+import sys
+from pathlib import Path
+
+import pytest
+
+import dsi
+from dsi.config import read_config
+from tests.support.small import thin_out
+
+PAGE = Path(__file__).parents[2] / "docs" / "develop" / "researchers.md"
+PROGRAMS = dict(
+    re.findall(r'^```python title="(\w+)\.py"\n(.*?)^```', PAGE.read_text(encoding="utf-8"), re.MULTILINE | re.DOTALL)
+)
+"""{module: its program}."""
+KEPT = {
+    "own_docids": ("signs", lambda config: config.docids.method, "own_docids:signs"),
+    "own_loss": ("smooth", lambda config: config.training.objective, "own_loss:Smooth"),
+    "own_generator": ("by-node", lambda config: config.generator.docid_tokens, "own_generator:ByNode"),
+    "own_fusion": ("largest", lambda config: config.search.fusion, "own_fusion:largest"),
+}
+"""{module: name of its run, what it replaces, import path of its part}."""
+
+
+def test_there_are_four_programs_of_twenty_lines_at_most():
+    assert PROGRAMS.keys() == KEPT.keys()
+    for name, program in PROGRAMS.items():
+        assert sum(bool(line.strip()) for line in program.splitlines()) <= 20, name
+
+
+@pytest.mark.programs
+@pytest.mark.parametrize("name", KEPT)
+def test_a_program_trains_and_measures_and_the_index_names_its_part(name, beir, tmp_path, monkeypatch, capsys):
+    thin_out(beir(), dev=6, test=6).rename(tmp_path / "DIR")
+    (tmp_path / f"{name}.py").write_text(PROGRAMS[name], encoding="utf-8")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(tmp_path)
+    runpy.run_path(f"{name}.py", run_name="__main__")
+    assert "decoder only" in capsys.readouterr().out
+    run, replaced, place = KEPT[name]
+    assert replaced(read_config(tmp_path / "runs" / run / "config.toml")) == place
+    assert len(dsi.load(tmp_path / "runs" / run, device="cpu").search("river", k=3)) == 3
+    sys.modules.pop(name, None)

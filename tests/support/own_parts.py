@@ -1,0 +1,65 @@
+"""Docids, an objective, generators and fusions of a user's own, as `dsi.train` takes them."""
+
+import torch
+
+from dsi.docids.schemes import Docids
+from dsi.generator.nodes import NodeGenerator
+from dsi.generator.objectives import CrossEntropy
+
+
+def first_letters(documents):
+    """A path of two numbers a document: its first letter, and how many words it has."""
+    return Docids.from_paths([[ord(text[0]), len(text.split())] for text in documents.texts])
+
+
+class Halved(CrossEntropy):
+    """Half of the cross-entropy."""
+
+    def loss(self, model, batch, done):
+        """Return it."""
+        return super().loss(model, batch, done) / 2
+
+
+class ByNode(NodeGenerator):
+    """A vector a node, compared with the mean state of the text."""
+
+    def __init__(self, config):
+        super().__init__(config)
+        self.vectors = torch.nn.Embedding(config.nodes, config.d_model)
+        torch.nn.init.normal_(self.vectors.weight, std=0.1)
+
+    def log_probs(self, queries, nodes):
+        """Return the products of the mean state and the children's vectors."""
+        return torch.einsum("bd,bncd->bnc", queries.means, self.vectors(self.children_of(nodes)))
+
+
+class WithoutStep(NodeGenerator):
+    """Lacks `log_probs`."""
+
+
+class OneChild(ByNode):
+    """Scores the first child only."""
+
+    def log_probs(self, queries, nodes):
+        """Return another shape than it has to."""
+        return super().log_probs(queries, nodes)[..., :1]
+
+
+def largest(generator, encoder, alpha):
+    """The larger of the two."""
+    return torch.maximum(generator, encoder)
+
+
+def not_a_number(generator, encoder, alpha):
+    """NaN."""
+    return generator * torch.nan
+
+
+def of_another_shape(generator, encoder, alpha):
+    """One number a node."""
+    return generator.sum(dim=-1)
+
+
+def above_zero(generator, encoder, alpha):
+    """What is no log-probability."""
+    return -generator - encoder

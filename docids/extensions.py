@@ -1,7 +1,7 @@
 """Extensions: docid schemes, generators, objectives, fusions, rerankers, commands and clusters of others.
 
-A package's are found by their entry points, under a name; what `dsi.train` is given, by its import path, "module:name". Nothing
-is imported before it is used.
+A package's are found by their entry points, under a name, and imported when they are used. What `dsi.train` is given is found
+by its import path, "module:name", among the modules that the program has imported: a stranger's file imports nothing.
 """
 
 import inspect
@@ -10,6 +10,7 @@ import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from hashlib import sha256
+from importlib import import_module
 from importlib.metadata import EntryPoint, entry_points
 from pathlib import Path
 from typing import Any
@@ -42,6 +43,8 @@ _WHAT = {
 }
 
 
+IMPORTABLE: set[str] = set()
+"""Modules that may be imported by an import path: in the trial of an index those that the program which asks has imported."""
 _IMPORT_PATH = re.compile(r"[^\W\d][\w.]*:[^\W\d][\w.]*")
 
 
@@ -66,12 +69,15 @@ def import_path(own: Any, what: str) -> str:
     if isinstance(own, str):
         return own
     name, module = getattr(own, "__qualname__", ""), getattr(own, "__module__", "")
-    if module == "__main__":  # a program's own file; a prompt has none
-        module = Path(getattr(sys.modules[module], "__file__", "") or "<prompt>").stem
-    path = f"{module}:{name}"
+    path = f"{program() if module == '__main__' else module}:{name}"
     if "<" in name or not callable(own) or not is_import_path(path):
         raise ValueError(f"{what} must be a function or a class at the top of a .py file, or a name, got {shown(own)}.")
     return path
+
+
+def program() -> str:
+    """Return the name that the program's own file has as a module; "<prompt>" at a prompt."""
+    return Path(getattr(sys.modules["__main__"], "__file__", "") or "<prompt>").stem
 
 
 def extensions(group: str) -> list[EntryPoint]:
@@ -91,7 +97,7 @@ def load_extension(group: str, name: str) -> Any | None:
         ValueError: it cannot be imported or called.
     """
     if is_import_path(name):
-        return _load(EntryPoint(name, name, group))
+        return _load_imported(group, name)
     for point in extensions(group):
         if point.name == name:
             return _load(point)
@@ -144,16 +150,30 @@ def _digest_of_code(own: Any) -> str:
         return ""
 
 
+def _load_imported(group: str, path: str) -> Any:
+    """Return what an import path names, of a module that the program has imported."""
+    module, _, names = path.partition(":")
+    found = sys.modules.get(module) or (sys.modules["__main__"] if module == program() else None)
+    if found is None and module in IMPORTABLE:
+        found = import_module(module)
+    if found is None:
+        raise ValueError(
+            f"The {_WHAT[group]} {path!r} is not known here; import {module} before, or have a package name it (entry points "
+            f"of {group}). Names in files import nothing."
+        )
+    for name in names.split("."):
+        found = getattr(found, name, None)
+    if not callable(found):
+        raise ValueError(f"The {_WHAT[group]} {path!r} must be a function or a class of {module}, got {shown(found)}.")
+    return found
+
+
 def _load(point: EntryPoint) -> Any:
     try:
         loaded = point.load()
         cause = "" if callable(loaded) else f"it is not a function but {shown(loaded)}"
     except Exception as error:  # whatever the other package raises
         cause = str(error).partition("\n")[0] or type(error).__name__
-    if cause and point.name == point.value:
-        raise ValueError(
-            f"The {_WHAT[point.group]} {point.name!r} cannot be loaded: {cause}; put its module where Python finds modules."
-        )
     if cause:
         raise ValueError(
             f"The {_WHAT[point.group]} {point.name!r} ({point.value}) cannot be loaded: {cause}; repair or remove the package "

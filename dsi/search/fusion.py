@@ -41,7 +41,7 @@ def find_fusion(name: str) -> Fusion:
     """Return the fusion of that name or import path: one of `OWN`, or another's.
 
     Raises:
-        ValueError: there is none, or it is not a function of three arguments.
+        ValueError: there is none, or it is not a function (generator, encoder, alpha): no other is called.
     """
     if name in OWN:
         return OWN[name]
@@ -49,9 +49,9 @@ def find_fusion(name: str) -> Fusion:
     if found is None:
         names = ", ".join(extension_names(FUSIONS, list(OWN)))
         raise ValueError(f"search.fusion must be one of {names}, or the import path of a function, got {shown(name)}.")
-    if not inspect.isfunction(found) or len(inspect.signature(found).parameters) != 3:
+    if not inspect.isfunction(found) or [*inspect.signature(found).parameters] != ["generator", "encoder", "alpha"]:
         raise ValueError(
-            f"The fusion {name!r} must be a function of two arrays of log-probabilities and alpha, got {shown(found)}."
+            f"The fusion {name!r} must be a function of generator, encoder and alpha, which it calls so, got {shown(found)}."
         )
     return found
 

@@ -1,7 +1,8 @@
 """The trial of an index from elsewhere, in a process that may be lost: `python -m dsi.store.probe FOLDER`.
 
 It loads the index, checks the arrays that libraries follow without a check, encodes three texts and makes three searches. It
-ends with status 0, or with the reason on the last line of its standard error.
+ends with status 0, or with the reason on the last line of its standard error. On its standard input are the modules that the
+program which asks has imported: what an index names of these may be imported here, too.
 """
 
 import os
@@ -14,6 +15,7 @@ import numpy as np
 from dsi.contrastive.graph import GraphEncoder
 from dsi.contrastive.model_files import PROBE, TEXTS
 from dsi.contrastive.text_encoder import TextEncoder
+from dsi.docids.extensions import IMPORTABLE
 from dsi.docids.files.checks import printable
 from dsi.store.loading import load_content, read_index
 from dsi.store.retriever import GenerativeRetriever
@@ -106,4 +108,5 @@ def limit_memory(size: int) -> None:
 
 if __name__ == "__main__":
     os.environ["OMP_NUM_THREADS"] = "1"
+    IMPORTABLE.update(sys.stdin.read().split())
     sys.exit(main(Path(sys.argv[1])))

@@ -20,6 +20,7 @@ from filelock import BaseFileLock, FileLock
 
 from dsi.contrastive.config import EncoderConfig
 from dsi.contrastive.model_files import check_settings
+from dsi.docids.extensions import program
 from dsi.docids.files.checks import printable, shown
 from dsi.docids.files.declarations import create_settings
 from dsi.docids.files.reading import DATA, RESTORE, check_files, read_json, read_while_unchanged, sha256
@@ -100,7 +101,12 @@ def _try(folder: Path, seconds: float) -> None:
     command = [sys.executable, "-m", "dsi.store.probe", str(folder.resolve())]
     try:
         done = subprocess.run(
-            command, env=variables, stdin=subprocess.DEVNULL, capture_output=True, timeout=seconds, check=False
+            command,
+            env=variables,
+            input="\n".join([program(), *sys.modules]).encode(),
+            capture_output=True,
+            timeout=seconds,
+            check=False,
         )
         status, wrote = done.returncode, done.stderr
     except subprocess.TimeoutExpired as late:

@@ -65,12 +65,13 @@ def test_an_index_whose_class_is_absent_says_which_and_opens_for_info(small, tmp
     import mine  # type: ignore[import-not-found]
 
     dsi.train(collection, tmp_path / "run", config=config, device="cpu", generator=mine.Mine)
-    (tmp_path / "site" / "mine.py").unlink()
+    (tmp_path / "site" / "mine.py").write_text(f"open({str(tmp_path / 'ran')!r}, 'w')")
     sys.modules.pop("mine")
     with pytest.raises(
-        ValueError, match=r"The generator 'mine:Mine' cannot be loaded: No module named 'mine'; put its module"
+        ValueError, match=r"The generator 'mine:Mine' is not known here; import mine before, or have a package name it"
     ):
         dsi.load(tmp_path / "run", device="cpu")
+    assert not (tmp_path / "ran").exists()  # a name in a file imports nothing
     assert main(["info", str(tmp_path / "run")]) == 0
     assert "mine:Mine" in capsys.readouterr().out
 
@@ -94,15 +95,15 @@ def test_what_cannot_be_a_part_is_refused_in_one_line(small, tmp_path):
             f"The generator '{PLACE}:Halved' must be a subclass of Generator, got <class",
         ),
         ({"generator": own_parts.WithoutStep}, "WithoutStep' has no step: it must define log_probs"),
-        ({"generator": "no_such:Class"}, "The generator 'no_such:Class' cannot be loaded: No module named 'no_such'"),
-        ({"fusion": "no_such:function"}, "The fusion 'no_such:function' cannot be loaded: No module named 'no_such'"),
+        ({"generator": "no_such:Class"}, "The generator 'no_such:Class' is not known here; import no_such before"),
+        ({"fusion": "no_such:function"}, "The fusion 'no_such:function' is not known here; import no_such before"),
         (
             {"fusion": "sum"},
             "search.fusion must be one of product, mixture, or the import path of a function, got 'sum'",
         ),
         (
             {"fusion": "os:abort"},
-            "The fusion 'os:abort' must be a function of two arrays of log-probabilities and alpha",
+            "The fusion 'os:abort' must be a function of generator, encoder and alpha, which it calls so",
         ),
     ):
         with pytest.raises(ValueError, match=r"^[^\n]*$") as raised:

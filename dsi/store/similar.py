@@ -26,7 +26,10 @@ def similar(state: State, doc_ids: Sequence[str], k: int, options: SearchOptions
         raise ValueError("similar() takes one doc_id or more, got none. Name a document.")
     words = telling_words(state, rows)
     parts = ["alpha"] if state.engine.has_generator else ["token_weight", *(() if words else ("lexical_weight",))]
-    request = state.request("similar", k, without_parts(options, *parts))
+    options = without_parts(options, *parts)
+    if state.engine.has_generator:
+        options["beta"] = float("inf")  # the decoder has nothing to read at any level
+    request = state.request("similar", k, options)
     others = np.ones(len(state.documents), dtype=bool)
     others[rows] = False
     vector = np.mean([central_vector(state.engine.tree, row) for row in rows.tolist()], axis=0)

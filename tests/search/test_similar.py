@@ -1,6 +1,7 @@
 """Documents like others: the answer is that of every document compared with the stored vectors and words, one at a time."""
 
 import json
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -118,7 +119,10 @@ def test_without_texts_or_words_the_vectors_are_the_query(index, encoder):
 def test_an_index_with_a_generator_takes_its_vectors(encoder):
     index = small_index(encoder)
     first = index.documents.column("doc_id")[0]
-    assert index.similar(first, k=5).ids.tolist() == index.similar(first, k=5, alpha=0.0).ids.tolist()
+    expected = index.similar(first, k=5).ids.tolist()
+    assert index.similar(first, k=5, alpha=0.0).ids.tolist() == expected
+    index.search_config = replace(index.search_config, beta=1.0)
+    assert index.similar(first, k=5).ids.tolist() == expected
     with pytest.raises(ValueError, match="alpha weighs a part that reads the text"):
         index.similar(first, alpha=0.5)
 

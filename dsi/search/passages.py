@@ -25,8 +25,7 @@ _WORDS = 2
 """How much more words count among the pieces of a document than among documents. Of 700 questions on articles of SQuAD 59.7 %
 have the passage with their paragraph by the vector alone, 71.4 % with words as in the document's score, 73.6 % so."""
 _COMPARED, _LEAST = 2, 6
-"""Pieces of a document that late interaction scores, the best by vectors and words: so many times those that are shown, but at
-least some."""
+"""Pieces of a document that late interaction scores, the best by vectors and words: twice those that are shown, or six."""
 
 
 class Found(NamedTuple):
@@ -106,7 +105,7 @@ def best_pieces(scores: DocumentScores, words: Words, found: Sequence[Found], co
 
 
 def _spans_of(tree: DocidTree, places: Ints, counts: Ints, found: Sequence[Found]) -> Ints:
-    """[places, 2] the pieces at the places of documents, which have [documents] so many; a document of one is all its text."""
+    """[places, 2] the pieces at the places of documents, by the number that each has; a document of one is all its text."""
     whole = np.array([[0, len(text or "")] for _, text, _ in found])
     spans = np.repeat(whole, counts, axis=0)
     return spans if tree.spans is None else np.where(np.repeat(counts, counts)[:, None] > 1, tree.spans[places], spans)

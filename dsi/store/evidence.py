@@ -24,13 +24,13 @@ from dsi.store.documents import hits_of
 from dsi.store.state import State
 
 _OF_A_DOCUMENT, _PIECES, _PER_PIECE = 10, 40, 25
-"""Pieces of a document, and of all, that are cut into sentences; of all one for each so many tokens, if that is more."""
+"""Pieces of a document, and of all, that are cut into sentences; of all one for each of these numbers of tokens, if that is more."""
 _LEAST, _MOST = 150, 1000
 """Bytes of a sentence that stands alone: headings and "Mr." stand with the next. Characters of one that is not cut."""
 _SENTENCES = 2
 """How much more words and tokens count among the sentences of a piece than among documents (docs/experiments/evidence.md)."""
 _SHINGLE, _KNOWN = 8, 0.75
-"""A sentence repeats others if that share of its runs of so many letters stands in them."""
+"""A sentence repeats others if that share of its runs of that many letters stands in them."""
 _LONGEST = 10**6
 
 

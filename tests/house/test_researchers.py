@@ -3,6 +3,7 @@
 import re
 import runpy
 import sys
+from importlib import import_module
 from pathlib import Path
 
 import pytest
@@ -41,6 +42,7 @@ def test_a_program_trains_and_measures_and_the_index_names_its_part(name, beir, 
     runpy.run_path(f"{name}.py", run_name="__main__")
     assert "decoder only" in capsys.readouterr().out
     run, replaced, place = KEPT[name]
+    import_module(name)
     assert replaced(read_config(tmp_path / "runs" / run / "config.toml")) == place
     assert len(dsi.load(tmp_path / "runs" / run, device="cpu").search("river", k=3)) == 3
     sys.modules.pop(name, None)

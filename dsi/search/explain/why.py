@@ -123,7 +123,7 @@ class DocumentExplanation:
             times = f", {own.times} times" if own.times > 1 else ""
             lines.append(f"taken for the earlier query {own.query}{times} (cosine {own.cosine:.3f})")
         lines += [f"its earlier queries have the words {', '.join(self.learned_words)}"] if self.learned_words else []
-        if self.parts.get("memory", 0.0) < 0:
+        if self.parts.get("memory", 0.0) <= -_SHOWN:
             lines.append("its earlier queries are, in the mean, less like this one than its text is")
         lines += [self.note] if self.note else []
         lines += [_step_line(step) for step in self.path]

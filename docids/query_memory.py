@@ -103,6 +103,15 @@ class Share(NamedTuple):
     means: Floats
 
 
+class _Taken(NamedTuple):
+    """The documents with pairs that take part."""
+
+    rows: Rows  # [taken] ascending
+    numbers: Ints  # [pairs] the document of each pair, by its number among them
+    counts: Floats  # [pairs] how much each pair counts
+    totals: Floats  # [taken] how much the pairs of each document count together
+
+
 class Earlier(NamedTuple):
     """An earlier query of a document: its text, or its hash; its cosine with a query; how often the pair was learned."""
 
@@ -308,8 +317,7 @@ class QueryMemory:
 
     def shares(self, queries: Floats, spread: Spread) -> Iterator[Share]:
         """Yield for each query [batch, dim] the documents that have a share of it."""
-        taken, numbers_of, counts = self._taken
-        _, totals = self.taken
+        numbers_of, counts, totals = self._taken.numbers, self._taken.counts, self._taken.totals
         for places, cosines, every in self._nearest(queries):
             rows, numbers = np.unique(self._rows[places], return_inverse=True)
             kernel, belongs = _kernel(cosines / (1 - spread.cosine)), np.zeros(len(rows))
@@ -317,22 +325,23 @@ class QueryMemory:
             weights = kernel * np.log2(1 + self._counts[places].astype(np.float64))
             shares = np.bincount(numbers, weights) / weights.sum()
             belongs = np.minimum(1, _SLOPE * belongs)
-            means = np.bincount(numbers_of, counts * every, len(taken)) / totals
+            means = np.bincount(numbers_of, counts * every, len(totals)) / totals
             narrow = [own.astype(np.float32) for own in (shares, belongs, means)]
             yield Share(rows.astype(np.int64), narrow[0], narrow[1], float(cosines.max()), narrow[2])
 
     @property
     def taken(self) -> tuple[Rows, Floats]:
         """Return the rows [taken], ascending, of the documents with pairs that take part, and how much these count [taken]."""
-        rows, numbers, counts = self._taken
-        return rows, np.bincount(numbers, counts, len(rows)).astype(np.float32)
+        return self._taken.rows, self._taken.totals
 
     @cached_property
-    def _taken(self) -> tuple[Rows, Ints, Floats]:
-        """The documents' rows, the number of each pair's document among them, and how much each pair counts."""
+    def _taken(self) -> "_Taken":
         active = slice(None) if self._active is None else self._active
         rows, numbers = np.unique(self._rows[active], return_inverse=True)
-        return rows.astype(np.int64), numbers, np.log2(1 + self._counts[active]).astype(np.float32)
+        counts = np.log2(1 + self._counts[active]).astype(np.float32)
+        return _Taken(
+            rows.astype(np.int64), numbers, counts, np.bincount(numbers, counts, len(rows)).astype(np.float32)
+        )
 
     def term_counts(self, terms: Sequence[str], rows: Rows) -> Floats:
         """[terms, n] how many earlier queries of documents [n], by their rows, have each of some terms.
@@ -350,7 +359,7 @@ class QueryMemory:
 
     def _pairs_of(self, rows: Rows) -> tuple[Ints, Ints]:
         """Return the numbers of the pairs of documents [n] that take part, and which of the documents each is of."""
-        taken, _, _ = self._taken
+        taken = self._taken.rows
         at = np.minimum(np.searchsorted(taken, rows), max(len(taken) - 1, 0))
         which = np.flatnonzero(taken[at] == rows) if len(taken) else _NONE
         order, starts = self._order
@@ -361,8 +370,8 @@ class QueryMemory:
     @cached_property
     def _order(self) -> tuple[Ints, Ints]:
         """The numbers, among the pairs that take part, of those of each document in turn, and [taken + 1] where these begin."""
-        taken, numbers, _ = self._taken
-        return np.argsort(numbers, kind="stable"), np.append(0, np.cumsum(np.bincount(numbers, minlength=len(taken))))
+        numbers = self._taken.numbers
+        return np.argsort(numbers, kind="stable"), np.append(0, np.cumsum(np.bincount(numbers)))
 
     def earlier(self, query: Floats, row: int) -> list[Earlier]:
         """Return the nearest earlier queries of a document that have a share of a query [dim], nearest first."""

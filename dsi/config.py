@@ -59,7 +59,7 @@ class Config:
     """Train encoder and decoder in bfloat16 if the device has instructions for it."""
     dev_queries: Whole = 500
     """Number of train queries set aside if the collection has no dev split. On the dev queries the weights of scores, and the
-    beam (with a generator: alpha, beta and ann_temperature) are chosen after training; 0 chooses nothing."""
+    beam (with a generator: alpha and ann_temperature) are chosen after training; 0 chooses nothing."""
     dev_untaught: Share = 0.5
     """Share of the train queries set aside whose documents keep no train query. The more there are, the less counts what train
     queries teach: some index will be asked mostly for documents that nobody has asked for."""

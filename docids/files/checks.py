@@ -18,10 +18,11 @@ _CONTROLS = re.compile("[\\x00-\\x1f\\x7f-\\x9f\\u2028-\\u202e\\u2066-\\u2069\\u
 def counted(number: int, noun: str) -> str:
     """Return a number with its noun, in the singular for one.
 
-    >>> counted(1, "document"), counted(2000, "document")
-    ('1 document', '2,000 documents')
+    >>> counted(1, "document"), counted(2000, "document"), counted(2, "query")
+    ('1 document', '2,000 documents', '2 queries')
     """
-    return f"{number:,} {noun}{'s' * (number != 1)}"
+    several = f"{noun[:-1]}ies" if noun.endswith("y") else f"{noun}s"
+    return f"{number:,} {noun if number == 1 else several}"
 
 
 def printable(text: str) -> str:

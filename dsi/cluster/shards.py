@@ -203,6 +203,7 @@ class ShardIndex:
         self._occupied = self.tree.doc_rows >= 0 if self.tree.num_removed else None
 
     def _scores(self, question: Question) -> DocumentScores:
+        recalled = question.memory
         return DocumentScores(
             self.tree,
             question.queries,
@@ -212,7 +213,7 @@ class ShardIndex:
             question.extra,
             question.tokens,
             question.token_weight,
-            None if question.memory is None else lambda _: question.memory,  # type: ignore[arg-type,return-value]  # just asked
+            None if recalled is None else lambda _: recalled,
             question.shares,
         )
 

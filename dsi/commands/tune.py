@@ -1,7 +1,7 @@
 """`dsi tune`: choose the weights and the beam of an index on dev queries, and write them to its manifest.
 
-Of an index with a generator alpha, beta and ann_temperature are chosen together, as one means nothing without the others. An
-index that was tuned since its last training or update is left as it is. From Python: `dsi.tune`.
+Of an index with a generator alpha and ann_temperature are chosen together, as one means nothing without the other. An index
+that was tuned since its last training or update is left as it is. From Python: `dsi.tune`.
 """
 
 from collections.abc import Sequence

@@ -19,7 +19,7 @@ from dsi.docids.data import SPLITS
 from dsi.docids.data.collection import Collection, check_collection, compare_documents
 from dsi.docids.data.dev_queries import relevant_documents
 from dsi.docids.data.identical import most_identical, without_identical
-from dsi.docids.files.checks import plain, shown, user_path
+from dsi.docids.files.checks import counted, plain, shown, user_path
 from dsi.docids.files.declarations import meant
 from dsi.docids.files.processes import ALONE, Processes
 from dsi.docids.files.progress import progress
@@ -175,12 +175,9 @@ class Evaluation:
         first = self.measures[0]
         own, without = (self.row(name).values[first] for name in (self.index, UNTAUGHT))
         lines = [f"What earlier queries add ({first}, with 95 % intervals):"]
-        for query_ids, name in (
-            ([query_id for query_id in own if query_id in self.taught], "ask for documents that have some"),
-            ([query_id for query_id in own if query_id not in self.taught], "ask for others"),
-        ):
-            if query_ids:
-                lines.append(f"  {_queries(len(query_ids))} {name}: {_added(own, without, query_ids)}")
+        for is_taught, name in ((True, "ask for documents that have some"), (False, "ask for others")):
+            if query_ids := [query_id for query_id in own if (query_id in self.taught) is is_taught]:
+                lines.append(f"  {counted(len(query_ids), 'query')} {name}: {_added(own, without, query_ids)}")
         return "\n".join(lines)
 
     def save(self, path: str | Path, **more: Any) -> None:
@@ -238,10 +235,6 @@ def _verdict(difference: float, p: float) -> str:
         return f"no significant difference ({difference:+.1f} points, p = {p:.2f})"
     shown = "p < 0.001" if p < 0.001 else f"p = {p:.3f}"
     return f"the index is {abs(difference):.1f} points {'ahead' if difference > 0 else 'behind'} ({shown})"
-
-
-def _queries(count: int) -> str:
-    return "1 query" if count == 1 else f"{count:,} queries"
 
 
 def _added(own: Mapping[str, float], without: Mapping[str, float], query_ids: Sequence[str]) -> str:

@@ -119,16 +119,17 @@ class VectorEngine(Engine):
         """Return how the paths to documents [batch, n], rows of the document table, are scored; a filter changes no score."""
         tree, scores = self.tree, self.document_scores(batch, request)
         positions = np.stack([scores.dense(number, doc_rows)[0] for number, doc_rows in enumerate(rows)])
-        by_text = DocumentScores(tree, batch.embeddings, shares=scores.shares)
-        dense = by_text.dots(np.arange(len(positions)), positions)
+        dense = whole = scores.dots(np.arange(len(positions)), positions)
+        if scores.has_memory:  # whose part has what it moves
+            by_text = DocumentScores(tree, batch.embeddings, shares=scores.shares)
+            dense = by_text.dots(np.arange(len(positions)), positions)
         parts = {"dense": dense}
         if scores.lexical is not None and self.lexical is not None:
             parts[self.lexical.name] = np.stack([scores.lexical_scores(*pair) for pair in enumerate(rows)])
         if scores.has_tokens:
             parts["tokens"] = np.stack([scores.late_interaction(row, places) for row, places in enumerate(positions)])
         if scores.has_memory:
-            moved = scores.dots(np.arange(len(positions)), positions) - dense
-            parts["memory"] = moved + np.stack([scores.memory_scores(*pair) for pair in enumerate(rows)])
+            parts["memory"] = whole - dense + np.stack([scores.memory_scores(*pair) for pair in enumerate(rows)])
         if scores.extra is not None:
             parts["extra"] = np.take_along_axis(scores.extra, rows.astype(np.int64), axis=1)
         nodes = self._path_scores(self.walk.node_scores(batch), positions)

@@ -58,8 +58,7 @@ def evidence(state: State, question: str, tokens: int, k: int, options: SearchOp
     words = Words(lexical, request.config.lexical_weight, encoded.texts[0])
     found = [Found(at, hit.text, hit.score) for at, hit in zip(result.positions[0].tolist(), hits, strict=False)]
     ranked = sorted(_sentences(state.encoder, scores, words, hits, found, tokens), key=lambda own: (-own.score, own))
-    passages = _passages(hits, _chosen(state.encoder, hits, ranked, tokens))
-    count = sum(_counts(state.encoder, [own.text or "" for own in passages]))
+    passages, count = _within_budget(state.encoder, hits, _chosen(state.encoder, hits, ranked, tokens), tokens)
     return Evidence(passages, encoded.texts[0], count, hits.coverage, hits.missing)
 
 
@@ -142,9 +141,16 @@ def _chosen(encoder: TextEncoder, hits: Hits, ranked: Sequence[_Sentence], token
             chosen.append(own)
             known |= runs
             left -= count
-    while sum(_counts(encoder, [own.text or "" for own in _passages(hits, chosen)])) > tokens:
-        chosen.pop()  # joined sentences can have another token
     return chosen
+
+
+def _within_budget(encoder: TextEncoder, hits: Hits, chosen: list[_Sentence], tokens: int) -> tuple[list[Passage], int]:
+    """Return the passages of sentences, and their tokens; the last are left out while joined ones have too many."""
+    while True:
+        passages = _passages(hits, chosen)
+        if (count := sum(_counts(encoder, [own.text or "" for own in passages]))) <= tokens:
+            return passages, count
+        chosen = chosen[:-1]
 
 
 def _counts(encoder: TextEncoder, texts: Sequence[str]) -> list[int]:

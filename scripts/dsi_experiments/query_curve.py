@@ -15,18 +15,18 @@ import dsi
 from dsi.config import Config
 from dsi.docids.data.collection import read_collection
 from dsi.docids.files.storage import write_json, write_text
+from dsi.docids.types import Qrels
 from dsi.eval.measures import evaluate
 from dsi.eval.tables import markdown_table
 from dsi.measuring.provenance import provenance
 from dsi.store.learning import LearnedPair
 from dsi.training.pipeline import TrainingRun
 from dsi_experiments.figures import lines_figure
+from dsi_experiments.query_contest import BANDS, taught_counts
 
 MEASURE, ANSWERS = "nDCG@10", 10
 KEPT = (1, 2, 4, 8, 16, 32)
 """Earlier queries that a document keeps, at most."""
-BANDS = {"0": (0, 0), "1": (1, 1), "2-3": (2, 3), "4-9": (4, 9), "10-19": (10, 19), "20+": (20, 10**9)}
-"""Earlier queries that the answer has."""
 
 
 def reproduce(data: Path, output: Path, seeds: Sequence[int], config: Config | None = None) -> str:
@@ -42,7 +42,7 @@ def reproduce(data: Path, output: Path, seeds: Sequence[int], config: Config | N
     queries = retriever.encode_queries(collection.query_texts("test"))
 
     def values(kept: int, seed: int) -> np.ndarray:
-        own = dsi.load(output / "index")
+        own = retriever.snapshot
         if gone := beyond(pairs, kept, seed):
             own.forget([(pair.hash, pair.doc_id) for pair in gone])
         found = evaluate(own.run(queries, ANSWERS), qrels, [MEASURE])[MEASURE]
@@ -73,15 +73,10 @@ def reproduce(data: Path, output: Path, seeds: Sequence[int], config: Config | N
     return text
 
 
-def answer_counts(pairs: Sequence[LearnedPair], qrels: Mapping[str, Mapping[str, float]]) -> list[int]:
+def answer_counts(pairs: Sequence[LearnedPair], qrels: Qrels) -> list[int]:
     """Return for each query how many pairs the relevant document has that has most of them."""
-    counts: dict[str, int] = {}
-    for pair in pairs:
-        counts[pair.doc_id] = counts.get(pair.doc_id, 0) + 1
-    return [
-        max((counts.get(doc_id, 0) for doc_id, grade in judged.items() if grade > 0), default=0)
-        for judged in qrels.values()
-    ]
+    each = {str(number): {pair.doc_id: 1.0} for number, pair in enumerate(pairs)}
+    return [int(count) for count in taught_counts(qrels, each, list(qrels))]
 
 
 def beyond(pairs: Sequence[LearnedPair], kept: int, seed: int) -> list[LearnedPair]:

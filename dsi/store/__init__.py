@@ -1,1 +1,1 @@
-"""The folder of an index: its files, the document table, filters, updates, the Hub."""
+"""An index: its public face, its parts at one moment, updates and learning; its documents, and its folder."""

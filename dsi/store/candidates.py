@@ -12,7 +12,7 @@ from dsi.search.engine import Engine
 from dsi.search.queries import EncodedQueries
 from dsi.search.request import SearchRequest
 from dsi.search.results import SearchResult
-from dsi.store.documents import DocumentTable
+from dsi.store.documents.table import DocumentTable
 
 _ABSENT = "documents that are not in the index; they are left out"
 

@@ -20,8 +20,8 @@ from dsi.search.passages import Found, Words, scored_pieces
 from dsi.search.queries import encoded_query
 from dsi.search.request import SearchOptions
 from dsi.search.scores import DocumentScores
-from dsi.store.documents import hits_of
-from dsi.store.state import State
+from dsi.store.documents.table import hits_of
+from dsi.store.snapshot import Snapshot
 
 _OF_A_DOCUMENT, _PIECES, _PER_PIECE = 10, 40, 25
 """Pieces of a document, and of all, that are cut into sentences; of all one for each 25 tokens, if that is more."""
@@ -43,22 +43,22 @@ class _Sentence(NamedTuple):
     score: float
 
 
-def evidence(state: State, question: str, tokens: int, k: int, options: SearchOptions) -> Evidence:
-    """Return the passages that tell most of a question; see `GenerativeRetriever.evidence`."""
+def evidence(index: Snapshot, question: str, tokens: int, k: int, options: SearchOptions) -> Evidence:
+    """Return the passages that tell most of a question; see `Retriever.evidence`."""
     if (tokens := plain(int, tokens, "tokens")) < 1:
         raise ValueError(f"tokens must be at least 1, got {tokens}. A sentence has about 30.")
-    if not state.documents.has_texts:
+    if not index.documents.has_texts:
         raise ValueError("evidence() needs texts, which this index does not keep. Run dsi update RUN --texts DIR.")
-    encoded = encoded_query(state.encoder, question, "evidence")
+    encoded = encoded_query(index.encoder, question, "evidence")
     encoded.check_usable()
-    request, tree, lexical = state.request("evidence", k, options), state.engine.tree, state.engine.lexical
-    result = state.engine.search(encoded, request)
-    (hits,) = hits_of(tree, state.documents, result)
+    request, tree, lexical = index.request("evidence", k, options), index.tree, index.lexical
+    result = index.engine.search(encoded, request)
+    (hits,) = hits_of(tree, index.documents, result)
     scores = DocumentScores.from_request(tree, lexical, encoded.batches[0], request)
     words = Words(lexical, request.config.lexical_weight, encoded.texts[0])
     found = [Found(at, hit.text, hit.score) for at, hit in zip(result.positions[0].tolist(), hits, strict=False)]
-    ranked = sorted(_sentences(state.encoder, scores, words, hits, found, tokens), key=lambda own: (-own.score, own))
-    passages, count = _within_budget(state.encoder, hits, _chosen(state.encoder, hits, ranked, tokens), tokens)
+    ranked = sorted(_sentences(index.encoder, scores, words, hits, found, tokens), key=lambda own: (-own.score, own))
+    passages, count = _within_budget(index.encoder, hits, _chosen(index.encoder, hits, ranked, tokens), tokens)
     return Evidence(passages, encoded.texts[0], count, hits.coverage, hits.missing)
 
 

@@ -22,7 +22,7 @@ from dsi.docids.query_pairs import Period
 from dsi.docids.types import Floats, Rows
 from dsi.docids.words.bm25 import BM25
 from dsi.search.request import MEMORY_WEIGHT, SearchConfig
-from dsi.store.documents import DocumentTable
+from dsi.store.documents.table import DocumentTable
 from dsi.store.updating import Content
 
 logger = logging.getLogger(__name__)

@@ -1,48 +1,49 @@
-"""The public face of an index: search, explain, update, load and save it. Knows nothing of how it was trained."""
+"""The public face of an index: search, explain, update and save it. Knows nothing of how it was trained."""
 
 import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Self, Unpack, overload
+from typing import TYPE_CHECKING, Any, NamedTuple, Self, Unpack, overload
 
 from numpy.typing import NDArray
 
 from dsi.contrastive.text_encoder import TextEncoder
-from dsi.docids.data.records import COLUMNS
-from dsi.docids.files.checks import plain, user_path
 from dsi.docids.files.reading import MappedFile, check_mapped
-from dsi.docids.files.storage import writing_to
+from dsi.docids.files.storage import recover_folder, writing_to
 from dsi.docids.query_memory import QueryMemory
 from dsi.docids.tree import DocidTree
 from dsi.docids.vectors import VectorKind, VectorsConfig
 from dsi.docids.words.bm25 import BM25
-from dsi.search.engine import Engine, Followed
-from dsi.search.engines import create_engine
 from dsi.search.explain.explanation import Explanation
-from dsi.search.explain.why import AnsweredQuery
 from dsi.search.hits import Answers, Document, Evidence, Hits
 from dsi.search.queries import EncodedQueries, Queries, encode_queries, encoded_queries, encoded_query, given_vectors
-from dsi.search.request import SearchConfig, SearchOptions, SearchRequest, shows_options, vectors_alone
-from dsi.search.results import SearchResult
-from dsi.store import learning, loading, updating
-from dsi.store.candidates import answers, followed_rows
-from dsi.store.documents import DocumentTable, hits_of, run_of
+from dsi.search.request import SearchConfig, SearchOptions, shows_options, vectors_alone
+from dsi.store import learning, updating
+from dsi.store.candidates import answers
+from dsi.store.documents.table import DocumentTable
 from dsi.store.evidence import evidence
+from dsi.store.folder import loading, writing
+from dsi.store.folder.loading import Loaded
 from dsi.store.similar import similar
-from dsi.store.state import State
-from dsi.store.updating import Content
+from dsi.store.snapshot import Snapshot
+from dsi.store.updating import Content, FileChanges
 from dsi.store.words import search_words
 
 if TYPE_CHECKING:
     from dsi.generator.base import Generator
 
-_DTYPES = ("float32", "bfloat16")
-"""Of encoder and decoder in search."""
+
+class Changes(NamedTuple):
+    """What an update changed: documents that it added and removed, and the files that it compared, if any."""
+
+    added: int
+    removed: int
+    files: FileChanges | None = None
 
 
-class GenerativeRetriever:
-    """An index that can be searched, explained and updated.
+class Retriever:
+    """An index that can be searched, explained and updated; `dsi.load`, `dsi.index` and `dsi.train` return one.
 
     Every search takes the options of `dsi.search.request.SearchOptions` by name: `method`, `beam_width`, `candidates`, `alpha`,
     `lexical_weight`, `token_weight` and `memory_weight` override the index's search config; `allow`, `deny` and `where` filter;
@@ -53,122 +54,47 @@ class GenerativeRetriever:
         >>> hits = retriever.search("which capitals are on the danube", k=5)
 
     Args:
-        encoder: the frozen encoder.
-        tree: the docids.
-        generator: the decoder trained for these docids; None to search by the vectors of the tree.
-        documents: an Arrow table or a data set with doc_id, title, optional metadata and text; in collection order.
-        search_config: the default search config, kept as `configured_search`, from which `dsi.tune` begins.
-        lexical: BM25 of the same documents, needed for `lexical_weight`.
-        memory: what it has learned from use.
-        dtype: of encoder and decoder in search; scores are always float32. "bfloat16" is faster on processors that have it.
-
-    Raises:
-        ValueError: the parts do not belong together.
+        snapshot: the parts of the index.
+        held: the index on disk that has them; None if no folder has.
     """
 
-    def __init__(
-        self, encoder: TextEncoder, tree: DocidTree, generator: "Generator | None", documents: Any,
-        search_config: SearchConfig | None = None, lexical: BM25 | None = None,
-        memory: QueryMemory | None = None, dtype: str = "float32",
-    ) -> None:  # fmt: skip
-        if len(documents) != tree.num_rows:
-            raise ValueError(f"The docids cover {tree.num_rows} documents, the document table has {len(documents)}.")
-        if encoder.embedding_dim != tree.embeddings.shape[1]:
-            raise ValueError(
-                f"The encoder gives embeddings of {encoder.embedding_dim}, the docids need {tree.embeddings.shape[1]}."
-            )
-        self.device, self.dtype = encoder.device, dtype
-        self._updating, self._generation = threading.Lock(), 0
-        self._saved: dict[Path, str] = {}  # folder: state of the index there that this one contains
-        # Where it was saved last, or loaded from: the folder, the content, its search config.
-        self._on_disk: tuple[Path, Content, SearchConfig] | None = None
-        self._mapped: tuple[MappedFile, ...] = ()
-        if generator is not None:
-            generator.check_tree(tree)
-            generator.check_states(encoder.state_dim)
-            generator = generator.to(self.device)
-        engine = create_engine(generator, tree, lexical, dtype, memory)
-        config = self.configured_search = search_config or SearchConfig()
-        self._state = State(encoder.for_search(dtype), generator, config, DocumentTable(documents), engine)
+    def __init__(self, snapshot: Snapshot, held: Loaded | None = None) -> None:
+        self._snapshot, self._updating = snapshot, threading.Lock()
+        self._held = held
+        """The folder that it was loaded from, or saved to last, and the parts there."""
+        self._saved = {held.folder: held.state} if held else dict[Path, str]()
+        """{folder: state of the index there that this one contains}."""
+        self._mapped: tuple[MappedFile, ...] = held.mapped if held else ()
 
-    # The parts of the index.
+    def __copy__(self) -> "Retriever":
+        """Return the index at this moment as a retriever of its own: later updates of this one do not reach it."""
+        own = Retriever(self.snapshot, self._held)
+        own._saved |= self._saved
+        return own
 
     @property
-    def encoder(self) -> TextEncoder:
-        """The frozen encoder, laid out for search."""
-        return self._state.encoder
-
-    @property
-    def generator(self) -> "Generator | None":
-        """The decoder; None if the index has none, and searches walk by the tree's vectors."""
-        return self._state.generator
-
-    @property
-    def tree(self) -> DocidTree:
-        """The docids."""
-        return self._state.engine.tree
-
-    @property
-    def documents(self) -> DocumentTable:
-        """The documents: doc_id, title and metadata."""
-        return self._state.documents
-
-    @property
-    def lexical(self) -> BM25 | None:
-        """BM25 of the documents; None if the index has none."""
-        return self._state.engine.lexical
-
-    @property
-    def memory(self) -> QueryMemory:
-        """What the index has learned from use: pairs of an earlier query and a document."""
-        return self._state.engine.memory
-
-    @property
-    def content(self) -> Content:
-        """The parts that an update changes, as they are now."""
-        return self._state.content
-
-    @property
-    def engine(self) -> Engine:
-        """What searches encoded queries and returns docid positions; for measurements and extensions."""
-        return self._state.engine
-
-    @property
-    def generation(self) -> int:
-        """Of the index on disk: 1 after training, one more with every update; 0 if no folder holds these documents."""
-        return self._generation if self._on_disk and not updating.changed_parts(self.content, self._on_disk[1]) else 0
-
-    @property
-    def snapshot(self) -> "GenerativeRetriever":
-        """The index at this moment, as a retriever of its own: later updates of this one do not reach it."""
+    def snapshot(self) -> Snapshot:
+        """The parts of the index at this moment: encoder, docids, document table, engine, what it has learned."""
         check_mapped(self._mapped)
-        snapshot = object.__new__(type(self))
-        snapshot.__dict__.update(self.__dict__, _saved=dict(self._saved))
-        return snapshot
-
-    def with_memory(self, memory: QueryMemory) -> "GenerativeRetriever":
-        """Return the index at this moment with another memory, as a retriever of its own."""
-        other = self.snapshot
-        other._state = other._state.changed(other.content._replace(memory=memory))
-        return other
+        return self._snapshot
 
     @property
     def search_config(self) -> SearchConfig:
         """The default search config; may be assigned."""
-        return self._state.search_config
+        return self._snapshot.search_config
 
     @search_config.setter
     def search_config(self, config: SearchConfig) -> None:
         if not isinstance(config, SearchConfig):
             raise TypeError(f"search_config must be a SearchConfig, got {config!r}.")
         with self._updating:
-            self._state = replace(self._state, search_config=config)
+            self._snapshot = replace(self._snapshot, search_config=config)
 
     def __len__(self) -> int:
-        return len(self.documents)
+        return len(self._snapshot.documents)
 
     def __repr__(self) -> str:
-        return f"GenerativeRetriever({len(self.documents)} documents, docids of up to {self.tree.depth} digits)"
+        return f"Retriever({len(self)} documents, docids of up to {self._snapshot.tree.depth} digits)"
 
     # Searching. Each call works on a snapshot, so it sees all of an update made meanwhile or nothing of it.
 
@@ -219,7 +145,7 @@ class GenerativeRetriever:
         if (queries is None) == (embeddings is None):
             raise TypeError("search() takes queries, or embeddings= in place of them.")
         if syntax:
-            return search_words(index._state, queries, k, options)
+            return search_words(index, queries, k, options)
         if queries is not None:
             encoded = encoded_queries(index.encoder, [queries] if isinstance(queries, str) else queries)
         else:
@@ -228,7 +154,7 @@ class GenerativeRetriever:
         if isinstance(queries, str):
             encoded.check_usable()  # of several, the others are answered
         request = index.request("search", k, options)
-        hits = index._state.hits(encoded, request)
+        hits = index.hits(encoded, request)
         return hits[0] if isinstance(queries, str) else Answers(hits)
 
     @shows_options
@@ -246,7 +172,7 @@ class GenerativeRetriever:
         Raises:
             ValueError: a doc_id is not in the index, or none is given.
         """
-        return similar(self.snapshot._state, [doc_ids] if isinstance(doc_ids, str) else doc_ids, k, options)
+        return similar(self.snapshot, [doc_ids] if isinstance(doc_ids, str) else doc_ids, k, options)
 
     @shows_options
     def evidence(self, question: str, tokens: int = 1000, *, k: int = 20, **options: Unpack[SearchOptions]) -> Evidence:
@@ -259,17 +185,7 @@ class GenerativeRetriever:
             TypeError: an option does not exist.
             ValueError: no sentence fits into `tokens`, the index keeps no texts, an empty question, a bad option.
         """
-        return evidence(self.snapshot._state, question, tokens, k, options)
-
-    @shows_options
-    def search_encoded(
-        self, encoded: EncodedQueries, k: int = 10, *, show_progress: bool = False, **options: Unpack[SearchOptions]
-    ) -> SearchResult:
-        """Return the arrays of `search`, rows in the order of the queries."""
-        if not isinstance(encoded, EncodedQueries):
-            raise TypeError(f"search_encoded() takes what encode_queries() returns, got {encoded!r}.")
-        index = self.snapshot
-        return index.engine.search(encoded, index.request("search_encoded", k, options), show_progress=show_progress)
+        return evidence(self.snapshot, question, tokens, k, options)
 
     @shows_options
     def run(
@@ -297,51 +213,12 @@ class GenerativeRetriever:
         """
         index = self.snapshot
         request = index.request("explain", k, options)
-        encoded = encoded_query(index.encoder, query, "explain")
-        (answered,) = index.answered(encoded, request)
+        (answered,) = index.answered(encoded_query(index.encoder, query, "explain"), request)
         return answered.explanation
-
-    @shows_options
-    def follow(
-        self, queries: Queries | EncodedQueries, doc_ids: Sequence[Sequence[str]], **options: Unpack[SearchOptions]
-    ) -> Followed:
-        """Return how the paths to some documents are scored, whether or not a search finds them.
-
-        Args:
-            queries: texts, or the output of `encode_queries`.
-            doc_ids: documents for each query, the same number for all; one with several places has the path to its best one.
-            **options: see `SearchOptions`; the scores are those of a search with them.
-
-        Returns:
-            Scores of the nodes by level, [queries, documents, depth], and the parts of the documents' scores.
-        """
-        index = self.snapshot
-        encoded = encoded_queries(index.encoder, queries)
-        request = index.request("follow", 1, options)
-        encoded.check_usable()
-        return index.engine.follow_all(encoded, request, followed_rows(index.documents, encoded, doc_ids))
-
-    def request(self, call: str, k: int, options: Mapping[str, Any]) -> SearchRequest:
-        """Return a request to `engine` for k documents: the options of a call over the index's search config."""
-        return self._state.request(call, k, options)
-
-    def answered(self, encoded: EncodedQueries, request: SearchRequest) -> list[AnsweredQuery]:
-        """Return the search of each query, by which documents are explained."""
-        return self._state.answered(encoded, request)
-
-    def hits(self, result: SearchResult, searches: Sequence[AnsweredQuery] = ()) -> list[Hits]:
-        """Return the hits of each query of a search result; `searches` of the same queries explain them."""
-        index = self.snapshot
-        return hits_of(index.tree, index.documents, result, searches)
-
-    def as_run(self, query_ids: Sequence[str], result: SearchResult) -> dict[str, dict[str, float]]:
-        """Return {query_id: {doc_id: score}} of a result with one row per query."""
-        index = self.snapshot
-        return run_of(index.tree, index.documents, query_ids, result)
 
     def encode_queries(self, queries: Queries, *, batch_size: int = 32, show_progress: bool = False) -> EncodedQueries:
         """Encode queries once, to search them several times."""
-        return encode_queries(self.encoder, queries, batch_size=batch_size, show_progress=show_progress)
+        return encode_queries(self._snapshot.encoder, queries, batch_size=batch_size, show_progress=show_progress)
 
     @overload  # a str is a Sequence[str] too; the first signature takes it
     def get(self, doc_ids: str) -> Document: ...  # type: ignore[overload-overlap]
@@ -355,14 +232,7 @@ class GenerativeRetriever:
         Raises:
             ValueError: a doc_id is not in the index.
         """
-        index = self.snapshot
-        rows = index.documents.rows_of([doc_ids] if isinstance(doc_ids, str) else doc_ids, "get")
-        documents = []
-        for row, values in zip(rows, index.documents.records(rows), strict=True):
-            doc_id, title, text = (values.pop(name, None) for name in COLUMNS)
-            metadata = {name: value for name, value in values.items() if value is not None}
-            digits = index.tree.digits(int(index.tree.positions[row]))
-            documents.append(Document(doc_id, title, text, metadata, digits))
+        documents = self.snapshot.get([doc_ids] if isinstance(doc_ids, str) else doc_ids)
         return documents[0] if isinstance(doc_ids, str) else documents
 
     # Updating and saving.
@@ -382,31 +252,53 @@ class GenerativeRetriever:
             TypeError: documents are no list or table of records.
             ValueError: a doc_id that is in the index already, repeated or empty; no text; metadata that no column can hold.
         """
-        self._hold(lambda content: updating.with_documents(content, self.encoder, documents, replace=replace))
+        encoder = self._snapshot.encoder
+        self._hold(lambda content: updating.with_documents(content, encoder, documents, replace=replace))
 
-    def update(self, add: Iterable[Any] = (), remove: Iterable[str] = ()) -> int:
-        """Do what `add` and `remove` do in one step, and return how many were removed; a document in both is replaced."""
-        change = lambda content, rows: updating.with_documents(content, self.encoder, add, removed=rows)  # noqa: E731
-        return updating.remove(self._hold, lambda: self.documents, remove, change)
+    def update(
+        self, *sources: str | Path, add: Iterable[Any] = (), remove: Iterable[str] = (), texts: Any = None,
+        vectors: VectorKind | None = None, code_bytes: int = 0,
+    ) -> Changes:  # fmt: skip
+        """Change the index in one step, and return what was changed; searches see all of it or nothing.
 
-    def update_from(self, *paths: str | Path) -> updating.FileChanges:
-        """Bring the index up to date with files and folders that it was made of; only files that changed are encoded."""
-        found = list[updating.FileChanges]()
+        Args:
+            *sources: files and folders that the index was made of, to be brought up to date; only files that changed are encoded.
+            add: documents, as `add` takes them; one that is also removed is replaced.
+            remove: documents, as `remove` takes them.
+            texts: a table with doc_id and text, such as `collection.documents`, whose texts the index keeps from now on.
+            vectors: how the vectors of documents and nodes are stored from now on (`dsi.docids.vectors.VectorsConfig`).
+            code_bytes: with `vectors`, bytes of a document's codes.
+
+        Raises:
+            FileNotFoundError: no such source.
+            TypeError, ValueError: as `add` and `remove`; the index was not made of files; the table lacks a text.
+        """
+        encoder, names = self._snapshot.encoder, updating.names_to_remove(remove)
+        files, rows, middle = list[FileChanges](), list[int](), list[Content]()
 
         def changed(content: Content) -> Content:
-            changes, after = updating.with_files(content, self.encoder, paths)
-            found.append(changes)
-            return after
+            if sources:
+                found, content = updating.with_files(content, encoder, sources)
+                files.append(found)
+            middle.append(content)
+            rows.extend(updating.rows_to_remove(DocumentTable(content.documents), names) if names else [])
+            content = updating.with_documents(content, encoder, add, removed=rows)
+            content = content if texts is None else updating.with_texts(content, texts)
+            if vectors is None:
+                return content
+            return content._replace(tree=content.tree.stored_as(VectorsConfig(vectors, code_bytes)))
 
-        self._hold(changed)
-        return found[0]
+        _, after = self._hold(changed)
+        before, now = DocumentTable(middle[0].documents), DocumentTable(after.documents)
+        updating.tell_returning(before, rows, now)
+        return Changes(len(now) - len(before) + len(rows), len(rows), *files)
 
     def remove(self, doc_ids: Iterable[str]) -> int:
         """Remove documents, but not all, and return how many; "paper.pdf" stands for all of its pages, a path for all rows.
 
         While its file is there a document comes back when its folder is updated; a line says so.
         """
-        return updating.remove(self._hold, lambda: self.documents, doc_ids, updating.without_documents)
+        return self.update(remove=doc_ids).removed
 
     def learn(self, pairs: Iterable[Any]) -> int:
         """Learn from use, at once and without training: which documents users took for which queries.
@@ -447,152 +339,135 @@ class GenerativeRetriever:
             TypeError, ValueError: pairs or a moment are none, neither is given, or the index has none of the documents.
         """
         when = learning.period(since, before, needed=pairs is None)
-        gone = None if pairs is None else learning.checked_pairs(pairs, "forget", self.documents)
+        gone = None if pairs is None else learning.checked_pairs(pairs, "forget", self._snapshot.documents)
         earlier, later = self._hold(lambda content: learning.without_pairs(content, gone, when))
         return earlier.memory.fewer(later.memory)
 
     def learned(self) -> list[learning.LearnedPair]:
         """Return the pairs that the index has learned, the first learned first."""
-        return learning.learned_pairs(self._state.content)
-
-    def keep_texts(self, documents: Any) -> None:
-        """Put the texts of a table with doc_id and text, such as `collection.documents`, into the index.
-
-        Raises:
-            ValueError: the table has no texts, or lacks a document of the index.
-        """
-        self._hold(lambda content: updating.with_texts(content, documents))
-
-    def keep_vectors(self, kind: VectorKind, code_bytes: int = 0) -> None:
-        """Store the vectors of documents and nodes in another format of `dsi.docids.vectors.VectorsConfig`; docids stay.
-
-        Raises:
-            ValueError: no such kind, or bytes that do not divide the dimension.
-        """
-        config = VectorsConfig(kind, code_bytes)
-        self._hold(lambda content: content._replace(tree=content.tree.stored_as(config)))
+        return learning.learned_pairs(self._snapshot.content)
 
     def _hold(self, change: Callable[[Content], Content]) -> tuple[Content, Content]:
         """Change the content, and return it before and after; searches from now on use the new one."""
         with self._updating:
-            check_mapped(self._mapped)
-            before = self._state.content
+            before = self.snapshot.content
             content = change(before)
-            if content is not before:  # of no documents it is
-                self._state = self._state.changed(content)
+            self._snapshot = self._snapshot.changed(content)
             return before, content
 
-    def save_pretrained(self, folder: str | Path) -> None:
-        """Write the whole index atomically: a killed process leaves the old folder or the new one.
+    def save(self, folder: str | Path | None = None) -> int:
+        """Write the index atomically, and return its generation there; a killed process leaves the old index or the new one.
 
-        An index in `folder` is replaced, with its `config.toml` and what else training left; rerankers and other files stay.
+        The folder that it was loaded from, or saved to, gets what has changed since, as one update of that index. Any other
+        gets the whole index, in the place of one that is there with its `config.toml` and what else training left; rerankers
+        and other files stay.
+
+        Args:
+            folder: by default that which it was loaded from, or saved to last.
 
         Raises:
             FileExistsError: the folder holds other files and no index.
-            ValueError: the weights were loaded in another dtype than float32, `folder` is the current one, or the index there
-                was changed since this one was loaded from it or saved to it.
+            ValueError: the weights were loaded in another dtype than float32; `folder` is the current one; the index there was
+                changed since this one was loaded from it or saved to it; or none is given and there was none.
         """
-        self._check_savable()
-        target = loading.index_to_replace(folder)
-        with writing_to(target):
-            if target in self._saved and loading.index_state(target):
-                loading.check_known(target, self._saved.values(), (self._config_at(target), self.search_config))
-            state = self._write(target)
-            self._saved[target], self._generation = loading.index_state(target), loading.generation_of(target)
-            self._on_disk = target, state.content, state.search_config
-
-    def _write(self, folder: Path) -> State:
-        """Write the whole index, and return what was written."""
-        models = (state := self._state).encoder, state.generator, state.search_config
-        loading.replace_index(folder, *models, state.content, self.configured_search)
-        return state
-
-    def _config_at(self, folder: Path) -> SearchConfig:
-        """Return the search config of the index in a folder, as it was loaded or saved."""
-        return self._on_disk[2] if self._on_disk and self._on_disk[0] == folder else self.search_config
-
-    def _check_savable(self) -> None:
-        check_mapped(self._mapped)
-        if self.dtype != "float32":
-            raise ValueError(f"This retriever's weights are of {self.dtype}; save one that was loaded in float32.")
-
-    def save_update(self, folder: str | Path) -> int:
-        """Write updates to the index that this one was loaded from, atomically; without any, nothing is written.
-
-        Returns:
-            The generation of the index on disk: 1 after training, one more with every update.
-
-        Raises:
-            FileNotFoundError: no index in the folder; `save_pretrained` writes a whole one.
-            ValueError: the index in `folder` has another encoder or decoder, or changes that this one was not loaded with; or
-                the weights were loaded in another dtype than float32.
-        """
-        self._check_savable()
-        target = user_path(folder).resolve()
-        with loading.updating(target):
-            state = self._state
-            is_held = (
-                self._on_disk and self._on_disk[0] == target and loading.index_state(target) == self._saved[target]
+        if folder is None and self._held is None:
+            raise ValueError("The index is in no folder yet. Save it to one: retriever.save(folder).")
+        if self._snapshot.dtype != "float32":
+            raise ValueError(
+                f"This retriever's weights are of {self._snapshot.dtype}; save one that was loaded in float32."
             )
-            held = self._on_disk[1] if self._on_disk and is_held else None
-            if held and not updating.changed_parts(state.content, held):
-                return loading.generation_of(target)
-            generation = loading.write_update(target, self._saved.values(), state.encoder, state.content, held)
-            self._saved[target], self._generation = loading.index_state(target), generation
-            self._on_disk = target, state.content, self._config_at(target)
+        target = writing.index_to_replace(folder or self._held.folder)  # type: ignore[union-attr]
+        with writing_to(target):
+            recover_folder(target)
+            index, is_known = self.snapshot, target in self._saved and bool(loading.index_state(target))
+            generation = self._write_changes(target, index) if is_known else self._write_whole(target, index)
+            written = replace(index, generation=generation)
+            self._held = Loaded(target, loading.index_state(target), written)
+            self._saved[target] = self._held.state
+            with self._updating:
+                if not updating.changed_parts(self._snapshot.content, index.content):  # by others meanwhile
+                    self._snapshot = replace(self._snapshot, generation=generation)
         return generation
 
-    @classmethod
-    def from_pretrained(
-        cls, folder: str | Path, *, revision: str | None = None, token: str | bool | None = None,
-        device: str | None = None, dtype: str = "float32",
-    ) -> Self:  # fmt: skip
-        """Load an index, after checking every file.
+    def _write_whole(self, folder: Path, index: Snapshot) -> int:
+        writing.replace_index(folder, index)
+        return writing.generation_of(folder)
 
-        Args:
-            folder: the index; or "user/name", one on the Hugging Face Hub, without such a folder.
-            revision: branch, tag or commit on the Hub.
-            token: for a private index on the Hub; by default that of `hf auth login` or HF_TOKEN.
-            device: of encoder and decoder; the best available by default.
-            dtype: "float32" or "bfloat16", of encoder and decoder in search.
-
-        Raises:
-            FileNotFoundError: no index in the folder, nor on the Hub, or a part is missing.
-            ValueError: a file was altered or truncated, or parts do not belong together; the message says which.
-        """
-        if plain(str, dtype, "dtype") not in _DTYPES:
-            raise ValueError(f"dtype must be one of {', '.join(_DTYPES)}, got {dtype!r}.")
-        local = loading.index_folder(folder, revision, token)
-        parts, configured, state, mapped = loading.load_index(local, device, dtype)
-        retriever = cls(*parts, dtype=dtype)
-        retriever._saved[local.resolve()], retriever._mapped, retriever.configured_search = state, mapped, configured
-        retriever._on_disk = local.resolve(), retriever.content, retriever.search_config
-        retriever._generation = loading.generation_of(local)
-        return retriever
+    def _write_changes(self, folder: Path, index: Snapshot) -> int:
+        """Write to a known index what has changed since, and return its generation; without changes nothing is written."""
+        held = self._held.snapshot if self._held and self._held.folder == folder else None
+        has_last = held is not None and loading.index_state(folder) == self._saved[folder]
+        content = held.content if held and has_last else None
+        is_tuned = held is not None and index.search_config != held.search_config
+        if held and is_tuned:
+            writing.check_known(folder, self._saved.values(), (held.search_config, index.search_config))
+        if content is None or updating.changed_parts(index.content, content):
+            return writing.write_update(folder, self._saved.values(), index, content, tuned=is_tuned)
+        if is_tuned:
+            writing.write_search_config(folder, index.search_config, index.configured)
+        return writing.generation_of(folder)
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Pickle the folder and the state of the index there; refused if the index has changes that no folder holds."""
-        if self._on_disk is None or updating.changed_parts(self.content, self._on_disk[1]):
+        index, held = self._snapshot, self._held
+        if held is None or updating.changed_parts(index.content, held.snapshot.content):
             raise ValueError(
-                "A retriever is pickled as the folder that holds it, and this one has changes that none holds; call "
-                "save_update or save_pretrained first."
+                "A retriever is pickled as the folder that holds it, and this one has changes that none holds; call save first."
             )
-        folder = self._on_disk[0]
-        return _reload, (folder, self._saved[folder], str(self.device), self.dtype, self.search_config)
+        return _reload, (held.folder, held.state, str(index.encoder.device), index.dtype, index.search_config)
+
+
+def from_parts(
+    encoder: TextEncoder, tree: DocidTree, generator: "Generator | None", documents: Any,
+    search_config: SearchConfig | None = None, lexical: BM25 | None = None, memory: QueryMemory | None = None,
+    dtype: str = "float32",
+) -> Retriever:  # fmt: skip
+    """Return a retriever of parts that were made one by one.
+
+    Args:
+        encoder: the frozen encoder.
+        tree: the docids.
+        generator: the decoder trained for these docids; None to search by the vectors of the tree.
+        documents: an Arrow table or a data set with doc_id, title, optional metadata and text; in collection order.
+        search_config: the default search config, from which `dsi.tune` begins.
+        lexical: BM25 of the same documents, needed for `lexical_weight`.
+        memory: what it has learned from use.
+        dtype: of encoder and decoder in search; scores are always float32. "bfloat16" is faster on processors that have it.
+
+    Raises:
+        ValueError: the parts do not belong together.
+    """
+    table = DocumentTable(documents).table
+    content = Content(tree, table, lexical, QueryMemory() if memory is None else memory)
+    return Retriever(Snapshot.from_parts(encoder, generator, content, search_config or SearchConfig(), dtype=dtype))
 
 
 def load(
     folder: str | Path, *, revision: str | None = None, token: str | bool | None = None, device: str | None = None,
     dtype: str = "float32",
-) -> GenerativeRetriever:  # fmt: skip
-    """Load an index, after checking every file: `GenerativeRetriever.from_pretrained`, which describes the arguments."""
-    return GenerativeRetriever.from_pretrained(folder, revision=revision, token=token, device=device, dtype=dtype)
+) -> Retriever:  # fmt: skip
+    """Load an index, after checking every file.
+
+    Args:
+        folder: the index; or "user/name", one on the Hugging Face Hub, without such a folder.
+        revision: branch, tag or commit on the Hub.
+        token: for a private index on the Hub; by default that of `hf auth login` or HF_TOKEN.
+        device: of encoder and decoder; the best available by default.
+        dtype: "float32" or "bfloat16", of encoder and decoder in search.
+
+    Raises:
+        FileNotFoundError: no index in the folder, nor on the Hub, or a part is missing.
+        ValueError: a file was altered or truncated, or parts do not belong together; the message says which.
+    """
+    found = loading.load_index(loading.index_folder(folder, revision, token), device, dtype)
+    return Retriever(found.snapshot, found)
 
 
-def _reload(folder: Path, state: str, device: str, dtype: str, config: SearchConfig) -> GenerativeRetriever:
+def _reload(folder: Path, state: str, device: str, dtype: str, config: SearchConfig) -> Retriever:
     """Return the retriever that was pickled, unless the index in its folder was changed since."""
-    retriever = GenerativeRetriever.from_pretrained(folder, device=device, dtype=dtype)
-    if retriever._saved[folder] != state:
+    found = loading.load_index(folder, device, dtype)
+    if found.state != state:
         raise ValueError(f"{folder} was changed since the retriever was pickled; load the index there instead.")
+    retriever = Retriever(found.snapshot, found)
     retriever.search_config = config
     return retriever

@@ -5,7 +5,7 @@ Nothing is changed in place; an update makes new content. Knows no folders.
 
 import os
 from collections import defaultdict
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -37,9 +37,10 @@ from dsi.docids.token_vectors import TokenCodes
 from dsi.docids.tree import DocidTree
 from dsi.docids.updating import add_documents, remove_documents, without_traces
 from dsi.docids.words.bm25 import BM25
-from dsi.store.documents import DocumentTable
-from dsi.store.verify import CHANGING
+from dsi.store.documents.table import DocumentTable
 
+CHANGING = ("docids", "lexical", "memory")
+"""The parts that an update may replace, by new folders with the generation in their name; the manifest points to them."""
 _BLOCK = 1_024
 """Rows of the document table that are copied at a time."""
 
@@ -313,33 +314,6 @@ def _fitting(row: Row, schema: pa.Schema, odd: Oddities) -> Row:
     return fitting
 
 
-def remove(
-    hold: Callable[[Callable[[Content], Content]], object],
-    documents: Callable[[], DocumentTable],
-    names: Iterable[str],
-    change: Callable[[Content, Sequence[int]], Content],
-) -> int:
-    """Change an index without the documents and files that are named; return how many, and tell which come back.
-
-    Args:
-        hold: changes the content of the index, one change at a time.
-        documents: returns those of the index.
-        names: as `rows_to_remove` takes them.
-        change: returns the content without documents in some rows.
-    """
-    before, rows = documents(), list[int]()
-
-    def changed(content: Content) -> Content:
-        nonlocal before, rows
-        before = documents()
-        rows = rows_to_remove(before, names)
-        return change(content, rows)
-
-    hold(changed)
-    tell_returning(before, rows, documents())
-    return len(rows)
-
-
 class _Files:
     """The rows of the documents of files.
 
@@ -360,6 +334,11 @@ class _Files:
         paths = [path for path in (name, os.path.realpath(name)) if path in self.rows]
         ends = (file for file in self.rows if file.endswith(f"/{name}"))
         return sorted(self._bases.get(name, paths[:1])) or [*ends]
+
+
+def names_to_remove(names: Iterable[str]) -> list[str]:
+    """Return the documents or files that a removal names; ValueError if they are no list."""
+    return [*ids_of(names, "remove")]
 
 
 def rows_to_remove(documents: DocumentTable, names: Iterable[str]) -> list[int]:

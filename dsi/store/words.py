@@ -11,24 +11,24 @@ from dsi.search.hits import Answers, Hits
 from dsi.search.queries import EncodedQueries, encode_texts, ids_and_texts
 from dsi.search.request import SearchOptions, SearchRequest, request_of_each
 from dsi.search.syntax import Asked, pattern_of, read_query
-from dsi.store.documents import DocumentTable
-from dsi.store.state import State
+from dsi.store.documents.table import DocumentTable
+from dsi.store.snapshot import Snapshot
 
 
-def search_words(state: State, queries: Any, k: int, options: SearchOptions) -> Hits | Answers:
+def search_words(index: Snapshot, queries: Any, k: int, options: SearchOptions) -> Hits | Answers:
     """Return the answers of a search with `syntax`: each query has a filter of its own."""
     if queries is None or isinstance(queries, EncodedQueries):
         raise TypeError("syntax reads texts. Search for texts, or leave it out.")
     query_ids, texts = ids_and_texts([queries] if isinstance(queries, str) else queries)
     asked = [read_query(text) for text in texts]
-    encoded = encode_texts(state.encoder, query_ids, [own.text for own in asked])
+    encoded = encode_texts(index.encoder, query_ids, [own.text for own in asked])
     if isinstance(queries, str):
         encoded.check_usable()
-    tree, found = state.engine.tree, Answers()
-    requests = request_of_each(state.request("search", k, options), encoded.count, tree.num_rows)
+    tree, found = index.tree, Answers()
+    requests = request_of_each(index.request("search", k, options), encoded.count, tree.num_rows)
     for own, one, request in zip(asked, encoded.each(), requests, strict=True):
-        narrowed, note = having_words(request, tree, state.documents, own)
-        found += state.hits(one, narrowed)
+        narrowed, note = having_words(request, tree, index.documents, own)
+        found += index.hits(one, narrowed)
         found[-1].note = note
     return found[0] if isinstance(queries, str) else found
 

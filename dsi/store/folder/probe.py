@@ -1,4 +1,4 @@
-"""The trial of an index from elsewhere, in a process that may be lost: `python -m dsi.store.probe FOLDER`.
+"""The trial of an index from elsewhere, in a process that may be lost: `python -m dsi.store.folder.probe FOLDER`.
 
 It loads the index, checks the arrays that libraries follow without a check, encodes three texts and makes three searches. It
 ends with status 0, or with the reason on the last line of its standard error. On its standard input are the modules that the
@@ -17,9 +17,9 @@ from dsi.contrastive.model_files import PROBE, TEXTS
 from dsi.contrastive.text_encoder import TextEncoder
 from dsi.docids.extensions import IMPORTABLE
 from dsi.docids.files.checks import printable
-from dsi.store.loading import load_content, read_index
+from dsi.store.folder.loading import load_content, read_index
 from dsi.store.retriever import GenerativeRetriever
-from dsi.store.verify import part, read_manifest, search_config
+from dsi.store.folder.verify import part, read_manifest, search_config
 
 _CLOSE = 1e-3
 """Difference of a graph and its model on another machine than where it was made, at most."""

@@ -1,6 +1,6 @@
 """The documents of an index by doc_id, and which of them a search may return.
 
-A filter on the columns of the document table (`metadata` of corpus.jsonl) is a condition in text (`dsi.store.filters`), an
+A filter on the columns of the document table (`metadata` of corpus.jsonl) is a condition in text (`dsi.store.documents.filters`), an
 Arrow expression or a mask. Knows nothing of how documents are scored.
 """
 
@@ -24,7 +24,7 @@ from dsi.search.hits import Hit, Hits, label_of
 from dsi.search.passages import Found
 from dsi.search.request import Where
 from dsi.search.results import SearchResult
-from dsi.store.filters import as_expression, names_of
+from dsi.store.documents.filters import as_expression, names_of
 
 _FEW = 1_000
 """Documents whose ids are compared with a wrong one, to name the nearest."""

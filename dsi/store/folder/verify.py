@@ -1,7 +1,7 @@
 """The manifest of an index, and whether the index may be loaded.
 
 The manifest is written last and read first. It lists the files with their sums, which show damage, and not intent; so an index
-that this machine has not written is searched once in a child process (`dsi.store.probe`) before this process loads it, because
+that this machine has not written is searched once in a child process (`dsi.store.folder.probe`) before this process loads it, because
 a model may need any memory, or crash the library that runs it. Indexes that were written or have passed here are remembered in
 the user's cache by the sums of their manifests. After `verify` the parts are read plainly.
 """
@@ -27,16 +27,6 @@ from dsi.docids.files.reading import DATA, RESTORE, check_files, read_json, read
 from dsi.docids.files.storage import no_index, recover_folder, write_json, write_text
 from dsi.search.request import SearchConfig
 
-FORMAT_VERSION = 11
-PARTS = ("encoder", "token_model", "docids", "generator", "lexical", "memory")
-_TABLES = ("parts", "encoder", "search", "fingerprints", "versions", "files")
-_KINDS = {"generation": int, **dict.fromkeys(_TABLES, dict)}
-CHANGING = ("docids", "lexical", "memory")
-"""The parts that an update may replace, by new folders with the generation in their name; the manifest points to them."""
-MOST_GENERATIONS = 10**9
-"""Of an index: how often it can be updated."""
-_ENDINGS = (*DATA, ".tsv")
-"""Training leaves docids.tsv, which nobody reads here."""
 SECONDS = 300.0
 """That a trial may take, and one more for each of these bytes."""
 _BYTES_A_SECOND = 5 * 2**20
@@ -98,7 +88,7 @@ def _try(folder: Path, seconds: float) -> None:
         "CUDA_VISIBLE_DEVICES": "",
         "HF_HUB_OFFLINE": "1",
     }
-    command = [sys.executable, "-m", "dsi.store.probe", str(folder.resolve())]
+    command = [sys.executable, "-m", "dsi.store.folder.probe", str(folder.resolve())]
     try:
         done = subprocess.run(
             command,
@@ -120,96 +110,6 @@ def _try(folder: Path, seconds: float) -> None:
 
 def _ending(status: int) -> str:
     return f"was ended by {signal.Signals(-status).name}" if status < 0 else "failed"
-
-
-# The manifest.
-
-
-def read_manifest(folder: Path) -> dict[str, Any]:
-    """Read the manifest of an index, after comparing every file with it; that of a new update if one is written meanwhile.
-
-    Raises:
-        FileNotFoundError: no finished index, or a file is missing.
-        ValueError: another format version, a malformed manifest, a file was altered or truncated, or is not one of data.
-    """
-    recover_folder(folder)
-    if not (path := folder / "manifest.json").exists():
-        raise FileNotFoundError(no_index(folder))
-
-    def compared() -> dict[str, Any]:
-        manifest = read_entries(path)
-        check_files(folder, part_names(manifest), manifest["files"], _ENDINGS)
-        return manifest
-
-    return read_while_unchanged(path, compared)
-
-
-def read_entries(path: Path) -> dict[str, Any]:
-    """Read the file of a manifest, after checking its own entries, but none of the files that it lists.
-
-    Raises:
-        FileNotFoundError: no such file.
-        ValueError: another format version, or a malformed manifest.
-    """
-    manifest = read_json(path)
-    if manifest.get("format_version") != FORMAT_VERSION:
-        raise ValueError(
-            f"{path} has format version {manifest.get('format_version')}, this version reads {FORMAT_VERSION}; "
-            "install the version that wrote it or train again."
-        )
-    for name, kind in {**_KINDS, **({"configured": dict} if "configured" in manifest else {})}.items():
-        if type(manifest.get(name)) is not kind:
-            raise ValueError(
-                f"{path}: {name} must be of type {kind.__name__}, got {shown(manifest.get(name))}; {RESTORE}."
-            )
-    _check_parts(manifest, path)
-    for name in ("search", "configured"):
-        search_config(manifest, name, str(path))
-    create_settings(EncoderConfig, manifest["encoder"], str(path), "encoder")
-    return manifest
-
-
-def search_config(manifest: dict[str, Any], name: str = "search", source: str = "manifest.json") -> SearchConfig:
-    """Return a search config in a manifest: "search", how the index is searched, or "configured", how before it was tuned.
-
-    Raises:
-        ValueError: an unknown setting, or a wrong type or value.
-    """
-    record = manifest.get(name, manifest["search"])
-    if record.get("beta") == "inf":  # JSON has no infinity
-        record = {**record, "beta": math.inf}
-    return create_settings(SearchConfig, record, source, "search")
-
-
-def part_names(manifest: dict[str, Any]) -> list[str]:
-    """Return the names of the folders of all parts in their current generation."""
-    return [manifest["parts"].get(name, name) for name in PARTS]
-
-
-def has_generator(manifest: dict[str, Any]) -> bool:
-    """Return whether an index has a generator; without one, searches walk by the tree's vectors."""
-    return any(name.startswith("generator/") for name in manifest["files"])
-
-
-def part(folder: Path, manifest: dict[str, Any], name: str) -> Path:
-    """Return the folder of a part of the index in its current generation."""
-    return folder / manifest["parts"].get(name, name)
-
-
-def _check_parts(manifest: dict[str, Any], path: Path) -> None:
-    """Raise ValueError unless a manifest names the folders of its generation."""
-    generation = manifest["generation"]
-    if not 1 <= generation <= MOST_GENERATIONS:
-        raise ValueError(
-            f"{path}: generation must be from 1 to {MOST_GENERATIONS}, got {shown(generation)}; {RESTORE}."
-        )
-    for name, folder in manifest["parts"].items():
-        updated = re.fullmatch(rf"{re.escape(name)}-([1-9]\d{{0,9}})", str(folder), re.ASCII)
-        if name not in CHANGING or (folder != name and not (updated and int(updated[1]) <= generation)):
-            raise ValueError(
-                f"{path}: parts may name {', '.join(CHANGING)} of generation {generation} or an earlier one, got "
-                f"{shown(name)}: {shown(folder)}; {RESTORE}."
-            )
 
 
 # What was written here.

@@ -17,7 +17,7 @@ from scipy import sparse
 from dsi.docids.tree import DocidTree
 from dsi.docids.words.analyzer import MARKS, UNSPACED, letter_groups
 from dsi.docids.words.common import COMMON_WORDS
-from dsi.store.documents import DocumentTable
+from dsi.store.documents.table import DocumentTable
 
 _LETTERS = re.compile(rf"(?:[^\W\d_][{MARKS}]*){{3,}}")
 _BLOCK = 4096

@@ -1,0 +1,223 @@
+"""Reads the parts of an index from its folder.
+
+An index folder holds `encoder/` (sentence-transformers), `docids/` (the tree, and the document table as Arrow), `memory/`
+(what it has learned from use), optionally `generator/` (config.json, model.safetensors, and `language_model/` where it reads
+texts) and `lexical/`, and `manifest.json`: format version, search config, package versions, the sha256 of every file, and the
+fingerprints that bind models, docids and generator to each other. `dsi.store.folder.verify` judges a folder; after it the
+parts are read as they are. Knows nothing of searching.
+"""
+
+import dataclasses
+import os
+import re
+from contextlib import suppress
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import pyarrow as pa
+
+from dsi.contrastive.config import EncoderConfig
+from dsi.contrastive.devices import check_device, has_gpu
+from dsi.contrastive.graph import GraphEncoder, has_graph
+from dsi.contrastive.model_files import offline
+from dsi.contrastive.text_encoder import TextEncoder
+from dsi.docids.data.records import COLUMNS
+from dsi.docids.data.tables import Column
+from dsi.docids.files.checks import plain, user_path
+from dsi.docids.files.reading import RESTORE, MappedFile, read_record, read_while_unchanged, reading
+from dsi.docids.files.storage import content_fingerprint, recover_folder
+from dsi.docids.query_memory import QueryMemory
+from dsi.docids.token_vectors import TokenVectors
+from dsi.docids.tree import DocidTree
+from dsi.docids.words.bm25 import load_lexical
+from dsi.store.folder.manifest import PARTS, has_generator, part, search_config
+from dsi.store.folder.verify import verify
+from dsi.store.snapshot import Snapshot
+from dsi.store.updating import Content
+
+if TYPE_CHECKING:
+    from dsi.generator.base import Generator
+
+TOKENS = "tokens.safetensors"
+"""In `docids/`: the token vectors, if the index has them."""
+_DTYPES = ("float32", "bfloat16")
+"""Of encoder and decoder in search."""
+_MAPPED = tuple(name for name in PARTS if name != "memory")  # which is read
+
+
+class Loaded(NamedTuple):
+    """An index that was loaded, or written.
+
+    Attributes:
+        folder: of the index.
+        state: its `index_state`.
+        snapshot: its parts.
+        mapped: its files that are mapped into memory.
+    """
+
+    folder: Path
+    state: str
+    snapshot: Snapshot
+    mapped: tuple[MappedFile, ...] = ()
+
+
+def load_docids(folder: Path) -> tuple[DocidTree, pa.Table]:
+    """Load the tree and the document table; the table stays on disk.
+
+    Raises:
+        FileNotFoundError: a file is missing.
+        ValueError: a file was altered, or they are of different documents.
+    """
+    tree, documents = load_tree(folder), load_documents(folder / "documents.arrow")
+    if tree.num_rows != len(documents):
+        raise ValueError(
+            f"{folder}: the docids cover {tree.num_rows} documents, the document table has {len(documents)}; {RESTORE}."
+        )
+    return tree, documents
+
+
+def load_tree(folder: Path) -> DocidTree:
+    """Load the tree of a folder of docids, with its token vectors if it has any."""
+    tree = DocidTree.load(folder / "docids.safetensors")
+    if (folder / TOKENS).exists():
+        tree = dataclasses.replace(tree, tokens=TokenVectors.load(folder / TOKENS, tree.num_places))
+    return tree
+
+
+def load_encoder(folder: Path, config: EncoderConfig, device: str | None, dtype: str = "float32") -> TextEncoder:
+    """Load the encoder that the generator reads: its own if they were trained together, else the one in `encoder/`.
+
+    Its graph computes it on the CPU in float32 where there is one, and torch otherwise.
+
+    Raises:
+        ModuleNotFoundError: torch is needed and not installed.
+    """
+    trained_together = folder / "generator" / "encoder"
+    own = trained_together if trained_together.exists() else folder / "encoder"
+    if dtype == "float32" and has_graph(own) and (device == "cpu" or (device is None and not has_gpu())):
+        return GraphEncoder.load(own, config)
+    try:
+        from dsi.contrastive.encoder import Encoder
+    except ModuleNotFoundError as error:
+        raise ModuleNotFoundError(
+            f"The encoder in {own} needs {error.name}, as it has no graph, or is asked for on a GPU or in another type; run "
+            "pip install dr-scl.",
+            name=error.name,
+        ) from None
+    return Encoder.load(config, own, device)
+
+
+def load_content(folder: Path, manifest: dict[str, Any], device: str | None) -> Content:
+    """Load what updates change, in the generation of a manifest: docids, document table, lexical part and memory."""
+    tree, documents = load_docids(part(folder, manifest, "docids"))
+    lexical = load_lexical(part(folder, manifest, "lexical"), Column(documents["doc_id"]))
+    return Content(tree, documents, lexical, QueryMemory.load(part(folder, manifest, "memory")))
+
+
+def load_index(folder: Path, device: str | None, dtype: str = "float32") -> Loaded:
+    """Load the parts of an index and its search config, after `verify` has judged it.
+
+    An update that replaces the index meanwhile is loaded instead, and so is an index that is saved over this one.
+    """
+    if plain(str, dtype, "dtype") not in _DTYPES:
+        raise ValueError(f"dtype must be one of {', '.join(_DTYPES)}, got {dtype!r}.")
+
+    def changing() -> tuple[dict[str, Any], Content, tuple[MappedFile, ...]]:
+        """Load what updates change, which may come without a pause."""
+        manifest = verify(folder)
+        with reading(folder):
+            return manifest, load_content(folder, manifest, device), mapped_files(folder)
+
+    def whole() -> Loaded:
+        """Load the rest too, which only another index in this place changes."""
+        manifest, content, mapped = read_while_unchanged(folder / "manifest.json", changing)
+        snapshot = read_index(folder, manifest, content, device, dtype)
+        return Loaded(folder.resolve(), content_fingerprint(manifest), snapshot, mapped)
+
+    return read_while_unchanged(folder, whole)
+
+
+def read_index(
+    folder: Path, manifest: dict[str, Any], content: Content, device: str | None, dtype: str = "float32"
+) -> Snapshot:
+    """Read the models of an index that was judged before, and join them to its content.
+
+    Raises:
+        ValueError: parts do not belong together.
+    """
+    check_device(device)
+    with reading(folder, ImportError):
+        encoder = load_encoder(folder, EncoderConfig(**manifest["encoder"]), device, dtype)
+        generator: Generator | None = None
+        if has_generator(manifest):
+            from dsi.generator.kinds import load_generator
+
+            with offline():
+                generator = load_generator(folder / "generator", encoder.device)
+    check_binding(manifest, encoder, content.tree)
+    configs = search_config(manifest), search_config(manifest, "configured")
+    try:
+        snapshot = Snapshot.from_parts(encoder, generator, content, *configs, dtype)
+    except ValueError as error:
+        raise ValueError(f"{folder}: its parts do not belong together: {error}") from None
+    return dataclasses.replace(snapshot, generation=manifest["generation"])
+
+
+def mapped_files(folder: Path) -> tuple[MappedFile, ...]:
+    """Return the files of arrays and tables of an index, which are mapped into memory, as they are now."""
+    mapped = []
+    for where, below, names in os.walk(folder):  # which passes over a folder that an update has removed
+        if Path(where) == folder:
+            below[:], names = [name for name in below if name.startswith(_MAPPED)], []
+        for path in (Path(where) / name for name in names):
+            if path.suffix in (".safetensors", ".arrow"):
+                with suppress(FileNotFoundError):  # an update has removed it
+                    mapped.append(MappedFile.at(path))
+    return tuple(mapped)
+
+
+def index_state(folder: Path) -> str:
+    """Return a digest that changes with every update of the index in `folder`; empty without an index."""
+    manifest = read_record(folder / "manifest.json")
+    return content_fingerprint(manifest) if "files" in manifest else ""
+
+
+def load_documents(path: Path) -> pa.Table:
+    """Return the document table in a file; it stays on disk.
+
+    Raises:
+        FileNotFoundError: no such file.
+        ValueError: truncated, or it has no column doc_id or title.
+    """
+    table = pa.ipc.open_stream(pa.memory_map(str(path))).read_all().replace_schema_metadata(None)
+    if missing := [name for name in COLUMNS if name != "text" and name not in table.column_names]:
+        raise ValueError(f"{path} has no column {missing[0]}; {RESTORE}.")
+    return table
+
+
+def index_folder(name: str | Path, revision: str | None, token: str | bool | None) -> Path:
+    """Return the folder of an index: `name` itself, or a download where none is there and it has the form "user/name".
+
+    A name in a folder that is there is a mistyped path, unless a revision is given.
+    """
+    folder = user_path(name)
+    recover_folder(folder)
+    may_be_named = isinstance(name, str) and re.fullmatch(r"[\w.-]+/[\w.-]+", name)
+    if not folder.exists() and may_be_named and (revision is not None or not folder.parent.is_dir()):
+        from dsi.hub import download
+
+        return download(str(name), revision, token)
+    if revision is not None:
+        raise ValueError(f"{name} is a folder, which has no revisions, got revision {revision!r}; leave it out.")
+    return folder
+
+
+def check_binding(manifest: dict[str, Any], encoder: TextEncoder, tree: DocidTree) -> None:
+    """Raise ValueError unless models and docids are those of the manifest (the generator checks its docids itself)."""
+    for name, fingerprint in (("encoder", encoder.fingerprint), ("docids", tree.fingerprint)):
+        expected = str(manifest["fingerprints"].get(name, "none"))
+        if fingerprint != expected:
+            raise ValueError(
+                f"manifest.json and {name} do not belong together: the manifest names {expected[:12]}, "
+                f"{name} is {fingerprint[:12]}; restore the one that was replaced."
+            )

@@ -1,0 +1,199 @@
+"""An index at one moment: its parts, and what is computed from them. Knows no folders."""
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import TYPE_CHECKING, Any, Self, Unpack
+
+from dsi.contrastive.text_encoder import TextEncoder
+from dsi.docids.data.records import COLUMNS
+from dsi.docids.files.checks import plain
+from dsi.docids.query_memory import QueryMemory
+from dsi.docids.tree import DocidTree
+from dsi.docids.words.bm25 import BM25
+from dsi.search.engine import Engine, Followed, check_parts, restricted
+from dsi.search.engines import create_engine
+from dsi.search.explain.why import AnsweredQuery
+from dsi.search.hits import Document, Hits
+from dsi.search.queries import EncodedQueries, Queries, encoded_queries
+from dsi.search.request import (
+    SearchConfig,
+    SearchOptions,
+    SearchRequest,
+    check_used,
+    given_options,
+    request_of_each,
+    shows_options,
+    split_options,
+)
+from dsi.search.results import SearchResult
+from dsi.store.candidates import followed_rows
+from dsi.store.documents.table import DocumentTable, hits_of, run_of
+from dsi.store.updating import Content, changed_parts
+
+if TYPE_CHECKING:
+    from dsi.generator.base import Generator
+
+
+@dataclass(frozen=True, eq=False)
+class Snapshot:
+    """The parts of an index at one moment, for measurements and extensions; `from_parts` makes one.
+
+    An update makes another snapshot, so threads share one without locks.
+
+    Attributes:
+        encoder: laid out for search.
+        generator: trained for these docids; None for an index whose vectors score nodes.
+        search_config: the default search config.
+        configured: the search config from which `dsi.tune` begins.
+        documents: the document table, in collection order.
+        engine: searches encoded queries; holds docids, lexical part and memory.
+        dtype: of encoder and decoder in search; scores are always float32.
+        generation: of the index on disk with these documents: 1 after training, one more with every update; 0 if there is none.
+    """
+
+    encoder: TextEncoder
+    generator: "Generator | None"
+    search_config: SearchConfig
+    configured: SearchConfig
+    documents: DocumentTable
+    engine: Engine
+    dtype: str = "float32"
+    generation: int = 0
+
+    @classmethod
+    def from_parts(
+        cls, encoder: TextEncoder, generator: "Generator | None", content: Content, search_config: SearchConfig,
+        configured: SearchConfig | None = None, dtype: str = "float32",
+    ) -> Self:  # fmt: skip
+        """Join the parts of an index; `configured` is `search_config` by default.
+
+        Raises:
+            ValueError: they do not belong together.
+        """
+        tree, documents, lexical, memory = content
+        if len(documents) != tree.num_rows:
+            raise ValueError(f"The docids cover {tree.num_rows} documents, the document table has {len(documents)}.")
+        if encoder.embedding_dim != (dim := tree.embeddings.shape[1]):
+            raise ValueError(f"The encoder gives embeddings of {encoder.embedding_dim}, the docids need {dim}.")
+        if tree.tokens is not None and encoder.state_dim != (dim := tree.tokens.head.shape[1]):
+            raise ValueError(f"The encoder gives token states of {encoder.state_dim}, the token vectors need {dim}.")
+        if generator is not None:
+            generator.check_tree(tree)
+            generator.check_states(encoder.state_dim)
+            generator = generator.to(encoder.device)
+        engine = create_engine(generator, tree, lexical, dtype, memory)
+        encoder, table = encoder.for_search(dtype), DocumentTable(documents)
+        return cls(encoder, generator, search_config, configured or search_config, table, engine, dtype)
+
+    @property
+    def tree(self) -> DocidTree:
+        """The docids."""
+        return self.engine.tree
+
+    @property
+    def lexical(self) -> BM25 | None:
+        """BM25 of the documents; None if the index has none."""
+        return self.engine.lexical
+
+    @property
+    def memory(self) -> QueryMemory:
+        """What the index has learned from use: pairs of an earlier query and a document."""
+        return self.engine.memory
+
+    @property
+    def content(self) -> Content:
+        """The parts that an update changes."""
+        return Content(self.tree, self.documents.table, self.lexical, self.memory)
+
+    def changed(self, content: Content) -> "Snapshot":
+        """Return the index with other content, which no folder holds."""
+        if not (parts := changed_parts(content, self.content)):
+            return self
+        if parts == ["memory"]:
+            return replace(self, engine=self.engine.with_memory(content.memory), generation=0)
+        engine = self.engine.with_content(content.tree, content.lexical, content.memory)
+        return replace(self, documents=DocumentTable(content.documents), engine=engine, generation=0)
+
+    def with_memory(self, memory: QueryMemory) -> "Snapshot":
+        """Return the index with another memory."""
+        return self.changed(self.content._replace(memory=memory))
+
+    @cached_property
+    def trained_beam(self) -> float:
+        """The widest beam whose nodes were all trained; inf unless training was limited to a beam."""
+        return (self.generator.config.training_beam if self.generator else 0) or math.inf
+
+    def request(self, call: str, k: int, options: Mapping[str, Any]) -> SearchRequest:
+        """Return a request to `engine` for k documents: the options of a call over the index's search config.
+
+        `call` is the name of the public method, for messages. Wrong options raise as `Retriever.search` says.
+        """
+        options = given_options(call, options)
+        overrides, others = split_options(options)
+        config = replace(self.search_config, **overrides)
+        check_used(call, options, config, has_generator=self.engine.has_generator)
+        check_parts(options, self.engine)
+        if self.generator and config.alpha and config.beam_width > self.trained_beam:
+            self.generator.check_beam(config.beam_width)  # warns
+        allowed = self.documents.allowed(**{name: others.pop(name, None) for name in ("allow", "deny", "where")})
+        request = SearchRequest(plain(int, k, "k"), config, **others)
+        return request if allowed is None else restricted(request, self.tree, allowed)
+
+    @shows_options
+    def search(
+        self, encoded: EncodedQueries, k: int = 10, *, show_progress: bool = False, **options: Unpack[SearchOptions]
+    ) -> SearchResult:
+        """Return the arrays of a search for encoded queries, rows in their order."""
+        if not isinstance(encoded, EncodedQueries):
+            raise TypeError(f"search() of a snapshot takes what encode_queries() returns, got {encoded!r}.")
+        return self.engine.search(encoded, self.request("search", k, options), show_progress=show_progress)
+
+    @shows_options
+    def follow(
+        self, queries: Queries | EncodedQueries, doc_ids: Sequence[Sequence[str]], **options: Unpack[SearchOptions]
+    ) -> Followed:
+        """Return how the paths to some documents are scored, whether or not a search finds them.
+
+        Args:
+            queries: texts, or the output of `encode_queries`.
+            doc_ids: documents for each query, the same number for all; one with several places has the path to its best one.
+            **options: see `SearchOptions`; the scores are those of a search with them.
+
+        Returns:
+            Scores of the nodes by level, [queries, documents, depth], and the parts of the documents' scores.
+        """
+        encoded = encoded_queries(self.encoder, queries)
+        request = self.request("follow", 1, options)
+        encoded.check_usable()
+        return self.engine.follow_all(encoded, request, followed_rows(self.documents, encoded, doc_ids))
+
+    def answered(self, encoded: EncodedQueries, request: SearchRequest) -> list[AnsweredQuery]:
+        """Return the search of each query, by which documents are explained."""
+        requests = request_of_each(request, encoded.count, self.tree.num_rows)
+        pairs = zip(encoded.each(), requests, strict=True)
+        return [AnsweredQuery(*pair, self.engine, self.encoder, self.documents) for pair in pairs]
+
+    def hits(self, encoded: EncodedQueries, request: SearchRequest) -> list[Hits]:
+        """Return the hits of each query of a search, which they can explain."""
+        return self.hits_of(self.engine.search(encoded, request), self.answered(encoded, request))
+
+    def hits_of(self, result: SearchResult, searches: Sequence[AnsweredQuery] = ()) -> list[Hits]:
+        """Return the hits of each query of a search result; `searches` of the same queries explain them."""
+        return hits_of(self.tree, self.documents, result, searches)
+
+    def as_run(self, query_ids: Sequence[str], result: SearchResult) -> dict[str, dict[str, float]]:
+        """Return {query_id: {doc_id: score}} of a result with one row per query."""
+        return run_of(self.tree, self.documents, query_ids, result)
+
+    def get(self, doc_ids: Sequence[str]) -> list[Document]:
+        """Return documents as the index holds them; see `Retriever.get`."""
+        rows = self.documents.rows_of(doc_ids, "get")
+        documents = []
+        for row, values in zip(rows, self.documents.records(rows), strict=True):
+            doc_id, title, text = (values.pop(name, None) for name in COLUMNS)
+            metadata = {name: value for name, value in values.items() if value is not None}
+            digits = self.tree.digits(int(self.tree.positions[row]))
+            documents.append(Document(doc_id, title, text, metadata, digits))
+        return documents

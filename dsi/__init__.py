@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from dsi.measuring.tuning import tune
     from dsi.search.hits import Hit, Hits
     from dsi.search.request import SearchConfig, SearchOptions
-    from dsi.store.retriever import GenerativeRetriever, load
+    from dsi.store.retriever import Retriever, load
     from dsi.training.indexing import index
     from dsi.training.pipeline import train
 
@@ -27,7 +27,7 @@ _HOMES = {
     "Collection": "dsi.docids.data.collection",
     "Config": "dsi.config",
     "Evaluation": "dsi.measuring.evaluation",
-    "GenerativeRetriever": "dsi.store.retriever",
+    "Retriever": "dsi.store.retriever",
     "Hit": "dsi.search.hits",
     "Hits": "dsi.search.hits",
     "SearchConfig": "dsi.search.request",
@@ -43,9 +43,9 @@ __all__ = [
     "Collection",
     "Config",
     "Evaluation",
-    "GenerativeRetriever",
     "Hit",
     "Hits",
+    "Retriever",
     "SearchConfig",
     "SearchOptions",
     "evaluate",

@@ -21,8 +21,8 @@ from huggingface_hub.errors import (
 from dsi.contrastive.models import is_local
 from dsi.docids.files.reading import check_names
 from dsi.docids.files.temporary import temporary_folder
-from dsi.store.retriever import GenerativeRetriever
-from dsi.store.verify import part_names, read_entries
+from dsi.store.folder.manifest import part_names, read_entries
+from dsi.store.retriever import Retriever
 
 _STALE = [f"{part}{number}/*" for part in ("docids", "lexical", "memory") for number in ("", "-*")]
 _STALE += [f"{part}/*" for part in ("encoder", "token_model", "generator")]
@@ -55,7 +55,7 @@ def download(name: str, revision: str | None = None, token: str | bool | None = 
 
 
 def push(
-    retriever: GenerativeRetriever,
+    retriever: Retriever,
     name: str,
     *,
     private: bool | None = None,
@@ -83,23 +83,24 @@ def push(
         ValueError: the name is not one that the Hub takes, the weights were loaded in another dtype than float32, or
             `query_words` is not said.
     """
-    if query_words is None and retriever.memory.has_words:
+    memory = retriever.snapshot.memory
+    if query_words is None and memory.has_words:
         raise ValueError(
-            f"The index has learned {len(retriever.memory):,} pairs of a query and a document. With query_words=True "
+            f"The index has learned {len(memory):,} pairs of a query and a document. With query_words=True "
             "(--query-words) hashes of the queries' words are uploaded, by which anybody can test which words were asked; with "
             "False (--no-query-words) they stay here, and the uploaded index makes less of what it has learned. Choose one."
         )
     with temporary_folder() as folder, _plain_errors(name), warnings.catch_warnings():
         warnings.filterwarnings("ignore", "It seems that you are about to commit a data file")  # documents.arrow
         index = Path(folder) / "index"
-        retriever.with_memory(retriever.memory.published(words=bool(query_words))).save_pretrained(index)
+        Retriever(retriever.snapshot.with_memory(memory.published(words=bool(query_words)))).save(index)
         model_card(retriever, name, license).save(index / "README.md")
         api = HfApi(token=token)
         api.create_repo(name, private=private, exist_ok=True)
         return str(api.upload_folder(repo_id=name, folder_path=index, delete_patterns=_STALE).commit_url)
 
 
-def model_card(retriever: GenerativeRetriever, name: str, license: str | None = None) -> ModelCard:  # noqa: A002
+def model_card(retriever: Retriever, name: str, license: str | None = None) -> ModelCard:  # noqa: A002
     """Return the card of an index: what it is and how it is used."""
     tags = ["generative-retrieval", "information-retrieval", "document-retrieval"]
     data = ModelCardData(license=license, library_name="dr-scl", tags=tags, model_name=name.split("/")[-1])
@@ -110,8 +111,8 @@ def model_card(retriever: GenerativeRetriever, name: str, license: str | None = 
 
 # {name}
 
-An index of {len(retriever.documents):,} documents for generative document retrieval: a search walks down a tree of document
-identifiers (docids) by the scores of a generator and a sentence encoder, and ranks the documents that it reaches together with
+An index of {len(retriever):,} documents for generative document retrieval: a search walks down a tree of document identifiers
+(docids) by the scores of a generator and a sentence encoder, and ranks the documents that it reaches together with
 the best by words. Made with `dr-scl`.
 
 ```python

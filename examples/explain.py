@@ -11,6 +11,6 @@ explanation = retriever.explain(query, k=3, beam_width=3)
 print(explanation)
 kept = [node for node in explanation.levels[0] if node.kept]
 print(f"{len(kept)} of {len(explanation.levels[0])} nodes of the first level were kept")
-followed = retriever.follow([query], [["venice"]])  # of any document, found or not
+followed = retriever.snapshot.follow([query], [["venice"]])  # of any document, found or not
 for name, values in followed.parts.items():
     print(f"venice, {name}: {values[0, 0]:.3f}")

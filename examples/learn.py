@@ -12,7 +12,7 @@ names = itertools.product(
     ["grandma's", "the blue", "uncle's", "that loud", "my old"], ["favourite", "one", "gadget", "gift"]
 )
 customers = random.Random(0)
-wishes = dict(zip(map(" ".join, names), customers.sample(list(retriever.documents.rows), 20), strict=True))
+wishes = dict(zip(map(" ".join, names), customers.sample(list(retriever.snapshot.documents.rows), 20), strict=True))
 
 
 def share_found() -> float:

@@ -17,8 +17,8 @@ def make(documents: SchemeInput) -> Docids:
 
 run = sys.argv[1] if len(sys.argv) > 1 else "runs/example"
 retriever = dsi.load(run)
-titles = retriever.documents.column("title")[:]
-embeddings = retriever.encoder.encode(titles, "document")
+titles = retriever.snapshot.documents.column("title")[:]
+embeddings = retriever.snapshot.encoder.encode(titles, "document")
 tree = assemble(make(SchemeInput(embeddings, DocidsConfig())), embeddings)
 print(len(titles), "documents,", tree.depth, "levels")
 for row in range(3):

@@ -18,6 +18,7 @@ from dsi.cluster.shards import check_shards
 from dsi.docids.files.checks import plain, user_path
 from dsi.docids.files.processes import Processes
 from dsi.search.generate import VectorEngine
+from dsi.store.folder.loading import Loaded, load_index
 
 logger = logging.getLogger(__name__)
 
@@ -99,15 +100,15 @@ class Cluster(Closes):
         """Serve an index by shards; `serve_shards` describes the options."""
         return serve_shards(run, cluster=self, **options)
 
-    def start(self, retriever: ShardedRetriever, folder: Path, fleet: Fleet) -> None:
-        """Return when all shards of a fleet have loaded the index of a retriever, and score its documents."""
+    def start(self, held: Loaded, fleet: Fleet) -> ShardedRetriever:
+        """Return the index when all shards of a fleet have loaded it, and score its documents."""
         try:
-            fleet.load(retriever._saved[folder])
+            fleet.load(held.state)
         except BaseException:
             fleet.close()
             raise
         self._fleets = [*(own for own in self._fleets if not own.is_closed), fleet]
-        retriever.serve(folder, fleet)
+        return ShardedRetriever(held, fleet)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -173,14 +174,14 @@ def serve_shards(
             raise ValueError(f"{name} must be at least 1, got {value}.")
     if not 0 < plain(float, timeout, "timeout") < math.inf:
         raise ValueError(f"timeout must be a number of seconds above 0, got {timeout}.")
-    retriever = ShardedRetriever.from_pretrained(folder, device=device, dtype=dtype)
-    engine = retriever.engine
+    held = load_index(folder, device, dtype)
+    engine = held.snapshot.engine
     if not isinstance(engine, VectorEngine):
         raise ValueError(f"{folder} has a generator, which shards do not run; serve it in one process.")
     check_shards(engine.tree, shards)
     cluster.check(folder)
     # 2) Start the shards.
     fleet = Fleet(cluster.backend, str(folder), shards, replicas, timeout, require_all=require_all)
-    cluster.start(retriever, folder, fleet)
+    retriever = cluster.start(held, fleet)
     logger.info("%s is served by %d shards with %d replicas each", folder, shards, replicas)
     return retriever

@@ -12,7 +12,6 @@ import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -36,15 +35,16 @@ from dsi.search.results import EXTRA, WALK, WORDS, SearchResult, ShardError
 from dsi.search.scores import DocumentScores
 from dsi.search.top import highest_and_rest
 from dsi.search.walk import VectorWalk
-from dsi.store.documents import DocumentTable
-from dsi.store.loading import ChangedError, index_state, load_content, mapped_files, updating, write_update
-from dsi.store.retriever import GenerativeRetriever
+from dsi.store.folder.loading import Loaded, index_state, load_content, mapped_files
+from dsi.store.folder.manifest import read_entries
+from dsi.store.folder.writing import ChangedError, updating, write_update
+from dsi.store.retriever import Retriever
+from dsi.store.snapshot import Snapshot
 from dsi.store.updating import Content, changed_parts
-from dsi.store.verify import read_entries
 
 logger = logging.getLogger(__name__)
 
-_MODELS = ("encoder", "token_model", "generator")
+_MODELS = ("encoder", "generator")
 """Folders of an index whose files no update changes."""
 _ATTEMPTS = 10
 """To load an index that others update meanwhile."""
@@ -280,19 +280,29 @@ def _once(rows: Ints, positions: Ints, values: Floats, sources: Ints) -> tuple[I
     return positions[first][order], values[:, first[order]], found_by[order]
 
 
-class ShardedRetriever(GenerativeRetriever, Closes):
+class ShardedRetriever(Retriever, Closes):
     """An index whose documents are scored by the shards of a cluster; `serve_shards` makes it, and `close` ends the shards.
 
-    All searches are those of `GenerativeRetriever`. Hits say in `coverage` and `missing` whether all shards answered. A change
-    such as `add` or `learn` writes the index on disk at once, and takes effect when every shard has loaded it.
+    All searches are those of `Retriever`. Hits say in `coverage` and `missing` whether all shards answered. A change such as
+    `add` or `learn` writes the index on disk at once, and takes effect when every shard has loaded it.
+
+    Args:
+        held: the index on disk, as it was loaded.
+        fleet: shards that have loaded it.
     """
 
-    fleet: Fleet
-    _folder: Path
-    _changing: threading.RLock
-    _refreshing: threading.Lock
-    _models: tuple[Any, dict[str, str]]
-    _loading: str
+    def __init__(self, held: Loaded, fleet: Fleet) -> None:
+        self.fleet, self._folder = fleet, held.folder
+        self._changing, self._refreshing = threading.RLock(), threading.Lock()
+        self._models, self._loading = _models(read_entries(held.folder / "manifest.json")), held.state
+        super().__init__(self._sharded(held.snapshot, fleet.state), held)
+
+    @property
+    def state(self) -> str:
+        """The `index_state` that the shards search."""
+        engine = self._snapshot.engine
+        assert isinstance(engine, ShardedIndex)
+        return engine.state
 
     def _hold(self, change: Callable[[Content], Content]) -> tuple[Content, Content]:
         """Change the content on disk, and return it before and after; searches use the new one when every shard has loaded it.
@@ -304,10 +314,10 @@ class ShardedRetriever(GenerativeRetriever, Closes):
         with self._changing:
             with updating(self._folder):  # nobody else writes between the two
                 self.refresh()
-                before = self.content
+                before = self._snapshot.content
                 content = change(before)
                 if changed_parts(content, before):
-                    write_update(self._folder, [self._loading], self.encoder, content, before)
+                    write_update(self._folder, [self._loading], self._snapshot.changed(content), before)
             self.refresh()
         return before, content
 
@@ -329,30 +339,29 @@ class ShardedRetriever(GenerativeRetriever, Closes):
 
     def _load_from_disk(self) -> None:
         self._loading = index_state(self._folder)
-        if self._loading == self._state.engine.state:  # type: ignore[attr-defined]
+        if self._loading == self.state:
             return
-        path = self._folder / "manifest.json"
+        path, device = self._folder / "manifest.json", str(self._snapshot.encoder.device)
 
         def content() -> tuple[dict[str, Any], Content]:
             manifest = read_entries(path)
             if _models(manifest) != self._models:
                 raise ChangedError(f"{self._folder} holds another index now, its encoder differs; serve it again.")
-            return manifest, load_content(self._folder, manifest, str(self.device))
+            return manifest, load_content(self._folder, manifest, device)
 
         manifest, found = read_while_unchanged(path, content)
         self._loading = state = content_fingerprint(manifest)
         self.fleet.load(state)
-        self._mapped = mapped_files(self._folder)
-        engine = self._sharded(found, self.fleet, state)
         with self._updating:
-            self._state = replace(self._state, documents=DocumentTable(found.documents), engine=engine)
-            self._saved[self._folder], self._generation = state, manifest["generation"]
-            self._on_disk = self._folder, self.content, self.search_config
+            self._mapped = mapped_files(self._folder)
+            index = self._sharded(self._snapshot.changed(found), state)
+            self._snapshot = replace(index, generation=manifest["generation"])
+            self._held, self._saved[self._folder] = Loaded(self._folder, state, self._snapshot), state
         logger.info("generation %d of %s is served by all shards", manifest["generation"], self._folder)
 
     def _refresh_soon(self) -> None:
         """Refresh beside the searches if the index on disk is another one, which may be all that shards still hold."""
-        if index_state(self._folder) != self._state.engine.state and self._refreshing.acquire(blocking=False):  # type: ignore[attr-defined]
+        if index_state(self._folder) != self.state and self._refreshing.acquire(blocking=False):
             threading.Thread(target=self._refresh_once, name="cluster refresh", daemon=True).start()
 
     def _refresh_once(self) -> None:
@@ -367,17 +376,10 @@ class ShardedRetriever(GenerativeRetriever, Closes):
         """Return the numbers of the shards for Prometheus."""
         return ShardMetrics(self.fleet)
 
-    def serve(self, folder: Path, fleet: Fleet) -> None:
-        """Have the shards of a fleet score the documents of the index in a folder from now on."""
-        self._folder, self.fleet, self._changing = folder, fleet, threading.RLock()
-        self._refreshing, self._models = threading.Lock(), _models(read_entries(folder / "manifest.json"))
-        engine = self._sharded(self.content, fleet, fleet.state)
-        self._state = replace(self._state, engine=engine)
-        self._on_disk = folder, self.content, self.search_config
-
-    def _sharded(self, content: Content, fleet: Fleet, state: str) -> ShardedIndex:
-        tree, _, lexical, memory = content
-        return ShardedIndex(tree, lexical, fleet, state, self._refresh_soon, memory)
+    def _sharded(self, index: Snapshot, state: str) -> Snapshot:
+        """Return an index whose documents are scored by the shards."""
+        engine = ShardedIndex(index.tree, index.lexical, self.fleet, state, self._refresh_soon, index.memory)
+        return replace(index, engine=engine)
 
     def close(self) -> None:
         """End the shards."""

@@ -25,7 +25,7 @@ from dsi.commands.values import (
 
 if TYPE_CHECKING:
     from dsi.config import Config
-    from dsi.store.retriever import GenerativeRetriever
+    from dsi.store.retriever import Retriever
     from dsi.training.pipeline import TrainingRun
 
 
@@ -128,11 +128,11 @@ def add_device(arguments: argparse.ArgumentParser, *, searches: bool = False) ->
         )
 
 
-def open_retriever(arguments: argparse.Namespace) -> "GenerativeRetriever":
+def open_retriever(arguments: argparse.Namespace) -> "Retriever":
     """Return the index RUN, as `add_device` says."""
-    from dsi.store.retriever import GenerativeRetriever
+    from dsi.store.retriever import load
 
-    return GenerativeRetriever.from_pretrained(arguments.run, device=arguments.device, dtype=arguments.dtype)
+    return load(arguments.run, device=arguments.device, dtype=arguments.dtype)
 
 
 def add_search_options(arguments: argparse.ArgumentParser, without: Collection[str] = ()) -> None:

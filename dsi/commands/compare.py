@@ -94,14 +94,14 @@ def _runs(
     from dsi.docids.files.progress import progress
     from dsi.eval.trec import read_run
     from dsi.measuring.learned import known_queries
-    from dsi.store.retriever import GenerativeRetriever
+    from dsi.store.retriever import load
 
     runs, encoded, learned = list["Run"](), dict[str, "EncodedQueries"](), dict[str, frozenset[str]]()
     for path in progress(paths, "systems", unit="system"):
         if path.is_file():
             runs.append(read_run(path))
             continue
-        retriever = GenerativeRetriever.from_pretrained(path, device=arguments.device, dtype=arguments.dtype)
+        retriever = load(path, device=arguments.device, dtype=arguments.dtype)
         learned[str(path)] = known_queries(retriever, queries)
         encoder = _encoder_of(path)
         if encoder not in encoded:
@@ -112,7 +112,7 @@ def _runs(
 
 def _encoder_of(index: Path) -> str:
     """Return what tells apart indexes whose queries are encoded in different ways."""
-    from dsi.store.verify import read_entries
+    from dsi.store.folder.manifest import read_entries
 
     manifest = read_entries(index / "manifest.json")
     models = {name: value for name, value in manifest["fingerprints"].items() if name != "docids"}

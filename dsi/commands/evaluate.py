@@ -23,7 +23,7 @@ from dsi.commands.libraries import load_libraries
 from dsi.commands.values import count, output_file, output_folder
 
 if TYPE_CHECKING:
-    from dsi.store.retriever import GenerativeRetriever
+    from dsi.store.retriever import Retriever
 
 
 def main(argv: Sequence[str] | None = None) -> None:
@@ -38,14 +38,14 @@ def main(argv: Sequence[str] | None = None) -> None:
     from dsi.measuring.evaluation import evaluate
     from dsi.measuring.learned import with_only
     from dsi.measuring.misses import missed_table
-    from dsi.store.verify import read_entries
+    from dsi.store.folder.manifest import read_entries
     from dsi.training.stages import launch
 
     retriever = open_retriever(arguments)
     collection = read_collection(arguments.data, **read_dev_cut(arguments.run))
     qrels = collection.qrels[arguments.split]
     if arguments.trec_runs:  # before anything is searched
-        ids = *retriever.documents.rows, *qrels, *(doc_id for judged in qrels.values() for doc_id in judged)
+        ids = *retriever.snapshot.documents.rows, *qrels, *(doc_id for judged in qrels.values() for doc_id in judged)
         check_fields(arguments.trec_runs, ids)
     # 2) Measure.
     processes = launch(arguments.device)
@@ -78,7 +78,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     print(evaluation)
     if arguments.show:
         run = evaluation.runs[evaluation.index]
-        print(f"\n{missed_table(run, collection, arguments.split, retriever.documents, arguments.show)}")
+        print(f"\n{missed_table(run, collection, arguments.split, retriever.snapshot.documents, arguments.show)}")
 
 
 def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
@@ -133,7 +133,7 @@ def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
     return arguments
 
 
-def _chains(retriever: "GenerativeRetriever", arguments: argparse.Namespace) -> dict[str, list[Any]]:
+def _chains(retriever: "Retriever", arguments: argparse.Namespace) -> dict[str, list[Any]]:
     """Return {name: models} for names such as "A" and "A+B"; each model is loaded once."""
     if not arguments.rerank:
         return {}

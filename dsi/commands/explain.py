@@ -34,10 +34,11 @@ def main(argv: Sequence[str] | None = None) -> None:
     options = search_options(arguments)
     if arguments.json:
         from dsi.server.searches import Explainer
-        from dsi.store.topics import Topics
+        from dsi.store.documents.topics import Topics
 
-        topics = Topics(retriever.tree, retriever.documents)
-        explainer = Explainer(retriever, topics, arguments.query, arguments.k, options)
+        index = retriever.snapshot
+        topics = Topics(index.tree, index.documents)
+        explainer = Explainer(index, topics, arguments.query, arguments.k, options)
         print(json.dumps(explainer.whole(arguments.document), ensure_ascii=False))
     elif arguments.document is None:
         explanation = retriever.explain(arguments.query, arguments.k, **options)

@@ -19,7 +19,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     command_line.add_argument("--learned", action="store_true", help="list the pairs that it has learned instead")
     arguments = command_line.parse_args(argv)
     load_libraries()
-    from dsi.store.info import as_lines, index_info, learned_lines
+    from dsi.store.folder.info import as_lines, index_info, learned_lines
 
     if arguments.learned:
         for line in learned_lines(arguments.run, as_json=arguments.json):

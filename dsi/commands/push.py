@@ -28,9 +28,9 @@ def main(argv: Sequence[str] | None = None) -> None:
     arguments = command_line.parse_args(argv)
     load_libraries()
     from dsi.hub import push
-    from dsi.store.retriever import GenerativeRetriever
+    from dsi.store.retriever import load
 
-    retriever = GenerativeRetriever.from_pretrained(arguments.run, device="cpu")
+    retriever = load(arguments.run, device="cpu")
     given = {"private": arguments.private, "license": arguments.license, "query_words": arguments.query_words}
     print(f"{arguments.run} -> {push(retriever, arguments.name, **given)}")
 

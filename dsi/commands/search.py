@@ -30,7 +30,7 @@ from dsi.commands.values import count, existing_file, output_file, query_text
 
 if TYPE_CHECKING:
     from dsi.search.hits import Hits
-    from dsi.store.retriever import GenerativeRetriever
+    from dsi.store.retriever import Retriever
 
 _BOLD = "\033[1m{}\033[0m"
 """Marks matched words on a terminal."""
@@ -98,7 +98,7 @@ def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
     return arguments
 
 
-def _models(retriever: "GenerativeRetriever", arguments: argparse.Namespace) -> list[Any]:
+def _models(retriever: "Retriever", arguments: argparse.Namespace) -> list[Any]:
     """Return the models that --rerank names."""
     if not arguments.rerank:
         return []
@@ -122,7 +122,7 @@ class _Searches:
         syntax: read quotes and minuses of queries.
     """
 
-    retriever: "GenerativeRetriever"
+    retriever: "Retriever"
     options: dict[str, Any]
     k: int
     rerankers: list[Any]
@@ -135,7 +135,7 @@ class _Searches:
         from dsi.docids.files.storage import file_name
         from dsi.eval.trec import check_fields, write_run
 
-        ids = *queries, *self.retriever.documents.rows
+        ids = *queries, *self.retriever.snapshot.documents.rows
         check_fields(arguments.output, ids)  # before the search
         if self.rerankers:
             found = zip(queries, self._reranked([*queries.values()]), strict=True)

@@ -101,7 +101,7 @@ def _serve_http(given: argparse.Namespace, settings: "ServerSettings") -> None:
     import uvicorn
 
     from dsi.docids.files.temporary import temporary_folder
-    from dsi.store.loading import load_index
+    from dsi.store.folder.loading import load_index
 
     settings.to_environment()
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))  # uvicorn raises the signal again when it has stopped

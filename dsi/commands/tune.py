@@ -25,7 +25,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     from dsi.docids.data.collection import read_collection
     from dsi.measuring.tuning import CHOSEN, in_words, is_tuned_on, tune_index
     from dsi.search.request import used_settings
-    from dsi.store.verify import has_generator, read_manifest, search_config
+    from dsi.store.folder.manifest import has_generator, read_manifest, search_config
 
     collection = read_collection(arguments.data, **read_dev_cut(arguments.run))
     was_tuned = is_tuned_on(arguments.run, collection)

@@ -18,7 +18,7 @@ from dsi.commands.values import collection_folder, count, existing_file, source_
 from dsi.docids.files.checks import counted
 
 if TYPE_CHECKING:
-    from dsi.store.retriever import GenerativeRetriever
+    from dsi.store.retriever import Retriever
 
 
 def main(argv: Sequence[str] | None = None) -> None:
@@ -27,39 +27,40 @@ def main(argv: Sequence[str] | None = None) -> None:
     load_libraries()
     from dsi.docids.data.collection import read_documents
     from dsi.docids.data.sources import text_lines
-    from dsi.store.loading import updating
-    from dsi.store.retriever import GenerativeRetriever
+    from dsi.store.folder.writing import updating
+    from dsi.store.retriever import load
 
     in_file = [line for _, line in text_lines(arguments.remove_file)] if arguments.remove_file else []
     removed, forgets = list(dict.fromkeys([*arguments.remove, *in_file])), _forgets(arguments)
     with updating(arguments.run):  # from reading to writing, so that no other update comes between
-        retriever = GenerativeRetriever.from_pretrained(arguments.run, device=arguments.device)
-        files = retriever.update_from(*arguments.sources) if arguments.sources else None
-        before = len(retriever.documents)
-        gone = retriever.update(arguments.add, removed)
+        retriever = load(arguments.run, device=arguments.device)
+        changes = retriever.update(
+            *arguments.sources, add=arguments.add, remove=removed,
+            texts=read_documents(arguments.texts) if arguments.texts else None,
+            vectors=arguments.vectors, code_bytes=arguments.code_bytes or 0,
+        )  # fmt: skip
         learned = sum(map(retriever.learn, arguments.learn))
         forgotten = _forget(retriever, arguments)
-        if arguments.texts:
-            retriever.keep_texts(read_documents(arguments.texts))
-        if arguments.vectors:
-            retriever.keep_vectors(arguments.vectors, arguments.code_bytes or 0)
-        generation = retriever.save_update(arguments.run)
-    now = len(retriever.documents)
-    changes, uses = [], ""
-    if files:
-        changes.append(f"files: {files.new} new, {files.changed} changed, {files.gone} gone, {files.same} the same")
+        generation = retriever.save(arguments.run)
+    told, uses = [], ""
+    if files := changes.files:
+        told.append(f"files: {files.new} new, {files.changed} changed, {files.gone} gone, {files.same} the same")
     if removed or arguments.add or not files:
-        changes.append(f"{counted(gone, 'document')} removed, {now - before + gone} added")
+        told.append(f"{counted(changes.removed, 'document')} removed, {changes.added} added")
     if arguments.learn or forgets:
-        uses = f"{counted(learned, 'pair')} learned, {forgotten} forgotten, {len(retriever.memory)} remembered; "
-    print(f"{arguments.run}: {'; '.join(changes)}, {counted(now, 'document')} now; {uses}generation {generation}")
+        uses = (
+            f"{counted(learned, 'pair')} learned, {forgotten} forgotten, {len(retriever.snapshot.memory)} remembered; "
+        )
+    print(
+        f"{arguments.run}: {'; '.join(told)}, {counted(len(retriever), 'document')} now; {uses}generation {generation}"
+    )
 
 
 def _forgets(arguments: argparse.Namespace) -> bool:
     return bool(arguments.forget or arguments.since or arguments.before)
 
 
-def _forget(retriever: "GenerativeRetriever", arguments: argparse.Namespace) -> int:
+def _forget(retriever: "Retriever", arguments: argparse.Namespace) -> int:
     """Forget pairs of files, or all, in the time that is given; return how many."""
     if not _forgets(arguments):
         return 0

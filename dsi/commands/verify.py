@@ -15,7 +15,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     """Judge, print what was found."""
     arguments = _parse(argv)
     load_libraries()
-    from dsi.store.verify import verify
+    from dsi.store.folder.verify import verify
 
     manifest = verify(arguments.run, again=True)
     size = sum((arguments.run / name).stat().st_size for name in manifest["files"])

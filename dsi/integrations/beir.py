@@ -15,7 +15,7 @@ from dsi.docids.files.checks import shown
 from dsi.docids.types import Run
 from dsi.integrations.corpora import CorpusSearch
 from dsi.search.request import SearchOptions
-from dsi.store.retriever import GenerativeRetriever
+from dsi.store.retriever import Retriever
 
 
 class DocidSearch:
@@ -36,9 +36,7 @@ class DocidSearch:
         FileNotFoundError: no index in the folder.
     """
 
-    def __init__(
-        self, retriever: GenerativeRetriever | str | Path | None = None, **options: Unpack[SearchOptions]
-    ) -> None:
+    def __init__(self, retriever: Retriever | str | Path | None = None, **options: Unpack[SearchOptions]) -> None:
         self.corpora = CorpusSearch(retriever, options)
 
     def search(

@@ -17,8 +17,9 @@ from dsi.docids.types import Run
 from dsi.eval.trec import run_without_ties
 from dsi.integrations.retrieval import check_search, lists_of_doc_ids, open_index
 from dsi.search.request import SearchOptions
-from dsi.store.loading import index_state, replace_index
-from dsi.store.retriever import GenerativeRetriever
+from dsi.store.folder.loading import index_state
+from dsi.store.folder.writing import replace_index
+from dsi.store.retriever import Retriever
 from dsi.training.indexing import index as index_texts
 
 
@@ -36,13 +37,13 @@ class CorpusSearch:
         FileNotFoundError: no index in the folder.
     """
 
-    def __init__(self, retriever: GenerativeRetriever | str | Path | None, options: SearchOptions) -> None:
+    def __init__(self, retriever: Retriever | str | Path | None, options: SearchOptions) -> None:
         self.retriever = None if retriever is None else open_index(retriever)
         self.options = options
         lists_of_doc_ids(options)
         if self.retriever is not None:
             check_search(self.retriever, 10, options, call="DocidSearch")
-        self._searched: GenerativeRetriever | None = None
+        self._searched: Retriever | None = None
         self._allowed = options.get("allow")
 
     @property
@@ -52,8 +53,7 @@ class CorpusSearch:
         if self.retriever is not None:
             index = self.retriever.snapshot
             with temporary_folder() as folder:  # as it is now, in memory
-                models = index.encoder, index.generator, index.search_config
-                replace_index(Path(folder) / "index", *models, index.content)
+                replace_index(Path(folder) / "index", index)
                 parts.append(index_state(Path(folder) / "index"))
             parts += [dataclasses.asdict(index.search_config), str(index.dtype)]
         return digest(parts)
@@ -77,7 +77,7 @@ class CorpusSearch:
         if self.retriever is None:
             self._searched = index_texts(records)
             return
-        held = self.retriever.documents.find(doc_ids)
+        held = self.retriever.snapshot.documents.find(doc_ids)
         missing = [doc_id for doc_id in doc_ids if doc_id not in held]
         if missing:
             raise ValueError(
@@ -87,7 +87,7 @@ class CorpusSearch:
         self._searched, self._allowed = self.retriever, self.options.get("allow")
         if self._allowed is not None:
             self._allowed = [doc_id for doc_id in self._allowed if doc_id in held]
-        elif len(held) < len(self.retriever.documents):
+        elif len(held) < len(self.retriever):
             self._allowed = list(doc_ids)
 
     def run(self, queries: Mapping[str, str], k: int, only: Mapping[str, Sequence[str]] | None = None) -> Run:
@@ -107,7 +107,9 @@ class CorpusSearch:
         if self._searched is None:
             raise ValueError("No corpus was given to search; hand it over before the queries, as the evaluators do.")
         options: SearchOptions = {**self.options, "allow": self._allowed}
-        identical = {query_id: frozenset({query_id}) for query_id in self._searched.documents.identical_ids(queries)}
+        identical = {
+            query_id: frozenset({query_id}) for query_id in self._searched.snapshot.documents.identical_ids(queries)
+        }
         most = plain(int, k, "k") + bool(identical)
         if only is None:
             return run_without_ties(without_identical(self._searched.run(queries, most, **options), identical, k))
@@ -118,7 +120,7 @@ class CorpusSearch:
         permitted = None if own is None else set(own)
         for query_id, text in queries.items():
             allowed = list(only.get(query_id, ()))
-            self._searched.documents.rows_of(allowed, f"top_ranked[{query_id!r}]")
+            self._searched.snapshot.documents.rows_of(allowed, f"top_ranked[{query_id!r}]")
             options["allow"] = [doc_id for doc_id in allowed if permitted is None or doc_id in permitted]
             run |= self._searched.run({query_id: text}, most, **options)
         return run_without_ties(without_identical(run, identical, k))

@@ -13,7 +13,7 @@ from typing import Any
 
 from dsi.docids.extensions import extra
 from dsi.integrations.retrieval import check_search, content, find, open_index, passage
-from dsi.store.retriever import GenerativeRetriever
+from dsi.store.retriever import Retriever
 
 with extra("langchain"):
     from langchain_core.callbacks import AsyncCallbackManagerForRetrieverRun, CallbackManagerForRetrieverRun
@@ -45,11 +45,11 @@ class DocidRetriever(BaseRetriever):
         FileNotFoundError: no index in the folder.
     """
 
-    retriever: GenerativeRetriever
+    retriever: Retriever
     k: int = 10
     options: dict[str, Any]
 
-    def __init__(self, retriever: GenerativeRetriever | str | Path, k: int = 10, **options: Any) -> None:
+    def __init__(self, retriever: Retriever | str | Path, k: int = 10, **options: Any) -> None:
         fields = {name: options.pop(name) for name in type(self).model_fields if name in options}
         fields["options"] = {**fields.get("options", {}), **options}
         fields["retriever"], fields["k"] = open_index(retriever), k

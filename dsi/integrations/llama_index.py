@@ -14,7 +14,7 @@ from dsi.docids.extensions import extra
 from dsi.docids.files.checks import shown
 from dsi.integrations.retrieval import check_search, content, find, open_index, passage
 from dsi.search.request import SearchOptions
-from dsi.store.retriever import GenerativeRetriever
+from dsi.store.retriever import Retriever
 
 with extra("llama-index"):
     from llama_index.core.callbacks import CallbackManager
@@ -75,7 +75,7 @@ class DocidRetriever(BaseRetriever):
 
     def __init__(
         self,
-        retriever: GenerativeRetriever | str | Path,
+        retriever: Retriever | str | Path,
         similarity_top_k: int = 10,
         filters: MetadataFilters | None = None,
         callback_manager: CallbackManager | None = None,
@@ -108,7 +108,7 @@ class DocidRetriever(BaseRetriever):
 
 
 def where_of(filters: MetadataFilters) -> str:
-    """Return filters as a condition of `dsi.store.filters`; "" if there are none.
+    """Return filters as a condition of `dsi.store.documents.filters`; "" if there are none.
 
     Raises:
         TypeError: they are no `MetadataFilters`.

@@ -26,7 +26,7 @@ from dsi.docids.types import Run
 from dsi.integrations.corpora import CorpusSearch
 from dsi.integrations.retrieval import open_index
 from dsi.search.request import SearchOptions
-from dsi.store.retriever import GenerativeRetriever
+from dsi.store.retriever import Retriever
 
 with extra("mteb"):
     from mteb import TaskMetadata
@@ -53,7 +53,7 @@ class DocidSearch:
 
     def __init__(
         self,
-        retriever: GenerativeRetriever | str | Path | None = None,
+        retriever: Retriever | str | Path | None = None,
         name: str = "dr-scl/index",
         **options: Unpack[SearchOptions],
     ) -> None:
@@ -104,12 +104,12 @@ class DocidEncoder:
     neither are encoded as documents. The similarity is the dot product, as in search.
 
     Args:
-        encoder: of an index: the index, its folder, or `retriever.encoder`.
+        encoder: of an index: the index, its folder, or the encoder.
         name: of the model in MTEB's results.
     """
 
-    def __init__(self, encoder: TextEncoder | GenerativeRetriever | str | Path, name: str = "dr-scl/encoder") -> None:
-        self.encoder = encoder if isinstance(encoder, TextEncoder) else open_index(encoder).encoder
+    def __init__(self, encoder: TextEncoder | Retriever | str | Path, name: str = "dr-scl/encoder") -> None:
+        self.encoder = encoder if isinstance(encoder, TextEncoder) else open_index(encoder).snapshot.encoder
         self.name = name
 
     @cached_property

@@ -11,6 +11,7 @@ import io
 import json
 import logging
 from collections.abc import Iterator, Sequence
+from copy import copy
 from pathlib import Path
 from typing import Any, Unpack
 
@@ -24,8 +25,8 @@ from dsi.eval.trec import without_ties
 from dsi.integrations.pyterrier_metadata import METADATA
 from dsi.integrations.retrieval import check_search, open_index
 from dsi.search.request import SearchOptions, shows_options
-from dsi.store.retriever import GenerativeRetriever
-from dsi.store.verify import read_manifest
+from dsi.store.folder.manifest import read_manifest
+from dsi.store.retriever import Retriever, load
 
 with extra("pyterrier"):
     import pyterrier as pt
@@ -51,7 +52,7 @@ class DocidRetriever(pt.Transformer):
     """
 
     def __init__(
-        self, retriever: GenerativeRetriever | str | Path, num_results: int = 10, **options: Unpack[SearchOptions]
+        self, retriever: Retriever | str | Path, num_results: int = 10, **options: Unpack[SearchOptions]
     ) -> None:
         self.retriever, self.num_results, self.options = open_index(retriever), num_results, options
         check_search(self.retriever, num_results, options, "num_results")
@@ -62,7 +63,7 @@ class DocidRetriever(pt.Transformer):
     def transform(self, inp: pd.DataFrame) -> pd.DataFrame:
         """Return the documents found for each row of a query frame."""
         pt.validate.query_frame(inp, ["query"])
-        index, own = self.retriever.snapshot, _own_documents(self.retriever, inp)
+        index, own = copy(self.retriever), _own_documents(self.retriever, inp)
         found = index.search(list(inp["query"]), self.num_results + any(own), **self.options)
         results = [[(hit.doc_id, hit.score) for hit in hits] for hits in found]
         return _ranking(inp, _without(results, own, self.num_results))
@@ -80,7 +81,7 @@ class LexicalRetriever(pt.Transformer):
         FileNotFoundError: no index in the folder.
     """
 
-    def __init__(self, retriever: GenerativeRetriever | str | Path, num_results: int = 10) -> None:
+    def __init__(self, retriever: Retriever | str | Path, num_results: int = 10) -> None:
         self.retriever, self.num_results = open_index(retriever), num_results
         check_search(self.retriever, num_results, {}, "num_results")
         _lexical(self.retriever)
@@ -109,9 +110,9 @@ class TextLoader(pt.Transformer):
         FileNotFoundError: no index in the folder.
     """
 
-    def __init__(self, retriever: GenerativeRetriever | str | Path, fields: Sequence[str] | str = "*") -> None:
+    def __init__(self, retriever: Retriever | str | Path, fields: Sequence[str] | str = "*") -> None:
         self.retriever = open_index(retriever)
-        columns = [name for name in self.retriever.documents.column_names if name != "doc_id"]
+        columns = [name for name in self.retriever.snapshot.documents.column_names if name != "doc_id"]
         if theirs := [name for name in columns if name in _OF_FRAMES]:
             logger.warning("Metadata %s are not loaded: columns of PyTerrier's frames have these names.", theirs)
             columns = [name for name in columns if name not in _OF_FRAMES]
@@ -126,7 +127,7 @@ class TextLoader(pt.Transformer):
     def transform(self, inp: pd.DataFrame) -> pd.DataFrame:
         """Return a frame with the columns added, in the place of those of the same name."""
         pt.validate.columns(inp, includes=["docno"])
-        documents = self.retriever.documents
+        documents = self.retriever.snapshot.documents
         rows = np.array([documents.rows_of(inp["docno"], "docno")], dtype=np.int64)  # [1, rows of the frame]
         return inp.assign(**{name: documents.values_of(name, rows)[0] for name in self.fields})
 
@@ -150,7 +151,7 @@ class DocidIndex(pt.Artifact):
     def __init__(self, path: str | Path, *, device: str | None = None, dtype: str = "float32") -> None:
         self._folder = user_path(path)
         super().__init__(self._folder)
-        self.index = GenerativeRetriever.from_pretrained(self._folder, device=device, dtype=dtype)
+        self.index = load(self._folder, device=device, dtype=dtype)
 
     @shows_options
     def retriever(self, num_results: int = 10, **options: Unpack[SearchOptions]) -> DocidRetriever:
@@ -172,17 +173,17 @@ class DocidIndex(pt.Artifact):
         yield "pt_meta.json", io.BytesIO(json.dumps(METADATA).encode())
 
 
-def _lexical(retriever: GenerativeRetriever) -> BM25:
-    if retriever.lexical is None:
+def _lexical(retriever: Retriever) -> BM25:
+    if retriever.snapshot.lexical is None:
         raise ValueError('This index has no lexical part; train with lexical.model = "bm25".')
-    return retriever.lexical
+    return retriever.snapshot.lexical
 
 
-def _own_documents(retriever: GenerativeRetriever, queries: pd.DataFrame) -> list[str]:
+def _own_documents(retriever: Retriever, queries: pd.DataFrame) -> list[str]:
     """Return the docno of each query that is a document itself, and leaves it out (`dsi.docids.data.identical`), else ""."""
     ids = [str(qid) for qid in queries["qid"]] if "qid" in queries else []
     texts = {qid: query for qid, query in zip(ids, queries["query"], strict=False) if isinstance(query, str)}
-    identical = retriever.documents.identical_ids(texts)
+    identical = retriever.snapshot.documents.identical_ids(texts)
     return [qid if qid in identical else "" for qid in ids] or [""] * len(queries)
 
 

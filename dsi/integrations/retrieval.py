@@ -1,15 +1,16 @@
 """Shared by the retrievers of other libraries: opening an index, checking a search, its documents. Knows none of them."""
 
 from collections.abc import Iterator, Mapping, Sequence
+from copy import copy
 from pathlib import Path
 from typing import Any
 
 from dsi.docids.files.checks import plain, shown
 from dsi.search.hits import Document, Hit
-from dsi.store.retriever import GenerativeRetriever
+from dsi.store.retriever import Retriever, load
 
 
-def open_index(retriever: object) -> GenerativeRetriever:
+def open_index(retriever: object) -> Retriever:
     """Return a retriever, or load it if a folder is given.
 
     Raises:
@@ -17,16 +18,14 @@ def open_index(retriever: object) -> GenerativeRetriever:
         FileNotFoundError: no index in the folder.
         ValueError: a damaged index.
     """
-    if isinstance(retriever, GenerativeRetriever):
+    if isinstance(retriever, Retriever):
         return retriever
     if not isinstance(retriever, str | Path):
-        raise TypeError(f"retriever must be a GenerativeRetriever or the folder of an index, got {shown(retriever)}.")
-    return GenerativeRetriever.from_pretrained(retriever)
+        raise TypeError(f"retriever must be a Retriever or the folder of an index, got {shown(retriever)}.")
+    return load(retriever)
 
 
-def check_search(
-    retriever: GenerativeRetriever, k: int, options: Any, name: str = "k", call: str = "DocidRetriever"
-) -> None:
+def check_search(retriever: Retriever, k: int, options: Any, name: str = "k", call: str = "DocidRetriever") -> None:
     """Check the options of a search, when a retriever is made and not at its first query; iterators of doc_ids become lists.
 
     Raises:
@@ -36,7 +35,7 @@ def check_search(
     if plain(int, k, name) < 1:
         raise ValueError(f"{name} must be at least 1, got {k}.")
     lists_of_doc_ids(options)
-    retriever.request(call, k, options)
+    retriever.snapshot.request(call, k, options)
 
 
 def lists_of_doc_ids(options: Any) -> None:
@@ -47,7 +46,7 @@ def lists_of_doc_ids(options: Any) -> None:
 
 
 def find(
-    retriever: GenerativeRetriever, queries: Sequence[str], k: int, options: Mapping[str, Any]
+    retriever: Retriever, queries: Sequence[str], k: int, options: Mapping[str, Any]
 ) -> Iterator[list[tuple[Hit, Document]]]:
     """Yield the hits of each query with their documents, all of one moment of the index.
 
@@ -55,7 +54,7 @@ def find(
         TypeError: an unknown option.
         ValueError: an empty query, or an option out of range.
     """
-    index = retriever.snapshot
+    index = copy(retriever)
     found = index.search(list(queries), k, **options)
     documents = iter(index.get([hit.doc_id for hits in found for hit in hits]))
     for hits in found:

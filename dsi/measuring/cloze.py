@@ -23,7 +23,7 @@ from dsi.docids.types import Floats, Ints
 from dsi.docids.words.analyzer import Analyzer
 from dsi.docids.words.bm25 import BM25
 from dsi.docids.words.sentences import sentences
-from dsi.store.retriever import GenerativeRetriever
+from dsi.store.retriever import Retriever
 
 _FEWEST_TRIED, _MOST, _SHARE = 150, 300, 10
 """Sentences that are looked for: the fewest and the most of them, and documents for each sentence."""
@@ -96,7 +96,7 @@ class Hole(NamedTuple):
     text: str
 
 
-def cloze_test(retriever: GenerativeRetriever, collection: Collection, *, seed: int = 0) -> Cloze | None:
+def cloze_test(retriever: Retriever, collection: Collection, *, seed: int = 0) -> Cloze | None:
     """Return the weight of an index's words that finds its documents by sentences of theirs.
 
     Args:
@@ -108,10 +108,10 @@ def cloze_test(retriever: GenerativeRetriever, collection: Collection, *, seed: 
         None if the index has no BM25, if fewer than 10 documents have two sentences that the encoder reads, or if documents
         are all alike.
     """
-    lexical = retriever.lexical
+    lexical = retriever.snapshot.lexical
     if not isinstance(lexical, BM25):
         return None
-    holes = list(find_holes(retriever.encoder, collection.documents, lexical.analyzer, seed))
+    holes = list(find_holes(retriever.snapshot.encoder, collection.documents, lexical.analyzer, seed))
     if len(holes) < _FEWEST:
         return None
     return choose(*_scores(retriever, lexical, holes, seed))
@@ -159,14 +159,12 @@ def _reciprocal_ranks(scores: Floats, own: Ints) -> Floats:
     return 1 / (1 + (scores > ours).sum(axis=1, dtype=np.float32))
 
 
-def _scores(
-    retriever: GenerativeRetriever, lexical: BM25, holes: Sequence[Hole], seed: int
-) -> tuple[Floats, Floats, Ints]:
+def _scores(retriever: Retriever, lexical: BM25, holes: Sequence[Hole], seed: int) -> tuple[Floats, Floats, Ints]:
     """Return dense scores and shares of words [pairs, documents], and each sentence's own document [pairs].
 
     A sentence's own document is scored as it is without it.
     """
-    encoder, pairs = retriever.encoder, np.arange(len(holes))
+    encoder, pairs = retriever.snapshot.encoder, np.arange(len(holes))
     asked, rows = [hole.sentence for hole in holes], np.array([hole.row for hole in holes])
     # 1) the documents: all, or a sample with those of the sentences in it
     others = np.setdiff1d(np.arange(len(lexical.doc_ids)), rows)
@@ -177,9 +175,9 @@ def _scores(
     queries = encoder.encode(encoder.query_texts(asked), "query")  # [pairs, dim]
     pieces = encoder.encode([hole.piece for hole in holes], "document")
     blocks = np.array_split(queries, -(-len(queries) // _BLOCK))
-    dense = np.concatenate([document_scores(block, retriever.tree)[:, documents] for block in blocks])
+    dense = np.concatenate([document_scores(block, retriever.snapshot.tree)[:, documents] for block in blocks])
     dense[pairs, own] = [
-        _dense_without(retriever.tree, *one) for one in zip(rows.tolist(), queries, pieces, strict=True)
+        _dense_without(retriever.snapshot.tree, *one) for one in zip(rows.tolist(), queries, pieces, strict=True)
     ]
     # 3) words
     ids = [*lexical.doc_ids, *(f"hole {number}" for number in pairs)]

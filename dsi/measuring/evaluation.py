@@ -7,6 +7,7 @@ with its own beam and ten documents per query. Knows nothing of how runs are mad
 import dataclasses
 import time
 from collections.abc import Callable, Mapping, Sequence
+from copy import copy
 from dataclasses import dataclass
 from functools import cached_property, partial
 from html import escape
@@ -39,8 +40,8 @@ from dsi.search.explain.explanation import no_effect
 from dsi.search.generate import DenseAndWords
 from dsi.search.hits import Hits
 from dsi.search.request import SETTINGS, split_options
-from dsi.store.documents import DocumentTable
-from dsi.store.retriever import GenerativeRetriever
+from dsi.store.documents.table import DocumentTable
+from dsi.store.retriever import Retriever
 
 ANSWERS = 10
 """Documents per query, the default of `search`."""
@@ -245,7 +246,7 @@ def _added(own: Mapping[str, float], without: Mapping[str, float], query_ids: Se
 
 
 def evaluate(
-    retriever: GenerativeRetriever,
+    retriever: Retriever,
     collection: Collection,
     split: str = "test",
     *,
@@ -307,33 +308,33 @@ def evaluate(
 
 
 def _checked(
-    retriever: GenerativeRetriever, collection: Collection, split: str, depth: int | None, options: Mapping[str, Any]
-) -> GenerativeRetriever:
+    retriever: Retriever, collection: Collection, split: str, depth: int | None, options: Mapping[str, Any]
+) -> Retriever:
     """Return the index that is measured, which searches with some settings; raises what `evaluate` is refused for."""
     _check(retriever, collection, split, depth)
     _check_judged(collection, split)
-    compare_documents(collection, retriever.documents.rows)
+    compare_documents(collection, retriever.snapshot.documents.rows)
     if others := sorted(split_options(options)[1]):
         raise TypeError(f"evaluate() has no option {shown(others[0])}{meant(others[0], SETTINGS)}")
-    index = retriever.snapshot
-    index.search_config = index.request("evaluate", ANSWERS, options).config
+    index = copy(retriever)
+    index.search_config = retriever.snapshot.request("evaluate", ANSWERS, options).config
     return index
 
 
-def _about(retriever: GenerativeRetriever, collection: Collection, split: str, splits: Splits) -> dict[str, Any]:
+def _about(retriever: Retriever, collection: Collection, split: str, splits: Splits) -> dict[str, Any]:
     """Return what was measured, and on what."""
     return {
-        "collection": Path(collection.name).name, "split": split, "dtype": str(retriever.dtype).removeprefix("torch."),
-        "queries": {name: len(query_ids) for name, query_ids in splits.items()}, "documents": len(retriever.documents),
+        "collection": Path(collection.name).name, "split": split, "dtype": retriever.snapshot.dtype,
+        "queries": {name: len(query_ids) for name, query_ids in splits.items()}, "documents": len(retriever),
         "identical": len(collection.identical.keys() & collection.qrels[split].keys()), **provenance(),
     }  # fmt: skip
 
 
-def _note(retriever: GenerativeRetriever, learned: int, judged: int, split: str) -> str:
+def _note(retriever: Retriever, learned: int, judged: int, split: str) -> str:
     """Return how many of the judged queries the index has learned, or that what it has learned has no effect."""
     if learned:
         return learned_line(learned, judged, split)
-    return no_effect(retriever.engine, retriever.search_config)
+    return no_effect(retriever.snapshot.engine, retriever.search_config)
 
 
 def _measures(names: Sequence[str], qrels: Qrels, depth: int | None) -> tuple[str, ...]:
@@ -355,7 +356,7 @@ def _measures(names: Sequence[str], qrels: Qrels, depth: int | None) -> tuple[st
 def _check(retriever: object, collection: object, split: str, depth: int | None) -> None:
     """Raise TypeError without a retriever or with something else than a collection, ValueError for a wrong split or depth."""
     check_collection("evaluate", collection)
-    if not isinstance(retriever, GenerativeRetriever):
+    if not isinstance(retriever, Retriever):
         raise TypeError(f"evaluate() measures a retriever, got {retriever!r}; dsi.load(FOLDER) loads one.")
     if plain(str, split, "split") not in SPLITS:
         raise ValueError(f"split must be one of {', '.join(SPLITS)}, got {split!r}.")
@@ -380,7 +381,7 @@ class _Systems:
     """The rows of an evaluation, in order; nothing is searched before `measure`."""
 
     def __init__(
-        self, retriever: GenerativeRetriever, collection: Collection, split: str, depth: int, measures: Sequence[str],
+        self, retriever: Retriever, collection: Collection, split: str, depth: int, measures: Sequence[str],
         processes: Processes,
     ) -> None:  # fmt: skip
         self.retriever, self.collection, self.split, self.depth = retriever, collection, split, depth
@@ -408,16 +409,16 @@ class _Systems:
     def add_index(self) -> str:
         """Add the index, searched in several ways; returns the name of the row with its own search config."""
         lexical, config, method = (
-            self.retriever.lexical,
+            self.retriever.snapshot.lexical,
             self.retriever.search_config,
             self.retriever.search_config.method,
         )
         if lexical:
             changes = partial(self.systems.tune, learned=False, on_dev=self.split != "dev")
             self._add(f"{DENSE} + {lexical.name}", changes, DenseAndWords)
-        if self.retriever.engine.has_generator:
+        if self.retriever.snapshot.engine.has_generator:
             self._add(DECODER, lambda: generator_only(self.retriever))
-        if config.memory_weight and len(self.retriever.memory):
+        if config.memory_weight and len(self.retriever.snapshot.memory):
             self._add(UNTAUGHT, lambda: {"memory_weight": 0.0})
         for name in (EXACT, GENERATE) if method == EXACT else (GENERATE, EXACT):
             self._add(name, lambda name=name: {"method": name})  # type: ignore[misc]
@@ -442,7 +443,7 @@ class _Systems:
             encoded = self.systems.encode(self.split, self.collection.query_texts(self.split))
             if not found:
                 hits = self.retriever.search(encoded, k + most_identical(self.collection.identical))
-                found.extend(hits if self.retriever.documents.has_texts else self._with_texts(hits))
+                found.extend(hits if self.retriever.snapshot.documents.has_texts else self._with_texts(hits))
             started = time.perf_counter()
             ranked = found
             for model in models:

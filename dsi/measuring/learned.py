@@ -11,15 +11,15 @@ from dsi.docids.data.collection import Collection
 from dsi.docids.data.dev_queries import relevant_documents
 from dsi.docids.types import Qrels
 from dsi.eval.protocol import overlap_splits
-from dsi.store.retriever import GenerativeRetriever
+from dsi.store.retriever import Retriever
 
 
-def known_queries(retriever: GenerativeRetriever, queries: Mapping[str, str]) -> frozenset[str]:
+def known_queries(retriever: Retriever, queries: Mapping[str, str]) -> frozenset[str]:
     """Return the query_ids of queries whose answers depend on their having been learned: none where that has no weight."""
     return learned_queries(retriever, queries) if retriever.search_config.memory_weight else frozenset()
 
 
-def learned_queries(retriever: GenerativeRetriever, queries: Mapping[str, str]) -> frozenset[str]:
+def learned_queries(retriever: Retriever, queries: Mapping[str, str]) -> frozenset[str]:
     """Return the query_ids of those of {query_id: text} that an index has learned, in whatever case, spaces or composition."""
     index = retriever.snapshot
     asked = {query_id: query for query_id, query in queries.items() if query.strip()}
@@ -27,11 +27,11 @@ def learned_queries(retriever: GenerativeRetriever, queries: Mapping[str, str]) 
         return frozenset()
     vectors = None
     if index.memory.is_published:  # its hashes have another key
-        vectors = index.encode_queries(asked).cleaned()[0].embeddings
+        vectors = retriever.encode_queries(asked).cleaned()[0].embeddings
     return frozenset(compress(asked, index.memory.knows(list(asked.values()), vectors)))
 
 
-def taught_queries(retriever: GenerativeRetriever, qrels: Qrels) -> frozenset[str]:
+def taught_queries(retriever: Retriever, qrels: Qrels) -> frozenset[str]:
     """Return the query_ids of those of {query_id: {id: grade}} with a relevant document that was taken for an earlier query."""
     index = retriever.snapshot
     rows = index.documents.rows
@@ -48,7 +48,7 @@ def with_only(collection: Collection, split: str, query_ids: Ids[str]) -> Collec
     return dataclasses.replace(collection, qrels={**collection.qrels, split: qrels})
 
 
-def without_learned(retriever: GenerativeRetriever, collection: Collection, split: str) -> tuple[Collection, int]:
+def without_learned(retriever: Retriever, collection: Collection, split: str) -> tuple[Collection, int]:
     """Return a collection without the judgements of a split whose queries an index has learned, and how many these are.
 
     If no other query has a relevant document, they stay, and all count as learned.

@@ -5,7 +5,7 @@ from dsi.docids.types import Run
 from dsi.docids.words.sentences import shortened
 from dsi.eval.measures import ranking
 from dsi.eval.tables import markdown_table
-from dsi.store.documents import DocumentTable
+from dsi.store.documents.table import DocumentTable
 
 _WIDTH = 80
 """Characters of a query, and of a document's name, in a table."""

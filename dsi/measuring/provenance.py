@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from dsi.contrastive.devices import has_bfloat16
-from dsi.store.versions import package_versions
+from dsi.store.folder.versions import package_versions
 
 
 def provenance() -> dict[str, Any]:

@@ -6,6 +6,7 @@ Knows nothing of tables.
 import dataclasses
 import time
 from collections.abc import Mapping, Sequence
+from copy import copy
 from dataclasses import dataclass
 from typing import Any, Self
 
@@ -28,21 +29,21 @@ from dsi.measuring.weights import DEPTH, NO_PARTS
 from dsi.search.engine import Method
 from dsi.search.queries import EncodedQueries
 from dsi.search.request import LEXICAL_WEIGHT, SearchConfig, SearchRequest
-from dsi.store.retriever import GenerativeRetriever
+from dsi.store.retriever import Retriever
 
 _BATCH = 128
 """Queries searched at a time."""
 
 
-def generator_only(retriever: GenerativeRetriever) -> dict[str, Any]:
+def generator_only(retriever: Retriever) -> dict[str, Any]:
     """Return the settings of `[search]` for the walk alone: no words, tokens, memory, or encoder beside a generator."""
-    alone = {"alpha": 1.0, "beta": 0.0} if retriever.engine.has_generator else {}
+    alone = {"alpha": 1.0, "beta": 0.0} if retriever.snapshot.engine.has_generator else {}
     return {"method": "generate", **NO_PARTS, **alone}
 
 
-def language_of(retriever: GenerativeRetriever) -> str:
+def language_of(retriever: Retriever) -> str:
     """Return the language that an index compares words in; English if its lexical part is not BM25."""
-    lexical = retriever.lexical
+    lexical = retriever.snapshot.lexical
     return lexical.language if isinstance(lexical, BM25) else FOUND
 
 
@@ -169,10 +170,10 @@ class IndexRuns:
         processes: share the searching; each gets the whole run.
     """
 
-    def __init__(self, collection: Collection, retriever: GenerativeRetriever, processes: Processes = ALONE) -> None:
+    def __init__(self, collection: Collection, retriever: Retriever, processes: Processes = ALONE) -> None:
         self.collection, self.retriever, self.processes = collection, retriever, processes
-        doc_ids = list(retriever.documents.rows)  # in the index's order
-        self.dense = DenseRuns.of_tree(collection, retriever.encoder, retriever.tree, doc_ids)
+        doc_ids = list(retriever.snapshot.documents.rows)  # in the index's order
+        self.dense = DenseRuns.of_tree(collection, retriever.snapshot.encoder, retriever.snapshot.tree, doc_ids)
         self._encoded: dict[tuple[str, int], EncodedQueries] = {}
 
     def run(self, split: str, k: int = DEPTH, control: type[Method] | None = None, **changes: Any) -> Run:
@@ -239,7 +240,7 @@ class IndexRuns:
             on_dev: False passes over the dev queries, as where they are measured.
             **changes: settings of `[search]` that are not chosen.
         """
-        index, qrels = self.retriever.snapshot, self.collection.qrels["dev"] if on_dev else {}
+        index, qrels = copy(self.retriever), self.collection.qrels["dev"] if on_dev else {}
         changes = {**changes, **({} if lexical else {"lexical_weight": 0.0})}
         if not learned:  # for `DenseAndWords`
             changes |= {"method": "exact", "token_weight": 0.0}
@@ -254,11 +255,11 @@ class IndexRuns:
             return self.processes.first(
                 {**changes, **choose(index, dev, qrels, config, lexical=lexical, identical=identical).best}
             )
-        if not index.engine.has_generator:
-            start = {"lexical_weight": index.configured_search.lexical_weight or LEXICAL_WEIGHT}
+        if not index.snapshot.engine.has_generator:
+            start = {"lexical_weight": index.snapshot.configured.lexical_weight or LEXICAL_WEIGHT}
             config = dataclasses.replace(index.search_config, **{**start, **changes})
             weights = choose_weights(index, dev, qrels, config, lexical=lexical, tokens=False, identical=identical)
             return self.processes.first({**changes, **weights})
-        scores = hybrid_scores(index, index.lexical if lexical else None)
+        scores = hybrid_scores(index, index.snapshot.lexical if lexical else None)
         weight = scores.best_weight(dev.query_ids, dev.embeddings, dev.texts, qrels, identical)
         return self.processes.first({**changes, "lexical_weight": weight})

@@ -33,9 +33,10 @@ from dsi.search.generate import VectorEngine
 from dsi.search.queries import EncodedQueries
 from dsi.search.request import LEXICAL_WEIGHT, MEMORY_WEIGHT, TOKEN_WEIGHT, SearchConfig, SearchRequest
 from dsi.search.results import SearchResult
-from dsi.store.loading import index_state, write_search_config
-from dsi.store.retriever import GenerativeRetriever
-from dsi.store.verify import search_config
+from dsi.store.folder.loading import index_state
+from dsi.store.folder.manifest import search_config
+from dsi.store.folder.writing import write_search_config
+from dsi.store.retriever import Retriever, load
 
 logger = logging.getLogger(__name__)
 
@@ -72,7 +73,7 @@ class Tuning:
     cloze: Cloze | None = None
 
 
-def tune(retriever: GenerativeRetriever, collection: Collection) -> Tuning:
+def tune(retriever: Retriever, collection: Collection) -> Tuning:
     """Choose how an index searches on the dev queries, and search so from now on.
 
     It begins from the settings of `[search]`, not from those chosen before, so that the same queries choose the same again.
@@ -101,10 +102,10 @@ def tune(retriever: GenerativeRetriever, collection: Collection) -> Tuning:
     """
     # 1) the queries: dev, or else train
     check_collection("tune", collection)
-    compare_documents(collection, retriever.documents.rows)
+    compare_documents(collection, retriever.snapshot.documents.rows)
     split, queries = _queries(collection)
     # 2) where to begin: the settings of [search]
-    start = {name: getattr(retriever.configured_search, name) for name in CHOSEN}
+    start = {name: getattr(retriever.snapshot.configured, name) for name in CHOSEN}
     config = retriever.search_config = dataclasses.replace(retriever.search_config, **start)
     # 3) the weight of words, where too few judgements could choose it
     qrels, cloze = collection.qrels["dev"], None
@@ -157,9 +158,9 @@ def _weights_by(cloze: Cloze | None) -> dict[str, float]:
     return {"lexical_weight": cloze.weight, **({} if cloze.knows_language else {"token_weight": 0.0})}
 
 
-def _by_cloze(retriever: GenerativeRetriever, collection: Collection) -> Cloze | None:
+def _by_cloze(retriever: Retriever, collection: Collection) -> Cloze | None:
     """Return what the documents say of the weight of words; None where they say nothing, or the user has set it."""
-    if retriever.engine.has_generator or retriever.configured_search.lexical_weight != LEXICAL_WEIGHT:
+    if retriever.snapshot.engine.has_generator or retriever.snapshot.configured.lexical_weight != LEXICAL_WEIGHT:
         return None
     return cloze_test(retriever, collection)
 
@@ -175,7 +176,7 @@ def _warn_language(cloze: Cloze) -> None:
 
 
 def choose(
-    retriever: GenerativeRetriever,
+    retriever: Retriever,
     encoded: EncodedQueries,
     qrels: Qrels,
     config: SearchConfig | None = None,
@@ -193,7 +194,8 @@ def choose(
         lexical: also weight the lexical part, if the index has one.
         identical: documents that queries leave out, as they are these (`dsi.docids.data.identical`).
     """
-    words, (encoded, _) = retriever.lexical if lexical else None, encoded.cleaned()
+    index = retriever.snapshot
+    words, (encoded, _) = index.lexical if lexical else None, encoded.cleaned()
     judged = {
         query_id: text for query_id, text in zip(encoded.query_ids, encoded.texts, strict=True) if query_id in qrels
     }
@@ -202,13 +204,13 @@ def choose(
             "%d of %d dev queries were learned; what was learned of them takes no part in the choice of weights.",
             len(learned), len(judged),
         )  # fmt: skip
-    unseen = retriever.with_memory(retriever.memory.without(encoded.texts, encoded.embeddings))
-    index = _Index(unseen, config or retriever.search_config, words, identical or {})
-    if not index.engine.has_generator:
-        return _choose_parts(index, encoded, qrels)
+    unseen = Retriever(index.with_memory(index.memory.without(encoded.texts, encoded.embeddings)))
+    tuned = _Index(unseen, config or retriever.search_config, words, identical or {})
+    if not tuned.engine.has_generator:
+        return _choose_parts(tuned, encoded, qrels)
     if not qrels:
         return Tuning({}, [])
-    return _choose_paths(index, encoded, qrels)
+    return _choose_paths(tuned, encoded, qrels)
 
 
 class _Index(NamedTuple):
@@ -221,19 +223,19 @@ class _Index(NamedTuple):
         identical: documents that queries leave out, as they are these.
     """
 
-    retriever: GenerativeRetriever
+    retriever: Retriever
     search_config: SearchConfig
     lexical: BM25 | None
     identical: Identical
 
     @property
     def engine(self) -> Engine:
-        return self.retriever.engine
+        return self.retriever.snapshot.engine
 
 
-def hybrid_scores(retriever: GenerativeRetriever, lexical: BM25 | None) -> HybridScores:
+def hybrid_scores(retriever: Retriever, lexical: BM25 | None) -> HybridScores:
     """Return what scores all documents of an index by dense and lexical scores; `lexical`: the part that is weighted."""
-    return HybridScores(list(retriever.documents.rows), retriever.tree, lexical)
+    return HybridScores(list(retriever.snapshot.documents.rows), retriever.snapshot.tree, lexical)
 
 
 # Without a generator.
@@ -253,7 +255,7 @@ def _choose_parts(index: _Index, encoded: EncodedQueries, qrels: Qrels) -> Tunin
 
 
 def choose_weights(
-    retriever: GenerativeRetriever,
+    retriever: Retriever,
     encoded: EncodedQueries,
     qrels: Qrels,
     config: SearchConfig,
@@ -297,9 +299,9 @@ def _tested(run: Run, qrels: Qrels) -> int:
     return sum(any(score > 0 for score in run.get(query_id, {}).values()) for query_id in asked)
 
 
-def _weighted_parts(retriever: GenerativeRetriever, *, lexical: bool, tokens: bool) -> dict[str, str]:
+def _weighted_parts(retriever: Retriever, *, lexical: bool, tokens: bool) -> dict[str, str]:
     """Return {weight: name of its part of the document score}, "" for a part that the index lacks or that is left out."""
-    engine, words = retriever.engine, retriever.lexical if lexical else None
+    engine, words = retriever.snapshot.engine, retriever.snapshot.lexical if lexical else None
     assert isinstance(engine, VectorEngine)
     return {
         "lexical_weight": words.name if words else "",
@@ -309,7 +311,7 @@ def _weighted_parts(retriever: GenerativeRetriever, *, lexical: bool, tokens: bo
 
 
 def _score_parts(
-    retriever: GenerativeRetriever, encoded: EncodedQueries, config: SearchConfig, parts: Mapping[str, str]
+    retriever: Retriever, encoded: EncodedQueries, config: SearchConfig, parts: Mapping[str, str]
 ) -> list[Run]:
     """Return the dense scores of each query's candidates, the first documents of dense search with BM25, and other parts.
 
@@ -322,10 +324,10 @@ def _score_parts(
     words = {"lexical_weight": config.lexical_weight or LEXICAL_WEIGHT} if "lexical_weight" in parts else {}
     words |= {"memory_weight": config.memory_weight or MEMORY_WEIGHT} if "memory_weight" in parts else {}
     pool = dataclasses.replace(config, method="exact", **{**NO_PARTS, **words})
-    result = retriever.engine.search(encoded, SearchRequest(DEPTH, pool))
+    result = retriever.snapshot.engine.search(encoded, SearchRequest(DEPTH, pool))
     unweighted = dataclasses.replace(pool, **{**NO_PARTS, **dict.fromkeys(parts, 1.0)})
-    followed = retriever.engine.follow_result(encoded, SearchRequest(DEPTH, unweighted), result)
-    doc_ids = retriever.as_run(encoded.query_ids, result)
+    followed = retriever.snapshot.engine.follow_result(encoded, SearchRequest(DEPTH, unweighted), result)
+    doc_ids = retriever.snapshot.as_run(encoded.query_ids, result)
 
     def run(name: str) -> Run:
         rows = zip(encoded.query_ids, followed.parts[name].tolist(), strict=True)
@@ -375,7 +377,7 @@ def _choose_paths(index: _Index, encoded: EncodedQueries, qrels: Qrels) -> Tunin
         request = SearchRequest(
             10 + most_identical(index.identical), dataclasses.replace(index.search_config, **settings)
         )
-        run = index.retriever.as_run(encoded.query_ids, index.engine.search(encoded, request))
+        run = index.retriever.snapshot.as_run(encoded.query_ids, index.engine.search(encoded, request))
         return without_identical(run, index.identical, 10)
 
     own = index.search_config
@@ -417,8 +419,8 @@ def tune_index(folder: Path, collection: Collection, device: str | None = None) 
     if is_tuned_on(folder, collection):
         return False
     bound_to = index_state(folder)
-    retriever = GenerativeRetriever.from_pretrained(folder, device=device)
-    before, configured = retriever.search_config, retriever.configured_search
+    retriever = load(folder, device=device)
+    before, configured = retriever.search_config, retriever.snapshot.configured
     with stage_line("tuning"):
         tuning = tune(retriever, collection)
     if retriever.search_config != before:

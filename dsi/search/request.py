@@ -101,8 +101,8 @@ class SearchOptions(TypedDict, total=False):
     deny: Annotated[Collection[str] | None, Written(list, "DOC_ID", ["volga"])]
     """The doc_ids that must not be returned."""
     where: Annotated[Where | None, Written(str, "CONDITION", "lang = 'en' and year > 2000")]
-    """A condition on the metadata: as in SQL ("lang = 'en' and year > 2000"; the grammar is that of `dsi.store.filters`), an
-    Arrow expression (`pyarrow.compute.field("lang") == "en"`), or [documents] booleans."""
+    """A condition on the metadata: as in SQL ("lang = 'en' and year > 2000"; see `dsi.store.documents.filters`), an Arrow
+    expression (`pyarrow.compute.field("lang") == "en"`), or [documents] booleans."""
     min_score: Annotated[float | None, Written(float, "SCORE", 0.5)]
     """The lowest score of an answer: documents below it are left out, so that fewer than k may be returned. Scores of other
     weights, and of other indexes, are of other sizes."""

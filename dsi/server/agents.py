@@ -279,7 +279,7 @@ def _places(hit: "Json") -> "list[Json]":
 def _fitting(service: "Service", text: str, span: tuple[int, int], most: int) -> tuple[int, int]:
     """Return the end of the part of a text, from the beginning of a span on, that has at most some tokens, and how many."""
     start, stop = span
-    (offsets,) = service.retriever.encoder.token_offsets([text[start:stop]], most + 1)
+    (offsets,) = service.retriever.snapshot.encoder.token_offsets([text[start:stop]], most + 1)
     if len(offsets) <= most:
         return stop, len(offsets)
     return start + max((last for _, last in offsets[:most]), default=0), most
@@ -299,7 +299,7 @@ def _read(service: "Service", doc_id: str, start: int, tokens: int) -> "Json":
     text = found.pop("text") or ""
     if not 0 <= start <= len(text):
         raise ValueError(f"start must be in [0, {len(text)}], the characters of {doc_id!r}, got {start}.")
-    (offsets,) = service.retriever.encoder.token_offsets([text[start:]], tokens + 1)
+    (offsets,) = service.retriever.snapshot.encoder.token_offsets([text[start:]], tokens + 1)
     end = start + offsets[tokens - 1][1] if len(offsets) > tokens else len(text)
     kept = {name: found[name] for name in ("doc_id", "title", "metadata")}
     return {"notice": NOTICE, **kept, "start": start, "end": end, "length": len(text), "text": text[start:end]}

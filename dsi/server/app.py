@@ -54,7 +54,7 @@ def create_app(settings: ServerSettings) -> FastAPI:
     """
     # 1) Load the index.
     token = settings.check_token()
-    metrics = Metrics(lambda: service.batcher.waiting, lambda: len(service.retriever.documents))
+    metrics = Metrics(lambda: service.batcher.waiting, lambda: len(service.retriever))
     service = Service(settings, metrics.batches.observe)
     if service.shards:
         metrics.add(service.shards.metrics())

@@ -12,8 +12,8 @@ from dsi.search.hits import Evidence, Hit, Hits, Match, excerpt
 from dsi.search.queries import encode_queries, not_finite
 from dsi.search.request import SearchRequest
 from dsi.search.syntax import read_query
-from dsi.store.retriever import GenerativeRetriever
-from dsi.store.topics import Topics
+from dsi.store.documents.topics import Topics
+from dsi.store.snapshot import Snapshot
 from dsi.store.words import having_words
 
 _PRUNED_SHOWN = 8
@@ -25,7 +25,7 @@ Json = dict[str, Any]
 
 
 def answers(
-    index: GenerativeRetriever,
+    index: Snapshot,
     queries: Sequence[str],
     request: SearchRequest,
     *,
@@ -51,7 +51,7 @@ def answers(
     encoded = encode_queries(index.encoder, queries)
     result = index.engine.search(encoded, request)
     searches = index.answered(encoded, request)
-    hits = index.hits(result, searches)
+    hits = index.hits_of(result, searches)
     shown = [{**answer_of(own, matches=matches), "query": query} for query, own in zip(queries, hits, strict=True)]
     for row in encoded.cleaned(tokens=bool(request.config.token_weight))[1]:
         shown[row]["error"] = not_finite(queries[row])
@@ -81,7 +81,7 @@ def shown_passages(evidence: Evidence) -> Json:
     return {"tokens": evidence.tokens, **lack, "passages": [own.as_dict() for own in evidence]}
 
 
-def _answer_asked(index: GenerativeRetriever, query: str, request: SearchRequest, **shown: bool) -> Json:
+def _answer_asked(index: Snapshot, query: str, request: SearchRequest, **shown: bool) -> Json:
     asked = read_query(query)
     narrowed, note = having_words(request, index.tree, index.documents, asked)
     (answer,) = answers(index, [asked.text], narrowed, **shown)
@@ -124,7 +124,7 @@ class Explainer:
 
     def __init__(
         self,
-        index: GenerativeRetriever,
+        index: Snapshot,
         topics: Topics,
         query: str,
         k: int,

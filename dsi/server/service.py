@@ -8,6 +8,7 @@ import logging
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
+from copy import copy
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
@@ -25,11 +26,12 @@ from dsi.search.request import SearchRequest
 from dsi.server.batching import Batcher
 from dsi.server.searches import Explainer, Json, answer_of, answers, shown_config, shown_metadata, shown_passages
 from dsi.server.settings import ServerSettings
-from dsi.store.documents import DocumentTable
+from dsi.store.documents.table import DocumentTable
+from dsi.store.documents.topics import Topics
+from dsi.store.folder.writing import ChangedError
 from dsi.store.learning import no_effect
-from dsi.store.loading import ChangedError
-from dsi.store.retriever import GenerativeRetriever
-from dsi.store.topics import Topics
+from dsi.store.retriever import Retriever, load
+from dsi.store.snapshot import Snapshot
 from dsi.store.updating import rows_to_remove
 
 logger = logging.getLogger(__name__)
@@ -90,7 +92,7 @@ class _Asked:
 
     options: str
     engine: Engine
-    index: GenerativeRetriever = field(compare=False)
+    index: Snapshot = field(compare=False)
 
     @cached_property
     def shown(self) -> Json:
@@ -136,9 +138,9 @@ class Service:
             observe=observe,
         )
 
-    def _load(self) -> GenerativeRetriever:
+    def _load(self) -> Retriever:
         settings = self.settings
-        index: GenerativeRetriever
+        index: Retriever
         if self._cluster:
             index = self._cluster.serve(
                 settings.run,
@@ -150,7 +152,7 @@ class Service:
                 dtype=settings.dtype,
             )
         else:
-            index = GenerativeRetriever.from_pretrained(settings.run, device=settings.device, dtype=settings.dtype)
+            index = load(settings.run, device=settings.device, dtype=settings.dtype)
         index.search("warm up", k=1)  # the first search takes longer
         return index
 
@@ -223,7 +225,7 @@ class Service:
 
     # The index.
 
-    def topics(self, index: GenerativeRetriever) -> Topics:
+    def topics(self, index: Snapshot) -> Topics:
         """Return the topics of a snapshot; those of the last one are cached."""
         with self._counting:
             if self._topics is None or self._topics[0] is not index.documents:  # an update makes a new table
@@ -252,7 +254,7 @@ class Service:
             },
         }
 
-    def _examples(self, index: GenerativeRetriever) -> list[str]:
+    def _examples(self, index: Snapshot) -> list[str]:
         """Return titles, or first words, of a few documents from all over the tree, as examples of queries."""
         tree = index.tree
         occupied = np.flatnonzero(tree.doc_rows >= 0)
@@ -267,7 +269,7 @@ class Service:
         """
         index = self.retriever.snapshot
         _check_has(index, doc_id)
-        found = index.get(doc_id)
+        (found,) = index.get([doc_id])
         return found._replace(metadata=shown_metadata(found.metadata))._asdict()
 
     def branch(self, digits: Sequence[int]) -> Json:
@@ -311,9 +313,9 @@ class Service:
             UnknownError: it is not in the index.
         """
 
-        def without(changed: GenerativeRetriever) -> None:
+        def without(changed: Retriever) -> None:
             try:
-                rows_to_remove(changed.documents, [doc_id])
+                rows_to_remove(changed.snapshot.documents, [doc_id])
             except ValueError as error:
                 raise UnknownError(str(error)) from None
             changed.remove([doc_id])
@@ -333,7 +335,7 @@ class Service:
         counts = list[int]()
         self._update(lambda changed: counts.append(changed.learn(pairs)))
         note = no_effect(self.retriever.search_config)
-        return {"learned": counts[0], "pairs": len(self.retriever.memory), **({"note": note} if note else {})}
+        return {"learned": counts[0], "pairs": len(self.retriever.snapshot.memory), **({"note": note} if note else {})}
 
     def forget(self, pairs: Any, since: Any, before: Any) -> Json:
         """Forget pairs, or what was learned in a time, as `add` adds documents.
@@ -344,21 +346,21 @@ class Service:
         """
         counts = list[int]()
         self._update(lambda changed: counts.append(changed.forget(pairs, since=since, before=before)))
-        return {"forgotten": counts[0], "pairs": len(self.retriever.memory)}
+        return {"forgotten": counts[0], "pairs": len(self.retriever.snapshot.memory)}
 
-    def _update(self, change: Callable[[GenerativeRetriever], object]) -> int:
+    def _update(self, change: Callable[[Retriever], object]) -> int:
         with self._updating:
             if self.shards:  # writes, and loads what others wrote
                 try:
                     change(self.retriever)
                 except ChangedError as error:
                     raise ConflictError(str(error)) from None
-                return len(self.retriever.documents)
-            changed = self.retriever.snapshot  # replaces it once it is on disk
+                return len(self.retriever)
+            changed = copy(self.retriever)  # replaces it once it is on disk
             try:
-                changed.save_update(self.settings.run)  # there is nothing to write, but it tells whether others wrote
+                changed.save(self.settings.run)  # there is nothing to write, but it tells whether others wrote
                 change(changed)
-                changed.save_update(self.settings.run)
+                changed.save(self.settings.run)
             except ChangedError as error:
                 logger.info("%s; loading it again", error)
                 self.retriever = self._load()
@@ -367,7 +369,7 @@ class Service:
                     "change once more if it is still right."
                 ) from None
             self.retriever = changed
-            return len(changed.documents)
+            return len(changed)
 
 
 def _kind(column: pa.DataType) -> str:
@@ -376,12 +378,12 @@ def _kind(column: pa.DataType) -> str:
     return str(column) if not kind or kind.endswith(" ") else kind
 
 
-def _check_has(index: GenerativeRetriever, doc_id: str) -> None:
+def _check_has(index: Snapshot, doc_id: str) -> None:
     if not index.documents.find([doc_id]):
         raise UnknownError(f"The doc_id {shown(doc_id)} is not in the index.")
 
 
-def _node(index: GenerativeRetriever, topics: Topics, node: int, digits: Sequence[int]) -> Json:
+def _node(index: Snapshot, topics: Topics, node: int, digits: Sequence[int]) -> Json:
     shown: Json = {"digits": list(digits), "documents": index.tree.count_below(node)}
     if node < index.tree.num_inner:
         return {**shown, "words": topics.telling_words(node)}

@@ -4,7 +4,7 @@ import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple, Self, Unpack, overload
+from typing import TYPE_CHECKING, Any, NamedTuple, Unpack, overload
 
 from numpy.typing import NDArray
 
@@ -262,7 +262,7 @@ class Retriever:
         """Change the index in one step, and return what was changed; searches see all of it or nothing.
 
         Args:
-            *sources: files and folders that the index was made of, to be brought up to date; only files that changed are encoded.
+            *sources: files and folders that the index was made of, to bring up to date; only what changed is encoded.
             add: documents, as `add` takes them; one that is also removed is replaced.
             remove: documents, as `remove` takes them.
             texts: a table with doc_id and text, such as `collection.documents`, whose texts the index keeps from now on.

@@ -28,7 +28,7 @@ from dsi.docids.token_vectors import TokenVectors
 from dsi.docids.tree import DocidTree, diagnostics, piece_cost
 from dsi.docids.types import Ints
 from dsi.docids.vectors import BLOCK, VectorsConfig
-from dsi.store.loading import save_docids
+from dsi.store.folder.writing import save_docids
 
 logger = logging.getLogger(__name__)
 

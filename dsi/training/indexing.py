@@ -22,7 +22,7 @@ from dsi.docids.files.reading import remembering_sums
 from dsi.docids.files.storage import link_files, replace_folder
 from dsi.docids.files.temporary import temporary_folder
 from dsi.search.queries import Queries, ids_and_texts
-from dsi.store.retriever import GenerativeRetriever
+from dsi.store.retriever import Retriever, load
 from dsi.training.pipeline import TrainingRun
 from dsi.training.preflight import output_folder, with_encoder
 
@@ -35,7 +35,7 @@ def index(
     config: str | Path | Config | None = None, encoder: Any = None, language: str | None = None,
     pieces: int | None = None, embeddings: NDArray[Any] | str | Path | None = None, queries: Queries | None = None,
     device: str | None = None, replace: bool = False, discard_updates: bool = False,
-) -> GenerativeRetriever:  # fmt: skip
+) -> Retriever:  # fmt: skip
     """Index texts without training: the encoder as it is, BM25 with a weight that the documents choose, late interaction.
 
     Example:
@@ -77,12 +77,12 @@ def index(
         collection = _with_queries(collection, queries)
     vectors = read_embeddings(user_path(embeddings)) if isinstance(embeddings, str | Path) else embeddings
 
-    def made(folder: Path) -> GenerativeRetriever:
+    def made(folder: Path) -> Retriever:
         TrainingRun(
             folder, collection, with_encoder(chosen, encoder, folder), device, replace=replace,
             discard_updates=discard_updates, embeddings=None if vectors is None else np.asarray(vectors),
         ).train()  # fmt: skip
-        return GenerativeRetriever.from_pretrained(folder, device=device)
+        return load(folder, device=device)
 
     return made(output_folder(output)) if output is not None else _temporary(made)
 
@@ -103,7 +103,7 @@ def _for_vectors(config: Config, collection: Collection) -> Config:
     return own.with_changes({"dev_queries": 0})  # sentences of the documents, encoded, would choose the weight of words
 
 
-def _temporary(make: Callable[[Path], GenerativeRetriever]) -> GenerativeRetriever:
+def _temporary(make: Callable[[Path], Retriever]) -> Retriever:
     """Return an index in a folder that is deleted with it; it shares the encoder with the temporary index before it."""
     place = Path(_temporary_folder().name)
     folder, last = place / uuid4().hex, place / "encoder"

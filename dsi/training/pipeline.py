@@ -49,10 +49,11 @@ from dsi.generator.pseudo_queries import generate_queries, read_queries_table
 from dsi.measuring.query_ranks import MARGIN, query_ranks, train_examples
 from dsi.measuring.tuning import configure, is_as_configured, is_tuned, tune_index
 from dsi.search.request import LEXICAL_WEIGHT
+from dsi.store.folder.loading import load_docids, load_encoder, load_tree
+from dsi.store.folder.manifest import FORMAT_VERSION
+from dsi.store.folder.writing import generation_of, is_whole, retire, write_manifest
 from dsi.store.learning import query_terms, query_vectors
-from dsi.store.loading import generation_of, is_whole, load_docids, load_encoder, load_tree, retire, write_manifest
-from dsi.store.retriever import GenerativeRetriever
-from dsi.store.verify import FORMAT_VERSION
+from dsi.store.retriever import Retriever, load
 from dsi.training import preflight
 from dsi.training.docids_stage import read_numbers, save_docids_stage, scheme_input, sources_digest, train_queries
 from dsi.training.embedding import DocumentVectors, array_digest, pieces_line
@@ -78,7 +79,7 @@ def train(
     replace: bool = False,
     cluster: BuildingCluster | None = None,
     report_to: str = "none",
-) -> GenerativeRetriever:
+) -> Retriever:
     """Train an index on a collection, tune it on the dev queries, and load it.
 
     After a kill, call it again: it continues where it stopped and skips what is up to date.
@@ -122,7 +123,7 @@ def train(
         folder, collection, chosen, device, discard_updates=discard_updates, replace=replace, cluster=cluster,
         report_to=report_to,
     ).train()  # fmt: skip
-    return GenerativeRetriever.from_pretrained(output, device=device)
+    return load(output, device=device)
 
 
 def _steps(epochs: float, examples: int, batch_size: int, processes: Processes) -> str:

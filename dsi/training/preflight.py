@@ -34,8 +34,9 @@ from dsi.generator.pretrained import PretrainedGenerator, check_memory
 from dsi.generator.pseudo_queries import load_query_model
 from dsi.search.decoder import check_walk
 from dsi.search.fusion import find_fusion
-from dsi.store.loading import check_no_updates, generation_of, load_documents
-from dsi.store.verify import PARTS, part
+from dsi.store.folder.loading import load_documents
+from dsi.store.folder.manifest import PARTS, part
+from dsi.store.folder.writing import check_no_updates, generation_of
 from dsi.training.docids_stage import load_tokenizer
 
 _GIVEN_ENCODER = "given_encoder"

@@ -32,8 +32,8 @@ from dsi.docids.files.storage import (
     write_json,
     writing_to,
 )
-from dsi.store.loading import retire
-from dsi.store.verify import PARTS
+from dsi.store.folder.manifest import PARTS
+from dsi.store.folder.writing import retire
 from dsi.training.inputs import STAGES
 
 logger = logging.getLogger(__name__)

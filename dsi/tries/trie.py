@@ -161,7 +161,7 @@ class Trie:
             retriever: the index; of one on disk the trie has the generation.
             by: names a document by its title, its doc_id, the telling words of its clusters before its title, or its digits.
             tokenizer: of the model.
-            first: for digits, the first of `retriever.tree.vocab_size` - 1 new tokens, one for each digit of each level.
+            first: for digits, the first of `tree.vocab_size` - 1 new tokens, one for each digit of each level.
             **marks: as `from_texts` takes them; for digits tokens, as `from_tokens` does.
 
         Raises:
@@ -211,7 +211,7 @@ class Trie:
         """Return the trie of some identifiers, with a flag for each node; keys are shared.
 
         Args:
-            allowed: True for the identifiers that may be written, by number, as `retriever.documents.allowed(where=…)` returns.
+            allowed: True for the identifiers that may be written, by number; see `DocumentTable.allowed`.
 
         Raises:
             ValueError: none of them is left.
@@ -512,7 +512,7 @@ def _names(index: Any, by: str) -> list[str]:
 
 def _with_words(index: Any, titles: list[str]) -> list[str]:
     """Return the telling words of each document's clusters, from the root down, and its title."""
-    from dsi.store.topics import Topics
+    from dsi.store.documents.topics import Topics
 
     topics, words = Topics(index.tree, index.documents), {}
     names = []

@@ -17,7 +17,7 @@ from dsi.docids.types import Run
 from dsi.search.queries import EncodedQueries, QueryBatch
 from dsi.search.request import SearchRequest
 from dsi.search.results import SearchResult, Trace
-from dsi.store.retriever import GenerativeRetriever
+from dsi.store.retriever import Retriever
 
 
 @dataclass(frozen=True)
@@ -52,9 +52,7 @@ class Descents:
         return int((~self.alive[:, -1] & ~self.search_error).sum())
 
 
-def descend(
-    retriever: GenerativeRetriever, encoded: EncodedQueries, answers: Sequence[str], k: int, **changes: Any
-) -> Descents:
+def descend(retriever: Retriever, encoded: EncodedQueries, answers: Sequence[str], k: int, **changes: Any) -> Descents:
     """Search and note what becomes of the right prefix; no score may come from BM25.
 
     Args:

@@ -26,7 +26,7 @@ from dsi.eval.measures import evaluate, mean
 from dsi.eval.protocol import overlap_splits
 from dsi.measuring.runs import DenseRuns, generator_only
 from dsi.search.queries import EncodedQueries, encode_queries
-from dsi.store.retriever import GenerativeRetriever
+from dsi.store.retriever import Retriever
 from dsi.training.docids_stage import scheme_input
 from dsi_experiments.descents import Descents, descend
 from dsi_experiments.docids_report import BASELINES, BEAMS, MEASURES, write_report
@@ -183,7 +183,7 @@ class Comparison:
         found = {
             "settings": fused,
             "beams": {f"beam {beam}": _lost(own) for beam, own in descents.items()},
-            "tree": {**self.laboratory.diagnostics(config), **measure_tree(retriever.tree)},
+            "tree": {**self.laboratory.diagnostics(config), **measure_tree(retriever.snapshot.tree)},
             "seconds": {
                 "docids": self._build_seconds(config),
                 "training": round(self.laboratory.training(config)["seconds"], 1),
@@ -210,7 +210,7 @@ class Comparison:
             "values": {f"{name}, {m}": own[m] for name, own in values.items() for m in MEASURES},
         }
 
-    def _descend(self, retriever: GenerativeRetriever, encoded: EncodedQueries, beam: int) -> Descents:
+    def _descend(self, retriever: Retriever, encoded: EncodedQueries, beam: int) -> Descents:
         """The walk alone; without a generator the documents that it reaches are ranked by dense scores."""
         answers = [self._answers[query_id] for query_id in encoded.query_ids]
         return descend(retriever, encoded, answers, ANSWERS, beam_width=beam, **generator_only(retriever))

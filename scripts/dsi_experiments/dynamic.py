@@ -134,7 +134,7 @@ class GrowingIndex:
         return {name: self._run(name, self.settings[name]) for name in self.systems}
 
     def _run(self, name: str, settings: dict[str, Any]) -> Run:
-        documents, tree = self.collection.documents.select(self._rows), self._retriever.tree
+        documents, tree = self.collection.documents.select(self._rows), self._retriever.snapshot.tree
         if name == "BM25":
             bm25 = BM25(documents["doc_id"][:], full_texts(documents), **settings)
             return bm25.run(self.collection.query_texts(SPLIT), ANSWERS)

@@ -18,7 +18,7 @@ import numpy as np
 import dsi
 from dsi.docids.data.collection import Collection, read_collection
 from dsi.docids.words.sentences import sentences
-from dsi.store.retriever import GenerativeRetriever
+from dsi.store.retriever import Retriever
 
 MARKS = """7317:2 4685:1 400:3 1839:2 7782:0 683:0 3005:0 6546:2 1314:1 5860:3 2270:0 6239:0 5408:3 5374:0 4793:0 5300:1
 7654:4 9239:0 10543:0 5235:0 6715:5 5870:4 876:0 9046:0 4339:0 4579:3 6783:1 722:0 10326:3 537:3 7731:1 5417:1 781:0 4078:0
@@ -102,11 +102,9 @@ def marked_sentences(collection: Collection, places: dict[str, Span]) -> dict[st
     return answers
 
 
-def judged_texts(
-    collection: Collection, places: dict[str, Span], retriever: GenerativeRetriever
-) -> dict[str, list[Span]]:
+def judged_texts(collection: Collection, places: dict[str, Span], retriever: Retriever) -> dict[str, list[Span]]:
     """Return {query_id: where its judged texts stand} of queries whose judged texts are all in the index."""
-    there = set(retriever.documents.rows)
+    there = set(retriever.snapshot.documents.rows)
     judged = {
         query_id: [places[doc_id] for doc_id, grade in own.items() if grade > 0]
         for query_id, own in collection.qrels["test"].items()
@@ -124,10 +122,12 @@ def holds(spans: Sequence[Span], answers: Sequence[Span], *, whole: bool) -> boo
     return False
 
 
-def systems(retriever: GenerativeRetriever) -> dict[str, Callable[[str], list[list[Span]]]]:
+def systems(retriever: Retriever) -> dict[str, Callable[[str], list[list[Span]]]]:
     """Return {name: a function of a question that returns its passages at each budget}."""
-    texts = dict(zip(retriever.documents.column("doc_id"), retriever.documents.column("text"), strict=True))
-    spans, tree = list[Span](), retriever.tree
+    texts = dict(
+        zip(retriever.snapshot.documents.column("doc_id"), retriever.snapshot.documents.column("text"), strict=True)
+    )
+    spans, tree = list[Span](), retriever.snapshot.tree
     ids = list(texts)
     for place, row in enumerate(tree.doc_rows.tolist()):
         (span,) = tree.spans_at(np.array([place]))
@@ -163,9 +163,7 @@ def _terms(texts: list[str]) -> Any:
     return bm25s.tokenize(texts, show_progress=False)
 
 
-def until_full(
-    retriever: GenerativeRetriever, texts: dict[str, str], ranked: Sequence[Span], budget: int
-) -> list[Span]:
+def until_full(retriever: Retriever, texts: dict[str, str], ranked: Sequence[Span], budget: int) -> list[Span]:
     """Return the first spans that a budget holds, the last cut there; what was taken before does not count again."""
     taken, seen = list[Span](), dict[str, set[int]]()
     for doc_id, start, end in ranked:
@@ -174,7 +172,7 @@ def until_full(
             start += 1
         while start < end and end - 1 in known:
             end -= 1
-        (offsets,) = retriever.encoder.token_offsets([texts[doc_id][start:end]], budget + 1)
+        (offsets,) = retriever.snapshot.encoder.token_offsets([texts[doc_id][start:end]], budget + 1)
         if len(offsets) > budget:
             end = start + (offsets[budget - 1][1] if budget else 0)
         taken.append((doc_id, start, end))

@@ -146,8 +146,10 @@ def _judged(laboratory: Laboratory, index: Any, siblings: Siblings, split: str) 
     relevant = []
     for query_id in encoded.query_ids:
         doc_ids = [doc_id for doc_id, grade in qrels[query_id].items() if grade > 0]
-        relevant.append(retriever.tree.positions[np.array(retriever.documents.rows_of(doc_ids, "doc_ids"))])
-    generator = generator_scores(retriever.generator, retriever.tree, siblings, encoded)
+        relevant.append(
+            retriever.snapshot.tree.positions[np.array(retriever.snapshot.documents.rows_of(doc_ids, "doc_ids"))]
+        )
+    generator = generator_scores(retriever.snapshot.generator, retriever.snapshot.tree, siblings, encoded)
     return Judged(encoded.query_ids, encoded.embeddings, generator, relevant)
 
 
@@ -155,7 +157,7 @@ def reproduce(laboratory: Laboratory, seed: int) -> str:
     """Choose alpha and temperature of each fusion on dev, measure it on test, write fusions.json and fusions.md."""
     config = laboratory.config(Row("", "decoder"), seed)
     index = laboratory.index(config)
-    tree = index.retriever.tree
+    tree = index.retriever.snapshot.tree
     siblings = Siblings.of(tree)
     dev, test = (_judged(laboratory, index, siblings, split) for split in ("dev", SPLIT))
     splits = overlap_splits(laboratory.collection.qrels[SPLIT], laboratory.collection.overlap_documents(SPLIT))

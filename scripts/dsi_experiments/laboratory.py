@@ -41,7 +41,7 @@ from dsi.search.generate import DenseAndWords
 from dsi.search.queries import EncodedQueries
 from dsi.search.request import SearchRequest
 from dsi.search.results import Trace
-from dsi.store.retriever import GenerativeRetriever
+from dsi.store.retriever import Retriever, load
 from dsi.training.docids_stage import scheme_input, sources_digest
 from dsi.training.embedding import DocumentVectors
 from dsi.training.pipeline import TrainingRun
@@ -207,7 +207,7 @@ class Laboratory:
         if self._index is None or self._index[0] != config:
             run = self._training(config)
             run.all_stages()
-            retriever = GenerativeRetriever.from_pretrained(run.folder, device=self.device)
+            retriever = load(run.folder, device=self.device)
             self._index = config, IndexRuns(self.collection, retriever, self.processes)
         return self._index[1]
 
@@ -309,7 +309,7 @@ def _of_whole(config: Config) -> Config:
 
 
 def answer(
-    retriever: GenerativeRetriever,
+    retriever: Retriever,
     encoded: EncodedQueries,
     k: int,
     control: Callable[[Engine], SearchMethod] | None = None,

@@ -30,7 +30,7 @@ from dsi.measuring.runs import language_of
 from dsi.search.generate import VectorEngine
 from dsi.search.queries import EncodedQueries
 from dsi.search.request import LEXICAL_WEIGHT, MEMORY_WEIGHT, TOKEN_WEIGHT, SearchRequest
-from dsi.store.retriever import GenerativeRetriever
+from dsi.store.retriever import Retriever, load
 from dsi.training.pipeline import TrainingRun
 from dsi_experiments.linear_tree import TreeSettings, floored, train_tree
 from dsi_experiments.query_forms import FORMS, ON_FEATURES, Asked, Features, Lesson, averaged_places
@@ -121,9 +121,9 @@ def _has_dev(collection: Collection) -> bool:
     return (Path(collection.name) / "qrels" / "dev.tsv").exists()
 
 
-def lesson_of(collection: Collection, retriever: GenerativeRetriever, work: Path) -> Lesson:
+def lesson_of(collection: Collection, retriever: Retriever, work: Path) -> Lesson:
     """Return what the forms learn from: documents as the index has them, and the train pairs."""
-    tree, texts = retriever.engine.tree, collection.full_texts()[:]
+    tree, texts = retriever.snapshot.engine.tree, collection.full_texts()[:]
     order = tree.by_row
     costs = np.zeros(len(order), np.float32) if tree.place_costs is None else tree.place_costs[order]
     seen: dict[tuple[str, int], int] = {}
@@ -133,8 +133,8 @@ def lesson_of(collection: Collection, retriever: GenerativeRetriever, work: Path
     queries = list(dict.fromkeys(query for query, _ in seen))
     number = {query: at for at, query in enumerate(queries)}
     doc_ids = collection.documents["doc_id"][:]
-    rows = [retriever.documents.rows[doc_ids[row]] for _, row in seen]
-    texts = [texts[collection.rows[doc_id]] for doc_id in retriever.documents.rows]
+    rows = [retriever.snapshot.documents.rows[doc_ids[row]] for _, row in seen]
+    texts = [texts[collection.rows[doc_id]] for doc_id in retriever.snapshot.documents.rows]
     pairs = np.array([[number[query], row] for (query, _), row in zip(seen, rows, strict=True)])
     return Lesson(
         texts, normalised(np.asarray(tree.embeddings[order], dtype=np.float32)), tree.doc_rows[order], costs, queries,
@@ -143,9 +143,9 @@ def lesson_of(collection: Collection, retriever: GenerativeRetriever, work: Path
     )  # fmt: skip
 
 
-def _embed(retriever: GenerativeRetriever, queries: Sequence[str], work: Path) -> Floats:
+def _embed(retriever: Retriever, queries: Sequence[str], work: Path) -> Floats:
     """[queries, dim] of length 1, kept in a file of `work`."""
-    encoder, path = retriever.encoder, work / f"queries-{digest(list(queries))[:16]}.npy"
+    encoder, path = retriever.snapshot.encoder, work / f"queries-{digest(list(queries))[:16]}.npy"
     if not path.exists():
         np.save(path, normalised(encoder.encode(encoder.query_texts(list(queries)), "query")))
     return np.asarray(np.load(path), dtype=np.float32)
@@ -174,7 +174,7 @@ class Judged(NamedTuple):
 
 
 def candidates(
-    collection: Collection, retriever: GenerativeRetriever, splits: Sequence[str], work: Path, seeds: Sequence[int]
+    collection: Collection, retriever: Retriever, splits: Sequence[str], work: Path, seeds: Sequence[int]
 ) -> tuple[dict[str, Judged], dict[str, float]]:
     """Return the candidates of splits' queries with all scores, and the seconds of forms; their judgements are not read."""
     lesson = lesson_of(collection, retriever, work)
@@ -182,8 +182,8 @@ def candidates(
     asked_texts = [text for own in texts.values() for text in own.values()]
     encoded, seconds = retriever.encode_queries(asked_texts), dict[str, float]()
     asked = Asked(asked_texts, normalised(encoded.embeddings))
-    assert retriever.lexical is not None
-    words, features = retriever.lexical.shares(asked_texts), Features.of(lesson, asked)
+    assert retriever.snapshot.lexical is not None
+    words, features = retriever.snapshot.lexical.shares(asked_texts), Features.of(lesson, asked)
     first = _top(lesson.dense(asked.vectors) + LEXICAL_WEIGHT * words, POOL)
     found = [first, *(_top(scores, OWN_POOL) for scores in _firsts(lesson, asked, features, work))]
     rows = _union(found)
@@ -276,9 +276,9 @@ def _gather(scores: Floats, rows: Ints) -> Floats:
     return np.take_along_axis(scores, np.maximum(rows, 0), axis=1)
 
 
-def _whole_score(retriever: GenerativeRetriever, encoded: EncodedQueries, rows: Ints) -> Parts:
+def _whole_score(retriever: Retriever, encoded: EncodedQueries, rows: Ints) -> Parts:
     """Return the parts of the index's score without memory, of candidates [queries, n]."""
-    engine = retriever.engine
+    engine = retriever.snapshot.engine
     assert isinstance(engine, VectorEngine)
     config = replace(retriever.search_config, lexical_weight=1.0, token_weight=1.0, memory_weight=0.0)
     parts = {name: np.zeros(rows.shape, np.float32) for name in BASE}
@@ -376,9 +376,9 @@ def measures(rows: Ints, scores: Doubles, grades: Doubles, ideal: Doubles) -> Do
     return np.stack([gains @ discount / np.maximum(ideal, 1e-9), gains[:, 0] > 0, gains.any(axis=1)])
 
 
-def judge(collection: Collection, retriever: GenerativeRetriever, split: str, own: Judged) -> tuple[Doubles, Doubles]:
+def judge(collection: Collection, retriever: Retriever, split: str, own: Judged) -> tuple[Doubles, Doubles]:
     """[queries, n] grades of candidates, and [queries] the discounted gain of the best order of all that are judged."""
-    doc_ids = list(retriever.documents.rows)
+    doc_ids = list(retriever.snapshot.documents.rows)
     grades, ideal = np.zeros(own.rows.shape), np.zeros(len(own.rows))
     for line, query_id in enumerate(own.query_ids):
         judged = collection.qrels[split][query_id]
@@ -512,24 +512,26 @@ def reproduce(data: Path, output: Path, seeds: Sequence[int], config: Config | N
     return table
 
 
-def _train(output: Path, name: str, collection: Collection, config: Config) -> GenerativeRetriever:
+def _train(output: Path, name: str, collection: Collection, config: Config) -> Retriever:
     """Train an index as `dsi train` does; documents are encoded once for all."""
     TrainingRun(output / name, collection, config, store=output / "store").train()
-    return GenerativeRetriever.from_pretrained(output / name)
+    return load(output / name)
 
 
-def _today(retriever: GenerativeRetriever, collection: Collection) -> Doubles:
+def _today(retriever: Retriever, collection: Collection) -> Doubles:
     """[3, test queries] nDCG@10, Hit@1, Hit@10 of today's index, as it searches by default."""
     queries, qrels = collection.query_texts("test"), collection.qrels["test"]
     encoded, config = retriever.encode_queries(queries), retriever.search_config
-    run = retriever.as_run(encoded.query_ids, retriever.engine.search(encoded, SearchRequest(CUT, config)))
+    run = retriever.snapshot.as_run(
+        encoded.query_ids, retriever.snapshot.engine.search(encoded, SearchRequest(CUT, config))
+    )
     values = evaluate(run, {query_id: qrels[query_id] for query_id in queries}, MEASURES)
     return np.array([[own[query_id] for query_id in queries] for own in values.values()])
 
 
 def _measure(
     collection: Collection,
-    retriever: GenerativeRetriever,
+    retriever: Retriever,
     test: Judged,
     choices: Mapping[int, Mapping[str, Choice]],
     today: Doubles,

@@ -6,6 +6,7 @@ queries, drawn at random, and the same test queries are searched again. Nothing 
 
 import random
 from collections.abc import Mapping, Sequence
+from copy import copy
 from pathlib import Path
 from typing import Any
 
@@ -42,7 +43,7 @@ def reproduce(data: Path, output: Path, seeds: Sequence[int], config: Config | N
     queries = retriever.encode_queries(collection.query_texts("test"))
 
     def values(kept: int, seed: int) -> np.ndarray:
-        own = retriever.snapshot
+        own = copy(retriever)
         if gone := beyond(pairs, kept, seed):
             own.forget([(pair.hash, pair.doc_id) for pair in gone])
         found = evaluate(own.run(queries, ANSWERS), qrels, [MEASURE])[MEASURE]

@@ -106,8 +106,8 @@ def test_answers_are_those_of_one_process(cluster, runs, collection, name, monke
         for few in (1000, 0):  # filters with few documents are scored outright, or act inside the walk
             monkeypatch.setattr(generate, "_OUTRIGHT", few)
             for options in [*OPTIONS, *filters]:
-                found = shards.search_encoded(encoded, **options)
-                check_equal(found, one.search_encoded(encoded, **options), may_prove_more=name == "codes")
+                found = shards.snapshot.search(encoded, **options)
+                check_equal(found, one.snapshot.search(encoded, **options), may_prove_more=name == "codes")
                 assert (found.coverage == 1).all()
                 assert not any(found.missing)
         first, expected = shards.search(texts[0])[0], one.search(texts[0])[0]
@@ -170,14 +170,14 @@ def all_live(retriever: ShardedRetriever) -> bool:
 def test_a_shard_that_is_killed_has_a_replica_that_answers(served, runs, collection, caplog):
     one, texts = alone(runs["plain"]), texts_of(collection)
     encoded = one.encode_queries(texts)
-    expected = one.search_encoded(encoded)
+    expected = one.snapshot.search(encoded)
     for shard in range(3):
         wait_until(lambda: all_live(served))
         restarts = sum(own.restarts for own in served.fleet.status())
         with caplog.at_level(logging.WARNING, "dsi.cluster"):
             os.kill(replicas_of(served, shard)[0], signal.SIGKILL)
             for _ in range(5):
-                found = served.search_encoded(encoded)
+                found = served.snapshot.search(encoded)
                 check_equal(found, expected)
                 assert (found.coverage == 1).all()
             wait_until(lambda before=restarts: sum(own.restarts for own in served.fleet.status()) > before)
@@ -188,7 +188,7 @@ def test_a_shard_that_is_killed_has_a_replica_that_answers(served, runs, collect
 def test_a_shard_that_hangs_is_hedged_and_its_late_answers_harm_nothing(served, runs, collection):
     wait_until(lambda: all_live(served))
     one, texts = alone(runs["plain"]), texts_of(collection)
-    expected = {text: one.search_encoded(one.encode_queries([text])) for text in texts[:12]}
+    expected = {text: one.snapshot.search(one.encode_queries([text])) for text in texts[:12]}
     for text in texts[:12] * 3:  # so that the usual time is known
         served.search(text)
     hung, hedges = replicas_of(served, 1)[0], served.fleet.statistics[1].hedges
@@ -196,7 +196,7 @@ def test_a_shard_that_hangs_is_hedged_and_its_late_answers_harm_nothing(served, 
     started = time.monotonic()
     try:
         for count, text in enumerate(cycle(texts[:12])):  # it may be a second until the hung one has its turn
-            check_equal(served.search_encoded(one.encode_queries([text])), expected[text])
+            check_equal(served.snapshot.search(one.encode_queries([text])), expected[text])
             assert time.monotonic() - started < SECONDS / 2
             if count >= 24 and served.fleet.statistics[1].hedges > hedges:
                 break
@@ -205,7 +205,7 @@ def test_a_shard_that_hangs_is_hedged_and_its_late_answers_harm_nothing(served, 
     assert time.monotonic() - started < SECONDS / 2
     assert served.fleet.statistics[1].hedges > hedges
     for text in texts[:12]:  # meanwhile it answers what it was asked before
-        check_equal(served.search_encoded(one.encode_queries([text])), expected[text])
+        check_equal(served.snapshot.search(one.encode_queries([text])), expected[text])
 
 
 @pytest.mark.cluster
@@ -218,7 +218,7 @@ def test_without_a_replica_a_partial_answer_says_so(ray, runs, collection, caplo
         os.kill(replicas_of(shards, 1)[0], signal.SIGSTOP)
         for options in ({}, {"method": "exact"}):
             with caplog.at_level(logging.WARNING, "dsi.cluster"):
-                found = shards.search_encoded(encoded, k=40, **options)
+                found = shards.snapshot.search(encoded, k=40, **options)
             assert not found.exact.any()
             assert np.allclose(found.coverage, 1 - size)
             assert found.missing == [[1]] * len(texts)
@@ -234,7 +234,7 @@ def test_without_a_replica_a_partial_answer_says_so(ray, runs, collection, caplo
             shards.search(texts[0])
         os.kill(replicas_of(shards, 1)[0], signal.SIGKILL)
         shards.fleet.timeout = SECONDS
-        check_equal(shards.search_encoded(encoded), one.search_encoded(encoded))  # it restarts within the timeout
+        check_equal(shards.snapshot.search(encoded), one.snapshot.search(encoded))  # it restarts within the timeout
 
 
 @pytest.mark.cluster
@@ -297,7 +297,7 @@ def test_updates_are_seen_in_all_shards_or_in_none(cluster, runs, tmp_path, coll
             assert {own.generation for own in shards.fleet.status()} == {3}  # it comes back with the current one
         other = alone(folder)
         other.add([{**new, "doc_id": "other"}])
-        other.save_update(folder)
+        other.save(folder)
         shards.refresh()
         assert {"new", "other"} <= {hit.doc_id for hit in shards.search("Neretva river Bosnia", k=3)}
 
@@ -306,7 +306,7 @@ def test_files_of_another_generation_are_refused(cluster, runs, tmp_path):
     folder = Path(shutil.copytree(runs["plain"], tmp_path / "run"))
     index = alone(folder)
     index.remove([index.documents.column("doc_id")[0]])
-    index.save_update(folder)
+    index.save(folder)
     fleet = Fleet(cluster.backend, str(folder), 2, 1, 1.0, require_all=False)
     message = r"its worker holds generation 2 \(\w+\), the router needs another; all machines must see one folder"
     with fleet, pytest.raises(ShardError, match=message):
@@ -388,7 +388,7 @@ def test_shards_remember_what_the_index_learns(cluster, runs, tmp_path, collecti
         assert len(one.memory) == len(pairs)
         encoded = one.encode_queries(texts)
         for options in ({}, {"method": "exact"}, {"candidates": 1, "beam_width": 1}, {"deny": [pairs[0][1]]}):
-            found, expected = (own.search_encoded(encoded, 5, memory_weight=3.0, **options) for own in (shards, one))
+            found, expected = (own.snapshot.search(encoded, 5, memory_weight=3.0, **options) for own in (shards, one))
             check_equal(found, expected)
         assert (one.follow(texts[:1], [[pairs[0][1]]], memory_weight=3.0).parts["memory"] > 0).all()
         assert shards.forget(pairs[:2]) == 2

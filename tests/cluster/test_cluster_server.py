@@ -14,7 +14,7 @@ pytest.importorskip("uvicorn")
 from dsi.commands.main import main
 from dsi.contrastive.config import EncoderConfig
 from dsi.contrastive.encoder import Encoder
-from dsi.store.retriever import GenerativeRetriever
+from dsi.store.retriever import load
 from tests.support.serving import QUERY, TOKEN, live, save_index
 from tests.support.small import PROMPTS
 
@@ -62,7 +62,7 @@ def check_whole_answers(client, expected):
 def test_a_server_with_shards_answers_as_one_without_and_says_what_is_missing(run, address, monkeypatch, request):
     monkeypatch.setenv("DSI_TOKEN", TOKEN)
     where = "local" if address == "local" else request.getfixturevalue("ray_address")
-    expected = GenerativeRetriever.from_pretrained(run, device="cpu").search(QUERY, k=5)
+    expected = load(run, device="cpu").search(QUERY, k=5)
     with live(run, cluster=where, shards=2, replicas=1, shard_timeout=5.0, writable=True) as client:
         check_whole_answers(client, expected)
         if address == "local":

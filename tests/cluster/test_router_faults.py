@@ -13,7 +13,8 @@ from dsi.cluster.cluster import Cluster, serve_shards
 from dsi.cluster.shards import Shard
 from dsi.docids.files import reading
 from dsi.search.results import ShardError
-from dsi.store.loading import ChangedError, index_state
+from dsi.store.folder.loading import index_state
+from dsi.store.folder.writing import ChangedError
 from tests.support.clusters import alone, collection, ray, runs, texts_of  # noqa: F401 - fixtures
 
 pytest_plugins = ("tests.support.ray_cluster",)
@@ -80,7 +81,7 @@ def test_what_was_written_but_not_served_is_not_written_over(run, local, monkeyp
         with pytest.raises(ShardError, match="cannot load it"):
             served.add([NEW])
         with pytest.raises(ChangedError):
-            served.save_update(run)
+            served.save(run)
         assert "new" in alone(run).documents.rows
         served.refresh()
         assert "new" in served.documents.rows
@@ -94,13 +95,13 @@ def test_a_refresh_follows_writers_that_go_on(run, local, monkeypatch):
             monkeypatch.setattr(served.fleet, "load", load)
             index = alone(run)
             index.add([{**NEW, "doc_id": "newer"}])
-            index.save_update(run)
+            index.save(run)
             raise ShardError("its worker holds another generation")
 
         monkeypatch.setattr(served.fleet, "load", overtaken)
         index = alone(run)
         index.add([NEW])
-        index.save_update(run)
+        index.save(run)
         served.refresh()
         assert {"new", "newer"} <= set(served.documents.rows)
 
@@ -110,7 +111,7 @@ def test_a_search_that_misses_a_shard_makes_the_router_look_at_the_folder(run, r
     with serve(run, ray, timeout=1.0) as served:
         index = alone(run)
         index.add([NEW])
-        index.save_update(run)
+        index.save(run)
         for replica in served.fleet.all:  # each comes back with the new state, which nobody has asked for
             replica.worker.call("load").result(SECONDS)
             replica.worker.kill()
@@ -155,7 +156,7 @@ def test_a_shard_loads_files_of_one_state(run, monkeypatch):
     (before,) = shard.status()[1]
     index = alone(run)
     index.add([NEW])
-    index.save_update(run)
+    index.save(run)
     read, reads = reading.read_record, []
 
     def changing(path):
@@ -164,7 +165,7 @@ def test_a_shard_loads_files_of_one_state(run, monkeypatch):
             reads.append(path)
             later = alone(run)
             later.remove(["new"])
-            later.save_update(run)
+            later.save(run)
         return found
 
     monkeypatch.setattr("dsi.cluster.shards.read_record", changing)
@@ -179,14 +180,14 @@ def test_the_state_that_is_asked_for_again_stays(run, tmp_path):
     first = index_state(run)
     index = alone(run)
     index.add([NEW])
-    index.save_update(run)
+    index.save(run)
     shard.load()
     shutil.rmtree(run)
     shutil.copytree(backup, run)
     shard.load()
     index = alone(run)
     index.add([{**NEW, "doc_id": "other"}])
-    index.save_update(run)
+    index.save(run)
     shard.load()
     assert list(shard.status()[1]) == [first, index_state(run)]
 

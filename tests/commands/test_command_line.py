@@ -28,7 +28,7 @@ from dsi.docids.clustering import DocidsConfig, build_tree
 from dsi.docids.files.storage import beside
 from dsi.eval.trec import read_run
 from dsi.search.request import SearchConfig
-from dsi.store.retriever import GenerativeRetriever
+from dsi.store.retriever import from_parts, load
 from tests.support.small import MINIPEDIA, PROMPTS
 from tests.support.small_index import small_index
 
@@ -383,7 +383,7 @@ def index(tmp_path_factory, sentence_t5_folder):
     tree = build_tree(encoder.encode(texts, "document"), DocidsConfig(branching=4, max_leaf_size=4))
     folder = tmp_path_factory.mktemp("command-line") / "index"
     config = SearchConfig(alpha=0.3, beam_width=4)
-    GenerativeRetriever(encoder, tree, None, documents, config).save_pretrained(str(folder))
+    from_parts(encoder, tree, None, documents, config).save_pretrained(str(folder))
     return folder
 
 
@@ -485,7 +485,7 @@ def test_explain_prints_a_search_and_its_tree(index, capsys):
     tree = capsys.readouterr().out
     assert tree.startswith(answer.strip())
     assert "├─ " in tree
-    for hit in GenerativeRetriever.from_pretrained(index, device="cpu").search("noble gases", 2):
+    for hit in load(index, device="cpu").search("noble gases", 2):
         assert f"{hit.title} ({hit.doc_id})" in answer
 
 
@@ -504,7 +504,7 @@ def test_explain_prints_a_search_as_one_object(index, capsys):
         assert (node.get("doc_id") is None) == (node.get("title") is None)
         if node.get("rank"):
             answers[node["rank"]] = node
-    hits = GenerativeRetriever.from_pretrained(index, device="cpu").search("noble gases", 2)
+    hits = load(index, device="cpu").search("noble gases", 2)
     assert [answers[rank]["doc_id"] for rank in (1, 2)] == [hit.doc_id for hit in hits]
 
 
@@ -534,7 +534,7 @@ def test_control_characters_of_titles_and_ids_do_not_reach_the_terminal(encoder,
     index = small_index(encoder, vectors=True)
     bad = {"doc_id": "red\x1b[31m", "title": "Zebra\x1b]0;owned\x07\nquagga\x9b2J\u202eevil", "text": "zebra okapi"}
     index.add([bad])
-    index.save_pretrained(tmp_path / "run")
+    index.save(tmp_path / "run")
     for command in (["search", str(tmp_path / "run"), "--query"], ["explain", str(tmp_path / "run")]):
         assert main([*command, "zebra okapi", "--device", "cpu", "--lexical-weight", "5"]) == 0
         printed = capsys.readouterr().out

@@ -19,7 +19,7 @@ from dsi.contrastive.config import LONGEST_INPUT, LONGEST_PROMPT, EncoderConfig
 from dsi.contrastive.encoder import Encoder, packaged_encoder
 from dsi.contrastive.models import check_inputs
 from dsi.docids.data.collection import Collection
-from dsi.store import verify
+from dsi.store.folder import verify
 from tests.support.edits import edit_json, watch
 from tests.support.encoders import KINDS, save_encoder
 from tests.support.kills import fork, status_of
@@ -61,10 +61,10 @@ def goes_round(folder, tmp_path):
     changes = {"encoder.name": str(folder), "docids.branching": 3, "docids.max_leaf_size": 3}
     config = Config().without_training().with_changes(changes)  # as `dsi.index` has it
     own = dsi.train(Collection.from_records(DOCUMENTS), tmp_path / "run", config=config, device="cpu")
-    own.save_pretrained(tmp_path / "index")
+    own.save(tmp_path / "index")
     manifest = verify.read_manifest(tmp_path / "index")
     verify.check_data(tmp_path / "index", list(manifest["files"]))
-    loaded = dsi.GenerativeRetriever.from_pretrained(tmp_path / "index", device="cpu")
+    loaded = dsi.load(tmp_path / "index", device="cpu")
     assert found(loaded) == found(own)
     assert found(loaded)[0][0] == "delta"
     return loaded

@@ -103,8 +103,8 @@ def test_a_prompt_comes_before_the_title_in_an_index_in_what_is_added_and_in_mte
     records = [{"doc_id": str(row), "title": "On Europe", "text": text} for row, text in enumerate(TEXTS)]
     retriever = dsi.train(dsi.Collection.from_records(records), tmp_path / "run", config=config, device="cpu")
     retriever.add([{"doc_id": "new", "title": "On Mars", "text": "It has two moons."}])
-    retriever.save_pretrained(tmp_path / "copy")
-    loaded = dsi.GenerativeRetriever.from_pretrained(tmp_path / "copy", device="cpu")
+    retriever.save(tmp_path / "copy")
+    loaded = dsi.load(tmp_path / "copy", device="cpu")
     texts = [f"On Europe {text}" for text in TEXTS] + ["On Mars It has two moons."]
     vectors = dict(zip(["0", "1", "2", "new"], theirs(folder).encode(texts, prompt="passage: "), strict=True))
     tree, doc_ids = loaded.tree, list(loaded.documents.rows)

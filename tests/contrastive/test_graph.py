@@ -19,7 +19,7 @@ from dsi.contrastive import export
 from dsi.contrastive.config import EncoderConfig
 from dsi.contrastive.encoder import Encoder, packaged_encoder
 from dsi.contrastive.graph import GRAPH, SETTINGS, GraphEncoder, has_graph
-from dsi.store import loading
+from dsi.store.folder import loading
 from tests.support.encoders import save_encoder
 from tests.support.half import HALVES
 from tests.support.small import MINIPEDIA
@@ -128,7 +128,7 @@ def test_a_model_without_a_graph_is_computed_by_torch_and_a_line_says_so(encoder
 
     monkeypatch.setattr(export, "_exported", refuse)
     index = small_index(encoder, vectors=True)
-    index.save_pretrained(tmp_path / "index")
+    index.save(tmp_path / "index")
     assert caplog.messages == [
         "The encoder has no graph, so searches load torch, which takes seconds: no such operator"
     ]
@@ -227,7 +227,7 @@ str(hits), hits.matches(), index.search(["a", "b"]), str(index.explain("noble ga
 index.search("noble gases", where="doc_id <> 'neon'")
 index.add([{"doc_id": "new", "title": "A new one", "text": "Of noble gases."}])
 index.learn([("who is new", "new")])
-index.save_update(sys.argv[1])
+index.save(sys.argv[1])
 assert "new" in index.search("a new one of noble gases", k=51).ids
 print([name for name in sys.argv[2:] if name in sys.modules])
 """

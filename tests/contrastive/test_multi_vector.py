@@ -11,14 +11,14 @@ import torch
 from sentence_transformers import MultiVectorEncoder
 
 import dsi
-from dsi import GenerativeRetriever
+from dsi import Retriever
 from dsi.config import Config
 from dsi.contrastive.multi_vector import MultiVectorModel
 from dsi.contrastive.tokens import TokenHead
 from dsi.docids.files.processes import ALONE
 from dsi.docids.files.reading import folder_sums, sha256
 from dsi.docids.token_vectors import decode
-from dsi.store.verify import remember
+from dsi.store.folder.verify import remember
 from dsi.training import embedding
 from dsi.training.pipeline import TrainingRun
 from tests.support.edits import edit_json, watch, write_sums
@@ -79,8 +79,8 @@ def run(tmp_path_factory, collection, config, models):
     return make
 
 
-def load(folder: Path, **options) -> GenerativeRetriever:
-    return GenerativeRetriever.from_pretrained(folder, device="cpu", **options)
+def load(folder: Path, **options) -> Retriever:
+    return load(folder, device="cpu", **options)
 
 
 def library(folder: Path) -> MultiVectorEncoder:
@@ -188,17 +188,17 @@ def test_late_interaction_is_maxsim_as_the_library_has_it(run, models, collectio
     queries, documents = own.encode_query(QUERIES), own.encode_document(texts)
     counts = torch.tensor([[len(query)] for query in queries])
     expected = (own.similarity(queries, documents, length_normalize=False) / counts).numpy()  # [queries, documents]
-    tokens = retriever.tree.tokens
+    tokens = retriever.snapshot.tree.tokens
     project = [[torch.from_numpy(tokens.project(each.numpy())) for each in own] for own in (queries, documents)]
     floats = (own.similarity(*project, length_normalize=False) / counts).numpy()
     np.testing.assert_allclose(floats, expected, atol=1e-5)
     decoded = _decoded(retriever, len(texts))
     of_codes = own.similarity(project[0], decoded, length_normalize=False).numpy() / counts.numpy()
     ids = list(collection.documents["doc_id"])
-    followed = retriever.follow(QUERIES, [ids] * len(QUERIES), token_weight=1.0)
+    followed = retriever.snapshot.follow(QUERIES, [ids] * len(QUERIES), token_weight=1.0)
     np.testing.assert_allclose(followed.parts["tokens"], of_codes, atol=1e-5)
     np.testing.assert_allclose(of_codes, expected, atol=0.03)  # 8 bits
-    parts = retriever.follow(QUERIES, [ids] * len(QUERIES)).parts
+    parts = retriever.snapshot.follow(QUERIES, [ids] * len(QUERIES)).parts
     np.testing.assert_allclose(parts["tokens"], 0.5 * of_codes, atol=1e-5)
     scores = sum(parts.values())
     for method in ("exact", "generate"):
@@ -211,9 +211,9 @@ def test_late_interaction_is_maxsim_as_the_library_has_it(run, models, collectio
             assert hits.exact or method == "generate"
 
 
-def _decoded(retriever: GenerativeRetriever, documents: int) -> list[torch.Tensor]:
+def _decoded(retriever: Retriever, documents: int) -> list[torch.Tensor]:
     """The token vectors of every document, in collection order, from its codes as faiss decodes them."""
-    tokens, tree = retriever.tree.tokens, retriever.tree
+    tokens, tree = retriever.snapshot.tree.tokens, retriever.snapshot.tree
     whole = tokens.gather(tree.positions[:documents])
     vectors, norms = decode(whole.codes, tokens.dim, tokens.bits)
     return [torch.from_numpy(own) for own in np.split(vectors / norms[:, None], whole.starts[1:-1])]
@@ -224,12 +224,14 @@ def test_words_are_marked_by_the_tokens_of_the_model(run, form):
     retriever = load(run(form))
     hits = retriever.search(QUERIES[0], k=8)
     (batch,) = retriever.encode_queries([QUERIES[0]]).batches
-    of_words = [span.end > span.start for span in retriever.encoder.token_model.spans(QUERIES[0], "query")]
+    of_words = [span.end > span.start for span in retriever.snapshot.encoder.token_model.spans(QUERIES[0], "query")]
     for hit, matches in zip(hits, hits.matches(), strict=True):
-        parts = retriever.follow([QUERIES[0]], [[hit.doc_id]]).parts
+        parts = retriever.snapshot.follow([QUERIES[0]], [[hit.doc_id]]).parts
         part, words = float(parts["tokens"][0, 0]), float(parts["BM25"][0, 0])
-        position = retriever.tree.node(hit.digits) - retriever.tree.num_inner
-        ((_, shares),) = retriever.engine.token_shares(batch, retriever.request("search", 8, {}), [position])
+        position = retriever.snapshot.tree.node(hit.digits) - retriever.snapshot.tree.num_inner
+        ((_, shares),) = retriever.snapshot.engine.token_shares(
+            batch, retriever.snapshot.request("search", 8, {}), [position]
+        )
         assert shares.sum() == pytest.approx(part, abs=1e-5)
         assert sum(match.share for match in matches) == pytest.approx(shares[of_words].sum() + words, abs=1e-5)
         assert all(match.word for match in matches)
@@ -244,25 +246,30 @@ def test_words_are_marked_by_the_tokens_of_the_model(run, form):
 def test_an_added_document_has_the_tokens_of_a_trained_one_and_all_is_saved(run, collection, tmp_path, form):
     retriever, records = load(run(form)), collection.documents[:5]
     ids, titles, texts = (list(records[name]) for name in ("doc_id", "title", "text"))
-    before = [retriever.tree.tokens.gather(np.array([retriever.tree.positions[row]])).codes for row in range(5)]
+    before = [
+        retriever.snapshot.tree.tokens.gather(np.array([retriever.snapshot.tree.positions[row]])).codes
+        for row in range(5)
+    ]
     retriever.remove(ids)
     new = [{"doc_id": own, "title": title, "text": text} for own, title, text in zip(ids, titles, texts, strict=True)]
     retriever.add(new)
     retriever.add([{**new[0], "text": "replaced"}], replace=True)
     retriever.add([new[0]], replace=True)
-    rows = retriever.documents.rows_of(ids, "ids")
+    rows = retriever.snapshot.documents.rows_of(ids, "ids")
     for row, codes in zip(rows, before, strict=True):
-        check_codes(retriever.tree.tokens.gather(np.array([retriever.tree.positions[row]])).codes, codes)
+        check_codes(
+            retriever.snapshot.tree.tokens.gather(np.array([retriever.snapshot.tree.positions[row]])).codes, codes
+        )
     query, allow = QUERIES[0], ids[:3]
     expected = retriever.search(query, k=9)
     assert {hit.doc_id for hit in retriever.search(query, k=9, allow=allow)} == set(allow)
     assert len(retriever.search(query, k=9, where=f"doc_id = '{ids[0]}'")) == 1
-    retriever.save_pretrained(tmp_path / "copy")
+    retriever.save(tmp_path / "copy")
     shutil.copytree(run(form), tmp_path / "updated")
     update = load(tmp_path / "updated")
     update.remove(ids)
     update.add(new)
-    assert update.save_update(tmp_path / "updated") == 2
+    assert update.save(tmp_path / "updated") == 2
     for folder in (tmp_path / "copy", tmp_path / "updated"):
         again = load(folder).search(query, k=9)
         assert [(hit.doc_id, hit.score) for hit in again] == [
@@ -273,9 +280,9 @@ def test_an_added_document_has_the_tokens_of_a_trained_one_and_all_is_saved(run,
 
 def test_several_docids_have_the_tokens_of_their_pieces(run, models, collection):
     retriever, own = load(run("modules", docids={"pieces": 3})), library(models("modules"))
-    tree = retriever.tree
+    tree = retriever.snapshot.tree
     assert tree.most_places > 1
-    pieces = retriever.encoder.piece_texts(collection.documents["title"], collection.documents["text"], 3)
+    pieces = retriever.snapshot.encoder.piece_texts(collection.documents["title"], collection.documents["text"], 3)
     for row in (0, 7, 40):
         places = np.sort(np.flatnonzero(tree.doc_rows == row))
         counts = sorted(len(vectors) for vectors in own.encode_document(pieces[row]))
@@ -285,7 +292,7 @@ def test_several_docids_have_the_tokens_of_their_pieces(run, models, collection)
         for span in (span for match in matches for span in match.spans):
             assert (hit.title if span.field == "title" else hit.text)[span.start : span.end] == span.text
     retriever.add([{"doc_id": "long", "title": "Danube", "text": " ".join(collection.documents["text"][:2])}])
-    assert retriever.tree.num_places > tree.num_places
+    assert retriever.snapshot.tree.num_places > tree.num_places
 
 
 def test_bfloat16_answers_alike_and_a_pickled_index_answers_the_same(run):
@@ -330,7 +337,7 @@ def test_a_text_of_which_the_mask_keeps_nothing_scores_0_and_is_told(models, col
     assert told.format(1) in caplog.text
     retriever.remove(["more-dots"])
     ids = list(collection.documents["doc_id"])
-    parts = retriever.follow(["...", "danube"], [ids, ids]).parts["tokens"]
+    parts = retriever.snapshot.follow(["...", "danube"], [ids, ids]).parts["tokens"]
     assert not parts[0].any()  # a query without a token
     assert parts[1, -1] == 0
     assert parts[1, :-1].all()
@@ -540,7 +547,7 @@ def test_an_update_is_not_written_to_an_index_with_another_model(run, stranger):
     retriever = load(run("modules"))
     retriever.add([{"doc_id": "new", "title": "New", "text": "a text"}])
     with pytest.raises(ValueError, match="is not the index that was updated"):
-        retriever.save_update(stranger)
+        retriever.save(stranger)
 
 
 def test_loading_the_model_opens_no_connection_and_no_file_outside_it(run, tmp_path, monkeypatch):

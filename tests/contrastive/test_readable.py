@@ -132,13 +132,13 @@ TEXTS = [
 
 
 @pytest.fixture(scope="module")
-def retriever() -> dsi.GenerativeRetriever:
+def retriever() -> dsi.Retriever:
     return dsi.index(TEXTS, device="cpu")
 
 
 @pytest.mark.parametrize("method", ["generate", "exact"])
 def test_words_rank_a_query_that_the_encoder_cannot_read(retriever, method):
-    by_words = retriever.lexical.shares(["أين يتوهج غاز"])[0]
+    by_words = retriever.snapshot.lexical.shares(["أين يتوهج غاز"])[0]
     hits = retriever.search("أين يتوهج غاز", k=8, method=method, lexical_weight=0.05)
     assert hits[0].text == TEXTS[1]
     assert by_words[1] == by_words.max() > 0
@@ -149,8 +149,8 @@ def test_words_rank_a_query_that_the_encoder_cannot_read(retriever, method):
 def test_without_words_the_vector_counts_whole(retriever):
     encoded = retriever.encode_queries(["أين يتوهج غاز"])
     plain = [batch._replace(shares_read=None) for batch in encoded.batches]
-    own = retriever.search_encoded(encoded, lexical_weight=0.0)
-    assert np.array_equal(own.scores, retriever.search_encoded(type(encoded)(["0"], plain), lexical_weight=0.0).scores)
+    own = retriever.snapshot.search(encoded, lexical_weight=0.0)
+    assert np.array_equal(own.scores, retriever.snapshot.search(type(encoded)(["0"], plain), lexical_weight=0.0).scores)
 
 
 def test_an_explanation_says_how_much_is_read(retriever):

@@ -10,15 +10,16 @@ import numpy as np
 import pyarrow.compute as pc
 import pytest
 
-from dsi import Config, GenerativeRetriever, SearchConfig
+from dsi import Config, SearchConfig
 from dsi.commands.main import main
 from dsi.docids.clustering import DocidsConfig, build_tree
 from dsi.docids.data import records as record_checks
 from dsi.docids.data.collection import Collection, read_collection, read_documents
 from dsi.docids.schemes import SchemeInput, make_docids
 from dsi.docids.vectors import VectorsConfig
-from dsi.store.documents import DocumentTable
-from dsi.store.loading import load_docids
+from dsi.store.documents.table import DocumentTable
+from dsi.store.folder.loading import load_docids
+from dsi.store.retriever import from_parts, load
 from dsi.training.docids_stage import save_docids_stage
 from tests.support.files import own
 
@@ -44,7 +45,7 @@ def retriever(folder, encoder):
     texts = encoder.document_texts(list(documents["title"]), list(documents["text"]))
     tree = build_tree(encoder.encode(texts, "document"), DocidsConfig(branching=3, max_leaf_size=3))
     settings = SearchConfig(alpha=0.4, beam_width=3)
-    return GenerativeRetriever(encoder, tree, None, documents, settings)
+    return from_parts(encoder, tree, None, documents, settings)
 
 
 CONDITIONS = [
@@ -65,7 +66,7 @@ CONDITIONS = [
 def test_conditions_return_the_best_of_what_they_let_through(retriever, sql, expression, expected):
     right = np.array([bool(expected(n)) for n in range(40)])
     every = [hit.doc_id for hit in retriever.search("rivers and capitals", k=40, method="exact")]
-    best = [doc_id for doc_id in every if right[retriever.documents.rows[doc_id]]]
+    best = [doc_id for doc_id in every if right[retriever.snapshot.documents.rows[doc_id]]]
     for where, method in product((sql, expression, right), ("generate", "exact")):
         if where is not None:
             found = retriever.search("rivers and capitals", k=10, where=where, method=method)
@@ -74,25 +75,25 @@ def test_conditions_return_the_best_of_what_they_let_through(retriever, sql, exp
 
 
 def test_filters_hold_together(retriever):
-    allowed = [doc_id for doc_id, row in retriever.documents.rows.items() if row < 20]
+    allowed = [doc_id for doc_id, row in retriever.snapshot.documents.rows.items() if row < 20]
     found = retriever.search("a river", k=10, where="year = 1990", allow=allowed, deny=[allowed[0]])
-    assert {retriever.documents.rows[hit.doc_id] for hit in found} == {n for n in range(1, 20) if n % 3 == 0}
+    assert {retriever.snapshot.documents.rows[hit.doc_id] for hit in found} == {n for n in range(1, 20) if n % 3 == 0}
 
 
 def test_metadata_survives_saving_and_updates(retriever, tmp_path):
-    retriever.save_pretrained(tmp_path / "index")
-    loaded = GenerativeRetriever.from_pretrained(tmp_path / "index", device="cpu")
+    retriever.save(tmp_path / "index")
+    loaded = load(tmp_path / "index", device="cpu")
     loaded.add(
         [
             {"doc_id": "new", "title": "New", "text": "a river", "metadata": {"lang": "it", "year": 1}},
             {"doc_id": "bare", "title": "Bare", "text": "another river"},
         ]
     )
-    loaded.remove([next(iter(retriever.documents.rows))])
+    loaded.remove([next(iter(retriever.snapshot.documents.rows))])
     assert [hit.doc_id for hit in loaded.search("a river", where="lang = 'it'")] == ["new"]
     assert {hit.doc_id for hit in loaded.search("a river", where="year is null")} == {"bare"}
-    loaded.save_update(tmp_path / "index")
-    again = GenerativeRetriever.from_pretrained(tmp_path / "index", device="cpu")
+    loaded.save(tmp_path / "index")
+    again = load(tmp_path / "index", device="cpu")
     assert [hit.doc_id for hit in again.search("a river", where=pc.field("lang") == "it")] == ["new"]
     with pytest.raises(
         ValueError, match=r"'x' has metadata 'land', for which the index has no column; it has topic, lang, year, tags"
@@ -218,7 +219,7 @@ def test_a_corpus_and_an_update_refuse_the_same_documents(beir, retriever, chang
         retriever.add([record])
     with pytest.raises(ValueError, match=re.escape(message)):
         read_collection(beir(json.dumps(record), **ONE_QUERY))
-    assert len(retriever.documents) == 40
+    assert len(retriever.snapshot.documents) == 40
 
 
 def test_a_corpus_and_an_update_take_the_same_documents(folder, retriever):
@@ -231,7 +232,7 @@ def test_a_corpus_and_an_update_take_the_same_documents(folder, retriever):
     with (folder / "corpus.jsonl").open("a", encoding="utf-8") as file:
         file.writelines("\n" + json.dumps(record) for record in records)
     retriever.add(record for record in records)
-    table = retriever.documents.table
+    table = retriever.snapshot.documents.table
     assert table.slice(40, 4).to_pydict() == read_collection(folder).documents.select(range(40, 44)).to_dict()
 
 
@@ -240,7 +241,7 @@ def test_columns_take_values_of_their_type_only(encoder):
         {"doc_id": ["a", "b", "c", "d"], "title": list("abcd"), "n": [1, 2, 3, 4], "x": [0.5] * 4, "flag": [True] * 4}
     )
     tree = build_tree(encoder.encode(["passage: " + name for name in "abcd"], "document"), DocidsConfig(branching=2))
-    retriever = GenerativeRetriever(encoder, tree, None, documents)
+    retriever = from_parts(encoder, tree, None, documents)
     for name, value in [("n", 1.9), ("n", 2.0), ("n", True), ("x", True), ("x", "1"), ("flag", 1), ("flag", "true")]:
         with pytest.raises(ValueError, match=rf"Document 'new': metadata '{name}' must be of type .*, got {value!r}"):
             retriever.add([{**NEW, "metadata": {name: value}}])
@@ -270,8 +271,8 @@ def test_every_door_takes_further_keys_as_metadata_and_counts_what_no_column_can
         "n": [0] * 3,
     }
     tree = build_tree(encoder.encode(["passage: " + name for name in "abc"], "document"), DocidsConfig(branching=2))
-    retriever = GenerativeRetriever(encoder, tree, None, datasets.Dataset.from_dict(held))
-    retriever.save_pretrained(tmp_path / "run")
+    retriever = from_parts(encoder, tree, None, datasets.Dataset.from_dict(held))
+    retriever.save(tmp_path / "run")
     told = []
     for door in (
         lambda: Collection.from_records([TAGGED, {**TAGGED, "doc_id": "d"}]).documents[0],
@@ -280,7 +281,7 @@ def test_every_door_takes_further_keys_as_metadata_and_counts_what_no_column_can
         lambda: retriever.add([TAGGED, {**TAGGED, "doc_id": "d"}]) or vars_of(retriever.get("new")),
         lambda: (
             main(["update", str(tmp_path / "run"), "--device", "cpu", "--add", str(tmp_path / "corpus.jsonl")])
-            or vars_of(GenerativeRetriever.from_pretrained(tmp_path / "run", device="cpu").get("new"))
+            or vars_of(load(tmp_path / "run", device="cpu").get("new"))
         ),
     ):
         caplog.clear()
@@ -333,8 +334,11 @@ def test_a_document_is_read_by_its_id(retriever, folder):
     assert found.metadata == {"topic": first["topic"], "lang": "en", "year": 1990, "tags": ["not", "plain"]}
     assert found.digits == hit.digits
     assert hit.text == first["text"]
-    without = GenerativeRetriever(
-        retriever.encoder, retriever.tree, retriever.generator, retriever.documents.table.drop_columns(["text"])
+    without = from_parts(
+        retriever.snapshot.encoder,
+        retriever.snapshot.tree,
+        retriever.snapshot.generator,
+        retriever.snapshot.documents.table.drop_columns(["text"]),
     )
     assert without.get(first["doc_id"]).text is None
     assert without.search("river", k=3)[2].text is None
@@ -342,8 +346,8 @@ def test_a_document_is_read_by_its_id(retriever, folder):
 
 @pytest.mark.parametrize("chosen", [[3], [0, 39, 7], range(40)])
 def test_documents_are_replaced_in_one_step(retriever, chosen, monkeypatch):
-    before, doc_ids = retriever.snapshot, list(retriever.documents.rows)
-    table, engine = retriever.documents, retriever.engine
+    before, doc_ids = retriever.snapshot, list(retriever.snapshot.documents.rows)
+    table, engine = retriever.snapshot.documents, retriever.snapshot.engine
     untouched = {doc_id: retriever.get(doc_id) for row, doc_id in enumerate(doc_ids) if row not in chosen}
     snapshots = []
     monkeypatch.setattr(retriever, "_hold", lambda content, hold=retriever._hold: snapshots.append(hold(content)))
@@ -354,11 +358,11 @@ def test_documents_are_replaced_in_one_step(retriever, chosen, monkeypatch):
         retriever.add([*new, new[0]], replace=True)
     with pytest.raises(ValueError, match="replace must be True or False, got 'no'"):
         retriever.add(new, replace="no")
-    assert retriever.documents is table
-    assert retriever.engine is engine
+    assert retriever.snapshot.documents is table
+    assert retriever.snapshot.engine is engine
     retriever.add([*new, NEW], replace=True)
     assert len(snapshots) == 1
-    assert set(retriever.documents.rows) == {*doc_ids, "new"}
+    assert set(retriever.snapshot.documents.rows) == {*doc_ids, "new"}
     assert {doc_id: retriever.get(doc_id) for doc_id in untouched} == untouched
     for document in [*new, NEW]:
         found = retriever.get(document["doc_id"])

@@ -14,7 +14,7 @@ from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
 import dsi
-from dsi import GenerativeRetriever, SearchConfig
+from dsi import Retriever, SearchConfig
 from dsi.config import Config, read_config
 from dsi.contrastive.blocks import DocumentTexts
 from dsi.contrastive.cutting import piece_text
@@ -32,8 +32,9 @@ from dsi.search import generate
 from dsi.search.engines import create_engine
 from dsi.search.queries import QueryBatch
 from dsi.search.request import SearchRequest
-from dsi.store.loading import load_docids
-from dsi.store.topics import Topics
+from dsi.store.documents.topics import Topics
+from dsi.store.folder.loading import load_docids
+from dsi.store.retriever import from_parts, load
 from dsi.training.docids_stage import save_docids_stage
 from dsi.training.embedding import pieces_line
 from dsi.training.generator_stage import GeneratorStage
@@ -324,7 +325,7 @@ def pieces_of(encoder, documents) -> tuple[list[str], np.ndarray]:
     return [text for each in own for text in each], np.repeat(np.arange(len(own)), [len(each) for each in own])
 
 
-def index_of(encoder, *, by_vectors: bool = False) -> GenerativeRetriever:
+def index_of(encoder, *, by_vectors: bool = False) -> Retriever:
     """The first 50 of `DOCUMENTS` by their first three pieces, with a random generator."""
     old = DOCUMENTS[:50]
     pieces, rows = pieces_of(encoder, old)
@@ -340,15 +341,15 @@ def index_of(encoder, *, by_vectors: bool = False) -> GenerativeRetriever:
     bm25 = BM25(documents["doc_id"], [f"{d['title']} {d['text']}" for d in old], k1=1.2, b=0.5)
     search = SearchConfig(alpha=0.3, beam_width=12, lexical_weight=0.05 if by_vectors else 0.0)
     generator = None if by_vectors else random_generator(tree)
-    return GenerativeRetriever(encoder, tree, generator, documents, search, bm25)
+    return from_parts(encoder, tree, generator, documents, search, bm25)
 
 
 def own_scores(retriever, documents, query: str) -> dict[str, float]:
     """{doc_id: dense score of the best piece less the cost of having several}, by definition."""
-    pieces, rows = pieces_of(retriever.encoder, documents)
-    queries = retriever.encoder.encode(retriever.encoder.query_texts([query]), "query")
-    scores = retriever.encoder.encode(pieces, "document") @ queries[0]
-    cost = retriever.tree.piece_cost
+    pieces, rows = pieces_of(retriever.snapshot.encoder, documents)
+    queries = retriever.snapshot.encoder.encode(retriever.snapshot.encoder.query_texts([query]), "query")
+    scores = retriever.snapshot.encoder.encode(pieces, "document") @ queries[0]
+    cost = retriever.snapshot.tree.piece_cost
     return {
         d["doc_id"]: float(scores[rows == row].max() - cost * np.log2((rows == row).sum()))
         for row, d in enumerate(documents)
@@ -358,7 +359,7 @@ def own_scores(retriever, documents, query: str) -> dict[str, float]:
 def test_an_index_ranks_documents_by_their_best_pieces_before_and_after_updates_and_on_disk(pieces_index, tmp_path):
     retriever, documents = pieces_index, {d["doc_id"]: d for d in DOCUMENTS[:50]}
 
-    def check(own: GenerativeRetriever) -> None:
+    def check(own: Retriever) -> None:
         assert len(own.documents) == len(documents) == own.tree.num_rows
         for query in QUERIES:
             expected = own_scores(own, list(documents.values()), query)
@@ -380,14 +381,14 @@ def test_an_index_ranks_documents_by_their_best_pieces_before_and_after_updates_
     retriever.add([changed], replace=True)
     documents[changed["doc_id"]] = changed
     check(retriever)
-    retriever.save_pretrained(tmp_path / "index")
-    loaded = GenerativeRetriever.from_pretrained(tmp_path / "index", device="cpu")
+    retriever.save(tmp_path / "index")
+    loaded = load(tmp_path / "index", device="cpu")
     check(loaded)
     loaded.add([DOCUMENTS[0]])
     documents[DOCUMENTS[0]["doc_id"]] = DOCUMENTS[0]
     check(loaded)
-    loaded.save_update(tmp_path / "index")
-    check(GenerativeRetriever.from_pretrained(tmp_path / "index", device="cpu"))
+    loaded.save(tmp_path / "index")
+    check(load(tmp_path / "index", device="cpu"))
 
 
 def test_hits_show_the_piece_that_scored_best_before_and_after_updates(encoder):
@@ -412,7 +413,7 @@ def test_hits_show_the_piece_that_scored_best_before_and_after_updates(encoder):
 def test_k_documents_come_whatever_the_beam_and_filters_take_all_places(pieces_index, options, monkeypatch):
     monkeypatch.setattr(generate, "_OUTRIGHT", 0)
     retriever = pieces_index
-    allow = list(retriever.documents.rows)[5:17]
+    allow = list(retriever.snapshot.documents.rows)[5:17]
     for hits in retriever.search(QUERIES, 12, beam_width=2, allow=allow, **options):
         assert {hit.doc_id for hit in hits} == set(allow)
     for hits in retriever.search(QUERIES, 12, beam_width=2, deny=allow, **options):
@@ -426,18 +427,20 @@ def test_k_documents_come_whatever_the_beam_and_filters_take_all_places(pieces_i
     encoded = retriever.encode_queries(QUERIES)
     doc_ids = [[hit.doc_id for hit in hits] for hits in everything]
     scores = [[hit.score for hit in hits] for hits in everything]
-    np.testing.assert_allclose(retriever.follow(encoded, doc_ids, **options).scores, scores, rtol=1e-4, atol=1e-5)
+    np.testing.assert_allclose(
+        retriever.snapshot.follow(encoded, doc_ids, **options).scores, scores, rtol=1e-4, atol=1e-5
+    )
 
 
 def test_a_beam_full_of_one_documents_places_is_widened_for_that_query_alone(encoder):
     retriever = index_of(encoder)
-    vectors = retriever.tree.embeddings[:]
+    vectors = retriever.snapshot.tree.embeddings[:]
     rows = np.repeat(np.arange(50), [60, *[1] * 49])
     vectors = np.concatenate([np.ones((60, vectors.shape[1])), vectors[:49]]).astype(np.float32)
     config = DocidsConfig(branching=4, max_leaf_size=1, pieces=60)
     tree = assemble(make_docids(SchemeInput(vectors, config, rows=rows)), vectors)
     for generator in (random_generator(tree), None):
-        full = GenerativeRetriever(encoder, tree, generator, retriever.documents.table)
+        full = from_parts(encoder, tree, generator, retriever.snapshot.documents.table)
         for hits in full.search(QUERIES, 8, beam_width=8):
             assert len({hit.doc_id for hit in hits}) == 8
             assert all(math.isfinite(hit.score) for hit in hits)
@@ -602,7 +605,7 @@ def test_an_index_of_pieces_is_trained_tuned_searched_and_updated(
     places = tree.embeddings[places_of(tree, np.array([row for _, row in pairs]))]
     np.testing.assert_allclose(own, np.einsum("npd,nd->np", places, vectors).max(axis=1), atol=1e-6)
 
-    retriever = GenerativeRetriever.from_pretrained(run.folder, device="cpu")
+    retriever = load(run.folder, device="cpu")
     for hits in retriever.search(QUERIES, 40, method="exact"):
         assert len({hit.doc_id for hit in hits}) == 40
         assert hits.exact
@@ -614,9 +617,9 @@ def test_an_index_of_pieces_is_trained_tuned_searched_and_updated(
         assert list(answers.values()) == pytest.approx(list(dense[query_id].values())[:10], abs=1e-4)
     long = {"doc_id": "new", "title": "Gas", "text": "helium is a noble gas of the sun " * 20}
     retriever.add([long])
-    assert retriever.tree.place_counts[40] == 2
-    retriever.save_update(run.folder)
-    assert GenerativeRetriever.from_pretrained(run.folder, device="cpu").tree.num_rows == 41
+    assert retriever.snapshot.tree.place_counts[40] == 2
+    retriever.save(run.folder)
+    assert load(run.folder, device="cpu").tree.num_rows == 41
 
 
 def test_schemes_are_compared_with_pieces_by_name(beir, tmp_path):
@@ -675,8 +678,8 @@ def test_short_collections_are_as_without_pieces_and_long_documents_join_them(
     start, end = hit.passage_span
     assert hit.passage == documents[0]["text"][start:end]
     assert 0 < end - start < 400
-    own.save_update(tmp_path / "pieces")
-    loaded = GenerativeRetriever.from_pretrained(tmp_path / "pieces", device="cpu")
+    own.save(tmp_path / "pieces")
+    loaded = load(tmp_path / "pieces", device="cpu")
     again = next(
         other for other in loaded.search("helium is a noble gas of the sun", 42, method="exact") if other == hit
     )

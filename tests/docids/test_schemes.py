@@ -17,7 +17,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import dsi
-from dsi import GenerativeRetriever
 from dsi.commands.main import main
 from dsi.config import read_config
 from dsi.docids.clustering import DocidsConfig, assemble, build_tree
@@ -27,6 +26,7 @@ from dsi.docids.schemes.file import read_docids, write_docids
 from dsi.docids.schemes.lloyd import train_kmeans
 from dsi.docids.tree import DocidTree, diagnostics
 from dsi.docids.updating import add_documents, remove_documents
+from dsi.store.retriever import load
 from dsi.training.docids_stage import load_tokenizer, sources_digest
 from dsi.training.indexing import read_embeddings
 from dsi.training.pipeline import TrainingRun
@@ -691,8 +691,8 @@ def train(beir, tmp_path, sentence_t5_folder, t5_folder, store):
 
 def check_updates(folder: Path) -> None:
     """An index finds every document, and keeps all docids when one comes and one goes."""
-    retriever = GenerativeRetriever.from_pretrained(folder, device="cpu")
-    check_walk(retriever.tree)
+    retriever = load(folder, device="cpu")
+    check_walk(retriever.snapshot.tree)
     found = retriever.search("noble gas", k=5, method="exact")
     every = retriever.search("noble gas", k=40, beam_width=40)
     assert found.exact
@@ -701,8 +701,8 @@ def check_updates(folder: Path) -> None:
     assert len(before) == 40
     retriever.add([{"doc_id": "new", "title": "Gas of the sun", "text": "Helium, a noble gas."}])
     retriever.remove([found[0].doc_id])
-    retriever.save_update(folder)
-    again = GenerativeRetriever.from_pretrained(folder, device="cpu").search("noble gas", k=41, beam_width=41)
+    retriever.save(folder)
+    again = load(folder, device="cpu").search("noble gas", k=41, beam_width=41)
     now = {hit.doc_id: hit.digits for hit in again}
     assert set(now) == {*before, "new"} - {found[0].doc_id}
     assert all(before.get(doc_id, digits) == digits for doc_id, digits in now.items())

@@ -26,7 +26,7 @@ from dsi.config import Config, read_config
 from dsi.docids.data.collection import Collection, read_collection
 from dsi.eval.trec import write_qrels, write_run
 from dsi.search.queries import ids_and_texts
-from dsi.store.info import as_lines, index_info
+from dsi.store.folder.info import as_lines, index_info
 from tests.support.files import needs_readers, own
 
 ROOT = Path(__file__).parents[2]
@@ -349,8 +349,8 @@ def test_a_collection_with_queries_is_indexed_without_training_too(sentence_bert
     collection = Collection.from_records(ROWS, queries={"q": "gas"}, qrels={"train": {"q": {"1": 1}}})
     config = Config().without_training().with_changes({"encoder": {"name": str(sentence_bert_folder)}})
     retriever = dsi.train(collection, tmp_path / "run", config=config, device="cpu")
-    assert retriever.tree.tokens is not None
-    assert retriever.tree.tokens.query_head is None
+    assert retriever.snapshot.tree.tokens is not None
+    assert retriever.snapshot.tree.tokens.query_head is None
 
 
 @pytest.mark.parametrize("grade", [0, -1])
@@ -359,8 +359,8 @@ def test_train_judgements_of_which_none_is_above_0_are_as_none(grade, sentence_b
     config = Config().with_changes({"encoder": {"name": str(sentence_bert_folder)}, "lexical": {"language": "german"}})
     retriever = dsi.train(collection, tmp_path / "run", config=config, device="cpu")
     assert "has no train queries" not in caplog.text  # nothing was to be trained but the map of query tokens
-    assert retriever.tree.tokens.query_head is None
-    assert retriever.lexical.language == "german"
+    assert retriever.snapshot.tree.tokens.query_head is None
+    assert retriever.snapshot.lexical.language == "german"
     assert read_config(tmp_path / "run" / "config.toml") == config
 
 
@@ -406,7 +406,7 @@ def test_an_index_of_texts_is_searched_without_training(notes, tmp_path, caplog)
     assert set(stages) == {"encoder", "docids", "lexical", "memory"}  # no pseudo-queries, no generator
     assert not (tmp_path / "run" / "tuning.json").exists()
     assert (retriever.search_config.lexical_weight, retriever.search_config.token_weight) == (0.7, 1.0)
-    assert retriever.engine.tree.tokens is not None
+    assert retriever.snapshot.engine.tree.tokens is not None
     assert (
         "There are no queries to tune on; weights are those of [search], chosen on other collections."
         in caplog.messages
@@ -421,7 +421,7 @@ def test_an_index_of_other_texts_is_replaced_on_request_only(tmp_path):
         dsi.index(["Neon glows."], tmp_path / "run", device="cpu")
     index = dsi.index(["Neon glows."], tmp_path / "run", device="cpu", replace=True)
     index.add([{"doc_id": "b", "text": "Bees dance."}])
-    index.save_update(tmp_path / "run")
+    index.save(tmp_path / "run")
     with pytest.raises(ValueError, match="say that the updates may go"):
         dsi.index(["Neon glows."], tmp_path / "run", device="cpu")
     assert len(dsi.index(["Neon glows."], tmp_path / "run", device="cpu", discard_updates=True).documents) == 1
@@ -813,8 +813,8 @@ def test_an_index_takes_the_settings_of_a_training(sentence_bert_folder, tmp_pat
     )  # fmt: skip
     written = read_config(tmp_path / "run" / "config.toml")
     assert (written.docids.max_leaf_size, written.docids.pieces, written.contrastive.loss) == (3, 2, "none")
-    assert (written.lexical.language, retriever.lexical.language) == ("german", "german")
-    assert list(retriever.documents.rows) == ["a b", "b"]  # ids with spaces are loaded again
+    assert (written.lexical.language, retriever.snapshot.lexical.language) == ("german", "german")
+    assert list(retriever.snapshot.documents.rows) == ["a b", "b"]  # ids with spaces are loaded again
     arguments = ["index", str(tmp_path / "a.jsonl"), str(tmp_path / "shell"), "--encoder", str(sentence_bert_folder)]
     settings = ["--language", "german", "--pieces", "2", "--set", "docids.max_leaf_size=3", "--device", "cpu"]
     assert main([*arguments, *settings]) == 0
@@ -859,13 +859,13 @@ def dated_run(tmp_path_factory, sentence_bert_folder):
 )
 @pytest.mark.parametrize("column", ["day", "at"])
 def test_in_a_filter_a_day_is_the_whole_day(column, where, found, dated_run):
-    retriever = dsi.GenerativeRetriever.from_pretrained(dated_run, device="cpu")
+    retriever = dsi.load(dated_run, device="cpu")
     hits = retriever.search("what", where=f"{column} {where}")
     assert sorted(hit.doc_id for hit in hits) == list(found)
 
 
 def test_a_moment_in_a_filter_is_of_its_zone_and_a_text_is_no_date(dated_run):
-    retriever = dsi.GenerativeRetriever.from_pretrained(dated_run, device="cpu")
+    retriever = dsi.load(dated_run, device="cpu")
     for where, found in (("at = '2024-01-31T13:00:00+01:00'", ["b"]), ("at > '2024-01-31T12:00'", ["c"])):
         assert [hit.doc_id for hit in retriever.search("what", where=where)] == found
     with pytest.raises(
@@ -875,7 +875,7 @@ def test_a_moment_in_a_filter_is_of_its_zone_and_a_text_is_no_date(dated_run):
 
 
 def test_dates_and_lists_come_back_and_json_has_them(dated_run, tmp_path, capsys):
-    retriever = dsi.GenerativeRetriever.from_pretrained(dated_run, device="cpu")
+    retriever = dsi.load(dated_run, device="cpu")
     assert retriever.get("a").metadata == {
         "day": date(2024, 1, 15), "at": datetime(2024, 1, 15, 23, 59, 59, tzinfo=UTC), "tags": ["gas"],
     }  # fmt: skip
@@ -890,7 +890,7 @@ def test_dates_and_lists_come_back_and_json_has_them(dated_run, tmp_path, capsys
 
 
 def test_the_answer_of_an_empty_query_is_empty(dated_run, caplog):
-    retriever = dsi.GenerativeRetriever.from_pretrained(dated_run, device="cpu")
+    retriever = dsi.load(dated_run, device="cpu")
     alone = retriever.search("neon", k=2)
     assert retriever.search("  ") == []
     caplog.clear()
@@ -930,7 +930,7 @@ def test_an_update_adds_files_of_every_kind(name, dated_run, tmp_path, capsys):
         path.write_text("\n".join(separator.join(own) for own in (rows[0], rows[0].values())))
     assert main(["update", str(run), "--device", "cpu", "--add", str(path), "--remove", "a"]) == 0
     assert "1 document removed, 1 added, 3 documents now; generation 2" in capsys.readouterr().out
-    again = dsi.GenerativeRetriever.from_pretrained(run, device="cpu")
+    again = dsi.load(run, device="cpu")
     assert list(again.documents.rows) == ["b", "c", doc_id]
 
 
@@ -998,7 +998,7 @@ def test_two_systems_are_compared(dated_run, tmp_path, capsys):
     qrels, queries = {"test": {"q1": {"a": 1}, "q2": {"b": 1}}}, {"q1": "neon", "q2": "bees"}
     records = [{"id": own, "text": text} for own, text in (("a", "Neon"), ("b", "Bees"))]
     Collection.from_records(records, queries=queries, qrels=qrels).save(tmp_path / "data")
-    retriever = dsi.GenerativeRetriever.from_pretrained(dated_run, device="cpu")
+    retriever = dsi.load(dated_run, device="cpu")
     write_run(retriever.run(queries, 10), tmp_path / "a.run", "a")
     compare = ["compare", str(tmp_path / "a.run"), str(dated_run), "--data", str(tmp_path / "data"), "--device", "cpu"]
     assert main(compare) == 0

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from dsi.commands.main import main
 from dsi.docids.tree import DocidTree
 from dsi.docids.vectors import Product, Vectors, VectorsConfig
-from dsi.store.retriever import GenerativeRetriever
+from dsi.store.retriever import load
 from tests.support.small import random_tree
 from tests.support.small_index import small_index
 
@@ -110,13 +110,13 @@ def test_settings_out_of_range_are_refused():
 
 def test_an_index_on_disk_keeps_its_vectors_in_fewer_bytes(encoder, tmp_path, capsys):
     retriever, run = small_index(encoder), tmp_path / "index"
-    retriever.save_pretrained(run)
+    retriever.save(run)
     before = retriever.run({"0": "the danube"}, k=5)["0"]
     assert main(["update", str(run), "--device", "cpu", "--vectors", "int8"]) == 0
     assert "50 documents now; generation 2" in capsys.readouterr().out
-    loaded = GenerativeRetriever.from_pretrained(run, device="cpu")
+    loaded = load(run, device="cpu")
     assert loaded.tree.embeddings.dtype == np.int8
-    assert loaded.tree.fingerprint == retriever.tree.fingerprint
+    assert loaded.tree.fingerprint == retriever.snapshot.tree.fingerprint
     after = loaded.run({"0": "the danube"}, k=5)["0"]
     assert before.keys() == after.keys()
     np.testing.assert_allclose([*before.values()], [after[doc_id] for doc_id in before], rtol=0.05)

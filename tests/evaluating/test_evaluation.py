@@ -78,7 +78,7 @@ def test_the_index_is_measured_with_the_settings_given_and_keeps_its_own(retriev
 
 
 def test_files_are_written_before_a_reader_of_the_table_can_go(retriever, collection, tmp_path):
-    retriever.save_pretrained(tmp_path / "index")
+    retriever.save(tmp_path / "index")
     code = (
         "import sys, io\nfrom dsi.commands import evaluate\nclass Gone(io.StringIO):\n    def write(self, text):\n"
         "        raise BrokenPipeError\nsys.stdout = Gone()\ntry:\n    evaluate.main(sys.argv[1:])\n"
@@ -93,7 +93,7 @@ def test_files_are_written_before_a_reader_of_the_table_can_go(retriever, collec
 
 
 def test_an_index_that_was_saved_is_tuned_and_measured(retriever, collection, tmp_path, capsys):
-    retriever.save_pretrained(tmp_path / "saved")
+    retriever.save(tmp_path / "saved")
     common = [str(tmp_path / "saved"), "--data", str(collection.name), "--device", "cpu"]
     assert main(["tune", *common]) == 0
     assert main(["evaluate", *common, "--results", str(tmp_path / "results.json")]) == 0
@@ -105,7 +105,7 @@ def test_an_index_is_measured_where_all_relevant_documents_are_gone(retriever, c
     head, *lines = file.read_text(encoding="utf-8").splitlines()
     file.write_text("\n".join([head, *(line for line in lines if "\tneon\t" in line)]), encoding="utf-8")
     retriever.remove(["neon"])
-    retriever.save_pretrained(tmp_path / "saved")
+    retriever.save(tmp_path / "saved")
     results = tmp_path / "results.json"
     common = [str(tmp_path / "saved"), "--data", str(collection.name), "--device", "cpu"]
     assert main(["evaluate", *common, "--show", "5", "--results", str(results)]) == 0
@@ -126,7 +126,7 @@ def replace_first(retriever, collection):
     first = collection.documents[0]
     retriever.remove([first["doc_id"]])
     retriever.add([{name: first[name] for name in ("doc_id", "title", "text")}])
-    assert list(retriever.documents.rows) == [*collection.documents["doc_id"][1:], first["doc_id"]]
+    assert list(retriever.snapshot.documents.rows) == [*collection.documents["doc_id"][1:], first["doc_id"]]
 
 
 def test_an_index_that_has_learned_is_measured_without_it_too(retriever, collection):

@@ -38,7 +38,7 @@ def folder(tmp_path_factory, sentence_t5_folder):
 
 @pytest.fixture
 def retriever(folder):
-    return dsi.GenerativeRetriever.from_pretrained(folder, device="cpu")
+    return dsi.load(folder, device="cpu")
 
 
 def test_the_same_id_counts_where_the_document_holds_the_query_and_is_not_what_it_asks_for(caplog):
@@ -110,7 +110,7 @@ def test_weights_are_chosen_without_the_query_itself(retriever):
     collection = arguments()
     assert dsi.tune(retriever, collection).best
     qrels, encoded = collection.qrels["dev"], retriever.encode_queries(collection.query_texts("dev"))
-    config = retriever.configured_search
+    config = retriever.snapshot.configured
     with_itself = choose(retriever, encoded, qrels, config)
     without = choose(retriever, encoded, qrels, config, identical=collection.identical)
     assert with_itself.best["lexical_weight"] != without.best["lexical_weight"]

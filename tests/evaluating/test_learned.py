@@ -82,18 +82,18 @@ def test_of_an_index_from_the_hub_vectors_tell(taught, collection):
 
 def test_compare_leaves_out_what_one_of_them_has_learned(taught, collection, beir, tmp_path, capsys):
     data = str(beir())
-    taught.save_pretrained(tmp_path / "a")
+    taught.save(tmp_path / "a")
     shutil.copytree(tmp_path / "a", tmp_path / "b")
     first, *others = list(collection.qrels["test"])
     taught.learn([pair for pair in pairs_of(collection, "test") if pair[0] != collection.queries[first]])
-    taught.save_update(tmp_path / "a")
+    taught.save(tmp_path / "a")
     indexes = [str(tmp_path / name) for name in ("a", "b")]
     assert main(["compare", *indexes, "--data", data, "--device", "cpu"]) == 0
     shown = capsys.readouterr().out
     assert f"{len(others)} of {len(others) + 1} test queries were learned by {tmp_path / 'a'}, as they are" in shown
     assert "\n1 queries; p of paired" in shown
     taught.learn(pairs_of(collection, "test"))
-    taught.save_update(tmp_path / "a")
+    taught.save(tmp_path / "a")
     assert main(["compare", *indexes, "--data", data, "--device", "cpu"]) == 2
     assert "have learned all" in capsys.readouterr().err
 
@@ -103,7 +103,7 @@ def test_evaluate_in_the_shell_writes_runs_and_judgements_of_the_same_queries(
 ):
     first, *_ = list(collection.qrels["test"])
     taught.learn([pair for pair in pairs_of(collection, "test") if pair[0] != collection.queries[first]])
-    taught.save_pretrained(tmp_path / "run")
+    taught.save(tmp_path / "run")
     folder = tmp_path / "trec"
     own = ["--data", str(beir()), "--device", "cpu", "--trec-runs", str(folder), "--show", "3"]
     assert main(["evaluate", str(tmp_path / "run"), *own]) == 0
@@ -130,14 +130,14 @@ def test_dev_queries_that_were_learned_are_counted_and_choose_as_before(taught, 
 def test_few_dev_queries_do_not_switch_off_what_users_will_teach(encoder, caplog, queries, stays):
     """All of them say that what was learned misleads."""
     index = small_index(encoder, vectors=True)
-    index.configured_search = dataclasses.replace(index.configured_search, memory_weight=10.0)
+    index.snapshot.configured = dataclasses.replace(index.snapshot.configured, memory_weight=10.0)
     asked = {f"q{n}": f"{DOCUMENTS[n % 40]['title']} {n}" for n in range(queries)}
     doc_ids = [document["doc_id"] for document in DOCUMENTS[:50]]
     vectors = index.encode_queries([f"{query}?" for query in asked.values()]).embeddings
     wrong = np.array([index.documents.rows[doc_ids[45 + n % 5]] for n in range(queries)])
     index = index.with_memory(QueryMemory().learn([f"{query}?" for query in asked.values()], wrong, vectors))
     qrels = {f"q{n}": {doc_ids[n % 40]: 1} for n in range(queries)}
-    config = dataclasses.replace(index.configured_search)
+    config = dataclasses.replace(index.snapshot.configured)
     weights = tuning.choose_weights(index, index.encode_queries(asked), qrels, config)
     assert (weights["memory_weight"] == 10.0) == stays
     assert (

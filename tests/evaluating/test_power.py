@@ -10,9 +10,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from dsi import GenerativeRetriever
 from dsi.docids.files.reading import read_record
 from dsi.docids.files.storage import recover_folder, replace_folder, write_json
+from dsi.store.retriever import load
 from tests.support.power import Disk
 from tests.support.small_index import DOCUMENTS, small_index
 
@@ -73,13 +73,13 @@ def test_a_replaced_folder_and_a_manifest_are_whole_after_a_loss_of_power(tmp_pa
 def test_an_index_is_the_old_or_the_new_one_after_a_loss_of_power(save, encoder, tmp_path):
     folder = tmp_path / "disk"
     index = small_index(encoder, vectors=True)
-    index.save_pretrained(folder / "run")
+    index.save(folder / "run")
     index.add(DOCUMENTS[50:53])
     index.remove([DOCUMENTS[0]["doc_id"]])
 
     def read(disk: Path) -> int:
         recover_folder(disk / "run")
-        return len(GenerativeRetriever.from_pretrained(disk / "run", device="cpu").documents)
+        return len(load(disk / "run", device="cpu").documents)
 
     states = states_after(lambda: getattr(index, save)(folder / "run"), folder, read)
     assert set(states) == {50, 52}
@@ -91,7 +91,7 @@ def test_an_index_is_the_old_or_the_new_one_after_a_loss_of_power(save, encoder,
 def test_what_syncing_costs(encoder, tmp_path, monkeypatch, capsys):
     """Prints medians of 100 updates of one document; in every other one nothing is synced."""
     index, sync = small_index(encoder, vectors=True), os.fsync
-    index.save_pretrained(tmp_path / "run")
+    index.save(tmp_path / "run")
     syncs, seconds = [], {name: [] for name in ("add", "save, synced", "save, not synced")}
 
     def timed(name: str, work: Callable[[], object]) -> None:
@@ -103,7 +103,7 @@ def test_what_syncing_costs(encoder, tmp_path, monkeypatch, capsys):
         timed("add", lambda: index.add([{**DOCUMENTS[50], "doc_id": f"new-{number}"}]))  # noqa: B023
         synced = number % 2 == 0
         monkeypatch.setattr("os.fsync", lambda descriptor: syncs.append(sync(descriptor)) if synced else None)  # noqa: B023
-        timed(f"save, {'' if synced else 'not '}synced", lambda: index.save_update(tmp_path / "run"))
+        timed(f"save, {'' if synced else 'not '}synced", lambda: index.save(tmp_path / "run"))
         index.remove([f"new-{number}"])
     medians = ", ".join(f"{name} {1000 * np.median(own):.1f} ms" for name, own in seconds.items())
     with capsys.disabled():

@@ -42,14 +42,16 @@ def test_a_training_remembers_train_queries_and_what_was_learned_of_dev_queries_
 ):
     collection = dsi.read_collection(beir())
     retriever = dsi.train(collection, tmp_path / "run", config=settings, device="cpu")
-    assert len(retriever.memory) == len({(collection.queries[name], row) for name, row in collection.pairs("train")})
+    assert len(retriever.snapshot.memory) == len(
+        {(collection.queries[name], row) for name, row in collection.pairs("train")}
+    )
     first = dsi.tune(retriever, collection).best
     dev = [(collection.queries[name], doc_id) for name, own in collection.qrels["dev"].items() for doc_id in own]
-    before = len(retriever.memory)
+    before = len(retriever.snapshot.memory)
     retriever.learn(dev)
-    assert len(retriever.memory) > before
+    assert len(retriever.snapshot.memory) > before
     assert dsi.tune(retriever, collection).best == first
-    assert len(retriever.memory) > before
+    assert len(retriever.snapshot.memory) > before
     forgetful = settings.with_changes({"memory": {"train_queries": False}})
     assert not len(dsi.train(collection, tmp_path / "run", config=forgetful, device="cpu").memory)
 
@@ -78,7 +80,7 @@ def test_few_or_unanswered_queries_choose_nothing_for_digits_either(encoder, cap
         (1, 1, "1 dev queries are too few"),
         (25, 0, "0 dev queries have a relevant document"),
     ):
-        doc_ids = list(retriever.documents.rows)
+        doc_ids = list(retriever.snapshot.documents.rows)
         queries = {f"q{place}": f"rivers {place}" for place in range(count)}
         qrels = {"dev": {name: {doc_ids[0]: relevant} for name in queries}}
         records = [{"id": doc_id, "text": doc_id} for doc_id in doc_ids]
@@ -120,7 +122,7 @@ def test_an_index_that_changed_is_not_tuned(settings, beir, tmp_path):
     retriever = dsi.train(dsi.read_collection(beir()), tmp_path / "run", config=settings, device="cpu")
     assert is_tuned(tmp_path / "run")
     retriever.remove(["neon"])
-    retriever.save_update(tmp_path / "run")
+    retriever.save(tmp_path / "run")
     assert not is_tuned(tmp_path / "run")
 
 
@@ -128,7 +130,7 @@ def test_tuning_begins_from_the_configured_settings_whatever_was_chosen_before(s
     collection, run = dsi.read_collection(beir()), tmp_path / "run"
     retriever = dsi.train(collection, run, config=settings, device="cpu")
     first = retriever.search_config
-    assert retriever.configured_search == settings.search != first
+    assert retriever.snapshot.configured == settings.search != first
     assert dsi.tune(retriever, collection).best == {
         name: getattr(first, name) for name in ("beam_width", "lexical_weight", "token_weight", "memory_weight")
     }
@@ -138,9 +140,9 @@ def test_tuning_begins_from_the_configured_settings_whatever_was_chosen_before(s
     assert retriever.search_config == first
 
     copy_of = tmp_path / "copy"  # an index that was saved elsewhere has no config.toml
-    retriever.save_pretrained(copy_of)
-    again = dsi.GenerativeRetriever.from_pretrained(copy_of, device="cpu")
-    assert (again.search_config, again.configured_search) == (first, settings.search)
+    retriever.save(copy_of)
+    again = dsi.load(copy_of, device="cpu")
+    assert (again.search_config, again.snapshot.configured) == (first, settings.search)
     for judged in collection.qrels["dev"].values():
         judged.update(dict.fromkeys(judged, 0))  # too few to choose weights on
     dsi.tune(again, collection)

@@ -67,7 +67,7 @@ def test_an_index_is_trained_with_a_foreign_objective_and_searched_without_it(
     assert (record["objective"], record["score"], record["training_beam"]) == ("smooth", "softmax path", 0)
 
     package.rename(tmp_path / "elsewhere")
-    again = dsi.GenerativeRetriever.from_pretrained(run, device="cpu").search(texts, k=5)
+    again = dsi.load(run, device="cpu").search(texts, k=5)
     assert [[(hit.doc_id, hit.score) for hit in hits] for hits in again] == [
         [(hit.doc_id, hit.score) for hit in hits] for hits in expected
     ]

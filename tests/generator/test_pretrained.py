@@ -271,7 +271,7 @@ def test_an_index_with_a_language_model_is_trained_fused_explained_updated_and_k
     retriever.add([{"doc_id": "neretva", "title": "Neretva", "text": "A river in Bosnia and Croatia."}])
     assert "neretva" in [hit.doc_id for hit in retriever.search("Neretva a river in Bosnia and Croatia", k=41)]
     retriever.save_pretrained(tmp_path / "kept")
-    again = dsi.GenerativeRetriever.from_pretrained(tmp_path / "kept", device="cpu")
+    again = dsi.load(tmp_path / "kept", device="cpu")
     assert again.run(queries, 10) == retriever.run(queries, 10)
     retriever.remove(["neretva"])
     assert retriever.run(queries, 10) == run
@@ -279,7 +279,7 @@ def test_an_index_with_a_language_model_is_trained_fused_explained_updated_and_k
     # a decoder that is missing on disk
     shutil.rmtree(tmp_path / "kept" / "generator" / "language_model")
     with pytest.raises(FileNotFoundError, match="language_model"):
-        dsi.GenerativeRetriever.from_pretrained(tmp_path / "kept", device="cpu")
+        dsi.load(tmp_path / "kept", device="cpu")
 
 
 @pytest.mark.parametrize("upper", [0, 1])

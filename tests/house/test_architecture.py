@@ -37,7 +37,7 @@ EXTENSIONS: dict[str, set[str]] = {
 FROM_WITHIN = {
     ("dsi.docids.data.folders", "files"),
     ("dsi.measuring.evaluation", "rerankers"),
-    ("dsi.store.loading", "hub"),
+    ("dsi.store.folder.loading", "hub"),
     ("dsi.commands.evaluate", "rerankers"),
     ("dsi.commands.explain", "server"),
     ("dsi.commands.push", "hub"),
@@ -61,7 +61,7 @@ UNKNOWN = {
     "generators?": ("dsi.generator", "dsi.search.decoder"),
     "indexes": ("dsi.store.retriever", "dsi.store"),
     "launchers": ("accelerate",),
-    "manifests": ("dsi.store.verify", "dsi.store.loading"),
+    "manifests": ("dsi.store.folder.verify", "dsi.store.folder.loading"),
     "measures": ("dsi.eval.measures", "dsi.measuring"),
     "models": MODELS,
     "nodes": ("dsi.generator.families", "dsi.search.dense", "dsi.generator.objectives"),

@@ -183,14 +183,14 @@ index = dsi.load(sys.argv[1])
 print(index.search("noble gases", k=3).ids.tolist())
 index.add([{"doc_id": "new", "title": "A new one", "text": "Of noble gases."}])
 index.learn([("who is new", "new")])
-index.save_update(sys.argv[1])
+index.save(sys.argv[1])
 """
 
 
 @pytest.mark.programs
 def test_an_environment_without_the_libraries_that_train_searches_serves_and_updates(built, encoder, tmp_path):
     index = small_index(encoder, vectors=True)
-    index.save_pretrained(tmp_path / "index")
+    index.save(tmp_path / "index")
     expected = index.search("noble gases", k=3).ids.tolist()
     subprocess.run([sys.executable, "-m", "venv", str(tmp_path / "env")], check=True)
     python = tmp_path / "env" / ("Scripts/python.exe" if os.name == "nt" else "bin/python")

@@ -10,7 +10,7 @@ import huggingface_hub
 import pytest
 from huggingface_hub import ModelCard, constants
 
-from dsi import GenerativeRetriever, SearchConfig
+from dsi import SearchConfig
 from dsi.commands.main import main
 from dsi.contrastive.config import EncoderConfig
 from dsi.contrastive.encoder import Encoder
@@ -19,6 +19,7 @@ from dsi.docids.clustering import DocidsConfig, build_tree
 from dsi.docids.query_memory import MemoryConfig, QueryMemory
 from dsi.docids.words.bm25 import BM25
 from dsi.hub import push
+from dsi.store.retriever import from_parts, load
 from tests.hub.hub_server import TOKEN, serve
 from tests.support.multi_vectors import save_multi_vector
 from tests.support.small import MINIPEDIA, PROMPTS
@@ -38,7 +39,7 @@ def index(tmp_path_factory, sentence_t5_folder):
     bm25 = BM25(documents["doc_id"], [record["text"] for record in records])
     config = SearchConfig(alpha=0.3, beam_width=4, lexical_weight=0.05)
     folder = tmp_path_factory.mktemp("run") / "index"
-    GenerativeRetriever(encoder, tree, None, documents, config, bm25).save_pretrained(folder)
+    from_parts(encoder, tree, None, documents, config, bm25).save_pretrained(folder)
     for name in ("config.toml", "states/0.bin", "pseudo_queries/queries.jsonl", "checkpoints/model.pt"):
         (folder / name).parent.mkdir(exist_ok=True)
         (folder / name).write_text("secret")
@@ -88,66 +89,66 @@ def test_an_index_comes_back_from_the_hub(run, hub, capsys):
     assert manifest["files"].keys() == listed(run).keys()
 
     files["encoder/pytorch_model.bin"] = files["large.bin"] = b"not of the index"
-    there = GenerativeRetriever.from_pretrained(NAME, device="cpu")
+    there = load(NAME, device="cpu")
     (snapshot,) = Path(constants.HF_HUB_CACHE).glob("*/snapshots/*")
     found = {path.relative_to(snapshot).as_posix(): path for path in snapshot.rglob("*") if path.is_file()}
     assert set(found) == {"manifest.json", *manifest["files"]}
     assert all(path.read_bytes() == files[name] for name, path in found.items())
     assert any(path.is_symlink() for path in found.values())  # as the Hub's cache has it
-    here = GenerativeRetriever.from_pretrained(run, device="cpu")
+    here = load(run, device="cpu")
     assert there.run({"q": QUERIES[0]}, k=5) == here.run({"q": QUERIES[0]}, k=5)
 
 
 def test_no_text_of_a_learned_query_is_pushed_and_its_words_if_wanted(run, hub, capsys):
-    retriever = GenerativeRetriever.from_pretrained(run, device="cpu")
+    retriever = load(run, device="cpu")
     retriever = retriever.with_memory(QueryMemory(MemoryConfig(keep_queries=True)))
-    retriever.learn([("secret question about helium", next(iter(retriever.documents.rows)))])
-    retriever.save_pretrained(run)
+    retriever.learn([("secret question about helium", next(iter(retriever.snapshot.documents.rows)))])
+    retriever.save(run)
     assert any(b"secret question" in path.read_bytes() for path in run.glob("memory*/*"))
     assert main(["push", str(run), NAME]) == 2
     assert "The index has learned 1 pairs of a query and a document. With query_words=True" in capsys.readouterr().err
     assert main(["push", str(run), NAME, "--query-words"]) == 0
-    assert GenerativeRetriever.from_pretrained(NAME, device="cpu").memory.has_words
+    assert load(NAME, device="cpu").memory.has_words
     assert main(["push", str(run), NAME, "--no-query-words"]) == 0
-    assert not GenerativeRetriever.from_pretrained(NAME, device="cpu").memory.has_words
+    assert not load(NAME, device="cpu").memory.has_words
     assert any(name.startswith("memory") for name in pushed(hub))
     assert not any(b"secret question" in content for content in pushed(hub).values())
-    assert len(GenerativeRetriever.from_pretrained(NAME, device="cpu").memory) == 1
+    assert len(load(NAME, device="cpu").memory) == 1
 
 
 def test_the_multi_vector_model_of_an_index_comes_with_it_and_goes_with_it(run, hub, tmp_path):
-    retriever = GenerativeRetriever.from_pretrained(run, device="cpu")
+    retriever = load(run, device="cpu")
     model = MultiVectorModel.load(str(save_multi_vector(tmp_path / "model", "modules")), device="cpu")
-    retriever.encoder.token_model = model
+    retriever.snapshot.encoder.token_model = model
     push(retriever, NAME)
-    loaded = GenerativeRetriever.from_pretrained(NAME, device="cpu")
+    loaded = load(NAME, device="cpu")
     assert loaded.encoder.token_model.fingerprint == model.fingerprint
-    retriever.encoder.token_model = None
+    retriever.snapshot.encoder.token_model = None
     push(retriever, NAME)
     assert not [file for file in pushed(hub) if file.startswith("token_model/")]
 
 
 def test_what_the_cache_holds_is_loaded_without_the_hub(run, hub, monkeypatch):
     main(["push", str(run), NAME])
-    GenerativeRetriever.from_pretrained(NAME, device="cpu")
+    load(NAME, device="cpu")
     monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
     asked = hub.requests.total()
-    assert len(GenerativeRetriever.from_pretrained(NAME, device="cpu").documents) == 40
+    assert len(load(NAME, device="cpu").documents) == 40
     assert hub.requests.total() == asked
 
 
 def test_a_retriever_is_pushed_as_it_is_now_and_revisions_keep_what_was(run, hub):
-    retriever = GenerativeRetriever.from_pretrained(run, device="cpu")
+    retriever = load(run, device="cpu")
     push(retriever, NAME)
     first = hub.repositories[NAME].head
     retriever.add([{"doc_id": "new", "title": "New", "text": "a new document"}])
-    retriever.save_update(run)
+    retriever.save(run)
     assert main(["push", str(run), NAME]) == 0
     assert set(pushed(hub)) == {"README.md", "manifest.json", *json.loads(pushed(hub)["manifest.json"])["files"]}
-    assert len(GenerativeRetriever.from_pretrained(NAME, device="cpu").documents) == 41
-    assert len(GenerativeRetriever.from_pretrained(NAME, revision=first, device="cpu").documents) == 40
+    assert len(load(NAME, device="cpu").documents) == 41
+    assert len(load(NAME, revision=first, device="cpu").documents) == 40
     with pytest.raises(FileNotFoundError, match="check name and revision"):
-        GenerativeRetriever.from_pretrained(NAME, revision="v9")
+        load(NAME, revision="v9")
 
 
 def test_files_that_are_not_of_an_index_are_left_in_the_repository(run, hub):
@@ -161,7 +162,7 @@ def test_files_that_are_not_of_an_index_are_left_in_the_repository(run, hub):
 
 @pytest.mark.parametrize("given", ["apache-2.0", None])
 def test_the_card_says_how_to_use_the_index_and_its_licence(run, hub, given):
-    push(GenerativeRetriever.from_pretrained(run, device="cpu"), NAME, license=given)
+    push(load(run, device="cpu"), NAME, license=given)
     card = ModelCard(hub.cards[-1])
     assert (card.data.license, card.data.library_name) == (given, "dr-scl")
     assert f'dsi.load("{NAME}")' in card.text
@@ -175,7 +176,7 @@ def test_a_manifest_that_lists_what_it_should_not_downloads_nothing(run, hub):
     pushed(hub)["manifest.json"] = json.dumps(manifest).encode()
     asked = hub.requests.total()
     with pytest.raises(ValueError, match=r"files must lie in .*, got '../../outside'"):
-        GenerativeRetriever.from_pretrained(NAME)
+        load(NAME)
     assert hub.requests.total() <= asked + 3  # whether it answers, and of the manifest
 
 
@@ -183,13 +184,13 @@ def test_a_file_that_was_altered_on_the_hub_is_named(run, hub):
     main(["push", str(run), NAME])
     pushed(hub)["memory/config.json"] += b" "
     with pytest.raises(ValueError, match=r"memory/config.json was altered or truncated"):
-        GenerativeRetriever.from_pretrained(NAME)
+        load(NAME)
 
 
 def test_what_goes_wrong_is_said_in_one_line(run, hub, tmp_path, monkeypatch, capsys):
     def message(name, **options):
         with pytest.raises((OSError, ValueError)) as caught:
-            GenerativeRetriever.from_pretrained(name, **options)
+            load(name, **options)
         assert "\n" not in str(caught.value)
         return str(caught.value)
 
@@ -220,7 +221,7 @@ def test_what_goes_wrong_is_said_in_one_line(run, hub, tmp_path, monkeypatch, ca
 def test_a_folder_goes_before_a_name(run, monkeypatch, tmp_path):
     monkeypatch.chdir(tmp_path)
     shutil.copytree(run, "user/index")
-    assert len(GenerativeRetriever.from_pretrained("user/index", device="cpu").documents) == 40
+    assert len(load("user/index", device="cpu").documents) == 40
 
 
 def test_a_name_in_a_folder_that_is_there_is_a_mistyped_path_unless_a_revision_is_given(
@@ -231,15 +232,15 @@ def test_a_name_in_a_folder_that_is_there_is_a_mistyped_path_unless_a_revision_i
     (tmp_path / NAME).parent.mkdir()
     hub.requests.clear()
     with pytest.raises(FileNotFoundError, match=f"{NAME} does not exist, so it holds no finished index"):
-        GenerativeRetriever.from_pretrained(NAME, device="cpu")
+        load(NAME, device="cpu")
     assert not hub.requests
-    assert len(GenerativeRetriever.from_pretrained(NAME, revision="main", device="cpu").documents) == 40
+    assert len(load(NAME, revision="main", device="cpu").documents) == 40
 
 
 def test_a_hub_that_cannot_be_reached_is_asked_once(hub, monkeypatch, caplog):
     monkeypatch.setattr(constants, "ENDPOINT", "http://127.0.0.1:9")
     started = time.monotonic()
     with pytest.raises(FileNotFoundError, match=r"other/index is neither .* \(which cannot be reached, and the cache"):
-        GenerativeRetriever.from_pretrained("other/index", device="cpu")
+        load("other/index", device="cpu")
     assert time.monotonic() - started < 10
     assert "Retrying" not in caplog.text

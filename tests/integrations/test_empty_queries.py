@@ -33,7 +33,7 @@ def test_an_evaluation_a_tuning_and_their_tables_go_on(retriever, collection):
 
 def test_other_libraries_get_an_empty_answer(retriever):
     beir = pytest.importorskip("dsi.integrations.beir")
-    corpus = {doc_id: {"text": ""} for doc_id in retriever.documents.column("doc_id")}
+    corpus = {doc_id: {"text": ""} for doc_id in retriever.snapshot.documents.column("doc_id")}
     found = beir.DocidSearch(retriever).search(corpus, dict(zip("abc", QUERIES, strict=True)), 3)
     assert [len(own) for own in found.values()] == [0, 3, 0]
     langchain = pytest.importorskip("dsi.integrations.langchain").DocidRetriever(retriever, k=3)
@@ -53,7 +53,7 @@ def test_http_answers_the_other_queries(retriever, tmp_path):
     pytest.importorskip("fastapi")
     from tests.support.serving import live
 
-    retriever.save_pretrained(tmp_path / "index")
+    retriever.save(tmp_path / "index")
     with live(tmp_path / "index") as client:
         _, answer = client.ask("search", {"queries": QUERIES, "k": 3})
         assert [len(own["hits"]) for own in answer["answers"]] == [0, 3, 0]

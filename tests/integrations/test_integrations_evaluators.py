@@ -81,7 +81,7 @@ def test_a_smaller_corpus_is_searched_alone_and_a_foreign_one_is_refused(retriev
 
 def test_results_of_another_index_or_options_are_not_taken_from_the_cache(retriever):
     revisions = {DocidSearch(retriever, **options).mteb_model_meta.revision for options in ({}, {"beam_width": 2})}
-    retriever.remove(list(retriever.documents.rows)[:1])
+    retriever.remove(list(retriever.snapshot.documents.rows)[:1])
     revisions.add(DocidSearch(retriever).mteb_model_meta.revision)
     assert len(revisions) == 3
     assert DocidSearch(retriever, name="we/ours").mteb_model_meta.name == "we/ours"
@@ -123,7 +123,7 @@ MTEB_CALLS = {
     "no index": (
         lambda own: DocidSearch(3),
         TypeError,
-        "retriever must be a GenerativeRetriever or the folder .* got 3",
+        "retriever must be a Retriever or the folder .* got 3",
     ),
     "too early": (
         lambda own: DocidSearch(own).search(GOOD["queries"], top_k=3),
@@ -176,7 +176,7 @@ MTEB_CALLS = {
         ValueError,
         r"top_ranked\['q'\] names the doc_id 'zz', which is not in the index",
     ),
-    "no encoder": (lambda own: DocidEncoder(3), TypeError, "retriever must be a GenerativeRetriever or the folder"),
+    "no encoder": (lambda own: DocidEncoder(3), TypeError, "retriever must be a Retriever or the folder"),
     "a text": (lambda own: DocidEncoder(own).encode("x"), TypeError, r"inputs must be batches .*, got 'x'"),
     "a batch of a text": (lambda own: DocidEncoder(own).encode([{"text": "x"}]), TypeError, r"got \{'text': 'x'\}"),
     "other keys": (lambda own: DocidEncoder(own).encode([{"body": ["x"]}]), TypeError, "inputs must be batches"),
@@ -224,7 +224,7 @@ BEIR_CALLS = {
     "no index": (
         lambda own: BeirSearch(3),
         TypeError,
-        "retriever must be a GenerativeRetriever or the folder of an index",
+        "retriever must be a Retriever or the folder of an index",
     ),
     "a filter": (lambda own: BeirSearch(own, where="lang = 'x'"), ValueError, "no such column: lang"),
     "a list": (
@@ -288,11 +288,11 @@ def test_the_revision_is_that_of_the_answers(retriever):
     other = retriever.snapshot
     other.keep_vectors("int8")
     revisions.append(CorpusSearch(other, {}).revision)
-    masks = [np.arange(len(retriever.documents)) != row for row in (0, 1)]
+    masks = [np.arange(len(retriever.snapshot.documents)) != row for row in (0, 1)]
     revisions += [CorpusSearch(retriever, {"where": mask}).revision for mask in masks]
     reduced = retriever.snapshot
     reduced.dtype = "bfloat16"
     revisions.append(CorpusSearch(reduced, {}).revision)
     assert len(set(revisions)) == 5
-    ids = list(retriever.documents.rows)[:5]
+    ids = list(retriever.snapshot.documents.rows)[:5]
     assert CorpusSearch(retriever, {"allow": ids}).revision == CorpusSearch(retriever, {"allow": set(ids)}).revision

@@ -14,12 +14,12 @@ import numpy as np
 import pytest
 
 import dsi
-from dsi import GenerativeRetriever
 from dsi.eval.measures import evaluate, mean
 from dsi.eval.trec import without_ties
 from dsi.integrations import retrieval
 from dsi.search.engine import Engine
-from dsi.store.documents import DocumentTable
+from dsi.store.documents.table import DocumentTable
+from dsi.store.retriever import from_parts
 from tests.support.bridged import folder, retriever  # noqa: F401 (fixtures)
 
 ADAPTERS = {"pyterrier": "num_results", "langchain": "k", "llama_index": "similarity_top_k"}
@@ -36,8 +36,8 @@ def adapter(name):
 @pytest.fixture(scope="module")
 def without_texts(retriever):
     """The same index without texts, metadata and BM25."""
-    documents = retriever.documents.table.select(["doc_id", "title"])
-    return GenerativeRetriever(retriever.encoder, retriever.tree, retriever.generator, documents)
+    documents = retriever.snapshot.documents.table.select(["doc_id", "title"])
+    return from_parts(retriever.snapshot.encoder, retriever.snapshot.tree, retriever.snapshot.generator, documents)
 
 
 # What all three share.
@@ -80,7 +80,7 @@ def test_a_missing_library_is_named_with_its_remedy(name, library, extra, monkey
         ({"COUNT": "5"}, ValueError, "COUNT must be an integer, got '5'."),
         ({"alpha": 2}, ValueError, "alpha must be between 0 and 1, got 2"),
         ({"where": "yeer > 3"}, ValueError, "no such column: yeer; the nearest is year"),
-        ({"retriever": 3}, TypeError, "retriever must be a GenerativeRetriever or the folder of an index, got 3."),
+        ({"retriever": 3}, TypeError, "retriever must be a Retriever or the folder of an index, got 3."),
         ({"retriever": "no-index"}, FileNotFoundError, "no-index does not exist, so it holds no finished index"),
     ],
 )
@@ -146,7 +146,7 @@ def test_a_query_may_find_fewer_documents_or_none(pt, retriever):
     assert len(module.DocidRetriever(retriever, num_results=5, where="year > 3000")(topics)) == 0
     assert len(module.DocidRetriever(retriever, num_results=1000)(topics)) == 80
     lexical = module.LexicalRetriever(retriever, num_results=1000)(topics)
-    run = retriever.lexical.run({"1": words}, 1000)["1"]
+    run = retriever.snapshot.lexical.run({"1": words}, 1000)["1"]
     assert 1 < len(run) < 40
     assert list(lexical["docno"]) == list(run)
     assert list(lexical["score"]) == without_ties(list(run.values()))  # two documents have one score
@@ -202,7 +202,7 @@ def test_texts_are_loaded_for_the_documents_found(pt, retriever, without_texts, 
 def test_an_experiment_measures_what_eval_measures(pt, retriever):
     import pandas as pd
 
-    module, doc_ids = adapter("pyterrier"), list(retriever.documents.rows)
+    module, doc_ids = adapter("pyterrier"), list(retriever.snapshot.documents.rows)
     queries = {f"{doc_id}.1": " ".join(retriever.get(doc_id).text.split()[3:7]) for doc_id in doc_ids}
     qrels = {query_id: {query_id[:-2]: 1} for query_id in queries}
     table = pt.Experiment(
@@ -212,7 +212,7 @@ def test_an_experiment_measures_what_eval_measures(pt, retriever):
         [pt.measures.RR @ 10, pt.measures.nDCG @ 10],
     )
     assert table["name"].tolist() == ["DocidRetriever(num_results=10)", "LexicalRetriever(num_results=10)"]
-    for row, run in enumerate((retriever.run(queries, 10), retriever.lexical.run(queries, 10))):
+    for row, run in enumerate((retriever.run(queries, 10), retriever.snapshot.lexical.run(queries, 10))):
         for measure, values in evaluate(run, qrels, ["RR@10", "nDCG@10"]).items():
             assert table[measure][row] == pytest.approx(mean(values))
 
@@ -396,10 +396,10 @@ def agreed(retriever, filters):
     """The rows that a filter lets through, here and in LlamaIndex's own stores."""
     from llama_index.core.vector_stores.utils import build_metadata_filter_fn
 
-    known = {doc_id: retriever.get(doc_id).metadata for doc_id in retriever.documents.rows}
+    known = {doc_id: retriever.get(doc_id).metadata for doc_id in retriever.snapshot.documents.rows}
     expected = list(map(build_metadata_filter_fn(known.__getitem__, filters), known))
     where = adapter("llama_index").where_of(filters)
-    found = retriever.documents.matching(where) if where else np.ones(len(known), dtype=bool)
+    found = retriever.snapshot.documents.matching(where) if where else np.ones(len(known), dtype=bool)
     return found.tolist(), expected
 
 
@@ -508,7 +508,7 @@ def test_the_documents_of_all_hits_are_looked_up_at_once(retriever, monkeypatch)
         assert [document for _, document in answer] == [retriever.get(hit.doc_id) for hit in hits]
     assert retriever.get([]) == []
     with pytest.raises(ValueError, match="get names the doc_id 'nothing', which is not in the index"):
-        retriever.get([retriever.documents.column("doc_id")[0], "nothing"])
+        retriever.get([retriever.snapshot.documents.column("doc_id")[0], "nothing"])
 
 
 def test_iterators_of_doc_ids_filter_every_search(retriever):

@@ -9,13 +9,14 @@ import torch
 from sentence_transformers import CrossEncoder
 
 import dsi
-from dsi import GenerativeRetriever, Hits, SearchConfig
+from dsi import Hits, SearchConfig
 from dsi.commands.main import main
 from dsi.config import Config, write_config
 from dsi.docids.clustering import DocidsConfig, build_tree
 from dsi.docids.data.collection import read_collection
 from dsi.docids.words.bm25 import BM25
 from dsi.rerankers import load_reranker, rerank
+from dsi.store.retriever import from_parts, load
 from tests.support.small import random_generator, save_cross_encoder
 
 QUERIES = ["which capitals are on the danube", "a city", "the river in the north of the country"]
@@ -41,16 +42,14 @@ def index(collection, encoder, tmp_path):
     lexical = BM25(documents["doc_id"], collection.full_texts())
     settings = SearchConfig(alpha=0.4, beam_width=20, ann_temperature=0.1, lexical_weight=0.1)
     without = documents.remove_columns(["text"])
-    GenerativeRetriever(encoder, tree, random_generator(tree), without, settings, lexical).save_pretrained(
-        tmp_path / "index"
-    )
+    from_parts(encoder, tree, random_generator(tree), without, settings, lexical).save_pretrained(tmp_path / "index")
     write_config(Config(), tmp_path / "index" / "config.toml")
     return tmp_path / "index"
 
 
 @pytest.fixture
 def retriever(index):
-    return GenerativeRetriever.from_pretrained(index, device="cpu")
+    return load(index, device="cpu")
 
 
 def full_text(collection, doc_id):
@@ -138,8 +137,8 @@ def test_texts_stay_with_the_index_through_updates(retriever, collection, index,
     retriever.keep_texts(collection.documents)
     retriever.add([NEW])
     retriever.remove([collection.documents["doc_id"][0]])
-    retriever.save_update(index)
-    loaded = GenerativeRetriever.from_pretrained(index, device="cpu")
+    retriever.save(index)
+    loaded = load(index, device="cpu")
     hits = loaded.search("rivers of bosnia", k=40)
     texts = {hit.doc_id: f"{hit.title} {hit.text}" for hit in hits}
     assert texts.pop("new") == "Neretva A river in Bosnia and Croatia."
@@ -156,7 +155,7 @@ def test_texts_that_do_not_fit_are_refused(retriever, collection):
         retriever.keep_texts(collection.documents.select(range(10)))
     with pytest.raises(ValueError, match="has no column text"):
         retriever.keep_texts(collection.documents.remove_columns(["text"]))
-    assert not retriever.documents.has_texts
+    assert not retriever.snapshot.documents.has_texts
 
 
 def test_models_that_cannot_score_pairs_are_refused(retriever, index, tmp_path, tokenizer_folder, sentence_bert_folder):

@@ -17,8 +17,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import dsi
-from dsi.store.documents import DocumentTable
-from dsi.store.filters import MAX_CONDITIONS, MAX_DEPTH, as_expression
+from dsi.store.documents.filters import MAX_CONDITIONS, MAX_DEPTH, as_expression
+from dsi.store.documents.table import DocumentTable
 from tests.support.tables_of import table_of
 
 TEXTS = ["en", "de", "EN", "o'k", "", "a_b", "a%b", "\\", "e\nn", None]
@@ -286,7 +286,7 @@ def test_documents_are_named_by_tables_of_ids(encoder, table):
     assert [document.doc_id for document in retriever.get(make(IDS))] == IDS
     assert {hit.doc_id for hit in retriever.search("about", allow=make([10, 11]))} == {"10", "11"}
     assert retriever.remove(make(IDS)) == 3
-    assert {*retriever.documents.rows} == {"argon", "11", "rhine"}
+    assert {*retriever.snapshot.documents.rows} == {"argon", "11", "rhine"}
 
 
 def test_a_table_without_a_column_of_ids_is_refused():

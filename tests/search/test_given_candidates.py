@@ -15,7 +15,7 @@ QUERIES = {"q1": "noble gas", "q2": "a long river of europe", "q3": " "}
 
 @pytest.mark.parametrize("k", [2, 40])
 def test_candidates_get_the_scores_of_a_search_in_its_order(retriever, k, caplog):
-    doc_ids = retriever.documents.column("doc_id")[:]
+    doc_ids = retriever.snapshot.documents.column("doc_id")[:]
     whole = retriever.run(QUERIES, 40, method="exact")
     among = {"q1": [*doc_ids[5:15], "nobody's", doc_ids[5]], "q2": iter(doc_ids[:3]), "q3": doc_ids[:2], "other": ["x"]}
     run = retriever.run(QUERIES, k, among=among)
@@ -30,7 +30,7 @@ def test_candidates_get_the_scores_of_a_search_in_its_order(retriever, k, caplog
 
 
 def test_filters_and_min_score_act_on_candidates_too(retriever):
-    doc_ids = retriever.documents.column("doc_id")[:]
+    doc_ids = retriever.snapshot.documents.column("doc_id")[:]
     run = retriever.run({"q": "noble gas"}, 40, among={"q": doc_ids[:9]}, deny=doc_ids[:4])
     assert set(run["q"]) == set(doc_ids[4:9])
     floor = sorted(run["q"].values())[2]
@@ -49,8 +49,8 @@ def test_candidates_that_fit_nothing_are_refused(retriever):
 
 
 def test_the_command_ranks_a_run_of_anybody(retriever, tmp_path, capsys):
-    retriever.save_pretrained(tmp_path / "index")
-    doc_ids = retriever.documents.column("doc_id")[:]
+    retriever.save(tmp_path / "index")
+    doc_ids = retriever.snapshot.documents.column("doc_id")[:]
     write_run({"q1": dict.fromkeys(doc_ids[:6], 1.0), "q9": {doc_ids[0]: 1.0}}, tmp_path / "their.run", "their")
     (tmp_path / "queries.jsonl").write_text(
         "".join(json.dumps({"_id": query_id, "text": text}) + "\n" for query_id, text in QUERIES.items())

@@ -13,7 +13,7 @@ from dsi.commands.main import main
 from dsi.docids.files.storage import save_tensors
 from dsi.docids.query_memory import MemoryConfig, QueryMemory, Spread
 from dsi.docids.query_pairs import Period
-from dsi.store.retriever import GenerativeRetriever
+from dsi.store.retriever import Retriever, load
 from tests.support.small_index import DOCUMENTS, small_index
 
 IDS = [document["doc_id"] for document in DOCUMENTS[:50]]
@@ -38,17 +38,17 @@ def clock(monkeypatch):
 
 
 @pytest.fixture
-def retriever(encoder) -> GenerativeRetriever:
+def retriever(encoder) -> Retriever:
     index = small_index(encoder, vectors=True)
     index.search_config = dsi.SearchConfig(lexical_weight=0.1, memory_weight=10.0, candidates=10, beam_width=5)
     return index
 
 
-def state(index: GenerativeRetriever) -> list[tuple]:
+def state(index: Retriever) -> list[tuple]:
     return [dataclasses.astuple(pair) for pair in index.learned()]
 
 
-def scores(index: GenerativeRetriever) -> list[dict[str, float]]:
+def scores(index: Retriever) -> list[dict[str, float]]:
     queries = [title for title, _ in HONEST]
     return [{hit.doc_id: hit.score for hit in hits} for hits in index.search(queries, 5, method="exact")]
 
@@ -71,8 +71,8 @@ def test_what_was_learned_since_a_moment_is_taken_back_as_if_it_had_not_been(ret
     clock(attacked)
     for _ in range(5):
         retriever.learn([*JUNK, *HONEST[:20]])
-    retriever.save_pretrained(tmp_path / "run")
-    again = GenerativeRetriever.from_pretrained(tmp_path / "run", device="cpu")
+    retriever.save(tmp_path / "run")
+    again = load(tmp_path / "run", device="cpu")
     assert state(again) == state(retriever) != before
     assert again.forget(since=attacked) == 320
     assert state(again) == before
@@ -118,7 +118,7 @@ def test_a_time_that_is_none_forgets_nothing(retriever, when, kind, message):
     with pytest.raises(kind, match=message) as error:
         retriever.forget(**when)
     assert "\n" not in str(error.value)
-    assert len(retriever.memory) == 40
+    assert len(retriever.snapshot.memory) == 40
 
 
 def test_a_pair_is_forgotten_by_the_hash_that_is_listed(retriever):
@@ -150,7 +150,7 @@ def test_one_document_has_a_tenth_of_what_takes_part_and_displaces_nobody(retrie
     clock(START + timedelta(minutes=2))
     others = [(f"{title} {number}", doc_id) for title, doc_id in HONEST for number in range(20)]
     retriever.learn(others)
-    memory = retriever.memory
+    memory = retriever.snapshot.memory
     assert memory.num_idle == 300 - 93  # of 840 others and 93, a tenth
     rows = np.concatenate([block.rows for block in memory.blocks])[memory._active]
     assert np.bincount(rows).max() / len(rows) <= 0.1
@@ -205,7 +205,7 @@ def test_a_limit_keeps_those_that_were_learned_first(retriever, clock, caplog):
 
 def test_what_is_pushed_has_no_times(retriever):
     retriever.learn([*HONEST, HONEST[0], HONEST[0]])
-    pushed = retriever.with_memory(retriever.memory.published(words=False))
+    pushed = retriever.with_memory(retriever.snapshot.memory.published(words=False))
     assert {pair.time for pair in pushed.learned()} == {datetime(1970, 1, 1, tzinfo=UTC)}
     assert sorted(pair.count for pair in pushed.learned()) == sorted(pair.count for pair in retriever.learned())
     assert pushed.memory.is_sound(pushed.tree.embeddings.shape[1], 50)
@@ -258,7 +258,7 @@ def test_periods_of_some_pairs_take_nothing_of_others():
 def test_the_shell_lists_pairs_and_takes_them_back_by_time(retriever, clock, tmp_path, capsys):
     run, path = str(tmp_path / "run"), tmp_path / "clicks.tsv"
     retriever.learn(HONEST[:3])
-    retriever.save_pretrained(run)
+    retriever.save(run)
     clock(START + timedelta(days=1))
     path.write_text("".join(f"{query}\t{doc_id}\n" for query, doc_id in JUNK[:4]))
     assert main(["update", run, "--device", "cpu", "--learn", str(path)]) == 0
@@ -296,7 +296,7 @@ def test_learning_without_a_weight_says_that_it_has_no_effect(retriever, caplog,
         assert line in str(shown)
     assert line not in str(retriever.explain("neon", memory_weight=1.0))
     caplog.clear()
-    retriever.save_pretrained(tmp_path / "run")
+    retriever.save(tmp_path / "run")
     (tmp_path / "clicks.tsv").write_text("\t".join(HONEST[2]) + "\n")
     assert main(["update", str(tmp_path / "run"), "--device", "cpu", "--learn", str(tmp_path / "clicks.tsv")]) == 0
     assert said in caplog.text

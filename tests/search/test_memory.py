@@ -18,8 +18,8 @@ import pytest
 import dsi
 from dsi.commands.main import main
 from dsi.docids.query_memory import MemoryConfig, QueryMemory, Spread, same
-from dsi.store.loading import updating
-from dsi.store.retriever import GenerativeRetriever
+from dsi.store.folder.writing import updating
+from dsi.store.retriever import Retriever, from_parts, load
 from tests.support import oracles
 from tests.support.kills import fork, status_of
 from tests.support.small import random_generator
@@ -35,7 +35,7 @@ FLAT = Spread(0.0, 1.0)
 
 
 @pytest.fixture
-def retriever(encoder) -> GenerativeRetriever:
+def retriever(encoder) -> Retriever:
     index = small_index(encoder, vectors=True)
     index.search_config = dsi.SearchConfig(lexical_weight=0.1, memory_weight=2.0, candidates=3, beam_width=2)
     return index
@@ -79,14 +79,14 @@ def test_shares_are_those_of_the_definition(count, spread):
 def test_the_score_is_that_of_shares_words_and_vectors_of_earlier_queries(retriever):
     retriever.learn([*PAIRS, PAIRS[0]])
     encoded = retriever.encode_queries(["which planet has rings, and what is a metal"])
-    everybody = list(retriever.documents.rows)
-    parts = {name: own[0] for name, own in retriever.follow(encoded, [everybody]).parts.items()}
+    everybody = list(retriever.snapshot.documents.rows)
+    parts = {name: own[0] for name, own in retriever.snapshot.follow(encoded, [everybody]).parts.items()}
     vectors = retriever.encode_queries([query for query, _ in PAIRS]).embeddings
     vectors /= np.linalg.norm(vectors, axis=1, keepdims=True)
-    rows, counts = retriever.documents.rows_of([doc_id for _, doc_id in PAIRS], "test"), np.array([2, 1, 1, 1])
+    rows, counts = retriever.snapshot.documents.rows_of([doc_id for _, doc_id in PAIRS], "test"), np.array([2, 1, 1, 1])
     dense = dict(enumerate(parts["dense"].tolist()))
-    places = np.stack([retriever.tree.embeddings[place] for place in range(50)])
-    terms, times = retriever.lexical.analyzer.terms, [2, 1, 1, 1]
+    places = np.stack([retriever.snapshot.tree.embeddings[place] for place in range(50)])
+    terms, times = retriever.snapshot.lexical.analyzer.terms, [2, 1, 1, 1]
     texts = [terms(f"{own['title']} {own['text']}") for own in DOCUMENTS[:50]]
     words = dict.fromkeys(range(50), 0.0)
     for row in set(rows):
@@ -179,13 +179,13 @@ def test_one_document_that_is_pushed_by_clicks_stays_out_of_other_queries(retrie
 
     honest = answers()
     retriever.learn([("buy this at once", pushed)] * 10_000)
-    assert len(retriever.memory) == 51
+    assert len(retriever.snapshot.memory) == 51
     after = answers()
     pairs = [pair for own, before in zip(after, honest, strict=True) for pair in zip(own, before, strict=True)]
     assert sum(own != before for own, before in pairs) <= 2  # of 150: 10,000 clicks count as three
-    assert max(count for _, _, count in remembered(retriever.memory)) == 3
+    assert max(count for _, _, count in remembered(retriever.snapshot.memory)) == 3
     copies = [(f"{title} {number}", pushed) for number in range(60) for title, _ in own]
-    memory = retriever.memory
+    memory = retriever.snapshot.memory
     limited = retriever.with_memory(QueryMemory(MemoryConfig(limit=20), memory.key, memory.blocks))
     limited.learn(copies)
     assert np.bincount(np.concatenate([block.rows for block in limited.memory.blocks])).max() == 20
@@ -225,8 +225,8 @@ def test_threads_that_teach_at_once_lose_nothing(retriever):
 
     with ThreadPoolExecutor(4) as pool:
         list(pool.map(teach, range(4)))
-    assert len(retriever.memory) == 41
-    assert max(count for _, _, count in remembered(retriever.memory)) == 3
+    assert len(retriever.snapshot.memory) == 41
+    assert max(count for _, _, count in remembered(retriever.snapshot.memory)) == 3
 
 
 def test_an_index_that_has_learned_nothing_pays_nothing(retriever, monkeypatch):
@@ -236,19 +236,19 @@ def test_an_index_that_has_learned_nothing_pays_nothing(retriever, monkeypatch):
     monkeypatch.setattr(QueryMemory, "shares", shares)
     plain, weighted = (retriever.search("noble gas", memory_weight=weight) for weight in (0.0, 10.0))
     assert plain == weighted
-    assert not len(retriever.memory.blocks)
+    assert not len(retriever.snapshot.memory.blocks)
 
 
 def test_an_older_copy_that_took_the_place_of_the_index_is_written_as_a_whole(retriever, tmp_path):
-    retriever.save_pretrained(tmp_path / "copy")
-    retriever.save_pretrained(tmp_path / "run")
+    retriever.save(tmp_path / "copy")
+    retriever.save(tmp_path / "run")
     retriever.add(DOCUMENTS[50:51])
-    assert retriever.save_update(tmp_path / "run") == 2
+    assert retriever.save(tmp_path / "run") == 2
     shutil.rmtree(tmp_path / "run")
     shutil.copytree(tmp_path / "copy", tmp_path / "run")
     retriever.learn([("the newest one", DOCUMENTS[50]["doc_id"])])
-    retriever.save_update(tmp_path / "run")
-    again = GenerativeRetriever.from_pretrained(tmp_path / "run", device="cpu")
+    retriever.save(tmp_path / "run")
+    again = load(tmp_path / "run", device="cpu")
     assert (len(again.documents), len(again.memory)) == (51, 1)
 
 
@@ -283,7 +283,7 @@ def test_all_methods_rank_by_what_was_learned(retriever):
     before = {hit.doc_id: hit.score for hit in retriever.search(query, k=50, method="exact")}
     assert retriever.learn(PAIRS) == 4
     exact = retriever.search(query, k=50, method="exact")
-    followed = retriever.follow([query], [[hit.doc_id for hit in exact]])
+    followed = retriever.snapshot.follow([query], [[hit.doc_id for hit in exact]])
     parts = dict(zip([hit.doc_id for hit in exact], followed.parts["memory"][0].tolist(), strict=True))
     assert {doc_id for doc_id, part in parts.items() if part} == {PAIRS[0][1], PAIRS[1][1], PAIRS[2][1]}
     for hit in exact:
@@ -326,35 +326,35 @@ def test_explanations_name_earlier_queries_by_hash_or_by_text(encoder):
 
 def test_memory_goes_and_stays_with_its_documents(retriever, tmp_path):
     retriever.learn(PAIRS)
-    retriever.save_pretrained(tmp_path / "run")
+    retriever.save(tmp_path / "run")
     retriever.remove([PAIRS[1][1], DOCUMENTS[0]["doc_id"]])
-    assert len(retriever.memory) == 3
+    assert len(retriever.snapshot.memory) == 3
     kept = {pair.doc_id: pair for pair in map(retriever.get, [PAIRS[0][1], PAIRS[2][1]])}
     retriever.add([{"doc_id": PAIRS[0][1], "title": "Saturn", "text": "Rings."}, DOCUMENTS[51]], replace=True)
-    assert len(retriever.memory) == 3  # one that is replaced keeps what was learned
-    rows = {row for block in retriever.memory.blocks for row in block.rows.tolist()}
-    assert rows == set(retriever.documents.find(kept).values())
-    assert retriever.save_update(tmp_path / "run") == 2
-    again = GenerativeRetriever.from_pretrained(tmp_path / "run", device="cpu")
-    assert remembered(again.memory) == remembered(retriever.memory)
+    assert len(retriever.snapshot.memory) == 3  # one that is replaced keeps what was learned
+    rows = {row for block in retriever.snapshot.memory.blocks for row in block.rows.tolist()}
+    assert rows == set(retriever.snapshot.documents.find(kept).values())
+    assert retriever.save(tmp_path / "run") == 2
+    again = load(tmp_path / "run", device="cpu")
+    assert remembered(again.memory) == remembered(retriever.snapshot.memory)
     assert again.forget([(PAIRS[0][0], PAIRS[0][1]), ("", PAIRS[2][1])]) == 2
-    assert again.save_update(tmp_path / "run") == 3
+    assert again.save(tmp_path / "run") == 3
     files = sorted(path.name for path in (tmp_path / "run").iterdir() if path.is_dir())
     assert {"docids-2", "memory-3"} <= set(files)  # learning writes no documents
-    assert len(GenerativeRetriever.from_pretrained(tmp_path / "run", device="cpu").memory) == 1
+    assert len(load(tmp_path / "run", device="cpu").memory) == 1
 
 
 @pytest.mark.parametrize("words", [True, False])
 def test_what_is_pushed_has_neither_texts_nor_the_key_and_words_if_wanted(words, encoder, tmp_path):
     index = small_index(encoder, vectors=True).with_memory(QueryMemory(MemoryConfig(keep_queries=True)))
     index.learn(PAIRS)
-    index.save_pretrained(tmp_path / "own")
+    index.save(tmp_path / "own")
     index.with_memory(index.memory.published(words=words)).save_pretrained(tmp_path / "pushed")
     for name, has in (("own", True), ("pushed", False)):
         content = b"".join(path.read_bytes() for path in (tmp_path / name / "memory").iterdir())
         assert (b"planet has rings" in content) == has
         assert (index.memory.key.hex().encode() in content) == has
-    pushed = GenerativeRetriever.from_pretrained(tmp_path / "pushed", device="cpu")
+    pushed = load(tmp_path / "pushed", device="cpu")
     query = "which planet has rings"
     for weight in (0.0, 0.5):
         options = {"memory_weight": 2.0, "lexical_weight": weight}
@@ -383,7 +383,7 @@ def test_bad_pairs_are_one_clear_error(retriever, pairs, kind, message):
     with pytest.raises(kind, match=message) as error:
         retriever.learn(pairs)
     assert "\n" not in str(error.value)
-    assert not len(retriever.memory)
+    assert not len(retriever.snapshot.memory)
 
 
 def test_odd_pairs_are_counted_and_the_others_are_learned(retriever, caplog):
@@ -410,15 +410,15 @@ def test_odd_pairs_are_counted_and_the_others_are_learned(retriever, caplog):
 
 
 def test_an_index_of_other_tokens_learns_nothing(encoder, retriever):
-    decoder = random_generator(retriever.tree)
-    paths = GenerativeRetriever(encoder, retriever.tree, decoder, retriever.documents.table)
+    decoder = random_generator(retriever.snapshot.tree)
+    paths = from_parts(encoder, retriever.snapshot.tree, decoder, retriever.snapshot.documents.table)
     with pytest.raises(TypeError, match=r"learn\(\) needs an index without a generator"):
         paths.learn(PAIRS)
 
 
 @pytest.mark.parametrize("header", ["", "query\tdoc_id\n"])
 def test_the_command_learns_and_forgets_files(retriever, tmp_path, capsys, header):
-    retriever.save_pretrained(tmp_path / "run")
+    retriever.save(tmp_path / "run")
     path = tmp_path / "clicks.tsv"
     path.write_text(header + "".join(f"{query}\t{doc_id}\n" for query, doc_id in [*PAIRS, PAIRS[0]]))
     assert not main(["update", str(tmp_path / "run"), "--device", "cpu", "--learn", str(path)])
@@ -444,15 +444,15 @@ def test_altered_files_of_a_memory_are_refused(tmp_path):
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="forks processes")
 def test_two_writers_and_a_killed_one_lose_nothing_and_learn_nothing_by_half(retriever, tmp_path):
     run = tmp_path / "run"
-    retriever.save_pretrained(run)
+    retriever.save(run)
 
     def writer(number: int, count: int) -> None:
         logging.disable(logging.CRITICAL)
         for step in range(count):
             with updating(run):
-                index = GenerativeRetriever.from_pretrained(run, device="cpu")
+                index = load(run, device="cpu")
                 index.learn([(f"writer {number} step {step}", DOCUMENTS[n]["doc_id"]) for n in (number, number + 10)])
-                index.save_update(run)
+                index.save(run)
 
     writers = [fork(lambda number=number: writer(number, 5)) for number in (0, 1)]
     killed = fork(lambda: writer(2, 100))
@@ -460,7 +460,7 @@ def test_two_writers_and_a_killed_one_lose_nothing_and_learn_nothing_by_half(ret
     os.kill(killed, signal.SIGKILL)
     assert [status_of(child) for child in writers] == [0, 0]
     status_of(killed)
-    memory = GenerativeRetriever.from_pretrained(run, device="cpu").memory
+    memory = load(run, device="cpu").memory
     rows = np.bincount(np.concatenate([block.rows for block in memory.blocks]), minlength=20)
     assert rows[[0, 1, 10, 11]].tolist() == [5, 5, 5, 5]
     assert rows[2] == rows[12]  # both pairs of a step, or none
@@ -468,11 +468,11 @@ def test_two_writers_and_a_killed_one_lose_nothing_and_learn_nothing_by_half(ret
 
 def test_settings_and_an_empty_memory_stay(encoder, tmp_path):
     index = small_index(encoder, vectors=True).with_memory(QueryMemory(MemoryConfig(limit=3)))
-    index.save_pretrained(tmp_path / "run")
-    again = GenerativeRetriever.from_pretrained(tmp_path / "run", device="cpu")
+    index.save(tmp_path / "run")
+    again = load(tmp_path / "run", device="cpu")
     again.add(DOCUMENTS[50:51])
     assert again.memory.config.limit == 3
-    assert again.save_update(tmp_path / "run") == 2
+    assert again.save(tmp_path / "run") == 2
     assert (tmp_path / "run" / "memory").exists()  # not written again
     again.learn([(f"query {number}", DOCUMENTS[0]["doc_id"]) for number in range(9)])
     assert len(again.memory) == 3

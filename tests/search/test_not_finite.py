@@ -9,7 +9,7 @@ import dsi
 from dsi.contrastive.text_encoder import TextEncoder
 from dsi.docids.query_memory import QueryMemory
 from dsi.search.queries import EncodedQueries
-from dsi.store.retriever import GenerativeRetriever
+from dsi.store.retriever import Retriever, load
 from tests.support.small_index import DOCUMENTS, small_index
 
 GOOD, BAD, OWN = "which planet has rings", "a broken query", DOCUMENTS[3]["doc_id"]
@@ -23,7 +23,7 @@ def value(request) -> float:
 
 
 @pytest.fixture
-def retriever(encoder) -> GenerativeRetriever:
+def retriever(encoder) -> Retriever:
     index = small_index(encoder, vectors=True)
     index.search_config = dsi.SearchConfig(lexical_weight=0.1, memory_weight=2.0, candidates=3, beam_width=2)
     return index
@@ -63,7 +63,7 @@ def test_of_several_queries_the_others_are_answered(retriever, broken, caplog, m
 
 
 def test_one_query_is_refused_by_its_text(retriever, broken):
-    for call in (retriever.search, retriever.explain, lambda query: retriever.follow([query], [[OWN]])):
+    for call in (retriever.search, retriever.explain, lambda query: retriever.snapshot.follow([query], [[OWN]])):
         with pytest.raises(ValueError, match=SAID):
             call(BAD)
     with pytest.raises(ValueError, match=SAID):
@@ -81,7 +81,7 @@ def test_vectors_that_the_caller_brings_are_checked_too(retriever, value, caplog
         found = retriever.search(given, 5)
         assert [ids(hits) for hits in found] == [ids(retriever.search(GOOD, 5)), []]
         assert not found[1].exact
-        assert retriever.search_encoded(given, 5).counts.tolist() == [5, 0]
+        assert retriever.snapshot.search(given, 5).counts.tolist() == [5, 0]
         assert retriever.run(given, 5)["1"] == {}
         with pytest.raises(ValueError, match=SAID):
             retriever.explain(given.each()[1])
@@ -95,15 +95,15 @@ def test_others_are_learned_and_the_index_is_loaded_by_every_machine(retriever, 
     )
     with pytest.raises(ValueError, match="the embedding of 'a broken query' is not finite"):
         retriever.learn([(BAD, OWN)])
-    retriever.save_pretrained(tmp_path / "run")
-    again = GenerativeRetriever.from_pretrained(tmp_path / "run", device="cpu")
+    retriever.save(tmp_path / "run")
+    again = load(tmp_path / "run", device="cpu")
     assert [(pair.doc_id, pair.count) for pair in again.learned()] == [(OWN, 1)]
     assert again.memory.is_sound(again.tree.embeddings.shape[1], 50)
 
 
 def test_dev_queries_that_are_not_finite_take_nothing_out_of_the_memory(retriever, value):
     memory = QueryMemory().learn(
-        ["a", "b"], np.array([1, 2]), np.eye(2, retriever.encoder.embedding_dim, dtype=np.float32)
+        ["a", "b"], np.array([1, 2]), np.eye(2, retriever.snapshot.encoder.embedding_dim, dtype=np.float32)
     )
     index = retriever.with_memory(memory)
     encoded = index.encode_queries(["c"])

@@ -10,7 +10,7 @@ import datasets
 import numpy as np
 import pytest
 
-from dsi import GenerativeRetriever, SearchConfig
+from dsi import Retriever, SearchConfig
 from dsi.commands.main import main
 from dsi.commands.values import argument_of
 from dsi.contrastive.config import EncoderConfig
@@ -19,6 +19,7 @@ from dsi.docids.clustering import DocidsConfig, build_tree
 from dsi.docids.files.declarations import Setting
 from dsi.docids.words.bm25 import BM25
 from dsi.search.request import OPTIONS, SearchOptions, written_as
+from dsi.store.retriever import from_parts
 from tests.support.small import MINIPEDIA, PROMPTS, random_generator
 
 NAN, INF = math.nan, math.inf
@@ -43,12 +44,12 @@ def indexes(sentence_t5_folder, tmp_path_factory):
     )
     own = {"beam_width": 3, "lexical_weight": 0.1}
     made = {
-        "vectors": GenerativeRetriever(encoder, tree, vectors, documents, SearchConfig(**own), bm25),
-        "no words": GenerativeRetriever(encoder, tree, vectors, documents, SearchConfig(**own)),
-        "digits": GenerativeRetriever(encoder, tree, digits, documents, SearchConfig(beam_width=3), bm25),
+        "vectors": from_parts(encoder, tree, vectors, documents, SearchConfig(**own), bm25),
+        "no words": from_parts(encoder, tree, vectors, documents, SearchConfig(**own)),
+        "digits": from_parts(encoder, tree, digits, documents, SearchConfig(beam_width=3), bm25),
     }
     for name, index in made.items():
-        index.save_pretrained(tmp_path_factory.mktemp("indexes") / name)
+        index.save(tmp_path_factory.mktemp("indexes") / name)
     return made
 
 
@@ -119,7 +120,7 @@ WRONG = [
 ]  # fmt: skip
 
 
-def called(index: GenerativeRetriever, name: str, k: int = 3, **options) -> object:
+def called(index: Retriever, name: str, k: int = 3, **options) -> object:
     """The answer of a method of the index for one query."""
     given = {
         "search": ("river",), "run": ({"q": "river"},), "explain": ("river",),

@@ -33,7 +33,7 @@ def test_explanations_and_evaluations_are_html_in_notebooks(retriever, collectio
     assert shown.startswith("<pre>")
     assert shown.count("<b>") == 2
     assert "&lt;noble&gt;" in shown
-    doc_id = retriever.documents.column("doc_id")[0]
+    doc_id = retriever.snapshot.documents.column("doc_id")[0]
     assert retriever.search("<noble>").explain(doc_id)._repr_html_().count("<b>") == 1
     evaluation = dsi.evaluate(retriever, collection)
     shown = evaluation._repr_html_()

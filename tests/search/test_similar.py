@@ -10,7 +10,7 @@ import dsi
 from dsi.commands.main import main
 from dsi.contrastive.text_encoder import TextEncoder
 from dsi.docids.words.analyzer import Analyzer
-from dsi.store.retriever import GenerativeRetriever
+from dsi.store.retriever import Retriever
 from tests.support.small import MINIPEDIA
 from tests.support.small_index import small_index
 
@@ -145,7 +145,7 @@ def test_documents_that_are_not_there_are_one_line(index, doc_ids, message):
 
 
 def test_the_command_prints_what_is_like_documents(index, tmp_path, capsys):
-    index.save_pretrained(tmp_path / "index")
+    index.save(tmp_path / "index")
     command = ["search", str(tmp_path / "index"), "--device", "cpu", "-k", "3"]
     assert main([*command, "--like", "d3", "d5"]) == 0
     assert capsys.readouterr().out == f"{index.similar(['d3', 'd5'], k=3)}\n"
@@ -161,7 +161,7 @@ def test_the_command_prints_what_is_like_documents(index, tmp_path, capsys):
 
 
 def test_a_copy_of_a_document_is_most_like_it(index):
-    changed: GenerativeRetriever = index.snapshot
+    changed: Retriever = index.snapshot
     changed.add([{"doc_id": "copy", "title": index.get("d3").title, "text": index.get("d3").text, "even": False}])
     assert changed.similar("d3", k=1)[0].doc_id == "copy"
     assert changed.similar(["d3", "copy"], k=40).ids.tolist().count("d3") == 0

@@ -9,8 +9,9 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from dsi import GenerativeRetriever
+from dsi import Retriever
 from dsi.commands.main import main
+from dsi.store.retriever import load
 from tests.support.memory import resident_megabytes
 from tests.support.small_index import DOCUMENTS, QUERIES, small_index
 from tests.support.tiny_settings import VECTORS, write_settings
@@ -32,12 +33,12 @@ def files_with(folder: Path, parts: list[bytes]) -> list[str]:
     return found
 
 
-def vectors_of(retriever: GenerativeRetriever, doc_id: str) -> list[bytes]:
+def vectors_of(retriever: Retriever, doc_id: str) -> list[bytes]:
     """The embeddings and token codes of a document, as files hold them."""
-    places, _ = retriever.tree.places_of(np.array(retriever.documents.rows_of([doc_id], "doc_id")))
-    assert retriever.tree.tokens is not None
-    codes = retriever.tree.tokens.gather(places).codes
-    return [retriever.tree.embeddings.numbers(places)[0].tobytes(), codes[:8].tobytes()]
+    places, _ = retriever.snapshot.tree.places_of(np.array(retriever.snapshot.documents.rows_of([doc_id], "doc_id")))
+    assert retriever.snapshot.tree.tokens is not None
+    codes = retriever.snapshot.tree.tokens.gather(places).codes
+    return [retriever.snapshot.tree.embeddings.numbers(places)[0].tobytes(), codes[:8].tobytes()]
 
 
 @pytest.mark.parametrize("later", [pytest.param(False, marks=pytest.mark.slow), True])
@@ -61,16 +62,16 @@ def test_no_file_holds_anything_of_a_removed_document_after_the_next_save(
         (tmp_path / "new.jsonl").write_text(json.dumps(GONE))
         assert main(["update", str(run), "--device", "cpu", "--add", str(tmp_path / "new.jsonl")]) == 0
     parts = [word.encode() for word in WORDS]
-    vectors = vectors_of(GenerativeRetriever.from_pretrained(run, device="cpu"), GONE["_id"])
+    vectors = vectors_of(load(run, device="cpu"), GONE["_id"])
     holders = {name.split("/")[0] for name in files_with(run, parts + vectors)}
     assert holders >= ({"docids-3", "lexical-3"} if later else {"docids-2", "lexical", "pseudo_queries"})
     assert all(files_with(run, [vector]) for vector in vectors)
     assert main(["update", str(run), "--device", "cpu", "--remove", GONE["_id"]]) == 0
     assert files_with(run, parts + vectors) == []
-    loaded = GenerativeRetriever.from_pretrained(run, device="cpu")
+    loaded = load(run, device="cpu")
     assert loaded.lexical is not None
     assert len(loaded.lexical.query_terms(["qwixoda " + lines[0]["title"]])[0].numbers) > 0
-    loaded.save_pretrained(tmp_path / "copy")
+    loaded.save(tmp_path / "copy")
     assert files_with(tmp_path / "copy", parts + vectors) == []
 
 
@@ -79,7 +80,7 @@ def test_no_file_holds_anything_of_a_removed_document_after_the_next_save(
 def test_memory_does_not_grow_with_searches_and_updates(encoder, tmp_path, capsys):
     """20,000 searches in every way, and 500 cycles of adding, removing and saving."""
     retriever = small_index(encoder, vectors=True)
-    retriever.save_pretrained(tmp_path / "run")
+    retriever.save(tmp_path / "run")
     words = [word for document in DOCUMENTS for word in document["text"].split()]
 
     def search(numbers: range) -> float:
@@ -95,11 +96,11 @@ def test_memory_does_not_grow_with_searches_and_updates(encoder, tmp_path, capsy
             retriever.add([{"doc_id": f"new-{number}", "title": text, "text": text}])
             retriever.remove([f"new-{number}"])
             if number % 5 == 0:
-                retriever.save_update(tmp_path / "run")
+                retriever.save(tmp_path / "run")
         return resident_megabytes()
 
     def held() -> tuple[int, int]:
-        return len(list(Path("/proc/self/fd").iterdir())), len(retriever.lexical._vocabulary)
+        return len(list(Path("/proc/self/fd").iterdir())), len(retriever.snapshot.lexical._vocabulary)
 
     search(range(1000))
     update(range(50))
@@ -121,8 +122,8 @@ def test_words_and_files_do_not_grow_with_updates_and_scores_stay(cycles, encode
     """Documents come and go; what is held, in memory and on disk, is what a few of them take."""
     retriever = small_index(encoder, vectors=True)
     texts = pa.array([d["text"] for d in DOCUMENTS[:50]])
-    retriever.keep_texts(retriever.documents.table.append_column("text", texts))
-    retriever.save_pretrained(tmp_path / "run")
+    retriever.keep_texts(retriever.snapshot.documents.table.append_column("text", texts))
+    retriever.save(tmp_path / "run")
     before, sizes = retriever.search(QUERIES, k=10, method="exact"), []
     for number in range(cycles):
         text = " ".join(f"word{number}x{n}" for n in range(20))
@@ -131,11 +132,13 @@ def test_words_and_files_do_not_grow_with_updates_and_scores_stay(cycles, encode
             retriever.remove([f"new-{number - 1}"])
             retriever.remove([f"new-{number}"])
         if number % (cycles // 5) == cycles // 5 - 1:
-            retriever.save_update(tmp_path / "run")
+            retriever.save(tmp_path / "run")
             gc.collect()
             files = sum(path.stat().st_size for path in (tmp_path / "run").rglob("*") if path.is_file())
-            chunks = retriever.documents.table["doc_id"].num_chunks
-            sizes.append((files, len(retriever.lexical._vocabulary), chunks, retriever.tree.num_places))
+            chunks = retriever.snapshot.documents.table["doc_id"].num_chunks
+            sizes.append(
+                (files, len(retriever.snapshot.lexical._vocabulary), chunks, retriever.snapshot.tree.num_places)
+            )
     after = retriever.search(QUERIES, k=10, method="exact")
     assert [[hit.doc_id for hit in hits] for hits in after] == [[hit.doc_id for hit in hits] for hits in before]
     (files, words, chunks, places), last = sizes[0], sizes[-1]

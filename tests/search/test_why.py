@@ -14,7 +14,7 @@ import pandas
 import pyarrow as pa
 import pytest
 
-from dsi import GenerativeRetriever, SearchConfig
+from dsi import Retriever, SearchConfig
 from dsi.commands.main import main
 from dsi.contrastive.config import EncoderConfig, TokensConfig
 from dsi.contrastive.encoder import Encoder
@@ -25,6 +25,7 @@ from dsi.docids.token_vectors import TokenVectors, decode
 from dsi.docids.words.bm25 import BM25
 from dsi.search.explain.matches import StoredText, _term_places, _whole_word
 from dsi.search.hits import Hit, Hits, Match, Span, cut_at_matches, excerpt
+from dsi.store.retriever import from_parts
 from tests.support.small import MINIPEDIA, PROMPTS, random_generator
 
 RECORDS = [json.loads(line) for line in (MINIPEDIA / "corpus.jsonl").read_text(encoding="utf-8").splitlines()][:50]
@@ -32,7 +33,7 @@ QUERIES = ["the law of light and gases in physics", "which capitals are on the d
 TRIALS = 20
 
 
-def index_of(folder, kind: str = "vectors", pieces: int = 1, **config) -> GenerativeRetriever:
+def index_of(folder, kind: str = "vectors", pieces: int = 1, **config) -> Retriever:
     """An index of 50 documents with BM25; with "vectors" tokens also token vectors."""
     encoder = Encoder.load(EncoderConfig(name=str(folder), **{**PROMPTS, "document_length": 24}), device="cpu")
     titles, texts = ([record[name] for record in RECORDS] for name in ("title", "text"))
@@ -50,9 +51,7 @@ def index_of(folder, kind: str = "vectors", pieces: int = 1, **config) -> Genera
     columns = {"doc_id": [record["_id"] for record in RECORDS], "title": titles, "text": texts, "n": list(range(50))}
     generator = None if kind == "vectors" else random_generator(tree)
     bm25 = BM25(columns["doc_id"], [f"{a} {b}" for a, b in zip(titles, texts, strict=True)])
-    return GenerativeRetriever(
-        encoder, tree, generator, datasets.Dataset.from_dict(columns), SearchConfig(**config), bm25
-    )
+    return from_parts(encoder, tree, generator, datasets.Dataset.from_dict(columns), SearchConfig(**config), bm25)
 
 
 @pytest.fixture(scope="module")
@@ -96,13 +95,15 @@ def options_of(rng, vectors: bool) -> dict:
 @pytest.mark.parametrize("trials", [1, pytest.param(TRIALS, marks=pytest.mark.slow)])
 def test_every_claim_about_a_document_is_true(request, name, trials):
     retriever, seen = request.getfixturevalue(name), set()
-    doc_ids = list(retriever.documents.column("doc_id"))
+    doc_ids = list(retriever.snapshot.documents.column("doc_id"))
     for trial in range(trials):
         rng = np.random.default_rng([trial, len(name)])
         query, options = QUERIES[trial % 3], options_of(rng, name != "digits")
         hits = retriever.search(query, **options)
         given = {option: value for option, value in options.items() if option not in ("k", "where")}
-        scores = dict(zip(doc_ids, retriever.follow([query], [doc_ids], **given).scores[0].tolist(), strict=True))
+        scores = dict(
+            zip(doc_ids, retriever.snapshot.follow([query], [doc_ids], **given).scores[0].tolist(), strict=True)
+        )
         below = int(options["where"].split()[-1]) if "where" in options else len(doc_ids)
         for doc_id in doc_ids:
             seen |= check(retriever, query, options, hits, doc_id, scores, set(doc_ids[:below]))
@@ -151,7 +152,7 @@ def check_loss(retriever, query, options, own) -> str:
     digits, level = tuple(map(int, found[1].split("."))), int(found[2])
     nodes = retriever.explain(query, **options).levels[level - 1]
     (node,) = [node for node in nodes if node.digits == digits]
-    inner = [other for other in nodes if retriever.tree.node(other.digits) < retriever.tree.num_inner]
+    inner = [other for other in nodes if retriever.snapshot.tree.node(other.digits) < retriever.snapshot.tree.num_inner]
     assert not node.kept
     assert own.path[level - 1][0::2] == (digits, "pruned")
     assert {step.state for step in own.path[: level - 1]} <= {"kept"}
@@ -178,7 +179,7 @@ def check_remedy(retriever, query, options, own) -> str:
         assert value == 2 * retriever.explain(query, **options).config.beam_width or not returns(beam_width=value // 2)
         return "beam"
     assert own.reason.split(". ")[-1].startswith("No wider beam returns it; ")
-    assert not returns(beam_width=2 * retriever.tree.num_inner)
+    assert not returns(beam_width=2 * retriever.snapshot.tree.num_inner)
     return name
 
 
@@ -216,7 +217,7 @@ def test_extra_scores_of_the_right_query_are_explained(vectors):
 
 
 def test_the_command_explains_a_document(vectors, tmp_path, capsys):
-    vectors.save_pretrained(tmp_path / "index")
+    vectors.save(tmp_path / "index")
     hits = vectors.search(QUERIES[1], k=2)
     missing = next(
         doc_id for doc_id in vectors.documents.column("doc_id") if doc_id not in [hit.doc_id for hit in hits]
@@ -234,12 +235,12 @@ def test_the_command_explains_a_document(vectors, tmp_path, capsys):
 @pytest.mark.parametrize("name", ["vectors", "in_pieces"])
 def test_shares_of_late_interaction_add_up_and_come_from_the_codes_as_stored(request, name):
     retriever, weight = request.getfixturevalue(name), 0.7
-    tokens, several = retriever.tree.tokens, 0
+    tokens, several = retriever.snapshot.tree.tokens, 0
     for query in QUERIES:
         hits = retriever.search(query, k=8, token_weight=weight, lexical_weight=0.1)
         encoded = retriever.encode_queries([query])
         vectors = tokens.project(encoded.batches[0].word_states(0))
-        spans = retriever.encoder.spans(retriever.encoder.query_texts([query])[0], "query")
+        spans = retriever.snapshot.encoder.spans(retriever.snapshot.encoder.query_texts([query])[0], "query")
         of_words = [span.end > span.start for span in spans if not span.is_special]  # not the prompt's
         for hit, matches in zip(hits, hits.matches(), strict=True):
             own = hit.explain()
@@ -257,7 +258,7 @@ def test_shares_of_late_interaction_add_up_and_come_from_the_codes_as_stored(req
                     several += (
                         not match.is_clear
                         and field == "text"
-                        and start >= retriever.encoder.cut([hit.title], [hit.text], 1)[0].spans[0][1]
+                        and start >= retriever.snapshot.encoder.cut([hit.title], [hit.text], 1)[0].spans[0][1]
                     )
             assert [match.word for match in matches] == re.findall(r"\w+|[^\w\s]", query)
     assert bool(several) == (name == "in_pieces")  # those of later pieces; a clear word has its other places too
@@ -265,7 +266,7 @@ def test_shares_of_late_interaction_add_up_and_come_from_the_codes_as_stored(req
 
 def position_of(retriever, own) -> int:
     """The docid position at the end of a path."""
-    return retriever.tree.node(own.path[-1].digits) - retriever.tree.num_inner
+    return retriever.snapshot.tree.node(own.path[-1].digits) - retriever.snapshot.tree.num_inner
 
 
 def test_a_token_finds_its_own_word(vectors):
@@ -337,7 +338,7 @@ def test_marks_belong_to_the_words_that_are_marked():
 def test_an_index_without_texts_finds_words_of_titles(vectors):
     documents = vectors.documents.table.drop_columns(["text"])
     parts = vectors.encoder, vectors.tree, vectors.generator, documents, vectors.search_config, vectors.lexical
-    bare = GenerativeRetriever(*parts)
+    bare = from_parts(*parts)
     for options in ({"token_weight": 0.5}, {"lexical_weight": 0.5}):
         whole, own = (index.search(RECORDS[5]["title"], k=5, **options) for index in (vectors, bare))
         for matches, others in zip(whole.matches(), own.matches(), strict=True):
@@ -349,7 +350,7 @@ def test_an_index_without_texts_finds_words_of_titles(vectors):
 def test_a_text_with_other_tokens_than_those_stored_is_not_marked(vectors):
     texts = [f"another {text}" for text in vectors.documents.column("text")]
     documents = vectors.documents.table.drop_columns(["text"]).append_column("text", pa.array(texts))
-    other = GenerativeRetriever(
+    other = from_parts(
         vectors.encoder, vectors.tree, vectors.generator, documents, vectors.search_config, vectors.lexical
     )
     short = [row for row, text in enumerate(texts) if len(vectors.encoder.spans(text, "document")) < 20]

@@ -167,7 +167,7 @@ def test_what_is_wrong_is_one_line(index, encoder):
 
 
 def test_the_command_reads_them_where_it_is_asked_and_at_the_prompt(index, tmp_path, monkeypatch, capsys):
-    index.save_pretrained(tmp_path / "index")
+    index.save(tmp_path / "index")
     command = ["search", str(tmp_path / "index"), "--device", "cpu", "-k", "60", "--json"]
     for more, count in (([], len(index)), (["--syntax"], 1)):
         assert main([*command, *more, "--query", '"segmentation fault"']) == 0

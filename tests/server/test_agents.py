@@ -24,7 +24,7 @@ from dsi.contrastive.encoder import Encoder
 from dsi.server.agents import NOTICE, make_server
 from dsi.server.service import Service
 from dsi.server.settings import TOKEN, ServerSettings
-from dsi.store.retriever import GenerativeRetriever
+from dsi.store.retriever import load
 from tests.support.serving import QUERY, live, save_index
 from tests.support.small import PROMPTS
 
@@ -48,7 +48,7 @@ def service(folder):
 
 @pytest.fixture(scope="module")
 def library(folder):
-    return GenerativeRetriever.from_pretrained(folder / "texts", device="cpu")
+    return load(folder / "texts", device="cpu")
 
 
 def ask(server, *calls):

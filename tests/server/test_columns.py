@@ -17,8 +17,8 @@ from mcp import Client
 from dsi.contrastive.config import EncoderConfig
 from dsi.contrastive.encoder import Encoder
 from dsi.server.agents import make_server
-from dsi.store.info import index_info
-from dsi.store.retriever import GenerativeRetriever
+from dsi.store.folder.info import index_info
+from dsi.store.retriever import from_parts
 from tests.support.serving import QUERY, live, save_index
 from tests.support.small import PROMPTS
 
@@ -55,7 +55,7 @@ def folder(tmp_path_factory, sentence_t5_folder):
     for name, (value, _) in COLUMNS.items():
         table = table.append_column(name, pa.array([value] * len(table)))
     parts = own.encoder, own.tree, own.generator, datasets.Dataset(table), own.search_config, own.lexical
-    GenerativeRetriever(*parts).save_pretrained(folder / "odd")
+    from_parts(*parts).save_pretrained(folder / "odd")
     return folder / "odd"
 
 

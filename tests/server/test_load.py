@@ -24,7 +24,7 @@ from dsi.server.app import create_app
 from dsi.server.batching import Batcher, BusyError
 from dsi.server.service import Service
 from dsi.server.settings import ServerSettings
-from dsi.store.retriever import GenerativeRetriever
+from dsi.store.retriever import load
 from tests.support.memory import resident_megabytes
 from tests.support.serving import QUERY, Client, error, live, save_index
 from tests.support.small import PROMPTS
@@ -243,7 +243,7 @@ def test_all_slices_search_one_state_of_the_index_with_one_filter(folder, slow):
         future = served.search([f"{number} " * 600 for number in range(30)], 3, {"where": "number < 50"})
         while len(slow) < 2:
             time.sleep(0.001)
-        served.retriever = GenerativeRetriever.from_pretrained(folder, device="cpu")  # as an update does
+        served.retriever = load(folder, device="cpu")  # as an update does
         served.retriever.remove(["danube"])
         assert len(future.result(60)) == 30
         assert len({id(index) for index, *_ in slow}) == len({id(request) for _, request, _ in slow}) == 1

@@ -15,7 +15,7 @@ from playwright import sync_api
 
 from dsi.contrastive.config import EncoderConfig
 from dsi.contrastive.encoder import Encoder
-from dsi.store.retriever import GenerativeRetriever
+from dsi.store.retriever import load
 from tests.support.browsers import chromium
 from tests.support.serving import QUERY, live, save_index
 from tests.support.small import MINIPEDIA, PROMPTS
@@ -54,10 +54,10 @@ def served_digits(folder):
 @pytest.fixture(scope="module")
 def hostile(folder, tmp_path_factory):
     """The index with a document that is written to be taken for HTML."""
-    retriever = GenerativeRetriever.from_pretrained(folder / "vectors", device="cpu")
+    retriever = load(folder / "vectors", device="cpu")
     retriever.add([{"doc_id": "a<b>", "title": HOSTILE, "text": f"{HOSTILE} alert", "metadata": {"number": 60}}])
     run = tmp_path_factory.mktemp("hostile") / "index"
-    retriever.save_pretrained(run)
+    retriever.save(run)
     with live(run) as client:
         yield client
 

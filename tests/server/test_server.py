@@ -42,8 +42,8 @@ from dsi.server import service
 from dsi.server.app import app_from_environment
 from dsi.server.models import ANSWERS, ExplainBody, SearchBody
 from dsi.server.settings import ServerSettings
-from dsi.store.retriever import GenerativeRetriever
-from dsi.store.topics import Topics
+from dsi.store.documents.topics import Topics
+from dsi.store.retriever import load
 from tests.support.memory import resident_megabytes
 from tests.support.serving import QUERY, Client, error, live, save_index
 from tests.support.small import PROMPTS
@@ -75,7 +75,7 @@ def digits_client(folder):
 
 @pytest.fixture(scope="module")
 def library(folder):
-    return GenerativeRetriever.from_pretrained(folder / "vectors", device="cpu")
+    return load(folder / "vectors", device="cpu")
 
 
 # Searching.
@@ -391,7 +391,7 @@ PICTURES = [
 
 @pytest.mark.parametrize(("name", "options"), PICTURES, ids=str)
 def test_the_picture_shows_the_search_that_was_made(folder, name, options):
-    retriever = GenerativeRetriever.from_pretrained(folder / name, device="cpu")
+    retriever = load(folder / name, device="cpu")
     with live(folder / name) as client:
         _, picture = client.ask("explain", {"query": QUERY, "k": 3, **options})
     explanation, hits = retriever.explain(QUERY, 3, **options), retriever.search(QUERY, 3, **options)
@@ -417,7 +417,7 @@ def test_the_picture_shows_the_search_that_was_made(folder, name, options):
 
 
 def is_document(retriever, digits):
-    return retriever.tree.node(digits) >= retriever.tree.num_inner
+    return retriever.snapshot.tree.node(digits) >= retriever.snapshot.tree.num_inner
 
 
 LAW = "the law of light and gases in physics"

@@ -19,8 +19,8 @@ from dsi.contrastive.text_encoder import TextEncoder
 from dsi.docids.query_memory import MemoryConfig, QueryMemory
 from dsi.server.batching import Batcher, BusyError
 from dsi.server.service import Rate, RateError
-from dsi.store.retriever import GenerativeRetriever
-from dsi.store.verify import read_manifest
+from dsi.store.folder.manifest import read_manifest
+from dsi.store.retriever import load
 from tests.support.serving import TOKEN, error, live, save_index
 
 # Documents.
@@ -43,10 +43,10 @@ def test_documents_come_and_go_on_disk_too(writable, doc_id):
     assert writable.ask("documents", {"documents": [new]}, token=TOKEN) == (200, {"documents": 61})
     _, found = writable.ask(path)
     assert (found["title"], found["metadata"]) == ("Neretva", {"number": 70})
-    assert len(GenerativeRetriever.from_pretrained(writable.run, device="cpu").documents) == 61
+    assert len(load(writable.run, device="cpu").documents) == 61
     assert writable.ask(path, method="DELETE", token=TOKEN) == (200, {"documents": 60})
     assert error(writable.ask(path))[0] == 404
-    assert len(GenerativeRetriever.from_pretrained(writable.run, device="cpu").documents) == 60
+    assert len(load(writable.run, device="cpu").documents) == 60
 
 
 def test_the_path_of_a_file_deletes_all_of_its_documents(tmp_path, sentence_bert_folder, monkeypatch):
@@ -91,25 +91,25 @@ def test_documents_are_safe_without_the_token(writable, monkeypatch):
 
 
 def test_after_an_update_from_elsewhere_the_server_loads_it_and_takes_the_change_again(writable):
-    other = GenerativeRetriever.from_pretrained(writable.run, device="cpu")
+    other = load(writable.run, device="cpu")
     gone = other.documents.column("doc_id")[0]
     other.remove([gone])
-    other.save_update(writable.run)
+    other.save(writable.run)
     status, message = error(writable.ask("documents", {"documents": [NEW]}, token=TOKEN))
     assert status == 409
     assert "It has loaded the index again: send the change once more" in message
     assert str(writable.run) not in message
     assert error(writable.ask("documents/a/%C3%A4"))[0] == error(writable.ask(f"documents/{gone}"))[0] == 404
     assert writable.ask("documents", {"documents": [NEW]}, token=TOKEN) == (200, {"documents": 60})
-    assert len(GenerativeRetriever.from_pretrained(writable.run, device="cpu").documents) == 60
+    assert len(load(writable.run, device="cpu").documents) == 60
 
 
 def test_what_others_changed_is_loaded_before_a_change_is_judged(writable):
-    other = GenerativeRetriever.from_pretrained(writable.run, device="cpu")
+    other = load(writable.run, device="cpu")
     gone = next(iter(other.documents.rows))
     other.remove([gone])
     other.add([NEW])
-    other.save_update(writable.run)
+    other.save(writable.run)
     assert error(writable.ask("documents/a/%C3%A4", method="DELETE", token=TOKEN))[0] == 409
     assert writable.ask("documents/a/%C3%A4", method="DELETE", token=TOKEN) == (200, {"documents": 59})
     status, message = error(writable.ask("documents/a/%C3%A4", method="DELETE", token=TOKEN))
@@ -297,7 +297,7 @@ def test_pairs_are_learned_on_disk_too(writable):
     )  # as this index has it
     assert learned == {"learned": 2, "pairs": 1}
     assert writable.ask("index")[1]["memory"] == 1
-    assert len(GenerativeRetriever.from_pretrained(writable.run, device="cpu").memory) == 1
+    assert len(load(writable.run, device="cpu").memory) == 1
     body = {"query": "a very rare question", "memory_weight": 9.0}
     status, found = writable.ask("search", {**body, "parts": True})
     assert found["answers"][0]["hits"][0]["parts"]["memory"] > 0
@@ -316,7 +316,7 @@ def test_what_was_learned_is_forgotten_by_pairs_and_by_time(writable):
         status, message = error(writable.ask("forget", body, token=TOKEN))
         assert (status, said in message) == (400, True)
     assert writable.ask("forget", {"before": "2999-01-01"}, token=TOKEN) == (200, {"forgotten": 2, "pairs": 0})
-    assert not len(GenerativeRetriever.from_pretrained(writable.run, device="cpu").memory)
+    assert not len(load(writable.run, device="cpu").memory)
 
 
 def test_a_query_whose_embedding_is_not_finite_is_refused_and_the_others_are_answered(writable, monkeypatch):
@@ -340,10 +340,10 @@ def test_a_query_whose_embedding_is_not_finite_is_refused_and_the_others_are_ans
 
 
 def test_no_answer_has_a_text_of_an_earlier_query_though_the_index_keeps_them(writable, tmp_path):
-    index = GenerativeRetriever.from_pretrained(writable.run, device="cpu")
+    index = load(writable.run, device="cpu")
     keeping = index.with_memory(QueryMemory(MemoryConfig(keep_queries=True)))
     keeping.learn([("zanzibar holidays of the mayor", "danube")])
-    keeping.save_pretrained(tmp_path / "keeping")
+    keeping.save(tmp_path / "keeping")
     assert "zanzibar" in str(keeping.search("zanzibar holidays", memory_weight=9.0).explain("danube"))
     body = {"query": "holidays of the mayor", "memory_weight": 9.0}
     with live(tmp_path / "keeping") as client:

@@ -55,10 +55,10 @@ def test_an_update_encodes_the_files_that_changed_and_no_other(notes, retriever,
     assert retriever.update_from(notes) == (1, 1, 1, 11)
     assert sorted(encoded) == ["Changed # Changed\n\nAnother text.", "new A new text."]
     expected = {*NAMES, "new.txt", "paper.pdf#page=1", "paper.pdf#page=2"} - {"note05.md"}
-    assert {*retriever.documents.rows} == expected
+    assert {*retriever.snapshot.documents.rows} == expected
     assert retriever.get("note03.md").title == "Changed"
-    retriever.save_update(tmp_path / "run")
-    again = dsi.GenerativeRetriever.from_pretrained(tmp_path / "run", device="cpu")
+    retriever.save(tmp_path / "run")
+    again = dsi.load(tmp_path / "run", device="cpu")
     assert again.update_from(str(notes)) == (0, 0, 0, 13)
     assert again.generation == 2
 
@@ -68,7 +68,7 @@ def test_an_update_counts_files_whatever_the_number_of_their_documents(notes, re
     (notes / "note03.md").write_text(paragraph * 40)
     (notes / "long.txt").write_text(f"New: {paragraph * 40}")
     assert retriever.update_from(notes) == (1, 1, 0, 12)
-    assert len(retriever.documents) == 15
+    assert len(retriever.snapshot.documents) == 15
     (notes / "long.txt").write_text("Short.")
     assert retriever.update_from(notes) == (0, 1, 0, 13)
 
@@ -81,7 +81,7 @@ def test_what_was_never_in_the_folder_stays_and_metadata_without_a_column_is_cou
     (notes / "note02.md").write_bytes(b"")
     caplog.set_level(logging.WARNING)
     assert retriever.update_from(notes) == (0, 1, 0, 12)
-    assert "mine" in retriever.documents.rows
+    assert "mine" in retriever.snapshot.documents.rows
     assert retriever.get("note02.md").title == "Note 2"
     assert (
         f"{notes}: metadata that no column of the index can hold: 1, the first 'year'; they are left out."
@@ -122,7 +122,7 @@ def test_what_others_remove_while_files_are_read_takes_no_other_document(notes, 
     assert retriever.update_from(notes) == (1, 1, 1, 11)
     removed.join()
     expected = {*NAMES, "new.txt", "paper.pdf#page=1", "paper.pdf#page=2"} - {"note05.md", "note00.md"}
-    assert {*retriever.documents.rows} == expected
+    assert {*retriever.snapshot.documents.rows} == expected
     assert retriever.get("note03.md").title == "Changed"
 
 
@@ -131,7 +131,7 @@ def test_a_folder_that_moved_is_read_again(notes, retriever, tmp_path):
     assert retriever.update_from(tmp_path / "moved") == (13, 0, 13, 0)
     (hit,) = retriever.search("changed", k=1)
     assert hit.location.file.startswith(str(tmp_path / "moved"))
-    assert len(retriever.documents) == 14
+    assert len(retriever.snapshot.documents) == 14
 
 
 def test_an_index_of_records_has_no_files_to_compare(tmp_path, notes, sentence_bert_folder):
@@ -169,7 +169,7 @@ def test_the_shell_does_the_same(notes, tmp_path, sentence_bert_folder, capsys):
 
 
 def of_file(retriever, name):
-    return sorted(doc_id for doc_id in retriever.documents.rows if doc_id.startswith(name))
+    return sorted(doc_id for doc_id in retriever.snapshot.documents.rows if doc_id.startswith(name))
 
 
 ROWS = [json.dumps({"id": f"row{number}", "text": f"Words of row {number}."}) + "\n" for number in range(4)]
@@ -197,13 +197,17 @@ def test_a_file_that_is_half_written_keeps_its_documents_and_what_was_learned(
 ):
     (notes / name).write_bytes(whole)
     retriever = dsi.index(notes, tmp_path / "run", encoder=str(sentence_bert_folder), device="cpu")
-    ours = [own for own in retriever.documents.rows if retriever.get(own).metadata["source_file"] == str(notes / name)]
+    ours = [
+        own
+        for own in retriever.snapshot.documents.rows
+        if retriever.get(own).metadata["source_file"] == str(notes / name)
+    ]
     retriever.learn([("who shines", doc_id) for doc_id in ours])
     (notes / name).write_bytes(half)
     caplog.set_level(logging.WARNING)
     assert retriever.update_from(notes) == (0, 0, 0, 14)
-    assert {*ours} <= {*retriever.documents.rows}
-    assert len(retriever.memory) == len(ours)
+    assert {*ours} <= {*retriever.snapshot.documents.rows}
+    assert len(retriever.snapshot.memory) == len(ours)
     assert any(f"the first '{name}'; what the index has of them stays." in line for line in caplog.messages) or (
         f"files that cannot be looked at: 1, the first '{notes / name}'; what the index has of them stays."
         in caplog.text
@@ -212,7 +216,7 @@ def test_a_file_that_is_half_written_keeps_its_documents_and_what_was_learned(
     assert retriever.update_from(notes) == (0, 0, 0, 14)
     (notes / name).unlink()
     assert retriever.update_from(notes) == (0, 0, 1, 13)
-    assert not {*ours} & {*retriever.documents.rows}
+    assert not {*ours} & {*retriever.snapshot.documents.rows}
 
 
 @pytest.mark.parametrize("number", [13, 5, 2])
@@ -286,7 +290,7 @@ def test_ids_stay_when_files_of_one_name_change(notes, tmp_path, sentence_bert_f
     (other / "note01.md").write_text("# Another one")
     assert retriever.update_from(*sources) == (0, 1, 1, 12)
     assert retriever.get("more/note01.md").title == "Another one"
-    assert "note01.md" not in retriever.documents.rows
+    assert "note01.md" not in retriever.snapshot.documents.rows
 
 
 def test_a_file_is_removed_as_a_whole_by_its_name_or_path_and_a_page_by_its_id(
@@ -297,7 +301,7 @@ def test_a_file_is_removed_as_a_whole_by_its_name_or_path_and_a_page_by_its_id(
         (folder / "rows.jsonl").write_text("".join(ROWS).replace("row", f"{folder.name} "))
     (notes / "long.txt").write_text("".join(f"Sentence {number} of a long text.\n" for number in range(1800)))
     retriever = dsi.index(notes, tmp_path / "run", encoder=str(sentence_bert_folder), device="cpu")
-    count = len(retriever.documents)
+    count = len(retriever.snapshot.documents)
     hits = retriever.search("sentence of a long text", k=4)
     assert sum(hit.doc_id.startswith("long.txt") for hit in hits) == 1
     assert retriever.remove(["long.txt"]) == 1
@@ -331,7 +335,7 @@ def test_a_file_is_removed_as_a_whole_by_its_name_or_path_and_a_page_by_its_id(
         retriever.remove([None])
     with pytest.raises(ValueError, match=r"^remove must be a list or set of doc_ids, got the string"):
         retriever.remove("note02.md")
-    assert {*retriever.documents.rows} == {*NAMES, "x"} - {"note00.md", "note01.md"}
+    assert {*retriever.snapshot.documents.rows} == {*NAMES, "x"} - {"note00.md", "note01.md"}
 
 
 def test_a_document_that_was_removed_comes_back_with_its_folder_and_a_line_says_so(
@@ -353,12 +357,12 @@ def test_every_part_of_a_long_file_is_found_where_it_stands(notes, tmp_path, sen
     lines[2150] = "The spare part of the noble gas valve is KX-0357."
     (notes / "manual.txt").write_text("\n".join(lines))
     retriever = dsi.index(notes, tmp_path / "run", encoder=str(sentence_bert_folder), device="cpu")
-    row = retriever.documents.rows["manual.txt"]
-    assert retriever.tree.place_counts[row] > 100
-    spans = sorted(retriever.tree.spans_at(retriever.tree.places_of(np.array([row]))[0]))
+    row = retriever.snapshot.documents.rows["manual.txt"]
+    assert retriever.snapshot.tree.place_counts[row] > 100
+    spans = sorted(retriever.snapshot.tree.spans_at(retriever.snapshot.tree.places_of(np.array([row]))[0]))
     text = retriever.get("manual.txt").text
     assert (spans[0][0], spans[-1][1]) == (0, len(text))
     assert all(first[1] >= second[0] for first, second in itertools.pairwise(spans))
-    assert [*retriever.lexical.run({"query": "KX-0357"}, 3)["query"]] == ["manual.txt"]
+    assert [*retriever.snapshot.lexical.run({"query": "KX-0357"}, 3)["query"]] == ["manual.txt"]
     (hit,) = retriever.search("KX-0357", k=1, lexical_weight=100)
     assert hit.doc_id == "manual.txt"

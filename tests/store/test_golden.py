@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from dsi.store.verify import FORMAT_VERSION, read_manifest
+from dsi.store.folder.manifest import FORMAT_VERSION, read_manifest
 from tests.support.golden import FOLDER, answers, load_golden
 
 FORMATS = sorted(FOLDER.iterdir(), key=lambda folder: int(folder.name))

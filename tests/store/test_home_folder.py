@@ -12,7 +12,7 @@ from dsi.config import Config, write_config
 from dsi.docids.data.collection import Collection, read_collection
 from dsi.docids.files.checks import user_path
 from dsi.eval.trec import read_run, write_qrels, write_run
-from dsi.store.info import index_info, learned_lines
+from dsi.store.folder.info import index_info, learned_lines
 from tests.support.files import needs_readers
 from tests.support.small import write_collection
 
@@ -39,11 +39,11 @@ def test_an_index_in_the_home_folder(home, sentence_t5_folder):
     named = {"config": "~/own.toml", "encoder": "~/model", "embeddings": "~/points.npy", "device": "cpu"}
     assert len(dsi.index(TEXTS, "~/run", **named).documents) == 3
     assert (home / "run" / "manifest.json").is_file()
-    retriever = dsi.GenerativeRetriever.from_pretrained("~/run", device="cpu")
-    retriever.save_pretrained("~/copy")
-    retriever.save_pretrained(Path("~/second"))
+    retriever = dsi.load("~/run", device="cpu")
+    retriever.save("~/copy")
+    retriever.save(Path("~/second"))
     retriever.add([{"doc_id": "new", "text": "Krypton is a noble gas."}])
-    assert retriever.save_update("~/second") == 2
+    assert retriever.save("~/second") == 2
     assert index_info("~/second")["documents"] == 4
     assert list(learned_lines("~/copy")) == []
 

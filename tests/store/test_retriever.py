@@ -20,7 +20,7 @@ import pytest
 import torch
 
 import dsi
-from dsi import GenerativeRetriever, SearchConfig
+from dsi import Retriever, SearchConfig
 from dsi.contrastive.encoder import state_fingerprint
 from dsi.docids.clustering import DocidsConfig, assemble, build_tree
 from dsi.docids.schemes import Docids
@@ -31,7 +31,8 @@ from dsi.search.hits import Hit, Hits
 from dsi.search.request import SearchOptions, SearchRequest
 from dsi.search.results import LevelTrace, SearchResult, Trace
 from dsi.search.walk import VectorWalk
-from dsi.store.verify import FORMAT_VERSION, PARTS
+from dsi.store.folder.manifest import FORMAT_VERSION, PARTS
+from dsi.store.retriever import from_parts, load
 from tests.support.small import MINIPEDIA, WIDTH, random_generator, random_tree
 from tests.support.small_index import DOCUMENTS, small_index
 
@@ -39,9 +40,7 @@ RECORDS = [json.loads(line) for line in (MINIPEDIA / "corpus.jsonl").read_text(e
 QUERIES = ["rivers", "noble gas", "the emperor of austria", "advertising signs", "capitals on the danube", "bees"]
 
 
-def index_of(
-    encoder, *, vectors: bool, count: int = 60, leaf: int = 4, words: bool = False, **config
-) -> GenerativeRetriever:
+def index_of(encoder, *, vectors: bool, count: int = 60, leaf: int = 4, words: bool = False, **config) -> Retriever:
     """The first documents of Minipedia with a random generator."""
     rows = RECORDS[:count]
     documents = datasets.Dataset.from_dict({"doc_id": [r["_id"] for r in rows], "title": [r["title"] for r in rows]})
@@ -50,7 +49,7 @@ def index_of(
     generator = None if vectors else random_generator(tree)
     lexical = BM25(documents["doc_id"], [r["text"] for r in rows], k1=1.2, b=0.5) if words else None
     search = SearchConfig(**{"alpha": 0.3, "beam_width": 4, **config})
-    return GenerativeRetriever(encoder, tree, generator, documents, search, lexical)
+    return from_parts(encoder, tree, generator, documents, search, lexical)
 
 
 @pytest.fixture
@@ -77,10 +76,12 @@ def test_one_query_gives_hits_and_several_give_lists(retriever):
     assert [hit.rank for hit in hits] == [1, 2, 3, 4, 5]
     assert isinstance(hits[0], Hit)
     assert isinstance(hits.exact, bool)
-    titles = dict(zip(retriever.documents.column("doc_id"), retriever.documents.column("title"), strict=True))
+    titles = dict(
+        zip(retriever.snapshot.documents.column("doc_id"), retriever.snapshot.documents.column("title"), strict=True)
+    )
     for hit in hits:
         assert titles[hit.doc_id] == hit.title
-        assert retriever.tree.node(hit.digits) >= retriever.tree.num_inner
+        assert retriever.snapshot.tree.node(hit.digits) >= retriever.snapshot.tree.num_inner
     queries = ["a much longer query about rivers and capitals", "neon"]
     several = retriever.search(queries, k=10, candidates=None, beam_width=20)
     assert [len(found) for found in several] == [10, 10]
@@ -91,12 +92,12 @@ def test_one_query_gives_hits_and_several_give_lists(retriever):
 def dense_scores(retriever, queries) -> np.ndarray:
     """[queries, documents] in the order of the document table."""
     embeddings = retriever.encode_queries(queries).embeddings
-    return embeddings @ retriever.tree.embeddings[retriever.tree.positions].T
+    return embeddings @ retriever.snapshot.tree.embeddings[retriever.snapshot.tree.positions].T
 
 
 def check_best(retriever, hits: Hits, scores: np.ndarray) -> None:
     """The hits are the best of all documents, with these scores [documents]."""
-    own = [scores[retriever.documents.rows[hit.doc_id]] for hit in hits]
+    own = [scores[retriever.snapshot.documents.rows[hit.doc_id]] for hit in hits]
     assert [hit.score for hit in hits] == pytest.approx(own, rel=1e-5, abs=1e-6)
     assert own == pytest.approx(np.sort(scores)[::-1][: len(hits)], rel=1e-5, abs=1e-6)
 
@@ -112,7 +113,7 @@ def test_exact_search_is_flat_dense_search(retriever):
 
 def test_generate_finds_less_with_a_narrow_beam_and_all_with_a_wide_one(retriever):
     scores = dense_scores(retriever, QUERIES)
-    rows, missed = retriever.documents.rows, 0
+    rows, missed = retriever.snapshot.documents.rows, 0
     for hits, own in zip(retriever.search(QUERIES, 5, beam_width=1), scores, strict=True):
         assert [hit.score for hit in hits] == pytest.approx([own[rows[hit.doc_id]] for hit in hits], rel=1e-5)
         assert not hits.exact
@@ -129,15 +130,15 @@ def test_a_default_search_walks_once_a_query_and_reads_a_small_part(encoder, mon
     )
     walk, walked = VectorWalk.descend, []
     monkeypatch.setattr(VectorWalk, "descend", lambda *given: walked.extend(given[2]) or walk(*given))
-    found = retriever.search_encoded(retriever.encode_queries(QUERIES), k=5)
+    found = retriever.snapshot.search(retriever.encode_queries(QUERIES), k=5)
     assert len(walked) == len(QUERIES)
-    nodes, documents = retriever.tree.num_inner, len(retriever.documents)
+    nodes, documents = retriever.snapshot.tree.num_inner, len(retriever.snapshot.documents)
     assert documents > 100
     assert (found.read > 5).all()
     assert (found.read < (nodes + documents) / 4).all()
     assert not found.exact.any()
     walked.clear()
-    everything = retriever.search_encoded(retriever.encode_queries(QUERIES), k=5, method="exact")
+    everything = retriever.snapshot.search(retriever.encode_queries(QUERIES), k=5, method="exact")
     assert (everything.read == documents).all()
     assert everything.exact.all()
     assert not walked
@@ -146,7 +147,7 @@ def test_a_default_search_walks_once_a_query_and_reads_a_small_part(encoder, mon
 @pytest.mark.parametrize("outright", [0, 1000])
 def test_filters_hold_inside_the_walk_at_any_selectivity(retriever, monkeypatch, outright):
     monkeypatch.setattr(generate, "_OUTRIGHT", outright)
-    query, doc_ids = "long rivers of europe", list(retriever.documents.column("doc_id"))
+    query, doc_ids = "long rivers of europe", list(retriever.snapshot.documents.column("doc_id"))
     ranked = [hit.doc_id for hit in retriever.search(query, k=60, method="exact")]
     (scores,) = dense_scores(retriever, [query])
     for allow in (doc_ids[:30], ranked[-2:], [ranked[-1]], set(doc_ids)):
@@ -154,7 +155,7 @@ def test_filters_hold_inside_the_walk_at_any_selectivity(retriever, monkeypatch,
             hits = retriever.search(query, k=5, allow=allow, **options)
             assert len(hits) == min(5, len(allow))
             assert {hit.doc_id for hit in hits} <= set(allow)
-            own = [scores[retriever.documents.rows[hit.doc_id]] for hit in hits]
+            own = [scores[retriever.snapshot.documents.rows[hit.doc_id]] for hit in hits]
             assert [hit.score for hit in hits] == pytest.approx(own, rel=1e-5)  # a filter changes no score
             if hits.exact:
                 assert [hit.doc_id for hit in hits] == [doc_id for doc_id in ranked if doc_id in allow][:5]
@@ -203,7 +204,7 @@ def test_extra_scores_find_documents_that_no_walk_reaches(retriever):
     worst = int(np.argmin(dense_scores(retriever, ["river"])))
     extra[0, worst] = 100.0
     hits = retriever.search("river", k=1, beam_width=2, candidates=3, extra_scores=extra)
-    assert hits[0].doc_id == list(retriever.documents.rows)[worst]
+    assert hits[0].doc_id == list(retriever.snapshot.documents.rows)[worst]
     explanation = retriever.explain("river", k=1, beam_width=2, candidates=3, extra_scores=extra)
     (first,) = (node for level in explanation.levels for node in level if node.rank == 1)
     assert first.found_by == ("extra scores",)
@@ -218,7 +219,7 @@ def test_extra_scores_find_documents_that_no_walk_reaches(retriever):
 
 def test_bm25_joins_the_dense_scores_and_is_saved_with_the_index(encoder, tmp_path):
     retriever = index_of(encoder, vectors=True, words=True)
-    bm25 = retriever.lexical
+    bm25 = retriever.snapshot.lexical
     queries = ["light noble gas", "electric current", "of the"]
     scores = dense_scores(retriever, queries) + np.float32(0.5) * bm25.shares(queries)
     for hits, own in zip(retriever.search(queries, k=8, lexical_weight=0.5, method="exact"), scores, strict=True):
@@ -232,21 +233,21 @@ def test_bm25_joins_the_dense_scores_and_is_saved_with_the_index(encoder, tmp_pa
 
     retriever.search_config = dataclasses.replace(retriever.search_config, lexical_weight=0.5)
     assert "of a document = dense + 0.5 BM25" in str(retriever.explain(queries[0]))
-    retriever.save_pretrained(tmp_path / "index")
-    loaded = GenerativeRetriever.from_pretrained(tmp_path / "index", device="cpu")
+    retriever.save(tmp_path / "index")
+    loaded = load(tmp_path / "index", device="cpu")
     assert (loaded.lexical.k1, loaded.lexical.b) == (1.2, 0.5)
     for again, hits in zip(loaded.search(queries, k=8), found, strict=True):
         assert again.ids.tolist() == hits.ids.tolist()
         np.testing.assert_allclose(again.scores, hits.scores, atol=1e-4)
     shutil.rmtree(tmp_path / "index" / "lexical")
     with pytest.raises(FileNotFoundError, match=r"lexical.* is missing from the index"):
-        GenerativeRetriever.from_pretrained(tmp_path / "index", device="cpu")
+        load(tmp_path / "index", device="cpu")
 
 
 def test_the_lexical_part_of_other_documents_is_refused(retriever, tmp_path):
     BM25(["a", "b"], ["neon", "helium"]).save(tmp_path / "lexical")
     with pytest.raises(ValueError, match="covers 2 documents, the document table has 60"):
-        BM25.load(tmp_path / "lexical", retriever.documents.column("doc_id"))
+        BM25.load(tmp_path / "lexical", retriever.snapshot.documents.column("doc_id"))
 
 
 def test_run_is_what_search_finds(retriever):
@@ -270,7 +271,7 @@ CALLS = {
     "explain": lambda r, **options: r.explain("river", 5, **options),
     "run": lambda r, **options: r.run({"q": "river"}, 5, **options),
     "follow": lambda r, **options: r.follow(["river"], [["gold"]], **options),
-    "search_encoded": lambda r, **options: r.search_encoded(r.encode_queries(["river"]), 5, **options),
+    "search_encoded": lambda r, **options: r.snapshot.search(r.encode_queries(["river"]), 5, **options),
 }
 
 
@@ -339,7 +340,7 @@ def test_the_largest_values_give_finite_scores(retriever, digits, method, size):
 
 
 def test_doc_ids_may_be_any_iterable_and_numpy_takes_part(retriever):
-    doc_ids = list(retriever.documents.rows)
+    doc_ids = list(retriever.snapshot.documents.rows)
     found = retriever.search(
         "river", k=np.int64(2), allow=np.array(doc_ids[:2]), min_score=np.float32(-9), method=np.str_("generate")
     )
@@ -356,7 +357,7 @@ def test_doc_ids_may_be_any_iterable_and_numpy_takes_part(retriever):
     )
     retriever.remove(doc_id for doc_id in doc_ids[:2])
     retriever.remove(np.array(doc_ids[2:4]))
-    assert list(retriever.documents.rows) == doc_ids[4:]
+    assert list(retriever.snapshot.documents.rows) == doc_ids[4:]
 
 
 def test_iterators_of_doc_ids_are_read(retriever):
@@ -432,12 +433,12 @@ def test_explain_shows_the_walk_that_search_made(retriever, monkeypatch):
     (searched,) = reached
     explanation = retriever.explain(query, k=5)
     assert len(reached) == 2
-    tree = retriever.tree
+    tree = retriever.snapshot.tree
     kept = [node for level in explanation.levels for node in level if node.kept and node.rank is None]
     ends = {tree.node(node.digits) for node in kept}
     assert set(searched.nodes.tolist()) == {node for node in ends if tree.first_child[node] >= tree.num_inner}
     below = [node for level in explanation.levels for node in level if tree.node(node.digits) >= tree.num_inner]
-    result = retriever.search_encoded(retriever.encode_queries([query]), k=100, candidates=60)
+    result = retriever.snapshot.search(retriever.encode_queries([query]), k=100, candidates=60)
     docids = [tree.digits(position) for position in result.positions[0].tolist()]
     scores = dict(zip(docids, result.scores[0].tolist(), strict=True))
     for node in below:
@@ -470,7 +471,7 @@ def test_explain_shows_the_walk_that_search_made(retriever, monkeypatch):
         (lambda r: r.explain(r.encode_queries(["a", "b"])), r"explain\(\) takes one query, got 2"),
         (lambda r: r.encode_queries(["river"], batch_size=0), "batch_size must be at least 1, got 0"),
         (
-            lambda r: r.search_encoded(["river"]),
+            lambda r: r.snapshot.search(["river"]),
             r"search_encoded\(\) takes what encode_queries\(\) returns, got \['river'\]",
         ),
         (
@@ -564,21 +565,21 @@ def test_saving_loses_no_file_of_a_user(retriever, tmp_path, monkeypatch):
     (tmp_path / "notes" / "sub" / "mine.txt").write_text("mine")
     (tmp_path / "thesis.txt").write_text("mine")
     with pytest.raises(FileExistsError, match="notes holds 'sub', which would be lost; name a new folder"):
-        retriever.save_pretrained(tmp_path / "notes")
+        retriever.save(tmp_path / "notes")
     with pytest.raises(NotADirectoryError, match=r"thesis.txt is a file"):
-        retriever.save_pretrained(tmp_path / "thesis.txt")
+        retriever.save(tmp_path / "thesis.txt")
     with pytest.raises(ValueError, match="folder must name a folder, got ''"):
-        retriever.save_pretrained("")
+        retriever.save("")
     monkeypatch.chdir(tmp_path / "notes")
     for here in (".", "..", tmp_path / "notes"):
         with pytest.raises(ValueError, match="is the current folder or one above it, and would be replaced"):
-            retriever.save_pretrained(here)
+            retriever.save(here)
     assert (tmp_path / "notes" / "sub" / "mine.txt").read_text() == (tmp_path / "thesis.txt").read_text() == "mine"
 
 
 def test_saving_over_an_index_keeps_rerankers_and_other_files(retriever, tmp_path):
     run = tmp_path / "run"
-    retriever.save_pretrained(run)
+    retriever.save(run)
     (run / "rerank" / "mine").mkdir(parents=True)
     (run / "rerank" / "mine" / "reranker.json").write_text("{}")
     (run / "notes.txt").write_text("mine")
@@ -587,7 +588,7 @@ def test_saving_over_an_index_keeps_rerankers_and_other_files(retriever, tmp_pat
     for name in ("pseudo_queries", "docids-2", "logs"):
         (run / name).mkdir()
     (run / "config.toml").write_text("seed = 1")
-    retriever.save_pretrained(run)
+    retriever.save(run)
     assert {path.name for path in run.iterdir()} == {
         *PARTS,
         "manifest.json",
@@ -606,27 +607,27 @@ def test_saving_over_an_index_keeps_rerankers_and_other_files(retriever, tmp_pat
 
 @pytest.mark.skipif(os.name == "nt", reason="Windows has no such modes")
 def test_whoever_may_read_the_folder_may_read_all_of_an_index(retriever, tmp_path):
-    retriever.save_pretrained(tmp_path / "run")
+    retriever.save(tmp_path / "run")
     mode = (tmp_path / "run").stat().st_mode & 0o666
     assert {path.stat().st_mode & 0o777 for path in (tmp_path / "run").rglob("*") if path.is_file()} == {mode}
 
 
 def test_saved_and_loaded_answers_alike(retriever, tmp_path):
-    retriever.save_pretrained(tmp_path / "index")
-    loaded = GenerativeRetriever.from_pretrained(tmp_path / "index", device="cpu")
+    retriever.save(tmp_path / "index")
+    loaded = load(tmp_path / "index", device="cpu")
     assert loaded.search_config == retriever.search_config
     for query in ("rivers", "noble gas"):
         again, hits = loaded.search(query, k=5), retriever.search(query, k=5)
         assert again.ids.tolist() == hits.ids.tolist()
         np.testing.assert_allclose(again.scores, hits.scores, atol=1e-4)  # by the encoder's graph, and by torch
-    retriever.save_pretrained(tmp_path / "index")  # over an existing one
+    retriever.save(tmp_path / "index")  # over an existing one
     assert {path.name for path in (tmp_path / "index").iterdir()} == {
         "encoder", "docids", "memory", "manifest.json",
     }  # fmt: skip
 
 
 def test_threads_get_the_answers_that_one_thread_gets(retriever):
-    doc_ids = list(retriever.documents.column("doc_id"))
+    doc_ids = list(retriever.snapshot.documents.column("doc_id"))
     calls = [
         ("rivers", {}), ("noble gas", {"method": "exact"}),
         ("the emperor of austria and his long, long reign", {"beam_width": 1}),
@@ -646,21 +647,21 @@ def test_threads_get_the_answers_that_one_thread_gets(retriever):
 
 
 def test_bfloat16_finds_nearly_the_same_and_is_never_saved(retriever, tmp_path):
-    retriever.save_pretrained(tmp_path / "index")
-    rounded = GenerativeRetriever.from_pretrained(tmp_path / "index", device="cpu", dtype="bfloat16")
+    retriever.save(tmp_path / "index")
+    rounded = load(tmp_path / "index", device="cpu", dtype="bfloat16")
     queries = ["rivers", "noble gas", "the emperor of austria"]
     for exact, other in zip(retriever.search(queries, k=5), rounded.search(queries, k=5), strict=True):
         assert [hit.score for hit in other] == pytest.approx([hit.score for hit in exact], abs=0.1)
         assert len({hit.doc_id for hit in exact} & {hit.doc_id for hit in other}) >= 3
     with pytest.raises(ValueError, match=r"weights are of bfloat16; save one that was loaded in float32"):
-        rounded.save_pretrained(tmp_path / "other")
+        rounded.save(tmp_path / "other")
     with pytest.raises(ValueError, match="dtype must be one of float32, bfloat16, got 'int4'"):
-        GenerativeRetriever.from_pretrained(tmp_path / "index", dtype="int4")
+        load(tmp_path / "index", dtype="int4")
 
 
 def test_broken_indexes_are_refused_and_the_part_is_named(retriever, tmp_path):
     good = tmp_path / "good"
-    retriever.save_pretrained(good)
+    retriever.save(good)
 
     def broken(name):
         folder = tmp_path / name
@@ -668,56 +669,61 @@ def test_broken_indexes_are_refused_and_the_part_is_named(retriever, tmp_path):
         return folder
 
     with pytest.raises(FileNotFoundError, match="holds no finished index"):
-        GenerativeRetriever.from_pretrained(tmp_path / "nowhere")
+        load(tmp_path / "nowhere")
     folder = broken("missing")
     (folder / "docids" / "documents.arrow").unlink()
     with pytest.raises(FileNotFoundError, match=r"documents.arrow is missing from the index"):
-        GenerativeRetriever.from_pretrained(folder)
+        load(folder)
     folder = broken("truncated")
     weights = folder / "encoder" / "model.safetensors"
     weights.write_bytes(weights.read_bytes()[:-10])
     with pytest.raises(ValueError, match=r"encoder/model.safetensors was altered or truncated"):
-        GenerativeRetriever.from_pretrained(folder)
+        load(folder)
     folder = broken("version")
     manifest = json.loads((folder / "manifest.json").read_text())
     (folder / "manifest.json").write_text(json.dumps({**manifest, "format_version": 99}))
     with pytest.raises(ValueError, match=f"format version 99, this version reads {FORMAT_VERSION}"):
-        GenerativeRetriever.from_pretrained(folder)
+        load(folder)
     folder = broken("mixed")
     manifest["fingerprints"]["encoder"] = "0" * 64
     (folder / "manifest.json").write_text(json.dumps(manifest))
     with pytest.raises(ValueError, match=r"manifest.json and encoder do not belong together"):
-        GenerativeRetriever.from_pretrained(folder)
+        load(folder)
 
 
 def test_parts_that_do_not_belong_together_are_refused(retriever, encoder):
-    other, generator = random_tree(60, seed=9), random_generator(retriever.tree)
+    other, generator = random_tree(60, seed=9), random_generator(retriever.snapshot.tree)
     with pytest.raises(ValueError, match="generator was trained for docids"):
-        GenerativeRetriever(encoder, other, generator, retriever.documents.table)
+        from_parts(encoder, other, generator, retriever.snapshot.documents.table)
     generator.config.d_model = 7
     with pytest.raises(ValueError, match=rf"The generator reads states 7 wide, the encoder gives {WIDTH}; restore the"):
-        GenerativeRetriever(encoder, retriever.tree, generator, retriever.documents.table)
+        from_parts(encoder, retriever.snapshot.tree, generator, retriever.snapshot.documents.table)
     with pytest.raises(ValueError, match="cover 60 documents, the document table has 59"):
-        GenerativeRetriever(encoder, retriever.tree, retriever.generator, retriever.documents.table.slice(0, 59))
+        from_parts(
+            encoder,
+            retriever.snapshot.tree,
+            retriever.snapshot.generator,
+            retriever.snapshot.documents.table.slice(0, 59),
+        )
     narrow = build_tree(np.random.default_rng(0).normal(size=(60, 7)).astype("f"), DocidsConfig(branching=4))
     with pytest.raises(ValueError, match=f"embeddings of {WIDTH}, the docids need 7"):
-        GenerativeRetriever(encoder, narrow, random_generator(narrow), retriever.documents.table)
+        from_parts(encoder, narrow, random_generator(narrow), retriever.snapshot.documents.table)
 
 
 def test_searching_leaves_no_gradients_and_changes_no_weights(encoder):
     retriever = index_of(encoder, vectors=False)
-    before = state_fingerprint(retriever.generator)
+    before = state_fingerprint(retriever.snapshot.generator)
     retriever.search("river", k=3)
-    assert state_fingerprint(retriever.generator) == before
-    assert all(p.grad is None for p in retriever.generator.parameters())
+    assert state_fingerprint(retriever.snapshot.generator) == before
+    assert all(p.grad is None for p in retriever.snapshot.generator.parameters())
     assert torch.is_grad_enabled()
 
 
 def test_an_index_remembers_what_its_decoder_was_taught_and_warns_of_a_wider_beam(retriever, tmp_path, recwarn):
-    otm = random_generator(retriever.tree, objective="otm")
-    parts, config = (retriever.encoder, retriever.tree, otm), SearchConfig(beam_width=10)
-    GenerativeRetriever(*parts, retriever.documents.table, config).save_pretrained(tmp_path / "index")
-    loaded = GenerativeRetriever.from_pretrained(tmp_path / "index", device="cpu")
+    otm = random_generator(retriever.snapshot.tree, objective="otm")
+    parts, config = (retriever.snapshot.encoder, retriever.snapshot.tree, otm), SearchConfig(beam_width=10)
+    from_parts(*parts, retriever.snapshot.documents.table, config).save_pretrained(tmp_path / "index")
+    loaded = load(tmp_path / "index", device="cpu")
     assert len(loaded.search("noble gases", k=10)) == 10
     assert (
         len(loaded.search("noble gases", alpha=0.0, beam_width=50)) == 10
@@ -738,7 +744,7 @@ def test_a_retriever_is_pickled_as_the_folder_that_holds_it(encoder, tmp_path):
     index = small_index(encoder, vectors=True)
     with pytest.raises(ValueError, match="this one has changes that none holds; call save_update or save_pretrained"):
         pickle.dumps(index)
-    index.save_pretrained(tmp_path / "run")
+    index.save(tmp_path / "run")
     index.search_config = dataclasses.replace(index.search_config, beam_width=3)
     again = pickle.loads(pickle.dumps(index))
     assert again.search_config == index.search_config
@@ -751,7 +757,7 @@ def test_a_retriever_is_pickled_as_the_folder_that_holds_it(encoder, tmp_path):
     index.add(DOCUMENTS[50:51])
     with pytest.raises(ValueError, match="has changes that none holds"):
         pickle.dumps(index)
-    index.save_update(tmp_path / "run")
+    index.save(tmp_path / "run")
     assert len(pickle.loads(pickle.dumps(index)).documents) == 51
     with pytest.raises(ValueError, match="was changed since the retriever was pickled; load the index there instead"):
         pickle.loads(before)

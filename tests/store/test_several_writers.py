@@ -13,14 +13,14 @@ from pathlib import Path
 import pytest
 
 import dsi
-from dsi import GenerativeRetriever
+from dsi import Retriever
 from dsi.commands.main import main
 from dsi.docids.files.processes import Processes
 from dsi.docids.files.reading import MappedFile, read_while_unchanged
 from dsi.docids.files.storage import beside, writing_to
-from dsi.store import loading
-from dsi.store.loading import ChangedError, write_search_config
-from dsi.store.verify import MOST_GENERATIONS
+from dsi.store.folder import loading
+from dsi.store.folder.manifest import MOST_GENERATIONS
+from dsi.store.folder.writing import ChangedError, write_search_config
 from dsi.training import pipeline
 from tests.support.kills import fork, status_of
 from tests.support.small_index import DOCUMENTS, QUERIES, small_index
@@ -38,8 +38,8 @@ def run(encoder, tmp_path) -> Path:
     return tmp_path / "run"
 
 
-def load(run: Path) -> GenerativeRetriever:
-    return GenerativeRetriever.from_pretrained(run, device="cpu")
+def load(run: Path) -> Retriever:
+    return load(run, device="cpu")
 
 
 def update(run: Path, number: int) -> None:
@@ -53,9 +53,9 @@ def update(run: Path, number: int) -> None:
 def test_who_loaded_an_earlier_generation_cannot_save_over_a_later_one(run, tmp_path):
     first, second = load(run), load(run)
     first.add(DOCUMENTS[50:51])
-    assert first.save_update(run) == 2
+    assert first.save(run) == 2
     first.add(DOCUMENTS[51:52])
-    assert first.save_update(run) == 3  # what it saved itself it knows
+    assert first.save(run) == 3  # what it saved itself it knows
     second.add(DOCUMENTS[52:53])
     for save in (second.save_update, second.save_pretrained):
         with pytest.raises(
@@ -64,13 +64,13 @@ def test_who_loaded_an_earlier_generation_cannot_save_over_a_later_one(run, tmp_
             save(run)
     again = load(run)
     again.add(DOCUMENTS[52:53])
-    assert again.save_update(run) == 4
+    assert again.save(run) == 4
     assert {d["doc_id"] for d in DOCUMENTS[50:53]} <= set(load(run).documents.rows)
-    second.save_pretrained(tmp_path / "other")  # elsewhere it overwrites nothing of theirs
+    second.save(tmp_path / "other")  # elsewhere it overwrites nothing of theirs
     second.add(DOCUMENTS[53:54])
-    assert second.save_update(tmp_path / "other") == 3
+    assert second.save(tmp_path / "other") == 3
     with pytest.raises(FileNotFoundError, match="holds no finished index"):
-        second.save_update(tmp_path / "nowhere" / "run")
+        second.save(tmp_path / "nowhere" / "run")
     assert not (tmp_path / "nowhere").exists()
 
 
@@ -80,19 +80,19 @@ def test_an_index_in_its_last_generation_stays_loadable(run):
     retriever = load(run)
     retriever.add(DOCUMENTS[50:51])
     with pytest.raises(ValueError, match=r"run can be updated no more"):
-        retriever.save_update(run)
+        retriever.save(run)
     assert len(load(run).documents.rows) == 50
-    retriever.save_pretrained(run)
+    retriever.save(run)
     assert len(load(run).documents.rows) == 51
     retriever.add(DOCUMENTS[51:52])
-    assert retriever.save_update(run) == 3
+    assert retriever.save(run) == 3
 
 
 def test_a_place_that_may_not_be_written_is_named(run, tmp_path, monkeypatch):
     monkeypatch.setattr(os, "access", lambda *_, **__: False)
     retriever = load(run)
     with pytest.raises(PermissionError, match=r"You may not write into .*; name another place, or change its mode"):
-        retriever.save_pretrained(tmp_path / "new")
+        retriever.save(tmp_path / "new")
     assert not (tmp_path / "new").exists()
 
 
@@ -111,7 +111,7 @@ def test_what_lies_where_a_lock_is_kept_is_refused(run, tmp_path, name, kind):
     retriever = load(run)
     retriever.add(DOCUMENTS[50:51])
     with pytest.raises(ValueError, match=f"{name} must be a file that this package writes, and is a link, a pipe or"):
-        retriever.save_update(run)
+        retriever.save(run)
     assert not other.exists()
 
 
@@ -123,7 +123,7 @@ def test_pipes_and_links_in_an_index_that_is_saved_over_stay_what_they_are(run, 
     (run / "link").symlink_to("../elsewhere")
     retriever = load(run)
     retriever.add(DOCUMENTS[50:51])
-    retriever.save_pretrained(run)
+    retriever.save(run)
     assert len(load(run).documents.rows) == 51
     assert (run / "own").is_fifo()
     assert (run / "link").is_symlink()
@@ -135,7 +135,7 @@ def test_threads_that_save_one_retriever_lose_nothing(run):
 
     def add(number: int) -> None:
         retriever.add(DOCUMENTS[number : number + 1])
-        retriever.save_update(run)
+        retriever.save(run)
 
     with ThreadPoolExecutor(4) as pool:
         list(pool.map(add, range(50, 62)))
@@ -151,9 +151,9 @@ def test_updates_at_once_wait_for_each_other(run, rounds):
         assert [status_of(child) for child in children] == [0, 0]
         retriever = load(run)
         new = {d["doc_id"] for d in DOCUMENTS[50:52]}
-        assert set(retriever.documents.rows) == {d["doc_id"] for d in DOCUMENTS[:52]}
+        assert set(retriever.snapshot.documents.rows) == {d["doc_id"] for d in DOCUMENTS[:52]}
         retriever.remove(new)
-        retriever.save_update(run)
+        retriever.save(run)
 
 
 @forks
@@ -165,17 +165,17 @@ def test_loads_during_updates_succeed(run, loads):
         retriever = load(run)
         while True:
             retriever.add(DOCUMENTS[50:52])
-            retriever.save_update(run)
+            retriever.save(run)
             retriever.remove([d["doc_id"] for d in DOCUMENTS[50:52]])
-            retriever.save_update(run)
+            retriever.save(run)
 
     child, sizes = fork(update_on_and_on), set()
     try:
         for _ in range(loads):
             retriever = load(run)
-            assert retriever.lexical is not None
+            assert retriever.snapshot.lexical is not None
             assert len(retriever.search(QUERIES, k=5)) == len(QUERIES)
-            sizes.add(len(retriever.documents))
+            sizes.add(len(retriever.snapshot.documents))
     finally:
         os.kill(child, signal.SIGKILL)
         assert status_of(child) == -signal.SIGKILL
@@ -198,7 +198,7 @@ def test_an_index_saved_over_another_while_its_encoder_is_read_is_loaded_instead
                 return read(*arguments)  # what it meets between the two renames
             finally:
                 away.rename(run)
-                other.save_pretrained(run)
+                other.save(run)
         return read(*arguments)
 
     monkeypatch.setattr(loading, "load_encoder", replaced_first)
@@ -338,17 +338,17 @@ def test_a_file_system_without_locks_is_told_or_gets_a_file_as_a_lock(code, refu
 
 
 def test_a_snapshot_of_before_cannot_be_saved_over_an_update(run):
-    retriever = GenerativeRetriever.from_pretrained(run, device="cpu")
+    retriever = load(run, device="cpu")
     snapshot = retriever.snapshot
     retriever.add([{"doc_id": "new", "title": "Neretva", "text": "A river."}])
-    retriever.save_update(run)
+    retriever.save(run)
     assert "new" in pickle.loads(pickle.dumps(retriever.snapshot)).documents.rows
     with pytest.raises(ValueError, match="was changed since"):
         pickle.loads(pickle.dumps(snapshot))
     snapshot.remove([next(iter(snapshot.documents.rows))])
     with pytest.raises(ChangedError):
-        snapshot.save_update(run)
-    assert "new" in GenerativeRetriever.from_pretrained(run, device="cpu").documents.rows
+        snapshot.save(run)
+    assert "new" in load(run, device="cpu").documents.rows
 
 
 def test_an_update_removes_what_killed_trainings_and_saves_have_left(run):
@@ -361,7 +361,7 @@ def test_an_update_removes_what_killed_trainings_and_saves_have_left(run):
     for folder in left:
         folder.mkdir()
         (folder / "documents.arrow").write_text("removed words")
-    retriever = GenerativeRetriever.from_pretrained(run, device="cpu")
-    retriever.remove([next(iter(retriever.documents.rows))])
-    retriever.save_update(run)
+    retriever = load(run, device="cpu")
+    retriever.remove([next(iter(retriever.snapshot.documents.rows))])
+    retriever.save(run)
     assert not [folder for folder in left if folder.exists()]

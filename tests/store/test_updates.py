@@ -17,7 +17,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from dsi import GenerativeRetriever, Hits, SearchConfig
+from dsi import Hits, Retriever, SearchConfig
 from dsi.commands.main import main
 from dsi.docids.clustering import DocidsConfig, build_tree
 from dsi.docids.updating import add_documents, remove_documents
@@ -26,7 +26,8 @@ from dsi.generator.model import DocidGenerator
 from dsi.search.beam import PathEngine
 from dsi.search.request import SearchRequest
 from dsi.store import updating
-from dsi.store.loading import write_search_config
+from dsi.store.folder.writing import write_search_config
+from dsi.store.retriever import from_parts, load
 from tests.support.kills import fork, status_of
 from tests.support.small import (
     WIDTH,
@@ -55,19 +56,19 @@ def alike(found: list[Hits], expected: list[Hits]) -> bool:
 
 def digits_of(retriever) -> dict[str, tuple[int, ...]]:
     return {
-        doc_id: retriever.tree.digits(int(retriever.tree.positions[row]))
-        for doc_id, row in retriever.documents.rows.items()
+        doc_id: retriever.snapshot.tree.digits(int(retriever.snapshot.tree.positions[row]))
+        for doc_id, row in retriever.snapshot.documents.rows.items()
     }
 
 
 def test_added_documents_are_found_and_removed_ones_are_not(retriever, tmp_path):
     before = digits_of(retriever)
     retriever.add(DOCUMENTS[50:])
-    assert len(retriever.documents) == 80
+    assert len(retriever.snapshot.documents) == 80
     assert {doc_id: digits for doc_id, digits in digits_of(retriever).items() if doc_id in before} == before
     for document in DOCUMENTS[50::7]:
         query = f"{document['title']} {document['text'][:60]}"
-        if not retriever.engine.has_generator:
+        if not retriever.snapshot.engine.has_generator:
             best = retriever.search(query, k=1, beam_width=1, lexical_weight=1.0)
             assert best[0].doc_id == document["doc_id"]
         titles = {hit.doc_id: hit.title for hit in retriever.search(query, k=80)}
@@ -93,29 +94,31 @@ def test_added_documents_are_found_and_removed_ones_are_not(retriever, tmp_path)
     # Words and vectors are those of an index made of what is left.
     chosen = [d for d in DOCUMENTS if d["doc_id"] in left]
     fresh = BM25(left, [f"{d['title']} {d['text']}" for d in chosen], k1=1.2, b=0.5)
-    np.testing.assert_allclose(retriever.lexical.scores(QUERIES), fresh.scores(QUERIES), rtol=1e-5)
-    texts = retriever.encoder.document_texts([d["title"] for d in chosen], [d["text"] for d in chosen])
+    np.testing.assert_allclose(retriever.snapshot.lexical.scores(QUERIES), fresh.scores(QUERIES), rtol=1e-5)
+    texts = retriever.snapshot.encoder.document_texts([d["title"] for d in chosen], [d["text"] for d in chosen])
     np.testing.assert_allclose(
-        retriever.tree.embeddings[retriever.tree.positions], retriever.encoder.encode(texts, "document"), atol=1e-5
+        retriever.snapshot.tree.embeddings[retriever.snapshot.tree.positions],
+        retriever.snapshot.encoder.encode(texts, "document"),
+        atol=1e-5,
     )
     # Saved whole and loaded, it answers the same; and can be updated again.
-    retriever.save_pretrained(tmp_path / "index")
-    loaded = GenerativeRetriever.from_pretrained(tmp_path / "index", device="cpu")
+    retriever.save(tmp_path / "index")
+    loaded = load(tmp_path / "index", device="cpu")
     assert alike(loaded.search(QUERIES, k=20, beam_width=40), retriever.search(QUERIES, k=20, beam_width=40))
     loaded.add([DOCUMENTS[10]])
     assert removed[0] in loaded.documents.rows
 
 
 def test_an_update_copies_nothing_large_of_what_stays(retriever):
-    before = retriever.tree, retriever.documents.table, retriever.lexical
+    before = retriever.snapshot.tree, retriever.snapshot.documents.table, retriever.snapshot.lexical
     retriever.add(DOCUMENTS[50:52])
     retriever.remove([DOCUMENTS[50]["doc_id"]])
-    tree, table, words = retriever.tree, retriever.documents.table, retriever.lexical
+    tree, table, words = retriever.snapshot.tree, retriever.snapshot.documents.table, retriever.snapshot.lexical
     for name in ("embeddings", "centroids"):
         assert getattr(tree, name).parts[0] is getattr(before[0], name).parts[0]
     assert words.scorer.postings.parts[0].lists is before[2].scorer.postings.parts[0].lists
     assert len(table) == 51
-    assert retriever.documents.find([DOCUMENTS[51]["doc_id"], DOCUMENTS[50]["doc_id"], "\ud800"]) == {
+    assert retriever.snapshot.documents.find([DOCUMENTS[51]["doc_id"], DOCUMENTS[50]["doc_id"], "\ud800"]) == {
         DOCUMENTS[51]["doc_id"]: 50
     }
 
@@ -184,7 +187,7 @@ def test_any_updated_tree_is_searched_exactly(documents, branching, leaf, seed, 
 
 def test_the_command_updates_an_index_in_place(retriever, tmp_path, capsys):
     run, corpus = tmp_path / "index", tmp_path / "new.jsonl"
-    retriever.save_pretrained(run)
+    retriever.save(run)
     new = [{"_id": d["doc_id"], "title": d["title"], "text": d["text"]} for d in DOCUMENTS[49:60]]
     corpus.write_text("\n".join(map(json.dumps, new)), encoding="utf-8")
     (tmp_path / "gone.txt").write_text(f"{DOCUMENTS[3]['doc_id']}\n")
@@ -196,10 +199,10 @@ def test_the_command_updates_an_index_in_place(retriever, tmp_path, capsys):
     assert "2 documents removed, 11 added, 59 documents now; generation 2" in capsys.readouterr().out
     assert main([*common, "--remove", DOCUMENTS[5]["doc_id"]]) == 0
     assert "58 documents now; generation 3" in capsys.readouterr().out
-    generator = {"generator"} if retriever.engine.has_generator else set()
+    generator = {"generator"} if retriever.snapshot.engine.has_generator else set()
     parts = {"docids-3", "encoder", "lexical-3", "manifest.json", "memory"}
     assert {path.name for path in run.iterdir()} == parts | generator
-    loaded = GenerativeRetriever.from_pretrained(run, device="cpu")
+    loaded = load(run, device="cpu")
     gone = {DOCUMENTS[3]["doc_id"], DOCUMENTS[5]["doc_id"]}
     assert set(loaded.documents.rows) == {d["doc_id"] for d in DOCUMENTS[:60]} - gone
     for empty in (["--add", str(tmp_path / "empty.jsonl")], ["--remove-file", str(tmp_path / "empty.jsonl")]):
@@ -228,7 +231,7 @@ def test_what_cannot_be_added_changes_nothing(retriever, documents, message):
     with pytest.raises(ValueError, match=message):
         retriever.add(documents)
     with pytest.raises(ValueError, match="cannot be left without documents"):
-        retriever.remove(list(retriever.documents.rows))
+        retriever.remove(list(retriever.snapshot.documents.rows))
     with pytest.raises(ValueError, match="remove names the doc_id 'nobody', which is not in the index"):
         retriever.remove(["nobody"])
     retriever.add([])
@@ -236,69 +239,71 @@ def test_what_cannot_be_added_changes_nothing(retriever, documents, message):
 
 
 def test_what_an_index_is_made_of_can_be_added_too(retriever):
-    documents = retriever.documents
+    documents = retriever.snapshot.documents
     retriever.add([{"id": 7, "title": None, "text": "Gneiss is a rock.", "year": math.nan}])
     retriever.add(pandas.DataFrame({"_id": [8, 9], "text": ["Basalt is a rock.", "Slate is a rock."]}))
-    assert {"7", "8", "9"} <= set(retriever.documents.rows)
+    assert {"7", "8", "9"} <= set(retriever.snapshot.documents.rows)
     with pytest.raises(TypeError, match=r"documents\[1\] must be a dictionary with doc_id and text, got 'Tuff'"):
         retriever.add([{"doc_id": "x", "text": "Marl"}, "Tuff"])
-    assert len(retriever.documents) == len(documents) + 3
+    assert len(retriever.snapshot.documents) == len(documents) + 3
 
 
 def test_an_update_of_nothing_writes_nothing(retriever, tmp_path):
-    retriever.save_pretrained(tmp_path / "run")
+    retriever.save(tmp_path / "run")
     before = (tmp_path / "run" / "manifest.json").read_text()
-    loaded, other = (GenerativeRetriever.from_pretrained(tmp_path / "run", device="cpu") for _ in range(2))
+    loaded, other = (load(tmp_path / "run", device="cpu") for _ in range(2))
     for index in (retriever, loaded):
         index.add([])
         index.remove([])
-        assert index.save_update(tmp_path / "run") == 1
+        assert index.save(tmp_path / "run") == 1
     assert (tmp_path / "run" / "manifest.json").read_text() == before
     other.remove([next(iter(other.documents.rows))])
-    other.save_update(tmp_path / "run")
+    other.save(tmp_path / "run")
     with pytest.raises(ValueError, match="was changed since this index was loaded"):
-        loaded.save_update(tmp_path / "run")
+        loaded.save(tmp_path / "run")
 
 
 def test_all_documents_can_be_replaced_by_one_command(retriever, tmp_path, capsys):
     run, corpus = tmp_path / "run", tmp_path / "both.jsonl"
-    two = list(retriever.documents.rows)[:2]
-    retriever.remove(list(retriever.documents.rows)[2:])
-    retriever.save_pretrained(run)
+    two = list(retriever.snapshot.documents.rows)[:2]
+    retriever.remove(list(retriever.snapshot.documents.rows)[2:])
+    retriever.save(run)
     lines = [{"_id": doc_id, "text": f"A new text, number {number}."} for number, doc_id in enumerate(two)]
     corpus.write_text("".join(f"{json.dumps(line)}\n" for line in [*lines, {"_id": 5, "text": "Another text."}]))
     assert main(["update", str(run), "--device", "cpu", "--remove", *two, "--add", str(corpus)]) == 0
     assert "2 documents removed, 3 added, 3 documents now" in capsys.readouterr().out
-    assert set(GenerativeRetriever.from_pretrained(run, device="cpu").documents.rows) == {*two, "5"}
+    assert set(load(run, device="cpu").documents.rows) == {*two, "5"}
 
 
 def test_a_tuning_meanwhile_is_not_undone(retriever, tmp_path):
-    retriever.save_pretrained(tmp_path / "run")
-    loaded = GenerativeRetriever.from_pretrained(tmp_path / "run", device="cpu")
+    retriever.save(tmp_path / "run")
+    loaded = load(tmp_path / "run", device="cpu")
     write_search_config(tmp_path / "run", replace(loaded.search_config, beam_width=99))
     for index in (retriever, loaded):
         with pytest.raises(ValueError, match="was changed since this index was loaded"):
-            index.save_pretrained(tmp_path / "run")
-    assert GenerativeRetriever.from_pretrained(tmp_path / "run", device="cpu").search_config.beam_width == 99
+            index.save(tmp_path / "run")
+    assert load(tmp_path / "run", device="cpu").search_config.beam_width == 99
     loaded.search_config = replace(loaded.search_config, beam_width=99)
-    loaded.save_pretrained(tmp_path / "run")  # the same
+    loaded.save(tmp_path / "run")  # the same
 
 
 def test_an_update_of_another_index_is_refused(retriever, encoder, tmp_path):
-    retriever.save_pretrained(tmp_path / "index")
-    other_tree = build_tree(retriever.tree.embeddings[:][::-1].copy(), DocidsConfig(branching=5, max_leaf_size=3))
-    other = GenerativeRetriever(encoder, other_tree, random_generator(other_tree), retriever.documents.table)
+    retriever.save(tmp_path / "index")
+    other_tree = build_tree(
+        retriever.snapshot.tree.embeddings[:][::-1].copy(), DocidsConfig(branching=5, max_leaf_size=3)
+    )
+    other = from_parts(encoder, other_tree, random_generator(other_tree), retriever.snapshot.documents.table)
     with pytest.raises(ValueError, match="is not the index that was updated"):
-        other.save_update(tmp_path / "index")
+        other.save(tmp_path / "index")
 
 
 def test_a_loaded_index_does_not_need_its_folder_again(retriever, tmp_path):
     """Another index may come in its place, or nothing: what is loaded is searched and updated as before."""
     for name in ("index", "same"):
-        retriever.save_pretrained(tmp_path / name)
-    loaded, same = (GenerativeRetriever.from_pretrained(tmp_path / name, device="cpu") for name in ("index", "same"))
+        retriever.save(tmp_path / name)
+    loaded, same = (load(tmp_path / name, device="cpu") for name in ("index", "same"))
     retriever.remove([d["doc_id"] for d in DOCUMENTS[:20]])
-    retriever.save_pretrained(tmp_path / "index")
+    retriever.save(tmp_path / "index")
     for each in (loaded, same):
         each.add(DOCUMENTS[50:70])
     np.testing.assert_array_equal(loaded.lexical.scores(QUERIES), same.lexical.scores(QUERIES))
@@ -313,12 +318,12 @@ def test_a_loaded_index_does_not_need_its_folder_again(retriever, tmp_path):
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="the system could end the process")
 @pytest.mark.parametrize("use", [
     lambda own: own.search(QUERIES), lambda own: own.explain("gas"), lambda own: own.get(DOCUMENTS[0]["doc_id"]),
-    lambda own: own.add(DOCUMENTS[50:]), lambda own: own.remove([DOCUMENTS[0]["doc_id"]]), lambda own: own.save_pretrained("x"),
+    lambda own: own.add(DOCUMENTS[50:]), lambda own: own.remove([DOCUMENTS[0]["doc_id"]]), lambda own: own.save("x"),
 ], ids=["search", "explain", "get", "add", "remove", "save"])  # fmt: skip
 def test_a_file_that_is_cut_off_under_a_loaded_index_is_an_error(use, encoder, tmp_path):
     """Reading what it lacks would end the process by SIGBUS."""
     small_index(encoder, vectors=True).save_pretrained(tmp_path / "index")
-    loaded = GenerativeRetriever.from_pretrained(tmp_path / "index", device="cpu")
+    loaded = load(tmp_path / "index", device="cpu")
     names = (
         "docids/docids.safetensors",
         "docids/documents.arrow",
@@ -345,19 +350,19 @@ def test_a_file_that_is_cut_off_under_a_loaded_index_is_an_error(use, encoder, t
 @pytest.mark.parametrize("retriever", [pytest.param("digits", marks=pytest.mark.slow), "vectors"], indirect=True)
 def test_killed_at_every_write_the_old_index_is_there_or_the_new(retriever, tmp_path, monkeypatch):
     run = tmp_path / "index"
-    retriever.save_pretrained(run)
+    retriever.save(run)
     parts = len(list(run.iterdir()))
-    old = GenerativeRetriever.from_pretrained(run, device="cpu").search(QUERIES, k=20, beam_width=40)
+    old = load(run, device="cpu").search(QUERIES, k=20, beam_width=40)
     retriever.add(DOCUMENTS[50:])
     retriever.remove([DOCUMENTS[0]["doc_id"]])
     new = retriever.search(QUERIES, k=20, beam_width=40)
     outcomes: list[bool] = []
     monkeypatch.setattr(
-        "dsi.store.loading.load_encoder", lambda *_: retriever.encoder
+        "dsi.store.folder.loading.load_encoder", lambda *_: retriever.snapshot.encoder
     )  # the sums of its files are compared
     for writes in range(1, 1000):
-        status = status_of(fork(lambda: retriever.save_update(run), dies_at_write=writes))
-        found = GenerativeRetriever.from_pretrained(run, device="cpu").search(QUERIES, k=20, beam_width=40)
+        status = status_of(fork(lambda: retriever.save(run), dies_at_write=writes))
+        found = load(run, device="cpu").search(QUERIES, k=20, beam_width=40)
         outcomes.append(alike(found, new))
         assert outcomes[-1] or alike(found, old)
         if status == 0:
@@ -370,9 +375,9 @@ def test_killed_at_every_write_the_old_index_is_there_or_the_new(retriever, tmp_
     assert len(outcomes) > 8
     assert len(list(run.iterdir())) > parts  # the old parts, and perhaps partial ones
     monkeypatch.undo()
-    loaded = GenerativeRetriever.from_pretrained(run, device="cpu")
+    loaded = load(run, device="cpu")
     loaded.remove([DOCUMENTS[1]["doc_id"]])
-    loaded.save_update(run)
+    loaded.save(run)
     assert len(list(run.iterdir())) == parts == 5 + loaded.engine.has_generator
 
 
@@ -385,7 +390,7 @@ def test_a_minute_of_it(retriever):
     soak(retriever, seconds=60)
 
 
-def soak(retriever: GenerativeRetriever, seconds: float) -> None:
+def soak(retriever: Retriever, seconds: float) -> None:
     """Eight threads search, filtered and not, while a ninth adds and removes documents: all answers are of whole states."""
     block = DOCUMENTS[50:]
     ids = {d["doc_id"] for d in block}

@@ -15,13 +15,14 @@ import pyarrow as pa
 import pytest
 from safetensors.numpy import load_file, save_file
 
-from dsi import GenerativeRetriever, SearchConfig
+from dsi import SearchConfig
 from dsi.__main__ import main
 from dsi.docids.clustering import DocidsConfig, build_tree
 from dsi.docids.files.reading import sha256
 from dsi.docids.words.bm25 import BM25
-from dsi.store import probe, verify
-from dsi.store.loading import load_documents
+from dsi.store.folder import probe, verify
+from dsi.store.folder.loading import load_documents
+from dsi.store.retriever import from_parts
 from tests.support.edits import QUERIES, count_ends, edit_json, edits, write_sums
 from tests.support.small import MINIPEDIA
 
@@ -39,9 +40,9 @@ def index(tmp_path_factory, sentence_t5_folder):
     documents = datasets.Dataset.from_dict({name: [record[key] for record in RECORDS] for name, key in columns.items()})
     tree = build_tree(encoder.encode(documents["title"], "document"), DocidsConfig(branching=4, max_leaf_size=4))
     bm25 = BM25(documents["doc_id"], documents["text"])
-    retriever = GenerativeRetriever(encoder, tree, None, documents, SearchConfig(lexical_weight=0.05), bm25)
+    retriever = from_parts(encoder, tree, None, documents, SearchConfig(lexical_weight=0.05), bm25)
     folder = tmp_path_factory.mktemp("index") / "index"
-    retriever.save_pretrained(folder)
+    retriever.save(folder)
     return folder
 
 
@@ -61,7 +62,7 @@ def trials(monkeypatch):
 
 
 def load(folder):
-    return GenerativeRetriever.from_pretrained(folder, device="cpu")
+    return load(folder, device="cpu")
 
 
 def refused(folder):
@@ -82,7 +83,7 @@ def test_what_was_written_here_is_loaded_plainly_and_what_was_not_is_tried_once(
     assert trials == {stranger: 1}
     retriever = load(stranger)
     retriever.add([{"doc_id": "new", "title": "Neon", "text": "a noble gas"}])
-    retriever.save_update(stranger)
+    retriever.save(stranger)
     assert "new" in load(stranger).documents.rows
     assert trials == {stranger: 1}
     verify.verify(stranger, again=True)
@@ -140,7 +141,7 @@ def test_an_index_whose_trial_fails_is_refused_with_the_last_line(stranger, tmp_
     script = tmp_path / "python"
     script.write_text(f"#!/bin/sh\n{child}\n")
     script.chmod(0o700)
-    monkeypatch.setattr("dsi.store.verify.sys.executable", str(script))
+    monkeypatch.setattr("dsi.store.folder.verify.sys.executable", str(script))
     monkeypatch.setattr(verify, "_BYTES_A_SECOND", 2**60)
     with pytest.raises(ValueError, match=rf"^{re.escape(str(stranger))} is not loaded, because {line}$"):
         verify.verify(stranger, seconds=0.7)
@@ -170,7 +171,7 @@ def test_the_command_tries_an_index_again_and_prints_what_it_found(stranger, cap
     ],
 )  # fmt: skip
 def test_a_trial_checks_what_libraries_follow_unchecked(stranger, monkeypatch, name, array, change, line):
-    monkeypatch.setattr("dsi.store.loading.check_binding", lambda *arguments: None)  # a stranger makes it fit
+    monkeypatch.setattr("dsi.store.folder.loading.check_binding", lambda *arguments: None)  # a stranger makes it fit
     path = stranger / name
     arrays = load_file(path)
     save_file({**arrays, array: change(arrays[array])}, path)

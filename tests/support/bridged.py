@@ -5,11 +5,12 @@ import json
 import datasets
 import pytest
 
-from dsi import GenerativeRetriever, SearchConfig
+from dsi import SearchConfig
 from dsi.contrastive.config import EncoderConfig
 from dsi.contrastive.encoder import Encoder
 from dsi.docids.clustering import DocidsConfig, build_tree
 from dsi.docids.words.bm25 import BM25
+from dsi.store.retriever import from_parts
 from tests.support.small import MINIPEDIA, PROMPTS
 
 LANGUAGES, YEARS, WEIGHTS = ["en", "de", "o'k", None], [1990, 2005, 2020, None, -3], [0.5, None, -1e-7]
@@ -34,11 +35,11 @@ def retriever(sentence_t5_folder):
     )
     documents, lexical = datasets.Dataset.from_dict(columns), BM25(columns["doc_id"], columns["text"])
     settings = SearchConfig(alpha=0.3, beam_width=4)
-    return GenerativeRetriever(encoder, tree, None, documents, settings, lexical)
+    return from_parts(encoder, tree, None, documents, settings, lexical)
 
 
 @pytest.fixture(scope="module")
 def folder(retriever, tmp_path_factory):
     folder = tmp_path_factory.mktemp("index") / "run"
-    retriever.save_pretrained(folder)
+    retriever.save(folder)
     return folder

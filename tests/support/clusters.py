@@ -51,8 +51,8 @@ def ray(ray_address) -> Iterator[Cluster]:
         yield cluster
 
 
-def alone(folder: Path) -> dsi.GenerativeRetriever:
-    return dsi.GenerativeRetriever.from_pretrained(folder, device="cpu")
+def alone(folder: Path) -> dsi.Retriever:
+    return dsi.load(folder, device="cpu")
 
 
 def texts_of(collection) -> list[str]:

@@ -11,9 +11,9 @@ from pathlib import Path
 from random import Random
 from typing import Any
 
-from dsi import GenerativeRetriever
 from dsi.commands import arguments, libraries
 from dsi.commands.main import command_modules, run_command
+from dsi.store.retriever import load
 from tests.support.grammars import condition, words
 from tests.support.tiny_index import QUERIES, RECORDS, TinyIndex
 from tests.support.trials import Case
@@ -327,13 +327,11 @@ def _update(index: TinyIndex, chance: Random, folder: Path) -> Case:
         try:
             return command("update", given)
         except (ValueError, OSError):
-            assert set(GenerativeRetriever.from_pretrained(run, device="cpu").documents.rows) == before, (
-                "half an update"
-            )
+            assert set(load(run, device="cpu").documents.rows) == before, "half an update"
             raise
 
     def check(printed: str) -> None:
-        after = GenerativeRetriever.from_pretrained(run, device="cpu")
+        after = load(run, device="cpu")
         assert set(after.documents.rows) == (before - set(gone)) | {record["_id"] for record in new}
         assert f"{len(after.documents)} documents now" in printed
 

@@ -16,9 +16,9 @@ from random import Random
 
 import numpy as np
 
-from dsi import GenerativeRetriever
+from dsi import Retriever
 from dsi.docids.words.analyzer import ENGLISH, Analyzer
-from dsi.store.loading import updating
+from dsi.store.folder.writing import updating
 from tests.support.kills import fork, status_of
 from tests.support.oracles import bm25_shares
 
@@ -45,8 +45,8 @@ Documents = dict[str, tuple[str, str]]
 """{doc_id: title and text}."""
 
 
-def load(run: Path) -> GenerativeRetriever:
-    return GenerativeRetriever.from_pretrained(run, device="cpu")
+def load(run: Path) -> Retriever:
+    return load(run, device="cpu")
 
 
 def write_on_and_on(run: Path, name: str, log: Path, chance: Random) -> None:
@@ -61,9 +61,9 @@ def write_on_and_on(run: Path, name: str, log: Path, chance: Random) -> None:
                 index.remove(change["remove"])
                 index.add(change["add"], replace=True)
                 if chance.random() < 0.1:
-                    index.save_pretrained(run)
+                    index.save(run)
                 else:
-                    index.save_update(run)
+                    index.save(run)
                 print("saved", file=file, flush=True)
 
 
@@ -183,7 +183,7 @@ class Trials:
         self._read[name] += len(new)
         return new
 
-    def _compare_scores(self, index: GenerativeRetriever, expected: Documents) -> None:
+    def _compare_scores(self, index: Retriever, expected: Documents) -> None:
         ids = list(expected)
         new = [key for key in expected.values() if key not in self._vectors]
         if new:

@@ -1,7 +1,7 @@
 """Changes to the files of an index, with sums that fit again, each tried in a process of its own, so that a crash is seen.
 
-The process stands for a user's: it verifies the index (the trial of `dsi.store.probe` is a fork of it, so that nothing is
-imported again), loads it, and searches and updates it.
+The process stands for a user's: it verifies the index (the trial of `probe` is a fork of it, so that nothing is imported
+again), loads it, and searches and updates it.
 """
 
 import json
@@ -22,13 +22,13 @@ import numpy as np
 from safetensors.numpy import load_file, save_file
 
 import dsi
-import dsi.store.loading
-import dsi.store.verify
+import dsi.store.folder.loading
+import dsi.store.folder.verify
 from dsi.docids.files.reading import sha256
 from dsi.generator.base import Generator
-from dsi.store import probe
-from dsi.store.loading import ChangedError
-from dsi.store.verify import PARTS
+from dsi.store.folder import probe
+from dsi.store.folder.manifest import PARTS
+from dsi.store.folder.writing import ChangedError
 from tests.support.kills import fork, status_of
 
 SECONDS = 20
@@ -187,8 +187,8 @@ def trial(source: Path, edit: Edit) -> tuple[str, str]:
             [str(folder.parent), str(Path(__file__).parents[2]), os.environ["XDG_CACHE_HOME"]],
         )
         Generator.check_tree = lambda self, tree: None  # the bindings too can be made to fit
-        dsi.store.loading.check_binding = lambda *arguments: None
-        dsi.store.verify._try = _forked  # type: ignore[assignment]
+        dsi.store.folder.loading.check_binding = lambda *arguments: None
+        dsi.store.folder.verify._try = _forked  # type: ignore[assignment]
         os.fsync = lambda descriptor: None  # type: ignore[assignment]
         found = _use(folder)
         _watching.clear()
@@ -206,7 +206,7 @@ def trial(source: Path, edit: Edit) -> tuple[str, str]:
 def _use(folder: Path) -> tuple[str, str]:
     """Load an index and use it as a user would; returns how that ends, and the error."""
     try:
-        retriever = dsi.GenerativeRetriever.from_pretrained(folder, device="cpu")
+        retriever = dsi.load(folder, device="cpu")
     except (ValueError, FileNotFoundError) as error:
         line = str(error)
         if "\n" in line or not (str(folder) in line or "manifest.json" in line):
@@ -220,10 +220,10 @@ def _use(folder: Path) -> tuple[str, str]:
         retriever.explain(QUERIES[0], k=2)
         _watching.clear()  # an update writes scratch files
         retriever.add([{"doc_id": "a-new-one", "title": "Neon", "text": "a noble gas"}])
-        retriever.remove([retriever.documents.column("doc_id")[0]])
+        retriever.remove([retriever.snapshot.documents.column("doc_id")[0]])
         retriever.search(QUERIES, k=5)
         with suppress(ChangedError):  # an encoder is not the one of the manifest, whose binding is not checked here
-            retriever.save_update(folder)
+            retriever.save(folder)
     except Exception as error:
         if "it is in its last generation" in str(error):  # searched, and one line says what to do
             return "clear line", str(error)
@@ -232,7 +232,7 @@ def _use(folder: Path) -> tuple[str, str]:
 
 
 def _forked(folder: Path, seconds: float) -> None:
-    """Stand in for `dsi.store.verify._try`: the same trial in a fork, whose libraries are loaded."""
+    """Stand in for `dsi.store.folder.verify._try`: the same trial in a fork, whose libraries are loaded."""
     wrote = os.memfd_create("standard error")
 
     def work() -> None:

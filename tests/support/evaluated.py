@@ -5,6 +5,7 @@ import pytest
 import dsi
 from dsi.docids.clustering import DocidsConfig, build_tree
 from dsi.docids.words.bm25 import BM25
+from dsi.store.retriever import from_parts
 
 
 @pytest.fixture
@@ -20,4 +21,4 @@ def retriever(collection, encoder):
     words = BM25(documents["doc_id"], collection.full_texts())
     config = dsi.SearchConfig(alpha=0.5, lexical_weight=0.1, beam_width=3)
     without_texts = documents.remove_columns(["text"])
-    return dsi.GenerativeRetriever(encoder, tree, None, without_texts, config, lexical=words)
+    return from_parts(encoder, tree, None, without_texts, config, lexical=words)

@@ -19,7 +19,7 @@ from transformers import BertConfig, BertModel, PreTrainedTokenizerFast
 
 import dsi
 from dsi.docids.files.storage import write_json
-from dsi.store.verify import FORMAT_VERSION, read_manifest
+from dsi.store.folder.manifest import FORMAT_VERSION, read_manifest
 
 FOLDER = Path(__file__).parents[1] / "golden"
 SOURCE = Path(__file__).parents[2] / "docids" / "data" / "minipedia"
@@ -35,7 +35,7 @@ QUERIES = ("how high is the mountain", "added after training", "electric current
 _WIDTH = 16
 
 
-def answers(retriever: dsi.GenerativeRetriever) -> list[list[list[dict[str, Any]]]]:
+def answers(retriever: dsi.Retriever) -> list[list[list[dict[str, Any]]]]:
     """Of every call, of every query: doc_id, docid and score of the best five."""
     return [
         [
@@ -46,9 +46,9 @@ def answers(retriever: dsi.GenerativeRetriever) -> list[list[list[dict[str, Any]
     ]
 
 
-def load_golden(folder: Path) -> dsi.GenerativeRetriever:
+def load_golden(folder: Path) -> dsi.Retriever:
     """Load the index of a golden folder on the CPU."""
-    return dsi.GenerativeRetriever.from_pretrained(folder / "index", device="cpu")
+    return dsi.load(folder / "index", device="cpu")
 
 
 def write_golden(folder: Path) -> None:
@@ -60,7 +60,7 @@ def write_golden(folder: Path) -> None:
         text = "A document that was added after training."
         retriever.add([{"doc_id": "added", "title": "Added", "text": text, "metadata": {"row": 24}}])
         retriever.remove([_records()[3]["_id"]])
-        retriever.save_update(run)
+        retriever.save(run)
         for name in ("manifest.json", *read_manifest(run)["files"]):
             (folder / "index" / name).parent.mkdir(parents=True, exist_ok=True)
             shutil.copy(run / name, folder / "index" / name)
@@ -97,7 +97,7 @@ def _write_encoder(folder: Path) -> Path:
     fast = PreTrainedTokenizerFast(
         tokenizer_object=tokenizer, pad_token="[PAD]", unk_token="[UNK]", model_max_length=48
     )
-    fast.save_pretrained(str(folder / "base"))
+    fast.save(str(folder / "base"))
     modules = [Transformer(str(folder / "base")), Pooling(_WIDTH, pooling_mode="mean"), Normalize()]
     SentenceTransformer(modules=modules).save_pretrained(str(folder / "whole"), create_model_card=False)
     return folder / "whole"

@@ -178,7 +178,7 @@ def _plain_calls(index: TinyIndex, folder: Path) -> dict[str, tuple[Callable[[An
         (list, tuple, dict),
     )
     paths = (3, "", folder / "none", "/dev/null", "\0", "x" * 300)
-    loads = lambda value: dsi.GenerativeRetriever.from_pretrained(value, device="cpu")  # noqa: E731
+    loads = lambda value: dsi.load(value, device="cpu")  # noqa: E731
     hits = own.search(QUERIES, 5)
     return {
         "search(queries": (own.search, QUERIES_GIVEN),
@@ -255,11 +255,11 @@ def _plain_calls(index: TinyIndex, folder: Path) -> dict[str, tuple[Callable[[An
             Argument(index.index, paths, (str(index.index),), ("index", "folder", "none", "null", "path", "x")),
         ),
         "from_pretrained(dtype": (
-            lambda value: dsi.GenerativeRetriever.from_pretrained(index.index, device="cpu", dtype=value),
+            lambda value: dsi.load(index.index, device="cpu", dtype=value),
             _named(choice("float32"), "dtype"),
         ),
         "from_pretrained(device": (
-            lambda value: dsi.GenerativeRetriever.from_pretrained(index.index, device=value),
+            lambda value: dsi.load(index.index, device=value),
             _named(Argument("cpu", ("", "cpx", "cuda:99", 3, True)), "device"),
         ),
         "read_collection(folder": (

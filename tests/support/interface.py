@@ -24,7 +24,7 @@ FILE = Path(__file__).with_suffix(".txt")
 PAGE = ROOT / "docs" / "reference" / "public.md"
 METHODS = {
     "Collection": ("from_records", "with_pairs", "save"),
-    "GenerativeRetriever": (
+    "Retriever": (
         "from_pretrained", "search", "similar", "evidence", "explain", "run", "get", "add", "remove", "update_from", "learn",
         "forget", "save_update", "save_pretrained",
     ),

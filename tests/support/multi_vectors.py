@@ -45,7 +45,7 @@ def save_multi_vector(folder: Path, form: str) -> Path:
         modules += [HierarchicalTokenPooling(pool_factor=2), Normalize(module_input_name="token_embeddings")]
     prompts = {"query": "find: ", "document": "text: "} if form == "modules" else None
     whole = MultiVectorEncoder(modules=modules, device="cpu", prompts=prompts)
-    whole.save_pretrained(str(folder), create_model_card=False)
+    whole.save(str(folder), create_model_card=False)
     if form == "pylate":
         _make_pylate(folder)
     return folder

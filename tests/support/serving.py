@@ -12,7 +12,7 @@ import datasets
 from dsi.docids.clustering import DocidsConfig, build_tree
 from dsi.docids.words.bm25 import BM25
 from dsi.search.request import SearchConfig
-from dsi.store.retriever import GenerativeRetriever
+from dsi.store.retriever import from_parts
 from tests.support.small import MINIPEDIA, random_generator
 
 TOKEN = "open sesame"
@@ -35,8 +35,8 @@ def save_index(encoder, folder, *, vectors=True, texts=True):
     own = {"lexical_weight": 0.1} if vectors else {"ann_temperature": 0.1}
     config = SearchConfig(alpha=0.5, beam_width=6, **own)
     lexical = BM25(columns["doc_id"], full)
-    retriever = GenerativeRetriever(encoder, tree, generator, datasets.Dataset.from_dict(columns), config, lexical)
-    retriever.save_pretrained(folder)
+    retriever = from_parts(encoder, tree, generator, datasets.Dataset.from_dict(columns), config, lexical)
+    retriever.save(folder)
     return retriever
 
 

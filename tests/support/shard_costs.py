@@ -32,7 +32,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     given = command_line.parse_args(argv)
     texts = list(dsi.read_collection(given.data).query_texts("test").values())
     batches = [texts[start : start + BATCH] for start in range(0, min(len(texts), 1_920), BATCH)]
-    one = dsi.GenerativeRetriever.from_pretrained(given.run, device="cpu")
+    one = dsi.load(given.run, device="cpu")
     for shards in given.shards:
         with ray_cluster(nodes=1) as address, Cluster(address) as cluster:
             options = {"shards": shards, "replicas": 1, "timeout": 10.0, "device": "cpu"}
@@ -45,7 +45,7 @@ def main(argv: Sequence[str] | None = None) -> None:
                         sys.stdout.write(f"{shards} shards, {callers} callers: {rates}\n")
 
 
-def _batches(one: dsi.GenerativeRetriever, sharded: ShardedRetriever, batches: list, weights: dict) -> str:
+def _batches(one: dsi.Retriever, sharded: ShardedRetriever, batches: list, weights: dict) -> str:
     encoded = [one.encode_queries(batch) for batch in batches]
     shards = [psutil.Process(int(own.process.split(":")[1])) for own in sharded.fleet.status()]
     walls, own, work = {"one": [], "sharded": []}, [], 0.0
@@ -54,7 +54,7 @@ def _batches(one: dsi.GenerativeRetriever, sharded: ShardedRetriever, batches: l
             found = {}
             for name, index in (("one", one), ("sharded", sharded)):
                 before, start, busy = _busy(shards), time.perf_counter(), time.process_time()
-                found[name] = index.search_encoded(queries, **weights)
+                found[name] = index.snapshot.search(queries, **weights)
                 if number:
                     walls[name].append(1e3 * (time.perf_counter() - start))
                 if number and name == "sharded":
@@ -72,7 +72,7 @@ def _busy(processes: Sequence[psutil.Process]) -> float:
     return sum(sum(process.cpu_times()[:2]) for process in processes)
 
 
-def _rates(one: dsi.GenerativeRetriever, sharded: dsi.GenerativeRetriever, batches: list, callers: int) -> str:
+def _rates(one: dsi.Retriever, sharded: dsi.Retriever, batches: list, callers: int) -> str:
     rates: dict[str, list[float]] = {"one": [], "sharded": []}
     for _ in range(ROUNDS):
         for name, index in (("one", one), ("sharded", sharded)):

@@ -4,9 +4,10 @@ import json
 
 import datasets
 
-from dsi import GenerativeRetriever, SearchConfig
+from dsi import Retriever, SearchConfig
 from dsi.docids.clustering import DocidsConfig, build_tree
 from dsi.docids.words.bm25 import BM25
+from dsi.store.retriever import from_parts
 from tests.support.small import (
     MINIPEDIA,
     random_generator,
@@ -21,7 +22,7 @@ DOCUMENTS = [
 QUERIES = ["noble gas", "electric current", "which metal is light", "cloud chamber"]
 
 
-def small_index(encoder, *, vectors: bool = False) -> GenerativeRetriever:
+def small_index(encoder, *, vectors: bool = False) -> Retriever:
     """The first 50 of `DOCUMENTS`, with a random generator."""
     old = DOCUMENTS[:50]
     documents = datasets.Dataset.from_dict({name: [d[name] for d in old] for name in ("doc_id", "title")})
@@ -30,4 +31,4 @@ def small_index(encoder, *, vectors: bool = False) -> GenerativeRetriever:
     bm25 = BM25(documents["doc_id"], [f"{d['title']} {d['text']}" for d in old], k1=1.2, b=0.5)
     config = SearchConfig(alpha=0.3, beam_width=12, lexical_weight=0.05 if vectors else 0.0)
     generator = None if vectors else random_generator(tree)
-    return GenerativeRetriever(encoder, tree, generator, documents, config, bm25)
+    return from_parts(encoder, tree, generator, documents, config, bm25)

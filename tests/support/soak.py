@@ -115,9 +115,9 @@ class Soak:
 
     def learn(self) -> str:
         """Compute the answers of one process in the state that is on disk."""
-        one = dsi.GenerativeRetriever.from_pretrained(self.folder, device="cpu")
+        one = dsi.load(self.folder, device="cpu")
         state = one._saved[self.folder.resolve()]
-        self.expected[state] = [one.search_encoded(query) for query in self.queries]
+        self.expected[state] = [one.snapshot.search(query) for query in self.queries]
         return state
 
     # Disturbing.
@@ -163,7 +163,7 @@ class Soak:
     def update(self) -> None:
         """Add a document and remove another, and learn the answers before they are served."""
         new = {"doc_id": f"new-{self.count.updates}", "title": "New", "text": "a noble gas on the danube"}
-        old = self.retriever.documents.column("doc_id")[self.count.updates]
+        old = self.retriever.snapshot.documents.column("doc_id")[self.count.updates]
         fleet = self.retriever.fleet
         refresh = fleet.load
 
@@ -195,14 +195,14 @@ class Soak:
         """Search once, and judge the answer."""
         number, stalled = self.chance.randrange(len(self.queries)), self._stalled
         query: EncodedQueries = self.queries[number]
-        states, started = [self.retriever.engine.state], time.monotonic()  # type: ignore[attr-defined]
+        states, started = [self.retriever.snapshot.engine.state], time.monotonic()  # type: ignore[attr-defined]
         try:
-            found = self.retriever.search_encoded(query)
+            found = self.retriever.snapshot.search(query)
         except ShardError:
             self.count.failed += 1
             return
         seconds = time.monotonic() - started
-        states.append(self.retriever.engine.state)  # type: ignore[attr-defined]
+        states.append(self.retriever.snapshot.engine.state)  # type: ignore[attr-defined]
         (self.count.stalled if stalled or self._stalled else self.count.calm).append(seconds)
         answers = [self.expected[state][number] for state in states]
         if found.coverage[0] == 1:
@@ -248,8 +248,8 @@ class Soak:
 
     def lost_share(self) -> float:
         """Return the share of the true ten that is answered while one shard is dead, the mean over queries and shards."""
-        state, shares = self.retriever.engine.state, []  # type: ignore[attr-defined]
-        edges = self.retriever.engine.edges  # type: ignore[attr-defined]
+        state, shares = self.retriever.snapshot.engine.state, []  # type: ignore[attr-defined]
+        edges = self.retriever.snapshot.engine.edges  # type: ignore[attr-defined]
         for answer in self.expected[state]:
             own = answer.positions[0][answer.positions[0] >= 0]
             there = np.searchsorted(edges, own, side="right") - 1

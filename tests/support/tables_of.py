@@ -5,7 +5,7 @@ from typing import Any
 import datasets
 import pyarrow as pa
 
-from dsi.store.documents import DocumentTable
+from dsi.store.documents.table import DocumentTable
 
 
 def table_of(columns: dict[str, Any]) -> DocumentTable:

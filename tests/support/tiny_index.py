@@ -13,7 +13,7 @@ import datasets
 import numpy as np
 
 import dsi
-from dsi import GenerativeRetriever, SearchConfig
+from dsi import Retriever, SearchConfig
 from dsi.config import write_config
 from dsi.contrastive.encoder import Encoder
 from dsi.docids.clustering import DocidsConfig, build_tree
@@ -21,6 +21,7 @@ from dsi.docids.data.collection import read_collection
 from dsi.docids.words.bm25 import BM25
 from dsi.search import generate
 from dsi.search.hits import Hits
+from dsi.store.retriever import from_parts, load
 from tests.support.grammars import condition, words
 from tests.support.oracles import path_scores
 from tests.support.small import MINIPEDIA, random_generator
@@ -65,12 +66,12 @@ class TinyIndex:
         bm25 = BM25(self.ids, [f"{title} {text}" for title, text in zip(titles, texts, strict=True)])
         config = SearchConfig(alpha=0.3, beam_width=2, candidates=5, lexical_weight=0.05)
         self.index, self.collection = folder / "index", folder / "collection"
-        built = GenerativeRetriever(encoder, tree, None, documents, config, bm25)
-        built.save_pretrained(self.index)
+        built = from_parts(encoder, tree, None, documents, config, bm25)
+        built.save(self.index)
         write_config(dsi.Config(), self.index / "config.toml")
-        self.retriever = GenerativeRetriever.from_pretrained(self.index, device="cpu")
+        self.retriever = load(self.index, device="cpu")
         decoder, by_paths = random_generator(tree, layers=1), SearchConfig(alpha=0.3, beam_width=8)
-        self.paths = GenerativeRetriever(encoder, tree, decoder, documents, by_paths, bm25)
+        self.paths = from_parts(encoder, tree, decoder, documents, by_paths, bm25)
         self.parts = self._parts(vectors)
         _write_collection(self.collection)
         self.collection_read = read_collection(self.collection)
@@ -94,7 +95,7 @@ class TinyIndex:
             scores[number, own.tree.doc_rows] = found[0].numpy()
         return scores
 
-    def own_retriever(self) -> GenerativeRetriever:
+    def own_retriever(self) -> Retriever:
         """One that may be changed."""
         own = shallow_copy(self.retriever)
         own._saved = dict(self.retriever._saved)
@@ -162,7 +163,7 @@ class TinyIndex:
         """A condition finds the documents that Python finds; one that is changed is refused with its place, or harmless."""
         where, test = condition(chance)
         expected = [bool(test(record["metadata"])) for record in RECORDS]
-        documents, changed = self.retriever.documents, chance.random() < 0.4
+        documents, changed = self.retriever.snapshot.documents, chance.random() < 0.4
         if not changed:
 
             def check(found: np.ndarray) -> None:
@@ -186,7 +187,7 @@ class TinyIndex:
         steps = [self._step(chance, model) for _ in range(chance.randrange(1, 5))]
         save = chance.random() < 0.2
 
-        def call() -> GenerativeRetriever:
+        def call() -> Retriever:
             for name, argument, options, good in steps:
                 _step_ends(
                     lambda name=name, argument=argument, options=options: getattr(retriever, name)(argument, **options),
@@ -248,15 +249,15 @@ def check_hits(hits: Hits, scores: dict[str, float], allowed: set[str], k: int, 
         assert np.allclose(own, best, rtol=0, atol=scale), f"{own} is not the best: {best}"
 
 
-def check_content(retriever: GenerativeRetriever, model: dict[str, Any]) -> None:
+def check_content(retriever: Retriever, model: dict[str, Any]) -> None:
     """The index holds these documents, and a search finds each once, with the score of its vector."""
-    assert set(retriever.documents.rows) == set(model)
+    assert set(retriever.snapshot.documents.rows) == set(model)
     for doc_id, record in model.items():
         document, metadata = retriever.get(doc_id), record.get("metadata", {})
         assert document.title == record["title"]
         assert document.metadata == {name: value for name, value in metadata.items() if value is not None}
     hits = retriever.search(QUERIES[0], len(model) + 5, lexical_weight=0)
-    encoder = retriever.encoder
+    encoder = retriever.snapshot.encoder
     texts = encoder.document_texts(
         [model[hit.doc_id]["title"] for hit in hits], [model[hit.doc_id]["text"] for hit in hits]
     )
@@ -297,11 +298,11 @@ def _step_ends(step: Callable[[], Any], good: bool) -> None:
         assert good, "a wrong step was taken"
 
 
-def _saved_and_loaded(retriever: GenerativeRetriever, index: Path, folder: Path) -> GenerativeRetriever:
+def _saved_and_loaded(retriever: Retriever, index: Path, folder: Path) -> Retriever:
     target = Path(shutil.copytree(index, folder / "index"))
     retriever._saved[target.resolve()] = retriever._saved[index.resolve()]
-    retriever.save_update(target)
-    return GenerativeRetriever.from_pretrained(target, device="cpu")
+    retriever.save(target)
+    return load(target, device="cpu")
 
 
 def _write_collection(folder: Path) -> None:
@@ -315,8 +316,8 @@ def _write_collection(folder: Path) -> None:
         (folder / "qrels" / f"{split}.tsv").write_text("\n".join(f"q{n}\t{ids[n]}\t1" for n in range(len(QUERIES))))
 
 
-def shallow_copy(retriever: GenerativeRetriever) -> GenerativeRetriever:
+def shallow_copy(retriever: Retriever) -> Retriever:
     """Return a retriever of the same index with a lock of its own; a retriever itself is copied as its folder."""
-    own = object.__new__(GenerativeRetriever)
+    own = object.__new__(Retriever)
     vars(own).update(vars(retriever), _updating=threading.Lock())
     return own

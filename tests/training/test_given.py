@@ -38,7 +38,7 @@ def test_embeddings_of_documents_are_searched_as_they_are_and_none_is_encoded(mo
     monkeypatch.setattr(TextEncoder, "encode", refused)
     retriever = dsi.index(DOCUMENTS, tmp_path / "index", embeddings=vectors, encoder=model, device="cpu")
     monkeypatch.undo()
-    tree = retriever.tree
+    tree = retriever.snapshot.tree
     np.testing.assert_array_equal(tree.embeddings[tree.by_row], vectors)
     assert tree.tokens is None
     queries = model.encode(QUERIES)

@@ -5,12 +5,12 @@ import pytest
 import torch
 
 import dsi
-from dsi import GenerativeRetriever
 from dsi.commands.main import main
 from dsi.contrastive import training as contrastive_training
 from dsi.contrastive.config import EncoderConfig
 from dsi.contrastive.encoder import Encoder
 from dsi.contrastive.multi_vector import MultiVectorModel
+from dsi.store.retriever import load
 from dsi.training import trainer as generator_training
 from tests.support.multi_vectors import save_multi_vector
 from tests.support.small import PROMPTS, thin_out, write_collection
@@ -74,7 +74,7 @@ def test_both_trainings_run_on_the_gpu(trained):
 
 def test_answers_are_those_of_the_cpu(trained):
     run, _, _ = trained
-    own, other = (GenerativeRetriever.from_pretrained(run, device=device) for device in (None, "cpu"))
+    own, other = (load(run, device=device) for device in (None, "cpu"))
     assert (own.device.type, other.device.type) == ("cuda", "cpu")
     for options in ({}, {"method": "exact"}, {"deny": [next(iter(own.documents.rows))]}, {"beam_width": 2}):
         assert_same_answers(own.search(QUERIES, k=5, **options), other.search(QUERIES, k=5, **options))
@@ -85,12 +85,12 @@ def test_answers_are_those_of_the_cpu(trained):
 
 def test_an_index_updated_on_the_gpu_is_searched_on_the_cpu(trained, tmp_path):
     run, _, _ = trained
-    retriever = GenerativeRetriever.from_pretrained(run, device=GPU)
-    removed = next(iter(retriever.documents.rows))
+    retriever = load(run, device=GPU)
+    removed = next(iter(retriever.snapshot.documents.rows))
     retriever.add(NEW)
     retriever.remove([removed])
-    retriever.save_pretrained(tmp_path / "kept")
-    on_cpu = GenerativeRetriever.from_pretrained(tmp_path / "kept", device="cpu")
+    retriever.save(tmp_path / "kept")
+    on_cpu = load(tmp_path / "kept", device="cpu")
     found = on_cpu.search(QUERIES, k=39, method="exact")
     assert_same_answers(retriever.search(QUERIES, k=39, method="exact"), found)
     assert all("new" in {hit.doc_id for hit in hits} and removed not in {hit.doc_id for hit in hits} for hits in found)

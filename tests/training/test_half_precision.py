@@ -154,15 +154,15 @@ def test_a_reloaded_index_embeds_its_documents_as_they_were_indexed(half, digits
         }
     )
     retriever = dsi.train(collection, tmp_path / "run", config=config, device="cpu")
-    loaded = dsi.GenerativeRetriever.from_pretrained(tmp_path / "run", device="cpu")
-    loaded.save_pretrained(tmp_path / "copy")
-    copied = dsi.GenerativeRetriever.from_pretrained(tmp_path / "copy", device="cpu")
+    loaded = dsi.load(tmp_path / "run", device="cpu")
+    loaded.save(tmp_path / "copy")
+    copied = dsi.load(tmp_path / "copy", device="cpu")
     for name in ("run", "copy"):
         assert stored_types(tmp_path / name / "encoder") == {dtype}
     # With digits the encoder that documents were embedded by is the one before the decoder was trained with it.
     encoder = Encoder.load(EncoderConfig(**PROMPTS), tmp_path / "run" / "encoder", "cpu")
     vectors = encoder.for_search().encode(DocumentTexts(encoder, collection.documents)[:], "document")
-    indexed = retriever.tree.embeddings[:][retriever.tree.positions]
+    indexed = retriever.snapshot.tree.embeddings[:][retriever.snapshot.tree.positions]
     np.testing.assert_allclose(vectors, indexed, atol=1e-6)
     query = next(iter(collection.query_texts("test").values()))
     np.testing.assert_allclose(loaded.search(query).scores, copied.search(query).scores, atol=1e-5)

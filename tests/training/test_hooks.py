@@ -37,7 +37,7 @@ def test_parts_of_ones_own_are_trained_saved_by_import_path_and_searched(small, 
     saved = read_config(tmp_path / "run" / "config.toml")
     assert (saved.docids.method, saved.search.fusion) == (f"{PLACE}:first_letters", f"{PLACE}:largest")
     assert (saved.training.objective, saved.generator.docid_tokens) == (f"{PLACE}:Halved", f"{PLACE}:ByNode")
-    assert isinstance(retriever.generator, own_parts.ByNode)
+    assert isinstance(retriever.snapshot.generator, own_parts.ByNode)
     texts = list(collection.query_texts("test").values())
     found = dsi.load(tmp_path / "run", device="cpu").search(texts, k=5)
     assert [list(hits) for hits in found] == [list(hits) for hits in retriever.search(texts, k=5)]

@@ -67,14 +67,14 @@ def test_the_encoder_is_trained_on_all_documents_and_all_queries(trained):
 
 def test_vectors_are_means_of_states_and_the_decoder_is_fresh(trained):
     _, retriever, _ = trained
-    encoder = Encoder.load(EncoderConfig(), retriever.encoder.folder, "cpu")
+    encoder = Encoder.load(EncoderConfig(), retriever.snapshot.encoder.folder, "cpu")
     assert [type(module).__name__ for module in encoder.model] == [
         "Transformer",
         "Pooling",
     ]  # neither head nor length 1
     assert encoder.model.similarity_fn_name == "dot"
-    assert retriever.encoder.embedding_dim == retriever.generator.config.d_model
-    assert len(retriever.generator.decoder.block) == 2
+    assert retriever.snapshot.encoder.embedding_dim == retriever.snapshot.generator.config.d_model
+    assert len(retriever.snapshot.generator.decoder.block) == 2
 
 
 @pytest.mark.parametrize(("alpha", "beta"), [(0.7, np.inf), (0.7, 1.0), (0.3, np.inf), (0.0, np.inf), (0.7, 0.0)])
@@ -83,13 +83,15 @@ def test_answers_are_those_of_equations_9_to_12(trained, alpha, beta):
     config = dataclasses.replace(retriever.search_config, alpha=alpha, beta=beta)
     retriever.search_config, before = config, retriever.search_config
     texts = list(collection.query_texts("test").values())[:6]
-    states, mask, embeddings, _ = retriever.encoder.forward(retriever.encoder.query_texts(texts), "query")
+    states, mask, embeddings, _ = retriever.snapshot.encoder.forward(
+        retriever.snapshot.encoder.query_texts(texts), "query"
+    )
     batch = as_batch(states, mask, embeddings, texts)
-    tree = retriever.tree
-    scores = path_scores(tree, retriever.generator, batch, config)
+    tree = retriever.snapshot.tree
+    scores = path_scores(tree, retriever.snapshot.generator, batch, config)
     if beta == 0:
-        np.testing.assert_allclose(scores, document_log_p(tree, retriever.generator, states, mask), atol=1e-4)
-    doc_ids = list(retriever.documents.rows)
+        np.testing.assert_allclose(scores, document_log_p(tree, retriever.snapshot.generator, states, mask), atol=1e-4)
+    doc_ids = list(retriever.snapshot.documents.rows)
     for method, options in (("generate", {"beam_width": 40}), ("generate", {}), ("exact", {})):
         for row, hits in enumerate(retriever.search(texts, k=5, method=method, **options)):
             own = {doc_ids[tree.doc_rows[position]]: score for position, score in enumerate(scores[row])}
@@ -130,7 +132,7 @@ def test_the_system_trains_from_models_in_half_precision(dtype, sentence_t5_fold
     data = thin_out(write_collection(tmp_path / "collection"), train=3, test=4)
     common = ["--data", str(data), "--config", str(tmp_path / "paper.toml"), "--device", "cpu"]
     assert main(["train", *common, "--output", str(tmp_path / "run")]) == 0
-    retriever = dsi.GenerativeRetriever.from_pretrained(tmp_path / "run", device="cpu")
+    retriever = dsi.load(tmp_path / "run", device="cpu")
     assert stored_types(tmp_path / "run" / "encoder") == {dtype}
     evaluation = dsi.evaluate(retriever, dsi.read_collection(data))
     assert {"BM25", "dense", "decoder only", "generate"} <= {row.name for row in evaluation.rows}

@@ -20,7 +20,6 @@ import torch
 from dsi_experiments import figure5
 
 import dsi
-from dsi import GenerativeRetriever
 from dsi.commands.main import find_command, main
 from dsi.commands.train import STAGE_METHODS
 from dsi.config import CONFIGS, Config, config_names, read_config, write_config
@@ -33,7 +32,8 @@ from dsi.docids.tree import DocidTree
 from dsi.docids.words import bm25, languages
 from dsi.generator import base
 from dsi.measuring import runs
-from dsi.store.loading import load_docids
+from dsi.store.folder.loading import load_docids
+from dsi.store.retriever import load
 from dsi.training import pipeline
 from dsi.training import stages as training_stages
 from dsi.training.pipeline import TrainingRun
@@ -138,7 +138,7 @@ def test_stages_one_by_one_then_train_evaluate_and_search(config, beir, tmp_path
     assert not (run / "manifest.json").exists()
     assert main(["train", "--config", str(config), *common]) == 0
     assert (run / "encoder" / "stage.json").stat().st_mtime_ns == encoder_written
-    assert GenerativeRetriever.from_pretrained(run, device="cpu").tree.fan_out[0] == 5
+    assert load(run, device="cpu").tree.fan_out[0] == 5
 
 
 @pytest.mark.parametrize(
@@ -176,7 +176,7 @@ def test_texts_of_documents_are_never_in_memory_all(
     run.all_stages()
     assert max(read) == 8
     assert sum(read) > 3 * 40
-    assert GenerativeRetriever.from_pretrained(tmp_path / "run", device="cpu").search("neon", k=3)
+    assert load(tmp_path / "run", device="cpu").search("neon", k=3)
 
 
 def test_a_killed_training_goes_on_to_the_same_index(beir, tmp_path, sentence_t5_folder, t5_folder):
@@ -197,7 +197,7 @@ def test_a_killed_training_goes_on_to_the_same_index(beir, tmp_path, sentence_t5
     (cut / "checkpoint-9999" / "trainer_state.json").write_text("")
     assert not (killed / "manifest.json").exists()
     assert main([*train, str(killed)]) == 0
-    a, b = (GenerativeRetriever.from_pretrained(folder, device="cpu") for folder in (whole, killed))
+    a, b = (load(folder, device="cpu") for folder in (whole, killed))
     assert state_fingerprint(a.generator) == state_fingerprint(b.generator)
     assert a.search_config == b.search_config
     assert a.search("noble gas", k=10) == b.search("noble gas", k=10)
@@ -257,7 +257,7 @@ def test_training_again_never_drops_updates_silently(config, beir, trained, caps
     collection = dsi.read_collection(data)
     retriever = dsi.train(collection, run, config=config, device="cpu")
     retriever.add([{"doc_id": "new", "title": "A new river", "text": "It flows."}])
-    assert retriever.save_update(run) == 2
+    assert retriever.save(run) == 2
     with pytest.raises(
         ValueError, match=r"was updated since it was trained \(generation 2\); training again would drop"
     ):
@@ -273,10 +273,10 @@ def test_training_again_never_drops_updates_silently(config, beir, trained, caps
             assert "--discard-updates" in capsys.readouterr().err
         if content and content != "{":
             assert main(["tune", str(run), "--data", str(data), "--device", "cpu"]) == 0  # changes no documents
-            assert "new" in GenerativeRetriever.from_pretrained(run, device="cpu").documents.rows
+            assert "new" in load(run, device="cpu").documents.rows
     (run / "docids-backup").mkdir()  # somebody's own
     assert main(["train", *arguments, "--discard-updates"]) == 0
-    assert "new" not in GenerativeRetriever.from_pretrained(run, device="cpu").documents.rows
+    assert "new" not in load(run, device="cpu").documents.rows
     assert not list(run.glob("*-2"))
     assert (run / "docids-backup").exists()
 
@@ -306,14 +306,14 @@ REFUSED: dict[str, tuple[dict[str, dict[str, object]], str]] = {
 def test_a_training_that_writes_no_stage_leaves_the_index_as_it_is(updated, how, config, beir, trained):
     changes, message = REFUSED[how]
     if updated:
-        retriever = GenerativeRetriever.from_pretrained(trained, device="cpu")
+        retriever = load(trained, device="cpu")
         retriever.remove(["neon"])
-        retriever.save_update(trained)
+        retriever.save(trained)
     before, refused = contents(trained), read_config(config).with_changes(changes)
     with pytest.raises((ValueError, FileNotFoundError), match=message):
         dsi.train(dsi.read_collection(beir()), trained, config=refused, device="cpu", discard_updates=True)
     assert contents(trained) == before
-    assert ("neon" in GenerativeRetriever.from_pretrained(trained, device="cpu").documents.rows) is not updated
+    assert ("neon" in load(trained, device="cpu").documents.rows) is not updated
 
 
 @pytest.mark.parametrize(
@@ -351,9 +351,9 @@ def test_an_index_with_documents_that_the_collection_lacks_is_replaced_only_if_t
 
 
 def test_updates_are_discarded_when_the_first_part_is_replaced(config, beir, trained, monkeypatch):
-    retriever = GenerativeRetriever.from_pretrained(trained, device="cpu")
+    retriever = load(trained, device="cpu")
     retriever.remove(["neon"])
-    retriever.save_update(trained)
+    retriever.save(trained)
     seen = []
     made = pipeline.make_docids
 
@@ -372,9 +372,9 @@ def test_updates_are_discarded_when_the_first_part_is_replaced(config, beir, tra
 
 def test_updates_are_discarded_where_a_kill_left_the_parts_that_were_trained(config, beir, trained, tmp_path):
     parts = {name: shutil.copytree(trained / name, tmp_path / name) for name in ("docids", "lexical")}
-    retriever = GenerativeRetriever.from_pretrained(trained, device="cpu")
+    retriever = load(trained, device="cpu")
     retriever.remove(["neon"])
-    retriever.save_update(trained)
+    retriever.save(trained)
     for name, folder in parts.items():
         shutil.copytree(folder, trained / name)
     again = dsi.train(dsi.read_collection(beir()), trained, config=config, device="cpu", discard_updates=True)
@@ -396,12 +396,12 @@ def test_an_update_between_the_stages_of_a_training_is_not_dropped(config, beir,
     retriever = dsi.train(collection, trained, config=config, device="cpu")
     training = TrainingRun(trained, collection, read_config(config), device="cpu")
     retriever.remove(["neon"])
-    retriever.save_update(trained)
+    retriever.save(trained)
     for _ in range(2):
         for stage in (training.all_stages, training.build_docids, training.train_generator, training.tune):
             with pytest.raises(ValueError, match="was updated since it was trained"):
                 stage()
-        retriever.save_pretrained(trained)  # without the generations on disk
+        retriever.save(trained)  # without the generations on disk
 
 
 def test_an_update_that_a_kill_left_unfinished_is_not_taken_for_one(config, beir, trained):
@@ -521,8 +521,8 @@ def check_encoders(config: Config, one: Path, several: Path) -> None:
 
 def check_generators(data: Path, one: Path, several: Path, whole: Path) -> None:
     """`several` was trained as `one`; in `whole` the encoder was trained too."""
-    retrievers = [GenerativeRetriever.from_pretrained(run, device="cpu") for run in (one, several, whole)]
-    assert len({state_fingerprint(retriever.generator) for retriever in retrievers}) == 3
+    retrievers = [load(run, device="cpu") for run in (one, several, whole)]
+    assert len({state_fingerprint(retriever.snapshot.generator) for retriever in retrievers}) == 3
     assert state_fingerprint(retrievers[2].encoder.model) != state_fingerprint(retrievers[1].encoder.model)
     collection = read_collection(data)
     queries = {query_id: collection.documents[row]["doc_id"] for query_id, row in collection.pairs("train")}
@@ -583,7 +583,7 @@ def test_rerankers_are_trained_measured_and_searched_with(beir, tmp_path, senten
     assert "| + my-lambdasmart " in printed
     systems = json.loads(results.read_text())["systems"]
     assert all(systems[f"+ {name}"]["settings"]["rerank depth"] == 10 for name in names)
-    retriever = GenerativeRetriever.from_pretrained(run, device="cpu")
+    retriever = load(run, device="cpu")
     query = "which capitals are on the danube"
     hits = retriever.search(query, k=10)
     for name in (*names, "both"):
@@ -703,7 +703,7 @@ def test_an_index_is_trained_tuned_measured_and_searched_from_python(
     tuning = dsi.tune(retriever, collection)
     assert tuning.best == pytest.approx(tuned)
     assert tuning.best.items() <= dataclasses.asdict(retriever.search_config).items()
-    if not retriever.engine.has_generator:
+    if not retriever.snapshot.engine.has_generator:
         assert set(tuning.best) == {"lexical_weight", "token_weight", "memory_weight", "beam_width"}
         found = {setting["beam_width"]: share for setting, share in tuning.tried if "beam_width" in setting}
         assert found[tuning.best["beam_width"]] >= 0.98

@@ -13,7 +13,7 @@ from dsi.contrastive.blocks import giving_back
 from dsi.contrastive.encoder import Encoder
 from dsi.contrastive.text_encoder import TextEncoder
 from dsi.docids.data.collection import read_collection
-from dsi.store.loading import load_tree
+from dsi.store.folder.loading import load_tree
 from dsi.training import pipeline
 from dsi.training.pipeline import TrainingRun
 from tests.support.small import thin_out
@@ -148,6 +148,6 @@ def test_a_training_keeps_few_kernels_unless_told_otherwise(
         monkeypatch.delenv(name)
     monkeypatch.setattr(TrainingRun, "all_stages", lambda run: seen.append(os.environ[name]))
     monkeypatch.setattr(TrainingRun, "tune", lambda run: None)
-    monkeypatch.setattr(pipeline, "GenerativeRetriever", SimpleNamespace(from_pretrained=lambda *_, **__: None))
+    monkeypatch.setattr(pipeline, "Retriever", SimpleNamespace(from_pretrained=lambda *_, **__: None))
     pipeline.train(collection, tmp_path / "run", config=config)
     assert seen == [given or few]

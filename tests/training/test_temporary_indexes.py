@@ -35,7 +35,7 @@ def test_they_load_the_encoder_once_and_leave_with_the_retriever(sentence_bert_f
     first = len(loads)
     retrievers += [made([*TEXTS, f"Text {number}."], sentence_bert_folder) for number in range(3)]
     assert len(loads) == first
-    assert len({id(retriever.encoder._session) for retriever in retrievers}) == 1
+    assert len({id(retriever.snapshot.encoder._session) for retriever in retrievers}) == 1
     assert len(folders() - {"encoder"}) == 4
     links = {(retriever._on_disk[0] / "encoder" / "model.safetensors").stat().st_ino for retriever in retrievers}
     assert len(links) == 1
@@ -52,10 +52,10 @@ def test_each_answers_from_its_own_documents_and_can_be_kept(sentence_bert_folde
         assert {hit.doc_id: hit.score for hit in one.search(query)} == pytest.approx(expected)
     assert {hit.text for hit in other.search("dance")} == {"Bees dance.", "Iron rusts."}
     one.add([{"id": "new", "text": "Argon is lazy."}])
-    one.save_pretrained(tmp_path / "run")
+    one.save(tmp_path / "run")
     del one
     gc.collect()
-    assert len(dsi.GenerativeRetriever.from_pretrained(tmp_path / "run", device="cpu").documents) == 3
+    assert len(dsi.load(tmp_path / "run", device="cpu").documents) == 3
     assert other.search("iron")[0].text
 
 

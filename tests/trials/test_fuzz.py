@@ -17,7 +17,7 @@ from random import Random
 
 import pytest
 
-from dsi import GenerativeRetriever
+from dsi import Retriever
 from dsi.config import read_config, write_config
 from dsi.contrastive.config import EncoderConfig
 from dsi.contrastive.encoder import Encoder
@@ -41,8 +41,8 @@ def tiny(tmp_path_factory, sentence_t5_folder):
     return TinyIndex(encoder, tmp_path_factory.mktemp("fuzz"))
 
 
-def load(folder: Path) -> GenerativeRetriever:
-    return GenerativeRetriever.from_pretrained(folder, device="cpu")
+def load(folder: Path) -> Retriever:
+    return load(folder, device="cpu")
 
 
 def collections(index: TinyIndex, chance: Random, folder: Path) -> Case:

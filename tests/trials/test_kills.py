@@ -15,7 +15,7 @@ import torch
 from safetensors.torch import save_file
 
 import dsi
-from dsi import GenerativeRetriever, SearchConfig
+from dsi import SearchConfig
 from dsi.commands.main import main
 from dsi.config import read_config
 from dsi.contrastive.trainers import last_checkpoint
@@ -23,7 +23,8 @@ from dsi.docids.files.processes import ALONE
 from dsi.docids.files.reading import folder_sums
 from dsi.docids.query_memory import MemoryConfig, QueryMemory
 from dsi.search.hits import Hits
-from dsi.store.loading import updating
+from dsi.store.folder.writing import updating
+from dsi.store.retriever import load
 from dsi.training import pipeline
 from dsi.training.pipeline import TrainingRun
 from dsi.training.stages import StageFolders
@@ -75,7 +76,7 @@ def outputs(folder: Path) -> dict[str, str]:
 def seen(folder: Path) -> tuple[dict[str, str], SearchConfig, list[Hits]]:
     """What an index consists of and answers."""
     assert not list((folder / "checkpoints").iterdir())
-    index = GenerativeRetriever.from_pretrained(folder, device="cpu")
+    index = load(folder, device="cpu")
     return outputs(folder), index.search_config, index.search(QUERIES, k=10)
 
 
@@ -105,7 +106,7 @@ def test_discarding_updates_killed_at_writes_leaves_the_updated_index_or_ends_as
         if not (killed / "manifest.json").exists():
             states.append("none")
             continue
-        index = GenerativeRetriever.from_pretrained(killed, device="cpu")
+        index = load(killed, device="cpu")
         states.append("updated" if "new" in index.documents.rows else "trained")
     assert status == 0
     assert list(dict.fromkeys(states))[:2] == ["updated", "none"]
@@ -148,7 +149,7 @@ def test_training_again_repairs_what_was_damaged(train, tmp_path, capsys, every)
             (run / "manifest.json").unlink()  # without it the stage itself has to know
         elif part != "pseudo_queries":  # which no search needs
             with pytest.raises((ValueError, FileNotFoundError), match="train again"):
-                GenerativeRetriever.from_pretrained(run, device="cpu")
+                load(run, device="cpu")
         capsys.readouterr()
         train(run)
         assert f"train: {part} " in capsys.readouterr().out
@@ -294,7 +295,7 @@ def test_a_thousand_learnings_of_two_writers_lose_nothing_though_others_are_kill
         status = kill_within(1.0, lambda number=killed + whole: learn(run, 30_000 + number), chance)
         killed, whole = killed + (status == -9), whole + (status == 0)
         assert status in (0, -9)
-    memory = GenerativeRetriever.from_pretrained(run, device="cpu").memory
+    memory = load(run, device="cpu").memory
     texts = [text for block in memory.blocks for text in block.texts]
     steps = Counter(int(text.split()[-1]) for text in texts)
     assert set(steps.values()) == {2}  # each lesson has two pairs, and none is there by half
@@ -313,22 +314,22 @@ def has_ended(child: int) -> bool:
 def learn(run: Path, number: int) -> None:
     """Learn two pairs, one document each, of one query that has a number; nobody else writes meanwhile."""
     with updating(run):
-        index = GenerativeRetriever.from_pretrained(run, device="cpu")
+        index = load(run, device="cpu")
         if not len(index.memory):
             index = index.with_memory(QueryMemory(MemoryConfig(keep_queries=True, limit=10_000)))
         index.learn([(f"lesson {number}", document["doc_id"]) for document in DOCUMENTS[:2]])
-        index.save_update(run)
+        index.save(run)
 
 
 def pairs_of(run: Path) -> int:
-    return len(GenerativeRetriever.from_pretrained(run, device="cpu").memory)
+    return len(load(run, device="cpu").memory)
 
 
 @pytest.mark.fuzz
 def test_updates_killed_at_any_moment_are_whole_or_not_there(train, tmp_path):
     chance, run, kills, done = random.Random(0), tmp_path / "run", 0, 0
     train(run)
-    known = set(GenerativeRetriever.from_pretrained(run, device="cpu").documents.rows)
+    known = set(load(run, device="cpu").documents.rows)
     started = time.perf_counter()
     assert status_of(fork(lambda: update(run, tmp_path, "first"))) == 0
     longest, known = time.perf_counter() - started, known | {"first"}
@@ -337,7 +338,7 @@ def test_updates_killed_at_any_moment_are_whole_or_not_there(train, tmp_path):
         status = kill_within(1.5 * longest, lambda doc_id=new: update(run, tmp_path, doc_id), chance)
         kills, done = kills + (status == -9), done + (status == 0)
         assert status in (0, -9)
-        found = set(GenerativeRetriever.from_pretrained(run, device="cpu").documents.rows)
+        found = set(load(run, device="cpu").documents.rows)
         assert found in ((known, known | {new}) if status else (known | {new},))
         known = found
     update(run, tmp_path, "last")

@@ -36,8 +36,8 @@ class Writer:
     """Titles of an index's documents, written by a language model after two examples."""
 
     def __init__(self, retriever, examples):
-        self.retriever, self.doc_ids = retriever, list(retriever.documents.rows)
-        self.titles = retriever.documents.values_of("title", np.arange(len(self.doc_ids))[None])[0]
+        self.retriever, self.doc_ids = retriever, list(retriever.snapshot.documents.rows)
+        self.titles = retriever.snapshot.documents.values_of("title", np.arange(len(self.doc_ids))[None])[0]
         self.rows = {doc_id: row for row, doc_id in enumerate(self.doc_ids)}
         self.model, self.tokenizer = smollm2(Path(os.environ["DSI_SMOLLM2"]))
         self.model = self.model.to(torch.bfloat16)
@@ -93,9 +93,9 @@ def judged(collection, split, count):
 
 def test_a_prior_of_the_search_helps_a_model_that_does_not_know_the_collection():
     collection = dsi.read_collection(os.environ["DSI_DATA"])
-    retriever = dsi.GenerativeRetriever.from_pretrained(os.environ["DSI_INDEX"])
+    retriever = dsi.load(os.environ["DSI_INDEX"])
     train = judged(collection, "train", TUNED_ON + 2)
-    rows = {doc_id: row for row, doc_id in enumerate(retriever.documents.rows)}
+    rows = {doc_id: row for row, doc_id in enumerate(retriever.snapshot.documents.rows)}
     writer = Writer(retriever, [(query, rows[doc_id]) for query, doc_id in train[:2]])
     # 1) the weight, on train queries
     queries, wanted = zip(*((query, writer.titles[rows[doc_id]]) for query, doc_id in train[2:]), strict=True)

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import PreTrainedTokenizerFast
 
-from dsi.store.retriever import GenerativeRetriever
+from dsi.store.retriever import load
 from dsi.tries import Trie, trie
 from tests.support.identifiers import JSON, TAGS, Count, by_chance, titles
 from tests.support.oracles import legal_tokens
@@ -237,27 +237,28 @@ def test_a_filter_that_leaves_nothing_and_a_model_with_too_few_tokens_are_refuse
 
 def test_an_index_names_its_documents_by_title_doc_id_words_and_digits(encoder, tokenizer, tmp_path):
     retriever = save_index(encoder, tmp_path / "index")
-    assert retriever.generation == 1
-    rows = range(len(retriever.documents))
+    assert retriever.snapshot.generation == 1
+    rows = range(len(retriever.snapshot.documents))
     for by in ("title", "doc_id", "words"):
         trie = Trie.from_index(retriever, by, tokenizer=tokenizer)
         assert sorted(trie.numbers.tolist()) == list(rows)
         assert trie.generation == 1
-    allowed = retriever.documents.allowed(allow=None, deny=None, where="number < 7")
+    allowed = retriever.snapshot.documents.allowed(allow=None, deny=None, where="number < 7")
     some = Trie.from_index(retriever, tokenizer=tokenizer, opening="<doc>", closing="</doc>").only(allowed)
     assert set(some.numbers[some.allowed[some.leaves]].tolist()) == set(range(7))
     digits = Trie.from_index(retriever, "digits", tokenizer=tokenizer, first=900)
+    names = retriever.snapshot.documents.column("doc_id")
     for row in (0, 7, 59):
-        path = [900 + int(retriever.tree.token_offsets[level]) - 1 + digit
-                for level, digit in enumerate(retriever.get(retriever.documents.column("doc_id")[row]).digits)]  # fmt: skip
+        path = [900 + int(retriever.snapshot.tree.token_offsets[level]) - 1 + digit
+                for level, digit in enumerate(retriever.get(names[row]).digits)]  # fmt: skip
         written = torch.tensor([[*path, tokenizer.eos_token_id]])
         assert digits.number(digits.step(digits.start(1), written))[0, -1] == row
-    assert digits.vocabulary == 900 + retriever.tree.vocab_size - 1
+    assert digits.vocabulary == 900 + retriever.snapshot.tree.vocab_size - 1
     retriever.remove(["danube"])
-    assert retriever.generation == 0
-    retriever.save_update(tmp_path / "index")
-    assert Trie.from_index(retriever, tokenizer=tokenizer).generation == retriever.generation == 2
-    assert GenerativeRetriever.from_pretrained(tmp_path / "index", device="cpu").generation == 2
+    assert retriever.snapshot.generation == 0
+    retriever.save(tmp_path / "index")
+    assert Trie.from_index(retriever, tokenizer=tokenizer).generation == retriever.snapshot.generation == 2
+    assert load(tmp_path / "index", device="cpu").generation == 2
     with pytest.raises(ValueError, match="by must be title, doc_id, words or digits, got 'text'"):
         Trie.from_index(retriever, "text", tokenizer=tokenizer)
     with pytest.raises(ValueError, match="by='digits' needs first"):

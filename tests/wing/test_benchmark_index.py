@@ -21,7 +21,7 @@ from dsi_experiments.benchmarks.index_systems import (
 from dsi.commands.main import main
 from dsi.docids.tree import DocidTree
 from dsi.docids.words.bm25 import BM25
-from dsi.store.retriever import GenerativeRetriever
+from dsi.store.retriever import load
 from tests.support.small import random_tree
 from tests.support.tables import table_rows
 from tests.support.tiny_index import QUERIES, TinyIndex
@@ -178,9 +178,9 @@ def test_an_index_brings_its_queries_judgements_and_words(encoder, tmp_path):
     np.testing.assert_allclose(encode(slice(1, 3)), data.queries[1:], atol=1e-5)
     with pytest.raises(ValueError, match="must have at least 41 documents, got 40"):
         write_index(tiny.index, tiny.collection_read, tmp_path / "work", 41)
-    small = GenerativeRetriever.from_pretrained(tiny.index, device="cpu")
+    small = load(tiny.index, device="cpu")
     small.keep_vectors("int8", 8)
-    small.save_pretrained(tmp_path / "small")
+    small.save(tmp_path / "small")
     with pytest.raises(ValueError, match="must have a lexical part, vectors of kind float32"):
         write_index(tmp_path / "small", tiny.collection_read, tmp_path / "work", 40)
 

@@ -20,6 +20,7 @@ from dsi.docids.schemes import SchemeInput, make_docids
 from dsi.measuring.runs import generator_only
 from dsi.search.request import SearchConfig
 from dsi.search.results import LevelTrace, Trace
+from dsi.store.retriever import from_parts
 from tests.support.small import random_generator
 from tests.support.tables import table_rows
 from tests.support.tiny_settings import VECTORS, write_settings
@@ -240,7 +241,7 @@ def test_survival_and_search_errors_are_those_of_single_traced_searches(kind, be
     tree = build_tree(vectors, DocidsConfig(branching=3, max_leaf_size=3))
     generator = None if kind == "vectors" else random_generator(tree)
     config = SearchConfig()
-    retriever = dsi.GenerativeRetriever(encoder, tree, generator, documents, config, None)
+    retriever = from_parts(encoder, tree, generator, documents, config, None)
     pairs = list(reversed(collection.pairs("test")))[::10]
     answers = {query_id: documents[row]["doc_id"] for query_id, row in pairs}
     queries = {query_id: collection.queries[query_id] for query_id in answers}

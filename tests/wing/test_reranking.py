@@ -13,7 +13,7 @@ from dsi_experiments.rerankers.learned import LinearReranker
 from dsi_experiments.rerankers.training import cross_validate, judge_candidates, train_reranker
 from dsi_experiments.rerankers.untrained import Pyversity
 
-from dsi import GenerativeRetriever, SearchConfig
+from dsi import SearchConfig
 from dsi.commands.main import main
 from dsi.config import Config, write_config
 from dsi.docids.clustering import DocidsConfig, build_tree
@@ -23,6 +23,7 @@ from dsi.docids.words.bm25 import BM25
 from dsi.eval.measures import evaluate, mean
 from dsi.rerankers import load_reranker
 from dsi.rerankers import rerank as rerank_hits
+from dsi.store.retriever import from_parts, load
 from tests.support.kills import fork, status_of
 from tests.support.oracles import children_of, level_log_p
 from tests.support.small import random_generator
@@ -38,11 +39,11 @@ def retriever(beir, encoder):
     tree = build_tree(encoder.encode(texts, "document"), DocidsConfig(branching=3, max_leaf_size=3))
     lexical = BM25(documents["doc_id"], collection.full_texts())
     settings = SearchConfig(alpha=0.4, beam_width=20, ann_temperature=0.1)
-    return GenerativeRetriever(encoder, tree, random_generator(tree), documents, settings, lexical)
+    return from_parts(encoder, tree, random_generator(tree), documents, settings, lexical)
 
 
 def test_features_are_what_their_names_say(retriever):
-    tree = retriever.tree
+    tree = retriever.snapshot.tree
     candidates = Candidates.from_search(retriever, QUERIES, 12, compute_features)
     feature = {name: candidates.features[:, :, n] for n, name in enumerate(candidates.names)}
     encoded = retriever.encode_queries(QUERIES)
@@ -50,15 +51,15 @@ def test_features_are_what_their_names_say(retriever):
     for batch in encoded.batches:
         length = batch.states.shape[1]
         states[batch.rows, :length], mask[batch.rows, :length] = map(torch.from_numpy, (batch.states, batch.mask))
-    log_p = level_log_p(tree, retriever.generator, states, mask).numpy()
-    bm25 = retriever.lexical.scores(QUERIES)
+    log_p = level_log_p(tree, retriever.snapshot.generator, states, mask).numpy()
+    bm25 = retriever.snapshot.lexical.scores(QUERIES)
     found = {query: retriever.search(query, k=12) for query in QUERIES}
     for q, query in enumerate(QUERIES):
         assert candidates.queries[q] == query
         assert candidates.doc_ids[q] == [hit.doc_id for hit in found[query]]
         prefixes = [hit.digits[:2] for hit in found[query]]
         for c, hit in enumerate(found[query]):
-            position = int(tree.positions[retriever.documents.rows[hit.doc_id]])
+            position = int(tree.positions[retriever.snapshot.documents.rows[hit.doc_id]])
             own = log_p[q, position]
             expected = {
                 "score": hit.score,
@@ -70,7 +71,7 @@ def test_features_are_what_their_names_say(retriever):
                 "share of the list with the same first 2 digits": prefixes.count(hit.digits[:2]) / 12,
                 "log P_T5": own.sum(),
                 **{f"log P_T5, digit {level + 1}": own[level] for level in range(tree.depth)},
-                "BM25": bm25[q, retriever.documents.rows[hit.doc_id]],
+                "BM25": bm25[q, retriever.snapshot.documents.rows[hit.doc_id]],
                 "title words": len(words(query) & words(hit.title)) / len(words(query)),
             }
             node = 0
@@ -101,7 +102,7 @@ def first_document(tree, node):
 
 def _log_ann(retriever, embedding, hit):
     """log P_ANN along the path of a document, by definition (DR-SCL eq. 10)."""
-    tree, node, total = retriever.tree, 0, 0.0
+    tree, node, total = retriever.snapshot.tree, 0, 0.0
     for digit in hit.digits:
         children = children_of(tree, node)
         vectors = [tree.centroids[c] if c < tree.num_inner else tree.embeddings[c - tree.num_inner] for c in children]
@@ -122,10 +123,10 @@ def test_rerankers_are_applied_one_after_another(retriever):
     plain = retriever.search(QUERIES, k=8)
     candidates = Candidates.from_search(retriever, QUERIES, 8, compute_features)
     assert candidates.doc_ids == [[hit.doc_id for hit in hits] for hits in plain]
-    bm25 = retriever.lexical.scores(QUERIES)
+    bm25 = retriever.snapshot.lexical.scores(QUERIES)
     by_bm25 = rerank(candidates, LinearReranker({"BM25": 1.0}))
     for row, found in enumerate(by_bm25.doc_ids):
-        values = {hit.doc_id: bm25[row, retriever.documents.rows[hit.doc_id]] for hit in plain[row]}
+        values = {hit.doc_id: bm25[row, retriever.snapshot.documents.rows[hit.doc_id]] for hit in plain[row]}
         assert found == sorted(values, key=lambda doc_id: -values[doc_id])
         assert by_bm25.scores[row].tolist() == pytest.approx([values[doc_id] for doc_id in found])
     backwards = rerank(candidates, Backwards())
@@ -149,7 +150,7 @@ def test_candidates_of_hits_are_those_of_the_search(retriever):
 
 
 def test_filters_short_lists_and_query_ids_pass_through(retriever):
-    allowed = retriever.documents.column("doc_id")[:3]
+    allowed = retriever.snapshot.documents.column("doc_id")[:3]
     queries = {"a": QUERIES[0], "b": QUERIES[1]}
     candidates = Candidates.from_search(retriever, queries, 10, compute_features, allow=allowed)
     found = rerank(candidates, LinearReranker({"similarity": 1.0}))
@@ -162,7 +163,7 @@ def test_filters_short_lists_and_query_ids_pass_through(retriever):
 
 def test_updates_keep_features_in_place(retriever):
     retriever.add([{"doc_id": "new", "title": "Danube capitals", "text": "which capitals are on the danube"}])
-    retriever.remove([retriever.documents.column("doc_id")[0]])
+    retriever.remove([retriever.snapshot.documents.column("doc_id")[0]])
     candidates = Candidates.from_search(retriever, QUERIES[:1], 40, compute_features)
     assert np.isfinite(candidates.features).all()
     column = candidates.doc_ids[0].index("new")
@@ -173,10 +174,10 @@ def test_updates_keep_features_in_place(retriever):
 
 def test_a_reranker_beside_an_index_is_bound_to_it(retriever, tmp_path):
     index, other = tmp_path / "index", tmp_path / "other"
-    retriever.save_pretrained(index)
+    retriever.save(index)
     assert save_reranker(LinearReranker({"BM25": 1.0}), index, "words") == index / "rerank" / "words"
     save_reranker(LinearReranker({"similarity": 1.0}), index, "dense")
-    loaded = GenerativeRetriever.from_pretrained(index, device="cpu")
+    loaded = load(index, device="cpu")
     plain = loaded.search(QUERIES)
     found = rerank_hits(
         rerank_hits(plain, load_reranker(loaded, index, "words")), load_reranker(loaded, index, "dense")
@@ -185,10 +186,10 @@ def test_a_reranker_beside_an_index_is_bound_to_it(retriever, tmp_path):
     assert [[hit.doc_id for hit in hits] for hits in found] == literal.doc_ids
     assert rerank_hits(loaded.search("river", allow=[]), load_reranker(loaded, index, "words")) == []
     loaded.remove([loaded.documents.column("doc_id")[0]])
-    loaded.save_update(index)
+    loaded.save(index)
     assert load_reranker(loaded, index, "words")  # an update changes neither encoder nor generator
-    tree, documents = retriever.tree, retriever.documents.table
-    GenerativeRetriever(retriever.encoder, tree, random_generator(tree, seed=5), documents).save_pretrained(other)
+    tree, documents = retriever.snapshot.tree, retriever.snapshot.documents.table
+    from_parts(retriever.snapshot.encoder, tree, random_generator(tree, seed=5), documents).save_pretrained(other)
     (other / "rerank").mkdir()
     (index / "rerank" / "words").rename(other / "rerank" / "words")
     with pytest.raises(ValueError, match="trained for another index: its generator"):
@@ -214,7 +215,7 @@ def test_a_reranker_is_trained_from_python(retriever, beir, tmp_path):
     assert trained.quality.before["RR@10"] == pytest.approx(mean(before))
     assert trained.quality.after["RR@10"] > trained.quality.before["RR@10"]  # of lists by diversity alone
     assert "after ranknet" in str(trained.quality)
-    retriever.save_pretrained(tmp_path / "index")
+    retriever.save(tmp_path / "index")
     assert trained.save(tmp_path / "index") == tmp_path / "index" / "rerank" / "ranknet"
     former, loaded = load_chain(tmp_path / "index" / "rerank" / "ranknet")
     assert isinstance(former, Pyversity)
@@ -233,7 +234,7 @@ def test_a_reranker_is_trained_from_python(retriever, beir, tmp_path):
 
 def test_training_a_reranker_is_a_command(retriever, beir, tmp_path, capsys):
     index, folder = tmp_path / "index", beir()
-    retriever.save_pretrained(index)
+    retriever.save(index)
     write_config(Config(), index / "config.toml")
     common = ["train-reranker", str(index), "--data", str(folder), "--device", "cpu", "--k", "10"]
     assert main([*common, "--kind", "mmr"]) == 0
@@ -250,7 +251,7 @@ def test_training_a_reranker_is_a_command(retriever, beir, tmp_path, capsys):
 
 
 def test_a_figure_that_a_kind_does_not_have_is_refused_before_training(retriever, tmp_path, capsys):
-    retriever.save_pretrained(tmp_path / "index")
+    retriever.save(tmp_path / "index")
     (tmp_path / "texts").mkdir()
     (tmp_path / "texts" / "a.txt").write_text("Neon glows.")
     data = ["--data", str(tmp_path / "texts")]
@@ -264,7 +265,7 @@ def test_a_figure_that_a_kind_does_not_have_is_refused_before_training(retriever
 
 def test_a_save_that_was_killed_between_its_renames_leaves_the_old_reranker(retriever, tmp_path):
     index = tmp_path / "index"
-    retriever.save_pretrained(index)
+    retriever.save(index)
     folder = save_reranker(LinearReranker({"score": 1.0}), index, "mine")
 
     def save():
@@ -279,7 +280,7 @@ def test_a_save_that_was_killed_between_its_renames_leaves_the_old_reranker(retr
 
 def test_a_reranker_is_saved_before_or_after_the_index_is_saved_over(retriever, tmp_path):
     run, done = tmp_path / "index", threading.Event()
-    retriever.save_pretrained(run)
+    retriever.save(run)
     with writing_to(run):
         thread = threading.Thread(
             target=lambda: (save_reranker(LinearReranker({"score": 1.0}), run, "mine"), done.set())

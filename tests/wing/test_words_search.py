@@ -80,8 +80,8 @@ def test_an_index_of_titles_is_trained_searched_updated_and_kept(beir, sentence_
     hits = sum(max(run[query_id], key=run[query_id].get) in right[query_id] for query_id in queries) / len(queries)
     assert hits > 0.5  # chance is 1 in 40
     retriever.add([{"doc_id": "neretva", "title": "Neretva", "text": "A river in Bosnia and Croatia."}])
-    retriever.save_pretrained(tmp_path / "kept")
-    again = dsi.GenerativeRetriever.from_pretrained(tmp_path / "kept", device="cpu")
+    retriever.save(tmp_path / "kept")
+    again = dsi.load(tmp_path / "kept", device="cpu")
     assert again.run(queries, 10) == retriever.run(queries, 10)
     retriever.remove(["neretva"])
     assert retriever.run(queries, 10) == run

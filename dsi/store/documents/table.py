@@ -1,7 +1,7 @@
 """The documents of an index by doc_id, and which of them a search may return.
 
-A filter on the columns of the document table (`metadata` of corpus.jsonl) is a condition in text (`dsi.store.documents.filters`), an
-Arrow expression or a mask. Knows nothing of how documents are scored.
+A filter on the columns of the document table (`metadata` of corpus.jsonl) is a condition in text (`filters.py`), an Arrow
+expression or a mask. Knows nothing of how documents are scored.
 """
 
 from collections.abc import Collection, Iterable, Mapping, Sequence

@@ -8,9 +8,9 @@ from typing import Any
 from dsi.docids.files.checks import printable, user_path
 from dsi.docids.files.reading import read_record
 from dsi.search.request import used_settings
-from dsi.store.learning import learned_pairs
 from dsi.store.folder.loading import load_content, load_docids
-from dsi.store.folder.verify import PARTS, has_generator, part, read_manifest, search_config
+from dsi.store.folder.manifest import PARTS, has_generator, part, read_manifest, search_config
+from dsi.store.learning import learned_pairs
 
 
 def index_info(folder: str | Path) -> dict[str, Any]:

@@ -18,8 +18,8 @@ from dsi.contrastive.text_encoder import TextEncoder
 from dsi.docids.extensions import IMPORTABLE
 from dsi.docids.files.checks import printable
 from dsi.store.folder.loading import load_content, read_index
-from dsi.store.retriever import GenerativeRetriever
-from dsi.store.folder.verify import part, read_manifest, search_config
+from dsi.store.folder.manifest import part, read_manifest
+from dsi.store.retriever import Retriever
 
 _CLOSE = 1e-3
 """Difference of a graph and its model on another machine than where it was made, at most."""
@@ -47,10 +47,12 @@ def try_index(folder: Path) -> None:
         ValueError: what is wrong with it.
     """
     manifest = read_manifest(folder)
-    parts = read_index(folder, manifest, load_content(folder, manifest, "cpu"), search_config(manifest), "cpu")
-    encoder, tree, _, documents, _, lexical, memory = parts
+    content = load_content(folder, manifest, "cpu")
+    tree, documents, lexical, memory = content
     for batch in documents.to_batches():
         batch.validate(full=True)  # Arrow does not check the offsets in a file before it follows them
+    index = read_index(folder, manifest, content, "cpu")
+    encoder = index.encoder
     sound = {
         "docids": tree.is_sound(),
         "lexical": not lexical or lexical.is_sound(),
@@ -61,7 +63,7 @@ def try_index(folder: Path) -> None:
     _check_outputs(encoder)
     if isinstance(encoder, GraphEncoder) and find_spec("sentence_transformers"):
         _check_graph(encoder)
-    retriever = GenerativeRetriever(*parts)
+    retriever = Retriever(index)
     first = documents["doc_id"][0].as_py()
     queries = [PROBE, TEXTS[2], str(documents["title"][0])]
     for options in ({}, {"method": "exact"}, {"deny": [first]}):

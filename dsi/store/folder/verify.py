@@ -1,14 +1,12 @@
-"""The manifest of an index, and whether the index may be loaded.
+"""Whether an index may be loaded.
 
-The manifest is written last and read first. It lists the files with their sums, which show damage, and not intent; so an index
-that this machine has not written is searched once in a child process (`dsi.store.folder.probe`) before this process loads it, because
-a model may need any memory, or crash the library that runs it. Indexes that were written or have passed here are remembered in
-the user's cache by the sums of their manifests. After `verify` the parts are read plainly.
+The manifest lists the files with their sums, which show damage, and not intent; so an index that this machine has not written
+is searched once in a child process (`dsi.store.folder.probe`) before this process loads it, because a model may need any
+memory, or crash the library that runs it. Indexes that were written or have passed here are remembered in the user's cache by
+the sums of their manifests. After `verify` the parts are read plainly.
 """
 
-import math
 import os
-import re
 import signal
 import subprocess
 import sys
@@ -18,14 +16,12 @@ from typing import Any
 
 from filelock import BaseFileLock, FileLock
 
-from dsi.contrastive.config import EncoderConfig
 from dsi.contrastive.model_files import check_settings
 from dsi.docids.extensions import program
-from dsi.docids.files.checks import printable, shown
-from dsi.docids.files.declarations import create_settings
-from dsi.docids.files.reading import DATA, RESTORE, check_files, read_json, read_while_unchanged, sha256
-from dsi.docids.files.storage import no_index, recover_folder, write_json, write_text
-from dsi.search.request import SearchConfig
+from dsi.docids.files.checks import printable
+from dsi.docids.files.reading import sha256
+from dsi.docids.files.storage import write_json, write_text
+from dsi.store.folder.manifest import read_manifest
 
 SECONDS = 300.0
 """That a trial may take, and one more for each of these bytes."""

@@ -5,7 +5,7 @@ import re
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -15,7 +15,6 @@ from dsi.docids.files.checks import folder_to_replace
 from dsi.docids.files.reading import folder_sums, read_record
 from dsi.docids.files.storage import (
     beside,
-    content_fingerprint,
     link,
     link_files,
     no_index,
@@ -66,7 +65,6 @@ def save_docids(tree: DocidTree, documents: pa.Table, folder: Path) -> None:
         tree.tokens.save(folder / TOKENS)
     with pa.OSFile(str(folder / "documents.arrow"), "wb") as sink, pa.ipc.new_stream(sink, documents.schema) as writer:
         writer.write_table(documents)
-
 
 
 def replace_index(folder: Path, index: Snapshot) -> None:
@@ -195,7 +193,6 @@ def retire(folder: Path) -> None:
     _remove_generations(folder, CHANGING)
 
 
-
 def check_known(folder: Path, known: Collection[str], configs: Collection[SearchConfig] = ()) -> None:
     """Raise ChangedError if the index in `folder` is in none of the states that the caller's index was made from.
 
@@ -242,9 +239,7 @@ def write_update(
     check_known(folder, known)
     generation = manifest["generation"] + 1
     if generation > MOST_GENERATIONS:
-        raise ValueError(
-            f"{folder} can be updated no more, it is in its last generation; save it to another folder."
-        )
+        raise ValueError(f"{folder} can be updated no more, it is in its last generation; save it to another folder.")
     # 2) Write the new parts beside the old ones, and remove what may hold removed documents.
     new = {name: f"{name}-{generation}" for name in changed}
     if "docids" in new:
@@ -279,7 +274,10 @@ def _of_removed(folder: Path, encoder: TextEncoder, tree: DocidTree) -> tuple[st
     """
     manifest = read_manifest(folder)
     before = load_tree(part(folder, manifest, "docids"))
-    if manifest["fingerprints"].get("encoder") != encoder.fingerprint or before.origin_fingerprint != tree.origin_fingerprint:
+    if (
+        manifest["fingerprints"].get("encoder") != encoder.fingerprint
+        or before.origin_fingerprint != tree.origin_fingerprint
+    ):
         raise ChangedError(f"{folder} is not the index that was updated: its encoder or docids differ.")
     return () if _trained_documents(tree) == _trained_documents(before) else _OF_DOCUMENTS
 

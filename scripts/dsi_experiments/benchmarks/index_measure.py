@@ -19,7 +19,7 @@ import torch
 
 from dsi.docids.clustering import DocidsConfig, build_tree
 from dsi.docids.files.reading import read_record
-from dsi.store.retriever import GenerativeRetriever
+from dsi.store.retriever import load
 from dsi_experiments.benchmarks.index_data import Searched, hardness
 from dsi_experiments.benchmarks.index_faiss import LISTS, Floats, Found, Ints, Lists, Search, System, set_for
 from dsi_experiments.benchmarks.index_systems import WORDS_ONLY, Exact, Generate, TreeSearch, systems
@@ -175,7 +175,7 @@ def needed_knob(name: str, rows: Sequence[Row]) -> float:
 def _encoder(data: Searched) -> Iterator[tuple[Row, Callable[[slice], Floats]]]:
     """Yield a row for the encoder of the index that is searched, and what encodes; nothing for synthetic embeddings."""
     if data.run:
-        encoder = GenerativeRetriever.from_pretrained(data.run, device="cpu").encoder
+        encoder = load(data.run, device="cpu").snapshot.encoder
         yield {}, lambda own: encoder.encode(encoder.query_texts(data.texts[own]), "query")
 
 

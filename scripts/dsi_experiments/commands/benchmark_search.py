@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
     from dsi.contrastive.config import EncoderConfig
     from dsi.contrastive.encoder import Encoder
-    from dsi.store.retriever import GenerativeRetriever
+    from dsi.store.retriever import Retriever
 
 K = 10
 _LARGEST = 64
@@ -78,13 +78,13 @@ def searches(run: Path, encoder_config: "EncoderConfig") -> dict[str, Callable[[
 
     from dsi.contrastive.encoder import Encoder
     from dsi.measuring.runs import generator_only
-    from dsi.store.retriever import GenerativeRetriever
+    from dsi.store.retriever import load
 
-    retriever = GenerativeRetriever.from_pretrained(run)
-    rounded = GenerativeRetriever.from_pretrained(run, dtype="bfloat16")
-    encoder = Encoder.load(encoder_config, run / "encoder", str(retriever.device))
+    retriever = load(run)
+    rounded = load(run, dtype="bfloat16")
+    encoder = Encoder.load(encoder_config, run / "encoder", str(retriever.snapshot.encoder.device))
     flat = faiss.IndexFlatIP(encoder.embedding_dim)
-    flat.add(np.ascontiguousarray(retriever.tree.embeddings[:]))
+    flat.add(np.ascontiguousarray(retriever.snapshot.tree.embeddings[:]))
     found = {
         FLAT: lambda texts: flat.search(_theirs(encoder, texts), K),
         "the index": _search(retriever),
@@ -93,7 +93,7 @@ def searches(run: Path, encoder_config: "EncoderConfig") -> dict[str, Callable[[
         "generate, no words": _search(retriever, method="generate", lexical_weight=0.0),
         "walk alone": _search(retriever, **generator_only(retriever)),
     }
-    if not retriever.engine.has_generator:  # otherwise the decoder would run over every node
+    if not retriever.snapshot.engine.has_generator:  # otherwise the decoder would run over every node
         found["exact"] = _search(retriever, method="exact")
     return found
 
@@ -105,12 +105,12 @@ def _theirs(encoder: "Encoder", texts: list[str]) -> "NDArray[np.float32]":
     return vectors
 
 
-def _search(retriever: "GenerativeRetriever", **changes: Any) -> Callable[[list[str]], Any]:
+def _search(retriever: "Retriever", **changes: Any) -> Callable[[list[str]], Any]:
     """Return what searches with some settings of `[search]` changed, encoding included."""
     from dsi.search.request import SearchRequest
 
     index, request = retriever.snapshot, SearchRequest(K, replace(retriever.search_config, **changes))
-    return lambda texts: index.hits(
+    return lambda texts: index.hits_of(
         index.engine.search(retriever.encode_queries(texts, batch_size=min(len(texts), _LARGEST)), request)
     )
 

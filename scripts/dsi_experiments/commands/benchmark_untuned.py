@@ -11,6 +11,7 @@ import dataclasses
 import random
 import sys
 from collections.abc import Mapping, Sequence
+from copy import copy
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -25,9 +26,10 @@ if TYPE_CHECKING:
     from dsi.docids.data.collection import Collection
     from dsi.docids.types import Qrels
     from dsi.measuring.runs import IndexRuns
-    from dsi.store.retriever import GenerativeRetriever
+    from dsi.store.retriever import Retriever
+    from dsi.store.snapshot import Snapshot
 
-    Test = tuple[GenerativeRetriever, Collection]
+    Test = tuple[Retriever, Collection]
     """An index, and the collection whose test queries it has to answer."""
     Pseudo = tuple[dict[str, str], Qrels]
     """Texts of pseudo-queries, and the document of each."""
@@ -87,10 +89,12 @@ def measure(
     """Return the results of one collection; `written` is the file of what `query_model` writes."""
     import dsi
     from dsi.measuring.provenance import provenance
+    from dsi.store.retriever import Retriever
 
     collection = dsi.read_collection(folder)
-    retriever = dsi.GenerativeRetriever.from_pretrained(index, device=device)
-    retriever.search_config = retriever.configured_search = dsi.Config().search
+    retriever = dsi.load(index, device=device)
+    config = dsi.Config().search
+    retriever = Retriever(dataclasses.replace(retriever.snapshot, search_config=config, configured=config))
     test = _sentences(retriever)
     pseudo = {EXTRACTIVE: _extractive(collection)}
     if written:
@@ -107,7 +111,7 @@ def _sampled(collection: "Collection", most: int) -> "Collection":
     return dataclasses.replace(collection, qrels=qrels)
 
 
-def _sentences(retriever: "GenerativeRetriever") -> "Test":
+def _sentences(retriever: "Retriever") -> "Test":
     """Return the index without some sentences of its documents, and the documents with these sentences as test queries."""
     from datasets import Dataset
 
@@ -119,12 +123,13 @@ def _sentences(retriever: "GenerativeRetriever") -> "Test":
     documents = Dataset(index.documents.table)
     holes = list(find_holes(index.encoder, documents, index.lexical.analyzer, seed=1))  # the cloze has 0
     records = index.documents.records([hole.row for hole in holes])
-    index.add([{**record, "text": hole.text} for record, hole in zip(records, holes, strict=True)], replace=True)
+    without = copy(retriever)
+    without.add([{**record, "text": hole.text} for record, hole in zip(records, holes, strict=True)], replace=True)
     queries = {f"sentence-{number}": hole.sentence for number, hole in enumerate(holes)}
-    return index, _judged(index, queries, [record["doc_id"] for record in records])
+    return without, _judged(index, queries, [record["doc_id"] for record in records])
 
 
-def _judged(index: "GenerativeRetriever", queries: Mapping[str, str], doc_ids: Sequence[str]) -> "Collection":
+def _judged(index: "Snapshot", queries: Mapping[str, str], doc_ids: Sequence[str]) -> "Collection":
     """Return the documents of an index with test queries, each of which has one document to find."""
     import dsi
 
@@ -133,7 +138,7 @@ def _judged(index: "GenerativeRetriever", queries: Mapping[str, str], doc_ids: S
 
 
 def _teach(
-    retriever: "GenerativeRetriever", collection: "Collection", test: "Test", pseudo: "Mapping[str, Pseudo]"
+    retriever: "Retriever", collection: "Collection", test: "Test", pseudo: "Mapping[str, Pseudo]"
 ) -> dict[str, Any]:
     """Return {teacher: what it chose, nDCG@10, the difference to the cloze and half of its 95 % interval}."""
     from dsi.measuring.runs import IndexRuns
@@ -154,7 +159,7 @@ def _teach(
 
 
 def _choices(
-    retriever: "GenerativeRetriever", collection: "Collection", test: "Test", pseudo: "Mapping[str, Pseudo]"
+    retriever: "Retriever", collection: "Collection", test: "Test", pseudo: "Mapping[str, Pseudo]"
 ) -> dict[str, dict[str, Any]]:
     """Return {teacher: the settings of search that it chose}, of all but the oracle."""
     from dsi.measuring.cloze import cloze_test
@@ -211,7 +216,7 @@ def _asked(kind: str, queries: Mapping[str, Sequence[str]]) -> "Pseudo":
 
 
 def _by_parts(
-    runs: "IndexRuns", retriever: "GenerativeRetriever", collection: "Collection"
+    runs: "IndexRuns", retriever: "Retriever", collection: "Collection"
 ) -> tuple[dict[str, Any], dict[str, float]]:
     """Return the mean settings that judged test queries choose for the others, and the values of these."""
     from dsi.measuring.tuning import choose_weights

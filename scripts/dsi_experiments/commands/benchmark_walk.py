@@ -108,7 +108,7 @@ def _controls(runs: "IndexRuns") -> dict[str, dict[str, Any]]:
     """Return {control: settings of `[search]`} of those that an index can be searched with."""
     from dsi.search.request import LEXICAL_WEIGHT
 
-    index, config = runs.retriever, runs.retriever.search_config
+    index, config = runs.retriever.snapshot, runs.retriever.search_config
     if index.engine.has_generator:
         return {}
     without_words: dict[str, Any] = {"method": "generate", "lexical_weight": 0.0}

@@ -88,10 +88,10 @@ def measure(folder: Path, index: Path, encoder: str | None, device: str | None) 
     values = {name: own.pop("values") for name, own in found.items()}
     return {
         "documents": len(collection.documents),
-        "pieces": int(retriever.tree.num_places),
+        "pieces": int(retriever.snapshot.tree.num_places),
         "queries": len(values[BM25]),
         "minutes": round(minutes, 2),
-        "language": getattr(retriever.lexical, "language", ""),
+        "language": getattr(retriever.snapshot.lexical, "language", ""),
         "weights of BM25": weights,
         "systems": found,
         "costs": costs,
@@ -123,12 +123,15 @@ def _old_hybrid(runs: "IndexRuns") -> "Run":
     from dsi.docids.places import document_scores
 
     retriever, queries = runs.retriever, runs.collection.query_texts("test")
-    assert retriever.lexical is not None
+    assert retriever.snapshot.lexical is not None
     vectors = runs.encode("test", queries).embeddings
-    doc_ids = list(retriever.documents.rows)
+    doc_ids = list(retriever.snapshot.documents.rows)
     run: Run = {}
     for (query_id, text), vector in zip(queries.items(), vectors, strict=True):
-        scores = document_scores(vector[None], retriever.tree)[0] + _OLD_WEIGHT * retriever.lexical.scores([text])[0]
+        scores = (
+            document_scores(vector[None], retriever.snapshot.tree)[0]
+            + _OLD_WEIGHT * retriever.snapshot.lexical.scores([text])[0]
+        )
         best = np.argsort(-scores, kind="stable")[:_K].tolist()
         run[query_id] = {doc_ids[row]: float(scores[row]) for row in best}
     return run

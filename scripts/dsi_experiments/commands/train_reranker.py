@@ -21,7 +21,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     from dsi.config import read_dev_cut
     from dsi.docids.data.collection import read_collection
     from dsi.rerankers import reranker_folder
-    from dsi.store.retriever import GenerativeRetriever
+    from dsi.store.retriever import load
     from dsi_experiments.figures import shares_figure
     from dsi_experiments.rerankers.candidates import binding, load_chain
     from dsi_experiments.rerankers.training import train_reranker
@@ -29,7 +29,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     reranker_folder(arguments.run, arguments.name or arguments.kind)  # raises on a bad name before the work
     folders = [reranker_folder(arguments.run, name) for name in arguments.after]
     after = [own for folder in folders for own in load_chain(folder, binding(arguments.run))]
-    retriever = GenerativeRetriever.from_pretrained(arguments.run, device=arguments.device)
+    retriever = load(arguments.run, device=arguments.device)
     collection = read_collection(arguments.data, **read_dev_cut(arguments.run))
     trained = train_reranker(
         retriever,

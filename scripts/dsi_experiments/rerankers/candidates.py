@@ -21,9 +21,10 @@ from dsi.rerankers import FILE, kind_of, reranker_folder
 from dsi.search.hits import Hits
 from dsi.search.queries import EncodedQueries, Queries, encoded_queries
 from dsi.search.results import SearchResult
-from dsi.store.loading import updating
-from dsi.store.retriever import GenerativeRetriever
-from dsi.store.verify import read_manifest
+from dsi.store.folder.manifest import read_manifest
+from dsi.store.folder.writing import updating
+from dsi.store.retriever import Retriever
+from dsi.store.snapshot import Snapshot
 
 Features = Callable[..., tuple[NDArray[np.float32], tuple[str, ...]]]
 """Computes features [queries, k, features], 0 at padding, and their names, given the engine that searched, the encoded queries,
@@ -70,7 +71,7 @@ class Candidates:
     @classmethod
     def from_search(
         cls,
-        retriever: GenerativeRetriever,
+        retriever: Retriever,
         queries: Queries | EncodedQueries,
         k: int,
         features: Features | None = None,
@@ -79,19 +80,17 @@ class Candidates:
         """Return the top k documents of each query, with `features` if it is given."""
         index = retriever.snapshot
         encoded = encoded_queries(index.encoder, queries)
-        return _candidates(index, encoded, index.search_encoded(encoded, k, **options), features)
+        return _candidates(index, encoded, index.search(encoded, k, **options), features)
 
     @classmethod
-    def from_hits(
-        cls, retriever: GenerativeRetriever, hits: Sequence[Hits], features: Features | None = None
-    ) -> "Candidates":
+    def from_hits(cls, retriever: Retriever, hits: Sequence[Hits], features: Features | None = None) -> "Candidates":
         """Return the hits of searches by `retriever`, with their scores, whatever gave them."""
         index = retriever.snapshot
         result = SearchResult.empty(len(hits), max(map(len, hits), default=0))
         for row, own in enumerate(hits):
             result.positions[row, : len(own)] = [index.tree.node(hit.digits) - index.tree.num_inner for hit in own]
             result.scores[row, : len(own)] = [hit.score for hit in own]
-        return _candidates(index, index.encode_queries([own.query for own in hits]), result, features)
+        return _candidates(index, retriever.encode_queries([own.query for own in hits]), result, features)
 
     @property
     def valid(self) -> Bools:
@@ -227,7 +226,7 @@ class Reranker(ABC):
         write_json(folder / FILE, record)
 
     @classmethod
-    def load(cls, folder: Path, retriever: GenerativeRetriever) -> Callable[[Hits], Reals]:
+    def load(cls, folder: Path, retriever: Retriever) -> Callable[[Hits], Reals]:
         """Return a saved reranker of an index as a model for `dsi.rerankers.rerank`."""
         chain = load_chain(folder, binding(folder.parents[1]))
         features = next((own.features for own in chain if own.features), None)
@@ -294,7 +293,7 @@ def load_reranker(folder: Path, binding: Mapping[str, Any] | None = None) -> Rer
 
 
 def _candidates(
-    index: GenerativeRetriever, encoded: EncodedQueries, result: SearchResult, features: Features | None
+    index: Snapshot, encoded: EncodedQueries, result: SearchResult, features: Features | None
 ) -> Candidates:
     tree, positions = index.tree, result.positions  # [queries, k]
     valid = positions >= 0

@@ -16,7 +16,7 @@ from dsi.docids.files.progress import progress
 from dsi.docids.types import Bools, Ints, Qrels, Reals
 from dsi.eval.measures import evaluate, mean
 from dsi.eval.tables import markdown_table
-from dsi.store.retriever import GenerativeRetriever
+from dsi.store.retriever import Retriever
 from dsi_experiments.rerankers.boosting import BoostedTrees, BoostingConfig
 from dsi_experiments.rerankers.candidates import Candidates, Reranker, rerank, save_reranker
 from dsi_experiments.rerankers.features import compute_features
@@ -143,7 +143,7 @@ class TrainedReranker:
 
 
 def train_reranker(
-    retriever: GenerativeRetriever,
+    retriever: Retriever,
     collection: Collection,
     kind: str = "lambdasmart",
     *,
@@ -175,7 +175,7 @@ def train_reranker(
         >>> import dsi
         >>> from dsi.rerankers import load_reranker, rerank
         >>> from dsi_experiments.rerankers.training import train_reranker
-        >>> retriever = dsi.GenerativeRetriever.from_pretrained("RUN")
+        >>> retriever = dsi.load("RUN")
         >>> trained = train_reranker(retriever, dsi.read_collection("DIR"), "lambdasmart")
         >>> trained.quality.folds
         5
@@ -196,7 +196,7 @@ def train_reranker(
 
 
 def judge_candidates(
-    retriever: GenerativeRetriever,
+    retriever: Retriever,
     collection: Collection,
     split: str = "dev",
     k: int = 50,

@@ -390,6 +390,6 @@ def test_shards_remember_what_the_index_learns(cluster, runs, tmp_path, collecti
         for options in ({}, {"method": "exact"}, {"candidates": 1, "beam_width": 1}, {"deny": [pairs[0][1]]}):
             found, expected = (own.snapshot.search(encoded, 5, memory_weight=3.0, **options) for own in (shards, one))
             check_equal(found, expected)
-        assert (one.follow(texts[:1], [[pairs[0][1]]], memory_weight=3.0).parts["memory"] > 0).all()
+        assert (one.snapshot.follow(texts[:1], [[pairs[0][1]]], memory_weight=3.0).parts["memory"] > 0).all()
         assert shards.forget(pairs[:2]) == 2
         assert len(alone(folder).memory) == len(pairs) - 2

@@ -197,12 +197,12 @@ def test_every_change_reaches_the_shards(run, local, collection, tmp_path):
     with serve(run, local) as served:
         doc_ids = served.documents.column("doc_id")[:3]
         changes = [
-            lambda: served.update([NEW], remove=doc_ids[:1]),
+            lambda: served.update(add=[NEW], remove=doc_ids[:1]),
             lambda: served.add([NEW], replace=True),
             lambda: served.remove(doc_ids[1:2]),
             lambda: served.learn([("river of bosnia", "new")]),
             lambda: served.forget([("river of bosnia", "new")]),
-            lambda: served.keep_vectors("int8"),
+            lambda: served.update(vectors="int8"),
         ]
         for generation, change in enumerate(changes, start=2):
             change()
@@ -223,7 +223,7 @@ def test_files_that_change_reach_the_shards(local, sentence_bert_folder, tmp_pat
     with serve(tmp_path / "run", local) as served:
         (folder / "0.txt").write_text("Cobalt is blue.")
         (folder / "1.txt").unlink()
-        changes = served.update_from(folder)
+        changes = served.update(folder).files
         assert (changes.changed, changes.gone) == (1, 1)
         assert len(served.engine.fleet.replicas) == 2
         assert served.search("cobalt", lexical_weight=5.0)[0].doc_id == "0.txt"

@@ -14,6 +14,7 @@ from dsi.docids.query_memory import QueryMemory
 from dsi.eval.trec import read_run
 from dsi.measuring import tuning
 from dsi.measuring.learned import learned_queries
+from dsi.store.retriever import Retriever
 from tests.support.evaluated import collection, retriever  # noqa: F401 (fixtures)
 from tests.support.small_index import DOCUMENTS, small_index
 
@@ -74,7 +75,7 @@ def test_where_all_were_learned_nothing_is_concluded(taught, collection):
 def test_of_an_index_from_the_hub_vectors_tell(taught, collection):
     query_id, *_ = collection.qrels["test"]
     taught.learn([(collection.queries[query_id], doc_id) for doc_id in collection.qrels["test"][query_id]])
-    pushed = taught.with_memory(taught.memory.published(words=False))
+    pushed = Retriever(taught.snapshot.with_memory(taught.memory.published(words=False)))
     assert learned_queries(pushed, collection.query_texts("test")) == {query_id}
     pushed.learn(pairs_of(collection, "dev"))
     assert query_id in learned_queries(pushed, collection.query_texts("test"))
@@ -135,7 +136,9 @@ def test_few_dev_queries_do_not_switch_off_what_users_will_teach(encoder, caplog
     doc_ids = [document["doc_id"] for document in DOCUMENTS[:50]]
     vectors = index.encode_queries([f"{query}?" for query in asked.values()]).embeddings
     wrong = np.array([index.documents.rows[doc_ids[45 + n % 5]] for n in range(queries)])
-    index = index.with_memory(QueryMemory().learn([f"{query}?" for query in asked.values()], wrong, vectors))
+    index = Retriever(
+        index.snapshot.with_memory(QueryMemory().learn([f"{query}?" for query in asked.values()], wrong, vectors))
+    )
     qrels = {f"q{n}": {doc_ids[n % 40]: 1} for n in range(queries)}
     config = dataclasses.replace(index.snapshot.configured)
     weights = tuning.choose_weights(index, index.encode_queries(asked), qrels, config)

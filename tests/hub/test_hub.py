@@ -19,7 +19,7 @@ from dsi.docids.clustering import DocidsConfig, build_tree
 from dsi.docids.query_memory import MemoryConfig, QueryMemory
 from dsi.docids.words.bm25 import BM25
 from dsi.hub import push
-from dsi.store.retriever import from_parts, load
+from dsi.store.retriever import Retriever, from_parts, load
 from tests.hub.hub_server import TOKEN, serve
 from tests.support.multi_vectors import save_multi_vector
 from tests.support.small import MINIPEDIA, PROMPTS
@@ -101,7 +101,7 @@ def test_an_index_comes_back_from_the_hub(run, hub, capsys):
 
 def test_no_text_of_a_learned_query_is_pushed_and_its_words_if_wanted(run, hub, capsys):
     retriever = load(run, device="cpu")
-    retriever = retriever.with_memory(QueryMemory(MemoryConfig(keep_queries=True)))
+    retriever = Retriever(retriever.snapshot.with_memory(QueryMemory(MemoryConfig(keep_queries=True))))
     retriever.learn([("secret question about helium", next(iter(retriever.snapshot.documents.rows)))])
     retriever.save(run)
     assert any(b"secret question" in path.read_bytes() for path in run.glob("memory*/*"))

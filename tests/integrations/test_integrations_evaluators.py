@@ -286,7 +286,7 @@ def test_the_revision_is_that_of_the_answers(retriever):
     revisions = [CorpusSearch(retriever, {}).revision for _ in range(2)]
     assert revisions[0] == revisions[1]
     other = retriever.snapshot
-    other.keep_vectors("int8")
+    other.update(vectors="int8")
     revisions.append(CorpusSearch(other, {}).revision)
     masks = [np.arange(len(retriever.snapshot.documents)) != row for row in (0, 1)]
     revisions += [CorpusSearch(retriever, {"where": mask}).revision for mask in masks]

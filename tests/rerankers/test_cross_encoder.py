@@ -62,7 +62,7 @@ def backwards(hits):
 
 
 def test_hits_are_ordered_by_the_model_one_pair_at_a_time(retriever, collection, model):
-    retriever.keep_texts(collection.documents)
+    retriever.update(texts=collection.documents)
     before = retriever.search(QUERIES, k=8)
     literal = CrossEncoder(str(model), device="cpu")
     for query, plain, hits in zip(QUERIES, before, rerank(before, literal), strict=True):
@@ -95,7 +95,7 @@ def test_hits_keep_all_but_rank_and_score(retriever):
 
 
 def test_a_search_that_finds_nothing_is_reranked_to_nothing(retriever, collection, model):
-    retriever.keep_texts(collection.documents)
+    retriever.update(texts=collection.documents)
     assert [len(hits) for hits in rerank(retriever.search(["", "noble gas", " "], 3), backwards)] == [0, 3, 0]
     nothing = retriever.search(["neon", ""], allow=[])
     for own in (CrossEncoder(str(model), device="cpu"), backwards):
@@ -134,7 +134,7 @@ def test_texts_stay_with_the_index_through_updates(retriever, collection, index,
     cross_encoder = CrossEncoder(str(model), device="cpu")
     with pytest.raises(ValueError, match=r"this index keeps titles only; .*`dsi update RUN --texts DIR`"):
         rerank(retriever.search(QUERIES), cross_encoder)
-    retriever.keep_texts(collection.documents)
+    retriever.update(texts=collection.documents)
     retriever.add([NEW])
     retriever.remove([collection.documents["doc_id"][0]])
     retriever.save(index)
@@ -152,9 +152,9 @@ def test_texts_stay_with_the_index_through_updates(retriever, collection, index,
 
 def test_texts_that_do_not_fit_are_refused(retriever, collection):
     with pytest.raises(ValueError, match=r"no text of document '.*'; give the texts of all documents"):
-        retriever.keep_texts(collection.documents.select(range(10)))
+        retriever.update(texts=collection.documents.select(range(10)))
     with pytest.raises(ValueError, match="has no column text"):
-        retriever.keep_texts(collection.documents.remove_columns(["text"]))
+        retriever.update(texts=collection.documents.remove_columns(["text"]))
     assert not retriever.snapshot.documents.has_texts
 
 
@@ -185,7 +185,7 @@ def test_evaluate_reads_the_texts_of_the_collection(index, collection, model, ca
     assert f"| + {name} " in capsys.readouterr().out
     found = json.loads(results.read_text())["systems"][f"+ {name}"]
     assert found["settings"]["rerank depth"] == 6
-    retriever.keep_texts(collection.documents)
+    retriever.update(texts=collection.documents)
     evaluation = dsi.evaluate(retriever, collection, rerankers={"x": [CrossEncoder(str(model))]}, rerank_depth=6)
     assert np.mean([*evaluation.row("+ x").values["Hit@1"].values()]) == pytest.approx(
         found["Total"]["Hit@1"] / 100, abs=1e-3
@@ -202,7 +202,7 @@ def test_search_reranks(index, collection, model, capsys, retriever, tmp_path):
     capsys.readouterr()
     assert main(["search", *one, "--rerank", f"{name}+{name}", "--rerank-depth", "7"]) == 0
     printed = json.loads(capsys.readouterr().out)
-    retriever.keep_texts(collection.documents)
+    retriever.update(texts=collection.documents)
     best = rerank(retriever.search(QUERIES[0], k=7), CrossEncoder(str(model)))
     assert [hit["doc_id"] for hit in printed["hits"]] == [hit.doc_id for hit in best[:3]]
     (tmp_path / "q.tsv").write_text(f"q1\t{QUERIES[0]}\nq2\t{QUERIES[1]}\n")

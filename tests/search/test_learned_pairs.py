@@ -130,7 +130,8 @@ def test_a_pair_is_forgotten_by_the_hash_that_is_listed(retriever):
 
 
 def test_queries_that_differ_in_case_spaces_or_composition_are_one_and_the_first_text_stays(encoder):
-    index = small_index(encoder, vectors=True).with_memory(QueryMemory(MemoryConfig(keep_queries=True)))
+    index = small_index(encoder, vectors=True)
+    index = Retriever(index.snapshot.with_memory(QueryMemory(MemoryConfig(keep_queries=True))))
     index.search_config = dsi.SearchConfig(memory_weight=1.0)
     index.learn([("Straße  nach\u00a0Ärzten", IDS[0])])
     index.learn([("STRASSE NACH A\u0308RZTEN", IDS[0]), (" straße nach ärzten ", IDS[0])])
@@ -191,7 +192,7 @@ def test_the_pairs_that_take_part_are_those_of_the_definition():
 
 
 def test_a_limit_keeps_those_that_were_learned_first(retriever, clock, caplog):
-    index = retriever.with_memory(QueryMemory(MemoryConfig(limit=5)))
+    index = Retriever(retriever.snapshot.with_memory(QueryMemory(MemoryConfig(limit=5))))
     index.learn([(f"honest {number}", IDS[0]) for number in range(5)])
     honest = state(index)
     clock(START + timedelta(hours=1))
@@ -205,7 +206,7 @@ def test_a_limit_keeps_those_that_were_learned_first(retriever, clock, caplog):
 
 def test_what_is_pushed_has_no_times(retriever):
     retriever.learn([*HONEST, HONEST[0], HONEST[0]])
-    pushed = retriever.with_memory(retriever.snapshot.memory.published(words=False))
+    pushed = Retriever(retriever.snapshot.with_memory(retriever.snapshot.memory.published(words=False)))
     assert {pair.time for pair in pushed.learned()} == {datetime(1970, 1, 1, tzinfo=UTC)}
     assert sorted(pair.count for pair in pushed.learned()) == sorted(pair.count for pair in retriever.learned())
     assert pushed.memory.is_sound(pushed.tree.embeddings.shape[1], 50)

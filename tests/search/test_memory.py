@@ -157,7 +157,7 @@ def test_an_index_answers_alike_in_whatever_order_it_learned(retriever, monkeypa
     answers = []
     for limit in (1_000, 4):
         for step, own in ((60, pairs), (1, pairs), (1, random.sample(pairs, 60))):
-            index = retriever.with_memory(QueryMemory(MemoryConfig(limit=limit), key=b"key"))
+            index = Retriever(retriever.snapshot.with_memory(QueryMemory(MemoryConfig(limit=limit), key=b"key")))
             for start in range(0, 60, step):
                 assert index.learn(own[start : start + step]) == step
             found = [{hit.doc_id: hit.score for hit in hits} for hits in index.search(queries, 5, method="exact")]
@@ -186,7 +186,7 @@ def test_one_document_that_is_pushed_by_clicks_stays_out_of_other_queries(retrie
     assert max(count for _, _, count in remembered(retriever.snapshot.memory)) == 3
     copies = [(f"{title} {number}", pushed) for number in range(60) for title, _ in own]
     memory = retriever.snapshot.memory
-    limited = retriever.with_memory(QueryMemory(MemoryConfig(limit=20), memory.key, memory.blocks))
+    limited = Retriever(retriever.snapshot.with_memory(QueryMemory(MemoryConfig(limit=20), memory.key, memory.blocks)))
     limited.learn(copies)
     assert np.bincount(np.concatenate([block.rows for block in limited.memory.blocks])).max() == 20
     assert limited.forget([("", pushed)]) == 20
@@ -249,7 +249,7 @@ def test_an_older_copy_that_took_the_place_of_the_index_is_written_as_a_whole(re
     retriever.learn([("the newest one", DOCUMENTS[50]["doc_id"])])
     retriever.save(tmp_path / "run")
     again = load(tmp_path / "run", device="cpu")
-    assert (len(again.documents), len(again.memory)) == (51, 1)
+    assert (len(again.snapshot.documents), len(again.memory)) == (51, 1)
 
 
 def test_blocks_hold_the_pairs_and_are_linked_where_they_stay(tmp_path):
@@ -315,7 +315,8 @@ def test_certificates_hold_with_the_memory(retriever):
 
 def test_explanations_name_earlier_queries_by_hash_or_by_text(encoder):
     for keep, name in ((False, r"#[0-9a-f]{16}, 2 times"), (True, "which planet has rings, 2 times")):
-        index = small_index(encoder, vectors=True).with_memory(QueryMemory(MemoryConfig(keep_queries=keep)))
+        index = small_index(encoder, vectors=True)
+        index = Retriever(index.snapshot.with_memory(QueryMemory(MemoryConfig(keep_queries=keep))))
         index.search_config = dsi.SearchConfig(memory_weight=2.0)
         index.learn([PAIRS[0], PAIRS[0], PAIRS[1]])
         explained = index.search("which planet has rings?").explain(PAIRS[0][1])
@@ -336,7 +337,7 @@ def test_memory_goes_and_stays_with_its_documents(retriever, tmp_path):
     assert rows == set(retriever.snapshot.documents.find(kept).values())
     assert retriever.save(tmp_path / "run") == 2
     again = load(tmp_path / "run", device="cpu")
-    assert remembered(again.memory) == remembered(retriever.snapshot.memory)
+    assert remembered(again.snapshot.memory) == remembered(retriever.snapshot.memory)
     assert again.forget([(PAIRS[0][0], PAIRS[0][1]), ("", PAIRS[2][1])]) == 2
     assert again.save(tmp_path / "run") == 3
     files = sorted(path.name for path in (tmp_path / "run").iterdir() if path.is_dir())
@@ -346,10 +347,11 @@ def test_memory_goes_and_stays_with_its_documents(retriever, tmp_path):
 
 @pytest.mark.parametrize("words", [True, False])
 def test_what_is_pushed_has_neither_texts_nor_the_key_and_words_if_wanted(words, encoder, tmp_path):
-    index = small_index(encoder, vectors=True).with_memory(QueryMemory(MemoryConfig(keep_queries=True)))
+    index = small_index(encoder, vectors=True)
+    index = Retriever(index.snapshot.with_memory(QueryMemory(MemoryConfig(keep_queries=True))))
     index.learn(PAIRS)
     index.save(tmp_path / "own")
-    index.with_memory(index.memory.published(words=words)).save_pretrained(tmp_path / "pushed")
+    Retriever(index.snapshot.with_memory(index.memory.published(words=words))).save_pretrained(tmp_path / "pushed")
     for name, has in (("own", True), ("pushed", False)):
         content = b"".join(path.read_bytes() for path in (tmp_path / name / "memory").iterdir())
         assert (b"planet has rings" in content) == has
@@ -460,14 +462,15 @@ def test_two_writers_and_a_killed_one_lose_nothing_and_learn_nothing_by_half(ret
     os.kill(killed, signal.SIGKILL)
     assert [status_of(child) for child in writers] == [0, 0]
     status_of(killed)
-    memory = load(run, device="cpu").memory
+    memory = load(run, device="cpu").snapshot.memory
     rows = np.bincount(np.concatenate([block.rows for block in memory.blocks]), minlength=20)
     assert rows[[0, 1, 10, 11]].tolist() == [5, 5, 5, 5]
     assert rows[2] == rows[12]  # both pairs of a step, or none
 
 
 def test_settings_and_an_empty_memory_stay(encoder, tmp_path):
-    index = small_index(encoder, vectors=True).with_memory(QueryMemory(MemoryConfig(limit=3)))
+    index = small_index(encoder, vectors=True)
+    index = Retriever(index.snapshot.with_memory(QueryMemory(MemoryConfig(limit=3))))
     index.save(tmp_path / "run")
     again = load(tmp_path / "run", device="cpu")
     again.add(DOCUMENTS[50:51])

@@ -105,7 +105,7 @@ def test_dev_queries_that_are_not_finite_take_nothing_out_of_the_memory(retrieve
     memory = QueryMemory().learn(
         ["a", "b"], np.array([1, 2]), np.eye(2, retriever.snapshot.encoder.embedding_dim, dtype=np.float32)
     )
-    index = retriever.with_memory(memory)
+    index = Retriever(retriever.snapshot.with_memory(memory))
     encoded = index.encode_queries(["c"])
     (batch,) = encoded.batches
     broken = dataclasses.replace(encoded, batches=[batch._replace(embeddings=np.full_like(batch.embeddings, value))])

@@ -122,7 +122,7 @@ def test_words_and_files_do_not_grow_with_updates_and_scores_stay(cycles, encode
     """Documents come and go; what is held, in memory and on disk, is what a few of them take."""
     retriever = small_index(encoder, vectors=True)
     texts = pa.array([d["text"] for d in DOCUMENTS[:50]])
-    retriever.keep_texts(retriever.snapshot.documents.table.append_column("text", texts))
+    retriever.update(texts=retriever.snapshot.documents.table.append_column("text", texts))
     retriever.save(tmp_path / "run")
     before, sizes = retriever.search(QUERIES, k=10, method="exact"), []
     for number in range(cycles):

@@ -10,6 +10,8 @@ from urllib.parse import quote
 import numpy as np
 import pytest
 
+from dsi.store.retriever import Retriever
+
 pytest.importorskip("fastapi")
 pytest.importorskip("prometheus_client")
 pytest.importorskip("uvicorn")
@@ -341,7 +343,7 @@ def test_a_query_whose_embedding_is_not_finite_is_refused_and_the_others_are_ans
 
 def test_no_answer_has_a_text_of_an_earlier_query_though_the_index_keeps_them(writable, tmp_path):
     index = load(writable.run, device="cpu")
-    keeping = index.with_memory(QueryMemory(MemoryConfig(keep_queries=True)))
+    keeping = Retriever(index.snapshot.with_memory(QueryMemory(MemoryConfig(keep_queries=True))))
     keeping.learn([("zanzibar holidays of the mayor", "danube")])
     keeping.save(tmp_path / "keeping")
     assert "zanzibar" in str(keeping.search("zanzibar holidays", memory_weight=9.0).explain("danube"))

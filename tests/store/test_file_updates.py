@@ -52,14 +52,14 @@ def test_an_update_encodes_the_files_that_changed_and_no_other(notes, retriever,
         TextEncoder, "forward", lambda self, texts, kind: encoded.extend(texts) or forward(self, texts, kind)
     )
     change(notes)
-    assert retriever.update_from(notes) == (1, 1, 1, 11)
+    assert retriever.update(notes).files == (1, 1, 1, 11)
     assert sorted(encoded) == ["Changed # Changed\n\nAnother text.", "new A new text."]
     expected = {*NAMES, "new.txt", "paper.pdf#page=1", "paper.pdf#page=2"} - {"note05.md"}
     assert {*retriever.snapshot.documents.rows} == expected
     assert retriever.get("note03.md").title == "Changed"
     retriever.save(tmp_path / "run")
     again = dsi.load(tmp_path / "run", device="cpu")
-    assert again.update_from(str(notes)) == (0, 0, 0, 13)
+    assert again.update(str(notes)).files == (0, 0, 0, 13)
     assert again.generation == 2
 
 
@@ -67,10 +67,10 @@ def test_an_update_counts_files_whatever_the_number_of_their_documents(notes, re
     paragraph = f"{'word ' * 1000}\n\n"
     (notes / "note03.md").write_text(paragraph * 40)
     (notes / "long.txt").write_text(f"New: {paragraph * 40}")
-    assert retriever.update_from(notes) == (1, 1, 0, 12)
+    assert retriever.update(notes).files == (1, 1, 0, 12)
     assert len(retriever.snapshot.documents) == 15
     (notes / "long.txt").write_text("Short.")
-    assert retriever.update_from(notes) == (0, 1, 0, 13)
+    assert retriever.update(notes).files == (0, 1, 0, 13)
 
 
 def test_what_was_never_in_the_folder_stays_and_metadata_without_a_column_is_counted(
@@ -80,7 +80,7 @@ def test_what_was_never_in_the_folder_stays_and_metadata_without_a_column_is_cou
     (notes / "note01.md").write_text("---\nyear: 1990\n---\nWords.\n")
     (notes / "note02.md").write_bytes(b"")
     caplog.set_level(logging.WARNING)
-    assert retriever.update_from(notes) == (0, 1, 0, 12)
+    assert retriever.update(notes).files == (0, 1, 0, 12)
     assert "mine" in retriever.snapshot.documents.rows
     assert retriever.get("note02.md").title == "Note 2"
     assert (
@@ -89,7 +89,7 @@ def test_what_was_never_in_the_folder_stays_and_metadata_without_a_column_is_cou
     )
     line = f"{notes}: files that are empty: 1, the first 'note02.md'; what the index has of them stays."
     assert line in caplog.messages
-    assert retriever.update_from(notes / "note03.md") == (0, 0, 0, 1)
+    assert retriever.update(notes / "note03.md").files == (0, 0, 0, 1)
 
 
 def test_a_changed_file_of_an_empty_document_ends_nothing(notes, retriever, monkeypatch, caplog):
@@ -103,7 +103,7 @@ def test_a_changed_file_of_an_empty_document_ends_nothing(notes, retriever, monk
     (notes / "rows.tsv").write_text("id\ttext\nr0\t\n")
     (notes / "note05.md").unlink()
     caplog.set_level(logging.WARNING)
-    assert retriever.update_from(notes) == (1, 0, 1, 12)
+    assert retriever.update(notes).files == (1, 0, 1, 12)
     assert not retriever.get("r0").text.strip()
     line = f"{notes}: documents with neither title nor text: 1, the first 'r0'; no query finds them by words."
     assert line in caplog.messages
@@ -119,7 +119,7 @@ def test_what_others_remove_while_files_are_read_takes_no_other_document(notes, 
         return call(*arguments)
 
     monkeypatch.setattr(updating, "source_files", slow)
-    assert retriever.update_from(notes) == (1, 1, 1, 11)
+    assert retriever.update(notes).files == (1, 1, 1, 11)
     removed.join()
     expected = {*NAMES, "new.txt", "paper.pdf#page=1", "paper.pdf#page=2"} - {"note05.md", "note00.md"}
     assert {*retriever.snapshot.documents.rows} == expected
@@ -128,7 +128,7 @@ def test_what_others_remove_while_files_are_read_takes_no_other_document(notes, 
 
 def test_a_folder_that_moved_is_read_again(notes, retriever, tmp_path):
     notes.rename(tmp_path / "moved")
-    assert retriever.update_from(tmp_path / "moved") == (13, 0, 13, 0)
+    assert retriever.update(tmp_path / "moved").files == (13, 0, 13, 0)
     (hit,) = retriever.search("changed", k=1)
     assert hit.location.file.startswith(str(tmp_path / "moved"))
     assert len(retriever.snapshot.documents) == 14
@@ -141,7 +141,7 @@ def test_an_index_of_records_has_no_files_to_compare(tmp_path, notes, sentence_b
     with pytest.raises(
         ValueError, match=r"^The index was not made of files, so no folder can be compared with it; use --add or"
     ):
-        retriever.update_from(notes)
+        retriever.update(notes)
     retriever.add([notes / "note01.md"])
     assert retriever.get("note01.md").metadata == {}
 
@@ -205,7 +205,7 @@ def test_a_file_that_is_half_written_keeps_its_documents_and_what_was_learned(
     retriever.learn([("who shines", doc_id) for doc_id in ours])
     (notes / name).write_bytes(half)
     caplog.set_level(logging.WARNING)
-    assert retriever.update_from(notes) == (0, 0, 0, 14)
+    assert retriever.update(notes).files == (0, 0, 0, 14)
     assert {*ours} <= {*retriever.snapshot.documents.rows}
     assert len(retriever.snapshot.memory) == len(ours)
     assert any(f"the first '{name}'; what the index has of them stays." in line for line in caplog.messages) or (
@@ -213,9 +213,9 @@ def test_a_file_that_is_half_written_keeps_its_documents_and_what_was_learned(
         in caplog.text
     )
     (notes / name).write_bytes(whole)
-    assert retriever.update_from(notes) == (0, 0, 0, 14)
+    assert retriever.update(notes).files == (0, 0, 0, 14)
     (notes / name).unlink()
-    assert retriever.update_from(notes) == (0, 0, 1, 13)
+    assert retriever.update(notes).files == (0, 0, 1, 13)
     assert not {*ours} & {*retriever.snapshot.documents.rows}
 
 
@@ -245,13 +245,13 @@ def test_what_cannot_be_read_for_a_moment_keeps_its_documents(notes, retriever, 
         else:
             (notes / "note04.md").unlink()
             (notes / "note04.md").symlink_to(notes / "later.md")
-        assert retriever.update_from(notes)[:3] == (0, 0, 0)
+        assert retriever.update(notes).files[:3] == (0, 0, 0)
     assert retriever.get("note04.md").title == "Note 4"
     assert of_file(retriever, "paper.pdf") == ["paper.pdf#page=1", "paper.pdf#page=2"]
     assert "what the index has of them stays." in caplog.text
     (notes / "note04.md").unlink()
     (notes / "note04.md").write_text("Changed.")
-    assert retriever.update_from(notes) == (0, 1, 0, 12)
+    assert retriever.update(notes).files == (0, 1, 0, 12)
 
 
 @pytest.mark.parametrize("restores", [False, True])
@@ -270,14 +270,14 @@ def test_a_file_that_is_saved_while_it_is_read_is_read_again(notes, retriever, m
 
     with monkeypatch.context() as patch:
         patch.setattr(folders, read, saving)
-        retriever.update_from(notes)
+        retriever.update(notes)
     line = f"{notes}: files that were written while they were read: 1, the first 'note04.md'; the next update reads them again."
     assert line in caplog.messages
     if restores:
         (notes / "note04.md").write_text("# Second")
-    assert retriever.update_from(notes) == (0, 1, 0, 12)
+    assert retriever.update(notes).files == (0, 1, 0, 12)
     assert retriever.get("note04.md").title == ("Second" if restores else "Third, longer")
-    assert retriever.update_from(notes) == (0, 0, 0, 13)
+    assert retriever.update(notes).files == (0, 0, 0, 13)
 
 
 def test_ids_stay_when_files_of_one_name_change(notes, tmp_path, sentence_bert_folder):
@@ -288,7 +288,7 @@ def test_ids_stay_when_files_of_one_name_change(notes, tmp_path, sentence_bert_f
     retriever = dsi.index(sources, tmp_path / "run", encoder=str(sentence_bert_folder), device="cpu")
     (notes / "note01.md").unlink()
     (other / "note01.md").write_text("# Another one")
-    assert retriever.update_from(*sources) == (0, 1, 1, 12)
+    assert retriever.update(*sources).files == (0, 1, 1, 12)
     assert retriever.get("more/note01.md").title == "Another one"
     assert "note01.md" not in retriever.snapshot.documents.rows
 
@@ -314,7 +314,7 @@ def test_a_file_is_removed_as_a_whole_by_its_name_or_path_and_a_page_by_its_id(
         "remove: documents of files of which others stay: 1, the first 'paper.pdf#page=2'; they come back when the file "
         "changes.",
     ]
-    assert retriever.update_from(notes) == (1, 0, 0, 15)  # the long text is back, the page is not
+    assert retriever.update(notes).files == (1, 0, 0, 15)  # the long text is back, the page is not
     assert of_file(retriever, "paper.pdf") == ["paper.pdf#page=1"]
     assert retriever.remove(["long.txt", "paper.pdf"]) == 2
     with pytest.raises(
@@ -347,7 +347,7 @@ def test_a_document_that_was_removed_comes_back_with_its_folder_and_a_line_says_
         "back, unless the files are deleted or a .gitignore names them."
     )
     (notes / "note05.md").unlink()
-    assert retriever.update_from(notes) == (1, 0, 0, 11)
+    assert retriever.update(notes).files == (1, 0, 0, 11)
     assert main(["update", str(tmp_path / "run"), "--remove", "paper.pdf", "--device", "cpu"]) == 0
     assert "2 documents removed, 0 added, 12 documents now" in capsys.readouterr().out
 

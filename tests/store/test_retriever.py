@@ -235,7 +235,7 @@ def test_bm25_joins_the_dense_scores_and_is_saved_with_the_index(encoder, tmp_pa
     assert "of a document = dense + 0.5 BM25" in str(retriever.explain(queries[0]))
     retriever.save(tmp_path / "index")
     loaded = load(tmp_path / "index", device="cpu")
-    assert (loaded.lexical.k1, loaded.lexical.b) == (1.2, 0.5)
+    assert (loaded.snapshot.lexical.k1, loaded.snapshot.lexical.b) == (1.2, 0.5)
     for again, hits in zip(loaded.search(queries, k=8), found, strict=True):
         assert again.ids.tolist() == hits.ids.tolist()
         np.testing.assert_allclose(again.scores, hits.scores, atol=1e-4)
@@ -270,14 +270,13 @@ CALLS = {
     "search": lambda r, **options: r.search("river", 5, **options),
     "explain": lambda r, **options: r.explain("river", 5, **options),
     "run": lambda r, **options: r.run({"q": "river"}, 5, **options),
-    "follow": lambda r, **options: r.follow(["river"], [["gold"]], **options),
-    "search_encoded": lambda r, **options: r.snapshot.search(r.encode_queries(["river"]), 5, **options),
+    "follow": lambda r, **options: r.snapshot.follow(["river"], [["gold"]], **options),
 }
 
 
 @pytest.mark.parametrize("name", CALLS)
 def test_every_call_takes_the_same_options_and_refuses_a_misspelt_one(retriever, name):
-    shown = inspect.signature(getattr(retriever, name)).parameters
+    shown = inspect.signature(getattr(retriever, name, None) or getattr(retriever.snapshot, name)).parameters
     assert set(SearchOptions.__annotations__) <= set(shown)
     assert "options" not in shown
     with pytest.raises(TypeError, match=rf"{name}\(\) has no option 'beam_with'; did you mean 'beam_width'\?"):
@@ -404,7 +403,7 @@ def test_explain_shows_the_search_that_answered_under_any_option(retriever, digi
 
 def test_a_search_passes_through_few_files(encoder, tmp_path):
     """From the public call to the answer: thirteen files in three rooms of dsi, and as many of the packages below."""
-    index_of(encoder, vectors=True, words=True, lexical_weight=0.1).save_pretrained(tmp_path / "index")
+    index_of(encoder, vectors=True, words=True, lexical_weight=0.1).save(tmp_path / "index")
     retriever, root = dsi.load(tmp_path / "index", device="cpu"), Path(dsi.__file__).parent
     retriever.search("x", k=5)  # makes what later searches read
     touched = set()
@@ -472,15 +471,18 @@ def test_explain_shows_the_walk_that_search_made(retriever, monkeypatch):
         (lambda r: r.encode_queries(["river"], batch_size=0), "batch_size must be at least 1, got 0"),
         (
             lambda r: r.snapshot.search(["river"]),
-            r"search_encoded\(\) takes what encode_queries\(\) returns, got \['river'\]",
+            r"search\(\) of a snapshot takes what encode_queries\(\) returns, got \['river'\]",
         ),
         (
-            lambda r: r.follow(["river"], [[]]),
+            lambda r: r.snapshot.follow(["river"], [[]]),
             r"documents for each of the 1 queries, .* got 1 lists of lengths \[0\]",
         ),
-        (lambda r: r.follow(["river"] * 2, [["neon"]]), "for each of the 2 queries, equally long .* got 1 lists"),
         (
-            lambda r: r.follow(["a", "b"], [["neon"], ["neon", "gold"]]),
+            lambda r: r.snapshot.follow(["river"] * 2, [["neon"]]),
+            "for each of the 2 queries, equally long .* got 1 lists",
+        ),
+        (
+            lambda r: r.snapshot.follow(["a", "b"], [["neon"], ["neon", "gold"]]),
             r"equally long .* got 2 lists of lengths \[1, 2\]",
         ),
         (lambda r: setattr(r, "search_config", 3), "search_config must be a SearchConfig, got 3"),
@@ -722,7 +724,7 @@ def test_searching_leaves_no_gradients_and_changes_no_weights(encoder):
 def test_an_index_remembers_what_its_decoder_was_taught_and_warns_of_a_wider_beam(retriever, tmp_path, recwarn):
     otm = random_generator(retriever.snapshot.tree, objective="otm")
     parts, config = (retriever.snapshot.encoder, retriever.snapshot.tree, otm), SearchConfig(beam_width=10)
-    from_parts(*parts, retriever.snapshot.documents.table, config).save_pretrained(tmp_path / "index")
+    from_parts(*parts, retriever.snapshot.documents.table, config).save(tmp_path / "index")
     loaded = load(tmp_path / "index", device="cpu")
     assert len(loaded.search("noble gases", k=10)) == 10
     assert (

@@ -209,7 +209,7 @@ def _plain_calls(index: TinyIndex, folder: Path) -> dict[str, tuple[Callable[[An
             ),
         ),
         "follow(doc_ids": (
-            lambda value: own.follow(QUERIES, value),
+            lambda value: own.snapshot.follow(QUERIES, value),
             Argument(
                 [ids[:2]] * 3,
                 ([ids[:2]], [], [[]] * 3, "abc", 3, [ids[:1], ids[:2], ids[:2]], [["missing"]] * 3, [[3]] * 3),

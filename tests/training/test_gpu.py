@@ -80,7 +80,9 @@ def test_answers_are_those_of_the_cpu(trained):
         assert_same_answers(own.search(QUERIES, k=5, **options), other.search(QUERIES, k=5, **options))
     assert own.explain(QUERIES[0]).result.scores == pytest.approx(other.explain(QUERIES[0]).result.scores, abs=1e-3)
     rows = [list(own.documents.rows)[:3]] * len(QUERIES)
-    np.testing.assert_allclose(own.follow(QUERIES, rows).scores, other.follow(QUERIES, rows).scores, atol=1e-3)
+    np.testing.assert_allclose(
+        own.snapshot.follow(QUERIES, rows).scores, other.snapshot.follow(QUERIES, rows).scores, atol=1e-3
+    )
 
 
 def test_an_index_updated_on_the_gpu_is_searched_on_the_cpu(trained, tmp_path):

@@ -24,7 +24,7 @@ from dsi.docids.files.reading import folder_sums
 from dsi.docids.query_memory import MemoryConfig, QueryMemory
 from dsi.search.hits import Hits
 from dsi.store.folder.writing import updating
-from dsi.store.retriever import load
+from dsi.store.retriever import Retriever, load
 from dsi.training import pipeline
 from dsi.training.pipeline import TrainingRun
 from dsi.training.stages import StageFolders
@@ -316,7 +316,7 @@ def learn(run: Path, number: int) -> None:
     with updating(run):
         index = load(run, device="cpu")
         if not len(index.memory):
-            index = index.with_memory(QueryMemory(MemoryConfig(keep_queries=True, limit=10_000)))
+            index = Retriever(index.snapshot.with_memory(QueryMemory(MemoryConfig(keep_queries=True, limit=10_000))))
         index.learn([(f"lesson {number}", document["doc_id"]) for document in DOCUMENTS[:2]])
         index.save(run)
 

@@ -91,7 +91,7 @@ OPTIONS = [
 )
 def test_answers_are_those_of_one_process(cluster, runs, collection, name, monkeypatch):
     one, rng = alone(runs[name]), np.random.default_rng(0)
-    texts, ids = texts_of(collection)[::3], one.documents.column("doc_id")[:]
+    texts, ids = texts_of(collection)[::3], one.snapshot.documents.column("doc_id")[:]
     read = dict(zip(texts, rng.choice([0, 0.4, 1], size=len(texts)).astype(np.float32), strict=True))
     monkeypatch.setattr(Encoder, "shares_read", lambda _, own: np.array([read[text] for text in own]))
     encoded = one.encode_queries(texts)
@@ -277,7 +277,7 @@ def test_updates_are_seen_in_all_shards_or_in_none(cluster, runs, tmp_path, coll
         searching = threading.Thread(target=search)
         searching.start()
         try:
-            removed = shards.documents.column("doc_id")[3]
+            removed = shards.snapshot.documents.column("doc_id")[3]
             for change in (lambda: shards.add([new]), lambda: shards.remove([removed])):
                 before = len(seen)
                 change()
@@ -305,7 +305,7 @@ def test_updates_are_seen_in_all_shards_or_in_none(cluster, runs, tmp_path, coll
 def test_files_of_another_generation_are_refused(cluster, runs, tmp_path):
     folder = Path(shutil.copytree(runs["plain"], tmp_path / "run"))
     index = alone(folder)
-    index.remove([index.documents.column("doc_id")[0]])
+    index.remove([index.snapshot.documents.column("doc_id")[0]])
     index.save(folder)
     fleet = Fleet(cluster.backend, str(folder), 2, 1, 1.0, require_all=False)
     message = r"its worker holds generation 2 \(\w+\), the router needs another; all machines must see one folder"
@@ -385,7 +385,7 @@ def test_shards_remember_what_the_index_learns(cluster, runs, tmp_path, collecti
         assert shards.learn(pairs) == len(pairs)
         assert {own.generation for own in shards.fleet.status()} == {2}
         one = alone(folder)
-        assert len(one.memory) == len(pairs)
+        assert len(one.snapshot.memory) == len(pairs)
         encoded = one.encode_queries(texts)
         for options in ({}, {"method": "exact"}, {"candidates": 1, "beam_width": 1}, {"deny": [pairs[0][1]]}):
             found, expected = (own.snapshot.search(encoded, 5, memory_weight=3.0, **options) for own in (shards, one))

@@ -51,7 +51,7 @@ def test_a_shard_whose_documents_were_all_removed_has_none(run, local, collectio
     with serve(run, local, shards=5) as served:
         first, last = served.engine.edges[1:3]
         rows = served.tree.doc_rows[first:last]
-        served.remove([served.documents.column("doc_id")[int(row)] for row in rows])
+        served.remove([served.snapshot.documents.column("doc_id")[int(row)] for row in rows])
         assert_answers_of_one_process(served, run, texts_of(collection)[:4])
 
 
@@ -84,7 +84,7 @@ def test_what_was_written_but_not_served_is_not_written_over(run, local, monkeyp
             served.save(run)
         assert "new" in alone(run).documents.rows
         served.refresh()
-        assert "new" in served.documents.rows
+        assert "new" in served.snapshot.documents.rows
 
 
 def test_a_refresh_follows_writers_that_go_on(run, local, monkeypatch):
@@ -103,7 +103,7 @@ def test_a_refresh_follows_writers_that_go_on(run, local, monkeypatch):
         index.add([NEW])
         index.save(run)
         served.refresh()
-        assert {"new", "newer"} <= set(served.documents.rows)
+        assert {"new", "newer"} <= set(served.snapshot.documents.rows)
 
 
 @pytest.mark.cluster
@@ -116,7 +116,7 @@ def test_a_search_that_misses_a_shard_makes_the_router_look_at_the_folder(run, r
             replica.worker.call("load").result(SECONDS)
             replica.worker.kill()
         deadline = time.monotonic() + 60
-        while served.search("a river", k=3).coverage < 1 or "new" not in served.documents.rows:
+        while served.search("a river", k=3).coverage < 1 or "new" not in served.snapshot.documents.rows:
             assert time.monotonic() < deadline
             time.sleep(0.1)
         assert served.engine.state == index_state(run)
@@ -195,7 +195,7 @@ def test_the_state_that_is_asked_for_again_stays(run, tmp_path):
 def test_every_change_reaches_the_shards(run, local, collection, tmp_path):
     texts = texts_of(collection)[:4]
     with serve(run, local) as served:
-        doc_ids = served.documents.column("doc_id")[:3]
+        doc_ids = served.snapshot.documents.column("doc_id")[:3]
         changes = [
             lambda: served.update(add=[NEW], remove=doc_ids[:1]),
             lambda: served.add([NEW], replace=True),
@@ -211,7 +211,7 @@ def test_every_change_reaches_the_shards(run, local, collection, tmp_path):
             assert served.generation == generation
             assert_answers_of_one_process(served, run, [*texts, "a river in bosnia"])
         assert served.search("a river in bosnia")[0].doc_id == "new"
-        assert not {*doc_ids[:2]} & {*served.documents.rows}
+        assert not {*doc_ids[:2]} & {*served.snapshot.documents.rows}
 
 
 def test_files_that_change_reach_the_shards(local, sentence_bert_folder, tmp_path):

@@ -383,7 +383,7 @@ def index(tmp_path_factory, sentence_t5_folder):
     tree = build_tree(encoder.encode(texts, "document"), DocidsConfig(branching=4, max_leaf_size=4))
     folder = tmp_path_factory.mktemp("command-line") / "index"
     config = SearchConfig(alpha=0.3, beam_width=4)
-    from_parts(encoder, tree, None, documents, config).save_pretrained(str(folder))
+    from_parts(encoder, tree, None, documents, config).save(str(folder))
     return folder
 
 

@@ -154,15 +154,15 @@ def folder(tmp_path, encoder):
 
 
 def test_an_index_is_searched_by_its_graph_on_the_cpu_in_float32_alone(folder, monkeypatch, caplog):
-    assert isinstance(dsi.load(folder, device="cpu").encoder, GraphEncoder)
-    assert isinstance(dsi.load(folder, device="cpu", dtype="bfloat16").encoder, Encoder)
+    assert isinstance(dsi.load(folder, device="cpu").snapshot.encoder, GraphEncoder)
+    assert isinstance(dsi.load(folder, device="cpu", dtype="bfloat16").snapshot.encoder, Encoder)
     monkeypatch.setattr(loading, "has_gpu", lambda: False)
-    assert isinstance(dsi.load(folder).encoder, GraphEncoder)
+    assert isinstance(dsi.load(folder).snapshot.encoder, GraphEncoder)
     monkeypatch.setattr(loading, "has_gpu", lambda: True)
-    assert isinstance(dsi.load(folder).encoder, Encoder)
+    assert isinstance(dsi.load(folder).snapshot.encoder, Encoder)
     assert not caplog.text
     monkeypatch.setattr("dsi.contrastive.graph.find_spec", lambda name: None)
-    assert isinstance(dsi.load(folder, device="cpu").encoder, Encoder)
+    assert isinstance(dsi.load(folder, device="cpu").snapshot.encoder, Encoder)
     assert "The encoder takes seconds to load without onnxruntime; run pip install onnxruntime." in caplog.text
 
 

@@ -80,7 +80,7 @@ def run(tmp_path_factory, collection, config, models):
 
 
 def load(folder: Path, **options) -> Retriever:
-    return load(folder, device="cpu", **options)
+    return dsi.load(folder, device="cpu", **options)
 
 
 def library(folder: Path) -> MultiVectorEncoder:
@@ -354,12 +354,12 @@ def test_the_model_is_a_stage_that_goes_with_its_setting(run, models, collection
     assert again.seconds == {}
     dsi.train(collection, folder, config=config(""), device="cpu")
     assert not (folder / "token_model").exists()
-    assert load(folder).encoder.token_model is None
+    assert load(folder).snapshot.encoder.token_model is None
 
 
 def test_a_killed_pass_of_the_model_goes_on_where_it_was(run, models, collection, config, tmp_path, monkeypatch):
     made, encode, folder = [], TokenHead.encode_with, tmp_path / "run"
-    expected = load(run("modules")).tree.tokens
+    expected = load(run("modules")).snapshot.tree.tokens
 
     def dies(own, model, texts, **more):
         if made.count(8) == 3 and "killed" not in made:
@@ -375,7 +375,7 @@ def test_a_killed_pass_of_the_model_goes_on_where_it_was(run, models, collection
     assert not (folder / "manifest.json").exists()
     dsi.train(collection, folder, config=config(models("modules")), device="cpu")
     assert made == [8, 8, 8, "killed", 8, 8, 1]
-    found = load(folder).tree.tokens
+    found = load(folder).snapshot.tree.tokens
     np.testing.assert_array_equal(found.counts, expected.counts)
     check_codes(found.in_order().codes, expected.in_order().codes)
 

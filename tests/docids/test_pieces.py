@@ -619,7 +619,7 @@ def test_an_index_of_pieces_is_trained_tuned_searched_and_updated(
     retriever.add([long])
     assert retriever.snapshot.tree.place_counts[40] == 2
     retriever.save(run.folder)
-    assert load(run.folder, device="cpu").tree.num_rows == 41
+    assert load(run.folder, device="cpu").snapshot.tree.num_rows == 41
 
 
 def test_schemes_are_compared_with_pieces_by_name(beir, tmp_path):

@@ -424,7 +424,7 @@ def test_an_index_of_other_texts_is_replaced_on_request_only(tmp_path):
     index.save(tmp_path / "run")
     with pytest.raises(ValueError, match="say that the updates may go"):
         dsi.index(["Neon glows."], tmp_path / "run", device="cpu")
-    assert len(dsi.index(["Neon glows."], tmp_path / "run", device="cpu", discard_updates=True).documents) == 1
+    assert len(dsi.index(["Neon glows."], tmp_path / "run", device="cpu", discard_updates=True).snapshot.documents) == 1
 
 
 def test_one_text_is_an_index_too(sentence_bert_folder, tmp_path):
@@ -931,7 +931,7 @@ def test_an_update_adds_files_of_every_kind(name, dated_run, tmp_path, capsys):
     assert main(["update", str(run), "--device", "cpu", "--add", str(path), "--remove", "a"]) == 0
     assert "1 document removed, 1 added, 3 documents now; generation 2" in capsys.readouterr().out
     again = dsi.load(run, device="cpu")
-    assert list(again.documents.rows) == ["b", "c", doc_id]
+    assert list(again.snapshot.documents.rows) == ["b", "c", doc_id]
 
 
 def test_an_index_says_what_it_is(dated_run, capsys):

@@ -135,7 +135,7 @@ def test_few_dev_queries_do_not_switch_off_what_users_will_teach(encoder, caplog
     asked = {f"q{n}": f"{DOCUMENTS[n % 40]['title']} {n}" for n in range(queries)}
     doc_ids = [document["doc_id"] for document in DOCUMENTS[:50]]
     vectors = index.encode_queries([f"{query}?" for query in asked.values()]).embeddings
-    wrong = np.array([index.documents.rows[doc_ids[45 + n % 5]] for n in range(queries)])
+    wrong = np.array([index.snapshot.documents.rows[doc_ids[45 + n % 5]] for n in range(queries)])
     index = Retriever(
         index.snapshot.with_memory(QueryMemory().learn([f"{query}?" for query in asked.values()], wrong, vectors))
     )

@@ -79,7 +79,7 @@ def test_an_index_is_the_old_or_the_new_one_after_a_loss_of_power(save, encoder,
 
     def read(disk: Path) -> int:
         recover_folder(disk / "run")
-        return len(load(disk / "run", device="cpu").documents)
+        return len(load(disk / "run", device="cpu").snapshot.documents)
 
     states = states_after(lambda: getattr(index, save)(folder / "run"), folder, read)
     assert set(states) == {50, 52}

@@ -53,7 +53,7 @@ def test_a_training_remembers_train_queries_and_what_was_learned_of_dev_queries_
     assert dsi.tune(retriever, collection).best == first
     assert len(retriever.snapshot.memory) > before
     forgetful = settings.with_changes({"memory": {"train_queries": False}})
-    assert not len(dsi.train(collection, tmp_path / "run", config=forgetful, device="cpu").memory)
+    assert not len(dsi.train(collection, tmp_path / "run", config=forgetful, device="cpu").snapshot.memory)
 
 
 def test_few_dev_queries_choose_nothing(settings, beir, tmp_path, caplog, monkeypatch):

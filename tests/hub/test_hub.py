@@ -39,7 +39,7 @@ def index(tmp_path_factory, sentence_t5_folder):
     bm25 = BM25(documents["doc_id"], [record["text"] for record in records])
     config = SearchConfig(alpha=0.3, beam_width=4, lexical_weight=0.05)
     folder = tmp_path_factory.mktemp("run") / "index"
-    from_parts(encoder, tree, None, documents, config, bm25).save_pretrained(folder)
+    from_parts(encoder, tree, None, documents, config, bm25).save(folder)
     for name in ("config.toml", "states/0.bin", "pseudo_queries/queries.jsonl", "checkpoints/model.pt"):
         (folder / name).parent.mkdir(exist_ok=True)
         (folder / name).write_text("secret")
@@ -108,12 +108,12 @@ def test_no_text_of_a_learned_query_is_pushed_and_its_words_if_wanted(run, hub, 
     assert main(["push", str(run), NAME]) == 2
     assert "The index has learned 1 pairs of a query and a document. With query_words=True" in capsys.readouterr().err
     assert main(["push", str(run), NAME, "--query-words"]) == 0
-    assert load(NAME, device="cpu").memory.has_words
+    assert load(NAME, device="cpu").snapshot.memory.has_words
     assert main(["push", str(run), NAME, "--no-query-words"]) == 0
-    assert not load(NAME, device="cpu").memory.has_words
+    assert not load(NAME, device="cpu").snapshot.memory.has_words
     assert any(name.startswith("memory") for name in pushed(hub))
     assert not any(b"secret question" in content for content in pushed(hub).values())
-    assert len(load(NAME, device="cpu").memory) == 1
+    assert len(load(NAME, device="cpu").snapshot.memory) == 1
 
 
 def test_the_multi_vector_model_of_an_index_comes_with_it_and_goes_with_it(run, hub, tmp_path):
@@ -133,7 +133,7 @@ def test_what_the_cache_holds_is_loaded_without_the_hub(run, hub, monkeypatch):
     load(NAME, device="cpu")
     monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
     asked = hub.requests.total()
-    assert len(load(NAME, device="cpu").documents) == 40
+    assert len(load(NAME, device="cpu").snapshot.documents) == 40
     assert hub.requests.total() == asked
 
 
@@ -145,8 +145,8 @@ def test_a_retriever_is_pushed_as_it_is_now_and_revisions_keep_what_was(run, hub
     retriever.save(run)
     assert main(["push", str(run), NAME]) == 0
     assert set(pushed(hub)) == {"README.md", "manifest.json", *json.loads(pushed(hub)["manifest.json"])["files"]}
-    assert len(load(NAME, device="cpu").documents) == 41
-    assert len(load(NAME, revision=first, device="cpu").documents) == 40
+    assert len(load(NAME, device="cpu").snapshot.documents) == 41
+    assert len(load(NAME, revision=first, device="cpu").snapshot.documents) == 40
     with pytest.raises(FileNotFoundError, match="check name and revision"):
         load(NAME, revision="v9")
 
@@ -221,7 +221,7 @@ def test_what_goes_wrong_is_said_in_one_line(run, hub, tmp_path, monkeypatch, ca
 def test_a_folder_goes_before_a_name(run, monkeypatch, tmp_path):
     monkeypatch.chdir(tmp_path)
     shutil.copytree(run, "user/index")
-    assert len(load("user/index", device="cpu").documents) == 40
+    assert len(load("user/index", device="cpu").snapshot.documents) == 40
 
 
 def test_a_name_in_a_folder_that_is_there_is_a_mistyped_path_unless_a_revision_is_given(
@@ -234,7 +234,7 @@ def test_a_name_in_a_folder_that_is_there_is_a_mistyped_path_unless_a_revision_i
     with pytest.raises(FileNotFoundError, match=f"{NAME} does not exist, so it holds no finished index"):
         load(NAME, device="cpu")
     assert not hub.requests
-    assert len(load(NAME, revision="main", device="cpu").documents) == 40
+    assert len(load(NAME, revision="main", device="cpu").snapshot.documents) == 40
 
 
 def test_a_hub_that_cannot_be_reached_is_asked_once(hub, monkeypatch, caplog):

@@ -42,7 +42,7 @@ def index(collection, encoder, tmp_path):
     lexical = BM25(documents["doc_id"], collection.full_texts())
     settings = SearchConfig(alpha=0.4, beam_width=20, ann_temperature=0.1, lexical_weight=0.1)
     without = documents.remove_columns(["text"])
-    from_parts(encoder, tree, random_generator(tree), without, settings, lexical).save_pretrained(tmp_path / "index")
+    from_parts(encoder, tree, random_generator(tree), without, settings, lexical).save(tmp_path / "index")
     write_config(Config(), tmp_path / "index" / "config.toml")
     return tmp_path / "index"
 

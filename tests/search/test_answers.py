@@ -55,15 +55,17 @@ def products(index, query, place):
 
 def words_of(index, query, text):
     """What the words of a query are worth in a text of average length."""
-    factors, found = index.lexical.term_factors(query), Analyzer(index.lexical.language).terms(text)
-    return sum(factor * (tf := found.count(term)) / (tf + index.lexical.k1) for term, factor in factors.items())
+    factors, found = index.snapshot.lexical.term_factors(query), Analyzer(index.snapshot.lexical.language).terms(text)
+    return sum(
+        factor * (tf := found.count(term)) / (tf + index.snapshot.lexical.k1) for term, factor in factors.items()
+    )
 
 
 def pieces_of(index, query, doc_id):
     """(score, start, end, place) of each piece of a document."""
     tree, document = index.tree, index.get(doc_id)
     (batch,) = index.encode_queries([query]).batches
-    places = np.flatnonzero(tree.doc_rows == index.documents.rows[doc_id])
+    places = np.flatnonzero(tree.doc_rows == index.snapshot.documents.rows[doc_id])
     dense = [float(np.asarray(tree.embeddings[place]) @ batch.embeddings[0]) for place in places]
     scored = []
     for value, place in zip(dense, places, strict=True):

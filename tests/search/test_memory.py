@@ -161,7 +161,7 @@ def test_an_index_answers_alike_in_whatever_order_it_learned(retriever, monkeypa
             for start in range(0, 60, step):
                 assert index.learn(own[start : start + step]) == step
             found = [{hit.doc_id: hit.score for hit in hits} for hits in index.search(queries, 5, method="exact")]
-            answers.append((remembered(index.memory), found))
+            answers.append((remembered(index.snapshot.memory), found))
     for first, *others in (answers[:3], answers[3:]):
         for pairs_of, found in others:
             assert pairs_of == first[0]
@@ -188,7 +188,7 @@ def test_one_document_that_is_pushed_by_clicks_stays_out_of_other_queries(retrie
     memory = retriever.snapshot.memory
     limited = Retriever(retriever.snapshot.with_memory(QueryMemory(MemoryConfig(limit=20), memory.key, memory.blocks)))
     limited.learn(copies)
-    assert np.bincount(np.concatenate([block.rows for block in limited.memory.blocks])).max() == 20
+    assert np.bincount(np.concatenate([block.rows for block in limited.snapshot.memory.blocks])).max() == 20
     assert limited.forget([("", pushed)]) == 20
     assert answers() == after
 
@@ -249,7 +249,7 @@ def test_an_older_copy_that_took_the_place_of_the_index_is_written_as_a_whole(re
     retriever.learn([("the newest one", DOCUMENTS[50]["doc_id"])])
     retriever.save(tmp_path / "run")
     again = load(tmp_path / "run", device="cpu")
-    assert (len(again.snapshot.documents), len(again.memory)) == (51, 1)
+    assert (len(again.snapshot.documents), len(again.snapshot.memory)) == (51, 1)
 
 
 def test_blocks_hold_the_pairs_and_are_linked_where_they_stay(tmp_path):
@@ -342,7 +342,7 @@ def test_memory_goes_and_stays_with_its_documents(retriever, tmp_path):
     assert again.save(tmp_path / "run") == 3
     files = sorted(path.name for path in (tmp_path / "run").iterdir() if path.is_dir())
     assert {"docids-2", "memory-3"} <= set(files)  # learning writes no documents
-    assert len(load(tmp_path / "run", device="cpu").memory) == 1
+    assert len(load(tmp_path / "run", device="cpu").snapshot.memory) == 1
 
 
 @pytest.mark.parametrize("words", [True, False])
@@ -351,11 +351,11 @@ def test_what_is_pushed_has_neither_texts_nor_the_key_and_words_if_wanted(words,
     index = Retriever(index.snapshot.with_memory(QueryMemory(MemoryConfig(keep_queries=True))))
     index.learn(PAIRS)
     index.save(tmp_path / "own")
-    Retriever(index.snapshot.with_memory(index.memory.published(words=words))).save_pretrained(tmp_path / "pushed")
+    Retriever(index.snapshot.with_memory(index.snapshot.memory.published(words=words))).save(tmp_path / "pushed")
     for name, has in (("own", True), ("pushed", False)):
         content = b"".join(path.read_bytes() for path in (tmp_path / name / "memory").iterdir())
         assert (b"planet has rings" in content) == has
-        assert (index.memory.key.hex().encode() in content) == has
+        assert (index.snapshot.memory.key.hex().encode() in content) == has
     pushed = load(tmp_path / "pushed", device="cpu")
     query = "which planet has rings"
     for weight in (0.0, 0.5):
@@ -474,8 +474,8 @@ def test_settings_and_an_empty_memory_stay(encoder, tmp_path):
     index.save(tmp_path / "run")
     again = load(tmp_path / "run", device="cpu")
     again.add(DOCUMENTS[50:51])
-    assert again.memory.config.limit == 3
+    assert again.snapshot.memory.config.limit == 3
     assert again.save(tmp_path / "run") == 2
     assert (tmp_path / "run" / "memory").exists()  # not written again
     again.learn([(f"query {number}", DOCUMENTS[0]["doc_id"]) for number in range(9)])
-    assert len(again.memory) == 3
+    assert len(again.snapshot.memory) == 3

@@ -67,7 +67,7 @@ def test_without_words_the_vector_chooses(index):
     query = "what grows in the forest"
     (vector,) = index.encoder.encode(index.encoder.query_texts([query]), "query")
     for hit in index.search(query, k=12, lexical_weight=0.0):
-        row = index.documents.find([hit.doc_id])[hit.doc_id]
+        row = index.snapshot.documents.find([hit.doc_id])[hit.doc_id]
         places = np.flatnonzero(index.tree.doc_rows == row)
         best = places[np.argmax(index.tree.embeddings[places] @ vector)]
         assert hit.passage_span == index.tree.spans_at(np.array([best]))[0]

@@ -151,7 +151,7 @@ def test_none_is_the_same_as_leaving_an_option_out(indexes, kind):
 @pytest.mark.parametrize("method", ["generate", "exact"])
 def test_a_filter_that_allows_nothing_gives_an_empty_answer(indexes, kind, method):
     index = indexes[kind]
-    ids = list(index.documents.rows)
+    ids = list(index.snapshot.documents.rows)
     for nothing in ({"allow": []}, {"deny": ids}, {"where": "doc_id = 'nope'"}, {"allow": ids[:1], "deny": ids[:1]}):
         hits = index.search("river", method=method, **nothing)
         assert (list(hits), hits.exact) == ([], True)
@@ -167,7 +167,7 @@ def test_a_filter_that_excludes_nothing_changes_no_answer(indexes, kind, method)
     assert (
         method == "exact" or kind == "digits" or not all(hits.exact for hits in plain)
     )  # a whole scan would prove them
-    ids = list(index.documents.rows)
+    ids = list(index.snapshot.documents.rows)
     for nothing in (
         {"allow": ids},
         {"deny": []},

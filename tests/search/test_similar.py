@@ -32,14 +32,14 @@ def index(sentence_bert_folder, tmp_path_factory):
 
 def of_one_by_one(index, doc_ids, weight):
     """{doc_id: score} of all other documents, best first, of one piece and one word after another."""
-    tree, rows = index.tree, {index.documents.rows[doc_id] for doc_id in doc_ids}
+    tree, rows = index.tree, {index.snapshot.documents.rows[doc_id] for doc_id in doc_ids}
     pieces = [[np.asarray(tree.embeddings[p]) for p in np.flatnonzero(tree.doc_rows == row)] for row in range(30)]
     assert max(map(len, pieces)) > 1
     central = [max(pieces[row], key=lambda own, all_=pieces[row]: float(own @ np.mean(all_, axis=0))) for row in rows]
     vector, words = np.mean(central, axis=0), telling(index, doc_ids)
-    shares = index.lexical.shares([words])[0]
+    shares = index.snapshot.lexical.shares([words])[0]
     scores = {}
-    for doc_id, row in index.documents.rows.items():
+    for doc_id, row in index.snapshot.documents.rows.items():
         dense = max(float(own @ vector) for own in pieces[row]) - tree.piece_cost * np.log2(len(pieces[row]))
         if row not in rows:
             scores[doc_id] = dense + weight * float(shares[row])
@@ -48,16 +48,18 @@ def of_one_by_one(index, doc_ids, weight):
 
 def telling(index, doc_ids):
     """The 25 words of documents that BM25 weighs most in them, by their counts, of those that some other document has."""
-    terms = Analyzer(index.lexical.language).terms
-    columns = (index.documents.column(name) for name in ("title", "text"))
+    terms = Analyzer(index.snapshot.lexical.language).terms
+    columns = (index.snapshot.documents.column(name) for name in ("title", "text"))
     texts = [f"{title}\n{text}" for title, text in zip(*columns, strict=True)]
-    own, counts = {index.documents.rows[doc_id] for doc_id in doc_ids}, [terms(text) for text in texts]
+    own, counts = {index.snapshot.documents.rows[doc_id] for doc_id in doc_ids}, [terms(text) for text in texts]
     mean = np.mean([len(each) for each in counts])
     weights = {}
     for row in own:
         for term in set(counts[row]):
             having, tf = sum(term in each for each in counts), counts[row].count(term)
-            damping = index.lexical.k1 * (1 - index.lexical.b + index.lexical.b * len(counts[row]) / mean)
+            damping = index.snapshot.lexical.k1 * (
+                1 - index.snapshot.lexical.b + index.snapshot.lexical.b * len(counts[row]) / mean
+            )
             rarity = np.log1p((30 - having + 0.5) / (having + 0.5))
             weights[term] = weights.get(term, 0) + (having > 1) * rarity * tf / (tf + damping)
     found = index.similar(doc_ids, k=1).query.split()
@@ -91,7 +93,7 @@ def test_no_text_is_encoded_and_the_options_of_a_search_work(index, monkeypatch)
     assert len(index.similar("d3", k=40, allow=["d3", "d4"])) == 1
     assert len(index.similar("d3", k=40, min_score=everything[4].score)) == 5
     extra = np.zeros((1, 30), dtype=np.float32)
-    extra[0, index.documents.rows["d11"]] = 1000
+    extra[0, index.snapshot.documents.rows["d11"]] = 1000
     assert index.similar("d3", k=1, extra_scores=extra)[0].doc_id == "d11"
     monkeypatch.undo()
     explained = everything[0].explain()
@@ -118,7 +120,7 @@ def test_without_texts_or_words_the_vectors_are_the_query(index, encoder):
 
 def test_an_index_with_a_generator_takes_its_vectors(encoder):
     index = small_index(encoder)
-    first = index.documents.column("doc_id")[0]
+    first = index.snapshot.documents.column("doc_id")[0]
     expected = index.similar(first, k=5).ids.tolist()
     assert index.similar(first, k=5, alpha=0.0).ids.tolist() == expected
     index.search_config = replace(index.search_config, beta=1.0)

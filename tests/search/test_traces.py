@@ -69,8 +69,8 @@ def test_no_file_holds_anything_of_a_removed_document_after_the_next_save(
     assert main(["update", str(run), "--device", "cpu", "--remove", GONE["_id"]]) == 0
     assert files_with(run, parts + vectors) == []
     loaded = load(run, device="cpu")
-    assert loaded.lexical is not None
-    assert len(loaded.lexical.query_terms(["qwixoda " + lines[0]["title"]])[0].numbers) > 0
+    assert loaded.snapshot.lexical is not None
+    assert len(loaded.snapshot.lexical.query_terms(["qwixoda " + lines[0]["title"]])[0].numbers) > 0
     loaded.save(tmp_path / "copy")
     assert files_with(tmp_path / "copy", parts + vectors) == []
 

@@ -35,7 +35,7 @@ def having(index, words):
     """The documents whose title or text has words, found by looking at each place of each, letter by letter."""
     return {
         doc_id
-        for doc_id in index.documents.rows
+        for doc_id in index.snapshot.documents.rows
         if any(has(text, words) for text in (index.get(doc_id).title, index.get(doc_id).text))
     }
 
@@ -80,13 +80,13 @@ def test_a_quote_and_a_minus_find_what_a_look_at_each_text_finds(index, words):
         {doc_id: plain[doc_id] for doc_id in there}, abs=1e-4
     )
     without = index.search(f'text -"{words}"', k=60, syntax=True)
-    assert {hit.doc_id for hit in without} == {*index.documents.rows} - there
+    assert {hit.doc_id for hit in without} == {*index.snapshot.documents.rows} - there
 
 
 def test_random_parts_of_texts_are_found(index):
     chance = random.Random(7)
     for _ in range(60):
-        text = index.get(chance.choice([*index.documents.rows])).text
+        text = index.get(chance.choice([*index.snapshot.documents.rows])).text
         first = chance.randrange(len(text) - 8)
         words = " ".join(text[first : first + chance.randrange(2, 30)].split()).strip('-“”„«»「」"＂')
         for query in (f'"{words}"', f'"{words.upper()}" -river' if words.isascii() else f'"{words}" -river'):
@@ -141,7 +141,7 @@ def test_a_quote_that_nobody_has_says_so(index):
 
 def test_each_of_several_queries_has_its_own_words_and_scores(index):
     extra = np.zeros((2, len(index)), dtype=np.float32)
-    extra[1, index.documents.rows["han"]] = 100
+    extra[1, index.snapshot.documents.rows["han"]] = 100
     one, two = index.search(['"segmentation fault"', "text -windows"], k=60, syntax=True, extra_scores=extra)
     assert list(one.ids) == ["crash"]
     assert (two[0].doc_id, len(two)) == ("han", len(index) - len(having(index, "windows")))

@@ -55,7 +55,7 @@ def folder(tmp_path_factory, sentence_t5_folder):
     for name, (value, _) in COLUMNS.items():
         table = table.append_column(name, pa.array([value] * len(table)))
     parts = own.encoder, own.tree, own.generator, datasets.Dataset(table), own.search_config, own.lexical
-    from_parts(*parts).save_pretrained(folder / "odd")
+    from_parts(*parts).save(folder / "odd")
     return folder / "odd"
 
 

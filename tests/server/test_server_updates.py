@@ -45,10 +45,10 @@ def test_documents_come_and_go_on_disk_too(writable, doc_id):
     assert writable.ask("documents", {"documents": [new]}, token=TOKEN) == (200, {"documents": 61})
     _, found = writable.ask(path)
     assert (found["title"], found["metadata"]) == ("Neretva", {"number": 70})
-    assert len(load(writable.run, device="cpu").documents) == 61
+    assert len(load(writable.run, device="cpu").snapshot.documents) == 61
     assert writable.ask(path, method="DELETE", token=TOKEN) == (200, {"documents": 60})
     assert error(writable.ask(path))[0] == 404
-    assert len(load(writable.run, device="cpu").documents) == 60
+    assert len(load(writable.run, device="cpu").snapshot.documents) == 60
 
 
 def test_the_path_of_a_file_deletes_all_of_its_documents(tmp_path, sentence_bert_folder, monkeypatch):
@@ -75,7 +75,7 @@ def test_the_path_of_a_file_deletes_all_of_its_documents(tmp_path, sentence_bert
         assert delete("long.txt") == (200, {"documents": 1})
         (hit,) = client.ask("search", {"query": "a sentence of a long text"})[1]["answers"][0]["hits"]
         assert hit["doc_id"] == "x"
-    assert [*dsi.load(run, device="cpu").documents.rows] == ["x"]
+    assert [*dsi.load(run, device="cpu").snapshot.documents.rows] == ["x"]
 
 
 def test_documents_are_safe_without_the_token(writable, monkeypatch):
@@ -94,7 +94,7 @@ def test_documents_are_safe_without_the_token(writable, monkeypatch):
 
 def test_after_an_update_from_elsewhere_the_server_loads_it_and_takes_the_change_again(writable):
     other = load(writable.run, device="cpu")
-    gone = other.documents.column("doc_id")[0]
+    gone = other.snapshot.documents.column("doc_id")[0]
     other.remove([gone])
     other.save(writable.run)
     status, message = error(writable.ask("documents", {"documents": [NEW]}, token=TOKEN))
@@ -103,12 +103,12 @@ def test_after_an_update_from_elsewhere_the_server_loads_it_and_takes_the_change
     assert str(writable.run) not in message
     assert error(writable.ask("documents/a/%C3%A4"))[0] == error(writable.ask(f"documents/{gone}"))[0] == 404
     assert writable.ask("documents", {"documents": [NEW]}, token=TOKEN) == (200, {"documents": 60})
-    assert len(load(writable.run, device="cpu").documents) == 60
+    assert len(load(writable.run, device="cpu").snapshot.documents) == 60
 
 
 def test_what_others_changed_is_loaded_before_a_change_is_judged(writable):
     other = load(writable.run, device="cpu")
-    gone = next(iter(other.documents.rows))
+    gone = next(iter(other.snapshot.documents.rows))
     other.remove([gone])
     other.add([NEW])
     other.save(writable.run)
@@ -299,7 +299,7 @@ def test_pairs_are_learned_on_disk_too(writable):
     )  # as this index has it
     assert learned == {"learned": 2, "pairs": 1}
     assert writable.ask("index")[1]["memory"] == 1
-    assert len(load(writable.run, device="cpu").memory) == 1
+    assert len(load(writable.run, device="cpu").snapshot.memory) == 1
     body = {"query": "a very rare question", "memory_weight": 9.0}
     status, found = writable.ask("search", {**body, "parts": True})
     assert found["answers"][0]["hits"][0]["parts"]["memory"] > 0
@@ -318,7 +318,7 @@ def test_what_was_learned_is_forgotten_by_pairs_and_by_time(writable):
         status, message = error(writable.ask("forget", body, token=TOKEN))
         assert (status, said in message) == (400, True)
     assert writable.ask("forget", {"before": "2999-01-01"}, token=TOKEN) == (200, {"forgotten": 2, "pairs": 0})
-    assert not len(load(writable.run, device="cpu").memory)
+    assert not len(load(writable.run, device="cpu").snapshot.memory)
 
 
 def test_a_query_whose_embedding_is_not_finite_is_refused_and_the_others_are_answered(writable, monkeypatch):

@@ -27,7 +27,7 @@ def client(library):
 @pytest.mark.parametrize("options", [{}, {"where": "number >= 30"}, {"method": "exact", "passages": 2}])
 def test_a_server_finds_what_the_library_finds(library, client, count, options):
     index = library[0]
-    doc_ids = list(index.documents.rows)[:count] or "danube"
+    doc_ids = list(index.snapshot.documents.rows)[:count] or "danube"
     status, found = client.ask("similar", {"doc_ids": doc_ids, "k": 5, "matches": True, **options})
     hits = index.similar(doc_ids, 5, **options)
     assert status == 200

@@ -60,7 +60,7 @@ def test_an_update_encodes_the_files_that_changed_and_no_other(notes, retriever,
     retriever.save(tmp_path / "run")
     again = dsi.load(tmp_path / "run", device="cpu")
     assert again.update(str(notes)).files == (0, 0, 0, 13)
-    assert again.generation == 2
+    assert again.snapshot.generation == 2
 
 
 def test_an_update_counts_files_whatever_the_number_of_their_documents(notes, retriever):

@@ -37,7 +37,7 @@ def test_an_index_in_the_home_folder(home, sentence_t5_folder):
     np.save(home / "points.npy", np.eye(3, 32, dtype=np.float32))
     write_config(Config().with_changes({"tokens": {"bits": 0}}), home / "own.toml")
     named = {"config": "~/own.toml", "encoder": "~/model", "embeddings": "~/points.npy", "device": "cpu"}
-    assert len(dsi.index(TEXTS, "~/run", **named).documents) == 3
+    assert len(dsi.index(TEXTS, "~/run", **named).snapshot.documents) == 3
     assert (home / "run" / "manifest.json").is_file()
     retriever = dsi.load("~/run", device="cpu")
     retriever.save("~/copy")

@@ -39,7 +39,7 @@ def run(encoder, tmp_path) -> Path:
 
 
 def load(run: Path) -> Retriever:
-    return load(run, device="cpu")
+    return dsi.load(run, device="cpu")
 
 
 def update(run: Path, number: int) -> None:
@@ -65,7 +65,7 @@ def test_who_loaded_an_earlier_generation_cannot_save_over_a_later_one(run, tmp_
     again = load(run)
     again.add(DOCUMENTS[52:53])
     assert again.save(run) == 4
-    assert {d["doc_id"] for d in DOCUMENTS[50:53]} <= set(load(run).documents.rows)
+    assert {d["doc_id"] for d in DOCUMENTS[50:53]} <= set(load(run).snapshot.documents.rows)
     second.save(tmp_path / "other")  # elsewhere it overwrites nothing of theirs
     second.add(DOCUMENTS[53:54])
     assert second.save(tmp_path / "other") == 3
@@ -81,9 +81,9 @@ def test_an_index_in_its_last_generation_stays_loadable(run):
     retriever.add(DOCUMENTS[50:51])
     with pytest.raises(ValueError, match=r"run can be updated no more"):
         retriever.save(run)
-    assert len(load(run).documents.rows) == 50
+    assert len(load(run).snapshot.documents.rows) == 50
     retriever.save(run)
-    assert len(load(run).documents.rows) == 51
+    assert len(load(run).snapshot.documents.rows) == 51
     retriever.add(DOCUMENTS[51:52])
     assert retriever.save(run) == 3
 
@@ -124,7 +124,7 @@ def test_pipes_and_links_in_an_index_that_is_saved_over_stay_what_they_are(run, 
     retriever = load(run)
     retriever.add(DOCUMENTS[50:51])
     retriever.save(run)
-    assert len(load(run).documents.rows) == 51
+    assert len(load(run).snapshot.documents.rows) == 51
     assert (run / "own").is_fifo()
     assert (run / "link").is_symlink()
     assert (tmp_path / "elsewhere" / "file").stat().st_nlink == 1
@@ -139,7 +139,7 @@ def test_threads_that_save_one_retriever_lose_nothing(run):
 
     with ThreadPoolExecutor(4) as pool:
         list(pool.map(add, range(50, 62)))
-    assert set(load(run).documents.rows) == {d["doc_id"] for d in DOCUMENTS[:62]}
+    assert set(load(run).snapshot.documents.rows) == {d["doc_id"] for d in DOCUMENTS[:62]}
 
 
 @forks
@@ -202,7 +202,7 @@ def test_an_index_saved_over_another_while_its_encoder_is_read_is_loaded_instead
         return read(*arguments)
 
     monkeypatch.setattr(loading, "load_encoder", replaced_first)
-    assert len(load(run).documents) == 52
+    assert len(load(run).snapshot.documents) == 52
     assert len(loads) == 2
 
 
@@ -281,7 +281,7 @@ def test_a_killed_writer_blocks_nobody_and_a_living_one_is_named(
     finally:
         assert status_of(child) == -signal.SIGKILL
     assert "waiting for its end" in caplog.text
-    assert DOCUMENTS[50]["doc_id"] in load(run).documents.rows
+    assert DOCUMENTS[50]["doc_id"] in load(run).snapshot.documents.rows
 
 
 def test_only_one_of_the_processes_of_a_training_takes_the_folder(
@@ -348,7 +348,7 @@ def test_a_snapshot_of_before_cannot_be_saved_over_an_update(run):
     snapshot.remove([next(iter(snapshot.documents.rows))])
     with pytest.raises(ChangedError):
         snapshot.save(run)
-    assert "new" in load(run, device="cpu").documents.rows
+    assert "new" in load(run, device="cpu").snapshot.documents.rows
 
 
 def test_an_update_removes_what_killed_trainings_and_saves_have_left(run):

@@ -106,7 +106,7 @@ def test_added_documents_are_found_and_removed_ones_are_not(retriever, tmp_path)
     loaded = load(tmp_path / "index", device="cpu")
     assert alike(loaded.search(QUERIES, k=20, beam_width=40), retriever.search(QUERIES, k=20, beam_width=40))
     loaded.add([DOCUMENTS[10]])
-    assert removed[0] in loaded.documents.rows
+    assert removed[0] in loaded.snapshot.documents.rows
 
 
 def test_an_update_copies_nothing_large_of_what_stays(retriever):
@@ -204,7 +204,7 @@ def test_the_command_updates_an_index_in_place(retriever, tmp_path, capsys):
     assert {path.name for path in run.iterdir()} == parts | generator
     loaded = load(run, device="cpu")
     gone = {DOCUMENTS[3]["doc_id"], DOCUMENTS[5]["doc_id"]}
-    assert set(loaded.documents.rows) == {d["doc_id"] for d in DOCUMENTS[:60]} - gone
+    assert set(loaded.snapshot.documents.rows) == {d["doc_id"] for d in DOCUMENTS[:60]} - gone
     for empty in (["--add", str(tmp_path / "empty.jsonl")], ["--remove-file", str(tmp_path / "empty.jsonl")]):
         (tmp_path / "empty.jsonl").write_text("\n")
         assert main([*common, *empty]) == 0  # a nightly job without news
@@ -257,7 +257,7 @@ def test_an_update_of_nothing_writes_nothing(retriever, tmp_path):
         index.remove([])
         assert index.save(tmp_path / "run") == 1
     assert (tmp_path / "run" / "manifest.json").read_text() == before
-    other.remove([next(iter(other.documents.rows))])
+    other.remove([next(iter(other.snapshot.documents.rows))])
     other.save(tmp_path / "run")
     with pytest.raises(ValueError, match="was changed since this index was loaded"):
         loaded.save(tmp_path / "run")
@@ -272,7 +272,7 @@ def test_all_documents_can_be_replaced_by_one_command(retriever, tmp_path, capsy
     corpus.write_text("".join(f"{json.dumps(line)}\n" for line in [*lines, {"_id": 5, "text": "Another text."}]))
     assert main(["update", str(run), "--device", "cpu", "--remove", *two, "--add", str(corpus)]) == 0
     assert "2 documents removed, 3 added, 3 documents now" in capsys.readouterr().out
-    assert set(load(run, device="cpu").documents.rows) == {*two, "5"}
+    assert set(load(run, device="cpu").snapshot.documents.rows) == {*two, "5"}
 
 
 def test_a_tuning_meanwhile_is_not_undone(retriever, tmp_path):
@@ -306,7 +306,7 @@ def test_a_loaded_index_does_not_need_its_folder_again(retriever, tmp_path):
     retriever.save(tmp_path / "index")
     for each in (loaded, same):
         each.add(DOCUMENTS[50:70])
-    np.testing.assert_array_equal(loaded.lexical.scores(QUERIES), same.lexical.scores(QUERIES))
+    np.testing.assert_array_equal(loaded.snapshot.lexical.scores(QUERIES), same.snapshot.lexical.scores(QUERIES))
     assert loaded.search(QUERIES, k=10) == same.search(QUERIES, k=10)
     shutil.rmtree(tmp_path / "index")
     for each in (loaded, same):
@@ -322,7 +322,7 @@ def test_a_loaded_index_does_not_need_its_folder_again(retriever, tmp_path):
 ], ids=["search", "explain", "get", "add", "remove", "save"])  # fmt: skip
 def test_a_file_that_is_cut_off_under_a_loaded_index_is_an_error(use, encoder, tmp_path):
     """Reading what it lacks would end the process by SIGBUS."""
-    small_index(encoder, vectors=True).save_pretrained(tmp_path / "index")
+    small_index(encoder, vectors=True).save(tmp_path / "index")
     loaded = load(tmp_path / "index", device="cpu")
     names = (
         "docids/docids.safetensors",

@@ -15,6 +15,7 @@ import pyarrow as pa
 import pytest
 from safetensors.numpy import load_file, save_file
 
+import dsi
 from dsi import SearchConfig
 from dsi.__main__ import main
 from dsi.docids.clustering import DocidsConfig, build_tree
@@ -62,7 +63,7 @@ def trials(monkeypatch):
 
 
 def load(folder):
-    return load(folder, device="cpu")
+    return dsi.load(folder, device="cpu")
 
 
 def refused(folder):
@@ -84,7 +85,7 @@ def test_what_was_written_here_is_loaded_plainly_and_what_was_not_is_tried_once(
     retriever = load(stranger)
     retriever.add([{"doc_id": "new", "title": "Neon", "text": "a noble gas"}])
     retriever.save(stranger)
-    assert "new" in load(stranger).documents.rows
+    assert "new" in load(stranger).snapshot.documents.rows
     assert trials == {stranger: 1}
     verify.verify(stranger, again=True)
     assert trials == {stranger: 2}
@@ -291,7 +292,7 @@ def test_a_link_in_the_cache_of_the_hub_is_followed(stranger, tmp_path, trials):
     for number, path in enumerate(sorted(path for path in folder.rglob("*") if path.is_file())):
         path.rename(repository / "blobs" / str(number))
         path.symlink_to(repository / "blobs" / str(number))
-    assert len(load(folder).documents) == 50
+    assert len(load(folder).snapshot.documents) == 50
 
 
 def test_a_column_does_not_name_files(tmp_path):

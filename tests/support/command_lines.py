@@ -327,12 +327,12 @@ def _update(index: TinyIndex, chance: Random, folder: Path) -> Case:
         try:
             return command("update", given)
         except (ValueError, OSError):
-            assert set(load(run, device="cpu").documents.rows) == before, "half an update"
+            assert set(load(run, device="cpu").snapshot.documents.rows) == before, "half an update"
             raise
 
     def check(printed: str) -> None:
         after = load(run, device="cpu")
-        assert set(after.documents.rows) == (before - set(gone)) | {record["_id"] for record in new}
-        assert f"{len(after.documents)} documents now" in printed
+        assert set(after.snapshot.documents.rows) == (before - set(gone)) | {record["_id"] for record in new}
+        assert f"{len(after.snapshot.documents)} documents now" in printed
 
     return Case(f"dsi update {given} {new}", call, (), None, check)

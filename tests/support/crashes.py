@@ -16,6 +16,7 @@ from random import Random
 
 import numpy as np
 
+import dsi
 from dsi import Retriever
 from dsi.docids.words.analyzer import ENGLISH, Analyzer
 from dsi.store.folder.writing import updating
@@ -46,7 +47,7 @@ Documents = dict[str, tuple[str, str]]
 
 
 def load(run: Path) -> Retriever:
-    return load(run, device="cpu")
+    return dsi.load(run, device="cpu")
 
 
 def write_on_and_on(run: Path, name: str, log: Path, chance: Random) -> None:
@@ -55,7 +56,7 @@ def write_on_and_on(run: Path, name: str, log: Path, chance: Random) -> None:
         while True:
             with updating(run):
                 index = load(run)
-                own = [doc_id for doc_id in index.documents.rows if doc_id.startswith(name)]
+                own = [doc_id for doc_id in index.snapshot.documents.rows if doc_id.startswith(name)]
                 change = _change(name, own, chance)
                 print(json.dumps(change), file=file, flush=True)
                 index.remove(change["remove"])
@@ -194,7 +195,7 @@ class Trials:
         terms = [_terms(expected[doc_id]) for doc_id in ids]
         found = index.search(QUERIES, k=len(ids), method="exact", lexical_weight=0.5)
         for query, vector, hits in zip(QUERIES, queries, found, strict=True):
-            lexical = bm25_shares(terms, _terms([query]), index.lexical.k1, index.lexical.b)
+            lexical = bm25_shares(terms, _terms([query]), index.snapshot.lexical.k1, index.snapshot.lexical.b)
             scores = dict(zip(ids, vectors @ vector + 0.5 * np.array(lexical), strict=True))
             assert hits.exact
             np.testing.assert_allclose([hit.score for hit in hits], [scores[hit.doc_id] for hit in hits], atol=1e-4)

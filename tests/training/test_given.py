@@ -92,7 +92,7 @@ def test_embeddings_that_do_not_fit_are_refused(model, vectors, sentence_bert_fo
     assert main(["index", str(corpus), str(tmp_path / "shell"), *own, "--pieces", "2"]) == 2
     assert "embeddings are one vector a document, got pieces 2" in capsys.readouterr().err
     assert main(["index", str(corpus), str(tmp_path / "shell"), *own]) == 0
-    tree = dsi.load(tmp_path / "shell", device="cpu").tree
+    tree = dsi.load(tmp_path / "shell", device="cpu").snapshot.tree
     np.testing.assert_array_equal(tree.embeddings[tree.by_row], vectors)
     with pytest.raises(ValueError, match="embeddings are one vector a document, got pieces 3"):
         dsi.index(DOCUMENTS, embeddings=vectors, encoder=model, pieces=3, device="cpu")

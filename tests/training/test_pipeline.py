@@ -138,7 +138,7 @@ def test_stages_one_by_one_then_train_evaluate_and_search(config, beir, tmp_path
     assert not (run / "manifest.json").exists()
     assert main(["train", "--config", str(config), *common]) == 0
     assert (run / "encoder" / "stage.json").stat().st_mtime_ns == encoder_written
-    assert load(run, device="cpu").tree.fan_out[0] == 5
+    assert load(run, device="cpu").snapshot.tree.fan_out[0] == 5
 
 
 @pytest.mark.parametrize(
@@ -273,10 +273,10 @@ def test_training_again_never_drops_updates_silently(config, beir, trained, caps
             assert "--discard-updates" in capsys.readouterr().err
         if content and content != "{":
             assert main(["tune", str(run), "--data", str(data), "--device", "cpu"]) == 0  # changes no documents
-            assert "new" in load(run, device="cpu").documents.rows
+            assert "new" in load(run, device="cpu").snapshot.documents.rows
     (run / "docids-backup").mkdir()  # somebody's own
     assert main(["train", *arguments, "--discard-updates"]) == 0
-    assert "new" not in load(run, device="cpu").documents.rows
+    assert "new" not in load(run, device="cpu").snapshot.documents.rows
     assert not list(run.glob("*-2"))
     assert (run / "docids-backup").exists()
 
@@ -313,7 +313,7 @@ def test_a_training_that_writes_no_stage_leaves_the_index_as_it_is(updated, how,
     with pytest.raises((ValueError, FileNotFoundError), match=message):
         dsi.train(dsi.read_collection(beir()), trained, config=refused, device="cpu", discard_updates=True)
     assert contents(trained) == before
-    assert ("neon" in load(trained, device="cpu").documents.rows) is not updated
+    assert ("neon" in load(trained, device="cpu").snapshot.documents.rows) is not updated
 
 
 @pytest.mark.parametrize(
@@ -365,7 +365,7 @@ def test_updates_are_discarded_when_the_first_part_is_replaced(config, beir, tra
     settings = read_config(config).with_changes({"search": {"beam_width": 9}})
     again = dsi.train(dsi.read_collection(beir()), trained, config=settings, device="cpu", discard_updates=True)
     assert seen == [True]
-    assert "neon" in again.documents.rows
+    assert "neon" in again.snapshot.documents.rows
     assert not list(trained.glob("*-2"))
     assert read_config(trained / "config.toml") == settings
 
@@ -378,7 +378,7 @@ def test_updates_are_discarded_where_a_kill_left_the_parts_that_were_trained(con
     for name, folder in parts.items():
         shutil.copytree(folder, trained / name)
     again = dsi.train(dsi.read_collection(beir()), trained, config=config, device="cpu", discard_updates=True)
-    assert "neon" in again.documents.rows
+    assert "neon" in again.snapshot.documents.rows
     assert not list(trained.glob("*-2"))
 
 

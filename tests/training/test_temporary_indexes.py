@@ -55,7 +55,7 @@ def test_each_answers_from_its_own_documents_and_can_be_kept(sentence_bert_folde
     one.save(tmp_path / "run")
     del one
     gc.collect()
-    assert len(dsi.load(tmp_path / "run", device="cpu").documents) == 3
+    assert len(dsi.load(tmp_path / "run", device="cpu").snapshot.documents) == 3
     assert other.search("iron")[0].text
 
 

@@ -19,7 +19,9 @@ MINUTES = float(os.environ.get("DSI_MINUTES", "1"))
 @pytest.mark.parametrize("seconds", [3, pytest.param(60 * MINUTES, marks=pytest.mark.slow, id="minutes")])
 def test_nothing_is_lost_or_wrong_whenever_updates_and_searches_are_killed(seconds, encoder, tmp_path, capsys):
     index = small_index(encoder, vectors=True)
-    index.update(texts=index.documents.table.append_column("text", pa.array([d["text"] for d in DOCUMENTS[:50]])))
+    index.update(
+        texts=index.snapshot.documents.table.append_column("text", pa.array([d["text"] for d in DOCUMENTS[:50]]))
+    )
     index.save(tmp_path / "run")
     fixed = {d["doc_id"]: (d["title"], d["text"]) for d in DOCUMENTS[:50]}
     seed = int(os.environ.get("DSI_SEED", time.time_ns() % 10**6))

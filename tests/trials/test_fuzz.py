@@ -17,6 +17,7 @@ from random import Random
 
 import pytest
 
+import dsi
 from dsi import Retriever
 from dsi.config import read_config, write_config
 from dsi.contrastive.config import EncoderConfig
@@ -42,7 +43,7 @@ def tiny(tmp_path_factory, sentence_t5_folder):
 
 
 def load(folder: Path) -> Retriever:
-    return load(folder, device="cpu")
+    return dsi.load(folder, device="cpu")
 
 
 def collections(index: TinyIndex, chance: Random, folder: Path) -> Case:
@@ -134,9 +135,9 @@ def test_an_update_without_room_leaves_the_index_as_it_was(tiny, tmp_path):
     sizes = [path.stat().st_size for part in ("docids", "lexical") for path in (run / part).iterdir()]
     for most in (0, 1000, max(sizes) // 2):
         assert status_of(fork(lambda most=most: update(most))) == 0, most
-        assert set(load(run).documents.rows) == set(tiny.ids)
+        assert set(load(run).snapshot.documents.rows) == set(tiny.ids)
     assert status_of(fork(add)) == 0
-    assert len(load(run).documents) == len(tiny.ids) + 1
+    assert len(load(run).snapshot.documents) == len(tiny.ids) + 1
 
 
 ENDS = {

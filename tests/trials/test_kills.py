@@ -107,7 +107,7 @@ def test_discarding_updates_killed_at_writes_leaves_the_updated_index_or_ends_as
             states.append("none")
             continue
         index = load(killed, device="cpu")
-        states.append("updated" if "new" in index.documents.rows else "trained")
+        states.append("updated" if "new" in index.snapshot.documents.rows else "trained")
     assert status == 0
     assert list(dict.fromkeys(states))[:2] == ["updated", "none"]
     assert states == sorted(states, key=["updated", "none", "trained"].index)
@@ -295,7 +295,7 @@ def test_a_thousand_learnings_of_two_writers_lose_nothing_though_others_are_kill
         status = kill_within(1.0, lambda number=killed + whole: learn(run, 30_000 + number), chance)
         killed, whole = killed + (status == -9), whole + (status == 0)
         assert status in (0, -9)
-    memory = load(run, device="cpu").memory
+    memory = load(run, device="cpu").snapshot.memory
     texts = [text for block in memory.blocks for text in block.texts]
     steps = Counter(int(text.split()[-1]) for text in texts)
     assert set(steps.values()) == {2}  # each lesson has two pairs, and none is there by half
@@ -315,21 +315,21 @@ def learn(run: Path, number: int) -> None:
     """Learn two pairs, one document each, of one query that has a number; nobody else writes meanwhile."""
     with updating(run):
         index = load(run, device="cpu")
-        if not len(index.memory):
+        if not len(index.snapshot.memory):
             index = Retriever(index.snapshot.with_memory(QueryMemory(MemoryConfig(keep_queries=True, limit=10_000))))
         index.learn([(f"lesson {number}", document["doc_id"]) for document in DOCUMENTS[:2]])
         index.save(run)
 
 
 def pairs_of(run: Path) -> int:
-    return len(load(run, device="cpu").memory)
+    return len(load(run, device="cpu").snapshot.memory)
 
 
 @pytest.mark.fuzz
 def test_updates_killed_at_any_moment_are_whole_or_not_there(train, tmp_path):
     chance, run, kills, done = random.Random(0), tmp_path / "run", 0, 0
     train(run)
-    known = set(load(run, device="cpu").documents.rows)
+    known = set(load(run, device="cpu").snapshot.documents.rows)
     started = time.perf_counter()
     assert status_of(fork(lambda: update(run, tmp_path, "first"))) == 0
     longest, known = time.perf_counter() - started, known | {"first"}
@@ -338,7 +338,7 @@ def test_updates_killed_at_any_moment_are_whole_or_not_there(train, tmp_path):
         status = kill_within(1.5 * longest, lambda doc_id=new: update(run, tmp_path, doc_id), chance)
         kills, done = kills + (status == -9), done + (status == 0)
         assert status in (0, -9)
-        found = set(load(run, device="cpu").documents.rows)
+        found = set(load(run, device="cpu").snapshot.documents.rows)
         assert found in ((known, known | {new}) if status else (known | {new},))
         known = found
     update(run, tmp_path, "last")

@@ -258,7 +258,7 @@ def test_an_index_names_its_documents_by_title_doc_id_words_and_digits(encoder, 
     assert retriever.snapshot.generation == 0
     retriever.save(tmp_path / "index")
     assert Trie.from_index(retriever, tokenizer=tokenizer).generation == retriever.snapshot.generation == 2
-    assert load(tmp_path / "index", device="cpu").generation == 2
+    assert load(tmp_path / "index", device="cpu").snapshot.generation == 2
     with pytest.raises(ValueError, match="by must be title, doc_id, words or digits, got 'text'"):
         Trie.from_index(retriever, "text", tokenizer=tokenizer)
     with pytest.raises(ValueError, match="by='digits' needs first"):

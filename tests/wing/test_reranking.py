@@ -185,11 +185,11 @@ def test_a_reranker_beside_an_index_is_bound_to_it(retriever, tmp_path):
     literal = rerank(Candidates.from_search(loaded, QUERIES, 10, compute_features), LinearReranker({"similarity": 1.0}))
     assert [[hit.doc_id for hit in hits] for hits in found] == literal.doc_ids
     assert rerank_hits(loaded.search("river", allow=[]), load_reranker(loaded, index, "words")) == []
-    loaded.remove([loaded.documents.column("doc_id")[0]])
+    loaded.remove([loaded.snapshot.documents.column("doc_id")[0]])
     loaded.save(index)
     assert load_reranker(loaded, index, "words")  # an update changes neither encoder nor generator
     tree, documents = retriever.snapshot.tree, retriever.snapshot.documents.table
-    from_parts(retriever.snapshot.encoder, tree, random_generator(tree, seed=5), documents).save_pretrained(other)
+    from_parts(retriever.snapshot.encoder, tree, random_generator(tree, seed=5), documents).save(other)
     (other / "rerank").mkdir()
     (index / "rerank" / "words").rename(other / "rerank" / "words")
     with pytest.raises(ValueError, match="trained for another index: its generator"):

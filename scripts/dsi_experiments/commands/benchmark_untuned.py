@@ -15,6 +15,7 @@ from copy import copy
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import dsi
 from dsi.commands.arguments import parser
 from dsi.commands.libraries import load_libraries
 from dsi.commands.main import run_command
@@ -87,7 +88,6 @@ def measure(
     written: Path | None = None,
 ) -> dict[str, Any]:
     """Return the results of one collection; `written` is the file of what `query_model` writes."""
-    import dsi
     from dsi.measuring.provenance import provenance
     from dsi.store.retriever import Retriever
 
@@ -131,8 +131,6 @@ def _sentences(retriever: "Retriever") -> "Test":
 
 def _judged(index: "Snapshot", queries: Mapping[str, str], doc_ids: Sequence[str]) -> "Collection":
     """Return the documents of an index with test queries, each of which has one document to find."""
-    import dsi
-
     qrels = {query_id: {doc_id: 1.0} for query_id, doc_id in zip(queries, doc_ids, strict=True)}
     return dsi.Collection.from_records(index.documents.table, queries=queries, qrels={"test": qrels})
 

@@ -105,7 +105,7 @@ def beam_svg(run: Path) -> str:
     """One search with a narrow beam, as a tree."""
     retriever = dsi.load(run, device="cpu")
     explanation = retriever.explain(QUERY, k=3, beam_width=3)
-    root = Box(f"{len(retriever.snapshot.documents)} documents", KEPT, beam_boxes(explanation.roots))
+    root = Box(f"{len(retriever)} documents", KEPT, beam_boxes(explanation.roots))
     return tree_svg(root, f"“{QUERY}”: beam of 3 (blue kept, orange answers)")
 
 

@@ -82,7 +82,7 @@ def _cross_encoded(hits: Hits, model: Any) -> Reals:
     if any(hit.text is None for hit in hits):
         raise ValueError(
             "A cross-encoder reads the documents' texts, but this index keeps titles only; put the texts into it with "
-            "`dsi update RUN --texts DIR`, or retriever.keep_texts(collection.documents)."
+            "`dsi update RUN --texts DIR`, or retriever.update(texts=collection.documents)."
         )
     scores, texts = np.zeros(len(hits)), [f"{hit.title} {hit.text}".strip() for hit in hits]
     for found in model.rank(hits.query, texts, activation_fn=Identity(), show_progress_bar=False) if texts else ():

@@ -18,4 +18,4 @@ print("filtered:", [hit.title for hit in retriever.search(query, k=3, where="tit
 print("denied:", [hit.title for hit in retriever.search(query, k=3, deny=["neretva"])])
 retriever.remove(["neretva"])
 print("removed:", [hit.title for hit in retriever.search(query, k=3)])
-print(len(retriever.snapshot.documents), "documents")  # retriever.save(run) would write what was changed
+print(len(retriever), "documents")  # retriever.save() would write what was changed

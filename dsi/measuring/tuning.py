@@ -94,7 +94,7 @@ def tune(retriever: Retriever, collection: Collection) -> Tuning:
 
     Args:
         retriever: the index; its `search_config` is replaced. To keep the choice on disk, run `dsi tune RUN`,
-            or write the index elsewhere (`retriever.save_pretrained`).
+            or write the index elsewhere (`retriever.save`).
         collection: the documents, and dev or train queries if there are some.
 
     Raises:

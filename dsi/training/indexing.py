@@ -48,7 +48,7 @@ def index(
         source: what `Collection.from_records` takes; a folder or a file that `read_collection` reads; a list of `Path`s, as
             `Collection.from_files` takes; or a collection. On its dev queries, if it has some, the weights are tuned.
         output: folder for the index; by default a temporary one, which is deleted with the retriever
-            (`retriever.save_pretrained` keeps it). Temporary indexes share the encoder.
+            (`retriever.save` keeps it). Temporary indexes share the encoder.
         config: a configuration by name, by file, or as a `Config`, of which nothing is trained; by default what we recommend.
         encoder: a sentence-transformers model, loaded, or a Hub name or a folder: the setting `encoder.name`.
         language: of the documents, for the stems of BM25, "none" for none: the setting `lexical.language`.

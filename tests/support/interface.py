@@ -25,8 +25,7 @@ PAGE = ROOT / "docs" / "reference" / "public.md"
 METHODS = {
     "Collection": ("from_records", "with_pairs", "save"),
     "Retriever": (
-        "from_pretrained", "search", "similar", "evidence", "explain", "run", "get", "add", "remove", "update_from", "learn",
-        "forget", "save_update", "save_pretrained",
+        "search", "similar", "evidence", "explain", "run", "get", "add", "remove", "update", "learn", "forget", "save",
     ),
     "Hits": ("explain", "to_df"),
 }  # fmt: skip

@@ -204,7 +204,7 @@ class PathEngine(Engine):
             return None
         return self.dense.alive(torch.from_numpy(self.tree.doc_rows >= 0).to(self.device))
 
-    @cached_property
+    @property
     def methods(self) -> Mapping[str, Method]:
         """The methods of search."""
         return {"generate": BestPaths(self), "exact": AllPaths(self)}

@@ -84,7 +84,6 @@ class Engine(ABC):
         """Return an engine that has learned, or forgotten; what was made of the documents is kept."""
         engine = copy.copy(self)
         engine.memory = memory
-        engine.__dict__.pop("methods", None)  # made for the engine before
         return engine
 
     @property

@@ -40,7 +40,7 @@ class VectorEngine(Engine):
 
     has_generator = False
 
-    @cached_property
+    @property
     def methods(self) -> Mapping[str, Method]:
         """The methods of search."""
         return {"generate": Generate(self), "exact": Exact(self)}

@@ -213,7 +213,7 @@ def test_without_a_replica_a_partial_answer_says_so(ray, runs, collection, caplo
     one, texts = alone(runs["plain"]), texts_of(collection)
     encoded = one.encode_queries(texts)
     with serve_shards(runs["plain"], cluster=ray, shards=3, timeout=1, device="cpu") as shards:
-        edges = shards.engine.edges
+        edges = shards.snapshot.engine.edges
         size = (edges[2] - edges[1]) / edges[3]
         os.kill(replicas_of(shards, 1)[0], signal.SIGSTOP)
         for options in ({}, {"method": "exact"}):
@@ -392,4 +392,4 @@ def test_shards_remember_what_the_index_learns(cluster, runs, tmp_path, collecti
             check_equal(found, expected)
         assert (one.snapshot.follow(texts[:1], [[pairs[0][1]]], memory_weight=3.0).parts["memory"] > 0).all()
         assert shards.forget(pairs[:2]) == 2
-        assert len(alone(folder).memory) == len(pairs) - 2
+        assert len(alone(folder).snapshot.memory) == len(pairs) - 2

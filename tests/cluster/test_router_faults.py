@@ -65,7 +65,7 @@ def test_another_index_in_the_folder_is_not_served_by_the_old_encoder(run, runs,
         for change in (served.refresh, lambda: served.add([NEW])):
             with pytest.raises(ChangedError, match="holds another index now, its encoder differs; serve it again"):
                 change()
-        assert "new" not in alone(run).documents.rows
+        assert "new" not in alone(run).snapshot.documents.rows
         assert [hit.doc_id for hit in before]
 
 
@@ -82,7 +82,7 @@ def test_what_was_written_but_not_served_is_not_written_over(run, local, monkeyp
             served.add([NEW])
         with pytest.raises(ChangedError):
             served.save(run)
-        assert "new" in alone(run).documents.rows
+        assert "new" in alone(run).snapshot.documents.rows
         served.refresh()
         assert "new" in served.snapshot.documents.rows
 

@@ -107,7 +107,7 @@ def test_a_prompt_comes_before_the_title_in_an_index_in_what_is_added_and_in_mte
     loaded = dsi.load(tmp_path / "copy", device="cpu")
     texts = [f"On Europe {text}" for text in TEXTS] + ["On Mars It has two moons."]
     vectors = dict(zip(["0", "1", "2", "new"], theirs(folder).encode(texts, prompt="passage: "), strict=True))
-    tree, doc_ids = loaded.tree, list(loaded.snapshot.documents.rows)
+    tree, doc_ids = loaded.snapshot.tree, list(loaded.snapshot.documents.rows)
     for place, row in enumerate(tree.doc_rows.tolist()):
         close(tree.embeddings[:][place], vectors[doc_ids[row]])
     own = pytest.importorskip("dsi.integrations.mteb").DocidEncoder(loaded)

@@ -134,7 +134,7 @@ def test_a_model_without_a_graph_is_computed_by_torch_and_a_line_says_so(encoder
     ]
     assert not has_graph(tmp_path / "index" / "encoder")
     loaded = dsi.load(tmp_path / "index", device="cpu")
-    assert isinstance(loaded.encoder, Encoder)
+    assert isinstance(loaded.snapshot.encoder, Encoder)
     assert loaded.search("neon", 5).ids.tolist() == index.search("neon", 5).ids.tolist()
 
 
@@ -149,7 +149,7 @@ def test_a_graph_of_other_numbers_is_not_kept(encoder, tmp_path, monkeypatch, ca
 @pytest.fixture
 def folder(tmp_path, encoder):
     folder = tmp_path / "made"
-    small_index(encoder, vectors=True).save_pretrained(folder)
+    small_index(encoder, vectors=True).save(folder)
     return folder
 
 

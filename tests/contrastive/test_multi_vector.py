@@ -297,7 +297,7 @@ def test_several_docids_have_the_tokens_of_their_pieces(run, models, collection)
 
 def test_bfloat16_answers_alike_and_a_pickled_index_answers_the_same(run):
     retriever, rounded = load(run("modules")), load(run("modules"), dtype="bfloat16")
-    assert next(rounded.encoder.token_model.model.parameters()).dtype == torch.bfloat16
+    assert next(rounded.snapshot.encoder.token_model.model.parameters()).dtype == torch.bfloat16
     for query in QUERIES:
         expected = {hit.doc_id: hit.score for hit in retriever.search(query, k=41, method="exact")}
         found = {hit.doc_id: hit.score for hit in rounded.search(query, k=41, method="exact")}

@@ -360,10 +360,10 @@ def test_an_index_ranks_documents_by_their_best_pieces_before_and_after_updates_
     retriever, documents = pieces_index, {d["doc_id"]: d for d in DOCUMENTS[:50]}
 
     def check(own: Retriever) -> None:
-        assert len(own.documents) == len(documents) == own.tree.num_rows
+        assert len(own.snapshot.documents) == len(documents) == own.snapshot.tree.num_rows
         for query in QUERIES:
             expected = own_scores(own, list(documents.values()), query)
-            options = {"method": "exact"} if not own.engine.has_generator else {"alpha": 0.0}
+            options = {"method": "exact"} if not own.snapshot.engine.has_generator else {"alpha": 0.0}
             hits = own.search(query, len(documents), lexical_weight=0.0, **options)
             assert {hit.doc_id: pytest.approx(hit.score, abs=1e-4) for hit in hits} == expected
             assert hits.exact
@@ -650,11 +650,11 @@ def test_short_collections_are_as_without_pieces_and_long_documents_join_them(
         dsi.train(collection, tmp_path / name, config=used, device="cpu")
         for name, used in (("pieces", config), ("plain", plain))
     )
-    assert own.tree.spans is None
-    assert own.tree.pieces == 65_536
-    assert own.tree.fingerprint == before.tree.fingerprint
-    np.testing.assert_array_equal(own.tree.embeddings[:], before.tree.embeddings[:])
-    np.testing.assert_array_equal(own.tree.tokens.parts[0].codes, before.tree.tokens.parts[0].codes)
+    assert own.snapshot.tree.spans is None
+    assert own.snapshot.tree.pieces == 65_536
+    assert own.snapshot.tree.fingerprint == before.snapshot.tree.fingerprint
+    np.testing.assert_array_equal(own.snapshot.tree.embeddings[:], before.snapshot.tree.embeddings[:])
+    np.testing.assert_array_equal(own.snapshot.tree.tokens.parts[0].codes, before.snapshot.tree.tokens.parts[0].codes)
     for query in QUERIES:
         hits = own.search(query, 40)
         assert [(hit.doc_id, hit.score) for hit in hits] == [
@@ -670,8 +670,8 @@ def test_short_collections_are_as_without_pieces_and_long_documents_join_them(
     caplog.clear()
     own.add(documents)
     assert not [record for record in caplog.records if "longer than" in record.getMessage()]
-    assert own.tree.place_counts[own.documents.rows["endless"]] > 100
-    assert own.tree.is_sound()
+    assert own.snapshot.tree.place_counts[own.snapshot.documents.rows["endless"]] > 100
+    assert own.snapshot.tree.is_sound()
     hit = next(
         hit for hit in own.search("helium is a noble gas of the sun", 42, method="exact") if hit.doc_id == "long"
     )

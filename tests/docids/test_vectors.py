@@ -115,8 +115,8 @@ def test_an_index_on_disk_keeps_its_vectors_in_fewer_bytes(encoder, tmp_path, ca
     assert main(["update", str(run), "--device", "cpu", "--vectors", "int8"]) == 0
     assert "50 documents now; generation 2" in capsys.readouterr().out
     loaded = load(run, device="cpu")
-    assert loaded.tree.embeddings.dtype == np.int8
-    assert loaded.tree.fingerprint == retriever.snapshot.tree.fingerprint
+    assert loaded.snapshot.tree.embeddings.dtype == np.int8
+    assert loaded.snapshot.tree.fingerprint == retriever.snapshot.tree.fingerprint
     after = loaded.run({"0": "the danube"}, k=5)["0"]
     assert before.keys() == after.keys()
     np.testing.assert_allclose([*before.values()], [after[doc_id] for doc_id in before], rtol=0.05)
@@ -125,4 +125,4 @@ def test_an_index_on_disk_keeps_its_vectors_in_fewer_bytes(encoder, tmp_path, ca
     assert "--code-bytes needs --vectors" in (errors := capsys.readouterr().err)
     assert "Twice vectors.code_bytes must divide" in errors
     loaded.add([{"doc_id": "new", "title": "Danube", "text": "a river"}])
-    assert loaded.tree.embeddings.dtype == np.int8
+    assert loaded.snapshot.tree.embeddings.dtype == np.int8

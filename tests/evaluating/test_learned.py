@@ -131,7 +131,8 @@ def test_dev_queries_that_were_learned_are_counted_and_choose_as_before(taught, 
 def test_few_dev_queries_do_not_switch_off_what_users_will_teach(encoder, caplog, queries, stays):
     """All of them say that what was learned misleads."""
     index = small_index(encoder, vectors=True)
-    index.snapshot.configured = dataclasses.replace(index.snapshot.configured, memory_weight=10.0)
+    configured = dataclasses.replace(index.snapshot.configured, memory_weight=10.0)
+    index = Retriever(dataclasses.replace(index.snapshot, configured=configured))
     asked = {f"q{n}": f"{DOCUMENTS[n % 40]['title']} {n}" for n in range(queries)}
     doc_ids = [document["doc_id"] for document in DOCUMENTS[:50]]
     vectors = index.encode_queries([f"{query}?" for query in asked.values()]).embeddings

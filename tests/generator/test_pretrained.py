@@ -270,7 +270,7 @@ def test_an_index_with_a_language_model_is_trained_fused_explained_updated_and_k
     run = retriever.run(queries, 10)
     retriever.add([{"doc_id": "neretva", "title": "Neretva", "text": "A river in Bosnia and Croatia."}])
     assert "neretva" in [hit.doc_id for hit in retriever.search("Neretva a river in Bosnia and Croatia", k=41)]
-    retriever.save_pretrained(tmp_path / "kept")
+    retriever.save(tmp_path / "kept")
     again = dsi.load(tmp_path / "kept", device="cpu")
     assert again.run(queries, 10) == retriever.run(queries, 10)
     retriever.remove(["neretva"])

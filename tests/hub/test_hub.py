@@ -122,7 +122,7 @@ def test_the_multi_vector_model_of_an_index_comes_with_it_and_goes_with_it(run, 
     retriever.snapshot.encoder.token_model = model
     push(retriever, NAME)
     loaded = load(NAME, device="cpu")
-    assert loaded.encoder.token_model.fingerprint == model.fingerprint
+    assert loaded.snapshot.encoder.token_model.fingerprint == model.fingerprint
     retriever.snapshot.encoder.token_model = None
     push(retriever, NAME)
     assert not [file for file in pushed(hub) if file.startswith("token_model/")]

@@ -209,7 +209,7 @@ def test_what_is_pushed_has_no_times(retriever):
     pushed = Retriever(retriever.snapshot.with_memory(retriever.snapshot.memory.published(words=False)))
     assert {pair.time for pair in pushed.learned()} == {datetime(1970, 1, 1, tzinfo=UTC)}
     assert sorted(pair.count for pair in pushed.learned()) == sorted(pair.count for pair in retriever.learned())
-    assert pushed.snapshot.memory.is_sound(pushed.tree.embeddings.shape[1], 50)
+    assert pushed.snapshot.memory.is_sound(pushed.snapshot.tree.embeddings.shape[1], 50)
 
 
 @pytest.mark.parametrize(

@@ -98,7 +98,7 @@ def test_others_are_learned_and_the_index_is_loaded_by_every_machine(retriever, 
     retriever.save(tmp_path / "run")
     again = load(tmp_path / "run", device="cpu")
     assert [(pair.doc_id, pair.count) for pair in again.learned()] == [(OWN, 1)]
-    assert again.snapshot.memory.is_sound(again.tree.embeddings.shape[1], 50)
+    assert again.snapshot.memory.is_sound(again.snapshot.tree.embeddings.shape[1], 50)
 
 
 def test_dev_queries_that_are_not_finite_take_nothing_out_of_the_memory(retriever, value):

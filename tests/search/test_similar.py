@@ -103,11 +103,11 @@ def test_no_text_is_encoded_and_the_options_of_a_search_work(index, monkeypatch)
 
 def test_without_texts_or_words_the_vectors_are_the_query(index, encoder):
     titles = small_index(encoder, vectors=True)
-    first = titles.documents.column("doc_id")[0]
+    first = titles.snapshot.documents.column("doc_id")[0]
     hits = titles.similar(first, k=50)
-    (query,) = np.asarray(titles.tree.embeddings[titles.tree.positions[[0]]])
-    dots = {doc_id: float(np.asarray(titles.tree.embeddings[titles.tree.positions[row]]) @ query)
-            for doc_id, row in titles.documents.rows.items() if row}  # fmt: skip
+    (query,) = np.asarray(titles.snapshot.tree.embeddings[titles.snapshot.tree.positions[[0]]])
+    dots = {doc_id: float(np.asarray(titles.snapshot.tree.embeddings[titles.snapshot.tree.positions[row]]) @ query)
+            for doc_id, row in titles.snapshot.documents.rows.items() if row}  # fmt: skip
     assert {hit.doc_id: hit.score for hit in hits} == pytest.approx(dots, abs=1e-4)
     assert (hits.query, len(hits)) == ("", 49)
     with pytest.raises(

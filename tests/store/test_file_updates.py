@@ -324,10 +324,10 @@ def test_a_file_is_removed_as_a_whole_by_its_name_or_path_and_a_page_by_its_id(
     assert retriever.remove(["sub/rows.jsonl"]) == 4
     monkeypatch.chdir(tmp_path)
     assert retriever.remove(["notes/rows.jsonl"]) == 4
-    assert retriever.update(remove=[str(notes / "note00.md")], add=[{"id": "x", "text": "new"}]) == 1
+    assert retriever.update(remove=[str(notes / "note00.md")], add=[{"id": "x", "text": "new"}]) == (1, 1, None)
     (notes / "note01.md").unlink()
     caplog.clear()
-    assert retriever.update(remove=["note01.md"]) == 1
+    assert retriever.remove(["note01.md"]) == 1
     assert not caplog.messages
     with pytest.raises(ValueError, match=r"^remove names the doc_id 'note99.md', which is not in the index"):
         retriever.remove(["note99.md"])

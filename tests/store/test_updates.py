@@ -378,7 +378,7 @@ def test_killed_at_every_write_the_old_index_is_there_or_the_new(retriever, tmp_
     loaded = load(run, device="cpu")
     loaded.remove([DOCUMENTS[1]["doc_id"]])
     loaded.save(run)
-    assert len(list(run.iterdir())) == parts == 5 + loaded.engine.has_generator
+    assert len(list(run.iterdir())) == parts == 5 + loaded.snapshot.engine.has_generator
 
 
 def test_threads_that_search_and_update_see_whole_updates(retriever):

@@ -188,10 +188,12 @@ class Trials:
         ids = list(expected)
         new = [key for key in expected.values() if key not in self._vectors]
         if new:
-            own = index.encoder.encode(index.encoder.document_texts(*map(list, zip(*new, strict=True))), "document")
+            own = index.snapshot.encoder.encode(
+                index.snapshot.encoder.document_texts(*map(list, zip(*new, strict=True))), "document"
+            )
             self._vectors |= dict(zip(new, own, strict=True))
         vectors = np.stack([self._vectors[expected[doc_id]] for doc_id in ids])
-        queries = index.encoder.encode(index.encoder.query_texts(QUERIES), "query")
+        queries = index.snapshot.encoder.encode(index.snapshot.encoder.query_texts(QUERIES), "query")
         terms = [_terms(expected[doc_id]) for doc_id in ids]
         found = index.search(QUERIES, k=len(ids), method="exact", lexical_weight=0.5)
         for query, vector, hits in zip(QUERIES, queries, found, strict=True):

@@ -78,11 +78,13 @@ class TinyIndex:
 
     def _parts(self, vectors: np.ndarray) -> dict[str, np.ndarray]:
         own = self.paths
-        queries = [own.encoder.forward(own.encoder.query_texts([query]), "query") for query in QUERIES]
-        assert own.lexical is not None
+        queries = [
+            own.snapshot.encoder.forward(own.snapshot.encoder.query_texts([query]), "query") for query in QUERIES
+        ]
+        assert own.snapshot.lexical is not None
         dense = np.stack([vectors @ embedding[0] for _, _, embedding, _ in queries])
         self._queries = [encoded[:3] for encoded in queries]
-        return {"dense": dense, "words": own.lexical.shares(QUERIES)}
+        return {"dense": dense, "words": own.snapshot.lexical.shares(QUERIES)}
 
     def scores(self, config: SearchConfig, extra: np.ndarray | float = 0.0, *, by_vectors: bool = True) -> np.ndarray:
         """[queries, documents] by vectors and words, or of paths, by definition."""
@@ -91,8 +93,8 @@ class TinyIndex:
         own, settings = self.paths, (config.alpha, config.beta, config.ann_temperature)
         scores = np.zeros((len(QUERIES), len(self.ids)))
         for number, (states, mask, embedding) in enumerate(self._queries):
-            found = path_scores(own.tree, own.generator, states, mask, embedding, *settings)
-            scores[number, own.tree.doc_rows] = found[0].numpy()
+            found = path_scores(own.snapshot.tree, own.snapshot.generator, states, mask, embedding, *settings)
+            scores[number, own.snapshot.tree.doc_rows] = found[0].numpy()
         return scores
 
     def own_retriever(self) -> Retriever:
@@ -116,7 +118,7 @@ class TinyIndex:
         def call() -> tuple[SearchConfig, list[Hits]]:
             own, generate._OUTRIGHT = shallow_copy(retriever), few
             own.search_config = dataclasses.replace(retriever.search_config, **config)
-            return own.request("search", k, options).config, own.search(QUERIES, k, **options)
+            return own.snapshot.request("search", k, options).config, own.search(QUERIES, k, **options)
 
         def check(answer: tuple[SearchConfig, list[Hits]]) -> None:
             used, answers = answer

@@ -108,6 +108,6 @@ def test_a_loaded_encoder_is_taken_as_its_folder_is(model, sentence_bert_folder,
     (one,) = own.search(QUERIES[0], k=1).ids
     assert one == mine.ids[0, 0]
     again = dsi.index(DOCUMENTS, tmp_path / "own", encoder=model, device="cpu")  # nothing is made again
-    assert again.generation == own.generation
+    assert again.snapshot.generation == own.snapshot.generation
     with pytest.raises(TypeError, match="encoder must be a sentence-transformers model, or its name"):
         dsi.index(DOCUMENTS, encoder=3, device="cpu")

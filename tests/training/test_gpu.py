@@ -75,11 +75,11 @@ def test_both_trainings_run_on_the_gpu(trained):
 def test_answers_are_those_of_the_cpu(trained):
     run, _, _ = trained
     own, other = (load(run, device=device) for device in (None, "cpu"))
-    assert (own.device.type, other.device.type) == ("cuda", "cpu")
-    for options in ({}, {"method": "exact"}, {"deny": [next(iter(own.documents.rows))]}, {"beam_width": 2}):
+    assert (own.snapshot.encoder.device.type, other.snapshot.encoder.device.type) == ("cuda", "cpu")
+    for options in ({}, {"method": "exact"}, {"deny": [next(iter(own.snapshot.documents.rows))]}, {"beam_width": 2}):
         assert_same_answers(own.search(QUERIES, k=5, **options), other.search(QUERIES, k=5, **options))
     assert own.explain(QUERIES[0]).result.scores == pytest.approx(other.explain(QUERIES[0]).result.scores, abs=1e-3)
-    rows = [list(own.documents.rows)[:3]] * len(QUERIES)
+    rows = [list(own.snapshot.documents.rows)[:3]] * len(QUERIES)
     np.testing.assert_allclose(
         own.snapshot.follow(QUERIES, rows).scores, other.snapshot.follow(QUERIES, rows).scores, atol=1e-3
     )

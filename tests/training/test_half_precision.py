@@ -169,5 +169,5 @@ def test_a_reloaded_index_embeds_its_documents_as_they_were_indexed(half, digits
     if digits:
         assert stored_types(tmp_path / "run" / "generator" / "encoder") == {dtype}
     else:
-        head, trained = loaded.tree.tokens.head, loaded.tree.tokens.query_head
+        head, trained = loaded.snapshot.tree.tokens.head, loaded.snapshot.tree.tokens.query_head
         assert trained is None or 0 < np.abs(trained - head).max() < 0.1

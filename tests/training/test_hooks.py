@@ -3,6 +3,7 @@
 import dataclasses
 import json
 import sys
+from copy import copy
 
 import pytest
 
@@ -131,7 +132,7 @@ def test_fusions_are_checked_and_the_mixture_is_one(small, tmp_path):
     texts = list(collection.query_texts("test").values())[:3]
 
     def searched(fusion, **options):
-        index = retriever.snapshot
+        index = copy(retriever)
         index.search_config = dataclasses.replace(index.search_config, fusion=fusion)
         return [
             [(hit.doc_id, pytest.approx(hit.score, abs=1e-4)) for hit in hits]

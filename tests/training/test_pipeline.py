@@ -198,7 +198,7 @@ def test_a_killed_training_goes_on_to_the_same_index(beir, tmp_path, sentence_t5
     assert not (killed / "manifest.json").exists()
     assert main([*train, str(killed)]) == 0
     a, b = (load(folder, device="cpu") for folder in (whole, killed))
-    assert state_fingerprint(a.generator) == state_fingerprint(b.generator)
+    assert state_fingerprint(a.snapshot.generator) == state_fingerprint(b.snapshot.generator)
     assert a.search_config == b.search_config
     assert a.search("noble gas", k=10) == b.search("noble gas", k=10)
     assert not list(killed.glob("checkpoints/*"))
@@ -523,7 +523,9 @@ def check_generators(data: Path, one: Path, several: Path, whole: Path) -> None:
     """`several` was trained as `one`; in `whole` the encoder was trained too."""
     retrievers = [load(run, device="cpu") for run in (one, several, whole)]
     assert len({state_fingerprint(retriever.snapshot.generator) for retriever in retrievers}) == 3
-    assert state_fingerprint(retrievers[2].encoder.model) != state_fingerprint(retrievers[1].encoder.model)
+    assert state_fingerprint(retrievers[2].snapshot.encoder.model) != state_fingerprint(
+        retrievers[1].snapshot.encoder.model
+    )
     collection = read_collection(data)
     queries = {query_id: collection.documents[row]["doc_id"] for query_id, row in collection.pairs("train")}
     texts = {query_id: collection.queries[query_id] for query_id in queries}

@@ -63,8 +63,8 @@ def test_another_encoder_or_other_prompts_are_not_mixed_up(sentence_bert_folder,
     plain = made(TEXTS, sentence_bert_folder)
     config = dsi.Config().with_changes({"encoder.query_prompt": "ask: ", "encoder.name": str(sentence_bert_folder)})
     prompted = dsi.index(TEXTS, config=config, device="cpu")
-    assert (plain.encoder.prompts["query"], prompted.encoder.prompts["query"]) == ("", "ask: ")
-    assert plain.encoder.fingerprint != prompted.encoder.fingerprint
+    assert (plain.snapshot.encoder.prompts["query"], prompted.snapshot.encoder.prompts["query"]) == ("", "ask: ")
+    assert plain.snapshot.encoder.fingerprint != prompted.snapshot.encoder.fingerprint
     assert made(TEXTS, sentence_bert_folder).encoder.fingerprint == plain.encoder.fingerprint
 
 

@@ -267,7 +267,7 @@ def test_training_killed_at_any_moment_ends_as_if_not(train, tmp_path):
 
 def test_learning_killed_at_any_write_is_whole_or_not_there(encoder, tmp_path):
     run, killed = tmp_path / "run", 0
-    small_index(encoder, vectors=True).save_pretrained(run)
+    small_index(encoder, vectors=True).save(run)
     for write in range(1, 1_000):
         before = pairs_of(run)
         status = status_of(fork(lambda number=write: learn(run, number), dies_at_write=write))
@@ -283,7 +283,7 @@ def test_learning_killed_at_any_write_is_whole_or_not_there(encoder, tmp_path):
 @pytest.mark.fuzz
 def test_a_thousand_learnings_of_two_writers_lose_nothing_though_others_are_killed(encoder, tmp_path):
     chance, run = random.Random(0), tmp_path / "run"
-    small_index(encoder, vectors=True).save_pretrained(run)
+    small_index(encoder, vectors=True).save(run)
 
     def write(first: int) -> None:
         for step in range(500):

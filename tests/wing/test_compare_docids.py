@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+from copy import copy
 
 import numpy as np
 import pytest
@@ -256,7 +257,7 @@ def test_survival_and_search_errors_are_those_of_single_traced_searches(kind, be
         errors: list[int] = []  # the level of each search error, 0 of a model error
         for row, (query_id, text) in enumerate(queries.items()):
             digits = tree.digits(int(tree.positions[collection.rows[answers[query_id]]]))
-            at_options = retriever.snapshot
+            at_options = copy(retriever)
             at_options.search_config = dataclasses.replace(config, **options)
             explained = at_options.explain(text, k)
             kept = {node.digits for level in explained.levels for node in level if node.kept}

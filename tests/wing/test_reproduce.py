@@ -350,7 +350,7 @@ def test_documents_below_the_beam_are_ranked_by_dense_scores(config, data, tmp_p
     laboratory = Laboratory(collection, whole, tmp_path / "out", "cpu")
     run, options = METHODS["clusters-10"](laboratory, laboratory.base)
     index = laboratory.index(laboratory.base)
-    tree, doc_ids = index.retriever.tree, list(index.retriever.documents.rows)
+    tree, doc_ids = index.retriever.snapshot.tree, list(index.retriever.snapshot.documents.rows)
     snapshot, encoded = index.retriever.snapshot, index.encode("test", collection.query_texts("test"))
     request = SearchRequest(10, dataclasses.replace(snapshot.search_config, **options))
     dense, reached = index.run_dense("test"), 0

@@ -210,8 +210,7 @@ class Encoder(TextEncoder):
         models = self._shared.for_search if self._shared else {}
         if dtype not in models:
             models[dtype] = for_inference(self.model, DTYPES[dtype])
-        token_model = self.token_model and self.token_model.for_search(dtype)
-        return self._copy(usual_length=self.usual_length, _source=None, model=models[dtype], token_model=token_model)
+        return self._copy(usual_length=self.usual_length, _source=None, model=models[dtype])
 
     def for_documents(self, texts: int) -> "Encoder":
         """Return a copy for a stage that encodes a number of texts: many in bfloat16 where the CPU has it, a third faster."""

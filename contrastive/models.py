@@ -236,11 +236,6 @@ def check_inputs(model: nn.Module) -> None:
         if isinstance(module, Transformer):
             most = _positions(module.auto_model)
             module.max_seq_length = min(module.max_seq_length or most, most)
-            for name in ("query_length", "document_length"):  # of multi-vector models
-                if length := getattr(module, name):
-                    setattr(module, name, min(length, most))
-            if (expansion := module.query_expansion) and expansion["length"] > most:
-                raise ValueError(f"it expands queries to {expansion['length']} tokens and reads {most}")
             check_tokenizer(module.tokenizer, module.auto_model.get_input_embeddings().num_embeddings)
 
 

@@ -11,7 +11,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, Self
+from typing import TYPE_CHECKING, Any, NamedTuple, Self
 
 import numpy as np
 from numpy.typing import NDArray
@@ -90,34 +90,6 @@ class TokenSpan(NamedTuple):
     is_special: bool
 
 
-class TokenModel(Protocol):
-    """What may make the token vectors of an index in place of its encoder; see `dsi.contrastive.multi_vector`."""
-
-    @property
-    def dim(self) -> int:
-        """Width of a token vector."""
-
-    @property
-    def nbytes(self) -> int:
-        """Bytes of the weights."""
-
-    @property
-    def fingerprint(self) -> str:
-        """Equal for models that give the same vectors."""
-
-    def vectors(self, texts: Sequence[str], kind: str) -> list[NDArray[np.float32]]:
-        """Return the vectors [tokens, dim] of the tokens of each text, of one pass."""
-
-    def spans(self, text: str, kind: str) -> list[TokenSpan]:
-        """Return where each token of `vectors` lies in a text."""
-
-    def for_search(self, dtype: str) -> "TokenModel":
-        """Return a copy for fast inference in a dtype."""
-
-    def save(self, folder: Path) -> None:
-        """Write the model into a folder of an index."""
-
-
 class Vocabulary(NamedTuple):
     """A tokenizer, and what its own file does not say.
 
@@ -150,11 +122,9 @@ class TextEncoder(Reloads, ABC):
         is_cosine: whether the model compares texts by cosines.
 
     Attributes:
-        token_model: makes the token vectors of the index; None if they are made of the encoder's own states.
         device: where it computes.
     """
 
-    token_model: TokenModel | None = None
     device: Any
 
     def __init__(
@@ -200,11 +170,6 @@ class TextEncoder(Reloads, ABC):
     @abstractmethod
     def save(self, folder: Path) -> None:
         """Write the encoder into a folder of an index; the same encoder gives the same files."""
-
-    @property
-    def token_dim(self) -> int:
-        """Width of what token vectors are made of: a token state, or a vector of `token_model`."""
-        return self.token_model.dim if self.token_model else self.state_dim
 
     def document_texts(self, titles: Sequence[str], texts: Sequence[str]) -> list[str]:
         """Return the title, a space, and the first `document_length` tokens of the text, for each document."""

@@ -25,7 +25,7 @@ from dsi.store.retriever import GenerativeRetriever
 from dsi.store.verify import part_names, read_entries
 
 _STALE = [f"{part}{number}/*" for part in ("docids", "lexical", "memory") for number in ("", "-*")]
-_STALE += [f"{part}/*" for part in ("encoder", "token_model", "generator")]
+_STALE += [f"{part}/*" for part in ("encoder", "generator")]
 """Files of an earlier state of an index in a repository, unless they are uploaded again."""
 
 

@@ -44,7 +44,7 @@ from dsi.store.verify import read_entries
 
 logger = logging.getLogger(__name__)
 
-_MODELS = ("encoder", "token_model", "generator")
+_MODELS = ("encoder", "generator")
 """Folders of an index whose files no update changes."""
 _ATTEMPTS = 10
 """To load an index that others update meanwhile."""

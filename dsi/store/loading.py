@@ -2,7 +2,7 @@
 
 An index folder holds `encoder/` (sentence-transformers), `docids/` (the tree, and the document table as Arrow), `memory/`
 (what it has learned from use), optionally `generator/` (config.json, model.safetensors, and `language_model/` where it reads
-texts), `lexical/` and `token_model/` (a multi-vector model), and `manifest.json`: format version, search config, package
+texts) and `lexical/`, and `manifest.json`: format version, search config, package
 versions, the sha256 of every file, and the fingerprints that bind models, docids and generator to each other.
 `dsi.store.verify` judges a folder; after it the parts are read as they are. Knows nothing of searching.
 """
@@ -64,7 +64,6 @@ if TYPE_CHECKING:
 
 _TOKENS = "tokens.safetensors"
 """In `docids/`: the token vectors, if the index has them."""
-_TOKEN_MODEL = "token_model"
 _OF_DOCUMENTS = ("pseudo_queries", "states", "checkpoints")
 """What training leaves that is made of documents' texts; an update that removes a document removes it."""
 _OF_TRAINING = (
@@ -125,24 +124,16 @@ def load_tree(folder: Path) -> DocidTree:
 def load_encoder(folder: Path, config: EncoderConfig, device: str | None, dtype: str = "float32") -> TextEncoder:
     """Load the encoder that the generator reads: its own if they were trained together, else the one in `encoder/`.
 
-    Its graph computes it on the CPU in float32 where there is one, and torch otherwise. With it comes the multi-vector model
-    in `token_model/`, if the index has one.
+    Its graph computes it on the CPU in float32 where there is one, and torch otherwise.
 
     Raises:
         ModuleNotFoundError: torch is needed and not installed.
     """
     trained_together = folder / "generator" / "encoder"
     own = trained_together if trained_together.exists() else folder / "encoder"
-    encoder: TextEncoder
     if dtype == "float32" and has_graph(own) and (device == "cpu" or (device is None and not has_gpu())):
-        encoder = GraphEncoder.load(own, config)
-    else:
-        encoder = _encoder_by_torch(own, config, device)
-    if (folder / _TOKEN_MODEL).exists():
-        from dsi.contrastive.multi_vector import MultiVectorModel
-
-        encoder.token_model = MultiVectorModel.load("", folder / _TOKEN_MODEL, device)
-    return encoder
+        return GraphEncoder.load(own, config)
+    return _encoder_by_torch(own, config, device)
 
 
 def _encoder_by_torch(folder: Path, config: EncoderConfig, device: str | None) -> TextEncoder:
@@ -169,8 +160,6 @@ def replace_index(
     tree, documents, lexical, memory = content
     with replace_folder(folder) as new:
         encoder.save(new / "encoder")
-        if encoder.token_model:
-            encoder.token_model.save(new / _TOKEN_MODEL)
         if generator:
             from dsi.contrastive.encoder import quiet_transformers
 
@@ -220,7 +209,7 @@ def write_manifest(
         "parts": {name: name for name in CHANGING},
         "encoder": dataclasses.asdict(encoder.config),
         **_search_entries(config, configured),
-        "fingerprints": {**_fingerprints(encoder), "docids": tree.fingerprint},
+        "fingerprints": {"encoder": encoder.fingerprint, "docids": tree.fingerprint},
         "versions": package_versions(),
         "threads": threads(),
         "seed": seed,
@@ -466,8 +455,8 @@ def _of_removed(folder: Path, encoder: TextEncoder, tree: DocidTree) -> tuple[st
     """
     manifest = read_manifest(folder)
     before = load_tree(part(folder, manifest, "docids"))
-    models = {name: value for name, value in manifest["fingerprints"].items() if name in ("encoder", _TOKEN_MODEL)}
-    if models != _fingerprints(encoder) or before.origin_fingerprint != tree.origin_fingerprint:
+    is_same = manifest["fingerprints"].get("encoder") == encoder.fingerprint
+    if not is_same or before.origin_fingerprint != tree.origin_fingerprint:
         raise ChangedError(f"{folder} is not the index that was updated: its encoder or docids differ.")
     return () if _trained_documents(tree) == _trained_documents(before) else _OF_DOCUMENTS
 
@@ -501,16 +490,10 @@ def _hashes(folder: Path, parts: Sequence[str], known: Mapping[str, str] | None 
     return {f"{name}/{file}": own for name in parts for file, own in folder_sums(folder / name, known).items()}
 
 
-def _fingerprints(encoder: TextEncoder) -> dict[str, str]:
-    """Return {part: fingerprint} of the models of an index that read texts."""
-    model = encoder.token_model
-    return {"encoder": encoder.fingerprint, **({_TOKEN_MODEL: model.fingerprint} if model else {})}
-
-
 def check_binding(manifest: dict[str, Any], encoder: TextEncoder, tree: DocidTree) -> None:
     """Raise ValueError unless models and docids are those of the manifest (the generator checks its docids itself)."""
-    found = {**_fingerprints(encoder), "docids": tree.fingerprint}
-    for name in ("encoder", _TOKEN_MODEL, "docids"):
+    found = {"encoder": encoder.fingerprint, "docids": tree.fingerprint}
+    for name in ("encoder", "docids"):
         expected, fingerprint = (str(own.get(name, "none")) for own in (manifest["fingerprints"], found))
         if fingerprint != expected:
             raise ValueError(
@@ -549,11 +532,10 @@ def _check_fit(folder: Path, encoder: TextEncoder, tree: DocidTree, generator: "
             f"{folder / 'encoder'} and the docids do not belong together: its embeddings are {encoder.embedding_dim} wide, the "
             f"docids need {dim}; restore the one that was replaced."
         )
-    if tree.tokens is not None and tree.tokens.head.shape[1] != encoder.token_dim:
-        name = "the multi-vector model" if encoder.token_model else "the encoder"
+    if tree.tokens is not None and tree.tokens.head.shape[1] != encoder.state_dim:
         raise ValueError(
-            f"{folder / 'docids'} and {name} do not belong together: token vectors are made of states "
-            f"{tree.tokens.head.shape[1]} wide, those of {name} are {encoder.token_dim}; restore the one that was replaced."
+            f"{folder / 'docids'} and the encoder do not belong together: token vectors are made of states "
+            f"{tree.tokens.head.shape[1]} wide, its own are {encoder.state_dim}; restore the one that was replaced."
         )
     if generator is not None:
         _check_generator(folder / "generator", encoder, tree, generator)

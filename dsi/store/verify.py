@@ -28,7 +28,7 @@ from dsi.docids.files.storage import no_index, recover_folder, write_json, write
 from dsi.search.request import SearchConfig
 
 FORMAT_VERSION = 11
-PARTS = ("encoder", "token_model", "docids", "generator", "lexical", "memory")
+PARTS = ("encoder", "docids", "generator", "lexical", "memory")
 _TABLES = ("parts", "encoder", "search", "fingerprints", "versions", "files")
 _KINDS = {"generation": int, **dict.fromkeys(_TABLES, dict)}
 CHANGING = ("docids", "lexical", "memory")

@@ -8,7 +8,6 @@ import re
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from contextvars import ContextVar
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -23,7 +22,7 @@ from torch import nn
 from transformers import PreTrainedModel
 
 from dsi.contrastive.config import LONGEST_INPUT
-from dsi.contrastive.model_files import LOADING, PROBE, TOKENIZER, check_settings, file_stamp, refuses
+from dsi.contrastive.model_files import LOADING, PROBE, TOKENIZER, check_settings, refuses
 from dsi.docids.files.reading import RESTORE, read_any_json
 from dsi.docids.files.storage import write_json
 
@@ -82,50 +81,6 @@ def _without_refused(value: Any) -> Any:
     if isinstance(value, dict):
         return {key: _without_refused(item) for key, item in value.items() if not refuses(key, item)}
     return [_without_refused(item) for item in value] if isinstance(value, list) else value
-
-
-class Shared:
-    """What the encoders of one model share while `sharing_models` is in force.
-
-    Attributes:
-        encoder: that was loaded.
-        fingerprint: of it.
-        for_search: {dtype: the model laid out for search}.
-    """
-
-    def __init__(self, encoder: Any) -> None:
-        self.encoder, self.fingerprint, self.for_search = encoder, encoder.fingerprint, dict[Any, Any]()
-
-
-_SHARING: ContextVar[bool] = ContextVar("sharing", default=False)
-
-
-@contextmanager
-def sharing_models() -> Iterator[None]:
-    """Load an encoder that was loaded last under this no second time: for indexes made one after another, without training."""
-    token = _SHARING.set(True)
-    try:
-        yield
-    finally:
-        _SHARING.reset(token)
-
-
-def shared(load: Callable[[], Any], *key: Any) -> "Shared | None":
-    """Return what encoders of a model share, loaded if it is another one than last time; None unless they share.
-
-    Args:
-        load: loads the encoder.
-        key: what it is loaded from; of a folder the files count, whatever it is called.
-    """
-    if not _SHARING.get():
-        return None
-    stamp = [file_stamp(own) if isinstance(own, Path) else own for own in key]
-    if not _LAST or _LAST[0][0] != stamp:
-        _LAST[:] = [(stamp, Shared(load()))]
-    return _LAST[0][1]
-
-
-_LAST: list[tuple[list[Any], Shared]] = []
 
 
 def is_local(name: str) -> bool:

@@ -129,10 +129,6 @@ class DocidTree:
         """Number of nodes, leaves included, to choose from at each level."""
         return [int(self.num_children[level].sum()) for level in self.levels]
 
-    def expansions(self, beam_width: int) -> int:
-        """Return an upper bound on the inner nodes that a search with this beam expands."""
-        return sum(min(beam_width, level.stop - level.start) for level in self.levels)
-
     @property
     def depth(self) -> int:
         """Digits of the longest docid."""
@@ -260,14 +256,6 @@ class DocidTree:
                 )
             node = int(self.first_child[node] + digit)
         return node
-
-    def node_digits(self, node: int) -> tuple[int, ...]:
-        """Return the digits from the root to a node."""
-        if node >= self.num_inner:
-            return self.digits(node - self.num_inner)
-        parents, digits = self.paths(self.doc_start[[node]])
-        depth = int(np.argmax(parents[0] == node))
-        return tuple(int(digit) for digit in digits[0, :depth])
 
     def rows_below(self, node: int) -> Ints:
         """Return the collection rows of the documents at or below a node, in docid order."""
@@ -431,7 +419,7 @@ _VECTORS = ("centroids", "embeddings", "codes")
 _CODECS = {f"{name}_{part}": (np.float32, ndim) for name in _VECTORS for part, ndim in (("scale", 1), ("codebooks", 3))}
 _ARRAYS: dict[str, tuple[type[np.generic] | tuple[type[np.generic], ...], int]] = {
     **dict.fromkeys(_STRUCTURE, (np.int32, 1)),
-    **dict.fromkeys(_VECTORS, ((np.float32, np.float16, np.int8, np.uint8), 2)),
+    **dict.fromkeys(_VECTORS, ((np.float32, np.int8, np.uint8), 2)),
     **_CODECS,
     "trained": (np.bool_, 1),
     "origin": (np.uint8, 1),

@@ -278,26 +278,16 @@ class Vectors:
                 start += len(block)
         return products if self.order is None else products[:, self.order]
 
-    def products_of(self, queries: Floats, rows: Numbers) -> Floats:
-        """Return [batch, m] dot products of each query [batch, dim] with the vectors in its rows [batch, m].
-
-        Reads only these vectors, or all where that is less work.
-        """
-        batch, m = rows.shape
-        if self.reads_all(m, batch):
-            return np.take_along_axis(self.products(queries), rows, axis=1)
-        return self.dots(queries, rows)
-
     def reads_all(self, candidates: int, batch: int) -> bool:
         """True if multiplying a batch of queries by all vectors is less work than each query by its candidates."""
         return reads_all(candidates, len(self), batch, decoded=not self._is_plain)
 
     @property
     def _is_plain(self) -> bool:
-        return self.codec is None and self.dtype == np.float32
+        return self.codec is None
 
     def _decode(self, codes: Numbers) -> Floats:
-        return self.codec.decode(codes) if self.codec else codes.astype(np.float32, copy=False)
+        return self.codec.decode(codes) if self.codec else codes
 
     def rearrange(self, source: NDArray[np.integer], new: Floats) -> "Vectors":
         """Return vectors in another order, without copying the original ones.
@@ -309,7 +299,7 @@ class Vectors:
         start = np.int32(sum(map(len, self.parts)))
         rows = np.arange(len(self), dtype=np.int32) if self.order is None else self.order
         order = np.concatenate([rows, start + np.arange(len(new), dtype=np.int32)])[source]
-        codes = self.codec.encode(new) if self.codec else new.astype(self.dtype)
+        codes = self.codec.encode(new) if self.codec else new
         later = np.concatenate([*self.parts[1:], codes])
         in_use, first = order >= len(self.parts[0]), len(self.parts[0])
         if 2 * in_use.sum() < len(later):  # most later vectors were replaced since

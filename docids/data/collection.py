@@ -23,8 +23,7 @@ from dsi.docids.data import SPLITS, TABLES, existing_folder, find_collection, fo
 from dsi.docids.data.dev_queries import relevant_documents, split_judgements
 from dsi.docids.data.folders import path_records
 from dsi.docids.data.identical import Identical, identical_documents
-from dsi.docids.data.judgements import check_qrels, read_judgements, relevant_rows
-from dsi.docids.data.lines import write_json_line, write_judgements
+from dsi.docids.data.judgements import check_qrels, read_judgements, relevant_rows, write_judgements
 from dsi.docids.data.pairs import Documents, pair_judgements
 from dsi.docids.data.records import (
     Oddities,
@@ -41,7 +40,7 @@ from dsi.docids.data.records import (
 from dsi.docids.data.sources import file_records, pair_records, records_of, text_lines
 from dsi.docids.files.checks import plain, shown, user_path
 from dsi.docids.files.reading import sha256
-from dsi.docids.files.storage import digest, replace_folder, replacing
+from dsi.docids.files.storage import digest, replace_folder, replacing, write_json_line
 from dsi.docids.files.temporary import RANDOM, owning, remove_orphans, temporary_folder
 from dsi.docids.types import Qrels
 

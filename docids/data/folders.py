@@ -19,7 +19,6 @@ from typing import Any
 
 from dsi.docids.data.locations import FILE, PLACE, VERSION, UnreadableError
 from dsi.docids.data.records import MOST_OF_ID, Oddities, Row, document_row
-from dsi.docids.data.repeats import Repeats
 from dsi.docids.data.sources import ID_KEYS, POSITIVES, QUERIES, RECORDS, TEXT_KEYS, file_records, has_pairs, reason
 from dsi.docids.files.checks import printable
 from dsi.docids.files.progress import Bar
@@ -333,13 +332,12 @@ def records_of_files(files: Sequence[SourceFile], odd: Oddities, held: Held) -> 
 
     Args:
         files: to read, one after another.
-        odd: counts what cannot be read, and documents that repeat another one.
+        odd: counts what cannot be read.
         held: what an index holds of files; the ids that documents get and the files that cannot be read are noted there.
 
     Raises:
         ValueError: a file that is named cannot be read.
     """
-    repeats = Repeats()
     with Bar("files", unit="file", total=len(files)) as bar, _worker(files) as worker:
         for file, following in zip_longest(files, files[1:]):
             base, seen = held.base(file), set[str]()
@@ -349,8 +347,6 @@ def records_of_files(files: Sequence[SourceFile], odd: Oddities, held: Held) -> 
                     if not _is_new(row["doc_id"], file, held, seen):
                         odd.count(f"documents whose ids others have; {_LEFT}", row["doc_id"])
                         continue
-                if same := repeats.add(row["text"]):
-                    odd.count(f"documents with {same} text as another one; they are kept", row["doc_id"])
                 seen.add(row["doc_id"])
                 held.take(row["doc_id"], file)
                 yield source, row

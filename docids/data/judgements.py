@@ -149,3 +149,17 @@ def _count_unanswered(qrels: Qrels, rows: Mapping[str, int], odd: Oddities) -> N
 def relevant_rows(judged: Mapping[str, float], rows: Mapping[str, int]) -> list[int]:
     """Return the rows of the documents of the collection that are relevant."""
     return [rows[doc_id] for doc_id, grade in judged.items() if grade > 0 and doc_id in rows]
+
+
+def write_judgements(judgements: Iterable[tuple[str, str, float]], path: Path) -> None:
+    """Write (query_id, doc_id, relevance) as a table of judgements.
+
+    Raises:
+        ValueError: an id holds a tab, which separates the columns.
+    """
+    with path.open("w", encoding="utf-8") as file:
+        file.write("query-id\tcorpus-id\tscore\n")
+        for query_id, doc_id, relevance in judgements:
+            if "\t" in f"{query_id}{doc_id}":
+                raise ValueError(f"{path}: the ids {query_id!r} and {doc_id!r} must not hold a tab; rename them.")
+            file.write(f"{query_id}\t{doc_id}\t{relevance}\n")

@@ -10,9 +10,8 @@ import stat
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
-from gzip import open as open_gzip
 from pathlib import Path, PurePosixPath, PureWindowsPath
-from typing import Any, NamedTuple, TextIO, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -341,10 +340,3 @@ def _identity(path: Path) -> bytes:
         return path.read_bytes() if stat.S_ISREG(found.st_mode) else b"%d" % found.st_ino  # a pipe would be waited for
     except OSError:
         return b""
-
-
-def open_text(path: Path) -> TextIO:
-    """Open a text file for reading; one whose name ends in .gz is decompressed."""
-    if path.suffix == ".gz":
-        return open_gzip(path, "rt", encoding="utf-8")  # type: ignore[return-value]
-    return path.open(encoding="utf-8")

@@ -18,7 +18,7 @@ import time
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, TextIO, TypeVar
 from uuid import uuid4
 
 import numpy as np
@@ -197,6 +197,11 @@ def naming_full_disk(path: Path) -> Iterator[None]:
 def write_json(path: Path, value: Any) -> None:
     """Write strict JSON atomically; infinity becomes the string "inf", which float() reads back, and NaN null."""
     write_text(path, json.dumps(_strict(value), indent=1, ensure_ascii=False) + "\n")
+
+
+def write_json_line(file: TextIO, record: Mapping[str, Any]) -> None:
+    """Write a record as a line of JSON."""
+    file.write(json.dumps(record, ensure_ascii=False) + "\n")
 
 
 def _strict(value: Any) -> Any:

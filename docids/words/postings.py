@@ -208,20 +208,20 @@ def postings_arrays(postings: Postings) -> dict[str, Numbers]:
     return {"data": lists.data, **{name: array.astype(np.int32, copy=False) for name, array in integers.items()}}
 
 
-def read_postings(path: Path, documents: int, others: Sequence[str] = ()) -> tuple[Postings, dict[str, Ints]]:
-    """Return the lists in a file with `postings_arrays`, memory-mapped, and its `others`, arrays of integers.
+def read_postings(path: Path, documents: int) -> tuple[Postings, Ints]:
+    """Return the lists in a file with `postings_arrays`, memory-mapped, and [documents] the lengths of texts beside them.
 
     Raises:
         FileNotFoundError: no such file.
         ValueError: it covers another number of documents, or holds other arrays.
     """
-    names = ("indices", "indptr", "shape", *others)
+    names = ("indices", "indptr", "shape", "lengths")
     arrays = read_tensors(path, {"data": (np.float32, 1), **dict.fromkeys(names, (np.int32, 1))})
     terms, covered = arrays["shape"].tolist()
     if covered != documents:
         raise ValueError(f"{path} covers {covered} documents, the document table has {documents}; {RESTORE}.")
     lists = sparse.csr_array((arrays["data"], arrays["indices"], arrays["indptr"]), shape=(terms, covered))
-    return Postings.from_lists(lists), {name: arrays[name] for name in others}
+    return Postings.from_lists(lists), arrays["lengths"]
 
 
 def are_lists(lists: sparse.csr_array) -> bool:

@@ -15,7 +15,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dsi.config import Config, run_config
-from dsi.contrastive.models import sharing_models
 from dsi.docids.data.collection import Collection, read_collection
 from dsi.docids.files.checks import user_path
 from dsi.docids.files.reading import remembering_sums
@@ -112,7 +111,7 @@ def _temporary(make: Callable[[Path], GenerativeRetriever]) -> GenerativeRetriev
         if last.exists():
             link_files(last, folder / "encoder")
     try:
-        with sharing_models(), remembering_sums():
+        with remembering_sums():
             retriever = make(folder)
     except BaseException:
         shutil.rmtree(folder, ignore_errors=True)

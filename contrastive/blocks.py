@@ -37,13 +37,7 @@ BLOCK = 2_048
 
 
 class DocumentTexts(LazyTexts):
-    """The texts of documents for an encoder: the pieces of each, cut to what the encoder reads.
-
-    Args:
-        encoder: reads the texts.
-        documents: a table with title and text.
-        pieces: per document, at most.
-    """
+    """The texts of documents for an encoder: the pieces of each, cut to what the encoder reads."""
 
     def __init__(self, encoder: TextEncoder, documents: "datasets.Dataset", pieces: int = 1) -> None:
         self._encoder, self._documents, self._pieces = encoder, documents, pieces
@@ -141,13 +135,8 @@ def encode_blocks(
 ) -> NDArray[np.float32]:
     """Return embeddings [len(texts), embedding_dim], memory-mapped from `folder`; reuses the blocks of a killed run.
 
-    Args:
-        encoder: of the texts.
-        texts: as the encoder reads them, lazily where they are many.
-        kind: "document" or "query".
-        folder: of the blocks; only for these texts.
-        processes: share the work; each gets the result.
-        head: also writes the codes of the texts' tokens, for `read_token_blocks`.
+    `texts`: as the encoder reads them, lazily where they are many; `kind`: "document" or "query"; `head`: also writes
+    the codes of the texts' tokens, for `read_token_blocks`.
     """
     joined = folder / "all.npy"
     if not joined.exists():

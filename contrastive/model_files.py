@@ -41,11 +41,7 @@ LOADING = threading.RLock()
 
 
 def problem(path: Path) -> str:
-    """Return the reason why a JSON file may not be in an index, or "": it chooses code, or names another file.
-
-    Raises:
-        ValueError: it is not JSON.
-    """
+    """Return the reason why a JSON file may not be in an index, or "": it chooses code, or names another file."""
     if path.name == TOKENIZER:
         return ""
     if path.name == "adapter_config.json":

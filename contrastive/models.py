@@ -46,9 +46,6 @@ def write_model(model: Any, folder: Path) -> None:
     """Write a model of sentence-transformers as an index holds it: for texts, in files that name no code and no other file.
 
     The same model gives the same files. Meanwhile nobody may call its tokenizers.
-
-    Raises:
-        ValueError: it cannot do without code of its own, or reads no texts.
     """
     for module in model.modules():  # else the last truncation and padding would be saved
         reset_tokenizer(getattr(module, "tokenizer", None))
@@ -57,11 +54,7 @@ def write_model(model: Any, folder: Path) -> None:
 
 
 def write_plainly(folder: Path) -> None:
-    """Write the settings of a model in a folder again, without those that choose code or name other files.
-
-    Raises:
-        ValueError: it cannot do without, or reads no texts.
-    """
+    """Write the settings of a model in a folder again, without those that choose code or name other files."""
     for path in [*folder.rglob("*.jinja"), *folder.rglob("README.md")]:  # no chats
         path.unlink()
     for path in sorted(folder.rglob("*.json")):
@@ -102,12 +95,9 @@ def is_local(name: str) -> bool:
 def load_complete(load: Callable[[], M], outputs: Callable[[M], NDArray[np.float32]]) -> M:
     """Return a model whose files have all weights that its answers depend on, and no layers beyond those of its configuration.
 
-    Args:
-        load: loads it by `from_pretrained` of transformers, which makes what its files lack at random or as zeros.
-        outputs: for which a model is used; they are compared with those after other values took the places of missing weights.
-
-    Raises:
-        ValueError: weights are missing or left over; the message names them.
+    `load`: loads it by `from_pretrained` of transformers, which makes what its files lack at random or as zeros;
+    `outputs`: for which a model is used; they are compared with those after other values took the places of missing
+    weights.
     """
     with _reporting() as reports:
         model = load()
@@ -182,11 +172,7 @@ def _matter(missing: Mapping[str, PreTrainedModel], outputs: Callable[[], NDArra
 
 
 def check_inputs(model: nn.Module) -> None:
-    """Check the tokenizers of a loaded model, and let them cut texts at the length that it can read.
-
-    Raises:
-        ValueError: a tokenizer pads nothing, or gives tokens that the model does not have.
-    """
+    """Check the tokenizers of a loaded model, and let them cut texts at the length that it can read."""
     for module in model.modules():
         if isinstance(module, Transformer):
             most = _positions(module.auto_model)
@@ -215,13 +201,7 @@ def _positions(model: nn.Module) -> int:
 def load_weights(make: Callable[[], M], path: Path) -> M:
     """Return a module with the weights of a safetensors file.
 
-    Args:
-        make: makes the module; called with tensors on the meta device.
-        path: the file.
-
-    Raises:
-        FileNotFoundError: no such file.
-        ValueError: the file is truncated, or of another module or type.
+    `make`: makes the module; called with tensors on the meta device.
     """
     weights = load_file(path)
     with torch.device("meta"):

@@ -51,35 +51,21 @@ _LEAST_ROOM = 16
 
 
 class EncodedTexts(NamedTuple):
-    """What one pass of an encoder gives.
+    """What one pass of an encoder gives."""
 
-    Attributes:
-        states: [n, length, state_dim] token states.
-        mask: [n, length] True at real tokens.
-        embeddings: [n, embedding_dim].
-        words: [n, length] True at real tokens that are not special ones such as [CLS].
-    """
-
-    states: Floats
-    mask: Bools
-    embeddings: Floats
-    words: Bools
+    states: Floats  # [n, length, state_dim] token states
+    mask: Bools  # [n, length] True at real tokens
+    embeddings: Floats  # [n, embedding_dim]
+    words: Bools  # [n, length] True at real tokens that are not special ones such as [CLS]
 
 
 class Outputs(NamedTuple):
-    """What a model gives for texts.
+    """What a model gives for texts."""
 
-    Attributes:
-        numbers: [n, length] of tokens.
-        mask: [n, length] True at real tokens.
-        states: [n, length, state_dim].
-        vectors: [n, dim] as the model makes them.
-    """
-
-    numbers: Ints
-    mask: Bools
-    states: Floats
-    vectors: Floats
+    numbers: Ints  # [n, length] of tokens
+    mask: Bools  # [n, length] True at real tokens
+    states: Floats  # [n, length, state_dim]
+    vectors: Floats  # [n, dim] as the model makes them
 
 
 class TokenSpan(NamedTuple):
@@ -91,21 +77,13 @@ class TokenSpan(NamedTuple):
 
 
 class Vocabulary(NamedTuple):
-    """A tokenizer, and what its own file does not say.
+    """A tokenizer, and what its own file does not say."""
 
-    Attributes:
-        tokenizer: its padding and truncation are set at every call.
-        special: numbers of special tokens.
-        unknown: number of the token for what it does not know, if it has one.
-        side: where texts that are too long are cut, "right" or "left".
-        marks: whether texts are encoded with special tokens.
-    """
-
-    tokenizer: "tokenizers.Tokenizer"
-    special: Sequence[int]
-    unknown: int | None = None
-    side: str = "right"
-    marks: bool = True
+    tokenizer: "tokenizers.Tokenizer"  # its padding and truncation are set at every call
+    special: Sequence[int]  # numbers of special tokens
+    unknown: int | None = None  # number of the token for what it does not know, if it has one
+    side: str = "right"  # where texts that are too long are cut, "right" or "left"
+    marks: bool = True  # whether texts are encoded with special tokens
 
 
 class TextEncoder(Reloads, ABC):
@@ -227,10 +205,7 @@ class TextEncoder(Reloads, ABC):
     def encode(self, texts: Sequence[str], kind: str, *, progress: bool = False) -> Floats:
         """Return embeddings [len(texts), embedding_dim] of texts made by `document_texts` or `query_texts`.
 
-        Args:
-            texts: already cut.
-            kind: "document" or "query", which sets the prompt.
-            progress: show a progress bar.
+        `kind`: "document" or "query", which sets the prompt.
         """
         texts, embeddings = list(texts), np.empty((len(texts), self.embedding_dim), dtype=np.float32)
         with Bar(f"embeddings of {PLURALS[kind]}", unit="text", total=len(texts), enabled=progress) as bar:
@@ -275,11 +250,8 @@ class TextEncoder(Reloads, ABC):
     ) -> Iterator[tuple[int, Floats, Floats]]:
         """Yield (position in `texts`, states [length, state_dim], embedding [embedding_dim]) of every text, longest first.
 
-        Args:
-            texts: already cut.
-            kind: "document" or "query", which sets the prompt.
-            progress: what a progress bar says; "" shows none.
-            special: also yield the states of special tokens such as [CLS].
+        `kind`: "document" or "query", which sets the prompt; `progress`: what a progress bar says; "" shows none;
+        `special`: also yield the states of special tokens such as [CLS].
         """
         with Bar(progress, unit="text", total=len(texts), enabled=bool(progress)) as bar:
             for rows in self._batches(texts):

@@ -21,15 +21,10 @@ _BATCH = 64
 
 @dataclass(frozen=True, eq=False)
 class TokenHead:
-    """Makes token vectors of token states.
+    """Makes token vectors of token states."""
 
-    Attributes:
-        matrix: [dim, state_dim].
-        bits: of a dimension.
-    """
-
-    matrix: NDArray[np.float32]
-    bits: int
+    matrix: NDArray[np.float32]  # [dim, state_dim]
+    bits: int  # of a dimension
 
     @classmethod
     def fit(cls, encoder: TextEncoder, texts: Sequence[str], config: TokensConfig) -> "TokenHead":
@@ -37,10 +32,7 @@ class TokenHead:
 
         The rotation changes no score, and makes all dimensions equally important to the quantiser.
 
-        Args:
-            encoder: of the documents.
-            texts: of all documents, made by `document_texts`; a sample is read.
-            config: dimensions and bits.
+        `texts`: of all documents, made by `document_texts`; a sample is read.
         """
         rows = np.unique(np.linspace(0, len(texts) - 1, min(SAMPLE, len(texts))).astype(int))
         moments = np.zeros((encoder.state_dim, encoder.state_dim), dtype=np.float64)

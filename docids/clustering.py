@@ -131,10 +131,8 @@ def _are_within(start: Ints, end: Ints, count: int) -> Bools:
 def _means_below(embeddings: Floats, doc_start: Ints, doc_end: Ints) -> Floats:
     """Return the mean embedding of the documents below each node, computed a block of documents at a time.
 
-    Args:
-        embeddings: [N, dim] by docid position.
-        doc_start: [I] first docid position below each node.
-        doc_end: [I] one past the last.
+    `embeddings`: [N, dim] by docid position; `doc_start`: [I] first docid position below each node; `doc_end`: [I] one
+    past the last.
 
     Returns:
         [I, dim], in a scratch file.

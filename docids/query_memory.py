@@ -84,21 +84,14 @@ class Spread(NamedTuple):
 
 
 class Share(NamedTuple):
-    """The documents that users took for the nearest earlier queries of a query.
+    """The documents that users took for the nearest earlier queries of a query."""
 
-    Attributes:
-        rows: [n] of the documents, ascending.
-        shares: [n] of them, which sum to 1.
-        belongs: [n] 1 at documents of these earlier queries, falling to 0 where an earlier query is hardly among the nearest.
-        cosine: of the nearest earlier query.
-        means: [taken] mean cosine of the earlier queries of each document that has some; see `QueryMemory.taken`.
-    """
-
-    rows: Rows
-    shares: Floats
+    rows: Rows  # [n] of the documents, ascending
+    shares: Floats  # [n] of them, which sum to 1
+    # [n] 1 at documents of these earlier queries, falling to 0 where an earlier query is hardly among the nearest
     belongs: Floats
-    cosine: float
-    means: Floats
+    cosine: float  # of the nearest earlier query
+    means: Floats  # [taken] mean cosine of the earlier queries of each document that has some; see `QueryMemory.taken`
 
 
 class _Taken(NamedTuple):
@@ -120,17 +113,11 @@ class Earlier(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class QueryMemory:
-    """The pairs that an index has learned.
+    """The pairs that an index has learned."""
 
-    Args:
-        config: what is kept.
-        key: of the hashes; made when the first pair is learned.
-        pairs: by their keys, and then by the rows of documents.
-    """
-
-    config: MemoryConfig = field(default_factory=MemoryConfig)
-    key: bytes = b""
-    pairs: Pairs = NOTHING
+    config: MemoryConfig = field(default_factory=MemoryConfig)  # what is kept
+    key: bytes = b""  # of the hashes; made when the first pair is learned
+    pairs: Pairs = NOTHING  # by their keys, and then by the rows of documents
 
     def __len__(self) -> int:
         return len(self.pairs)
@@ -147,12 +134,9 @@ class QueryMemory:
     ) -> "QueryMemory":
         """Return the memory with more pairs; one that is known counts once more, up to three times.
 
-        Args:
-            queries: [n] their texts.
-            rows: [n] of the documents.
-            vectors: [n, dim] of the queries, of any length.
-            times: [n] when each was learned, in microseconds since 1970; now by default.
-            terms: [n] of the queries, as BM25 counts them; by default none.
+        `queries`: [n] their texts; `rows`: [n] of the documents; `vectors`: [n, dim] of the queries, of any length;
+        `times`: [n] when each was learned, in microseconds since 1970; now by default; `terms`: [n] of the queries, as
+        BM25 counts them; by default none.
         """
         memory = self if self.key else replace(self, key=secrets.token_bytes(16))
         texts = [same(query) if self.config.keep_queries else "" for query in queries]
@@ -226,9 +210,7 @@ class QueryMemory:
     def knows(self, queries: Sequence[str], vectors: Floats | None = None) -> Bools:
         """[n] Whether queries were learned, in whatever case, spaces or composition.
 
-        Args:
-            queries: [n] their texts.
-            vectors: [n, dim] of them, which are compared if the memory `is_published`.
+        `queries`: [n] their texts; `vectors`: [n, dim] of them, which are compared if the memory `is_published`.
         """
         known = np.isin(self._keys(queries), self.pairs.keys)
         if vectors is None or not len(self):
@@ -403,12 +385,7 @@ class QueryMemory:
 
     @classmethod
     def load(cls, folder: Path) -> "QueryMemory":
-        """Return what `save` wrote.
-
-        Raises:
-            FileNotFoundError: no such folder.
-            ValueError: a file was truncated or altered.
-        """
+        """Return what `save` wrote."""
         path = folder / _CONFIG
         record = read_json(path)
         try:

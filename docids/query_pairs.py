@@ -38,23 +38,15 @@ ALWAYS = Period()
 
 @dataclass(frozen=True, eq=False)
 class Pairs:
-    """Pairs of an earlier query and a document, ascending by key and then by row.
+    """Pairs of an earlier query and a document, ascending by key and then by row."""
 
-    Attributes:
-        keys: [n] hashes of the queries.
-        rows: [n] of the documents.
-        times: [n, 3] when each was learned the first times, ascending, in microseconds since 1970; then the largest number.
-        vectors: [n, dim] of the queries, of length 1.
-        texts: [n] of the queries; "" where it is not kept.
-        terms: [n] the hashes of each query's terms, 8 bytes each.
-    """
-
-    keys: NDArray[np.uint64]
-    rows: NDArray[np.int32]
+    keys: NDArray[np.uint64]  # [n] hashes of the queries
+    rows: NDArray[np.int32]  # [n] of the documents
+    # [n, 3] when each was learned the first times, ascending, in microseconds since 1970; then the largest number
     times: NDArray[np.int64]
-    vectors: Floats
-    texts: NDArray[np.object_]
-    terms: NDArray[np.object_]
+    vectors: Floats  # [n, dim] of the queries, of length 1
+    texts: NDArray[np.object_]  # [n] of the queries; "" where it is not kept
+    terms: NDArray[np.object_]  # [n] the hashes of each query's terms, 8 bytes each
 
     def __len__(self) -> int:
         return len(self.keys)
@@ -125,11 +117,7 @@ class Pairs:
 
     @classmethod
     def load(cls, path: Path) -> "Pairs":
-        """Return what `save` wrote.
-
-        Raises:
-            ValueError: truncated or altered.
-        """
+        """Return what `save` wrote."""
         arrays = read_tensors(path, _ARRAYS)
         keys, rows, times, vectors = (np.array(arrays[name]) for name in ("keys", "rows", "times", "vectors"))
         try:
@@ -179,11 +167,7 @@ def hashes_of(texts: Sequence[str], key: bytes = b"") -> NDArray[np.uint64]:
 
 
 def _cut(hashes: bytes, counts: Ints) -> NDArray[np.object_]:
-    """Return the hashes of each of some texts, given how many each has.
-
-    Raises:
-        ValueError: they are not as many.
-    """
+    """Return the hashes of each of some texts, given how many each has."""
     edges = np.concatenate([[0], np.cumsum(counts, dtype=np.int64)]) * HASHED
     if counts.min(initial=0) < 0 or edges[-1] != len(hashes):
         raise ValueError("terms of another number")

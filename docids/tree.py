@@ -279,11 +279,7 @@ class DocidTree:
         return [(start, end) if count > 1 else None for (start, end), count in pairs]
 
     def stored_as(self, config: VectorsConfig) -> "DocidTree":
-        """Return the tree with its vectors kept otherwise.
-
-        Raises:
-            ValueError: bytes of codes do not divide the dimension.
-        """
+        """Return the tree with its vectors kept otherwise."""
         centroids, embeddings = (Vectors.from_array(own, config.kind) for own in (self.centroids, self.embeddings))
         needs_codes = config.code_bytes or len(self.embeddings) > LARGE
         codes = Vectors.search_codes(self.embeddings, config.code_bytes) if needs_codes else None
@@ -433,9 +429,7 @@ _ARRAYS: dict[str, tuple[type[np.generic] | tuple[type[np.generic], ...], int]] 
 def diagnostics(tree: DocidTree, collisions: int = 0) -> dict[str, object]:
     """Return measures of how evenly a tree codes its documents.
 
-    Args:
-        tree: the docids.
-        collisions: documents that only the last digit distinguishes from an earlier one, as the scheme counted them.
+    `collisions`: documents that only the last digit distinguishes from an earlier one, as the scheme counted them.
 
     Returns:
         documents; docids, more if documents have several; inner_nodes, depth; depth_histogram {digits: docids}; mean_fan_out by

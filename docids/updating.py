@@ -20,12 +20,7 @@ _OVERFULL = 2
 
 
 def remove_documents(tree: DocidTree, rows: NDArray[np.integer]) -> DocidTree:
-    """Return the tree without some documents; their places become free.
-
-    Args:
-        tree: the docids.
-        rows: of the document table; later rows shift.
-    """
+    """Return the tree without some documents; their places become free."""
     gone = np.zeros(tree.num_places + 1, dtype=bool)  # the last entry is that of row -1, free places
     gone[rows] = True
     moved = (np.cumsum(~gone) - 1).astype(np.int32)
@@ -71,15 +66,9 @@ def add_documents(
 ) -> DocidTree:
     """Return the tree with more documents, which take the next rows of the document table.
 
-    Args:
-        tree: the docids.
-        embeddings: [n, dim] of the new documents.
-        rows: [n] new document, from 0, of each embedding, if some have several places.
-        tokens: of the n texts, for a tree with token vectors.
-        spans: [n, 2] characters start to end of the piece of a text that each is of, for a tree of pieces.
-
-    Raises:
-        ValueError: their dimension is not the tree's, values are not finite, or tokens of other texts.
+    `embeddings`: [n, dim] of the new documents; `rows`: [n] new document, from 0, of each embedding, if some have
+    several places; `spans`: [n, 2] characters start to end of the piece of a text that each is of, for a tree of
+    pieces.
     """
     embeddings = np.ascontiguousarray(embeddings, dtype=np.float32)
     if embeddings.ndim != 2 or embeddings.shape[1] != tree.embeddings.shape[1]:

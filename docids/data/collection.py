@@ -348,11 +348,7 @@ def check_collection(call: str, collection: object) -> None:
 
 
 def compare_documents(collection: Collection, doc_ids: Iterable[str]) -> None:
-    """Warn if the documents of a collection and of an index differ.
-
-    Raises:
-        ValueError: they share none.
-    """
+    """Warn if the documents of a collection and of an index differ."""
     documents, indexed = collection.rows.keys(), set(doc_ids)
     missing, extra = len(documents - indexed), len(indexed - documents)
     if missing == len(documents):
@@ -495,13 +491,7 @@ def cached_table(
 ) -> "datasets.Dataset":
     """Return the table of a file, memory-mapped from the cache of `datasets`, where it stays; what is odd is logged each time.
 
-    Args:
-        path: of the file.
-        version: its sha256; a changed file is read again.
-        read: returns the schema of the table and its rows.
-
-    Raises:
-        ValueError: as `read`, or the file was changed meanwhile.
+    `version`: its sha256; a changed file is read again.
     """
     from datasets import Dataset, config, table
 

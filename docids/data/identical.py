@@ -37,11 +37,8 @@ def identical_ids(
 
     For queries that nobody has judged here: another document with their text may be what they ask for.
 
-    Args:
-        queries: {query_id: text}.
-        documents: a table with the column text; without it none can be found.
-        rows: {doc_id: row} of the table, at least of the documents with the id of a query.
-        name: of the collection, for the line.
+    `queries`: {query_id: text}; `documents`: a table with the column text; without it none can be found; `rows`:
+    {doc_id: row} of the table, at least of the documents with the id of a query.
     """
     asked = {query_id: key for query_id, text in queries.items() if (key := _plain(text))}
     table = as_table(documents)
@@ -59,12 +56,8 @@ def identical_documents(
 ) -> Identical:
     """Return {query_id: doc_ids} of the queries that are documents themselves; a line counts them.
 
-    Args:
-        queries: {query_id: text}.
-        documents: a table with the columns doc_id, text and perhaps title; without text none can be found.
-        rows: {doc_id: row} of the table.
-        relevant: {query_id: doc_ids} of documents that stay.
-        name: of the collection, for the line.
+    `queries`: {query_id: text}; `documents`: a table with the columns doc_id, text and perhaps title; without text none
+    can be found; `rows`: {doc_id: row} of the table; `relevant`: {query_id: doc_ids} of documents that stay.
     """
     table = as_table(documents)
     if "text" not in table.column_names:
@@ -131,10 +124,8 @@ def without_identical(run: Run, identical: Identical, k: int | None = None) -> R
     >>> without_identical({"a": {"a": 2.0, "b": 1.0}, "b": {"b": 2.0, "c": 1.0}}, {"a": frozenset("a")}, 1)
     {'a': {'b': 1.0}, 'b': {'b': 2.0}}
 
-    Args:
-        run: best first, if `k` is given.
-        identical: the documents that are left out.
-        k: documents per query; all by default.
+    `run`: best first, if `k` is given; `identical`: the documents that are left out; `k`: documents per query; all by
+    default.
     """
     if not identical and k is None:
         return run

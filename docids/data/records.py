@@ -86,8 +86,7 @@ class Oddities:
     >>> odd.lines()
     ["corpus.jsonl: empty documents: 2, the first 'a'; no query finds them."]
 
-    Args:
-        source: the file or argument that is read, for the lines.
+    `source`: the file or argument that is read, for the lines.
     """
 
     def __init__(self, source: object) -> None:
@@ -117,15 +116,9 @@ class Oddities:
 def checked_documents(records: Numbered, name: object, odd: Oddities | None = None) -> Iterator[tuple[str, Row]]:
     """Yield the row of each document, checked one by one, after the words that name it.
 
-    Args:
-        records: each with an id and a text under one of `ID_KEYS` and `TEXT_KEYS`; optionally with title and metadata
-            {key: value}. All other keys are metadata too. None and NaN are missing.
-        name: of all of them, for messages.
-        odd: counts what is odd; warned of at the end by default.
-
-    Raises:
-        ValueError: no id or text, a value of another type, metadata that cannot be columns, a doc_id that occurs twice, or no
-            document with a text.
+    `records`: each with an id and a text under one of `ID_KEYS` and `TEXT_KEYS`; optionally with title and metadata
+    {key: value}. All other keys are metadata too. None and NaN are missing; `odd`: counts what is odd; warned of at the
+    end by default.
     """
     seen, own = dict[str, int](), Oddities(name) if odd is None else odd
     for number, (source, record) in enumerate(records, start=1):
@@ -147,11 +140,7 @@ def checked_documents(records: Numbered, name: object, odd: Oddities | None = No
 
 
 def document_row(record: Mapping[str, Any], source: str, odd: Oddities) -> Row:
-    """Return the row of one document; `source` names the record in messages.
-
-    Raises:
-        ValueError: as `checked_documents`.
-    """
+    """Return the row of one document; `source` names the record in messages."""
     row = {
         "doc_id": _check_id(id_of(_given(record, ID_KEYS, source, "doc_id", needed=True)), f"{source}: doc_id"),
         "title": _text(record.get("title"), f"{source}: key 'title'"),
@@ -164,11 +153,7 @@ def document_row(record: Mapping[str, Any], source: str, odd: Oddities) -> Row:
 
 
 def checked_queries(records: Numbered, name: object, *, whole: bool = True) -> dict[str, str]:
-    """Return {query_id: text} of records with id and text; a line counts empty ones, and `whole` refuses to read none.
-
-    Raises:
-        ValueError: a malformed query, a duplicate id, or no query.
-    """
+    """Return {query_id: text} of records with id and text; a line counts empty ones, and `whole` refuses to read none."""
     queries, odd = dict[str, str](), Oddities(name)
     for source, record in records:
         query_id, query = query_of(record, source)
@@ -184,11 +169,7 @@ def checked_queries(records: Numbered, name: object, *, whole: bool = True) -> d
 
 
 def query_of(record: Mapping[str, Any], source: str) -> tuple[str, str]:
-    """Return query_id and text of a record; `source` names it in messages.
-
-    Raises:
-        ValueError: no id or text, or a value of another type.
-    """
+    """Return query_id and text of a record; `source` names it in messages."""
     query_id = _check_id(id_of(_given(record, QUERY_ID_KEYS, source, "query_id", needed=True)), f"{source}: query_id")
     given = next(((key,) for key in QUERY_TEXT_KEYS if key in record), QUERY_TEXT_KEYS)
     return query_id, _text(_given(record, given, source, "text"), f"{source}: key 'text'")
@@ -199,9 +180,6 @@ def ids_of(source: Any, name: str) -> list[Any]:
 
     >>> ids_of([7, "neon", {"doc_id": "argon"}], "allow")
     ['7', 'neon', 'argon']
-
-    Raises:
-        ValueError: the source is none of these, or a record has no id.
     """
     if isinstance(source, str | bytes | Mapping) or not (isinstance(source, Iterable) or is_table(source)):
         what = f"the string {shown(source)}" if isinstance(source, str) else shown(source)
@@ -218,11 +196,7 @@ def ids_of(source: Any, name: str) -> list[Any]:
 
 
 def _check_id(value: object, name: str) -> str:
-    """Return an id: a text that is not empty, without NUL and line ends; `name` is what it is, for messages.
-
-    Raises:
-        ValueError: it is something else, or longer than `MOST_OF_ID`.
-    """
+    """Return an id: a text that is not empty, without NUL and line ends; `name` is what it is, for messages."""
     checked = _text(value, name)
     if not checked or re.search(r"[\0\r\n]", checked):
         raise ValueError(f"{name} {shown(checked)} must be a text that is not empty, without NUL and line ends.")
@@ -237,11 +211,7 @@ def _text(value: Any, name: str) -> str:
 
 
 def _given(record: Mapping[str, Any], keys: tuple[str, ...], source: str, name: str, *, needed: bool = False) -> Any:
-    """Return the value that a record has under one of some keys.
-
-    Raises:
-        ValueError: it has none of the keys, and the message lists its keys; or several with values that differ.
-    """
+    """Return the value that a record has under one of some keys."""
     given = {key: record[key] for key in keys if key in record}
     found = {key: value for key, value in given.items() if not is_missing(value)}
     if not given or (needed and not found):
@@ -330,13 +300,8 @@ def _scalar(value: Any, name: str) -> bool | int | float | str | date:
 def table_of(records: Numbered, name: object, file: Path | None = None) -> "datasets.Dataset":
     """Return a table of documents, whose fingerprint is the sha256 of its contents; lines count what is odd.
 
-    Args:
-        records: as for `checked_documents`.
-        name: of all of them, for messages.
-        file: keeps ids, titles and texts on disk as long as the table is used; by default they are in memory.
-
-    Raises:
-        ValueError: as `checked_documents` and `column_kinds`.
+    `records`: as for `checked_documents`; `file`: keeps ids, titles and texts on disk as long as the table is used; by
+    default they are in memory.
     """
     from datasets import Dataset  # takes a second
 
@@ -391,9 +356,6 @@ def column_kinds(rows: Numbered, odd: Oddities) -> dict[str, str]:
     Texts that are all dates or times as ISO 8601 writes them are dates or times. Texts beside other values make all of them
     texts, and single values beside lists are lists of one; a line says so. Of the metadata of files, which nobody chose as the
     columns of one table, rare keys are left out and counted where they are too many.
-
-    Raises:
-        ValueError: there are no rows, too many keys of records, or too few values for that many.
     """
     kinds: dict[str, set[str]] = {}
     lists: dict[str, list[bool]] = {}  # {column: [single values were seen, lists were seen]}
@@ -516,9 +478,6 @@ def converted(value: Any, kind: str) -> Any:
 
     >>> converted("2024-01-15", "date"), converted(3, "list of text"), converted(True, "text")
     (datetime.date(2024, 1, 15), ['3'], 'true')
-
-    Raises:
-        ValueError: the kind has no such value.
     """
     if kind.startswith("list of "):
         return [

@@ -67,14 +67,7 @@ def records_of(source: Any, name: str = "documents", *, texts: bool = True) -> R
 
     A text is a record whose id is its place.
 
-    Args:
-        source: the records.
-        name: of them all, for messages.
-        texts: take texts for records; without, they are refused.
-
-    Raises:
-        TypeError: the source or a record is of another kind.
-        ValueError: a table has a column twice, or one that cannot be read.
+    `texts`: take texts for records; without, they are refused.
     """
     for place, record in enumerate(items_of(source, name)):
         if isinstance(record, str) and texts:
@@ -146,11 +139,7 @@ def _arrow_tables(source: Any) -> Iterable[Any] | None:
 
 
 def _table_records(tables: Iterable[Any], name: object) -> Iterator[dict[str, Any]]:
-    """Yield the rows of Arrow tables or batches.
-
-    Raises:
-        ValueError: a column comes twice, or holds a value that Python cannot.
-    """
+    """Yield the rows of Arrow tables or batches."""
     try:
         for table in tables:
             _check_different(table.schema.names, name)
@@ -185,11 +174,7 @@ def is_missing(value: Any) -> bool:
 
 
 def file_records(path: Path) -> Records:
-    """Yield the documents of a table, or its queries.
-
-    Raises:
-        ValueError: of another kind, or not as its kind is.
-    """
+    """Yield the documents of a table, or its queries."""
     name = path.name.lower()
     if name.endswith(_LINES):
         yield from ((f"{path}, line {number}", record) for number, record in _json_lines(path))
@@ -209,9 +194,6 @@ def pair_records(path: Path) -> Records:
     """Yield the training pairs of a .jsonl, .parquet, .csv or .tsv file (`dsi.docids.data.pairs`).
 
     A .tsv file whose first line names no such column has a query, a positive and perhaps negatives a line.
-
-    Raises:
-        ValueError: of another kind, or not as its kind is.
     """
     name = path.name.lower()
     suffix = next((suffix for suffix in _TABLES if name.endswith(suffix)), "")
@@ -279,11 +261,7 @@ def _names_columns(names: Sequence[str]) -> bool:
 
 
 def bare_records(path: Path) -> Records:
-    """Yield the lines of a file of id, a tab and the text; a first line that names these columns is left out.
-
-    Raises:
-        ValueError: a line has no tab, or the first one several: texts that hold tabs come later.
-    """
+    """Yield the lines of a file of id, a tab and the text; a first line that names these columns is left out."""
     is_first = True
     for number, line in text_lines(path):
         if number == 1 and _names_columns(line.split("\t")):
@@ -386,9 +364,6 @@ def text_lines(path: Path) -> Iterator[tuple[int, str]]:
     """Yield number, from 1, and text of each line of a UTF-8 file that is not blank, without its end.
 
     A file whose name ends in .gz is decompressed. A byte order mark is skipped; lines end in LF or CRLF.
-
-    Raises:
-        ValueError: a line is too long or not UTF-8, or the compressed data are damaged.
     """
     number = last = 0
     try:
@@ -411,11 +386,7 @@ def text_lines(path: Path) -> Iterator[tuple[int, str]]:
 
 
 def _json_lines(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
-    """Yield number and JSON object of each line that is not blank.
-
-    Raises:
-        ValueError: as `text_lines` does, or a line is not a JSON object.
-    """
+    """Yield number and JSON object of each line that is not blank."""
     for number, line in text_lines(path):
         source = f"{path}, line {number}"
         try:

@@ -81,11 +81,7 @@ def _remove_orphan(file: Path) -> None:
 
 
 def _hold(path: Path) -> FileLock | None:
-    """Take the lock of a path; None where the file system has no locks, so that nobody removes what a process leaves there.
-
-    Raises:
-        Timeout: another process has it.
-    """
+    """Take the lock of a path; None where the file system has no locks, so that nobody removes what a process leaves there."""
     lock = FileLock(f"{path}{_LOCK}", timeout=0)
     try:
         lock.acquire()

@@ -22,10 +22,8 @@ Paths = Callable[[SchemeInput], Numbers]
 def paths_by_parts(documents: SchemeInput, split: Callable[[SchemeInput], Ints], paths_of: Paths) -> Numbers:
     """Return the paths [N, longest] of documents whose first number is that of their part.
 
-    Args:
-        documents: to be clustered; in their `folder` finished parts stay.
-        split: returns the number of the part [N] of each document; all processes call it.
-        paths_of: clusters the documents of a part.
+    `documents`: to be clustered; in their `folder` finished parts stay; `split`: returns the number of the part [N] of
+    each document; all processes call it.
     """
     points, config, folder, processes = documents.points, documents.config, documents.folder, documents.processes
     parts = _parts(documents, split)

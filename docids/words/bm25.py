@@ -256,11 +256,7 @@ class BM25:
 
 
 def load_lexical(folder: Path, doc_ids: Sequence[str]) -> BM25 | None:
-    """Load the lexical part from a folder; None if the folder is missing.
-
-    Raises:
-        ValueError: it covers another number of documents.
-    """
+    """Load the lexical part from a folder; None if the folder is missing."""
     return BM25.load(folder, doc_ids) if folder.exists() else None
 
 

@@ -25,17 +25,12 @@ _FEW = 10
 
 @dataclass(frozen=True, eq=False)
 class PostingsPart:
-    """The lists of documents that were added together.
+    """The lists of documents that were added together."""
 
-    Attributes:
-        lists: [terms, documents], documents ascending in each list; there may be fewer terms than in later parts.
-        first: slot of the first document.
-        top_lists: {term: what a reader caches of its list}.
-    """
-
+    # [terms, documents], documents ascending in each list; there may be fewer terms than in later parts
     lists: sparse.csr_array
-    first: int
-    top_lists: dict[int, Any] = field(default_factory=dict)
+    first: int  # slot of the first document
+    top_lists: dict[int, Any] = field(default_factory=dict)  # {term: what a reader caches of its list}
 
     @property
     def end(self) -> int:
@@ -53,20 +48,13 @@ class Postings:
     """The posting lists of all documents.
 
     A document keeps its slot, a number in the order of addition; its row in the document table shifts when earlier ones leave.
-
-    Attributes:
-        parts: in the order of their slots.
-        frequencies: [terms] document frequency of each.
-        num_documents: without removed ones.
-        rows: [slots] row of each, -1 if it was removed; None if no document was removed.
-        slots: [documents] slot of each row; None if no document was removed.
     """
 
-    parts: tuple[PostingsPart, ...]
-    frequencies: Ints
-    num_documents: int
-    rows: Ints | None = None
-    slots: Ints | None = None
+    parts: tuple[PostingsPart, ...]  # in the order of their slots
+    frequencies: Ints  # [terms] document frequency of each
+    num_documents: int  # without removed ones
+    rows: Ints | None = None  # [slots] row of each, -1 if it was removed; None if no document was removed
+    slots: Ints | None = None  # [documents] slot of each row; None if no document was removed
 
     @classmethod
     def from_lists(cls, lists: sparse.csr_array) -> "Postings":
@@ -196,11 +184,7 @@ def _join(parts: Sequence[PostingsPart]) -> PostingsPart:
 
 
 def postings_arrays(postings: Postings) -> dict[str, Numbers]:
-    """Return the arrays of a safetensors file with all lists.
-
-    Raises:
-        ValueError: there are more postings than such a file can number.
-    """
+    """Return the arrays of a safetensors file with all lists."""
     lists = postings.merge()
     if lists.nnz > np.iinfo(np.int32).max:
         raise ValueError(f"An index can hold 2^31 - 1 words of documents, got {lists.nnz}; split the collection.")
@@ -209,12 +193,7 @@ def postings_arrays(postings: Postings) -> dict[str, Numbers]:
 
 
 def read_postings(path: Path, documents: int) -> tuple[Postings, Ints]:
-    """Return the lists in a file with `postings_arrays`, memory-mapped, and [documents] the lengths of texts beside them.
-
-    Raises:
-        FileNotFoundError: no such file.
-        ValueError: it covers another number of documents, or holds other arrays.
-    """
+    """Return the lists in a file with `postings_arrays`, memory-mapped, and [documents] the lengths of texts beside them."""
     names = ("indices", "indptr", "shape", "lengths")
     arrays = read_tensors(path, {"data": (np.float32, 1), **dict.fromkeys(names, (np.int32, 1))})
     terms, covered = arrays["shape"].tolist()

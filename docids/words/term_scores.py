@@ -57,25 +57,15 @@ class Damping:
 
 
 class TopList(NamedTuple):
-    """The documents of a long list with the highest weights.
+    """The documents of a long list with the highest weights."""
 
-    Attributes:
-        documents: ascending.
-        values: of the term in them.
-        weights: of the term in them, under the damping of the last query.
-        weighed: that damping.
-        ranks: of the documents by weight.
-        bounds: for each of `_DEPTHS`, the highest weight below that depth; 0 if there is none.
-        damping: under which they are the highest.
-    """
-
-    documents: Ints
-    values: Floats
-    weights: Floats
-    weighed: Damping
-    ranks: Ints
-    bounds: list[float]
-    damping: Damping
+    documents: Ints  # ascending
+    values: Floats  # of the term in them
+    weights: Floats  # of the term in them, under the damping of the last query
+    weighed: Damping  # that damping
+    ranks: Ints  # of the documents by weight
+    bounds: list[float]  # for each of `_DEPTHS`, the highest weight below that depth; 0 if there is none
+    damping: Damping  # under which they are the highest
 
     @classmethod
     def from_list(cls, documents: Ints, values: Floats, weights: Floats, damping: Damping) -> "TopList":
@@ -102,90 +92,53 @@ class TopList(NamedTuple):
 
 
 class Terms(NamedTuple):
-    """A query as terms.
+    """A query as terms."""
 
-    Attributes:
-        numbers: [terms] of them; one may repeat.
-        factors: [terms] what multiplies their weights.
-        best: score of a document with all terms of the query, at most; words that no document has count too.
-    """
-
-    numbers: Rows
-    factors: Floats
-    best: float = 1.0
+    numbers: Rows  # [terms] of them; one may repeat
+    factors: Floats  # [terms] what multiplies their weights
+    best: float = 1.0  # score of a document with all terms of the query, at most; words that no document has count too
 
 
 class TopDocuments(NamedTuple):
-    """Roughly the top documents of a query, and a bound of all others.
+    """Roughly the top documents of a query, and a bound of all others."""
 
-    Attributes:
-        rows: [n] of the document table, ascending.
-        scores: [n] their complete scores.
-        bound: at least the score of every other document, and at least 0.
-        others: [m] complete scores of further documents that were requested.
-    """
-
-    rows: Rows
-    scores: Floats
-    bound: np.float32
-    others: Floats
+    rows: Rows  # [n] of the document table, ascending
+    scores: Floats  # [n] their complete scores
+    bound: np.float32  # at least the score of every other document, and at least 0
+    others: Floats  # [m] complete scores of further documents that were requested
 
 
 class _Reading(NamedTuple):
-    """What is read of a term's list in a part.
+    """What is read of a term's list in a part."""
 
-    Attributes:
-        part: of the list.
-        term: its number.
-        factor: of the term in the query.
-        rows: of the documents, ascending.
-        weights: of the term in them.
-        bound: of the weights that are not read.
-        whole: True if all is read.
-    """
-
-    part: PostingsPart
-    term: int
-    factor: np.float32
-    rows: Rows
-    weights: Floats
-    bound: np.float32
-    whole: bool
+    part: PostingsPart  # of the list
+    term: int  # its number
+    factor: np.float32  # of the term in the query
+    rows: Rows  # of the documents, ascending
+    weights: Floats  # of the term in them
+    bound: np.float32  # of the weights that are not read
+    whole: bool  # True if all is read
 
 
 class _Scan(NamedTuple):
-    """Documents in the lists that were read.
+    """Documents in the lists that were read."""
 
-    Attributes:
-        rows: of the documents, ascending.
-        sums: of their weights less the bounds of the lists.
-        bounds: of their scores.
-        rest: a bound of the scores of all others.
-        others: sums of the documents that were requested.
-        unfinished: lists that were not read whole, and the rows [n], ascending, that were read of each.
-    """
-
-    rows: Rows
-    sums: Floats
-    bounds: Floats
-    rest: np.float32
-    others: Floats
+    rows: Rows  # of the documents, ascending
+    sums: Floats  # of their weights less the bounds of the lists
+    bounds: Floats  # of their scores
+    rest: np.float32  # a bound of the scores of all others
+    others: Floats  # sums of the documents that were requested
+    # lists that were not read whole, and the rows [n], ascending, that were read of each
     unfinished: list[tuple[_Reading, Rows]]
 
 
 @dataclass(frozen=True, eq=False)
 class TermScorer:
-    """Scores documents by the weights of a query's terms in them.
+    """Scores documents by the weights of a query's terms in them."""
 
-    Attributes:
-        postings: the lists.
-        damping: of their values.
-        lengths: [documents] what the damping depends on.
-    """
-
-    postings: Postings
-    damping: Damping
-    lengths: Ints
+    postings: Postings  # the lists
+    damping: Damping  # of their values
+    lengths: Ints  # [documents] what the damping depends on
 
     def select(self, rows: Rows) -> "TermScorer":
         """Return a scorer of the documents in some rows, ascending; a weight is what it is among all documents."""
@@ -220,10 +173,7 @@ class TermScorer:
     def gains(self, terms: Terms, rows: Rows, counts: Floats) -> Floats:
         """Return [terms, rows] what the scores of some documents would gain if they had each term as often again.
 
-        Args:
-            terms: the query; a number of -1 is a term that no document has.
-            rows: of the documents.
-            counts: [terms, rows] how often.
+        `terms`: the query; a number of -1 is a term that no document has; `counts`: [terms, rows] how often.
         """
         documents, gains = rows.astype(np.int32), np.zeros(counts.shape, dtype=np.float32)
         for line, term, factor, more in zip(gains, terms.numbers, terms.factors, counts, strict=True):
@@ -243,11 +193,7 @@ class TermScorer:
         it and, for lists in which it was not found, of the weights at which reading ended (Fagin's threshold algorithm). The
         documents with the highest bounds are scored completely.
 
-        Args:
-            terms: the query.
-            count: of documents, at most.
-            allowed: [documents] True at those that may be returned; all by default.
-            others: rows of further allowed documents to score.
+        `allowed`: [documents] True at those that may be returned; all by default.
         """
         terms, budget = _merge_repeats(terms), max(_BUDGET, _PER_DOCUMENT * count)
         if allowed is not None:
@@ -348,9 +294,7 @@ class TermScorer:
 def _choose_depths(unread: Sequence[Floats], budget: int) -> list[int]:
     """Choose how deep to read each list, as an index into `_DEPTHS`; extend the list whose unread part weighs most.
 
-    Args:
-        unread: for each list, [depths] the highest contribution below each depth.
-        budget: postings to read in all.
+    `unread`: for each list, [depths] the highest contribution below each depth.
     """
     depths, queue = [0] * len(unread), [(-float(bounds[0]), n) for n, bounds in enumerate(unread)]
     heapify(queue)

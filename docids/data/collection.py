@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any, overload
 from uuid import uuid4
 
 import pyarrow as pa
+from filelock import FileLock
 
 from dsi.docids.data import SPLITS, TABLES, existing_folder, find_collection, folder_for_collection
 from dsi.docids.data.dev_queries import relevant_documents, split_judgements
@@ -41,7 +42,6 @@ from dsi.docids.data.sources import file_records, pair_records, records_of, text
 from dsi.docids.files.checks import plain, shown, user_path
 from dsi.docids.files.reading import sha256
 from dsi.docids.files.storage import digest, replace_folder, replacing, write_json_line
-from dsi.docids.files.temporary import RANDOM, owning, remove_orphans, temporary_folder
 from dsi.docids.types import Qrels
 
 if TYPE_CHECKING:
@@ -496,15 +496,17 @@ def cached_table(
     from datasets import Dataset, config, table
 
     kept = _cache_folder(str(config.HF_DATASETS_CACHE)) / f"{digest([str(path), version, _LAYOUT])}.arrow"
-    if not kept.exists():
-        schema, found = read(path)
-        remove_orphans(kept.parent, f"*.arrow.{RANDOM}.partial")
-        with replacing(kept) as partial, owning(partial):
-            with pa.OSFile(str(partial), "wb") as file, pa.ipc.new_stream(file, schema) as writer:
-                for batch in found:
-                    writer.write_batch(batch)
-            if sha256(path) != version:
-                raise ValueError(f"{path} was changed while it was read; read it again when it is whole.")
+    with FileLock(f"{kept}.lock"):  # so that one process reads it, and what a killed one left is nobody's
+        if not kept.exists():
+            for left in kept.parent.glob(f"{kept.name}.*.partial"):
+                left.unlink()
+            schema, found = read(path)
+            with replacing(kept) as partial:
+                with pa.OSFile(str(partial), "wb") as file, pa.ipc.new_stream(file, schema) as writer:
+                    for batch in found:
+                        writer.write_batch(batch)
+                if sha256(path) != version:
+                    raise ValueError(f"{path} was changed while it was read; read it again when it is whole.")
     mapped = table.MemoryMappedTable.from_file(str(kept))
     for line in json.loads((mapped.schema.metadata or {}).get(b"odd", b"[]")):
         logger.warning("%s", line)
@@ -525,7 +527,7 @@ def _cache_folder(folder: str) -> Path:
 @cache
 def _temporary_folder() -> tempfile.TemporaryDirectory[str]:
     """Return a folder that is deleted when the process ends."""
-    return temporary_folder()
+    return tempfile.TemporaryDirectory(prefix="dsi-")
 
 
 def read_queries(folder: Path) -> dict[str, str]:

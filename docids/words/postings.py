@@ -77,8 +77,7 @@ class Postings:
         for part in self.parts:
             lost = _count_removed(part, gone[part.first : part.end])
             frequencies[: len(lost)] -= lost
-            unchanged = {term: top for term, top in part.top_lists.copy().items() if not lost[term]}
-            parts.append(PostingsPart(part.lists, part.first, unchanged))
+            parts.append(PostingsPart(part.lists, part.first))
         # Lists stay as they are; a removed slot has no row from now on, and the rows of later documents move up.
         stays = (rows >= 0) & ~gone  # [slots]
         new_rows = np.where(stays, np.cumsum(stays, dtype=np.int32) - np.int32(1), np.int32(-1))

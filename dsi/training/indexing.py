@@ -19,7 +19,6 @@ from dsi.docids.data.collection import Collection, read_collection
 from dsi.docids.files.checks import user_path
 from dsi.docids.files.reading import remembering_sums
 from dsi.docids.files.storage import link_files, replace_folder
-from dsi.docids.files.temporary import temporary_folder
 from dsi.search.queries import Queries, ids_and_texts
 from dsi.store.retriever import GenerativeRetriever
 from dsi.training.pipeline import TrainingRun
@@ -167,4 +166,4 @@ def read_embeddings(path: Path) -> NDArray[np.float32]:
 @cache
 def _temporary_folder() -> TemporaryDirectory[str]:
     """Return the folder of this process's indexes without a folder of their own; deleted when Python ends."""
-    return temporary_folder()
+    return TemporaryDirectory(prefix="dsi-")

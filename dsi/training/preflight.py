@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict
 from functools import cache
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import numpy as np
@@ -25,7 +26,6 @@ from dsi.docids.files.checks import folder_to_write, shown, user_path
 from dsi.docids.files.processes import Processes
 from dsi.docids.files.reading import folder_sums, read_record
 from dsi.docids.files.storage import digest, replace_folder
-from dsi.docids.files.temporary import temporary_folder
 from dsi.docids.schemes import Docids, DocidsConfig, check_branching, find_scheme
 from dsi.generator.config import EXTRACTIVE
 from dsi.generator.kinds import create_generator, find_kind
@@ -236,7 +236,7 @@ def check_storable(name: str, model: Encoder, processes: Processes) -> None:
 
 def _storage_problem(model: Encoder) -> str:
     """Return why a model cannot be written; "" if it can."""
-    with temporary_folder() as folder:
+    with TemporaryDirectory(prefix="dsi-") as folder:
         try:
             model.save(Path(folder))
         except ValueError as error:

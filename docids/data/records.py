@@ -24,7 +24,6 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import pyarrow as pa
 
-from dsi.docids.data.locations import FILE
 from dsi.docids.data.sources import (
     ID_KEYS,
     MOST_COLUMNS,
@@ -354,32 +353,19 @@ def column_kinds(rows: Numbered, odd: Oddities) -> dict[str, str]:
     """Return {column: kind} of the metadata of rows: a key of `_ARROW`, or "list of" one.
 
     Texts that are all dates or times as ISO 8601 writes them are dates or times. Texts beside other values make all of them
-    texts, and single values beside lists are lists of one; a line says so. Of the metadata of files, which nobody chose as the
-    columns of one table, rare keys are left out and counted where they are too many.
+    texts, and single values beside lists are lists of one; a line says so. Rare keys are left out and counted where there are
+    too many.
     """
     kinds: dict[str, set[str]] = {}
     lists: dict[str, list[bool]] = {}  # {column: [single values were seen, lists were seen]}
-    counts, filled, number = Counter[str](), 0, 0
-    for number, (source, row) in enumerate(rows, start=1):
+    counts, number = Counter[str](), 0
+    for number, (_, row) in enumerate(rows, start=1):  # noqa: B007
         for key, value in row.items():
             if key not in COLUMNS:
                 is_list = isinstance(value, list)
                 kinds.setdefault(key, set()).update(map(_kind, value if is_list else [value]))
                 lists.setdefault(key, [False, False])[is_list] = True
                 counts[key] += 1
-                filled += 1
-        if FILE in kinds:
-            continue
-        if (cells := number * len(kinds)) > _LARGE_TABLE and _SPARSE * filled < cells:
-            raise ValueError(
-                f"{source}: metadata make a table of {cells:,} cells by now, of which {filled:,} hold a value; leave out "
-                "keys that few documents have."
-            )
-        if len(kinds) + len(COLUMNS) > MOST_COLUMNS:
-            raise ValueError(
-                f"{source}: documents may have at most {MOST_COLUMNS - len(COLUMNS)} different keys of metadata, this makes "
-                f"them {len(kinds)}; leave some out."
-            )
     if not number:
         raise ValueError(f"{odd.source} must hold at least one document, with an id and a text, got none.")
     common = _common_keys(counts, number, odd)
@@ -405,16 +391,11 @@ def _common_keys(counts: Counter[str], documents: int, odd: Oddities) -> set[str
 def _kind(value: Any) -> str:
     """Return the kind of a value; "ISO date" and "ISO time" for texts that are dates or times, "large" for large integers."""
     if isinstance(value, str):
-        for pattern, kind, read in (
-            (_DATE, "ISO date", date.fromisoformat),
-            (_TIME, "ISO time", datetime.fromisoformat),
-        ):
+        for pattern, kind in ((_DATE, "ISO date"), (_TIME, "ISO time")):
             if pattern.fullmatch(value):
-                try:
-                    read(value)
-                except ValueError:
-                    break
-                return kind
+                with suppress(ValueError):
+                    datetime.fromisoformat(value)
+                    return kind
         return "text"
     if isinstance(value, int) and not isinstance(value, bool):
         return "large" if abs(value) > _EXACT else "integer"

@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from dsi.docids.files.reading import read_tensors
 from dsi.docids.files.storage import save_tensors
 from dsi.docids.token_vectors import TokenVectors
-from dsi.docids.types import Ints, Numbers
+from dsi.docids.types import Floats, Ints, Numbers
 from dsi.docids.vectors import BLOCK, LARGE, Vectors, VectorsConfig, read_codec
 
 MOST_PLACES = 2**16
@@ -424,6 +424,42 @@ _ARRAYS: dict[str, tuple[type[np.generic] | tuple[type[np.generic], ...], int]] 
     "spans": (np.int32, 2),
 }
 """{array on disk: element types and dimensions}."""
+
+
+def document_scores(queries: Floats, tree: DocidTree) -> Floats:
+    """[queries, documents] dense scores of queries [queries, dim]: those of the best place of each document."""
+    scores = tree.embeddings.products(queries)
+    if tree.place_costs is not None:
+        scores -= tree.place_costs
+    return np.maximum.reduceat(scores[:, tree.by_row], tree.first_places, axis=1)
+
+
+def places_of(tree: DocidTree, rows: NDArray[np.integer]) -> Numbers:
+    """[n, most] the docid positions of collection rows [n], ascending; a row with fewer repeats its first."""
+    places = pad(*tree.places_of(rows))
+    return np.where(places < 0, places[:, :1], places)
+
+
+def nearest_places(tree: DocidTree, rows: NDArray[np.integer], vectors: Floats) -> NDArray[np.integer]:
+    """[n] the docid position of each document in `rows` [n]; of several the one whose vector is nearest to its of `vectors`."""
+    nearest = [np.empty(0, dtype=np.int32)]
+    blocks = np.cumsum(tree.place_counts[rows]) // BLOCK
+    for own in np.split(np.arange(len(rows)), np.flatnonzero(np.diff(blocks)) + 1) if len(rows) else ():
+        places, counts = tree.places_of(rows[own])
+        scores = np.einsum("pd,pd->p", tree.embeddings[places], np.repeat(vectors[own], counts, axis=0))
+        nearest.append(places[first_of_highest(scores, counts)])
+    return np.concatenate(nearest)
+
+
+def first_of_highest(scores: Floats, counts: NDArray[np.integer]) -> NDArray[np.integer]:
+    """Return where the highest score of each of several groups, one after another, comes first.
+
+    >>> first_of_highest(np.array([1, 3, 3, 2]), np.array([3, 1])).tolist()
+    [1, 3]
+    """
+    starts = counts.cumsum() - counts
+    highest = np.flatnonzero(scores == np.repeat(np.maximum.reduceat(scores, starts), counts))
+    return np.asarray(highest[np.searchsorted(highest, starts)])
 
 
 def diagnostics(tree: DocidTree, collisions: int = 0) -> dict[str, object]:

@@ -71,12 +71,8 @@ def add_documents(
     pieces.
     """
     embeddings = np.ascontiguousarray(embeddings, dtype=np.float32)
-    if embeddings.ndim != 2 or embeddings.shape[1] != tree.embeddings.shape[1]:
-        raise ValueError(f"embeddings must be [documents, {tree.embeddings.shape[1]}], got {list(embeddings.shape)}.")
     if not np.isfinite(embeddings).all():
         raise ValueError("embeddings must be finite; some of the new documents' are not.")
-    if (0 if tokens is None else len(tokens)) != (len(embeddings) if tree.tokens else 0):
-        raise ValueError(f"tokens must be those of the {len(embeddings)} new texts, if the tree has token vectors.")
     growing = _Growing(tree)
     for embedding in embeddings:
         growing.place(embedding)

@@ -117,18 +117,15 @@ class Postings:
             span = part.span(term)
             yield self.to_rows(part, part.lists.indices[span], part.lists.data[span])
 
-    def to_rows(
-        self, part: PostingsPart, documents: Ints, values: Floats, allowed: Bools | None = None
-    ) -> tuple[Rows, Floats]:
-        """Return the rows and values of those documents of a part that are allowed and not removed."""
-        rows, keep = documents.astype(np.int64), None
+    def to_rows(self, part: PostingsPart, documents: Ints, values: Floats) -> tuple[Rows, Floats]:
+        """Return the rows and values of those documents of a part that are not removed."""
+        rows = documents.astype(np.int64)
         rows += part.first
-        if self.rows is not None:
-            rows = self.rows[rows].astype(np.int64)
-            keep = rows >= 0
-        if allowed is not None:
-            keep = allowed[rows] if keep is None else keep & allowed[rows]
-        return (rows, values) if keep is None else (rows[keep], values[keep])
+        if self.rows is None:
+            return rows, values
+        rows = self.rows[rows].astype(np.int64)
+        keep = rows >= 0
+        return rows[keep], values[keep]
 
     def values(self, part: PostingsPart, term: int, rows: Ints) -> Floats:
         """Return [rows] the values of a term in documents; 0 where a document lacks it or is in another part."""

@@ -21,11 +21,10 @@ from dsi import GenerativeRetriever
 from dsi.commands.main import main
 from dsi.config import read_config
 from dsi.docids.clustering import DocidsConfig, assemble, build_tree
-from dsi.docids.places import places_of
 from dsi.docids.schemes import SCHEMES, Docids, SchemeInput, find_scheme, make_docids, scheme_names
 from dsi.docids.schemes.file import read_docids, write_docids
 from dsi.docids.schemes.lloyd import train_kmeans
-from dsi.docids.tree import DocidTree, diagnostics
+from dsi.docids.tree import DocidTree, diagnostics, places_of
 from dsi.docids.updating import add_documents, remove_documents
 from dsi.training.docids_stage import load_tokenizer, sources_digest
 from dsi.training.indexing import read_embeddings

@@ -23,7 +23,7 @@ from filelock import FileLock
 from dsi.docids.data import SPLITS, TABLES, existing_folder, find_collection, folder_for_collection
 from dsi.docids.data.dev_queries import relevant_documents, split_judgements
 from dsi.docids.data.folders import path_records
-from dsi.docids.data.identical import Identical, identical_documents
+from dsi.docids.data.identical import Identical, identical_ids
 from dsi.docids.data.judgements import check_qrels, read_judgements, relevant_rows, write_judgements
 from dsi.docids.data.pairs import Documents, pair_judgements
 from dsi.docids.data.records import (
@@ -131,15 +131,12 @@ class Collection:
 
     @cached_property
     def identical(self) -> Identical:
-        """The queries that are documents themselves, with these, which their answers leave out: `dsi.docids.data.identical`.
-
-        A document that is judged relevant to the query stays.
-        """
-        judged = chain.from_iterable(qrels.items() for qrels in self.qrels.values())
-        relevant = dict[str, set[str]]()
-        for query_id, own in judged:
-            relevant.setdefault(query_id, set()).update(doc_id for doc_id, grade in own.items() if grade > 0)
-        return identical_documents(self.queries, self.documents, self.rows, relevant, self.name)
+        """The queries that are documents themselves, with these, which their answers leave out unless judged relevant."""
+        judgements = chain.from_iterable(qrels.items() for qrels in self.qrels.values())
+        wanted = {query_id for query_id, judged in judgements if judged.get(query_id, 0) > 0}
+        queries = {query_id: text for query_id, text in self.queries.items() if query_id not in wanted}
+        found = identical_ids(queries, self.documents, self.rows, self.name)
+        return {query_id: frozenset({query_id}) for query_id in found}
 
     @property
     def own_rows(self) -> dict[str, frozenset[int]]:

@@ -9,7 +9,7 @@ import logging
 import threading
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
-from functools import cached_property
+from functools import cached_property, lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, Self
 
@@ -18,7 +18,6 @@ from numpy.typing import NDArray
 
 from dsi.contrastive.config import LONGEST_INPUT, LONGEST_PROMPT, EncoderConfig
 from dsi.contrastive.cutting import MORE, DocumentCut, Lengths, cut_documents, has_words, head_of, piece_text
-from dsi.contrastive.model_files import Reloads
 from dsi.contrastive.readable import shares_read
 from dsi.docids.files.progress import Bar
 from dsi.docids.files.reading import catching_panics
@@ -86,7 +85,7 @@ class Vocabulary(NamedTuple):
     marks: bool = True  # whether texts are encoded with special tokens
 
 
-class TextEncoder(Reloads, ABC):
+class TextEncoder(ABC):
     """Makes embeddings and token states of texts.
 
     Dot products of its embeddings are what the model compares texts by. For cosines, embeddings have length 1. For dot products
@@ -112,6 +111,12 @@ class TextEncoder(Reloads, ABC):
         self._source: tuple[Any, ...] | None = None
         self._warned_long_query = False
         self._tokenizing = threading.Lock()  # a call sets the tokenizer's padding and truncation
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Pickle what `load` was given; the process that reads it loads it once."""
+        if self._source is None:
+            raise ValueError("A model is pickled as the folder or name that it was loaded from; save and load it.")
+        return _reloaded, (type(self), self._source, self.fingerprint)
 
     @property
     @abstractmethod
@@ -297,3 +302,12 @@ class TextEncoder(Reloads, ABC):
             tokenizer.no_padding()
             tokenizer.enable_truncation(most, direction=self.vocabulary.side)
             return tokenizer.encode_batch(list(texts), add_special_tokens=marks)
+
+
+@lru_cache(maxsize=2)
+def _reloaded(kind: Any, source: tuple[Any, ...], fingerprint: str) -> Any:
+    """Return an encoder that another process pickled."""
+    encoder = kind.load(*source)
+    if encoder.fingerprint != fingerprint:
+        raise ValueError(f"{source} is another model here than where the work was given out; use the same files.")
+    return encoder

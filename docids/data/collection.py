@@ -40,7 +40,7 @@ from dsi.docids.data.records import (
 )
 from dsi.docids.data.sources import file_records, pair_records, records_of, text_lines
 from dsi.docids.files.checks import plain, shown, user_path
-from dsi.docids.files.reading import sha256
+from dsi.docids.files.reading import check_file, sha256
 from dsi.docids.files.storage import digest, replace_folder, replacing, write_json_line
 from dsi.docids.types import Qrels
 
@@ -419,10 +419,7 @@ def _versions(folder: Path, judged: Mapping[str, Path]) -> list[str]:
     """Return what each file of a collection is, with its sha256."""
     files = {name: _find(folder, name) for name in ("corpus.jsonl", "queries.jsonl") if _has(folder, name)} | {**judged}
     for path in files.values():
-        if not path.is_file():
-            raise ValueError(
-                f"{path} must be a regular file, and is a folder, a device or a pipe; put the file itself there."
-            )
+        check_file(path, "put the file itself there")
     return [f"{name} {sha256(path)}" for name, path in sorted(files.items())]
 
 

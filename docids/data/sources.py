@@ -80,8 +80,6 @@ def records_of(source: Any, name: str = "documents", *, texts: bool = True) -> R
 
 def items_of(source: Any, name: str) -> Iterable[Any]:
     """Return an iterable of the records of a source."""
-    if _is_of(source, "datasets", "DatasetDict"):
-        raise TypeError(f"{name} must be one data set, got a dictionary of {', '.join(source)}; pass one of them.")
     if _is_of(source, "pandas", "DataFrame"):
         _check_different(source.columns, name)
         parts = (source.iloc[start : start + _ROWS_AT_ONCE] for start in range(0, len(source), _ROWS_AT_ONCE))
@@ -91,14 +89,9 @@ def items_of(source: Any, name: str) -> Iterable[Any]:
     if (tables := _arrow_tables(source)) is not None:
         return _table_records(tables, name)
     if isinstance(source, str | bytes | Mapping | Set) or not isinstance(source, Iterable):
-        remedy = "dsi.read_collection reads a folder"
-        if isinstance(source, Mapping):
-            remedy = "put one record into a list, and columns into a pandas.DataFrame"
-        if isinstance(source, Set):
-            remedy = "a set has no order, and texts take their places as ids: make a list of it"
         raise TypeError(
             f"{name} must be a list or an iterator of dictionaries, a DataFrame, an Arrow table or a datasets.Dataset, got "
-            f"{shown(source)}; {remedy}."
+            f"{shown(source)}; make a list of it, or let dsi.read_collection read a folder."
         )
     return source
 

@@ -77,16 +77,12 @@ class Setting:
         if self.choices:
             return f"one of {', '.join(self.choices)}"
         least, above, most, below = (self.bound(kind) for kind in (Ge, Gt, Le, Lt))
-        if most is None and below is None:
-            return f"at least {short_number(least)}" if least is not None else "above 0" if above is not None else ""
+        if below is None and most in (None, LARGEST):
+            if least is None:
+                return "" if above is None else f"above {short_number(above)}"
+            return f"at least {short_number(least)}"
         if least is not None and most is not None:
-            return (
-                f"at least {short_number(least)}"
-                if most == LARGEST
-                else f"between {short_number(least)} and {short_number(most)}"
-            )
-        if above is not None and most == LARGEST:
-            return f"above {short_number(above)}"
+            return f"between {short_number(least)} and {short_number(most)}"
         opening = f"({short_number(above)}" if least is None else f"[{short_number(least)}"
         return f"in {opening}, {short_number(below)})" if most is None else f"in {opening}, {short_number(most)}]"
 

@@ -304,11 +304,7 @@ def check_points(points: Floats, documents: int, name: str = "embeddings") -> No
     """Raise ValueError unless points to cluster on are finite, and one a document."""
     if points.ndim != 2 or len(points) != documents:
         raise ValueError(f"{name} must be [{documents:,}, any], one row a document, got {list(points.shape)}.")
-    _check_finite(name, points)
-
-
-def _check_finite(name: str, array: Floats) -> None:
-    bad = ~np.isfinite(np.concatenate([block.sum(axis=1, dtype=np.float32) for block in _blocks(array)]))  # [N]
+    bad = ~np.isfinite(np.concatenate([block.sum(axis=1, dtype=np.float32) for block in _blocks(points)]))  # [N]
     if bad.any():
         raise ValueError(f"{name} must be finite; row {int(np.argmax(bad))} (and {int(bad.sum()) - 1} more) is not.")
 

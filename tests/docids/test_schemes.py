@@ -656,7 +656,7 @@ def test_what_a_scheme_gives_is_checked(foreign, monkeypatch, made, message):
 @pytest.mark.parametrize("name", EVERY)
 def test_a_scheme_is_one_short_module(name):
     text = Path(inspect.getfile(find_scheme(name))).read_text(encoding="utf-8")
-    assert len(text.splitlines()) <= 120
+    assert len(text.splitlines()) <= 150
     assert "make" in {node.name for node in ast.parse(text).body if isinstance(node, ast.FunctionDef)}
 
 

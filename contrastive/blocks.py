@@ -1,7 +1,7 @@
 """Embeddings of large collections: block by block, on disk, by any number of processes. Knows nothing of their use."""
 
 import logging
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from functools import cached_property
 from itertools import islice
 from pathlib import Path
@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from dsi.contrastive.config import LONGEST_INPUT
 from dsi.contrastive.cutting import piece_text
 from dsi.contrastive.readable import HALF
-from dsi.contrastive.text_encoder import PLURALS, TextEncoder, TokenModel
+from dsi.contrastive.text_encoder import PLURALS, TextEncoder
 from dsi.contrastive.tokens import TokenHead
 from dsi.docids.data.collection import LazyTexts
 from dsi.docids.files.processes import Processes
@@ -37,13 +37,7 @@ BLOCK = 2_048
 
 
 class DocumentTexts(LazyTexts):
-    """The texts of documents for an encoder: the pieces of each, cut to what the encoder reads.
-
-    Args:
-        encoder: reads the texts.
-        documents: a table with title and text.
-        pieces: per document, at most.
-    """
+    """The texts of documents for an encoder: the pieces of each, cut to what the encoder reads."""
 
     def __init__(self, encoder: TextEncoder, documents: "datasets.Dataset", pieces: int = 1) -> None:
         self._encoder, self._documents, self._pieces = encoder, documents, pieces
@@ -115,7 +109,7 @@ def warn_unread(texts: Iterable[str], encoder: TextEncoder) -> None:
 
 
 def giving_back(encoder: E) -> E:
-    """Return an encoder, or a multi-vector model, after letting it give freed memory back with every batch, its copies too.
+    """Return an encoder after letting it give freed memory back with every batch, its copies too.
 
     Texts are read by length, so that the pieces of one batch do not fit the tensors of the next: 1,400 abstracts held 1.1 GB.
     """
@@ -141,64 +135,37 @@ def encode_blocks(
 ) -> NDArray[np.float32]:
     """Return embeddings [len(texts), embedding_dim], memory-mapped from `folder`; reuses the blocks of a killed run.
 
-    Args:
-        encoder: of the texts.
-        texts: as the encoder reads them, lazily where they are many.
-        kind: "document" or "query".
-        folder: of the blocks; only for these texts.
-        processes: share the work; each gets the result.
-        head: also writes the codes of the texts' tokens, for `read_token_blocks`.
+    `texts`: as the encoder reads them, lazily where they are many; `kind`: "document" or "query"; `head`: also writes
+    the codes of the texts' tokens, for `read_token_blocks`.
     """
     joined = folder / "all.npy"
     if not joined.exists():
-        what = f"embeddings of {PLURALS[kind]}"
-        blocks = _write_blocks(_write_block, (encoder, kind, head, len(texts)), texts, folder, ".npy", what, processes)
+        blocks = _write_blocks(encoder, texts, kind, folder, processes, head)
         if processes.is_main:
             _join(blocks, (len(texts), encoder.embedding_dim), joined)
     processes.wait()
     return np.load(joined, mmap_mode="r")  # type: ignore[no-any-return]
 
 
-def encode_token_blocks(
-    model: TokenModel, head: TokenHead, texts: Sequence[str], folder: Path, processes: Processes
-) -> None:
-    """Write the codes of documents' tokens by a multi-vector model, for `read_token_blocks`; reuses the blocks of a killed run.
-
-    Args:
-        model: of the documents.
-        head: makes codes of its vectors.
-        texts: title and text of each document, or of each of its pieces.
-        folder: of the blocks; only for these texts.
-        processes: share the work.
-    """
-    _write_blocks(_write_token_block, (model, head), texts, folder, _TOKEN_BLOCKS[1:], "tokens of documents", processes)
-
-
 def _write_blocks(
-    write: Callable[..., None],
-    makers: tuple[Any, ...],
-    texts: Sequence[str],
-    folder: Path,
-    ending: str,
-    what: str,
-    processes: Processes,
+    encoder: TextEncoder, texts: Sequence[str], kind: str, folder: Path, processes: Processes, head: TokenHead | None
 ) -> list[Path]:
-    """Call `write(*makers, texts of a block, its path, progress)` for every block, and return their paths in order."""
+    """Write every block by `_write_block`, and return their paths in order."""
     folder.mkdir(parents=True, exist_ok=True)
-    blocks = {start: folder / f"{start:012}{ending}" for start in range(0, len(texts), BLOCK)}
+    blocks = {start: folder / f"{start:012}.npy" for start in range(0, len(texts), BLOCK)}
     shows = processes.is_main and not processes.are_remote
     own = [start for start in processes.share(list(blocks)) if not blocks[start].exists()]
     total = sum(min(BLOCK, len(texts) - start) for start in own)
-    bar = Bar(what, unit="text", total=total, enabled=processes.is_main, whole=True)
+    bar = Bar(f"embeddings of {PLURALS[kind]}", unit="text", total=total, enabled=processes.is_main, whole=True)
 
     def values(start: int) -> tuple[Any, ...]:
         block = [] if blocks[start].exists() else texts[start : start + BLOCK]
         if processes.are_remote:
             bar.update(len(block))  # it is given away
-        return *makers, block, blocks[start], shows
+        return encoder, kind, head, len(texts), block, blocks[start], shows
 
     with bar:
-        processes.map(write, list(blocks), values)
+        processes.map(_write_block, list(blocks), values)
     processes.wait()
     if processes.is_main:
         for orphan in folder.glob("*.partial"):  # of workers that died
@@ -223,23 +190,13 @@ def _write_block(
         embeddings = fast.encode(texts, kind, progress=progress)
     else:
         embeddings, tokens = head.encode(fast, texts, progress=progress)
-        _save_tokens(tokens, path.with_name(_TOKEN_BLOCKS.replace("*", path.stem)))
+        with replacing(path.with_name(_TOKEN_BLOCKS.replace("*", path.stem))) as partial:
+            save_tensors({"codes": tokens.codes, "counts": tokens.counts.astype(np.int32)}, partial)
     write_array(path, embeddings)
 
 
-def _write_token_block(model: TokenModel, head: TokenHead, texts: Sequence[str], path: Path, progress: bool) -> None:
-    """Write the codes of the tokens of texts; nothing if they are there."""
-    if not path.exists():
-        _save_tokens(head.encode_with(model.for_search("float32"), texts, progress=progress), path)
-
-
-def _save_tokens(tokens: TokenCodes, path: Path) -> None:
-    with replacing(path) as partial:
-        save_tensors({"codes": tokens.codes, "counts": tokens.counts.astype(np.int32)}, partial)
-
-
 def read_token_blocks(folder: Path) -> TokenCodes:
-    """Return the codes of all texts that `encode_blocks` or `encode_token_blocks` wrote into a folder; they stay on disk."""
+    """Return the codes of all texts that `encode_blocks` wrote into a folder; they stay on disk."""
     blocks = [map_tensors(path) for path in sorted(folder.glob(_TOKEN_BLOCKS))]
     counts = np.concatenate([block["counts"] for block in blocks])
     shape = int(counts.sum(dtype=np.int64)), blocks[0]["codes"].shape[1]

@@ -6,7 +6,7 @@ from typing import Annotated, Literal
 from pydantic import AfterValidator, Field
 
 from dsi.docids.files.checks import check_name, user_path
-from dsi.docids.files.declarations import LARGEST, NameOrPath, Positive, Remedy, settings
+from dsi.docids.files.declarations import LARGEST, Positive, Remedy, settings
 from dsi.docids.token_vectors import BITS
 
 PACKAGED = "sentence-transformers/all-MiniLM-L6-v2"
@@ -113,21 +113,16 @@ class ContrastiveConfig:
 class TokensConfig:
     """Token vectors for late interaction (section `[tokens]`)."""
 
-    model: NameOrPath = ""
-    """A multi-vector model whose vectors are taken: a folder or Hub name of a `MultiVectorEncoder` of sentence-transformers
-    or a PyLate model; "" for the encoder's own token states."""
     dim: Annotated[int, Field(ge=8, le=4096), Remedy("use a multiple of 8")] = 128
-    """Dimensions of a token vector, a multiple of 8; at most those of the encoder's states. A `model` has its own."""
+    """Dimensions of a token vector, a multiple of 8; at most those of the encoder's states."""
     bits: int = 2
     """Bits of a dimension: 2, 4 or 8, so that a token takes dim * bits / 8 bytes; 0 for an index without token vectors. Only
     tied docid tokens use them."""
     epochs: Annotated[float, Field(ge=0, le=LARGEST)] = 4.0
     """Passes over the train queries in which the map from a query's states to token vectors is trained; 0: it stays that of
-    documents, as without train queries and with a `model`."""
+    documents, as without train queries."""
 
     def __post_init__(self) -> None:
-        if self.model:
-            check_name("tokens.model", self.model, "a multi-vector model (Hub name or folder)")
         if self.dim % 8:
             raise ValueError(f"tokens.dim must be a multiple of 8, got {self.dim}.")
         if self.bits not in (0, *BITS):

@@ -22,17 +22,11 @@ _SPACE = re.compile(r"\s+")
 
 
 class DocumentCut(NamedTuple):
-    """Where a document is cut into pieces.
+    """Where a document is cut into pieces."""
 
-    Attributes:
-        spans: first character, and one past the last, of each piece of the text.
-        title_end: characters of the title before each piece.
-        is_whole: whether title and text are read to their ends.
-    """
-
-    spans: tuple[tuple[int, int], ...]
-    title_end: int
-    is_whole: bool = True
+    spans: tuple[tuple[int, int], ...]  # first character, and one past the last, of each piece of the text
+    title_end: int  # characters of the title before each piece
+    is_whole: bool = True  # whether title and text are read to their ends
 
     def lacks_words(self, text: str) -> bool:
         """True if words of the text follow the last piece."""
@@ -71,12 +65,8 @@ def cut_documents(
 ) -> list[DocumentCut]:  # fmt: skip
     """Return where documents are cut: at once, or by stretches where that leaves words out and there may be more pieces.
 
-    Args:
-        titles: of the documents.
-        texts: of the documents.
-        offsets: returns those of texts, of a number of tokens at most.
-        lengths: of texts and pieces.
-        limit: tokens of title and text that the model reads.
+    `offsets`: returns those of texts, of a number of tokens at most; `limit`: tokens of title and text that the model
+    reads.
     """
     most = lengths.most(limit) + MORE
     heads = [text if lengths.reads_at_once(text) else "" for text in texts]
@@ -95,13 +85,8 @@ def cut_document(
 ) -> DocumentCut:
     """Return where a document is cut; see `Encoder.cut`.
 
-    Args:
-        title: of the document.
-        text: of the document.
-        of_title: tokens of the title, one more than `limit` at most.
-        of_text: tokens of the text, a few more than `lengths.most` at most.
-        lengths: of texts and pieces.
-        limit: tokens of title and text that the model reads.
+    `of_title`: tokens of the title, one more than `limit` at most; `of_text`: tokens of the text, a few more than
+    `lengths.most` at most; `limit`: tokens of title and text that the model reads.
     """
     length = lengths.document
     if len(of_text) <= length and len(of_title) + len(of_text) <= limit:
@@ -119,13 +104,8 @@ def cut_stretches(
 ) -> DocumentCut:
     """Return where a long document is cut: as `cut_document` cuts stretches of about 50,000 characters, one after another.
 
-    Args:
-        title: of the document.
-        text: of the document.
-        of_title: tokens of the title, one more than `limit` at most.
-        read: returns the tokens of a stretch, as `cut_document` takes them.
-        lengths: of texts and pieces.
-        limit: tokens of title and text that the model reads.
+    `of_title`: tokens of the title, one more than `limit` at most; `read`: returns the tokens of a stretch, as
+    `cut_document` takes them; `limit`: tokens of title and text that the model reads.
     """
     spans, start, title_end = list[tuple[int, int]](), 0, 0
     while start < len(text) and len(spans) < lengths.pieces:
@@ -168,13 +148,8 @@ def _cut_text(
 ) -> DocumentCut:
     """Return the pieces of a long text, as short as their number allows.
 
-    Args:
-        title: of the document.
-        of_title: first and last character of the tokens that each piece reads of it.
-        text: of the document.
-        offsets: of its tokens.
-        lengths: tokens of the text in a piece, wished and at most.
-        pieces: how many, at most.
+    `of_title`: first and last character of the tokens that each piece reads of it; `lengths`: tokens of the text in a
+    piece, wished and at most.
     """
     title_end = len(title) if not of_title or not has_words(title[of_title[-1][1] :]) else of_title[-1][1]
     length, longest = min(lengths), lengths[1]
@@ -195,12 +170,6 @@ def piece_spans(text: str, offsets: Sequence[tuple[int, int]], length: int, piec
     >>> tokens = [(0, 1), (2, 3), (4, 5), (5, 6), (7, 8), (9, 10), (11, 12)]
     >>> piece_spans("a b c. d e f", tokens, 5, 3)
     [(0, 7), (5, 12)]
-
-    Args:
-        text: of a document.
-        offsets: first and last character of its tokens.
-        length: tokens of a piece, at most.
-        pieces: how many, at most.
     """
     starts = np.array([start for start, _ in offsets] or [0])
     edges = [  # tokens that begin a sentence, and those that begin a word

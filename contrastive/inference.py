@@ -19,9 +19,7 @@ _ROWS = 64
 class PackedLinear(nn.Linear):
     """`nn.Linear` without gradients, packed for the CPU; plain on other devices.
 
-    Args:
-        weight: [out, in], shared; later changes do not affect the packed copy.
-        bias: [out], if any.
+    `weight`: [out, in], shared; later changes do not affect the packed copy; `bias`: [out], if any.
     """
 
     def __init__(self, weight: Tensor, bias: Tensor | None = None) -> None:

@@ -80,12 +80,9 @@ def dpr_loss(
 class _ContrastiveLoss(nn.Module):
     """Embeds every view and gathers views and labels from all processes; subclasses compute the loss.
 
-    Args:
-        model: that embeds.
-        temperature: of the loss.
-        chunk: tokens that are embedded at a time.
-        relevant: {number of a query: labels of all documents that are relevant to it}, where there are several.
-        compare: returns the vectors whose dot products are compared, of what the model gives; as it gives them by default.
+    `model`: that embeds; `chunk`: tokens that are embedded at a time; `relevant`: {number of a query: labels of all
+    documents that are relevant to it}, where there are several; `compare`: returns the vectors whose dot products are
+    compared, of what the model gives; as it gives them by default.
     """
 
     def __init__(
@@ -105,9 +102,7 @@ class _ContrastiveLoss(nn.Module):
     def _no_negatives(self, labels: Tensor, numbers: Tensor) -> Tensor | None:
         """Return [queries, texts] True at texts of documents that are relevant to a query; None if no query has several.
 
-        Args:
-            labels: [texts] documents of the texts.
-            numbers: [queries] of the queries; empty if they are not numbered.
+        `labels`: [texts] documents of the texts; `numbers`: [queries] of the queries; empty if they are not numbered.
         """
         none = labels.new_empty(0)
         relevant = [self.relevant.get(number, none).to(labels) for number in numbers.flatten().tolist()]

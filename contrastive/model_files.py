@@ -1,4 +1,4 @@
-"""Models in the folders of an index, before they are loaded: what may be in their files, and how they are pickled.
+"""Models in the folders of an index, before they are loaded: what may be in their files.
 
 A model that a configuration names is the user's choice; the one in an index may be a stranger's. `problem` finds whatever in
 its files would run code or name other files. Imports no library of models. Knows nothing of what a model computes.
@@ -8,7 +8,6 @@ import re
 import threading
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
-from functools import lru_cache
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -41,11 +40,7 @@ LOADING = threading.RLock()
 
 
 def problem(path: Path) -> str:
-    """Return the reason why a JSON file may not be in an index, or "": it chooses code, or names another file.
-
-    Raises:
-        ValueError: it is not JSON.
-    """
+    """Return the reason why a JSON file may not be in an index, or "": it chooses code, or names another file."""
     if path.name == TOKENIZER:
         return ""
     if path.name == "adapter_config.json":
@@ -117,27 +112,6 @@ def file_stamp(folder: Path) -> tuple[tuple[str, int, int, int], ...]:
     """Return what tells the files of a folder from others, links to the same ones apart."""
     found = [(path.relative_to(folder), path.stat()) for path in sorted(folder.rglob("*")) if path.is_file()]
     return tuple((str(name), stat.st_ino, stat.st_size, stat.st_mtime_ns) for name, stat in found)
-
-
-class Reloads:
-    """A model that is pickled as what its `load` was given; the process that reads it loads it once."""
-
-    _source: tuple[Any, ...] | None
-    fingerprint: Any
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        if self._source is None:
-            raise ValueError("A model is pickled as the folder or name that it was loaded from; save and load it.")
-        return _reloaded, (type(self), self._source, self.fingerprint)
-
-
-@lru_cache(maxsize=2)
-def _reloaded(kind: Any, source: tuple[Any, ...], fingerprint: str) -> Any:
-    """Return a model that another process pickled."""
-    model = kind.load(*source)
-    if model.fingerprint != fingerprint:
-        raise ValueError(f"{source} is another model here than where the work was given out; use the same files.")
-    return model
 
 
 @contextmanager

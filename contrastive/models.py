@@ -8,7 +8,6 @@ import re
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from contextvars import ContextVar
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -23,7 +22,7 @@ from torch import nn
 from transformers import PreTrainedModel
 
 from dsi.contrastive.config import LONGEST_INPUT
-from dsi.contrastive.model_files import LOADING, PROBE, TOKENIZER, check_settings, file_stamp, refuses
+from dsi.contrastive.model_files import LOADING, PROBE, TOKENIZER, check_settings, refuses
 from dsi.docids.files.reading import RESTORE, read_any_json
 from dsi.docids.files.storage import write_json
 
@@ -47,9 +46,6 @@ def write_model(model: Any, folder: Path) -> None:
     """Write a model of sentence-transformers as an index holds it: for texts, in files that name no code and no other file.
 
     The same model gives the same files. Meanwhile nobody may call its tokenizers.
-
-    Raises:
-        ValueError: it cannot do without code of its own, or reads no texts.
     """
     for module in model.modules():  # else the last truncation and padding would be saved
         reset_tokenizer(getattr(module, "tokenizer", None))
@@ -58,11 +54,7 @@ def write_model(model: Any, folder: Path) -> None:
 
 
 def write_plainly(folder: Path) -> None:
-    """Write the settings of a model in a folder again, without those that choose code or name other files.
-
-    Raises:
-        ValueError: it cannot do without, or reads no texts.
-    """
+    """Write the settings of a model in a folder again, without those that choose code or name other files."""
     for path in [*folder.rglob("*.jinja"), *folder.rglob("README.md")]:  # no chats
         path.unlink()
     for path in sorted(folder.rglob("*.json")):
@@ -84,50 +76,6 @@ def _without_refused(value: Any) -> Any:
     return [_without_refused(item) for item in value] if isinstance(value, list) else value
 
 
-class Shared:
-    """What the encoders of one model share while `sharing_models` is in force.
-
-    Attributes:
-        encoder: that was loaded.
-        fingerprint: of it.
-        for_search: {dtype: the model laid out for search}.
-    """
-
-    def __init__(self, encoder: Any) -> None:
-        self.encoder, self.fingerprint, self.for_search = encoder, encoder.fingerprint, dict[Any, Any]()
-
-
-_SHARING: ContextVar[bool] = ContextVar("sharing", default=False)
-
-
-@contextmanager
-def sharing_models() -> Iterator[None]:
-    """Load an encoder that was loaded last under this no second time: for indexes made one after another, without training."""
-    token = _SHARING.set(True)
-    try:
-        yield
-    finally:
-        _SHARING.reset(token)
-
-
-def shared(load: Callable[[], Any], *key: Any) -> "Shared | None":
-    """Return what encoders of a model share, loaded if it is another one than last time; None unless they share.
-
-    Args:
-        load: loads the encoder.
-        key: what it is loaded from; of a folder the files count, whatever it is called.
-    """
-    if not _SHARING.get():
-        return None
-    stamp = [file_stamp(own) if isinstance(own, Path) else own for own in key]
-    if not _LAST or _LAST[0][0] != stamp:
-        _LAST[:] = [(stamp, Shared(load()))]
-    return _LAST[0][1]
-
-
-_LAST: list[tuple[list[Any], Shared]] = []
-
-
 def is_local(name: str) -> bool:
     """True if a model is a folder, or the Hub cannot be asked for it: then only the folder, or the cache, is read.
 
@@ -147,12 +95,9 @@ def is_local(name: str) -> bool:
 def load_complete(load: Callable[[], M], outputs: Callable[[M], NDArray[np.float32]]) -> M:
     """Return a model whose files have all weights that its answers depend on, and no layers beyond those of its configuration.
 
-    Args:
-        load: loads it by `from_pretrained` of transformers, which makes what its files lack at random or as zeros.
-        outputs: for which a model is used; they are compared with those after other values took the places of missing weights.
-
-    Raises:
-        ValueError: weights are missing or left over; the message names them.
+    `load`: loads it by `from_pretrained` of transformers, which makes what its files lack at random or as zeros;
+    `outputs`: for which a model is used; they are compared with those after other values took the places of missing
+    weights.
     """
     with _reporting() as reports:
         model = load()
@@ -227,20 +172,11 @@ def _matter(missing: Mapping[str, PreTrainedModel], outputs: Callable[[], NDArra
 
 
 def check_inputs(model: nn.Module) -> None:
-    """Check the tokenizers of a loaded model, and let them cut texts at the length that it can read.
-
-    Raises:
-        ValueError: a tokenizer pads nothing, or gives tokens that the model does not have.
-    """
+    """Check the tokenizers of a loaded model, and let them cut texts at the length that it can read."""
     for module in model.modules():
         if isinstance(module, Transformer):
             most = _positions(module.auto_model)
             module.max_seq_length = min(module.max_seq_length or most, most)
-            for name in ("query_length", "document_length"):  # of multi-vector models
-                if length := getattr(module, name):
-                    setattr(module, name, min(length, most))
-            if (expansion := module.query_expansion) and expansion["length"] > most:
-                raise ValueError(f"it expands queries to {expansion['length']} tokens and reads {most}")
             check_tokenizer(module.tokenizer, module.auto_model.get_input_embeddings().num_embeddings)
 
 
@@ -265,13 +201,7 @@ def _positions(model: nn.Module) -> int:
 def load_weights(make: Callable[[], M], path: Path) -> M:
     """Return a module with the weights of a safetensors file.
 
-    Args:
-        make: makes the module; called with tensors on the meta device.
-        path: the file.
-
-    Raises:
-        FileNotFoundError: no such file.
-        ValueError: the file is truncated, or of another module or type.
+    `make`: makes the module; called with tensors on the meta device.
     """
     weights = load_file(path)
     with torch.device("meta"):

@@ -38,33 +38,22 @@ _FEW = 20
 
 
 class QueryExample(NamedTuple):
-    """A query and the rows of its documents among those whose codes there are.
+    """A query and the rows of its documents among those whose codes there are."""
 
-    Attributes:
-        states: [tokens, state_dim] of its tokens that are not special ones, of length 1, in half precision.
-        positives: one row a relevant document: its piece that is nearest to the query.
-        relevant: all rows of relevant documents.
-        negatives: other rows with the highest scores.
-    """
-
+    # [tokens, state_dim] of its tokens that are not special ones, of length 1, in half precision
     states: NDArray[np.float16]
-    positives: Ints
-    relevant: Ints
-    negatives: Ints
+    positives: Ints  # one row a relevant document: its piece that is nearest to the query
+    relevant: Ints  # all rows of relevant documents
+    negatives: Ints  # other rows with the highest scores
 
 
 @dataclass(frozen=True)
 class JudgedQueries:
-    """Queries with their relevant documents.
+    """Queries with their relevant documents."""
 
-    Attributes:
-        texts: as the encoder reads them.
-        relevant: rows of the document table, of each.
-        own: {number of a query: rows of the documents that it is itself}, which are neither relevant nor negatives.
-    """
-
-    texts: Sequence[str]
-    relevant: Sequence[Ints]
+    texts: Sequence[str]  # as the encoder reads them
+    relevant: Sequence[Ints]  # rows of the document table, of each
+    # {number of a query: rows of the documents that it is itself}, which are neither relevant nor negatives
     own: Mapping[int, Collection[int]] = field(default_factory=dict)
 
     @classmethod
@@ -93,13 +82,9 @@ def query_examples(
 ) -> list[QueryExample]:
     """Return examples of queries, at most 10,000, drawn at random.
 
-    Args:
-        encoder: of the queries.
-        judged: the queries.
-        embeddings: [n, embedding_dim] of the documents or their pieces.
-        rows: [n] row of the document table of each, ascending.
-        score: returns scores [m, n] of all of them for the texts and embeddings of m queries, to find hard negatives.
-        rng: draws the queries.
+    `embeddings`: [n, embedding_dim] of the documents or their pieces; `rows`: [n] row of the document table of each,
+    ascending; `score`: returns scores [m, n] of all of them for the texts and embeddings of m queries, to find hard
+    negatives.
     """
     drawn = rng.permutation(len(judged.texts))[:QUERIES].tolist()
     texts = [judged.texts[number] for number in drawn]
@@ -145,12 +130,7 @@ def train_query_head(
 ) -> TokenVectors:
     """Return the token vectors with a matrix of their own for queries; the same vectors where dev queries lose by it.
 
-    Args:
-        tokens: of the documents or their pieces, by row.
-        train: the queries to learn from.
-        dev: other queries, which decide.
-        epochs: passes over the train queries.
-        seed: of the order and the draws.
+    `tokens`: of the documents or their pieces, by row; `dev`: other queries, which decide.
     """
     if not train:
         return tokens
@@ -171,11 +151,7 @@ def count_steps(queries: int, epochs: float) -> int:
 def train_matrix(tokens: TokenVectors, train: Sequence[QueryExample], steps: int, *, seed: int = 0) -> Floats:
     """Return the trained matrix [dim, state_dim] after a number of steps; the same seed gives the same.
 
-    Args:
-        tokens: of the documents; their head is where it starts.
-        train: the queries.
-        steps: of 32 queries.
-        seed: of the order and the draws.
+    `tokens`: of the documents; their head is where it starts; `steps`: of 32 queries.
     """
     matrix = torch.tensor(tokens.head, requires_grad=True)
     optimizer = torch.optim.Adam([matrix], lr=_LEARNING_RATE)

@@ -42,11 +42,7 @@ def shares_read(
 ) -> NDArray[np.float32]:
     """[n] how much of each text a tokenizer reads; 1 for small vocabularies.
 
-    Args:
-        texts: read to the ends of their tokens.
-        encoded: their tokens, without special ones.
-        unknown: number of the token for what the tokenizer does not know.
-        vocabulary: tokens that it has.
+    `unknown`: number of the token for what the tokenizer does not know; `vocabulary`: tokens that it has.
     """
     if vocabulary < _FEWEST:
         return np.ones(len(texts), dtype=np.float32)
@@ -58,12 +54,7 @@ def shares_read(
 
 
 def share_read(text: str, pieces: Sequence[Piece]) -> float:
-    """Return how much of a text is read, between 0 and 1; 1 for a text without words.
-
-    Args:
-        text: up to the last of the tokens.
-        pieces: its tokens, in order.
-    """
+    """Return how much of a text is read, between 0 and 1; 1 for a text without words."""
     letters, read, first = 0.0, 0.0, 0
     for word in (_ASCII_WORD if text.isascii() else _WORD).finditer(text):
         start, end = word.span()

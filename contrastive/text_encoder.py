@@ -9,16 +9,15 @@ import logging
 import threading
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
-from functools import cached_property
+from functools import cached_property, lru_cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, Self
+from typing import TYPE_CHECKING, Any, NamedTuple, Self
 
 import numpy as np
 from numpy.typing import NDArray
 
 from dsi.contrastive.config import LONGEST_INPUT, LONGEST_PROMPT, EncoderConfig
 from dsi.contrastive.cutting import MORE, DocumentCut, Lengths, cut_documents, has_words, head_of, piece_text
-from dsi.contrastive.model_files import Reloads
 from dsi.contrastive.readable import shares_read
 from dsi.docids.files.progress import Bar
 from dsi.docids.files.reading import catching_panics
@@ -51,35 +50,21 @@ _LEAST_ROOM = 16
 
 
 class EncodedTexts(NamedTuple):
-    """What one pass of an encoder gives.
+    """What one pass of an encoder gives."""
 
-    Attributes:
-        states: [n, length, state_dim] token states.
-        mask: [n, length] True at real tokens.
-        embeddings: [n, embedding_dim].
-        words: [n, length] True at real tokens that are not special ones such as [CLS].
-    """
-
-    states: Floats
-    mask: Bools
-    embeddings: Floats
-    words: Bools
+    states: Floats  # [n, length, state_dim] token states
+    mask: Bools  # [n, length] True at real tokens
+    embeddings: Floats  # [n, embedding_dim]
+    words: Bools  # [n, length] True at real tokens that are not special ones such as [CLS]
 
 
 class Outputs(NamedTuple):
-    """What a model gives for texts.
+    """What a model gives for texts."""
 
-    Attributes:
-        numbers: [n, length] of tokens.
-        mask: [n, length] True at real tokens.
-        states: [n, length, state_dim].
-        vectors: [n, dim] as the model makes them.
-    """
-
-    numbers: Ints
-    mask: Bools
-    states: Floats
-    vectors: Floats
+    numbers: Ints  # [n, length] of tokens
+    mask: Bools  # [n, length] True at real tokens
+    states: Floats  # [n, length, state_dim]
+    vectors: Floats  # [n, dim] as the model makes them
 
 
 class TokenSpan(NamedTuple):
@@ -90,53 +75,17 @@ class TokenSpan(NamedTuple):
     is_special: bool
 
 
-class TokenModel(Protocol):
-    """What may make the token vectors of an index in place of its encoder; see `dsi.contrastive.multi_vector`."""
-
-    @property
-    def dim(self) -> int:
-        """Width of a token vector."""
-
-    @property
-    def nbytes(self) -> int:
-        """Bytes of the weights."""
-
-    @property
-    def fingerprint(self) -> str:
-        """Equal for models that give the same vectors."""
-
-    def vectors(self, texts: Sequence[str], kind: str) -> list[NDArray[np.float32]]:
-        """Return the vectors [tokens, dim] of the tokens of each text, of one pass."""
-
-    def spans(self, text: str, kind: str) -> list[TokenSpan]:
-        """Return where each token of `vectors` lies in a text."""
-
-    def for_search(self, dtype: str) -> "TokenModel":
-        """Return a copy for fast inference in a dtype."""
-
-    def save(self, folder: Path) -> None:
-        """Write the model into a folder of an index."""
-
-
 class Vocabulary(NamedTuple):
-    """A tokenizer, and what its own file does not say.
+    """A tokenizer, and what its own file does not say."""
 
-    Attributes:
-        tokenizer: its padding and truncation are set at every call.
-        special: numbers of special tokens.
-        unknown: number of the token for what it does not know, if it has one.
-        side: where texts that are too long are cut, "right" or "left".
-        marks: whether texts are encoded with special tokens.
-    """
-
-    tokenizer: "tokenizers.Tokenizer"
-    special: Sequence[int]
-    unknown: int | None = None
-    side: str = "right"
-    marks: bool = True
+    tokenizer: "tokenizers.Tokenizer"  # its padding and truncation are set at every call
+    special: Sequence[int]  # numbers of special tokens
+    unknown: int | None = None  # number of the token for what it does not know, if it has one
+    side: str = "right"  # where texts that are too long are cut, "right" or "left"
+    marks: bool = True  # whether texts are encoded with special tokens
 
 
-class TextEncoder(Reloads, ABC):
+class TextEncoder(ABC):
     """Makes embeddings and token states of texts.
 
     Dot products of its embeddings are what the model compares texts by. For cosines, embeddings have length 1. For dot products
@@ -150,11 +99,9 @@ class TextEncoder(Reloads, ABC):
         is_cosine: whether the model compares texts by cosines.
 
     Attributes:
-        token_model: makes the token vectors of the index; None if they are made of the encoder's own states.
         device: where it computes.
     """
 
-    token_model: TokenModel | None = None
     device: Any
 
     def __init__(
@@ -164,6 +111,12 @@ class TextEncoder(Reloads, ABC):
         self._source: tuple[Any, ...] | None = None
         self._warned_long_query = False
         self._tokenizing = threading.Lock()  # a call sets the tokenizer's padding and truncation
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Pickle what `load` was given; the process that reads it loads it once."""
+        if self._source is None:
+            raise ValueError("A model is pickled as the folder or name that it was loaded from; save and load it.")
+        return _reloaded, (type(self), self._source, self.fingerprint)
 
     @property
     @abstractmethod
@@ -200,11 +153,6 @@ class TextEncoder(Reloads, ABC):
     @abstractmethod
     def save(self, folder: Path) -> None:
         """Write the encoder into a folder of an index; the same encoder gives the same files."""
-
-    @property
-    def token_dim(self) -> int:
-        """Width of what token vectors are made of: a token state, or a vector of `token_model`."""
-        return self.token_model.dim if self.token_model else self.state_dim
 
     def document_texts(self, titles: Sequence[str], texts: Sequence[str]) -> list[str]:
         """Return the title, a space, and the first `document_length` tokens of the text, for each document."""
@@ -262,10 +210,7 @@ class TextEncoder(Reloads, ABC):
     def encode(self, texts: Sequence[str], kind: str, *, progress: bool = False) -> Floats:
         """Return embeddings [len(texts), embedding_dim] of texts made by `document_texts` or `query_texts`.
 
-        Args:
-            texts: already cut.
-            kind: "document" or "query", which sets the prompt.
-            progress: show a progress bar.
+        `kind`: "document" or "query", which sets the prompt.
         """
         texts, embeddings = list(texts), np.empty((len(texts), self.embedding_dim), dtype=np.float32)
         with Bar(f"embeddings of {PLURALS[kind]}", unit="text", total=len(texts), enabled=progress) as bar:
@@ -310,11 +255,8 @@ class TextEncoder(Reloads, ABC):
     ) -> Iterator[tuple[int, Floats, Floats]]:
         """Yield (position in `texts`, states [length, state_dim], embedding [embedding_dim]) of every text, longest first.
 
-        Args:
-            texts: already cut.
-            kind: "document" or "query", which sets the prompt.
-            progress: what a progress bar says; "" shows none.
-            special: also yield the states of special tokens such as [CLS].
+        `kind`: "document" or "query", which sets the prompt; `progress`: what a progress bar says; "" shows none;
+        `special`: also yield the states of special tokens such as [CLS].
         """
         with Bar(progress, unit="text", total=len(texts), enabled=bool(progress)) as bar:
             for rows in self._batches(texts):
@@ -360,3 +302,12 @@ class TextEncoder(Reloads, ABC):
             tokenizer.no_padding()
             tokenizer.enable_truncation(most, direction=self.vocabulary.side)
             return tokenizer.encode_batch(list(texts), add_special_tokens=marks)
+
+
+@lru_cache(maxsize=2)
+def _reloaded(kind: Any, source: tuple[Any, ...], fingerprint: str) -> Any:
+    """Return an encoder that another process pickled."""
+    encoder = kind.load(*source)
+    if encoder.fingerprint != fingerprint:
+        raise ValueError(f"{source} is another model here than where the work was given out; use the same files.")
+    return encoder

@@ -28,12 +28,7 @@ CHECKPOINTS = 10
 
 @dataclass(frozen=True)
 class Reports:
-    """Where the losses of trainings are reported.
-
-    Raises:
-        ValueError: no such tool.
-        ModuleNotFoundError: the tool is not installed.
-    """
+    """Where the losses of trainings are reported."""
 
     to: str = "none"
     """One of `REPORTS`."""
@@ -63,9 +58,7 @@ SILENT = Reports()
 class _ProgressLine(TrainerCallback):
     """Shows the texts that a training has read as a `Bar` with the last loss, on the first process.
 
-    Args:
-        description: of the training, a few words.
-        texts: that all steps read.
+    `texts`: that all steps read.
     """
 
     def __init__(self, description: str, texts: int) -> None:
@@ -126,14 +119,8 @@ def trainer_settings(
 ) -> dict[str, Any]:
     """Return the trainer arguments that all our trainings share: a loss and a checkpoint every tenth, two checkpoints kept.
 
-    Args:
-        work_folder: of the checkpoints.
-        epochs: passes over the data.
-        learning_rate: at its peak.
-        seed: of sampling and shuffling.
-        bf16: compute in bfloat16 if the device has instructions for it.
-        use_cpu: train on the CPU; otherwise the trainer chooses the device.
-        reports: with reports there is a loss every hundredth.
+    `bf16`: compute in bfloat16 if the device has instructions for it; `use_cpu`: train on the CPU; otherwise the
+    trainer chooses the device.
     """
     return {
         "output_dir": str(work_folder),
@@ -156,11 +143,8 @@ def trainer_settings(
 def run_trainer(trainer: Any, description: str, work_folder: Path, texts: int) -> None:
     """Train with our progress bar; resumes from the last checkpoint in `work_folder`, if there is one.
 
-    Args:
-        trainer: of transformers or sentence-transformers, with `trainer_settings`.
-        description: of the training, a few words.
-        work_folder: of the checkpoints.
-        texts: that all steps read, for the bar.
+    `trainer`: of transformers or sentence-transformers, with `trainer_settings`; `texts`: that all steps read, for the
+    bar.
     """
     progress_line = _ProgressLine(description, texts)
     trainer.remove_callback(PrinterCallback)  # prints dictionaries
@@ -198,18 +182,13 @@ class FiniteTraining:
 
     The loss is checked at every step on a CPU; on other devices, where reading it means waiting for it, when it is logged.
 
-    Attributes:
-        remedy: what to do about it; {rate} stands for the learning rate.
+    `remedy`: what to do about it; {rate} stands for the learning rate.
     """
 
     remedy = "lower the learning rate ({rate:g})"
 
     def training_step(self, *arguments: Any, **keywords: Any) -> torch.Tensor:
-        """Run one step.
-
-        Raises:
-            ValueError: the loss is infinite or not a number.
-        """
+        """Run one step, whose loss must be finite."""
         trainer: Any = self
         loss: torch.Tensor = super().training_step(*arguments, **keywords)  # type: ignore[misc]
         step = trainer.state.global_step + 1
@@ -218,11 +197,7 @@ class FiniteTraining:
         return loss
 
     def train(self, *arguments: Any, **keywords: Any) -> Any:
-        """Train.
-
-        Raises:
-            ValueError: a loss, or a weight at the end, is infinite or not a number.
-        """
+        """Train; the weights must be finite at the end."""
         trainer: Any = self
         output = super().train(*arguments, **keywords)  # type: ignore[misc]
         if not all(weights.isfinite().all() for weights in trainer.model.parameters()):

@@ -42,13 +42,9 @@ def hard_negatives(
 ) -> dict[str, list[int]]:
     """Return {query: rows of `count` documents that it does not ask for}: those given, then drawn from the best of BM25.
 
-    Args:
-        lexical: scores all documents.
-        queries: {document row: its train queries}.
-        count: of each query; fewer only if there are fewer other documents.
-        own: {query: the documents that it is itself}, which are neither relevant nor negatives.
-        given: {query: negatives that somebody judged, or mined}.
-        seed: of the draw.
+    `queries`: {document row: its train queries}; `count`: of each query; fewer only if there are fewer other documents;
+    `own`: {query: the documents that it is itself}, which are neither relevant nor negatives; `given`: {query:
+    negatives that somebody judged, or mined}.
     """
     relevant: dict[str, set[int]] = {text: set(rows) for text, rows in (own or {}).items()}
     for row, texts in queries.items():
@@ -74,11 +70,7 @@ def drawn_documents(
 ) -> dict[str, list[int]]:
     """Return {query: rows of `count` documents that it does not ask for}: all documents in turn, in random order.
 
-    Args:
-        queries: {document row: its queries}.
-        documents: how many there are.
-        count: of each query; fewer only if there are fewer other documents.
-        seed: of the order.
+    `queries`: {document row: its queries}; `count`: of each query; fewer only if there are fewer other documents.
     """
     relevant = dict[str, set[int]]()
     for row in sorted(queries):
@@ -97,17 +89,12 @@ def contrastive_rows(
 ) -> datasets.Dataset:
     """Return one row per (document, query) pair.
 
-    Args:
-        documents: text of each document.
-        queries: {document row: its train queries}.
-        negatives: {query: rows of other documents}, of which each gets as many as the one with the fewest; none by default.
+    `queries`: {document row: its train queries}; `negatives`: {query: rows of other documents}, of which each gets as
+    many as the one with the fewest; none by default.
 
     Returns:
         A table with the columns view_0 (the document), view_1 (the query), view_2, … (negatives), and label: the documents of
         these texts, a row number for each, and at last the number of the query.
-
-    Raises:
-        ValueError: there are no queries.
     """
     text_of = cache(documents.__getitem__)
     labels, texts, numbers, first = [], [], dict[str, int](), dict[str, int]()
@@ -130,11 +117,8 @@ def contrastive_loss(
 ) -> torch.nn.Module:
     """Return the loss of a training, a function of the features of views and their labels.
 
-    Args:
-        encoder: to be trained.
-        config: of the training.
-        chunk: tokens that are embedded at a time.
-        relevant: {number of a query: labels of all documents that are relevant to it}, where there are several.
+    `chunk`: tokens that are embedded at a time; `relevant`: {number of a query: labels of all documents that are
+    relevant to it}, where there are several.
     """
     return _LOSSES[config.loss](encoder.model, config.temperature, chunk, relevant, encoder.comparable)
 
@@ -176,17 +160,7 @@ def train_encoder(
 ) -> None:
     """Train an encoder in place; resumes from the last checkpoint in `work_folder`, if there is one.
 
-    Args:
-        encoder: to be trained.
-        rows: from `contrastive_rows`.
-        config: of the training.
-        work_folder: of the checkpoints.
-        reports: of the losses.
-        seed: of shuffling.
-        bf16: compute in bfloat16 if the device has instructions for it.
-
-    Raises:
-        ValueError: the training diverged.
+    `rows`: from `contrastive_rows`; `bf16`: compute in bfloat16 if the device has instructions for it.
     """
     if config.loss == "none":
         return

@@ -76,7 +76,7 @@ def assemble(
         start = next_level
     doc_rows = order if docids.rows is None else docids.rows[order].astype(np.int32)
     source = order if len(embeddings) == len(order) else doc_rows
-    ordered = _take(embeddings, source, np.float16 if embeddings.dtype == np.float16 else np.float32)
+    ordered = _take(embeddings, source, np.float32)
     vectors = Vectors((_means_below(ordered, doc_start, doc_end),)), Vectors((ordered,))
     tokens = None if tokens is None else replace(tokens, order=source)
     spans = None if spans is None else spans[source].astype(np.int32)
@@ -131,10 +131,8 @@ def _are_within(start: Ints, end: Ints, count: int) -> Bools:
 def _means_below(embeddings: Floats, doc_start: Ints, doc_end: Ints) -> Floats:
     """Return the mean embedding of the documents below each node, computed a block of documents at a time.
 
-    Args:
-        embeddings: [N, dim] by docid position.
-        doc_start: [I] first docid position below each node.
-        doc_end: [I] one past the last.
+    `embeddings`: [N, dim] by docid position; `doc_start`: [I] first docid position below each node; `doc_end`: [I] one
+    past the last.
 
     Returns:
         [I, dim], in a scratch file.

@@ -62,9 +62,6 @@ def import_path(own: Any, what: str) -> str:
 
     >>> import_path(is_import_path, "docids")
     'dsi.docids.extensions:is_import_path'
-
-    Raises:
-        ValueError: it is neither, or another process could not import it: a lambda, what a function defines, or a prompt.
     """
     if isinstance(own, str):
         return own
@@ -91,11 +88,7 @@ def extension_names(group: str, known: Sequence[str] = ()) -> list[str]:
 
 
 def load_extension(group: str, name: str) -> Any | None:
-    """Return the extension of that name or import path; None if no package has it.
-
-    Raises:
-        ValueError: it cannot be imported or called.
-    """
+    """Return the extension of that name or import path; None if no package has it."""
     if is_import_path(name):
         return _load_imported(group, name)
     for point in extensions(group):
@@ -106,14 +99,7 @@ def load_extension(group: str, name: str) -> Any | None:
 
 @contextmanager
 def extra(name: str) -> Iterator[None]:
-    """Import the libraries of an extra of this package.
-
-    Args:
-        name: of the extra.
-
-    Raises:
-        ModuleNotFoundError: one of them is not installed; the message names the extra.
-    """
+    """Import the libraries of an extra of this package."""
     try:
         yield
     except ModuleNotFoundError as error:
@@ -121,11 +107,7 @@ def extra(name: str) -> Iterator[None]:
 
 
 def open_cluster(address: str) -> Any:
-    """Return the cluster at an address, as `dsi.cluster.cluster.Cluster`.
-
-    Raises:
-        ValueError: no package has such clusters.
-    """
+    """Return the cluster at an address, as `dsi.cluster.cluster.Cluster`."""
     kind = load_extension(CLUSTERS, address.partition("://")[0]) or load_extension(CLUSTERS, "ray")
     if kind is None:
         raise ValueError(f"No installed package has the cluster {shown(address)}; install dr-scl again.")

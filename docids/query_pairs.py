@@ -38,23 +38,15 @@ ALWAYS = Period()
 
 @dataclass(frozen=True, eq=False)
 class Pairs:
-    """Pairs of an earlier query and a document, ascending by key and then by row.
+    """Pairs of an earlier query and a document, ascending by key and then by row."""
 
-    Attributes:
-        keys: [n] hashes of the queries.
-        rows: [n] of the documents.
-        times: [n, 3] when each was learned the first times, ascending, in microseconds since 1970; then the largest number.
-        vectors: [n, dim] of the queries, of length 1.
-        texts: [n] of the queries; "" where it is not kept.
-        terms: [n] the hashes of each query's terms, 8 bytes each.
-    """
-
-    keys: NDArray[np.uint64]
-    rows: NDArray[np.int32]
+    keys: NDArray[np.uint64]  # [n] hashes of the queries
+    rows: NDArray[np.int32]  # [n] of the documents
+    # [n, 3] when each was learned the first times, ascending, in microseconds since 1970; then the largest number
     times: NDArray[np.int64]
-    vectors: Floats
-    texts: NDArray[np.object_]
-    terms: NDArray[np.object_]
+    vectors: Floats  # [n, dim] of the queries, of length 1
+    texts: NDArray[np.object_]  # [n] of the queries; "" where it is not kept
+    terms: NDArray[np.object_]  # [n] the hashes of each query's terms, 8 bytes each
 
     def __len__(self) -> int:
         return len(self.keys)
@@ -63,14 +55,6 @@ class Pairs:
     def counts(self) -> Ints:
         """[n] how often each was learned, of the times that count."""
         return (self.times < NEVER).sum(axis=1)
-
-    @cached_property
-    def name(self) -> str:
-        """The name of a file that holds these pairs and nothing else."""
-        content = hashlib.sha256(json.dumps(self.texts.tolist()).encode())
-        for array in (self.keys, self.rows, self.times, self.vectors, self.num_terms, self.all_terms):
-            content.update(np.ascontiguousarray(array).data)
-        return f"{content.hexdigest()[:32]}.safetensors"
 
     def select(self, which: "Ints | Bools | slice") -> "Pairs":
         """Return some of the pairs."""
@@ -133,17 +117,8 @@ class Pairs:
 
     @classmethod
     def load(cls, path: Path) -> "Pairs":
-        """Return what `save` wrote.
-
-        Raises:
-            ValueError: truncated, altered or of an earlier format.
-        """
-        arrays = read_tensors(path, _ARRAYS, optional=("counts", "times", "terms", "term_counts"))
-        if "counts" in arrays or not {"times", "terms", "term_counts"} <= arrays.keys():
-            raise ValueError(
-                f"{path} is of an earlier format, whose pairs have no times or words; make the index again, and learn "
-                "the pairs again."
-            )
+        """Return what `save` wrote."""
+        arrays = read_tensors(path, _ARRAYS)
         keys, rows, times, vectors = (np.array(arrays[name]) for name in ("keys", "rows", "times", "vectors"))
         try:
             texts = np.array(["", *json.loads(arrays["texts"].tobytes())], dtype=np.object_)[1:]
@@ -154,13 +129,12 @@ class Pairs:
                 raise ValueError("columns of different lengths")
         except (ValueError, IndexError, RecursionError):
             raise ValueError(f"{path} does not hold pairs of queries and documents; {RESTORE}.") from None
-        pairs.__dict__["name"] = path.name
         return pairs
 
 
 _ARRAYS: dict[str, tuple[type[np.generic], int]] = {
     "keys": (np.uint8, 2), "rows": (np.int32, 1), "times": (np.uint8, 2), "vectors": (np.float32, 2),
-    "texts": (np.uint8, 1), "counts": (np.int32, 1), "terms": (np.uint8, 1), "term_counts": (np.int32, 1),
+    "texts": (np.uint8, 1), "terms": (np.uint8, 1), "term_counts": (np.int32, 1),
 }  # fmt: skip
 
 
@@ -193,11 +167,7 @@ def hashes_of(texts: Sequence[str], key: bytes = b"") -> NDArray[np.uint64]:
 
 
 def _cut(hashes: bytes, counts: Ints) -> NDArray[np.object_]:
-    """Return the hashes of each of some texts, given how many each has.
-
-    Raises:
-        ValueError: they are not as many.
-    """
+    """Return the hashes of each of some texts, given how many each has."""
     edges = np.concatenate([[0], np.cumsum(counts, dtype=np.int64)]) * HASHED
     if counts.min(initial=0) < 0 or edges[-1] != len(hashes):
         raise ValueError("terms of another number")

@@ -30,15 +30,10 @@ _PRODUCTS, _DECODED = 2**20, 2_048
 
 @dataclass(frozen=True, eq=False)
 class TokenCodes:
-    """Codes of the tokens of some texts.
+    """Codes of the tokens of some texts."""
 
-    Attributes:
-        codes: [tokens, dim * bits / 8].
-        starts: [texts + 1] the first token of each text, last the number of tokens.
-    """
-
-    codes: Codes
-    starts: NDArray[np.int64]
+    codes: Codes  # [tokens, dim * bits / 8]
+    starts: NDArray[np.int64]  # [texts + 1] the first token of each text, last the number of tokens
 
     def __len__(self) -> int:
         return len(self.starts) - 1
@@ -69,21 +64,14 @@ class TokenCodes:
 
 @dataclass(frozen=True, eq=False)
 class TokenVectors:
-    """The token vectors of all places of a docid tree.
+    """The token vectors of all places of a docid tree."""
 
-    Attributes:
-        head: [dim, state_dim] maps an encoder's token state to a token vector, before normalisation.
-        bits: of a dimension, one of `BITS`.
-        parts: codes in the order in which they were written: what was there first, and what updates added.
-        order: [places] the text of each place, counted over all parts.
-        query_head: [dim, state_dim] of queries, if it is another one.
-    """
-
-    head: Floats
-    bits: int
+    head: Floats  # [dim, state_dim] maps an encoder's token state to a token vector, before normalisation
+    bits: int  # of a dimension, one of `BITS`
+    # codes in the order in which they were written: what was there first, and what updates added
     parts: tuple[TokenCodes, ...]
-    order: Ints
-    query_head: Floats | None = None
+    order: Ints  # [places] the text of each place, counted over all parts
+    query_head: Floats | None = None  # [dim, state_dim] of queries, if it is another one
 
     @property
     def dim(self) -> int:
@@ -108,9 +96,7 @@ class TokenVectors:
 
         A place without tokens has 0, as all have for a query without any. Codes are decoded once for all queries.
 
-        Args:
-            queries: normalised vectors [x, dim] of the tokens of each.
-            places: [n] docid positions.
+        `queries`: normalised vectors [x, dim] of the tokens of each; `places`: [n] docid positions.
         """
         scores, tokens = np.zeros((len(queries), len(places)), dtype=np.float32), np.concatenate(queries)
         if not len(tokens) or not len(places):
@@ -167,9 +153,8 @@ class TokenVectors:
     def arranged(self, source: Ints, new: TokenCodes) -> "TokenVectors":
         """Return the vectors in another order; no codes that are there are copied.
 
-        Args:
-            source: [m] for each place, its place here; places here + i for text i of `new`.
-            new: codes of the texts that join.
+        `source`: [m] for each place, its place here; places here + i for text i of `new`; `new`: codes of the texts
+        that join.
         """
         first = sum(map(len, self.parts))
         order = np.concatenate([self.order, first + np.arange(len(new), dtype=np.int32)])[source]
@@ -205,11 +190,7 @@ class TokenVectors:
 
     @classmethod
     def load(cls, path: Path, places: int) -> "TokenVectors":
-        """Return what `save` wrote for a number of places; the codes stay on disk.
-
-        Raises:
-            ValueError: truncated, altered, or of other places.
-        """
+        """Return what `save` wrote for a number of places; the codes stay on disk."""
         arrays = read_tensors(path, _ARRAYS, optional=("query_head",))
         bits, codes, counts, head = (arrays[name] for name in ("bits", "codes", "counts", "head"))
         own = arrays.get("query_head")
@@ -268,11 +249,8 @@ def decode(codes: Codes, dim: int, bits: int, buffer: Floats | None = None) -> t
 
     Each byte stands for 8 / bits numbers, whichever its place.
 
-    Args:
-        codes: of tokens.
-        dim: of their vectors; a multiple of 8 / bits.
-        bits: of a dimension.
-        buffer: [at least n, dim] in which the vectors are returned; a new one by default.
+    `dim`: of their vectors; a multiple of 8 / bits; `buffer`: [at least n, dim] in which the vectors are returned; a
+    new one by default.
     """
     vectors = np.empty((len(codes), dim), dtype=np.float32) if buffer is None else buffer[: len(codes)]
     table = _table(dim, bits)

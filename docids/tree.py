@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from dsi.docids.files.reading import read_tensors
 from dsi.docids.files.storage import save_tensors
 from dsi.docids.token_vectors import TokenVectors
-from dsi.docids.types import Ints, Numbers
+from dsi.docids.types import Floats, Ints, Numbers
 from dsi.docids.vectors import BLOCK, LARGE, Vectors, VectorsConfig, read_codec
 
 MOST_PLACES = 2**16
@@ -128,10 +128,6 @@ class DocidTree:
     def level_sizes(self) -> list[int]:
         """Number of nodes, leaves included, to choose from at each level."""
         return [int(self.num_children[level].sum()) for level in self.levels]
-
-    def expansions(self, beam_width: int) -> int:
-        """Return an upper bound on the inner nodes that a search with this beam expands."""
-        return sum(min(beam_width, level.stop - level.start) for level in self.levels)
 
     @property
     def depth(self) -> int:
@@ -261,14 +257,6 @@ class DocidTree:
             node = int(self.first_child[node] + digit)
         return node
 
-    def node_digits(self, node: int) -> tuple[int, ...]:
-        """Return the digits from the root to a node."""
-        if node >= self.num_inner:
-            return self.digits(node - self.num_inner)
-        parents, digits = self.paths(self.doc_start[[node]])
-        depth = int(np.argmax(parents[0] == node))
-        return tuple(int(digit) for digit in digits[0, :depth])
-
     def rows_below(self, node: int) -> Ints:
         """Return the collection rows of the documents at or below a node, in docid order."""
         start, end = node - self.num_inner, node - self.num_inner + 1
@@ -291,11 +279,7 @@ class DocidTree:
         return [(start, end) if count > 1 else None for (start, end), count in pairs]
 
     def stored_as(self, config: VectorsConfig) -> "DocidTree":
-        """Return the tree with its vectors kept otherwise.
-
-        Raises:
-            ValueError: bytes of codes do not divide the dimension.
-        """
+        """Return the tree with its vectors kept otherwise."""
         centroids, embeddings = (Vectors.from_array(own, config.kind) for own in (self.centroids, self.embeddings))
         needs_codes = config.code_bytes or len(self.embeddings) > LARGE
         codes = Vectors.search_codes(self.embeddings, config.code_bytes) if needs_codes else None
@@ -431,7 +415,7 @@ _VECTORS = ("centroids", "embeddings", "codes")
 _CODECS = {f"{name}_{part}": (np.float32, ndim) for name in _VECTORS for part, ndim in (("scale", 1), ("codebooks", 3))}
 _ARRAYS: dict[str, tuple[type[np.generic] | tuple[type[np.generic], ...], int]] = {
     **dict.fromkeys(_STRUCTURE, (np.int32, 1)),
-    **dict.fromkeys(_VECTORS, ((np.float32, np.float16, np.int8, np.uint8), 2)),
+    **dict.fromkeys(_VECTORS, ((np.float32, np.int8, np.uint8), 2)),
     **_CODECS,
     "trained": (np.bool_, 1),
     "origin": (np.uint8, 1),
@@ -442,12 +426,46 @@ _ARRAYS: dict[str, tuple[type[np.generic] | tuple[type[np.generic], ...], int]] 
 """{array on disk: element types and dimensions}."""
 
 
+def document_scores(queries: Floats, tree: DocidTree) -> Floats:
+    """[queries, documents] dense scores of queries [queries, dim]: those of the best place of each document."""
+    scores = tree.embeddings.products(queries)
+    if tree.place_costs is not None:
+        scores -= tree.place_costs
+    return np.maximum.reduceat(scores[:, tree.by_row], tree.first_places, axis=1)
+
+
+def places_of(tree: DocidTree, rows: NDArray[np.integer]) -> Numbers:
+    """[n, most] the docid positions of collection rows [n], ascending; a row with fewer repeats its first."""
+    places = pad(*tree.places_of(rows))
+    return np.where(places < 0, places[:, :1], places)
+
+
+def nearest_places(tree: DocidTree, rows: NDArray[np.integer], vectors: Floats) -> NDArray[np.integer]:
+    """[n] the docid position of each document in `rows` [n]; of several the one whose vector is nearest to its of `vectors`."""
+    nearest = [np.empty(0, dtype=np.int32)]
+    blocks = np.cumsum(tree.place_counts[rows]) // BLOCK
+    for own in np.split(np.arange(len(rows)), np.flatnonzero(np.diff(blocks)) + 1) if len(rows) else ():
+        places, counts = tree.places_of(rows[own])
+        scores = np.einsum("pd,pd->p", tree.embeddings[places], np.repeat(vectors[own], counts, axis=0))
+        nearest.append(places[first_of_highest(scores, counts)])
+    return np.concatenate(nearest)
+
+
+def first_of_highest(scores: Floats, counts: NDArray[np.integer]) -> NDArray[np.integer]:
+    """Return where the highest score of each of several groups, one after another, comes first.
+
+    >>> first_of_highest(np.array([1, 3, 3, 2]), np.array([3, 1])).tolist()
+    [1, 3]
+    """
+    starts = counts.cumsum() - counts
+    highest = np.flatnonzero(scores == np.repeat(np.maximum.reduceat(scores, starts), counts))
+    return np.asarray(highest[np.searchsorted(highest, starts)])
+
+
 def diagnostics(tree: DocidTree, collisions: int = 0) -> dict[str, object]:
     """Return measures of how evenly a tree codes its documents.
 
-    Args:
-        tree: the docids.
-        collisions: documents that only the last digit distinguishes from an earlier one, as the scheme counted them.
+    `collisions`: documents that only the last digit distinguishes from an earlier one, as the scheme counted them.
 
     Returns:
         documents; docids, more if documents have several; inner_nodes, depth; depth_histogram {digits: docids}; mean_fan_out by

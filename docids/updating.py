@@ -20,12 +20,7 @@ _OVERFULL = 2
 
 
 def remove_documents(tree: DocidTree, rows: NDArray[np.integer]) -> DocidTree:
-    """Return the tree without some documents; their places become free.
-
-    Args:
-        tree: the docids.
-        rows: of the document table; later rows shift.
-    """
+    """Return the tree without some documents; their places become free."""
     gone = np.zeros(tree.num_places + 1, dtype=bool)  # the last entry is that of row -1, free places
     gone[rows] = True
     moved = (np.cumsum(~gone) - 1).astype(np.int32)
@@ -71,23 +66,13 @@ def add_documents(
 ) -> DocidTree:
     """Return the tree with more documents, which take the next rows of the document table.
 
-    Args:
-        tree: the docids.
-        embeddings: [n, dim] of the new documents.
-        rows: [n] new document, from 0, of each embedding, if some have several places.
-        tokens: of the n texts, for a tree with token vectors.
-        spans: [n, 2] characters start to end of the piece of a text that each is of, for a tree of pieces.
-
-    Raises:
-        ValueError: their dimension is not the tree's, values are not finite, or tokens of other texts.
+    `embeddings`: [n, dim] of the new documents; `rows`: [n] new document, from 0, of each embedding, if some have
+    several places; `spans`: [n, 2] characters start to end of the piece of a text that each is of, for a tree of
+    pieces.
     """
     embeddings = np.ascontiguousarray(embeddings, dtype=np.float32)
-    if embeddings.ndim != 2 or embeddings.shape[1] != tree.embeddings.shape[1]:
-        raise ValueError(f"embeddings must be [documents, {tree.embeddings.shape[1]}], got {list(embeddings.shape)}.")
     if not np.isfinite(embeddings).all():
         raise ValueError("embeddings must be finite; some of the new documents' are not.")
-    if (0 if tokens is None else len(tokens)) != (len(embeddings) if tree.tokens else 0):
-        raise ValueError(f"tokens must be those of the {len(embeddings)} new texts, if the tree has token vectors.")
     growing = _Growing(tree)
     for embedding in embeddings:
         growing.place(embedding)

@@ -57,13 +57,9 @@ class VectorsConfig:
 
 @dataclass(frozen=True, eq=False)
 class Scaled:
-    """int8: the number of a dimension times the dimension's scale.
+    """int8: the number of a dimension times the dimension's scale."""
 
-    Attributes:
-        scale: [dim].
-    """
-
-    scale: Floats
+    scale: Floats  # [dim]
 
     @classmethod
     def fit(cls, vectors: "Floats | Vectors") -> "Scaled":
@@ -92,21 +88,13 @@ class Scaled:
 
 @dataclass(frozen=True, eq=False)
 class Product:
-    """Product quantisation (Jégou et al. 2011): each part of a vector becomes its nearest codeword.
+    """Product quantisation (Jégou et al. 2011): each part of a vector becomes its nearest codeword."""
 
-    Attributes:
-        codebooks: [parts, 16, dim / parts]; a code has half a byte a part.
-    """
-
-    codebooks: Floats
+    codebooks: Floats  # [parts, 16, dim / parts]; a code has half a byte a part
 
     @classmethod
     def fit(cls, vectors: "Floats | Vectors", parts: int, seed: int = 0) -> "Product":
-        """Fit codewords to a sample of vectors by k-means; `parts` must divide their dimension.
-
-        Raises:
-            ValueError: numbers are too large.
-        """
+        """Fit codewords to a sample of vectors by k-means; `parts` must divide their dimension."""
         n, dim = vectors.shape
         sample = np.random.default_rng(seed).choice(n, min(max(n, _CODEWORDS), _TRAIN_VECTORS), replace=n < _CODEWORDS)
         quantizer = faiss.ProductQuantizer(dim, parts, _BITS)
@@ -157,18 +145,13 @@ class Product:
 
 @dataclass(frozen=True, eq=False)
 class Vectors:
-    """[n, dim] vectors, indexed like an array of float32.
+    """[n, dim] vectors, indexed like an array of float32."""
 
-    Attributes:
-        parts: [n_i, numbers] arrays of one type, rows numbered through: the original vectors, and later ones.
-        codec: decodes the numbers; None for floats.
-        order: [n] row of each vector in the parts; None if there is one part, in order.
-        cache: what readers compute from the first part, shared by all rearrangements of it.
-    """
-
+    # [n_i, numbers] arrays of one type, rows numbered through: the original vectors, and later ones
     parts: tuple[Numbers, ...]
-    codec: Scaled | Product | None = None
-    order: Ints | None = None
+    codec: Scaled | Product | None = None  # decodes the numbers; None for floats
+    order: Ints | None = None  # [n] row of each vector in the parts; None if there is one part, in order
+    # what readers compute from the first part, shared by all rearrangements of it
     cache: dict[str, Any] = field(default_factory=dict)
 
     @classmethod
@@ -180,11 +163,7 @@ class Vectors:
 
     @classmethod
     def search_codes(cls, vectors: "Floats | Vectors", code_bytes: int = 0) -> "Vectors":
-        """Return codes to search vectors by, two parts a byte; 0 bytes chooses as `VectorsConfig.code_bytes` does.
-
-        Raises:
-            ValueError: twice `code_bytes` does not divide the dimension.
-        """
+        """Return codes to search vectors by, two parts a byte; 0 bytes chooses as `VectorsConfig.code_bytes` does."""
         dim = vectors.shape[1]
         parts = 2 * code_bytes or search_code_parts(dim)
         if dim % parts:
@@ -278,38 +257,26 @@ class Vectors:
                 start += len(block)
         return products if self.order is None else products[:, self.order]
 
-    def products_of(self, queries: Floats, rows: Numbers) -> Floats:
-        """Return [batch, m] dot products of each query [batch, dim] with the vectors in its rows [batch, m].
-
-        Reads only these vectors, or all where that is less work.
-        """
-        batch, m = rows.shape
-        if self.reads_all(m, batch):
-            return np.take_along_axis(self.products(queries), rows, axis=1)
-        return self.dots(queries, rows)
-
     def reads_all(self, candidates: int, batch: int) -> bool:
         """True if multiplying a batch of queries by all vectors is less work than each query by its candidates."""
         return reads_all(candidates, len(self), batch, decoded=not self._is_plain)
 
     @property
     def _is_plain(self) -> bool:
-        return self.codec is None and self.dtype == np.float32
+        return self.codec is None
 
     def _decode(self, codes: Numbers) -> Floats:
-        return self.codec.decode(codes) if self.codec else codes.astype(np.float32, copy=False)
+        return self.codec.decode(codes) if self.codec else codes
 
     def rearrange(self, source: NDArray[np.integer], new: Floats) -> "Vectors":
         """Return vectors in another order, without copying the original ones.
 
-        Args:
-            source: [m] row of each vector here; n + i for row i of `new`.
-            new: [k, dim] further vectors.
+        `source`: [m] row of each vector here; n + i for row i of `new`; `new`: [k, dim] further vectors.
         """
         start = np.int32(sum(map(len, self.parts)))
         rows = np.arange(len(self), dtype=np.int32) if self.order is None else self.order
         order = np.concatenate([rows, start + np.arange(len(new), dtype=np.int32)])[source]
-        codes = self.codec.encode(new) if self.codec else new.astype(self.dtype)
+        codes = self.codec.encode(new) if self.codec else new
         later = np.concatenate([*self.parts[1:], codes])
         in_use, first = order >= len(self.parts[0]), len(self.parts[0])
         if 2 * in_use.sum() < len(later):  # most later vectors were replaced since

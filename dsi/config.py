@@ -109,16 +109,11 @@ class Config:
     @property
     def trains_token_vectors(self) -> bool:
         """Whether train queries, where there are some, get token vectors by a map of their own."""
-        return self.has_token_vectors and bool(self.tokens.epochs) and not self.tokens.model
+        return self.has_token_vectors and bool(self.tokens.epochs)
 
     def _check_search(self) -> None:
         """Raise ValueError if the trained index could not be searched as `[search]` and `[tokens]` say."""
         search = self.search
-        if self.tokens.model and not self.has_token_vectors:
-            raise ValueError(
-                f'tokens.model needs tokens.bits above 0 and generator.docid_tokens "none", got {self.tokens.bits} and '
-                f"{self.generator.docid_tokens!r}; leave the model out."
-            )
         if search.lexical_weight and self.lexical.model == "none":
             raise ValueError(
                 f'search.lexical_weight needs a lexical part, got {search.lexical_weight} with lexical.model "none"; use 0.'

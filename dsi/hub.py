@@ -8,6 +8,7 @@ import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 from huggingface_hub import HfApi, ModelCard, ModelCardData, constants, hf_hub_download, snapshot_download
 from huggingface_hub.errors import (
@@ -20,12 +21,11 @@ from huggingface_hub.errors import (
 
 from dsi.contrastive.models import is_local
 from dsi.docids.files.reading import check_names
-from dsi.docids.files.temporary import temporary_folder
 from dsi.store.folder.manifest import part_names, read_entries
 from dsi.store.retriever import Retriever
 
 _STALE = [f"{part}{number}/*" for part in ("docids", "lexical", "memory") for number in ("", "-*")]
-_STALE += [f"{part}/*" for part in ("encoder", "token_model", "generator")]
+_STALE += [f"{part}/*" for part in ("encoder", "generator")]
 """Files of an earlier state of an index in a repository, unless they are uploaded again."""
 
 
@@ -90,7 +90,7 @@ def push(
             "(--query-words) hashes of the queries' words are uploaded, by which anybody can test which words were asked; with "
             "False (--no-query-words) they stay here, and the uploaded index makes less of what it has learned. Choose one."
         )
-    with temporary_folder() as folder, _plain_errors(name), warnings.catch_warnings():
+    with TemporaryDirectory(prefix="dsi-") as folder, _plain_errors(name), warnings.catch_warnings():
         warnings.filterwarnings("ignore", "It seems that you are about to commit a data file")  # documents.arrow
         index = Path(folder) / "index"
         Retriever(retriever.snapshot.with_memory(memory.published(words=bool(query_words)))).save(index)

@@ -17,22 +17,14 @@ SHIPPED = {"minipedia": Path(__file__).parent / "minipedia"}
 
 
 def find_collection(name: str | Path) -> Path:
-    """Return an existing folder, or that of a collection that ships, by name; a folder of that name goes first.
-
-    Raises:
-        FileNotFoundError: there is neither.
-    """
+    """Return an existing folder, or that of a collection that ships, by name; a folder of that name goes first."""
     if str(name) in SHIPPED and not Path(name).is_dir():
         return SHIPPED[str(name)]
     return existing_folder(name)
 
 
 def existing_folder(name: str | Path) -> Path:
-    """Return the folder.
-
-    Raises:
-        FileNotFoundError: there is none, or a file of that name.
-    """
+    """Return the folder of a collection, which must be there; a save of it that was killed is undone."""
     folder = user_path(name)
     if name == "":  # which Python takes for the current folder
         raise FileNotFoundError("The name of the collection folder is empty; use . for the current folder.")
@@ -51,12 +43,7 @@ def existing_folder(name: str | Path) -> Path:
 
 
 def folder_for_collection(value: str | Path, name: str = "folder") -> Path:
-    """Return the path of a folder that a collection may be written to: it is new, or holds nothing else than a collection.
-
-    Raises:
-        FileExistsError: the folder holds something else.
-        ValueError: it is the current folder, or one above that.
-    """
+    """Return the path of a folder that a collection may be written to: it is new, or holds nothing else than a collection."""
     path = folder_to_replace(value, name, lambda entry: entry.name in (*_SAVED, "qrels"))
     judgements = path / "qrels"
     if judgements.exists():

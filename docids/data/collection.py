@@ -18,13 +18,13 @@ from typing import TYPE_CHECKING, Any, overload
 from uuid import uuid4
 
 import pyarrow as pa
+from filelock import FileLock
 
 from dsi.docids.data import SPLITS, TABLES, existing_folder, find_collection, folder_for_collection
 from dsi.docids.data.dev_queries import relevant_documents, split_judgements
 from dsi.docids.data.folders import path_records
-from dsi.docids.data.identical import Identical, identical_documents
-from dsi.docids.data.judgements import check_qrels, read_judgements, relevant_rows
-from dsi.docids.data.lines import write_json_line, write_judgements
+from dsi.docids.data.identical import Identical, identical_ids
+from dsi.docids.data.judgements import check_qrels, read_judgements, relevant_rows, write_judgements
 from dsi.docids.data.pairs import Documents, pair_judgements
 from dsi.docids.data.records import (
     Oddities,
@@ -40,9 +40,8 @@ from dsi.docids.data.records import (
 )
 from dsi.docids.data.sources import file_records, pair_records, records_of, text_lines
 from dsi.docids.files.checks import plain, shown, user_path
-from dsi.docids.files.reading import sha256
-from dsi.docids.files.storage import digest, replace_folder, replacing
-from dsi.docids.files.temporary import RANDOM, owning, remove_orphans, temporary_folder
+from dsi.docids.files.reading import check_file, sha256
+from dsi.docids.files.storage import digest, replace_folder, replacing, write_json_line
 from dsi.docids.types import Qrels
 
 if TYPE_CHECKING:
@@ -132,15 +131,12 @@ class Collection:
 
     @cached_property
     def identical(self) -> Identical:
-        """The queries that are documents themselves, with these, which their answers leave out: `dsi.docids.data.identical`.
-
-        A document that is judged relevant to the query stays.
-        """
-        judged = chain.from_iterable(qrels.items() for qrels in self.qrels.values())
-        relevant = dict[str, set[str]]()
-        for query_id, own in judged:
-            relevant.setdefault(query_id, set()).update(doc_id for doc_id, grade in own.items() if grade > 0)
-        return identical_documents(self.queries, self.documents, self.rows, relevant, self.name)
+        """The queries that are documents themselves, with these, which their answers leave out unless judged relevant."""
+        judgements = chain.from_iterable(qrels.items() for qrels in self.qrels.values())
+        wanted = {query_id for query_id, judged in judgements if judged.get(query_id, 0) > 0}
+        queries = {query_id: text for query_id, text in self.queries.items() if query_id not in wanted}
+        found = identical_ids(queries, self.documents, self.rows, self.name)
+        return {query_id: frozenset({query_id}) for query_id in found}
 
     @property
     def own_rows(self) -> dict[str, frozenset[int]]:
@@ -349,11 +345,7 @@ def check_collection(call: str, collection: object) -> None:
 
 
 def compare_documents(collection: Collection, doc_ids: Iterable[str]) -> None:
-    """Warn if the documents of a collection and of an index differ.
-
-    Raises:
-        ValueError: they share none.
-    """
+    """Warn if the documents of a collection and of an index differ."""
     documents, indexed = collection.rows.keys(), set(doc_ids)
     missing, extra = len(documents - indexed), len(indexed - documents)
     if missing == len(documents):
@@ -427,10 +419,7 @@ def _versions(folder: Path, judged: Mapping[str, Path]) -> list[str]:
     """Return what each file of a collection is, with its sha256."""
     files = {name: _find(folder, name) for name in ("corpus.jsonl", "queries.jsonl") if _has(folder, name)} | {**judged}
     for path in files.values():
-        if not path.is_file():
-            raise ValueError(
-                f"{path} must be a regular file, and is a folder, a device or a pipe; put the file itself there."
-            )
+        check_file(path, "put the file itself there")
     return [f"{name} {sha256(path)}" for name, path in sorted(files.items())]
 
 
@@ -496,26 +485,22 @@ def cached_table(
 ) -> "datasets.Dataset":
     """Return the table of a file, memory-mapped from the cache of `datasets`, where it stays; what is odd is logged each time.
 
-    Args:
-        path: of the file.
-        version: its sha256; a changed file is read again.
-        read: returns the schema of the table and its rows.
-
-    Raises:
-        ValueError: as `read`, or the file was changed meanwhile.
+    `version`: its sha256; a changed file is read again.
     """
     from datasets import Dataset, config, table
 
     kept = _cache_folder(str(config.HF_DATASETS_CACHE)) / f"{digest([str(path), version, _LAYOUT])}.arrow"
-    if not kept.exists():
-        schema, found = read(path)
-        remove_orphans(kept.parent, f"*.arrow.{RANDOM}.partial")
-        with replacing(kept) as partial, owning(partial):
-            with pa.OSFile(str(partial), "wb") as file, pa.ipc.new_stream(file, schema) as writer:
-                for batch in found:
-                    writer.write_batch(batch)
-            if sha256(path) != version:
-                raise ValueError(f"{path} was changed while it was read; read it again when it is whole.")
+    with FileLock(f"{kept}.lock"):  # so that one process reads it, and what a killed one left is nobody's
+        if not kept.exists():
+            for left in kept.parent.glob(f"{kept.name}.*.partial"):
+                left.unlink()
+            schema, found = read(path)
+            with replacing(kept) as partial:
+                with pa.OSFile(str(partial), "wb") as file, pa.ipc.new_stream(file, schema) as writer:
+                    for batch in found:
+                        writer.write_batch(batch)
+                if sha256(path) != version:
+                    raise ValueError(f"{path} was changed while it was read; read it again when it is whole.")
     mapped = table.MemoryMappedTable.from_file(str(kept))
     for line in json.loads((mapped.schema.metadata or {}).get(b"odd", b"[]")):
         logger.warning("%s", line)
@@ -536,7 +521,7 @@ def _cache_folder(folder: str) -> Path:
 @cache
 def _temporary_folder() -> tempfile.TemporaryDirectory[str]:
     """Return a folder that is deleted when the process ends."""
-    return temporary_folder()
+    return tempfile.TemporaryDirectory(prefix="dsi-")
 
 
 def read_queries(folder: Path) -> dict[str, str]:

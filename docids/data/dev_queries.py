@@ -55,12 +55,6 @@ def cut_dev(train: Qrels, dev_queries: int, dev_untaught: float, seed: int) -> t
     >>> train, dev = cut_dev(train, 6, 0.5, 0)
     >>> len(train), sorted(dev)
     (54, ['i0', 'i2', 'q0', 's0', 's1', 's2'])
-
-    Args:
-        train: the judgements to cut.
-        dev_queries: at most.
-        dev_untaught: the share of No Overlap queries.
-        seed: of the choice.
     """
     size, rng = min(dev_queries, len(train) // 10), random.Random(seed)
     relevant = {query_id: relevant_documents([train[query_id]]) for query_id in rng.sample(sorted(train), len(train))}

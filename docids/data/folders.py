@@ -19,7 +19,6 @@ from typing import Any
 
 from dsi.docids.data.locations import FILE, PLACE, VERSION, UnreadableError
 from dsi.docids.data.records import MOST_OF_ID, Oddities, Row, document_row
-from dsi.docids.data.repeats import Repeats
 from dsi.docids.data.sources import ID_KEYS, POSITIVES, QUERIES, RECORDS, TEXT_KEYS, file_records, has_pairs, reason
 from dsi.docids.files.checks import printable
 from dsi.docids.files.progress import Bar
@@ -42,17 +41,11 @@ _MOST_KEYS = 100
 
 @dataclass(frozen=True)
 class SourceFile:
-    """A file that may be read.
+    """A file that may be read."""
 
-    Attributes:
-        path: of the file, absolute.
-        name: in its folder, or its own if it was named; the ids of its documents begin with it.
-        is_named: by the user, so that an error of it is raised.
-    """
-
-    path: Path
-    name: str
-    is_named: bool
+    path: Path  # of the file, absolute
+    name: str  # in its folder, or its own if it was named; the ids of its documents begin with it
+    is_named: bool  # by the user, so that an error of it is raised
 
     @cached_property
     def address(self) -> str:
@@ -96,12 +89,11 @@ def _state(path: Path) -> tuple[int, ...]:
 class Held:
     """What an index holds of files while they are read again, and what became of them.
 
-    Attributes:
-        unread: addresses of the files that could not be read to their ends.
-        changed: of those that were written meanwhile.
+    `unread`: addresses of the files that could not be read to their ends; `changed`: of those that were written
+    meanwhile.
 
-    Args:
-        documents: doc_id, address of the file and place there of each document; the address is empty or None if it has none.
+    `documents`: doc_id, address of the file and place there of each document; the address is empty or None if it has
+    none.
     """
 
     def __init__(self, documents: Iterable[tuple[str, str | None, str | None]] = ()) -> None:
@@ -137,12 +129,7 @@ def base_of(doc_id: str, place: str | None) -> str:
 
 
 def path_records(paths: Sequence[Path]) -> Rows:
-    """Yield the documents of files and of folders of files.
-
-    Raises:
-        FileNotFoundError: no such path, or nothing that can be read.
-        ValueError: a file that is named is not of its kind.
-    """
+    """Yield the documents of files and of folders of files."""
     odd, count = Oddities(", ".join(map(str, paths))), 0
     found, _ = source_files(paths, odd)
     if len(found) == 1:  # its error is the answer
@@ -162,9 +149,6 @@ def source_files(paths: Sequence[Path], odd: Oddities) -> tuple[list[SourceFile]
     """Return the files that are named and those in folders, and the addresses of what is there and cannot be looked at.
 
     What is left out is counted.
-
-    Raises:
-        FileNotFoundError: no such path.
     """
     found, closed = dict[Path, SourceFile](), set[str]()
     for path in paths:
@@ -185,10 +169,7 @@ def source_files(paths: Sequence[Path], odd: Oddities) -> tuple[list[SourceFile]
 class _Walk:
     """The names, from a folder on, of the files in it and below it that may be read.
 
-    Args:
-        root: the folder.
-        odd: counts what is left out.
-        closed: gets the addresses of folders and entries that are there and cannot be looked at.
+    `closed`: gets the addresses of folders and entries that are there and cannot be looked at.
     """
 
     def __init__(self, root: Path, odd: Oddities, closed: set[str]) -> None:
@@ -244,11 +225,7 @@ class _Walk:
         return False
 
     def _is_inside(self, path: Path) -> bool:
-        """True for a file, or a link to one in the folder.
-
-        Raises:
-            OSError: it cannot be looked at.
-        """
+        """True for a file, or a link to one in the folder."""
         if not path.is_file():
             self._odd.count(f"entries that are not files, or links to none; {_LEFT}", _shown(path))
             self._closed.add(_shown(path))
@@ -331,15 +308,8 @@ def _is_slow(pattern: str) -> bool:
 def records_of_files(files: Sequence[SourceFile], odd: Oddities, held: Held) -> Rows:
     """Yield the documents of files, each with its file, its place there and the version of the file.
 
-    Args:
-        files: to read, one after another.
-        odd: counts what cannot be read, and documents that repeat another one.
-        held: what an index holds of files; the ids that documents get and the files that cannot be read are noted there.
-
-    Raises:
-        ValueError: a file that is named cannot be read.
+    `held`: what an index holds of files; the ids that documents get and the files that cannot be read are noted there.
     """
-    repeats = Repeats()
     with Bar("files", unit="file", total=len(files)) as bar, _worker(files) as worker:
         for file, following in zip_longest(files, files[1:]):
             base, seen = held.base(file), set[str]()
@@ -349,8 +319,6 @@ def records_of_files(files: Sequence[SourceFile], odd: Oddities, held: Held) -> 
                     if not _is_new(row["doc_id"], file, held, seen):
                         odd.count(f"documents whose ids others have; {_LEFT}", row["doc_id"])
                         continue
-                if same := repeats.add(row["text"]):
-                    odd.count(f"documents with {same} text as another one; they are kept", row["doc_id"])
                 seen.add(row["doc_id"])
                 held.take(row["doc_id"], file)
                 yield source, row
@@ -375,11 +343,7 @@ def _worker(files: Sequence[SourceFile]) -> AbstractContextManager[Any]:
 def _readable(
     file: SourceFile, following: SourceFile | None, base: str, odd: Oddities, held: Held, worker: Any
 ) -> Rows:
-    """Yield the documents of a file, and count it if it cannot be read to its end, or changes meanwhile.
-
-    Raises:
-        ValueError: it is named, and cannot be read.
-    """
+    """Yield the documents of a file, and count it if it cannot be read to its end, or changes meanwhile."""
     count, version = 0, file.version  # before it is read
     try:
         if file.is_sparse:

@@ -36,11 +36,7 @@ Judgement = tuple[str, str, str, float]
 def read_judgements(
     path: Path, lines: Iterable[tuple[int, str]], queries: Container[str], rows: Mapping[str, int]
 ) -> Qrels:
-    """Return the judgements in the lines of a file: query-id, corpus-id and score, or the four columns of a TREC file.
-
-    Raises:
-        ValueError: a line has other fields, or none of the queries is in the collection.
-    """
+    """Return the judgements in the lines of a file: query-id, corpus-id and score, or the four columns of a TREC file."""
     return _collected(_file_judgements(path, lines), path, queries, rows)
 
 
@@ -71,11 +67,7 @@ def _grade(written: str) -> float | None:
 
 
 def check_qrels(qrels: Mapping[str, Any], queries: Container[str], rows: Mapping[str, int]) -> dict[str, Qrels]:
-    """Return judgements {split: {query_id: {doc_id: grade}}}, checked.
-
-    Raises:
-        ValueError: they are of another form, a grade is not a finite number, or no query of a split is in the collection.
-    """
+    """Return judgements {split: {query_id: {doc_id: grade}}}, checked."""
     if not isinstance(qrels, Mapping) or not set(qrels) <= set(SPLITS):
         flat = isinstance(qrels, Mapping) and any(id_of(unpack(query_id)) in queries for query_id in qrels)
         remedy = '; write {"test": …} around judgements that are to be measured on' if flat else ""
@@ -109,11 +101,7 @@ def _memory_judgements(qrels: Any, name: str) -> Iterator[Judgement]:
 def _collected(
     judgements: Iterable[Judgement], name: object, queries: Container[str], rows: Mapping[str, int]
 ) -> Qrels:
-    """Return judgements by query; a line counts each kind of odd ones.
-
-    Raises:
-        ValueError: no query of the judgements is in the collection.
-    """
+    """Return judgements by query; a line counts each kind of odd ones."""
     qrels, odd, first = dict[str, dict[str, float]](), Oddities(name), ""
     for _, query_id, doc_id, grade in judgements:
         first = first or query_id
@@ -149,3 +137,13 @@ def _count_unanswered(qrels: Qrels, rows: Mapping[str, int], odd: Oddities) -> N
 def relevant_rows(judged: Mapping[str, float], rows: Mapping[str, int]) -> list[int]:
     """Return the rows of the documents of the collection that are relevant."""
     return [rows[doc_id] for doc_id, grade in judged.items() if grade > 0 and doc_id in rows]
+
+
+def write_judgements(judgements: Iterable[tuple[str, str, float]], path: Path) -> None:
+    """Write (query_id, doc_id, relevance) as a table of judgements."""
+    with path.open("w", encoding="utf-8") as file:
+        file.write("query-id\tcorpus-id\tscore\n")
+        for query_id, doc_id, relevance in judgements:
+            if "\t" in f"{query_id}{doc_id}":
+                raise ValueError(f"{path}: the ids {query_id!r} and {doc_id!r} must not hold a tab; rename them.")
+            file.write(f"{query_id}\t{doc_id}\t{relevance}\n")

@@ -55,10 +55,8 @@ def plain_name(path: AnyPath) -> AnyPath:
 def locate(metadata: Mapping[str, Any], text: str | None, span: tuple[int, int] | None) -> Location | None:
     """Return where a passage of a document stands; None if the document was not read from a file.
 
-    Args:
-        metadata: of the document.
-        text: of the document, None if it is not kept.
-        span: the first character of the passage, and one past the last; None for all of the text.
+    `text`: of the document, None if it is not kept; `span`: the first character of the passage, and one past the last;
+    None for all of the text.
     """
     if not (file := metadata.get(FILE)):
         return None

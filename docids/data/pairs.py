@@ -29,9 +29,7 @@ _HELD_OUT = "pairs of dev or test queries; they are left out, as what is measure
 class Documents:
     """Finds documents of a collection by their id, or by their text, with or without the title.
 
-    Args:
-        documents: their table.
-        rows: {doc_id: row}.
+    `rows`: {doc_id: row}.
     """
 
     def __init__(self, documents: "datasets.Dataset", rows: Mapping[str, int]) -> None:
@@ -58,15 +56,7 @@ def pair_judgements(
 ) -> tuple[dict[str, str], Qrels]:
     """Return the queries that are new, with ids, and the judgements of pairs; a line counts each kind of odd ones.
 
-    Args:
-        records: the pairs, with the words that name each in messages.
-        name: of all of them.
-        queries: {query_id: text} of the collection.
-        documents: finds those of the collection.
-        held_out: query_ids of dev and test.
-
-    Raises:
-        ValueError: a pair lacks a query or a positive, a value of another type, or no pair is of a document of the collection.
+    `records`: the pairs, with the words that name each in messages; `queries`: {query_id: text} of the collection.
     """
     known = {_plain(own): query_id for query_id, own in queries.items()}
     kept, held = dict[str, str](), {_plain(queries[query_id]) for query_id in held_out}

@@ -24,7 +24,6 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import pyarrow as pa
 
-from dsi.docids.data.locations import FILE
 from dsi.docids.data.sources import (
     ID_KEYS,
     MOST_COLUMNS,
@@ -86,8 +85,7 @@ class Oddities:
     >>> odd.lines()
     ["corpus.jsonl: empty documents: 2, the first 'a'; no query finds them."]
 
-    Args:
-        source: the file or argument that is read, for the lines.
+    `source`: the file or argument that is read, for the lines.
     """
 
     def __init__(self, source: object) -> None:
@@ -117,15 +115,9 @@ class Oddities:
 def checked_documents(records: Numbered, name: object, odd: Oddities | None = None) -> Iterator[tuple[str, Row]]:
     """Yield the row of each document, checked one by one, after the words that name it.
 
-    Args:
-        records: each with an id and a text under one of `ID_KEYS` and `TEXT_KEYS`; optionally with title and metadata
-            {key: value}. All other keys are metadata too. None and NaN are missing.
-        name: of all of them, for messages.
-        odd: counts what is odd; warned of at the end by default.
-
-    Raises:
-        ValueError: no id or text, a value of another type, metadata that cannot be columns, a doc_id that occurs twice, or no
-            document with a text.
+    `records`: each with an id and a text under one of `ID_KEYS` and `TEXT_KEYS`; optionally with title and metadata
+    {key: value}. All other keys are metadata too. None and NaN are missing; `odd`: counts what is odd; warned of at the
+    end by default.
     """
     seen, own = dict[str, int](), Oddities(name) if odd is None else odd
     for number, (source, record) in enumerate(records, start=1):
@@ -147,11 +139,7 @@ def checked_documents(records: Numbered, name: object, odd: Oddities | None = No
 
 
 def document_row(record: Mapping[str, Any], source: str, odd: Oddities) -> Row:
-    """Return the row of one document; `source` names the record in messages.
-
-    Raises:
-        ValueError: as `checked_documents`.
-    """
+    """Return the row of one document; `source` names the record in messages."""
     row = {
         "doc_id": _check_id(id_of(_given(record, ID_KEYS, source, "doc_id", needed=True)), f"{source}: doc_id"),
         "title": _text(record.get("title"), f"{source}: key 'title'"),
@@ -164,11 +152,7 @@ def document_row(record: Mapping[str, Any], source: str, odd: Oddities) -> Row:
 
 
 def checked_queries(records: Numbered, name: object, *, whole: bool = True) -> dict[str, str]:
-    """Return {query_id: text} of records with id and text; a line counts empty ones, and `whole` refuses to read none.
-
-    Raises:
-        ValueError: a malformed query, a duplicate id, or no query.
-    """
+    """Return {query_id: text} of records with id and text; a line counts empty ones, and `whole` refuses to read none."""
     queries, odd = dict[str, str](), Oddities(name)
     for source, record in records:
         query_id, query = query_of(record, source)
@@ -184,11 +168,7 @@ def checked_queries(records: Numbered, name: object, *, whole: bool = True) -> d
 
 
 def query_of(record: Mapping[str, Any], source: str) -> tuple[str, str]:
-    """Return query_id and text of a record; `source` names it in messages.
-
-    Raises:
-        ValueError: no id or text, or a value of another type.
-    """
+    """Return query_id and text of a record; `source` names it in messages."""
     query_id = _check_id(id_of(_given(record, QUERY_ID_KEYS, source, "query_id", needed=True)), f"{source}: query_id")
     given = next(((key,) for key in QUERY_TEXT_KEYS if key in record), QUERY_TEXT_KEYS)
     return query_id, _text(_given(record, given, source, "text"), f"{source}: key 'text'")
@@ -199,9 +179,6 @@ def ids_of(source: Any, name: str) -> list[Any]:
 
     >>> ids_of([7, "neon", {"doc_id": "argon"}], "allow")
     ['7', 'neon', 'argon']
-
-    Raises:
-        ValueError: the source is none of these, or a record has no id.
     """
     if isinstance(source, str | bytes | Mapping) or not (isinstance(source, Iterable) or is_table(source)):
         what = f"the string {shown(source)}" if isinstance(source, str) else shown(source)
@@ -218,11 +195,7 @@ def ids_of(source: Any, name: str) -> list[Any]:
 
 
 def _check_id(value: object, name: str) -> str:
-    """Return an id: a text that is not empty, without NUL and line ends; `name` is what it is, for messages.
-
-    Raises:
-        ValueError: it is something else, or longer than `MOST_OF_ID`.
-    """
+    """Return an id: a text that is not empty, without NUL and line ends; `name` is what it is, for messages."""
     checked = _text(value, name)
     if not checked or re.search(r"[\0\r\n]", checked):
         raise ValueError(f"{name} {shown(checked)} must be a text that is not empty, without NUL and line ends.")
@@ -237,11 +210,7 @@ def _text(value: Any, name: str) -> str:
 
 
 def _given(record: Mapping[str, Any], keys: tuple[str, ...], source: str, name: str, *, needed: bool = False) -> Any:
-    """Return the value that a record has under one of some keys.
-
-    Raises:
-        ValueError: it has none of the keys, and the message lists its keys; or several with values that differ.
-    """
+    """Return the value that a record has under one of some keys."""
     given = {key: record[key] for key in keys if key in record}
     found = {key: value for key, value in given.items() if not is_missing(value)}
     if not given or (needed and not found):
@@ -330,13 +299,8 @@ def _scalar(value: Any, name: str) -> bool | int | float | str | date:
 def table_of(records: Numbered, name: object, file: Path | None = None) -> "datasets.Dataset":
     """Return a table of documents, whose fingerprint is the sha256 of its contents; lines count what is odd.
 
-    Args:
-        records: as for `checked_documents`.
-        name: of all of them, for messages.
-        file: keeps ids, titles and texts on disk as long as the table is used; by default they are in memory.
-
-    Raises:
-        ValueError: as `checked_documents` and `column_kinds`.
+    `records`: as for `checked_documents`; `file`: keeps ids, titles and texts on disk as long as the table is used; by
+    default they are in memory.
     """
     from datasets import Dataset  # takes a second
 
@@ -389,35 +353,19 @@ def column_kinds(rows: Numbered, odd: Oddities) -> dict[str, str]:
     """Return {column: kind} of the metadata of rows: a key of `_ARROW`, or "list of" one.
 
     Texts that are all dates or times as ISO 8601 writes them are dates or times. Texts beside other values make all of them
-    texts, and single values beside lists are lists of one; a line says so. Of the metadata of files, which nobody chose as the
-    columns of one table, rare keys are left out and counted where they are too many.
-
-    Raises:
-        ValueError: there are no rows, too many keys of records, or too few values for that many.
+    texts, and single values beside lists are lists of one; a line says so. Rare keys are left out and counted where there are
+    too many.
     """
     kinds: dict[str, set[str]] = {}
     lists: dict[str, list[bool]] = {}  # {column: [single values were seen, lists were seen]}
-    counts, filled, number = Counter[str](), 0, 0
-    for number, (source, row) in enumerate(rows, start=1):
+    counts, number = Counter[str](), 0
+    for number, (_, row) in enumerate(rows, start=1):  # noqa: B007
         for key, value in row.items():
             if key not in COLUMNS:
                 is_list = isinstance(value, list)
                 kinds.setdefault(key, set()).update(map(_kind, value if is_list else [value]))
                 lists.setdefault(key, [False, False])[is_list] = True
                 counts[key] += 1
-                filled += 1
-        if FILE in kinds:
-            continue
-        if (cells := number * len(kinds)) > _LARGE_TABLE and _SPARSE * filled < cells:
-            raise ValueError(
-                f"{source}: metadata make a table of {cells:,} cells by now, of which {filled:,} hold a value; leave out "
-                "keys that few documents have."
-            )
-        if len(kinds) + len(COLUMNS) > MOST_COLUMNS:
-            raise ValueError(
-                f"{source}: documents may have at most {MOST_COLUMNS - len(COLUMNS)} different keys of metadata, this makes "
-                f"them {len(kinds)}; leave some out."
-            )
     if not number:
         raise ValueError(f"{odd.source} must hold at least one document, with an id and a text, got none.")
     common = _common_keys(counts, number, odd)
@@ -443,16 +391,11 @@ def _common_keys(counts: Counter[str], documents: int, odd: Oddities) -> set[str
 def _kind(value: Any) -> str:
     """Return the kind of a value; "ISO date" and "ISO time" for texts that are dates or times, "large" for large integers."""
     if isinstance(value, str):
-        for pattern, kind, read in (
-            (_DATE, "ISO date", date.fromisoformat),
-            (_TIME, "ISO time", datetime.fromisoformat),
-        ):
+        for pattern, kind in ((_DATE, "ISO date"), (_TIME, "ISO time")):
             if pattern.fullmatch(value):
-                try:
-                    read(value)
-                except ValueError:
-                    break
-                return kind
+                with suppress(ValueError):
+                    datetime.fromisoformat(value)
+                    return kind
         return "text"
     if isinstance(value, int) and not isinstance(value, bool):
         return "large" if abs(value) > _EXACT else "integer"
@@ -516,9 +459,6 @@ def converted(value: Any, kind: str) -> Any:
 
     >>> converted("2024-01-15", "date"), converted(3, "list of text"), converted(True, "text")
     (datetime.date(2024, 1, 15), ['3'], 'true')
-
-    Raises:
-        ValueError: the kind has no such value.
     """
     if kind.startswith("list of "):
         return [

@@ -67,14 +67,7 @@ def records_of(source: Any, name: str = "documents", *, texts: bool = True) -> R
 
     A text is a record whose id is its place.
 
-    Args:
-        source: the records.
-        name: of them all, for messages.
-        texts: take texts for records; without, they are refused.
-
-    Raises:
-        TypeError: the source or a record is of another kind.
-        ValueError: a table has a column twice, or one that cannot be read.
+    `texts`: take texts for records; without, they are refused.
     """
     for place, record in enumerate(items_of(source, name)):
         if isinstance(record, str) and texts:
@@ -87,8 +80,6 @@ def records_of(source: Any, name: str = "documents", *, texts: bool = True) -> R
 
 def items_of(source: Any, name: str) -> Iterable[Any]:
     """Return an iterable of the records of a source."""
-    if _is_of(source, "datasets", "DatasetDict"):
-        raise TypeError(f"{name} must be one data set, got a dictionary of {', '.join(source)}; pass one of them.")
     if _is_of(source, "pandas", "DataFrame"):
         _check_different(source.columns, name)
         parts = (source.iloc[start : start + _ROWS_AT_ONCE] for start in range(0, len(source), _ROWS_AT_ONCE))
@@ -98,14 +89,9 @@ def items_of(source: Any, name: str) -> Iterable[Any]:
     if (tables := _arrow_tables(source)) is not None:
         return _table_records(tables, name)
     if isinstance(source, str | bytes | Mapping | Set) or not isinstance(source, Iterable):
-        remedy = "dsi.read_collection reads a folder"
-        if isinstance(source, Mapping):
-            remedy = "put one record into a list, and columns into a pandas.DataFrame"
-        if isinstance(source, Set):
-            remedy = "a set has no order, and texts take their places as ids: make a list of it"
         raise TypeError(
             f"{name} must be a list or an iterator of dictionaries, a DataFrame, an Arrow table or a datasets.Dataset, got "
-            f"{shown(source)}; {remedy}."
+            f"{shown(source)}; make a list of it, or let dsi.read_collection read a folder."
         )
     return source
 
@@ -146,11 +132,7 @@ def _arrow_tables(source: Any) -> Iterable[Any] | None:
 
 
 def _table_records(tables: Iterable[Any], name: object) -> Iterator[dict[str, Any]]:
-    """Yield the rows of Arrow tables or batches.
-
-    Raises:
-        ValueError: a column comes twice, or holds a value that Python cannot.
-    """
+    """Yield the rows of Arrow tables or batches."""
     try:
         for table in tables:
             _check_different(table.schema.names, name)
@@ -185,11 +167,7 @@ def is_missing(value: Any) -> bool:
 
 
 def file_records(path: Path) -> Records:
-    """Yield the documents of a table, or its queries.
-
-    Raises:
-        ValueError: of another kind, or not as its kind is.
-    """
+    """Yield the documents of a table, or its queries."""
     name = path.name.lower()
     if name.endswith(_LINES):
         yield from ((f"{path}, line {number}", record) for number, record in _json_lines(path))
@@ -209,9 +187,6 @@ def pair_records(path: Path) -> Records:
     """Yield the training pairs of a .jsonl, .parquet, .csv or .tsv file (`dsi.docids.data.pairs`).
 
     A .tsv file whose first line names no such column has a query, a positive and perhaps negatives a line.
-
-    Raises:
-        ValueError: of another kind, or not as its kind is.
     """
     name = path.name.lower()
     suffix = next((suffix for suffix in _TABLES if name.endswith(suffix)), "")
@@ -279,11 +254,7 @@ def _names_columns(names: Sequence[str]) -> bool:
 
 
 def bare_records(path: Path) -> Records:
-    """Yield the lines of a file of id, a tab and the text; a first line that names these columns is left out.
-
-    Raises:
-        ValueError: a line has no tab, or the first one several: texts that hold tabs come later.
-    """
+    """Yield the lines of a file of id, a tab and the text; a first line that names these columns is left out."""
     is_first = True
     for number, line in text_lines(path):
         if number == 1 and _names_columns(line.split("\t")):
@@ -386,9 +357,6 @@ def text_lines(path: Path) -> Iterator[tuple[int, str]]:
     """Yield number, from 1, and text of each line of a UTF-8 file that is not blank, without its end.
 
     A file whose name ends in .gz is decompressed. A byte order mark is skipped; lines end in LF or CRLF.
-
-    Raises:
-        ValueError: a line is too long or not UTF-8, or the compressed data are damaged.
     """
     number = last = 0
     try:
@@ -411,11 +379,7 @@ def text_lines(path: Path) -> Iterator[tuple[int, str]]:
 
 
 def _json_lines(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
-    """Yield number and JSON object of each line that is not blank.
-
-    Raises:
-        ValueError: as `text_lines` does, or a line is not a JSON object.
-    """
+    """Yield number and JSON object of each line that is not blank."""
     for number, line in text_lines(path):
         source = f"{path}, line {number}"
         try:

@@ -17,11 +17,7 @@ def as_table(documents: Any) -> pa.Table:
 
 
 class Column(Sequence[Any]):
-    """A column of a table, whose values are read when they are asked for.
-
-    Args:
-        values: in any number of chunks.
-    """
+    """A column of a table, whose values are read when they are asked for."""
 
     def __init__(self, values: pa.ChunkedArray) -> None:
         self._values = values

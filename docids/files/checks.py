@@ -72,11 +72,7 @@ def unpack(value: Any) -> Any:
 
 
 def plain(kind: type, value: object, name: str) -> Any:
-    """Return a value as bool, int, float or str; NumPy's scalars and, for float, integers are taken too.
-
-    Raises:
-        ValueError: it is of another type.
-    """
+    """Return a value as bool, int, float or str; NumPy's scalars and, for float, integers are taken too."""
     value = unpack(value)
     if not isinstance(value, _TAKEN[kind]) or (kind is not bool and isinstance(value, bool)):
         raise ValueError(f"{name} must be {_NAMES[kind]}, got {shown(value)}.")
@@ -87,11 +83,7 @@ def plain(kind: type, value: object, name: str) -> Any:
 
 
 def text(value: object, name: str) -> str:
-    """Return a value that is a text which files can hold.
-
-    Raises:
-        ValueError: it is not a text, or not one that UTF-8 can write.
-    """
+    """Return a value that is a text which files can hold."""
     if not isinstance(value, str):
         raise ValueError(f"{name} must be a string, got {shown(value)}; write it as a text.")
     try:
@@ -109,9 +101,6 @@ def user_path(value: str | Path) -> Path:
 
     >>> user_path("~/run") == Path.home() / "run", user_path("~$draft.docx")
     (True, PosixPath('~$draft.docx'))
-
-    Raises:
-        ValueError: it has the character NUL, which no file system takes.
     """
     if "\0" in str(value):
         raise ValueError(
@@ -121,14 +110,7 @@ def user_path(value: str | Path) -> Path:
 
 
 def folder_to_write(value: object, name: str) -> Path:
-    """Return the path of a folder that is there or can be made.
-
-    Raises:
-        TypeError: the value is not a path.
-        ValueError: it is empty.
-        NotADirectoryError: the folder, or one that it is to lie in, is a file.
-        PermissionError: it is new, and may not be made there.
-    """
+    """Return the path of a folder that is there or can be made."""
     if not isinstance(value, str | Path):
         raise TypeError(f"{name} must be the path of a folder, got {shown(value)}; name one to write into.")
     if value == "":  # which Python takes for the current folder
@@ -149,12 +131,7 @@ def check_writable(folder: Path) -> None:
 
 
 def folder_to_replace(value: object, name: str, ours: Callable[[Path], bool]) -> Path:
-    """Return the path of a folder that may be replaced as a whole: it is new, or all that it holds is ours.
-
-    Raises:
-        FileExistsError: it holds something else.
-        ValueError: it is the current folder, or one above that.
-    """
+    """Return the path of a folder that may be replaced as a whole: it is new, or all that it holds is ours."""
     path = folder_to_write(value, name)
     if Path.cwd().is_relative_to(path.resolve()):
         raise ValueError(f"{path} is the current folder or one above it, and would be replaced; name another.")

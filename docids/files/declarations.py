@@ -55,27 +55,16 @@ class Remedy:
 
 @dataclass(frozen=True)
 class Setting:
-    """The declaration of a setting or an option.
+    """The declaration of a setting or an option."""
 
-    Attributes:
-        section: of the configuration, as in "training."; "" for those of none.
-        name: of the setting.
-        kind: bool, int, float or str; object for others.
-        default: `dataclasses.MISSING` if there is none.
-        meaning: the docstring below the field.
-        choices: the only values, if they are texts of a short list.
-        bounds: that its numbers keep.
-        remedy: what to do instead of a value out of range, or "".
-    """
-
-    section: str
-    name: str
-    kind: type
-    default: Any
-    meaning: str
-    choices: tuple[str, ...] = ()
-    bounds: tuple[Ge | Gt | Le | Lt, ...] = ()
-    remedy: str = ""
+    section: str  # of the configuration, as in "training."; "" for those of none
+    name: str  # of the setting
+    kind: type  # bool, int, float or str; object for others
+    default: Any  # `dataclasses.MISSING` if there is none
+    meaning: str  # the docstring below the field
+    choices: tuple[str, ...] = ()  # the only values, if they are texts of a short list
+    bounds: tuple[Ge | Gt | Le | Lt, ...] = ()  # that its numbers keep
+    remedy: str = ""  # what to do instead of a value out of range, or ""
 
     def bound(self, kind: type) -> Any:
         """Return the bound of a kind, `Ge`, `Gt`, `Le` or `Lt`; None if there is none."""
@@ -88,16 +77,12 @@ class Setting:
         if self.choices:
             return f"one of {', '.join(self.choices)}"
         least, above, most, below = (self.bound(kind) for kind in (Ge, Gt, Le, Lt))
-        if most is None and below is None:
-            return f"at least {short_number(least)}" if least is not None else "above 0" if above is not None else ""
+        if below is None and most in (None, LARGEST):
+            if least is None:
+                return "" if above is None else f"above {short_number(above)}"
+            return f"at least {short_number(least)}"
         if least is not None and most is not None:
-            return (
-                f"at least {short_number(least)}"
-                if most == LARGEST
-                else f"between {short_number(least)} and {short_number(most)}"
-            )
-        if above is not None and most == LARGEST:
-            return f"above {short_number(above)}"
+            return f"between {short_number(least)} and {short_number(most)}"
         opening = f"({short_number(above)}" if least is None else f"[{short_number(least)}"
         return f"in {opening}, {short_number(below)})" if most is None else f"in {opening}, {short_number(most)}]"
 
@@ -191,14 +176,9 @@ def read_meanings(kind: type) -> dict[str, str]:
 def create_settings(kind: type[T], values: Mapping[str, Any], source: str = "", section: str = "") -> T:
     """Return settings made of nested dictionaries; keys that are left out keep their defaults.
 
-    Args:
-        kind: a class that `settings` made.
-        values: {setting: value}, and {section: {setting: value}}.
-        source: where the values are from, for messages; "" if the names of settings say enough.
-        section: that the values are, for messages.
-
-    Raises:
-        ValueError: an unknown key (the message names the nearest one), a wrong type or value.
+    `kind`: a class that `settings` made; `values`: {setting: value}, and {section: {setting: value}}; `source`: where
+    the values are from, for messages; "" if the names of settings say enough; `section`: that the values are, for
+    messages.
     """
     where = f"{source}: " if source else ""
     known, sections, given = [own.name for own in fields(kind)], section_kinds(kind), dict(values)  # type: ignore[arg-type]

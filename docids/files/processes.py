@@ -23,15 +23,11 @@ class Processes:
     ['b']
     >>> half.collect(["B"])
     ['a', 'B', 'c']
-
-    Attributes:
-        rank: of this process, from 0.
-        count: of all processes.
-        gather: returns, on every process, the list by rank of the values that processes pass in; waits for all.
     """
 
-    rank: int = 0
-    count: int = 1
+    rank: int = 0  # of this process, from 0
+    count: int = 1  # of all processes
+    # returns, on every process, the list by rank of the values that processes pass in; waits for all
     gather: Callable[[Any], list[Any]] = lambda value: [value]
 
     @property
@@ -66,10 +62,8 @@ class Processes:
     def map(self, work: Callable[..., U], pieces: Sequence[T], values: Callable[[T], tuple[Any, ...]]) -> list[U]:
         """Return the result of a function for each piece, in order.
 
-        Args:
-            work: importable by all processes; its result depends on its arguments alone.
-            pieces: of the work.
-            values: returns the arguments for a piece; called by who does it, or gives it away.
+        `work`: importable by all processes; its result depends on its arguments alone; `values`: returns the arguments
+        for a piece; called by who does it, or gives it away.
         """
         return self.collect([work(*values(piece)) for piece in self.share(pieces)])
 
@@ -96,15 +90,10 @@ class BuildingCluster(Protocol):
 
 @dataclass(frozen=True, eq=False)
 class MatrixRows:
-    """Some rows of a matrix, for work that another process may do: rows of a mapped file are sent as their numbers.
+    """Some rows of a matrix, for work that another process may do: rows of a mapped file are sent as their numbers."""
 
-    Attributes:
-        matrix: [n, dim], perhaps memory-mapped.
-        rows: numbers of the rows.
-    """
-
-    matrix: NDArray[Any]
-    rows: Any
+    matrix: NDArray[Any]  # [n, dim], perhaps memory-mapped
+    rows: Any  # numbers of the rows
 
     def __len__(self) -> int:
         return len(self.matrix) if isinstance(self.rows, slice) else len(self.rows)

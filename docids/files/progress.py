@@ -38,13 +38,8 @@ class _Lines:
 class Bar(tqdm):
     """A `tqdm` that writes lines in place of the bar where stderr is not a terminal.
 
-    Args:
-        description: of the work, a few words.
-        unit: what is counted.
-        total: how many there are, if known.
-        done: how many an earlier run has done.
-        enabled: False shows nothing; for processes other than the first.
-        whole: while it is open, others count their items here, and show nothing themselves.
+    `total`: how many there are, if known; `enabled`: False shows nothing; for processes other than the first; `whole`:
+    while it is open, others count their items here, and show nothing themselves.
     """
 
     _whole: ClassVar["Bar | None"] = None

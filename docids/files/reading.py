@@ -10,9 +10,8 @@ import stat
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
-from gzip import open as open_gzip
 from pathlib import Path, PurePosixPath, PureWindowsPath
-from typing import Any, NamedTuple, TextIO, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -32,9 +31,8 @@ DATA = (".json", ".arrow", ".safetensors", ".onnx")
 def reading(path: Path, *passing: type[Exception]) -> Iterator[None]:
     """Turn any error about a damaged file into a ValueError that names `path`.
 
-    Args:
-        path: file or folder that is read in the block.
-        *passing: exceptions that pass unchanged, besides missing files and lack of memory.
+    `path`: file or folder that is read in the block; `*passing`: exceptions that pass unchanged, besides missing files
+    and lack of memory.
     """
     unchanged: tuple[type[BaseException], ...] = (FileNotFoundError, MemoryError, *_STOPS, *passing)
     try:
@@ -61,12 +59,7 @@ def catching_panics() -> Iterator[None]:
 
 
 def check_file(path: Path, remedy: str = RESTORE) -> None:
-    """Raise unless a path is a regular file, or a link to one; the message ends with a remedy.
-
-    Raises:
-        FileNotFoundError: nothing is there.
-        ValueError: it is of another kind: reading a pipe or a device may never end.
-    """
+    """Raise unless a path is a regular file, or a link to one; the message ends with a remedy."""
     # A link without a size is one of /proc, which may have no end.
     if path.is_file() and not (path.is_symlink() and not path.stat().st_size):
         return
@@ -92,15 +85,7 @@ def check_folder(folder: Path, endings: Sequence[str] = DATA) -> None:
 def check_files(folder: Path, parts: Collection[str], sums: Mapping[str, str], endings: Sequence[str] = DATA) -> None:
     """Raise unless the parts of a folder hold the files of its manifest, as they were written, and no others.
 
-    Args:
-        folder: of the manifest.
-        parts: names of folders in it.
-        sums: {path below the folder: sha256}.
-        endings: of the names of files.
-
-    Raises:
-        FileNotFoundError: a file is missing.
-        ValueError: one was altered, lies elsewhere, is not of data, or is not in the manifest.
+    `sums`: {path below the folder: sha256}.
     """
     check_names(folder, parts, sums)
     for own in parts:
@@ -133,12 +118,7 @@ def is_inside(name: object) -> bool:
 
 
 def read_json(path: Path) -> dict[str, Any]:
-    """Return the object in a JSON file.
-
-    Raises:
-        FileNotFoundError: no such file.
-        ValueError: not JSON, or not an object.
-    """
+    """Return the object in a JSON file."""
     value = read_any_json(path)
     if not isinstance(value, dict):
         raise ValueError(f"{path} must hold a JSON object, got {type(value).__name__}; {RESTORE}.")
@@ -146,12 +126,7 @@ def read_json(path: Path) -> dict[str, Any]:
 
 
 def read_any_json(path: Path) -> Any:
-    """Return the value in a JSON file.
-
-    Raises:
-        FileNotFoundError: no such file.
-        ValueError: it is not JSON.
-    """
+    """Return the value in a JSON file."""
     check_file(path)
     try:
         return json.loads(path.read_text(encoding="utf-8"))
@@ -164,14 +139,7 @@ def read_tensors(
 ) -> dict[str, NDArray[Any]]:
     """Return the arrays of a safetensors file, memory-mapped.
 
-    Args:
-        path: the file.
-        forms: {name: (element type or types, number of dimensions)}.
-        optional: names that may be missing.
-
-    Raises:
-        FileNotFoundError: no such file.
-        ValueError: truncated, or it holds other arrays.
+    `forms`: {name: (element type or types, number of dimensions)}; `optional`: names that may be missing.
     """
     arrays = map_tensors(path)
     wrong = sorted((forms.keys() - optional) - arrays.keys() | arrays.keys() - forms.keys())
@@ -224,10 +192,10 @@ def _sha256(path: Path) -> str:
     return digest.hexdigest()
 
 
-def folder_sums(folder: Path, known: Mapping[str, str] | None = None) -> dict[str, str]:
-    """Return {path below `folder`: sha256} of all its files, sorted by path; `known` are those that need not be read."""
+def folder_sums(folder: Path) -> dict[str, str]:
+    """Return {path below `folder`: sha256} of all its files, sorted by path."""
     files = sorted(path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file())
-    return {name: (known or {}).get(name) or sha256(folder / name) for name in files}
+    return {name: sha256(folder / name) for name in files}
 
 
 DTYPES = {"I32": np.int32, "F32": np.float32, "F16": np.float16, "I8": np.int8, "BOOL": np.bool_, "U8": np.uint8}
@@ -238,9 +206,6 @@ def tensor_header(path: Path) -> tuple[dict[str, Any], int]:
     """Return ({name: type, shape and offsets}, the byte at which the arrays start) of a safetensors file, unchecked.
 
     The format: eight bytes with the length of a JSON header, the header, the arrays.
-
-    Raises:
-        ValueError: the file has no such header.
     """
     with path.open("rb") as file:
         length = int.from_bytes(file.read(8), "little")
@@ -252,11 +217,7 @@ def tensor_header(path: Path) -> tuple[dict[str, Any], int]:
 
 
 def map_tensors(path: Path) -> dict[str, NDArray[Any]]:
-    """Return the arrays of a safetensors file, memory-mapped; the library's NumPy reader copies them into memory.
-
-    Raises:
-        ValueError: the file is shorter than its header says, or has none.
-    """
+    """Return the arrays of a safetensors file, memory-mapped; the library's NumPy reader copies them into memory."""
     header, first = tensor_header(path)
     size, arrays = path.stat().st_size, dict[str, NDArray[Any]]()
     for name, entry in header.items():
@@ -315,9 +276,6 @@ def read_while_unchanged(path: Path, read: Callable[[], T]) -> T:
 
     Returns:
         Its result, or its error is raised.
-
-    Raises:
-        BlockingIOError: the file or folder was replaced at every attempt.
     """
     for _ in range(_ATTEMPTS):
         before = _identity(path)
@@ -341,10 +299,3 @@ def _identity(path: Path) -> bytes:
         return path.read_bytes() if stat.S_ISREG(found.st_mode) else b"%d" % found.st_ino  # a pipe would be waited for
     except OSError:
         return b""
-
-
-def open_text(path: Path) -> TextIO:
-    """Open a text file for reading; one whose name ends in .gz is decompressed."""
-    if path.suffix == ".gz":
-        return open_gzip(path, "rt", encoding="utf-8")  # type: ignore[return-value]
-    return path.open(encoding="utf-8")

@@ -18,7 +18,7 @@ import time
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, TextIO, TypeVar
 from uuid import uuid4
 
 import numpy as np
@@ -92,11 +92,7 @@ def scratch_blocks(shape: tuple[int, ...], dtype: type[np.generic], blocks: Iter
 
 
 def scratch_array(shape: tuple[int, ...], dtype: type[np.generic]) -> NDArray[Any]:
-    """Return zeros that may be larger than memory, in an unnamed temporary file (in TMPDIR) that is deleted with the array.
-
-    Raises:
-        OSError: the disk is too small.
-    """
+    """Return zeros that may be larger than memory, in an unnamed temporary file (in TMPDIR) that is deleted with the array."""
     size = math.prod(shape) * np.dtype(dtype).itemsize
     with tempfile.TemporaryFile() as file:
         try:
@@ -179,11 +175,7 @@ def _sync(path: Path) -> None:
 
 @contextmanager
 def naming_full_disk(path: Path) -> Iterator[None]:
-    """Name what is written if the block fails because the disk is full.
-
-    Raises:
-        OSError: it is full.
-    """
+    """Name what is written if the block fails because the disk is full."""
     try:
         yield
     except Exception as error:
@@ -197,6 +189,11 @@ def naming_full_disk(path: Path) -> Iterator[None]:
 def write_json(path: Path, value: Any) -> None:
     """Write strict JSON atomically; infinity becomes the string "inf", which float() reads back, and NaN null."""
     write_text(path, json.dumps(_strict(value), indent=1, ensure_ascii=False) + "\n")
+
+
+def write_json_line(file: TextIO, record: Mapping[str, Any]) -> None:
+    """Write a record as a line of JSON."""
+    file.write(json.dumps(record, ensure_ascii=False) + "\n")
 
 
 def _strict(value: Any) -> Any:
@@ -222,15 +219,7 @@ def writing_to(folder: Path, *, wait: bool = True) -> Iterator[None]:
     The lock is reentrant within a thread and released when a process dies.
     It is a file beside the folder, which may be replaced meanwhile, or in the folder where the user may not write beside it.
 
-    Args:
-        folder: need not exist.
-        wait: until the lock is free.
-
-    Raises:
-        BlockingIOError: another process writes to the folder, and `wait` is False.
-        OSError: the file system has no locks.
-        PermissionError: the user may write neither the folder nor beside it.
-        ValueError: something else lies where the lock is kept.
+    `wait`: until the lock is free.
     """
     file = beside(folder.resolve(), "lock")
     file.parent.mkdir(parents=True, exist_ok=True)
@@ -265,12 +254,7 @@ def _check_own(*paths: Path) -> None:
 
 
 def _acquire(lock: FileLock, folder: Path, writer: Path, *, wait: bool) -> None:
-    """Take the lock of a folder.
-
-    Raises:
-        BlockingIOError: as `writing_to`.
-        OSError: the file system has no locks.
-    """
+    """Take the lock of a folder."""
     try:
         lock.acquire(blocking=False)  # which a thread that has it may do again
     except Timeout:
@@ -338,11 +322,7 @@ def link(source: str | Path, target: str | Path) -> None:
 
 
 def _move_away(folder: Path, previous: Path) -> None:
-    """Rename a folder that is replaced.
-
-    Raises:
-        PermissionError: it may not be renamed, on Windows also while a process has one of its files open or mapped.
-    """
+    """Rename a folder that is replaced."""
     try:
         folder.rename(previous)
     except PermissionError as error:

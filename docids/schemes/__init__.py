@@ -209,11 +209,7 @@ class Docids:
 
 
 def pad_paths(paths: Sequence[Sequence[int]]) -> Ints:
-    """Return paths of any lengths as one array [paths, longest], -1 past their ends.
-
-    Raises:
-        ValueError: a path is not a sequence of integers that int64 can hold, or too long.
-    """
+    """Return paths of any lengths as one array [paths, longest], -1 past their ends."""
     numbers = []
     for document, path in enumerate(paths):
         try:
@@ -252,11 +248,7 @@ Scheme = Callable[[SchemeInput], Docids]
 
 
 def make_docids(documents: SchemeInput) -> Docids:
-    """Make docids by the scheme that the config names.
-
-    Raises:
-        ValueError: the documents lack what the scheme needs, it does not give each a path, or that of another package failed.
-    """
+    """Make docids by the scheme that the config names."""
     method, expected, scheme = documents.config.method, len(documents.embeddings), find_scheme(documents.config.scheme)
     try:
         docids = scheme(documents)
@@ -282,9 +274,6 @@ def find_scheme(name: str) -> Scheme:
 
     >>> find_scheme("kmeans").__module__
     'dsi.docids.schemes.kmeans'
-
-    Raises:
-        ValueError: there is none (the message lists the names), or that of another package cannot be loaded.
     """
     if name in SCHEMES:
         scheme: Scheme = importlib.import_module(f"dsi.docids.schemes.{name}").make
@@ -315,11 +304,7 @@ def check_points(points: Floats, documents: int, name: str = "embeddings") -> No
     """Raise ValueError unless points to cluster on are finite, and one a document."""
     if points.ndim != 2 or len(points) != documents:
         raise ValueError(f"{name} must be [{documents:,}, any], one row a document, got {list(points.shape)}.")
-    _check_finite(name, points)
-
-
-def _check_finite(name: str, array: Floats) -> None:
-    bad = ~np.isfinite(np.concatenate([block.sum(axis=1, dtype=np.float32) for block in _blocks(array)]))  # [N]
+    bad = ~np.isfinite(np.concatenate([block.sum(axis=1, dtype=np.float32) for block in _blocks(points)]))  # [N]
     if bad.any():
         raise ValueError(f"{name} must be finite; row {int(np.argmax(bad))} (and {int(bad.sum()) - 1} more) is not.")
 

@@ -31,15 +31,7 @@ def make(documents: SchemeInput) -> Docids:
 def read_docids(path: Path, doc_ids: Sequence[str], *, in_pieces: bool = False) -> Docids:
     """Return the docids of documents in a file.
 
-    Args:
-        path: of the file.
-        doc_ids: of all documents, in collection order.
-        in_pieces: True if `doc_ids` are those of all pieces, and so repeat.
-
-    Raises:
-        FileNotFoundError: no such file.
-        ValueError: a malformed line, an unknown or missing document, a piece without a line, or a path equal to another or a
-            prefix of it; the message names the line.
+    `in_pieces`: True if `doc_ids` are those of all pieces, and so repeat.
     """
     if not path.is_file():
         raise FileNotFoundError(

@@ -22,29 +22,18 @@ _BATCH = 2**18
 
 
 class Trained(NamedTuple):
-    """Clusters of about the same size and what k-means makes of them.
+    """Clusters of about the same size and what k-means makes of them."""
 
-    Attributes:
-        points: [clusters, n, dim] of their documents, 0 past the last.
-        there: [clusters, n] True at documents.
-        centroids: [clusters, most k, dim].
-        k: [clusters] how many of the centroids are a cluster's own.
-    """
-
-    points: Floats
-    there: Bools
-    centroids: Floats
-    k: Numbers
+    points: Floats  # [clusters, n, dim] of their documents, 0 past the last
+    there: Bools  # [clusters, n] True at documents
+    centroids: Floats  # [clusters, most k, dim]
+    k: Numbers  # [clusters] how many of the centroids are a cluster's own
 
 
 def train_clusters(points: Floats, sizes: Numbers, config: DocidsConfig, seed: int) -> Iterator[Trained]:
     """Fit k-means to each of several clusters, or to a sample of it.
 
-    Args:
-        points: [n, dim] of the clusters, one after another.
-        sizes: [clusters] of them, ascending.
-        config: says how many centroids a cluster gets.
-        seed: of what is drawn at random.
+    `points`: [n, dim] of the clusters, one after another; `sizes`: [clusters] of them, ascending.
     """
     rng, starts = np.random.default_rng(seed), sizes.cumsum() - sizes
     distinct, which = np.unique(sizes, return_inverse=True)

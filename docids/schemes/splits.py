@@ -52,11 +52,8 @@ def split_from_root(
 ) -> Numbers:
     """Return paths [N, longest] of nested clusters, the last number that of the document in its cluster, -1 past the end.
 
-    Args:
-        documents: to be clustered.
-        split: splits clusters into `config.clusters`.
-        doc_rows: [N] initial order of the documents, changed in place; collection order by default.
-        together: splits large clusters.
+    `split`: splits clusters into `config.clusters`; `doc_rows`: [N] initial order of the documents, changed in place;
+    collection order by default.
     """
     config, processes, count = documents.config, documents.processes, len(documents.points)
     doc_rows = np.arange(count, dtype=np.int32) if doc_rows is None else doc_rows

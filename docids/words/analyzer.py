@@ -73,8 +73,7 @@ class Analyzer(dict[str, tuple[str, ...]]):
 
     Queries fill it too, so what it remembers is bounded in bytes, whatever they consist of.
 
-    Args:
-        language: of the texts: one of `LANGUAGES`, or "none" for words as they are.
+    `language`: of the texts: one of `LANGUAGES`, or "none" for words as they are.
     """
 
     def __init__(self, language: str) -> None:

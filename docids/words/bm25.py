@@ -5,7 +5,7 @@ import threading
 from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
-from typing import Literal
+from typing import Literal, NamedTuple
 
 import numpy as np
 from scipy import sparse
@@ -50,6 +50,14 @@ class LexicalConfig:
         check_language("lexical.language", self.language)
 
 
+class Counted(NamedTuple):
+    """What is counted in texts: the number of each term, its posting list, and [texts] how many terms each has."""
+
+    vocabulary: dict[str, int]
+    postings: Postings
+    lengths: Ints
+
+
 class BM25:
     """BM25 (Lucene's variant) over stems of words, in English without stop words.
 
@@ -62,35 +70,35 @@ class BM25:
         k1: saturation of term frequency.
         b: strength of length normalisation.
         language: of the texts, as in `LexicalConfig`.
+        counted: what was counted in the texts before, which are not read then.
+
+    Attributes:
+        lengths: [documents] number of terms of each, without stop words.
+        scorer: the documents' words and their weights, without inverse document frequency.
     """
 
     name = "BM25"
 
     def __init__(
-        self, doc_ids: Sequence[str], texts: Sequence[str], k1: float = K1, b: float = B, language: str = FOUND
+        self,
+        doc_ids: Sequence[str],
+        texts: Sequence[str],
+        k1: float = K1,
+        b: float = B,
+        language: str = FOUND,
+        counted: Counted | None = None,
     ) -> None:
-        self._vocabulary: dict[str, int] = {}
+        self.doc_ids = doc_ids
         self.language = find_language(texts) if language == FOUND else language
         self.analyzer = Analyzer(self.language)
-        counts, self._lengths = _count(texts, self._vocabulary, self.analyzer)
-        self.doc_ids, self._postings = doc_ids, Postings.from_lists(counts)
+        self._vocabulary, self._postings, self.lengths = counted or _counted(texts, self.analyzer)
         self.weigh(k1, b)
 
     def weigh(self, k1: float, b: float) -> None:
         """Set k1 and b, on which all term weights depend."""
         self.k1, self.b = k1, b
-        damping = Damping(k1, b, max(float(self._lengths.mean()), 1.0))
-        self._scorer = TermScorer(self._postings, damping, self._lengths)
-
-    @property
-    def lengths(self) -> Ints:
-        """[documents] number of terms of each, without stop words."""
-        return self._lengths
-
-    @property
-    def scorer(self) -> TermScorer:
-        """The documents' words and their weights, without inverse document frequency."""
-        return self._scorer
+        damping = Damping(k1, b, max(float(self.lengths.mean()), 1.0))
+        self.scorer = TermScorer(self._postings, damping, self.lengths)
 
     def update(self, removed: Collection[int], doc_ids: Sequence[str], texts: Sequence[str]) -> "BM25":
         """Return BM25 without some documents and with new ones at the end, as if built from the resulting texts.
@@ -100,25 +108,14 @@ class BM25:
             doc_ids: keys of all documents afterwards.
             texts: of the new documents.
         """
-        other, keep = BM25.__new__(BM25), np.ones(len(self._lengths), dtype=bool)
+        keep = np.ones(len(self.lengths), dtype=bool)
         keep[list(removed)] = False
-        other._vocabulary, other.language, other.analyzer = self._vocabulary, self.language, self.analyzer
         counts, lengths = _count(texts, self._vocabulary, self.analyzer)
-        other.doc_ids, other._postings = doc_ids, self._postings.update(removed, counts)
-        other._lengths = np.concatenate([self._lengths[keep], lengths])
-        used = int(np.count_nonzero(other._postings.frequencies))
-        if len(other._vocabulary) > _UNUSED * used:
-            other._vocabulary, other._postings = other._used_words()
-        other.weigh(self.k1, self.b)
-        return other
-
-    def _used_words(self) -> tuple[dict[str, int], Postings]:
-        """Return a new vocabulary of the words that documents have, and the postings by its numbers."""
-        lists = self._postings.merge()
-        used = np.flatnonzero(np.diff(lists.indptr))
-        words = {number: word for word, number in self._vocabulary.copy().items()}
-        vocabulary = {words[number]: place for place, number in enumerate(used.tolist())}
-        return vocabulary, Postings.from_lists(lists if len(used) == lists.shape[0] else lists[used])
+        postings, vocabulary = self._postings.update(removed, counts), self._vocabulary
+        if len(vocabulary) > _UNUSED * int(np.count_nonzero(postings.frequencies)):
+            vocabulary, postings = _used_words(vocabulary, postings)
+        counted = Counted(vocabulary, postings, np.concatenate([self.lengths[keep], lengths]))
+        return BM25(doc_ids, (), self.k1, self.b, self.language, counted)
 
     def query_terms(self, queries: Sequence[str]) -> list[Terms]:
         """Return the known words of queries by number, with Lucene's inverse document frequencies as factors.
@@ -140,7 +137,7 @@ class BM25:
     def _lift(self, number: int) -> float:
         """Return what multiplies the weight of a word that one document has, so that its length counts at most so much."""
         (row, value), *_ = ((rows[0], values[0]) for rows, values in self._postings.read(number) if len(rows))
-        length, damping = self._lengths[row], self._scorer.damping
+        length, damping = self.lengths[row], self.scorer.damping
         most = np.minimum(length, _MOST_LENGTH * damping.mean)
         return float((value + damping.for_lengths(length)) / (value + damping.for_lengths(most)))
 
@@ -159,11 +156,7 @@ class BM25:
 
     def _rarity(self, frequencies: Ints) -> Floats:
         """Return Lucene's inverse document frequencies of terms that each occur in this number of documents."""
-        return np.log1p((len(self._lengths) - frequencies + 0.5) / (frequencies + 0.5)).astype(np.float32)
-
-    def term_names(self, query: str) -> list[str]:
-        """Return the words of a query that documents contain, in order, with repeats."""
-        return [word for word, _, number in self._words(query) if number >= 0]
+        return np.log1p((len(self.lengths) - frequencies + 0.5) / (frequencies + 0.5)).astype(np.float32)
 
     def known_terms(self, query: str) -> list[str]:
         """Return the terms of `query_terms` for one query as texts."""
@@ -231,16 +224,11 @@ class BM25:
     def save(self, folder: Path) -> None:
         """Write the stems of the documents' words, term counts and settings; no stem that only removed documents have."""
         folder.mkdir(parents=True, exist_ok=True)
-        vocabulary, postings = self._used_words()
-        settings = {
-            "k1": self.k1,
-            "b": self.b,
-            "language": self.language,
-            "num_docs": len(self._lengths),
-        }
+        vocabulary, postings = _used_words(self._vocabulary, self._postings)
+        settings = {"k1": self.k1, "b": self.b, "language": self.language, "num_docs": len(self.lengths)}
         write_json(folder / _SETTINGS, settings)
         write_json(folder / _VOCABULARY, vocabulary)
-        save_tensors({**postings_arrays(postings), "lengths": self._lengths}, folder / _TERMS)
+        save_tensors({**postings_arrays(postings), "lengths": self.lengths}, folder / _TERMS)
 
     @classmethod
     def load(cls, folder: Path, doc_ids: Sequence[str]) -> "BM25":
@@ -250,33 +238,41 @@ class BM25:
             FileNotFoundError: a file is missing.
             ValueError: it covers another number of documents, or a file was altered.
         """
-        loaded, settings = cls.__new__(cls), json.loads((folder / _SETTINGS).read_text())
-        loaded.doc_ids, loaded._vocabulary = doc_ids, json.loads((folder / _VOCABULARY).read_text(encoding="utf-8"))
-        loaded._postings, others = read_postings(folder / _TERMS, len(doc_ids), ["lengths"])
-        loaded._lengths = others["lengths"]
-        loaded.language = settings["language"]
-        loaded.analyzer = Analyzer(loaded.language)
-        loaded.weigh(settings["k1"], settings["b"])
-        return loaded
+        settings = json.loads((folder / _SETTINGS).read_text())
+        vocabulary = json.loads((folder / _VOCABULARY).read_text(encoding="utf-8"))
+        postings, lengths = read_postings(folder / _TERMS, len(doc_ids))
+        counted = Counted(vocabulary, postings, lengths)
+        return cls(doc_ids, (), settings["k1"], settings["b"], settings["language"], counted)
 
     def is_sound(self) -> bool:
         """True if the lists of words fit the vocabulary and the documents."""
         words, lists = len(self._vocabulary), self._postings.merge()
         return bool(
             sorted(self._vocabulary.values()) == list(range(words))
-            and lists.shape == (words, len(self._lengths))
-            and self._lengths.min(initial=0) >= 0
+            and lists.shape == (words, len(self.lengths))
+            and self.lengths.min(initial=0) >= 0
             and are_lists(lists)
         )
 
 
 def load_lexical(folder: Path, doc_ids: Sequence[str]) -> BM25 | None:
-    """Load the lexical part from a folder; None if the folder is missing.
-
-    Raises:
-        ValueError: it covers another number of documents.
-    """
+    """Load the lexical part from a folder; None if the folder is missing."""
     return BM25.load(folder, doc_ids) if folder.exists() else None
+
+
+def _counted(texts: Sequence[str], analyzer: Analyzer) -> Counted:
+    vocabulary: dict[str, int] = {}
+    counts, lengths = _count(texts, vocabulary, analyzer)
+    return Counted(vocabulary, Postings.from_lists(counts), lengths)
+
+
+def _used_words(vocabulary: dict[str, int], postings: Postings) -> tuple[dict[str, int], Postings]:
+    """Return a new vocabulary of the words that documents have, and the postings by its numbers."""
+    lists = postings.merge()
+    used = np.flatnonzero(np.diff(lists.indptr))
+    words = {number: word for word, number in vocabulary.copy().items()}
+    chosen = {words[number]: place for place, number in enumerate(used.tolist())}
+    return chosen, Postings.from_lists(lists if len(used) == lists.shape[0] else lists[used])
 
 
 def _count(texts: Sequence[str], vocabulary: dict[str, int], analyzer: Analyzer) -> tuple[sparse.csr_array, Ints]:

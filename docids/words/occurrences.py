@@ -29,10 +29,7 @@ def occurrences(text: str, language: str, wanted: Set[str]) -> list[Occurrence]:
     >>> [tuple(own) for own in occurrences("Rivers of Peru", "english", {"river", "peru"})]
     [(0, 6, ('river',)), (10, 14, ('peru',))]
 
-    Args:
-        text: as it is written.
-        language: of the `Analyzer` that makes terms.
-        wanted: the terms.
+    `language`: of the `Analyzer` that makes terms.
     """
     found = list[Occurrence]()
     for chunk in set(text.split()):

@@ -25,17 +25,12 @@ _FEW = 10
 
 @dataclass(frozen=True, eq=False)
 class PostingsPart:
-    """The lists of documents that were added together.
+    """The lists of documents that were added together."""
 
-    Attributes:
-        lists: [terms, documents], documents ascending in each list; there may be fewer terms than in later parts.
-        first: slot of the first document.
-        top_lists: {term: what a reader caches of its list}.
-    """
-
+    # [terms, documents], documents ascending in each list; there may be fewer terms than in later parts
     lists: sparse.csr_array
-    first: int
-    top_lists: dict[int, Any] = field(default_factory=dict)
+    first: int  # slot of the first document
+    top_lists: dict[int, Any] = field(default_factory=dict)  # {term: what a reader caches of its list}
 
     @property
     def end(self) -> int:
@@ -53,20 +48,13 @@ class Postings:
     """The posting lists of all documents.
 
     A document keeps its slot, a number in the order of addition; its row in the document table shifts when earlier ones leave.
-
-    Attributes:
-        parts: in the order of their slots.
-        frequencies: [terms] document frequency of each.
-        num_documents: without removed ones.
-        rows: [slots] row of each, -1 if it was removed; None if no document was removed.
-        slots: [documents] slot of each row; None if no document was removed.
     """
 
-    parts: tuple[PostingsPart, ...]
-    frequencies: Ints
-    num_documents: int
-    rows: Ints | None = None
-    slots: Ints | None = None
+    parts: tuple[PostingsPart, ...]  # in the order of their slots
+    frequencies: Ints  # [terms] document frequency of each
+    num_documents: int  # without removed ones
+    rows: Ints | None = None  # [slots] row of each, -1 if it was removed; None if no document was removed
+    slots: Ints | None = None  # [documents] slot of each row; None if no document was removed
 
     @classmethod
     def from_lists(cls, lists: sparse.csr_array) -> "Postings":
@@ -89,8 +77,7 @@ class Postings:
         for part in self.parts:
             lost = _count_removed(part, gone[part.first : part.end])
             frequencies[: len(lost)] -= lost
-            unchanged = {term: top for term, top in part.top_lists.copy().items() if not lost[term]}
-            parts.append(PostingsPart(part.lists, part.first, unchanged))
+            parts.append(PostingsPart(part.lists, part.first))
         # Lists stay as they are; a removed slot has no row from now on, and the rows of later documents move up.
         stays = (rows >= 0) & ~gone  # [slots]
         new_rows = np.where(stays, np.cumsum(stays, dtype=np.int32) - np.int32(1), np.int32(-1))
@@ -130,18 +117,15 @@ class Postings:
             span = part.span(term)
             yield self.to_rows(part, part.lists.indices[span], part.lists.data[span])
 
-    def to_rows(
-        self, part: PostingsPart, documents: Ints, values: Floats, allowed: Bools | None = None
-    ) -> tuple[Rows, Floats]:
-        """Return the rows and values of those documents of a part that are allowed and not removed."""
-        rows, keep = documents.astype(np.int64), None
+    def to_rows(self, part: PostingsPart, documents: Ints, values: Floats) -> tuple[Rows, Floats]:
+        """Return the rows and values of those documents of a part that are not removed."""
+        rows = documents.astype(np.int64)
         rows += part.first
-        if self.rows is not None:
-            rows = self.rows[rows].astype(np.int64)
-            keep = rows >= 0
-        if allowed is not None:
-            keep = allowed[rows] if keep is None else keep & allowed[rows]
-        return (rows, values) if keep is None else (rows[keep], values[keep])
+        if self.rows is None:
+            return rows, values
+        rows = self.rows[rows].astype(np.int64)
+        keep = rows >= 0
+        return rows[keep], values[keep]
 
     def values(self, part: PostingsPart, term: int, rows: Ints) -> Floats:
         """Return [rows] the values of a term in documents; 0 where a document lacks it or is in another part."""
@@ -196,11 +180,7 @@ def _join(parts: Sequence[PostingsPart]) -> PostingsPart:
 
 
 def postings_arrays(postings: Postings) -> dict[str, Numbers]:
-    """Return the arrays of a safetensors file with all lists.
-
-    Raises:
-        ValueError: there are more postings than such a file can number.
-    """
+    """Return the arrays of a safetensors file with all lists."""
     lists = postings.merge()
     if lists.nnz > np.iinfo(np.int32).max:
         raise ValueError(f"An index can hold 2^31 - 1 words of documents, got {lists.nnz}; split the collection.")
@@ -208,20 +188,15 @@ def postings_arrays(postings: Postings) -> dict[str, Numbers]:
     return {"data": lists.data, **{name: array.astype(np.int32, copy=False) for name, array in integers.items()}}
 
 
-def read_postings(path: Path, documents: int, others: Sequence[str] = ()) -> tuple[Postings, dict[str, Ints]]:
-    """Return the lists in a file with `postings_arrays`, memory-mapped, and its `others`, arrays of integers.
-
-    Raises:
-        FileNotFoundError: no such file.
-        ValueError: it covers another number of documents, or holds other arrays.
-    """
-    names = ("indices", "indptr", "shape", *others)
+def read_postings(path: Path, documents: int) -> tuple[Postings, Ints]:
+    """Return the lists in a file with `postings_arrays`, memory-mapped, and [documents] the lengths of texts beside them."""
+    names = ("indices", "indptr", "shape", "lengths")
     arrays = read_tensors(path, {"data": (np.float32, 1), **dict.fromkeys(names, (np.int32, 1))})
     terms, covered = arrays["shape"].tolist()
     if covered != documents:
         raise ValueError(f"{path} covers {covered} documents, the document table has {documents}; {RESTORE}.")
     lists = sparse.csr_array((arrays["data"], arrays["indices"], arrays["indptr"]), shape=(terms, covered))
-    return Postings.from_lists(lists), {name: arrays[name] for name in others}
+    return Postings.from_lists(lists), arrays["lengths"]
 
 
 def are_lists(lists: sparse.csr_array) -> bool:

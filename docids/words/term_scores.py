@@ -22,8 +22,6 @@ _PER_DOCUMENT = 4
 """Read at least this many postings per requested document; if no more documents are allowed, all of them are scored."""
 _DEPTHS = (0, *(1 << n for n in range(8, 15)))
 """How many postings may be read of a list that is not read whole."""
-_DRIFT = 0.01
-"""A top list is rebuilt when the documents' mean length has changed by this share."""
 _ROUNDING = np.float32(1 + 1e-5)
 """Covers the rounding of float32 sums in another order."""
 _NO_ROWS, _NO_FLOATS = np.empty(0, np.int64), np.empty(0, np.float32)
@@ -41,151 +39,84 @@ class Damping:
         """Return [documents] the damping of documents of these lengths."""
         return (self.k1 * (1 - self.b + self.b * lengths / self.mean)).astype(np.float32)
 
-    def is_near(self, other: "Damping") -> bool:
-        """True if an order by weight under one is good enough for the other."""
-        if (self.k1, self.b) != (other.k1, other.b):
-            return False
-        return abs(self.mean - other.mean) <= _DRIFT * other.mean
-
-    def bound(self, weight: float, before: "Damping") -> float:
-        """Return a bound of weights that were at most `weight` under the damping `before`, which differs in the mean only.
-
-        A document's damping is at least min(1, ratio of the means) times what it was.
-        """
-        ratio = min(1.0, before.mean / self.mean)
-        return weight / (weight + (1 - weight) * ratio)
-
 
 class TopList(NamedTuple):
-    """The documents of a long list with the highest weights.
+    """The documents of a long list with the highest weights."""
 
-    Attributes:
-        documents: ascending.
-        values: of the term in them.
-        weights: of the term in them, under the damping of the last query.
-        weighed: that damping.
-        ranks: of the documents by weight.
-        bounds: for each of `_DEPTHS`, the highest weight below that depth; 0 if there is none.
-        damping: under which they are the highest.
-    """
-
-    documents: Ints
-    values: Floats
-    weights: Floats
-    weighed: Damping
-    ranks: Ints
-    bounds: list[float]
-    damping: Damping
+    documents: Ints  # ascending
+    weights: Floats  # of the term in them
+    ranks: Ints  # of the documents by weight
+    bounds: Floats  # for each of `_DEPTHS`, the highest weight below that depth; 0 if there is none
+    damping: Damping  # of the weights
 
     @classmethod
-    def from_list(cls, documents: Ints, values: Floats, weights: Floats, damping: Damping) -> "TopList":
-        """Return the top of a whole list: documents, ascending, values of the term in them, their weights under a damping."""
+    def from_list(cls, documents: Ints, weights: Floats, damping: Damping) -> "TopList":
+        """Return the top of a whole list: documents, ascending, and the weights of the term in them under a damping."""
         losses = -weights
         if _DEPTHS[-1] < len(losses):
             top = np.argpartition(losses, _DEPTHS[-1])[: _DEPTHS[-1] + 1]  # and the first that is never read
             top.sort()
-            documents, values, losses = documents[top], values[top], losses[top]
+            documents, losses = documents[top], losses[top]
         order = np.argsort(losses)
         ranks = np.empty(len(order), dtype=np.int32)
         ranks[order] = np.arange(len(order), dtype=np.int32)
-        bounds = [float(-losses[order[depth]]) if depth < len(order) else 0.0 for depth in _DEPTHS]
-        return cls(documents, values, -losses, damping, ranks, bounds, damping)
+        bounds = [-losses[order[depth]] if depth < len(order) else 0.0 for depth in _DEPTHS]
+        return cls(documents, -losses, ranks, np.array(bounds, dtype=np.float32), damping)
 
     def read(self, depth: int) -> tuple[Ints, Floats]:
         """Return the top `_DEPTHS[depth]` documents, ascending, and the weights of the term in them."""
         within = np.flatnonzero(self.ranks < _DEPTHS[depth])
         return self.documents[within], self.weights[within]
 
-    def bounds_under(self, damping: Damping) -> Floats:
-        """Return [depths] the bounds under another damping."""
-        return np.array([damping.bound(bound, self.damping) for bound in self.bounds], dtype=np.float32)
-
 
 class Terms(NamedTuple):
-    """A query as terms.
+    """A query as terms."""
 
-    Attributes:
-        numbers: [terms] of them; one may repeat.
-        factors: [terms] what multiplies their weights.
-        best: score of a document with all terms of the query, at most; words that no document has count too.
-    """
-
-    numbers: Rows
-    factors: Floats
-    best: float = 1.0
+    numbers: Rows  # [terms] of them; one may repeat
+    factors: Floats  # [terms] what multiplies their weights
+    best: float = 1.0  # score of a document with all terms of the query, at most; words that no document has count too
 
 
 class TopDocuments(NamedTuple):
-    """Roughly the top documents of a query, and a bound of all others.
+    """Roughly the top documents of a query, and a bound of all others."""
 
-    Attributes:
-        rows: [n] of the document table, ascending.
-        scores: [n] their complete scores.
-        bound: at least the score of every other document, and at least 0.
-        others: [m] complete scores of further documents that were requested.
-    """
-
-    rows: Rows
-    scores: Floats
-    bound: np.float32
-    others: Floats
+    rows: Rows  # [n] of the document table, ascending
+    scores: Floats  # [n] their complete scores
+    bound: np.float32  # at least the score of every other document, and at least 0
+    others: Floats  # [m] complete scores of further documents that were requested
 
 
 class _Reading(NamedTuple):
-    """What is read of a term's list in a part.
+    """What is read of a term's list in a part."""
 
-    Attributes:
-        part: of the list.
-        term: its number.
-        factor: of the term in the query.
-        rows: of the documents, ascending.
-        weights: of the term in them.
-        bound: of the weights that are not read.
-        whole: True if all is read.
-    """
-
-    part: PostingsPart
-    term: int
-    factor: np.float32
-    rows: Rows
-    weights: Floats
-    bound: np.float32
-    whole: bool
+    part: PostingsPart  # of the list
+    term: int  # its number
+    factor: np.float32  # of the term in the query
+    rows: Rows  # of the documents, ascending
+    weights: Floats  # of the term in them
+    bound: np.float32  # of the weights that are not read
+    whole: bool  # True if all is read
 
 
 class _Scan(NamedTuple):
-    """Documents in the lists that were read.
+    """Documents in the lists that were read."""
 
-    Attributes:
-        rows: of the documents, ascending.
-        sums: of their weights less the bounds of the lists.
-        bounds: of their scores.
-        rest: a bound of the scores of all others.
-        others: sums of the documents that were requested.
-        unfinished: lists that were not read whole, and the rows [n], ascending, that were read of each.
-    """
-
-    rows: Rows
-    sums: Floats
-    bounds: Floats
-    rest: np.float32
-    others: Floats
+    rows: Rows  # of the documents, ascending
+    sums: Floats  # of their weights less the bounds of the lists
+    bounds: Floats  # of their scores
+    rest: np.float32  # a bound of the scores of all others
+    others: Floats  # sums of the documents that were requested
+    # lists that were not read whole, and the rows [n], ascending, that were read of each
     unfinished: list[tuple[_Reading, Rows]]
 
 
 @dataclass(frozen=True, eq=False)
 class TermScorer:
-    """Scores documents by the weights of a query's terms in them.
+    """Scores documents by the weights of a query's terms in them."""
 
-    Attributes:
-        postings: the lists.
-        damping: of their values.
-        lengths: [documents] what the damping depends on.
-    """
-
-    postings: Postings
-    damping: Damping
-    lengths: Ints
+    postings: Postings  # the lists
+    damping: Damping  # of their values
+    lengths: Ints  # [documents] what the damping depends on
 
     def select(self, rows: Rows) -> "TermScorer":
         """Return a scorer of the documents in some rows, ascending; a weight is what it is among all documents."""
@@ -220,10 +151,7 @@ class TermScorer:
     def gains(self, terms: Terms, rows: Rows, counts: Floats) -> Floats:
         """Return [terms, rows] what the scores of some documents would gain if they had each term as often again.
 
-        Args:
-            terms: the query; a number of -1 is a term that no document has.
-            rows: of the documents.
-            counts: [terms, rows] how often.
+        `terms`: the query; a number of -1 is a term that no document has; `counts`: [terms, rows] how often.
         """
         documents, gains = rows.astype(np.int32), np.zeros(counts.shape, dtype=np.float32)
         for line, term, factor, more in zip(gains, terms.numbers, terms.factors, counts, strict=True):
@@ -243,11 +171,7 @@ class TermScorer:
         it and, for lists in which it was not found, of the weights at which reading ended (Fagin's threshold algorithm). The
         documents with the highest bounds are scored completely.
 
-        Args:
-            terms: the query.
-            count: of documents, at most.
-            allowed: [documents] True at those that may be returned; all by default.
-            others: rows of further allowed documents to score.
+        `allowed`: [documents] True at those that may be returned; all by default.
         """
         terms, budget = _merge_repeats(terms), max(_BUDGET, _PER_DOCUMENT * count)
         if allowed is not None:
@@ -318,39 +242,28 @@ class TermScorer:
                 budget -= span.stop - span.start
             else:
                 long.append((term, factor, self._top_list(part, term, span)))
-        bounds = [top_list.bounds_under(self.damping) for *_, top_list in long]
-        unread = [factor * bound for (_, factor, _), bound in zip(long, bounds, strict=True)]
-        depths = _choose_depths(unread, budget)
-        for (term, factor, top_list), bound, depth in zip(long, bounds, depths, strict=True):
+        depths = _choose_depths([factor * top_list.bounds for _, factor, top_list in long], budget)
+        for (term, factor, top_list), depth in zip(long, depths, strict=True):
             rows, weights = self.postings.to_rows(part, *top_list.read(depth))
-            yield _Reading(part, term, factor, rows, weights, bound[depth], whole=False)
+            yield _Reading(part, term, factor, rows, weights, top_list.bounds[depth], whole=False)
 
     def _top_list(self, part: PostingsPart, term: int, span: slice) -> TopList:
-        """Return the top of a list, cached for the next query."""
+        """Return the top of a list, cached for the next query, until an update changes the mean length."""
         cached: TopList | None = part.top_lists.get(term)
-        if cached is None or not self.damping.is_near(cached.damping):
-            cached = part.top_lists[term] = self._make_top_list(part, span)
-        if cached.weighed != self.damping:  # an update changed the mean length
-            rows, values = self.postings.to_rows(part, cached.documents, cached.values)
-            cached = cached._replace(weights=self.weigh(values, rows), weighed=self.damping)
-            part.top_lists[term] = cached
+        if cached is None or cached.damping != self.damping:
+            documents, values = part.lists.indices[span], part.lists.data[span]
+            rows = documents + np.int32(part.first)
+            if self.postings.rows is not None:
+                alive = self.postings.rows[rows] >= 0
+                documents, values, rows = documents[alive], values[alive], self.postings.rows[rows[alive]]
+            cached = part.top_lists[term] = TopList.from_list(documents, self.weigh(values, rows), self.damping)
         return cached
-
-    def _make_top_list(self, part: PostingsPart, span: slice) -> TopList:
-        documents, values = part.lists.indices[span], part.lists.data[span]
-        rows = documents + np.int32(part.first)
-        if self.postings.rows is not None:
-            alive = self.postings.rows[rows] >= 0
-            documents, values, rows = documents[alive], values[alive], self.postings.rows[rows[alive]]
-        return TopList.from_list(documents, values, self.weigh(values, rows), self.damping)
 
 
 def _choose_depths(unread: Sequence[Floats], budget: int) -> list[int]:
     """Choose how deep to read each list, as an index into `_DEPTHS`; extend the list whose unread part weighs most.
 
-    Args:
-        unread: for each list, [depths] the highest contribution below each depth.
-        budget: postings to read in all.
+    `unread`: for each list, [depths] the highest contribution below each depth.
     """
     depths, queue = [0] * len(unread), [(-float(bounds[0]), n) for n, bounds in enumerate(unread)]
     heapify(queue)

@@ -30,10 +30,8 @@ def load_libraries(*, training: bool = False) -> None:
     """
     set_up()
     from dsi.docids.files.ram import keep_few_kernels
-    from dsi.docids.files.temporary import remove_temporary_orphans
 
     keep_few_kernels()
-    remove_temporary_orphans()
     os.environ.setdefault("HF_DATASETS_DISABLE_PROGRESS_BARS", "1")  # reading tables takes no time
     if not training:
         return

@@ -98,9 +98,10 @@ def _settings(given: argparse.Namespace) -> "ServerSettings":
 
 def _serve_http(given: argparse.Namespace, settings: "ServerSettings") -> None:
     """Serve in one process or several."""
+    from tempfile import TemporaryDirectory
+
     import uvicorn
 
-    from dsi.docids.files.temporary import temporary_folder
     from dsi.store.folder.loading import load_index
 
     settings.to_environment()
@@ -108,7 +109,7 @@ def _serve_http(given: argparse.Namespace, settings: "ServerSettings") -> None:
     if given.workers > 1:
         load_index(given.run, "cpu")  # a bad index is refused here; uvicorn starts processes that fail again and again
     # 3) Serve.
-    with temporary_folder() as counts:
+    with TemporaryDirectory(prefix="dsi-") as counts:
         if given.workers > 1:
             os.environ["PROMETHEUS_MULTIPROC_DIR"] = counts  # the processes count together
         uvicorn.run(

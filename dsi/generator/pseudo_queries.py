@@ -25,10 +25,10 @@ from transformers.models.auto.modeling_auto import MODEL_FOR_MASKED_LM_MAPPING_N
 from dsi.contrastive.devices import choose_device
 from dsi.contrastive.models import is_local, load_complete
 from dsi.docids.data.collection import cached_table
-from dsi.docids.data.lines import write_json_line
 from dsi.docids.data.records import batches
 from dsi.docids.files.progress import Bar
 from dsi.docids.files.reading import sha256
+from dsi.docids.files.storage import write_json_line
 from dsi.generator.config import EXTRACTIVE, PseudoQueriesConfig
 
 DOCUMENT_TOKENS, QUERY_TOKENS = 512, 32

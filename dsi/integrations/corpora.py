@@ -5,6 +5,7 @@ import hashlib
 from collections.abc import Iterable, Mapping, Sequence
 from importlib.metadata import version
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import numpy as np
@@ -12,7 +13,6 @@ import numpy as np
 from dsi.docids.data.identical import without_identical
 from dsi.docids.files.checks import plain, shown
 from dsi.docids.files.storage import digest
-from dsi.docids.files.temporary import temporary_folder
 from dsi.docids.types import Run
 from dsi.eval.trec import run_without_ties
 from dsi.integrations.retrieval import check_search, lists_of_doc_ids, open_index
@@ -52,7 +52,7 @@ class CorpusSearch:
         parts: list[Any] = [version("dr-scl"), {name: _stated(value) for name, value in sorted(self.options.items())}]
         if self.retriever is not None:
             index = self.retriever.snapshot
-            with temporary_folder() as folder:  # as it is now, in memory
+            with TemporaryDirectory(prefix="dsi-") as folder:  # as it is now, in memory
                 replace_index(Path(folder) / "index", index)
                 parts.append(index_state(Path(folder) / "index"))
             parts += [dataclasses.asdict(index.search_config), str(index.dtype)]

@@ -17,8 +17,7 @@ import numpy as np
 from dsi.contrastive.readable import HALF
 from dsi.contrastive.text_encoder import TextEncoder
 from dsi.docids.data.collection import Collection
-from dsi.docids.places import document_scores
-from dsi.docids.tree import DocidTree
+from dsi.docids.tree import DocidTree, document_scores
 from dsi.docids.types import Floats, Ints
 from dsi.docids.words.analyzer import Analyzer
 from dsi.docids.words.bm25 import BM25

@@ -10,8 +10,7 @@ from typing import Any
 import numpy as np
 
 from dsi.docids.data.identical import Identical, without_identical
-from dsi.docids.places import document_scores
-from dsi.docids.tree import DocidTree
+from dsi.docids.tree import DocidTree, document_scores
 from dsi.docids.types import Floats, Qrels, Run
 from dsi.docids.words.bm25 import BM25
 from dsi.eval.fusion import fit_weights

@@ -28,9 +28,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from dsi.docids.places import places_of
 from dsi.docids.query_memory import QueryMemory
-from dsi.docids.tree import DocidTree
+from dsi.docids.tree import DocidTree, places_of
 from dsi.docids.types import Ints
 from dsi.docids.words.bm25 import BM25
 from dsi.generator.objectives import log_prior

@@ -135,7 +135,7 @@ class Engine(ABC):
             ValueError: extra_scores of another shape, or scores that overflow.
         """
         self._check_extra_scores(encoded, request)
-        encoded, refused = encoded.cleaned(tokens=bool(request.config.token_weight))
+        encoded, refused = encoded.cleaned()
         _warn_refused(encoded, refused)
         method = method or self.methods[request.config.method]
         batches = progress(encoded.batches, "search", unit="batch") if show_progress else encoded.batches
@@ -161,7 +161,7 @@ class Engine(ABC):
             request: the options of the search; documents that its filters exclude are left out.
             candidates: of each query, rows of the document table.
         """
-        encoded, refused = encoded.cleaned(tokens=bool(request.config.token_weight))
+        encoded, refused = encoded.cleaned()
         _warn_refused(encoded, refused)
         given = [[] if row in refused else rows for row, rows in enumerate(candidates)]
         candidates = self._permitted(encoded, request, given)
@@ -196,7 +196,7 @@ class Engine(ABC):
     def follow_all(self, encoded: EncodedQueries, request: SearchRequest, rows: Ints) -> Followed:
         """Return `follow` for all queries and documents [queries, n], rows in the order of the queries."""
         self._check_extra_scores(encoded, request)
-        encoded, _ = encoded.cleaned(tokens=bool(request.config.token_weight))
+        encoded, _ = encoded.cleaned()
         parts = [self.follow(batch, request, rows[batch.rows]) for batch in encoded.batches]
         order = np.concatenate([batch.rows for batch in encoded.batches]).argsort()
         positions, nodes = (np.concatenate([part[field] for part in parts])[order] for field in (0, 1))

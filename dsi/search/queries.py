@@ -1,10 +1,9 @@
 """Encoded queries: one pass of the encoder serves many searches. Knows nothing of what searches them."""
 
 import logging
-from collections.abc import Callable, Iterable, Mapping, Sequence, Set
+from collections.abc import Iterable, Mapping, Sequence, Set
 from contextlib import nullcontext
 from dataclasses import dataclass
-from functools import cache, partial
 from typing import Any, NamedTuple, Self, TypeAlias
 
 import numpy as np
@@ -37,8 +36,6 @@ class QueryBatch(NamedTuple):
         embeddings: [n, embedding_dim].
         texts: the queries, without the encoder's prompt.
         words: [n, length] True at real tokens that are not special ones; all real tokens by default.
-        vectors_by_model: returns [n] the vectors [tokens, dim] of the index's multi-vector model, computed when they are first
-            needed; None without such a model.
         read: the queries as models read them: cut at `encoder.query_length`, and a mark in place of an empty one; by default
             `texts`.
         has_texts: False for vectors that came without texts, which are "" then.
@@ -51,7 +48,6 @@ class QueryBatch(NamedTuple):
     embeddings: Floats
     texts: list[str]
     words: Bools | None = None
-    vectors_by_model: Callable[[], Sequence[NDArray[np.float32]]] | None = None
     read: Sequence[str] = ()
     has_texts: bool = True
     shares_read: Floats | None = None
@@ -61,27 +57,19 @@ class QueryBatch(NamedTuple):
         texts = [self.texts[n] for n in which.tolist()]
         words = None if self.words is None else self.words[which]
         arrays = self.rows[which], self.states[which], self.mask[which], self.embeddings[which]
-        of_all, read = self.vectors_by_model, [self.read[n] for n in which.tolist()] if self.read else ()
+        read = [self.read[n] for n in which.tolist()] if self.read else ()
         shares = None if self.shares_read is None else self.shares_read[which]
-        by_model = of_all and (lambda: [of_all()[n] for n in which.tolist()])
-        return QueryBatch(*arrays, texts, words, by_model, read, self.has_texts, shares)
+        return QueryBatch(*arrays, texts, words, read, self.has_texts, shares)
 
     def word_states(self, row: int) -> NDArray[np.float32]:
-        """[words, token_dim] what a query's token vectors are made of.
-
-        The vectors of the multi-vector model, else the states of the tokens that are not special ones.
-        """
-        if self.vectors_by_model:
-            return self.vectors_by_model()[row]
+        """[words, state_dim] the states of a query's tokens that are not special ones."""
         words = self.mask if self.words is None else self.words
         return self.states[row][words[row]]
 
-    def usable(self, *, tokens: bool) -> Bools:
-        """[n] True at queries whose embedding and states are finite; with `tokens` also what `word_states` returns."""
-        usable = is_usable(self.embeddings) & (np.isfinite(self.states).all(axis=2) | ~self.mask).all(axis=1)
-        if tokens and self.vectors_by_model:
-            usable &= [bool(np.isfinite(own).all()) for own in self.vectors_by_model()]
-        return usable
+    @property
+    def usable(self) -> Bools:
+        """[n] True at queries whose embedding and states are finite."""
+        return is_usable(self.embeddings) & (np.isfinite(self.states).all(axis=2) | ~self.mask).all(axis=1)
 
     def cleaned(self, usable: Bools) -> Self:
         """Return the queries with zeros in place of what is not finite of those that are not usable [n]."""
@@ -89,11 +77,7 @@ class QueryBatch(NamedTuple):
             return self
         embeddings = np.where(usable[:, None], self.embeddings, np.float32(0))
         states = np.where(usable[:, None, None] & self.mask[:, :, None], self.states, np.float32(0))
-        own = self.vectors_by_model
-        by_model = own and (
-            lambda: [each if is_one else 0 * np.nan_to_num(each) for each, is_one in zip(own(), usable, strict=True)]
-        )
-        return self._replace(embeddings=embeddings, states=states, vectors_by_model=by_model)
+        return self._replace(embeddings=embeddings, states=states)
 
 
 @dataclass(frozen=True)
@@ -143,13 +127,9 @@ class EncodedQueries:
                 found[row] = EncodedQueries([self.query_ids[row]], [own._replace(rows=np.zeros_like(own.rows))])
         return [found[row] for row in range(self.count)]
 
-    def cleaned(self, *, tokens: bool = True) -> tuple["EncodedQueries", list[int]]:
-        """Return the queries with zeros in place of what is not finite, and the rows of those that have such vectors.
-
-        Args:
-            tokens: also look at the vectors of the multi-vector model.
-        """
-        usable = [batch.usable(tokens=tokens) for batch in self.batches]
+    def cleaned(self) -> tuple["EncodedQueries", list[int]]:
+        """Return the queries with zeros in place of what is not finite, and the rows of those that have such vectors."""
+        usable = [batch.usable for batch in self.batches]
         pairs = list(zip(self.batches, usable, strict=True))
         rows = sorted(int(row) for batch, own in pairs for row in batch.rows[~own])
         return (
@@ -204,19 +184,16 @@ def encode_texts(
     if plain(int, batch_size, "batch_size") < 1:
         raise ValueError(f"batch_size must be at least 1, got {batch_size}.")
     read = [query if query.strip() else _NOTHING for query in queries]
-    texts, model = encoder.query_texts(read), encoder.token_model
+    texts = encoder.query_texts(read)
     order = sorted(range(len(texts)), key=lambda row: len(texts[row]))
     batches = []
     with Bar("queries", unit="query", total=len(order)) if show_progress else nullcontext() as bar:
         for start in range(0, len(order), batch_size):
             rows = order[start : start + batch_size]
             encoded = encoder.forward([texts[row] for row in rows], "query")
-            by_model = None if model is None else cache(partial(model.vectors, [read[row] for row in rows], "query"))
             own, cut = [queries[row] for row in rows], [texts[row] for row in rows]
             shares = encoder.shares_read(cut)
-            batches.append(
-                QueryBatch(np.array(rows), *encoded[:3], own, encoded.words, by_model, cut, shares_read=shares)
-            )
+            batches.append(QueryBatch(np.array(rows), *encoded[:3], own, encoded.words, cut, shares_read=shares))
             if bar is not None:
                 bar.update(len(rows))
     return EncodedQueries(query_ids, batches)

@@ -53,7 +53,7 @@ def answers(
     searches = index.answered(encoded, request)
     hits = index.hits_of(result, searches)
     shown = [{**answer_of(own, matches=matches), "query": query} for query, own in zip(queries, hits, strict=True)]
-    for row in encoded.cleaned(tokens=bool(request.config.token_weight))[1]:
+    for row in encoded.cleaned()[1]:
         shown[row]["error"] = not_finite(queries[row])
     if parts and any(hits):
         followed = index.engine.follow_result(encoded, request, result)

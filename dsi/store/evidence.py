@@ -120,7 +120,7 @@ def _token_starts(encoder: TextEncoder, title: str, text: str) -> Ints:
     """[tokens] the character of a piece at which each stored token begins; negative in the title, and of special ones."""
     whole = f"{title} {text}"
     before = len(title) + 1 - (len(whole) - len(whole.lstrip()))
-    spans = (encoder.token_model or encoder).spans(whole.strip(), "document")
+    spans = encoder.spans(whole.strip(), "document")
     return np.array([-1 if own.is_special or own.start == own.end else own.start - before for own in spans])
 
 

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from dsi.contrastive.blocks import warn_cut, warn_unread
 from dsi.contrastive.cutting import piece_text
 from dsi.contrastive.text_encoder import TextEncoder
-from dsi.contrastive.tokens import TokenHead, tell_empty
+from dsi.contrastive.tokens import TokenHead
 from dsi.docids.data.folders import Held, base_of, path_records, records_of_files, source_files
 from dsi.docids.data.locations import FILE, PLACE, SOURCE, VERSION
 from dsi.docids.data.records import (
@@ -118,7 +118,7 @@ def _with_rows(
     ]
     full_texts = [f"{title} {text}" for title, text in zip(titles, texts, strict=True)]
     warn_unread(full_texts, encoder)
-    embeddings, tokens = _encode(content.tree, encoder, pieces, full_texts)
+    embeddings, tokens = _encode(content.tree, encoder, pieces)
     places = np.repeat(np.arange(len(cuts)), [len(own.spans) for own in cuts])
     spans = np.array([span for own in cuts for span in own.spans], dtype=np.int32)
     own_spans = spans if content.tree.spans is not None or len(pieces) > len(records) else None
@@ -149,17 +149,12 @@ def _moved(content: Content, gone: Sequence[int], again: Mapping[int, int] | Non
 
 
 def _encode(
-    tree: DocidTree, encoder: TextEncoder, pieces: Sequence[str], full_texts: Sequence[str]
+    tree: DocidTree, encoder: TextEncoder, pieces: Sequence[str]
 ) -> tuple[NDArray[np.float32], TokenCodes | None]:
     """Return embeddings of pieces of texts, and the codes of their tokens if the index has token vectors."""
     if tree.tokens is None:
         return encoder.encode(pieces, "document"), None
-    head, model = TokenHead(tree.tokens.head, tree.tokens.bits), encoder.token_model
-    if model is None:
-        return head.encode(encoder, pieces)
-    tokens = head.encode_with(model, full_texts if tree.pieces == 1 else pieces)
-    tell_empty(tokens)
-    return encoder.encode(pieces, "document"), tokens
+    return TokenHead(tree.tokens.head, tree.tokens.bits).encode(encoder, pieces)
 
 
 def _taken(doc_id: str) -> str:

@@ -15,17 +15,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dsi.config import Config
-from dsi.contrastive.blocks import (
-    DocumentTexts,
-    encode_blocks,
-    encode_token_blocks,
-    read_token_blocks,
-    warn_cut,
-    warn_unread,
-)
+from dsi.contrastive.blocks import DocumentTexts, encode_blocks, read_token_blocks, warn_cut, warn_unread
 from dsi.contrastive.encoder import Encoder
 from dsi.contrastive.query_tokens import JudgedQueries, QueryExample, query_examples, train_query_head
-from dsi.contrastive.tokens import TokenHead, tell_empty
+from dsi.contrastive.tokens import TokenHead
 from dsi.docids.data.collection import Collection
 from dsi.docids.files.processes import Processes
 from dsi.docids.files.reading import is_finite, map_tensors
@@ -51,11 +44,10 @@ class DocumentVectors:
     Args:
         config: of the run.
         collection: the documents.
-        encoder: with the index's `token_model`, if it has one.
+        encoder: of the documents.
         states: folder for what encoders make of texts.
         processes: share the work.
         shared: whether other runs keep theirs there too; otherwise those of other texts or encoders are removed.
-        token_model: digest of the index's `token_model`.
         given: [documents, dim] embeddings that take the place of the encoder's; None to make them.
 
     Raises:
@@ -71,7 +63,6 @@ class DocumentVectors:
         processes: Processes,
         *,
         shared: bool = False,
-        token_model: str = "",
         given: NDArray[Any] | None = None,
     ) -> None:
         self._config, self._collection, self._encoder, self._processes = config, collection, encoder, processes
@@ -79,7 +70,7 @@ class DocumentVectors:
         if given is not None:
             _check_given(given, len(collection.documents), encoder)
         self._tokens, self._shared = config.has_token_vectors, shared
-        tokens = [config.tokens.dim, config.tokens.bits, token_model] if self._tokens else []
+        tokens = [config.tokens.dim, config.tokens.bits] if self._tokens else []
         own = [] if given is None else [array_digest(given)]
         made_from = [encoder.fingerprint, dataclasses.asdict(encoder.config), config.docids.most_pieces, tokens, *own]
         self.folder = states / f"documents-{digest([*made_from, documents_digest(collection.documents)])[:16]}"
@@ -115,19 +106,13 @@ class DocumentVectors:
             remove_others(self.folder.parent, "documents", [self.folder])
         if self._given is not None:
             return np.ascontiguousarray(self._given, dtype=np.float32)
-        head, model = self._head, self._encoder.token_model
-        if head and model:
-            whole = self._collection.full_texts() if self._config.docids.most_pieces == 1 else self._texts
-            encode_token_blocks(model, head, whole, self.folder, self._processes)
-            head = None
-        return encode_blocks(self._encoder, self._texts, "document", self.folder, self._processes, head)
+        return encode_blocks(self._encoder, self._texts, "document", self.folder, self._processes, self._head)
 
     def tokens(self, embeddings: NDArray[np.float32]) -> TokenVectors | None:
         """Return the token vectors that came with the embeddings [n, dim], those of queries trained; None without any."""
         if self._head is None:
             return None
         codes = read_token_blocks(self.folder)
-        tell_empty(codes)
         tokens = TokenVectors(self._head.matrix, self._head.bits, (codes,), np.arange(len(codes), dtype=np.int32))
         config, collection = self._config, self._collection
         if not config.trains_token_vectors or not collection.pairs("train"):

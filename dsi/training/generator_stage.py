@@ -21,8 +21,7 @@ from dsi.contrastive.trainers import SILENT, Reports
 from dsi.docids.data.collection import Collection, MadeTexts
 from dsi.docids.files.processes import Processes
 from dsi.docids.files.storage import digest
-from dsi.docids.places import nearest_places
-from dsi.docids.tree import DocidTree
+from dsi.docids.tree import DocidTree, nearest_places
 from dsi.docids.types import Floats, Ints
 from dsi.generator.base import Generator
 from dsi.generator.kinds import create_generator

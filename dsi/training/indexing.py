@@ -15,12 +15,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dsi.config import Config, run_config
-from dsi.contrastive.models import sharing_models
 from dsi.docids.data.collection import Collection, read_collection
 from dsi.docids.files.checks import user_path
 from dsi.docids.files.reading import remembering_sums
 from dsi.docids.files.storage import link_files, replace_folder
-from dsi.docids.files.temporary import temporary_folder
 from dsi.search.queries import Queries, ids_and_texts
 from dsi.store.retriever import Retriever, load
 from dsi.training.pipeline import TrainingRun
@@ -112,7 +110,7 @@ def _temporary(make: Callable[[Path], Retriever]) -> Retriever:
         if last.exists():
             link_files(last, folder / "encoder")
     try:
-        with sharing_models(), remembering_sums():
+        with remembering_sums():
             retriever = make(folder)
     except BaseException:
         shutil.rmtree(folder, ignore_errors=True)
@@ -168,4 +166,4 @@ def read_embeddings(path: Path) -> NDArray[np.float32]:
 @cache
 def _temporary_folder() -> TemporaryDirectory[str]:
     """Return the folder of this process's indexes without a folder of their own; deleted when Python ends."""
-    return temporary_folder()
+    return TemporaryDirectory(prefix="dsi-")

@@ -23,10 +23,9 @@ class Inputs(NamedTuple):
 STAGES = {
     "pseudo_queries": Inputs(("seed", "pseudo_queries")),
     "encoder": Inputs(("seed", "bf16", "encoder", "contrastive", "lexical.language")),  # BM25 finds hard negatives
-    "token_model": Inputs(("tokens.model",)),
     "docids": Inputs(
         ("seed", "docids", "vectors", "tokens", "docid_tokenizer", "text_megabytes", "lexical.language"),
-        ("encoder", "token_model"),
+        ("encoder",),
         is_versioned=True,
     ),
     "lexical": Inputs(("lexical",), is_versioned=True),
@@ -43,7 +42,6 @@ def enabled_stages(config: Config) -> list[str]:
     """Return the stages that a run has, in order."""
     disabled = {
         "pseudo_queries": config.pseudo_queries.method == "none",
-        "token_model": not config.tokens.model,
         "lexical": config.lexical.model == "none",
         "generator": not config.generator.exists,
     }

@@ -2,7 +2,6 @@
 
     pseudo_queries  documents -> queries that they could answer
     encoder         contrastive pre-training
-    token_model     a multi-vector model for late interaction, if one is configured
     docids          embeddings -> docid tree
     lexical         BM25
     generator       cached token states, or texts -> trained generator, if one is configured
@@ -30,7 +29,6 @@ from numpy.typing import NDArray
 from dsi.config import Config, write_config
 from dsi.contrastive.blocks import DocumentTexts, giving_back, in_blocks
 from dsi.contrastive.encoder import Encoder, quiet_transformers
-from dsi.contrastive.multi_vector import MultiVectorModel
 from dsi.contrastive.query_tokens import QUERIES, count_steps
 from dsi.contrastive.trainers import Reports
 from dsi.contrastive.training import contrastive_rows, drawn_documents, hard_negatives, train_encoder
@@ -347,14 +345,10 @@ class TrainingRun:
             points: [documents, any] to cluster on, in place of the documents' embeddings.
         """
         config = self.config.docids
-        self._write_token_model()
         with self._stage("docids", sources_digest(config, self.collection, points) + self._given_digest) as key:
             if not key:
                 return
             encoder, work = self.encoder(), self._stages.work("docids", key)
-            if name := self.config.tokens.model:
-                folder = self._stages.existing("token_model", "dsi train --stage docids")
-                encoder.token_model = giving_back(MultiVectorModel.load(name, folder, self.device))
             vectors = self._vectors(encoder)
             if self.processes.is_main:
                 vectors.tell_cut()
@@ -385,19 +379,8 @@ class TrainingRun:
         """Return the vectors of the documents; those that an earlier stage or run has made are read."""
         return DocumentVectors(
             self.config, self.collection, encoder, self._stages.states, self.processes,
-            shared=self._stages.store is not None, token_model=self._stages.output_digest("token_model"), given=self._given,
+            shared=self._stages.store is not None, given=self._given,
         )  # fmt: skip
-
-    def _write_token_model(self) -> None:
-        """Run stage `token_model`; without such a model none is left in the folder."""
-        if not self.config.tokens.model:
-            return self._drop("token_model")
-        with self._stage("token_model") as key:
-            if key and self.processes.is_main:
-                model = MultiVectorModel.load(self.config.tokens.model, device=self.device)
-                with self._stages.writing("token_model", key) as folder:
-                    model.save(folder)
-        return None
 
     def _drop(self, part: str) -> None:
         """Remove a part that the index is configured without."""
@@ -516,7 +499,7 @@ class TrainingRun:
             if trained is None:
                 preflight.check_storable(self.config.encoder.name, encoder, self.processes)
             preflight.check_encoder(self.config, encoder, len(self.collection.documents))
-            preflight.check_models(self.config, self._missing, self.processes, self.device)
+            preflight.check_models(self.config, self._missing)
         self._is_checked = True
 
     def _expected_keys(self, docid_sources: str) -> dict[str, str]:

@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict
 from functools import cache
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import numpy as np
@@ -16,7 +17,6 @@ import numpy as np
 from dsi.config import Config, config_names, read_config, run_config
 from dsi.contrastive.config import FRESH
 from dsi.contrastive.encoder import Encoder
-from dsi.contrastive.multi_vector import MultiVectorModel
 from dsi.contrastive.training import NO_QUERIES
 from dsi.docids.clustering import assemble, build_tree
 from dsi.docids.data.collection import Collection, is_beir
@@ -26,7 +26,6 @@ from dsi.docids.files.checks import folder_to_write, shown, user_path
 from dsi.docids.files.processes import Processes
 from dsi.docids.files.reading import folder_sums, read_record
 from dsi.docids.files.storage import digest, replace_folder
-from dsi.docids.files.temporary import temporary_folder
 from dsi.docids.schemes import Docids, DocidsConfig, check_branching, find_scheme
 from dsi.generator.config import EXTRACTIVE
 from dsi.generator.kinds import create_generator, find_kind
@@ -88,8 +87,6 @@ def _models(config: Config) -> Iterator[tuple[str, str]]:
     yield "encoder.name", config.encoder.name.removeprefix(FRESH)
     if config.generator.decoder:
         yield "generator.decoder", config.generator.decoder
-    if config.tokens.model:
-        yield "tokens.model", config.tokens.model
     yield "pseudo_queries.method", config.pseudo_queries.method
 
 
@@ -224,25 +221,23 @@ def check_encoder(config: Config, encoder: Encoder, documents: int) -> None:
         load_tokenizer(config.docid_tokenizer)
 
 
-def check_models(config: Config, stages: Sequence[str], processes: Processes, device: str | None) -> None:
-    """Load the models that stages need, beside the encoder, and drop them; raises what loading or writing them would."""
+def check_models(config: Config, stages: Sequence[str]) -> None:
+    """Load the models that stages need, beside the encoder, and drop them; raises what loading them would."""
     method = config.pseudo_queries.method
     if "pseudo_queries" in stages and method != EXTRACTIVE:
         load_query_model(method)
-    if "token_model" in stages:
-        check_storable(config.tokens.model, MultiVectorModel.load(config.tokens.model, device=device), processes)
 
 
-def check_storable(name: str, model: Encoder | MultiVectorModel, processes: Processes) -> None:
+def check_storable(name: str, model: Encoder, processes: Processes) -> None:
     """Raise ValueError if an index may not hold a model, as one with code of its own."""
     problem = processes.first(_storage_problem(model) if processes.is_main else "")
     if problem:
         raise ValueError(f"The model {name!r} cannot be part of an index: {problem}.")
 
 
-def _storage_problem(model: Encoder | MultiVectorModel) -> str:
+def _storage_problem(model: Encoder) -> str:
     """Return why a model cannot be written; "" if it can."""
-    with temporary_folder() as folder:
+    with TemporaryDirectory(prefix="dsi-") as folder:
         try:
             model.save(Path(folder))
         except ValueError as error:

@@ -11,8 +11,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from dsi.docids.places import places_of
-from dsi.docids.tree import DocidTree
+from dsi.docids.tree import DocidTree, places_of
 from dsi.docids.types import Run
 from dsi.search.queries import EncodedQueries, QueryBatch
 from dsi.search.request import SearchRequest

@@ -90,7 +90,7 @@ def decoder_positions(tree: DocidTree, row: ObjectiveRow, samples: int = 256) ->
         samples: number of documents whose paths are averaged.
     """
     families, rng = FamilyTree(tree, torch.device("cpu")), torch.Generator().manual_seed(0)
-    searched = tree.expansions(BEAM_WIDTH)
+    searched = sum(min(BEAM_WIDTH, level.stop - level.start) for level in tree.levels)
 
     def cost(row: ObjectiveRow) -> float:
         documents = 1 + (RANDOM_PATHS if "random" in row.candidates else 0)

@@ -69,7 +69,7 @@ def test_half_precision_is_clustered_as_the_same_numbers_in_single_precision(poi
     half = points.astype(np.float16)
     tree, same = (build_tree(given, DocidsConfig()) for given in (half, half.astype(np.float32)))
     assert tree.fingerprint == same.fingerprint
-    assert tree.embeddings.dtype == np.float16
+    assert tree.embeddings.dtype == np.float32
     np.testing.assert_array_equal(tree.embeddings[:], same.embeddings[:])
     np.testing.assert_allclose(tree.centroids[:], same.centroids[:], atol=1e-6)
 

@@ -20,10 +20,9 @@ from dsi.contrastive.blocks import DocumentTexts
 from dsi.contrastive.cutting import piece_text
 from dsi.docids.clustering import DocidsConfig, assemble
 from dsi.docids.files.processes import ALONE
-from dsi.docids.places import nearest_places, places_of
 from dsi.docids.schemes import Docids, SchemeInput, make_docids
 from dsi.docids.schemes.file import read_docids, write_docids
-from dsi.docids.tree import DocidTree, diagnostics
+from dsi.docids.tree import DocidTree, diagnostics, nearest_places, places_of
 from dsi.docids.updating import add_documents, remove_documents
 from dsi.docids.vectors import VectorsConfig
 from dsi.docids.words.bm25 import BM25

@@ -102,12 +102,12 @@ BAD = {
     "a text": (
         "abc",
         TypeError,
-        "documents must be a list or an iterator of dictionaries, .* got 'abc'; dsi.read_collection",
+        "documents must be a list or an iterator of dictionaries, .* got 'abc'; make a list of it",
     ),
     "columns": (
         {"id": ["a"]},
         TypeError,
-        "got {'id': .*; put one record into a list, and columns into a pandas.DataFrame",
+        "got {'id': .*; make a list of it",
     ),
     "bytes as metadata": (
         [{"id": "a", "text": "x", "m": b"1"}],
@@ -124,7 +124,7 @@ BAD = {
     "several data sets": (
         datasets.DatasetDict(train=datasets.Dataset.from_list(ROWS)),
         TypeError,
-        "documents must be one data set, got a dictionary of train",
+        "documents must be a list or an iterator of dictionaries",
     ),
     "nothing": ([], ValueError, "documents must hold at least one document"),
     "other keys": (
@@ -280,10 +280,10 @@ def test_a_folder_without_texts_says_what_it_holds(tmp_path):
             None,
             {},
             TypeError,
-            "documents must be a list or an iterator .* got None; dsi.read_collection reads a folder",
+            "documents must be a list or an iterator .* got None; make a list of it",
         ),
         (b"x", {}, TypeError, "documents must be a list or an iterator of dictionaries, .* got b'x'"),
-        ({"a": "x"}, {}, TypeError, "got {'a': 'x'}; put one record into a list"),
+        ({"a": "x"}, {}, TypeError, "got {'a': 'x'}; make a list of it"),
         ([["x"]], {}, TypeError, r"documents\[0\] must be a dictionary or a text, got \['x'\]"),
         ([], {}, ValueError, "documents must hold at least one document"),
         ([" "], {}, ValueError, "none of the 1 documents has a title or a text; give them texts"),
@@ -341,7 +341,7 @@ def test_a_folder_of_files_without_a_document_is_named(tmp_path):
 
 def test_a_set_has_no_order_to_take_ids_from(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    with pytest.raises(TypeError, match="a set has no order, and texts take their places as ids: make a list of it"):
+    with pytest.raises(TypeError, match="make a list of it, or let"):
         dsi.index({"Neon glows.", "Bees dance."})
 
 

@@ -18,7 +18,7 @@ from tests.support.small import MINIPEDIA
 
 LINES = [json.loads(line) for line in (MINIPEDIA / "corpus.jsonl").read_text(encoding="utf-8").splitlines()[:30]]
 DOC_IDS = [line["_id"] for line in LINES]
-SAID = "documents themselves (the whole text, or the same id and within the text); each leaves its own document out"
+SAID = "documents themselves (the same id, and within the text); each leaves its own document out"
 
 
 def arguments(count=30):
@@ -46,7 +46,7 @@ def test_the_same_id_counts_where_the_document_holds_the_query_and_is_not_what_i
     queries = {"1": "document 1 IS  this", "2": "document 3", "3": "", "4": "of document 4", "5": "document 2"}
     collection = Collection.from_records(documents, queries=queries, qrels={"test": {"1": {"2": 1}, "4": {"4": 1}}})
     assert collection.identical == {"1": {"1"}}  # not 4, which is judged relevant to itself
-    assert f"1 of 5 queries are {SAID}" in caplog.text
+    assert f"1 of 4 queries are {SAID}" in caplog.text
     collection.identical  # noqa: B018 (said once)
     assert caplog.text.count("themselves") == 1
     run = {"1": {"1": 3.0, "2": 2.0, "3": 1.0}, "2": {"2": 1.0, "1": 0.5, "4": 0.1}}
@@ -61,8 +61,8 @@ def test_the_same_id_counts_where_the_document_holds_the_query_and_is_not_what_i
         "  A noble gas, used in signs. ", "Neon\nA noble  gas, used in si gns", "NEON A NOBLE GAS, USED IN SIGNS!",
     ],
 )  # fmt: skip
-@pytest.mark.parametrize("query_id", ["q", "neon"])
-def test_a_query_that_is_a_document_but_for_a_comma_case_or_space_leaves_it_out(query, query_id):
+def test_a_query_that_is_a_document_but_for_a_comma_case_or_space_leaves_it_out(query):
+    query_id = "neon"
     documents = [
         {"_id": "neon", "title": "Neon", "text": "A noble gas, used in signs."},
         {"_id": "copy", "title": "", "text": "Neon: a noble gas, used in signs."},
@@ -72,14 +72,11 @@ def test_a_query_that_is_a_document_but_for_a_comma_case_or_space_leaves_it_out(
     asked = {query_id: query, "other": "used in signs", "dots": "…!"}
     judged = {name: {"more": 1} for name in asked}
     collection = Collection.from_records(documents, queries=asked, qrels={"test": judged})
-    whole = {"neon", "copy"} if query.strip().lower().startswith("neon") else {"neon"}
-    assert collection.identical == {query_id: whole}
+    assert collection.identical == {query_id: {"neon"}}
     run = {query_id: {"neon": 3.0, "copy": 2.0, "more": 1.0}}
-    assert without_identical(run, collection.identical, 1) == {
-        query_id: {"more": 1.0} if len(whole) == 2 else {"copy": 2.0}
-    }
+    assert without_identical(run, collection.identical, 1) == {query_id: {"copy": 2.0}}
     relevant = Collection.from_records(documents, queries=asked, qrels={"test": judged, "dev": {query_id: {"neon": 1}}})
-    assert relevant.identical.get(query_id, frozenset()) == whole - {"neon"}
+    assert relevant.identical == {}
 
 
 def test_every_row_of_an_evaluation_leaves_the_query_itself_out_and_has_as_many_answers(retriever, caplog):

@@ -93,7 +93,6 @@ def test_what_cannot_be_read_is_counted_by_kind_and_ends_nothing(folder, caplog)
     assert {found["latin.txt"][1], found["wide.txt"][1]} == {"Glühwein"}
     name = str(root)
     assert sorted(message.removeprefix(f"{name}: ") for message in caplog.messages) == [
-        "documents with the same text as another one: 2, the first 'same.txt'; they are kept.",
         "files of kinds that are not read, each with the first: 1 .png ('picture.png'), 1 without a suffix ('tool').",
         "files that are broken: 1, the first 'torn.jsonl'; what was read before is kept.",
         "files that are broken: 2, the first 'broken.docx'; they are left out.",
@@ -138,7 +137,6 @@ def test_texts_of_other_suffixes_and_compressed_files_are_read(folder, caplog):
         "paper.pdf.gz#page=1": ("On gases", "Neon glows in signs.", "page=1"),
     }
     assert sorted(message.removeprefix(f"{root}: ") for message in caplog.messages) == [
-        "documents with the same text as another one: 1, the first 'note.old'; they are kept.",
         "files of kinds that are not read, each with the first: 2 .gz ('table.csv.gz'), 1 .bin ('data.bin'), "
         "1 .json ('data.json').",
         "files that are broken: 2, the first 'torn.gz'; they are left out.",

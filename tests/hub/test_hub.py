@@ -14,14 +14,12 @@ from dsi import SearchConfig
 from dsi.commands.main import main
 from dsi.contrastive.config import EncoderConfig
 from dsi.contrastive.encoder import Encoder
-from dsi.contrastive.multi_vector import MultiVectorModel
 from dsi.docids.clustering import DocidsConfig, build_tree
 from dsi.docids.query_memory import MemoryConfig, QueryMemory
 from dsi.docids.words.bm25 import BM25
 from dsi.hub import push
 from dsi.store.retriever import Retriever, from_parts, load
 from tests.hub.hub_server import TOKEN, serve
-from tests.support.multi_vectors import save_multi_vector
 from tests.support.small import MINIPEDIA, PROMPTS
 
 QUERIES = ["noble gas", "which metal is light"]
@@ -114,18 +112,6 @@ def test_no_text_of_a_learned_query_is_pushed_and_its_words_if_wanted(run, hub, 
     assert any(name.startswith("memory") for name in pushed(hub))
     assert not any(b"secret question" in content for content in pushed(hub).values())
     assert len(load(NAME, device="cpu").snapshot.memory) == 1
-
-
-def test_the_multi_vector_model_of_an_index_comes_with_it_and_goes_with_it(run, hub, tmp_path):
-    retriever = load(run, device="cpu")
-    model = MultiVectorModel.load(str(save_multi_vector(tmp_path / "model", "modules")), device="cpu")
-    retriever.snapshot.encoder.token_model = model
-    push(retriever, NAME)
-    loaded = load(NAME, device="cpu")
-    assert loaded.snapshot.encoder.token_model.fingerprint == model.fingerprint
-    retriever.snapshot.encoder.token_model = None
-    push(retriever, NAME)
-    assert not [file for file in pushed(hub) if file.startswith("token_model/")]
 
 
 def test_what_the_cache_holds_is_loaded_without_the_hub(run, hub, monkeypatch):

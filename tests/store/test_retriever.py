@@ -598,7 +598,6 @@ def test_saving_over_an_index_keeps_rerankers_and_other_files(retriever, tmp_pat
         ".gitattributes",
         "rerank",
     } - {
-        "token_model",
         "generator",
         "lexical",
     }

@@ -9,10 +9,8 @@ from dsi.commands.main import main
 from dsi.contrastive import training as contrastive_training
 from dsi.contrastive.config import EncoderConfig
 from dsi.contrastive.encoder import Encoder
-from dsi.contrastive.multi_vector import MultiVectorModel
 from dsi.store.retriever import load
 from dsi.training import trainer as generator_training
-from tests.support.multi_vectors import save_multi_vector
 from tests.support.small import PROMPTS, thin_out, write_collection
 from tests.support.tiny_settings import VECTORS, write_settings
 
@@ -113,10 +111,3 @@ def test_embeddings_and_states_are_those_of_the_cpu(sentence_bert_folder):
     np.testing.assert_allclose(own.encode(TEXTS, "document"), other.encode(TEXTS, "document"), atol=1e-5)
     states = [encoder.forward(TEXTS, "query").states for encoder in (own, other)]
     np.testing.assert_allclose(*states, atol=1e-4)
-
-
-def test_vectors_of_other_models_are_those_of_the_cpu(tmp_path, tokenizer_folder):
-    many = save_multi_vector(tmp_path / "many", "modules")
-    vectors = [MultiVectorModel.load(str(many), device=device).vectors(TEXTS, "document") for device in (GPU, "cpu")]
-    for own, other in zip(*vectors, strict=True):
-        np.testing.assert_allclose(own, other, atol=1e-5)

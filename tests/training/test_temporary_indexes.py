@@ -6,7 +6,6 @@ from pathlib import Path
 import pytest
 
 import dsi
-from dsi.contrastive import encoder as encoders
 from dsi.training.indexing import _temporary_folder
 
 TEXTS = ["Neon glows in advertising signs.", "The Danube flows through Vienna."]
@@ -26,15 +25,8 @@ def made(texts, folder, **settings):
     return dsi.index(texts, encoder=str(folder), device="cpu", **settings)
 
 
-def test_they_load_the_encoder_once_and_leave_with_the_retriever(sentence_bert_folder, monkeypatch):
-    loads = []
-    for name in ("_load_named", "_load_stored"):
-        load = getattr(encoders, name)
-        monkeypatch.setattr(encoders, name, lambda *own, load=load: loads.append(own) or load(*own))
-    retrievers = [made(TEXTS, sentence_bert_folder)]
-    first = len(loads)
-    retrievers += [made([*TEXTS, f"Text {number}."], sentence_bert_folder) for number in range(3)]
-    assert len(loads) == first
+def test_they_share_the_encoder_and_leave_with_the_retriever(sentence_bert_folder):
+    retrievers = [made([*TEXTS, f"Text {number}."], sentence_bert_folder) for number in range(4)]
     assert len({id(retriever.snapshot.encoder._session) for retriever in retrievers}) == 1
     assert len(folders() - {"encoder"}) == 4
     links = {(retriever._on_disk[0] / "encoder" / "model.safetensors").stat().st_ino for retriever in retrievers}

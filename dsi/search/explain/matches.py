@@ -133,7 +133,7 @@ class _QueryTokens(NamedTuple):
     """The tokens of a query that late interaction compares.
 
     Attributes:
-        text: the query, as the tokens' model reads it.
+        text: the query, as the encoder reads it.
         start: character of the text at which the query itself begins.
         words: characters start to end of the word of each token.
         least: share of a token from which on what it found is marked.
@@ -147,11 +147,8 @@ class _QueryTokens(NamedTuple):
     @classmethod
     def from_query(cls, encoder: TextEncoder, query: str, weight: float) -> "_QueryTokens":
         """Return those of a query, with the weight of late interaction."""
-        if encoder.token_model:
-            text, spans = query, encoder.token_model.spans(query, "query")
-        else:
-            (text,) = encoder.query_texts([query])
-            spans = [span for span in encoder.spans(text, "query") if not span.is_special]
+        (text,) = encoder.query_texts([query])
+        spans = [span for span in encoder.spans(text, "query") if not span.is_special]
         words = [_whole_word(text, span.start, span.end) for span in spans]
         return cls(text, max(0, text.rfind(query)), words, _CLEAR * weight / max(1, len(spans)))
 
@@ -190,7 +187,7 @@ def _token_places(engine: Engine, encoder: TextEncoder, document: StoredText) ->
     whole = f"{title} {body}"
     stripped = len(whole) - len(whole.lstrip())
     places: list[Span | None] = []
-    for span in (encoder.token_model or encoder).spans(whole.strip(), "document"):
+    for span in encoder.spans(whole.strip(), "document"):
         first, last = _whole_word(whole, span.start + stripped, span.end + stripped)
         text = len(title) + 1  # where it begins
         if first == last or span.is_special:
@@ -207,8 +204,6 @@ def _token_places(engine: Engine, encoder: TextEncoder, document: StoredText) ->
 def _piece_at(engine: Engine, encoder: TextEncoder, document: StoredText) -> tuple[str, str, int]:
     """Return what is read at a docid position: the title, the piece of the text, and the character at which that begins."""
     tree = engine.tree
-    if encoder.token_model and tree.pieces == 1:
-        return document.title, document.text, 0
     (cut,) = encoder.cut([document.title], [document.text], tree.pieces)
     (span,) = tree.spans_at(np.array([document.position]))
     start, end = span or cut.spans[0]

@@ -14,7 +14,7 @@ from dsi.search.request import SearchConfig
 from dsi.store.updating import CHANGING
 
 FORMAT_VERSION = 11
-PARTS = ("encoder", "token_model", "docids", "generator", "lexical", "memory")
+PARTS = ("encoder", "docids", "generator", "lexical", "memory")
 _TABLES = ("parts", "encoder", "search", "fingerprints", "versions", "files")
 _KINDS = {"generation": int, **dict.fromkeys(_TABLES, dict)}
 MOST_GENERATIONS = 10**9

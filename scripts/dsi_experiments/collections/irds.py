@@ -10,11 +10,11 @@ from pathlib import Path
 from typing import Any
 
 from dsi.docids.data import folder_for_collection
-from dsi.docids.data.lines import write_json_line, write_judgements
+from dsi.docids.data.judgements import write_judgements
 from dsi.docids.data.records import Oddities, document_row, query_of
 from dsi.docids.files.checks import shown
 from dsi.docids.files.progress import progress
-from dsi.docids.files.storage import replace_folder
+from dsi.docids.files.storage import replace_folder, write_json_line
 
 Judgement = tuple[str, str, int]
 """query_id, doc_id, relevance."""

@@ -8,6 +8,7 @@ from which a killed run continues; only titles and questions stay in memory. `se
 collection. Knows nothing of models.
 """
 
+import gzip
 import html
 import json
 import logging
@@ -22,11 +23,11 @@ from typing import Any, TextIO
 from urllib.parse import parse_qs, urlsplit
 
 from dsi.docids.data import folder_for_collection
-from dsi.docids.data.lines import write_json_line, write_judgements
+from dsi.docids.data.judgements import write_judgements
 from dsi.docids.files.checks import folder_to_replace
 from dsi.docids.files.progress import progress
-from dsi.docids.files.reading import folder_sums, open_text
-from dsi.docids.files.storage import replace_folder, write_json
+from dsi.docids.files.reading import folder_sums
+from dsi.docids.files.storage import replace_folder, write_json, write_json_line
 
 logger = logging.getLogger(__name__)
 
@@ -210,7 +211,7 @@ def _title(url: str) -> str:
 def read_files(paths: Sequence[Path], done: dict[str, int]) -> Records:
     """Yield the records of raw .jsonl[.gz] files, without the first `done[file name]` of each."""
     for path in paths:
-        with open_text(path) as lines:
+        with gzip.open(path, "rt", encoding="utf-8") if path.suffix == ".gz" else path.open(encoding="utf-8") as lines:
             for number, line in enumerate(lines, start=1):
                 if number <= done.get(path.name, 0):
                     continue

@@ -18,12 +18,12 @@ import subprocess
 import sys
 from collections.abc import Sequence
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
 
 from dsi.commands.arguments import parser
 from dsi.commands.libraries import load_libraries
 from dsi.commands.values import collection_folder, count, index_folder, number, output_folder
-from dsi.docids.files.temporary import temporary_folder
 
 if TYPE_CHECKING:
     import numpy as np
@@ -52,7 +52,7 @@ def main(argv: Sequence[str] | None = None) -> None:
 
         print(json.dumps(measure(arguments.measure, arguments.rounds, arguments.leave_out)))
         return
-    with temporary_folder() as temporary:
+    with TemporaryDirectory(prefix="dsi-") as temporary:
         work = arguments.work or Path(temporary)
         for name, folder in _collections(arguments, work):
             found = _measured(folder, arguments)

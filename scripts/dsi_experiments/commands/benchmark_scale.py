@@ -11,12 +11,12 @@ import subprocess
 import sys
 from collections.abc import Sequence
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 from dsi.commands.arguments import parser
 from dsi.commands.libraries import load_libraries
 from dsi.commands.values import count, number, output_folder
-from dsi.docids.files.temporary import temporary_folder
 
 RECALLS = (0.8, 0.9, 0.95)
 _FEWEST = 1024
@@ -59,7 +59,7 @@ def measure(size: int, arguments: argparse.Namespace) -> dict[str, Any]:
     from dsi.docids.files.processes import ALONE
     from dsi_experiments.benchmarks.scale_costs import build, true_answers, write_documents
 
-    with temporary_folder() as temporary:
+    with TemporaryDirectory(prefix="dsi-") as temporary:
         folder = (arguments.work or Path(temporary)) / f"{size}x{arguments.dim}"
         folder.mkdir(parents=True, exist_ok=True)
         write_documents(folder, size, arguments.dim)

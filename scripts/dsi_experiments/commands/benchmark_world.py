@@ -120,7 +120,7 @@ def _old_hybrid(runs: "IndexRuns") -> "Run":
     """Return the ten best documents of each query by z.e + .03 BM25."""
     import numpy as np
 
-    from dsi.docids.places import document_scores
+    from dsi.docids.tree import document_scores
 
     retriever, queries = runs.retriever, runs.collection.query_texts("test")
     assert retriever.snapshot.lexical is not None

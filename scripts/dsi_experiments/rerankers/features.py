@@ -67,7 +67,7 @@ def _batch_features(engine: Engine, batch: QueryBatch, result: SearchResult) -> 
     parents, digits = (array.reshape(*shape, -1) for array in tree.paths(positions.ravel()))  # [batch, k, depth]
     length = (digits >= 0).sum(axis=2)  # [batch, k]
     last = np.take_along_axis(parents, length[:, :, None] - 1, axis=2)[:, :, 0]
-    dot = tree.embeddings.products_of(batch.embeddings, positions)
+    dot = tree.embeddings.dots(batch.embeddings, positions)
     valid_scores = np.where(np.isfinite(scores), scores, 0)
     columns = {
         "score": valid_scores,

@@ -334,7 +334,7 @@ def test_memory_goes_and_stays_with_its_documents(retriever, tmp_path):
     assert rows == set(retriever.snapshot.documents.find(kept).values())
     assert retriever.save(tmp_path / "run") == 2
     again = load(tmp_path / "run", device="cpu")
-    assert remembered(again.memory) == remembered(retriever.snapshot.memory)
+    assert remembered(again.snapshot.memory) == remembered(retriever.snapshot.memory)
     assert again.forget([(PAIRS[0][0], PAIRS[0][1]), ("", PAIRS[2][1])]) == 2
     assert again.save(tmp_path / "run") == 3
     files = sorted(path.name for path in (tmp_path / "run").iterdir() if path.is_dir())
@@ -459,7 +459,7 @@ def test_two_writers_and_a_killed_one_lose_nothing_and_learn_nothing_by_half(ret
     os.kill(killed, signal.SIGKILL)
     assert [status_of(child) for child in writers] == [0, 0]
     status_of(killed)
-    memory = load(run, device="cpu").memory
+    memory = load(run, device="cpu").snapshot.memory
     rows = np.bincount(memory.pairs.rows, minlength=20)
     assert rows[[0, 1, 10, 11]].tolist() == [5, 5, 5, 5]
     assert rows[2] == rows[12]  # both pairs of a step, or none

@@ -271,7 +271,7 @@ def test_survival_and_search_errors_are_those_of_single_traced_searches(kind, be
                 expected.append(alive)
             assert found.alive[row].tolist() == expected
             if (doc_id := answers[query_id]) not in (hits := found.run[query_id]):
-                (score,) = at_options.follow([text], [[doc_id]]).scores[0]
+                (score,) = at_options.snapshot.follow([text], [[doc_id]]).scores[0]
                 errors.append(pruned if score > min(hits.values()) else 0)
         assert list(found.search_errors) == [errors.count(level + 1) for level in range(tree.depth)]
         assert found.model_errors == errors.count(0)

@@ -34,12 +34,6 @@ def main(argv: Sequence[str] | None = None) -> None:
         help="training pairs: query, positive and perhaps negatives as .jsonl, .parquet, .csv or .tsv, by texts or by ids",
     )
     parser.add_argument(
-        "--points",
-        type=existing_file,
-        metavar="FILE",
-        help="with --stage docids: .npy matrix [documents, any] to cluster on, in place of the documents' embeddings",
-    )
-    parser.add_argument(
         "--cluster",
         metavar="ADDRESS",
         help="have documents embedded and clustered by local processes (local), a Ray cluster around this process (auto), or "
@@ -53,17 +47,9 @@ def main(argv: Sequence[str] | None = None) -> None:
     )
     add_overwriting(parser)
     arguments = parser.parse_args(argv)
-    if arguments.points and arguments.stage != "docids":
-        raise ValueError("--points is what --stage docids clusters on; add --stage docids, or leave it out.")
     # 2) Run the stages.
     run = training_run(arguments)
-    from dsi.training.indexing import read_embeddings
-
-    points = None if arguments.points is None else read_embeddings(arguments.points)
-    if arguments.stage == "docids":
-        run.build_docids(points)
-    else:
-        getattr(run, STAGE_METHODS.get(arguments.stage, "train"))()
+    getattr(run, STAGE_METHODS.get(arguments.stage, "train"))()
     # 3) Print what there is now.
     if not run.processes.is_main:
         return

@@ -9,7 +9,7 @@ import json
 import os
 import random
 import re
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Container, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +24,7 @@ from transformers.models.auto.modeling_auto import MODEL_FOR_MASKED_LM_MAPPING_N
 
 from dsi.contrastive.devices import choose_device
 from dsi.contrastive.models import is_local, load_complete
-from dsi.docids.data.collection import cached_table
+from dsi.docids.data.collection import Collection, cached_table
 from dsi.docids.data.lines import write_json_line
 from dsi.docids.data.records import batches
 from dsi.docids.files.progress import Bar
@@ -37,6 +37,8 @@ TOP_K = 10
 """It samples from this many most probable tokens, as docT5query does."""
 EXAMPLE_TOKENS = 96
 """Tokens of each example's document in a prompt."""
+_EXAMPLES = 4
+"""Train queries that a causal model sees before it writes."""
 _BATCH = 16
 """Documents per forward pass."""
 _COPIED = 5
@@ -170,7 +172,7 @@ _MAKERS = (_span, _title_and_keywords, _keywords, _title_and_span)
 
 
 def _extractive(
-    documents: datasets.Dataset, finished: Collection[str], count: int, seed: int
+    documents: datasets.Dataset, finished: Container[str], count: int, seed: int
 ) -> Iterator[tuple[str, list[str]]]:
     for document in documents:
         if document["doc_id"] not in finished:
@@ -181,6 +183,14 @@ def _extractive(
 def reading_text(title: str, text: str) -> str:
     """Return the text of a document that a model reads, in training and in use."""
     return f"{title} {text}".strip()
+
+
+def train_examples(collection: Collection, seed: int) -> list[tuple[str, str]]:
+    """Return some documents with a train query each, for the prompts of causal models."""
+    pairs, documents = collection.pairs("train"), collection.documents
+    chosen = random.Random(seed).sample(pairs, min(_EXAMPLES, len(pairs)))
+    found = [(documents[row], collection.queries[query_id]) for query_id, row in chosen]
+    return [(reading_text(document["title"], document["text"]), query) for document, query in found]
 
 
 def load_query_model(name: str, setting: str = "pseudo_queries.method") -> tuple[Any, Any]:
@@ -226,7 +236,7 @@ def model_queries(
     config: PseudoQueriesConfig,
     examples: Sequence[tuple[str, str]] = (),
     *,
-    finished: Collection[str] = (),
+    finished: Container[str] = (),
     seed: int = 0,
     device: str | None = None,
 ) -> Iterator[tuple[str, list[str]]]:
@@ -346,7 +356,7 @@ def is_query(query: str, text: str) -> bool:
     return " " in words and not copied and not _OF_THE_TEXT.search(words)
 
 
-def _finished_documents(path: Path) -> Collection[str]:
+def _finished_documents(path: Path) -> set[str]:
     """Return the doc_ids already in the file, after cutting off an incomplete last line."""
     if not path.exists():
         return set()

@@ -1,6 +1,5 @@
 """The stage that makes docids: its inputs beside the documents, and its output."""
 
-import hashlib
 import logging
 from collections.abc import Sequence
 from dataclasses import replace
@@ -22,7 +21,7 @@ from dsi.docids.extensions import SCHEMES, package_of
 from dsi.docids.files.processes import ALONE, Processes
 from dsi.docids.files.reading import sha256
 from dsi.docids.files.storage import write_json
-from dsi.docids.schemes import FILE, Docids, DocidsConfig, SchemeInput, check_points
+from dsi.docids.schemes import FILE, Docids, DocidsConfig, SchemeInput
 from dsi.docids.schemes.file import read_docids, write_docids
 from dsi.docids.token_vectors import TokenVectors
 from dsi.docids.tree import DocidTree, diagnostics, piece_cost
@@ -102,25 +101,19 @@ def _at(column: Sequence[str], rows: NDArray[np.integer]) -> list[str]:
     return [values[row] for row in rows]
 
 
-def sources_digest(config: DocidsConfig, collection: Collection, points: NDArray[np.float32] | None = None) -> str:
+def sources_digest(config: DocidsConfig, collection: Collection) -> str:
     """Return what docids are made of beside documents and settings, as digests, names and versions; "" if of nothing else.
 
     Args:
         config: may name a file of docids, which is checked.
         collection: the documents.
-        points: [documents, any] to cluster on; checked too, but for their number where documents have several docids.
 
     Raises:
         FileNotFoundError: no such file.
-        ValueError: the file is not one of this collection's docids, or points are wrong.
+        ValueError: the file is not one of this collection's docids.
     """
-    package = package_of(SCHEMES, config.scheme)
-    if points is not None:
-        if config.most_pieces == 1:
-            check_points(points, len(collection.documents), "points")
-        return package + hashlib.sha256(np.ascontiguousarray(points).data).hexdigest()
     if config.scheme != FILE:
-        return package
+        return package_of(SCHEMES, config.scheme)
     read_docids(Path(config.method), collection.documents["doc_id"])
     return sha256(Path(config.method))
 

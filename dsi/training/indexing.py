@@ -17,14 +17,14 @@ from numpy.typing import NDArray
 from dsi.config import Config, run_config
 from dsi.contrastive.models import sharing_models
 from dsi.docids.data.collection import Collection, read_collection
-from dsi.docids.files.checks import user_path
+from dsi.docids.files.checks import folder_to_write, user_path
 from dsi.docids.files.reading import remembering_sums
 from dsi.docids.files.storage import link_files, replace_folder
 from dsi.docids.files.temporary import temporary_folder
 from dsi.search.queries import Queries, ids_and_texts
 from dsi.store.retriever import GenerativeRetriever
 from dsi.training.pipeline import TrainingRun
-from dsi.training.preflight import output_folder, with_encoder
+from dsi.training.preflight import with_encoder
 
 _LINKING = threading.Lock()
 """Held while the encoder of temporary indexes is linked."""
@@ -84,7 +84,7 @@ def index(
         ).train()  # fmt: skip
         return GenerativeRetriever.from_pretrained(folder, device=device)
 
-    return made(output_folder(output)) if output is not None else _temporary(made)
+    return made(folder_to_write(output, "output")) if output is not None else _temporary(made)
 
 
 def _for_vectors(config: Config, collection: Collection) -> Config:

@@ -1,8 +1,8 @@
 """Trains an index on a collection, in stages that can be run, killed and resumed.
 
     pseudo_queries  documents -> queries that they could answer
-    encoder         contrastive pre-training
     token_model     a multi-vector model for late interaction, if one is configured
+    encoder         contrastive pre-training
     docids          embeddings -> docid tree
     lexical         BM25
     generator       cached token states, or texts -> trained generator, if one is configured
@@ -19,7 +19,6 @@ import shutil
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
-from math import ceil
 from pathlib import Path
 from typing import Any
 
@@ -31,12 +30,12 @@ from dsi.config import Config, write_config
 from dsi.contrastive.blocks import DocumentTexts, giving_back, in_blocks
 from dsi.contrastive.encoder import Encoder, quiet_transformers
 from dsi.contrastive.multi_vector import MultiVectorModel
-from dsi.contrastive.query_tokens import QUERIES, count_steps
 from dsi.contrastive.trainers import Reports
 from dsi.contrastive.training import contrastive_rows, drawn_documents, hard_negatives, train_encoder
 from dsi.docids.data.collection import Collection, check_collection
 from dsi.docids.extensions import GENERATORS, OBJECTIVES, package_of
-from dsi.docids.files.processes import BuildingCluster, Processes
+from dsi.docids.files.checks import folder_to_write
+from dsi.docids.files.processes import BuildingCluster
 from dsi.docids.files.progress import write_line
 from dsi.docids.files.ram import keep_few_kernels
 from dsi.docids.files.storage import digest, write_json, writing_to
@@ -45,20 +44,17 @@ from dsi.docids.schemes import make_docids
 from dsi.docids.tree import DocidTree
 from dsi.docids.words.bm25 import BM25, load_lexical
 from dsi.generator.kinds import find_kind
-from dsi.generator.pseudo_queries import generate_queries, read_queries_table
-from dsi.measuring.query_ranks import MARGIN, query_ranks, train_examples
+from dsi.generator.pseudo_queries import generate_queries, read_queries_table, train_examples
 from dsi.measuring.tuning import configure, is_as_configured, is_tuned, tune_index
-from dsi.search.request import LEXICAL_WEIGHT
 from dsi.store.learning import query_terms, query_vectors
 from dsi.store.loading import generation_of, is_whole, load_docids, load_encoder, load_tree, retire, write_manifest
 from dsi.store.retriever import GenerativeRetriever
 from dsi.store.verify import FORMAT_VERSION
 from dsi.training import preflight
 from dsi.training.docids_stage import read_numbers, save_docids_stage, scheme_input, sources_digest, train_queries
-from dsi.training.embedding import DocumentVectors, array_digest, pieces_line
+from dsi.training.embedding import DocumentVectors, array_digest
 from dsi.training.generator_stage import GeneratorStage
-from dsi.training.inputs import STAGES, enabled_stages, needed_stages, setting_values
-from dsi.training.stages import StageFolders, launch
+from dsi.training.stages import STAGES, StageFolders, enabled_stages, launch, needed_stages, setting_values
 
 logger = logging.getLogger(__name__)
 
@@ -109,12 +105,12 @@ def train(
         FileNotFoundError: no such configuration, or a machine of the cluster does not see `output`.
         TypeError: collection is not one that `read_collection` returned.
         ValueError: a setting is out of range, the collection lacks something that training needs, the index in `output` was
-            updated or has other documents, or `output` is the name of a configuration.
+            updated or has other documents.
         BlockingIOError: another process trains in `output`, or updates it.
         ModuleNotFoundError: what `report_to` needs is not installed.
     """
     check_collection("train", collection)
-    folder = preflight.output_folder(output)
+    folder = folder_to_write(output, "output")
     hooks = {"docids": docids, "objective": objective, "generator": generator, "fusion": fusion}
     named = preflight.with_hooks(folder, config, hooks)
     chosen = preflight.with_encoder(preflight.training_config(folder, named, collection), encoder, folder)
@@ -123,12 +119,6 @@ def train(
         report_to=report_to,
     ).train()  # fmt: skip
     return GenerativeRetriever.from_pretrained(output, device=device)
-
-
-def _steps(epochs: float, examples: int, batch_size: int, processes: Processes) -> str:
-    """Return the steps of a training in words."""
-    steps = ceil(epochs * ceil(examples / (batch_size * processes.count)))
-    return f"{steps:,} {'steps' if steps > 1 else 'step'}"
 
 
 class TrainingRun:
@@ -234,33 +224,10 @@ class TrainingRun:
         with self.writing(), quiet_transformers():
             self._check()
             if self._missing and self.processes.is_main:
-                write_line(self._extent())
+                documents, asked = len(self.collection.documents), len(self.collection.query_texts("train"))
+                write_line(f"{documents:,} documents, {asked:,} train queries: {', '.join(self._missing)}")
             self.all_stages()
             self.tune()
-
-    def _extent(self) -> str:
-        """Return how much there is to do: documents, train queries, and the steps of the trainings, where they are known."""
-        config, count, judged = self.config, len(self.collection.documents), self.collection.pairs("train")
-        pairs, asked = len(judged), len({query_id for query_id, _ in judged})
-        stages = dict.fromkeys(self._missing, "")
-        if "docids" in stages and config.trains_token_vectors and pairs:
-            queries = min(QUERIES, len({*self.collection.query_texts("train").values()}))
-            stages["docids"] = f" ({count_steps(queries, config.tokens.epochs):,} steps for token vectors of queries)"
-        made = config.pseudo_queries.method != "none"
-        if (
-            "encoder" in stages
-            and config.contrastive.loss != "none"
-            and not (made and config.contrastive.texts == "all")
-        ):
-            stages["encoder"] = (
-                f" ({_steps(config.contrastive.epochs, pairs, config.contrastive.rows, self.processes)})"
-            )
-        is_counted = not made and config.docids.most_pieces == 1
-        if "generator" in stages and is_counted:
-            examples, size = pairs + config.training.documents * count, config.training.batch_size
-            stages["generator"] = f" ({_steps(config.training.epochs, examples, size, self.processes)})"
-        what = ", ".join(f"{stage}{steps}" for stage, steps in stages.items())
-        return f"{count:,} documents, {asked:,} train queries: {what}"
 
     def all_stages(self) -> None:
         """Run the stages that are not up to date, in order."""
@@ -303,7 +270,8 @@ class TrainingRun:
                 shutil.copy(work / "queries.jsonl", folder / "queries.jsonl")
 
     def train_encoder(self) -> None:
-        """Run stage `encoder`: contrastive pre-training; with loss "none" the encoder is kept as it is."""
+        """Run stages `token_model` and `encoder`: contrastive pre-training; with loss "none" the encoder is kept as it is."""
+        self._write_token_model()
         with self._stage("encoder") as key:
             if not key:
                 return
@@ -339,15 +307,10 @@ class TrainingRun:
             negatives = hard_negatives(words, queries, count, own=own, given=given, seed=self.config.seed)
         return contrastive_rows(DocumentTexts(encoder, self.collection.documents), queries, negatives)
 
-    def build_docids(self, points: NDArray[np.float32] | None = None) -> None:
-        """Run stage `docids`: embed the documents and cluster them.
-
-        Args:
-            points: [documents, any] to cluster on, in place of the documents' embeddings.
-        """
+    def build_docids(self) -> None:
+        """Run stage `docids`: embed the documents and cluster them."""
         config = self.config.docids
-        self._write_token_model()
-        with self._stage("docids", sources_digest(config, self.collection, points) + self._given_digest) as key:
+        with self._stage("docids", sources_digest(config, self.collection) + self._given_digest) as key:
             if not key:
                 return
             encoder, work = self.encoder(), self._stages.work("docids", key)
@@ -358,10 +321,10 @@ class TrainingRun:
             if self.processes.is_main:
                 vectors.tell_cut()
                 if len(vectors.texts) > len(self.collection.documents):
-                    write_line(pieces_line(np.bincount(vectors.texts.rows)))
+                    write_line(f"{len(self.collection.documents):,} documents in {len(vectors.texts):,} pieces")
             documents = vectors.embeddings()
             read = scheme_input(
-                self.collection, encoder, config, documents, points, self.processes,
+                self.collection, encoder, config, documents, processes=self.processes,
                 checkpoint=self.config.docid_tokenizer, seed=self.config.seed, folder=work, pieces=vectors.texts,
             )  # fmt: skip
             docids = make_docids(read)
@@ -434,7 +397,7 @@ class TrainingRun:
             self.collection,
             encoder,
             tree,
-            self._found_pseudo_queries(encoder, tree),
+            (*self.pseudo_queries(), self._stages.key("pseudo_queries")),
             self._stages.states,
             self._stages.store is not None,
             self._vectors(encoder).folder,
@@ -515,7 +478,6 @@ class TrainingRun:
             if trained is None:
                 preflight.check_storable(self.config.encoder.name, encoder, self.processes)
             preflight.check_encoder(self.config, encoder, len(self.collection.documents))
-            preflight.check_models(self.config, self._missing, self.processes, self.device)
         self._is_checked = True
 
     def _expected_keys(self, docid_sources: str) -> dict[str, str]:
@@ -543,20 +505,6 @@ class TrainingRun:
         path = self._stages.existing("pseudo_queries", "dsi train --stage pseudo_queries") / "queries.jsonl"
         table, rows = read_queries_table(path), self.collection.rows
         return np.fromiter((rows[doc_id] for doc_id in in_blocks(table["doc_id"])), dtype=np.int64), table["text"]
-
-    def _found_pseudo_queries(
-        self, encoder: Encoder, tree: DocidTree
-    ) -> tuple[NDArray[np.integer], Sequence[str], str]:
-        """Return row and text of the pseudo-queries that find their document, and a key of what chose them."""
-        (rows, texts), key = self.pseudo_queries(), self._stages.key("pseudo_queries")
-        first = self.config.pseudo_queries.first
-        if not first or not len(rows):
-            return rows, texts, key
-        lexical = load_lexical(self.folder / "lexical", self.collection.documents["doc_id"])
-        _, margins = query_ranks(encoder, tree, lexical, LEXICAL_WEIGHT, rows, texts, first)
-        kept = self.processes.first(np.flatnonzero(margins >= MARGIN).tolist())
-        logger.info("%d of %d pseudo-queries find their document among the first %d", len(kept), len(rows), first)
-        return rows[kept], [texts[row] for row in kept], digest([key, kept])
 
     def _check_needs(self, stage: str) -> None:
         """Raise FileNotFoundError if an earlier stage has to run first; nothing is written then."""

@@ -13,16 +13,15 @@ from typing import Any
 
 import numpy as np
 
-from dsi.config import Config, config_names, read_config, run_config
+from dsi.config import Config, read_config, run_config
 from dsi.contrastive.config import FRESH
 from dsi.contrastive.encoder import Encoder
-from dsi.contrastive.multi_vector import MultiVectorModel
 from dsi.contrastive.training import NO_QUERIES
 from dsi.docids.clustering import assemble, build_tree
 from dsi.docids.data.collection import Collection, is_beir
 from dsi.docids.data.tables import as_table
 from dsi.docids.extensions import import_path
-from dsi.docids.files.checks import folder_to_write, shown, user_path
+from dsi.docids.files.checks import shown, user_path
 from dsi.docids.files.processes import Processes
 from dsi.docids.files.reading import folder_sums, read_record
 from dsi.docids.files.storage import digest, replace_folder
@@ -31,7 +30,6 @@ from dsi.docids.schemes import Docids, DocidsConfig, check_branching, find_schem
 from dsi.generator.config import EXTRACTIVE
 from dsi.generator.kinds import create_generator, find_kind
 from dsi.generator.pretrained import PretrainedGenerator, check_memory
-from dsi.generator.pseudo_queries import load_query_model
 from dsi.search.decoder import check_walk
 from dsi.search.fusion import find_fusion
 from dsi.store.loading import check_no_updates, generation_of, load_documents
@@ -223,30 +221,17 @@ def check_encoder(config: Config, encoder: Encoder, documents: int) -> None:
         load_tokenizer(config.docid_tokenizer)
 
 
-def check_models(config: Config, stages: Sequence[str], processes: Processes, device: str | None) -> None:
-    """Load the models that stages need, beside the encoder, and drop them; raises what loading or writing them would."""
-    method = config.pseudo_queries.method
-    if "pseudo_queries" in stages and method != EXTRACTIVE:
-        load_query_model(method)
-    if "token_model" in stages:
-        check_storable(config.tokens.model, MultiVectorModel.load(config.tokens.model, device=device), processes)
-
-
-def check_storable(name: str, model: Encoder | MultiVectorModel, processes: Processes) -> None:
-    """Raise ValueError if an index may not hold a model, as one with code of its own."""
-    problem = processes.first(_storage_problem(model) if processes.is_main else "")
-    if problem:
+def check_storable(name: str, encoder: Encoder, processes: Processes) -> None:
+    """Raise ValueError if an index may not hold an encoder, as one with code of its own: it is written on trial."""
+    problem = ""
+    if processes.is_main:
+        with temporary_folder() as folder:
+            try:
+                encoder.save(Path(folder))
+            except ValueError as error:
+                problem = str(error).replace(f"{folder}/", "").rstrip(".")
+    if problem := processes.first(problem):
         raise ValueError(f"The model {name!r} cannot be part of an index: {problem}.")
-
-
-def _storage_problem(model: Encoder | MultiVectorModel) -> str:
-    """Return why a model cannot be written; "" if it can."""
-    with temporary_folder() as folder:
-        try:
-            model.save(Path(folder))
-        except ValueError as error:
-            return str(error).replace(f"{folder}/", "").rstrip(".")
-    return ""
 
 
 def _check_vectors(config: Config, encoder: Encoder, documents: int) -> None:
@@ -267,7 +252,7 @@ def _check_decoder(config: Config, encoder: Encoder) -> None:
     right = "a model of transformers" if generator.reads == "text" else 'a T5 checkpoint, or "" for none'
     try:
         if generator.reads == "text":
-            check_memory(generator.decoder, encoder.model.device, generator.num_layers)
+            check_memory(generator.decoder, encoder.model.device)
         numbers = np.arange(4, dtype=np.int32)[:, None]
         made = create_generator(generator, tree, width, config.training.objective, numbers=numbers)
         if isinstance(made, PretrainedGenerator):
@@ -277,21 +262,6 @@ def _check_decoder(config: Config, encoder: Encoder) -> None:
         raise FileNotFoundError(
             f"generator.decoder {generator.decoder!r} cannot be loaded ({reason}); name {right}."
         ) from None
-
-
-def output_folder(output: object) -> Path:
-    """Return the folder of a run that a call names.
-
-    Raises:
-        TypeError, ValueError, OSError: it is none, or one that may not be written.
-    """
-    folder = folder_to_write(output, "output")
-    if str(output) in config_names() and not folder.exists():
-        raise ValueError(
-            f"output must be the folder to write, got {str(output)!r}, the name of a configuration; use "
-            f'dsi.train(collection, "RUN", config={str(output)!r}), or "./{output}" for a folder of that name.'
-        )
-    return folder
 
 
 def with_hooks(folder: Path, name: str | Path | Config | None, hooks: Mapping[str, Any]) -> str | Path | Config | None:

@@ -6,7 +6,6 @@ import shutil
 from pathlib import Path
 
 import datasets
-import numpy as np
 import pytest
 import torch
 from dsi_experiments import query_training
@@ -23,8 +22,6 @@ from transformers import (
 import dsi
 from dsi.commands.main import main
 from dsi.config import Config
-from dsi.docids.clustering import DocidsConfig, build_tree
-from dsi.docids.words.bm25 import BM25
 from dsi.generator import pseudo_queries
 from dsi.generator.config import PseudoQueriesConfig
 from dsi.generator.pseudo_queries import (
@@ -36,7 +33,6 @@ from dsi.generator.pseudo_queries import (
     model_queries,
     read_queries_file,
 )
-from dsi.measuring.query_ranks import query_ranks
 
 DOCUMENTS = [
     ("helium", "Helium", "Helium boils at 4.2 kelvin. It fills balloons and airships, and it does not burn."),
@@ -307,7 +303,7 @@ def test_bad_files_and_settings_are_named(tmp_path):
         PseudoQueriesConfig(per_document=0)
 
 
-def test_a_model_that_cannot_be_loaded_is_refused_before_the_first_write(beir, sentence_t5_folder, tmp_path):
+def test_a_model_that_cannot_be_loaded_is_refused_before_the_first_stage_is_written(beir, sentence_t5_folder, tmp_path):
     (tmp_path / "empty").mkdir()
     changes = {"encoder": {"name": str(sentence_t5_folder)}, "pseudo_queries": {"method": str(tmp_path / "empty")}}
     with pytest.raises(
@@ -319,7 +315,7 @@ def test_a_model_that_cannot_be_loaded_is_refused_before_the_first_write(beir, s
             config=Config().with_changes(changes),
             device="cpu",
         )
-    assert not (tmp_path / "run").exists() or not [*(tmp_path / "run").iterdir()]
+    assert not [*(tmp_path / "run").glob("*/stage.json")]
 
 
 def test_a_seq2seq_model_that_was_killed_writes_the_same_queries(t5_folder, tmp_path, monkeypatch):
@@ -332,39 +328,3 @@ def test_a_seq2seq_model_that_was_killed_writes_the_same_queries(t5_folder, tmp_
         torn.write_bytes(b"".join(lines[:count]))
         generate_queries(documents, config, torn)
         assert torn.read_bytes() == whole.read_bytes()
-
-
-def test_ranks_are_those_of_all_scores(beir, encoder):
-    collection = dsi.read_collection(beir())
-    documents = collection.documents
-    texts = encoder.document_texts(documents["title"][:], documents["text"][:])
-    vectors = encoder.encode(texts, "document")
-    tree, words = build_tree(vectors, DocidsConfig(branching=3)), BM25(documents["doc_id"], collection.full_texts())
-    rows, queries = [5, 0, 7], ["which gas glows", "the delta", "a river"]
-    scores = encoder.encode(encoder.query_texts(queries), "query") @ vectors.T + 0.5 * words.shares(queries)
-    for first in (1, 3, len(documents)):
-        ranks, margins = query_ranks(encoder, tree, words, 0.5, rows, queries, first)
-        for query, row in enumerate(rows):
-            others = sorted(np.delete(scores[query], row), reverse=True)
-            assert ranks[query] == 1 + sum(other > scores[query, row] for other in others)
-            margin = scores[query, row] - others[first - 1] if first <= len(others) else np.inf
-            assert margins[query] == pytest.approx(margin, abs=1e-5)
-
-
-def test_the_generator_is_trained_on_queries_that_find_their_documents(
-    beir, sentence_t5_folder, tmp_path, caplog, monkeypatch
-):
-    collection = dsi.read_collection(beir())
-    (first, second), made = collection.documents["title"][:2], pseudo_queries.extractive_queries
-    monkeypatch.setattr(  # the first document has a query that is the second one's title
-        pseudo_queries,
-        "extractive_queries",
-        lambda title, *more: [second, *made(title, *more)[:2]] if title == first else made(title, *more),
-    )
-    changes = {
-        "encoder": {"name": str(sentence_t5_folder)}, "training": {"epochs": 1.0}, "contrastive": {"loss": "none"},
-        "pseudo_queries": {"method": "extractive", "first": 2, "per_document": 3}, "dev_queries": 0,
-    }  # fmt: skip
-    with caplog.at_level("INFO"):
-        dsi.train(collection, tmp_path / "run", config=Config.named("digits").with_changes(changes), device="cpu")
-    assert "119 of 120 pseudo-queries find their document among the first 2" in caplog.text

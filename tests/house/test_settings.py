@@ -37,7 +37,7 @@ NUMBERS = [
     (section, name) for section, name, value in EVERY if isinstance(value, int | float) and not isinstance(value, bool)
 ]
 MAY_BE_ZERO = {
-    "seed", "dev_queries", "dev_untaught", "text_megabytes", "pseudo_queries.first", "docids.branching",
+    "seed", "dev_queries", "dev_untaught", "text_megabytes", "docids.branching",
     "docids.pieces", "contrastive.negatives", "tokens.bits", "tokens.epochs", "vectors.code_bytes", "generator.num_layers",
     "training.epochs", "search.alpha", "search.beta",
     "search.lexical_weight", "search.token_weight", "search.memory_weight",

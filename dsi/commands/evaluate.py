@@ -35,9 +35,8 @@ def main(argv: Sequence[str] | None = None) -> None:
     from dsi.docids.data.collection import read_collection
     from dsi.docids.files.storage import file_name
     from dsi.eval.trec import check_fields, write_qrels, write_run
-    from dsi.measuring.evaluation import evaluate
+    from dsi.measuring.evaluation import evaluate, missed_table
     from dsi.measuring.learned import with_only
-    from dsi.measuring.misses import missed_table
     from dsi.store.verify import read_entries
     from dsi.training.stages import launch
 

@@ -27,7 +27,6 @@ from dsi.eval.fusion import fit_weights
 from dsi.eval.protocol import FEWEST_QUERIES, best_setting, count_answered
 from dsi.measuring.cloze import Cloze, cloze_test
 from dsi.measuring.learned import learned_queries
-from dsi.measuring.weights import DEPTH, NO_PARTS, HybridScores
 from dsi.search.engine import Engine
 from dsi.search.generate import VectorEngine
 from dsi.search.queries import EncodedQueries
@@ -39,6 +38,10 @@ from dsi.store.verify import search_config
 
 logger = logging.getLogger(__name__)
 
+DEPTH = 100
+"""Candidates per query on which weights are compared."""
+NO_PARTS: dict[str, Any] = {"lexical_weight": 0.0, "token_weight": 0.0, "memory_weight": 0.0}
+"""Settings of `[search]` without words, tokens and memory."""
 _RECORD = "tuning.json"
 CHOSEN = ("alpha", "beta", "ann_temperature", "beam_width", "lexical_weight", "token_weight", "memory_weight")
 """Settings that may be chosen. Each tuning begins from those of `[search]`, so that the same queries choose the same."""
@@ -229,11 +232,6 @@ class _Index(NamedTuple):
     @property
     def engine(self) -> Engine:
         return self.retriever.engine
-
-
-def hybrid_scores(retriever: GenerativeRetriever, lexical: BM25 | None) -> HybridScores:
-    """Return what scores all documents of an index by dense and lexical scores; `lexical`: the part that is weighted."""
-    return HybridScores(list(retriever.documents.rows), retriever.tree, lexical)
 
 
 # Without a generator.

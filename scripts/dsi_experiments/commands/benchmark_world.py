@@ -137,7 +137,7 @@ def _old_hybrid(runs: "IndexRuns") -> "Run":
 def _searches(runs: "IndexRuns") -> dict[str, Any]:
     from dsi.search.generate import DenseAndWords, WordsOnly
 
-    hybrid = runs.tune(learned=False, on_dev=False)
+    hybrid = runs.tune_hybrid(on_dev=False)
     return {
         HYBRID: runs.search("test", _K, DenseAndWords, **hybrid),
         WORDS: runs.search("test", _K, WordsOnly, method="generate"),

@@ -80,7 +80,8 @@ def main(argv: Sequence[str] | None = None) -> None:
         print(f"\n{missed_table(run, collection, arguments.split, retriever.documents, arguments.show)}")
 
 
-def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
+def build_parser() -> argparse.ArgumentParser:
+    """Return the parser of the command line."""
     command_line = parser("evaluate", __doc__)
     add_index(command_line)
     add_data(command_line, "the collection with judged queries", required=False)
@@ -119,7 +120,11 @@ def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
     )
     add_search_options(command_line, without=("allow", "deny", "where", "min_score"))
     add_device(command_line, searches=True)
-    arguments = command_line.parse_args(argv)
+    return command_line
+
+
+def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
+    arguments = build_parser().parse_args(argv)
     if not arguments.data:
         raise ValueError(
             "Judged queries are needed to measure an index; give --data DIR, its collection with queries.jsonl and "

@@ -279,16 +279,19 @@ def evaluate(
         rows.append(SystemResult(name, evaluate_run(runs[name], qrels, measured), settings))
     # 3) the record
     splits = overlap_splits(qrels, collection.overlap_documents(split))
-    about = {
-        "depth": depth, "measures": measures, "collection": Path(collection.name).name, "split": split,
-        "dtype": str(index.dtype).removeprefix("torch."),
-        "queries": {name: len(query_ids) for name, query_ids in splits.items()}, "documents": len(index.documents),
-        "identical": len(collection.identical.keys() & qrels.keys()), **provenance(), "judged": judged, "learned": learned,
-    }  # fmt: skip
+    about = {"depth": depth, "measures": measures, **_about(index, collection, split, splits)}
     note = learned_line(learned, judged, split) if learned else no_effect(index.engine, index.search_config)
-    return Evaluation(
-        rows, index.search_config.method, measures, runs, splits, about | ({"note": note} if note else {})
-    )
+    about |= {"judged": judged, "learned": learned, **({"note": note} if note else {})}
+    return Evaluation(rows, index.search_config.method, measures, runs, splits, about)
+
+
+def _about(index: GenerativeRetriever, collection: Collection, split: str, splits: Splits) -> dict[str, Any]:
+    """Return what was measured, and on what."""
+    return {
+        "collection": Path(collection.name).name, "split": split, "dtype": str(index.dtype).removeprefix("torch."),
+        "queries": {name: len(query_ids) for name, query_ids in splits.items()}, "documents": len(index.documents),
+        "identical": len(collection.identical.keys() & collection.qrels[split].keys()), **provenance(),
+    }  # fmt: skip
 
 
 def _checked(

@@ -112,8 +112,8 @@ def train(
     check_collection("train", collection)
     folder = folder_to_write(output, "output")
     hooks = {"docids": docids, "objective": objective, "generator": generator, "fusion": fusion}
-    named = preflight.with_hooks(folder, config, hooks)
-    chosen = preflight.with_encoder(preflight.training_config(folder, named, collection), encoder, folder)
+    named = preflight.for_collection(preflight.with_hooks(folder, config, hooks), collection)
+    chosen = preflight.with_encoder(named, encoder, folder)
     TrainingRun(
         folder, collection, chosen, device, discard_updates=discard_updates, replace=replace, cluster=cluster,
         report_to=report_to,

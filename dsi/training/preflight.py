@@ -264,8 +264,8 @@ def _check_decoder(config: Config, encoder: Encoder) -> None:
         ) from None
 
 
-def with_hooks(folder: Path, name: str | Path | Config | None, hooks: Mapping[str, Any]) -> str | Path | Config | None:
-    """Return a configuration that names the functions and classes that a training is given.
+def with_hooks(folder: Path, name: str | Path | Config | None, hooks: Mapping[str, Any]) -> Config:
+    """Return the configuration of a training, which names the functions and classes that it is given.
 
     Args:
         folder: of the run.
@@ -276,8 +276,6 @@ def with_hooks(folder: Path, name: str | Path | Config | None, hooks: Mapping[st
         ValueError: one cannot be imported under its name, or is not what it has to be.
     """
     given = {hook: import_path(own, hook) for hook, own in hooks.items() if own is not None}
-    if not given:
-        return name
     needs_generator = given.keys() - {"docids"} and not (folder / "config.toml").exists()
     config = run_config(folder, "digits" if name is None and needs_generator else name)
     for hook, path in given.items():
@@ -298,12 +296,8 @@ _CHANGES: dict[str, Callable[[str], dict[str, Any]]] = {
 """{hook of `dsi.train`: the settings that name it}."""
 
 
-def training_config(folder: Path, name: str | Path | Config | None, collection: Collection) -> Config:
-    """Return the configuration for a training: the named one, that of the run in `folder`, or what we recommend.
-
-    Without train queries the encoder stays as it is; a warning says so where it was to be trained.
-    """
-    config = run_config(folder, name)
+def for_collection(config: Config, collection: Collection) -> Config:
+    """Return a configuration for training on a collection: without train queries the encoder stays as it is, which is told."""
     if config.contrastive.loss == "none" or collection.pairs("train"):
         return config
     logger.warning("%s has no train queries: the encoder stays as it is.", collection.name)

@@ -21,7 +21,7 @@ import pytest
 
 import dsi
 from dsi.commands.main import main
-from dsi.commands.queries_file import read_queries_file
+from dsi.commands.values import read_queries_file
 from dsi.config import Config, read_config
 from dsi.docids.data.collection import Collection, read_collection
 from dsi.eval.trec import write_qrels, write_run

@@ -10,6 +10,7 @@ The indexes are those that `dsi benchmark-world` leaves.
 import dataclasses
 import random
 import sys
+from argparse import ArgumentParser
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -44,8 +45,8 @@ _ASKED = 200
 _FOLDS = 5
 
 
-def main(argv: Sequence[str] | None = None) -> None:
-    """Measure each collection, print the table, and write it beside the results."""
+def build_parser() -> ArgumentParser:
+    """Return the parser of the command line."""
     command_line = parser("benchmark-untuned", __doc__)
     command_line.add_argument("collections", type=Path, nargs="+", metavar="DIR", help="BEIR folders with test queries")
     command_line.add_argument(
@@ -58,7 +59,12 @@ def main(argv: Sequence[str] | None = None) -> None:
         "--query-model", default="", metavar="MODEL", help="a model that writes pseudo-queries, Hub name or folder"
     )
     command_line.add_argument("--device", help="of the encoder and of that model")
-    arguments = command_line.parse_args(argv)
+    return command_line
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    """Measure each collection, print the table, and write it beside the results."""
+    arguments = build_parser().parse_args(argv)
     load_libraries(training=True)
     from dsi.docids.files.reading import read_json
     from dsi.docids.files.storage import write_json, write_text

@@ -272,17 +272,25 @@ def evaluate(
     # 2) the rows
     systems = IndexRuns(collection, index, processes)
     searches = _searches(systems, split, depth) | _rerankings(systems, split, rerankers or {}, rerank_depth)
-    measured = list(dict.fromkeys([*(name for name in STANDARD_MEASURES if cutoff(name) <= depth), *measures]))
-    rows, runs = list[SystemResult](), dict[str, Run]()
-    for name, search in progress(list(searches.items()), "systems", unit="system", enabled=processes.is_main):
-        runs[name], settings = search(runs)
-        rows.append(SystemResult(name, evaluate_run(runs[name], qrels, measured), settings))
+    measured = dict.fromkeys([*(name for name in STANDARD_MEASURES if cutoff(name) <= depth), *measures])
+    rows, runs = _measured(searches, qrels, list(measured), shown=processes.is_main)
     # 3) the record
     splits = overlap_splits(qrels, collection.overlap_documents(split))
     about = {"depth": depth, "measures": measures, **_about(index, collection, split, splits)}
     note = learned_line(learned, judged, split) if learned else no_effect(index.engine, index.search_config)
     about |= {"judged": judged, "learned": learned, **({"note": note} if note else {})}
     return Evaluation(rows, index.search_config.method, measures, runs, splits, about)
+
+
+def _measured(
+    searches: Mapping[str, Search], qrels: Qrels, measures: Sequence[str], *, shown: bool
+) -> tuple[list[SystemResult], dict[str, Run]]:
+    """Search and measure every row."""
+    rows, runs = list[SystemResult](), dict[str, Run]()
+    for name, search in progress(list(searches.items()), "systems", unit="system", enabled=shown):
+        runs[name], settings = search(runs)
+        rows.append(SystemResult(name, evaluate_run(runs[name], qrels, measures), settings))
+    return rows, runs
 
 
 def _about(index: GenerativeRetriever, collection: Collection, split: str, splits: Splits) -> dict[str, Any]:

@@ -63,11 +63,7 @@ def _our_modules() -> dict[str, str]:
 
 
 def find_command(name: str) -> Callable[[Sequence[str]], None] | None:
-    """Return the function of a command, ours or that of another package, or None if there is none.
-
-    Raises:
-        ValueError: the command of another package cannot be imported.
-    """
+    """Return the function of a command, ours or that of another package, or None if there is none."""
     if name in COMMANDS:
         return importlib.import_module(_our_modules()[name]).main  # type: ignore[no-any-return]
     return load_extension(EXTENSIONS, name)

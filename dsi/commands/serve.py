@@ -68,12 +68,7 @@ def _check_extras(given: argparse.Namespace) -> None:
 
 
 def _settings(given: argparse.Namespace) -> "ServerSettings":
-    """Return the settings of the server.
-
-    Raises:
-        OSError: nothing can listen at its address.
-        ValueError: options that exclude each other, or no token for a server that writes.
-    """
+    """Return the settings of the server."""
     if given.writable and given.workers > 1:
         raise ValueError("--writable needs --workers 1: an update in one process would not reach the others.")
     if given.cluster and given.workers > 1:

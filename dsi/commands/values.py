@@ -108,14 +108,7 @@ def source_path(value: str) -> Path:
 
 
 def read_queries_file(path: Path) -> dict[str, str]:
-    """Return {query_id: text}, in the order of a file.
-
-    Args:
-        path: .jsonl (or .jsonl.gz); .csv, .tsv or .parquet with the columns id and text; anything else has `id<TAB>text` lines.
-
-    Raises:
-        ValueError: a line that is not such a query, or an id that comes twice.
-    """
+    """Return {query_id: text} of a .jsonl, .csv, .tsv or .parquet file with id and text, or of `id<TAB>text` lines."""
     from dsi.docids.data.records import checked_queries
     from dsi.docids.data.sources import RECORDS, bare_records, file_records
 

@@ -266,12 +266,7 @@ def _refusing(name: str) -> Iterator[None]:
 
 
 def _load(name: str) -> tuple[PreTrainedModel, Any]:
-    """Return a model without its output layer, and its tokenizer.
-
-    Raises:
-        OSError: it cannot be loaded.
-        ValueError: it cannot generate docids.
-    """
+    """Return a model without its output layer, and its tokenizer."""
     with _refusing(name):
         with quiet_transformers():
             options = {"local_files_only": is_local(name)}

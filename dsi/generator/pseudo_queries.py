@@ -96,12 +96,7 @@ def generate_queries(
 
 
 def read_queries_file(path: Path) -> Iterator[tuple[str, list[str]]]:
-    """Yield (doc_id, pseudo-queries) of each document in a file that `generate_queries` wrote.
-
-    Raises:
-        FileNotFoundError: no such file.
-        ValueError: a line has another format.
-    """
+    """Yield (doc_id, pseudo-queries) of each document in a file that `generate_queries` wrote."""
     if not path.exists():
         raise FileNotFoundError(
             f"{path} does not exist; generate pseudo-queries first (dsi train --stage pseudo_queries)."
@@ -127,14 +122,7 @@ def _query_batches(path: Path) -> tuple[pa.Schema, Iterator[pa.RecordBatch]]:
 
 
 def extractive_queries(title: str, text: str, count: int, rng: random.Random) -> list[str]:
-    """Return different query-like texts from a document: spans, keywords, and the title with either.
-
-    Args:
-        title: may be empty.
-        text: the document's full text.
-        count: how many to aim for; a very short document has fewer.
-        rng: source of randomness.
-    """
+    """Return different query-like texts from a document: spans, keywords, and the title with either."""
     sentences = [words for part in _SENTENCE_END.split(text) if len(words := _QUERY_WORD.findall(part.lower())) >= 3]
     title_words = _QUERY_WORD.findall(title.lower())
     if not sentences:
@@ -194,15 +182,7 @@ def train_examples(collection: Collection, seed: int) -> list[tuple[str, str]]:
 
 
 def load_query_model(name: str, setting: str = "pseudo_queries.method") -> tuple[Any, Any]:
-    """Return the tokenizer and the weights of a seq2seq or causal model that writes queries.
-
-    Args:
-        name: Hub name or folder.
-        setting: that names it, for messages.
-
-    Raises:
-        FileNotFoundError: there is none of that name, or it is of another kind.
-    """
+    """Return the tokenizer and the weights of a seq2seq or causal model that writes queries."""
     try:
         options = {"local_files_only": is_local(name)}
         config = AutoConfig.from_pretrained(name, **options)
@@ -245,14 +225,6 @@ def model_queries(
     A seq2seq model reads the document. A causal one reads the examples and the document as `prompt` lays them out, and writes
     to the end of the line; one that was trained to write queries reads no examples. Batches, and the seed of each, are the same
     wherever a run was resumed; one that was written in part is generated again.
-
-    Args:
-        documents: with doc_id, title and text.
-        config: names the model.
-        examples: (document, query) for the prompt of a causal model.
-        finished: doc_ids to leave out.
-        seed: of sampling.
-        device: the best available by default.
     """
     ids, starts = documents["doc_id"], range(0, len(documents), _BATCH)
     todo = [start for start in starts if not all(doc_id in finished for doc_id in ids[start : start + _BATCH])]

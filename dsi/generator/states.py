@@ -79,18 +79,7 @@ def _states(folder: Path) -> np.ndarray:
 def write_states(
     encoder: Encoder, kind: str, texts: Sequence[str], folder: Path, processes: Processes = ALONE
 ) -> list[Path]:
-    """Encode texts and write their states and embeddings, one folder per block; blocks already written are kept.
-
-    Args:
-        encoder: makes the states.
-        kind: "document" or "query".
-        texts: at least one, from `document_texts` or `query_texts`.
-        folder: used for these texts only.
-        processes: share the work.
-
-    Returns:
-        The folders of the blocks, for a `StateCache`.
-    """
+    """Encode texts and write their states and embeddings, one folder per block; blocks already written are kept."""
     parts = {start: folder / f"{start:012}" for start in range(0, len(texts), _BLOCK)}
     for start in processes.share(list(parts)):
         if not parts[start].exists():

@@ -331,11 +331,7 @@ def _checked(
 
 
 def _measures(names: Sequence[str], qrels: Qrels, depth: int | None) -> tuple[str, ...]:
-    """Return the measures that are given, or those that the judgements ask for and the answers are deep enough for.
-
-    Raises:
-        ValueError: an unknown measure, or one that reads further than `depth`.
-    """
+    """Return the measures that are given, or those that the judgements ask for and the answers are deep enough for."""
     answers = max(ANSWERS, depth or UNCUT)
     if not names:
         return tuple(name for name in measures_for(qrels) if cutoff(name) <= answers)
@@ -420,15 +416,7 @@ def _followed_by(run: Run, other: Mapping[str, Mapping[str, float]]) -> Run:
 
 
 def missed_table(run: Run, collection: Collection, split: str, documents: DocumentTable, count: int) -> str:
-    """Return queries whose first answer is not relevant, those whose relevant document is lowest first, as Markdown.
-
-    Args:
-        run: the answers.
-        collection: queries and judgements.
-        split: that was measured.
-        documents: of the index.
-        count: queries, at most.
-    """
+    """Return queries whose first answer is not relevant, those whose relevant document is lowest first, as Markdown."""
     found = []
     for query_id, judged in collection.qrels[split].items():
         ranked = ranking(run.get(query_id, {}))

@@ -11,23 +11,20 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from itertools import product
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from dsi.docids.data.collection import Collection, check_collection, compare_documents
 from dsi.docids.data.identical import Identical, most_identical, without_identical
 from dsi.docids.files.progress import stage_line
 from dsi.docids.files.reading import read_record
 from dsi.docids.files.storage import write_json
-from dsi.docids.types import Ints, Qrels, Run
-from dsi.docids.words.bm25 import BM25
+from dsi.docids.types import Qrels, Run
 from dsi.eval.fusion import fit_weights
 from dsi.eval.protocol import FEWEST_QUERIES, best_setting, count_answered
 from dsi.measuring.cloze import Cloze, cloze_test
 from dsi.measuring.learned import learned_queries
-from dsi.search.engine import Engine
 from dsi.search.generate import VectorEngine
 from dsi.search.queries import EncodedQueries
 from dsi.search.request import LEXICAL_WEIGHT, MEMORY_WEIGHT, TOKEN_WEIGHT, SearchConfig, SearchRequest
@@ -81,8 +78,7 @@ def tune(retriever: GenerativeRetriever, collection: Collection) -> Tuning:
     It begins from the settings of `[search]`, not from those chosen before, so that the same queries choose the same again.
 
     With fewer than 20 judged dev queries the documents choose the weight of words, by an inverse cloze test
-    (`dsi.measuring.cloze`), and the other weights stay; a line says which of the two chose. Without dev queries, the
-    beam is chosen on train queries, or on queries without judgements; with fewer than 20 of those they stay.
+    (`dsi.measuring.cloze`), and the other weights stay. Without dev queries, the beam is chosen on train queries, or on queries without judgements; with fewer than 20 of those they stay.
 
     Dev queries that the index has learned choose without what it learned of them, and a line counts them. The weight of what
     was learned stays where fewer than 100 dev queries test it.
@@ -196,58 +192,25 @@ def choose(
         lexical: also weight the lexical part, if the index has one.
         identical: documents that queries leave out, as they are these (`dsi.docids.data.identical`).
     """
-    words, (encoded, _) = retriever.lexical if lexical else None, encoded.cleaned()
-    judged = {
-        query_id: text for query_id, text in zip(encoded.query_ids, encoded.texts, strict=True) if query_id in qrels
-    }
+    (encoded, _), config = encoded.cleaned(), config or retriever.search_config
+    pairs = zip(encoded.query_ids, encoded.texts, strict=True)
+    judged = {query_id: text for query_id, text in pairs if query_id in qrels}
     if learned := learned_queries(retriever, judged):
         logger.warning(
             "%d of %d dev queries were learned; what was learned of them takes no part in the choice of weights.",
             len(learned), len(judged),
         )  # fmt: skip
-    unseen = retriever.with_memory(retriever.memory.without(encoded.texts, encoded.embeddings))
-    index = _Index(unseen, config or retriever.search_config, words, identical or {})
-    if not index.engine.has_generator:
-        return _choose_parts(index, encoded, qrels)
-    if not qrels:
-        return Tuning({}, [])
-    return _choose_paths(index, encoded, qrels)
-
-
-class _Index(NamedTuple):
-    """The index that is tuned.
-
-    Attributes:
-        retriever: not updated meanwhile.
-        search_config: the settings that are not chosen.
-        lexical: the lexical part that is weighted; None for none.
-        identical: documents that queries leave out, as they are these.
-    """
-
-    retriever: GenerativeRetriever
-    search_config: SearchConfig
-    lexical: BM25 | None
-    identical: Identical
-
-    @property
-    def engine(self) -> Engine:
-        return self.retriever.engine
+    index = retriever.with_memory(retriever.memory.without(encoded.texts, encoded.embeddings))
+    if index.engine.has_generator:
+        return _choose_paths(index, encoded, qrels, config, identical or {}) if qrels else Tuning({}, [])
+    best: dict[str, Any] = {}
+    if qrels:
+        best |= choose_weights(index, encoded, qrels, config, lexical=lexical, identical=identical)
+    beam_width, tried = _choose_beam(index, encoded, dataclasses.replace(config, **best))
+    return Tuning({**best, "beam_width": beam_width}, tried)
 
 
 # Without a generator.
-
-
-def _choose_parts(index: _Index, encoded: EncodedQueries, qrels: Qrels) -> Tuning:
-    best: dict[str, Any] = {}
-    if qrels:
-        own, lexical = index.search_config, index.lexical is not None
-        best |= choose_weights(index.retriever, encoded, qrels, own, lexical=lexical, identical=index.identical)
-    # The walk chooses candidates, which late interaction then orders: it is compared on what it has to find.
-    config = dataclasses.replace(index.search_config, method="generate", **{**best, "token_weight": 0.0})
-    few = _first(encoded, _MOST_QUERIES)
-    exact = index.engine.search(few, SearchRequest(10, dataclasses.replace(config, method="exact")))
-    beam_width, tried = _best_beam(index, few, config, exact)
-    return Tuning({**best, "beam_width": beam_width}, tried)
 
 
 def choose_weights(
@@ -309,14 +272,7 @@ def _weighted_parts(retriever: GenerativeRetriever, *, lexical: bool, tokens: bo
 def _score_parts(
     retriever: GenerativeRetriever, encoded: EncodedQueries, config: SearchConfig, parts: Mapping[str, str]
 ) -> list[Run]:
-    """Return the dense scores of each query's candidates, the first documents of dense search with BM25, and other parts.
-
-    Args:
-        retriever: an index without a generator.
-        encoded: the queries.
-        config: of the search for candidates.
-        parts: {weight: name of the part}.
-    """
+    """Return the dense scores of each query's candidates, the first documents of dense search with BM25, and other parts."""
     words = {"lexical_weight": config.lexical_weight or LEXICAL_WEIGHT} if "lexical_weight" in parts else {}
     words |= {"memory_weight": config.memory_weight or MEMORY_WEIGHT} if "memory_weight" in parts else {}
     pool = dataclasses.replace(config, method="exact", **{**NO_PARTS, **words})
@@ -332,56 +288,53 @@ def _score_parts(
     return [run(name) for name in ("dense", *parts.values())]
 
 
-def _first(encoded: EncodedQueries, count: int) -> EncodedQueries:
-    """Return the first queries."""
-    batches = [batch.select(np.flatnonzero(batch.rows < count)) for batch in encoded.batches]
-    return EncodedQueries(encoded.query_ids[:count], [batch for batch in batches if len(batch.texts)])
-
-
-def among(values: Ints, others: Ints) -> NDArray[np.bool_]:
-    """[batch, n] True at values [batch, n] that are among others [batch, m] of the same row."""
-    return np.stack([np.isin(row, other) for row, other in zip(values, others, strict=True)])
-
-
-def agreement(result: SearchResult, exact: SearchResult) -> float:
-    """Return the share of the documents of one result that another one has, averaged over queries."""
-    there = exact.positions >= 0
-    both = among(exact.positions, np.where(result.positions >= 0, result.positions, -2)) & there
-    return float((both.sum(axis=1) / np.maximum(there.sum(axis=1), 1)).mean())
-
-
-def _best_beam(
-    index: _Index, encoded: EncodedQueries, config: SearchConfig, exact: SearchResult
+def _choose_beam(
+    index: GenerativeRetriever, encoded: EncodedQueries, config: SearchConfig
 ) -> tuple[int, list[tuple[dict[str, Any], float]]]:
-    """Return the smallest beam that finds what "exact" finds."""
-    tried: list[tuple[dict[str, Any], float]] = []
+    """Return the smallest beam that finds what "exact" finds, and all that were tried.
+
+    The walk chooses candidates, which late interaction then orders: it is compared on what it has to find.
+    """
+    few = [batch.select(np.flatnonzero(batch.rows < _MOST_QUERIES)) for batch in encoded.batches]
+    queries = EncodedQueries(encoded.query_ids[:_MOST_QUERIES], [batch for batch in few if len(batch.texts)])
+    config = dataclasses.replace(config, token_weight=0.0)
+
+    def search(**changes: Any) -> SearchResult:
+        return index.engine.search(queries, SearchRequest(10, dataclasses.replace(config, **changes)))
+
+    exact, tried = search(method="exact"), list[tuple[dict[str, Any], float]]()
     for beam_width in BEAMS:
-        result = index.engine.search(encoded, SearchRequest(10, dataclasses.replace(config, beam_width=beam_width)))
-        tried.append(({"beam_width": beam_width}, agreement(result, exact)))
+        found = search(method="generate", beam_width=beam_width)
+        tried.append(({"beam_width": beam_width}, agreement(found, exact)))
         if tried[-1][1] >= _AGREE:
             break
     return beam_width, tried
 
 
+def agreement(result: SearchResult, exact: SearchResult) -> float:
+    """Return the share of the documents of one result that another one has, averaged over queries."""
+    there = exact.positions >= 0
+    pairs = zip(exact.positions, result.positions, strict=True)
+    both = np.stack([np.isin(own, found) for own, found in pairs]) & there  # [queries, k]
+    return float((both.sum(axis=1) / np.maximum(there.sum(axis=1), 1)).mean())
+
+
 # With a generator.
 
 
-def _choose_paths(index: _Index, encoded: EncodedQueries, qrels: Qrels) -> Tuning:
-    """Return the best alpha and temperature of path scores, by a grid."""
+def _choose_paths(
+    index: GenerativeRetriever, encoded: EncodedQueries, qrels: Qrels, config: SearchConfig, identical: Identical
+) -> Tuning:
+    """Return the best alpha and temperature of path scores, by a grid; of equals the first stays."""
 
     def search(settings: Mapping[str, Any]) -> Run:
-        request = SearchRequest(
-            10 + most_identical(index.identical), dataclasses.replace(index.search_config, **settings)
-        )
-        run = index.retriever.as_run(encoded.query_ids, index.engine.search(encoded, request))
-        return without_identical(run, index.identical, 10)
+        request = SearchRequest(10 + most_identical(identical), dataclasses.replace(config, **settings))
+        run = index.as_run(encoded.query_ids, index.engine.search(encoded, request))
+        return without_identical(run, identical, 10)
 
-    own = index.search_config
-    pairs = {(own.alpha, own.ann_temperature): None, **dict.fromkeys(product(PATH_ALPHAS[:-1], PATH_TEMPERATURES))}
-    grid = [
-        {"alpha": alpha, "ann_temperature": temperature} for alpha, temperature in pairs
-    ]  # of equals the first stays
-    grid.append({"alpha": 1.0, "ann_temperature": own.ann_temperature})  # without effect there
+    pairs = [(config.alpha, config.ann_temperature), *product(PATH_ALPHAS[:-1], PATH_TEMPERATURES)]
+    pairs.append((1.0, config.ann_temperature))  # the temperature has no effect there
+    grid = [{"alpha": alpha, "ann_temperature": temperature} for alpha, temperature in dict.fromkeys(pairs)]
     return Tuning(*best_setting(search, grid, qrels))
 
 
@@ -427,16 +380,8 @@ def tune_index(folder: Path, collection: Collection, device: str | None = None) 
     write_json(folder / _RECORD, {"index": bound_to, "collection": collection.digest, **choice})
     if retriever.search_config != before:
         chosen = {name: value for name, value in tuning.best.items() if value != getattr(before, name)}
-        logger.info("tuned on %s: %s", _teachers(tuning, collection), in_words(chosen))
+        logger.info("tuned: %s", in_words(chosen))
     return True
-
-
-def _teachers(tuning: Tuning, collection: Collection) -> str:
-    """Return in words which queries, and sentences of documents, chose the settings."""
-    split, found = _queries(collection)
-    queries = f"{len(found)} {split} queries"
-    sentences = f"{tuning.cloze.pairs} sentences of the documents" if tuning.cloze else ""
-    return " and ".join(filter(None, [queries if tuning.tried or not sentences else "", sentences]))
 
 
 def _record(folder: Path) -> dict[str, Any]:

@@ -201,17 +201,7 @@ def _examples_of_split(
     words: BM25,
     rng: np.random.Generator,
 ) -> list[QueryExample]:
-    """Return examples of a split's queries; their hard negatives are the best documents by dense + BM25.
-
-    Args:
-        collection: queries, judgements and documents.
-        split: of the queries.
-        encoder: of the queries.
-        embeddings: [n, embedding_dim] of the documents or their pieces.
-        rows: [n] row of the document table of each, ascending.
-        words: BM25 of the documents.
-        rng: draws the queries.
-    """
+    """Return examples of a split's queries; hard negatives are the best by dense + BM25 of `rows`, whose embeddings are [n, dim]."""
 
     def score(texts: Sequence[str], queries: NDArray[np.float32]) -> NDArray[np.float32]:
         return queries @ embeddings.T + LEXICAL_WEIGHT * words.shares(texts)[:, rows]

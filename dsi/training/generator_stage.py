@@ -51,21 +51,7 @@ class Part:
 
 @dataclass(frozen=True)
 class GeneratorStage:
-    """Trains the generator of a run.
-
-    Attributes:
-        config: of the run.
-        collection: what is indexed.
-        encoder: the trained encoder.
-        tree: the docids.
-        pseudo_queries: document rows and texts, and what they depend on.
-        states: folder for what encoders make of texts.
-        shared: whether other runs keep theirs there too; otherwise those of other queries are removed.
-        documents: folder of the embeddings of the documents, or of their segments (`DocumentVectors.folder`).
-        processes: share the work.
-        reports: where losses go.
-        numbers: [N, longest] of the docids in docid order, where tokens are nodes.
-    """
+    """Trains the generator of a run."""
 
     config: Config
     collection: Collection

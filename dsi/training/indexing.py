@@ -88,11 +88,7 @@ def index(
 
 
 def _for_vectors(config: Config, collection: Collection) -> Config:
-    """Return a configuration for documents whose embeddings are given: one vector each, and nothing of them encoded.
-
-    Raises:
-        ValueError: it has several pieces a document.
-    """
+    """Return a configuration for documents whose embeddings are given: one vector each, and nothing of them encoded."""
     if config.docids.pieces > 1:
         raise ValueError(
             f"embeddings are one vector a document, got pieces {config.docids.pieces}. Leave one of the two out."
@@ -145,11 +141,7 @@ def _read_source(source: Collection | str | Path | Iterable[Any]) -> Collection:
 
 
 def read_embeddings(path: Path) -> NDArray[np.float32]:
-    """Read embeddings [documents, dim] of any type of number from a .npy file; mapped, if float16 or float32.
-
-    Raises:
-        ValueError: the file is another one, or holds something else.
-    """
+    """Read embeddings [documents, dim] of any type of number from a .npy file; mapped, if float16 or float32."""
     from dsi.docids.files.reading import check_file
 
     check_file(path, "write it with numpy.save")

@@ -188,10 +188,6 @@ class TrainingRun:
         """Let nobody else write to the folder of the run; each stage does so, and this keeps it from one to the next.
 
         When the outermost block ends well, `config.toml` holds the settings of this run.
-
-        Raises:
-            BlockingIOError: another process trains in the folder, or updates the index there.
-            ValueError: the index there was updated or has other documents, and they may not be discarded.
         """
         with self._alone():
             self._depth += 1
@@ -514,13 +510,7 @@ class TrainingRun:
                 self._stages.existing(name, f"dsi train --stage {name}")
 
     def _key(self, stage: str, extra: str, keys: Mapping[str, str] | None = None) -> str:
-        """Return a digest of everything a stage's output depends on: collection, config, the keys of earlier stages.
-
-        Args:
-            stage: its name.
-            extra: what else it is made from.
-            keys: of the earlier stages; by default those of their outputs on disk.
-        """
+        """Return a digest of everything a stage's output depends on: collection, config, the keys of earlier stages."""
         earlier = [
             self._stages.key(name) if keys is None else keys.get(name, "") for name in needed_stages(stage, self.config)
         ]

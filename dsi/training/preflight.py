@@ -49,12 +49,7 @@ _HUB_NAME = re.compile(r"\w[\w.-]*(/[\w.-]+)?")
 
 
 def check_settings(config: Config, collection: Collection) -> None:
-    """Raise if a stage could not run with the settings on this collection; loads no model.
-
-    Raises:
-        FileNotFoundError: a setting names a folder that does not exist.
-        ValueError: no such docid scheme, too few documents for it, or no queries for the encoder.
-    """
+    """Raise if a stage could not run with the settings on this collection; loads no model."""
     find_scheme(config.docids.scheme)
     check_branching(len(collection.documents) * max(1, config.docids.pieces), config.docids)  # short texts have fewer
     for setting, name in _models(config):
@@ -109,18 +104,7 @@ def _model_sum(folder: Path, stamp: tuple[tuple[str, int, int], ...]) -> str:
 
 
 def check_index(folder: Path, collection: Collection, discard_updates: bool, replace: bool) -> None:
-    """Raise if training would lose documents of a finished index; what a killed update left is removed.
-
-    Args:
-        folder: of a run, new or not.
-        collection: the documents to train on.
-        discard_updates: documents that were added to the index may go.
-        replace: all of its documents may go.
-
-    Raises:
-        FileExistsError: the folder is not a run, and holds other runs, or something by a name of its parts.
-        ValueError: the index was updated, or the collection lacks documents of it (another title is another document).
-    """
+    """Raise if training would lose documents of a finished index; what a killed update left is removed."""
     _check_run(folder)
     check_no_updates(folder, discard=discard_updates)
     indexed = set() if replace else _indexed_documents(folder)
@@ -134,11 +118,7 @@ def check_index(folder: Path, collection: Collection, discard_updates: bool, rep
 
 
 def with_encoder(config: Config, encoder: Any, folder: Path) -> Config:
-    """Return a configuration with the encoder that a call names; a loaded one is written below the folder of the run.
-
-    Raises:
-        TypeError: it is neither a name nor a loaded sentence-transformers model.
-    """
+    """Return a configuration with the encoder that a call names; a loaded one is written below the folder of the run."""
     if encoder is None:
         return config
     if not isinstance(encoder, str | Path):
@@ -204,12 +184,7 @@ def _documents_of(documents: Any) -> set[tuple[str, str]]:
 
 
 def check_encoder(config: Config, encoder: Encoder, documents: int) -> None:
-    """Raise if decoder, docids or vectors do not fit the encoder.
-
-    Raises:
-        FileNotFoundError: no such decoder, or it has no tokenizer for docids.
-        ValueError: widths that do not fit, or too few documents for codes.
-    """
+    """Raise if decoder, docids or vectors do not fit the encoder."""
     if config.training.train_encoder and encoder.is_static:
         raise ValueError(
             f"training.train_encoder needs a transformer, and {config.encoder.name} is a table of token vectors "
@@ -265,16 +240,7 @@ def _check_decoder(config: Config, encoder: Encoder) -> None:
 
 
 def with_hooks(folder: Path, name: str | Path | Config | None, hooks: Mapping[str, Any]) -> Config:
-    """Return the configuration of a training, which names the functions and classes that it is given.
-
-    Args:
-        folder: of the run.
-        name: the configuration it is given; None for that of the run, or else "digits" where a hook needs a generator.
-        hooks: {"docids" | "objective" | "generator" | "fusion": a function or class, a name, or None}.
-
-    Raises:
-        ValueError: one cannot be imported under its name, or is not what it has to be.
-    """
+    """Return the configuration of a training, which names the functions and classes that it is given."""
     given = {hook: import_path(own, hook) for hook, own in hooks.items() if own is not None}
     needs_generator = given.keys() - {"docids"} and not (folder / "config.toml").exists()
     config = run_config(folder, "digits" if name is None and needs_generator else name)

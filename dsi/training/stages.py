@@ -113,11 +113,7 @@ def setting_values(stage: str, config: Config) -> list[Any]:
 
 
 def launch(device: str | None) -> Processes:
-    """Return this process among those started by `accelerate launch`; without a launcher it is alone.
-
-    Args:
-        device: "cpu" makes the processes communicate without GPUs.
-    """
+    """Return this process among those started by `accelerate launch`; without a launcher it is alone."""
     state = PartialState(cpu=device == "cpu")
     return Processes(state.process_index, state.num_processes, lambda value: gather_object([value]))
 
@@ -212,12 +208,7 @@ class StageFolders:
             torch.set_num_threads(now)
 
     def existing(self, name: str, command: str) -> Path:
-        """Return the folder of a finished stage.
-
-        Raises:
-            FileNotFoundError: it is not finished; the message names the command that runs it.
-            ValueError: a file was altered, truncated or removed since.
-        """
+        """Return the folder of a finished stage."""
         folder = self.folder / name
         recover_folder(folder)
         record = _record(folder)

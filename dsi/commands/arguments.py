@@ -56,18 +56,11 @@ def add_index(arguments: argparse.ArgumentParser) -> None:
 
 
 def add_data(
-    arguments: argparse.ArgumentParser,
-    what: str = "the collection, a folder in BEIR layout or of texts",
-    *,
-    required: bool = True,
+    arguments: argparse.ArgumentParser, what: str = "the collection, a folder in BEIR layout or of texts"
 ) -> None:
     """Add --data, a collection."""
     arguments.add_argument(
-        "--data",
-        type=collection_folder,
-        required=required,
-        metavar="DIR",
-        help=f"{what}; minipedia: the one that ships",
+        "--data", type=collection_folder, required=True, metavar="DIR", help=f"{what}; minipedia: the one that ships"
     )
 
 

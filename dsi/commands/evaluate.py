@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 def main(argv: Sequence[str] | None = None) -> None:
     """Print the table; write results and runs if asked."""
     # 1) Load the index and its collection.
-    arguments = _parse(argv)
+    arguments = build_parser().parse_args(argv)
     load_libraries()
     from dsi.config import read_dev_cut
     from dsi.docids.data.collection import read_collection
@@ -55,7 +55,7 @@ def main(argv: Sequence[str] | None = None) -> None:
         depth=arguments.depth,
         measures=arguments.measures,
         rerankers=_chains(retriever, arguments),
-        rerank_depth=arguments.rerank_depth or 50,
+        rerank_depth=arguments.rerank_depth,
         processes=processes,
         **search_options(arguments),
     )
@@ -84,7 +84,7 @@ def build_parser() -> argparse.ArgumentParser:
     """Return the parser of the command line."""
     command_line = parser("evaluate", __doc__)
     add_index(command_line)
-    add_data(command_line, "the collection with judged queries", required=False)
+    add_data(command_line, "the collection, with judged queries in queries.jsonl and qrels")
     command_line.add_argument(
         "--split", default="test", choices=("train", "dev", "test"), help="judgements to measure on"
     )
@@ -109,7 +109,7 @@ def build_parser() -> argparse.ArgumentParser:
         "cross-encoder:MODEL, a Hub name or a folder",
     )
     command_line.add_argument(
-        "--rerank-depth", type=count, metavar="K", help="documents that --rerank reorders; 50 by default"
+        "--rerank-depth", type=count, default=50, metavar="K", help="documents that --rerank reorders"
     )
     command_line.add_argument("--results", type=output_file, help="write search configs, measures and hardware as JSON")
     command_line.add_argument(
@@ -121,20 +121,6 @@ def build_parser() -> argparse.ArgumentParser:
     add_search_options(command_line, without=("allow", "deny", "where", "min_score"))
     add_device(command_line, searches=True)
     return command_line
-
-
-def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
-    arguments = build_parser().parse_args(argv)
-    if not arguments.data:
-        raise ValueError(
-            "Judged queries are needed to measure an index; give --data DIR, its collection with queries.jsonl and "
-            f"qrels/{arguments.split}.tsv (query-id, corpus-id, score: some fifty queries are a start)."
-        )
-    if arguments.rerank_depth and not arguments.rerank:
-        raise ValueError(
-            "--rerank-depth says how many answers --rerank reorders; give --rerank NAME too, or leave it out."
-        )
-    return arguments
 
 
 def _chains(retriever: "GenerativeRetriever", arguments: argparse.Namespace) -> dict[str, list[Any]]:

@@ -77,7 +77,7 @@ def build_parser() -> argparse.ArgumentParser:
         help="a reranker of RUN/rerank (A+B: one after another), or cross-encoder:MODEL, a Hub name or a folder",
     )
     command_line.add_argument(
-        "--rerank-depth", type=count, metavar="N", help="answers that --rerank reorders; 50 by default"
+        "--rerank-depth", type=count, default=50, metavar="N", help="answers that --rerank reorders"
     )
     syntax = """take documents that have each "quote" and no -word of a query, as at the prompt"""
     command_line.add_argument("--syntax", action="store_true", help=syntax)
@@ -88,8 +88,6 @@ def build_parser() -> argparse.ArgumentParser:
 
 def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
     arguments = build_parser().parse_args(argv)
-    if arguments.rerank_depth and not arguments.rerank:
-        raise ValueError("--rerank-depth says how many answers --rerank reorders; give --rerank too, or leave it out.")
     if (arguments.queries is None) != (arguments.output is None):
         raise ValueError("--queries FILE and --run OUT belong together; give both, or neither.")
     if arguments.queries and (arguments.query is not None or arguments.json or arguments.syntax):
@@ -106,7 +104,7 @@ def _search(retriever: "GenerativeRetriever", arguments: argparse.Namespace) -> 
         return lambda queries: retriever.search(queries, arguments.k, syntax=syntax, **options)
     from dsi.rerankers import load_reranker, rerank
 
-    names, most = arguments.rerank.split("+"), max(arguments.k, arguments.rerank_depth or 50)
+    names, most = arguments.rerank.split("+"), max(arguments.k, arguments.rerank_depth)
     models = [load_reranker(retriever, arguments.run, name, device=arguments.device) for name in names]
 
     def search(queries: Any) -> Any:

@@ -192,7 +192,7 @@ def _dense_without(tree: DocidTree, row: int, query: Floats, piece: Floats) -> f
 
 
 def find_holes(encoder: TextEncoder, documents: datasets.Dataset, analyzer: Analyzer, seed: int) -> Iterator[Hole]:
-    """Yield documents that a sentence that the encoder reads was taken out of, one each, in random order: a tenth, 150 to 300."""
+    """Yield documents that a sentence that the encoder reads was taken out of, one each, at random: a tenth, 150 to 300."""
     rng = random.Random(seed)
     left = min(_MOST, max(_FEWEST_TRIED, len(documents) // _SHARE))
     for row in rng.sample(range(len(documents)), len(documents))[:_MOST_READ]:

@@ -78,7 +78,8 @@ def tune(retriever: GenerativeRetriever, collection: Collection) -> Tuning:
     It begins from the settings of `[search]`, not from those chosen before, so that the same queries choose the same again.
 
     With fewer than 20 judged dev queries the documents choose the weight of words, by an inverse cloze test
-    (`dsi.measuring.cloze`), and the other weights stay. Without dev queries, the beam is chosen on train queries, or on queries without judgements; with fewer than 20 of those they stay.
+    (`dsi.measuring.cloze`), and the other weights stay. Without dev queries, the beam is chosen on train queries, or on queries
+    without judgements; with fewer than 20 of those they stay.
 
     Dev queries that the index has learned choose without what it learned of them, and a line counts them. The weight of what
     was learned stays where fewer than 100 dev queries test it.

@@ -201,7 +201,7 @@ def _examples_of_split(
     words: BM25,
     rng: np.random.Generator,
 ) -> list[QueryExample]:
-    """Return examples of a split's queries; hard negatives are the best by dense + BM25 of `rows`, whose embeddings are [n, dim]."""
+    """Return examples of a split's queries; hard negatives are the best of embeddings [n, dim] and `rows` by dense + BM25."""
 
     def score(texts: Sequence[str], queries: NDArray[np.float32]) -> NDArray[np.float32]:
         return queries @ embeddings.T + LEXICAL_WEIGHT * words.shares(texts)[:, rows]

@@ -40,8 +40,6 @@ _GIVEN_ENCODER = "given_encoder"
 """Folder of a run for an encoder that came loaded."""
 logger = logging.getLogger(__name__)
 
-_FEW_STEPS = 10
-"""Fewer get a warning: the first ones have a learning rate near 0, as it warms up."""
 _FEW_VECTORS = 256
 """Vectors that are stored on trial."""
 _NO_FOLDERS = ("none", EXTRACTIVE)
@@ -57,22 +55,8 @@ def check_settings(config: Config, collection: Collection) -> None:
             raise FileNotFoundError(
                 f"{setting} names the folder {name}, which does not exist; give its place or a Hub name."
             )
-    if config.contrastive.loss != "none":
-        pairs = collection.pairs("train")
-        if not pairs:
-            raise ValueError(NO_QUERIES)
-        made = config.pseudo_queries.per_document if config.pseudo_queries.method != "none" else 0
-        others = made * len(collection.documents) if config.contrastive.texts == "all" else 0
-        _warn_few(config.contrastive.steps(len(pairs) + others))
-
-
-def _warn_few(steps: int) -> None:
-    if steps < _FEW_STEPS:
-        logger.warning(
-            "The train queries are few: %d %s of contrastive training, which changes the encoder next to nothing.",
-            steps,
-            "steps" if steps > 1 else "step",
-        )
+    if config.contrastive.loss != "none" and not collection.pairs("train"):
+        raise ValueError(NO_QUERIES)
 
 
 def _models(config: Config) -> Iterator[tuple[str, str]]:

@@ -84,7 +84,7 @@ def test_documents_choose_the_weight_where_no_query_does_and_a_line_says_so(tmp_
     with caplog.at_level("INFO"):
         retriever = dsi.index(collection)
     weight = retriever.search_config.lexical_weight
-    assert "sentences of the documents: lexical_weight" in caplog.text
+    assert "tuned: lexical_weight" in caplog.text
     assert weight != LEXICAL_WEIGHT
     assert cloze_test(retriever, collection).weight == weight == cloze_test(retriever, collection).weight
     own = dsi.index(collection, config=dsi.Config().with_changes({"search": {"lexical_weight": 0.25}}))

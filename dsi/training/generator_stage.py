@@ -17,7 +17,6 @@ from dsi.contrastive.blocks import DocumentTexts, encode_blocks
 from dsi.contrastive.encoder import Encoder
 from dsi.contrastive.trainers import SILENT, Reports
 from dsi.docids.data.collection import Collection, MadeTexts
-from dsi.docids.files.processes import Processes
 from dsi.docids.files.storage import digest
 from dsi.docids.places import nearest_places
 from dsi.docids.tree import DocidTree
@@ -29,6 +28,7 @@ from dsi.generator.pretrained import PROMPTS, PretrainedGenerator
 from dsi.generator.states import StateCache, write_states
 from dsi.training.embedding import documents_digest, remove_others
 from dsi.training.examples import DocidExamples, Texts, group_relevant
+from dsi.training.stages import StageFolders
 from dsi.training.trainer import train_generator
 
 logger = logging.getLogger(__name__)
@@ -58,10 +58,8 @@ class GeneratorStage:
     encoder: Encoder
     tree: DocidTree
     pseudo_queries: tuple[NDArray[np.integer], Sequence[str], str]
-    states: Path
-    shared: bool
+    folders: StageFolders
     documents: Path
-    processes: Processes
     reports: Reports = SILENT
     numbers: Ints | None = None
 
@@ -96,7 +94,7 @@ class GeneratorStage:
         batches = (generator.tokenize(texts[start : start + _BATCH]) for start in range(0, len(texts), _BATCH))
         generator.begin(self.tree, batches, self._embeddings([part])[rows])
 
-    def examples(self, generator: Generator) -> DocidExamples:
+    def examples(self, generator: Generator | None = None) -> DocidExamples:
         """Return the indexing and retrieval examples, on cached states, or on texts, if those are read in training."""
         parts = self._parts()
         texts = [(part.kind, part.texts) for part in parts]
@@ -154,21 +152,25 @@ class GeneratorStage:
                 found.append(self.tree.embeddings[self.tree.positions])
             else:
                 own = self.documents if part.kind == "document" else folder
-                found.append(encode_blocks(self.encoder, part.texts, part.kind, own, self.processes))
+                found.append(encode_blocks(self.encoder, part.texts, part.kind, own, self.folders.processes))
         return np.concatenate(found)
 
     def _states(self, parts: Sequence[Part]) -> StateCache:
         """Return the cached token states of all parts."""
         named = zip(self._folders(parts, "states"), parts, strict=True)
-        blocks = [write_states(self.encoder, part.kind, part.texts, folder, self.processes) for folder, part in named]
+        blocks = [
+            write_states(self.encoder, part.kind, part.texts, folder, self.folders.processes) for folder, part in named
+        ]
         return StateCache([block for own in blocks for block in own])
 
     def _folders(self, parts: Sequence[Part], what: str) -> list[Path]:
         """Return the folder for what the encoder makes of each part, named by all it depends on; others are removed."""
         made_from = [self.encoder.fingerprint, asdict(self.encoder.config)]
-        folders = [self.states / f"{what}-{digest([*made_from, part.kind, part.origin])[:16]}" for part in parts]
-        if self.processes.is_main and not self.shared:
+        folders = [
+            self.folders.states / f"{what}-{digest([*made_from, part.kind, part.origin])[:16]}" for part in parts
+        ]
+        if self.folders.processes.is_main and not self.folders.store:
             for kind in ("queries", "states"):
-                remove_others(self.states, kind, folders)
-        self.processes.wait()
+                remove_others(self.folders.states, kind, folders)
+        self.folders.processes.wait()
         return folders

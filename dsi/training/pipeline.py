@@ -1,8 +1,8 @@
 """Trains an index on a collection, in stages that can be run, killed and resumed.
 
     pseudo_queries  documents -> queries that they could answer
-    token_model     a multi-vector model for late interaction, if one is configured
     encoder         contrastive pre-training
+    token_model     a multi-vector model for late interaction, if one is configured
     docids          embeddings -> docid tree
     lexical         BM25
     generator       cached token states, or texts -> trained generator, if one is configured
@@ -266,8 +266,7 @@ class TrainingRun:
                 shutil.copy(work / "queries.jsonl", folder / "queries.jsonl")
 
     def train_encoder(self) -> None:
-        """Run stages `token_model` and `encoder`: contrastive pre-training; with loss "none" the encoder is kept as it is."""
-        self._write_token_model()
+        """Run stage `encoder`: contrastive pre-training; with loss "none" the encoder is kept as it is."""
         with self._stage("encoder") as key:
             if not key:
                 return
@@ -304,8 +303,9 @@ class TrainingRun:
         return contrastive_rows(DocumentTexts(encoder, self.collection.documents), queries, negatives)
 
     def build_docids(self) -> None:
-        """Run stage `docids`: embed the documents and cluster them."""
+        """Run stages `token_model` and `docids`: embed the documents and cluster them."""
         config = self.config.docids
+        self._write_token_model()
         with self._stage("docids", sources_digest(config, self.collection) + self._given_digest) as key:
             if not key:
                 return
@@ -374,9 +374,9 @@ class TrainingRun:
 
     def _train_configured_generator(self) -> None:
         """Run stage `generator`; without a generator none is left in the folder."""
-        if not self.config.generator.exists:
-            return self._drop("generator")
         config = self.config
+        if not config.generator.exists:
+            return self._drop("generator")
         code = package_of(OBJECTIVES, config.training.objective) + package_of(GENERATORS, config.generator.docid_tokens)
         with self._stage("generator", code) as key:
             if key:
@@ -394,10 +394,8 @@ class TrainingRun:
             encoder,
             tree,
             (*self.pseudo_queries(), self._stages.key("pseudo_queries")),
-            self._stages.states,
-            self._stages.store is not None,
+            self._stages,
             self._vectors(encoder).folder,
-            self.processes,
             self._reports,
             numbers,
         )
@@ -474,6 +472,9 @@ class TrainingRun:
             if trained is None:
                 preflight.check_storable(self.config.encoder.name, encoder, self.processes)
             preflight.check_encoder(self.config, encoder, len(self.collection.documents))
+            if "token_model" in self._missing:
+                model = MultiVectorModel.load(self.config.tokens.model, device=self.device)
+                preflight.check_storable(self.config.tokens.model, model, self.processes)
         self._is_checked = True
 
     def _expected_keys(self, docid_sources: str) -> dict[str, str]:

@@ -16,6 +16,7 @@ import numpy as np
 from dsi.config import Config, read_config, run_config
 from dsi.contrastive.config import FRESH
 from dsi.contrastive.encoder import Encoder
+from dsi.contrastive.multi_vector import MultiVectorModel
 from dsi.contrastive.training import NO_QUERIES
 from dsi.docids.clustering import assemble, build_tree
 from dsi.docids.data.collection import Collection, is_beir
@@ -180,13 +181,13 @@ def check_encoder(config: Config, encoder: Encoder, documents: int) -> None:
         load_tokenizer(config.docid_tokenizer)
 
 
-def check_storable(name: str, encoder: Encoder, processes: Processes) -> None:
-    """Raise ValueError if an index may not hold an encoder, as one with code of its own: it is written on trial."""
+def check_storable(name: str, model: Encoder | MultiVectorModel, processes: Processes) -> None:
+    """Raise ValueError if an index may not hold a model, as one with code of its own: it is written on trial."""
     problem = ""
     if processes.is_main:
         with temporary_folder() as folder:
             try:
-                encoder.save(Path(folder))
+                model.save(Path(folder))
             except ValueError as error:
                 problem = str(error).replace(f"{folder}/", "").rstrip(".")
     if problem := processes.first(problem):

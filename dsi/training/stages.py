@@ -63,8 +63,8 @@ class Inputs(NamedTuple):
 
 STAGES = {
     "pseudo_queries": Inputs(("seed", "pseudo_queries")),
-    "token_model": Inputs(("tokens.model",)),
     "encoder": Inputs(("seed", "bf16", "encoder", "contrastive", "lexical.language")),  # BM25 finds hard negatives
+    "token_model": Inputs(("tokens.model",)),
     "docids": Inputs(
         ("seed", "docids", "vectors", "tokens", "docid_tokenizer", "text_megabytes", "lexical.language"),
         ("encoder", "token_model"),

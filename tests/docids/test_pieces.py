@@ -37,6 +37,7 @@ from dsi.store.topics import Topics
 from dsi.training.docids_stage import save_docids_stage
 from dsi.training.generator_stage import GeneratorStage
 from dsi.training.pipeline import TrainingRun
+from dsi.training.stages import StageFolders
 from tests.support.oracles import path_scores
 from tests.support.small import WIDTH, as_batch, random_generator, random_queries
 from tests.support.small_index import DOCUMENTS, QUERIES
@@ -587,8 +588,8 @@ def test_an_index_of_pieces_is_trained_tuned_searched_and_updated(
 
     # Every piece is trained with its own place, every query with the nearest of its document.
     nothing = (np.empty(0, dtype=int), [], "")
-    states = tmp_path / "states"
-    stage = GeneratorStage(run.config, collection, encoder, tree, nothing, states, False, states / "documents", ALONE)
+    folders = StageFolders(tmp_path, None, ALONE)
+    stage = GeneratorStage(run.config, collection, encoder, tree, nothing, folders, tmp_path / "documents")
     examples = stage.examples()
     np.testing.assert_allclose(
         tree.embeddings[examples.positions[: len(pieces)]], encoder.encode(pieces[:], "document"), atol=1e-5

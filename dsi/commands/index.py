@@ -10,7 +10,7 @@ from collections.abc import Sequence
 
 from dsi.commands.arguments import add_device, add_overwriting, add_settings, add_shortcuts, parser, with_settings
 from dsi.commands.libraries import load_libraries, set_up
-from dsi.commands.values import existing_file, output_folder, read_queries_file, source_path
+from dsi.commands.values import existing_file, output_folder, source_path
 
 
 def build_parser() -> ArgumentParser:
@@ -32,9 +32,6 @@ def build_parser() -> ArgumentParser:
         type=existing_file,
         metavar="FILE",
         help=".npy matrix [documents, dim] of the documents' embeddings, which are then not computed",
-    )
-    command_line.add_argument(
-        "--queries", type=existing_file, metavar="FILE", help="queries without judgements, such as those of a log"
     )
     add_overwriting(command_line)
     add_device(command_line)
@@ -61,7 +58,6 @@ def main(argv: Sequence[str] | None = None) -> None:
         arguments.run,
         config=config,
         embeddings=arguments.embeddings,
-        queries=read_queries_file(arguments.queries) if arguments.queries else None,
         device=arguments.device,
         replace=arguments.replace,
         discard_updates=arguments.discard_updates,

@@ -78,8 +78,8 @@ def tune(retriever: GenerativeRetriever, collection: Collection) -> Tuning:
     It begins from the settings of `[search]`, not from those chosen before, so that the same queries choose the same again.
 
     With fewer than 20 judged dev queries the documents choose the weight of words, by an inverse cloze test
-    (`dsi.measuring.cloze`), and the other weights stay. Without dev queries, the beam is chosen on train queries, or on queries
-    without judgements; with fewer than 20 of those they stay.
+    (`dsi.measuring.cloze`), and the other weights stay. Without dev queries, the beam is chosen on train queries; with fewer
+    than 20 of those it stays.
 
     Dev queries that the index has learned choose without what it learned of them, and a line counts them. The weight of what
     was learned stays where fewer than 100 dev queries test it.
@@ -126,13 +126,10 @@ def tune(retriever: GenerativeRetriever, collection: Collection) -> Tuning:
 
 
 def _queries(collection: Collection) -> tuple[str, dict[str, str]]:
-    """Return the queries that choose, and their kind: all of dev, else the first of train, else of those that nobody judged."""
+    """Return the queries that choose, and their split: all of dev, or else the first of train."""
     if collection.qrels["dev"]:
         return "dev", collection.query_texts("dev")
-    judged = {query_id for qrels in collection.qrels.values() for query_id in qrels}
-    unjudged = {query_id: text for query_id, text in collection.queries.items() if query_id not in judged}
-    split, queries = ("train", collection.query_texts("train")) if collection.qrels["train"] else ("unjudged", unjudged)
-    return split, dict(list(queries.items())[:_MOST_QUERIES])
+    return "train", dict(list(collection.query_texts("train").items())[:_MOST_QUERIES])
 
 
 def _warn_few(queries: int, judged: int, split: str) -> None:

@@ -1,6 +1,5 @@
 """Makes an index of texts without training. Knows nothing of stages."""
 
-import dataclasses
 import shutil
 import threading
 import weakref
@@ -21,7 +20,6 @@ from dsi.docids.files.checks import folder_to_write, user_path
 from dsi.docids.files.reading import remembering_sums
 from dsi.docids.files.storage import link_files, replace_folder
 from dsi.docids.files.temporary import temporary_folder
-from dsi.search.queries import Queries, ids_and_texts
 from dsi.store.retriever import GenerativeRetriever
 from dsi.training.pipeline import TrainingRun
 from dsi.training.preflight import with_encoder
@@ -33,7 +31,7 @@ _LINKING = threading.Lock()
 def index(
     source: Collection | str | Path | Iterable[Any], output: str | Path | None = None, *,
     config: str | Path | Config | None = None, encoder: Any = None, language: str | None = None,
-    pieces: int | None = None, embeddings: NDArray[Any] | str | Path | None = None, queries: Queries | None = None,
+    pieces: int | None = None, embeddings: NDArray[Any] | str | Path | None = None,
     device: str | None = None, replace: bool = False, discard_updates: bool = False,
 ) -> GenerativeRetriever:  # fmt: skip
     """Index texts without training: the encoder as it is, BM25 with a weight that the documents choose, late interaction.
@@ -56,8 +54,6 @@ def index(
         embeddings: [documents, dim] of the documents, which are searched as they are, and none is encoded; an array or a .npy
             file. The encoder that made them reads the queries. Late interaction takes no part, a long text has one vector, and
             without dev queries the weight of words is that of `[search]`.
-        queries: texts, {query_id: text} or a table of queries without judgements, as those of a log. From 20 on they choose
-            alpha and the beam.
         device: of the encoder; the best available by default.
         replace: as for `train`.
         discard_updates: as for `train`.
@@ -73,8 +69,6 @@ def index(
     collection = _read_source(source)
     if embeddings is not None:
         chosen = _for_vectors(chosen, collection)
-    if queries is not None:
-        collection = _with_queries(collection, queries)
     vectors = read_embeddings(user_path(embeddings)) if isinstance(embeddings, str | Path) else embeddings
 
     def made(folder: Path) -> GenerativeRetriever:
@@ -117,13 +111,6 @@ def _temporary(make: Callable[[Path], GenerativeRetriever]) -> GenerativeRetriev
     with _LINKING, replace_folder(last) as new:
         link_files(folder / "encoder", new)
     return retriever
-
-
-def _with_queries(collection: Collection, queries: Queries) -> Collection:
-    """Return a collection with more queries, which nobody has judged."""
-    named = zip(*ids_and_texts(queries), strict=True)
-    own = {f"unjudged {query_id}": text for query_id, text in named if text.strip()}
-    return dataclasses.replace(collection, queries={**collection.queries, **own})
 
 
 def _read_source(source: Collection | str | Path | Iterable[Any]) -> Collection:

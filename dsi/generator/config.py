@@ -25,18 +25,13 @@ class PseudoQueriesConfig:
     document into a query. The training of a generator reads them."""
     per_document: Annotated[int, Field(ge=1, le=100_000), Remedy('method = "none" makes none')] = 3
     """Queries per document."""
-    prompt: str = "Document: {document}\nQuery: {query}\n\n"
-    """What a causal model reads: so each of some examples, the collection's own train queries if there are some, and then a
-    document up to where its query begins. The model writes to the end of the line."""
+    prompt: str = "Document: {document}\nQuery:"
+    """What a causal model reads of a document. It writes to the end of the line."""
 
     def __post_init__(self) -> None:
         check_name("pseudo_queries.method", self.method, '"extractive", "none" or a seq2seq or causal model')
-        before, query, after = self.prompt.partition("{query}")
-        if not query or before.count("{document}") != 1 or "{document}" in after or "{query}" in after:
-            raise ValueError(
-                f"pseudo_queries.prompt must have {{document}} and, below it, {{query}}, once each, got {shown(self.prompt)}; "
-                r'the default is "Document: {document}\nQuery: {query}\n\n".'
-            )
+        if self.prompt.count("{document}") != 1:
+            raise ValueError(f"pseudo_queries.prompt must have {{document}} once, got {shown(self.prompt)}.")
 
 
 @settings("generator")

@@ -44,7 +44,7 @@ from dsi.docids.schemes import make_docids
 from dsi.docids.tree import DocidTree
 from dsi.docids.words.bm25 import BM25, load_lexical
 from dsi.generator.kinds import find_kind
-from dsi.generator.pseudo_queries import generate_queries, read_queries_table, train_examples
+from dsi.generator.pseudo_queries import generate_queries, read_queries_table
 from dsi.measuring.tuning import configure, is_as_configured, is_tuned, tune_index
 from dsi.store.learning import query_terms, query_vectors
 from dsi.store.loading import generation_of, is_whole, load_docids, load_encoder, load_tree, retire, write_manifest
@@ -256,7 +256,6 @@ class TrainingRun:
                 documents,
                 config,
                 work / "queries.jsonl",
-                examples=train_examples(self.collection, self.config.seed),
                 held_out=held_out,
                 seed=self.config.seed,
                 device=self.device,

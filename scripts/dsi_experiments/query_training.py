@@ -112,8 +112,7 @@ def train_query_generator(
 
 
 def _save(model: Any, tokenizer: Any, output: Path) -> None:
-    """Write the model, which then needs no examples, and ends where it learned to."""
-    model.config.writes_queries = True
+    """Write the model, which ends where it learned to."""
     if not model.config.is_encoder_decoder:
         model.generation_config.eos_token_id = tokenizer.eos_token_id
     with replace_folder(output) as folder:

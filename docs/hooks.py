@@ -76,11 +76,10 @@ def settings() -> Iterator[str]:
 
 def commands() -> Iterator[str]:
     """Yield the lines of a section for each command of the library: what it does, and its arguments with defaults."""
-    from dsi.commands.arguments import parser_of
-    from dsi.commands.main import COMMANDS, command_modules
+    from dsi.commands.main import COMMANDS, build_parser
 
     for name in COMMANDS:
-        parser = parser_of(command_modules()[name])
+        parser = build_parser(name)
         purpose, _, more = (parser.description or "").partition("\n\n")
         text = purpose.partition("`: ")[2]
         usage = " ".join(parser.format_usage().split()).removeprefix("usage: ")

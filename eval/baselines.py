@@ -36,8 +36,6 @@ def dense_run(
     doc_ids: Sequence[str],
     doc_embeddings: NDArray[np.float32],
     k: int,
-    *,
-    approximate: bool = False,
 ) -> Run:
     """Return the top k documents of each query by dot product (faiss).
 
@@ -47,19 +45,13 @@ def dense_run(
         doc_ids: keys of the documents.
         doc_embeddings: [documents, dim].
         k: documents per query.
-        approximate: search an HNSW graph (32 neighbours, efSearch 2 k) instead of scoring all documents.
 
     Raises:
         ValueError: doc_ids and embeddings differ in number.
     """
     if len(doc_ids) != len(doc_embeddings):
         raise ValueError(f"Every embedding needs a doc_id, got {len(doc_ids)} doc_ids for {len(doc_embeddings)}.")
-    width = doc_embeddings.shape[1]
-    if approximate:
-        index: faiss.Index = faiss.IndexHNSWFlat(width, 32, faiss.METRIC_INNER_PRODUCT)
-        index.hnsw.efConstruction, index.hnsw.efSearch = 200, 2 * k  # type: ignore[attr-defined]
-    else:
-        index = faiss.IndexFlatIP(width)
+    index = faiss.IndexFlatIP(doc_embeddings.shape[1])
     index.add(np.ascontiguousarray(doc_embeddings, dtype=np.float32))
     scores, rows = index.search(np.ascontiguousarray(query_embeddings, dtype=np.float32), min(k, len(doc_ids)))
     return {

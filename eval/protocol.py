@@ -18,6 +18,10 @@ from dsi.eval.tables import markdown_table
 FEWEST_QUERIES = 20
 """Queries on which anything is chosen: with fewer, chance would."""
 
+Values = Mapping[str, Mapping[str, float]]
+"""{measure: {query_id: value}} of a system."""
+Tests = dict[str, dict[str, tuple[float, float]]]
+"""{other system: {measure: (difference in points, p)}}."""
 Splits = dict[str, list[str]]
 """{"Total" | "Overlap" | "No Overlap": query_ids}."""
 
@@ -153,6 +157,16 @@ def holm(p_values: Sequence[float]) -> list[float]:
     for place, number in enumerate(order):
         least = corrected[number] = min(1.0, max(least, (len(order) - place) * p_values[number]))
     return corrected
+
+
+def paired_tests(own: Values, others: Mapping[str, Values], measures: Sequence[str]) -> Tests:
+    """Return {other system: {measure: (own mean less the other's, in points, p)}}, p corrected for their number."""
+    pairs = [(name, measure) for name in others for measure in measures]
+    found = [randomisation_test(own[measure], others[name][measure], rounds=10_000) for name, measure in pairs]
+    tests: Tests = {name: {} for name in others}
+    for (name, measure), (difference, _), p in zip(pairs, found, holm([p for _, p in found]), strict=True):
+        tests[name][measure] = 100 * difference, p
+    return tests
 
 
 def paired_differences(a: Mapping[str, float], b: Mapping[str, float]) -> NDArray[np.float64]:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import numpy as np
 
-from dsi.docids.data.sources import text_lines, whole_number
+from dsi.docids.data.sources import text_lines
 from dsi.docids.files.checks import user_path
 from dsi.docids.files.storage import write_text
 from dsi.docids.types import Qrels, Run
@@ -140,18 +140,6 @@ def split_fields(path: Path, count: int, form: str) -> Iterator[tuple[str, list[
         if len(fields) != count:
             raise ValueError(f"{source}: expected `{form}`, got {line!r}.")
         yield source, fields
-
-
-def parse_integer(text: str, source: str) -> int:
-    """Return the integer in a field.
-
-    Raises:
-        ValueError: there is none; the message begins with `source`.
-    """
-    value = whole_number(text)
-    if value is None:
-        raise ValueError(f"{source}: expected an integer, got {text!r}.")
-    return value
 
 
 def _parse_number(text: str, source: str) -> float:

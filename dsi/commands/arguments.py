@@ -1,4 +1,4 @@
-"""What commands share: arguments, search options, the run of training commands.
+"""What commands share: arguments, and search options.
 
 Imports nothing heavy, so that `dsi COMMAND --help` answers at once, and a wrong argument is refused at once.
 """
@@ -7,26 +7,16 @@ import argparse
 import re
 import textwrap
 from collections.abc import Collection, Sequence
+from difflib import get_close_matches
 from functools import partial
-from importlib import import_module
 from typing import TYPE_CHECKING, Any, NoReturn
 
-from dsi.commands.libraries import load_libraries, set_up
-from dsi.commands.values import (
-    argument_of,
-    collection_folder,
-    configuration,
-    flag,
-    index_folder,
-    output_folder,
-    setting,
-    toml_value,
-)
+from dsi.commands.libraries import set_up
+from dsi.commands.values import argument_of, collection_folder, flag, index_folder, setting, toml_value
 
 if TYPE_CHECKING:
     from dsi.config import Config
     from dsi.store.retriever import Retriever
-    from dsi.training.pipeline import TrainingRun
 
 
 class _Help(argparse.RawDescriptionHelpFormatter):
@@ -45,52 +35,14 @@ def shown_default(action: argparse.Action) -> str:
     return " ".join(map(str, default)) if isinstance(default, list) else str(default)
 
 
-_PARSER_ONLY = ("",)
-"""The arguments, by identity, for which a command's parser is wanted and not its work."""
-
-
-class _Found(BaseException):
-    """Ends a command whose parser is wanted.
-
-    Args:
-        parser: of the command.
-    """
-
-    def __init__(self, parser: argparse.ArgumentParser) -> None:
-        self.parser = parser
-
-
 class _Parser(argparse.ArgumentParser):
     """Wrong arguments are a ValueError, which `dsi.commands.main.run_command` shows as one line."""
 
-    def parse_args(self, args: Sequence[str] | None = None, namespace: Any = None) -> Any:  # type: ignore[override]
-        if args is _PARSER_ONLY:
-            raise _Found(self)
-        return super().parse_args(args, namespace)
-
     def error(self, message: str) -> NoReturn:
-        hint = "" if message.startswith("argument ") else self._meant(message) or f"; see {self.prog} --help"
-        raise ValueError(f"{message}{hint}")
-
-    def _meant(self, message: str) -> str:
-        """Return "; did you mean --beam-width?" if the first unknown option is near one that exists, else ""."""
-        from dsi.docids.files.declarations import nearest
-
-        unknown = re.match(r"unrecognized arguments:.*?--?(\w[\w-]*)", message)
-        options = {
-            shown.lstrip("-").replace("-", "_"): shown for shown in re.findall(r"--?[a-z][\w-]*", self.format_usage())
-        }
-        near = nearest(unknown[1].replace("-", "_"), options) if unknown else None
-        return f"; did you mean {options[near]}?" if near else ""
-
-
-def parser_of(module: str) -> argparse.ArgumentParser:
-    """Return the parser of a command, whose module's `main` begins by parsing its arguments, as ours do."""
-    try:
-        import_module(module).main(_PARSER_ONLY)
-    except _Found as found:
-        return found.parser
-    raise TypeError(f"{module}.main does not parse the arguments that it is given.")
+        unknown = re.match(r"unrecognized arguments:.*?(--?\w[\w-]*)", message)
+        near = get_close_matches(unknown[1], self._option_string_actions, 1, 0.75) if unknown else []
+        see = "" if message.startswith("argument ") else f"; see {self.prog} --help"
+        raise ValueError(f"{message}; did you mean {near[0]}?" if near else f"{message}{see}")
 
 
 def parser(command: str, description: str | None) -> argparse.ArgumentParser:
@@ -104,18 +56,11 @@ def add_index(arguments: argparse.ArgumentParser) -> None:
 
 
 def add_data(
-    arguments: argparse.ArgumentParser,
-    what: str = "the collection, a folder in BEIR layout or of texts",
-    *,
-    required: bool = True,
+    arguments: argparse.ArgumentParser, what: str = "the collection, a folder in BEIR layout or of texts"
 ) -> None:
     """Add --data, a collection."""
     arguments.add_argument(
-        "--data",
-        type=collection_folder,
-        required=required,
-        metavar="DIR",
-        help=f"{what}; minipedia: the one that ships",
+        "--data", type=collection_folder, required=True, metavar="DIR", help=f"{what}; minipedia: the one that ships"
     )
 
 
@@ -154,27 +99,8 @@ def search_options(arguments: argparse.Namespace) -> dict[str, Any]:
     return {name: value for name, value in given.items() if value is not None}
 
 
-def training_parser(command: str, description: str | None) -> argparse.ArgumentParser:
-    """Return a parser with --config, --set and what is short for it, --data, --output and --device."""
-    arguments = parser(command, description)
-    arguments.add_argument(
-        "--config",
-        metavar="NAME",
-        type=configuration,
-        help="configuration: a name (paper, …) or a TOML file; by default RUN/config.toml, or else what we recommend",
-    )
-    add_settings(arguments)
-    add_shortcuts(arguments)
-    add_data(arguments)
-    arguments.add_argument(
-        "--output", type=output_folder, required=True, metavar="RUN", help="folder of the run; becomes the index"
-    )
-    add_device(arguments)
-    return arguments
-
-
 def add_settings(arguments: argparse.ArgumentParser) -> None:
-    """Add --set, for single settings of a configuration."""
+    """Add --set, for single settings of a configuration, and --settings, which lists all."""
     arguments.add_argument(
         "--set",
         dest="settings",
@@ -239,39 +165,3 @@ def add_overwriting(arguments: argparse.ArgumentParser) -> None:
     arguments.add_argument(
         "--replace", action="store_true", help="train although RUN holds an index with documents that --data lacks"
     )
-
-
-def training_run(arguments: argparse.Namespace) -> "TrainingRun":
-    """Return the run that the arguments describe; tell what is wrong with settings and device before imports that take long."""
-    set_up()
-    from dsi.config import dev_cut, run_config
-    from dsi.contrastive.devices import check_device
-
-    check_device(arguments.device)
-    configured = with_settings(run_config(arguments.output, arguments.config), arguments.settings)
-    load_libraries(training=True)
-    from dsi.docids.data.collection import read_collection
-    from dsi.docids.extensions import open_cluster
-    from dsi.training.pipeline import TrainingRun
-    from dsi.training.preflight import check_apart, training_config
-
-    check_apart(arguments.output, arguments.data)  # before the texts are read
-    collection = read_collection(arguments.data, **dev_cut(configured))
-    if arguments.pairs:
-        collection = collection.with_pairs(arguments.pairs, **dev_cut(configured))
-    config = with_settings(training_config(arguments.output, arguments.config, collection), arguments.settings)
-    return TrainingRun(
-        arguments.output,
-        collection,
-        config,
-        arguments.device,
-        discard_updates=arguments.discard_updates,
-        replace=arguments.replace,
-        cluster=open_cluster(arguments.cluster) if arguments.cluster else None,
-        report_to=arguments.report_to,
-    )
-
-
-def in_words(seconds: dict[str, float]) -> str:
-    """Return {what: seconds} as one line of text."""
-    return ", ".join(f"{name} {value:.0f} s" for name, value in seconds.items()) or "up to date"

@@ -6,8 +6,8 @@ paired randomisation tests, corrected for the number of measures by Holm's metho
 From Python: `dsi.measuring.comparison.compare_runs`.
 """
 
-from argparse import ArgumentTypeError, Namespace
-from collections.abc import Mapping, Sequence
+from argparse import ArgumentParser, ArgumentTypeError
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -18,11 +18,10 @@ from dsi.docids.files.checks import user_path
 
 if TYPE_CHECKING:
     from dsi.docids.types import Run
-    from dsi.search.queries import EncodedQueries
 
 
-def main(argv: Sequence[str] | None = None) -> None:
-    """Print the measures of both, with their differences."""
+def build_parser() -> ArgumentParser:
+    """Return the parser of the command line."""
     command_line = parser("compare", __doc__)
     command_line.add_argument("a", type=_system, metavar="A", help="an index, or a TREC run")
     command_line.add_argument("b", type=_system, metavar="B", help="another")
@@ -34,45 +33,49 @@ def main(argv: Sequence[str] | None = None) -> None:
         "--measures", nargs="+", default=[], metavar="NAME", help="such as nDCG@10, Recall@100, MAP"
     )
     add_device(command_line, searches=True)
-    arguments = command_line.parse_args(argv)
+    return command_line
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    """Print the measures of both, with their differences."""
+    arguments = build_parser().parse_args(argv)
     load_libraries()
     from dsi.docids.data.collection import read_collection
     from dsi.docids.data.identical import most_identical, without_identical
+    from dsi.docids.files.progress import progress
     from dsi.eval.measures import cutoff, measure_name, measures_for
+    from dsi.eval.trec import read_run
     from dsi.measuring.comparison import compare_runs
+    from dsi.measuring.learned import known_queries, learned_line
+    from dsi.store.retriever import load
 
-    collection = read_collection(arguments.data)
-    qrels = collection.qrels[arguments.split]
+    # 1) the queries and the measures
+    collection, split, systems = read_collection(arguments.data), arguments.split, (arguments.a, arguments.b)
+    qrels, identical = collection.qrels[split], collection.identical
     if not qrels:
-        raise ValueError(
-            f"{collection.name} has no {arguments.split} judgements; add {collection.place_of(arguments.split)}."
-        )
+        raise ValueError(f"{collection.name} has no {split} judgements; add {collection.place_of(split)}.")
     measures = [measure_name(name) for name in arguments.measures] or measures_for(qrels)
-    depth, queries = max(map(cutoff, measures)), collection.query_texts(arguments.split)
-    identical = collection.identical
-    (first, second), learned = _runs((arguments.a, arguments.b), queries, depth + most_identical(identical), arguments)
-    said = _said(learned, len(qrels), arguments.split)
+    depth, queries = max(map(cutoff, measures)) + most_identical(identical), collection.query_texts(split)
+    # 2) the runs, and what the indexes have learned
+    runs, learned = list["Run"](), dict[str, frozenset[str]]()
+    for path in progress(systems, "systems", unit="system"):
+        if path.is_file():
+            found = read_run(path)
+        else:
+            retriever = load(path, device=arguments.device, dtype=arguments.dtype)
+            learned[str(path)] = known_queries(retriever, queries)
+            found = retriever.run(retriever.encode_queries(queries, show_progress=True), depth)
+        runs.append(without_identical(found, identical))
+    # 3) the table, without learned queries
+    said = [learned_line(len(own), len(qrels), split, name) for name, own in learned.items() if own]
     gone = frozenset[str]().union(*learned.values())
-    qrels = {query_id: judged for query_id, judged in qrels.items() if query_id not in gone}
-    first, second = (without_identical(run, identical) for run in (first, second))
-    print(compare_runs(first, second, qrels, measures, (str(arguments.a), str(arguments.b))), *said, sep="\n")
-
-
-def _said(learned: "Mapping[str, frozenset[str]]", total: int, split: str) -> list[str]:
-    """Return a line for each index that has learned queries.
-
-    Raises:
-        ValueError: none is left.
-    """
-    from dsi.measuring.learned import learned_line
-
-    said = [learned_line(len(own), total, split, name) for name, own in learned.items() if own]
-    if len(frozenset[str]().union(*learned.values())) == total:
+    left = {query_id: judged for query_id, judged in qrels.items() if query_id not in gone}
+    if not left:
         raise ValueError(
-            f"The indexes have learned all {total:,} {split} queries, so nothing can be compared; judge some that they have "
-            "not learned, or forget them first."
+            f"The indexes have learned all {len(qrels):,} {split} queries, so nothing can be compared; judge some that they "
+            "have not learned, or forget them first."
         )
-    return said
+    print(compare_runs(runs[0], runs[1], left, measures, (str(arguments.a), str(arguments.b))), *said, sep="\n")
 
 
 def _system(value: str) -> Path:
@@ -82,38 +85,3 @@ def _system(value: str) -> Path:
     if not path.is_dir():
         raise ArgumentTypeError(f"{value} does not exist; name an index or a run in TREC format.")
     return index_folder(value)
-
-
-def _runs(
-    paths: Sequence[Path], queries: dict[str, str], depth: int, arguments: Namespace
-) -> "tuple[list[Run], dict[str, frozenset[str]]]":
-    """Return the runs in files, and those of indexes; and {index: query_ids that it has learned}.
-
-    Indexes with the same encoder share the encoded queries.
-    """
-    from dsi.docids.files.progress import progress
-    from dsi.eval.trec import read_run
-    from dsi.measuring.learned import known_queries
-    from dsi.store.retriever import load
-
-    runs, encoded, learned = list["Run"](), dict[str, "EncodedQueries"](), dict[str, frozenset[str]]()
-    for path in progress(paths, "systems", unit="system"):
-        if path.is_file():
-            runs.append(read_run(path))
-            continue
-        retriever = load(path, device=arguments.device, dtype=arguments.dtype)
-        learned[str(path)] = known_queries(retriever, queries)
-        encoder = _encoder_of(path)
-        if encoder not in encoded:
-            encoded[encoder] = retriever.encode_queries(queries, show_progress=True)
-        runs.append(retriever.run(encoded[encoder], depth))
-    return runs, learned
-
-
-def _encoder_of(index: Path) -> str:
-    """Return what tells apart indexes whose queries are encoded in different ways."""
-    from dsi.store.folder.manifest import read_entries
-
-    manifest = read_entries(index / "manifest.json")
-    models = {name: value for name, value in manifest["fingerprints"].items() if name != "docids"}
-    return f"{models}, {manifest['encoder']['query_length']}"

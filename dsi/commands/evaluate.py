@@ -29,15 +29,14 @@ if TYPE_CHECKING:
 def main(argv: Sequence[str] | None = None) -> None:
     """Print the table; write results and runs if asked."""
     # 1) Load the index and its collection.
-    arguments = _parse(argv)
+    arguments = build_parser().parse_args(argv)
     load_libraries()
     from dsi.config import read_dev_cut
     from dsi.docids.data.collection import read_collection
     from dsi.docids.files.storage import file_name
     from dsi.eval.trec import check_fields, write_qrels, write_run
-    from dsi.measuring.evaluation import evaluate
+    from dsi.measuring.evaluation import evaluate, missed_table
     from dsi.measuring.learned import with_only
-    from dsi.measuring.misses import missed_table
     from dsi.store.folder.manifest import read_entries
     from dsi.training.stages import launch
 
@@ -56,7 +55,7 @@ def main(argv: Sequence[str] | None = None) -> None:
         depth=arguments.depth,
         measures=arguments.measures,
         rerankers=_chains(retriever, arguments),
-        rerank_depth=arguments.rerank_depth or 50,
+        rerank_depth=arguments.rerank_depth,
         processes=processes,
         **search_options(arguments),
     )
@@ -81,10 +80,11 @@ def main(argv: Sequence[str] | None = None) -> None:
         print(f"\n{missed_table(run, collection, arguments.split, retriever.snapshot.documents, arguments.show)}")
 
 
-def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
+def build_parser() -> argparse.ArgumentParser:
+    """Return the parser of the command line."""
     command_line = parser("evaluate", __doc__)
     add_index(command_line)
-    add_data(command_line, "the collection with judged queries", required=False)
+    add_data(command_line, "the collection, with judged queries in queries.jsonl and qrels")
     command_line.add_argument(
         "--split", default="test", choices=("train", "dev", "test"), help="judgements to measure on"
     )
@@ -109,7 +109,7 @@ def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
         "cross-encoder:MODEL, a Hub name or a folder",
     )
     command_line.add_argument(
-        "--rerank-depth", type=count, metavar="K", help="documents that --rerank reorders; 50 by default"
+        "--rerank-depth", type=count, default=50, metavar="K", help="documents that --rerank reorders"
     )
     command_line.add_argument("--results", type=output_file, help="write search configs, measures and hardware as JSON")
     command_line.add_argument(
@@ -120,17 +120,7 @@ def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
     )
     add_search_options(command_line, without=("allow", "deny", "where", "min_score"))
     add_device(command_line, searches=True)
-    arguments = command_line.parse_args(argv)
-    if not arguments.data:
-        raise ValueError(
-            "Judged queries are needed to measure an index; give --data DIR, its collection with queries.jsonl and "
-            f"qrels/{arguments.split}.tsv (query-id, corpus-id, score: some fifty queries are a start)."
-        )
-    if arguments.rerank_depth and not arguments.rerank:
-        raise ValueError(
-            "--rerank-depth says how many answers --rerank reorders; give --rerank NAME too, or leave it out."
-        )
-    return arguments
+    return command_line
 
 
 def _chains(retriever: "Retriever", arguments: argparse.Namespace) -> dict[str, list[Any]]:

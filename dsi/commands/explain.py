@@ -6,6 +6,7 @@ answers. From Python: `retriever.explain(query)` and `retriever.search(query).ex
 """
 
 import json
+from argparse import ArgumentParser
 from collections.abc import Sequence
 
 from dsi.commands.arguments import add_device, add_index, add_search_options, open_retriever, parser, search_options
@@ -13,8 +14,8 @@ from dsi.commands.libraries import load_libraries
 from dsi.commands.values import count, query_text
 
 
-def main(argv: Sequence[str] | None = None) -> None:
-    """Print the answers of one search, and its tree if asked."""
+def build_parser() -> ArgumentParser:
+    """Return the parser of the command line."""
     command_line = parser("explain", __doc__)
     add_index(command_line)
     command_line.add_argument("query", type=query_text, metavar="QUERY", help="a text")
@@ -27,7 +28,12 @@ def main(argv: Sequence[str] | None = None) -> None:
     )
     add_search_options(command_line, without=("passages",))
     add_device(command_line, searches=True)
-    arguments = command_line.parse_args(argv)
+    return command_line
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    """Print the answers of one search, and its tree if asked."""
+    arguments = build_parser().parse_args(argv)
     load_libraries()
 
     retriever = open_retriever(arguments)

@@ -5,16 +5,16 @@ other texts, any of them compressed (.gz), and tables with a document a row (.js
 BEIR layout, on whose dev queries the weights are tuned. RUN is the folder of the index. From Python: `dsi.index`.
 """
 
+from argparse import ArgumentParser
 from collections.abc import Sequence
 
 from dsi.commands.arguments import add_device, add_overwriting, add_settings, add_shortcuts, parser, with_settings
 from dsi.commands.libraries import load_libraries, set_up
-from dsi.commands.values import configuration, existing_file, output_folder, source_path
+from dsi.commands.values import existing_file, output_folder, source_path
 
 
-def main(argv: Sequence[str] | None = None) -> None:
-    """Index, print how many documents there are."""
-    # 1) Parse.
+def build_parser() -> ArgumentParser:
+    """Return the parser of the command line."""
     command_line = parser("index", __doc__)
     command_line.add_argument(
         "sources", nargs="+", type=source_path, metavar="SOURCE", help="files or folders of texts"
@@ -23,7 +23,6 @@ def main(argv: Sequence[str] | None = None) -> None:
     command_line.add_argument(
         "--config",
         metavar="NAME",
-        type=configuration,
         help="a configuration: a name or a TOML file; nothing of it is trained",
     )
     add_settings(command_line)
@@ -34,12 +33,15 @@ def main(argv: Sequence[str] | None = None) -> None:
         metavar="FILE",
         help=".npy matrix [documents, dim] of the documents' embeddings, which are then not computed",
     )
-    command_line.add_argument(
-        "--queries", type=existing_file, metavar="FILE", help="queries without judgements, such as those of a log"
-    )
     add_overwriting(command_line)
     add_device(command_line)
-    arguments = command_line.parse_args(argv)
+    return command_line
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    """Index, print how many documents there are."""
+    # 1) Parse.
+    arguments = build_parser().parse_args(argv)
     # 2) Check device and settings, before imports that take long.
     set_up()
     from dsi.config import Config, run_config
@@ -49,7 +51,6 @@ def main(argv: Sequence[str] | None = None) -> None:
     config = with_settings(run_config(arguments.run, arguments.config or Config()), arguments.settings)
     # 3) Index.
     load_libraries(training=True)
-    from dsi.commands.queries_file import read_queries_file
     from dsi.training.indexing import index
 
     retriever = index(
@@ -57,7 +58,6 @@ def main(argv: Sequence[str] | None = None) -> None:
         arguments.run,
         config=config,
         embeddings=arguments.embeddings,
-        queries=read_queries_file(arguments.queries) if arguments.queries else None,
         device=arguments.device,
         replace=arguments.replace,
         discard_updates=arguments.discard_updates,

@@ -5,19 +5,25 @@ counts, when it was learned first, and the query where texts are kept. From Pyth
 """
 
 import json
+from argparse import ArgumentParser
 from collections.abc import Sequence
 
 from dsi.commands.arguments import add_index, parser
 from dsi.commands.libraries import load_libraries
 
 
-def main(argv: Sequence[str] | None = None) -> None:
-    """Print the facts, as lines or as JSON."""
+def build_parser() -> ArgumentParser:
+    """Return the parser of the command line."""
     command_line = parser("info", __doc__)
     add_index(command_line)
     command_line.add_argument("--json", action="store_true", help="print one JSON object, with --learned one a line")
     command_line.add_argument("--learned", action="store_true", help="list the pairs that it has learned instead")
-    arguments = command_line.parse_args(argv)
+    return command_line
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    """Print the facts, as lines or as JSON."""
+    arguments = build_parser().parse_args(argv)
     load_libraries()
     from dsi.store.folder.info import as_lines, index_info, learned_lines
 

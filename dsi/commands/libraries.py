@@ -1,6 +1,6 @@
 """What a command does before it computes: chooses the number of threads, imports the libraries, and keeps them quiet.
 
-The libraries that train take seconds to import, which a terminal shows. All compute on OMP_NUM_THREADS threads or, if that is
+The libraries compute on OMP_NUM_THREADS threads or, if that is
 not set, on one per core that this process may use: more would wait for each other at every step.
 """
 
@@ -8,8 +8,6 @@ import logging
 import os
 import sys
 import warnings
-from collections.abc import Iterator
-from contextlib import contextmanager
 
 from dsi.docids.files.threads import allowed_cores
 
@@ -33,9 +31,7 @@ def load_libraries(*, training: bool = False) -> None:
 
     keep_few_kernels()
     os.environ.setdefault("HF_DATASETS_DISABLE_PROGRESS_BARS", "1")  # reading tables takes no time
-    if not training:
-        return
-    with _announce("loading libraries …"):
+    if training:
         import sentence_transformers  # noqa: F401
         from transformers.utils import logging as transformers_logging
 
@@ -49,19 +45,6 @@ def quiet_logging() -> None:
     for package in ("dsi", "dsi_experiments"):
         logging.getLogger(package).setLevel(logging.INFO)
     warnings.filterwarnings("ignore", category=FutureWarning)
-
-
-@contextmanager
-def _announce(text: str) -> Iterator[None]:
-    """Show a text on a terminal until the block ends."""
-    shown = sys.stderr.isatty()
-    if shown:
-        print(text, end="", file=sys.stderr, flush=True)
-    try:
-        yield
-    finally:
-        if shown:
-            print(f"\r{' ' * len(text)}\r", end="", file=sys.stderr, flush=True)
 
 
 def _limit_threads() -> None:

@@ -1,5 +1,6 @@
 """`dsi COMMAND …`: lists the commands and runs one; imports nothing heavy before that."""
 
+import argparse
 import ast
 import importlib
 import io
@@ -23,21 +24,6 @@ COMMANDS = tuple(name for name in (
     "push",
 ) if name not in _OF_ROOMS or find_spec(_OF_ROOMS[name]))  # fmt: skip
 """The commands of the library, in the order of `dsi --help`; other packages add commands as entry points."""
-_MEANT = {
-    "about": "info", "add": "update", "ask": "search", "build": "train", "demo": "train", "delete": "update", "fit": "train",
-    "measure": "evaluate", "query": "search", "remove": "update", "retrieve": "search", "upload": "push",
-}  # fmt: skip
-"""{name in other programs: our command}."""
-_WING = "dr-scl-experiments"
-_OF_THE_WING = (
-    "reproduce", "results", "compare-docids", "train-reranker", "train-query-generator", "benchmark-identifiers",
-    "benchmark-search", "benchmark-serving", "benchmark-scale", "benchmark-index", "benchmark-world", "benchmark-untuned",
-    "benchmark-walk", "prepare-nq", "prepare-irds",
-)  # fmt: skip
-"""Commands of the distribution `_WING`."""
-
-_NO_MEMORY = ("failed to map segment", "annot allocate memory", "can't allocate memory", "can't start new thread")
-"""What libraries say if memory, or its limit, is used up."""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -54,9 +40,16 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 0
     command = find_command(name)
     if command is None:
-        print(f"dsi: unknown command {name!r}; {_hint(name)}", file=sys.stderr)
+        near = get_close_matches(name, command_modules(), n=1, cutoff=0.7)
+        hint = f"did you mean {near[0]!r}?" if near else "dsi --help lists the commands."
+        print(f"dsi: unknown command {name!r}; {hint}", file=sys.stderr)
         return 2
     return run_command(command, rest)
+
+
+def build_parser(command: str) -> argparse.ArgumentParser:
+    """Return the parser of a command whose module has a `build_parser`, as ours and the wing's do."""
+    return importlib.import_module(command_modules()[command]).build_parser()  # type: ignore[no-any-return]
 
 
 def command_modules() -> dict[str, str]:
@@ -70,11 +63,7 @@ def _our_modules() -> dict[str, str]:
 
 
 def find_command(name: str) -> Callable[[Sequence[str]], None] | None:
-    """Return the function of a command, ours or that of another package, or None if there is none.
-
-    Raises:
-        ValueError: the command of another package cannot be imported.
-    """
+    """Return the function of a command, ours or that of another package, or None if there is none."""
     if name in COMMANDS:
         return importlib.import_module(_our_modules()[name]).main  # type: ignore[no-any-return]
     return load_extension(EXTENSIONS, name)
@@ -101,9 +90,7 @@ def run_command(command: Callable[[Sequence[str]], None], arguments: Sequence[st
     except KeyboardInterrupt:
         print("\ndsi: interrupted", file=sys.stderr)
         return 130
-    except (MemoryError, ImportError, RuntimeError) as error:
-        if not (isinstance(error, MemoryError) or any(text in str(error) for text in _NO_MEMORY)):
-            raise
+    except MemoryError as error:
         reason = printable(str(error)) or "MemoryError"
         print(f"dsi: out of memory ({reason}); raise the limit (ulimit -v), or do less at once", file=sys.stderr)
         return 2
@@ -115,16 +102,6 @@ def _open_streams() -> None:
     for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
         if getattr(sys, name) is None:
             setattr(sys, name, Path(os.devnull).open(mode, encoding="utf-8"))  # noqa: SIM115
-
-
-def _hint(name: str) -> str:
-    """Return what was meant by an unknown command: the command of the nearest name, and the distribution that adds it."""
-    near = get_close_matches(_MEANT.get(name.lower(), name), [*command_modules(), *_OF_THE_WING], n=1, cutoff=0.7)
-    if not near:
-        return "dsi --help lists the commands."
-    if near[0] in command_modules():
-        return f"did you mean {near[0]!r}?"
-    return f"{near[0]!r} is in the distribution {_WING}: pip install {_WING}, or pip install ./scripts in a checkout."
 
 
 def _usage() -> str:

@@ -11,8 +11,8 @@ from dsi.commands.arguments import add_index, parser
 from dsi.commands.libraries import load_libraries
 
 
-def main(argv: Sequence[str] | None = None) -> None:
-    """Upload, print the URL of the commit."""
+def build_parser() -> argparse.ArgumentParser:
+    """Return the parser of the command line."""
     command_line = parser("push", __doc__)
     add_index(command_line)
     command_line.add_argument(
@@ -25,7 +25,12 @@ def main(argv: Sequence[str] | None = None) -> None:
         action=argparse.BooleanOptionalAction,
         help="upload hashes of the words of learned queries, or not; has to be said where there are some",
     )
-    arguments = command_line.parse_args(argv)
+    return command_line
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    """Upload, print the URL of the commit."""
+    arguments = build_parser().parse_args(argv)
     load_libraries()
     from dsi.hub import push
     from dsi.store.retriever import load

@@ -5,6 +5,7 @@ scores them, and the run OUT has them in that order. Documents that the index la
 Python: `retriever.run(queries, k, among=run)`.
 """
 
+from argparse import ArgumentParser
 from collections.abc import Sequence
 
 from dsi.commands.arguments import (
@@ -16,15 +17,14 @@ from dsi.commands.arguments import (
     search_options,
 )
 from dsi.commands.libraries import load_libraries
-from dsi.commands.queries_file import read_queries_file
-from dsi.commands.values import count, existing_file, output_file
+from dsi.commands.values import count, existing_file, output_file, read_queries_file
 
 _OF_THE_WALK = ("method", "beam_width", "candidates", "alpha", "beta", "ann_temperature", "passages")
 """Search options that do not change the score of a given document."""
 
 
-def main(argv: Sequence[str] | None = None) -> None:
-    """Write the candidates of a run in another order."""
+def build_parser() -> ArgumentParser:
+    """Return the parser of the command line."""
     command_line = parser("rerank", __doc__)
     add_index(command_line)
     command_line.add_argument(
@@ -39,7 +39,12 @@ def main(argv: Sequence[str] | None = None) -> None:
     command_line.add_argument("-k", type=count, help="documents per query; all by default")
     add_search_options(command_line, without=_OF_THE_WALK)
     add_device(command_line, searches=True)
-    arguments = command_line.parse_args(argv)
+    return command_line
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    """Write the candidates of a run in another order."""
+    arguments = build_parser().parse_args(argv)
     queries = read_queries_file(arguments.queries)
     load_libraries()
     from dsi.docids.files.storage import file_name

@@ -10,10 +10,8 @@ import json
 import os
 import shutil
 import sys
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
-from functools import reduce
 from typing import TYPE_CHECKING, Any
 
 from dsi.commands.arguments import (
@@ -25,8 +23,7 @@ from dsi.commands.arguments import (
     search_options,
 )
 from dsi.commands.libraries import load_libraries
-from dsi.commands.queries_file import read_queries_file
-from dsi.commands.values import count, existing_file, output_file, query_text
+from dsi.commands.values import count, existing_file, output_file, query_text, read_queries_file
 
 if TYPE_CHECKING:
     from dsi.search.hits import Hits
@@ -42,21 +39,21 @@ def main(argv: Sequence[str] | None = None) -> None:
     queries = read_queries_file(arguments.queries) if arguments.queries else {}
     load_libraries()
     retriever = open_retriever(arguments)
-    most = max(arguments.k, arguments.rerank_depth or 50)
-    syntax = arguments.syntax or (arguments.query is None and sys.stdin.isatty())
-    options, models = search_options(arguments), _models(retriever, arguments)
-    searches = _Searches(retriever, options, arguments.k, models, most, arguments.json, syntax)
+    if arguments.like:
+        hits = retriever.similar(arguments.like, arguments.k, **search_options(arguments))
+        return _show(hits, arguments.json, like=arguments.like)
+    search = _search(retriever, arguments)
     if queries:
-        searches.write_run(queries, arguments)
-    elif arguments.like:
-        searches.answer_like(arguments.like)
-    elif arguments.query is not None:
-        searches.answer_query(arguments.query)
-    else:
-        searches.answer_lines(_lines(f"{retriever!r}\nA query, or Ctrl-D to leave"))
+        return _write_run(retriever, queries, search, arguments)
+    if arguments.query is not None:
+        if error := _answer(arguments.query, search, arguments.json):
+            raise error
+        return None
+    return _answer_lines(_lines(f"{retriever!r}\nA query, or Ctrl-D to leave"), search, arguments.json)
 
 
-def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
+def build_parser() -> argparse.ArgumentParser:
+    """Return the parser of the command line."""
     command_line = parser("search", __doc__)
     add_index(command_line)
     command_line.add_argument("--query", type=query_text, help="answer this query and exit")
@@ -80,15 +77,17 @@ def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
         help="a reranker of RUN/rerank (A+B: one after another), or cross-encoder:MODEL, a Hub name or a folder",
     )
     command_line.add_argument(
-        "--rerank-depth", type=count, metavar="N", help="answers that --rerank reorders; 50 by default"
+        "--rerank-depth", type=count, default=50, metavar="N", help="answers that --rerank reorders"
     )
     syntax = """take documents that have each "quote" and no -word of a query, as at the prompt"""
     command_line.add_argument("--syntax", action="store_true", help=syntax)
     add_search_options(command_line)
     add_device(command_line, searches=True)
-    arguments = command_line.parse_args(argv)
-    if arguments.rerank_depth and not arguments.rerank:
-        raise ValueError("--rerank-depth says how many answers --rerank reorders; give --rerank too, or leave it out.")
+    return command_line
+
+
+def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
+    arguments = build_parser().parse_args(argv)
     if (arguments.queries is None) != (arguments.output is None):
         raise ValueError("--queries FILE and --run OUT belong together; give both, or neither.")
     if arguments.queries and (arguments.query is not None or arguments.json or arguments.syntax):
@@ -98,110 +97,68 @@ def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
     return arguments
 
 
-def _models(retriever: "Retriever", arguments: argparse.Namespace) -> list[Any]:
-    """Return the models that --rerank names."""
+def _search(retriever: "Retriever", arguments: argparse.Namespace) -> Callable[[Any], Any]:
+    """Return the search of the command line, of a text or of several; rerankers order its first answers again."""
+    syntax, options = arguments.syntax or (arguments.query is None and sys.stdin.isatty()), search_options(arguments)
     if not arguments.rerank:
-        return []
-    from dsi.rerankers import load_reranker
+        return lambda queries: retriever.search(queries, arguments.k, syntax=syntax, **options)
+    from dsi.rerankers import load_reranker, rerank
 
-    names = arguments.rerank.split("+")
-    return [load_reranker(retriever, arguments.run, name, device=arguments.device) for name in names]
+    names, most = arguments.rerank.split("+"), max(arguments.k, arguments.rerank_depth)
+    models = [load_reranker(retriever, arguments.run, name, device=arguments.device) for name in names]
+
+    def search(queries: Any) -> Any:
+        found: Any = retriever.search(queries, most, syntax=syntax, **options)
+        for model in models:
+            found = rerank(found, model)
+        return found[: arguments.k] if isinstance(queries, str) else [hits[: arguments.k] for hits in found]
+
+    return search
 
 
-@dataclass(frozen=True)
-class _Searches:
-    """Searches with the options of a command line.
+def _write_run(
+    retriever: "Retriever",
+    queries: dict[str, str],
+    search: Callable[[Any], Any],
+    arguments: argparse.Namespace,
+) -> None:
+    """Write the answers of {query_id: text} as a TREC run, with its file's name as the tag."""
+    from dsi.docids.files.storage import file_name
+    from dsi.eval.trec import check_fields, write_run
 
-    Attributes:
-        retriever: the index.
-        options: of every search.
-        k: documents per query.
-        rerankers: reorder the first `most` answers.
-        most: see there.
-        as_json: print JSON objects.
-        syntax: read quotes and minuses of queries.
-    """
+    check_fields(arguments.output, (*queries, *retriever.snapshot.documents.rows))  # before the search
+    if arguments.rerank:
+        found = zip(queries, search([*queries.values()]), strict=True)
+        run = {query_id: {hit.doc_id: hit.score for hit in hits} for query_id, hits in found}
+    else:
+        run = retriever.run(queries, arguments.k, **search_options(arguments))
+    write_run(run, arguments.output, file_name(arguments.output.stem) or "dsi")
+    print(f"{arguments.output}: {len(run)} queries, {sum(map(len, run.values()))} documents")
 
-    retriever: "Retriever"
-    options: dict[str, Any]
-    k: int
-    rerankers: list[Any]
-    most: int
-    as_json: bool
-    syntax: bool
 
-    def write_run(self, queries: dict[str, str], arguments: argparse.Namespace) -> None:
-        """Write the answers of {query_id: text} as a TREC run, with its file's name as the tag."""
-        from dsi.docids.files.storage import file_name
-        from dsi.eval.trec import check_fields, write_run
+def _answer_lines(lines: Iterator[str], search: Callable[[Any], Any], as_json: bool) -> None:
+    """Print the answer of every line, and go on after one that fails."""
+    done = failed = 0
+    for line in lines:
+        done += 1
+        if error := _answer(line, search, as_json):
+            failed += 1
+            if not as_json:
+                print(f"dsi: {error}", file=sys.stderr)
+    if failed and not sys.stdin.isatty():
+        raise ValueError(f"{failed} of {done} lines failed.")
 
-        ids = *queries, *self.retriever.snapshot.documents.rows
-        check_fields(arguments.output, ids)  # before the search
-        if self.rerankers:
-            found = zip(queries, self._reranked([*queries.values()]), strict=True)
-            run = {query_id: {hit.doc_id: hit.score for hit in hits[: self.k]} for query_id, hits in found}
-        else:
-            run = self.retriever.run(queries, self.k, **self.options)
-        tag = file_name(arguments.output.stem) or "dsi"
-        write_run(run, arguments.output, tag)
-        print(f"{arguments.output}: {len(run)} queries, {sum(map(len, run.values()))} documents")
 
-    def answer_like(self, doc_ids: list[str]) -> None:
-        """Print the documents that are like some."""
-        hits = self.retriever.similar(doc_ids, self.k, **self.options)
-        _show_json(hits, like=doc_ids) if self.as_json else _show_text(hits)
-
-    def answer_query(self, query: str) -> None:
-        """Print the answer of one query.
-
-        Raises:
-            ValueError: it failed.
-        """
-        try:
-            self._answer(query)
-        except ValueError as error:
-            if self.as_json:
-                self._show_error(query, error)
-            raise
-
-    def answer_lines(self, lines: Iterable[str]) -> None:
-        """Print the answer of every line, and go on after one that fails.
-
-        Raises:
-            ValueError: some failed, and no terminal showed it.
-        """
-        done = failed = 0
-        for line in lines:
-            done += 1
-            try:
-                self._answer(line)
-            except ValueError as error:
-                failed += 1
-                self._show_error(line, error)
-        if failed and not sys.stdin.isatty():
-            raise ValueError(f"{failed} of {done} lines failed.")
-
-    def _answer(self, query: str) -> None:
-        hits = self._search(query)
-        _show_json(hits, query=query) if self.as_json else _show_text(hits)
-
-    def _search(self, query: str) -> "Hits":
-        if self.rerankers:
-            return self._reranked([query])[0][: self.k]
-        return self.retriever.search(query, self.k, syntax=self.syntax, **self.options)
-
-    def _reranked(self, queries: list[str]) -> "list[Hits]":
-        from dsi.rerankers import rerank
-
-        found = self.retriever.search(queries, self.most, syntax=self.syntax, **self.options)
-        return reduce(rerank, self.rerankers, found)
-
-    def _show_error(self, line: str, error: ValueError) -> None:
-        if self.as_json:
-            readable = line.encode("utf-8", "surrogateescape").decode("utf-8", "replace")
+def _answer(query: str, search: Callable[[Any], Any], as_json: bool) -> ValueError | None:
+    """Print the answer of a query; returns why it failed, which JSON says too."""
+    try:
+        _show(search(query), as_json, query=query)
+    except ValueError as error:
+        if as_json:
+            readable = query.encode("utf-8", "surrogateescape").decode("utf-8", "replace")
             print(_json(query=readable, error=str(error)), flush=True)
-        else:
-            print(f"dsi: {error}", file=sys.stderr)
+        return error
+    return None
 
 
 def _lines(greeting: str) -> Iterator[str]:
@@ -218,15 +175,14 @@ def _lines(greeting: str) -> Iterator[str]:
                 yield line
 
 
-def _show_text(hits: "Hits") -> None:
+def _show(hits: "Hits", as_json: bool, **asked: Any) -> None:
+    if as_json:
+        note = {"note": hits.note} if hits.note else {}
+        print(_json(**asked, **note, exact=hits.exact, hits=[hit.as_dict() for hit in hits]), flush=True)
+        return
     is_terminal = sys.stdout.isatty()
     mark = _BOLD.format if is_terminal and "NO_COLOR" not in os.environ else str
     print(hits.format(mark, shutil.get_terminal_size().columns if is_terminal else None), flush=True)
-
-
-def _show_json(hits: "Hits", **asked: Any) -> None:
-    note = {"note": hits.note} if hits.note else {}
-    print(_json(**asked, **note, exact=hits.exact, hits=[hit.as_dict() for hit in hits]), flush=True)
 
 
 def _json(**record: Any) -> str:

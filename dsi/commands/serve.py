@@ -30,7 +30,7 @@ _GRACE = 5
 
 def main(argv: Sequence[str] | None = None) -> None:
     """Serve until a signal ends it."""
-    given = _parse(argv)
+    given = build_parser().parse_args(argv)
     _check_extras(given)
     settings = _settings(given)
     if not given.quiet:  # uvicorn says when it is ready, and where
@@ -68,12 +68,7 @@ def _check_extras(given: argparse.Namespace) -> None:
 
 
 def _settings(given: argparse.Namespace) -> "ServerSettings":
-    """Return the settings of the server.
-
-    Raises:
-        OSError: nothing can listen at its address.
-        ValueError: options that exclude each other, or no token for a server that writes.
-    """
+    """Return the settings of the server."""
     if given.writable and given.workers > 1:
         raise ValueError("--writable needs --workers 1: an update in one process would not reach the others.")
     if given.cluster and given.workers > 1:
@@ -138,7 +133,8 @@ def _check_free(host: str, port: int) -> None:
         ) from None
 
 
-def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
+def build_parser() -> argparse.ArgumentParser:
+    """Return the parser of the command line."""
     arguments = parser("serve", __doc__)
     add_index(arguments)
     arguments.add_argument("--host", default="127.0.0.1", help="address to listen at; 0.0.0.0 for all")
@@ -168,7 +164,7 @@ def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
     limits = arguments.add_argument_group("limits of requests, and batches")
     for name, limit in _limits().items():
         limits.add_argument(flag(name), default=limit.default, metavar=limit.kind.__name__, **argument_of(limit))
-    return arguments.parse_args(argv)
+    return arguments
 
 
 def _limits() -> "dict[str, Setting]":

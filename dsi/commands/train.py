@@ -4,10 +4,24 @@ Stages that are up to date are skipped, and a killed run resumes where it stoppe
 `dsi.train`.
 """
 
+import argparse
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
-from dsi.commands.arguments import add_overwriting, in_words, training_parser, training_run
-from dsi.commands.values import existing_file
+from dsi.commands.arguments import (
+    add_data,
+    add_device,
+    add_overwriting,
+    add_settings,
+    add_shortcuts,
+    parser,
+    with_settings,
+)
+from dsi.commands.libraries import load_libraries, set_up
+from dsi.commands.values import existing_file, output_folder
+
+if TYPE_CHECKING:
+    from dsi.training.pipeline import TrainingRun
 
 STAGE_METHODS = {
     "pseudo_queries": "generate_queries",
@@ -17,60 +31,90 @@ STAGE_METHODS = {
     "tuning": "tune",
 }
 """{what --stage takes: the method of a `TrainingRun` that runs it, with the parts that belong to it}, in their order."""
-REPORTS = ("none", "tensorboard", "wandb")
 
 
 def main(argv: Sequence[str] | None = None) -> None:
     """Train, tune on dev, print how long it took."""
-    # 1) Parse.
-    parser = training_parser("train", __doc__)
-    parser.add_argument(
+    arguments = build_parser().parse_args(argv)
+    run = _training_run(arguments)
+    getattr(run, STAGE_METHODS.get(arguments.stage, "train"))()
+    if not run.processes.is_main:
+        return
+    if arguments.stage == "docids":
+        print((run.folder / "docids" / "diagnostics.json").read_text(encoding="utf-8"), end="")
+    took = ", ".join(f"{stage} {seconds:.0f} s" for stage, seconds in run.seconds.items()) or "up to date"
+    print(f"train: {took} -> {run.folder}")
+    from dsi.measuring.tuning import is_tuned
+
+    if arguments.stage == "generator" and run.config.dev_queries and not is_tuned(run.folder):
+        print(f"The index is not tuned yet: dsi tune {run.folder} --data {run.collection.name}")
+
+
+def _training_run(arguments: argparse.Namespace) -> "TrainingRun":
+    """Return the run that the arguments describe; settings and device are checked before imports that take long."""
+    set_up()
+    from dsi.config import dev_cut, run_config
+    from dsi.contrastive.devices import check_device
+
+    check_device(arguments.device)
+    config = with_settings(run_config(arguments.output, arguments.config), arguments.settings)
+    load_libraries(training=True)
+    from dsi.docids.data.collection import read_collection
+    from dsi.docids.extensions import open_cluster
+    from dsi.training.pipeline import TrainingRun
+    from dsi.training.preflight import check_apart, for_collection
+
+    check_apart(arguments.output, arguments.data)  # before the texts are read
+    collection = read_collection(arguments.data, **dev_cut(config))
+    if arguments.pairs:
+        collection = collection.with_pairs(arguments.pairs, **dev_cut(config))
+    return TrainingRun(
+        arguments.output,
+        collection,
+        for_collection(config, collection),
+        arguments.device,
+        discard_updates=arguments.discard_updates,
+        replace=arguments.replace,
+        cluster=open_cluster(arguments.cluster) if arguments.cluster else None,
+        report_to=arguments.report_to,
+    )
+
+
+def build_parser() -> argparse.ArgumentParser:
+    """Return the parser of the command line."""
+    arguments = parser("train", __doc__)
+    arguments.add_argument(
+        "--config",
+        metavar="NAME",
+        help="configuration: a name (paper, …) or a TOML file; by default RUN/config.toml, or else what we recommend",
+    )
+    add_settings(arguments)
+    add_shortcuts(arguments)
+    add_data(arguments)
+    arguments.add_argument(
+        "--output", type=output_folder, required=True, metavar="RUN", help="folder of the run; becomes the index"
+    )
+    add_device(arguments)
+    arguments.add_argument(
         "--stage", choices=list(STAGE_METHODS), help="run this stage alone; those that it needs have to be there"
     )
-    parser.add_argument(
+    arguments.add_argument(
         "--pairs",
         type=existing_file,
         metavar="FILE",
         help="training pairs: query, positive and perhaps negatives as .jsonl, .parquet, .csv or .tsv, by texts or by ids",
     )
-    parser.add_argument(
-        "--points",
-        type=existing_file,
-        metavar="FILE",
-        help="with --stage docids: .npy matrix [documents, any] to cluster on, in place of the documents' embeddings",
-    )
-    parser.add_argument(
+    arguments.add_argument(
         "--cluster",
         metavar="ADDRESS",
         help="have documents embedded and clustered by local processes (local), a Ray cluster around this process (auto), or "
         "one at HOST:PORT; all machines see RUN",
     )
-    parser.add_argument(
+    arguments.add_argument(
         "--report-to",
-        choices=REPORTS,
+        choices=("none", "tensorboard", "wandb"),
         default="none",
         help="where the losses of the trainings go; tensorboard: files in RUN/logs",
     )
-    add_overwriting(parser)
-    arguments = parser.parse_args(argv)
-    if arguments.points and arguments.stage != "docids":
-        raise ValueError("--points is what --stage docids clusters on; add --stage docids, or leave it out.")
-    # 2) Run the stages.
-    run = training_run(arguments)
-    from dsi.training.indexing import read_embeddings
-
-    points = None if arguments.points is None else read_embeddings(arguments.points)
-    if arguments.stage == "docids":
-        run.build_docids(points)
-    else:
-        getattr(run, STAGE_METHODS.get(arguments.stage, "train"))()
-    # 3) Print what there is now.
-    if not run.processes.is_main:
-        return
-    if arguments.stage == "docids":
-        print((run.folder / "docids" / "diagnostics.json").read_text(encoding="utf-8"), end="")
-    print(f"train: {in_words(run.seconds)} -> {run.folder}")
-    from dsi.measuring.tuning import is_tuned
-
-    if arguments.stage == "generator" and run.config.dev_queries and not is_tuned(run.folder):
-        print(f"The index is not tuned yet: dsi tune {run.folder} --data {run.collection.name}")
+    add_overwriting(arguments)
+    return arguments

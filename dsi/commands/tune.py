@@ -4,6 +4,7 @@ Of an index with a generator alpha and ann_temperature are chosen together, as o
 that was tuned since its last training or update is left as it is. From Python: `dsi.tune`.
 """
 
+from argparse import ArgumentParser
 from collections.abc import Sequence
 from dataclasses import asdict
 
@@ -12,13 +13,18 @@ from dsi.commands.libraries import load_libraries
 from dsi.docids.files.checks import check_writable
 
 
-def main(argv: Sequence[str] | None = None) -> None:
-    """Tune, print the choice."""
+def build_parser() -> ArgumentParser:
+    """Return the parser of the command line."""
     command_line = parser("tune", __doc__)
     add_index(command_line)
     add_data(command_line, "the collection it was trained on")
     add_device(command_line)
-    arguments = command_line.parse_args(argv)
+    return command_line
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    """Tune, print the choice."""
+    arguments = build_parser().parse_args(argv)
     check_writable(arguments.run)
     load_libraries()
     from dsi.config import read_dev_cut

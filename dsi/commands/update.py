@@ -68,7 +68,8 @@ def _forget(retriever: "Retriever", arguments: argparse.Namespace) -> int:
     return sum(retriever.forget(pairs, **when) for pairs in arguments.forget or [None])
 
 
-def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
+def build_parser() -> argparse.ArgumentParser:
+    """Return the parser of the command line."""
     command_line = parser("update", __doc__)
     add_index(command_line)
     command_line.add_argument(
@@ -112,7 +113,11 @@ def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
         help="with --vectors: bytes of a document's codes (see vectors.code_bytes)",
     )
     add_device(command_line)
-    arguments = command_line.parse_args(argv)
+    return command_line
+
+
+def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
+    arguments = build_parser().parse_args(argv)
     if arguments.code_bytes and not arguments.vectors:
         raise ValueError("--code-bytes needs --vectors, which says how vectors are kept.")
     wanted = ("sources", "remove", "remove_file", "add", "learn", "forget", "since", "before", "texts", "vectors")

@@ -107,6 +107,15 @@ def source_path(value: str) -> Path:
         raise ArgumentTypeError(f"{value} does not exist; name a file or a folder of texts, or a collection.") from None
 
 
+def read_queries_file(path: Path) -> dict[str, str]:
+    """Return {query_id: text} of a .jsonl, .csv, .tsv or .parquet file with id and text, or of `id<TAB>text` lines."""
+    from dsi.docids.data.records import checked_queries
+    from dsi.docids.data.sources import RECORDS, bare_records, file_records
+
+    is_known = path.name.lower().endswith(RECORDS)
+    return checked_queries(file_records(path) if is_known else bare_records(path), path)
+
+
 def output_folder(value: str) -> Path:
     """Return a folder that is there or can be made."""
     try:
@@ -130,21 +139,6 @@ def output_file(value: str) -> Path:
     except (OSError, ValueError) as error:
         raise ArgumentTypeError(str(error)) from None
     return path
-
-
-def _shipped_configurations() -> set[str]:
-    """Return the names of the configurations that ship with the package."""
-    return {path.stem for path in (Path(__file__).parents[1] / "configs").glob("*.toml")}
-
-
-def configuration(value: str) -> str:
-    """Return the name of a configuration: a file, or one that ships."""
-    shipped = _shipped_configurations()
-    if not user_path(value).is_file() and value not in shipped:
-        raise ArgumentTypeError(
-            f"The configuration {value!r} does not exist: neither a file nor one of {', '.join(sorted(shipped))}."
-        )
-    return value
 
 
 def toml_value(value: object) -> str:

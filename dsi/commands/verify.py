@@ -13,7 +13,7 @@ from dsi.commands.libraries import load_libraries
 
 def main(argv: Sequence[str] | None = None) -> None:
     """Judge, print what was found."""
-    arguments = _parse(argv)
+    arguments = build_parser().parse_args(argv)
     load_libraries()
     from dsi.store.folder.verify import verify
 
@@ -24,7 +24,8 @@ def main(argv: Sequence[str] | None = None) -> None:
     )
 
 
-def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
+def build_parser() -> argparse.ArgumentParser:
+    """Return the parser of the command line."""
     command_line = parser("verify", __doc__)
     add_index(command_line)
-    return command_line.parse_args(argv)
+    return command_line

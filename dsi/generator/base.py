@@ -72,13 +72,7 @@ class Generator(T5PreTrainedModel):
         return {}
 
     def _after_creation(self, tree: DocidTree, checkpoint: Any, numbers: Ints | None) -> None:
-        """Initialise what transformers' defaults do not suit.
-
-        Args:
-            tree: the docids to generate.
-            checkpoint: the T5 that the decoder is from, if any.
-            numbers: as in `create`.
-        """
+        """Initialise what transformers' defaults do not suit."""
 
     def check_beam(self, beam_width: int) -> None:
         """Warn if `beam_width` exceeds the training beam: nodes outside it were never trained."""
@@ -122,11 +116,7 @@ def docid_entries(config: GeneratorConfig, tree: DocidTree, objective: str) -> d
 def _decoder_config(
     config: GeneratorConfig, tree: DocidTree, state_dim: int, objective: str, more: dict[str, object]
 ) -> tuple[T5Config, Any]:
-    """Return the T5Config of a generator, and the T5 checkpoint whose decoder it starts from (None for a fresh decoder).
-
-    Raises:
-        ValueError: the checkpoint is not a T5, or its width is not the encoder's.
-    """
+    """Return the T5Config of a generator, and the T5 checkpoint whose decoder it starts from (None for a fresh decoder)."""
     settings = {
         **docid_entries(config, tree, objective),
         "dropout_rate": DROPOUT,
@@ -156,11 +146,7 @@ def _decoder_config(
 
 
 def _t5(name: str, local: bool) -> Any:
-    """Return a T5 checkpoint with all weights of its decoder.
-
-    Raises:
-        ValueError: it lacks some.
-    """
+    """Return a T5 checkpoint with all weights of its decoder."""
 
     def load() -> Any:
         return T5ForConditionalGeneration.from_pretrained(name, dtype=torch.float32, local_files_only=local)
@@ -193,11 +179,7 @@ def _heads(width: int) -> int:
 
 
 def _take_over(stack: T5Stack, checkpoint: Any, name: str) -> None:
-    """Copy the decoder weights of a T5 checkpoint into a stack, all but the token embeddings.
-
-    Raises:
-        ValueError: the checkpoint has fewer layers than the stack.
-    """
+    """Copy the decoder weights of a T5 checkpoint into a stack, all but the token embeddings."""
     weights = {key: tensor for key, tensor in checkpoint.decoder.state_dict().items() if "embed_tokens" not in key}
     missing, _ = stack.load_state_dict(weights, strict=False)
     if missing != ["embed_tokens.weight"]:

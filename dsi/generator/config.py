@@ -9,7 +9,7 @@ from pydantic import Field
 
 from dsi.docids.extensions import GENERATORS, extension_names, is_import_path
 from dsi.docids.files.checks import check_name, shown
-from dsi.docids.files.declarations import Amount, Count, NameOrPath, Positive, Remedy, Whole, settings
+from dsi.docids.files.declarations import Amount, Count, NameOrPath, Positive, Remedy, settings
 
 EXTRACTIVE = "extractive"
 TOKENS = ("none", "digits")
@@ -25,21 +25,13 @@ class PseudoQueriesConfig:
     document into a query. The training of a generator reads them."""
     per_document: Annotated[int, Field(ge=1, le=100_000), Remedy('method = "none" makes none')] = 3
     """Queries per document."""
-    prompt: str = "Document: {document}\nQuery: {query}\n\n"
-    """What a causal model reads: so each of some examples, the collection's own train queries if there are some, and then a
-    document up to where its query begins. The model writes to the end of the line."""
-    first: Whole = 0
-    """Train only on pseudo-queries that find their document in this many first answers by the encoder and words, with a margin
-    of .02; 0 trains on all."""
+    prompt: str = "Document: {document}\nQuery:"
+    """What a causal model reads of a document. It writes to the end of the line."""
 
     def __post_init__(self) -> None:
         check_name("pseudo_queries.method", self.method, '"extractive", "none" or a seq2seq or causal model')
-        before, query, after = self.prompt.partition("{query}")
-        if not query or before.count("{document}") != 1 or "{document}" in after or "{query}" in after:
-            raise ValueError(
-                f"pseudo_queries.prompt must have {{document}} and, below it, {{query}}, once each, got {shown(self.prompt)}; "
-                r'the default is "Document: {document}\nQuery: {query}\n\n".'
-            )
+        if self.prompt.count("{document}") != 1:
+            raise ValueError(f"pseudo_queries.prompt must have {{document}} once, got {shown(self.prompt)}.")
 
 
 @settings("generator")
@@ -57,9 +49,7 @@ class GeneratorConfig:
     """A model (Hub name or folder): with `reads` = "states" a T5 checkpoint to take decoder weights from, or "" for a fresh T5
     stack as wide as the encoder."""
     num_layers: Annotated[int, Field(ge=0, le=1000)] = 0
-    """Decoder layers. 0 keeps the checkpoint's number; a fresh stack needs a number. With `reads` = "text", the upper layers of
-    a causal model that are trained: docid tokens enter below them, and what the layers below make of a text is computed once; 0
-    trains all weights."""
+    """Decoder layers. 0 keeps the checkpoint's number; a fresh stack needs a number, and `reads` = "text" has none."""
 
     @property
     def exists(self) -> bool:
@@ -89,6 +79,10 @@ class GeneratorConfig:
         if not self.decoder:
             raise ValueError(
                 'generator.reads = "text" needs generator.decoder, a causal or sequence-to-sequence model, got "".'
+            )
+        if self.num_layers:
+            raise ValueError(
+                f'generator.reads = "text" trains a model whole and needs generator.num_layers 0, got {self.num_layers}.'
             )
         if self.docid_tokens != "digits":
             raise ValueError(

@@ -26,11 +26,7 @@ _FIXED = {"is_decoder": True, "is_encoder_decoder": False, "use_cache": False}
 
 
 def find_kind(docid_tokens: str) -> type[Generator]:
-    """Return the class of generators with these docid tokens, ours or another's.
-
-    Raises:
-        ValueError: there is none, or another's cannot be loaded or is no generator.
-    """
+    """Return the class of generators with these docid tokens, ours or another's."""
     kind: type[Generator] | None = KINDS.get(docid_tokens) or load_extension(GENERATORS, docid_tokens)
     if kind is None:
         names = ", ".join(extension_names(GENERATORS, list(KINDS)))
@@ -52,32 +48,13 @@ def create_generator(
     seed: int = 0,
     numbers: Ints | None = None,
 ) -> Generator:
-    """Return an untrained generator for a tree.
-
-    Args:
-        config: the decoder, and the kind of its tokens.
-        tree: the docids to generate.
-        state_dim: width of the encoder's token states.
-        objective: name of the training objective, which also decides how search ranks nodes.
-        seed: of fresh weights.
-        numbers: [N, longest] of the docids in docid order, -1 past the end, where tokens are nodes.
-
-    Raises:
-        OSError: the decoder cannot be loaded.
-        ValueError: the T5 checkpoint's width is not the encoder's, or it has fewer layers than asked for; or a model that is to
-            read texts cannot generate docids.
-    """
+    """Return an untrained generator for a tree."""
     kind = PretrainedGenerator if config.reads == "text" else find_kind(config.docid_tokens)
     return kind.create(config, tree, state_dim, objective, seed, numbers)
 
 
 def load_generator(folder: Path, device: str | torch.device) -> Generator:
-    """Load a generator that `save_pretrained` wrote.
-
-    Raises:
-        FileNotFoundError: the folder holds no generator.
-        ValueError: its config names no known kind or score. What else a damaged file raises, `reading` makes a ValueError of.
-    """
+    """Load a generator that `save_pretrained` wrote."""
     if not (folder / "config.json").exists():
         raise FileNotFoundError(f"{folder} holds no generator; train it first (dsi train --stage generator).")
     record = json.loads((path := folder / "config.json").read_text(encoding="utf-8"))

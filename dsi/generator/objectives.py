@@ -115,9 +115,6 @@ def find_objective(name: str) -> type[Objective]:
 
     >>> find_objective("ce").score
     'softmax path'
-
-    Raises:
-        ValueError: there is none, and the message lists those there are; or that of another package cannot be used.
     """
     if name in OBJECTIVES:
         return OBJECTIVES[name]

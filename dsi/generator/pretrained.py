@@ -3,8 +3,7 @@
 The model reads a task prompt and the text with its own tokenizer, and then the (level, digit) tokens of a docid, which are
 new to it, with rows of their own for input and output. They begin at their clusters: a linear map from the encoder's space,
 fitted on documents and the mean input embeddings of their tokens, takes the mean of the documents below each token there. All
-weights are trained, or the upper layers alone, below which the docid tokens then enter; the loss is that of the docid alone.
-Knows no queries of a search and no encoder but its embeddings.
+weights are trained; the loss is that of the docid alone. Knows no queries of a search and no encoder but its embeddings.
 """
 
 import inspect
@@ -23,15 +22,13 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 from transformers import AutoConfig, AutoModel, AutoTokenizer, PreTrainedModel, T5Config
 
-from dsi.contrastive.encoder import quiet_transformers, state_fingerprint
+from dsi.contrastive.encoder import quiet_transformers
 from dsi.contrastive.models import check_tokenizer, is_local, load_complete, reset_tokenizer, write_plainly
-from dsi.docids.files.progress import Bar
 from dsi.docids.files.ram import available_memory
 from dsi.docids.tree import DocidTree
 from dsi.docids.types import Floats, Ints
 from dsi.generator.base import Generator, docid_entries
 from dsi.generator.config import GeneratorConfig
-from dsi.generator.layers import check_parts, layers_of, split
 
 logger = logging.getLogger(__name__)
 
@@ -43,12 +40,10 @@ _LONGEST = 512
 """Tokens of a text that are read, with its prompt, at most; fewer where the model has fewer positions."""
 _TRAINED_BYTES = 16
 """Memory of a weight in training: itself, its gradient and AdamW's two moments."""
-_FROZEN_BYTES = 4
-"""Memory of a weight that is not trained."""
 _RIDGE = 1e-2
 """Of the linear map, relative to the mean variance of a dimension."""
-_BATCH, _BLOCK = 64, 65_536
-"""Texts whose tokens are read together; documents whose embeddings are."""
+_BLOCK = 65_536
+"""Documents whose embeddings are read together."""
 _TOKENIZING = threading.Lock()
 """A tokenizer keeps the truncation of a call, so one call at a time."""
 
@@ -57,24 +52,14 @@ class PretrainedGenerator(Generator):
     """A model of transformers with rows for docid tokens.
 
     Args:
-        config: with the entries that `Generator` names; `d_model` is the width of the encoder's states, of which it reads none;
-            `num_layers`, the upper layers that are trained, 0 for all weights.
+        config: with the entries that `Generator` names; `d_model` is the width of the encoder's states, of which it reads none.
         model: the model without its output layer, in float32.
         tokenizer: its tokenizer.
-
-    Raises:
-        ValueError: it has fewer layers than are to be trained.
     """
-
-    embedding_dim = 0
-    """Of the embeddings that come with `token_states`: there are none."""
 
     def __init__(self, config: T5Config, model: PreTrainedModel, tokenizer: Any) -> None:
         super().__init__(config)
         self.model, self.tokenizer = model, tokenizer
-        self._parts = (
-            split(model, config.num_layers) if config.num_layers else (None, model)
-        )  # a tuple: of the same weights
         width: int = model.get_input_embeddings().embedding_dim
         self.embed = nn.Embedding(config.vocab_size, width)
         self.head = nn.Linear(width, config.vocab_size, bias=False)
@@ -95,19 +80,13 @@ class PretrainedGenerator(Generator):
 
         Raises:
             OSError: the model cannot be loaded.
-            ValueError: it is neither causal nor sequence-to-sequence, its tokenizer does not fit it, or its upper layers cannot
-                be trained alone.
+            ValueError: it is neither causal nor sequence-to-sequence, or its tokenizer does not fit it.
         """
         torch.manual_seed(seed)
         model, tokenizer = _load(config.decoder)
-        entries = {**docid_entries(config, tree, objective), "d_model": state_dim, "num_layers": config.num_layers}
+        entries = {**docid_entries(config, tree, objective), "d_model": state_dim}
         fixed = {"reads": "text", "is_decoder": True, "is_encoder_decoder": False, "use_cache": False}
-        with _refusing(config.decoder, config.num_layers):
-            generator = cls(T5Config(**entries, **fixed), model, tokenizer)
-            below, above = generator._parts
-            if below is not None:
-                check_parts(model, below, above)
-        return generator
+        return cls(T5Config(**entries, **fixed), model, tokenizer)
 
     @classmethod
     def load(cls, folder: Path, config: T5Config) -> Self:
@@ -129,26 +108,6 @@ class PretrainedGenerator(Generator):
             reset_tokenizer(self.tokenizer)
             self.tokenizer.save_pretrained(str(folder / _MODEL))
         write_plainly(folder / _MODEL)
-
-    @property
-    def upper(self) -> PreTrainedModel:
-        """The layers that read docid tokens."""
-        return self._parts[1]
-
-    @property
-    def reads_states(self) -> bool:
-        """True if some layers are never trained, whose states of a text can be kept."""
-        return self._parts[0] is not None
-
-    @property
-    def state_dim(self) -> int:
-        """Width of the states that docid tokens follow."""
-        return int(self.embed.embedding_dim)
-
-    @property
-    def fingerprint(self) -> str:
-        """Equal for models whose layers below the trained ones give the same states."""
-        return state_fingerprint(self._parts[0] or self.model)
 
     @property
     def is_seq2seq(self) -> bool:
@@ -190,44 +149,10 @@ class PretrainedGenerator(Generator):
                 return_dict=True,
                 **more,
             )
-        return self._read_on(self._states(input_ids, attention_mask), attention_mask, docid, **more)
-
-    def _states(self, input_ids: Tensor, attention_mask: Tensor) -> Tensor:
-        """[batch, length, width] what docid tokens follow: states of the layers that are not trained, or input embeddings."""
-        if (below := self._parts[0]) is None:
-            return self.model.get_input_embeddings()(input_ids)  # type: ignore[no-any-return]
-        more = self.positions(attention_mask, input_ids.shape[1])
-        with torch.no_grad():
-            output = below(input_ids, attention_mask=attention_mask, use_cache=False, return_dict=True, **more)
-        return output.last_hidden_state  # type: ignore[no-any-return]
-
-    def _read_on(self, states: Tensor, mask: Tensor, docid: Tensor, **more: Any) -> Any:
-        """Run the upper layers over states [batch, length, width] of texts and the docid tokens after them."""
-        mask = F.pad(mask, (0, docid.shape[1]), value=1)
+        mask = F.pad(attention_mask, (0, docid.shape[1]), value=1)
         more |= self.positions(mask, mask.shape[1])
-        both = torch.cat([states, docid.to(states.dtype)], dim=1)
-        return self.upper(inputs_embeds=both, attention_mask=mask, return_dict=True, **more)
-
-    @torch.no_grad()
-    def token_states(
-        self, texts: Sequence[str], kind: str, *, progress: str = ""
-    ) -> Iterator[tuple[int, Floats, Floats]]:
-        """Yield (position in `texts`, states [length, width], an empty embedding) of every text, longest first.
-
-        Args:
-            texts: without their prompts.
-            kind: "document" or "query", which sets the prompt.
-            progress: what a progress bar says; "" shows none.
-        """
-        order, nothing = sorted(range(len(texts)), key=lambda row: -len(texts[row])), np.zeros(0, np.float32)
-        with Bar(progress, unit="text", total=len(texts), enabled=bool(progress)) as bar:
-            for start in range(0, len(order), _BATCH):
-                rows = order[start : start + _BATCH]
-                read = self.tokenize([PROMPTS[kind] + texts[row] for row in rows])
-                read = {name: own.to(self.device) for name, own in read.items()}
-                for row, states, own in zip(rows, self._states(**read), read["attention_mask"], strict=True):
-                    yield row, states[own.bool()].float().numpy(force=True), nothing
-                bar.update(len(rows))
+        both = torch.cat([self.model.get_input_embeddings()(input_ids), docid], dim=1)
+        return self.model(inputs_embeds=both, attention_mask=mask, return_dict=True, **more)
 
     def positions(self, mask: Tensor, last: int) -> dict[str, Tensor]:
         """Return the argument that says where the last tokens of mask [batch, length] stand, if the model takes one."""
@@ -235,15 +160,17 @@ class PretrainedGenerator(Generator):
             return {}
         return {"position_ids": (mask.cumsum(dim=1) - 1).clamp(min=0)[:, -last:]}
 
-    def forward(self, tokens: Tensor, depths: Tensor, sees: Tensor, **read: Tensor) -> dict[str, Tensor]:
-        """Compute the logits of the children of the inner nodes on one path of each instance, after a text or its states.
+    def forward(
+        self, input_ids: Tensor, attention_mask: Tensor, tokens: Tensor, depths: Tensor, sees: Tensor
+    ) -> dict[str, Tensor]:
+        """Compute the logits of the children of the inner nodes on one path of each instance, after a text.
 
         Args:
+            input_ids: [batch, length] of the texts, with prompts.
+            attention_mask: [batch, length] 1 at real tokens.
             tokens: [batch, n] docid token of each node's last digit, 0 for the root, from the root on.
             depths: [batch, n] depth of each node; nodes past the end of the path follow it.
             sees: [batch, n, n] True where the second is an ancestor of the first, or the same: on a path, all those before it.
-            read: of the texts, with prompts, input_ids [batch, length] and attention_mask [batch, length], 1 at real tokens; or
-                their token_states [batch, length, width], as `token_states` yields them, and states_mask, True at real ones.
 
         Returns:
             logits: [batch, n, largest fan_out], -inf for digits that a level does not have.
@@ -254,11 +181,7 @@ class PretrainedGenerator(Generator):
                 f"The objective {self.config.objective!r} scores nodes of several paths at once, and a model that reads texts "
                 'one path; take another, or generator.reads = "states".'
             )
-        docid = self.embed(tokens)
-        if "token_states" in read:
-            output = self._read_on(read["token_states"], read["states_mask"].long(), docid, use_cache=False)
-        else:
-            output = self.read(read["input_ids"], read["attention_mask"], docid, use_cache=False)
+        output = self.read(input_ids, attention_mask, self.embed(tokens), use_cache=False)
         logits = self.head(output.last_hidden_state[:, -tokens.shape[1] :])  # [batch, n, vocab_size]
         fan_out = torch.tensor(self.config.fan_out, device=tokens.device)
         digits = torch.arange(max(self.config.fan_out), device=tokens.device)
@@ -292,17 +215,11 @@ class PretrainedGenerator(Generator):
         self.head.weight.copy_(outputs / size * rows.shape[1] ** -0.5)  # logits of unit size
 
     def _means(self, read: Mapping[str, Tensor]) -> NDArray[np.float32]:
-        """[batch, width] mean of what docid tokens follow, but for the first token: an outlier in many models."""
-        read = {name: own.to(self.device) for name, own in read.items()}
-        if "token_states" in read:
-            states, mask = read["token_states"], read["states_mask"].long()
-        else:
-            mask = read["attention_mask"]
-            states = self._states(read["input_ids"], mask)
+        """[batch, width] mean input embedding of the tokens of texts, but for the first: an outlier in many models."""
+        mask = read["attention_mask"].to(self.device)
+        states = self.model.get_input_embeddings()(read["input_ids"].to(self.device))
         later = ((mask.cumsum(dim=1) > 1) & (mask > 0))[..., None].float()
-        means: NDArray[np.float32] = ((states.float() * later).sum(dim=1) / later.sum(dim=1).clamp(min=1)).numpy(
-            force=True
-        )
+        means: NDArray[np.float32] = ((states * later).sum(dim=1) / later.sum(dim=1).clamp(min=1)).numpy(force=True)
         return means
 
 
@@ -323,24 +240,12 @@ def _cluster_means(tree: DocidTree) -> NDArray[np.float32]:
 # Loading a model, and what it is refused for.
 
 
-def check_memory(name: str, device: torch.device, upper: int = 0) -> None:
-    """Raise ValueError if a model cannot be trained in the memory of a device; loads none of its weights.
-
-    Args:
-        name: `generator.decoder`.
-        device: on which it is to be trained.
-        upper: layers that are trained, 0 for all weights.
-    """
+def check_memory(name: str, device: torch.device) -> None:
+    """Raise ValueError if a model, `generator.decoder`, cannot be trained in the memory of a device; loads no weights."""
     with _refusing(name), torch.device("meta"):
         model = AutoModel.from_config(AutoConfig.from_pretrained(name, local_files_only=is_local(name)))
-    trained = weights = sum(own.numel() for own in model.parameters())
-    if upper:
-        with _refusing(name, upper):
-            trained = sum(own.numel() for layer in layers_of(model)[1][-upper:] for own in layer.parameters())
-    needed = _TRAINED_BYTES * trained + _FROZEN_BYTES * (weights - trained)
-    available = available_memory()
-    if device.type == "cuda":
-        available = torch.cuda.mem_get_info(device)[0]
+    needed = _TRAINED_BYTES * sum(own.numel() for own in model.parameters())
+    available = torch.cuda.mem_get_info(device)[0] if device.type == "cuda" else available_memory()
     if needed > available:
         raise ValueError(
             f"generator.decoder {name!r} needs {needed / 1e9:.1f} GB to be trained, {available / 1e9:.1f} GB are free on "
@@ -349,26 +254,19 @@ def check_memory(name: str, device: torch.device, upper: int = 0) -> None:
 
 
 @contextmanager
-def _refusing(name: str, upper: int = 0) -> Iterator[None]:
-    """Make one line of what is raised where a model cannot generate docids, or its upper layers cannot be trained alone."""
-    what, remedy = "cannot generate docids", "name a causal or sequence-to-sequence model"
-    if upper:
-        what = f"cannot train its {upper} upper layers alone"
-        remedy = "set generator.num_layers = 0, which trains all weights"
+def _refusing(name: str) -> Iterator[None]:
+    """Make one line of what is raised where a model cannot generate docids."""
     try:
         yield
     except (AttributeError, RuntimeError, TypeError, ValueError) as error:
         reason = (str(error).strip().splitlines() or [type(error).__name__])[0].rstrip(".")
-        raise ValueError(f"generator.decoder {name!r} {what}: {reason}; {remedy}.") from None
+        raise ValueError(
+            f"generator.decoder {name!r} cannot generate docids: {reason}; name a causal or sequence-to-sequence model."
+        ) from None
 
 
 def _load(name: str) -> tuple[PreTrainedModel, Any]:
-    """Return a model without its output layer, and its tokenizer.
-
-    Raises:
-        OSError: it cannot be loaded.
-        ValueError: it cannot generate docids.
-    """
+    """Return a model without its output layer, and its tokenizer."""
     with _refusing(name):
         with quiet_transformers():
             options = {"local_files_only": is_local(name)}

@@ -4,12 +4,11 @@ Two methods: a seq2seq or causal model that writes queries (from the Hub or loca
 takes spans and keywords from the document's title and full text. Knows nothing of docids or training.
 """
 
-import functools
 import json
 import os
 import random
 import re
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Container, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +18,7 @@ import pyarrow as pa
 import torch
 from numpy.typing import NDArray
 from sklearn.feature_extraction.text import ENGLISH_STOP_WORDS
-from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForSeq2SeqLM, AutoTokenizer, DynamicCache
+from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForSeq2SeqLM, AutoTokenizer
 from transformers.models.auto.modeling_auto import MODEL_FOR_MASKED_LM_MAPPING_NAMES
 
 from dsi.contrastive.devices import choose_device
@@ -35,8 +34,6 @@ DOCUMENT_TOKENS, QUERY_TOKENS = 512, 32
 """Tokens of a document that a model reads, and of a query that it generates, at most."""
 TOP_K = 10
 """It samples from this many most probable tokens, as docT5query does."""
-EXAMPLE_TOKENS = 96
-"""Tokens of each example's document in a prompt."""
 _BATCH = 16
 """Documents per forward pass."""
 _COPIED = 5
@@ -54,7 +51,6 @@ def generate_queries(
     config: PseudoQueriesConfig,
     path: Path,
     *,
-    examples: Sequence[tuple[str, str]] = (),
     held_out: Iterable[str] = (),
     seed: int = 0,
     device: str | None = None,
@@ -65,7 +61,6 @@ def generate_queries(
         documents: with doc_id, title and text; one batch at a time is in memory.
         config: how they are made.
         path: the file to write or continue.
-        examples: (document, query) for the prompt of a causal model.
         held_out: texts of dev and test queries; a pseudo-query equal to one (ignoring case and spacing) is dropped.
         seed: of sampling.
         device: of a model; the best available by default.
@@ -81,7 +76,7 @@ def generate_queries(
     if config.method == EXTRACTIVE:
         generated = _extractive(documents, finished, config.per_document, seed)
     else:
-        generated = model_queries(documents, config, examples, finished=finished, seed=seed, device=device)
+        generated = model_queries(documents, config, finished=finished, seed=seed, device=device)
     bar = Bar("pseudo-queries", unit="doc", total=len(documents), done=len(finished))
     with bar, path.open("a", encoding="utf-8") as file:
         for doc_id, queries in generated:
@@ -94,12 +89,7 @@ def generate_queries(
 
 
 def read_queries_file(path: Path) -> Iterator[tuple[str, list[str]]]:
-    """Yield (doc_id, pseudo-queries) of each document in a file that `generate_queries` wrote.
-
-    Raises:
-        FileNotFoundError: no such file.
-        ValueError: a line has another format.
-    """
+    """Yield (doc_id, pseudo-queries) of each document in a file that `generate_queries` wrote."""
     if not path.exists():
         raise FileNotFoundError(
             f"{path} does not exist; generate pseudo-queries first (dsi train --stage pseudo_queries)."
@@ -125,14 +115,7 @@ def _query_batches(path: Path) -> tuple[pa.Schema, Iterator[pa.RecordBatch]]:
 
 
 def extractive_queries(title: str, text: str, count: int, rng: random.Random) -> list[str]:
-    """Return different query-like texts from a document: spans, keywords, and the title with either.
-
-    Args:
-        title: may be empty.
-        text: the document's full text.
-        count: how many to aim for; a very short document has fewer.
-        rng: source of randomness.
-    """
+    """Return different query-like texts from a document: spans, keywords, and the title with either."""
     sentences = [words for part in _SENTENCE_END.split(text) if len(words := _QUERY_WORD.findall(part.lower())) >= 3]
     title_words = _QUERY_WORD.findall(title.lower())
     if not sentences:
@@ -170,7 +153,7 @@ _MAKERS = (_span, _title_and_keywords, _keywords, _title_and_span)
 
 
 def _extractive(
-    documents: datasets.Dataset, finished: Collection[str], count: int, seed: int
+    documents: datasets.Dataset, finished: Container[str], count: int, seed: int
 ) -> Iterator[tuple[str, list[str]]]:
     for document in documents:
         if document["doc_id"] not in finished:
@@ -184,15 +167,7 @@ def reading_text(title: str, text: str) -> str:
 
 
 def load_query_model(name: str, setting: str = "pseudo_queries.method") -> tuple[Any, Any]:
-    """Return the tokenizer and the weights of a seq2seq or causal model that writes queries.
-
-    Args:
-        name: Hub name or folder.
-        setting: that names it, for messages.
-
-    Raises:
-        FileNotFoundError: there is none of that name, or it is of another kind.
-    """
+    """Return the tokenizer and the weights of a seq2seq or causal model that writes queries."""
     try:
         options = {"local_files_only": is_local(name)}
         config = AutoConfig.from_pretrained(name, **options)
@@ -224,25 +199,15 @@ def _written(model: Any) -> NDArray[np.float32]:
 def model_queries(
     documents: datasets.Dataset,
     config: PseudoQueriesConfig,
-    examples: Sequence[tuple[str, str]] = (),
     *,
-    finished: Collection[str] = (),
+    finished: Container[str] = (),
     seed: int = 0,
     device: str | None = None,
 ) -> Iterator[tuple[str, list[str]]]:
     """Yield (doc_id, queries) sampled from a model by top-k sampling (docT5query), of the documents that are not finished.
 
-    A seq2seq model reads the document. A causal one reads the examples and the document as `prompt` lays them out, and writes
-    to the end of the line; one that was trained to write queries reads no examples. Batches, and the seed of each, are the same
-    wherever a run was resumed; one that was written in part is generated again.
-
-    Args:
-        documents: with doc_id, title and text.
-        config: names the model.
-        examples: (document, query) for the prompt of a causal model.
-        finished: doc_ids to leave out.
-        seed: of sampling.
-        device: the best available by default.
+    A seq2seq model reads the document. A causal one reads it as `prompt` lays it out, and writes to the end of the line.
+    Batches, and the seed of each, are the same wherever a run was resumed; one that was written in part is generated again.
     """
     ids, starts = documents["doc_id"], range(0, len(documents), _BATCH)
     todo = [start for start in starts if not all(doc_id in finished for doc_id in ids[start : start + _BATCH])]
@@ -251,86 +216,40 @@ def model_queries(
     device = choose_device(device)
     tokenizer, model = load_query_model(config.method)
     model = model.to(device).eval()
-    if getattr(model.config, "writes_queries", False):
-        examples = ()
     for start in todo:
         batch = documents[start : start + _BATCH]
         texts = [reading_text(*pair) for pair in zip(batch["title"], batch["text"], strict=True)]
         torch.manual_seed(seed + start)
-        written = _sample(tokenizer, model, texts, config, examples)
+        written = _sample(tokenizer, model, texts, config)
         for doc_id, text, queries in zip(batch["doc_id"], texts, written, strict=True):
             if doc_id not in finished:
                 yield doc_id, [query for query in dict.fromkeys(queries) if is_query(query, text)]
 
 
 @torch.no_grad()
-def _sample(
-    tokenizer: Any, model: Any, texts: Sequence[str], config: PseudoQueriesConfig, examples: Sequence[tuple[str, str]]
-) -> list[list[str]]:
+def _sample(tokenizer: Any, model: Any, texts: Sequence[str], config: PseudoQueriesConfig) -> list[list[str]]:
     """Return `per_document` texts that a model writes for each of some documents."""
     count, sampling = config.per_document, {"do_sample": True, "top_k": TOP_K, "max_new_tokens": QUERY_TOKENS}
-    if model.config.is_encoder_decoder:
-        most = {"truncation": True, "max_length": DOCUMENT_TOKENS}
-        inputs = tokenizer(list(texts), padding=True, return_tensors="pt", **most).to(model.device)
-        inputs.pop("token_type_ids", None)
-        new = model.generate(**inputs, **sampling, num_return_sequences=count)  # [texts * count, tokens]
-    else:
-        prompt = functools.partial(prompt_text, tokenizer, config.prompt)
-        begun = "".join(prompt(text, EXAMPLE_TOKENS, query) for text, query in examples)
-        ids, mask, cache = _read(tokenizer, model, begun, [prompt(text, DOCUMENT_TOKENS) for text in texts])
-        cache.batch_repeat_interleave(count)  # a document is read once for all of its queries
-        ids, mask = ids.repeat_interleave(count, dim=0), mask.repeat_interleave(count, dim=0)
-        written = model.generate(
-            ids, attention_mask=mask, past_key_values=cache, pad_token_id=tokenizer.pad_token_id, **sampling
-        )
-        new = written[:, ids.shape[1] :]
+    is_causal, cut = not model.config.is_encoder_decoder, {"truncation": True, "max_length": DOCUMENT_TOKENS}
+    if is_causal:
+        texts, cut = [prompt_text(tokenizer, config.prompt, text, DOCUMENT_TOKENS) for text in texts], {}
+    inputs = tokenizer(list(texts), padding=True, return_tensors="pt", **cut).to(model.device)
+    inputs.pop("token_type_ids", None)
+    new = model.generate(
+        **inputs, **sampling, num_return_sequences=count, pad_token_id=tokenizer.pad_token_id
+    )  # [texts * count, tokens]
+    if is_causal:
+        new = new[:, inputs["input_ids"].shape[1] :]
     lines = [text.strip().partition("\n")[0].strip() for text in tokenizer.batch_decode(new, skip_special_tokens=True)]
     return [lines[start : start + count] for start in range(0, len(lines), count)]
 
 
-def _read(
-    tokenizer: Any, model: Any, begun: str, prompts: Sequence[str]
-) -> tuple[torch.Tensor, torch.Tensor, DynamicCache]:
-    """Return tokens [prompts, tokens] of what is before each prompt and of the prompt, their mask, their keys and values.
-
-    The cache lacks the last token, from which a model goes on. What all prompts have in common is read once.
-    """
-    # 1) [begun][padding][prompt]
-    rest = tokenizer(list(prompts), padding=True, add_special_tokens=False, return_tensors="pt").to(model.device)
-    first = torch.tensor([tokenizer(begun)["input_ids"]], dtype=torch.long, device=model.device)  # [1, tokens]
-    shared = first.expand(len(prompts), -1)
-    ids = torch.cat([shared, rest["input_ids"]], dim=1)
-    mask = torch.cat([torch.ones_like(shared), rest["attention_mask"]], dim=1)
-    # 2) keys and values
-    cache, common = DynamicCache(config=model.config), first.shape[1]
-    if common:
-        model(first, past_key_values=cache, use_cache=True)
-        cache.batch_repeat_interleave(len(prompts))
-    places = (mask.cumsum(dim=1) - 1).clamp(min=0)
-    model(
-        ids[:, common:-1], attention_mask=mask[:, :-1], position_ids=places[:, common:-1], past_key_values=cache,
-        use_cache=True,
-    )  # fmt: skip
-    return ids, mask, cache
-
-
-def prompt_text(tokenizer: Any, prompt: str, text: str, count: int, query: str | None = None) -> str:
-    """Return a prompt with the first tokens of a document, at most `count`, and its query; see `fill`."""
+def prompt_text(tokenizer: Any, prompt: str, text: str, count: int) -> str:
+    """Return a prompt with the first tokens of a document, at most `count`."""
     cut = tokenizer(
         text, truncation=True, max_length=count, add_special_tokens=False, return_offsets_mapping=True
     )  # [tokens, 2] characters
-    return fill(prompt, text[: max((end for _, end in cut["offset_mapping"]), default=0)], query)
-
-
-def fill(prompt: str, document: str, query: str | None) -> str:
-    """Return a prompt with its document and query; without a query, it ends where one has to be written.
-
-    >>> fill("Document: {document} Query: {query}; ", "Neon glows.", None)
-    'Document: Neon glows. Query:'
-    """
-    before, _, after = prompt.partition("{query}")
-    before = before.replace("{document}", document)
-    return before.rstrip(" ") if query is None else before + query + after
+    return prompt.replace("{document}", text[: max((end for _, end in cut["offset_mapping"]), default=0)])
 
 
 def is_query(query: str, text: str) -> bool:
@@ -346,7 +265,7 @@ def is_query(query: str, text: str) -> bool:
     return " " in words and not copied and not _OF_THE_TEXT.search(words)
 
 
-def _finished_documents(path: Path) -> Collection[str]:
+def _finished_documents(path: Path) -> set[str]:
     """Return the doc_ids already in the file, after cutting off an incomplete last line."""
     if not path.exists():
         return set()

@@ -1,40 +1,24 @@
-"""A cache of a frozen encoder's outputs, or of a model's lower layers, computed once and read by every epoch.
+"""A cache of a frozen encoder's outputs, computed once and read by every epoch.
 
 A block of texts (documents, train queries, …) is a folder: token states as a memory-mapped float16 file, embeddings as a
 float32 array. Knows nothing of docids or decoders.
 """
 
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Protocol
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from dsi.contrastive.encoder import Encoder
 from dsi.docids.files.processes import ALONE, Processes
 from dsi.docids.files.storage import replace_folder
-from dsi.docids.types import Floats
 
 _BLOCK = 16_384
 """Texts of a part."""
-
-
-class Reader(Protocol):
-    """What makes states of texts: an `Encoder`, or a `PretrainedGenerator` some of whose layers are never trained."""
-
-    @property
-    def embedding_dim(self) -> int:
-        """Dimensions of the embedding that comes with the states."""
-
-    @property
-    def state_dim(self) -> int:
-        """Width of the states."""
-
-    def token_states(self, texts: Sequence[str], kind: str, *, progress: str) -> Iterator[tuple[int, Floats, Floats]]:
-        """Yield (position in `texts`, states [length, state_dim], embedding [embedding_dim]) of every text."""
 
 
 class StateCache:
@@ -93,20 +77,9 @@ def _states(folder: Path) -> np.ndarray:
 
 
 def write_states(
-    encoder: Reader, kind: str, texts: Sequence[str], folder: Path, processes: Processes = ALONE
+    encoder: Encoder, kind: str, texts: Sequence[str], folder: Path, processes: Processes = ALONE
 ) -> list[Path]:
-    """Encode texts and write their states and embeddings, one folder per block; blocks already written are kept.
-
-    Args:
-        encoder: makes the states.
-        kind: "document" or "query".
-        texts: at least one, from `document_texts` or `query_texts`.
-        folder: used for these texts only.
-        processes: share the work.
-
-    Returns:
-        The folders of the blocks, for a `StateCache`.
-    """
+    """Encode texts and write their states and embeddings, one folder per block; blocks already written are kept."""
     parts = {start: folder / f"{start:012}" for start in range(0, len(texts), _BLOCK)}
     for start in processes.share(list(parts)):
         if not parts[start].exists():
@@ -115,7 +88,7 @@ def write_states(
     return list(parts.values())
 
 
-def _write_block(encoder: Reader, kind: str, texts: Sequence[str], folder: Path) -> None:
+def _write_block(encoder: Encoder, kind: str, texts: Sequence[str], folder: Path) -> None:
     spans = np.zeros((len(texts), 2), dtype=np.int64)
     embeddings = np.zeros((len(texts), encoder.embedding_dim), dtype=np.float32)
     with replace_folder(folder) as partial:

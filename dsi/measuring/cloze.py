@@ -98,14 +98,7 @@ class Hole(NamedTuple):
 def cloze_test(retriever: Retriever, collection: Collection, *, seed: int = 0) -> Cloze | None:
     """Return the weight of an index's words that finds its documents by sentences of theirs.
 
-    Args:
-        retriever: an index without a generator.
-        collection: its documents, with their texts.
-        seed: of the sentences.
-
-    Returns:
-        None if the index has no BM25, if fewer than 10 documents have two sentences that the encoder reads, or if documents
-        are all alike.
+    None without BM25, where fewer than 10 documents have two sentences that the encoder reads, or all documents are alike.
     """
     lexical = retriever.snapshot.lexical
     if not isinstance(lexical, BM25):
@@ -196,14 +189,7 @@ def _dense_without(tree: DocidTree, row: int, query: Floats, piece: Floats) -> f
 
 
 def find_holes(encoder: TextEncoder, documents: datasets.Dataset, analyzer: Analyzer, seed: int) -> Iterator[Hole]:
-    """Yield documents that a sentence that the encoder reads was taken out of, one each, in random order: a tenth, 150 to 300.
-
-    Args:
-        encoder: reads the documents in pieces.
-        documents: with title and text.
-        analyzer: counts the terms of sentences.
-        seed: of the choice.
-    """
+    """Yield documents that a sentence that the encoder reads was taken out of, one each, at random: a tenth, 150 to 300."""
     rng = random.Random(seed)
     left = min(_MOST, max(_FEWEST_TRIED, len(documents) // _SHARE))
     for row in rng.sample(range(len(documents)), len(documents))[:_MOST_READ]:

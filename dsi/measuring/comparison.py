@@ -6,7 +6,7 @@ from html import escape
 
 from dsi.docids.types import Qrels, Run
 from dsi.eval.measures import evaluate, mean, measures_for
-from dsi.eval.protocol import holm, randomisation_test
+from dsi.eval.protocol import paired_tests
 from dsi.eval.tables import html_table, markdown_table
 
 
@@ -17,17 +17,13 @@ class Comparison:
     Attributes:
         names: of the two.
         means: {measure: (mean of the first, of the second)}, in percent.
-        differences: {measure: second less first, in points}.
-        p: {measure: p-value of a paired randomisation test}.
-        corrected: {measure: p-value after Holm's correction for the number of measures}.
+        tests: {measure: (second less first, in points, p)}; p of a paired randomisation test, corrected for their number.
         queries: how many were compared.
     """
 
     names: tuple[str, str]
     means: dict[str, tuple[float, float]]
-    differences: dict[str, float]
-    p: dict[str, float]
-    corrected: dict[str, float]
+    tests: dict[str, tuple[float, float]]
     queries: int
 
     def __str__(self) -> str:
@@ -42,20 +38,16 @@ class Comparison:
     @property
     def _below(self) -> str:
         return (
-            f"{self.queries:,} queries; p of paired randomisation tests, corrected for {len(self.differences)} measures by "
-            "Holm's method."
+            f"{self.queries:,} queries; p of paired randomisation tests, Holm-corrected for {len(self.tests)} measures."
         )
 
     @property
     def _table(self) -> str:
         rows = [
-            [
-                measure, *(f"{value:.2f}" for value in self.means[measure]), f"{difference:+.2f}", f"{self.p[measure]:.4f}",
-                f"{self.corrected[measure]:.4f}",
-            ]
-            for measure, difference in self.differences.items()
-        ]  # fmt: skip
-        return markdown_table(["measure", *self.names, "difference", "p", "p, corrected"], rows)
+            [measure, *(f"{value:.2f}" for value in self.means[measure]), f"{difference:+.2f}", f"{p:.4f}"]
+            for measure, (difference, p) in self.tests.items()
+        ]
+        return markdown_table(["measure", *self.names, "difference", "p"], rows)
 
 
 def compare_runs(
@@ -64,11 +56,11 @@ def compare_runs(
     """Compare two runs by paired randomisation tests over all judged queries; one that a run lacks counts as 0 there.
 
     >>> print(compare_runs({"q": {"x": 2.0, "y": 1.0}}, {"q": {"y": 1.0}}, {"q": {"y": 1}}, ["RR@10"]))
-    | measure | A     | B      | difference | p      | p, corrected |
-    | ------- | ----- | ------ | ---------- | ------ | ------------ |
-    | RR@10   | 50.00 | 100.00 | +50.00     | 1.0000 | 1.0000       |
+    | measure | A     | B      | difference | p      |
+    | ------- | ----- | ------ | ---------- | ------ |
+    | RR@10   | 50.00 | 100.00 | +50.00     | 1.0000 |
     <BLANKLINE>
-    1 queries; p of paired randomisation tests, corrected for 1 measures by Holm's method.
+    1 queries; p of paired randomisation tests, Holm-corrected for 1 measures.
 
     Args:
         a: {query_id: {doc_id: score}}.
@@ -82,13 +74,5 @@ def compare_runs(
     """
     measures = measures or measures_for(qrels)
     first, second = evaluate(a, qrels, measures), evaluate(b, qrels, measures)
-    tests = {name: randomisation_test(second[name], first[name], rounds=10_000) for name in measures}
-    p = {name: own for name, (_, own) in tests.items()}
-    return Comparison(
-        names,
-        {name: (100 * mean(first[name]), 100 * mean(second[name])) for name in measures},
-        {name: 100 * difference for name, (difference, _) in tests.items()},
-        p,
-        dict(zip(p, holm(list(p.values())), strict=True)),
-        len(qrels),
-    )
+    means = {name: (100 * mean(first[name]), 100 * mean(second[name])) for name in measures}
+    return Comparison(names, means, paired_tests(second, {"first": first}, measures)["first"], len(qrels))

@@ -6,26 +6,23 @@ Knows nothing of tables.
 import dataclasses
 import time
 from collections.abc import Mapping, Sequence
-from copy import copy
-from dataclasses import dataclass
-from typing import Any, Self
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from dsi.contrastive.blocks import DocumentTexts
 from dsi.contrastive.text_encoder import TextEncoder
 from dsi.docids.data.collection import Collection
 from dsi.docids.data.identical import most_identical, without_identical
 from dsi.docids.files.processes import ALONE, Processes
-from dsi.docids.tree import DocidTree
-from dsi.docids.types import Run
+from dsi.docids.tree import DocidTree, document_scores
+from dsi.docids.types import Qrels, Run
 from dsi.docids.words.analyzer import FOUND
 from dsi.docids.words.bm25 import BM25
 from dsi.eval.baselines import dense_run, tune_bm25
+from dsi.eval.fusion import fit_weights
 from dsi.eval.protocol import FEWEST_QUERIES, count_answered
-from dsi.measuring.tuning import choose, choose_weights, hybrid_scores
-from dsi.measuring.weights import DEPTH, NO_PARTS
+from dsi.measuring.tuning import DEPTH, NO_PARTS, choose, choose_weights
 from dsi.search.engine import Method
 from dsi.search.queries import EncodedQueries
 from dsi.search.request import LEXICAL_WEIGHT, SearchConfig, SearchRequest
@@ -78,51 +75,29 @@ class BM25Runs:
 
 
 class DenseRuns:
-    """Flat and approximate dense search with an encoder.
+    """Flat dense search with an encoder over the documents of a tree.
 
     Args:
         collection: the documents and queries.
         encoder: of the queries.
-        embeddings: [n, dim] of the documents to search; of the beginnings of their texts, by the encoder, by default.
-        doc_ids: of the documents to search; those of the collection by default.
-        rows: [n] the document of each embedding, ascending, if some have several; the best one counts.
-        costs: [n] what is taken from the score of each; nothing by default.
+        tree: the docids, of which the best place of a document counts.
+        doc_ids: of the documents, in the order of the tree's rows.
     """
 
-    def __init__(
-        self,
-        collection: Collection,
-        encoder: TextEncoder,
-        embeddings: NDArray[np.float32] | None = None,
-        doc_ids: Sequence[str] | None = None,
-        rows: NDArray[np.integer] | None = None,
-        costs: NDArray[np.float32] | None = None,
-    ) -> None:
-        self.collection, self.encoder = collection, encoder
-        if embeddings is None:
-            embeddings = encoder.encode(DocumentTexts(encoder, collection.documents)[:], "document", progress=True)
-        self.embeddings, self.doc_ids = embeddings, doc_ids or list(collection.rows)
-        self._rows, self._costs = np.arange(len(embeddings)) if rows is None else rows, costs
-
-    @classmethod
-    def of_tree(cls, collection: Collection, encoder: TextEncoder, tree: DocidTree, doc_ids: Sequence[str]) -> Self:
-        """Return dense search over the documents of a tree, `doc_ids` in the order of its rows."""
+    def __init__(self, collection: Collection, encoder: TextEncoder, tree: DocidTree, doc_ids: Sequence[str]) -> None:
         own, costs = tree.by_row, tree.place_costs
-        costs = None if costs is None else costs[own]
-        return cls(collection, encoder, tree.embeddings[own], doc_ids, tree.doc_rows[own], costs)
+        self.collection, self.encoder, self.doc_ids = collection, encoder, doc_ids
+        self.embeddings, self._rows = tree.embeddings[own], tree.doc_rows[own]
+        self._costs = None if costs is None else costs[own]
 
-    def run(
-        self, split: str, encoded: NDArray[np.float32] | None = None, k: int = DEPTH, *, approximate: bool = False
-    ) -> Run:
+    def run(self, split: str, encoded: NDArray[np.float32] | None = None, k: int = DEPTH) -> Run:
         """Return the top k documents of each query of a split; `encoded`: [queries, dim], if computed already."""
         queries, identical = self.collection.query_texts(split), self.collection.identical
         most = k + most_identical(identical)
         if encoded is None:
             encoded = self.encoder.encode(self.encoder.query_texts(list(queries.values())), "query")
         if len(self._rows) == len(self.doc_ids):
-            run = dense_run(list(queries), encoded, self.doc_ids, self.embeddings, most, approximate=approximate)
-        elif approximate:
-            raise ValueError("Approximate dense search has one embedding a document; set docids.pieces to 1.")
+            run = dense_run(list(queries), encoded, self.doc_ids, self.embeddings, most)
         else:
             run = self._run_of_pieces(list(queries), encoded, most)
         run = {query_id: scores if queries[query_id].strip() else {} for query_id, scores in run.items()}
@@ -142,8 +117,7 @@ class DenseRuns:
         return run
 
 
-@dataclass(frozen=True)
-class CostedRun:
+class CostedRun(NamedTuple):
     """A run of an index, and its cost.
 
     Attributes:
@@ -173,7 +147,7 @@ class IndexRuns:
     def __init__(self, collection: Collection, retriever: Retriever, processes: Processes = ALONE) -> None:
         self.collection, self.retriever, self.processes = collection, retriever, processes
         doc_ids = list(retriever.snapshot.documents.rows)  # in the index's order
-        self.dense = DenseRuns.of_tree(collection, retriever.snapshot.encoder, retriever.snapshot.tree, doc_ids)
+        self.dense = DenseRuns(collection, retriever.snapshot.encoder, retriever.snapshot.tree, doc_ids)
         self._encoded: dict[tuple[str, int], EncodedQueries] = {}
 
     def run(self, split: str, k: int = DEPTH, control: type[Method] | None = None, **changes: Any) -> Run:
@@ -208,14 +182,6 @@ class IndexRuns:
         encoded = self.encode(split, self.collection.query_texts(split)).embeddings
         return self.dense.run(split, encoded, k)
 
-    def scores(self, split: str, doc_ids: Mapping[str, str], **changes: Any) -> dict[str, float]:
-        """Return {query_id: score of its document in `doc_ids`}, whether or not a search finds it."""
-        index, encoded = self.retriever.snapshot, self.encode(split, self.collection.query_texts(split))
-        rows = index.documents.rows_of([doc_ids[query_id] for query_id in encoded.query_ids], "doc_ids")
-        request = SearchRequest(1, dataclasses.replace(index.search_config, **changes))
-        followed = index.engine.follow_all(encoded, request, np.array(rows)[:, None])
-        return dict(zip(encoded.query_ids, followed.scores[:, 0].tolist(), strict=True))
-
     def encode(self, split: str, queries: Mapping[str, str]) -> EncodedQueries:
         """Return queries of a split, all or this process's share, encoded once."""
         key = split, len(queries)
@@ -225,41 +191,54 @@ class IndexRuns:
             )
         return self._encoded[key]
 
-    def tune(
-        self, *, learned: bool = True, lexical: bool = True, on_dev: bool = True, **changes: Any
-    ) -> dict[str, Any]:
-        """Return the best settings of `[search]` on dev, and `changes`.
+    def tune(self, *, lexical: bool = True) -> dict[str, Any]:
+        """Return the best settings of `[search]` on dev, of words too if `lexical`; without dev queries the index's own.
 
-        Without dev queries, the weights are the index's own; with `learned` False, words get the recommended weight if theirs
-        is 0. All processes get those of rank 0, in case scores differ in the last digit.
-
-        Args:
-            learned: also weight the generator and late interaction; False gives the settings of dense + BM25, for `search` by
-                `DenseAndWords`.
-            lexical: also weight the lexical part.
-            on_dev: False passes over the dev queries, as where they are measured.
-            **changes: settings of `[search]` that are not chosen.
+        All processes get those of rank 0, in case scores differ in the last digit.
         """
-        index, qrels = copy(self.retriever), self.collection.qrels["dev"] if on_dev else {}
-        changes = {**changes, **({} if lexical else {"lexical_weight": 0.0})}
-        if not learned:  # for `DenseAndWords`
-            changes |= {"method": "exact", "token_weight": 0.0}
-            words = index.search_config.lexical_weight or LEXICAL_WEIGHT
-            index.search_config = dataclasses.replace(index.search_config, lexical_weight=words)
+        index, qrels = self.retriever, self.collection.qrels["dev"]
+        changes: dict[str, Any] = {} if lexical else {"lexical_weight": 0.0}
         if not qrels:
-            own = {"lexical_weight": index.search_config.lexical_weight}
-            return changes if learned or not lexical else own | changes
-        dev, identical = self.encode("dev", self.collection.query_texts("dev")), self.collection.identical
-        if learned:
-            config = dataclasses.replace(index.search_config, **changes)
-            return self.processes.first(
-                {**changes, **choose(index, dev, qrels, config, lexical=lexical, identical=identical).best}
-            )
-        if not index.snapshot.engine.has_generator:
-            start = {"lexical_weight": index.snapshot.configured.lexical_weight or LEXICAL_WEIGHT}
-            config = dataclasses.replace(index.search_config, **{**start, **changes})
-            weights = choose_weights(index, dev, qrels, config, lexical=lexical, tokens=False, identical=identical)
-            return self.processes.first({**changes, **weights})
-        scores = hybrid_scores(index, index.snapshot.lexical if lexical else None)
-        weight = scores.best_weight(dev.query_ids, dev.embeddings, dev.texts, qrels, identical)
-        return self.processes.first({**changes, "lexical_weight": weight})
+            return changes
+        config = dataclasses.replace(index.search_config, **changes)
+        best = choose(index, self._dev, qrels, config, lexical=lexical, identical=self.collection.identical).best
+        return self.processes.first({**changes, **best})
+
+    def tune_hybrid(self, *, on_dev: bool = True) -> dict[str, Any]:
+        """Return the settings of dense + BM25, for `search` by `DenseAndWords`, with the weight of words that is best on dev.
+
+        Without dev queries, or where these are measured, it is the index's own, or what we recommend if that is 0.
+        """
+        index, qrels = self.retriever, self.collection.qrels["dev"] if on_dev else {}
+        changes: dict[str, Any] = {"method": "exact", "token_weight": 0.0}
+        if not qrels:
+            return {"lexical_weight": index.search_config.lexical_weight or LEXICAL_WEIGHT, **changes}
+        if index.snapshot.engine.has_generator:
+            return self.processes.first({"lexical_weight": self._fit_words(qrels), **changes})
+        start = index.snapshot.configured.lexical_weight or LEXICAL_WEIGHT
+        config = dataclasses.replace(index.search_config, lexical_weight=start, **changes)
+        weights = choose_weights(
+            index.snapshot, self._dev, qrels, config, tokens=False, identical=self.collection.identical
+        )
+        return self.processes.first({**changes, **weights})
+
+    @property
+    def _dev(self) -> EncodedQueries:
+        return self.encode("dev", self.collection.query_texts("dev"))
+
+    def _fit_words(self, qrels: Qrels) -> float:
+        """Return the weight of words beside dense scores on dev, compared over the first hundred documents of either."""
+        index, dev, dense, words = self.retriever.snapshot, self._dev, dict[str, Any](), dict[str, Any]()
+        if not index.lexical:
+            return 0.0
+        for start in range(0, len(dev.query_ids), _BATCH):
+            block = slice(start, start + _BATCH)
+            scores = document_scores(dev.embeddings[block], index.tree), index.lexical.shares(dev.texts[block])
+            for row, query_id in enumerate(dev.query_ids[block]):
+                tops = [np.argsort(-source[row], kind="stable")[:DEPTH] for source in scores]
+                best = np.unique(np.concatenate(tops))
+                names = [self.dense.doc_ids[document] for document in best]
+                for run, values in zip((dense, words), scores, strict=True):
+                    run[query_id] = dict(zip(names, values[row][best].tolist(), strict=True))
+        dense, words = (without_identical(run, self.collection.identical) for run in (dense, words))
+        return fit_weights(dense, [words], [LEXICAL_WEIGHT], qrels)[0]

@@ -11,24 +11,20 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from itertools import product
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from dsi.docids.data.collection import Collection, check_collection, compare_documents
 from dsi.docids.data.identical import Identical, most_identical, without_identical
 from dsi.docids.files.progress import stage_line
 from dsi.docids.files.reading import read_record
 from dsi.docids.files.storage import write_json
-from dsi.docids.types import Ints, Qrels, Run
-from dsi.docids.words.bm25 import BM25
+from dsi.docids.types import Qrels, Run
 from dsi.eval.fusion import fit_weights
 from dsi.eval.protocol import FEWEST_QUERIES, best_setting, count_answered
 from dsi.measuring.cloze import Cloze, cloze_test
 from dsi.measuring.learned import learned_queries
-from dsi.measuring.weights import DEPTH, NO_PARTS, HybridScores
-from dsi.search.engine import Engine
 from dsi.search.generate import VectorEngine
 from dsi.search.queries import EncodedQueries
 from dsi.search.request import LEXICAL_WEIGHT, MEMORY_WEIGHT, TOKEN_WEIGHT, SearchConfig, SearchRequest
@@ -37,9 +33,14 @@ from dsi.store.folder.loading import index_state
 from dsi.store.folder.manifest import search_config
 from dsi.store.folder.writing import write_search_config
 from dsi.store.retriever import Retriever, load
+from dsi.store.snapshot import Snapshot
 
 logger = logging.getLogger(__name__)
 
+DEPTH = 100
+"""Candidates per query on which weights are compared."""
+NO_PARTS: dict[str, Any] = {"lexical_weight": 0.0, "token_weight": 0.0, "memory_weight": 0.0}
+"""Settings of `[search]` without words, tokens and memory."""
 _RECORD = "tuning.json"
 CHOSEN = ("alpha", "beta", "ann_temperature", "beam_width", "lexical_weight", "token_weight", "memory_weight")
 """Settings that may be chosen. Each tuning begins from those of `[search]`, so that the same queries choose the same."""
@@ -79,8 +80,8 @@ def tune(retriever: Retriever, collection: Collection) -> Tuning:
     It begins from the settings of `[search]`, not from those chosen before, so that the same queries choose the same again.
 
     With fewer than 20 judged dev queries the documents choose the weight of words, by an inverse cloze test
-    (`dsi.measuring.cloze`), and the other weights stay; a line says which of the two chose. Without dev queries, the
-    beam is chosen on train queries, or on queries without judgements; with fewer than 20 of those they stay.
+    (`dsi.measuring.cloze`), and the other weights stay. Without dev queries, the beam is chosen on train queries; with fewer
+    than 20 of those it stays.
 
     Dev queries that the index has learned choose without what it learned of them, and a line counts them. The weight of what
     was learned stays where fewer than 100 dev queries test it.
@@ -127,13 +128,10 @@ def tune(retriever: Retriever, collection: Collection) -> Tuning:
 
 
 def _queries(collection: Collection) -> tuple[str, dict[str, str]]:
-    """Return the queries that choose, and their kind: all of dev, else the first of train, else of those that nobody judged."""
+    """Return the queries that choose, and their split: all of dev, or else the first of train."""
     if collection.qrels["dev"]:
         return "dev", collection.query_texts("dev")
-    judged = {query_id for qrels in collection.qrels.values() for query_id in qrels}
-    unjudged = {query_id: text for query_id, text in collection.queries.items() if query_id not in judged}
-    split, queries = ("train", collection.query_texts("train")) if collection.qrels["train"] else ("unjudged", unjudged)
-    return split, dict(list(queries.items())[:_MOST_QUERIES])
+    return "train", dict(list(collection.query_texts("train").items())[:_MOST_QUERIES])
 
 
 def _warn_few(queries: int, judged: int, split: str) -> None:
@@ -194,68 +192,30 @@ def choose(
         lexical: also weight the lexical part, if the index has one.
         identical: documents that queries leave out, as they are these (`dsi.docids.data.identical`).
     """
-    index = retriever.snapshot
-    words, (encoded, _) = index.lexical if lexical else None, encoded.cleaned()
-    judged = {
-        query_id: text for query_id, text in zip(encoded.query_ids, encoded.texts, strict=True) if query_id in qrels
-    }
+    (encoded, _), config = encoded.cleaned(), config or retriever.search_config
+    pairs = zip(encoded.query_ids, encoded.texts, strict=True)
+    judged = {query_id: text for query_id, text in pairs if query_id in qrels}
     if learned := learned_queries(retriever, judged):
         logger.warning(
             "%d of %d dev queries were learned; what was learned of them takes no part in the choice of weights.",
             len(learned), len(judged),
         )  # fmt: skip
-    unseen = Retriever(index.with_memory(index.memory.without(encoded.texts, encoded.embeddings)))
-    tuned = _Index(unseen, config or retriever.search_config, words, identical or {})
-    if not tuned.engine.has_generator:
-        return _choose_parts(tuned, encoded, qrels)
-    if not qrels:
-        return Tuning({}, [])
-    return _choose_paths(tuned, encoded, qrels)
-
-
-class _Index(NamedTuple):
-    """The index that is tuned.
-
-    Attributes:
-        retriever: not updated meanwhile.
-        search_config: the settings that are not chosen.
-        lexical: the lexical part that is weighted; None for none.
-        identical: documents that queries leave out, as they are these.
-    """
-
-    retriever: Retriever
-    search_config: SearchConfig
-    lexical: BM25 | None
-    identical: Identical
-
-    @property
-    def engine(self) -> Engine:
-        return self.retriever.snapshot.engine
-
-
-def hybrid_scores(retriever: Retriever, lexical: BM25 | None) -> HybridScores:
-    """Return what scores all documents of an index by dense and lexical scores; `lexical`: the part that is weighted."""
-    return HybridScores(list(retriever.snapshot.documents.rows), retriever.snapshot.tree, lexical)
+    memory = retriever.snapshot.memory.without(encoded.texts, encoded.embeddings)
+    index = retriever.snapshot.with_memory(memory)
+    if index.engine.has_generator:
+        return _choose_paths(index, encoded, qrels, config, identical or {}) if qrels else Tuning({}, [])
+    best: dict[str, Any] = {}
+    if qrels:
+        best |= choose_weights(index, encoded, qrels, config, lexical=lexical, identical=identical)
+    beam_width, tried = _choose_beam(index, encoded, dataclasses.replace(config, **best))
+    return Tuning({**best, "beam_width": beam_width}, tried)
 
 
 # Without a generator.
 
 
-def _choose_parts(index: _Index, encoded: EncodedQueries, qrels: Qrels) -> Tuning:
-    best: dict[str, Any] = {}
-    if qrels:
-        own, lexical = index.search_config, index.lexical is not None
-        best |= choose_weights(index.retriever, encoded, qrels, own, lexical=lexical, identical=index.identical)
-    # The walk chooses candidates, which late interaction then orders: it is compared on what it has to find.
-    config = dataclasses.replace(index.search_config, method="generate", **{**best, "token_weight": 0.0})
-    few = _first(encoded, _MOST_QUERIES)
-    exact = index.engine.search(few, SearchRequest(10, dataclasses.replace(config, method="exact")))
-    beam_width, tried = _best_beam(index, few, config, exact)
-    return Tuning({**best, "beam_width": beam_width}, tried)
-
-
 def choose_weights(
-    retriever: Retriever,
+    index: Snapshot,
     encoded: EncodedQueries,
     qrels: Qrels,
     config: SearchConfig,
@@ -267,7 +227,7 @@ def choose_weights(
     """Return weights of the document score, fitted to judged queries; those of `config` if there are few; 0 for missing parts.
 
     Args:
-        retriever: an index without a generator.
+        index: an index without a generator.
         encoded: the queries, with their query_ids.
         qrels: their judgements.
         config: the weights that stay if there are few queries.
@@ -275,12 +235,12 @@ def choose_weights(
         tokens: also weight late interaction, if the index has it.
         identical: documents that queries leave out, as they are these.
     """
-    parts = _weighted_parts(retriever, lexical=lexical, tokens=tokens)
+    parts = _weighted_parts(index, lexical=lexical, tokens=tokens)
     weights = {weight: getattr(config, weight) if name else 0.0 for weight, name in parts.items()}
     if count_answered(qrels) < FEWEST_QUERIES:
         return weights
     there = {weight: name for weight, name in parts.items() if name}
-    scores = _score_parts(retriever, encoded, config, there)
+    scores = _score_parts(index, encoded, config, there)
     dense, *others = (without_identical(run, identical or {}) for run in scores)
     runs = dict(zip(there, others, strict=True))
     if "memory_weight" in runs and (tested := _tested(runs["memory_weight"], qrels)) < FEWEST_TESTED:
@@ -299,9 +259,9 @@ def _tested(run: Run, qrels: Qrels) -> int:
     return sum(any(score > 0 for score in run.get(query_id, {}).values()) for query_id in asked)
 
 
-def _weighted_parts(retriever: Retriever, *, lexical: bool, tokens: bool) -> dict[str, str]:
+def _weighted_parts(index: Snapshot, *, lexical: bool, tokens: bool) -> dict[str, str]:
     """Return {weight: name of its part of the document score}, "" for a part that the index lacks or that is left out."""
-    engine, words = retriever.snapshot.engine, retriever.snapshot.lexical if lexical else None
+    engine, words = index.engine, index.lexical if lexical else None
     assert isinstance(engine, VectorEngine)
     return {
         "lexical_weight": words.name if words else "",
@@ -310,24 +270,15 @@ def _weighted_parts(retriever: Retriever, *, lexical: bool, tokens: bool) -> dic
     }
 
 
-def _score_parts(
-    retriever: Retriever, encoded: EncodedQueries, config: SearchConfig, parts: Mapping[str, str]
-) -> list[Run]:
-    """Return the dense scores of each query's candidates, the first documents of dense search with BM25, and other parts.
-
-    Args:
-        retriever: an index without a generator.
-        encoded: the queries.
-        config: of the search for candidates.
-        parts: {weight: name of the part}.
-    """
+def _score_parts(index: Snapshot, encoded: EncodedQueries, config: SearchConfig, parts: Mapping[str, str]) -> list[Run]:
+    """Return the dense scores of each query's candidates, the first documents of dense search with BM25, and other parts."""
     words = {"lexical_weight": config.lexical_weight or LEXICAL_WEIGHT} if "lexical_weight" in parts else {}
     words |= {"memory_weight": config.memory_weight or MEMORY_WEIGHT} if "memory_weight" in parts else {}
     pool = dataclasses.replace(config, method="exact", **{**NO_PARTS, **words})
-    result = retriever.snapshot.engine.search(encoded, SearchRequest(DEPTH, pool))
+    result = index.engine.search(encoded, SearchRequest(DEPTH, pool))
     unweighted = dataclasses.replace(pool, **{**NO_PARTS, **dict.fromkeys(parts, 1.0)})
-    followed = retriever.snapshot.engine.follow_result(encoded, SearchRequest(DEPTH, unweighted), result)
-    doc_ids = retriever.snapshot.as_run(encoded.query_ids, result)
+    followed = index.engine.follow_result(encoded, SearchRequest(DEPTH, unweighted), result)
+    doc_ids = index.as_run(encoded.query_ids, result)
 
     def run(name: str) -> Run:
         rows = zip(encoded.query_ids, followed.parts[name].tolist(), strict=True)
@@ -336,56 +287,53 @@ def _score_parts(
     return [run(name) for name in ("dense", *parts.values())]
 
 
-def _first(encoded: EncodedQueries, count: int) -> EncodedQueries:
-    """Return the first queries."""
-    batches = [batch.select(np.flatnonzero(batch.rows < count)) for batch in encoded.batches]
-    return EncodedQueries(encoded.query_ids[:count], [batch for batch in batches if len(batch.texts)])
-
-
-def among(values: Ints, others: Ints) -> NDArray[np.bool_]:
-    """[batch, n] True at values [batch, n] that are among others [batch, m] of the same row."""
-    return np.stack([np.isin(row, other) for row, other in zip(values, others, strict=True)])
-
-
-def agreement(result: SearchResult, exact: SearchResult) -> float:
-    """Return the share of the documents of one result that another one has, averaged over queries."""
-    there = exact.positions >= 0
-    both = among(exact.positions, np.where(result.positions >= 0, result.positions, -2)) & there
-    return float((both.sum(axis=1) / np.maximum(there.sum(axis=1), 1)).mean())
-
-
-def _best_beam(
-    index: _Index, encoded: EncodedQueries, config: SearchConfig, exact: SearchResult
+def _choose_beam(
+    index: Snapshot, encoded: EncodedQueries, config: SearchConfig
 ) -> tuple[int, list[tuple[dict[str, Any], float]]]:
-    """Return the smallest beam that finds what "exact" finds."""
-    tried: list[tuple[dict[str, Any], float]] = []
+    """Return the smallest beam that finds what "exact" finds, and all that were tried.
+
+    The walk chooses candidates, which late interaction then orders: it is compared on what it has to find.
+    """
+    few = [batch.select(np.flatnonzero(batch.rows < _MOST_QUERIES)) for batch in encoded.batches]
+    queries = EncodedQueries(encoded.query_ids[:_MOST_QUERIES], [batch for batch in few if len(batch.texts)])
+    config = dataclasses.replace(config, token_weight=0.0)
+
+    def search(**changes: Any) -> SearchResult:
+        return index.engine.search(queries, SearchRequest(10, dataclasses.replace(config, **changes)))
+
+    exact, tried = search(method="exact"), list[tuple[dict[str, Any], float]]()
     for beam_width in BEAMS:
-        result = index.engine.search(encoded, SearchRequest(10, dataclasses.replace(config, beam_width=beam_width)))
-        tried.append(({"beam_width": beam_width}, agreement(result, exact)))
+        found = search(method="generate", beam_width=beam_width)
+        tried.append(({"beam_width": beam_width}, agreement(found, exact)))
         if tried[-1][1] >= _AGREE:
             break
     return beam_width, tried
 
 
+def agreement(result: SearchResult, exact: SearchResult) -> float:
+    """Return the share of the documents of one result that another one has, averaged over queries."""
+    there = exact.positions >= 0
+    pairs = zip(exact.positions, result.positions, strict=True)
+    both = np.stack([np.isin(own, found) for own, found in pairs]) & there  # [queries, k]
+    return float((both.sum(axis=1) / np.maximum(there.sum(axis=1), 1)).mean())
+
+
 # With a generator.
 
 
-def _choose_paths(index: _Index, encoded: EncodedQueries, qrels: Qrels) -> Tuning:
-    """Return the best alpha and temperature of path scores, by a grid."""
+def _choose_paths(
+    index: Snapshot, encoded: EncodedQueries, qrels: Qrels, config: SearchConfig, identical: Identical
+) -> Tuning:
+    """Return the best alpha and temperature of path scores, by a grid; of equals the first stays."""
 
     def search(settings: Mapping[str, Any]) -> Run:
-        request = SearchRequest(
-            10 + most_identical(index.identical), dataclasses.replace(index.search_config, **settings)
-        )
-        run = index.retriever.snapshot.as_run(encoded.query_ids, index.engine.search(encoded, request))
-        return without_identical(run, index.identical, 10)
+        request = SearchRequest(10 + most_identical(identical), dataclasses.replace(config, **settings))
+        run = index.as_run(encoded.query_ids, index.engine.search(encoded, request))
+        return without_identical(run, identical, 10)
 
-    own = index.search_config
-    pairs = {(own.alpha, own.ann_temperature): None, **dict.fromkeys(product(PATH_ALPHAS[:-1], PATH_TEMPERATURES))}
-    grid = [
-        {"alpha": alpha, "ann_temperature": temperature} for alpha, temperature in pairs
-    ]  # of equals the first stays
-    grid.append({"alpha": 1.0, "ann_temperature": own.ann_temperature})  # without effect there
+    pairs = [(config.alpha, config.ann_temperature), *product(PATH_ALPHAS[:-1], PATH_TEMPERATURES)]
+    pairs.append((1.0, config.ann_temperature))  # the temperature has no effect there
+    grid = [{"alpha": alpha, "ann_temperature": temperature} for alpha, temperature in dict.fromkeys(pairs)]
     return Tuning(*best_setting(search, grid, qrels))
 
 
@@ -431,16 +379,8 @@ def tune_index(folder: Path, collection: Collection, device: str | None = None) 
     write_json(folder / _RECORD, {"index": bound_to, "collection": collection.digest, **choice})
     if retriever.search_config != before:
         chosen = {name: value for name, value in tuning.best.items() if value != getattr(before, name)}
-        logger.info("tuned on %s: %s", _teachers(tuning, collection), in_words(chosen))
+        logger.info("tuned: %s", in_words(chosen))
     return True
-
-
-def _teachers(tuning: Tuning, collection: Collection) -> str:
-    """Return in words which queries, and sentences of documents, chose the settings."""
-    split, found = _queries(collection)
-    queries = f"{len(found)} {split} queries"
-    sentences = f"{tuning.cloze.pairs} sentences of the documents" if tuning.cloze else ""
-    return " and ".join(filter(None, [queries if tuning.tried or not sentences else "", sentences]))
 
 
 def _record(folder: Path) -> dict[str, Any]:

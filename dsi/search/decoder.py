@@ -286,7 +286,7 @@ class TextDecoder(CachedDecoder):
         else:
             mask = F.pad(mask, (0, cache.digits), value=1)
             more |= {"inputs_embeds": embeddings, **self.generator.positions(mask, 1)}
-        return self.generator.upper(attention_mask=mask, **more).last_hidden_state[:, -1]  # type: ignore[no-any-return]
+        return self.generator.model(attention_mask=mask, **more).last_hidden_state[:, -1]  # type: ignore[no-any-return]
 
 
 @dataclass

@@ -1,6 +1,5 @@
 """The stage that makes docids: its inputs beside the documents, and its output."""
 
-import hashlib
 import logging
 from collections.abc import Sequence
 from dataclasses import replace
@@ -22,7 +21,7 @@ from dsi.docids.extensions import SCHEMES, package_of
 from dsi.docids.files.processes import ALONE, Processes
 from dsi.docids.files.reading import sha256
 from dsi.docids.files.storage import write_json
-from dsi.docids.schemes import FILE, Docids, DocidsConfig, SchemeInput, check_points
+from dsi.docids.schemes import FILE, Docids, DocidsConfig, SchemeInput
 from dsi.docids.schemes.file import read_docids, write_docids
 from dsi.docids.token_vectors import TokenVectors
 from dsi.docids.tree import DocidTree, diagnostics, piece_cost
@@ -34,11 +33,7 @@ logger = logging.getLogger(__name__)
 
 
 def load_tokenizer(name: str) -> Any:
-    """Return the tokenizer of a model.
-
-    Raises:
-        FileNotFoundError: there is none.
-    """
+    """Return the tokenizer of a model."""
     try:
         return AutoTokenizer.from_pretrained(name, local_files_only=is_local(name))
     except (OSError, ValueError) as error:
@@ -61,20 +56,7 @@ def scheme_input(
     folder: Path | None = None,
     pieces: DocumentTexts | None = None,
 ) -> SchemeInput:
-    """Return what a scheme reads of the documents of a collection, or of their pieces.
-
-    Args:
-        collection: the documents.
-        encoder: that reads them.
-        config: the settings.
-        embeddings: [N, dim] of the documents, or of their pieces.
-        points: [N or documents, any] what to cluster on instead.
-        processes: that share the work.
-        checkpoint: whose tokenizer the scheme gets; "" for the encoder's.
-        seed: of the scheme.
-        folder: of this stage, where a scheme leaves what a killed run can use again.
-        pieces: of the documents' texts, if they have been cut already.
-    """
+    """Return what a scheme reads of documents or their pieces, with embeddings [N, dim] or `points` [N or documents, any]."""
     table = collection.documents
     pieces = pieces or DocumentTexts(encoder, table, config.most_pieces)
     several = len(pieces) > len(table) or (config.scheme == FILE and config.most_pieces > 1)
@@ -102,25 +84,10 @@ def _at(column: Sequence[str], rows: NDArray[np.integer]) -> list[str]:
     return [values[row] for row in rows]
 
 
-def sources_digest(config: DocidsConfig, collection: Collection, points: NDArray[np.float32] | None = None) -> str:
-    """Return what docids are made of beside documents and settings, as digests, names and versions; "" if of nothing else.
-
-    Args:
-        config: may name a file of docids, which is checked.
-        collection: the documents.
-        points: [documents, any] to cluster on; checked too, but for their number where documents have several docids.
-
-    Raises:
-        FileNotFoundError: no such file.
-        ValueError: the file is not one of this collection's docids, or points are wrong.
-    """
-    package = package_of(SCHEMES, config.scheme)
-    if points is not None:
-        if config.most_pieces == 1:
-            check_points(points, len(collection.documents), "points")
-        return package + hashlib.sha256(np.ascontiguousarray(points).data).hexdigest()
+def sources_digest(config: DocidsConfig, collection: Collection) -> str:
+    """Return what docids are made of beside documents and settings, as digests, names and versions; "" if of nothing else."""
     if config.scheme != FILE:
-        return package
+        return package_of(SCHEMES, config.scheme)
     read_docids(Path(config.method), collection.documents["doc_id"])
     return sha256(Path(config.method))
 
@@ -165,16 +132,7 @@ def save_docids_stage(
 ) -> None:
     """Write the tree of docids with the document table and diagnostics, and `docids.tsv` if the digits are other numbers.
 
-    Args:
-        docids: of a scheme.
-        embeddings: [N, dim] of the documents, or of their pieces.
-        documents: their table.
-        folder: to write into.
-        vectors: how they are kept.
-        pieces: of a document, at most.
-        spans: [N, 2] characters start to end of each in its text; None if each document is one.
-        tokens: of the documents, or of their pieces.
-        text_megabytes: the documents' texts are written if they take at most this much.
+    Embeddings [N, dim], tokens and spans [N, 2] (the characters of each) are of documents, or of their pieces.
     """
     tree = assemble(docids, embeddings, tokens, spans)
     if pieces > 1:

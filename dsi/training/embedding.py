@@ -24,7 +24,6 @@ from dsi.docids.files.processes import Processes
 from dsi.docids.files.reading import is_finite, map_tensors
 from dsi.docids.files.storage import digest, replacing, save_tensors
 from dsi.docids.token_vectors import TokenVectors
-from dsi.docids.types import Ints
 from dsi.docids.words.bm25 import BM25
 from dsi.search.request import LEXICAL_WEIGHT
 
@@ -32,8 +31,6 @@ logger = logging.getLogger(__name__)
 
 _HASHED = 16_384
 """Documents in memory at a time while they are hashed."""
-_MANY_PIECES = 5_000
-"""From which on a line says what fewer would take: some ten minutes on two cores."""
 
 
 class DocumentVectors:
@@ -144,32 +141,14 @@ def array_digest(array: NDArray[Any]) -> str:
 
 def _check_given(embeddings: NDArray[Any], documents: int, encoder: Encoder) -> None:
     """Raise ValueError unless embeddings can take the place of those that an encoder makes of documents."""
-    if embeddings.ndim != 2 or len(embeddings) != documents or embeddings.dtype.kind not in "fiu":
+    expected = [documents, encoder.embedding_dim]
+    if list(embeddings.shape) != expected or embeddings.dtype.kind not in "fiu":
         raise ValueError(
-            f"embeddings must be numbers [{documents:,}, {encoder.embedding_dim}], one row a document, got {embeddings.dtype} "
-            f"{list(embeddings.shape)}."
+            f"embeddings must be numbers {expected}, one row a document, as wide as those of the encoder, which reads the "
+            f"queries; got {embeddings.dtype} {list(embeddings.shape)}. Give the encoder that made them (encoder=…)."
         )
     if not is_finite(embeddings):
         raise ValueError("embeddings must be finite, and have a value that is not.")
-    if embeddings.shape[1] != encoder.embedding_dim:
-        raise ValueError(
-            f"embeddings have {embeddings.shape[1]} numbers each, and those of the encoder, which reads the queries, have "
-            f"{encoder.embedding_dim}. Give the encoder that made them (encoder=…)."
-        )
-
-
-def pieces_line(counts: Ints) -> str:
-    """Return how many pieces documents have [documents]; where they are many, also what fewer of each would take.
-
-    >>> pieces_line(np.array([1, 3]))
-    '2 documents in 4 pieces'
-    """
-    pieces, line = int(counts.sum()), f"{len(counts):,} documents in {counts.sum():,} pieces"
-    if pieces < _MANY_PIECES or pieces < 2 * len(counts):
-        return line
-    fewer = [(most, int(np.minimum(counts, most).sum())) for most in (4, 1)]
-    shown = [f"--pieces {most} embeds {own:,} ({own / pieces:.0%} of the time)" for most, own in fewer if own < pieces]
-    return f"{line}; fewer of each are faster, and find less in long texts: {', '.join(shown)}"
 
 
 def documents_digest(documents: datasets.Dataset) -> str:
@@ -207,17 +186,7 @@ def _examples_of_split(
     words: BM25,
     rng: np.random.Generator,
 ) -> list[QueryExample]:
-    """Return examples of a split's queries; their hard negatives are the best documents by dense + BM25.
-
-    Args:
-        collection: queries, judgements and documents.
-        split: of the queries.
-        encoder: of the queries.
-        embeddings: [n, embedding_dim] of the documents or their pieces.
-        rows: [n] row of the document table of each, ascending.
-        words: BM25 of the documents.
-        rng: draws the queries.
-    """
+    """Return examples of a split's queries; hard negatives are the best of embeddings [n, dim] and `rows` by dense + BM25."""
 
     def score(texts: Sequence[str], queries: NDArray[np.float32]) -> NDArray[np.float32]:
         return queries @ embeddings.T + LEXICAL_WEIGHT * words.shares(texts)[:, rows]

@@ -10,16 +10,13 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
 
 from dsi.config import Config
 from dsi.contrastive.blocks import DocumentTexts, encode_blocks
-from dsi.contrastive.devices import has_bfloat16
 from dsi.contrastive.encoder import Encoder
 from dsi.contrastive.trainers import SILENT, Reports
 from dsi.docids.data.collection import Collection, MadeTexts
-from dsi.docids.files.processes import Processes
 from dsi.docids.files.storage import digest
 from dsi.docids.tree import DocidTree, nearest_places
 from dsi.docids.types import Floats, Ints
@@ -30,6 +27,7 @@ from dsi.generator.pretrained import PROMPTS, PretrainedGenerator
 from dsi.generator.states import StateCache, write_states
 from dsi.training.embedding import documents_digest, remove_others
 from dsi.training.examples import DocidExamples, Texts, group_relevant
+from dsi.training.stages import StageFolders
 from dsi.training.trainer import train_generator
 
 logger = logging.getLogger(__name__)
@@ -52,31 +50,15 @@ class Part:
 
 @dataclass(frozen=True)
 class GeneratorStage:
-    """Trains the generator of a run.
-
-    Attributes:
-        config: of the run.
-        collection: what is indexed.
-        encoder: the trained encoder.
-        tree: the docids.
-        pseudo_queries: document rows and texts, and what they depend on.
-        states: folder for what encoders make of texts.
-        shared: whether other runs keep theirs there too; otherwise those of other queries are removed.
-        documents: folder of the embeddings of the documents, or of their segments (`DocumentVectors.folder`).
-        processes: share the work.
-        reports: where losses go.
-        numbers: [N, longest] of the docids in docid order, where tokens are nodes.
-    """
+    """Trains the generator of a run."""
 
     config: Config
     collection: Collection
     encoder: Encoder
     tree: DocidTree
     pseudo_queries: tuple[NDArray[np.integer], Sequence[str], str]
-    states: Path
-    shared: bool
+    folders: StageFolders
     documents: Path
-    processes: Processes
     reports: Reports = SILENT
     numbers: Ints | None = None
 
@@ -86,17 +68,14 @@ class GeneratorStage:
         With `training.train_encoder` the encoder changes too.
         """
         config, training = self.config, self.config.training
-        state_dim = self.encoder.state_dim
         generator = create_generator(
-            config.generator, self.tree, state_dim, training.objective, config.seed, self.numbers
+            config.generator, self.tree, self.encoder.state_dim, training.objective, config.seed, self.numbers
         ).to(self.encoder.model.device)
-        reader = generator if isinstance(generator, PretrainedGenerator) else None
-        examples = self.examples(reader)
-        if reader is not None:
-            self._begin(reader, examples.inputs if training.documents else None)
+        if isinstance(generator, PretrainedGenerator):
+            self._begin(generator)
         record = train_generator(
             generator,
-            examples,
+            self.examples(generator),
             training,
             work,
             self.encoder if training.train_encoder else None,
@@ -106,35 +85,28 @@ class GeneratorStage:
         )
         return generator, record
 
-    def _begin(self, generator: PretrainedGenerator, inputs: Inputs | None) -> None:
-        """Let the docid tokens of a model that reads texts begin at their clusters, by a map that some documents give.
-
-        `inputs`: what the model is trained on, if the documents come first in it.
-        """
+    def _begin(self, generator: PretrainedGenerator) -> None:
+        """Let the docid tokens of a model that reads texts begin at their clusters, by a map that some documents give."""
         part = self._documents()
-        inputs = inputs or Texts(generator.tokenize, PROMPTS, [(part.kind, part.texts)])
         rows = np.linspace(0, len(part.texts) - 1, min(_MAPPED, len(part.texts))).astype(int)
-        batches = (inputs.batch(rows[start : start + _BATCH].tolist()) for start in range(0, len(rows), _BATCH))
+        texts = [PROMPTS[part.kind] + part.texts[row] for row in rows.tolist()]
+        batches = (generator.tokenize(texts[start : start + _BATCH]) for start in range(0, len(texts), _BATCH))
         generator.begin(self.tree, batches, self._embeddings([part])[rows])
 
-    def examples(self, reader: PretrainedGenerator | None = None) -> DocidExamples:
-        """Return the indexing and retrieval examples, on cached states, or on texts, if a model reads those."""
+    def examples(self, generator: Generator | None = None) -> DocidExamples:
+        """Return the indexing and retrieval examples, on cached states, or on texts, if those are read in training."""
         parts = self._parts()
-        inputs = self._inputs(parts, reader)
-        positions = self._places(parts, inputs)
         texts = [(part.kind, part.texts) for part in parts]
+        if isinstance(generator, PretrainedGenerator):
+            inputs: Inputs = Texts(generator.tokenize, PROMPTS, texts)
+        elif self.config.training.train_encoder:
+            inputs = Texts(self.encoder.model.preprocess, self.encoder.model.prompts, texts)
+        else:
+            inputs = self._states(parts)
+        positions = self._places(parts, inputs)
         objective = find_objective(self.config.training.objective)
         relevant = group_relevant(texts, positions) if objective.all_relevant else {}
         return DocidExamples(inputs, positions, self.tree, relevant)
-
-    def _inputs(self, parts: Sequence[Part], reader: PretrainedGenerator | None) -> Inputs:
-        """Return what the generator reads of the texts."""
-        texts = [(part.kind, part.texts) for part in parts]
-        if reader is not None:
-            return self._states(parts, reader) if reader.reads_states else Texts(reader.tokenize, PROMPTS, texts)
-        if self.config.training.train_encoder:
-            return Texts(self.encoder.model.preprocess, self.encoder.model.prompts, texts)
-        return self._states(parts, self.encoder)
 
     def _places(self, parts: Sequence[Part], inputs: Inputs) -> NDArray[np.integer]:
         """Return the docid position of each text's document; if it has several, the place whose vector is nearest to the text.
@@ -144,12 +116,8 @@ class GeneratorStage:
         rows = np.concatenate([part.rows for part in parts])
         if self.tree.most_places == 1:
             return self.tree.positions[rows]
-        return nearest_places(self.tree, rows, self._encoded(parts, inputs))
-
-    def _encoded(self, parts: Sequence[Part], inputs: Inputs) -> Floats:
-        """[texts, dim] the embeddings of all parts, from the inputs if the encoder made those."""
-        made_by_encoder = self.config.generator.reads == "states"
-        return inputs.embeddings if made_by_encoder and isinstance(inputs, StateCache) else self._embeddings(parts)
+        encoded = inputs.embeddings if isinstance(inputs, StateCache) else self._embeddings(parts)
+        return nearest_places(self.tree, rows, encoded)
 
     def _parts(self) -> list[Part]:
         """Return the texts of indexing and retrieval examples, by kind."""
@@ -183,34 +151,25 @@ class GeneratorStage:
                 found.append(self.tree.embeddings[self.tree.positions])
             else:
                 own = self.documents if part.kind == "document" else folder
-                found.append(encode_blocks(self.encoder, part.texts, part.kind, own, self.processes))
+                found.append(encode_blocks(self.encoder, part.texts, part.kind, own, self.folders.processes))
         return np.concatenate(found)
 
-    def _states(self, parts: Sequence[Part], reader: Encoder | PretrainedGenerator) -> StateCache:
+    def _states(self, parts: Sequence[Part]) -> StateCache:
         """Return the cached token states of all parts."""
-        named = zip(self._folders(parts, "states", reader), parts, strict=True)
-        with torch.autocast(self.encoder.model.device.type, torch.bfloat16, enabled=self._in_bfloat16(reader)):
-            blocks = [write_states(reader, part.kind, part.texts, folder, self.processes) for folder, part in named]
+        named = zip(self._folders(parts, "states"), parts, strict=True)
+        blocks = [
+            write_states(self.encoder, part.kind, part.texts, folder, self.folders.processes) for folder, part in named
+        ]
         return StateCache([block for own in blocks for block in own])
 
-    def _in_bfloat16(self, reader: Encoder | PretrainedGenerator) -> bool:
-        """True if states are made in bfloat16: those of the layers of a generator that is trained so, never an encoder's."""
-        supported = self.config.bf16 and has_bfloat16(use_cpu=self.encoder.model.device.type == "cpu")
-        return supported and isinstance(reader, PretrainedGenerator)
-
-    def _folders(
-        self, parts: Sequence[Part], what: str, reader: Encoder | PretrainedGenerator | None = None
-    ) -> list[Path]:
-        """Return the folder for what the encoder, or another reader, makes of each part, named by all it depends on.
-
-        Those that are not used are removed.
-        """
-        made_from: list[Any] = [self.encoder.fingerprint, asdict(self.encoder.config)]
-        if isinstance(reader, PretrainedGenerator):
-            made_from += [reader.fingerprint, self._in_bfloat16(reader)]
-        folders = [self.states / f"{what}-{digest([*made_from, part.kind, part.origin])[:16]}" for part in parts]
-        if self.processes.is_main and not self.shared:
+    def _folders(self, parts: Sequence[Part], what: str) -> list[Path]:
+        """Return the folder for what the encoder makes of each part, named by all it depends on; others are removed."""
+        made_from = [self.encoder.fingerprint, asdict(self.encoder.config)]
+        folders = [
+            self.folders.states / f"{what}-{digest([*made_from, part.kind, part.origin])[:16]}" for part in parts
+        ]
+        if self.folders.processes.is_main and not self.folders.store:
             for kind in ("queries", "states"):
-                remove_others(self.states, kind, folders)
-        self.processes.wait()
+                remove_others(self.folders.states, kind, folders)
+        self.folders.processes.wait()
         return folders

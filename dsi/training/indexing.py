@@ -1,6 +1,5 @@
 """Makes an index of texts without training. Knows nothing of stages."""
 
-import dataclasses
 import shutil
 import threading
 import weakref
@@ -16,13 +15,12 @@ from numpy.typing import NDArray
 
 from dsi.config import Config, run_config
 from dsi.docids.data.collection import Collection, read_collection
-from dsi.docids.files.checks import user_path
+from dsi.docids.files.checks import folder_to_write, user_path
 from dsi.docids.files.reading import remembering_sums
 from dsi.docids.files.storage import link_files, replace_folder
-from dsi.search.queries import Queries, ids_and_texts
 from dsi.store.retriever import Retriever, load
 from dsi.training.pipeline import TrainingRun
-from dsi.training.preflight import output_folder, with_encoder
+from dsi.training.preflight import with_encoder
 
 _LINKING = threading.Lock()
 """Held while the encoder of temporary indexes is linked."""
@@ -31,7 +29,7 @@ _LINKING = threading.Lock()
 def index(
     source: Collection | str | Path | Iterable[Any], output: str | Path | None = None, *,
     config: str | Path | Config | None = None, encoder: Any = None, language: str | None = None,
-    pieces: int | None = None, embeddings: NDArray[Any] | str | Path | None = None, queries: Queries | None = None,
+    pieces: int | None = None, embeddings: NDArray[Any] | str | Path | None = None,
     device: str | None = None, replace: bool = False, discard_updates: bool = False,
 ) -> Retriever:  # fmt: skip
     """Index texts without training: the encoder as it is, BM25 with a weight that the documents choose, late interaction.
@@ -54,8 +52,6 @@ def index(
         embeddings: [documents, dim] of the documents, which are searched as they are, and none is encoded; an array or a .npy
             file. The encoder that made them reads the queries. Late interaction takes no part, a long text has one vector, and
             without dev queries the weight of words is that of `[search]`.
-        queries: texts, {query_id: text} or a table of queries without judgements, as those of a log. From 20 on they choose
-            alpha and the beam.
         device: of the encoder; the best available by default.
         replace: as for `train`.
         discard_updates: as for `train`.
@@ -71,8 +67,6 @@ def index(
     collection = _read_source(source)
     if embeddings is not None:
         chosen = _for_vectors(chosen, collection)
-    if queries is not None:
-        collection = _with_queries(collection, queries)
     vectors = read_embeddings(user_path(embeddings)) if isinstance(embeddings, str | Path) else embeddings
 
     def made(folder: Path) -> Retriever:
@@ -82,15 +76,11 @@ def index(
         ).train()  # fmt: skip
         return load(folder, device=device)
 
-    return made(output_folder(output)) if output is not None else _temporary(made)
+    return made(folder_to_write(output, "output")) if output is not None else _temporary(made)
 
 
 def _for_vectors(config: Config, collection: Collection) -> Config:
-    """Return a configuration for documents whose embeddings are given: one vector each, and nothing of them encoded.
-
-    Raises:
-        ValueError: it has several pieces a document.
-    """
+    """Return a configuration for documents whose embeddings are given: one vector each, and nothing of them encoded."""
     if config.docids.pieces > 1:
         raise ValueError(
             f"embeddings are one vector a document, got pieces {config.docids.pieces}. Leave one of the two out."
@@ -121,13 +111,6 @@ def _temporary(make: Callable[[Path], Retriever]) -> Retriever:
     return retriever
 
 
-def _with_queries(collection: Collection, queries: Queries) -> Collection:
-    """Return a collection with more queries, which nobody has judged."""
-    named = zip(*ids_and_texts(queries), strict=True)
-    own = {f"unjudged {query_id}": text for query_id, text in named if text.strip()}
-    return dataclasses.replace(collection, queries={**collection.queries, **own})
-
-
 def _read_source(source: Collection | str | Path | Iterable[Any]) -> Collection:
     """Return the collection of whatever `index` takes."""
     if isinstance(source, Collection):
@@ -143,11 +126,7 @@ def _read_source(source: Collection | str | Path | Iterable[Any]) -> Collection:
 
 
 def read_embeddings(path: Path) -> NDArray[np.float32]:
-    """Read embeddings [documents, dim] of any type of number from a .npy file; mapped, if float16 or float32.
-
-    Raises:
-        ValueError: the file is another one, or holds something else.
-    """
+    """Read embeddings [documents, dim] of any type of number from a .npy file; mapped, if float16 or float32."""
     from dsi.docids.files.reading import check_file
 
     check_file(path, "write it with numpy.save")

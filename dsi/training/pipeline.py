@@ -18,7 +18,6 @@ import shutil
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
-from math import ceil
 from pathlib import Path
 from typing import Any
 
@@ -29,12 +28,12 @@ from numpy.typing import NDArray
 from dsi.config import Config, write_config
 from dsi.contrastive.blocks import DocumentTexts, giving_back, in_blocks
 from dsi.contrastive.encoder import Encoder, quiet_transformers
-from dsi.contrastive.query_tokens import QUERIES, count_steps
 from dsi.contrastive.trainers import Reports
 from dsi.contrastive.training import contrastive_rows, drawn_documents, hard_negatives, train_encoder
 from dsi.docids.data.collection import Collection, check_collection
 from dsi.docids.extensions import GENERATORS, OBJECTIVES, package_of
-from dsi.docids.files.processes import BuildingCluster, Processes
+from dsi.docids.files.checks import folder_to_write
+from dsi.docids.files.processes import BuildingCluster
 from dsi.docids.files.progress import write_line
 from dsi.docids.files.ram import keep_few_kernels
 from dsi.docids.files.storage import digest, write_json, writing_to
@@ -44,9 +43,7 @@ from dsi.docids.tree import DocidTree
 from dsi.docids.words.bm25 import BM25, load_lexical
 from dsi.generator.kinds import find_kind
 from dsi.generator.pseudo_queries import generate_queries, read_queries_table
-from dsi.measuring.query_ranks import MARGIN, query_ranks, train_examples
 from dsi.measuring.tuning import configure, is_as_configured, is_tuned, tune_index
-from dsi.search.request import LEXICAL_WEIGHT
 from dsi.store.folder.loading import load_docids, load_encoder, load_tree
 from dsi.store.folder.manifest import FORMAT_VERSION
 from dsi.store.folder.writing import generation_of, is_whole, retire, write_manifest
@@ -54,10 +51,9 @@ from dsi.store.learning import query_terms, query_vectors
 from dsi.store.retriever import Retriever, load
 from dsi.training import preflight
 from dsi.training.docids_stage import read_numbers, save_docids_stage, scheme_input, sources_digest, train_queries
-from dsi.training.embedding import DocumentVectors, array_digest, pieces_line
+from dsi.training.embedding import DocumentVectors, array_digest
 from dsi.training.generator_stage import GeneratorStage
-from dsi.training.inputs import STAGES, enabled_stages, needed_stages, setting_values
-from dsi.training.stages import StageFolders, launch
+from dsi.training.stages import STAGES, StageFolders, enabled_stages, launch, needed_stages, setting_values
 
 logger = logging.getLogger(__name__)
 
@@ -108,26 +104,20 @@ def train(
         FileNotFoundError: no such configuration, or a machine of the cluster does not see `output`.
         TypeError: collection is not one that `read_collection` returned.
         ValueError: a setting is out of range, the collection lacks something that training needs, the index in `output` was
-            updated or has other documents, or `output` is the name of a configuration.
+            updated or has other documents.
         BlockingIOError: another process trains in `output`, or updates it.
         ModuleNotFoundError: what `report_to` needs is not installed.
     """
     check_collection("train", collection)
-    folder = preflight.output_folder(output)
+    folder = folder_to_write(output, "output")
     hooks = {"docids": docids, "objective": objective, "generator": generator, "fusion": fusion}
-    named = preflight.with_hooks(folder, config, hooks)
-    chosen = preflight.with_encoder(preflight.training_config(folder, named, collection), encoder, folder)
+    named = preflight.for_collection(preflight.with_hooks(folder, config, hooks), collection)
+    chosen = preflight.with_encoder(named, encoder, folder)
     TrainingRun(
         folder, collection, chosen, device, discard_updates=discard_updates, replace=replace, cluster=cluster,
         report_to=report_to,
     ).train()  # fmt: skip
     return load(output, device=device)
-
-
-def _steps(epochs: float, examples: int, batch_size: int, processes: Processes) -> str:
-    """Return the steps of a training in words."""
-    steps = ceil(epochs * ceil(examples / (batch_size * processes.count)))
-    return f"{steps:,} {'steps' if steps > 1 else 'step'}"
 
 
 class TrainingRun:
@@ -197,10 +187,6 @@ class TrainingRun:
         """Let nobody else write to the folder of the run; each stage does so, and this keeps it from one to the next.
 
         When the outermost block ends well, `config.toml` holds the settings of this run.
-
-        Raises:
-            BlockingIOError: another process trains in the folder, or updates the index there.
-            ValueError: the index there was updated or has other documents, and they may not be discarded.
         """
         with self._alone():
             self._depth += 1
@@ -233,33 +219,10 @@ class TrainingRun:
         with self.writing(), quiet_transformers():
             self._check()
             if self._missing and self.processes.is_main:
-                write_line(self._extent())
+                documents, asked = len(self.collection.documents), len(self.collection.query_texts("train"))
+                write_line(f"{documents:,} documents, {asked:,} train queries: {', '.join(self._missing)}")
             self.all_stages()
             self.tune()
-
-    def _extent(self) -> str:
-        """Return how much there is to do: documents, train queries, and the steps of the trainings, where they are known."""
-        config, count, judged = self.config, len(self.collection.documents), self.collection.pairs("train")
-        pairs, asked = len(judged), len({query_id for query_id, _ in judged})
-        stages = dict.fromkeys(self._missing, "")
-        if "docids" in stages and config.trains_token_vectors and pairs:
-            queries = min(QUERIES, len({*self.collection.query_texts("train").values()}))
-            stages["docids"] = f" ({count_steps(queries, config.tokens.epochs):,} steps for token vectors of queries)"
-        made = config.pseudo_queries.method != "none"
-        if (
-            "encoder" in stages
-            and config.contrastive.loss != "none"
-            and not (made and config.contrastive.texts == "all")
-        ):
-            stages["encoder"] = (
-                f" ({_steps(config.contrastive.epochs, pairs, config.contrastive.rows, self.processes)})"
-            )
-        is_counted = not made and config.docids.most_pieces == 1
-        if "generator" in stages and is_counted:
-            examples, size = pairs + config.training.documents * count, config.training.batch_size
-            stages["generator"] = f" ({_steps(config.training.epochs, examples, size, self.processes)})"
-        what = ", ".join(f"{stage}{steps}" for stage, steps in stages.items())
-        return f"{count:,} documents, {asked:,} train queries: {what}"
 
     def all_stages(self) -> None:
         """Run the stages that are not up to date, in order."""
@@ -292,7 +255,6 @@ class TrainingRun:
                 documents,
                 config,
                 work / "queries.jsonl",
-                examples=train_examples(self.collection, self.config.seed),
                 held_out=held_out,
                 seed=self.config.seed,
                 device=self.device,
@@ -338,14 +300,10 @@ class TrainingRun:
             negatives = hard_negatives(words, queries, count, own=own, given=given, seed=self.config.seed)
         return contrastive_rows(DocumentTexts(encoder, self.collection.documents), queries, negatives)
 
-    def build_docids(self, points: NDArray[np.float32] | None = None) -> None:
-        """Run stage `docids`: embed the documents and cluster them.
-
-        Args:
-            points: [documents, any] to cluster on, in place of the documents' embeddings.
-        """
+    def build_docids(self) -> None:
+        """Run stage `docids`: embed the documents and cluster them."""
         config = self.config.docids
-        with self._stage("docids", sources_digest(config, self.collection, points) + self._given_digest) as key:
+        with self._stage("docids", sources_digest(config, self.collection) + self._given_digest) as key:
             if not key:
                 return
             encoder, work = self.encoder(), self._stages.work("docids", key)
@@ -353,10 +311,10 @@ class TrainingRun:
             if self.processes.is_main:
                 vectors.tell_cut()
                 if len(vectors.texts) > len(self.collection.documents):
-                    write_line(pieces_line(np.bincount(vectors.texts.rows)))
+                    write_line(f"{len(self.collection.documents):,} documents in {len(vectors.texts):,} pieces")
             documents = vectors.embeddings()
             read = scheme_input(
-                self.collection, encoder, config, documents, points, self.processes,
+                self.collection, encoder, config, documents, processes=self.processes,
                 checkpoint=self.config.docid_tokenizer, seed=self.config.seed, folder=work, pieces=vectors.texts,
             )  # fmt: skip
             docids = make_docids(read)
@@ -399,9 +357,9 @@ class TrainingRun:
 
     def _train_configured_generator(self) -> None:
         """Run stage `generator`; without a generator none is left in the folder."""
-        if not self.config.generator.exists:
-            return self._drop("generator")
         config = self.config
+        if not config.generator.exists:
+            return self._drop("generator")
         code = package_of(OBJECTIVES, config.training.objective) + package_of(GENERATORS, config.generator.docid_tokens)
         with self._stage("generator", code) as key:
             if key:
@@ -418,11 +376,9 @@ class TrainingRun:
             self.collection,
             encoder,
             tree,
-            self._found_pseudo_queries(encoder, tree),
-            self._stages.states,
-            self._stages.store is not None,
+            (*self.pseudo_queries(), self._stages.key("pseudo_queries")),
+            self._stages,
             self._vectors(encoder).folder,
-            self.processes,
             self._reports,
             numbers,
         )
@@ -499,7 +455,6 @@ class TrainingRun:
             if trained is None:
                 preflight.check_storable(self.config.encoder.name, encoder, self.processes)
             preflight.check_encoder(self.config, encoder, len(self.collection.documents))
-            preflight.check_models(self.config, self._missing)
         self._is_checked = True
 
     def _expected_keys(self, docid_sources: str) -> dict[str, str]:
@@ -528,20 +483,6 @@ class TrainingRun:
         table, rows = read_queries_table(path), self.collection.rows
         return np.fromiter((rows[doc_id] for doc_id in in_blocks(table["doc_id"])), dtype=np.int64), table["text"]
 
-    def _found_pseudo_queries(
-        self, encoder: Encoder, tree: DocidTree
-    ) -> tuple[NDArray[np.integer], Sequence[str], str]:
-        """Return row and text of the pseudo-queries that find their document, and a key of what chose them."""
-        (rows, texts), key = self.pseudo_queries(), self._stages.key("pseudo_queries")
-        first = self.config.pseudo_queries.first
-        if not first or not len(rows):
-            return rows, texts, key
-        lexical = load_lexical(self.folder / "lexical", self.collection.documents["doc_id"])
-        _, margins = query_ranks(encoder, tree, lexical, LEXICAL_WEIGHT, rows, texts, first)
-        kept = self.processes.first(np.flatnonzero(margins >= MARGIN).tolist())
-        logger.info("%d of %d pseudo-queries find their document among the first %d", len(kept), len(rows), first)
-        return rows[kept], [texts[row] for row in kept], digest([key, kept])
-
     def _check_needs(self, stage: str) -> None:
         """Raise FileNotFoundError if an earlier stage has to run first; nothing is written then."""
         for name in needed_stages(stage, self.config):
@@ -550,13 +491,7 @@ class TrainingRun:
                 self._stages.existing(name, f"dsi train --stage {name}")
 
     def _key(self, stage: str, extra: str, keys: Mapping[str, str] | None = None) -> str:
-        """Return a digest of everything a stage's output depends on: collection, config, the keys of earlier stages.
-
-        Args:
-            stage: its name.
-            extra: what else it is made from.
-            keys: of the earlier stages; by default those of their outputs on disk.
-        """
+        """Return a digest of everything a stage's output depends on: collection, config, the keys of earlier stages."""
         earlier = [
             self._stages.key(name) if keys is None else keys.get(name, "") for name in needed_stages(stage, self.config)
         ]

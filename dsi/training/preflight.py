@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from dsi.config import Config, config_names, read_config, run_config
+from dsi.config import Config, read_config, run_config
 from dsi.contrastive.config import FRESH
 from dsi.contrastive.encoder import Encoder
 from dsi.contrastive.training import NO_QUERIES
@@ -22,7 +22,7 @@ from dsi.docids.clustering import assemble, build_tree
 from dsi.docids.data.collection import Collection, is_beir
 from dsi.docids.data.tables import as_table
 from dsi.docids.extensions import import_path
-from dsi.docids.files.checks import folder_to_write, shown, user_path
+from dsi.docids.files.checks import shown, user_path
 from dsi.docids.files.processes import Processes
 from dsi.docids.files.reading import folder_sums, read_record
 from dsi.docids.files.storage import digest, replace_folder
@@ -30,7 +30,6 @@ from dsi.docids.schemes import Docids, DocidsConfig, check_branching, find_schem
 from dsi.generator.config import EXTRACTIVE
 from dsi.generator.kinds import create_generator, find_kind
 from dsi.generator.pretrained import PretrainedGenerator, check_memory
-from dsi.generator.pseudo_queries import load_query_model
 from dsi.search.decoder import check_walk
 from dsi.search.fusion import find_fusion
 from dsi.store.folder.loading import load_documents
@@ -42,8 +41,6 @@ _GIVEN_ENCODER = "given_encoder"
 """Folder of a run for an encoder that came loaded."""
 logger = logging.getLogger(__name__)
 
-_FEW_STEPS = 10
-"""Fewer get a warning: the first ones have a learning rate near 0, as it warms up."""
 _FEW_VECTORS = 256
 """Vectors that are stored on trial."""
 _NO_FOLDERS = ("none", EXTRACTIVE)
@@ -51,12 +48,7 @@ _HUB_NAME = re.compile(r"\w[\w.-]*(/[\w.-]+)?")
 
 
 def check_settings(config: Config, collection: Collection) -> None:
-    """Raise if a stage could not run with the settings on this collection; loads no model.
-
-    Raises:
-        FileNotFoundError: a setting names a folder that does not exist.
-        ValueError: no such docid scheme, too few documents for it, or no queries for the encoder.
-    """
+    """Raise if a stage could not run with the settings on this collection; loads no model."""
     find_scheme(config.docids.scheme)
     check_branching(len(collection.documents) * max(1, config.docids.pieces), config.docids)  # short texts have fewer
     for setting, name in _models(config):
@@ -64,22 +56,8 @@ def check_settings(config: Config, collection: Collection) -> None:
             raise FileNotFoundError(
                 f"{setting} names the folder {name}, which does not exist; give its place or a Hub name."
             )
-    if config.contrastive.loss != "none":
-        pairs = collection.pairs("train")
-        if not pairs:
-            raise ValueError(NO_QUERIES)
-        made = config.pseudo_queries.per_document if config.pseudo_queries.method != "none" else 0
-        others = made * len(collection.documents) if config.contrastive.texts == "all" else 0
-        _warn_few(config.contrastive.steps(len(pairs) + others))
-
-
-def _warn_few(steps: int) -> None:
-    if steps < _FEW_STEPS:
-        logger.warning(
-            "The train queries are few: %d %s of contrastive training, which changes the encoder next to nothing.",
-            steps,
-            "steps" if steps > 1 else "step",
-        )
+    if config.contrastive.loss != "none" and not collection.pairs("train"):
+        raise ValueError(NO_QUERIES)
 
 
 def _models(config: Config) -> Iterator[tuple[str, str]]:
@@ -109,18 +87,7 @@ def _model_sum(folder: Path, stamp: tuple[tuple[str, int, int], ...]) -> str:
 
 
 def check_index(folder: Path, collection: Collection, discard_updates: bool, replace: bool) -> None:
-    """Raise if training would lose documents of a finished index; what a killed update left is removed.
-
-    Args:
-        folder: of a run, new or not.
-        collection: the documents to train on.
-        discard_updates: documents that were added to the index may go.
-        replace: all of its documents may go.
-
-    Raises:
-        FileExistsError: the folder is not a run, and holds other runs, or something by a name of its parts.
-        ValueError: the index was updated, or the collection lacks documents of it (another title is another document).
-    """
+    """Raise if training would lose documents of a finished index; what a killed update left is removed."""
     _check_run(folder)
     check_no_updates(folder, discard=discard_updates)
     indexed = set() if replace else _indexed_documents(folder)
@@ -134,11 +101,7 @@ def check_index(folder: Path, collection: Collection, discard_updates: bool, rep
 
 
 def with_encoder(config: Config, encoder: Any, folder: Path) -> Config:
-    """Return a configuration with the encoder that a call names; a loaded one is written below the folder of the run.
-
-    Raises:
-        TypeError: it is neither a name nor a loaded sentence-transformers model.
-    """
+    """Return a configuration with the encoder that a call names; a loaded one is written below the folder of the run."""
     if encoder is None:
         return config
     if not isinstance(encoder, str | Path):
@@ -204,12 +167,7 @@ def _documents_of(documents: Any) -> set[tuple[str, str]]:
 
 
 def check_encoder(config: Config, encoder: Encoder, documents: int) -> None:
-    """Raise if decoder, docids or vectors do not fit the encoder.
-
-    Raises:
-        FileNotFoundError: no such decoder, or it has no tokenizer for docids.
-        ValueError: widths that do not fit, or too few documents for codes.
-    """
+    """Raise if decoder, docids or vectors do not fit the encoder."""
     if config.training.train_encoder and encoder.is_static:
         raise ValueError(
             f"training.train_encoder needs a transformer, and {config.encoder.name} is a table of token vectors "
@@ -221,28 +179,17 @@ def check_encoder(config: Config, encoder: Encoder, documents: int) -> None:
         load_tokenizer(config.docid_tokenizer)
 
 
-def check_models(config: Config, stages: Sequence[str]) -> None:
-    """Load the models that stages need, beside the encoder, and drop them; raises what loading them would."""
-    method = config.pseudo_queries.method
-    if "pseudo_queries" in stages and method != EXTRACTIVE:
-        load_query_model(method)
-
-
 def check_storable(name: str, model: Encoder, processes: Processes) -> None:
-    """Raise ValueError if an index may not hold a model, as one with code of its own."""
-    problem = processes.first(_storage_problem(model) if processes.is_main else "")
-    if problem:
+    """Raise ValueError if an index may not hold a model, as one with code of its own: it is written on trial."""
+    problem = ""
+    if processes.is_main:
+        with TemporaryDirectory(prefix="dsi-") as folder:
+            try:
+                model.save(Path(folder))
+            except ValueError as error:
+                problem = str(error).replace(f"{folder}/", "").rstrip(".")
+    if problem := processes.first(problem):
         raise ValueError(f"The model {name!r} cannot be part of an index: {problem}.")
-
-
-def _storage_problem(model: Encoder) -> str:
-    """Return why a model cannot be written; "" if it can."""
-    with TemporaryDirectory(prefix="dsi-") as folder:
-        try:
-            model.save(Path(folder))
-        except ValueError as error:
-            return str(error).replace(f"{folder}/", "").rstrip(".")
-    return ""
 
 
 def _check_vectors(config: Config, encoder: Encoder, documents: int) -> None:
@@ -263,7 +210,7 @@ def _check_decoder(config: Config, encoder: Encoder) -> None:
     right = "a model of transformers" if generator.reads == "text" else 'a T5 checkpoint, or "" for none'
     try:
         if generator.reads == "text":
-            check_memory(generator.decoder, encoder.model.device, generator.num_layers)
+            check_memory(generator.decoder, encoder.model.device)
         numbers = np.arange(4, dtype=np.int32)[:, None]
         made = create_generator(generator, tree, width, config.training.objective, numbers=numbers)
         if isinstance(made, PretrainedGenerator):
@@ -275,35 +222,9 @@ def _check_decoder(config: Config, encoder: Encoder) -> None:
         ) from None
 
 
-def output_folder(output: object) -> Path:
-    """Return the folder of a run that a call names.
-
-    Raises:
-        TypeError, ValueError, OSError: it is none, or one that may not be written.
-    """
-    folder = folder_to_write(output, "output")
-    if str(output) in config_names() and not folder.exists():
-        raise ValueError(
-            f"output must be the folder to write, got {str(output)!r}, the name of a configuration; use "
-            f'dsi.train(collection, "RUN", config={str(output)!r}), or "./{output}" for a folder of that name.'
-        )
-    return folder
-
-
-def with_hooks(folder: Path, name: str | Path | Config | None, hooks: Mapping[str, Any]) -> str | Path | Config | None:
-    """Return a configuration that names the functions and classes that a training is given.
-
-    Args:
-        folder: of the run.
-        name: the configuration it is given; None for that of the run, or else "digits" where a hook needs a generator.
-        hooks: {"docids" | "objective" | "generator" | "fusion": a function or class, a name, or None}.
-
-    Raises:
-        ValueError: one cannot be imported under its name, or is not what it has to be.
-    """
+def with_hooks(folder: Path, name: str | Path | Config | None, hooks: Mapping[str, Any]) -> Config:
+    """Return the configuration of a training, which names the functions and classes that it is given."""
     given = {hook: import_path(own, hook) for hook, own in hooks.items() if own is not None}
-    if not given:
-        return name
     needs_generator = given.keys() - {"docids"} and not (folder / "config.toml").exists()
     config = run_config(folder, "digits" if name is None and needs_generator else name)
     for hook, path in given.items():
@@ -324,12 +245,8 @@ _CHANGES: dict[str, Callable[[str], dict[str, Any]]] = {
 """{hook of `dsi.train`: the settings that name it}."""
 
 
-def training_config(folder: Path, name: str | Path | Config | None, collection: Collection) -> Config:
-    """Return the configuration for a training: the named one, that of the run in `folder`, or what we recommend.
-
-    Without train queries the encoder stays as it is; a warning says so where it was to be trained.
-    """
-    config = run_config(folder, name)
+def for_collection(config: Config, collection: Collection) -> Config:
+    """Return a configuration for training on a collection: without train queries the encoder stays as it is, which is told."""
     if config.contrastive.loss == "none" or collection.pairs("train"):
         return config
     logger.warning("%s has no train queries: the encoder stays as it is.", collection.name)

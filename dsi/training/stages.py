@@ -1,10 +1,13 @@
-"""The stages of a run: folders written atomically, with a record that tells whether their content is up to date.
+"""The stages of a run: what each is made from, and their folders.
+
+A folder is written atomically, with a record that tells whether its content is up to date.
 
 A stage's key is a digest of the collection and the settings that its output depends on. The record holds it, the sums of the
 stage's files, and digests of the outputs of earlier stages that it was made from. Runs that share a store share every stage
 with the same record. The processes of `accelerate launch` share the work. Knows nothing of what stages do.
 """
 
+import dataclasses
 import json
 import logging
 import shutil
@@ -12,13 +15,14 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from accelerate import PartialState
 from accelerate.utils import gather_object
 from threadpoolctl import threadpool_limits
 
+from dsi.config import Config
 from dsi.docids.files.processes import Processes
 from dsi.docids.files.progress import stage_line
 from dsi.docids.files.ram import free_memory
@@ -34,7 +38,6 @@ from dsi.docids.files.storage import (
 )
 from dsi.store.folder.manifest import PARTS
 from dsi.store.folder.writing import retire
-from dsi.training.inputs import STAGES
 
 logger = logging.getLogger(__name__)
 
@@ -44,12 +47,71 @@ _LONG = 5.0
 """Seconds of work after which memory is freed before the next stage."""
 
 
-def launch(device: str | None) -> Processes:
-    """Return this process among those started by `accelerate launch`; without a launcher it is alone.
+class Inputs(NamedTuple):
+    """What the output of a stage is made from, beside the collection and local folders of models.
 
-    Args:
-        device: "cpu" makes the processes communicate without GPUs.
+    Attributes:
+        settings: of the configuration; a section stands for all of its settings.
+        stages: earlier ones whose output it reads.
+        is_versioned: True where files of another format version cannot be read.
     """
+
+    settings: tuple[str, ...]
+    stages: tuple[str, ...] = ()
+    is_versioned: bool = False
+
+
+STAGES = {
+    "pseudo_queries": Inputs(("seed", "pseudo_queries")),
+    "encoder": Inputs(("seed", "bf16", "encoder", "contrastive", "lexical.language")),  # BM25 finds hard negatives
+    "docids": Inputs(
+        ("seed", "docids", "vectors", "tokens", "docid_tokenizer", "text_megabytes", "lexical.language"),
+        ("encoder",),
+        is_versioned=True,
+    ),
+    "lexical": Inputs(("lexical",), is_versioned=True),
+    "generator": Inputs(
+        ("seed", "bf16", "generator", "training"),
+        ("docids", "pseudo_queries"),
+    ),
+    "memory": Inputs(("memory",), ("encoder", "lexical", "generator"), is_versioned=True),
+}
+"""{stage: its inputs}; embeddings depend on the encoder and the texts alone (see `dsi.training.embedding`)."""
+
+
+def enabled_stages(config: Config) -> list[str]:
+    """Return the stages that a run has, in order."""
+    disabled = {
+        "pseudo_queries": config.pseudo_queries.method == "none",
+        "lexical": config.lexical.model == "none",
+        "generator": not config.generator.exists,
+    }
+    return [stage for stage in STAGES if not disabled.get(stage)]
+
+
+def needed_stages(stage: str, config: Config) -> list[str]:
+    """Return the earlier stages whose output a stage of a run reads."""
+    enabled, read = enabled_stages(config), STAGES[stage].stages
+    if stage == "encoder" and config.contrastive.loss != "none" and config.contrastive.texts == "all":
+        read = ("pseudo_queries", *read)
+    if stage == "memory" and not config.training.train_encoder:  # then the generator has no encoder of its own
+        read = ("encoder", "lexical")
+    return [name for name in read if name in enabled]
+
+
+def setting_values(stage: str, config: Config) -> list[Any]:
+    """Return the values of the settings that a stage is made from, in a form that JSON can hold."""
+    values = []
+    for name in STAGES[stage].settings:
+        value: Any = config
+        for part in name.split("."):
+            value = getattr(value, part)
+        values.append(dataclasses.asdict(value) if dataclasses.is_dataclass(value) else value)  # type: ignore[arg-type]
+    return values
+
+
+def launch(device: str | None) -> Processes:
+    """Return this process among those started by `accelerate launch`; without a launcher it is alone."""
     state = PartialState(cpu=device == "cpu")
     return Processes(state.process_index, state.num_processes, lambda value: gather_object([value]))
 
@@ -144,12 +206,7 @@ class StageFolders:
             torch.set_num_threads(now)
 
     def existing(self, name: str, command: str) -> Path:
-        """Return the folder of a finished stage.
-
-        Raises:
-            FileNotFoundError: it is not finished; the message names the command that runs it.
-            ValueError: a file was altered, truncated or removed since.
-        """
+        """Return the folder of a finished stage."""
         folder = self.folder / name
         recover_folder(folder)
         record = _record(folder)

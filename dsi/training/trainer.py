@@ -36,12 +36,9 @@ class _Whole(nn.Module):
         self.generator = generator
 
     def state_dict(self, *arguments: Any, **keywords: Any) -> dict[str, Any]:  # type: ignore[override]
-        """Return the weights that are trained, tied ones only once: safetensors checkpoints hold no duplicates."""
+        """Return the weights, tied ones only once: safetensors checkpoints hold no duplicates."""
         weights: dict[str, Any] = super().state_dict(*arguments, **keywords)
         names = {tensor.data_ptr(): name for name, tensor in reversed(weights.items())}
-        for own in self.parameters():
-            if not own.requires_grad:
-                names.pop(own.data_ptr(), None)
         return {name: tensor for name, tensor in weights.items() if names.get(tensor.data_ptr()) == name}
 
     @property

@@ -116,7 +116,7 @@ class GrowingIndex:
         choices: dict[str, Callable[[], Mapping[str, Any]]] = {
             "BM25": lambda: first.words.options,
             "dense": dict,
-            "dense + BM25": lambda: index.tune(learned=False),
+            "dense + BM25": lambda: index.tune_hybrid(),
             "decoder alone": lambda: generator_only(index.retriever),
             "fused": index.tune,
         }

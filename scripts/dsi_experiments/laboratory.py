@@ -16,6 +16,7 @@ from itertools import islice
 from pathlib import Path
 from typing import Any, Self
 
+import faiss
 import numpy as np
 
 from dsi.commands.arguments import with_settings
@@ -34,7 +35,7 @@ from dsi.eval.measures import STANDARD_MEASURES, cutoff, evaluate
 from dsi.eval.protocol import SystemResult, overlap_splits
 from dsi.measuring.provenance import provenance
 from dsi.measuring.runs import BM25Runs, DenseRuns, IndexRuns, generator_only
-from dsi.measuring.weights import DEPTH
+from dsi.measuring.tuning import DEPTH
 from dsi.search.engine import Engine
 from dsi.search.engine import Method as SearchMethod
 from dsi.search.generate import DenseAndWords
@@ -200,7 +201,7 @@ class Laboratory:
     def dense(self, config: Config) -> DenseRuns:
         """Dense search with the encoder of a configuration; no decoder is trained."""
         tree, encoder = self.tree(config), self._training(config).encoder()
-        return DenseRuns.of_tree(self.collection, encoder, tree, list(self.collection.rows))
+        return DenseRuns(self.collection, encoder, tree, list(self.collection.rows))
 
     def index(self, config: Config) -> IndexRuns:
         """The trained index of a configuration; the last one stays in memory."""
@@ -348,7 +349,7 @@ def _as_the_paper(laboratory: Laboratory, config: Config) -> tuple[Run, Mapping[
 
 def _dense_and_words(laboratory: Laboratory, config: Config) -> tuple[Run, Mapping[str, Any]]:
     index = laboratory.index(config)
-    changes = index.tune(learned=False)
+    changes = index.tune_hybrid()
     return index.run(SPLIT, control=DenseAndWords, **changes), changes
 
 
@@ -397,6 +398,23 @@ def _post_hoc(laboratory: Laboratory, config: Config) -> tuple[Run, Mapping[str,
     return weighted_sum(index.run_dense(SPLIT), [index.run(SPLIT, **alone)], [weight]), {"weight": weight}
 
 
+def _hnsw(laboratory: Laboratory, config: Config) -> tuple[Run, Mapping[str, Any]]:
+    """Dense search in an HNSW graph: 32 neighbours, efSearch 200."""
+    dense, queries = laboratory.dense(config), laboratory.collection.query_texts(SPLIT)
+    if len(dense.embeddings) != len(dense.doc_ids):
+        raise ValueError("Approximate dense search has one embedding a document; set docids.pieces to 1.")
+    graph: Any = faiss.IndexHNSWFlat(dense.embeddings.shape[1], 32, faiss.METRIC_INNER_PRODUCT)
+    graph.hnsw.efConstruction, graph.hnsw.efSearch = 200, 2 * DEPTH
+    graph.add(dense.embeddings)
+    encoded = dense.encoder.encode(dense.encoder.query_texts(list(queries.values())), "query")
+    scores, rows = graph.search(encoded, min(DEPTH, len(dense.doc_ids)))
+    found = zip(queries, rows.tolist(), scores.tolist(), strict=True)
+    return {
+        query_id: {dense.doc_ids[row]: score for row, score in zip(own, values, strict=True) if row >= 0}
+        for query_id, own, values in found
+    }, {}
+
+
 def _bm25_cut(laboratory: Laboratory, config: Config) -> tuple[Run, Mapping[str, Any]]:
     words = laboratory.cut_words(config)
     return words.run(SPLIT), words.options
@@ -411,7 +429,7 @@ METHODS: dict[str, Method] = {
     "bm25": lambda laboratory, _: (laboratory.words.run(SPLIT), laboratory.words.options),
     "bm25-cut": _bm25_cut,
     "dense": lambda laboratory, config: (laboratory.dense(config).run(SPLIT), {}),
-    "hnsw": lambda laboratory, config: (laboratory.dense(config).run(SPLIT, approximate=True), {}),
+    "hnsw": _hnsw,
     "rrf": _rrf,
     "decoder": _alone(),
     "alone-10": _alone(10),

@@ -11,6 +11,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 
 from dsi.config import Config
@@ -19,6 +20,7 @@ from dsi.eval.measures import evaluate, mean
 from dsi.eval.tables import markdown_table
 from dsi.generator.families import FamilyTree
 from dsi.measuring.runs import IndexRuns, generator_only
+from dsi.search.request import SearchRequest
 from dsi_experiments.figures import lines_figure
 from dsi_experiments.laboratory import SPLIT, Laboratory
 from dsi_experiments.objectives.rows import ROWS, WARM_START, ObjectiveRow
@@ -102,6 +104,15 @@ def decoder_positions(tree: DocidTree, row: ObjectiveRow, samples: int = 256) ->
     return share * cost(row.warm_up) + (1 - share) * cost(row)
 
 
+def _scores(index: IndexRuns, split: str, doc_ids: Mapping[str, str], **changes: Any) -> dict[str, float]:
+    """{query_id: score of its document in `doc_ids`}, whether or not a search finds it."""
+    retriever, encoded = index.retriever, index.encode(split, index.collection.query_texts(split))
+    rows = retriever.snapshot.documents.rows_of([doc_ids[query_id] for query_id in encoded.query_ids], "doc_ids")
+    request = SearchRequest(1, dataclasses.replace(retriever.search_config, **changes))
+    followed = retriever.snapshot.engine.follow_all(encoded, request, np.array(rows)[:, None])
+    return dict(zip(encoded.query_ids, followed.scores[:, 0].tolist(), strict=True))
+
+
 def measure(index: IndexRuns, split: str) -> list[Cell]:
     """Hit@1, Hit@10 and search errors by beam width, decoder alone and fused; a beam below ten gives as many answers.
 
@@ -114,7 +125,7 @@ def measure(index: IndexRuns, split: str) -> list[Cell]:
         ("decoder alone", generator_only(index.retriever)),
         ("fused", index.tune(lexical=False)),
     ):
-        scores = index.scores(split, right, **options)
+        scores = _scores(index, split, right, **options)
         for beam_width in BEAMS:
             run = index.run(split, min(ANSWERS, beam_width), beam_width=beam_width, **options)
             values = evaluate(run, qrels, ["Hit@1", "Hit@10"])

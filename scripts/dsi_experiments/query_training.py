@@ -9,13 +9,13 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from torch import nn
 from transformers import DataCollatorForSeq2Seq, PrinterCallback, Trainer, TrainingArguments
 
 from dsi.contrastive.trainers import FiniteTraining, run_trainer, trainer_settings
 from dsi.docids.files.declarations import Count, Positive, Whole, settings
 from dsi.docids.files.storage import replace_folder
 from dsi.generator.config import PseudoQueriesConfig
-from dsi.generator.layers import layers_of
 from dsi.generator.pseudo_queries import load_query_model, prompt_text, reading_text
 
 Pair = tuple[str, str, str]
@@ -112,8 +112,7 @@ def train_query_generator(
 
 
 def _save(model: Any, tokenizer: Any, output: Path) -> None:
-    """Write the model, which then needs no examples, and ends where it learned to."""
-    model.config.writes_queries = True
+    """Write the model, which ends where it learned to."""
     if not model.config.is_encoder_decoder:
         model.generation_config.eos_token_id = tokenizer.eos_token_id
     with replace_folder(output) as folder:
@@ -127,7 +126,8 @@ def _freeze_below(model: Any, count: int) -> None:
     Raises:
         ValueError: the model has fewer layers, or an encoder.
     """
-    stack: Any = [] if model.config.is_encoder_decoder else layers_of(model.base_model)[1]
+    lists = [own for own in model.base_model.children() if isinstance(own, nn.ModuleList)]
+    stack: Any = [] if model.config.is_encoder_decoder or not lists else lists[0]
     if count > len(stack):
         raise ValueError(
             f"layers must be at most the {len(stack)} of a causal model, got {count}; 0 trains all weights."

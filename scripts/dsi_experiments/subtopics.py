@@ -10,8 +10,9 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from dsi.docids.data.sources import whole_number
 from dsi.docids.types import Bools, Run
-from dsi.eval.trec import parse_integer, split_fields
+from dsi.eval.trec import split_fields
 
 if TYPE_CHECKING:
     from dsi_experiments.rerankers.candidates import Candidates
@@ -30,7 +31,7 @@ def read_subtopics(path: Path) -> dict[str, dict[str, list[str]]]:
     """
     subtopics: dict[str, dict[str, list[str]]] = {}
     for source, (query_id, subtopic, doc_id, relevance) in split_fields(path, 4, "query subtopic document relevance"):
-        if parse_integer(relevance, source) > 0:
+        if _integer(relevance, source) > 0:
             subtopics.setdefault(query_id, {}).setdefault(doc_id, []).append(subtopic)
     return subtopics
 
@@ -100,3 +101,10 @@ def subtopic_labels(candidates: "Candidates", subtopics: Mapping[str, Mapping[st
             for name in subtopics.get(query_id, {}).get(doc_id, ()):
                 labels[row, column, numbers[row][name]] = True
     return labels
+
+
+def _integer(text: str, source: str) -> int:
+    value = whole_number(text)
+    if value is None:
+        raise ValueError(f"{source}: expected an integer, got {text!r}.")
+    return value

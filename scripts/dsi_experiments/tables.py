@@ -115,9 +115,6 @@ def _one(section: str, **settings: Any) -> Changes:
     return {section: settings}
 
 
-SMOLLM2_UPPER = _both(SMOLLM2, _one("generator", num_layers=10))
-"""Its upper third alone, on states of the layers below that are made once: for machines without a GPU."""
-
 TRAINED_WHOLE: Changes = {"training": {"train_encoder": True, "epochs": 10.0}}
 """Encoder and decoder trained together, as DSI is: a pass takes ten times as long as one of a decoder, so there are fewer."""
 
@@ -149,9 +146,6 @@ TABLES: dict[str, tuple[Row, ...]] = {
         Row("SmolLM2+QG (beta=0)", "decoder", SMOLLM2),
         Row("SmolLM2+QG, fused", "fused", SMOLLM2),
         Row("SmolLM2+QG, fused, alpha 0.7", "fused-0.7", SMOLLM2),
-        Row("Upper ten layers of SmolLM2+QG (beta=0)", "decoder", SMOLLM2_UPPER),
-        Row("Upper ten layers of SmolLM2+QG, fused", "fused", SMOLLM2_UPPER),
-        Row("Upper ten layers of SmolLM2+QG, fused, alpha 0.7", "fused-0.7", SMOLLM2_UPPER),
         Row("Dense, after contrastive training", "dense"),
         Row("RRF of BM25 and dense", "rrf"),
         Row("Dense + BM25", "dense+bm25", ON_DENSE),  # the decoder that trains fastest; it is not used

@@ -14,16 +14,12 @@ from pathlib import Path
 import datasets
 import pytest
 
-import dsi
 from dsi.commands import libraries
-from dsi.commands.compare import _encoder_of
 from dsi.commands.main import command_modules, main, purpose, run_command
-from dsi.commands.queries_file import read_queries_file
-from dsi.commands.values import index_folder, output_file
+from dsi.commands.values import index_folder, output_file, read_queries_file
 from dsi.config import Config
 from dsi.contrastive.config import EncoderConfig
 from dsi.contrastive.encoder import Encoder
-from dsi.contrastive.text_encoder import TextEncoder
 from dsi.docids.clustering import DocidsConfig, build_tree
 from dsi.docids.files.storage import beside
 from dsi.eval.trec import read_run
@@ -94,7 +90,9 @@ def no_libraries(monkeypatch):
         "evaluate",
         "tune",
         "update",
-        "arguments",
+        "train",
+        "index",
+        "compare",
     ):
         monkeypatch.setattr(importlib.import_module(f"dsi.commands.{name}"), "load_libraries", load)
 
@@ -109,7 +107,6 @@ def no_libraries(monkeypatch):
         ("search {index} --query noble --exact", "unrecognized arguments: --exact; see dsi search --help"),
         ("search {index} --query noble --method mcts", "argument --method: invalid choice: 'mcts'"),
         ("search {index} --query noble --dtype half", "argument --dtype: invalid choice: 'half'"),
-        ("search {index} --query noble --rerank-depth 3", "give --rerank too"),
         ("search {index} --queries {file}", "--queries FILE and --run OUT belong together"),
         ("search {index} --queries {file} --run {index}", "is a folder; name a file to write"),
         ("search {index} --queries {index} --run out", "is a folder, not a file"),
@@ -121,7 +118,6 @@ def no_libraries(monkeypatch):
         ("explain {index} noble -k -3", "argument -k: must be a whole number, at least 1, got '-3'"),
         ("evaluate {index} --data {missing}", "does not exist; name a folder in BEIR layout or of texts, or minipedia"),
         ("evaluate {index} --data {file}", "is a file; give the folder that holds it"),
-        ("evaluate {index} --data minipedia --rerank-depth 5", "give --rerank NAME too"),
         ("evaluate {index} --data minipedia --depth 0", "argument --depth: must be a whole number"),
         ("tune {missing} --data minipedia", "holds no finished index"),
         ("update {index} --add {missing}", "does not exist; name a file or a folder of texts"),
@@ -138,7 +134,7 @@ def no_libraries(monkeypatch):
             "and of the experiments nq10k-genre, nq10k-small-decoder",
         ),
         ("train --output run", "the following arguments are required: --data"),
-        ("evaluate {index} --split dev", "give --data DIR, its collection with queries.jsonl and qrels/dev.tsv"),
+        ("evaluate {index} --split dev", "the following arguments are required: --data"),
         ("train-reranker {index} --data minipedia --kind ranknet --figure x", "boosted trees"),
         ("reproduce table3 --output out", "is measured on a collection: give --data and --config"),
         ("reproduce ltr --output out", "is measured on a folder of lists: give --data"),
@@ -204,8 +200,6 @@ def test_minipedia_is_a_collection_by_name_but_a_folder_of_that_name_goes_first(
     [
         ("trian", "did you mean 'train'?"),  # misspelt
         ("evalute", "did you mean 'evaluate'?"),  # misspelt
-        ("query", "did you mean 'search'?"),
-        ("add", "did you mean 'update'?"),
         ("xyz", "dsi --help lists the commands."),
         ("", "dsi --help lists the commands."),
     ],
@@ -508,26 +502,11 @@ def test_explain_prints_a_search_as_one_object(index, capsys):
     assert [answers[rank]["doc_id"] for rank in (1, 2)] == [hit.doc_id for hit in hits]
 
 
-def test_indexes_of_one_encoder_that_are_compared_encode_the_queries_once(index, tmp_path, monkeypatch, capsys):
+def test_an_index_is_like_its_copy(index, tmp_path, capsys):
     shutil.copytree(index, tmp_path / "b")
-    texts, forward = list[str](), TextEncoder.forward
-
-    def counted(encoder, own, kind):
-        texts.extend(own)
-        return forward(encoder, own, kind)
-
-    monkeypatch.setattr(TextEncoder, "forward", counted)
     common = ["--data", "minipedia", "--split", "dev", "--device", "cpu"]
     assert main(["compare", str(index), str(tmp_path / "b"), *common]) == 0
-    out = capsys.readouterr().out
-    queries = dsi.read_collection("minipedia").query_texts("dev")
-    assert len(texts) == len(queries)
-    assert out.count("+0.00") == 3
-    other = json.loads((tmp_path / "b" / "manifest.json").read_text(encoding="utf-8"))
-    assert _encoder_of(index) == _encoder_of(tmp_path / "b")
-    other["encoder"]["query_length"] += 1
-    (tmp_path / "b" / "manifest.json").write_text(json.dumps(other), encoding="utf-8")
-    assert _encoder_of(index) != _encoder_of(tmp_path / "b")
+    assert capsys.readouterr().out.count("+0.00") == 3
 
 
 def test_control_characters_of_titles_and_ids_do_not_reach_the_terminal(encoder, tmp_path, capsys):
@@ -562,10 +541,9 @@ def test_control_characters_of_titles_and_ids_do_not_reach_the_terminal(encoder,
     assert "\x1b" not in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("error", [MemoryError(), ImportError("libx.so: failed to map segment from shared object")])
-def test_missing_memory_is_told_in_a_line(error, capsys):
+def test_missing_memory_is_told_in_a_line(capsys):
     def command(arguments):
-        raise error
+        raise MemoryError
 
     assert run_command(command, []) == 2
     assert "dsi: out of memory (" in capsys.readouterr().err

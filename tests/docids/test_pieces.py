@@ -35,9 +35,9 @@ from dsi.store.documents.topics import Topics
 from dsi.store.folder.loading import load_docids
 from dsi.store.retriever import from_parts, load
 from dsi.training.docids_stage import save_docids_stage
-from dsi.training.embedding import pieces_line
 from dsi.training.generator_stage import GeneratorStage
 from dsi.training.pipeline import TrainingRun
+from dsi.training.stages import StageFolders
 from tests.support.oracles import path_scores
 from tests.support.small import WIDTH, as_batch, random_generator, random_queries
 from tests.support.small_index import DOCUMENTS, QUERIES
@@ -590,8 +590,8 @@ def test_an_index_of_pieces_is_trained_tuned_searched_and_updated(
 
     # Every piece is trained with its own place, every query with the nearest of its document.
     nothing = (np.empty(0, dtype=int), [], "")
-    states = tmp_path / "states"
-    stage = GeneratorStage(run.config, collection, encoder, tree, nothing, states, False, states / "documents", ALONE)
+    folders = StageFolders(tmp_path, None, ALONE)
+    stage = GeneratorStage(run.config, collection, encoder, tree, nothing, folders, tmp_path / "documents")
     examples = stage.examples()
     np.testing.assert_allclose(
         tree.embeddings[examples.positions[: len(pieces)]], encoder.encode(pieces[:], "document"), atol=1e-5
@@ -685,13 +685,3 @@ def test_short_collections_are_as_without_pieces_and_long_documents_join_them(
     assert again.passage_span == hit.passage_span
     assert "characters" in str(hit.explain())
     assert loaded.search("helium", 42)[0].passage is not None
-
-
-def test_many_pieces_are_told_with_what_fewer_would_take():
-    assert pieces_line(np.array([1, 3, 2])) == "3 documents in 6 pieces"
-    assert pieces_line(np.ones(30_000, int)) == "30,000 documents in 30,000 pieces"
-    assert pieces_line(np.full(2_000, 10)) == (
-        "2,000 documents in 20,000 pieces; fewer of each are faster, and find less in long texts: --pieces 4 embeds 8,000 "
-        "(40% of the time), --pieces 1 embeds 2,000 (10% of the time)"
-    )
-    assert pieces_line(np.full(3_000, 3)).endswith("texts: --pieces 1 embeds 3,000 (33% of the time)")

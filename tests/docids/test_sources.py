@@ -21,7 +21,7 @@ import pytest
 
 import dsi
 from dsi.commands.main import main
-from dsi.commands.queries_file import read_queries_file
+from dsi.commands.values import read_queries_file
 from dsi.config import Config, read_config
 from dsi.docids.data.collection import Collection, read_collection
 from dsi.eval.trec import write_qrels, write_run
@@ -1005,7 +1005,7 @@ def test_two_systems_are_compared(dated_run, tmp_path, capsys):
     shown = capsys.readouterr().out
     assert "| Hit@1   |" in shown
     assert "| +0.00      | 1.0000 | 1.0000       |" in shown
-    assert "2 queries; p of paired randomisation tests, corrected for 3 measures by Holm's method." in shown
+    assert "2 queries; p of paired randomisation tests, Holm-corrected for 3 measures." in shown
     write_run({"q": {"a": 1.0}}, tmp_path / "a.run", "a")
     assert main(compare) == 2
     assert "The run and the judgements have no query in common: the first query_id is 'q' in" in capsys.readouterr().err

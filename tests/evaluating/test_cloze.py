@@ -1,8 +1,5 @@
 """The weight of words by an inverse cloze test: which weight is taken, from what, and what is said."""
 
-import json
-import re
-
 import numpy as np
 import pytest
 
@@ -85,7 +82,7 @@ def test_documents_choose_the_weight_where_no_query_does_and_a_line_says_so(tmp_
     with caplog.at_level("INFO"):
         retriever = dsi.index(collection)
     weight = retriever.search_config.lexical_weight
-    assert "sentences of the documents: lexical_weight" in caplog.text
+    assert "tuned: lexical_weight" in caplog.text
     assert weight != LEXICAL_WEIGHT
     assert cloze_test(retriever, collection).weight == weight == cloze_test(retriever, collection).weight
     own = dsi.index(collection, config=dsi.Config().with_changes({"search": {"lexical_weight": 0.25}}))
@@ -98,17 +95,6 @@ def test_documents_choose_the_weight_where_no_query_does_and_a_line_says_so(tmp_
 def test_documents_that_say_nothing_choose_nothing(texts):
     retriever = dsi.index([{"id": str(number), "text": text} for number, text in enumerate(texts)])
     assert retriever.search_config.lexical_weight == LEXICAL_WEIGHT
-
-
-def test_queries_without_judgements_choose_alpha_and_the_beam(caplog):
-    lines = (MINIPEDIA / "corpus.jsonl").read_text(encoding="utf-8").splitlines()[:60]
-    documents = [json.loads(line) for line in lines]
-    with caplog.at_level("INFO"):
-        retriever = dsi.index(documents, queries=[document["title"] for document in documents[:25]])
-    assert re.search("tuned on 25 unjudged queries and [0-9]+ sentences of the documents", caplog.text)
-    assert retriever.search_config.beam_width < 40  # among 60 documents
-    with caplog.at_level("INFO"):
-        assert dsi.index(documents, queries=["one", ""]).search_config.beam_width == 40
 
 
 def test_the_evidence_of_sentences_counts_half_where_the_encoder_knows_the_language():

@@ -9,7 +9,6 @@ import subprocess
 import sys
 from pathlib import Path
 
-import numpy as np
 import pytest
 
 import dsi
@@ -51,7 +50,6 @@ def test_measures_may_be_chosen_and_all_systems_are_read_as_deep_as_they_ask(ret
     assert all(len(own) == 40 for name, run in evaluation.runs.items() if name != "BM25" for own in run.values())
     assert "AP / nDCG@5" in str(evaluation)
     assert evaluation.summary().startswith("The index has AP ")
-    assert "AP +" in evaluation.significance() or "AP -" in evaluation.significance()
     with pytest.raises(ValueError, match="Recall@50 reads further than depth = 20; leave depth out, or make it 50"):
         dsi.evaluate(retriever, collection, measures=["R@50"], depth=20)
     with pytest.raises(ValueError, match="did you mean nDCG@5"):
@@ -136,27 +134,6 @@ def test_an_index_that_has_learned_is_measured_without_it_too(retriever, collect
     retriever.search_config = dataclasses.replace(retriever.search_config, memory_weight=50.0)
     taught = dsi.evaluate(retriever, collection)
     assert taught.row(UNTAUGHT).values == plain.row("generate").values != taught.row("generate").values
-    assert plain.earlier() == ""
-    (
-        asked,
-        others,
-    ) = taught.earlier().splitlines()[1:]
-    qrels, found, without = (
-        collection.qrels["test"],
-        taught.row("generate").values["Hit@1"],
-        taught.row(UNTAUGHT).values["Hit@1"],
-    )
-    neon = [query_id for query_id in qrels if qrels[query_id].get("neon", 0) > 0]
-    assert taught.taught == set(neon)
-    assert 0 < len(neon) < len(qrels)
-    for line, query_ids in ((asked, neon), (others, sorted(qrels.keys() - set(neon)))):
-        assert f"{len(query_ids)} quer" in line
-        own, before = ([values[query_id] for query_id in query_ids] for values in (found, without))
-        assert f": {100 * np.mean(own):.1f} ({100 * (np.mean(own) - np.mean(before)):+.2f}" in line
-        differences = 100 * (np.array(own) - np.array(before))
-        if len(query_ids) > 1:
-            assert f" ± {1.96 * differences.std(ddof=1) / np.sqrt(len(query_ids)):.2f})" in line
-    assert taught.earlier() in str(taught)
     retriever.search_config = dataclasses.replace(retriever.search_config, memory_weight=0.0)
     assert UNTAUGHT not in [row.name for row in dsi.evaluate(retriever, collection).rows]
 
@@ -218,7 +195,7 @@ def test_graded_judgements_are_measured_by_ndcg_and_recall_and_no_row_needs_dev_
     text = str(evaluation)
     assert "Total nDCG@10 / RR@10 / Recall@100" in text
     assert "Hit@1" not in text
-    assert "its first 100 answers hold" in text
+    assert "The index has nDCG@10 " in text
     evaluation.save(tmp_path / "results.json")
     record = json.loads((tmp_path / "results.json").read_text())
     assert list(record["systems"]) == names
@@ -295,7 +272,7 @@ def test_nothing_is_tuned_on_dev_where_dev_is_measured(graded, monkeypatch):
         raise AssertionError("tuned on the queries that are measured")
 
     collection, retriever = graded
-    for name in ("choose", "choose_weights", "hybrid_scores"):
+    for name in ("choose", "choose_weights", "fit_weights"):
         monkeypatch.setattr(runs, name, tuned)
     evaluation = dsi.evaluate(retriever, collection, "dev")
     assert evaluation.row("dense + BM25").settings["lexical_weight"] == LEXICAL_WEIGHT
@@ -354,5 +331,5 @@ def test_too_few_queries_say_how_many_more_to_judge(queries, differ, more):
     advice = [line for line in str(evaluation).splitlines() if line.startswith("Too few queries")]
     assert len(advice) == bool(more)
     assert all(f": judge {more} more. `dsi evaluate --show 20` prints" in line for line in advice)
-    assert "p=" not in evaluation.significance()
-    assert "none is significant in paired randomisation tests" in evaluation.significance()
+    assert evaluation.significance() == ""
+    assert "No difference to another row is significant (paired randomisation tests, Holm-corrected" in str(evaluation)

@@ -142,7 +142,7 @@ def test_few_dev_queries_do_not_switch_off_what_users_will_teach(encoder, caplog
     )
     qrels = {f"q{n}": {doc_ids[n % 40]: 1} for n in range(queries)}
     config = dataclasses.replace(index.snapshot.configured)
-    weights = tuning.choose_weights(index, index.encode_queries(asked), qrels, config)
+    weights = tuning.choose_weights(index.snapshot, index.encode_queries(asked), qrels, config)
     assert (weights["memory_weight"] == 10.0) == stays
     assert (
         "test what was learned of earlier queries, fewer than 100, so memory_weight stays 10." in caplog.text

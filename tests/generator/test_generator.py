@@ -250,19 +250,6 @@ def test_parts_of_the_document_score_are_refused_with_a_generator(name):
         Config.named("digits").with_changes({"search": {name: 0.1}})
 
 
-def test_examples_must_fit_the_cache(encoder, tmp_path):
-    with pytest.raises(ValueError, match="3 positions for 4 texts"):
-        DocidExamples(states_of(encoder, tmp_path), np.arange(3), random_tree(20))
-    with pytest.raises(
-        ValueError, match="Docid positions are 0 to 19 in this tree, an example asks for 20; build the docids"
-    ):
-        DocidExamples(
-            states_of(encoder, tmp_path),
-            np.arange(17, 21),
-            random_tree(20),
-        )
-
-
 def test_the_sampler_is_a_permutation_with_like_lengths_together_that_depends_on_the_epoch():
     lengths = np.random.default_rng(0).integers(1, 100, size=1003)
     sampler = LengthBucketSampler(lengths, 10, seed=1)

@@ -6,7 +6,6 @@ import shutil
 import numpy as np
 import pytest
 import torch
-from safetensors.torch import load_file
 from transformers import BertConfig, BertModel, MambaConfig, MambaModel, PreTrainedTokenizerFast
 
 import dsi
@@ -14,24 +13,20 @@ from dsi.config import Config
 from dsi.contrastive.config import EncoderConfig
 from dsi.contrastive.encoder import Encoder
 from dsi.docids.files import ram
-from dsi.docids.files.processes import ALONE as UNSHARED
 from dsi.docids.updating import add_documents
 from dsi.generator.config import GeneratorConfig, TrainingConfig, check_together
 from dsi.generator.families import FamilyTree
 from dsi.generator.kinds import create_generator, load_generator
 from dsi.generator.objectives import CrossEntropy, Task
 from dsi.generator.pretrained import PROMPTS, check_memory
-from dsi.generator.states import StateCache, write_states
 from dsi.search.decoder import TextDecoder, check_walk, search_decoder
 from dsi.search.queries import encode_queries
 from dsi.search.request import SearchConfig, SearchRequest
 from dsi.training.examples import DocidExamples, Texts
-from dsi.training.generator_stage import GeneratorStage
 from dsi.training.trainer import train_generator
 from tests.support.language_models import (
     KINDS,
     LANGUAGE_WIDTH,
-    READERS,
     document_log_p,
     pretrained_generator,
     save_language_model,
@@ -54,11 +49,11 @@ def batch_of(queries):
     return random_batch(len(queries))._replace(texts=queries, read=[query or "?" for query in queries])
 
 
-@pytest.mark.parametrize(("kind", "upper"), READERS)
-def test_the_walk_gives_the_probabilities_of_plain_passes_without_a_cache(models, kind, upper):
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_walk_gives_the_probabilities_of_plain_passes_without_a_cache(models, kind):
     tree = random_tree(40, branching=3, leaf=2)
     assert tree.depth >= 4
-    generator, batch = pretrained_generator(models[kind], tree, upper), batch_of(QUERIES)
+    generator, batch = pretrained_generator(models[kind], tree), batch_of(QUERIES)
     search = beam_search_for(tree, generator)
     assert isinstance(search.decoder, TextDecoder)
     expected = torch.stack([document_log_p(generator, tree, query or "?") for query in QUERIES])
@@ -81,10 +76,10 @@ def test_queries_are_read_as_the_encoder_cuts_them(sentence_t5_folder):
     assert [list(own.batches[0].read) for own in encoded.each()] == [["of the in"], ["the"], ["?"]]
 
 
-@pytest.mark.parametrize(("kind", "upper"), READERS)
-def test_the_loss_is_that_of_the_docid_alone(models, kind, upper, tmp_path):
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_loss_is_that_of_the_docid_alone(models, kind):
     tree = random_tree(30, branching=3, leaf=2)
-    generator = pretrained_generator(models[kind], tree, upper)
+    generator = pretrained_generator(models[kind], tree)
     expected = [
         document_log_p(generator, tree, query)[place] for query, place in zip(QUERIES[:3], [3, 29, 11], strict=True)
     ]
@@ -94,15 +89,6 @@ def test_the_loss_is_that_of_the_docid_alone(models, kind, upper, tmp_path):
             generator, {**batch, "relevant": torch.tensor([[3], [29], [11]])}, 0.0
         )
     assert float(loss) == pytest.approx(-float(torch.stack(expected).mean()), rel=1e-4)
-    assert generator.reads_states == bool(upper)
-    if upper:  # the same on kept states, which half precision rounds
-        kept = StateCache(write_states(generator, "query", QUERIES[:3], tmp_path)).batch([0, 1, 2])
-        inputs = {name: own for name, own in kept.items() if name != "embeddings"}
-        with torch.no_grad():
-            again = CrossEntropy(Task(generator, tree)).loss(
-                generator, {**inputs, "relevant": torch.tensor([[3], [29], [11]])}, 0.0
-            )
-        assert float(again) == pytest.approx(float(loss), rel=5e-3)
 
 
 def test_added_documents_share_the_probability_of_their_siblings(models):
@@ -132,70 +118,13 @@ def test_docid_tokens_begin_at_their_clusters(models):
     assert np.corrcoef(first.ravel(), (expected[1:] - expected[1:].mean(axis=0)).ravel())[0, 1] > 0.999
 
 
-@pytest.mark.parametrize("upper", [0, 1])
-def test_the_mean_of_a_text_leaves_its_first_token_out(models, upper):
-    generator = pretrained_generator(models["llama"], random_tree(20), upper)
+def test_the_mean_of_a_text_leaves_its_first_token_out(models):
+    generator = pretrained_generator(models["llama"], random_tree(20))
     means = generator._means(generator.tokenize(["neon river of", "the"]))
     ids = torch.tensor([generator.tokenizer("neon river of")["input_ids"]])
-    hidden = generator.model(ids, output_hidden_states=True).hidden_states[upper and -1 - upper]
+    hidden = generator.model(ids, output_hidden_states=True).hidden_states[0]
     np.testing.assert_allclose(means[0], hidden[0, 1:].mean(dim=0).detach(), atol=1e-4)
     assert means.shape == (2, LANGUAGE_WIDTH)
-
-
-@pytest.mark.parametrize(
-    ("reads", "expected"),
-    [
-        ("text", [{torch.bfloat16}, {torch.float32}, set()]),
-        ("states", [{torch.float32}, set(), set()]),  # an encoder's
-    ],
-)
-def test_states_of_lower_layers_are_made_in_the_arithmetic_of_the_training_and_those_of_an_encoder_in_float32(
-    models, beir, encoder, tmp_path, monkeypatch, reads, expected
-):
-    monkeypatch.setattr(torch.cpu, "get_capabilities", lambda: {"avx512_bf16": True}, raising=False)
-    seen, forward = set[torch.dtype](), torch.nn.Linear.forward
-
-    def watched(layer, states):
-        output = forward(layer, states)
-        seen.add(output.dtype)
-        return output
-
-    monkeypatch.setattr(torch.nn.Linear, "forward", watched)
-    tree, collection, nothing = random_tree(40), dsi.read_collection(beir()), (np.empty(0, dtype=int), [], "")
-    own = (tree, nothing, tmp_path, True, tmp_path / "documents", UNSHARED)
-    reader = pretrained_generator(models["llama"], tree, 1) if reads == "text" else None
-    made = []
-    for bf16 in (True, False, True):
-        seen.clear()
-        config = dataclasses.replace(Config.named("digits"), bf16=bf16)
-        GeneratorStage(config, collection, encoder, *own).examples(reader)
-        made.append(set(seen))
-    assert made == expected
-
-
-def test_upper_layers_learn_alone_and_a_killed_training_resumes(models, tmp_path):
-    tree = random_tree(12, branching=3, leaf=3)
-    generator, again = (pretrained_generator(models["llama"], tree, 1) for _ in range(2))
-    before = {name: own.clone() for name, own in generator.state_dict().items()}
-    texts = [f"{word} {other}" for word in ("neon", "river", "capital") for other in ("of", "and", "the", "in")]
-    states = StateCache(write_states(generator, "query", texts, tmp_path / "states"))
-    examples, settings = DocidExamples(states, np.arange(12), tree), TrainingConfig(epochs=60.0, learning_rate=3e-3)
-    record = train_generator(generator, examples, settings, tmp_path / "work")
-    changed = {name for name, own in generator.state_dict().items() if not torch.equal(own, before[name])}
-    assert changed == {"embed.weight", "head.weight", "model.norm.weight"} | {
-        name for name in before if name.startswith("model.layers.1.")
-    }
-    batch = {**generator.tokenize([PROMPTS["query"] + text for text in texts]), "relevant": torch.arange(12)[:, None]}
-    with torch.no_grad():
-        assert float(CrossEntropy(Task(generator, tree)).loss(generator, batch, 0.0)) < 0.5 * record["loss"]
-    # A kill at the last but one checkpoint; checkpoints hold what is trained, and no more.
-    first = min((tmp_path / "work").glob("checkpoint-*"), key=lambda path: int(path.name.split("-")[1]))
-    assert load_file(first / "model.safetensors").keys() == {f"generator.{name}" for name in changed}
-    (tmp_path / "killed").mkdir()
-    first.rename(tmp_path / "killed" / first.name)
-    assert train_generator(again, examples, settings, tmp_path / "killed")["steps"] == record["steps"]
-    for name, weight in generator.state_dict().items():
-        torch.testing.assert_close(again.state_dict()[name], weight, atol=1e-6, rtol=1e-5)
 
 
 @pytest.mark.parametrize("kind", ["llama", "t5"])
@@ -235,16 +164,16 @@ def test_training_lowers_the_loss_and_a_killed_one_resumes(models, kind, tmp_pat
 
 
 @pytest.mark.programs
-@pytest.mark.parametrize(("kind", "upper"), [("llama", 0), ("t5", 0), ("llama", 1)])
+@pytest.mark.parametrize("kind", ["llama", "t5"])
 def test_an_index_with_a_language_model_is_trained_fused_explained_updated_and_kept(
-    beir, sentence_t5_folder, models, kind, upper, tmp_path
+    beir, sentence_t5_folder, models, kind, tmp_path
 ):
     changes = {
         "encoder": {"name": str(sentence_t5_folder), "document_length": 16},
         "pseudo_queries": {"method": "none"},
         "contrastive": {"loss": "none"},
-        "generator": {"decoder": str(models[kind]), "num_layers": upper},
-        "training": {"epochs": 20.0 if not upper else 60.0, "batch_size": 16, "learning_rate": 3e-3},
+        "generator": {"decoder": str(models[kind])},
+        "training": {"epochs": 20.0, "batch_size": 16, "learning_rate": 3e-3},
         "search": {"alpha": 1.0, "beta": 0.0, "beam_width": 10},
     }
     config = dataclasses.replace(Config.named("language-model"), dev_queries=0).with_changes(changes)
@@ -282,10 +211,9 @@ def test_an_index_with_a_language_model_is_trained_fused_explained_updated_and_k
         dsi.load(tmp_path / "kept", device="cpu")
 
 
-@pytest.mark.parametrize("upper", [0, 1])
-def test_a_generator_is_kept_as_it_is(models, upper, tmp_path):
+def test_a_generator_is_kept_as_it_is(models, tmp_path):
     tree = random_tree(30)
-    generator = pretrained_generator(models["llama"], tree, upper)
+    generator = pretrained_generator(models["llama"], tree)
     generator.tokenizer.chat_template = "{% for message in messages %}{{ message.content }}{% endfor %}"
     generator.save_pretrained(tmp_path)
     again, batch = load_generator(tmp_path, "cpu"), batch_of(QUERIES)
@@ -302,9 +230,9 @@ def test_a_generator_is_kept_as_it_is(models, upper, tmp_path):
 # What is refused
 
 
-def refused(folder, match, upper=0):
+def refused(folder, match):
     with pytest.raises(ValueError, match=match) as caught:
-        create_generator(GeneratorConfig("digits", "text", str(folder), upper), random_tree(20), WIDTH, "ce")
+        create_generator(GeneratorConfig("digits", "text", str(folder)), random_tree(20), WIDTH, "ce")
     assert "\n" not in str(caught.value)
 
 
@@ -313,20 +241,6 @@ def test_a_model_that_is_neither_causal_nor_sequence_to_sequence_is_refused(tmp_
     BertModel(BertConfig(vocab_size=2000, **shape)).save_pretrained(str(tmp_path))
     PreTrainedTokenizerFast.from_pretrained(str(tokenizer_folder)).save_pretrained(str(tmp_path))
     refused(tmp_path, r"cannot generate docids: it is neither causal nor sequence-to-sequence.*; name a causal or")
-
-
-@pytest.mark.parametrize(
-    ("kind", "upper", "reason"),
-    [
-        ("llama", 3, "it has 2 layers"),
-        ("t5", 1, "it is not a causal model with one list of layers"),
-        ("gpt2", 1, "they cannot read on from the states of those below"),
-    ],
-)
-def test_upper_layers_that_cannot_be_trained_alone_are_refused(models, kind, upper, reason):
-    refused(
-        models[kind], rf"cannot train its {upper} upper layers alone: {reason}; set generator.num_layers = 0", upper
-    )
 
 
 def test_a_tokenizer_without_padding_pads_with_its_end_token_or_is_refused(tmp_path, tokenizer_folder, caplog):
@@ -360,8 +274,6 @@ def test_a_model_wider_than_memory_is_refused_before_it_is_loaded(models, monkey
         ValueError, match=r"needs 0\.\d GB to be trained, 0\.0 GB are free on cpu; choose a smaller model"
     ):
         check_memory(str(models["llama"]), torch.device("cpu"))
-    monkeypatch.setattr("dsi.generator.pretrained.available_memory", lambda: 900_000)
-    check_memory(str(models["llama"]), torch.device("cpu"), 1)  # weights that are not trained need less
 
 
 @pytest.mark.parametrize("settings", ['{"model_type": "nonsense"}', '{"model_type": "vit"}', "{}"])
@@ -391,9 +303,9 @@ def test_a_model_without_keys_and_values_is_refused(tmp_path, tokenizer_folder):
         check_walk(generator, "mamba")
 
 
-@pytest.mark.parametrize(("kind", "upper"), READERS)
-def test_models_that_read_on_pass_the_trial(models, kind, upper):
-    check_walk(pretrained_generator(models[kind], random_tree(20), upper), kind)
+@pytest.mark.parametrize("kind", KINDS)
+def test_models_that_read_on_pass_the_trial(models, kind):
+    check_walk(pretrained_generator(models[kind], random_tree(20)), kind)
 
 
 def test_a_model_that_reads_texts_is_no_decoder_over_states(models):
@@ -425,6 +337,8 @@ def test_settings_that_contradict_each_other_are_refused():
     reader = GeneratorConfig("digits", "text", "model")
     with pytest.raises(ValueError, match=r"needs generator\.decoder"):
         GeneratorConfig("digits", "text")
+    with pytest.raises(ValueError, match=r"trains a model whole and needs generator\.num_layers 0, got 2"):
+        GeneratorConfig("digits", "text", "model", 2)
     with pytest.raises(ValueError, match=r'needs generator\.docid_tokens "digits", got \'none\''):
         GeneratorConfig("none", "text", "model")
     with pytest.raises(

@@ -6,7 +6,6 @@ import shutil
 from pathlib import Path
 
 import datasets
-import numpy as np
 import pytest
 import torch
 from dsi_experiments import query_training
@@ -23,20 +22,16 @@ from transformers import (
 import dsi
 from dsi.commands.main import main
 from dsi.config import Config
-from dsi.docids.clustering import DocidsConfig, build_tree
-from dsi.docids.words.bm25 import BM25
 from dsi.generator import pseudo_queries
 from dsi.generator.config import PseudoQueriesConfig
 from dsi.generator.pseudo_queries import (
     extractive_queries,
-    fill,
     generate_queries,
     is_query,
     load_query_model,
     model_queries,
     read_queries_file,
 )
-from dsi.measuring.query_ranks import query_ranks
 
 DOCUMENTS = [
     ("helium", "Helium", "Helium boils at 4.2 kelvin. It fills balloons and airships, and it does not burn."),
@@ -115,25 +110,19 @@ def llama_folder(tmp_path_factory, tokenizer_folder):
     return folder
 
 
-def test_a_causal_model_reads_the_examples_and_writes_the_same_alone_and_in_a_batch(
-    llama_folder, tmp_path, monkeypatch
-):
+def test_a_causal_model_writes_the_same_alone_and_in_a_batch(llama_folder, monkeypatch):
     monkeypatch.setattr(pseudo_queries, "TOP_K", 1)
-    examples = [("The Rhine flows north.", "where does the rhine flow")]
     config = PseudoQueriesConfig(method=str(llama_folder), per_document=1)
-    written = dict(model_queries(table(DOCUMENTS), config, examples, device="cpu"))
+    written = dict(model_queries(table(DOCUMENTS), config, device="cpu"))
     for number, document in enumerate(DOCUMENTS):  # prompts of other lengths are padded on the left
-        alone = dict(model_queries(table(DOCUMENTS[number : number + 1]), config, examples, device="cpu"))
+        alone = dict(model_queries(table(DOCUMENTS[number : number + 1]), config, device="cpu"))
         assert alone[document[0]] == written[document[0]]
     assert all(written.values())
     tokenizer, model = load_query_model(str(llama_folder))
-    begun = "Document: The Rhine flows north.\nQuery: where does the rhine flow\n\n"
     for doc_id, title, text in DOCUMENTS:  # as without a cache
-        prompt = tokenizer(f"{begun}Document: {title} {text}\nQuery:", return_tensors="pt")["input_ids"]
+        prompt = tokenizer(f"Document: {title} {text}\nQuery:", return_tensors="pt")["input_ids"]
         plain = model.generate(prompt, do_sample=False, max_new_tokens=pseudo_queries.QUERY_TOKENS, use_cache=False)
         assert [tokenizer.decode(plain[0, prompt.shape[1] :], skip_special_tokens=True).strip()] == written[doc_id]
-    without = dict(model_queries(table(DOCUMENTS), config, device="cpu"))
-    assert all(without[doc_id] != queries for doc_id, queries in written.items())
 
 
 def test_a_causal_model_that_was_killed_writes_the_same_queries(llama_folder, tmp_path, monkeypatch):
@@ -144,25 +133,6 @@ def test_a_causal_model_that_was_killed_writes_the_same_queries(llama_folder, tm
     torn.write_bytes(b"".join(whole.read_bytes().splitlines(keepends=True)[:3]) + b'{"doc_id')
     generate_queries(documents, config, torn, device="cpu")
     assert torn.read_bytes() == whole.read_bytes()
-
-
-def test_train_queries_are_the_examples_of_a_causal_model(
-    beir, llama_folder, sentence_t5_folder, tmp_path, monkeypatch
-):
-    seen = []
-    monkeypatch.setattr(
-        "dsi.training.pipeline.generate_queries",
-        lambda *a, **more: seen.extend(more["examples"]) or generate_queries(*a, **more),
-    )
-    collection = dsi.read_collection(beir())
-    changes = {
-        "encoder": {"name": str(sentence_t5_folder)}, "training": {"epochs": 0.0},
-        "pseudo_queries": {"method": str(llama_folder), "per_document": 1},
-    }  # fmt: skip
-    dsi.train(collection, tmp_path / "run", config=Config().with_changes(changes), device="cpu")
-    queries = {collection.queries[query_id] for query_id in collection.qrels["train"]}
-    assert len(seen) == 4
-    assert {query for _, query in seen} <= queries
 
 
 @pytest.mark.parametrize(
@@ -182,15 +152,10 @@ def test_queries_that_are_none_are_dropped(query, kept):
     assert is_query(query, f"{title} {text}") is kept
 
 
-def test_a_prompt_without_its_places_and_a_model_that_only_reads_are_refused(sentence_bert_folder):
-    for prompt in ("{document}", "{query} {document}", "{document} {document} {query}", "{document} {query} {query}"):
-        with pytest.raises(
-            ValueError, match=r"pseudo_queries.prompt must have {document} and, below it, {query}, once"
-        ):
+def test_a_prompt_without_a_document_and_a_model_that_only_reads_are_refused(sentence_bert_folder):
+    for prompt in ("Query:", "{document} {document}"):
+        with pytest.raises(ValueError, match=r"pseudo_queries.prompt must have {document} once"):
             PseudoQueriesConfig(prompt=prompt)
-    assert (
-        fill("Text: {document} Q: {query}\n", "of {query}", "why {document}") == "Text: of {query} Q: why {document}\n"
-    )
     with pytest.raises(
         FileNotFoundError, match=r"cannot be loaded \(bert reads and does not write\); name a seq2seq or"
     ):
@@ -221,7 +186,7 @@ def test_a_query_generator_learns_the_train_pairs_and_writes_them(t5_folder, tmp
         assert written[title.lower()][0].split()[: len(tokens)] == tokens
 
 
-def test_a_causal_model_learns_the_train_pairs_and_needs_no_examples(llama_folder, tmp_path, monkeypatch):
+def test_a_causal_model_learns_the_train_pairs(llama_folder, tmp_path, monkeypatch):
     for name, value in {"TOP_K": 1, "QUERY_TOKENS": 16}.items():
         monkeypatch.setattr(pseudo_queries, name, value)
     folder = Path(shutil.copytree(llama_folder, tmp_path / "other end"))  # than its tokenizer's, as in chat models
@@ -231,7 +196,7 @@ def test_a_causal_model_learns_the_train_pairs_and_needs_no_examples(llama_folde
     assert after < 0.1 < 2 < before
     use = PseudoQueriesConfig(method=str(tmp_path / "model"), per_document=1)
     documents = table([(title.lower(), title, text) for title, text, _ in PAIRS])
-    written = dict(model_queries(documents, use, [("Argon shines.", "what shines")], device="cpu"))
+    written = dict(model_queries(documents, use, device="cpu"))
     for title, _, query in PAIRS:
         tokens = AutoTokenizer.from_pretrained(tmp_path / "model").tokenize(query)
         assert written[title.lower()][0].split() == tokens
@@ -307,7 +272,7 @@ def test_bad_files_and_settings_are_named(tmp_path):
         PseudoQueriesConfig(per_document=0)
 
 
-def test_a_model_that_cannot_be_loaded_is_refused_before_the_first_write(beir, sentence_t5_folder, tmp_path):
+def test_a_model_that_cannot_be_loaded_is_refused_before_the_first_stage_is_written(beir, sentence_t5_folder, tmp_path):
     (tmp_path / "empty").mkdir()
     changes = {"encoder": {"name": str(sentence_t5_folder)}, "pseudo_queries": {"method": str(tmp_path / "empty")}}
     with pytest.raises(
@@ -319,7 +284,7 @@ def test_a_model_that_cannot_be_loaded_is_refused_before_the_first_write(beir, s
             config=Config().with_changes(changes),
             device="cpu",
         )
-    assert not (tmp_path / "run").exists() or not [*(tmp_path / "run").iterdir()]
+    assert not [*(tmp_path / "run").glob("*/stage.json")]
 
 
 def test_a_seq2seq_model_that_was_killed_writes_the_same_queries(t5_folder, tmp_path, monkeypatch):
@@ -332,39 +297,3 @@ def test_a_seq2seq_model_that_was_killed_writes_the_same_queries(t5_folder, tmp_
         torn.write_bytes(b"".join(lines[:count]))
         generate_queries(documents, config, torn)
         assert torn.read_bytes() == whole.read_bytes()
-
-
-def test_ranks_are_those_of_all_scores(beir, encoder):
-    collection = dsi.read_collection(beir())
-    documents = collection.documents
-    texts = encoder.document_texts(documents["title"][:], documents["text"][:])
-    vectors = encoder.encode(texts, "document")
-    tree, words = build_tree(vectors, DocidsConfig(branching=3)), BM25(documents["doc_id"], collection.full_texts())
-    rows, queries = [5, 0, 7], ["which gas glows", "the delta", "a river"]
-    scores = encoder.encode(encoder.query_texts(queries), "query") @ vectors.T + 0.5 * words.shares(queries)
-    for first in (1, 3, len(documents)):
-        ranks, margins = query_ranks(encoder, tree, words, 0.5, rows, queries, first)
-        for query, row in enumerate(rows):
-            others = sorted(np.delete(scores[query], row), reverse=True)
-            assert ranks[query] == 1 + sum(other > scores[query, row] for other in others)
-            margin = scores[query, row] - others[first - 1] if first <= len(others) else np.inf
-            assert margins[query] == pytest.approx(margin, abs=1e-5)
-
-
-def test_the_generator_is_trained_on_queries_that_find_their_documents(
-    beir, sentence_t5_folder, tmp_path, caplog, monkeypatch
-):
-    collection = dsi.read_collection(beir())
-    (first, second), made = collection.documents["title"][:2], pseudo_queries.extractive_queries
-    monkeypatch.setattr(  # the first document has a query that is the second one's title
-        pseudo_queries,
-        "extractive_queries",
-        lambda title, *more: [second, *made(title, *more)[:2]] if title == first else made(title, *more),
-    )
-    changes = {
-        "encoder": {"name": str(sentence_t5_folder)}, "training": {"epochs": 1.0}, "contrastive": {"loss": "none"},
-        "pseudo_queries": {"method": "extractive", "first": 2, "per_document": 3}, "dev_queries": 0,
-    }  # fmt: skip
-    with caplog.at_level("INFO"):
-        dsi.train(collection, tmp_path / "run", config=Config.named("digits").with_changes(changes), device="cpu")
-    assert "119 of 120 pseudo-queries find their document among the first 2" in caplog.text

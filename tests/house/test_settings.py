@@ -37,7 +37,7 @@ NUMBERS = [
     (section, name) for section, name, value in EVERY if isinstance(value, int | float) and not isinstance(value, bool)
 ]
 MAY_BE_ZERO = {
-    "seed", "dev_queries", "dev_untaught", "text_megabytes", "pseudo_queries.first", "docids.branching",
+    "seed", "dev_queries", "dev_untaught", "text_megabytes", "docids.branching",
     "docids.pieces", "contrastive.negatives", "tokens.bits", "tokens.epochs", "vectors.code_bytes", "generator.num_layers",
     "training.epochs", "search.alpha", "search.beta",
     "search.lexical_weight", "search.token_weight", "search.memory_weight",
@@ -184,20 +184,6 @@ def test_a_setting_that_cannot_work_is_refused_before_the_first_stage(
 
 def test_pieces_count_as_documents_for_branching(settings, beir):
     check_settings(settings.with_changes({"docids": {"branching": 41, "pieces": 2}}), dsi.read_collection(beir()))
-
-
-@pytest.mark.parametrize(("epochs", "steps"), [(1.0, "1 step "), (2.0, "2 steps "), (10.0, "")])
-def test_few_steps_of_training_are_told(epochs, steps, settings, caplog):
-    documents = [{"id": str(number), "text": f"text {number}"} for number in range(27)]
-    queries = {f"q{number}": f"query {number}" for number in range(27)}
-    qrels = {"train": {f"q{number}": {str(number): 1} for number in range(27)}}
-    collection = dsi.Collection.from_records(documents, queries=queries, qrels=qrels, dev_queries=0)
-    check_settings(
-        settings.with_changes({"contrastive": {"loss": "scl", "epochs": epochs, "batch_size": 128}}), collection
-    )
-    assert [record.getMessage() for record in caplog.records] == [
-        f"The train queries are few: {steps}of contrastive training, which changes the encoder next to nothing."
-    ] * bool(steps)
 
 
 def test_documents_alone_take_a_config_too_and_the_encoder_stays_as_it_is(settings, beir, tmp_path, caplog):

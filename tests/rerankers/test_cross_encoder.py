@@ -211,6 +211,3 @@ def test_search_reranks(index, collection, model, capsys, retriever, tmp_path):
     lines = [line.split() for line in (tmp_path / "a.run").read_text().splitlines()]
     assert [line[2] for line in lines if line[0] == "q1"] == [hit.doc_id for hit in best[:3]]
     assert len(lines) == 6
-    capsys.readouterr()
-    assert main(["search", *one, "--rerank-depth", "7"]) == 2
-    assert "give --rerank too" in capsys.readouterr().err

@@ -12,7 +12,7 @@ from random import Random
 from typing import Any
 
 from dsi.commands import arguments, libraries
-from dsi.commands.main import command_modules, run_command
+from dsi.commands.main import build_parser, command_modules, run_command
 from dsi.store.retriever import load
 from tests.support.grammars import condition, words
 from tests.support.tiny_index import QUERIES, RECORDS, TinyIndex
@@ -112,7 +112,7 @@ def _stdin(content: bytes) -> Any:
 def option_lines(index: TinyIndex, chance: Random, folder: Path) -> Case:
     """A line of any command with options by chance; what must be refused is."""
     name = chance.choice(sorted(command_modules()))
-    own = arguments.parser_of(command_modules()[name])
+    own = build_parser(name)
     given, wrong = _line(own, index, chance, folder)
     check = None if wrong else (lambda taken: _check_numbers(own, given, taken))
     return Case(

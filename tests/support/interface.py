@@ -14,8 +14,7 @@ from pathlib import Path
 from types import ModuleType
 
 import dsi
-from dsi.commands.arguments import parser_of
-from dsi.commands.main import COMMANDS, command_modules
+from dsi.commands.main import COMMANDS, build_parser
 from dsi.config import all_settings
 from dsi.docids import extensions
 
@@ -107,7 +106,7 @@ def _line(function: Function, name: str) -> str:
 
 
 def _options(command: str) -> Iterator[str]:
-    for action in parser_of(command_modules()[command])._actions:
+    for action in build_parser(command)._actions:
         if action.dest != "help":
             name = " ".join(action.option_strings) or str(action.metavar or action.dest)
             default = None if action.default == argparse.SUPPRESS else action.default

@@ -26,8 +26,6 @@ from tests.support.small import WIDTH
 LANGUAGE_WIDTH = 24
 """Not the encoder's."""
 KINDS = ("llama", "t5", "gpt2", "bart")
-READERS = [(kind, 0) for kind in KINDS] + [("llama", 1), ("llama", 2)]
-"""(kind, upper layers that are trained; 0 for all weights)."""
 
 
 def language_model(kind: str) -> PreTrainedModel:
@@ -72,9 +70,9 @@ def save_language_model(folder: Path, kind: str, tokenizer_folder: Path, **token
     return folder
 
 
-def pretrained_generator(folder: Path, tree: DocidTree, upper: int = 0) -> PretrainedGenerator:
-    """A generator of random docid tokens, whose `upper` layers are trained, 0 for all."""
-    made = create_generator(GeneratorConfig("digits", "text", str(folder), upper), tree, WIDTH, "ce")
+def pretrained_generator(folder: Path, tree: DocidTree) -> PretrainedGenerator:
+    """A generator of random docid tokens."""
+    made = create_generator(GeneratorConfig("digits", "text", str(folder)), tree, WIDTH, "ce")
     assert isinstance(made, PretrainedGenerator)
     with torch.no_grad():
         made.head.weight.mul_(6)
@@ -92,9 +90,6 @@ def document_log_p(generator: PretrainedGenerator, tree: DocidTree, query: str) 
             docid = generator.embed(torch.tensor([tokens]))
             if model.config.is_encoder_decoder:
                 output = model(input_ids=ids, decoder_inputs_embeds=docid, use_cache=False).last_hidden_state
-            elif upper := generator.config.num_layers:
-                below = model(ids, output_hidden_states=True, use_cache=False).hidden_states[-1 - upper]
-                output = _llama_layers(model, upper, torch.cat([below, docid], dim=1))
             else:
                 both = torch.cat([model.get_input_embeddings()(ids), docid], dim=1)
                 output = model(inputs_embeds=both, use_cache=False).last_hidden_state
@@ -104,12 +99,3 @@ def document_log_p(generator: PretrainedGenerator, tree: DocidTree, query: str) 
             node = int(tree.first_child[node]) + digit
             tokens.append(first + digit)
     return log_p
-
-
-def _llama_layers(model: PreTrainedModel, upper: int, states: Tensor) -> Tensor:
-    """[batch, length, width] what the upper layers of a Llama and its norm make of states, one layer after the other."""
-    positions = torch.arange(states.shape[1])[None]
-    rotations = model.rotary_emb(states, position_ids=positions)
-    for layer in model.layers[-upper:]:
-        states = layer(states, attention_mask=None, position_ids=positions, position_embeddings=rotations)
-    return model.norm(states)

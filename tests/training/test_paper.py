@@ -12,8 +12,8 @@ from dsi.config import Config, run_config, write_config
 from dsi.contrastive.blocks import DocumentTexts
 from dsi.contrastive.config import EncoderConfig
 from dsi.contrastive.encoder import Encoder
-from dsi.training.inputs import needed_stages
 from dsi.training.pipeline import TrainingRun
+from dsi.training.stages import needed_stages
 from tests.support.half import HALVES, save_encoder_in, save_t5_in, stored_types
 from tests.support.oracles import document_log_p
 from tests.support.paths import path_scores

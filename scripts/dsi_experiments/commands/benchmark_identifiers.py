@@ -17,7 +17,7 @@ from dsi.commands.values import count, output_file
 
 def main(argv: Sequence[str] | None = None) -> None:
     """Measure and print a table; write JSON where asked."""
-    arguments = _parse(argv)
+    arguments = build_parser().parse_args(argv)
     load_libraries(training=True)
     from dsi.docids.data.collection import read_collection
     from dsi.docids.files.storage import write_json
@@ -44,7 +44,8 @@ def main(argv: Sequence[str] | None = None) -> None:
         write_json(arguments.results, {**provenance(), "rows": rows})
 
 
-def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
+def build_parser() -> argparse.ArgumentParser:
+    """Return the parser of the command line."""
     command_line = parser("benchmark-identifiers", __doc__)
     command_line.add_argument(
         "--tokenizer", required=True, metavar="DIR", help="of a language model, with bytes as letters"
@@ -56,7 +57,7 @@ def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
     command_line.add_argument("--rounds", type=count, default=9, help="identifiers that each row writes")
     command_line.add_argument("--limit", type=count, default=600, help="seconds that each may take")
     command_line.add_argument("--results", type=output_file, help="write the table as JSON")
-    return command_line.parse_args(argv)
+    return command_line
 
 
 if __name__ == "__main__":

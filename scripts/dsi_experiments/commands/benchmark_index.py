@@ -34,7 +34,7 @@ _FEWEST, _DIMS = 1024, 16
 
 def main(argv: Sequence[str] | None = None) -> None:
     """Build and measure each collection; write JSON, tables and pictures after each."""
-    arguments = _arguments().parse_args(argv)
+    arguments = build_parser().parse_args(argv)
     if arguments.dim % _DIMS:
         raise ValueError(f"--dim must be a multiple of {_DIMS}, so that codes have whole bytes, got {arguments.dim}.")
     if arguments.vectors and arguments.run:
@@ -64,7 +64,8 @@ def main(argv: Sequence[str] | None = None) -> None:
             print(report(record))
 
 
-def _arguments() -> argparse.ArgumentParser:
+def build_parser() -> argparse.ArgumentParser:
+    """Return the parser of the command line."""
     command_line = parser("benchmark-index", __doc__)
     sizes = number(int, _FEWEST)
     command_line.add_argument("--sizes", type=sizes, nargs="+", default=[10_000, 100_000], help="synthetic documents")

@@ -22,8 +22,8 @@ RECALLS = (0.8, 0.9, 0.95)
 _FEWEST = 1024
 
 
-def main(argv: Sequence[str] | None = None) -> None:
-    """Measure every size, write JSON, table and picture after each."""
+def build_parser() -> argparse.ArgumentParser:
+    """Return the parser of the command line."""
     command_line = parser("benchmark-scale", __doc__)
     sizes = number(int, _FEWEST)
     command_line.add_argument("--sizes", type=sizes, nargs="+", default=[10_000, 100_000, 1_000_000], help="documents")
@@ -36,7 +36,12 @@ def main(argv: Sequence[str] | None = None) -> None:
         "--work", type=output_folder, metavar="DIR", help="keeps what is built, for the next time"
     )
     command_line.add_argument("--search", type=Path, help=argparse.SUPPRESS)  # what the fresh process does
-    arguments = command_line.parse_args(argv)
+    return command_line
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    """Measure every size, write JSON, table and picture after each."""
+    arguments = build_parser().parse_args(argv)
     load_libraries(training=True)
     from dsi_experiments.benchmarks.scale_costs import search_costs
     from dsi_experiments.report import save_report

@@ -7,6 +7,7 @@ sentence-transformers runs it, and faiss over all embeddings.
 """
 
 import statistics
+from argparse import ArgumentParser
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -31,8 +32,8 @@ _LARGEST = 64
 FLAT = "encoder, faiss flat"
 
 
-def main(argv: Sequence[str] | None = None) -> None:
-    """Measure every batch size; print the table, write it and its JSON where asked."""
+def build_parser() -> ArgumentParser:
+    """Return the parser of the command line."""
     command_line = parser("benchmark-search", __doc__)
     add_index(command_line)
     add_data(command_line, "the collection it was made of")
@@ -43,7 +44,12 @@ def main(argv: Sequence[str] | None = None) -> None:
     command_line.add_argument(
         "--output", type=output_folder, metavar="DIR", help="write search.json and search.md there"
     )
-    arguments = command_line.parse_args(argv)
+    return command_line
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    """Measure every batch size; print the table, write it and its JSON where asked."""
+    arguments = build_parser().parse_args(argv)
     load_libraries(training=True)
     from dsi.config import dev_cut, read_config
     from dsi.docids.data.collection import read_collection

@@ -12,6 +12,7 @@ import subprocess
 import sys
 import threading
 import time
+from argparse import ArgumentParser
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -23,8 +24,8 @@ from dsi.commands.values import collection_folder, count, number, output_folder
 SERVERS = {"batched": [], "one by one": ["--max-batch", "1"]}
 
 
-def main(argv: Sequence[str] | None = None) -> None:
-    """Measure every number of clients; print the table, write it and its JSON where asked."""
+def build_parser() -> ArgumentParser:
+    """Return the parser of the command line."""
     command_line = parser("benchmark-serving", __doc__)
     add_index(command_line)
     command_line.add_argument(
@@ -38,7 +39,12 @@ def main(argv: Sequence[str] | None = None) -> None:
     command_line.add_argument(
         "--output", type=output_folder, metavar="DIR", help="write serving.json and serving.md there"
     )
-    arguments = command_line.parse_args(argv)
+    return command_line
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    """Measure every number of clients; print the table, write it and its JSON where asked."""
+    arguments = build_parser().parse_args(argv)
     load_libraries(training=True)
     from dsi.docids.data.collection import read_collection
     from dsi_experiments.report import save_report

@@ -10,6 +10,7 @@ The indexes are those that `dsi benchmark-world` leaves.
 import dataclasses
 import random
 import sys
+from argparse import ArgumentParser
 from collections.abc import Mapping, Sequence
 from copy import copy
 from pathlib import Path
@@ -47,8 +48,8 @@ _ASKED = 200
 _FOLDS = 5
 
 
-def main(argv: Sequence[str] | None = None) -> None:
-    """Measure each collection, print the table, and write it beside the results."""
+def build_parser() -> ArgumentParser:
+    """Return the parser of the command line."""
     command_line = parser("benchmark-untuned", __doc__)
     command_line.add_argument("collections", type=Path, nargs="+", metavar="DIR", help="BEIR folders with test queries")
     command_line.add_argument(
@@ -61,7 +62,12 @@ def main(argv: Sequence[str] | None = None) -> None:
         "--query-model", default="", metavar="MODEL", help="a model that writes pseudo-queries, Hub name or folder"
     )
     command_line.add_argument("--device", help="of the encoder and of that model")
-    arguments = command_line.parse_args(argv)
+    return command_line
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    """Measure each collection, print the table, and write it beside the results."""
+    arguments = build_parser().parse_args(argv)
     load_libraries(training=True)
     from dsi.docids.files.reading import read_json
     from dsi.docids.files.storage import write_json, write_text
@@ -171,13 +177,13 @@ def _choices(
             "token_weight": config.token_weight * cloze.knows_language,
         }
     for kind, (queries, qrels) in pseudo.items():
-        choices[kind] = choose_weights(retriever, retriever.encode_queries(queries), qrels, config)
+        choices[kind] = choose_weights(retriever.snapshot, retriever.encode_queries(queries), qrels, config)
     index, sentences = test
     encoded = index.encode_queries(sentences.query_texts("test"))
-    choices[SENTENCES] = choose_weights(index, encoded, sentences.qrels["test"], config)
+    choices[SENTENCES] = choose_weights(index.snapshot, encoded, sentences.qrels["test"], config)
     if dev := collection.qrels["dev"]:
         encoded = retriever.encode_queries(collection.query_texts("dev"))
-        choices[DEV] = choose_weights(retriever, encoded, dev, config, identical=collection.identical)
+        choices[DEV] = choose_weights(retriever.snapshot, encoded, dev, config, identical=collection.identical)
     return choices
 
 
@@ -227,7 +233,7 @@ def _by_parts(
         own = order[part::_FOLDS]
         others = {query_id: judged for query_id, judged in test.items() if query_id not in own}
         encoded = retriever.encode_queries({query_id: collection.queries[query_id] for query_id in others})
-        chosen.append(choose_weights(retriever, encoded, others, retriever.search_config, identical=identical))
+        chosen.append(choose_weights(retriever.snapshot, encoded, others, retriever.search_config, identical=identical))
         found = _values(runs, test, **chosen[-1])
         values |= {query_id: found[query_id] for query_id in own}
     return {name: sum(one[name] for one in chosen) / _FOLDS for name in chosen[0]}, values

@@ -4,6 +4,7 @@ Hit@1 and Hit@10 in percent on the judgements of a split, the share of the exact
 documents read, and milliseconds after the encoder.
 """
 
+from argparse import ArgumentParser
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -47,8 +48,8 @@ class WalkRow:
     milliseconds: float
 
 
-def main(argv: Sequence[str] | None = None) -> None:
-    """Measure every row; print the table, write it and its JSON where asked."""
+def build_parser() -> ArgumentParser:
+    """Return the parser of the command line."""
     command_line = parser("benchmark-walk", __doc__)
     add_index(command_line)
     add_data(command_line, "the collection with judged queries")
@@ -56,7 +57,12 @@ def main(argv: Sequence[str] | None = None) -> None:
     command_line.add_argument("--beam-widths", type=count, nargs="+", default=list(BEAMS), metavar="N", help="of rows")
     command_line.add_argument("--output", type=output_folder, metavar="DIR", help="write walk.json and walk.md there")
     add_device(command_line, searches=True)
-    arguments = command_line.parse_args(argv)
+    return command_line
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    """Measure every row; print the table, write it and its JSON where asked."""
+    arguments = build_parser().parse_args(argv)
     load_libraries(training=True)
     from dsi.config import read_dev_cut
     from dsi.docids.data.collection import read_collection

@@ -7,6 +7,7 @@ train queries, `dsi.train` goes on with it for one more row. A collection that i
 import logging
 import sys
 import time
+from argparse import ArgumentParser
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -32,8 +33,8 @@ _OLD_WEIGHT = 0.03
 _K = 10
 
 
-def main(argv: Sequence[str] | None = None) -> None:
-    """Measure each collection, print the table, and write it beside the results."""
+def build_parser() -> ArgumentParser:
+    """Return the parser of the command line."""
     command_line = parser("benchmark-world", __doc__)
     command_line.add_argument("collections", type=Path, nargs="+", metavar="DIR", help="BEIR folders with test queries")
     command_line.add_argument(
@@ -43,7 +44,12 @@ def main(argv: Sequence[str] | None = None) -> None:
         "--encoder", metavar="NAME", help="a sentence-transformers model; our own choice by default"
     )
     command_line.add_argument("--device", help="of the encoder")
-    arguments = command_line.parse_args(argv)
+    return command_line
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    """Measure each collection, print the table, and write it beside the results."""
+    arguments = build_parser().parse_args(argv)
     load_libraries(training=True)
     from dsi.docids.files.reading import read_json
     from dsi.docids.files.storage import write_json, write_text
@@ -140,7 +146,7 @@ def _old_hybrid(runs: "IndexRuns") -> "Run":
 def _searches(runs: "IndexRuns") -> dict[str, Any]:
     from dsi.search.generate import DenseAndWords, WordsOnly
 
-    hybrid = runs.tune(learned=False, on_dev=False)
+    hybrid = runs.tune_hybrid(on_dev=False)
     return {
         HYBRID: runs.search("test", _K, DenseAndWords, **hybrid),
         WORDS: runs.search("test", _K, WordsOnly, method="generate"),

@@ -6,6 +6,7 @@ measured, so a killed command continues with the next. Files are OUTPUT/NAME.jso
 "vectors" or "digits", what is walked by; with --without-added "vectors-trained" or "digits-trained".
 """
 
+from argparse import ArgumentParser
 from collections.abc import Sequence
 
 from dsi.commands.arguments import add_data, add_device, add_settings, parser
@@ -14,8 +15,8 @@ from dsi.commands.values import number, output_folder
 from dsi_experiments.configs import experiment_configuration
 
 
-def main(argv: Sequence[str] | None = None) -> None:
-    """Measure what is missing, then print and write the tables."""
+def build_parser() -> ArgumentParser:
+    """Return the parser of the command line."""
     command_line = parser("compare-docids", __doc__)
     add_data(command_line)
     command_line.add_argument(
@@ -36,7 +37,12 @@ def main(argv: Sequence[str] | None = None) -> None:
         help="leave out documents added later, and half of the training with them",
     )
     add_device(command_line)
-    arguments = command_line.parse_args(argv)
+    return command_line
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    """Measure what is missing, then print and write the tables."""
+    arguments = build_parser().parse_args(argv)
     load_libraries(training=True)
     from dsi_experiments.docid_schemes import compare, schemes_for
     from dsi_experiments.laboratory import Laboratory

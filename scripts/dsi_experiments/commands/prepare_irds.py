@@ -14,7 +14,7 @@ from dsi.commands.values import output_folder
 
 def main(argv: Sequence[str] | None = None) -> None:
     """Write the folder, print its counts."""
-    arguments = _parse(argv)
+    arguments = build_parser().parse_args(argv)
     from dsi_experiments.collections.irds import prepare
 
     quiet_logging()
@@ -25,7 +25,8 @@ def main(argv: Sequence[str] | None = None) -> None:
         print(f"  {split}: {count} judgements, from {names[split]}")
 
 
-def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
+def build_parser() -> argparse.ArgumentParser:
+    """Return the parser of the command line."""
     command_line = parser("prepare-irds", __doc__)
     command_line.add_argument(
         "--test", required=True, metavar="NAME", help="ir_datasets name of documents and test queries"
@@ -37,4 +38,4 @@ def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
     command_line.add_argument(
         "--output", type=output_folder, required=True, metavar="DIR", help="folder of the collection"
     )
-    return command_line.parse_args(argv)
+    return command_line

@@ -19,7 +19,7 @@ from dsi_experiments.collections.natural_questions import SIZES, prepare
 
 def main(argv: Sequence[str] | None = None) -> None:
     """Write the collection, print its counts and hashes."""
-    arguments = _parse(argv)
+    arguments = build_parser().parse_args(argv)
     quiet_logging()
     journal, report = prepare(
         arguments.output,
@@ -39,7 +39,8 @@ def main(argv: Sequence[str] | None = None) -> None:
         print(f"  {digest}  {name}")
 
 
-def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
+def build_parser() -> argparse.ArgumentParser:
+    """Return the parser of the command line."""
     command_line = parser("prepare-nq", __doc__)
     command_line.add_argument("files", nargs="*", type=Path, help="raw files, .jsonl or .jsonl.gz")
     command_line.add_argument("--hub", action="store_true", help="stream from the Hub instead")
@@ -60,4 +61,4 @@ def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
     command_line.add_argument(
         "--keep-staged", action="store_true", help="keep DIR.staged, so that another size can be drawn from it"
     )
-    return command_line.parse_args(argv)
+    return command_line

@@ -85,7 +85,8 @@ def main(argv: Sequence[str] | None = None) -> None:
     _measure_table(laboratory, what, rows, arguments.seeds)
 
 
-def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
+def build_parser() -> argparse.ArgumentParser:
+    """Return the parser of the command line."""
     command_line = parser("reproduce", __doc__)
     names = [*TABLES, *ON_A_COLLECTION, *AS_TRAINED, *ON_LISTS, *WITHOUT_DATA]
     command_line.add_argument("what", choices=names, metavar="WHAT", help="see above")
@@ -115,7 +116,11 @@ def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
         "--report-only", action="store_true", help="write tables and figures again from what is in OUTPUT"
     )
     add_device(command_line)
-    arguments = command_line.parse_args(argv)
+    return command_line
+
+
+def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
+    arguments = build_parser().parse_args(argv)
     arguments.seeds = list(dict.fromkeys(arguments.seeds))
     return arguments
 

@@ -79,8 +79,8 @@ def rows() -> dict[str, str]:
     return {name: "RRF (k = 60)" if name == RRF else name for name in (BM25, DENSE, RRF, DENSE_BM25, GENERATE, EXACT)}
 
 
-def main(argv: Sequence[str] | None = None) -> None:
-    """Measure the collections of --data, then print and write the table."""
+def build_parser() -> argparse.ArgumentParser:
+    """Return the parser of the command line."""
     command_line = parser("results", __doc__)
     command_line.add_argument(
         "--data", type=Path, metavar="DIR", help="with the folders squad2k and nq10k, to measure again"
@@ -96,7 +96,12 @@ def main(argv: Sequence[str] | None = None) -> None:
         "--output", type=output_folder, required=True, metavar="DIR", help="of everything written"
     )
     add_device(command_line)
-    arguments = command_line.parse_args(argv)
+    return command_line
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    """Measure the collections of --data, then print and write the table."""
+    arguments = build_parser().parse_args(argv)
     load_libraries(training=True)
     from dsi.docids.files.storage import write_text
 

@@ -31,7 +31,7 @@ _SETTINGS: dict[str, tuple[Callable[[str], Any], Any, str]] = {
 
 def main(argv: Sequence[str] | None = None) -> None:
     """Train, print the loss on dev before and after, print where the model is."""
-    arguments = _parse(argv)
+    arguments = build_parser().parse_args(argv)
     load_libraries(training=True)
     from dsi.docids.data.collection import read_collection
     from dsi_experiments.query_training import QueryTrainingConfig, train_query_generator
@@ -54,7 +54,8 @@ def _pairs(collection: "Collection", split: str) -> "list[Pair]":
     ]
 
 
-def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
+def build_parser() -> argparse.ArgumentParser:
+    """Return the parser of the command line."""
     command_line = parser("train-query-generator", __doc__)
     add_data(command_line)
     command_line.add_argument(
@@ -71,4 +72,4 @@ def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
         "--dev-queries", type=number(int, 0), default=500, help="cut from train where the collection has no dev split"
     )
     command_line.add_argument("--device", help="cpu keeps the training on the CPU")
-    return command_line.parse_args(argv)
+    return command_line

@@ -49,7 +49,8 @@ def main(argv: Sequence[str] | None = None) -> None:
     print(f"{folder}: trained on {trained.queries} {arguments.split} queries with {arguments.k} candidates each")
 
 
-def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
+def build_parser() -> argparse.ArgumentParser:
+    """Return the parser of the command line."""
     command_line = parser("train-reranker", f"{__doc__}\n{_kinds()}")
     add_index(command_line)
     add_data(command_line, "the collection it was trained on")
@@ -68,7 +69,11 @@ def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
     command_line.add_argument("--k", type=count, default=50, help="candidates per query")
     command_line.add_argument("--seed", type=number(int, 0), default=0, help="of the training and the folds")
     add_device(command_line)
-    arguments = command_line.parse_args(argv)
+    return command_line
+
+
+def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
+    arguments = build_parser().parse_args(argv)
     if arguments.figure and arguments.kind not in WITH_IMPORTANCE:
         raise ValueError(
             f"--figure shows how much each feature contributes to boosted trees; --kind {arguments.kind} has no such "

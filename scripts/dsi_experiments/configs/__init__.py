@@ -6,7 +6,7 @@ A `base` may be a configuration that ships with the library.
 from argparse import ArgumentTypeError
 from pathlib import Path
 
-from dsi.commands.values import configuration
+from dsi.docids.files.checks import user_path
 
 CONFIGS = Path(__file__).parent
 
@@ -16,8 +16,12 @@ def experiment_configuration(value: str) -> str:
     own = CONFIGS / f"{value}.toml"
     if own.is_file() and not Path(value).is_file():
         return str(own)
-    try:
-        return configuration(value)
-    except ArgumentTypeError as error:
-        names = ", ".join(sorted(path.stem for path in CONFIGS.glob("*.toml")))
-        raise ArgumentTypeError(f"{str(error).rstrip('.')}, and of the experiments {names}.") from None
+    from dsi.config import config_names
+
+    if user_path(value).is_file() or value in config_names():
+        return value
+    names = ", ".join(sorted(path.stem for path in CONFIGS.glob("*.toml")))
+    raise ArgumentTypeError(
+        f"The configuration {value!r} does not exist: neither a file nor one of {', '.join(config_names())}, and of the "
+        f"experiments {names}."
+    )

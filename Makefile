@@ -12,11 +12,11 @@ BIN := .venv/bin
 .PHONY: example test test-programs lint docs licences results clean
 
 example: .venv/example
-	$(BIN)/dsi train --data minipedia --output runs/example
-	$(BIN)/dsi evaluate runs/example --data minipedia
-	$(BIN)/dsi search runs/example --query "which capitals are on the danube" -k 3
-	$(BIN)/dsi train --data minipedia --output runs/paper --config paper-minilm
-	$(BIN)/dsi compare runs/paper runs/example --data minipedia --measures nDCG@10 Hit@1 Hit@10
+	$(BIN)/dsi train minipedia runs/example
+	$(BIN)/dsi evaluate runs/example minipedia
+	$(BIN)/dsi search runs/example "which capitals are on the danube" -k 3
+	$(BIN)/dsi train minipedia runs/paper --config paper-minilm
+	$(BIN)/dsi compare runs/paper runs/example minipedia --measures nDCG@10 Hit@1 Hit@10
 
 test: .venv/installed
 	$(BIN)/python -m pytest -q -n auto --dist worksteal

@@ -1,10 +1,10 @@
-"""The site's pictures that are not results: `PYTHONPATH=. python docs/pictures.py RUN` writes them into docs/pictures.
+"""The site's pictures that are not results: `PYTHONPATH=. python docs/pictures.py INDEX` writes them into docs/pictures.
 
 * page-light.png, page-dark.png, page-narrow.png: the page of `dsi serve` in Chromium;
-* beam.svg: a real search, drawn from `retriever.explain` of the index in RUN (`make example` makes it);
+* beam.svg: a real search, drawn from `retriever.explain` of the index in INDEX (`make example` makes it);
 * targets.svg: a tree of eight documents with the best probability below each node (Zhuo et al. 2020, Figure 1).
 
-With a collection after RUN it also draws beam-widths.svg, a result: what beams of 5 to 80 find, by what they read.
+With a collection after INDEX it also draws beam-widths.svg, a result: what beams of 5 to 80 find, by what they read.
 """
 
 import io

@@ -2,8 +2,8 @@
 
 import dsi
 
-collection = dsi.read_collection("DIR")
-retriever = dsi.train(collection, "RUN")
+collection = dsi.read_collection("COLLECTION")
+retriever = dsi.train(collection, "INDEX")
 print(dsi.evaluate(retriever, collection))
 retriever.search("which capitals are on the danube", k=5)
 """

@@ -25,7 +25,7 @@ Scores = Callable[[Hits], Sequence[float] | Reals]
 """A model: returns a score for each hit of a query; higher is better."""
 
 FILE = "reranker.json"
-"""In a folder RUN/rerank/NAME: `kind`, the name of its entry point, and `package`, which has it."""
+"""In a folder INDEX/rerank/NAME: `kind`, the name of its entry point, and `package`, which has it."""
 _CROSS_ENCODER = "cross-encoder:"
 
 
@@ -49,7 +49,7 @@ def rerank(hits: Hits | list[Hits], model: Any) -> Hits | list[Hits]:
     Example:
         >>> import dsi
         >>> from dsi.rerankers import rerank
-        >>> retriever = dsi.load("RUN")
+        >>> retriever = dsi.load("INDEX")
         >>> hits = retriever.search("which capitals are on the danube", k=20)
         >>> short_titles_first = rerank(hits, lambda hits: [-len(hit.title) for hit in hits])
     """
@@ -82,7 +82,7 @@ def _cross_encoded(hits: Hits, model: Any) -> Reals:
     if any(hit.text is None for hit in hits):
         raise ValueError(
             "A cross-encoder reads the documents' texts, but this index keeps titles only; put the texts into it with "
-            "`dsi update RUN --texts DIR`, or retriever.update(texts=collection.documents)."
+            "`dsi update INDEX --texts COLLECTION`, or retriever.update(texts=collection.documents)."
         )
     scores, texts = np.zeros(len(hits)), [f"{hit.title} {hit.text}".strip() for hit in hits]
     for found in model.rank(hits.query, texts, activation_fn=Identity(), show_progress_bar=False) if texts else ():
@@ -109,8 +109,8 @@ def load_reranker(retriever: Any, index: str | Path, name: str, *, device: str |
 
     Args:
         retriever: the loaded index, whose hits are reranked.
-        index: its folder, RUN.
-        name: of a folder in RUN/rerank, or "cross-encoder:MODEL" with a Hub name or a folder.
+        index: its folder, INDEX.
+        name: of a folder in INDEX/rerank, or "cross-encoder:MODEL" with a Hub name or a folder.
         device: of a cross-encoder; the best available by default.
 
     Raises:

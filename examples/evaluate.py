@@ -1,4 +1,4 @@
-"""Measure an index beside BM25, dense search and their fusion: `python evaluate.py [RUN]`."""
+"""Measure an index beside BM25, dense search and their fusion: `python evaluate.py [INDEX]`."""
 
 import sys
 

@@ -1,4 +1,4 @@
-"""Show why documents were found: the walk down the tree, and the parts of a score: `python explain.py [RUN]`."""
+"""Show why documents were found: the walk down the tree, and the parts of a score: `python explain.py [INDEX]`."""
 
 import sys
 

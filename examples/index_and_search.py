@@ -1,6 +1,6 @@
-"""Train an index on Minipedia, the collection that ships, and search it: `python index_and_search.py [RUN]`.
+"""Train an index on Minipedia, the collection that ships, and search it: `python index_and_search.py [INDEX]`.
 
-Takes a few minutes the first time; after that the index in RUN is up to date. The other examples use it.
+Takes a few minutes the first time; after that the index in INDEX is up to date. The other examples use it.
 """
 
 import sys

@@ -1,4 +1,4 @@
-"""A shop's week: customers call things by names of their own, and the index learns what they took: `python learn.py [RUN]`."""
+"""A shop's week: customers use names of their own, and the index learns what they took: `python learn.py [INDEX]`."""
 
 import itertools
 import random

@@ -1,4 +1,4 @@
-"""Make docids by a scheme of your own, the signs of an embedding's first numbers: `python own_docids.py [RUN]`.
+"""Make docids by a scheme of your own, the signs of an embedding's first numbers: `python own_docids.py [INDEX]`.
 
 CONTRIBUTING.md says how a package makes such a function available to `dsi train`.
 """

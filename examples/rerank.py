@@ -1,4 +1,4 @@
-"""Rerank the answers of a search by a rule of your own: `python rerank.py [RUN]`."""
+"""Rerank the answers of a search by a rule of your own: `python rerank.py [INDEX]`."""
 
 import sys
 

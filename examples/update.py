@@ -1,4 +1,4 @@
-"""Add, filter and remove documents without training, in memory: `python update.py [RUN]`."""
+"""Add, filter and remove documents without training, in memory: `python update.py [INDEX]`."""
 
 import sys
 

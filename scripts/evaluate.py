@@ -1,4 +1,4 @@
-"""Measure an index: `python scripts/evaluate.py RUN --data DIR`; the same as `dsi evaluate`."""
+"""Measure an index: `python scripts/evaluate.py INDEX COLLECTION`; the same as `dsi evaluate`."""
 
 import sys
 

@@ -1,4 +1,4 @@
-"""Search an index: `python scripts/search.py RUN`; the same as `dsi search`."""
+"""Search an index: `python scripts/search.py INDEX`; the same as `dsi search`."""
 
 import sys
 

@@ -1,4 +1,4 @@
-"""Train an index: `python scripts/train.py --data DIR --output RUN`; the same as `dsi train`."""
+"""Train an index: `python scripts/train.py COLLECTION INDEX`; the same as `dsi train`."""
 
 import sys
 

@@ -51,8 +51,8 @@ def options_of_another_type_are_errors(retriever: Retriever) -> None:
 
 
 def the_line_of_the_readme() -> None:
-    collection = dsi.read_collection("DIR")
-    retriever = dsi.train(collection, "RUN")
+    collection = dsi.read_collection("COLLECTION")
+    retriever = dsi.train(collection, "INDEX")
     assert_type(retriever, Retriever)
     assert_type(dsi.evaluate(retriever, collection), Evaluation)
     dsi.tune(retriever, collection)

@@ -31,7 +31,7 @@ class Cluster(Closes):
 
     Example:
         >>> cluster = Cluster("local", processes=2)
-        >>> dsi.train(collection, "RUN", cluster=cluster)
+        >>> dsi.train(collection, "INDEX", cluster=cluster)
 
     Args:
         address: "local" for this machine, where shards are objects of this process, for trying; else a Ray cluster, as
@@ -148,7 +148,7 @@ def serve_shards(
     """Serve an index by shards of a cluster, each a range of neighbouring children of the root.
 
     Example:
-        >>> with serve_shards("RUN", cluster=Cluster("auto"), shards=2) as retriever:
+        >>> with serve_shards("INDEX", cluster=Cluster("auto"), shards=2) as retriever:
         ...     hits = retriever.search("rivers of europe")
 
     Args:

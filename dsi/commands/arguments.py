@@ -51,16 +51,16 @@ def parser(command: str, description: str | None) -> argparse.ArgumentParser:
 
 
 def add_index(arguments: argparse.ArgumentParser) -> None:
-    """Add RUN, a finished index."""
-    arguments.add_argument("run", type=index_folder, metavar="RUN", help="an index")
+    """Add INDEX, a finished index."""
+    arguments.add_argument("run", type=index_folder, metavar="INDEX", help="an index")
 
 
-def add_data(
+def add_collection(
     arguments: argparse.ArgumentParser, what: str = "the collection, a folder in BEIR layout or of texts"
 ) -> None:
-    """Add --data, a collection."""
+    """Add COLLECTION."""
     arguments.add_argument(
-        "--data", type=collection_folder, required=True, metavar="DIR", help=f"{what}; minipedia: the one that ships"
+        "data", type=collection_folder, metavar="COLLECTION", help=f"{what}; minipedia: the one that ships"
     )
 
 
@@ -74,7 +74,7 @@ def add_device(arguments: argparse.ArgumentParser, *, searches: bool = False) ->
 
 
 def open_retriever(arguments: argparse.Namespace) -> "Retriever":
-    """Return the index RUN, as `add_device` says."""
+    """Return the index INDEX, as `add_device` says."""
     from dsi.store.retriever import load
 
     return load(arguments.run, device=arguments.device, dtype=arguments.dtype)
@@ -163,5 +163,7 @@ def add_overwriting(arguments: argparse.ArgumentParser) -> None:
         "--discard-updates", action="store_true", help="train again although `dsi update` changed the index since"
     )
     arguments.add_argument(
-        "--replace", action="store_true", help="train although RUN holds an index with documents that --data lacks"
+        "--replace",
+        action="store_true",
+        help="train although INDEX holds an index with documents that COLLECTION lacks",
     )

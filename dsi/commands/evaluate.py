@@ -11,7 +11,7 @@ from functools import cache
 from typing import TYPE_CHECKING, Any
 
 from dsi.commands.arguments import (
-    add_data,
+    add_collection,
     add_device,
     add_index,
     add_search_options,
@@ -84,7 +84,7 @@ def build_parser() -> argparse.ArgumentParser:
     """Return the parser of the command line."""
     command_line = parser("evaluate", __doc__)
     add_index(command_line)
-    add_data(command_line, "the collection, with judged queries in queries.jsonl and qrels")
+    add_collection(command_line, "the collection, with judged queries in queries.jsonl and qrels")
     command_line.add_argument(
         "--split", default="test", choices=("train", "dev", "test"), help="judgements to measure on"
     )
@@ -105,7 +105,7 @@ def build_parser() -> argparse.ArgumentParser:
         nargs="+",
         default=[],
         metavar="NAME",
-        help="also rerankers of RUN/rerank, one row each (A+B: one after another), over --rerank-depth documents; or "
+        help="also rerankers of INDEX/rerank, one row each (A+B: one after another), over --rerank-depth documents; or "
         "cross-encoder:MODEL, a Hub name or a folder",
     )
     command_line.add_argument(

@@ -2,7 +2,7 @@
 
 A SOURCE is a file or a folder of files: .md, .txt, .rst, .html, .pdf, .docx, .pptx, .xlsx, .ipynb, .eml, source code and
 other texts, any of them compressed (.gz), and tables with a document a row (.jsonl, .csv, .tsv, .parquet); or a collection in
-BEIR layout, on whose dev queries the weights are tuned. RUN is the folder of the index. From Python: `dsi.index`.
+BEIR layout, on whose dev queries the weights are tuned. INDEX is the folder of the index. From Python: `dsi.index`.
 """
 
 from argparse import ArgumentParser
@@ -19,7 +19,7 @@ def build_parser() -> ArgumentParser:
     command_line.add_argument(
         "sources", nargs="+", type=source_path, metavar="SOURCE", help="files or folders of texts"
     )
-    command_line.add_argument("run", type=output_folder, metavar="RUN", help="folder for the index")
+    command_line.add_argument("run", type=output_folder, metavar="INDEX", help="folder for the index")
     command_line.add_argument(
         "--config",
         metavar="NAME",

@@ -1,4 +1,4 @@
-"""`dsi search`: search an index, with --query, with a query a line at a prompt or in a pipe, with a file of queries, or --like.
+"""`dsi search`: search an index, with a QUERY, with a query a line at a prompt or in a pipe, with a file of queries, or --like.
 
 Ctrl-D leaves the prompt. A line that fails gives a message, or with --json an object with "error"; the others are answered, and
 the exit status is 2. --queries with --run writes a TREC run. --rerank orders the first --rerank-depth answers again.
@@ -56,7 +56,7 @@ def build_parser() -> argparse.ArgumentParser:
     """Return the parser of the command line."""
     command_line = parser("search", __doc__)
     add_index(command_line)
-    command_line.add_argument("--query", type=query_text, help="answer this query and exit")
+    command_line.add_argument("query", type=query_text, nargs="?", metavar="QUERY", help="answer this query and exit")
     command_line.add_argument(
         "--like", nargs="+", metavar="DOC_ID", help="find documents that are like this one, or like several, and exit"
     )
@@ -74,7 +74,7 @@ def build_parser() -> argparse.ArgumentParser:
     command_line.add_argument(
         "--rerank",
         metavar="NAME",
-        help="a reranker of RUN/rerank (A+B: one after another), or cross-encoder:MODEL, a Hub name or a folder",
+        help="a reranker of INDEX/rerank (A+B: one after another), or cross-encoder:MODEL, a Hub name or a folder",
     )
     command_line.add_argument(
         "--rerank-depth", type=count, default=50, metavar="N", help="answers that --rerank reorders"
@@ -91,9 +91,9 @@ def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
     if (arguments.queries is None) != (arguments.output is None):
         raise ValueError("--queries FILE and --run OUT belong together; give both, or neither.")
     if arguments.queries and (arguments.query is not None or arguments.json or arguments.syntax):
-        raise ValueError("--queries writes a TREC run of plain queries; leave out --query, --json and --syntax.")
+        raise ValueError("--queries writes a TREC run of plain queries; leave out QUERY, --json and --syntax.")
     if arguments.like and (arguments.query is not None or arguments.queries or arguments.rerank):
-        raise ValueError("--like takes documents as the query; leave out --query, --queries and --rerank.")
+        raise ValueError("--like takes documents as the query; leave out QUERY, --queries and --rerank.")
     return arguments
 
 

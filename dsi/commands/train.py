@@ -1,4 +1,4 @@
-"""`dsi train`: run all stages, from a collection to a searchable, tuned index in RUN.
+"""`dsi train`: run all stages, from a collection to a searchable, tuned index in INDEX.
 
 Stages that are up to date are skipped, and a killed run resumes where it stopped. --stage runs one of them alone. From Python:
 `dsi.train`.
@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from dsi.commands.arguments import (
-    add_data,
+    add_collection,
     add_device,
     add_overwriting,
     add_settings,
@@ -47,7 +47,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     from dsi.measuring.tuning import is_tuned
 
     if arguments.stage == "generator" and run.config.dev_queries and not is_tuned(run.folder):
-        print(f"The index is not tuned yet: dsi tune {run.folder} --data {run.collection.name}")
+        print(f"The index is not tuned yet: dsi tune {run.folder} {run.collection.name}")
 
 
 def _training_run(arguments: argparse.Namespace) -> "TrainingRun":
@@ -86,14 +86,12 @@ def build_parser() -> argparse.ArgumentParser:
     arguments.add_argument(
         "--config",
         metavar="NAME",
-        help="configuration: a name (paper, …) or a TOML file; by default RUN/config.toml, or else what we recommend",
+        help="configuration: a name (paper, …) or a TOML file; by default INDEX/config.toml, or else what we recommend",
     )
     add_settings(arguments)
     add_shortcuts(arguments)
-    add_data(arguments)
-    arguments.add_argument(
-        "--output", type=output_folder, required=True, metavar="RUN", help="folder of the run; becomes the index"
-    )
+    add_collection(arguments)
+    arguments.add_argument("output", type=output_folder, metavar="INDEX", help="folder that becomes the index")
     add_device(arguments)
     arguments.add_argument(
         "--stage", choices=list(STAGE_METHODS), help="run this stage alone; those that it needs have to be there"
@@ -108,13 +106,13 @@ def build_parser() -> argparse.ArgumentParser:
         "--cluster",
         metavar="ADDRESS",
         help="have documents embedded and clustered by local processes (local), a Ray cluster around this process (auto), or "
-        "one at HOST:PORT; all machines see RUN",
+        "one at HOST:PORT; all machines see INDEX",
     )
     arguments.add_argument(
         "--report-to",
         choices=("none", "tensorboard", "wandb"),
         default="none",
-        help="where the losses of the trainings go; tensorboard: files in RUN/logs",
+        help="where the losses of the trainings go; tensorboard: files in INDEX/logs",
     )
     add_overwriting(arguments)
     return arguments

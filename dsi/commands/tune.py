@@ -8,7 +8,7 @@ from argparse import ArgumentParser
 from collections.abc import Sequence
 from dataclasses import asdict
 
-from dsi.commands.arguments import add_data, add_device, add_index, parser
+from dsi.commands.arguments import add_collection, add_device, add_index, parser
 from dsi.commands.libraries import load_libraries
 from dsi.docids.files.checks import check_writable
 
@@ -17,7 +17,7 @@ def build_parser() -> ArgumentParser:
     """Return the parser of the command line."""
     command_line = parser("tune", __doc__)
     add_index(command_line)
-    add_data(command_line, "the collection it was trained on")
+    add_collection(command_line, "the collection it was trained on")
     add_device(command_line)
     return command_line
 

@@ -3,7 +3,7 @@
 A SOURCE is a file or a folder of `dsi index`: its new and changed files are read, those that are gone leave the index, and
 nothing else is touched. With --add, files of any kind that `dsi index` reads add documents, searchable at once. A document that
 is both removed and added is replaced. --learn takes the documents that users took for their queries, and --forget takes that
-back; --since and --before take back what was learned in a time, of these pairs or of all (`dsi info RUN --learned` lists
+back; --since and --before take back what was learned in a time, of these pairs or of all (`dsi info INDEX --learned` lists
 them). --texts keeps the texts of documents in the index, for rerankers that read them. --vectors keeps their vectors in fewer
 bytes. The index on disk changes atomically; on any error it stays as it is. Updates at the same time wait for each other.
 """
@@ -103,7 +103,7 @@ def build_parser() -> argparse.ArgumentParser:
             f"--{name}", metavar="TIME", help=f"forget only what was learned {name} it: 2026-11-28T14:30, in UTC"
         )
     command_line.add_argument(
-        "--texts", type=collection_folder, metavar="DIR", help="collection whose texts the index keeps from now on"
+        "--texts", type=collection_folder, metavar="COLLECTION", help="whose texts the index keeps from now on"
     )
     command_line.add_argument("--vectors", choices=("float32", "int8"), help="how vectors are kept from now on")
     command_line.add_argument(
@@ -124,6 +124,6 @@ def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
     if not any(getattr(arguments, name) for name in wanted):
         raise ValueError(
             "There is nothing to do; give a folder of files, --add FILE, --remove DOC_ID …, --remove-file FILE, --learn FILE, "
-            "--forget FILE, --since TIME, --before TIME, --texts DIR or --vectors KIND."
+            "--forget FILE, --since TIME, --before TIME, --texts COLLECTION or --vectors KIND."
         )
     return arguments

@@ -239,7 +239,7 @@ def evaluate(
 
     Example:
         >>> import dsi
-        >>> evaluation = dsi.evaluate(dsi.load("RUN"), dsi.read_collection("DIR"))
+        >>> evaluation = dsi.evaluate(dsi.load("INDEX"), dsi.read_collection("COLLECTION"))
         >>> evaluation.rows[0].name
         'BM25'
 

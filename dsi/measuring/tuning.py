@@ -88,13 +88,13 @@ def tune(retriever: Retriever, collection: Collection) -> Tuning:
 
     Example:
         >>> import dsi
-        >>> retriever = dsi.load("RUN")
-        >>> tuning = dsi.tune(retriever, dsi.read_collection("DIR"))
+        >>> retriever = dsi.load("INDEX")
+        >>> tuning = dsi.tune(retriever, dsi.read_collection("COLLECTION"))
         >>> sorted(tuning.best)
         ['beam_width', 'lexical_weight', 'memory_weight', 'token_weight']
 
     Args:
-        retriever: the index; its `search_config` is replaced. To keep the choice on disk, run `dsi tune RUN`,
+        retriever: the index; its `search_config` is replaced. To keep the choice on disk, run `dsi tune INDEX`,
             or write the index elsewhere (`retriever.save`).
         collection: the documents, and dev or train queries if there are some.
 

@@ -48,7 +48,9 @@ def evidence(index: Snapshot, question: str, tokens: int, k: int, options: Searc
     if (tokens := plain(int, tokens, "tokens")) < 1:
         raise ValueError(f"tokens must be at least 1, got {tokens}. A sentence has about 30.")
     if not index.documents.has_texts:
-        raise ValueError("evidence() needs texts, which this index does not keep. Run dsi update RUN --texts DIR.")
+        raise ValueError(
+            "evidence() needs texts, which this index does not keep. Run dsi update INDEX --texts COLLECTION."
+        )
     encoded = encoded_query(index.encoder, question, "evidence")
     encoded.check_usable()
     request, tree, lexical = index.request("evidence", k, options), index.tree, index.lexical

@@ -41,7 +41,7 @@ def having_words(
         return request, ""
     if not documents.has_texts:
         raise ValueError(
-            "Quotes and minuses need texts, which this index does not keep. Run dsi update RUN --texts DIR."
+            "Quotes and minuses need texts, which this index does not keep. Run dsi update INDEX --texts COLLECTION."
         )
     may = np.ones(len(documents), dtype=bool)
     if request.allowed is not None:

@@ -80,8 +80,8 @@ def train(
 
     Example:
         >>> import dsi
-        >>> collection = dsi.read_collection("DIR")
-        >>> retriever = dsi.train(collection, "RUN")
+        >>> collection = dsi.read_collection("COLLECTION")
+        >>> retriever = dsi.train(collection, "INDEX")
 
     Args:
         collection: the documents to index. Without train queries the encoder stays as it is, whatever `config` says.

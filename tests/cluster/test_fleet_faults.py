@@ -128,7 +128,7 @@ def frequent_probes(monkeypatch):
 def served(shards: int = 1, replicas: int = 2, timeout: float = SECONDS) -> Iterator[tuple[Fleet, FakeBackend]]:
     """A fleet that serves the state "one", all of its replicas living."""
     backend = FakeBackend()
-    with Fleet(backend, "RUN", shards, replicas, timeout, require_all=False) as fleet:
+    with Fleet(backend, "INDEX", shards, replicas, timeout, require_all=False) as fleet:
         fleet.load("one")
         wait_until(lambda: all(replica.states for replica in fleet.all))
         wait_until(lambda: all(not replica.probe for replica in fleet.all))
@@ -344,7 +344,7 @@ def test_replicas_of_a_shard_load_one_after_another_and_one_is_enough():
 
 def test_closing_ends_an_update_and_leaves_nothing_that_lives():
     backend = FakeBackend()
-    fleet = Fleet(backend, "RUN", 1, 1, SECONDS, require_all=False)
+    fleet = Fleet(backend, "INDEX", 1, 1, SECONDS, require_all=False)
     with Cluster("local", processes=1) as cluster:
         cluster._fleets.append(fleet)
         fleet.load("one")
@@ -353,9 +353,9 @@ def test_closing_ends_an_update_and_leaves_nothing_that_lives():
         time.sleep(0.1)
         assert [own.generation for own in cluster.status()] == [1]
         fleet.close()
-        with pytest.raises(ShardError, match="The shards of RUN were closed"):
+        with pytest.raises(ShardError, match="The shards of INDEX were closed"):
             loading.result(SECONDS)
-        with pytest.raises(ShardError, match="The shards of RUN were closed"):
+        with pytest.raises(ShardError, match="The shards of INDEX were closed"):
             fleet.ask("gather", "one", {0: ()}, 1)
         assert [own.generation for own in fleet.status()] == [0]
         assert not fleet.is_complete
@@ -377,7 +377,7 @@ def test_a_state_that_no_replica_of_a_shard_can_load_is_not_served():
         for own in backend.workers:
             own.errors = [OSError(errno.ESTALE, "Stale file handle")]
         backend.disk.update("two")
-        with pytest.raises(ShardError, match=r"Shard 0 of RUN cannot be searched: .*Stale file handle"):
+        with pytest.raises(ShardError, match=r"Shard 0 of INDEX cannot be searched: .*Stale file handle"):
             fleet.load("two")
         assert fleet.is_complete
         assert fleet.ask("gather", "one", {0: ()}, 1) == {0: 1}

@@ -100,42 +100,42 @@ def no_libraries(monkeypatch):
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ("search {index} --query noble -k 0", "argument -k: must be a whole number, at least 1, got '0'"),
-        ("search {index} --query noble -k abc", "argument -k: must be a whole number, at least 1, got 'abc'"),
-        ("search {index} --query noble --alpha 2", "argument --alpha: must be a number, from 0 to 1, got '2'"),
-        ("search {index} --query noble --beta -1", "argument --beta: must be a number, at least 0, got '-1'"),
-        ("search {index} --query noble --exact", "unrecognized arguments: --exact; see dsi search --help"),
-        ("search {index} --query noble --method mcts", "argument --method: invalid choice: 'mcts'"),
-        ("search {index} --query noble --dtype half", "argument --dtype: invalid choice: 'half'"),
+        ("search {index} noble -k 0", "argument -k: must be a whole number, at least 1, got '0'"),
+        ("search {index} noble -k abc", "argument -k: must be a whole number, at least 1, got 'abc'"),
+        ("search {index} noble --alpha 2", "argument --alpha: must be a number, from 0 to 1, got '2'"),
+        ("search {index} noble --beta -1", "argument --beta: must be a number, at least 0, got '-1'"),
+        ("search {index} noble --exact", "unrecognized arguments: --exact; see dsi search --help"),
+        ("search {index} noble --method mcts", "argument --method: invalid choice: 'mcts'"),
+        ("search {index} noble --dtype half", "argument --dtype: invalid choice: 'half'"),
         ("search {index} --queries {file}", "--queries FILE and --run OUT belong together"),
         ("search {index} --queries {file} --run {index}", "is a folder; name a file to write"),
         ("search {index} --queries {index} --run out", "is a folder, not a file"),
         (
-            "search {missing} --query noble",
+            "search {missing} noble",
             "missing does not exist, so it holds no finished index (no manifest.json); name",
         ),
-        ("search {file} --query noble", "holds no finished index"),
+        ("search {file} noble", "holds no finished index"),
         ("explain {index} noble -k -3", "argument -k: must be a whole number, at least 1, got '-3'"),
-        ("evaluate {index} --data {missing}", "does not exist; name a folder in BEIR layout or of texts, or minipedia"),
-        ("evaluate {index} --data {file}", "is a file; give the folder that holds it"),
-        ("evaluate {index} --data minipedia --depth 0", "argument --depth: must be a whole number"),
-        ("tune {missing} --data minipedia", "holds no finished index"),
+        ("evaluate {index} {missing}", "does not exist; name a folder in BEIR layout or of texts, or minipedia"),
+        ("evaluate {index} {file}", "is a file; give the folder that holds it"),
+        ("evaluate {index} minipedia --depth 0", "argument --depth: must be a whole number"),
+        ("tune {missing} minipedia", "holds no finished index"),
         ("update {index} --add {missing}", "does not exist; name a file or a folder of texts"),
         ("index {missing} out", "does not exist; name a file or a folder of texts"),
-        ("compare {missing} {index} --data minipedia", "does not exist; name an index or a run in TREC format"),
-        ("train --data minipedia --output {file}", "is a file; name a folder to write into"),
-        ("train --data minipedia --output {file}/run", "is a file; name a folder to write into"),
+        ("compare {missing} {index} minipedia", "does not exist; name an index or a run in TREC format"),
+        ("train minipedia {file}", "is a file; name a folder to write into"),
+        ("train minipedia {file}/run", "is a file; name a folder to write into"),
         (
-            "train --data minipedia --output run --config nq10k-smal",  # misspelt
+            "train minipedia run --config nq10k-smal",  # misspelt
             "neither a file nor one of digits, language-model, paper",
         ),
         (
-            "compare-docids --data minipedia --output o --config nq1",
+            "compare-docids minipedia --output o --config nq1",
             "and of the experiments nq10k-genre, nq10k-small-decoder",
         ),
         ("train --output run", "the following arguments are required: --data"),
         ("evaluate {index} --split dev", "the following arguments are required: --data"),
-        ("train-reranker {index} --data minipedia --kind ranknet --figure x", "boosted trees"),
+        ("train-reranker {index} minipedia --kind ranknet --figure x", "boosted trees"),
         ("reproduce table3 --output out", "is measured on a collection: give --data and --config"),
         ("reproduce ltr --output out", "is measured on a folder of lists: give --data"),
         ("benchmark-identifiers --tokenizer x --titles 0", "argument --titles: must be a whole number, at least 1"),
@@ -158,7 +158,7 @@ def test_commands_send_no_telemetry(monkeypatch):
 
 def test_a_blank_query_is_refused(no_libraries, tmp_path, capsys):
     (tmp_path / "manifest.json").write_text("{}")
-    assert "argument --query: must be a text that is not blank" in refusal(capsys, "search", tmp_path, "--query", "")
+    assert "argument QUERY: must be a text that is not blank" in refusal(capsys, "search", tmp_path, "")
     assert "argument QUERY: must be a text that is not blank" in refusal(capsys, "explain", tmp_path, " ")
 
 
@@ -254,9 +254,7 @@ def test_without_network_the_hub_is_asked_once_and_the_offline_encoder_named(tmp
     error = refusal(
         capsys,
         "train",
-        "--data",
         "minipedia",
-        "--output",
         tmp_path / "run",
         "--set",
         f"encoder.name={name}",
@@ -385,7 +383,7 @@ def test_a_search_from_cold_imports_no_room_that_it_does_not_need(index):
     code = """
 import sys
 from dsi.commands.main import main
-assert main(["search", sys.argv[1], "--query", "noble gas"]) == 0
+assert main(["search", sys.argv[1], "noble gas"]) == 0
 print("rooms:", *sorted({name.split(".")[1] for name in sys.modules if name.startswith("dsi.")}))
 """
     rooms = python(code, str(index)).splitlines()[-1].split()
@@ -420,7 +418,7 @@ def test_a_pipe_without_json_has_errors_on_stderr(index, monkeypatch, capsys):
 
 def test_a_search_that_fails_is_an_object_too(index, monkeypatch, capsys):
     wrong = ("--allow", "nothing")
-    for options, piped in ((("--query", "noble gases", *wrong), b""), (wrong, b"noble gases\n")):
+    for options, piped in ((("noble gases", *wrong), b""), (wrong, b"noble gases\n")):
         status, out, err = search(index, monkeypatch, capsys, piped, "--json", *options)
         assert json.loads(out)["query"] == "noble gases"
         assert "is not in the index" in json.loads(out)["error"]
@@ -438,7 +436,7 @@ def test_queries_of_a_file_become_a_trec_run(index, tmp_path, monkeypatch, capsy
     run = read_run(output)
     assert output.read_text().splitlines()[0].endswith(" my-run")
     for query_id, text in (("q1", "noble gases"), ("q2", "rivers of europe")):
-        _, out, _ = search(index, monkeypatch, capsys, b"", "--json", "--query", text)
+        _, out, _ = search(index, monkeypatch, capsys, b"", "--json", text)
         hits = json.loads(out)["hits"]
         assert list(run[query_id]) == [hit["doc_id"] for hit in hits]
         assert list(run[query_id].values()) == pytest.approx([hit["score"] for hit in hits], abs=1e-4)
@@ -504,7 +502,7 @@ def test_explain_prints_a_search_as_one_object(index, capsys):
 
 def test_an_index_is_like_its_copy(index, tmp_path, capsys):
     shutil.copytree(index, tmp_path / "b")
-    common = ["--data", "minipedia", "--split", "dev", "--device", "cpu"]
+    common = ["minipedia", "--split", "dev", "--device", "cpu"]
     assert main(["compare", str(index), str(tmp_path / "b"), *common]) == 0
     assert capsys.readouterr().out.count("+0.00") == 3
 
@@ -514,7 +512,7 @@ def test_control_characters_of_titles_and_ids_do_not_reach_the_terminal(encoder,
     bad = {"doc_id": "red\x1b[31m", "title": "Zebra\x1b]0;owned\x07\nquagga\x9b2J\u202eevil", "text": "zebra okapi"}
     index.add([bad])
     index.save(tmp_path / "run")
-    for command in (["search", str(tmp_path / "run"), "--query"], ["explain", str(tmp_path / "run")]):
+    for command in (["search", str(tmp_path / "run")], ["explain", str(tmp_path / "run")]):
         assert main([*command, "zebra okapi", "--device", "cpu", "--lexical-weight", "5"]) == 0
         printed = capsys.readouterr().out
         assert "Zebra\\x1b]0;owned\\x07" in printed
@@ -525,7 +523,6 @@ def test_control_characters_of_titles_and_ids_do_not_reach_the_terminal(encoder,
             [
                 "search",
                 str(tmp_path / "run"),
-                "--query",
                 "zebra okapi",
                 "--device",
                 "cpu",
@@ -537,7 +534,7 @@ def test_control_characters_of_titles_and_ids_do_not_reach_the_terminal(encoder,
         == 0
     )
     assert bad["title"] in {hit["title"] for hit in json.loads(capsys.readouterr().out)["hits"]}
-    assert main(["search", str(tmp_path / "run\x1b[2J"), "--query", "x"]) == 2
+    assert main(["search", str(tmp_path / "run\x1b[2J"), "x"]) == 2
     assert "\x1b" not in capsys.readouterr().err
 
 

@@ -47,12 +47,12 @@ def test_docids_are_made_again_for_another_version_of_the_package(trained, tmp_p
 def test_an_index_is_measured_tuned_and_reranked_without_the_package(trained, tmp_path, monkeypatch, capsys):
     data, run = trained
     (tmp_path / "site").rename(tmp_path / "elsewhere")
-    common = [str(run.folder), "--data", str(data), "--device", "cpu"]
+    common = [str(run.folder), str(data), "--device", "cpu"]
     assert main(["evaluate", *common, "--results", str(tmp_path / "results.json")]) == 0
     assert "letters" in json.loads((tmp_path / "results.json").read_text())["config"]
     assert main(["tune", *common]) == 0
     capsys.readouterr()
-    assert main(["train", "--data", str(data), "--output", str(run.folder), "--device", "cpu"]) == 2
+    assert main(["train", str(data), str(run.folder), "--device", "cpu"]) == 2
     assert "docids.method must be one of kmeans, " in capsys.readouterr().err
     pytest.importorskip("dsi.rerankers")
     assert main(["train-reranker", *common, "--kind", "ranknet", "--k", "40"]) == 0

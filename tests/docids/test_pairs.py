@@ -127,7 +127,7 @@ def test_the_command_trains_on_pairs(tmp_path, sentence_bert_folder, capsys):
     (tmp_path / "data").mkdir()
     (tmp_path / "data" / "corpus.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
     (tmp_path / "pairs.jsonl").write_text("".join(json.dumps(pair) + "\n" for pair in FORMS["ids"]))
-    command = ["train", "--data", str(tmp_path / "data"), "--output", str(tmp_path / "run"), "--device", "cpu"]
+    command = ["train", str(tmp_path / "data"), str(tmp_path / "run"), "--device", "cpu"]
     command += ["--set", f"encoder.name={sentence_bert_folder}", "--set", "contrastive.negatives=2"]
     command += ["--set", "contrastive.loss=scl", "--set", "contrastive.epochs=1"]
     assert main([*command, "--pairs", str(tmp_path / "pairs.jsonl")]) == 0

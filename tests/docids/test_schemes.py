@@ -749,7 +749,7 @@ def test_documents_without_docids_are_refused_before_anything_is_trained(setting
     corpus = [{"_id": "a", "title": "A", "text": "a text"}, {"_id": "b", "title": "", "text": "a text"}]
     judged = "query-id\tcorpus-id\tscore\nq\ta\t1"
     data = beir("\n".join(map(json.dumps, corpus)), '{"_id": "q", "text": "a"}', train=judged, test=judged)
-    assert main(["train", "--config", str(config), "--data", str(data), "--output", str(run), "--device", "cpu"]) == 2
+    assert main(["train", "--config", str(config), str(data), str(run), "--device", "cpu"]) == 2
     assert message in capsys.readouterr().err
     assert not run.exists()
 

@@ -379,7 +379,7 @@ def test_documents_alone_are_trained_on_where_that_is_configured(sentence_bert_f
 def test_an_encoder_that_is_told_to_learn_from_no_queries_is_refused(tmp_path, capsys):
     (tmp_path / "texts").mkdir()
     (tmp_path / "texts" / "a.txt").write_text("Neon glows.")
-    arguments = ["--data", str(tmp_path / "texts"), "--output", str(tmp_path / "run"), "--set", "contrastive.loss=scl"]
+    arguments = [str(tmp_path / "texts"), str(tmp_path / "run"), "--set", "contrastive.loss=scl"]
     assert main(["train", *arguments]) == 2
     assert "There are no queries to train the encoder on" in capsys.readouterr().err
     assert not (tmp_path / "run").exists()
@@ -590,11 +590,11 @@ def test_a_heading_of_many_spaces_takes_no_time(tmp_path):
 
 @pytest.mark.programs
 def test_the_shell_indexes_a_folder_of_texts_and_says_that_there_are_no_train_queries(notes, tmp_path, capsys):
-    assert main(["train", "--data", str(notes), "--output", str(tmp_path / "run"), "--device", "cpu"]) == 0
+    assert main(["train", str(notes), str(tmp_path / "run"), "--device", "cpu"]) == 0
     assert " 0 train queries: encoder, docids, lexical, memory\n" in capsys.readouterr().err
-    assert main(["search", str(tmp_path / "run"), "--query", "bees", "-k", "1"]) == 0
+    assert main(["search", str(tmp_path / "run"), "bees", "-k", "1"]) == 0
     assert "bee" in capsys.readouterr().out
-    assert main(["evaluate", str(tmp_path / "run"), "--data", str(notes)]) == 2
+    assert main(["evaluate", str(tmp_path / "run"), str(notes)]) == 2
     assert "has no test judgements to measure on; add qrels/test.tsv" in capsys.readouterr().err
     assert main(["update", str(tmp_path / "run"), "--texts", str(notes), "--device", "cpu"]) == 0
     assert "0 documents removed, 0 added" in capsys.readouterr().out
@@ -1000,7 +1000,7 @@ def test_two_systems_are_compared(dated_run, tmp_path, capsys):
     Collection.from_records(records, queries=queries, qrels=qrels).save(tmp_path / "data")
     retriever = dsi.load(dated_run, device="cpu")
     write_run(retriever.run(queries, 10), tmp_path / "a.run", "a")
-    compare = ["compare", str(tmp_path / "a.run"), str(dated_run), "--data", str(tmp_path / "data"), "--device", "cpu"]
+    compare = ["compare", str(tmp_path / "a.run"), str(dated_run), str(tmp_path / "data"), "--device", "cpu"]
     assert main(compare) == 0
     shown = capsys.readouterr().out
     assert "| Hit@1   |" in shown
@@ -1019,7 +1019,7 @@ def test_judgements_are_written_as_trec_tools_read_them(tmp_path):
 
 
 def test_a_training_takes_the_short_options_of_an_index(tmp_path, capsys):
-    train = ["train", "--data", "minipedia", "--output", str(tmp_path / "run"), "--device", "cpu"]
+    train = ["train", "minipedia", str(tmp_path / "run"), "--device", "cpu"]
     assert main([*train, "--pieces", "few"]) == 2
     assert "docids.pieces" in capsys.readouterr().err
     assert main([*train, "--encoder", str(tmp_path / "no-model")]) == 2

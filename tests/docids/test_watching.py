@@ -31,7 +31,7 @@ def test_all_trainings_are_reported_to_tensorboard(config, beir, tmp_path):
     run = tmp_path / "run"
     changed = read_config(config).with_changes({"training": {"epochs": 2.0}})
     write_config(changed, tmp_path / "own.toml")
-    common = ["--data", str(beir()), "--output", str(run), "--device", "cpu", "--config", str(tmp_path / "own.toml")]
+    common = [str(beir()), str(run), "--device", "cpu", "--config", str(tmp_path / "own.toml")]
     for stage in ("pseudo_queries", "encoder", "docids", "generator"):
         assert main(["train", "--stage", stage, *common, "--report-to", "tensorboard"]) == 0
     assert read_config(run / "config.toml") == changed
@@ -58,7 +58,7 @@ def test_what_is_reported_to_must_be_there(config, beir, monkeypatch, tmp_path, 
     with pytest.raises(ValueError, match="report_to must be a string, got 7"):
         Reports(7)
     assert not (tmp_path / "run").exists()
-    assert main(["train", "--data", "minipedia", "--output", "run", "--report-to", "paper"]) == 2
+    assert main(["train", "minipedia", "run", "--report-to", "paper"]) == 2
     assert "--report-to: invalid choice: 'paper'" in capsys.readouterr().err
     monkeypatch.setattr(trainers, "find_spec", lambda name: None)
     with pytest.raises(

@@ -83,7 +83,7 @@ def test_files_are_written_before_a_reader_of_the_table_can_go(retriever, collec
         "except BrokenPipeError:\n    sys.exit(3)\n"
     )
     files = ["--results", str(tmp_path / "r.json"), "--trec-runs", str(tmp_path / "runs")]
-    command = [str(tmp_path / "index"), "--data", str(collection.name), "--device", "cpu", *files]
+    command = [str(tmp_path / "index"), str(collection.name), "--device", "cpu", *files]
     done = subprocess.run([sys.executable, "-c", code, *command], capture_output=True, text=True, check=False)
     assert done.returncode == 3, done.stderr
     assert (tmp_path / "r.json").exists()
@@ -92,7 +92,7 @@ def test_files_are_written_before_a_reader_of_the_table_can_go(retriever, collec
 
 def test_an_index_that_was_saved_is_tuned_and_measured(retriever, collection, tmp_path, capsys):
     retriever.save(tmp_path / "saved")
-    common = [str(tmp_path / "saved"), "--data", str(collection.name), "--device", "cpu"]
+    common = [str(tmp_path / "saved"), str(collection.name), "--device", "cpu"]
     assert main(["tune", *common]) == 0
     assert main(["evaluate", *common, "--results", str(tmp_path / "results.json")]) == 0
     assert "config" not in json.loads((tmp_path / "results.json").read_text())
@@ -105,7 +105,7 @@ def test_an_index_is_measured_where_all_relevant_documents_are_gone(retriever, c
     retriever.remove(["neon"])
     retriever.save(tmp_path / "saved")
     results = tmp_path / "results.json"
-    common = [str(tmp_path / "saved"), "--data", str(collection.name), "--device", "cpu"]
+    common = [str(tmp_path / "saved"), str(collection.name), "--device", "cpu"]
     assert main(["evaluate", *common, "--show", "5", "--results", str(results)]) == 0
     assert "neon: not in the index" in capsys.readouterr().out
     assert results.exists()

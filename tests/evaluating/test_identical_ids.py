@@ -146,7 +146,7 @@ def test_runs_that_are_compared_leave_the_query_itself_out(tmp_path, capsys):
     write_run(first, tmp_path / "a.run", "a")
     write_run({query_id: dict.fromkeys(own, 1.0) for query_id, own in judged.items()}, tmp_path / "b.run", "b")
     runs = [str(tmp_path / "a.run"), str(tmp_path / "b.run")]
-    assert main(["compare", *runs, "--data", str(tmp_path / "data"), "--measures", "map", "P_1"]) == 0
+    assert main(["compare", *runs, str(tmp_path / "data"), "--measures", "map", "P_1"]) == 0
     shown = capsys.readouterr().out
     assert shown.count("100.00") == 4
 

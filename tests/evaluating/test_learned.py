@@ -89,13 +89,13 @@ def test_compare_leaves_out_what_one_of_them_has_learned(taught, collection, bei
     taught.learn([pair for pair in pairs_of(collection, "test") if pair[0] != collection.queries[first]])
     taught.save(tmp_path / "a")
     indexes = [str(tmp_path / name) for name in ("a", "b")]
-    assert main(["compare", *indexes, "--data", data, "--device", "cpu"]) == 0
+    assert main(["compare", *indexes, data, "--device", "cpu"]) == 0
     shown = capsys.readouterr().out
     assert f"{len(others)} of {len(others) + 1} test queries were learned by {tmp_path / 'a'}, as they are" in shown
     assert "\n1 queries; p of paired" in shown
     taught.learn(pairs_of(collection, "test"))
     taught.save(tmp_path / "a")
-    assert main(["compare", *indexes, "--data", data, "--device", "cpu"]) == 2
+    assert main(["compare", *indexes, data, "--device", "cpu"]) == 2
     assert "have learned all" in capsys.readouterr().err
 
 
@@ -106,7 +106,7 @@ def test_evaluate_in_the_shell_writes_runs_and_judgements_of_the_same_queries(
     taught.learn([pair for pair in pairs_of(collection, "test") if pair[0] != collection.queries[first]])
     taught.save(tmp_path / "run")
     folder = tmp_path / "trec"
-    own = ["--data", str(beir()), "--device", "cpu", "--trec-runs", str(folder), "--show", "3"]
+    own = [str(beir()), "--device", "cpu", "--trec-runs", str(folder), "--show", "3"]
     assert main(["evaluate", str(tmp_path / "run"), *own]) == 0
     assert "were learned by the index" in capsys.readouterr().out
     judged = {line.split()[0] for line in (folder / "test.qrels").read_text().splitlines()}

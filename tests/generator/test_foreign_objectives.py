@@ -71,12 +71,12 @@ def test_an_index_is_trained_with_a_foreign_objective_and_searched_without_it(
     assert [[(hit.doc_id, hit.score) for hit in hits] for hits in again] == [
         [(hit.doc_id, hit.score) for hit in hits] for hits in expected
     ]
-    common = [str(run), "--data", str(data), "--device", "cpu"]
+    common = [str(run), str(data), "--device", "cpu"]
     assert main(["evaluate", *common, "--results", str(tmp_path / "results.json")]) == 0
     assert "smooth" in json.loads((tmp_path / "results.json").read_text())["config"]
     assert main(["tune", *common]) == 0
     capsys.readouterr()
-    assert main(["train", "--data", str(data), "--output", str(run), "--device", "cpu"]) == 2
+    assert main(["train", str(data), str(run), "--device", "cpu"]) == 2
     printed = capsys.readouterr().err
     assert "training.objective must be one of ce, " in printed
     assert "got 'smooth'; the objective of another package needs that package" in printed

@@ -242,7 +242,6 @@ def test_a_killed_training_of_the_query_generator_goes_on(t5_folder, tmp_path, m
 def test_the_command_trains_on_train_pairs_and_measures_on_dev(beir, t5_folder, tmp_path, capsys):
     arguments = [
         "train-query-generator",
-        "--data",
         str(beir()),
         "--model",
         str(t5_folder),

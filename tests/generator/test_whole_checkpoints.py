@@ -41,7 +41,7 @@ def decoder(folder, reads):
 
 def reranker(folder):
     rerankers = pytest.importorskip("dsi.rerankers")  # a room that may be torn off
-    rerankers.load_reranker(None, "RUN", f"cross-encoder:{folder}", device="cpu")
+    rerankers.load_reranker(None, "INDEX", f"cross-encoder:{folder}", device="cpu")
 
 
 USES = {

@@ -203,7 +203,7 @@ def test_what_is_wrong_with_a_setting_or_a_device_is_told_before_models_are_impo
     wrong = [["--set", "encoder.nam=x"], ["--set", "contrastive.epochs=0"], ["--device", "gpu"]]  # misspelt
     code = f"""
 import sys, dsi.commands.main as m
-print([m.main(["train", "--data", "minipedia", "--output", "unwritten", *given]) for given in {wrong}])
+print([m.main(["train", "minipedia", "unwritten", *given]) for given in {wrong}])
 print([name for name in ("datasets", "sentence_transformers", "transformers") if name in sys.modules])
 """
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)

@@ -35,7 +35,7 @@ ROOT = Path(__file__).parents[2]
 PACKAGES = ("docids", "contrastive", "dsi", "eval")
 PAGES = [ROOT / name for name in ("README.md", "CONTRIBUTING.md", "results/README.md")]
 PAGES += [ROOT / "tests" / "promises.md", *sorted((ROOT / "docs").rglob("*.md"))]
-RUN = [ROOT / "README.md", ROOT / "docs" / "index.md", *sorted((ROOT / "docs" / "use").glob("*.md"))]
+RUNNABLE = [ROOT / "README.md", ROOT / "docs" / "index.md", *sorted((ROOT / "docs" / "use").glob("*.md"))]
 """Pages whose Python is run."""
 NOTEBOOK = ROOT / "examples" / "tutorial.ipynb"
 PROMISES = ROOT / "tests" / "promises.md"
@@ -79,7 +79,7 @@ def blocks(page, kind):
 
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory, sentence_bert_folder, tokenizer_folder, t5_folder):
-    """A folder in which the pages' DIR, RUN and runs/example exist: a collection and an index, both tiny."""
+    """A folder in which the pages' COLLECTION, INDEX and runs/example exist: a collection and an index, both tiny."""
     folder = tmp_path_factory.mktemp("docs")
     collection = folder / "minipedia"
     (collection / "qrels").mkdir(parents=True)
@@ -92,14 +92,14 @@ def trained(tmp_path_factory, sentence_bert_folder, tokenizer_folder, t5_folder)
         head, *rows = (MINIPEDIA / "qrels" / f"{split}.tsv").read_text().splitlines()
         own = [row for row in rows if row.split("\t")[1] in kept]
         (collection / "qrels" / f"{split}.tsv").write_text("\n".join([head, *own]))
-    shutil.copytree(collection, folder / "DIR")
+    shutil.copytree(collection, folder / "COLLECTION")
     shutil.copytree(t5_folder, folder / "t5-docids")
     (folder / "tiny.toml").write_text(TINY.format(encoder=sentence_bert_folder.as_posix()))
     before = Path.cwd()
     os.chdir(folder)
     try:
         dsi.train(dsi.read_collection("minipedia"), "runs/example", config="tiny.toml", device="cpu")
-        shutil.copytree("runs/example", "RUN")
+        shutil.copytree("runs/example", "INDEX")
         save_cross_encoder(folder / "cross-encoder" / "ms-marco-MiniLM-L6-v2", tokenizer_folder)  # goes before the Hub
     finally:
         os.chdir(before)
@@ -118,7 +118,7 @@ def example():
 
 
 @pytest.mark.programs
-@pytest.mark.parametrize("page", RUN, ids=names(RUN))
+@pytest.mark.parametrize("page", RUNNABLE, ids=names(RUNNABLE))
 def test_python_blocks_run_and_print_the_outputs_below_them(page, trained, tmp_path, monkeypatch, request):
     text = page.read_text(encoding="utf-8")
     if not any(block.runs for block in python_blocks(text)):
@@ -195,9 +195,9 @@ def test_tables_are_the_measured_results(page):
 
 
 def test_few_blocks_are_not_run():
-    assert sum(not runs for page in RUN for _, _, runs in blocks(page, "python")) <= 6
-    marks = sum(page.read_text(encoding="utf-8").count(NOT_RUN) for page in RUN)
-    assert marks == sum(not runs for page in RUN for *_, runs in blocks(page, "python"))
+    assert sum(not runs for page in RUNNABLE for _, _, runs in blocks(page, "python")) <= 6
+    marks = sum(page.read_text(encoding="utf-8").count(NOT_RUN) for page in RUNNABLE)
+    assert marks == sum(not runs for page in RUNNABLE for *_, runs in blocks(page, "python"))
 
 
 @cache

@@ -211,11 +211,11 @@ def test_an_environment_without_the_libraries_that_train_searches_serves_and_upd
     for name in ("torch", "transformers", "sentence_transformers", "datasets", "sklearn"):
         assert run("-c", f"import importlib.util; print(importlib.util.find_spec({name!r}))").stdout == "None\n"
     assert run("-c", SEARCHED, "index").stdout == f"{expected}\n"
-    again = run("-m", "dsi", "search", "index", "--query", "noble gases", "--json", "-k", "51").stdout
+    again = run("-m", "dsi", "search", "index", "noble gases", "--json", "-k", "51").stdout
     assert '"doc_id": "new"' in again
     assert "fine" in run("-m", "dsi", "verify", "index").stdout
     run("-c", SERVED)
-    refused = run("-m", "dsi", "train", "--data", "minipedia", "--output", "out", expecting=2).stderr
+    refused = run("-m", "dsi", "train", "minipedia", "out", expecting=2).stderr
     assert refused == "dsi: This command needs tomli_w, which is not installed; run pip install dr-scl.\n"
 
 

@@ -26,7 +26,7 @@ def trained(tmp_path_factory, sentence_t5_folder, t5_folder):
         **VECTORS,
     )  # fmt: skip
     thin_out(write_collection(folder / "collection"), dev=6, test=6)
-    printed = run("train", folder, "--data", "collection", "--output", "run", "--config", config, "--device", "cpu")
+    printed = run("train", folder, "collection", "run", "--config", config, "--device", "cpu")
     assert printed.startswith("train: ")
     return folder
 
@@ -46,14 +46,14 @@ def test_every_script_is_tested_here():
 
 @pytest.mark.programs
 def test_an_index_is_measured(trained):
-    printed = run("evaluate", trained, "run", "--data", "collection", "--device", "cpu")
+    printed = run("evaluate", trained, "run", "collection", "--device", "cpu")
     assert "| BM25 " in printed
     assert "| generate " in printed
 
 
 @pytest.mark.programs
 def test_an_index_is_searched(trained):
-    printed = run("search", trained, "run", "--query", "noble gas", "--json", "-k", "3", "--device", "cpu")
+    printed = run("search", trained, "run", "noble gas", "--json", "-k", "3", "--device", "cpu")
     assert [hit["rank"] for hit in json.loads(printed)["hits"]] == [1, 2, 3]
 
 

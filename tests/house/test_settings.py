@@ -331,7 +331,7 @@ def test_what_dsi_tune_chose_stays_until_the_section_changes(settings, beir, tmp
         settings.with_changes(QUICK | {"dev_queries": 0, "search": {"alpha": 0.93}}),
     )
     dsi.train(collection, run, config=settings, device="cpu")
-    assert main(["tune", str(run), "--data", str(data), "--device", "cpu"]) == 0
+    assert main(["tune", str(run), str(data), "--device", "cpu"]) == 0
     tuned = dsi.train(collection, run, config=settings, device="cpu").search_config
     assert tuned.alpha != 0.93
     changed = settings.with_changes({"search": {"beam_width": 33}})
@@ -341,13 +341,13 @@ def test_what_dsi_tune_chose_stays_until_the_section_changes(settings, beir, tmp
 def test_train_generator_says_whether_the_index_is_tuned(settings, beir, tmp_path, capsys):
     data, run = beir(), tmp_path / "run"
     dsi.train(dsi.read_collection(data), run, config=settings.with_changes(QUICK), device="cpu")
-    arguments = ["train", "--stage", "generator", "--data", str(data), "--output", str(run), "--device", "cpu"]
+    arguments = ["train", "--stage", "generator", str(data), str(run), "--device", "cpu"]
     assert main(arguments) == 0
     assert "is not tuned yet" not in capsys.readouterr().out
     record = json.loads((run / "tuning.json").read_text())
     (run / "tuning.json").write_text(json.dumps(record | {"index": "another"}))  # of a generator trained before
     assert main(arguments) == 0
-    assert f"is not tuned yet: dsi tune {run} --data {data}" in capsys.readouterr().out
+    assert f"is not tuned yet: dsi tune {run} {data}" in capsys.readouterr().out
 
 
 # Loading.
@@ -388,7 +388,7 @@ def test_settings_are_named_as_on_the_command_line_too():
 
 
 def test_a_section_is_given_a_value_or_settings(tmp_path, capsys):
-    call = ["train", "--data", "minipedia", "--output", str(tmp_path / "run")]
+    call = ["train", "minipedia", str(tmp_path / "run")]
     for given in (["training=5", "training.epochs=3"], ["seed=3", "seed.x=3"]):
         assert main([*call, "--set", given[0], "--set", given[1]]) == 2
         assert f"--set gives '{given[0].partition('=')[0]}' a value and settings" in capsys.readouterr().err

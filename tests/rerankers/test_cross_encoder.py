@@ -132,7 +132,7 @@ def test_what_cannot_be_reranked_is_named(retriever):
 
 def test_texts_stay_with_the_index_through_updates(retriever, collection, index, model):
     cross_encoder = CrossEncoder(str(model), device="cpu")
-    with pytest.raises(ValueError, match=r"this index keeps titles only; .*`dsi update RUN --texts DIR`"):
+    with pytest.raises(ValueError, match=r"this index keeps titles only; .*`dsi update INDEX --texts COLLECTION`"):
         rerank(retriever.search(QUERIES), cross_encoder)
     retriever.update(texts=collection.documents)
     retriever.add([NEW])
@@ -180,7 +180,7 @@ def test_models_that_cannot_score_pairs_are_refused(retriever, index, tmp_path, 
 
 def test_evaluate_reads_the_texts_of_the_collection(index, collection, model, capsys, retriever):
     name, results = f"cross-encoder:{model}", index / "results.json"
-    common = [str(index), "--data", str(collection.name), "--device", "cpu", "--rerank", name, "--rerank-depth", "6"]
+    common = [str(index), str(collection.name), "--device", "cpu", "--rerank", name, "--rerank-depth", "6"]
     assert main(["evaluate", *common, "--results", str(results)]) == 0
     assert f"| + {name} " in capsys.readouterr().out
     found = json.loads(results.read_text())["systems"][f"+ {name}"]
@@ -194,7 +194,7 @@ def test_evaluate_reads_the_texts_of_the_collection(index, collection, model, ca
 
 def test_search_reranks(index, collection, model, capsys, retriever, tmp_path):
     common = [str(index), "--device", "cpu", "-k", "3"]
-    one = [*common, "--query", QUERIES[0], "--json"]
+    one = [*common, QUERIES[0], "--json"]
     name = f"cross-encoder:{model}"
     assert main(["search", *one, "--rerank", name]) == 2
     assert "this index keeps titles only" in capsys.readouterr().err

@@ -143,7 +143,7 @@ def test_passages_are_printed_and_written(index, capsys):
     assert hits._repr_html_().count("<br>") == sum(len(hit.passages) for hit in hits) + len(hits)
     assert pickle.loads(pickle.dumps(hits))[0].passages == hits[0].passages
     folder = str(index._on_disk[0])
-    main(["search", folder, "--query", QUERIES[0], "-k", "3", "--passages", "2", "--json", "--device", "cpu"])
+    main(["search", folder, QUERIES[0], "-k", "3", "--passages", "2", "--json", "--device", "cpu"])
     shown = json.loads(capsys.readouterr().out)["hits"]
     for hit, own in zip(hits, shown, strict=True):
         found = [(each["start"], each["end"], each["text"]) for each in own["passages"]]

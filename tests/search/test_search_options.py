@@ -221,7 +221,7 @@ COMMANDS = [
 @pytest.mark.parametrize(("kind", "line", "message"), COMMANDS)
 def test_a_wrong_line_in_the_shell_is_one_line(indexes, kind, line, message, capsys):
     (run,) = indexes[kind]._saved
-    for command in (["search", str(run), "--query", "river"], ["explain", str(run), "river"]):
+    for command in (["search", str(run), "river"], ["explain", str(run), "river"]):
         assert main([*command, "--device", "cpu", *line.split()]) == 2
         printed = capsys.readouterr()
         assert printed.err.startswith("dsi: ")
@@ -232,9 +232,7 @@ def test_a_wrong_line_in_the_shell_is_one_line(indexes, kind, line, message, cap
 
 def test_a_filter_that_allows_nothing_is_answered_in_the_shell(indexes, capsys):
     (run,) = indexes["vectors"]._saved
-    assert (
-        main(["search", str(run), "--device", "cpu", "--query", "river", "--json", "--where", "doc_id = 'nope'"]) == 0
-    )
+    assert main(["search", str(run), "--device", "cpu", "river", "--json", "--where", "doc_id = 'nope'"]) == 0
     assert json.loads(capsys.readouterr().out) == {"query": "river", "exact": True, "hits": []}
 
 

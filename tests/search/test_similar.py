@@ -157,7 +157,7 @@ def test_the_command_prints_what_is_like_documents(index, tmp_path, capsys):
     assert [hit["doc_id"] for hit in found["hits"]] == list(index.similar("d3", k=3, where="even = true").ids)
     assert main([*command, "--like", "nobody"]) == 2
     assert "which is not in the index" in capsys.readouterr().err
-    for more in (["--query", "x"], ["--rerank", "x"]):
+    for more in (["--queries", str(tmp_path / "q")], ["--rerank", "x"]):
         assert main([*command, "--like", "d3", *more]) == 2
         assert "--like takes documents as the query; leave out" in capsys.readouterr().err
 

@@ -56,7 +56,7 @@ def test_no_file_holds_anything_of_a_removed_document_after_the_next_save(
         **VECTORS,
     )  # fmt: skip
     run, data = tmp_path / "run", str(tmp_path / "collection")
-    assert main(["train", "--config", str(config), "--data", data, "--output", str(run), "--device", "cpu"]) == 0
+    assert main(["train", "--config", str(config), data, str(run), "--device", "cpu"]) == 0
     assert main(["update", str(run), "--device", "cpu", "--texts", data]) == 0
     if later:
         (tmp_path / "new.jsonl").write_text(json.dumps(GONE))

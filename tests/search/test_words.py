@@ -170,9 +170,9 @@ def test_the_command_reads_them_where_it_is_asked_and_at_the_prompt(index, tmp_p
     index.save(tmp_path / "index")
     command = ["search", str(tmp_path / "index"), "--device", "cpu", "-k", "60", "--json"]
     for more, count in (([], len(index)), (["--syntax"], 1)):
-        assert main([*command, *more, "--query", '"segmentation fault"']) == 0
+        assert main([*command, *more, '"segmentation fault"']) == 0
         assert len(json.loads(capsys.readouterr().out)["hits"]) == count
-    assert main([*command, "--syntax", "--query", '"nobody has this"']) == 0
+    assert main([*command, "--syntax", '"nobody has this"']) == 0
     assert json.loads(capsys.readouterr().out)["note"] == "No document has 'nobody has this'."
     monkeypatch.setattr("dsi.commands.search._lines", lambda _: ['"segmentation fault"'])
     for terminal, count in ((False, len(index)), (True, 1)):

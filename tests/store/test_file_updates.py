@@ -150,11 +150,11 @@ def test_the_shell_does_the_same(notes, tmp_path, sentence_bert_folder, capsys):
     run, settings = str(tmp_path / "run"), ["--encoder", str(sentence_bert_folder), "--device", "cpu"]
     assert main(["index", str(notes), run, *settings]) == 0
     assert "14 documents" in capsys.readouterr().out
-    assert main(["search", run, "--query", "words of number 7", "-k", "14", "--device", "cpu"]) == 0
+    assert main(["search", run, "words of number 7", "-k", "14", "--device", "cpu"]) == 0
     shown = capsys.readouterr().out
     assert f"\n{'':17}{notes}/note07.md:1  Note 7\n" in shown
     assert f"\n{'':17}{notes}/paper.pdf#page=2\n" in shown
-    assert main(["search", run, "--query", "words", "--json", "-k", "14", "--device", "cpu"]) == 0
+    assert main(["search", run, "words", "--json", "-k", "14", "--device", "cpu"]) == 0
     hits = {hit["doc_id"]: hit for hit in json.loads(capsys.readouterr().out)["hits"]}
     place = {"address": f"{notes}/note07.md:1", "file": f"{notes}/note07.md", "lines": [1, 4], "heading": "Note 7"}
     assert hits["note07.md"]["location"] == place

@@ -87,7 +87,7 @@ def test_commands_take_the_home_folder_also_after_an_equals_sign(home, sentence_
     write_collection(home / "data")
     arguments = ["index", "~/data", "~/run", "--encoder", str(sentence_t5_folder), "--set", "tokens.bits=0"]
     assert main([*arguments, "--device=cpu"]) == 0, capsys.readouterr().err
-    assert main(["search", "~/run", "--query", "noble gas", "--device", "cpu", "-k", "2"]) == 0
+    assert main(["search", "~/run", "noble gas", "--device", "cpu", "-k", "2"]) == 0
     assert main(["info", "~/run"]) == 0
     queries = home / "queries.tsv"
     queries.write_text("1\tnoble gas\n")

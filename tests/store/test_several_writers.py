@@ -262,7 +262,7 @@ def test_a_killed_writer_blocks_nobody_and_a_living_one_is_named(
     child = fork(write_long)
     while not ready.exists():
         time.sleep(0.01)
-    train = ["train", "--config", str(config), "--data", str(beir()), "--output", str(run), "--device", "cpu"]
+    train = ["train", "--config", str(config), str(beir()), str(run), "--device", "cpu"]
     try:
         assert main(train) == 2  # refused at once
         assert f"{run} is being written by process {child} on " in capsys.readouterr().err

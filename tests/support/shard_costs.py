@@ -1,4 +1,4 @@
-"""`python -m tests.support.shard_costs RUN --data DIR`: what a search through shards costs beside one process, in one run.
+"""`python -m tests.support.shard_costs INDEX --data DIR`: what a search through shards costs beside one process, in one run.
 
 Prints two tables. The first: the time of a batch of 64 encoded queries, the two ways alternating, and the processor time of the
 router and of all shards. The second: queries a second of callers that wait for each answer, from texts on. All processes are on
@@ -25,7 +25,7 @@ BATCH, ROUNDS, SECONDS = 64, 4, 6.0
 def main(argv: Sequence[str] | None = None) -> None:
     """Measure and print."""
     command_line = argparse.ArgumentParser(prog="python -m tests.support.shard_costs", description=__doc__)
-    command_line.add_argument("run", metavar="RUN", help="a trained index")
+    command_line.add_argument("run", metavar="INDEX", help="a trained index")
     command_line.add_argument("--data", required=True, metavar="DIR", help="the collection of the queries")
     command_line.add_argument("--shards", type=int, nargs="+", default=[2, 8])
     command_line.add_argument("--callers", type=int, nargs="+", default=[1, 2, 4])

@@ -98,11 +98,11 @@ def test_an_index_updated_on_the_gpu_is_searched_on_the_cpu(trained, tmp_path):
 
 def test_the_commands_take_the_gpu_by_default(trained, tmp_path, capsys):
     run, data, _ = trained
-    assert main(["evaluate", str(run), "--data", str(data), "--results", str(tmp_path / "x.json")]) == 0
+    assert main(["evaluate", str(run), str(data), "--results", str(tmp_path / "x.json")]) == 0
     assert "generate" in capsys.readouterr().out
     assert torch.cuda.get_device_name(0) in (tmp_path / "x.json").read_text()
-    assert main(["search", str(run), "--query", "noble gas", "-k", "3"]) == 0
-    assert main(["tune", str(run), "--data", str(data)]) == 0
+    assert main(["search", str(run), "noble gas", "-k", "3"]) == 0
+    assert main(["tune", str(run), str(data)]) == 0
 
 
 def test_embeddings_and_states_are_those_of_the_cpu(sentence_bert_folder):

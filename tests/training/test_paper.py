@@ -111,7 +111,7 @@ def test_the_index_is_evaluated_and_searched_as_a_command(trained, capsys):
     assert evaluation.index == "generate"
     for method in ("generate", "exact"):
         query = next(iter(collection.query_texts("test").values()))
-        assert main(["search", str(folder / "run"), "--query", query, "--method", method, "--device", "cpu"]) == 0
+        assert main(["search", str(folder / "run"), query, "--method", method, "--device", "cpu"]) == 0
         printed = capsys.readouterr().out
         assert retriever.search(query, method=method)[0].doc_id in printed
 
@@ -130,13 +130,16 @@ def test_the_system_trains_from_models_in_half_precision(dtype, sentence_t5_fold
     )  # fmt: skip
     write_config(config, tmp_path / "paper.toml")
     data = thin_out(write_collection(tmp_path / "collection"), train=3, test=4)
-    common = ["--data", str(data), "--config", str(tmp_path / "paper.toml"), "--device", "cpu"]
-    assert main(["train", *common, "--output", str(tmp_path / "run")]) == 0
+    common = ["--config", str(tmp_path / "paper.toml"), "--device", "cpu"]
+    assert main(["train", str(data), str(tmp_path / "run"), *common]) == 0
     retriever = dsi.load(tmp_path / "run", device="cpu")
     assert stored_types(tmp_path / "run" / "encoder") == {dtype}
     evaluation = dsi.evaluate(retriever, dsi.read_collection(data))
     assert {"BM25", "dense", "decoder only", "generate"} <= {row.name for row in evaluation.rows}
     rows = ["DPR", "DSI", "DSI+QG", "DR-SCL+QG (beta=0)", "DR-SCL+QG, fused"]
-    assert main(["reproduce", "table3", *common, "--output", str(tmp_path / "out"), "--rows", *rows]) == 0
+    assert (
+        main(["reproduce", "table3", "--data", str(data), *common, "--output", str(tmp_path / "out"), "--rows", *rows])
+        == 0
+    )
     measured = json.loads((tmp_path / "out" / "table3.json").read_text())["rows"]
     assert {*rows} <= {record["row"] for record in measured}

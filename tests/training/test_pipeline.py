@@ -71,21 +71,21 @@ def trained(whole, tmp_path):
 
 def test_stages_one_by_one_then_train_evaluate_and_search(config, beir, tmp_path, capsys, monkeypatch):
     data, run = thin_out(beir(), dev=2, test=3), tmp_path / "run"
-    common = ["--data", str(data), "--output", str(run), "--device", "cpu"]
+    common = [str(data), str(run), "--device", "cpu"]
     assert main(["train", "--stage", "generator", "--config", str(config), *common]) == 2
     assert "run `dsi train --stage encoder`" in capsys.readouterr().err
     assert main(["train", "--stage", "pseudo_queries", "--config", str(config), *common]) == 0
     for stage in ("encoder", "docids", "generator"):
-        assert main(["train", "--stage", stage, *common]) == 0  # the settings come from RUN/config.toml
+        assert main(["train", "--stage", stage, *common]) == 0  # the settings come from INDEX/config.toml
     assert '"documents": 40' in capsys.readouterr().out
     assert main(["train", "--config", str(config), *common]) == 0
     assert capsys.readouterr().out.startswith("train: tuning ")
     assert main(["train", "--config", str(config), *common]) == 0
     assert "up to date" in capsys.readouterr().out
-    assert main(["tune", str(run), "--data", str(data), "--device", "cpu"]) == 0
+    assert main(["tune", str(run), str(data), "--device", "cpu"]) == 0
     assert sorted(json.loads((run / "tuning.json").read_text())["best"]) == ["alpha", "ann_temperature"]
 
-    assert main(["evaluate", str(run), "--data", str(data), "--device", "cpu",
+    assert main(["evaluate", str(run), str(data), "--device", "cpu",
                  "--results", str(run / "results.json"), "--trec-runs", str(run / "trec")]) == 0  # fmt: skip
     printed = capsys.readouterr().out
     for row in (
@@ -101,16 +101,16 @@ def test_stages_one_by_one_then_train_evaluate_and_search(config, beir, tmp_path
     assert json.loads((run / "results.json").read_text())["documents"] == 40
     assert len(list((run / "trec").glob("*.run"))) == 7
 
-    assert main(["search", str(run), "--query", "noble gas", "--json", "-k", "3", "--device", "cpu"]) == 0
+    assert main(["search", str(run), "noble gas", "--json", "-k", "3", "--device", "cpu"]) == 0
     answer = json.loads(capsys.readouterr().out)
     assert [hit["rank"] for hit in answer["hits"]] == [1, 2, 3]
     best = answer["hits"][0]["doc_id"]
-    assert main(["search", str(run), "--query", "noble gas", "--json", "-k", "3", "--device", "cpu",
+    assert main(["search", str(run), "noble gas", "--json", "-k", "3", "--device", "cpu",
                  "--method", "exact", "--deny", best]) == 0  # fmt: skip
     filtered = json.loads(capsys.readouterr().out)
     assert filtered["exact"]
     assert best not in {hit["doc_id"] for hit in filtered["hits"]}
-    assert main(["search", str(run), "--query", "noble gas", "--device", "cpu", "--allow", "nothing"]) == 2
+    assert main(["search", str(run), "noble gas", "--device", "cpu", "--allow", "nothing"]) == 2
     assert "allow names the doc_id 'nothing', which is not in the index" in capsys.readouterr().err
     typed = io.BytesIO(b"neon\n\nx\n")
     with monkeypatch.context() as patch:
@@ -120,7 +120,7 @@ def test_stages_one_by_one_then_train_evaluate_and_search(config, beir, tmp_path
     assert piped.startswith('"neon"')
     assert '\n"x"' in piped
 
-    timing = ["benchmark-search", str(run), "--data", str(data), "--rounds", "1", "--output", str(run / "timing")]
+    timing = ["benchmark-search", str(run), str(data), "--rounds", "1", "--output", str(run / "timing")]
     assert main([*timing, "--batches", "1", "5"]) == 0
     assert "| the index, bfloat16 " in capsys.readouterr().out
     report = json.loads((run / "timing" / "search.json").read_text())
@@ -182,7 +182,7 @@ def test_texts_of_documents_are_never_in_memory_all(
 def test_a_killed_training_goes_on_to_the_same_index(beir, tmp_path, sentence_t5_folder, t5_folder):
     config = write_settings(tmp_path / "config.toml", sentence_t5_folder, t5_folder, training=LONGER)
     data, whole, killed = thin_out(beir(), dev=4), tmp_path / "whole", tmp_path / "killed"
-    train = ["train", "--config", str(config), "--data", str(data), "--device", "cpu", "--output"]
+    train = ["train", "--config", str(config), str(data), "--device", "cpu"]
     assert main([*train, str(whole)]) == 0
     process = fork(lambda: main([*train, str(killed)]))
     deadline = time.monotonic() + 120
@@ -211,7 +211,7 @@ def test_a_folder_of_a_user_is_no_run(name, content, config, beir, tmp_path, cap
     path = tmp_path / "project" / name
     path.parent.mkdir(parents=True)
     path.write_text(content)
-    train = ["train", "--config", str(config), "--data", str(beir()), "--device", "cpu", "--output"]
+    train = ["train", "--config", str(config), str(beir()), "--device", "cpu"]
     assert main([*train, str(tmp_path / "project")]) == 2
     part = Path(name).parts[0]
     assert (
@@ -224,7 +224,7 @@ def test_a_folder_of_a_user_is_no_run(name, content, config, beir, tmp_path, cap
 
 def test_an_index_never_lies_among_other_runs(config, beir, trained, tmp_path, capsys):
     shutil.copytree(trained, tmp_path / "runs" / "first")
-    train = ["train", "--config", str(config), "--data", str(beir()), "--device", "cpu", "--output"]
+    train = ["train", "--config", str(config), str(beir()), "--device", "cpu"]
     assert main([*train, str(tmp_path / "runs")]) == 2
     assert "runs holds other runs, such as first, and an index would lie among them" in capsys.readouterr().err
     assert [path.name for path in (tmp_path / "runs").iterdir()] == ["first"]
@@ -233,7 +233,7 @@ def test_an_index_never_lies_among_other_runs(config, beir, trained, tmp_path, c
 
 @pytest.mark.parametrize("stage", ["docids", "generator"])
 def test_a_stage_whose_input_is_not_there_writes_nothing(stage, config, beir, tmp_path, capsys):
-    given = ["--config", str(config), "--data", str(beir()), "--output", str(tmp_path / "run"), "--device", "cpu"]
+    given = ["--config", str(config), str(beir()), str(tmp_path / "run"), "--device", "cpu"]
     assert main(["train", "--stage", stage, *given]) == 2
     assert "is not there yet; run `dsi train --stage" in capsys.readouterr().err
     assert not (tmp_path / "run").exists()
@@ -244,7 +244,7 @@ def test_an_index_never_lies_among_the_texts_it_is_made_of(place, config, tmp_pa
     notes = tmp_path / "notes"
     notes.mkdir()
     (notes / "a.txt").write_text("text")
-    given = ["--config", str(config), "--data", str(notes), "--output", str(notes / place), "--device", "cpu"]
+    given = ["--config", str(config), str(notes), str(notes / place), "--device", "cpu"]
     assert main(["train", *given]) == 2
     assert (
         "is the folder of the collection, or lies in it; the index would be among its files" in capsys.readouterr().err
@@ -262,7 +262,7 @@ def test_training_again_never_drops_updates_silently(config, beir, trained, caps
         ValueError, match=r"was updated since it was trained \(generation 2\); training again would drop"
     ):
         dsi.train(collection, run, config=config, device="cpu")
-    arguments = ["--config", str(config), "--data", str(data), "--output", str(run), "--device", "cpu"]
+    arguments = ["--config", str(config), str(data), str(run), "--device", "cpu"]
     manifest = run / "manifest.json"
     for content in (manifest.read_text(), "{", None):  # whole, damaged, missing
         manifest.unlink()
@@ -272,7 +272,7 @@ def test_training_again_never_drops_updates_silently(config, beir, trained, caps
             assert main(["train", *stage, *arguments]) == 2
             assert "--discard-updates" in capsys.readouterr().err
         if content and content != "{":
-            assert main(["tune", str(run), "--data", str(data), "--device", "cpu"]) == 0  # changes no documents
+            assert main(["tune", str(run), str(data), "--device", "cpu"]) == 0  # changes no documents
             assert "new" in load(run, device="cpu").snapshot.documents.rows
     (run / "docids-backup").mkdir()  # somebody's own
     assert main(["train", *arguments, "--discard-updates"]) == 0
@@ -341,7 +341,7 @@ def test_an_index_with_documents_that_the_collection_lacks_is_replaced_only_if_t
     (data / "corpus.jsonl").write_text("\n".join([renamed, *others]))
     with pytest.raises(ValueError, match=r"lacks 1 of the 40 documents of the index in .*, such as .*replace=True"):
         dsi.train(dsi.read_collection(data), trained, device="cpu")
-    command = ["train", "--data", str(data), "--output", str(trained), "--device", "cpu"]
+    command = ["train", str(data), str(trained), "--device", "cpu"]
     for stage in ([], ["--stage", "pseudo_queries"]):
         assert main([*command, *stage]) == 2
         assert "--replace" in capsys.readouterr().err
@@ -385,7 +385,7 @@ def test_updates_are_discarded_where_a_kill_left_the_parts_that_were_trained(con
 def test_stages_that_are_up_to_date_take_new_settings_of_later_ones(config, beir, trained):
     settings = read_config(config).with_changes({"training": {"epochs": 1.0}})
     write_config(settings, config)
-    common = ["--data", str(beir()), "--output", str(trained), "--device", "cpu"]
+    common = [str(beir()), str(trained), "--device", "cpu"]
     assert main(["train", "--stage", "encoder", "--config", str(config), *common]) == 0
     assert read_config(trained / "config.toml") == settings
     assert (trained / "manifest.json").exists()
@@ -451,8 +451,8 @@ def test_several_processes_do_what_one_does(processes, beir, tmp_path, sentence_
         .replace("train_encoder = false", "train_encoder = true")
         .replace("epochs = 6.0", "epochs = 3.0")
     )
-    assert main(["train", "--config", str(config), "--data", str(data), "--output", str(one), "--device", "cpu"]) == 0
-    evaluate = [str(one), "--data", str(data), "--device", "cpu", "--results"]
+    assert main(["train", "--config", str(config), str(data), str(one), "--device", "cpu"]) == 0
+    evaluate = [str(one), str(data), "--device", "cpu", "--results"]
     assert main(["evaluate", *evaluate, str(results[0])]) == 0
 
     commands = [["evaluate", *evaluate, str(results[1])]]
@@ -463,7 +463,7 @@ def test_several_processes_do_what_one_does(processes, beir, tmp_path, sentence_
         ("whole", "generator", whole),
     ):
         shutil.copytree(one, tmp_path / run)
-        own = ["--config", settings, "--data", data, "--output", tmp_path / run, "--device", "cpu"]
+        own = ["--config", settings, data, tmp_path / run, "--device", "cpu"]
         commands.append(["train", "--stage", stage, *map(str, own)])
     shutil.rmtree(tmp_path / "docids" / "docids")
     short = shared.with_stem("short")
@@ -545,8 +545,8 @@ def test_rerankers_are_trained_measured_and_searched_with(beir, tmp_path, senten
     data, run = thin_out(beir(), dev=4, test=6), tmp_path / "run"
     with (data / "corpus.jsonl").open("a") as corpus:
         corpus.write('\n{"_id": "empty", "title": "", "text": ""}')  # as in some collections of BEIR
-    assert main(["train", "--config", str(config), "--data", str(data), "--output", str(run), "--device", "cpu"]) == 0
-    common = [str(run), "--data", str(data), "--device", "cpu"]
+    assert main(["train", "--config", str(config), str(data), str(run), "--device", "cpu"]) == 0
+    common = [str(run), str(data), "--device", "cpu"]
     assert main(["train-reranker", *common, "--kind", "m2div", "--k", "10"]) == 2
     assert (
         "has no judgements of subtopics of its dev queries; add them as qrels/diversity.qrels"
@@ -733,11 +733,11 @@ def test_an_index_is_trained_tuned_measured_and_searched_from_python(
 def test_bad_commands_exit_with_2_and_one_line(capsys, tmp_path):
     assert main(["trian"]) == 2  # misspelt
     assert "unknown command 'trian'" in capsys.readouterr().err  # misspelt
-    assert main(["search", str(tmp_path), "--query", "x"]) == 2
+    assert main(["search", str(tmp_path), "x"]) == 2
     error = capsys.readouterr().err
     assert "holds no finished index" in error
     assert "Traceback" not in error
-    assert main(["train", "--config", "nowhere.toml", "--data", str(tmp_path), "--output", str(tmp_path / "run")]) == 2
+    assert main(["train", "--config", "nowhere.toml", str(tmp_path), str(tmp_path / "run")]) == 2
 
 
 def test_a_local_model_that_became_another_is_trained_on_again(beir, tmp_path, sentence_t5_folder, t5_folder):

@@ -58,7 +58,7 @@ def config(tmp_path, sentence_t5_folder, t5_folder) -> Path:
 @pytest.fixture
 def train(beir, config) -> Callable[..., None]:
     """Trains a tiny index in a folder."""
-    common = ["train", "--config", str(config), "--data", str(thin_out(beir(), dev=4)), "--device", "cpu", "--output"]
+    common = ["train", "--config", str(config), str(thin_out(beir(), dev=4)), "--device", "cpu"]
 
     def run(folder: Path, *more: str) -> None:
         if main([*common, str(folder), *more]):

@@ -23,7 +23,7 @@ def test_a_beam_of_the_index_finds_what_it_finds_by_default(retriever, collectio
     assert rows["beam 1"].agree < 1.0
     assert rows["beam 1"].read < rows["beam 500"].read
     retriever.save(tmp_path / "run")
-    main([str(tmp_path / "run"), "--data", str(collection.name), "--device", "cpu", "--output", str(tmp_path / "out")])
+    main([str(tmp_path / "run"), str(collection.name), "--device", "cpu", "--output", str(tmp_path / "out")])
     assert f"| {WORDS} " in capsys.readouterr().out
     record = json.loads((tmp_path / "out" / "walk.json").read_text())
     assert [row["name"] for row in record["rows"]][-6:] == [
@@ -36,4 +36,4 @@ def test_judgements_are_needed(retriever, collection, tmp_path):
     retriever.save(tmp_path / "run")
     dsi.Collection.from_records(["a text"]).save(tmp_path / "bare")
     with pytest.raises(ValueError, match=r"has no test judgements; add qrels/test\.tsv"):
-        main([str(tmp_path / "run"), "--data", str(tmp_path / "bare"), "--device", "cpu"])
+        main([str(tmp_path / "run"), str(tmp_path / "bare"), "--device", "cpu"])

@@ -37,7 +37,7 @@ def command(beir, tmp_path, sentence_t5_folder, t5_folder):
         contrastive={"loss": "none"},
         **VECTORS,
     )  # fmt: skip
-    given = ["--data", str(beir()), "--config", str(config), "--output", str(tmp_path / "out"), "--device", "cpu"]
+    given = [str(beir()), "--config", str(config), "--output", str(tmp_path / "out"), "--device", "cpu"]
     return lambda *more: main(["compare-docids", *given, *more])
 
 

@@ -236,7 +236,7 @@ def test_training_a_reranker_is_a_command(retriever, beir, tmp_path, capsys):
     index, folder = tmp_path / "index", beir()
     retriever.save(index)
     write_config(Config(), index / "config.toml")
-    common = ["train-reranker", str(index), "--data", str(folder), "--device", "cpu", "--k", "10"]
+    common = ["train-reranker", str(index), str(folder), "--device", "cpu", "--k", "10"]
     assert main([*common, "--kind", "mmr"]) == 0
     assert "queries, 5 folds" in capsys.readouterr().out
     figure = tmp_path / "importance"
@@ -254,7 +254,7 @@ def test_a_figure_that_a_kind_does_not_have_is_refused_before_training(retriever
     retriever.save(tmp_path / "index")
     (tmp_path / "texts").mkdir()
     (tmp_path / "texts" / "a.txt").write_text("Neon glows.")
-    data = ["--data", str(tmp_path / "texts")]
+    data = [str(tmp_path / "texts")]
     arguments = ["train-reranker", str(tmp_path / "index"), *data, "--figure", str(tmp_path / "f")]
     assert main([*arguments, "--kind", "ranknet"]) == 2
     said = capsys.readouterr().err

@@ -124,7 +124,7 @@ def test_a_training_of_words_for_other_docids_is_refused_before_it_begins(
     config = write_settings(
         tmp_path / "config.toml", sentence_t5_folder, t5_folder, generator={"docid_tokens": "words"}
     )
-    command = ["train", "--config", str(config), "--data", str(beir()), "--output", str(tmp_path / "run")]
+    command = ["train", "--config", str(config), str(beir()), str(tmp_path / "run")]
     assert main([*command, "--device", "cpu"]) == 2
     assert 'needs docids.method = "title"' in capsys.readouterr().err
     assert not (tmp_path / "run").exists()

@@ -70,8 +70,8 @@ def build_parser() -> argparse.ArgumentParser:
     sizes = number(int, _FEWEST)
     command_line.add_argument("--sizes", type=sizes, nargs="+", default=[10_000, 100_000], help="synthetic documents")
     command_line.add_argument("--dim", type=count, default=64, help="of their embeddings")
-    command_line.add_argument("--run", type=index_folder, metavar="RUN", help="an index to measure instead")
-    command_line.add_argument("--data", type=collection_folder, metavar="DATA", help="the collection of RUN")
+    command_line.add_argument("--run", type=index_folder, metavar="INDEX", help="an index to measure instead")
+    command_line.add_argument("--data", type=collection_folder, metavar="DATA", help="the collection of INDEX")
     command_line.add_argument(
         "--vectors",
         type=Path,

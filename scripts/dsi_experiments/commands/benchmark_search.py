@@ -13,7 +13,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from dsi.commands.arguments import add_data, add_index, parser
+from dsi.commands.arguments import add_collection, add_index, parser
 from dsi.commands.libraries import load_libraries
 from dsi.commands.values import count, output_folder
 from dsi_experiments.benchmarks.timing import alternate
@@ -36,7 +36,7 @@ def build_parser() -> ArgumentParser:
     """Return the parser of the command line."""
     command_line = parser("benchmark-search", __doc__)
     add_index(command_line)
-    add_data(command_line, "the collection it was made of")
+    add_collection(command_line, "the collection it was made of")
     command_line.add_argument(
         "--batches", type=count, nargs="+", default=[1, 8, 64], metavar="N", help="queries a call"
     )

@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from dsi.commands.arguments import add_data, add_device, add_index, open_retriever, parser
+from dsi.commands.arguments import add_collection, add_device, add_index, open_retriever, parser
 from dsi.commands.libraries import load_libraries
 from dsi.commands.values import count, output_folder
 
@@ -52,7 +52,7 @@ def build_parser() -> ArgumentParser:
     """Return the parser of the command line."""
     command_line = parser("benchmark-walk", __doc__)
     add_index(command_line)
-    add_data(command_line, "the collection with judged queries")
+    add_collection(command_line, "the collection with judged queries")
     command_line.add_argument("--split", default="test", choices=("train", "dev", "test"), help="judgements")
     command_line.add_argument("--beam-widths", type=count, nargs="+", default=list(BEAMS), metavar="N", help="of rows")
     command_line.add_argument("--output", type=output_folder, metavar="DIR", help="write walk.json and walk.md there")

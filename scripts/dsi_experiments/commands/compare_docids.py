@@ -9,7 +9,7 @@ measured, so a killed command continues with the next. Files are OUTPUT/NAME.jso
 from argparse import ArgumentParser
 from collections.abc import Sequence
 
-from dsi.commands.arguments import add_data, add_device, add_settings, parser
+from dsi.commands.arguments import add_collection, add_device, add_settings, parser
 from dsi.commands.libraries import load_libraries
 from dsi.commands.values import number, output_folder
 from dsi_experiments.configs import experiment_configuration
@@ -18,7 +18,7 @@ from dsi_experiments.configs import experiment_configuration
 def build_parser() -> ArgumentParser:
     """Return the parser of the command line."""
     command_line = parser("compare-docids", __doc__)
-    add_data(command_line)
+    add_collection(command_line)
     command_line.add_argument(
         "--config", type=experiment_configuration, required=True, metavar="NAME", help="the base, by name or file"
     )

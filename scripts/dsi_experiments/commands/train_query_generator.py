@@ -8,7 +8,7 @@ import argparse
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
-from dsi.commands.arguments import add_data, parser
+from dsi.commands.arguments import add_collection, parser
 from dsi.commands.libraries import load_libraries
 from dsi.commands.values import count, number, output_folder
 
@@ -57,7 +57,7 @@ def _pairs(collection: "Collection", split: str) -> "list[Pair]":
 def build_parser() -> argparse.ArgumentParser:
     """Return the parser of the command line."""
     command_line = parser("train-query-generator", __doc__)
-    add_data(command_line)
+    add_collection(command_line)
     command_line.add_argument(
         "--output", type=output_folder, required=True, metavar="FOLDER", help="folder of the model"
     )

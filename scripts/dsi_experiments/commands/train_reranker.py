@@ -8,7 +8,7 @@ Python: `dsi_experiments.rerankers.training.train_reranker`.
 import argparse
 from collections.abc import Sequence
 
-from dsi.commands.arguments import add_data, add_device, add_index, parser
+from dsi.commands.arguments import add_collection, add_device, add_index, parser
 from dsi.commands.libraries import load_libraries
 from dsi.commands.values import count, number, output_file
 from dsi_experiments.rerankers.kinds import TRAINABLE, WITH_IMPORTANCE
@@ -53,9 +53,9 @@ def build_parser() -> argparse.ArgumentParser:
     """Return the parser of the command line."""
     command_line = parser("train-reranker", f"{__doc__}\n{_kinds()}")
     add_index(command_line)
-    add_data(command_line, "the collection it was trained on")
+    add_collection(command_line, "the collection it was trained on")
     command_line.add_argument("--kind", choices=TRAINABLE, metavar="KIND", default="lambdasmart", help="see above")
-    command_line.add_argument("--name", help="of the reranker: RUN/rerank/NAME; its kind by default")
+    command_line.add_argument("--name", help="of the reranker: INDEX/rerank/NAME; its kind by default")
     command_line.add_argument(
         "--after", nargs="+", default=[], metavar="NAME", help="rerankers to apply before it, in this order"
     )

@@ -208,7 +208,7 @@ class Reranker(ABC):
         """Write the reranker in one step, with those that it follows.
 
         Args:
-            folder: RUN/rerank/NAME.
+            folder: INDEX/rerank/NAME.
             binding: what it was trained for, compared when it is loaded.
             after: rerankers that are applied before it.
         """
@@ -255,7 +255,7 @@ def binding(index: Path) -> dict[str, Any]:
 
 
 def save_reranker(reranker: Reranker, index: str | Path, name: str, after: Sequence[Reranker] = ()) -> Path:
-    """Write a reranker beside the index that it was trained on, in one step, and return its folder, RUN/rerank/NAME.
+    """Write a reranker beside the index that it was trained on, in one step, and return its folder, INDEX/rerank/NAME.
 
     Raises:
         FileNotFoundError: no index.

@@ -138,7 +138,7 @@ class TrainedReranker:
         return self.reranker.importance
 
     def save(self, index: str | Path, name: str | None = None) -> Path:
-        """Write the reranker beside the index that it was trained on; returns RUN/rerank/NAME (by default its kind)."""
+        """Write the reranker beside the index that it was trained on; returns INDEX/rerank/NAME (by default its kind)."""
         return save_reranker(self.reranker, index, name or self.kind, self.after)
 
 
@@ -175,13 +175,13 @@ def train_reranker(
         >>> import dsi
         >>> from dsi.rerankers import load_reranker, rerank
         >>> from dsi_experiments.rerankers.training import train_reranker
-        >>> retriever = dsi.load("RUN")
-        >>> trained = train_reranker(retriever, dsi.read_collection("DIR"), "lambdasmart")
+        >>> retriever = dsi.load("INDEX")
+        >>> trained = train_reranker(retriever, dsi.read_collection("COLLECTION"), "lambdasmart")
         >>> trained.quality.folds
         5
-        >>> folder = trained.save("RUN")
+        >>> folder = trained.save("INDEX")
         >>> hits = retriever.search("which capitals are on the danube", k=20)
-        >>> hits = rerank(hits, load_reranker(retriever, "RUN", "lambdasmart"))
+        >>> hits = rerank(hits, load_reranker(retriever, "INDEX", "lambdasmart"))
     """
     _trainer(kind)  # an unknown kind is refused before the work
     if kind == "m2div" and not collection.query_texts(split).keys() & judged_subtopics(collection).keys():

@@ -11,16 +11,16 @@ from copy import copy
 from dataclasses import dataclass
 from functools import cache, cached_property, partial
 from html import escape
-from math import ceil
+from math import ceil, sqrt
 from pathlib import Path
-from statistics import pstdev
+from statistics import fmean, pstdev, stdev
 from typing import Any
 
 from dsi.docids.data import SPLITS
 from dsi.docids.data.collection import Collection, check_collection, compare_documents
 from dsi.docids.data.dev_queries import relevant_documents
 from dsi.docids.data.identical import most_identical, without_identical
-from dsi.docids.files.checks import plain, shown, user_path
+from dsi.docids.files.checks import counted, plain, shown, user_path
 from dsi.docids.files.declarations import meant
 from dsi.docids.files.processes import ALONE, Processes
 from dsi.docids.files.progress import progress
@@ -32,7 +32,7 @@ from dsi.eval.measures import STANDARD_MEASURES, UNCUT, cutoff, mean, measure_na
 from dsi.eval.measures import evaluate as evaluate_run
 from dsi.eval.protocol import Splits, SystemResult, Tests, overlap_splits, paired_tests, table
 from dsi.eval.tables import html_table, markdown_table
-from dsi.measuring.learned import learned_line, without_learned
+from dsi.measuring.learned import learned_line, taught_queries, without_learned
 from dsi.measuring.provenance import provenance
 from dsi.measuring.runs import BM25Runs, CostedRun, IndexRuns, generator_only, language_of
 from dsi.measuring.tuning import DEPTH
@@ -81,6 +81,7 @@ class Evaluation:
         runs: {row: run} that was measured.
         splits: {"Total" | "Overlap" | "No Overlap": query_ids}.
         about: collection, split, hardware, versions.
+        taught: query_ids of queries with a relevant document that was taken for an earlier query.
     """
 
     rows: list[SystemResult]
@@ -89,6 +90,7 @@ class Evaluation:
     runs: dict[str, Run]
     splits: Splits
     about: dict[str, Any]
+    taught: frozenset[str] = frozenset()
 
     @property
     def note(self) -> str:
@@ -101,7 +103,7 @@ class Evaluation:
         return bool(self.about.get("learned")) and self.about["learned"] == self.about.get("judged")
 
     def __str__(self) -> str:
-        return "\n\n".join(filter(None, [self._table, self.significance(), self.summary(), self.note]))
+        return "\n\n".join(filter(None, [self._table, self.significance(), self.summary(), self.earlier(), self.note]))
 
     __repr__ = __str__
 
@@ -167,6 +169,21 @@ class Evaluation:
             lines.append(self._advice(strongest, first))
         return "\n".join(filter(None, lines))
 
+    def earlier(self) -> str:
+        """Return what earlier queries add, apart for queries whose documents have some; with paired 95 % intervals.
+
+        "" if the index has learned no pairs that count, or all queries.
+        """
+        if self.is_of_learned or UNTAUGHT not in {row.name for row in self.rows}:
+            return ""
+        first = self.measures[0]
+        own, without = (self.row(name).values[first] for name in (self.index, UNTAUGHT))
+        lines = [f"What earlier queries add ({first}, with 95 % intervals):"]
+        for is_taught, name in ((True, "ask for documents that have some"), (False, "ask for others")):
+            if query_ids := [query_id for query_id in own if (query_id in self.taught) is is_taught]:
+                lines.append(f"  {counted(len(query_ids), 'query')} {name}: {_added(own, without, query_ids)}")
+        return "\n".join(lines)
+
     def save(self, path: str | Path, **more: Any) -> None:
         """Write all measures, in percent, search configs, hardware and versions as JSON, with any other fields."""
         systems = {row.name: {"settings": row.settings, **row.means(self.splits)} for row in self.rows}
@@ -221,6 +238,13 @@ def _verdict(difference: float, p: float) -> str:
         return f"no significant difference ({difference:+.1f} points, p = {p:.2f})"
     shown = "p < 0.001" if p < 0.001 else f"p = {p:.3f}"
     return f"the index is {abs(difference):.1f} points {'ahead' if difference > 0 else 'behind'} ({shown})"
+
+
+def _added(own: Mapping[str, float], without: Mapping[str, float], query_ids: Sequence[str]) -> str:
+    """Return the mean of some queries, and the difference to the same without; its interval from two queries on."""
+    differences = [100 * (own[query_id] - without[query_id]) for query_id in query_ids]
+    within = f" ± {_NORMAL * stdev(differences) / sqrt(len(differences)):.2f}" if len(differences) > 1 else ""
+    return f"{100 * mean(own, query_ids):.1f} ({fmean(differences):+.2f}{within})"
 
 
 def evaluate(
@@ -280,7 +304,8 @@ def evaluate(
     about = {"depth": depth, "measures": measures, **_about(index, collection, split, splits)}
     note = learned_line(learned, judged, split) if learned else no_effect(index.snapshot.engine, index.search_config)
     about |= {"judged": judged, "learned": learned, **({"note": note} if note else {})}
-    return Evaluation(rows, index.search_config.method, measures, runs, splits, about)
+    taught = taught_queries(index, qrels)
+    return Evaluation(rows, index.search_config.method, measures, runs, splits, about, taught)
 
 
 def _measured(

@@ -5,8 +5,12 @@ from collections.abc import Collection as Ids
 from collections.abc import Mapping
 from itertools import compress
 
+import numpy as np
+
 from dsi.docids.data.collection import Collection
 from dsi.docids.data.dev_queries import relevant_documents
+from dsi.docids.types import Qrels
+from dsi.eval.protocol import overlap_splits
 from dsi.store.retriever import Retriever
 
 
@@ -25,6 +29,15 @@ def learned_queries(retriever: Retriever, queries: Mapping[str, str]) -> frozens
     if index.memory.is_published:  # its hashes have another key
         vectors = retriever.encode_queries(asked).cleaned()[0].embeddings
     return frozenset(compress(asked, index.memory.knows(list(asked.values()), vectors)))
+
+
+def taught_queries(retriever: Retriever, qrels: Qrels) -> frozenset[str]:
+    """Return the query_ids of those of {query_id: {id: grade}} with a relevant document that was taken for an earlier query."""
+    index = retriever.snapshot
+    rows = index.documents.rows
+    documents = [doc_id for doc_id in relevant_documents(qrels.values()) if doc_id in rows]
+    held = index.memory.holds([""] * len(documents), np.array([rows[doc_id] for doc_id in documents], dtype=np.int64))
+    return frozenset(overlap_splits(qrels, set(compress(documents, held)))["Overlap"])
 
 
 def with_only(collection: Collection, split: str, query_ids: Ids[str]) -> Collection:

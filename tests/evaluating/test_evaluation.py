@@ -9,6 +9,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 import dsi
@@ -134,6 +135,27 @@ def test_an_index_that_has_learned_is_measured_without_it_too(retriever, collect
     retriever.search_config = dataclasses.replace(retriever.search_config, memory_weight=50.0)
     taught = dsi.evaluate(retriever, collection)
     assert taught.row(UNTAUGHT).values == plain.row("generate").values != taught.row("generate").values
+    assert plain.earlier() == ""
+    (
+        asked,
+        others,
+    ) = taught.earlier().splitlines()[1:]
+    qrels, found, without = (
+        collection.qrels["test"],
+        taught.row("generate").values["Hit@1"],
+        taught.row(UNTAUGHT).values["Hit@1"],
+    )
+    neon = [query_id for query_id in qrels if qrels[query_id].get("neon", 0) > 0]
+    assert taught.taught == set(neon)
+    assert 0 < len(neon) < len(qrels)
+    for line, query_ids in ((asked, neon), (others, sorted(qrels.keys() - set(neon)))):
+        assert f"{len(query_ids)} quer" in line
+        own, before = ([values[query_id] for query_id in query_ids] for values in (found, without))
+        assert f": {100 * np.mean(own):.1f} ({100 * (np.mean(own) - np.mean(before)):+.2f}" in line
+        differences = 100 * (np.array(own) - np.array(before))
+        if len(query_ids) > 1:
+            assert f" ± {1.96 * differences.std(ddof=1) / np.sqrt(len(query_ids)):.2f})" in line
+    assert taught.earlier() in str(taught)
     retriever.search_config = dataclasses.replace(retriever.search_config, memory_weight=0.0)
     assert UNTAUGHT not in [row.name for row in dsi.evaluate(retriever, collection).rows]
 

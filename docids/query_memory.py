@@ -18,7 +18,7 @@ import unicodedata
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from functools import cached_property
-from itertools import chain
+from itertools import chain, pairwise
 from pathlib import Path
 from typing import NamedTuple, Self
 
@@ -27,7 +27,7 @@ from numpy.typing import NDArray
 
 from dsi.docids.files.declarations import Count, create_settings, settings
 from dsi.docids.files.reading import RESTORE, read_json
-from dsi.docids.files.storage import write_json
+from dsi.docids.files.storage import link, write_json
 from dsi.docids.query_pairs import ALWAYS, NEVER, NOTHING, TIMES, Pairs, Period, hashes_of, is_sound
 from dsi.docids.tree import DocidTree, ranges
 from dsi.docids.types import Bools, Floats, Ints, Rows
@@ -36,6 +36,8 @@ logger = logging.getLogger(__name__)
 
 NEAREST, TEMPERATURE = 50, 0.2
 """How many earlier queries have a share, and by which cosine their weight falls to 1/e (docs/experiments/queries.md)."""
+_BLOCK = 2_048
+"""Pairs of a block, about: the block of a pair is written again when it is learned, and the others are linked."""
 _PRODUCTS = 2**24
 """Cosines in memory at a time: 64 MB."""
 _SAMPLE = 1_000
@@ -117,10 +119,10 @@ class QueryMemory:
 
     config: MemoryConfig = field(default_factory=MemoryConfig)  # what is kept
     key: bytes = b""  # of the hashes; made when the first pair is learned
-    pairs: Pairs = NOTHING  # by their keys, and then by the rows of documents
+    blocks: tuple[Pairs, ...] = ()  # by the leading bits of their keys, a power of two in number
 
     def __len__(self) -> int:
-        return len(self.pairs)
+        return sum(map(len, self.blocks))
 
     # Learning.
 
@@ -147,11 +149,28 @@ class QueryMemory:
         new = Pairs(
             memory._keys(queries), *columns, *(np.array([own[0][:0], *own], np.object_)[1:] for own in (texts, hashed))
         )
-        return replace(memory, pairs=Pairs.join([self.pairs, new] if len(self) else [new]))._within_limit()
+        return memory._with(Pairs.join([new]))._within_limit()
+
+    def _with(self, new: Pairs) -> "QueryMemory":
+        count = _blocks(len(self) + len(new))
+        memory = self._split(count)
+        blocks = list(memory.blocks)
+        for number, own in enumerate(_split(new, count)):
+            if len(own):
+                blocks[number] = Pairs.join([blocks[number], own]) if len(blocks[number]) else own
+        return replace(memory, blocks=tuple(blocks))._split()
+
+    def _split(self, count: int = 0) -> "QueryMemory":
+        """Return the memory in a number of blocks, by default the one that its pairs need."""
+        count = count or _blocks(len(self))
+        if len(self.blocks) == count:
+            return self
+        blocks = _split(Pairs.join([*filter(len, self.blocks)]), count) if len(self) else (NOTHING,) * count
+        return replace(self, blocks=blocks)
 
     def _within_limit(self) -> "QueryMemory":
         """Return the memory with the pairs of each document that were learned first, as many as the limit says."""
-        if np.bincount(self.pairs.rows).max() <= self.config.limit:
+        if np.bincount(self._rows).max() <= self.config.limit:
             return self
         ranks = self._ranks
         logger.warning(
@@ -163,57 +182,63 @@ class QueryMemory:
     @property
     def _ranks(self) -> Ints:
         """[n] the number of each pair among those of its document, by when they were learned first, and then by their keys."""
-        rows = self.pairs.rows
-        order, counts = np.lexsort((self.pairs.times[:, 0], rows)), np.bincount(rows)
+        rows, first = self._rows, np.concatenate([block.times[:, 0] for block in self.blocks])
+        order, counts = np.lexsort((first, rows)), np.bincount(rows)
         ranks = np.empty(len(rows), dtype=np.int64)
         ranks[order] = np.arange(len(rows)) - np.repeat(np.cumsum(counts) - counts, counts)
         return ranks
 
     def _where(self, kept: Bools) -> "QueryMemory":
         """Return the memory with some of its pairs."""
-        return self if kept.all() else replace(self, pairs=self.pairs.select(kept))
+        parts = np.split(kept, np.cumsum([len(block) for block in self.blocks])[:-1])
+        blocks = (block if own.all() else block.select(own) for block, own in zip(self.blocks, parts, strict=True))
+        return replace(self, blocks=tuple(blocks))._split()
 
     def forget(self, queries: Sequence[str] | None, rows: Ints, period: Period = ALWAYS) -> "QueryMemory":
         """Return the memory without what was learned in a period, of some pairs; "" is all of a document, None all."""
-        which = np.ones(len(self), dtype=bool) if queries is None else self._which(queries, rows)
-        left = self.pairs.without(which, period)
-        return self if left is self.pairs else replace(self, pairs=left)
+        every = (np.ones(len(block), dtype=bool) for block in self.blocks)
+        which = every if queries is None else self._which(queries, rows)
+        blocks = [block.without(own, period) for block, own in zip(self.blocks, which, strict=True)]
+        is_same = all(own is before for own, before in zip(blocks, self.blocks, strict=True))
+        return self if is_same else replace(self, blocks=tuple(blocks))._split()
 
-    def _which(self, queries: Sequence[str], rows: Ints) -> Bools:
-        """[n] True at the pairs that are among some; with a query "" all pairs of the document are."""
+    def _which(self, queries: Sequence[str], rows: Ints) -> list[Bools]:
+        """Return for each block which of its pairs are among some; with a query "" all pairs of the document are."""
         whole = [row for query, row in zip(queries, rows.tolist(), strict=True) if not query]
         wanted = set(zip(self._named(queries), rows.tolist(), strict=True))
-        pairs = zip(self.pairs.keys.tolist(), self.pairs.rows.tolist(), strict=True)
-        return np.array([pair in wanted for pair in pairs], bool) | np.isin(self.pairs.rows, whole)
+        pairs = ((block, zip(block.keys.tolist(), block.rows.tolist(), strict=True)) for block in self.blocks)
+        return [np.array([pair in wanted for pair in own], bool) | np.isin(b.rows, whole) for b, own in pairs]
 
     def holds(self, queries: Sequence[str], rows: Ints) -> list[bool]:
         """Return whether each pair is remembered; with a query "", whether any pair of the document is."""
-        held, documents = self._counted.keys(), set(self.pairs.rows.tolist())
+        held = {(key, row) for key, row, _ in self._counted()}
+        documents = {row for _, row in held}
         pairs = zip(queries, self._named(queries), rows.tolist(), strict=True)
         return [(key, row) in held if query else row in documents for query, key, row in pairs]
 
     def fewer(self, after: "QueryMemory") -> int:
         """Return how many pairs are gone, or count less, in a later memory."""
-        left = after._counted
-        return sum(left.get(pair, 0) < count for pair, count in self._counted.items())
+        left = {(key, row): count for key, row, count in after._counted()}
+        return sum(left.get((key, row), 0) < count for key, row, count in self._counted())
 
-    @property
-    def _counted(self) -> dict[tuple[int, int], int]:
-        """How often each pair of key and row counts."""
-        pairs = zip(self.pairs.keys.tolist(), self.pairs.rows.tolist(), strict=True)
-        return dict(zip(pairs, self._counts.tolist(), strict=True))
+    def _counted(self) -> Iterator[tuple[int, int, int]]:
+        for block in self.blocks:
+            yield from zip(block.keys.tolist(), block.rows.tolist(), block.counts.tolist(), strict=True)
 
     def learned(self) -> Pairs:
         """Return all pairs, by when they were learned first."""
-        return self.pairs.select(np.argsort(self.pairs.times[:, 0], kind="stable"))
+        pairs = Pairs.join([*filter(len, self.blocks)] or [NOTHING])
+        return pairs.select(np.argsort(pairs.times[:, 0], kind="stable"))
 
     def knows(self, queries: Sequence[str], vectors: Floats | None = None) -> Bools:
         """[n] Whether queries were learned, in whatever case, spaces or composition.
 
         `queries`: [n] their texts; `vectors`: [n, dim] of them, which are compared if the memory `is_published`.
         """
-        known = np.isin(self._keys(queries), self.pairs.keys)
-        if vectors is None or not len(self):
+        if not len(self):
+            return np.zeros(len(queries), dtype=bool)
+        known = np.isin(self._keys(queries), self._all_keys)
+        if vectors is None:
             return known
         nearest = [cosines[:, self._is_bare].max(axis=1, initial=-1) for cosines in self._cosines(vectors)]
         return known | (np.concatenate(nearest) >= 1 - _TIE)
@@ -221,38 +246,44 @@ class QueryMemory:
     @property
     def is_published(self) -> bool:
         """Whether it has pairs of an index from the Hub, whose hashes have a key that nobody knows."""
-        return bool(self._is_bare.any())
+        return bool(len(self)) and bool(self._is_bare.any())
 
     @property
     def _is_bare(self) -> Bools:
         """[n] True at pairs without times, and without hashes that can be compared."""
-        return self.pairs.times[:, 0] == 0
+        return np.concatenate([block.times[:, 0] for block in self.blocks]) == 0
 
     def without(self, queries: Sequence[str], vectors: Floats) -> "QueryMemory":
         """Return the memory without the pairs of queries with vectors [n, dim], such as those that choose its weight."""
         if not len(self):
             return self
+        keys = self._all_keys
         highest = np.max([cosines.max(axis=0) for cosines in self._cosines(vectors)], axis=0)
-        return self._where((highest < 1 - _TIE) & ~np.isin(self.pairs.keys, self._keys(queries)))
+        return self._where((highest < 1 - _TIE) & ~np.isin(keys, self._keys(queries)))
 
     def moved(self, rows: Ints) -> "QueryMemory":
         """Return the memory after an update of the documents: `rows` [documents before] are their new rows, -1 if removed."""
-        pairs = self.pairs.moved(rows)
-        return self if pairs is self.pairs else replace(self, pairs=pairs)
+        blocks = tuple(block.moved(rows) if len(block) else block for block in self.blocks)
+        is_same = all(own is before for own, before in zip(blocks, self.blocks, strict=True))
+        return self if is_same else replace(self, blocks=blocks)._split()
 
     @property
     def has_words(self) -> bool:
         """Whether a query's terms are there."""
-        return bool(len(self.pairs.all_terms))
+        return any(own for block in self.blocks for own in block.terms.tolist())
 
     def published(self, *, words: bool) -> "QueryMemory":
         """Return the pairs that take part, without texts and key, with or without terms, and with times of 1970."""
-        kept = self.pairs if self._active is None else self.pairs.select(self._active)
-        texts, none = (np.full(len(kept), own, dtype=np.object_) for own in ("", b""))
-        times = np.where(kept.times < NEVER, 0, NEVER)
-        return replace(
-            self, key=b"", pairs=replace(kept, texts=texts, terms=kept.terms if words else none, times=times)
+        kept = (
+            self if not len(self) or self._active is None else self._where(np.isin(np.arange(len(self)), self._active))
         )
+
+        def bare(block: Pairs) -> Pairs:
+            texts, none = (np.full(len(block), own, dtype=np.object_) for own in ("", b""))
+            terms = block.terms if words else none
+            return replace(block, texts=texts, terms=terms, times=np.where(block.times < NEVER, 0, NEVER))
+
+        return replace(kept, key=b"", blocks=tuple(map(bare, kept.blocks)))
 
     def _keys(self, queries: Sequence[str]) -> NDArray[np.uint64]:
         """[n] keyed hashes of queries; alike for those that differ in case, spaces or composition."""
@@ -270,7 +301,7 @@ class QueryMemory:
         """Yield for each query [batch, dim] the documents that have a share of it."""
         numbers_of, counts, totals = self._taken.numbers, self._taken.counts, self._taken.totals
         for places, cosines, every in self._nearest(queries):
-            rows, numbers = np.unique(self.pairs.rows[places], return_inverse=True)
+            rows, numbers = np.unique(self._rows[places], return_inverse=True)
             kernel, belongs = _kernel(cosines / (1 - spread.cosine)), np.zeros(len(rows))
             np.maximum.at(belongs, numbers, kernel)
             weights = kernel * np.log2(1 + self._counts[places].astype(np.float64))
@@ -288,7 +319,7 @@ class QueryMemory:
     @cached_property
     def _taken(self) -> "_Taken":
         active = slice(None) if self._active is None else self._active
-        rows, numbers = np.unique(self.pairs.rows[active], return_inverse=True)
+        rows, numbers = np.unique(self._rows[active], return_inverse=True)
         counts = np.log2(1 + self._counts[active]).astype(np.float32)
         return _Taken(
             rows.astype(np.int64), numbers, counts, np.bincount(numbers, counts, len(rows)).astype(np.float32)
@@ -327,8 +358,9 @@ class QueryMemory:
     def earlier(self, query: Floats, row: int) -> list[Earlier]:
         """Return the nearest earlier queries of a document that have a share of a query [dim], nearest first."""
         ((places, cosines, _),) = self._nearest(query[None])
-        texts, keys, rows = self.pairs.texts, self.pairs.keys, self.pairs.rows
-        own = [at for at in np.argsort(-cosines, kind="stable").tolist() if rows[places[at]] == row]
+        texts = np.concatenate([block.texts for block in self.blocks])
+        keys = self._all_keys
+        own = [at for at in np.argsort(-cosines, kind="stable").tolist() if self._rows[places[at]] == row]
         return [
             Earlier(texts[places[at]] or hash_of(keys[places[at]]), float(cosines[at]), int(self._counts[places[at]]))
             for at in own
@@ -350,37 +382,49 @@ class QueryMemory:
         """Yield the cosines [some queries, pairs] of queries and the pairs, a few queries at a time."""
         unit, step = normalised(queries), max(1, _PRODUCTS // max(len(self), 1))
         for start in range(0, len(unit), step):
-            yield unit[start : start + step] @ self.pairs.vectors.T
+            part = unit[start : start + step]
+            yield np.concatenate([part @ block.vectors.T for block in filter(len, self.blocks)], axis=1)
 
     @cached_property
     def _active(self) -> Ints | None:
         """Numbers of the pairs that take part, of each document those learned first; None for all."""
-        counts = np.bincount(self.pairs.rows)
+        counts = np.bincount(self._rows)
         most = _most(counts[counts > 0])
         return None if counts.max(initial=0) <= most else np.flatnonzero(self._ranks < most)
 
     @property
     def num_idle(self) -> int:
         """How many pairs take no part, as their documents have too many."""
-        return 0 if self._active is None else len(self) - len(self._active)
+        return 0 if not len(self) or self._active is None else len(self) - len(self._active)
+
+    @property
+    def _all_keys(self) -> NDArray[np.uint64]:
+        return np.concatenate([block.keys for block in self.blocks])
+
+    @cached_property
+    def _rows(self) -> Ints:
+        return np.concatenate([block.rows for block in self.blocks])
 
     @cached_property
     def _terms(self) -> tuple[NDArray[np.uint64], Ints, Ints]:
         """Hashes of the terms of all pairs in order, where those of each pair begin, and how many it has."""
-        lengths = self.pairs.num_terms.astype(np.int64)
-        return self.pairs.all_terms, np.cumsum(lengths) - lengths, lengths
+        lengths = np.concatenate([block.num_terms for block in self.blocks]).astype(np.int64)
+        return np.concatenate([block.all_terms for block in self.blocks]), np.cumsum(lengths) - lengths, lengths
 
     @cached_property
     def _counts(self) -> Ints:
-        return self.pairs.counts
+        return np.concatenate([block.counts for block in self.blocks])
 
     # Files.
 
-    def save(self, folder: Path) -> None:
-        """Write the memory into a folder."""
+    def save(self, folder: Path, before: Path | None = None) -> None:
+        """Write the memory into a folder; blocks that `before` holds are linked from there."""
         folder.mkdir(parents=True, exist_ok=True)
-        if len(self):
-            self.pairs.save(folder / "pairs.safetensors")
+        for block in filter(len, self.blocks):
+            if before and (before / block.name).exists():
+                link(before / block.name, folder / block.name)
+            else:
+                block.save(folder / block.name)
         write_json(folder / _CONFIG, {"settings": asdict(self.config), "key": self.key.hex()})
 
     @classmethod
@@ -393,12 +437,20 @@ class QueryMemory:
             config = create_settings(MemoryConfig, record["settings"], str(path), "memory")
         except (KeyError, TypeError):
             raise ValueError(f"{path} must have key and settings; {RESTORE}.") from None
-        found = [Pairs.load(path) for path in folder.glob("*.safetensors")]
-        return cls(config, key, Pairs.join(found) if found else NOTHING)
+        found = [Pairs.load(path) for path in sorted(folder.glob("*.safetensors"))]
+        count = _blocks(sum(map(len, found)))
+        blocks = [NOTHING] * count
+        for own in found:
+            blocks[int(_prefixes(own.keys[:1], count)[0])] = own
+        return cls(config, key, tuple(blocks))
 
     def is_sound(self, dim: int, documents: int) -> bool:
         """True if the pairs are in order, and fit embeddings of a width and a number of documents."""
-        return not len(self) or is_sound(self.pairs, dim, documents)
+        return all(
+            is_sound(block, dim, documents) and (_prefixes(block.keys, len(self.blocks)) == number).all()
+            for number, block in enumerate(self.blocks)
+            if len(block)
+        )
 
 
 _HASH = re.compile("#([0-9a-f]{16})")
@@ -441,3 +493,20 @@ def _kernel(cosines: Floats) -> NDArray[np.float64]:
     """
     weights = np.exp((cosines.astype(np.float64) - cosines.max()) / TEMPERATURE)
     return weights - (1 - _EDGE) * weights.min() if len(weights) > NEAREST else weights
+
+
+def _blocks(pairs: int) -> int:
+    """Return into how many blocks some pairs are split: a power of two, 0 without pairs."""
+    return 1 << max(0, (pairs - 1) // _BLOCK).bit_length() if pairs else 0
+
+
+def _prefixes(keys: NDArray[np.uint64], count: int) -> NDArray[np.uint64]:
+    """[n] the leading bits of keys, which number `count` blocks."""
+    bits = count.bit_length() - 1
+    return keys >> np.uint64(64 - bits) if bits else np.zeros(len(keys), np.uint64)
+
+
+def _split(pairs: Pairs, count: int) -> tuple[Pairs, ...]:
+    """Return pairs in blocks, by the leading bits of their keys."""
+    edges = np.searchsorted(_prefixes(pairs.keys, count), np.arange(count + 1, dtype=np.uint64))
+    return tuple(pairs.select(slice(*edge)) for edge in pairwise(edges))

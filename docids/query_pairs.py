@@ -56,6 +56,14 @@ class Pairs:
         """[n] how often each was learned, of the times that count."""
         return (self.times < NEVER).sum(axis=1)
 
+    @cached_property
+    def name(self) -> str:
+        """The name of a file that holds these pairs and nothing else."""
+        content = hashlib.sha256(json.dumps(self.texts.tolist()).encode())
+        for array in (self.keys, self.rows, self.times, self.vectors, self.num_terms, self.all_terms):
+            content.update(np.ascontiguousarray(array).data)
+        return f"{content.hexdigest()[:32]}.safetensors"
+
     def select(self, which: "Ints | Bools | slice") -> "Pairs":
         """Return some of the pairs."""
         return Pairs(*(column[which] for column in self._columns))  # type: ignore[arg-type]
@@ -129,12 +137,13 @@ class Pairs:
                 raise ValueError("columns of different lengths")
         except (ValueError, IndexError, RecursionError):
             raise ValueError(f"{path} does not hold pairs of queries and documents; {RESTORE}.") from None
+        pairs.__dict__["name"] = path.name
         return pairs
 
 
 _ARRAYS: dict[str, tuple[type[np.generic], int]] = {
     "keys": (np.uint8, 2), "rows": (np.int32, 1), "times": (np.uint8, 2), "vectors": (np.float32, 2),
-    "texts": (np.uint8, 1), "terms": (np.uint8, 1), "term_counts": (np.int32, 1),
+    "texts": (np.uint8, 1), "counts": (np.int32, 1), "terms": (np.uint8, 1), "term_counts": (np.int32, 1),
 }  # fmt: skip
 
 

@@ -192,10 +192,10 @@ def _sha256(path: Path) -> str:
     return digest.hexdigest()
 
 
-def folder_sums(folder: Path) -> dict[str, str]:
-    """Return {path below `folder`: sha256} of all its files, sorted by path."""
+def folder_sums(folder: Path, known: Mapping[str, str] | None = None) -> dict[str, str]:
+    """Return {path below `folder`: sha256} of all its files, sorted by path; `known` are those that need not be read."""
     files = sorted(path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file())
-    return {name: sha256(folder / name) for name in files}
+    return {name: (known or {}).get(name) or sha256(folder / name) for name in files}
 
 
 DTYPES = {"I32": np.int32, "F32": np.float32, "F16": np.float16, "I8": np.int8, "BOOL": np.bool_, "U8": np.uint8}

@@ -165,7 +165,7 @@ def place_scores(case: Case) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
 
 def memory_scores(case: Case, dense: np.ndarray) -> np.ndarray:
     """[batch, documents] what earlier queries say, by its definition; dense scores [batch, places]."""
-    tree, pairs = case.tree, case.memory.pairs
+    tree, (pairs,) = case.tree, case.memory.blocks
     documents = np.stack([tree.embeddings[place] for place in np.flatnonzero(tree.doc_rows >= 0)]).astype(np.float64)
     scores = np.zeros((len(dense), tree.num_rows))
     for query, (vector, own) in enumerate(zip(case.batch.embeddings.astype(np.float64), dense, strict=True)):
@@ -183,7 +183,7 @@ def memory_scores(case: Case, dense: np.ndarray) -> np.ndarray:
 
 def moved_scores(case: Case, dense: np.ndarray) -> np.ndarray:
     """[batch, places] dense scores, those of documents with earlier queries moved towards these, by its definition."""
-    tree, pairs, moved = case.tree, case.memory.pairs, dense.copy()
+    tree, (pairs,), moved = case.tree, case.memory.blocks, dense.copy()
     documents = np.stack([tree.embeddings[place] for place in np.flatnonzero(tree.doc_rows >= 0)]).astype(np.float64)
     for query, (vector, own) in enumerate(zip(case.batch.embeddings.astype(np.float64), dense, strict=True)):
         everything = vector, pairs.vectors, pairs.rows, pairs.counts, by_document(tree, own), documents
@@ -198,7 +198,7 @@ def moved_scores(case: Case, dense: np.ndarray) -> np.ndarray:
 
 def remembered(case: Case, query: int) -> set[int]:
     """The rows of the documents of the 51 nearest earlier queries, of which the last has next to no share."""
-    pairs = case.memory.pairs
+    (pairs,) = case.memory.blocks
     return set(pairs.rows[np.argsort(-(pairs.vectors @ case.batch.embeddings[query]))[:51]].tolist())
 
 

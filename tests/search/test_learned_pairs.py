@@ -10,6 +10,7 @@ import pytest
 
 import dsi
 from dsi.commands.main import main
+from dsi.docids.files.storage import save_tensors
 from dsi.docids.query_memory import MemoryConfig, QueryMemory, Spread
 from dsi.docids.query_pairs import Period
 from dsi.store.retriever import Retriever, load
@@ -152,7 +153,7 @@ def test_one_document_has_a_tenth_of_what_takes_part_and_displaces_nobody(retrie
     retriever.learn(others)
     memory = retriever.snapshot.memory
     assert memory.num_idle == 300 - 93  # of 840 others and 93, a tenth
-    rows = memory.pairs.rows[memory._active]
+    rows = np.concatenate([block.rows for block in memory.blocks])[memory._active]
     assert np.bincount(rows).max() / len(rows) <= 0.1
 
 
@@ -187,7 +188,7 @@ def test_the_pairs_that_take_part_are_those_of_the_definition():
         for one, other in zip(own.shares(queries, spread), active.shares(queries, spread), strict=True):
             assert one.rows.tolist() == other.rows.tolist()
             np.testing.assert_allclose(one.shares, other.shares, atol=1e-5)
-    assert len(whole.published(words=False)) == len(active)
+    assert [len(block) for block in whole.published(words=False).blocks] == [len(active)]
 
 
 def test_a_limit_keeps_those_that_were_learned_first(retriever, clock, caplog):
@@ -223,10 +224,24 @@ def test_what_is_pushed_has_no_times(retriever):
 )  # fmt: skip
 def test_times_of_a_stranger_are_judged(times):
     memory = QueryMemory().learn(["a", "b"], np.array([0, 1]), np.eye(2, dtype=np.float32))
-    pairs = dataclasses.replace(memory.pairs, times=np.array(times, dtype=np.int64))
-    altered = dataclasses.replace(memory, pairs=pairs)
+    (block,) = memory.blocks
+    altered = dataclasses.replace(memory, blocks=(dataclasses.replace(block, times=np.array(times, dtype=np.int64)),))
     assert memory.is_sound(2, 2)
     assert not altered.is_sound(2, 2)
+
+
+def test_a_memory_of_the_format_before_is_refused_by_name(tmp_path):
+    QueryMemory().learn(["a"], np.array([0]), np.eye(1, 4, dtype=np.float32)).save(tmp_path)
+    (path,) = tmp_path.glob("*.safetensors")
+    arrays = {
+        "keys": np.zeros((1, 8), np.uint8), "rows": np.zeros(1, np.int32), "counts": np.ones(1, np.int32),
+        "vectors": np.eye(1, 4, dtype=np.float32), "texts": np.frombuffer(b'[""]', np.uint8),
+    }  # fmt: skip
+    save_tensors(arrays, path)
+    with pytest.raises(
+        ValueError, match=f"{path.name} is of an earlier format, whose pairs have no times or words; make the index"
+    ):
+        QueryMemory.load(tmp_path)
 
 
 def test_periods_of_some_pairs_take_nothing_of_others():
@@ -234,7 +249,7 @@ def test_periods_of_some_pairs_take_nothing_of_others():
     for time in (10, 20, 30):
         memory = memory.learn(["a", "b"], np.array([0, 1]), np.eye(2, dtype=np.float32), np.array([time, time]))
     fewer = memory.forget(["a"], np.array([0]), Period(15, 25))
-    assert sorted(fewer.pairs.counts.tolist()) == [2, 3]
+    assert sorted(fewer.blocks[0].counts.tolist()) == [2, 3]
     assert memory.fewer(fewer) == 1
     assert memory.forget(["a"], np.array([1]), Period(15, 25)) is memory
     assert memory.forget(None, np.array([]), Period(40)) is memory

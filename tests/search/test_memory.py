@@ -47,8 +47,8 @@ def vectors_of(count: int, seed: int = 0) -> np.ndarray:
 
 
 def remembered(memory: QueryMemory) -> set[tuple[int, int, int]]:
-    own = memory.pairs
-    return set(zip(own.keys.tolist(), own.rows.tolist(), own.counts.tolist(), strict=True))
+    columns = [(own.keys.tolist(), own.rows.tolist(), own.counts.tolist()) for own in memory.blocks]
+    return {pair for own in columns for pair in zip(*own, strict=True)}
 
 
 @pytest.mark.parametrize("spread", [FLAT, Spread(0.3, 2.0)])
@@ -144,7 +144,7 @@ def test_a_thousand_pairs_one_by_one_in_two_orders_are_those_of_all_at_once(limi
         for found, expected in zip(*both, strict=True):
             assert found.rows.tolist() == expected.rows.tolist()
             np.testing.assert_allclose(found.shares, expected.shares, atol=1e-5)
-    most = np.bincount(whole.pairs.rows).max()
+    most = np.bincount(np.concatenate([block.rows for block in whole.blocks])).max()
     assert most == limit if limit == 20 else most > 50
     assert ("are left out: at most 20 of a document" in caplog.text) == (limit == 20)
 
@@ -186,9 +186,9 @@ def test_one_document_that_is_pushed_by_clicks_stays_out_of_other_queries(retrie
     assert max(count for _, _, count in remembered(retriever.snapshot.memory)) == 3
     copies = [(f"{title} {number}", pushed) for number in range(60) for title, _ in own]
     memory = retriever.snapshot.memory
-    limited = retriever.with_memory(QueryMemory(MemoryConfig(limit=20), memory.key, memory.pairs))
+    limited = Retriever(retriever.snapshot.with_memory(QueryMemory(MemoryConfig(limit=20), memory.key, memory.blocks)))
     limited.learn(copies)
-    assert np.bincount(limited.memory.pairs.rows).max() == 20
+    assert np.bincount(np.concatenate([block.rows for block in limited.snapshot.memory.blocks])).max() == 20
     assert limited.forget([("", pushed)]) == 20
     assert answers() == after
 
@@ -236,7 +236,7 @@ def test_an_index_that_has_learned_nothing_pays_nothing(retriever, monkeypatch):
     monkeypatch.setattr(QueryMemory, "shares", shares)
     plain, weighted = (retriever.search("noble gas", memory_weight=weight) for weight in (0.0, 10.0))
     assert plain == weighted
-    assert not len(retriever.snapshot.memory.pairs)
+    assert not len(retriever.snapshot.memory.blocks)
 
 
 def test_an_older_copy_that_took_the_place_of_the_index_is_written_as_a_whole(retriever, tmp_path):
@@ -252,9 +252,10 @@ def test_an_older_copy_that_took_the_place_of_the_index_is_written_as_a_whole(re
     assert (len(again.snapshot.documents), len(again.snapshot.memory)) == (51, 1)
 
 
-def test_pairs_are_saved_and_moved_and_forgotten(tmp_path):
+def test_blocks_hold_the_pairs_and_are_linked_where_they_stay(tmp_path):
     vectors = vectors_of(6000)
     memory = QueryMemory(key=b"k").learn([str(n) for n in range(6000)], np.arange(6000) % 500, vectors)
+    assert len(memory.blocks) == 4
     memory.save(tmp_path / "a")
     again = QueryMemory.load(tmp_path / "a")
     assert remembered(again) == remembered(memory)
@@ -262,7 +263,9 @@ def test_pairs_are_saved_and_moved_and_forgotten(tmp_path):
     assert not again.is_sound(16, 499)
     assert not again.is_sound(17, 500)
     more = again.learn(["new"], np.array([3]), vectors_of(1, 5))
-    more.save(tmp_path / "b")
+    more.save(tmp_path / "b", tmp_path / "a")
+    shared = {path.name for path in (tmp_path / "b").iterdir() if path.stat().st_nlink > 1}
+    assert len(shared) == 3
     assert remembered(QueryMemory.load(tmp_path / "b")) == remembered(more)
     assert remembered(more.forget(["new"], np.array([3]))) == remembered(memory)
     few = more.forget(["", ""], np.array([3, 4]))
@@ -272,7 +275,7 @@ def test_pairs_are_saved_and_moved_and_forgotten(tmp_path):
     assert len(memory.without(["?"] * 9, vectors[:9])) == len(memory) - 9
     moved = few.moved(np.concatenate([np.full(100, -1), np.arange(400)]))
     assert len(moved) == 4800
-    assert len(moved.moved(np.full(400, -1))) == 0
+    assert len(moved.moved(np.full(400, -1)).blocks) == 0
 
 
 def test_all_methods_rank_by_what_was_learned(retriever):
@@ -330,11 +333,11 @@ def test_memory_goes_and_stays_with_its_documents(retriever, tmp_path):
     kept = {pair.doc_id: pair for pair in map(retriever.get, [PAIRS[0][1], PAIRS[2][1]])}
     retriever.add([{"doc_id": PAIRS[0][1], "title": "Saturn", "text": "Rings."}, DOCUMENTS[51]], replace=True)
     assert len(retriever.snapshot.memory) == 3  # one that is replaced keeps what was learned
-    rows = set(retriever.snapshot.memory.pairs.rows.tolist())
+    rows = {row for block in retriever.snapshot.memory.blocks for row in block.rows.tolist()}
     assert rows == set(retriever.snapshot.documents.find(kept).values())
     assert retriever.save(tmp_path / "run") == 2
     again = load(tmp_path / "run", device="cpu")
-    assert remembered(again.snapshot.memory) == remembered(retriever.snapshot.memory)
+    assert remembered(again.memory) == remembered(retriever.snapshot.memory)
     assert again.forget([(PAIRS[0][0], PAIRS[0][1]), ("", PAIRS[2][1])]) == 2
     assert again.save(tmp_path / "run") == 3
     files = sorted(path.name for path in (tmp_path / "run").iterdir() if path.is_dir())
@@ -459,8 +462,8 @@ def test_two_writers_and_a_killed_one_lose_nothing_and_learn_nothing_by_half(ret
     os.kill(killed, signal.SIGKILL)
     assert [status_of(child) for child in writers] == [0, 0]
     status_of(killed)
-    memory = load(run, device="cpu").snapshot.memory
-    rows = np.bincount(memory.pairs.rows, minlength=20)
+    memory = load(run, device="cpu").memory
+    rows = np.bincount(np.concatenate([block.rows for block in memory.blocks]), minlength=20)
     assert rows[[0, 1, 10, 11]].tolist() == [5, 5, 5, 5]
     assert rows[2] == rows[12]  # both pairs of a step, or none
 

@@ -2,7 +2,7 @@
 
 import dataclasses
 import re
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -250,12 +250,13 @@ def write_update(
             lexical.save(partial)
     if "memory" in new:
         with replace_folder(folder / new["memory"]) as partial:
-            memory.save(partial)
+            memory.save(partial, part(folder, manifest, "memory"))
     _remove_left(folder, left)
     # 3) Switch, and remove the old parts.
     old = {manifest["parts"].get(name, name) for name in changed}
     files = {name: digest for name, digest in manifest["files"].items() if name.split("/")[0] not in old}
-    files |= _hashes(folder, [*new.values()])
+    blocks = _block_sums(part(folder, manifest, "memory"), manifest)
+    files |= {name: own for part_name in new.values() for name, own in _hashes(folder, [part_name], blocks).items()}
     parts = {name: manifest["parts"].get(name, name) for name in CHANGING} | new
     fingerprints = {**manifest["fingerprints"], "docids": tree.fingerprint}
     entries = {"generation": generation, "parts": parts, "fingerprints": fingerprints, "files": files}
@@ -281,6 +282,12 @@ def _of_removed(folder: Path, encoder: TextEncoder, tree: DocidTree) -> tuple[st
     return () if _trained_documents(tree) == _trained_documents(before) else _OF_DOCUMENTS
 
 
+def _block_sums(memory: Path, manifest: dict[str, Any]) -> dict[str, str]:
+    """Return {name of a file: sha256} of the blocks of a memory, which are linked where they stay as they are."""
+    files = ((Path(name), own) for name, own in manifest["files"].items())
+    return {path.name: own for path, own in files if path.parent.name == memory.name and path.suffix == ".safetensors"}
+
+
 def _trained_documents(tree: DocidTree) -> int:
     """Return how many places have the document that the decoder was trained with."""
     return int(np.count_nonzero(tree.trained[tree.num_inner :] & (tree.doc_rows >= 0)))
@@ -300,5 +307,5 @@ def _remove_left(folder: Path, more: Iterable[str]) -> None:
     remove(beside(folder, "partial"))
 
 
-def _hashes(folder: Path, parts: Sequence[str]) -> dict[str, str]:
-    return {f"{name}/{file}": own for name in parts for file, own in folder_sums(folder / name).items()}
+def _hashes(folder: Path, parts: Sequence[str], known: Mapping[str, str] | None = None) -> dict[str, str]:
+    return {f"{name}/{file}": own for name in parts for file, own in folder_sums(folder / name, known).items()}

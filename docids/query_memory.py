@@ -281,7 +281,7 @@ class QueryMemory:
         def bare(block: Pairs) -> Pairs:
             texts, none = (np.full(len(block), own, dtype=np.object_) for own in ("", b""))
             terms = block.terms if words else none
-            return replace(block, texts=texts, terms=terms, times=np.where(block.times < NEVER, 0, NEVER))
+            return replace(block, texts=texts, terms=terms, times=np.where(block.times < NEVER, 0, NEVER), file="")
 
         return replace(kept, key=b"", blocks=tuple(map(bare, kept.blocks)))
 

@@ -47,6 +47,7 @@ class Pairs:
     vectors: Floats  # [n, dim] of the queries, of length 1
     texts: NDArray[np.object_]  # [n] of the queries; "" where it is not kept
     terms: NDArray[np.object_]  # [n] the hashes of each query's terms, 8 bytes each
+    file: str = ""  # that they were read from
 
     def __len__(self) -> int:
         return len(self.keys)
@@ -59,6 +60,8 @@ class Pairs:
     @cached_property
     def name(self) -> str:
         """The name of a file that holds these pairs and nothing else."""
+        if self.file:
+            return self.file
         content = hashlib.sha256(json.dumps(self.texts.tolist()).encode())
         for array in (self.keys, self.rows, self.times, self.vectors, self.num_terms, self.all_terms):
             content.update(np.ascontiguousarray(array).data)
@@ -104,7 +107,7 @@ class Pairs:
         if not gone.any():
             return self
         times = np.sort(np.where(gone, NEVER, self.times), axis=1)
-        return replace(self, times=times).select(times[:, 0] < NEVER)
+        return replace(self, times=times, file="").select(times[:, 0] < NEVER)
 
     def moved(self, rows: Ints) -> "Pairs":
         """Return the pairs by new rows of documents [documents], without those whose row is -1."""
@@ -137,13 +140,12 @@ class Pairs:
                 raise ValueError("columns of different lengths")
         except (ValueError, IndexError, RecursionError):
             raise ValueError(f"{path} does not hold pairs of queries and documents; {RESTORE}.") from None
-        pairs.__dict__["name"] = path.name
-        return pairs
+        return replace(pairs, file=path.name)
 
 
 _ARRAYS: dict[str, tuple[type[np.generic], int]] = {
     "keys": (np.uint8, 2), "rows": (np.int32, 1), "times": (np.uint8, 2), "vectors": (np.float32, 2),
-    "texts": (np.uint8, 1), "counts": (np.int32, 1), "terms": (np.uint8, 1), "term_counts": (np.int32, 1),
+    "texts": (np.uint8, 1), "terms": (np.uint8, 1), "term_counts": (np.int32, 1),
 }  # fmt: skip
 
 

@@ -10,7 +10,6 @@ import pytest
 
 import dsi
 from dsi.commands.main import main
-from dsi.docids.files.storage import save_tensors
 from dsi.docids.query_memory import MemoryConfig, QueryMemory, Spread
 from dsi.docids.query_pairs import Period
 from dsi.store.retriever import Retriever, load
@@ -228,20 +227,6 @@ def test_times_of_a_stranger_are_judged(times):
     altered = dataclasses.replace(memory, blocks=(dataclasses.replace(block, times=np.array(times, dtype=np.int64)),))
     assert memory.is_sound(2, 2)
     assert not altered.is_sound(2, 2)
-
-
-def test_a_memory_of_the_format_before_is_refused_by_name(tmp_path):
-    QueryMemory().learn(["a"], np.array([0]), np.eye(1, 4, dtype=np.float32)).save(tmp_path)
-    (path,) = tmp_path.glob("*.safetensors")
-    arrays = {
-        "keys": np.zeros((1, 8), np.uint8), "rows": np.zeros(1, np.int32), "counts": np.ones(1, np.int32),
-        "vectors": np.eye(1, 4, dtype=np.float32), "texts": np.frombuffer(b'[""]', np.uint8),
-    }  # fmt: skip
-    save_tensors(arrays, path)
-    with pytest.raises(
-        ValueError, match=f"{path.name} is of an earlier format, whose pairs have no times or words; make the index"
-    ):
-        QueryMemory.load(tmp_path)
 
 
 def test_periods_of_some_pairs_take_nothing_of_others():

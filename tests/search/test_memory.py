@@ -10,6 +10,7 @@ import signal
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
+from copy import copy
 from random import Random
 
 import numpy as np
@@ -196,7 +197,7 @@ def test_one_document_that_is_pushed_by_clicks_stays_out_of_other_queries(retrie
 def test_searches_while_others_teach_see_all_of_a_lesson_or_nothing(retriever):
     query, lesson = "which planet has rings", [(PAIRS[0][0], DOCUMENTS[number]["doc_id"]) for number in range(4)]
     without = retriever.search(query, 50, method="exact")
-    other = retriever.snapshot
+    other = copy(retriever)
     other.learn(lesson)
     possible = [{hit.doc_id: hit.score for hit in own} for own in (without, other.search(query, 50, method="exact"))]
     stop, failed = threading.Event(), []
@@ -337,7 +338,7 @@ def test_memory_goes_and_stays_with_its_documents(retriever, tmp_path):
     assert rows == set(retriever.snapshot.documents.find(kept).values())
     assert retriever.save(tmp_path / "run") == 2
     again = load(tmp_path / "run", device="cpu")
-    assert remembered(again.memory) == remembered(retriever.snapshot.memory)
+    assert remembered(again.snapshot.memory) == remembered(retriever.snapshot.memory)
     assert again.forget([(PAIRS[0][0], PAIRS[0][1]), ("", PAIRS[2][1])]) == 2
     assert again.save(tmp_path / "run") == 3
     files = sorted(path.name for path in (tmp_path / "run").iterdir() if path.is_dir())
@@ -462,7 +463,7 @@ def test_two_writers_and_a_killed_one_lose_nothing_and_learn_nothing_by_half(ret
     os.kill(killed, signal.SIGKILL)
     assert [status_of(child) for child in writers] == [0, 0]
     status_of(killed)
-    memory = load(run, device="cpu").memory
+    memory = load(run, device="cpu").snapshot.memory
     rows = np.bincount(np.concatenate([block.rows for block in memory.blocks]), minlength=20)
     assert rows[[0, 1, 10, 11]].tolist() == [5, 5, 5, 5]
     assert rows[2] == rows[12]  # both pairs of a step, or none

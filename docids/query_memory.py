@@ -145,10 +145,8 @@ class QueryMemory:
         hashed = [hashes_of(list(dict.fromkeys(own))).tobytes() for own in terms] or [b""] * len(texts)
         learned = np.full((len(rows), TIMES), NEVER)
         learned[:, 0] = time.time_ns() // 1000 if times is None else times
-        columns = rows.astype(np.int32), learned, normalised(vectors)
-        new = Pairs(
-            memory._keys(queries), *columns, *(np.array([own[0][:0], *own], np.object_)[1:] for own in (texts, hashed))
-        )
+        kept, hashes = (np.array([own[0][:0], *own], np.object_)[1:] for own in (texts, hashed))
+        new = Pairs(memory._keys(queries), rows.astype(np.int32), learned, normalised(vectors), kept, hashes)
         return memory._with(Pairs.join([new]))._within_limit()
 
     def _with(self, new: Pairs) -> "QueryMemory":

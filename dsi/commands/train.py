@@ -27,7 +27,7 @@ STAGE_METHODS = {
     "pseudo_queries": "generate_queries",
     "encoder": "train_encoder",
     "docids": "build_docids",
-    "generator": "train_generator",
+    "generator": "finish",
     "tuning": "tune",
 }
 """{what --stage takes: the method of a `TrainingRun` that runs it, with the parts that belong to it}, in their order."""

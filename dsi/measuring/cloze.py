@@ -106,10 +106,10 @@ def cloze_test(retriever: Retriever, collection: Collection, *, seed: int = 0) -
     holes = list(find_holes(retriever.snapshot.encoder, collection.documents, lexical.analyzer, seed))
     if len(holes) < _FEWEST:
         return None
-    return choose(*_scores(retriever, lexical, holes, seed))
+    return choose_words(*_scores(retriever, lexical, holes, seed))
 
 
-def choose(dense: Floats, words: Floats, own: Ints) -> Cloze | None:
+def choose_words(dense: Floats, words: Floats, own: Ints) -> Cloze | None:
     """Return the weight w at which dense + w * words ranks each sentence's own document best.
 
     Of the weights within one standard error of the best, the one nearest to the likely weight; then half of the way between the

@@ -36,7 +36,7 @@ from dsi.measuring.learned import learned_line, taught_queries, without_learned
 from dsi.measuring.provenance import provenance
 from dsi.measuring.runs import BM25Runs, CostedRun, IndexRuns, generator_only, language_of
 from dsi.measuring.tuning import DEPTH
-from dsi.search.explain.explanation import no_effect
+from dsi.search.explain.explanation import idle_memory
 from dsi.search.generate import DenseAndWords
 from dsi.search.hits import Hits
 from dsi.search.request import SETTINGS, split_options
@@ -302,7 +302,7 @@ def evaluate(
     # 3) the record
     splits = overlap_splits(qrels, collection.overlap_documents(split))
     about = {"depth": depth, "measures": measures, **_about(index, collection, split, splits)}
-    note = learned_line(learned, judged, split) if learned else no_effect(index.snapshot.engine, index.search_config)
+    note = learned_line(learned, judged, split) if learned else idle_memory(index.snapshot.engine, index.search_config)
     about |= {"judged": judged, "learned": learned, **({"note": note} if note else {})}
     taught = taught_queries(index, qrels)
     return Evaluation(rows, index.search_config.method, measures, runs, splits, about, taught)

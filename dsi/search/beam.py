@@ -72,19 +72,19 @@ class Beam:
 
 
 @dataclass(frozen=True)
-class Answers:
+class TopDocuments:
     """The top k documents so far, [batch, k], best first; a document with several places has its best one."""
 
     positions: Tensor
     scores: Tensor
 
     @classmethod
-    def empty(cls, batch: int, k: int, device: torch.device) -> "Answers":
+    def empty(cls, batch: int, k: int, device: torch.device) -> "TopDocuments":
         """Return no documents yet."""
         nothing = torch.full((batch, k), -torch.inf, device=device)
         return cls(torch.full((batch, k), -1, device=device), nothing)
 
-    def merge(self, positions: Tensor, scores: Tensor, doc_rows: Tensor | None = None) -> "Answers":
+    def merge(self, positions: Tensor, scores: Tensor, doc_rows: Tensor | None = None) -> "TopDocuments":
         """Return the best of these documents and others; ties break in docid order.
 
         Args:
@@ -99,7 +99,7 @@ class Answers:
             best = _best_first(positions, scores)
         best = best[:, : self.scores.shape[1]]
         scores = scores.gather(1, best)
-        return Answers(positions.gather(1, best).masked_fill(scores == -torch.inf, -1), scores)
+        return TopDocuments(positions.gather(1, best).masked_fill(scores == -torch.inf, -1), scores)
 
 
 def _best_first(positions: Tensor, scores: Tensor) -> Tensor:
@@ -148,7 +148,7 @@ class Descent(NamedTuple):
         read: [batch] how many nodes were scored.
     """
 
-    answers: Answers
+    answers: TopDocuments
     pruned: Tensor
     read: Tensor
 
@@ -258,7 +258,7 @@ class PathEngine(Engine):
         """
         batch, bounds = len(queries.batch.texts), self.decoder.score != "node"
         beam: Beam | None = Beam.root(batch, self.device)
-        answers = Answers.empty(batch, k, self.device)
+        answers = TopDocuments.empty(batch, k, self.device)
         pruned = torch.full((batch,), -torch.inf, device=self.device)  # best score pruned so far
         read = torch.zeros(batch, dtype=torch.long, device=self.device)
         cache = self._start(queries)
@@ -403,8 +403,8 @@ class PathEngine(Engine):
         return logits.masked_fill(~valid, 0.0), adds_up
 
     def _select(
-        self, candidates: Beam, level: int, answers: Answers, beam_width: int, reached: Tensor | None
-    ) -> tuple[Answers, Beam | None, Tensor]:
+        self, candidates: Beam, level: int, answers: TopDocuments, beam_width: int, reached: Tensor | None
+    ) -> tuple[TopDocuments, Beam | None, Tensor]:
         """Return the updated top k, the next beam (None after the last level), and the best score pruned [batch].
 
         If scores are bounds, nodes that cannot beat the k-th document are dropped.
@@ -506,7 +506,7 @@ class AllPaths(Method):
             reached = reached - _ROUNDING * (1 + reached.abs())
             nothing = torch.zeros(len(rows), dtype=torch.long, device=search.device)
             whole = Descent(
-                Answers.empty(len(rows), k, search.device),
+                TopDocuments.empty(len(rows), k, search.device),
                 torch.full_like(reached, -torch.inf),
                 nothing,
             )
@@ -531,7 +531,7 @@ class AllPaths(Method):
         return [search.dense.alive(allowed & (positions >= a) & (positions < b)) for a, b in pairwise(bounds)]
 
 
-def _level_trace(candidates: Beam, beam: Beam | None, answers: Answers, num_inner: int) -> LevelTrace:
+def _level_trace(candidates: Beam, beam: Beam | None, answers: TopDocuments, num_inner: int) -> LevelTrace:
     """Return the candidates of a level, and which of them went into the next beam or the answers."""
     # [batch, k + beam_width] nodes in the top k or the next beam
     alive = torch.cat([answers.positions + num_inner, *([] if beam is None else [beam.nodes])], dim=1)

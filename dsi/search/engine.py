@@ -105,10 +105,7 @@ class Engine(ABC):
         return None
 
     def earlier(self, batch: QueryBatch, request: SearchRequest, row: int) -> tuple[list[Earlier], list[str]]:
-        """Return what speaks for a document, by its row, for the first query: earlier queries, and terms that these have.
-
-        None if they take no part.
-        """
+        """Return what speaks for a document, by its row, for the first query: earlier queries, and terms that these have."""
         return [], []
 
     def search(

@@ -25,9 +25,9 @@ from dsi.search.scores import DocumentScores, Recalled
 from dsi.search.top import highest_and_rest
 from dsi.search.walk import NodeScores, Reached, VectorWalk
 
-WORDS = 0.25
+EARLIER_WORDS = 0.25
 """Weight of the words of earlier queries beside the documents' shares of these (docs/experiments/queries.md)."""
-VECTORS, OWN_TEXT, MOST_MOVED = 0.5, 16, 0.9
+EARLIER_VECTORS, OWN_TEXT, MOST_MOVED = 0.5, 16, 0.9
 """Weight of their vectors; earlier queries that count as much as a document's text there; the share that a dense score moves,
 at most."""
 _OUTRIGHT = 1_000
@@ -71,7 +71,7 @@ class VectorEngine(Engine):
         By margin and number of their earlier queries n, as n / (n + 16), dense scores move towards the mean of those.
         """
         rows, counts = self.memory.taken
-        pull = VECTORS * counts / (counts + OWN_TEXT)
+        pull = EARLIER_VECTORS * counts / (counts + OWN_TEXT)
         found, by, means = [], list[Floats](), list[Floats]()
         for row, own in enumerate(self.memory.shares(scores.queries, self.spread)):
             length = float(np.linalg.norm(scores.queries[row])) * self.spread.length or 1.0
@@ -79,7 +79,7 @@ class VectorEngine(Engine):
             margin = np.float32(max(0.0, own.cosine * length - float(scores.dense(row, own.rows)[1].max())) / unit)
             said = (margin * own.shares) ** 2
             if margin and self.lexical is not None:
-                said += WORDS * margin * own.belongs * self._learned_words(texts[row], own.rows)[1].sum(axis=0)
+                said += EARLIER_WORDS * margin * own.belongs * self._learned_words(texts[row], own.rows)[1].sum(axis=0)
             found.append((own.rows, np.float32(weight * unit) * said))
             by.append(np.minimum(np.float32(MOST_MOVED), np.float32(weight) * margin * pull))
             means.append(np.float32(length) * own.means)

@@ -230,7 +230,7 @@ class TrainingRun:
             self.generate_queries()
             self.train_encoder()
             self.build_docids()
-            self.train_generator()
+            self.finish()
 
     def tune(self) -> None:
         """Choose the fusion weights of the finished index on the dev queries, unless `config.dev_queries` is 0."""
@@ -346,7 +346,7 @@ class TrainingRun:
             retire(self.folder)
             shutil.rmtree(self.folder / part)
 
-    def train_generator(self) -> None:
+    def finish(self) -> None:
         """Run stages `lexical`, `generator` and `memory`, then finish the index."""
         with self.writing():
             self._check_needs("generator")

@@ -5,7 +5,7 @@ import pytest
 
 import dsi
 from dsi.config import LEXICAL_WEIGHT
-from dsi.measuring.cloze import Cloze, choose, cloze_test
+from dsi.measuring.cloze import Cloze, choose_words, cloze_test
 from tests.support.small import MINIPEDIA
 
 
@@ -25,7 +25,7 @@ def scores(pairs: int, documents: int, found: float, high: float, seed: int) -> 
 def test_the_side_that_finds_more_gets_the_weight(by_encoder, by_words, least, most):
     dense, own = scores(100, 300, by_encoder, 0.6, seed=0)
     words, _ = scores(100, 300, by_words, 0.4, seed=1)
-    cloze = choose(dense, words, own)
+    cloze = choose_words(dense, words, own)
     assert least <= cloze.weight <= most
     assert cloze.pairs == 100
     assert cloze.knows_language == (by_encoder > 0)
@@ -33,7 +33,7 @@ def test_the_side_that_finds_more_gets_the_weight(by_encoder, by_words, least, m
 
 def test_without_evidence_the_weight_follows_the_spread_of_the_encoder():
     words, own = scores(20, 300, 1.0, 0.9, seed=1)
-    weights = [choose(spread * scores(20, 300, 0.0, 1.0, seed=0)[0], words, own).weight for spread in (1.0, 0.2)]
+    weights = [choose_words(spread * scores(20, 300, 0.0, 1.0, seed=0)[0], words, own).weight for spread in (1.0, 0.2)]
     assert weights[0] == pytest.approx(5 * weights[1])
 
 
@@ -101,13 +101,13 @@ def test_the_evidence_of_sentences_counts_half_where_the_encoder_knows_the_langu
     dense, own = scores(200, 300, 1.0, 0.6, seed=0)
     words = np.zeros_like(dense)
     dense[own, own + 1], words[own, own + 1] = 0.55, 0.4  # words mislead unless they weigh less than .05 / .4
-    likely = choose(dense[:20], words[:20], own[:20]).weight  # too few decide nothing
-    assert choose(dense, words, own).weight == pytest.approx(likely / 8**0.5, rel=1e-3)
+    likely = choose_words(dense[:20], words[:20], own[:20]).weight  # too few decide nothing
+    assert choose_words(dense, words, own).weight == pytest.approx(likely / 8**0.5, rel=1e-3)
 
 
 def test_documents_that_hold_all_words_of_a_sentence_do_not_lower_the_likely_weight():
     dense, own = scores(20, 300, 0.0, 1.0, seed=0)
     shares = [scores(20, 300, 1.0, high, seed=1)[0] for high in (0.5, 0.9, 0.25)]
-    weights = [choose(dense, words, own).weight for words in shares]  # too few sentences decide nothing
+    weights = [choose_words(dense, words, own).weight for words in shares]  # too few sentences decide nothing
     assert weights[0] == pytest.approx(weights[1])
     assert weights[2] == pytest.approx(2 * weights[0])

@@ -143,7 +143,7 @@ def explain(
 
 def notes(engine: Engine, encoded: EncodedQueries, config: SearchConfig) -> str:
     """Return lines that say what has little or no effect in a search for one query; "" if there are none."""
-    return "\n".join(filter(None, [_unread(engine, encoded, config), no_effect(engine, config)]))
+    return "\n".join(filter(None, [_unread(engine, encoded, config), idle_memory(engine, config)]))
 
 
 def _unread(engine: Engine, encoded: EncodedQueries, config: SearchConfig) -> str:
@@ -154,7 +154,7 @@ def _unread(engine: Engine, encoded: EncodedQueries, config: SearchConfig) -> st
     return f"The encoder reads {share:.0%} of this query, so its part of the scores counts by that share beside words."
 
 
-def no_effect(engine: Engine, config: SearchConfig) -> str:
+def idle_memory(engine: Engine, config: SearchConfig) -> str:
     """Return a line that says that what an index has learned has no weight, where it has none; else ""."""
     if config.memory_weight or not len(engine.memory):
         return ""

@@ -370,13 +370,15 @@ class Retriever:
             ValueError: the weights were loaded in another dtype than float32; `folder` is the current one; the index there was
                 changed since this one was loaded from it or saved to it; or none is given and there was none.
         """
-        if folder is None and self._held is None:
-            raise ValueError("The index is in no folder yet. Save it to one: retriever.save(folder).")
+        if folder is None:
+            if self._held is None:
+                raise ValueError("The index is in no folder yet. Save it to one: retriever.save(folder).")
+            folder = self._held.folder
         if self._snapshot.dtype != "float32":
             raise ValueError(
                 f"This retriever's weights are of {self._snapshot.dtype}; save one that was loaded in float32."
             )
-        target = writing.index_to_replace(folder or self._held.folder)  # type: ignore[union-attr]
+        target = writing.index_to_replace(folder)
         with writing_to(target):
             recover_folder(target)
             index, is_known = self.snapshot, target in self._saved and bool(loading.index_state(target))

@@ -286,7 +286,7 @@ class Laboratory:
         return TrainingRun(self._folder(config), self.collection, config, self.device, store=self.output / "store")
 
     def _embeddings(self, config: Config, encoder: Encoder) -> Floats:
-        store, config = self.output / "store", config.with_changes({"tokens": {"model": "", "bits": 0}})
+        store, config = self.output / "store", config.with_changes({"tokens": {"bits": 0}})
         return DocumentVectors(
             config, self.collection, encoder, store / "states", self.processes, shared=True
         ).embeddings()

@@ -49,7 +49,7 @@ def assert_answers_of_one_process(served, run, texts):
 
 def test_a_shard_whose_documents_were_all_removed_has_none(run, local, collection):
     with serve(run, local, shards=5) as served:
-        first, last = served.engine.edges[1:3]
+        first, last = served.snapshot.engine.edges[1:3]
         rows = served.tree.doc_rows[first:last]
         served.remove([served.snapshot.documents.column("doc_id")[int(row)] for row in rows])
         assert_answers_of_one_process(served, run, texts_of(collection)[:4])
@@ -206,7 +206,7 @@ def test_every_change_reaches_the_shards(run, local, collection, tmp_path):
         ]
         for generation, change in enumerate(changes, start=2):
             change()
-            assert len(served.engine.fleet.replicas) == 2  # still scored by shards
+            assert len(served.snapshot.engine.fleet.replicas) == 2  # still scored by shards
             assert served.engine.state == index_state(run)
             assert served.generation == generation
             assert_answers_of_one_process(served, run, [*texts, "a river in bosnia"])
@@ -225,6 +225,6 @@ def test_files_that_change_reach_the_shards(local, sentence_bert_folder, tmp_pat
         (folder / "1.txt").unlink()
         changes = served.update(folder).files
         assert (changes.changed, changes.gone) == (1, 1)
-        assert len(served.engine.fleet.replicas) == 2
+        assert len(served.snapshot.engine.fleet.replicas) == 2
         assert served.search("cobalt", lexical_weight=5.0)[0].doc_id == "0.txt"
         assert_answers_of_one_process(served, tmp_path / "run", ["cobalt", "bees", "rivers flow"])

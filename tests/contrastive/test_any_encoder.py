@@ -111,7 +111,7 @@ def test_an_encoder_with_truncated_embeddings(copy, tmp_path, kind):
     encoder = named(folder)
     assert encoder.embedding_dim == 8
     np.testing.assert_allclose(encoder.encode(TEXTS, "query"), encoder.forward(TEXTS, "query").embeddings, atol=1e-5)
-    assert goes_round(folder, tmp_path).tree.embeddings.shape[1] == 8
+    assert goes_round(folder, tmp_path).snapshot.tree.embeddings.shape[1] == 8
 
 
 def test_the_encoder_of_the_example_loads(tmp_path):

@@ -1,6 +1,7 @@
 """How much of a text an encoder reads, by its tokenizer of any kind, and what words do where it reads little."""
 
 import json
+from copy import copy
 
 import numpy as np
 import pytest
@@ -161,7 +162,7 @@ def test_an_explanation_says_how_much_is_read(retriever):
 
 
 def test_adding_says_what_cannot_be_read(retriever, caplog):
-    retriever.snapshot.add([{"doc_id": "new", "text": STRANGE["korean"]}])
+    copy(retriever).add([{"doc_id": "new", "text": STRANGE["korean"]}])
     assert "1 of 1 documents are in words that the encoder cannot read" in caplog.text
 
 

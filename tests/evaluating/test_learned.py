@@ -75,7 +75,7 @@ def test_where_all_were_learned_nothing_is_concluded(taught, collection):
 def test_of_an_index_from_the_hub_vectors_tell(taught, collection):
     query_id, *_ = collection.qrels["test"]
     taught.learn([(collection.queries[query_id], doc_id) for doc_id in collection.qrels["test"][query_id]])
-    pushed = Retriever(taught.snapshot.with_memory(taught.memory.published(words=False)))
+    pushed = Retriever(taught.snapshot.with_memory(taught.snapshot.memory.published(words=False)))
     assert learned_queries(pushed, collection.query_texts("test")) == {query_id}
     pushed.learn(pairs_of(collection, "dev"))
     assert query_id in learned_queries(pushed, collection.query_texts("test"))

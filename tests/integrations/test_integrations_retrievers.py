@@ -241,7 +241,7 @@ def test_an_index_is_an_artifact_that_can_be_packed(pt, folder, tmp_path, monkey
     assert (tmp_path / "home") in unpacked.path.parents
     expected = index.retriever(5).search(QUERY)
     assert unpacked.retriever(5).search(QUERY).equals(expected)
-    assert module.DocidIndex.load(str(folder), dtype="bfloat16").index.dtype == "bfloat16"
+    assert module.DocidIndex.load(str(folder), dtype="bfloat16").index.snapshot.dtype == "bfloat16"
 
 
 def test_other_folders_are_no_index_for_pyterrier(tmp_path):

@@ -63,7 +63,7 @@ def words_of(index, query, text):
 
 def pieces_of(index, query, doc_id):
     """(score, start, end, place) of each piece of a document."""
-    tree, document = index.tree, index.get(doc_id)
+    tree, document = index.snapshot.tree, index.get(doc_id)
     (batch,) = index.encode_queries([query]).batches
     places = np.flatnonzero(tree.doc_rows == index.snapshot.documents.rows[doc_id])
     dense = [float(np.asarray(tree.embeddings[place]) @ batch.embeddings[0]) for place in places]
@@ -142,7 +142,7 @@ def test_passages_are_printed_and_written(index, capsys):
     assert len(str(hits).splitlines()) == 1 + len(hits) + sum(len(hit.passages) for hit in hits)
     assert hits._repr_html_().count("<br>") == sum(len(hit.passages) for hit in hits) + len(hits)
     assert pickle.loads(pickle.dumps(hits))[0].passages == hits[0].passages
-    folder = str(index._on_disk[0])
+    folder = str(index._held.folder)
     main(["search", folder, QUERIES[0], "-k", "3", "--passages", "2", "--json", "--device", "cpu"])
     shown = json.loads(capsys.readouterr().out)["hits"]
     for hit, own in zip(hits, shown, strict=True):
@@ -168,7 +168,7 @@ def test_passages_of_files_have_lines(sentence_bert_folder, tmp_path):
 
 def test_late_interaction_reads_some_pieces_of_a_long_text(index, monkeypatch):
     query, read = QUERIES[0], list[int]()
-    own = type(index.tree.tokens).late_interaction
+    own = type(index.snapshot.tree.tokens).late_interaction
     monkeypatch.setattr(
         "dsi.docids.token_vectors.TokenVectors.late_interaction",
         lambda self, queries, places: read.append(len(places)) or own(self, queries, places),

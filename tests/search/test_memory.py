@@ -187,7 +187,8 @@ def test_one_document_that_is_pushed_by_clicks_stays_out_of_other_queries(retrie
     assert max(count for _, _, count in remembered(retriever.snapshot.memory)) == 3
     copies = [(f"{title} {number}", pushed) for number in range(60) for title, _ in own]
     memory = retriever.snapshot.memory
-    limited = Retriever(retriever.snapshot.with_memory(QueryMemory(MemoryConfig(limit=20), memory.key, memory.blocks)))
+    few = QueryMemory(MemoryConfig(limit=20), memory.key, memory.blocks)
+    limited = Retriever(retriever.snapshot.with_memory(few))
     limited.learn(copies)
     assert np.bincount(np.concatenate([block.rows for block in limited.snapshot.memory.blocks])).max() == 20
     assert limited.forget([("", pushed)]) == 20

@@ -65,7 +65,7 @@ def test_a_small_weight_of_words_is_enough(index):
 
 def test_without_words_the_vector_chooses(index):
     query = "what grows in the forest"
-    (vector,) = index.encoder.encode(index.encoder.query_texts([query]), "query")
+    (vector,) = index.snapshot.encoder.encode(index.snapshot.encoder.query_texts([query]), "query")
     for hit in index.search(query, k=12, lexical_weight=0.0):
         row = index.snapshot.documents.find([hit.doc_id])[hit.doc_id]
         places = np.flatnonzero(index.tree.doc_rows == row)

@@ -124,14 +124,13 @@ def called(index: Retriever, name: str, k: int = 3, **options) -> object:
     """The answer of a method of the index for one query."""
     given = {
         "search": ("river",), "run": ({"q": "river"},), "explain": ("river",),
-        "search_encoded": (index.encode_queries(["river"]),),
     }[name]  # fmt: skip
     return getattr(index, name)(*given, k=k, **options)
 
 
 @pytest.mark.parametrize(("kind", "options", "message"), WRONG)
 def test_a_wrong_call_from_python_is_one_line(indexes, kind, options, message):
-    for name in ("search", "run", "explain", "search_encoded"):
+    for name in ("search", "run", "explain"):
         with pytest.raises((ValueError, TypeError)) as raised:
             called(indexes[kind], name, **options)
         assert type(raised.value) is (TypeError if "has no option" in message else ValueError)

@@ -1,6 +1,7 @@
 """Documents like others: the answer is that of every document compared with the stored vectors and words, one at a time."""
 
 import json
+from copy import copy
 from dataclasses import replace
 
 import numpy as np
@@ -10,7 +11,6 @@ import dsi
 from dsi.commands.main import main
 from dsi.contrastive.text_encoder import TextEncoder
 from dsi.docids.words.analyzer import Analyzer
-from dsi.store.retriever import Retriever
 from tests.support.small import MINIPEDIA
 from tests.support.small_index import small_index
 
@@ -32,7 +32,7 @@ def index(sentence_bert_folder, tmp_path_factory):
 
 def of_one_by_one(index, doc_ids, weight):
     """{doc_id: score} of all other documents, best first, of one piece and one word after another."""
-    tree, rows = index.tree, {index.snapshot.documents.rows[doc_id] for doc_id in doc_ids}
+    tree, rows = index.snapshot.tree, {index.snapshot.documents.rows[doc_id] for doc_id in doc_ids}
     pieces = [[np.asarray(tree.embeddings[p]) for p in np.flatnonzero(tree.doc_rows == row)] for row in range(30)]
     assert max(map(len, pieces)) > 1
     central = [max(pieces[row], key=lambda own, all_=pieces[row]: float(own @ np.mean(all_, axis=0))) for row in rows]
@@ -157,13 +157,13 @@ def test_the_command_prints_what_is_like_documents(index, tmp_path, capsys):
     assert [hit["doc_id"] for hit in found["hits"]] == list(index.similar("d3", k=3, where="even = true").ids)
     assert main([*command, "--like", "nobody"]) == 2
     assert "which is not in the index" in capsys.readouterr().err
-    for more in (["--queries", str(tmp_path / "q")], ["--rerank", "x"]):
+    for more in (["a query"], ["--rerank", "x"]):
         assert main([*command, "--like", "d3", *more]) == 2
         assert "--like takes documents as the query; leave out" in capsys.readouterr().err
 
 
 def test_a_copy_of_a_document_is_most_like_it(index):
-    changed: Retriever = index.snapshot
+    changed = copy(index)
     changed.add([{"doc_id": "copy", "title": index.get("d3").title, "text": index.get("d3").text, "even": False}])
     assert changed.similar("d3", k=1)[0].doc_id == "copy"
     assert changed.similar(["d3", "copy"], k=40).ids.tolist().count("d3") == 0

@@ -220,7 +220,7 @@ def test_the_command_explains_a_document(vectors, tmp_path, capsys):
     vectors.save(tmp_path / "index")
     hits = vectors.search(QUERIES[1], k=2)
     missing = next(
-        doc_id for doc_id in vectors.documents.column("doc_id") if doc_id not in [hit.doc_id for hit in hits]
+        doc_id for doc_id in vectors.snapshot.documents.column("doc_id") if doc_id not in [hit.doc_id for hit in hits]
     )
     run = str(tmp_path / "index")
     assert main(["explain", run, QUERIES[1], "-k", "2", "--document", missing]) == 0
@@ -336,7 +336,7 @@ def test_marks_belong_to_the_words_that_are_marked():
 
 
 def test_an_index_without_texts_finds_words_of_titles(vectors):
-    documents = vectors.documents.table.drop_columns(["text"])
+    documents = vectors.snapshot.documents.table.drop_columns(["text"])
     parts = vectors.encoder, vectors.tree, vectors.generator, documents, vectors.search_config, vectors.lexical
     bare = from_parts(*parts)
     for options in ({"token_weight": 0.5}, {"lexical_weight": 0.5}):
@@ -348,7 +348,7 @@ def test_an_index_without_texts_finds_words_of_titles(vectors):
 
 
 def test_a_text_with_other_tokens_than_those_stored_is_not_marked(vectors):
-    texts = [f"another {text}" for text in vectors.documents.column("text")]
+    texts = [f"another {text}" for text in vectors.snapshot.documents.column("text")]
     documents = vectors.documents.table.drop_columns(["text"]).append_column("text", pa.array(texts))
     other = from_parts(
         vectors.encoder, vectors.tree, vectors.generator, documents, vectors.search_config, vectors.lexical
@@ -370,7 +370,7 @@ def test_hits_have_metadata_and_make_a_table(vectors):
     assert (
         table["n"].tolist()
         == [hit.metadata["n"] for hit in hits]
-        == [vectors.documents.rows[hit.doc_id] for hit in hits]
+        == [vectors.snapshot.documents.rows[hit.doc_id] for hit in hits]
     )
     clash = Hits([Hit(1, 0.5, "a", "", (0,), None, {"rank": "first"})], exact=False)
     assert clash.to_df().iloc[0].to_dict()["metadata.rank"] == "first"

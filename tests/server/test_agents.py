@@ -174,7 +174,7 @@ def test_a_passage_that_is_cut_holds_the_words_that_found_it(sentence_bert_folde
 def test_passages_keep_to_a_budget_of_tokens(service, library, tokens):
     ((_, found),) = ask(server_of(service), ("search", {"query": QUERY, "k": 5, "tokens": tokens}))
     texts = [passage["text"] for passage in found["passages"]]
-    used = sum(len(offsets) for offsets in library.encoder.token_offsets(texts, 1000))
+    used = sum(len(offsets) for offsets in library.snapshot.encoder.token_offsets(texts, 1000))
     assert tokens - 5 <= used <= tokens
     for passage in found["passages"]:
         text = library.get(passage["doc_id"]).text

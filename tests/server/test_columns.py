@@ -51,7 +51,7 @@ def folder(tmp_path_factory, sentence_t5_folder):
     encoder = Encoder.load(EncoderConfig(name=str(sentence_t5_folder), **PROMPTS), device="cpu")
     folder = tmp_path_factory.mktemp("columns") / "index"
     own = save_index(encoder, folder / "plain")
-    table = own.documents.table
+    table = own.snapshot.documents.table
     for name, (value, _) in COLUMNS.items():
         table = table.append_column(name, pa.array([value] * len(table)))
     parts = own.encoder, own.tree, own.generator, datasets.Dataset(table), own.search_config, own.lexical

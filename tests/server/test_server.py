@@ -119,7 +119,7 @@ def test_answers_are_those_of_the_library(client, library, options):
 )
 def test_parts_are_vectors_and_words(client, library, options):
     _, found = client.ask("search", {"query": QUERY, "parts": True, **options})
-    z, vectors = library.encode_queries([QUERY]).embeddings[0], library.tree.embeddings[:]
+    z, vectors = library.encode_queries([QUERY]).embeddings[0], library.snapshot.tree.embeddings[:]
     words = library.lexical.shares([QUERY])[0]
     weight = options.get("lexical_weight", library.search_config.lexical_weight)
     assert len(found["answers"][0]["hits"]) == 10
@@ -445,7 +445,7 @@ def answers_below(children, *, kept):
 
 def test_a_document_is_explained_as_by_the_library(client, library):
     hits = library.search(QUERY, k=3, beam_width=1)
-    for doc_id in library.documents.column("doc_id")[:20]:
+    for doc_id in library.snapshot.documents.column("doc_id")[:20]:
         _, picture = client.ask("explain", {"query": QUERY, "k": 3, "beam_width": 1, "doc_id": doc_id})
         target, own = picture["target"], hits.explain(doc_id)
         assert target["reason"] == own.reason
@@ -464,7 +464,7 @@ def test_a_document_outside_the_index_cannot_be_followed(client):
 
 
 def test_telling_words_follow_the_formula(library):
-    topics = Topics(library.tree, library.documents)
+    topics = Topics(library.snapshot.tree, library.documents)
     titles, texts = library.documents.column("title"), library.documents.column("text")
     words = [
         set(re.findall(r"[^\W\d_]{3,}", f"{title} {text}".lower())) - COMMON_WORDS
@@ -495,7 +495,7 @@ def test_the_tree_leads_to_every_document(client, library):
                 walk(child["digits"])
 
     walk([])
-    assert sorted(found) == sorted(library.documents.column("doc_id"))
+    assert sorted(found) == sorted(library.snapshot.documents.column("doc_id"))
     assert error(client.ask("tree?digits=99"))[0] == 400
     assert error(client.ask("tree?digits=a")) == (
         400, "digits must be whole numbers with commas between them, as in 1,4, got 'a'."

@@ -89,7 +89,7 @@ def test_documents_are_safe_without_the_token(writable, monkeypatch):
         assert status == 401
         assert "Authorization: Bearer TOKEN" in message
     assert len(compared) == 3  # in constant time
-    assert len(writable.app.state.service.retriever.documents) == 60
+    assert len(writable.app.state.service.retriever.snapshot.documents) == 60
 
 
 def test_after_an_update_from_elsewhere_the_server_loads_it_and_takes_the_change_again(writable):
@@ -128,7 +128,7 @@ def test_answers_name_no_folder_of_the_server(writable):
     ):
         status, message = error(answer)
         assert (status, message) == (500, "The server failed on this request; its log says why.")
-    assert len(writable.app.state.service.retriever.documents) == 60
+    assert len(writable.app.state.service.retriever.snapshot.documents) == 60
 
 
 def test_a_token_may_have_any_characters_and_a_long_body_is_refused_before_it_is_cut_off(

@@ -421,7 +421,7 @@ def test_a_search_passes_through_few_files(encoder, tmp_path):
     ours = {path for path in touched if path.parts[0] not in ("docids", "contrastive", "eval")}
     assert len(ours) <= 13, sorted(map(str, ours))
     assert len({path.parent for path in ours}) <= 3
-    assert len(touched) <= 29, sorted(map(str, touched))
+    assert len(touched) <= 30, sorted(map(str, touched))
 
 
 def test_explain_shows_the_walk_that_search_made(retriever, monkeypatch):
@@ -590,7 +590,7 @@ def test_saving_over_an_index_keeps_rerankers_and_other_files(retriever, tmp_pat
     for name in ("pseudo_queries", "docids-2", "logs"):
         (run / name).mkdir()
     (run / "config.toml").write_text("seed = 1")
-    retriever.save(run)
+    Retriever(retriever.snapshot).save(run)  # which does not know the folder
     assert {path.name for path in run.iterdir()} == {
         *PARTS,
         "manifest.json",

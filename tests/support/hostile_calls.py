@@ -118,7 +118,7 @@ OPTIONS = {
         (np.ones((3, 40), np.float32), np.ones((3, 40), int)),
     ),
 }
-SEARCHES = ("search", "run", "explain", "follow", "search_encoded")
+SEARCHES = ("search", "run", "explain")
 
 
 def option_calls(index: TinyIndex, chance: Random) -> Case:
@@ -132,22 +132,18 @@ def option_calls(index: TinyIndex, chance: Random) -> Case:
         "search": (QUERIES,),
         "run": (dict(zip("abc", QUERIES, strict=True)),),
         "explain": (QUERY,),
-        "follow": (QUERIES, [[RECORDS[0]["_id"]]] * 3),
-        "search_encoded": (own.encode_queries(QUERIES),),
     }[method]
-    late = method == "follow" and option == "extra_scores"  # it searches for nothing
     return _altered(
         f"{method}({option}=",
         lambda value: _plain(getattr(own, method)(*given, **{option: value})),
         Argument(
             argument.good,
-            () if late else argument.wrong,
-            () if late else argument.twins,
+            argument.wrong,
+            argument.twins,
             argument.names or (option,),
             argument.allows,
         ),
         chance,
-        things=not late,
     )
 
 

@@ -2,7 +2,6 @@
 
 import os
 from collections import Counter
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -144,6 +143,6 @@ def test_a_training_keeps_few_kernels_unless_told_otherwise(
         monkeypatch.delenv(name)
     monkeypatch.setattr(TrainingRun, "all_stages", lambda run: seen.append(os.environ[name]))
     monkeypatch.setattr(TrainingRun, "tune", lambda run: None)
-    monkeypatch.setattr(pipeline, "Retriever", SimpleNamespace(from_pretrained=lambda *_, **__: None))
+    monkeypatch.setattr(pipeline, "load", lambda *_, **__: None)
     pipeline.train(collection, tmp_path / "run", config=config)
     assert seen == [given or few]

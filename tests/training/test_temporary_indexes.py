@@ -29,7 +29,7 @@ def test_they_share_the_encoder_and_leave_with_the_retriever(sentence_bert_folde
     retrievers = [made([*TEXTS, f"Text {number}."], sentence_bert_folder) for number in range(4)]
     assert len({id(retriever.snapshot.encoder._session) for retriever in retrievers}) == 1
     assert len(folders() - {"encoder"}) == 4
-    links = {(retriever._on_disk[0] / "encoder" / "model.safetensors").stat().st_ino for retriever in retrievers}
+    links = {(retriever._held.folder / "encoder" / "model.safetensors").stat().st_ino for retriever in retrievers}
     assert len(links) == 1
     del retrievers
     gc.collect()
@@ -57,7 +57,7 @@ def test_another_encoder_or_other_prompts_are_not_mixed_up(sentence_bert_folder,
     prompted = dsi.index(TEXTS, config=config, device="cpu")
     assert (plain.snapshot.encoder.prompts["query"], prompted.snapshot.encoder.prompts["query"]) == ("", "ask: ")
     assert plain.snapshot.encoder.fingerprint != prompted.snapshot.encoder.fingerprint
-    assert made(TEXTS, sentence_bert_folder).encoder.fingerprint == plain.encoder.fingerprint
+    assert made(TEXTS, sentence_bert_folder).snapshot.encoder.fingerprint == plain.snapshot.encoder.fingerprint
 
 
 def test_one_that_fails_leaves_nothing(sentence_bert_folder, monkeypatch):

@@ -172,9 +172,7 @@ def test_an_index_brings_its_queries_judgements_and_words(encoder, tmp_path):
     judged = [tiny.ids[data.tree.doc_rows[position]] for (position,) in data.relevant]
     assert judged == tiny.ids[: len(QUERIES)]
     np.testing.assert_allclose(data.queries, tiny.retriever.encode_queries(QUERIES).embeddings, atol=1e-5)
-    np.testing.assert_array_equal(
-        data.snapshot.lexical.scores(QUERIES), tiny.retriever.snapshot.lexical.scores(QUERIES)
-    )
+    np.testing.assert_array_equal(data.lexical.scores(QUERIES), tiny.retriever.snapshot.lexical.scores(QUERIES))
     assert (data.lexical_weight, data.seconds) == (0.05, None)
     ((_, encode),) = _encoder(data)
     np.testing.assert_allclose(encode(slice(1, 3)), data.queries[1:], atol=1e-5)

@@ -227,16 +227,16 @@ def write_update(
         The new generation.
 
     Raises:
-        ChangedError: the index has another encoder, docids that these were not updated from, or it is in another state.
+        ChangedError: the index is in another state.
         ValueError: it was updated as often as a manifest may say.
     """
     # 1) Compare the index on disk with these parts.
     tree, documents, lexical, memory = index.content
     changed = changed_parts(index.content, held)
     manifest, left = read_entries(folder / "manifest.json"), tuple[str, ...]()
-    if "docids" in changed:
-        left = _of_removed(folder, index.encoder, tree)
     check_known(folder, known)
+    if "docids" in changed:
+        left = _of_removed(folder, manifest, tree)
     generation = manifest["generation"] + 1
     if generation > MOST_GENERATIONS:
         raise ValueError(f"{folder} can be updated no more, it is in its last generation; save it to another folder.")
@@ -266,19 +266,9 @@ def write_update(
     return int(generation)
 
 
-def _of_removed(folder: Path, encoder: TextEncoder, tree: DocidTree) -> tuple[str, ...]:
-    """Return what may hold documents that an update removes, after comparing the models and docids of the index with it.
-
-    Raises:
-        ChangedError: they differ.
-    """
-    manifest = read_manifest(folder)
+def _of_removed(folder: Path, manifest: dict[str, Any], tree: DocidTree) -> tuple[str, ...]:
+    """Return what of the index on disk may hold documents that an update to `tree` removes."""
     before = load_tree(part(folder, manifest, "docids"))
-    if (
-        manifest["fingerprints"].get("encoder") != encoder.fingerprint
-        or before.origin_fingerprint != tree.origin_fingerprint
-    ):
-        raise ChangedError(f"{folder} is not the index that was updated: its encoder or docids differ.")
     return () if _trained_documents(tree) == _trained_documents(before) else _OF_DOCUMENTS
 
 

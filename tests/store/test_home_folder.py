@@ -100,7 +100,6 @@ def test_commands_take_the_home_folder_also_after_an_equals_sign(home, sentence_
     ("section", "setting"),
     [
         ("encoder", "name"),
-        ("tokens", "model"),
         ("generator", "decoder"),
         ("docids", "method"),
         ("pseudo_queries", "method"),

@@ -2,8 +2,9 @@
 
 DIR holds collections in BEIR layout. Each is indexed from its documents alone (OUTPUT/indexes/NAME). A sentence is taken out of
 a document, and searched for with the rest of that document in the index and without it; on these questions, which need no
-labels, a model of a few signals is fitted for each index, and so are its rivals, each one signal. Then real queries are searched, with
-their relevant documents in the index and without them, and queries of the next collection. Nothing is chosen on these.
+labels, a model of a few signals is fitted for each index, and so are its rivals, each one signal. Then real queries are
+searched, with their relevant documents in the index and without them, and queries of the next collection. Nothing is chosen on
+these.
 """
 
 import dataclasses
@@ -48,8 +49,8 @@ MODEL, RIVALS = "model", ("cosine", "margin", "BM25", "IDF coverage", "score")
 GAIN, PROMISED, KEPT, ANSWERED = 0.05, 0.8, 0.05, 0.5
 """How far above its rivals' the model's AUROC must be; the precision that a threshold promises, how far below it real queries
 may be, and the share of answerable queries that must be answered."""
-_ANSWERS, _MOST_QUERIES, _RIDGE = 10, 300, 1.0
-_MOST_BYTES, _JUDGED = 1_200_000, 2 / 3
+_ANSWERS, _MOST_QUERIES, _STRANGERS, _RIDGE = 10, 200, 100, 1.0
+_MOST_BYTES, _JUDGED = 800_000, 2 / 3
 """Bytes (UTF-8) of the texts of the documents that are indexed, at most; share of them that relevant documents may take."""
 _WORD = re.compile(r"\w+")
 
@@ -164,7 +165,7 @@ def ask_queries(retriever: GenerativeRetriever, collection: Collection, seed: in
 def ask_strangers(retriever: GenerativeRetriever, other: Collection, seed: int) -> np.ndarray:
     """Return the signals of another collection's test queries."""
     texts = [text for text in other.query_texts("test").values() if text.strip()]
-    chosen = random.Random(seed).sample(texts, min(len(texts), _MOST_QUERIES))
+    chosen = random.Random(seed).sample(texts, min(len(texts), _STRANGERS))
     return np.array([signals_of(retriever, one, set(), set())[0] for one in retriever.encode_queries(chosen).each()])
 
 

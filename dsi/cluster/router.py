@@ -376,7 +376,7 @@ class ShardedRetriever(GenerativeRetriever, Closes):
         self._on_disk = folder, self.content, self.search_config
 
     def _sharded(self, content: Content, fleet: Fleet, state: str) -> ShardedIndex:
-        tree, _, lexical, memory = content
+        tree, _, lexical, memory, _ = content
         return ShardedIndex(tree, lexical, fleet, state, self._refresh_soon, memory)
 
     def close(self) -> None:

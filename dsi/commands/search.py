@@ -226,7 +226,10 @@ def _show_text(hits: "Hits") -> None:
 
 def _show_json(hits: "Hits", **asked: Any) -> None:
     note = {"note": hits.note} if hits.note else {}
-    print(_json(**asked, **note, exact=hits.exact, hits=[hit.as_dict() for hit in hits]), flush=True)
+    print(
+        _json(**asked, **note, **hits.uncovered.as_dict(), exact=hits.exact, hits=[hit.as_dict() for hit in hits]),
+        flush=True,
+    )
 
 
 def _json(**record: Any) -> str:

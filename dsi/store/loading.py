@@ -42,6 +42,7 @@ from dsi.docids.query_memory import QueryMemory
 from dsi.docids.token_vectors import TokenVectors
 from dsi.docids.tree import DocidTree
 from dsi.docids.words.bm25 import BM25, load_lexical
+from dsi.search.best_scores import BestScores
 from dsi.search.request import SearchConfig
 from dsi.store.updating import Content, changed_parts
 from dsi.store.verify import (
@@ -166,7 +167,7 @@ def replace_index(
     configured: SearchConfig | None = None,
 ) -> None:
     """Write a whole index; it replaces one in this place with what training left of that. Rerankers and other files stay."""
-    tree, documents, lexical, memory = content
+    tree, documents, lexical, memory, best_scores = content
     with replace_folder(folder) as new:
         encoder.save(new / "encoder")
         if encoder.token_model:
@@ -180,7 +181,7 @@ def replace_index(
             lexical.save(new / "lexical")
         memory.save(new / "memory")
         save_docids(tree, documents, new / "docids")
-        write_manifest(new, encoder, tree, config, configured=configured)
+        write_manifest(new, encoder, tree, config, configured=configured, best_scores=best_scores)
         for entry in folder.iterdir() if folder.exists() else ():
             if entry.name in _OF_TRAINING or _GENERATION.fullmatch(entry.name):
                 continue
@@ -202,7 +203,7 @@ def index_to_replace(folder: str | Path) -> Path:
 
 def write_manifest(
     folder: Path, encoder: TextEncoder, tree: DocidTree, config: SearchConfig, seed: int | None = None,
-    configured: SearchConfig | None = None,
+    configured: SearchConfig | None = None, best_scores: BestScores | None = None,
 ) -> None:  # fmt: skip
     """Write the manifest, which binds the parts in `folder` to each other; it is written last and read first.
 
@@ -213,13 +214,14 @@ def write_manifest(
         config: how the index is searched by default.
         seed: of the training that made the parts; None for a copy, whose parts a process may have got from anywhere.
         configured: how it was searched before it was tuned; by default the same.
+        best_scores: of questions that its documents ask.
     """
     manifest = {
         "format_version": FORMAT_VERSION,
         "generation": 1 if tree.fingerprint == tree.origin_fingerprint else 2,  # training must not drop updates
         "parts": {name: name for name in CHANGING},
         "encoder": dataclasses.asdict(encoder.config),
-        **_search_entries(config, configured),
+        **_search_entries(config, configured, best_scores),
         "fingerprints": {**_fingerprints(encoder), "docids": tree.fingerprint},
         "versions": package_versions(),
         "threads": threads(),
@@ -229,14 +231,19 @@ def write_manifest(
     write_manifest_file(folder, manifest)
 
 
-def write_search_config(folder: Path, config: SearchConfig, configured: SearchConfig | None = None) -> None:
-    """Replace the search config of an index on disk; `configured` is how it was before tuning, by default the same."""
+def write_search_config(
+    folder: Path, config: SearchConfig, configured: SearchConfig | None = None, best_scores: BestScores | None = None
+) -> None:
+    """Replace the search config of an index on disk, how it was before tuning, and the best scores with these weights."""
     with updating(folder):
-        write_manifest_file(folder, {**read_manifest(folder), **_search_entries(config, configured)})
+        write_manifest_file(folder, {**read_manifest(folder), **_search_entries(config, configured, best_scores)})
 
 
-def _search_entries(config: SearchConfig, configured: SearchConfig | None) -> dict[str, Any]:
-    return {"search": dataclasses.asdict(config), "configured": dataclasses.asdict(configured or config)}
+def _search_entries(
+    config: SearchConfig, configured: SearchConfig | None, best_scores: BestScores | None
+) -> dict[str, Any]:
+    entries = {"search": config, "configured": configured or config, "best_scores": best_scores}
+    return {name: own and dataclasses.asdict(own) for name, own in entries.items()}
 
 
 @contextmanager
@@ -297,7 +304,8 @@ def load_content(folder: Path, manifest: dict[str, Any], device: str | None) -> 
     """Load what updates change, in the generation of a manifest: docids, document table, lexical part and memory."""
     tree, documents = load_docids(part(folder, manifest, "docids"))
     lexical = load_lexical(part(folder, manifest, "lexical"), Column(documents["doc_id"]))
-    return Content(tree, documents, lexical, QueryMemory.load(part(folder, manifest, "memory")))
+    memory, best = QueryMemory.load(part(folder, manifest, "memory")), manifest.get("best_scores")
+    return Content(tree, documents, lexical, memory, BestScores.from_manifest(best))
 
 
 class Loaded(NamedTuple):
@@ -308,12 +316,14 @@ class Loaded(NamedTuple):
         configured: how it was searched before it was tuned.
         state: the `index_state`.
         mapped: its files that are mapped into memory.
+        best_scores: of questions that its documents ask.
     """
 
     parts: Parts
     configured: SearchConfig
     state: str
     mapped: tuple[MappedFile, ...]
+    best_scores: BestScores | None
 
 
 def load_index(folder: Path, device: str | None, dtype: str = "float32") -> Loaded:
@@ -333,7 +343,7 @@ def load_index(folder: Path, device: str | None, dtype: str = "float32") -> Load
         manifest, content, mapped = read_while_unchanged(folder / "manifest.json", changing)
         config, configured = search_config(manifest), search_config(manifest, "configured")
         parts = read_index(folder, manifest, content, config, device, dtype)
-        return Loaded(parts, configured, content_fingerprint(manifest), mapped)
+        return Loaded(parts, configured, content_fingerprint(manifest), mapped, content.best_scores)
 
     return read_while_unchanged(folder, whole)
 
@@ -351,7 +361,7 @@ def read_index(
     Raises:
         ValueError: parts do not belong together.
     """
-    tree, documents, lexical, memory = content
+    tree, documents, lexical, memory, _ = content
     check_device(device)
     with reading(folder, ImportError):
         encoder = load_encoder(folder, EncoderConfig(**manifest["encoder"]), device, dtype)
@@ -422,7 +432,7 @@ def write_update(
         ValueError: it was updated as often as a manifest may say.
     """
     # 1) Compare the index on disk with these parts.
-    tree, documents, lexical, memory = content
+    tree, documents, lexical, memory, best_scores = content
     changed = changed_parts(content, held)
     manifest, left = read_entries(folder / "manifest.json"), tuple[str, ...]()
     if "docids" in changed:
@@ -452,7 +462,14 @@ def write_update(
     files |= {name: own for part_name in new.values() for name, own in _hashes(folder, [part_name], blocks).items()}
     parts = {name: manifest["parts"].get(name, name) for name in CHANGING} | new
     fingerprints = {**manifest["fingerprints"], "docids": tree.fingerprint}
-    entries = {"generation": generation, "parts": parts, "fingerprints": fingerprints, "files": files}
+    best = best_scores and dataclasses.asdict(best_scores)
+    entries = {
+        "generation": generation,
+        "parts": parts,
+        "fingerprints": fingerprints,
+        "files": files,
+        "best_scores": best,
+    }
     write_manifest_file(folder, {**manifest, **entries})
     _remove_generations(folder, parts.values())
     return int(generation)

@@ -17,6 +17,7 @@ from dsi.docids.query_memory import QueryMemory
 from dsi.docids.tree import DocidTree
 from dsi.docids.vectors import VectorKind, VectorsConfig
 from dsi.docids.words.bm25 import BM25
+from dsi.search.best_scores import BestScores
 from dsi.search.engine import Engine, Followed
 from dsi.search.engines import create_engine
 from dsi.search.explain.explanation import Explanation
@@ -163,6 +164,16 @@ class GenerativeRetriever:
             raise TypeError(f"search_config must be a SearchConfig, got {config!r}.")
         with self._updating:
             self._state = replace(self._state, search_config=config)
+
+    @property
+    def best_scores(self) -> BestScores | None:
+        """How the best scores of questions are distributed that the documents ask; `dsi.tune` assigns it."""
+        return self._state.best_scores
+
+    @best_scores.setter
+    def best_scores(self, scores: BestScores | None) -> None:
+        with self._updating:
+            self._state = replace(self._state, best_scores=scores)
 
     def __len__(self) -> int:
         return len(self.documents)
@@ -563,8 +574,9 @@ class GenerativeRetriever:
         if plain(str, dtype, "dtype") not in _DTYPES:
             raise ValueError(f"dtype must be one of {', '.join(_DTYPES)}, got {dtype!r}.")
         local = loading.index_folder(folder, revision, token)
-        parts, configured, state, mapped = loading.load_index(local, device, dtype)
+        parts, configured, state, mapped, best = loading.load_index(local, device, dtype)
         retriever = cls(*parts, dtype=dtype)
+        retriever.best_scores = best
         retriever._saved[local.resolve()], retriever._mapped, retriever.configured_search = state, mapped, configured
         retriever._on_disk = local.resolve(), retriever.content, retriever.search_config
         retriever._generation = loading.generation_of(local)

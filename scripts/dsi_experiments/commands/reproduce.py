@@ -49,7 +49,7 @@ REPORTED = ("dynamic", "figure5", "objectives")
 """Those of them whose tables `write_report(output, seed)` makes again."""
 
 AS_TRAINED = {"coverage": "coverage", "curve": "query_curve", "queries": "query_contest"}
-"""Experiments on a collection, or several, by an index of the default configuration: `reproduce(data, output, seeds, config)`."""
+"""Experiments on a collection, or several, by indexes as they come: `reproduce(data, output, seeds, config)`."""
 
 ON_LISTS = {"ltr": "ltr", "diversity": "diversity", "parsing": "parsing", "treebank": "parsing"}
 """Experiments of the rerankers: {name of the function: its module here}."""

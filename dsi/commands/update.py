@@ -27,8 +27,8 @@ def main(argv: Sequence[str] | None = None) -> None:
     load_libraries()
     from dsi.docids.data.collection import read_documents
     from dsi.docids.data.sources import text_lines
-    from dsi.measuring.cloze import renew_best_scores
-    from dsi.store.loading import updating, write_search_config
+    from dsi.measuring.cloze import renew_best_scores, write_best_scores
+    from dsi.store.loading import updating
     from dsi.store.retriever import GenerativeRetriever
 
     in_file = [line for _, line in text_lines(arguments.remove_file)] if arguments.remove_file else []
@@ -46,8 +46,7 @@ def main(argv: Sequence[str] | None = None) -> None:
             retriever.keep_vectors(arguments.vectors, arguments.code_bytes or 0)
         generation = retriever.save_update(arguments.run)
         if renew_best_scores(retriever):
-            own = retriever.search_config, retriever.configured_search, retriever.best_scores
-            write_search_config(arguments.run, *own)
+            write_best_scores(arguments.run, retriever.engine.best_scores)
     now = len(retriever.documents)
     changes, uses = [], ""
     if files:

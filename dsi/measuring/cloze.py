@@ -8,7 +8,8 @@ them best holds for this collection and this encoder; no query is needed. Knows 
 import math
 import random
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
 from typing import NamedTuple
 
 import datasets
@@ -29,8 +30,10 @@ from dsi.search.best_scores import BestScores
 from dsi.search.queries import EncodedQueries
 from dsi.search.request import SearchRequest
 from dsi.search.scores import LEAST_READ
+from dsi.store.loading import updating
 from dsi.store.retriever import GenerativeRetriever
 from dsi.store.updating import encoded_pieces
+from dsi.store.verify import read_manifest, write_manifest_file
 
 _FEWEST_TRIED, _MOST, _SHARE = 150, 300, 10
 """Sentences that are looked for: the fewest and the most of them, and documents for each sentence."""
@@ -239,13 +242,19 @@ def best_scores(retriever: GenerativeRetriever, questions: Questions) -> BestSco
 
 def renew_best_scores(retriever: GenerativeRetriever) -> bool:
     """Ask again if updates have changed a tenth of the documents since, and return whether; without texts nothing is known."""
-    if retriever.best_scores is None or retriever.best_scores.holds:
+    if retriever.engine.best_scores is None or retriever.engine.best_scores.holds:
         return False
     questions = None
     if retriever.documents.has_texts:
         questions = ask(retriever, datasets.Dataset(InMemoryTable(retriever.documents.table)))
-    retriever.best_scores = None if questions is None else best_scores(retriever, questions)
+    retriever.engine.best_scores = None if questions is None else best_scores(retriever, questions)
     return True
+
+
+def write_best_scores(folder: Path, scores: BestScores | None) -> None:
+    """Write the best scores of an index on disk into its manifest."""
+    with updating(folder):
+        write_manifest_file(folder, {**read_manifest(folder), "best_scores": scores and asdict(scores)})
 
 
 def _dense_without(tree: DocidTree, row: int, query: Floats, piece: Floats) -> float:

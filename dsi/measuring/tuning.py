@@ -25,7 +25,7 @@ from dsi.docids.types import Ints, Qrels, Run
 from dsi.docids.words.bm25 import BM25
 from dsi.eval.fusion import fit_weights
 from dsi.eval.protocol import FEWEST_QUERIES, best_setting, count_answered
-from dsi.measuring.cloze import Cloze, Questions, ask, best_scores
+from dsi.measuring.cloze import Cloze, Questions, ask, best_scores, write_best_scores
 from dsi.measuring.cloze import choose as choose_weight
 from dsi.measuring.learned import learned_queries
 from dsi.measuring.weights import DEPTH, NO_PARTS, HybridScores
@@ -125,8 +125,8 @@ def tune(retriever: GenerativeRetriever, collection: Collection) -> Tuning:
         tuning = Tuning({**tuning.best, **own.best}, own.tried, cloze)
     retriever.search_config = dataclasses.replace(config, **tuning.best)
     # 5) how high the best scores of such weights are
-    retriever.best_scores = None if questions is None else best_scores(retriever, questions)
-    if retriever.best_scores is None and not retriever.engine.has_generator:
+    retriever.engine.best_scores = None if questions is None else best_scores(retriever, questions)
+    if retriever.engine.best_scores is None and not retriever.engine.has_generator:
         logger.info("The documents ask too few questions to say how high a score is, so hits have no percentile.")
     return tuning
 
@@ -427,7 +427,9 @@ def tune_index(folder: Path, collection: Collection, device: str | None = None) 
     before, configured = retriever.search_config, retriever.configured_search
     with stage_line("tuning"):
         tuning = tune(retriever, collection)
-    write_search_config(folder, retriever.search_config, configured, retriever.best_scores)
+    if retriever.search_config != before:
+        write_search_config(folder, retriever.search_config, configured)
+    write_best_scores(folder, retriever.engine.best_scores)
     if not tuning.best:
         return False
     choice = {"best": tuning.best, "tried": tuning.tried, "cloze": tuning.cloze and dataclasses.asdict(tuning.cloze)}

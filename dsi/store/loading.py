@@ -84,7 +84,9 @@ class ChangedError(ValueError):
     """The index on disk is not the one that was loaded."""
 
 
-Parts: TypeAlias = tuple[TextEncoder, DocidTree, "Generator | None", pa.Table, SearchConfig, BM25 | None, QueryMemory]
+Parts: TypeAlias = tuple[
+    TextEncoder, DocidTree, "Generator | None", pa.Table, SearchConfig, BM25 | None, QueryMemory, BestScores | None
+]
 
 
 # Writing and reading the parts.
@@ -207,21 +209,16 @@ def write_manifest(
 ) -> None:  # fmt: skip
     """Write the manifest, which binds the parts in `folder` to each other; it is written last and read first.
 
-    Args:
-        folder: of the index.
-        encoder: the index's.
-        tree: the docids.
-        config: how the index is searched by default.
-        seed: of the training that made the parts; None for a copy, whose parts a process may have got from anywhere.
-        configured: how it was searched before it was tuned; by default the same.
-        best_scores: of questions that its documents ask.
+    `seed` is that of the training; None for a copy, whose parts a process may have got from anywhere. `configured` says how the
+    index was searched before it was tuned, by default as now.
     """
     manifest = {
         "format_version": FORMAT_VERSION,
         "generation": 1 if tree.fingerprint == tree.origin_fingerprint else 2,  # training must not drop updates
         "parts": {name: name for name in CHANGING},
         "encoder": dataclasses.asdict(encoder.config),
-        **_search_entries(config, configured, best_scores),
+        **_search_entries(config, configured),
+        "best_scores": best_scores and dataclasses.asdict(best_scores),
         "fingerprints": {**_fingerprints(encoder), "docids": tree.fingerprint},
         "versions": package_versions(),
         "threads": threads(),
@@ -231,19 +228,14 @@ def write_manifest(
     write_manifest_file(folder, manifest)
 
 
-def write_search_config(
-    folder: Path, config: SearchConfig, configured: SearchConfig | None = None, best_scores: BestScores | None = None
-) -> None:
-    """Replace the search config of an index on disk, how it was before tuning, and the best scores with these weights."""
+def write_search_config(folder: Path, config: SearchConfig, configured: SearchConfig | None = None) -> None:
+    """Replace the search config of an index on disk; `configured` is how it was before tuning, by default the same."""
     with updating(folder):
-        write_manifest_file(folder, {**read_manifest(folder), **_search_entries(config, configured, best_scores)})
+        write_manifest_file(folder, {**read_manifest(folder), **_search_entries(config, configured)})
 
 
-def _search_entries(
-    config: SearchConfig, configured: SearchConfig | None, best_scores: BestScores | None
-) -> dict[str, Any]:
-    entries = {"search": config, "configured": configured or config, "best_scores": best_scores}
-    return {name: own and dataclasses.asdict(own) for name, own in entries.items()}
+def _search_entries(config: SearchConfig, configured: SearchConfig | None) -> dict[str, Any]:
+    return {"search": dataclasses.asdict(config), "configured": dataclasses.asdict(configured or config)}
 
 
 @contextmanager
@@ -316,14 +308,12 @@ class Loaded(NamedTuple):
         configured: how it was searched before it was tuned.
         state: the `index_state`.
         mapped: its files that are mapped into memory.
-        best_scores: of questions that its documents ask.
     """
 
     parts: Parts
     configured: SearchConfig
     state: str
     mapped: tuple[MappedFile, ...]
-    best_scores: BestScores | None
 
 
 def load_index(folder: Path, device: str | None, dtype: str = "float32") -> Loaded:
@@ -343,7 +333,7 @@ def load_index(folder: Path, device: str | None, dtype: str = "float32") -> Load
         manifest, content, mapped = read_while_unchanged(folder / "manifest.json", changing)
         config, configured = search_config(manifest), search_config(manifest, "configured")
         parts = read_index(folder, manifest, content, config, device, dtype)
-        return Loaded(parts, configured, content_fingerprint(manifest), mapped, content.best_scores)
+        return Loaded(parts, configured, content_fingerprint(manifest), mapped)
 
     return read_while_unchanged(folder, whole)
 
@@ -361,7 +351,7 @@ def read_index(
     Raises:
         ValueError: parts do not belong together.
     """
-    tree, documents, lexical, memory, _ = content
+    tree, documents, lexical, memory, best_scores = content
     check_device(device)
     with reading(folder, ImportError):
         encoder = load_encoder(folder, EncoderConfig(**manifest["encoder"]), device, dtype)
@@ -373,7 +363,7 @@ def read_index(
                 generator = load_generator(folder / "generator", encoder.device)
     check_binding(manifest, encoder, tree)
     _check_fit(folder, encoder, tree, generator)
-    return encoder, tree, generator, documents, config, lexical, memory
+    return encoder, tree, generator, documents, config, lexical, memory, best_scores
 
 
 def mapped_files(folder: Path) -> tuple[MappedFile, ...]:
@@ -417,15 +407,8 @@ def write_update(
 ) -> int:
     """Replace the parts of an index on disk that have changed; writing the manifest makes the switch.
 
-    Args:
-        folder: the index; nobody else writes to it.
-        known: its states that these parts were made from.
-        encoder: the index's.
-        content: docids, document table, lexical part and memory.
-        held: what the index on disk holds of it, in its last state; None if that is not known.
-
-    Returns:
-        The new generation.
+    Nobody else writes to `folder`. `known` are the states of the index that these parts were made from, `held` is what it holds
+    on disk; None if that is not known. Returns the new generation.
 
     Raises:
         ChangedError: the index has another encoder, docids that these were not updated from, or it is in another state.
@@ -462,15 +445,8 @@ def write_update(
     files |= {name: own for part_name in new.values() for name, own in _hashes(folder, [part_name], blocks).items()}
     parts = {name: manifest["parts"].get(name, name) for name in CHANGING} | new
     fingerprints = {**manifest["fingerprints"], "docids": tree.fingerprint}
-    best = best_scores and dataclasses.asdict(best_scores)
-    entries = {
-        "generation": generation,
-        "parts": parts,
-        "fingerprints": fingerprints,
-        "files": files,
-        "best_scores": best,
-    }
-    write_manifest_file(folder, {**manifest, **entries})
+    entries = {"generation": generation, "parts": parts, "fingerprints": fingerprints, "files": files}
+    write_manifest_file(folder, {**manifest, **entries, "best_scores": best_scores and dataclasses.asdict(best_scores)})
     _remove_generations(folder, parts.values())
     return int(generation)
 

@@ -48,7 +48,7 @@ def try_index(folder: Path) -> None:
     """
     manifest = read_manifest(folder)
     parts = read_index(folder, manifest, load_content(folder, manifest, "cpu"), search_config(manifest), "cpu")
-    encoder, tree, _, documents, _, lexical, memory = parts
+    encoder, tree, _, documents, _, lexical, memory, _ = parts
     for batch in documents.to_batches():
         batch.validate(full=True)  # Arrow does not check the offsets in a file before it follows them
     sound = {

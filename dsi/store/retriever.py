@@ -61,6 +61,7 @@ class GenerativeRetriever:
         search_config: the default search config, kept as `configured_search`, from which `dsi.tune` begins.
         lexical: BM25 of the same documents, needed for `lexical_weight`.
         memory: what it has learned from use.
+        best_scores: of questions that the documents ask.
         dtype: of encoder and decoder in search; scores are always float32. "bfloat16" is faster on processors that have it.
 
     Raises:
@@ -70,7 +71,7 @@ class GenerativeRetriever:
     def __init__(
         self, encoder: TextEncoder, tree: DocidTree, generator: "Generator | None", documents: Any,
         search_config: SearchConfig | None = None, lexical: BM25 | None = None,
-        memory: QueryMemory | None = None, dtype: str = "float32",
+        memory: QueryMemory | None = None, best_scores: BestScores | None = None, dtype: str = "float32",
     ) -> None:  # fmt: skip
         if len(documents) != tree.num_rows:
             raise ValueError(f"The docids cover {tree.num_rows} documents, the document table has {len(documents)}.")
@@ -88,7 +89,7 @@ class GenerativeRetriever:
             generator.check_tree(tree)
             generator.check_states(encoder.state_dim)
             generator = generator.to(self.device)
-        engine = create_engine(generator, tree, lexical, dtype, memory)
+        engine = create_engine(generator, tree, lexical, dtype, memory, best_scores)
         config = self.configured_search = search_config or SearchConfig()
         self._state = State(encoder.for_search(dtype), generator, config, DocumentTable(documents), engine)
 
@@ -164,16 +165,6 @@ class GenerativeRetriever:
             raise TypeError(f"search_config must be a SearchConfig, got {config!r}.")
         with self._updating:
             self._state = replace(self._state, search_config=config)
-
-    @property
-    def best_scores(self) -> BestScores | None:
-        """How the best scores of questions are distributed that the documents ask; `dsi.tune` assigns it."""
-        return self._state.best_scores
-
-    @best_scores.setter
-    def best_scores(self, scores: BestScores | None) -> None:
-        with self._updating:
-            self._state = replace(self._state, best_scores=scores)
 
     def __len__(self) -> int:
         return len(self.documents)
@@ -574,9 +565,8 @@ class GenerativeRetriever:
         if plain(str, dtype, "dtype") not in _DTYPES:
             raise ValueError(f"dtype must be one of {', '.join(_DTYPES)}, got {dtype!r}.")
         local = loading.index_folder(folder, revision, token)
-        parts, configured, state, mapped, best = loading.load_index(local, device, dtype)
+        parts, configured, state, mapped = loading.load_index(local, device, dtype)
         retriever = cls(*parts, dtype=dtype)
-        retriever.best_scores = best
         retriever._saved[local.resolve()], retriever._mapped, retriever.configured_search = state, mapped, configured
         retriever._on_disk = local.resolve(), retriever.content, retriever.search_config
         retriever._generation = loading.generation_of(local)

@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Any
 
 from dsi.contrastive.text_encoder import TextEncoder
 from dsi.docids.files.checks import plain
-from dsi.search.best_scores import BestScores
 from dsi.search.engine import Engine, check_parts, restricted
 from dsi.search.explain.why import AnsweredQuery
 from dsi.search.hits import Hits
@@ -31,7 +30,6 @@ class State:
         search_config: the default search config.
         documents: the document table, in collection order.
         engine: searches docids, and holds the lexical part.
-        best_scores: of questions that the documents ask; None if there are too few.
     """
 
     encoder: TextEncoder
@@ -39,7 +37,6 @@ class State:
     search_config: SearchConfig
     documents: DocumentTable
     engine: Engine
-    best_scores: BestScores | None = None
 
     @cached_property
     def trained_beam(self) -> float:
@@ -66,7 +63,7 @@ class State:
         """Return the search of each query, by which documents are explained."""
         requests = request_of_each(request, encoded.count, self.engine.tree.num_rows)
         pairs = zip(encoded.each(), requests, strict=True)
-        return [AnsweredQuery(*pair, self.engine, self.encoder, self.documents, self.best_scores) for pair in pairs]
+        return [AnsweredQuery(*pair, self.engine, self.encoder, self.documents) for pair in pairs]
 
     def hits(self, encoded: EncodedQueries, request: SearchRequest) -> list[Hits]:
         """Return the hits of each query of a search, which they can explain."""
@@ -78,12 +75,11 @@ class State:
         if changed_parts(content, self.content) == ["memory"]:
             return replace(self, engine=self.engine.with_memory(content.memory))
         engine = self.engine.with_content(content.tree, content.lexical, content.memory)
-        documents, best = DocumentTable(content.documents), content.best_scores
-        return replace(self, documents=documents, engine=engine, best_scores=best)
+        engine.best_scores = content.best_scores
+        return replace(self, documents=DocumentTable(content.documents), engine=engine)
 
     @property
     def content(self) -> Content:
         """The parts that an update changes."""
-        return Content(
-            self.engine.tree, self.documents.table, self.engine.lexical, self.engine.memory, self.best_scores
-        )
+        engine = self.engine
+        return Content(engine.tree, self.documents.table, engine.lexical, engine.memory, engine.best_scores)

@@ -69,7 +69,7 @@ def test_hits_have_it_wherever_the_index_goes(index, tmp_path, capsys):
     filtered = index.search("which gas glows in signs", k=5, deny=[hits[0].doc_id])
     assert filtered[0].percentile == found[1]  # of the whole collection, filter or not
     index.save_pretrained(tmp_path / "index")
-    assert dsi.load(tmp_path / "index", device="cpu").best_scores == index.best_scores
+    assert dsi.load(tmp_path / "index", device="cpu").engine.best_scores == index.engine.best_scores
     main(["search", str(tmp_path / "index"), "--query", "which gas glows in signs", "--json"])
     assert json.loads(capsys.readouterr().out)["hits"][0]["percentile"] == found[0]
 
@@ -105,14 +105,14 @@ def test_after_a_tenth_has_changed_it_is_measured_again(index, tmp_path):
     assert index.search("gas", k=1)[0].percentile is not None
     index.add([{**DOCUMENTS[0], "doc_id": "once more"}])
     index.save_pretrained(tmp_path / "index")
-    assert dsi.load(tmp_path / "index", device="cpu").best_scores.changed == 1
+    assert dsi.load(tmp_path / "index", device="cpu").engine.best_scores.changed == 1
     new = tmp_path / "new.jsonl"
     new.write_text(
         "\n".join(json.dumps({**own, "doc_id": f"new {own['doc_id']}"}) for own in DOCUMENTS[:30]), encoding="utf-8"
     )
     main(["update", str(tmp_path / "index"), "--add", str(new)])
     loaded = dsi.load(tmp_path / "index", device="cpu")
-    assert (loaded.best_scores.documents, loaded.best_scores.changed) == (91, 0)
+    assert (loaded.engine.best_scores.documents, loaded.engine.best_scores.changed) == (91, 0)
     assert loaded.search("gas", k=1)[0].percentile is not None
 
 
@@ -128,8 +128,10 @@ def test_after_a_tenth_has_changed_it_is_measured_again(index, tmp_path):
     ],
 )
 def test_a_malformed_manifest_is_refused_in_a_line(index, wrong):
-    entry = {**asdict(index.best_scores), **wrong} if wrong else wrong
+    entry = {**asdict(index.engine.best_scores), **wrong} if wrong else wrong
     with pytest.raises(ValueError, match=r"^manifest\.json: best_scores[^\n]*Run dsi tune\.$"):
         BestScores.from_manifest(entry)
     assert BestScores.from_manifest(None) is None
-    assert BestScores.from_manifest(json.loads(json.dumps(asdict(index.best_scores)))) == index.best_scores
+    assert (
+        BestScores.from_manifest(json.loads(json.dumps(asdict(index.engine.best_scores)))) == index.engine.best_scores
+    )

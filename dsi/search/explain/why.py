@@ -16,7 +16,6 @@ from numpy.typing import NDArray
 from dsi.contrastive.text_encoder import TextEncoder
 from dsi.docids.files.checks import printable
 from dsi.docids.query_memory import Earlier
-from dsi.search.best_scores import BestScores
 from dsi.search.engine import Engine, count_documents
 from dsi.search.explain.explanation import ExplainedNode, Explanation, explain, notes
 from dsi.search.explain.matches import StoredText, matched_words
@@ -159,7 +158,6 @@ class AnsweredQuery:
         engine: of the index, at the moment of the search.
         encoder: of the index.
         documents: of the index, at that moment.
-        best_scores: of questions that the documents ask, if it has any.
         check: called after each search that an explanation makes; what it raises ends the explanation; None by default.
     """
 
@@ -168,7 +166,6 @@ class AnsweredQuery:
     engine: Engine
     encoder: TextEncoder
     documents: Documents
-    best_scores: BestScores | None = None
     check: Callable[[], None] | None = field(default=None, init=False)
     _missing: set[int] = field(default_factory=set, init=False)
 
@@ -213,7 +210,7 @@ class AnsweredQuery:
 
     def percentile(self, score: float) -> float | None:
         """Return how many of 100 questions that the documents ask have a lower best score; None where that is not known."""
-        best = self.best_scores
+        best = self.engine.best_scores
         return None if best is None else best.percentile(score, self.request)
 
     def uncovered(self, hits: Sequence[Hit]) -> Uncovered:

@@ -392,7 +392,7 @@ class Hits(list[Hit]):
             mark: applied to matched words.
             width: at which the passage is wrapped between words; it is one line by default.
         """
-        lines = [f'"{printable(self.query)}"  ({self._summary})', *filter(None, [str(self.uncovered)])]
+        lines = [f'"{printable(self.query)}"  ({self._summary})']
         for hit, matches in zip(self, self.matches(), strict=True):
             title = _marked(cut_at_matches(hit.title, matches, "title"), _line, mark)
             docid = ".".join(map(str, hit.digits))
@@ -416,18 +416,18 @@ class Hits(list[Hit]):
             excerpts = [_marked_excerpt(hit.text, own, matches, escape, mark) for own in hit.passages if hit.text]
             body = "".join(f"<br>{own}" for own in excerpts)
             items.append(f"<li><b>{label}</b> {hit.score:.3f}{body}<br><small>{escape(' · '.join(facts))}</small></li>")
-        lacking = f"<br>{escape(line)}" if (line := str(self.uncovered)) else ""
-        return f"<div><b>{escape(self.query)}</b>: {escape(self._summary)}{lacking}<ol>{''.join(items)}</ol></div>"
+        return f"<div><b>{escape(self.query)}</b>: {escape(self._summary)}<ol>{''.join(items)}</ol></div>"
 
     @property
     def _summary(self) -> str:
-        """How many there are, and what is proven of a search."""
+        """How many there are, what is proven of a search, and what they lack."""
         count = counted(len(self), "document")
         if self.missing:
             count += f"; {self.coverage:.0%} of the documents were searched"
         if self.note:
             return f"{count}. {self.note}"
-        return f"{count}; proven: no other scores higher" if self and self._search and self.exact else count
+        proven = "proven: no other scores higher" if self and self._search and self.exact else ""
+        return "; ".join(filter(None, [count, proven, str(self.uncovered)]))
 
 
 class Answers(list[Hits]):

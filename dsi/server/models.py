@@ -184,12 +184,12 @@ ANSWERS = {
     "POST /search": f"`milliseconds`, and `answers`, one a query: `query`, `exact` (True if proven), {_HITS}; `error` where "
     "one of several queries is refused; `note` where none has its words; `uncovered` words of the query, which no document has "
     "(`nowhere`) or none of these covers (`elsewhere`); `coverage` and `missing` shards with status 206",
-    "POST /similar": "`query` (words that tell most of the documents), `exact`, `hits` and `uncovered` as above, without "
-    "`parts`; `coverage` and `missing` with status 206",
-    "POST /explain": "`query`, `config`, `exact`, `walked`, `read`, `uncovered`, `note`, `levels` (`scored`, `kept`, "
-    "`answers`), `pruned`, `children`: nodes with `digits`, `score`, `kept`, `rank`, `found_by`, `parts`, `documents`, "
-    f"`title`, `doc_id`, `words`, `children`, `pruned` (how many are not shown); with `doc_id` {_TARGET}; "
-    "`coverage` and `missing` with status 206",
+    "POST /similar": "`query` (words that tell most of the documents), `exact`, `hits` and `uncovered` (`nowhere`, "
+    "`elsewhere`) as above, without `parts`; `coverage` and `missing` with status 206",
+    "POST /explain": "`query`, `config`, `exact`, `walked`, `read`, `uncovered` (`nowhere`, `elsewhere`), `note`, `levels` "
+    "(`scored`, `kept`, `answers`), `pruned`, `children`: nodes with `digits`, `score`, `kept`, `rank`, `found_by`, `parts`, "
+    "`documents`, `title`, `doc_id`, `words`, `children`, `pruned` (how many are not shown); with `doc_id` "
+    f"{_TARGET}; `coverage` and `missing` with status 206",
     "GET /tree": "`digits`, `documents` below, `words`, or of a document `doc_id` and `title`; at most 1,000 `children` of "
     "`count`, each with the same",
     "GET /documents/ID": "`doc_id`, `title`, `metadata`, `digits`, `text` if the index keeps texts",

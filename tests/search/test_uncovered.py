@@ -117,7 +117,7 @@ def test_vectors_and_an_index_without_words_lack_nothing(index, sentence_bert_fo
 def test_it_is_said_everywhere(index, tmp_path, capsys):
     hits = index.search("danube quasar", k=1, **WITHOUT_VECTORS)
     said = "no document mentions: quasar"
-    assert str(hits).splitlines()[1] == said
+    assert str(hits).splitlines()[0] == f'"danube quasar"  (1 document; proven: no other scores higher; {said})'
     assert said in hits._repr_html_()
     assert pickle.loads(pickle.dumps(hits)).uncovered == hits.uncovered == (("quasar",), ())
     assert said in index.explain("danube quasar", **WITHOUT_VECTORS).answer
@@ -131,7 +131,7 @@ def test_it_is_said_everywhere(index, tmp_path, capsys):
     main([*command, "--json"])
     assert json.loads(capsys.readouterr().out)["uncovered"] == lists
     main(command)
-    assert capsys.readouterr().out.splitlines()[1] == said
+    assert said in capsys.readouterr().out.splitlines()[0]
 
 
 def test_words_of_a_stranger_reach_no_terminal():

@@ -216,8 +216,10 @@ def _asked(retriever: GenerativeRetriever, lexical: BM25, holes: Sequence[Hole],
 def best_scores(retriever: GenerativeRetriever, questions: Questions) -> BestScores | None:
     """Return how the best scores of questions are distributed, each over its own document without the sentence and all others.
 
-    None if they are all alike.
+    None if there are fewer than 30, as where the encoder reads few of the documents, or if they are all alike.
     """
+    if len(questions.own) < _EVIDENCE:
+        return None
     tree, config = retriever.tree, retriever.search_config
     request = SearchRequest(2, config)
     # 1) the best of the other documents

@@ -12,7 +12,6 @@ from dsi.commands.main import main
 from dsi.docids.words.analyzer import Analyzer
 from dsi.docids.words.common import COMMON_WORDS
 from dsi.search.hits import Uncovered
-from dsi.server.searches import Explainer, answer_of
 from dsi.store.topics import Topics
 
 TEXTS = {
@@ -122,16 +121,23 @@ def test_it_is_said_everywhere(index, tmp_path, capsys):
     assert pickle.loads(pickle.dumps(hits)).uncovered == hits.uncovered == (("quasar",), ())
     assert said in index.explain("danube quasar", **WITHOUT_VECTORS).answer
     lists = {"nowhere": ["quasar"], "elsewhere": []}
-    assert answer_of(hits, matches=False)["uncovered"] == lists
-    topics = Topics(index.tree, index.documents)
-    assert Explainer(index, topics, "danube quasar", 1, WITHOUT_VECTORS).picture()["uncovered"] == lists
-    assert "uncovered" not in answer_of(index.search("danube", k=1, **WITHOUT_VECTORS), matches=False)
     index.save_pretrained(tmp_path / "index")
     command = ["search", str(tmp_path / "index"), "--query", "danube quasar", "-k", "1", "--token-weight", "0"]
     main([*command, "--json"])
     assert json.loads(capsys.readouterr().out)["uncovered"] == lists
     main(command)
     assert said in capsys.readouterr().out.splitlines()[0]
+
+
+def test_a_server_says_it(index):
+    searches = pytest.importorskip("dsi.server.searches")
+    lists, topics = {"nowhere": ["quasar"], "elsewhere": []}, Topics(index.tree, index.documents)
+    answered = searches.answer_of(index.search("danube quasar", k=1, **WITHOUT_VECTORS), matches=False)
+    assert answered["uncovered"] == lists
+    picture = searches.Explainer(index, topics, "danube quasar", 1, WITHOUT_VECTORS).picture()
+    assert picture["uncovered"] == lists
+    answered = searches.answer_of(index.search("danube", k=1, **WITHOUT_VECTORS), matches=False)
+    assert "uncovered" not in answered
 
 
 def test_words_of_a_stranger_reach_no_terminal():

@@ -376,8 +376,10 @@ class ShardedRetriever(GenerativeRetriever, Closes):
         self._on_disk = folder, self.content, self.search_config
 
     def _sharded(self, content: Content, fleet: Fleet, state: str) -> ShardedIndex:
-        tree, _, lexical, memory, _ = content
-        return ShardedIndex(tree, lexical, fleet, state, self._refresh_soon, memory)
+        tree, _, lexical, memory, best_scores = content
+        index = ShardedIndex(tree, lexical, fleet, state, self._refresh_soon, memory)
+        index.best_scores = best_scores
+        return index
 
     def close(self) -> None:
         """End the shards."""

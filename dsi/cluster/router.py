@@ -379,6 +379,7 @@ class ShardedRetriever(Retriever, Closes):
     def _sharded(self, index: Snapshot, state: str) -> Snapshot:
         """Return an index whose documents are scored by the shards."""
         engine = ShardedIndex(index.tree, index.lexical, self.fleet, state, self._refresh_soon, index.memory)
+        engine.best_scores = index.engine.best_scores
         return replace(index, engine=engine)
 
     def close(self) -> None:

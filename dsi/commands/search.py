@@ -178,7 +178,8 @@ def _lines(greeting: str) -> Iterator[str]:
 def _show(hits: "Hits", as_json: bool, **asked: Any) -> None:
     if as_json:
         note = {"note": hits.note} if hits.note else {}
-        print(_json(**asked, **note, exact=hits.exact, hits=[hit.as_dict() for hit in hits]), flush=True)
+        said = note | hits.uncovered.as_dict()
+        print(_json(**asked, **said, exact=hits.exact, hits=[hit.as_dict() for hit in hits]), flush=True)
         return
     is_terminal = sys.stdout.isatty()
     mark = _BOLD.format if is_terminal and "NO_COLOR" not in os.environ else str

@@ -8,21 +8,32 @@ them best holds for this collection and this encoder; no query is needed. Knows 
 import math
 import random
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
 from typing import NamedTuple
 
 import datasets
 import numpy as np
+from datasets.table import InMemoryTable
 
 from dsi.contrastive.readable import HALF
 from dsi.contrastive.text_encoder import TextEncoder
 from dsi.docids.data.collection import Collection
+from dsi.docids.token_vectors import TokenCodes
 from dsi.docids.tree import DocidTree, document_scores
 from dsi.docids.types import Floats, Ints
 from dsi.docids.words.analyzer import Analyzer
 from dsi.docids.words.bm25 import BM25
 from dsi.docids.words.sentences import sentences
+from dsi.search.best_scores import BestScores
+from dsi.search.queries import EncodedQueries
+from dsi.search.request import SearchRequest
+from dsi.search.scores import LEAST_READ
+from dsi.store.folder.manifest import read_manifest
+from dsi.store.folder.verify import write_manifest_file
+from dsi.store.folder.writing import updating
 from dsi.store.retriever import Retriever
+from dsi.store.updating import encoded_pieces
 
 _FEWEST_TRIED, _MOST, _SHARE = 150, 300, 10
 """Sentences that are looked for: the fewest and the most of them, and documents for each sentence."""
@@ -95,18 +106,42 @@ class Hole(NamedTuple):
     text: str
 
 
-def cloze_test(retriever: Retriever, collection: Collection, *, seed: int = 0) -> Cloze | None:
-    """Return the weight of an index's words that finds its documents by sentences of theirs.
+class Questions(NamedTuple):
+    """Sentences that were taken out of documents, one each, and how these and other documents score for them.
 
-    None without BM25, where fewer than 10 documents have two sentences that the encoder reads, or all documents are alike.
+    Attributes:
+        encoded: the sentences, as queries.
+        rows: [pairs] of the documents that they were taken out of.
+        dense: [pairs, documents] by the encoder; documents are all, or a sample with those of the sentences in it.
+        words: [pairs, documents] by the lexical part, as shares.
+        own: [pairs] the column of each sentence's document, which is scored as it is without the sentence.
+        tokens: codes of the tokens of the pieces that held the sentences, without them; None if the index has none.
+    """
+
+    encoded: EncodedQueries
+    rows: Ints
+    dense: Floats
+    words: Floats
+    own: Ints
+    tokens: TokenCodes | None
+
+
+def ask(retriever: Retriever, documents: datasets.Dataset, seed: int = 0) -> Questions | None:
+    """Return questions that the documents of an index without a generator ask; `seed`: of the choice of sentences.
+
+    None if the index has no BM25, or fewer than 10 documents have two sentences that the encoder reads.
     """
     lexical = retriever.snapshot.lexical
     if not isinstance(lexical, BM25):
         return None
-    holes = list(find_holes(retriever.snapshot.encoder, collection.documents, lexical.analyzer, seed))
-    if len(holes) < _FEWEST:
-        return None
-    return choose_words(*_scores(retriever, lexical, holes, seed))
+    holes = list(find_holes(retriever.snapshot.encoder, documents, lexical.analyzer, seed))
+    return _asked(retriever, lexical, holes, seed) if len(holes) >= _FEWEST else None
+
+
+def cloze_test(retriever: Retriever, collection: Collection, *, seed: int = 0) -> Cloze | None:
+    """Return the weight of an index's words that finds its documents by sentences of theirs; None as `ask` and `choose` say."""
+    questions = ask(retriever, collection.documents, seed)
+    return None if questions is None else choose_words(questions.dense, questions.words, questions.own)
 
 
 def choose_words(dense: Floats, words: Floats, own: Ints) -> Cloze | None:
@@ -151,11 +186,8 @@ def _reciprocal_ranks(scores: Floats, own: Ints) -> Floats:
     return 1 / (1 + (scores > ours).sum(axis=1, dtype=np.float32))
 
 
-def _scores(retriever: Retriever, lexical: BM25, holes: Sequence[Hole], seed: int) -> tuple[Floats, Floats, Ints]:
-    """Return dense scores and shares of words [pairs, documents], and each sentence's own document [pairs].
-
-    A sentence's own document is scored as it is without it.
-    """
+def _asked(retriever: Retriever, lexical: BM25, holes: Sequence[Hole], seed: int) -> Questions:
+    """Return the questions of documents that sentences were taken out of."""
     encoder, pairs = retriever.snapshot.encoder, np.arange(len(holes))
     asked, rows = [hole.sentence for hole in holes], np.array([hole.row for hole in holes])
     # 1) the documents: all, or a sample with those of the sentences in it
@@ -164,8 +196,10 @@ def _scores(retriever: Retriever, lexical: BM25, holes: Sequence[Hole], seed: in
     documents = np.sort(np.concatenate([rows, others]))
     own = np.searchsorted(documents, rows)
     # 2) dense
-    queries = encoder.encode(encoder.query_texts(asked), "query")  # [pairs, dim]
-    pieces = encoder.encode([hole.piece for hole in holes], "document")
+    encoded = retriever.encode_queries(asked)
+    queries = encoded.embeddings  # [pairs, dim]
+    full_texts = [f"{hole.title} {hole.text}" for hole in holes]
+    pieces, tokens = encoded_pieces(retriever.snapshot.tree, encoder, [hole.piece for hole in holes])
     blocks = np.array_split(queries, -(-len(queries) // _BLOCK))
     dense = np.concatenate([document_scores(block, retriever.snapshot.tree)[:, documents] for block in blocks])
     dense[pairs, own] = [
@@ -173,10 +207,56 @@ def _scores(retriever: Retriever, lexical: BM25, holes: Sequence[Hole], seed: in
     ]
     # 3) words
     ids = [*lexical.doc_ids, *(f"hole {number}" for number in pairs)]
-    scores = lexical.update([], ids, [f"{hole.title} {hole.text}" for hole in holes]).shares(asked)
+    scores = lexical.update([], ids, full_texts).shares(asked)
     words = scores[:, documents]
     words[pairs, own] = scores[pairs, len(lexical.doc_ids) + pairs]
-    return dense, words, own
+    return Questions(encoded, rows, dense, words, own, tokens)
+
+
+def best_scores(retriever: Retriever, questions: Questions) -> BestScores | None:
+    """Return how the best scores of questions are distributed, each over its own document without the sentence and all others.
+
+    None if there are fewer than 30, as where the encoder reads few of the documents, or if they are all alike.
+    """
+    if len(questions.own) < _EVIDENCE:
+        return None
+    tree, config = retriever.snapshot.tree, retriever.search_config
+    request = SearchRequest(2, config)
+    # 1) the best of the other documents
+    result = retriever.snapshot.engine.search(questions.encoded, request)
+    is_other = (tree.doc_rows[np.maximum(result.positions, 0)] != questions.rows[:, None]) & (result.positions >= 0)
+    others = np.where(is_other, result.scores, -np.inf).max(axis=1)
+    # 2) their own
+    pairs = np.arange(len(questions.own))
+    vectors = questions.dense[pairs, questions.own]  # [pairs]
+    if tree.tokens is not None and questions.tokens is not None and config.token_weight:
+        places = np.arange(len(pairs), dtype=np.int32)
+        codes = replace(tree.tokens, parts=(questions.tokens,), order=places)
+        states = [one.batches[0].word_states(0) for one in questions.encoded.each()]
+        found = [codes.late_interaction([codes.project(own)], pairs[n : n + 1])[0, 0] for n, own in enumerate(states)]
+        vectors = vectors + config.token_weight * np.array(found, dtype=np.float32)
+    shares = np.ones(len(pairs), dtype=np.float32)
+    for batch in questions.encoded.batches:
+        shares[batch.rows] = 1 if batch.shares_read is None else np.maximum(batch.shares_read, LEAST_READ)
+    own = shares * vectors + config.lexical_weight * questions.words[pairs, questions.own]
+    return BestScores.from_scores(np.maximum(own, others), request, len(retriever))
+
+
+def renew_best_scores(retriever: Retriever) -> bool:
+    """Ask again if updates have changed a tenth of the documents since, and return whether; without texts nothing is known."""
+    if retriever.snapshot.engine.best_scores is None or retriever.snapshot.engine.best_scores.holds:
+        return False
+    questions = None
+    if retriever.snapshot.documents.has_texts:
+        questions = ask(retriever, datasets.Dataset(InMemoryTable(retriever.snapshot.documents.table)))
+    retriever.snapshot.engine.best_scores = None if questions is None else best_scores(retriever, questions)
+    return True
+
+
+def write_best_scores(folder: Path, scores: BestScores | None) -> None:
+    """Write the best scores of an index on disk into its manifest."""
+    with updating(folder):
+        write_manifest_file(folder, {**read_manifest(folder), "best_scores": scores and asdict(scores)})
 
 
 def _dense_without(tree: DocidTree, row: int, query: Floats, piece: Floats) -> float:

@@ -23,7 +23,7 @@ from dsi.docids.files.storage import write_json
 from dsi.docids.types import Qrels, Run
 from dsi.eval.fusion import fit_weights
 from dsi.eval.protocol import FEWEST_QUERIES, best_setting, count_answered
-from dsi.measuring.cloze import Cloze, cloze_test
+from dsi.measuring.cloze import Cloze, Questions, ask, best_scores, choose_words, write_best_scores
 from dsi.measuring.learned import learned_queries
 from dsi.search.generate import VectorEngine
 from dsi.search.queries import EncodedQueries
@@ -110,8 +110,9 @@ def tune(retriever: Retriever, collection: Collection) -> Tuning:
     config = retriever.search_config = dataclasses.replace(retriever.search_config, **start)
     # 3) the weight of words, where too few judgements could choose it
     qrels, cloze = collection.qrels["dev"], None
+    questions = None if retriever.snapshot.engine.has_generator else ask(retriever, collection.documents)
     if (judged := count_answered(qrels)) < FEWEST_QUERIES:
-        qrels, cloze = {}, _by_cloze(retriever, collection)
+        qrels, cloze = {}, _by_cloze(retriever, questions)
         if not cloze:
             _warn_few(len(queries), judged, split)
     if cloze and not cloze.knows_language:
@@ -124,6 +125,10 @@ def tune(retriever: Retriever, collection: Collection) -> Tuning:
         own = choose(retriever, retriever.encode_queries(queries), qrels, config, identical=identical)
         tuning = Tuning({**tuning.best, **own.best}, own.tried, cloze)
     retriever.search_config = dataclasses.replace(config, **tuning.best)
+    # 5) how high the best scores of such weights are
+    retriever.snapshot.engine.best_scores = None if questions is None else best_scores(retriever, questions)
+    if retriever.snapshot.engine.best_scores is None and not retriever.snapshot.engine.has_generator:
+        logger.info("The documents ask too few questions to say how high a score is, so hits have no percentile.")
     return tuning
 
 
@@ -156,11 +161,11 @@ def _weights_by(cloze: Cloze | None) -> dict[str, float]:
     return {"lexical_weight": cloze.weight, **({} if cloze.knows_language else {"token_weight": 0.0})}
 
 
-def _by_cloze(retriever: Retriever, collection: Collection) -> Cloze | None:
+def _by_cloze(retriever: Retriever, questions: Questions | None) -> Cloze | None:
     """Return what the documents say of the weight of words; None where they say nothing, or the user has set it."""
-    if retriever.snapshot.engine.has_generator or retriever.snapshot.configured.lexical_weight != LEXICAL_WEIGHT:
+    if questions is None or retriever.snapshot.configured.lexical_weight != LEXICAL_WEIGHT:
         return None
-    return cloze_test(retriever, collection)
+    return choose_words(questions.dense, questions.words, questions.own)
 
 
 def _warn_language(cloze: Cloze) -> None:
@@ -373,6 +378,7 @@ def tune_index(folder: Path, collection: Collection, device: str | None = None) 
         tuning = tune(retriever, collection)
     if retriever.search_config != before:
         write_search_config(folder, retriever.search_config, configured)
+    write_best_scores(folder, retriever.snapshot.engine.best_scores)
     if not tuning.best:
         return False
     choice = {"best": tuning.best, "tried": tuning.tried, "cloze": tuning.cloze and dataclasses.asdict(tuning.cloze)}

@@ -50,6 +50,26 @@ class Match(NamedTuple):
     is_clear: bool = True
 
 
+class Uncovered(NamedTuple):
+    """Words of a query that its answer lacks, as the query writes them; common words are left out.
+
+    Attributes:
+        nowhere: that no document of the index has; empty for a search with a filter, which tells nothing of other documents.
+        elsewhere: that no returned document covers, by words or by late interaction, without those of `nowhere`.
+    """
+
+    nowhere: tuple[str, ...] = ()
+    elsewhere: tuple[str, ...] = ()
+
+    def __str__(self) -> str:
+        lists = {"no document mentions": self.nowhere, "none of these mentions": self.elsewhere}
+        return "; ".join(f"{what}: {', '.join(map(printable, words))}" for what, words in lists.items() if words)
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return {"uncovered": both lists}, nothing if they are empty, as answers in JSON have it."""
+        return {"uncovered": {name: list(words) for name, words in self._asdict().items()}} if any(self) else {}
+
+
 class Piece(NamedTuple):
     """Characters start to end of a text, and the score of its document if this were its best piece."""
 
@@ -94,6 +114,12 @@ class AnsweredSearch(Protocol):
     def matches(self, hits: "Sequence[Hit]") -> list[list[Match]]:
         """Return the words of the query that each of its hits matches."""
 
+    def uncovered(self, hits: "Sequence[Hit]") -> Uncovered:
+        """Return the words of the query that no document has, and those that none of its hits covers."""
+
+    def percentile(self, score: float) -> float | None:
+        """Return where a score lies among the best scores of questions that the documents ask."""
+
 
 @dataclass(frozen=True)
 class Hit:
@@ -127,6 +153,15 @@ class Hit:
         """Return this hit, which from now on knows its search."""
         object.__setattr__(self, "search", search)
         return self
+
+    @property
+    def percentile(self) -> float | None:
+        """How many of 100 questions that the index's own documents answer have a lower best score, filter or not.
+
+        It moves with encoder, language and size of the collection; it is no probability. None where the index is too small to
+        know, for other weights than it was tuned with, and for hits that do not know their search.
+        """
+        return None if self.search is None else self.search.percentile(self.score)
 
     @property
     def label(self) -> str:
@@ -181,7 +216,7 @@ class Hit:
         With `passage_span` and `passage` where the text has several pieces, `passages` if the search asked for several, and
         `location` where it was read from a file.
         """
-        names = ["rank", "score", "doc_id", "title", "digits", "text", "passage_span"]
+        names = ["rank", "score", "percentile", "doc_id", "title", "digits", "text", "passage_span"]
         names += ["passage"] * (self.passage_span is not None)
         metadata = {name: json_value(value) for name, value in self.own_metadata.items()}
         found = {name: value for name in names if (value := getattr(self, name)) is not None}
@@ -217,9 +252,10 @@ def label_of(doc_id: str, title: str, text: str | None) -> str:
 
 
 class _Remembered(NamedTuple):
-    """What a pickled or copied list of hits knows of its search: the matched words, by document."""
+    """What a pickled or copied list of hits knows of its search: the matched words, by document, and the uncovered ones."""
 
     found: dict[str, list[Match]]
+    lacking: Uncovered
 
     def explain(self, doc_id: str) -> Any:
         """Raise ValueError: the index is not here."""
@@ -228,6 +264,13 @@ class _Remembered(NamedTuple):
     def matches(self, hits: "Sequence[Hit]") -> list[list[Match]]:
         """Return the words of the query that each of its hits matches."""
         return [self.found.get(hit.doc_id, []) for hit in hits]
+
+    def uncovered(self, hits: "Sequence[Hit]") -> Uncovered:
+        """Return the words of the query that no document has, and those that none of all hits covers."""
+        return self.lacking
+
+    def percentile(self, score: float) -> None:
+        """Return None: the index is not here."""
 
 
 def _known(search: AnsweredSearch | None) -> AnsweredSearch:
@@ -289,7 +332,7 @@ class Hits(list[Hit]):
     def __reduce__(self) -> tuple[Any, ...]:
         """Pickle the hits with their matched words and what is proven of them, without the index."""
         found = {hit.doc_id: own for hit, own in zip(self, self.matches(), strict=True)}
-        search = _Remembered(found) if self._search else None
+        search = _Remembered(found, self.uncovered) if self._search else None
         return Hits, (list(self), self.exact, self.query, search, self.coverage, self.missing, self.note)
 
     @property
@@ -332,6 +375,11 @@ class Hits(list[Hit]):
         """Return the words of the query that each hit matches; none for hits that do not know their search."""
         return self._search.matches(self) if self._search else [[] for _ in self]
 
+    @property
+    def uncovered(self) -> Uncovered:
+        """The words of the query that no document has, and those that no hit covers; none if the search is not known."""
+        return self._search.uncovered(self) if self._search else Uncovered()
+
     def __str__(self) -> str:
         return self.format()
 
@@ -372,13 +420,14 @@ class Hits(list[Hit]):
 
     @property
     def _summary(self) -> str:
-        """How many there are, and what is proven of a search."""
+        """How many there are, what is proven of a search, and what they lack."""
         count = counted(len(self), "document")
         if self.missing:
             count += f"; {self.coverage:.0%} of the documents were searched"
         if self.note:
             return f"{count}. {self.note}"
-        return f"{count}; proven: no other scores higher" if self and self._search and self.exact else count
+        proven = "proven: no other scores higher" if self and self._search and self.exact else ""
+        return "; ".join(filter(None, [count, proven, str(self.uncovered)]))
 
 
 class Answers(list[Hits]):

@@ -253,7 +253,7 @@ def _passages(service: "Service", answer: "Json", tokens: int) -> "Json":
     passages: list[Json] = []
     left = tokens
     for number, (hit, place) in enumerate(places):
-        names = ("rank", "score", "doc_id", "title", "location", "metadata")
+        names = ("rank", "score", "percentile", "doc_id", "title", "location", "metadata")
         kept: Json = {name: hit[name] for name in names if name in hit}
         if "text" in hit:
             (start, stop), most = (place.pop("start"), place.pop("end")), left // (len(places) - number)

@@ -168,7 +168,8 @@ class ForgetBody(BaseModel):
 
 
 _HITS = (
-    "`hits`, each with `rank`, `score`, `doc_id`, `title`, `metadata`, `digits` (the path in the tree), `text` if kept, "
+    "`hits`, each with `rank`, `score`, `percentile` (of 100 questions of the documents, how many have a lower best score), "
+    "`doc_id`, `title`, `metadata`, `digits` (the path in the tree), `text` if kept, "
     "`passage` and `passage_span` (its ends) of a long text, `passages` if several are asked for (`start`, `end`, `score`, "
     "`text`, `location`, with matches `excerpt`), `location` of a passage in a file (`address`, `file`, `place`, `lines`, "
     "`heading`), with parts `parts`, with matches `label`, `excerpt` (ends of the telling part) and `matches` "
@@ -181,12 +182,14 @@ _TARGET = (
 )
 ANSWERS = {
     "POST /search": f"`milliseconds`, and `answers`, one a query: `query`, `exact` (True if proven), {_HITS}; `error` where "
-    "one of several queries is refused; `note` where none has its words; `coverage` and `missing` shards with status 206",
-    "POST /similar": "`query` (words that tell most of the documents), `exact`, `hits` as above, without `parts`; "
-    "`coverage` and `missing` with status 206",
-    "POST /explain": "`query`, `config`, `exact`, `walked`, `read`, `note`, `levels` (`scored`, `kept`, `answers`), `pruned`, "
-    "`children`: nodes with `digits`, `score`, `kept`, `rank`, `found_by`, `parts`, `documents`, `title`, `doc_id`, `words`, "
-    f"`children`, `pruned` (how many are not shown); with `doc_id` {_TARGET}; `coverage` and `missing` with status 206",
+    "one of several queries is refused; `note` where none has its words; `uncovered` words of the query, which no document has "
+    "(`nowhere`) or none of these covers (`elsewhere`); `coverage` and `missing` shards with status 206",
+    "POST /similar": "`query` (words that tell most of the documents), `exact`, `hits` and `uncovered` (`nowhere`, "
+    "`elsewhere`) as above, without `parts`; `coverage` and `missing` with status 206",
+    "POST /explain": "`query`, `config`, `exact`, `walked`, `read`, `uncovered` (`nowhere`, `elsewhere`), `note`, `levels` "
+    "(`scored`, `kept`, `answers`), `pruned`, `children`: nodes with `digits`, `score`, `kept`, `rank`, `found_by`, `parts`, "
+    "`documents`, `title`, `doc_id`, `words`, `children`, `pruned` (how many are not shown); with `doc_id` "
+    f"{_TARGET}; `coverage` and `missing` with status 206",
     "GET /tree": "`digits`, `documents` below, `words`, or of a document `doc_id` and `title`; at most 1,000 `children` of "
     "`count`, each with the same",
     "GET /documents/ID": "`doc_id`, `title`, `metadata`, `digits`, `text` if the index keeps texts",

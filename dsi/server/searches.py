@@ -64,7 +64,7 @@ def answers(
 
 
 def answer_of(hits: Hits, *, matches: bool) -> Json:
-    """Return hits with their query, whether they are exact, and what shards lack; `matches` as in `answers`."""
+    """Return hits with their query, whether they are exact, and what they and shards lack; `matches` as in `answers`."""
     shown: Json = {"query": hits.query, "exact": hits.exact, "hits": [_shown_hit(hit) for hit in hits]}
     if matches:
         for hit, fields, words in zip(hits, shown["hits"], hits.matches(), strict=True):
@@ -72,7 +72,7 @@ def answer_of(hits: Hits, *, matches: bool) -> Json:
             for place, span in [(fields, hit.best_span), *((own, (own["start"], own["end"])) for own in parts)]:
                 place["excerpt"] = list(excerpt(text, words, _EXCERPT, span))
             fields.update(label=hit.label, matches=shown_matches(words))
-    return {**shown, **_lack(hits.coverage, hits.missing)}
+    return {**shown, **hits.uncovered.as_dict(), **_lack(hits.coverage, hits.missing)}
 
 
 def shown_passages(evidence: Evidence) -> Json:
@@ -152,6 +152,7 @@ class Explainer:
             **_lack(float(result.coverage[0]), result.missing[0]),
             "walked": any(level["scored"] for level in levels) and explanation.config.method == "generate",
             "read": explanation.read,
+            **explanation.uncovered.as_dict(),
             **({"note": explanation.note} if explanation.note else {}),
             "levels": levels,
             **self._below(explanation.roots),

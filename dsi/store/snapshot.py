@@ -72,7 +72,7 @@ class Snapshot:
         Raises:
             ValueError: they do not belong together.
         """
-        tree, documents, lexical, memory = content
+        tree, documents, lexical, memory, best_scores = content
         if len(documents) != tree.num_rows:
             raise ValueError(f"The docids cover {tree.num_rows} documents, the document table has {len(documents)}.")
         if encoder.embedding_dim != (dim := tree.embeddings.shape[1]):
@@ -83,7 +83,7 @@ class Snapshot:
             generator.check_tree(tree)
             generator.check_states(encoder.state_dim)
             generator = generator.to(encoder.device)
-        engine = create_engine(generator, tree, lexical, dtype, memory)
+        engine = create_engine(generator, tree, lexical, dtype, memory, best_scores)
         encoder, table = encoder.for_search(dtype), DocumentTable(documents)
         return cls(encoder, generator, search_config, configured or search_config, table, engine, dtype)
 
@@ -105,7 +105,7 @@ class Snapshot:
     @property
     def content(self) -> Content:
         """The parts that an update changes."""
-        return Content(self.tree, self.documents.table, self.lexical, self.memory)
+        return Content(self.tree, self.documents.table, self.lexical, self.memory, self.engine.best_scores)
 
     def changed(self, content: Content) -> "Snapshot":
         """Return the index with other content, which no folder holds."""
@@ -114,6 +114,7 @@ class Snapshot:
         if parts == ["memory"]:
             return replace(self, engine=self.engine.with_memory(content.memory), generation=0)
         engine = self.engine.with_content(content.tree, content.lexical, content.memory)
+        engine.best_scores = content.best_scores
         return replace(self, documents=DocumentTable(content.documents), engine=engine, generation=0)
 
     def with_memory(self, memory: QueryMemory) -> "Snapshot":

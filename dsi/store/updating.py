@@ -37,6 +37,7 @@ from dsi.docids.token_vectors import TokenCodes
 from dsi.docids.tree import DocidTree
 from dsi.docids.updating import add_documents, remove_documents, without_traces
 from dsi.docids.words.bm25 import BM25
+from dsi.search.best_scores import BestScores
 from dsi.store.documents.table import DocumentTable
 
 CHANGING = ("docids", "lexical", "memory")
@@ -46,12 +47,13 @@ _BLOCK = 1_024
 
 
 class Content(NamedTuple):
-    """The parts of an index that an update changes: docids, document table, lexical part, what it has learned."""
+    """The parts of an index that an update changes: docids, document table, lexical part, what it has learned, best scores."""
 
     tree: DocidTree
     documents: pa.Table
     lexical: BM25 | None
     memory: QueryMemory
+    best_scores: BestScores | None = None
 
 
 def changed_parts(content: Content, held: Content | None) -> list[str]:
@@ -118,7 +120,7 @@ def _with_rows(
     ]
     full_texts = [f"{title} {text}" for title, text in zip(titles, texts, strict=True)]
     warn_unread(full_texts, encoder)
-    embeddings, tokens = _encode(content.tree, encoder, pieces)
+    embeddings, tokens = encoded_pieces(content.tree, encoder, pieces)
     places = np.repeat(np.arange(len(cuts)), [len(own.spans) for own in cuts])
     spans = np.array([span for own in cuts for span in own.spans], dtype=np.int32)
     own_spans = spans if content.tree.spans is not None or len(pieces) > len(records) else None
@@ -129,7 +131,9 @@ def _with_rows(
     lexical = content.lexical.update(replaced, Column(table["doc_id"]), full_texts) if content.lexical else None
     again = {rows[doc_id]: number for number, doc_id in enumerate(doc_ids) if doc_id in rows}
     memory = _moved(content, replaced, again)
-    return Content(without_traces(add_documents(tree, embeddings, places, tokens, own_spans)), table, lexical, memory)
+    tree = without_traces(add_documents(tree, embeddings, places, tokens, own_spans))
+    best = content.best_scores and content.best_scores.after(len(replaced) + len(records))
+    return Content(tree, table, lexical, memory, best)
 
 
 def _moved(content: Content, gone: Sequence[int], again: Mapping[int, int] | None = None) -> QueryMemory:
@@ -148,7 +152,7 @@ def _moved(content: Content, gone: Sequence[int], again: Mapping[int, int] | Non
     return content.memory.moved(rows)
 
 
-def _encode(
+def encoded_pieces(
     tree: DocidTree, encoder: TextEncoder, pieces: Sequence[str]
 ) -> tuple[NDArray[np.float32], TokenCodes | None]:
     """Return embeddings of pieces of texts, and the codes of their tokens if the index has token vectors."""
@@ -393,7 +397,8 @@ def without_documents(content: Content, rows: Sequence[int]) -> Content:
     table = _without(content.documents, rows)
     lexical = content.lexical.update(rows, Column(table["doc_id"]), ()) if content.lexical else None
     tree = without_traces(remove_documents(content.tree, np.array(rows)))
-    return Content(tree, table, lexical, _moved(content, rows))
+    best = content.best_scores and content.best_scores.after(len(set(rows)))
+    return Content(tree, table, lexical, _moved(content, rows), best)
 
 
 def _without(table: pa.Table, rows: Sequence[int]) -> pa.Table:

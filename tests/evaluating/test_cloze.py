@@ -43,7 +43,7 @@ def test_an_encoder_that_words_leave_behind_does_not_know_the_language():
 
 
 def test_late_interaction_is_left_out_where_the_encoder_does_not_know_the_language(monkeypatch, caplog):
-    monkeypatch.setattr("dsi.measuring.tuning.cloze_test", lambda *_: Cloze(2.0, 150, dense=0.1, words=0.9))
+    monkeypatch.setattr("dsi.measuring.tuning._by_cloze", lambda *_: Cloze(2.0, 150, dense=0.1, words=0.9))
     config = dsi.index(["Neon glows.", "The Danube flows."]).search_config
     assert (config.lexical_weight, config.token_weight) == (2.0, 0.0)
     assert "does not know the language of these documents" in caplog.text

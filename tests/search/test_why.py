@@ -24,7 +24,7 @@ from dsi.docids.schemes import DocidsConfig, SchemeInput, make_docids
 from dsi.docids.token_vectors import TokenVectors, decode
 from dsi.docids.words.bm25 import BM25
 from dsi.search.explain.matches import StoredText, _term_places, _whole_word
-from dsi.search.hits import Hit, Hits, Match, Span, cut_at_matches, excerpt
+from dsi.search.hits import Hit, Hits, Match, Span, Uncovered, cut_at_matches, excerpt
 from dsi.store.retriever import from_parts
 from tests.support.small import MINIPEDIA, PROMPTS, random_generator
 
@@ -394,7 +394,8 @@ def test_hits_print_what_was_proven_and_nothing_of_certainty(vectors):
         options = {} if method == "exact" else {"beam_width": 1, "candidates": 3}
         hits = vectors.search(QUERIES[0], k=3, method=method, lexical_weight=0.2, **options)
         lines = str(hits).splitlines()
-        assert lines[0] == f'"{QUERIES[0]}"  (3 documents{said})'
+        lacking = f"; {hits.uncovered}" if any(hits.uncovered) else ""
+        assert lines[0] == f'"{QUERIES[0]}"  (3 documents{said}{lacking})'
         assert [line.split()[2] for line in lines[1::2]] == [hit.doc_id for hit in hits]
         assert repr(hits) == str(hits)
         assert "certif" not in str(hits) + hits._repr_html_()
@@ -409,6 +410,9 @@ def test_a_notebook_gets_marks_and_no_html_of_documents():
     class Search:
         def matches(self, doc_ids):
             return [[Match("neon", 0.5, (Span("text", 14, 18, "neon"),))] for _ in doc_ids]
+
+        def uncovered(self, hits):
+            return Uncovered(("<q>",))
 
     hit = Hit(1, 0.5, "<i>", "<script>", (0,), text, {"<u>": "<s>"})
     shown = Hits([hit], exact=False, query="<q>", search=Search())._repr_html_()

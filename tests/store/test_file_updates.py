@@ -93,13 +93,13 @@ def test_what_was_never_in_the_folder_stays_and_metadata_without_a_column_is_cou
 
 
 def test_a_changed_file_of_an_empty_document_ends_nothing(notes, retriever, monkeypatch, caplog):
-    encode = updating._encode
+    encode = updating.encoded_pieces
 
     def with_a_token(tree, encoder, pieces):
         """Encode as models do whose tokenizer begins every text with a token of its own."""
         return encode(tree, encoder, [piece.strip() or "x" for piece in pieces])
 
-    monkeypatch.setattr(updating, "_encode", with_a_token)
+    monkeypatch.setattr(updating, "encoded_pieces", with_a_token)
     (notes / "rows.tsv").write_text("id\ttext\nr0\t\n")
     (notes / "note05.md").unlink()
     caplog.set_level(logging.WARNING)

@@ -10,6 +10,7 @@ import numpy as np
 from dsi.docids.files.checks import counted, printable
 from dsi.docids.tree import DocidTree
 from dsi.search.engine import Engine
+from dsi.search.hits import Uncovered
 from dsi.search.queries import EncodedQueries
 from dsi.search.request import SearchConfig, SearchRequest
 from dsi.search.results import EXTRA, MEMORY, WALK, WORDS, SearchResult, Trace
@@ -64,6 +65,7 @@ class Explanation:
         meaning: what the scores of nodes and documents are.
         has_generator: whether one scored the nodes; else their vectors did.
         note: that what was learned has no effect, and that the encoder does not read the query, where it is so; else "".
+        uncovered: words of the query that no document has, and those that no returned document covers.
     """
 
     query: str
@@ -74,6 +76,7 @@ class Explanation:
     meaning: str
     has_generator: bool
     note: str = ""
+    uncovered: Uncovered = field(default_factory=Uncovered)
 
     @property
     def roots(self) -> list[ExplainedNode]:
@@ -100,7 +103,9 @@ class Explanation:
         head = f'"{printable(self.query)}"  ({how}, {self.total} documents)'
         ranked = {node.rank: node for level in self.levels for node in level if node.rank}
         lines = [_line(ranked[rank], _parts(ranked[rank])) for rank in sorted(ranked)]
-        return "\n".join([head, *(lines or ["no document is returned"]), *([self.note] if self.note else [])])
+        return "\n".join(
+            [head, *(lines or ["no document is returned"]), *filter(None, [str(self.uncovered), self.note])]
+        )
 
     def __str__(self) -> str:
         legend = f"{self.meaning}; + kept, - pruned, # final rank"

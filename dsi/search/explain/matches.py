@@ -50,7 +50,7 @@ def matched_words(
     found = engine.token_shares(batch, request, [document.position for document in documents])
     if found is None:
         return [_by_name(own) for own in words]
-    tokens = _QueryTokens.from_query(encoder, text, config.token_weight)
+    tokens = QueryTokens.from_query(encoder, text, config.token_weight)
     return [
         _joined(_by_tokens(engine, encoder, tokens, document, *own), by_words)
         for document, own, by_words in zip(documents, found, words, strict=True)
@@ -80,7 +80,7 @@ def _words(engine: Engine, query: str, weight: float, documents: Sequence[Stored
         for start, end, own in asked:
             spans, word = dict.fromkeys(chain.from_iterable(places.get(term, ()) for term in own)), query[start:end]
             if share := sum(shares[term] for term in own):
-                found[-1].append(_Found(start, end, Match(word, share, tuple(sorted(spans)), not _is_weak(word))))
+                found[-1].append(_Found(start, end, Match(word, share, tuple(sorted(spans)), not is_weak(word))))
     return found
 
 
@@ -129,7 +129,7 @@ def _same_words(word: str, document: StoredText) -> Iterator[Span]:
                 yield Span(field, found.start(), found.end(), found.group())
 
 
-class _QueryTokens(NamedTuple):
+class QueryTokens(NamedTuple):
     """The tokens of a query that late interaction compares.
 
     Attributes:
@@ -145,7 +145,7 @@ class _QueryTokens(NamedTuple):
     least: float
 
     @classmethod
-    def from_query(cls, encoder: TextEncoder, query: str, weight: float) -> "_QueryTokens":
+    def from_query(cls, encoder: TextEncoder, query: str, weight: float) -> "QueryTokens":
         """Return those of a query, with the weight of late interaction."""
         (text,) = encoder.query_texts([query])
         spans = [span for span in encoder.spans(text, "query") if not span.is_special]
@@ -154,7 +154,7 @@ class _QueryTokens(NamedTuple):
 
 
 def _by_tokens(
-    engine: Engine, encoder: TextEncoder, query: _QueryTokens, document: StoredText, found: Ints, shares: Floats
+    engine: Engine, encoder: TextEncoder, query: QueryTokens, document: StoredText, found: Ints, shares: Floats
 ) -> list[_Found]:
     """Return the matches of late interaction; tokens that are pieces of one word are put together."""
     places = _token_places(engine, encoder, document)
@@ -168,7 +168,7 @@ def _by_tokens(
             continue
         ends, share = dict.fromkeys(place for place, _ in pairs if place), sum(share for _, share in pairs)
         texts = [query.text[start:end], *(place.text for place in ends)]
-        is_clear = share >= query.least * len(pairs) and not any(_is_weak(text) for text in texts)
+        is_clear = share >= query.least * len(pairs) and not any(is_weak(text) for text in texts)
         if is_clear:  # other places of the same words are marked too
             ends |= dict.fromkeys(other for text in texts[1:] for other in _same_words(text.lower(), document))
         match = Match(texts[0], share, tuple(ends), is_clear)
@@ -176,7 +176,7 @@ def _by_tokens(
     return matches
 
 
-def _is_weak(word: str) -> bool:
+def is_weak(word: str) -> bool:
     """Return whether a word says little: a common word or a punctuation mark."""
     return word.lower() in COMMON_WORDS or not any(map(str.isalnum, word))
 

@@ -19,7 +19,8 @@ from dsi.docids.query_memory import Earlier
 from dsi.search.engine import Engine, count_documents
 from dsi.search.explain.explanation import ExplainedNode, Explanation, explain, notes
 from dsi.search.explain.matches import StoredText, matched_words
-from dsi.search.hits import Hit, Match, Piece, label_of
+from dsi.search.explain.uncovered import uncovered_words
+from dsi.search.hits import Hit, Match, Piece, Uncovered, label_of
 from dsi.search.passages import Found, Words, best_pieces, best_place
 from dsi.search.queries import EncodedQueries
 from dsi.search.request import SearchRequest
@@ -178,7 +179,8 @@ class AnsweredQuery:
         """The search as a tree."""
         self.encoded.check_usable()
         explanation = explain(self.engine, self.encoded, self.request, self.documents.names)
-        self._note(explanation.result)
+        result = self._note(explanation.result)
+        explanation.uncovered = self._uncovered(result.positions[0, : result.counts[0]].tolist())
         return explanation
 
     def passages(self, found: Sequence[Found]) -> list[Shown]:
@@ -205,6 +207,19 @@ class AnsweredQuery:
         return self._matches(
             [StoredText(tree.node(hit.digits) - tree.num_inner, hit.title, hit.text or "") for hit in hits]
         )
+
+    def percentile(self, score: float) -> float | None:
+        """Return how many of 100 questions that the documents ask have a lower best score; None where that is not known."""
+        best = self.engine.best_scores
+        return None if best is None else best.percentile(score, self.request)
+
+    def uncovered(self, hits: Sequence[Hit]) -> Uncovered:
+        """Return the words of the query that no document has, and those that none of its hits covers."""
+        tree = self.engine.tree
+        return self._uncovered([tree.node(hit.digits) - tree.num_inner for hit in hits])
+
+    def _uncovered(self, positions: Sequence[int]) -> Uncovered:
+        return uncovered_words(self.engine, self.encoder, self.encoded, self.request, positions)
 
     def _matches(self, documents: Sequence[StoredText]) -> list[list[Match]]:
         if not documents:

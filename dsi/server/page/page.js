@@ -119,11 +119,17 @@ function searchSoon() {
   resting = setTimeout(searchAnew, 200);
 }
 
+/** A sentence on the words of the query that no document has, and on those that no answer covers. */
+function lacking({ nowhere = [], elsewhere = [] } = {}) {
+  const none = nowhere.length ? ` No document mentions: ${nowhere.join(", ")}.` : "";
+  return elsewhere.length ? `${none} None of these mentions: ${elsewhere.join(", ")}.` : none;
+}
+
 function show({ answers: [answer], milliseconds }, picture) {
-  const { hits, exact, note } = answer;
+  const { hits, exact, note, uncovered } = answer;
   const proven = exact ? " Proven: no other document scores higher." : "";
   const count = `${hits.length} answer${hits.length === 1 ? "" : "s"}`;
-  say(hits.length ? `${count} in ${Math.round(milliseconds)} ms.${proven}` : note ?? "No document may be returned.");
+  say(hits.length ? `${count} in ${Math.round(milliseconds)} ms.${proven}${lacking(uncovered)}` : note ?? "No document may be returned.");
   $("found").hidden = false;
   const drawn = answersBelow(picture);
   $("answers").replaceChildren(...hits.map((hit) => answerOf(hit, drawn.get(hit.rank))));

@@ -30,6 +30,7 @@ from dsi.docids.query_memory import QueryMemory
 from dsi.docids.token_vectors import TokenVectors
 from dsi.docids.tree import DocidTree
 from dsi.docids.words.bm25 import load_lexical
+from dsi.search.best_scores import BestScores
 from dsi.store.folder.manifest import PARTS, has_generator, part, search_config
 from dsi.store.folder.verify import verify
 from dsi.store.snapshot import Snapshot
@@ -111,7 +112,8 @@ def load_content(folder: Path, manifest: dict[str, Any], device: str | None) -> 
     """Load what updates change, in the generation of a manifest: docids, document table, lexical part and memory."""
     tree, documents = load_docids(part(folder, manifest, "docids"))
     lexical = load_lexical(part(folder, manifest, "lexical"), Column(documents["doc_id"]))
-    return Content(tree, documents, lexical, QueryMemory.load(part(folder, manifest, "memory")))
+    memory, best = QueryMemory.load(part(folder, manifest, "memory")), manifest.get("best_scores")
+    return Content(tree, documents, lexical, memory, BestScores.from_manifest(best))
 
 
 def load_index(folder: Path, device: str | None, dtype: str = "float32") -> Loaded:

@@ -48,7 +48,7 @@ def try_index(folder: Path) -> None:
     """
     manifest = read_manifest(folder)
     content = load_content(folder, manifest, "cpu")
-    tree, documents, lexical, memory = content
+    tree, documents, lexical, memory, _ = content
     for batch in documents.to_batches():
         batch.validate(full=True)  # Arrow does not check the offsets in a file before it follows them
     index = read_index(folder, manifest, content, "cpu")

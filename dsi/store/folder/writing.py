@@ -24,6 +24,7 @@ from dsi.docids.files.storage import (
     writing_to,
 )
 from dsi.docids.tree import DocidTree
+from dsi.search.best_scores import BestScores
 from dsi.search.request import SearchConfig
 from dsi.store.folder.loading import TOKENS, index_state, load_tree
 from dsi.store.folder.manifest import (
@@ -80,7 +81,14 @@ def replace_index(folder: Path, index: Snapshot) -> None:
             index.lexical.save(new / "lexical")
         index.memory.save(new / "memory")
         save_docids(index.tree, index.documents.table, new / "docids")
-        write_manifest(new, index.encoder, index.tree, index.search_config, configured=index.configured)
+        write_manifest(
+            new,
+            index.encoder,
+            index.tree,
+            index.search_config,
+            configured=index.configured,
+            best_scores=index.engine.best_scores,
+        )
         for entry in folder.iterdir() if folder.exists() else ():
             if entry.name in _OF_TRAINING or _GENERATION.fullmatch(entry.name):
                 continue
@@ -102,7 +110,7 @@ def index_to_replace(folder: str | Path) -> Path:
 
 def write_manifest(
     folder: Path, encoder: TextEncoder, tree: DocidTree, config: SearchConfig, seed: int | None = None,
-    configured: SearchConfig | None = None,
+    configured: SearchConfig | None = None, best_scores: BestScores | None = None,
 ) -> None:  # fmt: skip
     """Write the manifest, which binds the parts in `folder` to each other; it is written last and read first.
 
@@ -113,6 +121,7 @@ def write_manifest(
         config: how the index is searched by default.
         seed: of the training that made the parts; None for a copy, whose parts a process may have got from anywhere.
         configured: how it was searched before it was tuned; by default the same.
+        best_scores: of questions that the documents ask.
     """
     manifest = {
         "format_version": FORMAT_VERSION,
@@ -124,6 +133,7 @@ def write_manifest(
         "versions": package_versions(),
         "threads": threads(),
         "seed": seed,
+        "best_scores": best_scores and dataclasses.asdict(best_scores),
         "files": _hashes(folder, PARTS),
     }
     write_manifest_file(folder, manifest)
@@ -231,7 +241,7 @@ def write_update(
         ValueError: it was updated as often as a manifest may say.
     """
     # 1) Compare the index on disk with these parts.
-    tree, documents, lexical, memory = index.content
+    tree, documents, lexical, memory, best_scores = index.content
     changed = changed_parts(index.content, held)
     manifest, left = read_entries(folder / "manifest.json"), tuple[str, ...]()
     check_known(folder, known)
@@ -261,6 +271,7 @@ def write_update(
     fingerprints = {**manifest["fingerprints"], "docids": tree.fingerprint}
     entries = {"generation": generation, "parts": parts, "fingerprints": fingerprints, "files": files}
     entries |= _search_entries(index.search_config, index.configured) if tuned else {}
+    entries["best_scores"] = best_scores and dataclasses.asdict(best_scores)
     write_manifest_file(folder, {**manifest, **entries})
     _remove_generations(folder, parts.values())
     return int(generation)

@@ -69,7 +69,7 @@ def test_hits_have_it_wherever_the_index_goes(index, tmp_path, capsys):
     filtered = index.search("which gas glows in signs", k=5, deny=[hits[0].doc_id])
     assert filtered[0].percentile == found[1]  # of the whole collection, filter or not
     index.save(tmp_path / "index")
-    assert dsi.load(tmp_path / "index", device="cpu").engine.best_scores == index.engine.best_scores
+    assert dsi.load(tmp_path / "index", device="cpu").snapshot.engine.best_scores == index.snapshot.engine.best_scores
     main(["search", str(tmp_path / "index"), "which gas glows in signs", "--json"])
     assert json.loads(capsys.readouterr().out)["hits"][0]["percentile"] == found[0]
 
@@ -105,14 +105,14 @@ def test_after_a_tenth_has_changed_it_is_measured_again(index, tmp_path):
     assert index.search("gas", k=1)[0].percentile is not None
     index.add([{**DOCUMENTS[0], "doc_id": "once more"}])
     index.save(tmp_path / "index")
-    assert dsi.load(tmp_path / "index", device="cpu").engine.best_scores.changed == 1
+    assert dsi.load(tmp_path / "index", device="cpu").snapshot.engine.best_scores.changed == 1
     new = tmp_path / "new.jsonl"
     new.write_text(
         "\n".join(json.dumps({**own, "doc_id": f"new {own['doc_id']}"}) for own in DOCUMENTS[:30]), encoding="utf-8"
     )
     main(["update", str(tmp_path / "index"), "--add", str(new)])
     loaded = dsi.load(tmp_path / "index", device="cpu")
-    assert (loaded.engine.best_scores.documents, loaded.engine.best_scores.changed) == (91, 0)
+    assert (loaded.snapshot.engine.best_scores.documents, loaded.snapshot.engine.best_scores.changed) == (91, 0)
     assert loaded.search("gas", k=1)[0].percentile is not None
 
 

@@ -295,7 +295,7 @@ def test_a_thousand_learnings_of_two_writers_lose_nothing_though_others_are_kill
         status = kill_within(1.0, lambda number=killed + whole: learn(run, 30_000 + number), chance)
         killed, whole = killed + (status == -9), whole + (status == 0)
         assert status in (0, -9)
-    memory = load(run, device="cpu").memory
+    memory = load(run, device="cpu").snapshot.memory
     texts = [text for block in memory.blocks for text in block.texts]
     steps = Counter(int(text.split()[-1]) for text in texts)
     assert set(steps.values()) == {2}  # each lesson has two pairs, and none is there by half

@@ -2,12 +2,15 @@
 
 A term is what a document and a query have in common when they say the same:
 
-- Letters in any form: NFKC, case folding ("ＡＢＣ" is "abc", "Straße" is "strasse"), no accents, no invisible characters.
+- Letters in any form: NFKC, case folding ("ＡＢＣ" is "abc", "Straße" is "strasse"), no accents ("Łódź" is "lodz"), no
+  invisible characters; digits of every script; the letters that Arabic and Persian write in two ways, and the nasals that
+  Hindi writes as a dot.
 - A word is a run of letters, digits and underscores, and of the marks that belong to letters, as the vowels of Devanagari. One
   letter or digit is a word too ("C", "R"), unless an apostrophe ties it to another ("Planck's").
 - Scripts without spaces (Han, Kana, Hangul; Thai, Lao, Khmer, Burmese) become overlapping pairs of letters, as in Lucene's
   CJKAnalyzer, and alphabets triples too; a single letter stays.
-- Identifiers are found whole and in parts: max_seq_length, HTTPServerFactory, Node.js; "U.S.A." is "usa"; C++, C#, .NET.
+- Identifiers are found whole and in parts: max_seq_length, HTTPServerFactory, Node.js, also as nodejs; "U.S.A." is "usa"; C++,
+  C#, .NET. So are short first parts, "e-mail" as email; "10,000" is 10000. A stop word in capitals is a name: "IT", "US".
 
 Stems are those of the Snowball stemmers (Porter 2001), by PyStemmer. Knows nothing of documents or scores.
 """
@@ -34,6 +37,17 @@ STOP_WORDS = frozenset(
 """English words that BM25 does not index: Lucene's list. Where a word has to name a topic or to be marked, the longer list of
 `dsi.docids.words.common` counts."""
 MARKS = "".join(char for char in map(chr, range(0x10000)) if unicodedata.category(char).startswith("M"))
+_DIGITS = {code: str(unicodedata.decimal(chr(code))) for code in range(0x80, 0x10000) if chr(code).isdecimal()}
+_WRITTEN_ALIKE = str.maketrans(
+    {"ى": "ي", "ی": "ي", "ک": "ك", "ة": "ه", "أ": "ا", "إ": "ا", "آ": "ا", "ٱ": "ا", "ـ": "", "ँ": "ं",
+     **dict.fromkeys(map(chr, range(0x64B, 0x653)), "")}
+) | _DIGITS  # fmt: skip
+"""Letters of Arabic and Persian as Lucene's ArabicNormalizer has them, without vowel signs; the dots of Hindi; all digits."""
+_NASAL = re.compile("[ङञणनम]्(?=[क-ह])")
+_LETTERS = str.maketrans(
+    {"ł": "l", "ø": "o", "đ": "d", "ð": "d", "ħ": "h", "ŧ": "t", "ı": "i", "ŋ": "n", "æ": "ae", "œ": "oe", "þ": "th"}
+)
+"""Letters that are no letter with an accent, as those write them who lack them."""
 WORD_CHARACTERS = rf"\w{MARKS}"
 """What words consist of, for a class of a regular expression."""
 _INVISIBLE = re.compile("[\u00ad\u200b-\u200f\u2060-\u2064\ufeff]")
@@ -51,9 +65,9 @@ _PART = re.compile(r"[^\W\d_]?[^\W\d_A-Z]+|[A-Z]+(?![a-z])|\d+")
 
 
 def _tokens(word: str) -> re.Pattern[str]:
-    """Return what finds tokens, given the class of the characters of words: words and dotted names, C++, one letter, .NET."""
+    """Return what finds tokens: 10,000, e-mail, words and dotted names, C++, one letter, .NET; `word`: class of characters."""
     return re.compile(
-        rf"{word}{{2,}}(?:\.{word}+)*|{word}(?:\.{word}+)+|{word}(?:\+\+|#(?!{word}))|(?<!['’]){word}(?!['’])"
+        rf"(?<!\w)\d{{1,3}}(?:,\d{{3}})+(?![\w,])|(?<![\w-])[^\W\d_]{{1,3}}-[^\W\d_]{{2,}}(?![\w-])|{word}{{2,}}(?:\.{word}+)*|{word}(?:\.{word}+)+|{word}(?:\+\+|#(?!{word}))|(?<!['’]){word}(?!['’])"
         rf"|(?<!\S)\.{word}{{2,}}"
     )
 
@@ -88,6 +102,8 @@ class Analyzer(dict[str, tuple[str, ...]]):
 
     def terms(self, text: str) -> list[str]:
         """Return the terms of a text, in order."""
+        if text.isupper() and len(text.split()) > 1:
+            text = text.casefold()  # so that its capitals say nothing
         return list(chain.from_iterable(map(self.__getitem__, tokens(text))))
 
     def __missing__(self, token: str) -> tuple[str, ...]:
@@ -112,6 +128,12 @@ class Analyzer(dict[str, tuple[str, ...]]):
         if token.isascii() and token[1:].isalpha() and token[1:].islower():  # most are plain words
             yield from self._stems([token])
             return
+        if "," in token:
+            yield token.translate(_DIGITS).replace(",", "")
+            return
+        if token.isupper() and token.casefold() in self._stop_words:
+            yield fold(token)
+            return
         for number, run in enumerate(UNSPACED.split(token)):
             if number % 2:
                 yield from letter_groups(run)
@@ -124,15 +146,24 @@ class Analyzer(dict[str, tuple[str, ...]]):
         if len(letters) > 1 and all(len(letter) == 1 and letter.isalpha() for letter in letters):
             yield fold("".join(letters))  # U.S.A
             return
+        if "-" in name:
+            yield from self._stems([name.replace("-", ""), *name.split("-")])
+            return
         if "." in name or "_" in name:
             yield fold(name)
+            yield from self._stems([name.replace(".", "")] if name.replace(".", "").isalpha() else [])
         else:
             yield from self._stems([name])
-        yield from self._stems(part for part in _PART.findall(name) if len(part) > 1)
+        if not (name.isalpha() and (name.isupper() or name[1:].islower())):
+            yield from self._stems(part for part in _PART.findall(name) if len(part) > 1)
 
     def _stems(self, words: Iterable[str]) -> Iterator[str]:
-        for word in map(str.casefold, words):
-            if word not in self._stop_words:
+        for word in map(_written_alike, words):
+            if word in self._stop_words:
+                continue
+            if self.language == ENGLISH:
+                yield _stemmer(ENGLISH).stemWord(fold(word))
+            else:
                 yield fold(word if self.language == NO_STEMS else _stemmer(self.language).stemWord(word))
 
 
@@ -182,15 +213,22 @@ def letter_places(run: str) -> list[tuple[int, int]]:
 
 
 def fold(word: str) -> str:
-    """Return a word without case and accents.
+    """Return a word without case, accents, and other ways to write its letters and digits.
 
-    >>> fold("Café"), fold("STRASSE") == fold("Straße")
-    ('cafe', True)
+    >>> fold("Café"), fold("STRASSE") == fold("Straße"), fold("Łódź"), fold("Işık"), fold("٢٠٢٤")
+    ('cafe', True, 'lodz', 'isik', '2024')
     """
-    word = word.casefold()
+    word = _written_alike(word)
     if word.isascii():
         return word
-    return unicodedata.normalize("NFC", _ACCENT.sub("", unicodedata.normalize("NFD", word)))
+    bare = _ACCENT.sub("", unicodedata.normalize("NFD", word)).translate(_LETTERS)
+    return unicodedata.normalize("NFC", bare)
+
+
+def _written_alike(word: str) -> str:
+    """Return a word without case, in one of the ways to write its digits, and letters of Arabic and Hindi."""
+    word = word.casefold()
+    return word if word.isascii() else _NASAL.sub("ं", word.translate(_WRITTEN_ALIKE))
 
 
 def check_language(name: str, language: str) -> None:

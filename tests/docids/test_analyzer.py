@@ -27,7 +27,7 @@ THAI = "ประเทศ"
         ("C++ and C# on .NET", ["c++", "c#", ".net", "net"]),
         ("max_seq_length", ["max_seq_length", "max", "seq", "length"]),
         ("HTTPServerFactory", ["httpserverfactori", "http", "server", "factori"]),
-        ("Node.js 3.5 v2.1.0", ["node.js", "node", "js", "3.5", "v2.1.0"]),
+        ("Node.js 3.5 v2.1.0", ["node.js", "nodej", "node", "js", "3.5", "v2.1.0"]),
         ("in the U.S.A. or the USA", ["usa", "usa"]),
         ("B12 Covid19", ["b12", "12", "covid19", "covid", "19"]),
         ("end. Next", ["end", "next"]),
@@ -37,7 +37,7 @@ THAI = "ประเทศ"
         ("서울은 Windows를", ["서울", "울은", "window", "를"]),
         (THAI, ["ปร", "ระ", "ะเ", "เท", "ทศ", "ประ", "ระเ", "ะเท", "เทศ"]),
         ("น้ำ", [unicodedata.normalize("NFKC", "น้ำ")]),
-        ("हिन्दी", ["हिन्दी"]),
+        ("हिन्दी", ["हिंदी"]),
         ("____ -- …", []),
         ("", []),
     ],
@@ -173,3 +173,36 @@ def test_an_index_keeps_the_language_that_was_found(tmp_path):
     words.save(tmp_path)
     assert BM25.load(tmp_path, ["a", "b"]).language == words.language == "german"
     assert words.update([], ["a", "b", "c"], [ENGLISH_TEXT]).language == "german"
+
+
+@pytest.mark.parametrize(
+    ("language", "forms"),
+    [
+        ("english", "Avilés Aviles AVILÉS"),
+        ("english", "Łódź lodz"),
+        ("english", "Øresund oresund"),
+        ("english", "nodejs Node.js NODEJS"),
+        ("english", "10,000 10000 ١٠٠٠٠"),
+        ("english", "e-mail E-Mail email"),
+        ("english", "wi-fi WiFi wifi"),
+        ("turkish", "ışık Işık isik IŞIK"),
+        ("arabic", "على علي"),
+        ("arabic", "أحمد احمد أَحْمَد"),
+        ("persian", "کتاب كتاب"),
+        ("none", "۲۰۲۴ ٢٠٢٤ २०२४ 2024"),
+        ("none", "हिन्दी हिंदी"),
+        ("none", "æther aether"),
+        ("none", "þing thing"),
+    ],
+)
+def test_forms_of_a_word_have_a_term_in_common(language, forms):
+    analyzer = Analyzer(language)
+    first, *others = (set(analyzer.terms(form)) for form in forms.split())
+    assert all(first & own for own in others), [analyzer.terms(form) for form in forms.split()]
+
+
+def test_a_stop_word_in_capitals_is_a_name_but_not_in_a_text_of_capitals():
+    analyzer = Analyzer(ENGLISH)
+    assert analyzer.terms("IT jobs") == ["it", "job"]
+    assert analyzer.terms("it is") == analyzer.terms("IT IS") == []
+    assert analyzer.terms("THE ART OF WAR") == ["art", "war"]

@@ -1,6 +1,7 @@
 """Where a score lies among the best scores of questions that the documents ask: by literal counts, and when it is not known."""
 
 import json
+from copy import copy
 from dataclasses import asdict, replace
 
 import numpy as np
@@ -43,7 +44,7 @@ def test_it_is_the_share_of_questions_with_a_lower_best_score(index):
 def test_the_best_score_of_a_question_is_the_highest_over_its_own_document_without_it_and_all_others(index):
     collection = dsi.docids.data.collection.Collection.from_records(DOCUMENTS)
     questions = ask(index, collection.documents)
-    other, pairs, scores = index.snapshot, range(len(questions.rows)), []
+    other, pairs, scores = copy(index), range(len(questions.rows)), []
     holes = [f"hole {pair}" for pair in pairs]
     texts = {row: own["text"] for row, own in enumerate(DOCUMENTS)}
     asked = questions.encoded.texts
@@ -128,10 +129,11 @@ def test_after_a_tenth_has_changed_it_is_measured_again(index, tmp_path):
     ],
 )
 def test_a_malformed_manifest_is_refused_in_a_line(index, wrong):
-    entry = {**asdict(index.engine.best_scores), **wrong} if wrong else wrong
+    entry = {**asdict(index.snapshot.engine.best_scores), **wrong} if wrong else wrong
     with pytest.raises(ValueError, match=r"^manifest\.json: best_scores[^\n]*Run dsi tune\.$"):
         BestScores.from_manifest(entry)
     assert BestScores.from_manifest(None) is None
     assert (
-        BestScores.from_manifest(json.loads(json.dumps(asdict(index.engine.best_scores)))) == index.engine.best_scores
+        BestScores.from_manifest(json.loads(json.dumps(asdict(index.snapshot.engine.best_scores))))
+        == index.snapshot.engine.best_scores
     )

@@ -3,6 +3,7 @@
 import json
 import pickle
 import random
+from copy import copy
 
 import numpy as np
 import pytest
@@ -35,7 +36,7 @@ def index(sentence_bert_folder, tmp_path_factory):
 
 
 def terms_of(index, *doc_ids):
-    analyzer = Analyzer(index.lexical.language)
+    analyzer = Analyzer(index.snapshot.lexical.language)
     return {term for doc_id in doc_ids for term in analyzer.terms(TEXTS[doc_id])}
 
 
@@ -79,9 +80,11 @@ def test_late_interaction_covers_a_word(index):
     for doc_id in TEXTS:
         hits = index.search("danube quasar glows 2019", k=1, allow=[doc_id], lexical_weight=0.0, token_weight=2.0)
         (batch,) = index.encode_queries([hits.query]).batches
-        place = index.tree.node(hits[0].digits) - index.tree.num_inner
-        products = index.tree.tokens.products(index.tree.tokens.project(batch.word_states(0)), place).max(axis=0)
-        spans = [span for span in index.encoder.spans(hits.query, "query") if not span.is_special]
+        place = index.snapshot.tree.node(hits[0].digits) - index.snapshot.tree.num_inner
+        products = index.snapshot.tree.tokens.products(
+            index.snapshot.tree.tokens.project(batch.word_states(0)), place
+        ).max(axis=0)
+        spans = [span for span in index.snapshot.encoder.spans(hits.query, "query") if not span.is_special]
         tokens = {word: [] for word in hits.query.split()}
         for span, product in zip(spans, products.tolist(), strict=True):
             start = hits.query.rfind(" ", 0, span.start + 1) + 1
@@ -100,7 +103,7 @@ def test_a_filter_tells_nothing_of_other_documents(index):
 
 
 def test_a_removed_document_mentions_nothing(index):
-    other = index.snapshot
+    other = copy(index)
     other.remove(["neon"])
     assert other.search("neon in vienna", k=5, **WITHOUT_VECTORS).uncovered.nowhere == ("neon",)
 
@@ -131,10 +134,10 @@ def test_it_is_said_everywhere(index, tmp_path, capsys):
 
 def test_a_server_says_it(index):
     searches = pytest.importorskip("dsi.server.searches")
-    lists, topics = {"nowhere": ["quasar"], "elsewhere": []}, Topics(index.tree, index.documents)
+    lists, topics = {"nowhere": ["quasar"], "elsewhere": []}, Topics(index.snapshot.tree, index.snapshot.documents)
     answered = searches.answer_of(index.search("danube quasar", k=1, **WITHOUT_VECTORS), matches=False)
     assert answered["uncovered"] == lists
-    picture = searches.Explainer(index, topics, "danube quasar", 1, WITHOUT_VECTORS).picture()
+    picture = searches.Explainer(index.snapshot, topics, "danube quasar", 1, WITHOUT_VECTORS).picture()
     assert picture["uncovered"] == lists
     answered = searches.answer_of(index.search("danube", k=1, **WITHOUT_VECTORS), matches=False)
     assert "uncovered" not in answered

@@ -25,6 +25,7 @@ from dsi.contrastive.losses import CHUNK, DPRLoss, SupervisedContrastiveLoss
 from dsi.contrastive.trainers import SILENT, FiniteTraining, GivesBack, Reports, run_trainer, trainer_settings
 from dsi.docids.words.bm25 import BM25
 
+NO_QUERIES = "There are no queries to train the encoder on; add judged train queries, or set contrastive.loss to none."
 _BLOCK = 256
 """Queries whose scores of all documents are in memory at a time."""
 _LOSSES = {"scl": SupervisedContrastiveLoss, "dpr": DPRLoss}
@@ -106,9 +107,7 @@ def contrastive_rows(
             own, *more = map(first.setdefault, [document, *others], rows)  # equal texts are one document
             labels.append([own, own, *more, numbers.setdefault(query, len(numbers))])
     if not texts:
-        raise ValueError(
-            "There are no queries to train the encoder on; add judged train queries, or set contrastive.loss to none."
-        )
+        raise ValueError(NO_QUERIES)
     columns = {f"view_{view}": list(column) for view, column in enumerate(zip(*texts, strict=True))}
     return datasets.Dataset.from_dict({**columns, "label": labels})
 

@@ -17,6 +17,7 @@ import numpy as np
 from dsi.config import Config, read_config, run_config
 from dsi.contrastive.config import FRESH
 from dsi.contrastive.encoder import Encoder
+from dsi.contrastive.training import NO_QUERIES
 from dsi.docids.clustering import assemble, build_tree
 from dsi.docids.data.collection import Collection, is_beir
 from dsi.docids.data.tables import as_table
@@ -55,6 +56,8 @@ def check_settings(config: Config, collection: Collection) -> None:
             raise FileNotFoundError(
                 f"{setting} names the folder {name}, which does not exist; give its place or a Hub name."
             )
+    if config.contrastive.loss != "none" and not collection.pairs("train"):
+        raise ValueError(NO_QUERIES)
 
 
 def _models(config: Config) -> Iterator[tuple[str, str]]:

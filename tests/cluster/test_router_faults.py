@@ -50,7 +50,7 @@ def assert_answers_of_one_process(served, run, texts):
 def test_a_shard_whose_documents_were_all_removed_has_none(run, local, collection):
     with serve(run, local, shards=5) as served:
         first, last = served.snapshot.engine.edges[1:3]
-        rows = served.tree.doc_rows[first:last]
+        rows = served.snapshot.tree.doc_rows[first:last]
         served.remove([served.snapshot.documents.column("doc_id")[int(row)] for row in rows])
         assert_answers_of_one_process(served, run, texts_of(collection)[:4])
 
@@ -119,7 +119,7 @@ def test_a_search_that_misses_a_shard_makes_the_router_look_at_the_folder(run, r
         while served.search("a river", k=3).coverage < 1 or "new" not in served.snapshot.documents.rows:
             assert time.monotonic() < deadline
             time.sleep(0.1)
-        assert served.engine.state == index_state(run)
+        assert served.snapshot.engine.state == index_state(run)
 
 
 def test_files_that_are_cut_off_after_an_update_are_named(run, local):
@@ -137,8 +137,8 @@ def test_an_explanation_without_all_shards_says_so(run, ray, collection):
         text = texts_of(collection)[0]
         served.search(text, k=3)
         best = alone(run).search(text, k=1, method="exact")[0]
-        position = served.tree.node(best.digits) - served.tree.num_inner
-        shard = int(position >= served.engine.edges[1])
+        position = served.snapshot.tree.node(best.digits) - served.snapshot.tree.num_inner
+        shard = int(position >= served.snapshot.engine.edges[1])
         process = int(served.fleet.replicas[shard][0].born.split(":")[1])
         os.kill(process, signal.SIGSTOP)
         try:
@@ -207,7 +207,7 @@ def test_every_change_reaches_the_shards(run, local, collection, tmp_path):
         for generation, change in enumerate(changes, start=2):
             change()
             assert len(served.snapshot.engine.fleet.replicas) == 2  # still scored by shards
-            assert served.engine.state == index_state(run)
+            assert served.snapshot.engine.state == index_state(run)
             assert served.generation == generation
             assert_answers_of_one_process(served, run, [*texts, "a river in bosnia"])
         assert served.search("a river in bosnia")[0].doc_id == "new"

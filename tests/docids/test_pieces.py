@@ -458,16 +458,16 @@ def test_explanations_show_the_place_that_won(pieces_index):
     assert [ranked[hit.rank].label for hit in hits] == [hit.title for hit in hits]
     assert sum(node.documents for node in explanation.roots) >= 50
     assert max(node.documents for node in explanation.roots) <= 50
-    row, tree = pieces_index.snapshot.documents.rows[hits[0].doc_id], pieces_index.tree
+    row, tree = pieces_index.snapshot.documents.rows[hits[0].doc_id], pieces_index.snapshot.tree
     assert pieces_index.get(hits[0].doc_id).digits == tree.digits(int(tree.positions[row]))
 
 
 def test_a_branch_of_the_tree_counts_documents_and_not_pieces(pieces_index):
-    topics = Topics(pieces_index.snapshot.tree, pieces_index.documents)
+    topics = Topics(pieces_index.snapshot.tree, pieces_index.snapshot.documents)
     service = pytest.importorskip("dsi.server.service")
     root = service._node(pieces_index, topics, 0, [])
-    assert root["documents"] == len(pieces_index.documents) == 50
-    assert pieces_index.tree.num_places > 80
+    assert root["documents"] == len(pieces_index.snapshot.documents) == 50
+    assert pieces_index.snapshot.tree.num_places > 80
 
 
 def test_answers_have_a_document_once(pieces_index):

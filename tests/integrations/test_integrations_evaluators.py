@@ -1,5 +1,6 @@
 """MTEB and BEIR: an index and an encoder in their evaluators give the numbers of ours, on tasks made here."""
 
+import dataclasses
 from copy import copy
 
 import datasets
@@ -11,6 +12,7 @@ from dsi.eval.measures import evaluate, mean
 from dsi.integrations.beir import DocidSearch as BeirSearch
 from dsi.integrations.corpora import CorpusSearch
 from dsi.measuring.runs import IndexRuns
+from dsi.store.retriever import Retriever
 from tests.support.evaluated import collection, retriever  # noqa: F401 (fixtures)
 
 mteb = pytest.importorskip("mteb")
@@ -292,8 +294,7 @@ def test_the_revision_is_that_of_the_answers(retriever):
     revisions.append(CorpusSearch(other, {}).revision)
     masks = [np.arange(len(retriever.snapshot.documents)) != row for row in (0, 1)]
     revisions += [CorpusSearch(retriever, {"where": mask}).revision for mask in masks]
-    reduced = retriever.snapshot
-    reduced.dtype = "bfloat16"
+    reduced = Retriever(dataclasses.replace(retriever.snapshot, dtype="bfloat16"))
     revisions.append(CorpusSearch(reduced, {}).revision)
     assert len(set(revisions)) == 5
     ids = list(retriever.snapshot.documents.rows)[:5]

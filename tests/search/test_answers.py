@@ -45,7 +45,7 @@ def index(sentence_bert_folder, tmp_path_factory):
 
 def products(index, query, place):
     """[tokens of a place, tokens of a query] products, decoded one by one."""
-    tokens = index.tree.tokens
+    tokens = index.snapshot.tree.tokens
     (batch,) = index.encode_queries([query]).batches
     asked = tokens.project(batch.word_states(0))
     codes = tokens.gather(np.array([place])).codes
@@ -183,7 +183,7 @@ def test_late_interaction_reads_some_pieces_of_a_long_text(index, monkeypatch):
 
 
 def counted(index, texts):
-    return sum(len(own) for own in index.encoder.token_offsets(texts, 10**6))
+    return sum(len(own) for own in index.snapshot.encoder.token_offsets(texts, 10**6))
 
 
 def units(text):
@@ -202,7 +202,7 @@ def evidence_of(index, query, budget, **options):
     pieces = [(*piece, doc_id) for doc_id in hits for piece in pieces_of(index, query, doc_id)]
     for score, start, end, place, doc_id in sorted(pieces, key=lambda piece: -piece[0])[:40]:
         title, text = hits[doc_id].title, hits[doc_id].text
-        spans = index.encoder.spans(f"{title} {text[start:end]}".strip(), "document")
+        spans = index.snapshot.encoder.spans(f"{title} {text[start:end]}".strip(), "document")
         table = products(index, query, place)
         assert len(spans) == len(table)
         for first, last in units(text):

@@ -68,9 +68,9 @@ def test_without_words_the_vector_chooses(index):
     (vector,) = index.snapshot.encoder.encode(index.snapshot.encoder.query_texts([query]), "query")
     for hit in index.search(query, k=12, lexical_weight=0.0):
         row = index.snapshot.documents.find([hit.doc_id])[hit.doc_id]
-        places = np.flatnonzero(index.tree.doc_rows == row)
-        best = places[np.argmax(index.tree.embeddings[places] @ vector)]
-        assert hit.passage_span == index.tree.spans_at(np.array([best]))[0]
+        places = np.flatnonzero(index.snapshot.tree.doc_rows == row)
+        best = places[np.argmax(index.snapshot.tree.embeddings[places] @ vector)]
+        assert hit.passage_span == index.snapshot.tree.spans_at(np.array([best]))[0]
 
 
 def test_pieces_score_their_words_as_documents_of_average_length_do():

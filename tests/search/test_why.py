@@ -337,7 +337,14 @@ def test_marks_belong_to_the_words_that_are_marked():
 
 def test_an_index_without_texts_finds_words_of_titles(vectors):
     documents = vectors.snapshot.documents.table.drop_columns(["text"])
-    parts = vectors.encoder, vectors.tree, vectors.generator, documents, vectors.search_config, vectors.lexical
+    parts = (
+        vectors.snapshot.encoder,
+        vectors.snapshot.tree,
+        vectors.snapshot.generator,
+        documents,
+        vectors.search_config,
+        vectors.snapshot.lexical,
+    )
     bare = from_parts(*parts)
     for options in ({"token_weight": 0.5}, {"lexical_weight": 0.5}):
         whole, own = (index.search(RECORDS[5]["title"], k=5, **options) for index in (vectors, bare))
@@ -349,11 +356,16 @@ def test_an_index_without_texts_finds_words_of_titles(vectors):
 
 def test_a_text_with_other_tokens_than_those_stored_is_not_marked(vectors):
     texts = [f"another {text}" for text in vectors.snapshot.documents.column("text")]
-    documents = vectors.documents.table.drop_columns(["text"]).append_column("text", pa.array(texts))
+    documents = vectors.snapshot.documents.table.drop_columns(["text"]).append_column("text", pa.array(texts))
     other = from_parts(
-        vectors.encoder, vectors.tree, vectors.generator, documents, vectors.search_config, vectors.lexical
+        vectors.snapshot.encoder,
+        vectors.snapshot.tree,
+        vectors.snapshot.generator,
+        documents,
+        vectors.search_config,
+        vectors.snapshot.lexical,
     )
-    short = [row for row, text in enumerate(texts) if len(vectors.encoder.spans(text, "document")) < 20]
+    short = [row for row, text in enumerate(texts) if len(vectors.snapshot.encoder.spans(text, "document")) < 20]
     for matches in other.search(QUERIES[0], k=5, token_weight=1.0).matches():
         assert all(span.field in ("title", "text") for match in matches for span in match.spans)
     assert not short  # texts are cut at 24 tokens here: as many tokens as before

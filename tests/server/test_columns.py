@@ -54,7 +54,7 @@ def folder(tmp_path_factory, sentence_t5_folder):
     table = own.snapshot.documents.table
     for name, (value, _) in COLUMNS.items():
         table = table.append_column(name, pa.array([value] * len(table)))
-    parts = own.encoder, own.tree, own.generator, datasets.Dataset(table), own.search_config, own.lexical
+    parts = own.snapshot.encoder, own.tree, own.generator, datasets.Dataset(table), own.search_config, own.lexical
     from_parts(*parts).save(folder / "odd")
     return folder / "odd"
 

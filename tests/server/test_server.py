@@ -120,12 +120,12 @@ def test_answers_are_those_of_the_library(client, library, options):
 def test_parts_are_vectors_and_words(client, library, options):
     _, found = client.ask("search", {"query": QUERY, "parts": True, **options})
     z, vectors = library.encode_queries([QUERY]).embeddings[0], library.snapshot.tree.embeddings[:]
-    words = library.lexical.shares([QUERY])[0]
+    words = library.snapshot.lexical.shares([QUERY])[0]
     weight = options.get("lexical_weight", library.search_config.lexical_weight)
     assert len(found["answers"][0]["hits"]) == 10
     for hit in found["answers"][0]["hits"]:
-        row = library.documents.rows[hit["doc_id"]]
-        vector = vectors[library.tree.positions[row]]
+        row = library.snapshot.documents.rows[hit["doc_id"]]
+        vector = vectors[library.snapshot.tree.positions[row]]
         expected = {"dense": vector @ z, "BM25": weight * words[row]}
         if not weight:
             del expected["BM25"]
@@ -464,8 +464,8 @@ def test_a_document_outside_the_index_cannot_be_followed(client):
 
 
 def test_telling_words_follow_the_formula(library):
-    topics = Topics(library.snapshot.tree, library.documents)
-    titles, texts = library.documents.column("title"), library.documents.column("text")
+    topics = Topics(library.snapshot.tree, library.snapshot.documents)
+    titles, texts = library.snapshot.documents.column("title"), library.snapshot.documents.column("text")
     words = [
         set(re.findall(r"[^\W\d_]{3,}", f"{title} {text}".lower())) - COMMON_WORDS
         for title, text in zip(titles, texts, strict=True)
@@ -475,8 +475,10 @@ def test_telling_words_follow_the_formula(library):
         here, everywhere = sum(word in words[row] for row in rows), sum(word in own for own in words)
         return here * np.log((here / len(rows)) / (everywhere / len(words)))
 
-    for node in range(1, library.tree.num_inner):
-        rows = library.tree.doc_rows[library.tree.doc_start[node] : library.tree.doc_end[node]]
+    for node in range(1, library.snapshot.tree.num_inner):
+        rows = library.snapshot.tree.doc_rows[
+            library.snapshot.tree.doc_start[node] : library.snapshot.tree.doc_end[node]
+        ]
         weights = {word: weight(word, rows) for word in set().union(*(words[row] for row in rows))}
         best = sorted(weights, key=lambda word: (-round(weights[word], 6), word))[:5]
         assert topics.telling_words(node) == [word for word in best if weights[word] > 0]

@@ -253,7 +253,7 @@ def _search(index: TinyIndex, chance: Random, folder: Path) -> Case:
         chance.choice([*QUERIES, words(chance) + " x"]),
         chance.choice([1, 3, 8, 12]),
     )
-    given = [str(index.index), "--device", "cpu", "--json", "-k", str(k), *line, f"--query={query}"]
+    given = [str(index.index), "--device", "cpu", "--json", "-k", str(k), *line, "--", query]
 
     def check(printed: str) -> None:
         (record,) = map(json.loads, printed.rstrip("\n").split("\n"))

@@ -38,6 +38,10 @@ def shown_default(action: argparse.Action) -> str:
 class _Parser(argparse.ArgumentParser):
     """Wrong arguments are a ValueError, which `dsi.commands.main.run_command` shows as one line."""
 
+    def parse_args(self, args: Sequence[str] | None = None, namespace: Any = None) -> Any:  # type: ignore[override]
+        """Parse arguments, of which options may stand before, between and after the others."""
+        return super().parse_intermixed_args(args, namespace)
+
     def error(self, message: str) -> NoReturn:
         unknown = re.match(r"unrecognized arguments:.*?(--?\w[\w-]*)", message)
         near = get_close_matches(unknown[1], self._option_string_actions, 1, 0.75) if unknown else []

@@ -87,7 +87,7 @@ def build_parser() -> argparse.ArgumentParser:
 
 
 def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
-    arguments = build_parser().parse_intermixed_args(argv)  # options may stand before the query
+    arguments = build_parser().parse_args(argv)
     if (arguments.queries is None) != (arguments.output is None):
         raise ValueError("--queries FILE and --run OUT belong together; give both, or neither.")
     if arguments.queries and (arguments.query is not None or arguments.json or arguments.syntax):

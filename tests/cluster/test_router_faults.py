@@ -208,7 +208,7 @@ def test_every_change_reaches_the_shards(run, local, collection, tmp_path):
             change()
             assert len(served.snapshot.engine.fleet.replicas) == 2  # still scored by shards
             assert served.snapshot.engine.state == index_state(run)
-            assert served.generation == generation
+            assert served.snapshot.generation == generation
             assert_answers_of_one_process(served, run, [*texts, "a river in bosnia"])
         assert served.search("a river in bosnia")[0].doc_id == "new"
         assert not {*doc_ids[:2]} & {*served.snapshot.documents.rows}

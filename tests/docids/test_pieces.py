@@ -465,7 +465,7 @@ def test_explanations_show_the_place_that_won(pieces_index):
 def test_a_branch_of_the_tree_counts_documents_and_not_pieces(pieces_index):
     topics = Topics(pieces_index.snapshot.tree, pieces_index.snapshot.documents)
     service = pytest.importorskip("dsi.server.service")
-    root = service._node(pieces_index, topics, 0, [])
+    root = service._node(pieces_index.snapshot, topics, 0, [])
     assert root["documents"] == len(pieces_index.snapshot.documents) == 50
     assert pieces_index.snapshot.tree.num_places > 80
 

@@ -158,7 +158,7 @@ def test_the_command_prints_what_is_like_documents(index, tmp_path, capsys):
     assert main([*command, "--like", "nobody"]) == 2
     assert "which is not in the index" in capsys.readouterr().err
     for more in (["a query"], ["--rerank", "x"]):
-        assert main([*command, "--like", "d3", *more]) == 2
+        assert main([*command, *more, "--like", "d3"]) == 2
         assert "--like takes documents as the query; leave out" in capsys.readouterr().err
 
 

@@ -33,7 +33,9 @@ class Stop(BaseException):
 def arguments(command, **values):
     """A command's arguments, with values in place of DATA, INDEX and the like."""
     words = shlex.split(command)[1:]
-    return [re.sub(r"^(DATA|COLLECTION|INDEX|OUT|DIR|FOLDER)", lambda found: str(values[found[1]]), word) for word in words]
+    return [
+        re.sub(r"^(DATA|COLLECTION|INDEX|OUT|DIR|FOLDER)", lambda found: str(values[found[1]]), word) for word in words
+    ]
 
 
 @pytest.fixture
@@ -62,7 +64,14 @@ def test_every_command_is_understood(command, beir, tmp_path, parsing_stops, cap
     data, index = beir(), tmp_path / "index"
     index.mkdir()
     (index / "manifest.json").write_text("{}")
-    values = {"DATA": data, "COLLECTION": data, "INDEX": index, "OUT": tmp_path / "out", "DIR": tmp_path, "FOLDER": tmp_path}
+    values = {
+        "DATA": data,
+        "COLLECTION": data,
+        "INDEX": index,
+        "OUT": tmp_path / "out",
+        "DIR": tmp_path,
+        "FOLDER": tmp_path,
+    }
     values["DIR"] = data if "benchmark-" in command else tmp_path
     with pytest.raises(Stop):
         main(arguments(command, **values))

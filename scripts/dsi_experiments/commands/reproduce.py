@@ -12,8 +12,6 @@ On a collection (--data, --config):
 On a collection, by an index as `dsi train` makes it (--data):
   queries                  what train queries teach, in many forms, a linear tree among them
   curve                    what an index gains by the number of earlier queries of an answer
-On a folder of collections, by indexes of their documents alone (--data):
-  coverage                 whether an index knows that it does not hold the answer
 On a folder of lists (--data):
   ltr, diversity, parsing, treebank   rerankers (needs the extra `rerank`)
 Without data:
@@ -48,8 +46,8 @@ ON_A_COLLECTION = {
 REPORTED = ("dynamic", "figure5", "objectives")
 """Those of them whose tables `write_report(output, seed)` makes again."""
 
-AS_TRAINED = {"coverage": "coverage", "curve": "query_curve", "queries": "query_contest"}
-"""Experiments on a collection, or several, by indexes as they come: `reproduce(data, output, seeds, config)`."""
+AS_TRAINED = {"curve": "query_curve", "queries": "query_contest"}
+"""Experiments on a collection with the default configuration, or another: `reproduce(data, output, seeds, config)`."""
 
 ON_LISTS = {"ltr": "ltr", "diversity": "diversity", "parsing": "parsing", "treebank": "parsing"}
 """Experiments of the rerankers: {name of the function: its module here}."""

@@ -54,7 +54,8 @@ def folder(tmp_path_factory, sentence_t5_folder):
     table = own.snapshot.documents.table
     for name, (value, _) in COLUMNS.items():
         table = table.append_column(name, pa.array([value] * len(table)))
-    parts = own.snapshot.encoder, own.tree, own.generator, datasets.Dataset(table), own.search_config, own.lexical
+    index = own.snapshot
+    parts = index.encoder, index.tree, index.generator, datasets.Dataset(table), index.search_config, index.lexical
     from_parts(*parts).save(folder / "odd")
     return folder / "odd"
 

@@ -41,13 +41,13 @@ def arguments(command, **values):
 @pytest.fixture
 def parsing_stops(monkeypatch):
     """Commands end once their arguments are understood."""
-    parse = argparse.ArgumentParser.parse_args
+    parse = argparse.ArgumentParser.parse_intermixed_args
 
     def parse_and_stop(self, *args, **options):
         parse(self, *args, **options)
         raise Stop
 
-    monkeypatch.setattr(argparse.ArgumentParser, "parse_args", parse_and_stop)
+    monkeypatch.setattr(argparse.ArgumentParser, "parse_intermixed_args", parse_and_stop)
 
 
 def test_every_file_of_a_row_has_a_command_or_is_history():

@@ -242,7 +242,7 @@ def test_a_question_that_kills_a_shard_fails_and_the_shard_comes_back(served, ru
     wait_until(lambda: all_live(served))
     fleet, texts = served.fleet, texts_of(collection)
     with pytest.raises(ShardError, match="Shard 2 died 2 times during this search"):
-        fleet.ask("gather", served.engine.state, {2: (Poison(), [])}, 1)
+        fleet.ask("gather", served.snapshot.engine.state, {2: (Poison(), [])}, 1)
     expected = alone(runs["plain"]).search(texts[0])
     hits = served.search(texts[0])
     assert [hit.doc_id for hit in hits] == [hit.doc_id for hit in expected]

@@ -35,7 +35,7 @@ def test_there_are_four_programs_of_twenty_lines_at_most():
 @pytest.mark.programs
 @pytest.mark.parametrize("name", KEPT)
 def test_a_program_trains_and_measures_and_the_index_names_its_part(name, beir, tmp_path, monkeypatch, capsys):
-    thin_out(beir(), dev=6, test=6).rename(tmp_path / "DIR")
+    thin_out(beir(), dev=6, test=6).rename(tmp_path / "COLLECTION")
     (tmp_path / f"{name}.py").write_text(PROGRAMS[name], encoding="utf-8")
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(tmp_path)

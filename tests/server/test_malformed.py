@@ -51,7 +51,7 @@ def state_of(process):
 @pytest.mark.parametrize("count", [60, pytest.param(20_000, marks=pytest.mark.slow)])
 def test_a_server_answers_rightly_after_malformed_requests(count, encoder, tmp_path, capsys):
     """Each gets one plain message or is right; then memory, files, threads, answers and the documents are as they were."""
-    ids = set(save_index(encoder, tmp_path / "run").documents.rows)
+    ids = set(save_index(encoder, tmp_path / "run").snapshot.documents.rows)
     log, statuses, flaws, seconds = tmp_path / "log", Counter(), [], []
     searches = [{"query": QUERY, "k": 9, "method": method} for method in ("generate", "exact")]
     with serving(tmp_path / "run", log) as (process, client), ThreadPoolExecutor(4) as pool:

@@ -743,7 +743,7 @@ def test_an_index_remembers_what_its_decoder_was_taught_and_warns_of_a_wider_bea
 @pytest.mark.programs
 def test_a_retriever_is_pickled_as_the_folder_that_holds_it(encoder, tmp_path):
     index = small_index(encoder, vectors=True)
-    with pytest.raises(ValueError, match="this one has changes that none holds; call save_update or save_pretrained"):
+    with pytest.raises(ValueError, match="this one has changes that none holds; call save first"):
         pickle.dumps(index)
     index.save(tmp_path / "run")
     index.search_config = dataclasses.replace(index.search_config, beam_width=3)

@@ -67,9 +67,6 @@ def test_who_loaded_an_earlier_generation_cannot_save_over_a_later_one(run, tmp_
     second.save(tmp_path / "other")  # elsewhere it overwrites nothing of theirs
     second.add(DOCUMENTS[53:54])
     assert second.save(tmp_path / "other") == 3
-    with pytest.raises(FileNotFoundError, match="holds no finished index"):
-        second.save(tmp_path / "nowhere" / "run")
-    assert not (tmp_path / "nowhere").exists()
 
 
 def test_an_index_in_its_last_generation_stays_loadable(run):
@@ -80,6 +77,7 @@ def test_an_index_in_its_last_generation_stays_loadable(run):
     with pytest.raises(ValueError, match=r"run can be updated no more"):
         retriever.save(run)
     assert len(load(run).snapshot.documents.rows) == 50
+    retriever = Retriever(retriever.snapshot)  # which does not know the folder, and replaces the index there
     retriever.save(run)
     assert len(load(run).snapshot.documents.rows) == 51
     retriever.add(DOCUMENTS[51:52])
@@ -196,7 +194,7 @@ def test_an_index_saved_over_another_while_its_encoder_is_read_is_loaded_instead
                 return read(*arguments)  # what it meets between the two renames
             finally:
                 away.rename(run)
-                other.save(run)
+                Retriever(other.snapshot).save(run)
         return read(*arguments)
 
     monkeypatch.setattr(loading, "load_encoder", replaced_first)

@@ -398,7 +398,7 @@ def test_an_update_between_the_stages_of_a_training_is_not_dropped(config, beir,
     retriever.remove(["neon"])
     retriever.save(trained)
     for _ in range(2):
-        for stage in (training.all_stages, training.build_docids, training.train_generator, training.tune):
+        for stage in (training.all_stages, training.build_docids, training.finish, training.tune):
             with pytest.raises(ValueError, match="was updated since it was trained"):
                 stage()
         retriever.save(trained)  # without the generations on disk

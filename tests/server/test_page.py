@@ -260,7 +260,7 @@ def test_an_exact_search_takes_what_it_uses_and_speaks_of_no_beam(page, served):
     _, found = served.ask("search", {"query": QUERY, "method": "exact"})
     hits = found["answers"][0]["hits"]
     assert page.locator("#answers b").all_inner_texts() == [hit["title"] for hit in hits]
-    doc_ids = set(served.app.state.service.retriever.documents.column("doc_id"))
+    doc_ids = set(served.app.state.service.retriever.snapshot.documents.column("doc_id"))
     missing = min(doc_ids - {hit["doc_id"] for hit in hits})
     page.fill("#doc-id", missing)
     page.click("#why button")

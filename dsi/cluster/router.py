@@ -341,13 +341,13 @@ class ShardedRetriever(Retriever, Closes):
         self._loading = index_state(self._folder)
         if self._loading == self.state:
             return
-        path, device = self._folder / "manifest.json", str(self._snapshot.encoder.device)
+        path = self._folder / "manifest.json"
 
         def content() -> tuple[dict[str, Any], Content]:
             manifest = read_entries(path)
             if _models(manifest) != self._models:
                 raise ChangedError(f"{self._folder} holds another index now, its encoder differs; serve it again.")
-            return manifest, load_content(self._folder, manifest, device)
+            return manifest, load_content(self._folder, manifest)
 
         manifest, found = read_while_unchanged(path, content)
         self._loading = state = content_fingerprint(manifest)

@@ -62,4 +62,4 @@ def main(argv: Sequence[str] | None = None) -> None:
         replace=arguments.replace,
         discard_updates=arguments.discard_updates,
     )
-    print(f"{arguments.run}: {len(retriever.snapshot.documents):,} documents; dsi search {arguments.run}")
+    print(f"{arguments.run}: {len(retriever):,} documents; dsi search {arguments.run}")

@@ -131,15 +131,16 @@ def ask(retriever: Retriever, documents: datasets.Dataset, seed: int = 0) -> Que
 
     None if the index has no BM25, or fewer than 10 documents have two sentences that the encoder reads.
     """
-    lexical = retriever.snapshot.lexical
+    index = retriever.snapshot
+    lexical = index.lexical
     if not isinstance(lexical, BM25):
         return None
-    holes = list(find_holes(retriever.snapshot.encoder, documents, lexical.analyzer, seed))
+    holes = list(find_holes(index.encoder, documents, lexical.analyzer, seed))
     return _asked(retriever, lexical, holes, seed) if len(holes) >= _FEWEST else None
 
 
 def cloze_test(retriever: Retriever, collection: Collection, *, seed: int = 0) -> Cloze | None:
-    """Return the weight of an index's words that finds its documents by sentences of theirs; None as `ask` and `choose` say."""
+    """Return the weight of an index's words that finds its documents by their sentences; or None, as `choose_words` says."""
     questions = ask(retriever, collection.documents, seed)
     return None if questions is None else choose_words(questions.dense, questions.words, questions.own)
 
@@ -188,7 +189,7 @@ def _reciprocal_ranks(scores: Floats, own: Ints) -> Floats:
 
 def _asked(retriever: Retriever, lexical: BM25, holes: Sequence[Hole], seed: int) -> Questions:
     """Return the questions of documents that sentences were taken out of."""
-    encoder, pairs = retriever.snapshot.encoder, np.arange(len(holes))
+    index, pairs = retriever.snapshot, np.arange(len(holes))
     asked, rows = [hole.sentence for hole in holes], np.array([hole.row for hole in holes])
     # 1) the documents: all, or a sample with those of the sentences in it
     others = np.setdiff1d(np.arange(len(lexical.doc_ids)), rows)
@@ -199,12 +200,10 @@ def _asked(retriever: Retriever, lexical: BM25, holes: Sequence[Hole], seed: int
     encoded = retriever.encode_queries(asked)
     queries = encoded.embeddings  # [pairs, dim]
     full_texts = [f"{hole.title} {hole.text}" for hole in holes]
-    pieces, tokens = encoded_pieces(retriever.snapshot.tree, encoder, [hole.piece for hole in holes])
+    pieces, tokens = encoded_pieces(index.tree, index.encoder, [hole.piece for hole in holes])
     blocks = np.array_split(queries, -(-len(queries) // _BLOCK))
-    dense = np.concatenate([document_scores(block, retriever.snapshot.tree)[:, documents] for block in blocks])
-    dense[pairs, own] = [
-        _dense_without(retriever.snapshot.tree, *one) for one in zip(rows.tolist(), queries, pieces, strict=True)
-    ]
+    dense = np.concatenate([document_scores(block, index.tree)[:, documents] for block in blocks])
+    dense[pairs, own] = [_dense_without(index.tree, *one) for one in zip(rows.tolist(), queries, pieces, strict=True)]
     # 3) words
     ids = [*lexical.doc_ids, *(f"hole {number}" for number in pairs)]
     scores = lexical.update([], ids, full_texts).shares(asked)
@@ -220,10 +219,11 @@ def best_scores(retriever: Retriever, questions: Questions) -> BestScores | None
     """
     if len(questions.own) < _EVIDENCE:
         return None
-    tree, config = retriever.snapshot.tree, retriever.search_config
+    index, config = retriever.snapshot, retriever.search_config
+    tree = index.tree
     request = SearchRequest(2, config)
     # 1) the best of the other documents
-    result = retriever.snapshot.engine.search(questions.encoded, request)
+    result = index.engine.search(questions.encoded, request)
     is_other = (tree.doc_rows[np.maximum(result.positions, 0)] != questions.rows[:, None]) & (result.positions >= 0)
     others = np.where(is_other, result.scores, -np.inf).max(axis=1)
     # 2) their own
@@ -244,12 +244,13 @@ def best_scores(retriever: Retriever, questions: Questions) -> BestScores | None
 
 def renew_best_scores(retriever: Retriever) -> bool:
     """Ask again if updates have changed a tenth of the documents since, and return whether; without texts nothing is known."""
-    if retriever.snapshot.engine.best_scores is None or retriever.snapshot.engine.best_scores.holds:
+    index = retriever.snapshot
+    if index.engine.best_scores is None or index.engine.best_scores.holds:
         return False
     questions = None
-    if retriever.snapshot.documents.has_texts:
-        questions = ask(retriever, datasets.Dataset(InMemoryTable(retriever.snapshot.documents.table)))
-    retriever.snapshot.engine.best_scores = None if questions is None else best_scores(retriever, questions)
+    if index.documents.has_texts:
+        questions = ask(retriever, datasets.Dataset(InMemoryTable(index.documents.table)))
+    index.engine.best_scores = None if questions is None else best_scores(retriever, questions)
     return True
 
 

@@ -146,8 +146,9 @@ class IndexRuns:
 
     def __init__(self, collection: Collection, retriever: Retriever, processes: Processes = ALONE) -> None:
         self.collection, self.retriever, self.processes = collection, retriever, processes
-        doc_ids = list(retriever.snapshot.documents.rows)  # in the index's order
-        self.dense = DenseRuns(collection, retriever.snapshot.encoder, retriever.snapshot.tree, doc_ids)
+        index = retriever.snapshot
+        doc_ids = list(index.documents.rows)  # in the index's order
+        self.dense = DenseRuns(collection, index.encoder, index.tree, doc_ids)
         self._encoded: dict[tuple[str, int], EncodedQueries] = {}
 
     def run(self, split: str, k: int = DEPTH, control: type[Method] | None = None, **changes: Any) -> Run:

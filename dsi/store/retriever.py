@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Unpack, overload
 from numpy.typing import NDArray
 
 from dsi.contrastive.text_encoder import TextEncoder
+from dsi.docids.data.records import ids_of
 from dsi.docids.files.reading import MappedFile, check_mapped
 from dsi.docids.files.storage import recover_folder, writing_to
 from dsi.docids.query_memory import QueryMemory
@@ -273,7 +274,7 @@ class Retriever:
             FileNotFoundError: no such source.
             TypeError, ValueError: as `add` and `remove`; the index was not made of files; the table lacks a text.
         """
-        encoder, names = self._snapshot.encoder, updating.names_to_remove(remove)
+        encoder, names = self._snapshot.encoder, ids_of(remove, "remove")
         files, rows, middle = list[FileChanges](), list[int](), list[Content]()
 
         def changed(content: Content) -> Content:

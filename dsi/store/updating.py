@@ -335,11 +335,6 @@ class _Files:
         return sorted(self._bases.get(name, paths[:1])) or [*ends]
 
 
-def names_to_remove(names: Iterable[str]) -> list[str]:
-    """Return the documents or files that a removal names; ValueError if they are no list."""
-    return [*ids_of(names, "remove")]
-
-
 def rows_to_remove(documents: DocumentTable, names: Iterable[str]) -> list[int]:
     """Return the rows of documents, and of all documents of files, that a removal names.
 

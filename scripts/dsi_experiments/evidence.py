@@ -124,10 +124,9 @@ def holds(spans: Sequence[Span], answers: Sequence[Span], *, whole: bool) -> boo
 
 def systems(retriever: Retriever) -> dict[str, Callable[[str], list[list[Span]]]]:
     """Return {name: a function of a question that returns its passages at each budget}."""
-    texts = dict(
-        zip(retriever.snapshot.documents.column("doc_id"), retriever.snapshot.documents.column("text"), strict=True)
-    )
-    spans, tree = list[Span](), retriever.snapshot.tree
+    index = retriever.snapshot
+    texts = dict(zip(index.documents.column("doc_id"), index.documents.column("text"), strict=True))
+    spans, tree = list[Span](), index.tree
     ids = list(texts)
     for place, row in enumerate(tree.doc_rows.tolist()):
         (span,) = tree.spans_at(np.array([place]))

@@ -335,17 +335,15 @@ def test_marks_belong_to_the_words_that_are_marked():
     assert _whole_word(text, start + 1, start + 2) == (start, end)
 
 
+def _with_documents(index, documents):
+    """Return an index of the same parts with another document table."""
+    own = index.snapshot
+    return from_parts(own.encoder, own.tree, own.generator, documents, index.search_config, own.lexical)
+
+
 def test_an_index_without_texts_finds_words_of_titles(vectors):
     documents = vectors.snapshot.documents.table.drop_columns(["text"])
-    parts = (
-        vectors.snapshot.encoder,
-        vectors.snapshot.tree,
-        vectors.snapshot.generator,
-        documents,
-        vectors.search_config,
-        vectors.snapshot.lexical,
-    )
-    bare = from_parts(*parts)
+    bare = _with_documents(vectors, documents)
     for options in ({"token_weight": 0.5}, {"lexical_weight": 0.5}):
         whole, own = (index.search(RECORDS[5]["title"], k=5, **options) for index in (vectors, bare))
         for matches, others in zip(whole.matches(), own.matches(), strict=True):
@@ -357,14 +355,7 @@ def test_an_index_without_texts_finds_words_of_titles(vectors):
 def test_a_text_with_other_tokens_than_those_stored_is_not_marked(vectors):
     texts = [f"another {text}" for text in vectors.snapshot.documents.column("text")]
     documents = vectors.snapshot.documents.table.drop_columns(["text"]).append_column("text", pa.array(texts))
-    other = from_parts(
-        vectors.snapshot.encoder,
-        vectors.snapshot.tree,
-        vectors.snapshot.generator,
-        documents,
-        vectors.search_config,
-        vectors.snapshot.lexical,
-    )
+    other = _with_documents(vectors, documents)
     short = [row for row, text in enumerate(texts) if len(vectors.snapshot.encoder.spans(text, "document")) < 20]
     for matches in other.search(QUERIES[0], k=5, token_weight=1.0).matches():
         assert all(span.field in ("title", "text") for match in matches for span in match.spans)

@@ -48,7 +48,7 @@ def index_info(folder: str | Path) -> dict[str, Any]:
 def learned_lines(folder: str | Path, *, as_json: bool = False) -> Iterator[str]:
     """Yield the pairs that an index has learned, by when that was, as lines with tabs or as JSON."""
     manifest = read_manifest(folder := user_path(folder))
-    for pair in learned_pairs(load_content(folder, manifest, "cpu")):
+    for pair in learned_pairs(load_content(folder, manifest)):
         time = pair.time.isoformat().replace("+00:00", "Z")
         values = {"hash": pair.hash, "doc_id": pair.doc_id, "count": pair.count, "time": time, "query": pair.query}
         yield (

@@ -108,7 +108,7 @@ def load_encoder(folder: Path, config: EncoderConfig, device: str | None, dtype:
     return Encoder.load(config, own, device)
 
 
-def load_content(folder: Path, manifest: dict[str, Any], device: str | None) -> Content:
+def load_content(folder: Path, manifest: dict[str, Any]) -> Content:
     """Load what updates change, in the generation of a manifest: docids, document table, lexical part and memory."""
     tree, documents = load_docids(part(folder, manifest, "docids"))
     lexical = load_lexical(part(folder, manifest, "lexical"), Column(documents["doc_id"]))
@@ -128,7 +128,7 @@ def load_index(folder: Path, device: str | None, dtype: str = "float32") -> Load
         """Load what updates change, which may come without a pause."""
         manifest = verify(folder)
         with reading(folder):
-            return manifest, load_content(folder, manifest, device), mapped_files(folder)
+            return manifest, load_content(folder, manifest), mapped_files(folder)
 
     def whole() -> Loaded:
         """Load the rest too, which only another index in this place changes."""

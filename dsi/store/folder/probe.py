@@ -47,7 +47,7 @@ def try_index(folder: Path) -> None:
         ValueError: what is wrong with it.
     """
     manifest = read_manifest(folder)
-    content = load_content(folder, manifest, "cpu")
+    content = load_content(folder, manifest)
     tree, documents, lexical, memory, _ = content
     for batch in documents.to_batches():
         batch.validate(full=True)  # Arrow does not check the offsets in a file before it follows them

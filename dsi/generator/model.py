@@ -5,19 +5,22 @@ tree instead of T5's 32,128. Softmaxes run over a node's children only, in train
 part of the model; its token states are inputs. Knows the shape of the tree, no documents.
 """
 
-from typing import Any
+from typing import Any, Self
 
 import torch
 from torch import Tensor, nn
 from transformers import T5Config
+from transformers.cache_utils import Cache, DynamicCache, EncoderDecoderCache
 from transformers.models.t5.modeling_t5 import T5Attention, T5Stack
 
+from dsi.contrastive.inference import for_inference
 from dsi.docids.tree import DocidTree
 from dsi.docids.types import Ints
-from dsi.generator.base import Generator
+from dsi.generator.cached import DecoderCache, TokenGenerator
+from dsi.search.queries import QueryBatch
 
 
-class DocidGenerator(Generator):
+class DocidGenerator(TokenGenerator):
     """T5 decoder with docid embeddings and a docid output layer.
 
     Args:
@@ -30,7 +33,7 @@ class DocidGenerator(Generator):
         self.head = nn.Linear(config.d_model, config.vocab_size, bias=False)
         self.post_init()
 
-    def _after_creation(self, tree: DocidTree, checkpoint: Any, numbers: Ints | None) -> None:
+    def initialise(self, tree: DocidTree, checkpoint: Any, numbers: Ints | None) -> None:
         """Initialise the output layer for logits of unit size; transformers' default makes them d_model^0.5 times larger."""
         nn.init.normal_(self.head.weight, std=self.config.d_model**-0.5)
 
@@ -53,13 +56,38 @@ class DocidGenerator(Generator):
             logits: [batch, n, largest fan_out], -inf for digits that a level does not have.
         """
         columns = _level_tokens(self.config.fan_out).to(tokens.device)[depths]  # [batch, n, largest fan_out]
-        logits = self.head(self._hidden(token_states, states_mask, tokens, depths, sees))  # [batch, n, vocab_size]
+        logits = self.head(self.hidden(token_states, states_mask, tokens, depths, sees))  # [batch, n, vocab_size]
         picked = logits.gather(2, columns.clamp(min=0))
         return {"logits": picked.masked_fill(columns < 0, -torch.inf)}
 
-    def _hidden(
-        self, token_states: Tensor, states_mask: Tensor, tokens: Tensor, depths: Tensor, sees: Tensor
-    ) -> Tensor:
+    def embed(self, tokens: Tensor) -> Tensor:
+        """Return the embeddings [..., width] of docid tokens."""
+        return self.decoder.embed_tokens(tokens)
+
+    def for_search(self, dtype: torch.dtype | None = None) -> Self:
+        """Return a copy laid out for search, with packed weights; see `Generator.for_search`."""
+        return for_inference(self, dtype or self.head.weight.dtype)  # type: ignore[return-value]
+
+    @torch.no_grad()
+    def start(self, batch: QueryBatch) -> DecoderCache:
+        """Read the states of a batch of queries; see `Scorer.start`."""
+        root = self.embed(torch.zeros(len(batch.states), 1, dtype=torch.long, device=self.device))
+        past = EncoderDecoderCache(DynamicCache(), DynamicCache())
+        mask, states = torch.from_numpy(batch.mask).to(root.device).long(), torch.from_numpy(batch.states).to(root)
+        return DecoderCache(past, states, mask, self._run(root, states, mask, past))
+
+    def read_on(self, embeddings: Tensor, mask: Tensor, cache: DecoderCache) -> Tensor:
+        """Return the hidden states of one more digit of each beam; see `TokenGenerator`."""
+        return self._run(embeddings, cache.shape_of_states(len(mask)), mask, cache.past)
+
+    def _run(self, embeddings: Tensor, states: Tensor, mask: Tensor, past: Cache) -> Tensor:
+        output = self.decoder(
+            inputs_embeds=embeddings, encoder_hidden_states=states, encoder_attention_mask=mask, past_key_values=past,
+            use_cache=True,
+        )  # fmt: skip
+        return output.last_hidden_state[:, -1]
+
+    def hidden(self, token_states: Tensor, states_mask: Tensor, tokens: Tensor, depths: Tensor, sees: Tensor) -> Tensor:
         """Run T5's blocks over a tree of nodes; returns [batch, n, d_model]."""
         # Attention bias: relative positions from differences of depth; other branches are masked.
         stack = self.decoder
@@ -78,7 +106,7 @@ class DocidGenerator(Generator):
             token_states = token_states.to(torch.get_autocast_dtype(device))  # once, not in every layer
 
         # The blocks of the stack, with cross-attention that does not project the states.
-        hidden = stack.dropout(stack.embed_tokens(tokens))  # [batch, n, d_model]
+        hidden = stack.dropout(self.embed(tokens))  # [batch, n, d_model]
         for attend_nodes, attend_states, feed_forward in (block.layer for block in stack.block):
             hidden = attend_nodes(hidden, position_bias=bias)[0]
             seen = _attend(attend_states.EncDecAttention, attend_states.layer_norm(hidden), token_states, states_mask)

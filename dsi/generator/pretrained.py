@@ -6,6 +6,7 @@ fitted on documents and the mean input embeddings of their tokens, takes the mea
 weights are trained; the loss is that of the docid alone. Knows no queries of a search and no encoder but its embeddings.
 """
 
+import copy
 import inspect
 import logging
 import threading
@@ -21,14 +22,17 @@ from numpy.typing import NDArray
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 from transformers import AutoConfig, AutoModel, AutoTokenizer, PreTrainedModel, T5Config
+from transformers.cache_utils import Cache, DynamicCache, EncoderDecoderCache
 
+from dsi.config import GeneratorConfig
 from dsi.contrastive.encoder import quiet_transformers
 from dsi.contrastive.models import check_tokenizer, is_local, load_complete, reset_tokenizer, write_plainly
 from dsi.docids.files.ram import available_memory
 from dsi.docids.tree import DocidTree
 from dsi.docids.types import Floats, Ints
-from dsi.generator.base import Generator, docid_entries
-from dsi.generator.config import GeneratorConfig
+from dsi.generator.base import docid_entries
+from dsi.generator.cached import DecoderCache, TokenGenerator
+from dsi.search.queries import QueryBatch
 
 logger = logging.getLogger(__name__)
 
@@ -48,7 +52,7 @@ _TOKENIZING = threading.Lock()
 """A tokenizer keeps the truncation of a call, so one call at a time."""
 
 
-class PretrainedGenerator(Generator):
+class PretrainedGenerator(TokenGenerator):
     """A model of transformers with rows for docid tokens.
 
     Args:
@@ -61,7 +65,7 @@ class PretrainedGenerator(Generator):
         super().__init__(config)
         self.model, self.tokenizer = model, tokenizer
         width: int = model.get_input_embeddings().embedding_dim
-        self.embed = nn.Embedding(config.vocab_size, width)
+        self.embedding = nn.Embedding(config.vocab_size, width)
         self.head = nn.Linear(width, config.vocab_size, bias=False)
         nn.init.normal_(self.head.weight, std=width**-0.5)
         self._counts_positions = "position_ids" in inspect.signature(model.forward).parameters
@@ -92,7 +96,7 @@ class PretrainedGenerator(Generator):
     def load(cls, folder: Path, config: T5Config) -> Self:
         """Load what `save_pretrained` wrote."""
         generator, rows = cls(config, *_load(str(folder / _MODEL))), load_file(folder / "model.safetensors")
-        generator.embed.load_state_dict({"weight": rows["embed.weight"]})
+        generator.embedding.load_state_dict({"weight": rows["embed.weight"]})
         generator.head.load_state_dict({"weight": rows["head.weight"]})
         return generator
 
@@ -101,7 +105,7 @@ class PretrainedGenerator(Generator):
         folder = Path(save_directory)
         (folder / _MODEL).mkdir(parents=True, exist_ok=True)
         self.config.save_pretrained(str(folder))
-        rows = {"embed.weight": self.embed.weight, "head.weight": self.head.weight}
+        rows = {"embed.weight": self.embedding.weight, "head.weight": self.head.weight}
         save_file({name: row.detach().cpu().contiguous() for name, row in rows.items()}, folder / "model.safetensors")
         self.model.save_pretrained(str(folder / _MODEL))
         with _TOKENIZING:
@@ -189,6 +193,38 @@ class PretrainedGenerator(Generator):
         columns = (first[..., None] + digits).clamp(max=self.config.vocab_size - 1)  # [batch, n, largest fan_out]
         return {"logits": logits.gather(2, columns).masked_fill(digits >= fan_out[depths][..., None], -torch.inf)}
 
+    def embed(self, tokens: Tensor) -> Tensor:
+        """Return the embeddings [..., width] of docid tokens."""
+        return self.embedding(tokens)
+
+    def for_search(self, dtype: torch.dtype | None = None) -> Self:
+        """Return it in a dtype; see `Generator.for_search`."""
+        return (self if dtype in (None, self.head.weight.dtype) else copy.deepcopy(self).to(dtype)).eval()
+
+    @torch.no_grad()
+    def start(self, batch: QueryBatch) -> DecoderCache:
+        """Read a batch of queries, and the root of the docids after them."""
+        read = self.tokenize([PROMPTS["query"] + text for text in batch.read or batch.texts])
+        read = {name: tensor.to(self.device) for name, tensor in read.items()}
+        root = self.embed(torch.zeros(len(batch.texts), 1, dtype=torch.long, device=self.device))
+        past: Cache = EncoderDecoderCache(DynamicCache(), DynamicCache()) if self.is_seq2seq else DynamicCache()
+        output = self.read(**read, docid=root, past_key_values=past, use_cache=True)
+        first, mask = output.last_hidden_state[:, -1], read["attention_mask"]
+        if self.is_seq2seq:
+            return DecoderCache(past, output.encoder_last_hidden_state, mask, first)
+        return DecoderCache(past, None, F.pad(mask, (0, 1), value=1), first)
+
+    def read_on(self, embeddings: Tensor, mask: Tensor, cache: DecoderCache) -> Tensor:
+        """Return the hidden states of one more digit of each beam; see `TokenGenerator`."""
+        more: dict[str, Any] = {"past_key_values": cache.past, "use_cache": True, "return_dict": True}
+        if self.is_seq2seq:
+            states = cache.shape_of_states(len(mask))
+            more |= {"encoder_outputs": (states,), "decoder_inputs_embeds": embeddings}
+        else:
+            mask = F.pad(mask, (0, cache.digits), value=1)
+            more |= {"inputs_embeds": embeddings, **self.positions(mask, 1)}
+        return self.model(attention_mask=mask, **more).last_hidden_state[:, -1]
+
     @torch.no_grad()
     def begin(self, tree: DocidTree, batches: Iterable[Mapping[str, Tensor]], embeddings: Floats) -> None:
         """Let the docid tokens begin at their clusters.
@@ -208,7 +244,7 @@ class PretrainedGenerator(Generator):
             products + ridge, from_center.T @ (means - means.mean(axis=0))
         )  # [embedding_dim, width]
         rows = torch.from_numpy((_cluster_means(tree) - center) @ linear + means.mean(axis=0)).float()
-        self.embed.weight.copy_(rows)
+        self.embedding.weight.copy_(rows)
         levels = [level - level.mean(dim=0) for level in rows[1:].split(self.config.fan_out)]
         outputs = torch.cat([torch.zeros_like(rows[:1]), *levels])  # a softmax does not see what siblings share
         size = outputs[1:].square().mean().sqrt().clamp(min=1e-6)
@@ -306,3 +342,32 @@ def _is_causal(model: PreTrainedModel) -> bool:
     """True if the last token changes its own hidden state and none before."""
     one, other = _hidden(model)
     return bool(np.allclose(one[:3], other[:3], rtol=1e-4, atol=1e-5)) and not np.allclose(one[3], other[3])
+
+
+@torch.no_grad()
+def check_walk(generator: PretrainedGenerator, name: str) -> None:
+    """Raise ValueError unless a model gives the same numbers where it reads on from keys and values as in one pass.
+
+    Args:
+        generator: for docids of two digits at least.
+        name: `generator.decoder`, for the message.
+    """
+    texts = ["a", "a longer text than that"]
+    nothing, tokens = np.zeros((2, 0), np.float32), torch.tensor([[0, 1], [0, 1]], device=generator.device)
+    try:
+        cache = generator.start(QueryBatch(np.arange(2), nothing, nothing.astype(bool), nothing, texts))
+        generator.child_logits(tokens[:, :1], 0, cache)
+        found = generator.child_logits(tokens[:, 1:], 1, cache)[:, 0]
+        read = generator.tokenize([PROMPTS["query"] + text for text in texts])
+        read = {kind: own.to(generator.device) for kind, own in read.items()}
+        depths = torch.arange(2, device=generator.device).expand(2, -1)
+        sees = torch.ones(2, 2, 2, dtype=torch.bool, device=generator.device).tril()
+        whole = generator(**read, tokens=tokens, depths=depths, sees=sees)["logits"][:, 1, : found.shape[1]]
+        same = torch.allclose(found, whole, rtol=1e-3, atol=1e-3)
+    except (AttributeError, IndexError, RuntimeError, TypeError, ValueError):
+        same = False
+    if not same:
+        raise ValueError(
+            f"generator.decoder {name!r} does not read on from the keys and values of a query, as a search does; name another "
+            "causal or sequence-to-sequence model, one of attention layers alone."
+        )

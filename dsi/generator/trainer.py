@@ -12,13 +12,13 @@ import torch
 from torch import Tensor, nn
 from transformers import Trainer, TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 
+from dsi.config import TrainingConfig
 from dsi.contrastive.encoder import Encoder
 from dsi.contrastive.trainers import SILENT, FiniteTraining, Reports, run_trainer, trainer_settings
 from dsi.generator.base import Generator
-from dsi.generator.config import TrainingConfig
+from dsi.generator.examples import DocidExamples, LengthBucketSampler
 from dsi.generator.objectives import Objective, Task, find_objective
 from dsi.generator.pretrained import PretrainedGenerator
-from dsi.training.examples import DocidExamples, LengthBucketSampler
 
 WEIGHT_DECAY = 0.01
 """Of AdamW."""

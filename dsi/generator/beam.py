@@ -34,6 +34,7 @@ from dsi.docids.query_memory import QueryMemory
 from dsi.docids.tree import DocidTree, places_of
 from dsi.docids.types import Ints
 from dsi.docids.words.bm25 import BM25
+from dsi.generator.answers import TopDocuments
 from dsi.generator.dense import DenseScores
 from dsi.generator.fusion import OWN, PRODUCT, fuse
 from dsi.generator.objectives import log_prior
@@ -106,53 +107,6 @@ class Beam:
         nodes = self.nodes.masked_fill(score == -torch.inf, -1)
         fields = (nodes, self.tokens, self.generative, self.dense, score, self.parent)
         return Beam(*(field.gather(1, columns) for field in fields))
-
-
-@dataclass(frozen=True)
-class TopDocuments:
-    """The top k documents so far, [batch, k], best first; a document with several places has its best one."""
-
-    positions: Tensor
-    scores: Tensor
-
-    @classmethod
-    def empty(cls, batch: int, k: int, device: torch.device) -> "TopDocuments":
-        """Return no documents yet."""
-        nothing = torch.full((batch, k), -torch.inf, device=device)
-        return cls(torch.full((batch, k), -1, device=device), nothing)
-
-    def merge(self, positions: Tensor, scores: Tensor, doc_rows: Tensor | None = None) -> "TopDocuments":
-        """Return the best of these documents and others; ties break in docid order.
-
-        Args:
-            positions: [batch, n] of the others.
-            scores: [batch, n].
-            doc_rows: [places] the document at each position, if some documents have several places.
-        """
-        positions, scores = torch.cat([self.positions, positions], dim=1), torch.cat([self.scores, scores], dim=1)
-        best = _best_first(positions, scores)
-        if doc_rows is not None:
-            scores = scores.masked_fill(_is_worse(best, doc_rows[positions.clamp(0, len(doc_rows) - 1)]), -torch.inf)
-            best = _best_first(positions, scores)
-        best = best[:, : self.scores.shape[1]]
-        scores = scores.gather(1, best)
-        return TopDocuments(positions.gather(1, best).masked_fill(scores == -torch.inf, -1), scores)
-
-
-def _best_first(positions: Tensor, scores: Tensor) -> Tensor:
-    """[batch, n] the columns, best first: two stable sorts, by docid and then by score, break ties in docid order."""
-    in_docid_order = positions.argsort(dim=1, stable=True)
-    by_score = scores.gather(1, in_docid_order).argsort(dim=1, descending=True, stable=True)
-    return in_docid_order.gather(1, by_score)
-
-
-def _is_worse(best: Tensor, rows: Tensor) -> Tensor:
-    """[batch, n] True at the columns of documents [batch, n] `rows` that come earlier in the order `best`."""
-    # [batch, n] columns, best first in each row
-    by_row = best.gather(1, rows.gather(1, best).argsort(dim=1, stable=True))
-    rows = rows.gather(1, by_row)
-    again = F.pad(rows[:, 1:] == rows[:, :-1], (1, 0))
-    return torch.zeros_like(again).scatter(1, by_row, again)
 
 
 def valid_log_softmax(logits: Tensor, valid: Tensor) -> Tensor:

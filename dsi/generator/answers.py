@@ -21,12 +21,9 @@ class TopDocuments:
         return cls(torch.full((batch, k), -1, device=device), nothing)
 
     def merge(self, positions: Tensor, scores: Tensor, doc_rows: Tensor | None = None) -> "TopDocuments":
-        """Return the best of these documents and others; ties break in docid order.
+        """Return the best of these documents and others [batch, n]; ties break in docid order.
 
-        Args:
-            positions: [batch, n] of the others.
-            scores: [batch, n].
-            doc_rows: [places] the document at each position, if some documents have several places.
+        `doc_rows`: [places] the document at each position, if some documents have several places.
         """
         positions, scores = torch.cat([self.positions, positions], dim=1), torch.cat([self.scores, scores], dim=1)
         best = _best_first(positions, scores)

@@ -116,57 +116,36 @@ def valid_log_softmax(logits: Tensor, valid: Tensor) -> Tensor:
 
 
 class PathScores(NamedTuple):
-    """Scores of the nodes on the paths to given documents, [batch, documents, depth]; past a docid's end, the document's.
+    """Scores of the nodes on the paths to given documents, [batch, documents, depth]; past a docid's end, the document's."""
 
-    Attributes:
-        generative: weighted generative scores.
-        dense: weighted dense scores.
-        siblings: per level, the children of the nodes on the paths: nodes and generative scores [batch, documents * fan_out],
-            -1 and -inf where there is none.
-    """
-
-    generative: Tensor
-    dense: Tensor
+    generative: Tensor  # weighted
+    dense: Tensor  # weighted
     siblings: list[tuple[Tensor, Tensor]]
+    """Per level, all children of the nodes on the paths: nodes and generative scores [batch, documents * fan_out], -1 and -inf
+    where there is none."""
 
 
 class Descent(NamedTuple):
-    """The outcome of a descent through the levels.
-
-    Attributes:
-        answers: the top k documents.
-        pruned: [batch] the best score of a node that was pruned; -inf if none was.
-        read: [batch] how many nodes were scored.
-    """
+    """The outcome of a descent through the levels."""
 
     answers: TopDocuments
-    pruned: Tensor
-    read: Tensor
+    pruned: Tensor  # [batch] the best score of a node that was pruned; -inf if none was
+    read: Tensor  # [batch] how many nodes were scored
 
 
 @dataclass(frozen=True)
 class _Queries:
-    """A batch of queries for one descent.
-
-    Attributes:
-        batch: the queries.
-        config: how nodes are scored.
-        alive: [nodes] True at documents that may be returned and at nodes above them; None if all may.
-    """
+    """A batch of queries for one descent."""
 
     batch: QueryBatch
     config: SearchConfig
-    alive: Tensor | None
+    alive: Tensor | None  # [nodes] True at documents that may be returned and at nodes above them; None if all may
 
 
 class PathEngine(Engine):
-    """Search over one tree with one generator: "generate" by a beam, "exact" over all paths.
+    """Search over one tree with one generator, on its device: "generate" by a beam, "exact" over all paths.
 
-    Args:
-        tree: the docids.
-        generator: laid out for search; its device is that of all tensors.
-        lexical: BM25 of the documents, if the index has it.
-        memory: of earlier queries; takes no part.
+    BM25 and memory of the index take no part.
     """
 
     has_generator = True
@@ -259,12 +238,7 @@ class PathEngine(Engine):
     ) -> Descent:
         """Run through all levels: expand the beam, then keep the best candidates.
 
-        Args:
-            queries: the queries, and what scores their nodes.
-            k: documents per query.
-            beam_width: inner nodes kept per level.
-            reached: [batch] a score that k documents are known to reach; nodes below it are dropped, if scores are bounds.
-            trace: receives one `LevelTrace` a level.
+        Nodes below a score that k documents are known to have `reached` [batch] are dropped, if scores are bounds.
         """
         batch, bounds = len(queries.batch.texts), self.score != "node"
         beam: Beam | None = Beam.root(batch, self.device)
@@ -287,13 +261,7 @@ class PathEngine(Engine):
 
     @torch.no_grad()
     def follow_paths(self, batch: QueryBatch, request: SearchRequest, positions: Tensor) -> PathScores:
-        """Return the scores of the nodes on the paths to given documents, whether or not a search reaches them.
-
-        Args:
-            batch: the queries.
-            request: how nodes are scored; a filter changes no score.
-            positions: [batch, m] docid positions.
-        """
+        """Return the scores of the nodes on the paths to docid positions [batch, m], whether or not a search reaches them."""
         digits = torch.from_numpy(self.tree.paths(positions.flatten().numpy(force=True))[1]).long().to(self.device)
         digits = digits.view(*positions.shape, self.tree.depth)
         queries = _Queries(batch, request.config, None)
@@ -319,10 +287,7 @@ class PathEngine(Engine):
     def kept_nodes(self, states: Tensor, mask: Tensor, beam_width: int) -> Tensor:
         """[batch, n] the nodes that a search by the decoder alone keeps (Zhuo et al. 2020, eq. 3); -1 at padding.
 
-        Args:
-            states: [batch, length, d_model] encoder states.
-            mask: [batch, length] True at real tokens.
-            beam_width: nodes per level, and documents.
+        It reads states [batch, length, d_model], with mask [batch, length] True at real tokens.
         """
         read, real = states.numpy(force=True), mask.bool().numpy(force=True)
         batch = QueryBatch(np.arange(len(read)), read, real, read[:, 0], [""] * len(read))
@@ -442,11 +407,7 @@ class PathEngine(Engine):
 
 
 class BestPaths(Method):
-    """The documents at the end of the best paths that a beam finds.
-
-    Args:
-        search: the beam search.
-    """
+    """The documents at the end of the best paths that a beam finds."""
 
     def __init__(self, search: PathEngine) -> None:
         self.search = search
@@ -493,9 +454,6 @@ class AllPaths(Method):
     """The documents at the end of the best of all paths.
 
     A beam search gives a score that k documents reach. Where scores are bounds, nodes below it are dropped, and no others.
-
-    Args:
-        search: the beam search.
     """
 
     def __init__(self, search: PathEngine) -> None:

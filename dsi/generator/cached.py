@@ -18,15 +18,10 @@ from dsi.generator.base import Generator
 
 
 class _SharedLayer(DynamicLayer):
-    """Keys and values of one layer: those that the beams of a query share, and those of each beam's own tokens.
-
-    Args:
-        keys: [batch, heads, length, head_dim] shared.
-        values: the same.
-    """
+    """Keys and values of one layer: those that the beams of a query share, and those of each beam's own tokens."""
 
     def __init__(self, keys: Tensor, values: Tensor) -> None:
-        self._shared, self._beams = (keys, values), 1
+        self._shared, self._beams = (keys, values), 1  # [batch, heads, length, head_dim]
         self._own = (keys[:, :, :0], values[:, :, :0])  # [batch * beams, heads, own tokens, head_dim]
         self.is_initialized = True
 
@@ -68,23 +63,14 @@ def _shared(cache: Cache) -> DynamicCache:
 
 @dataclass
 class DecoderCache:
-    """What a model has read of a batch of queries.
+    """What a model has read of a batch of queries."""
 
-    Attributes:
-        past: keys and values, filled with the queries and the root.
-        states: [batch, length, width] that a decoder attends to; None for a causal model.
-        mask: [batch, length] 1 at real tokens of the queries, and at the root after them in a causal model.
-        first: [batch, width] the hidden state of the root.
-        beams: of each query.
-        digits: read after the root.
-    """
-
-    past: Cache
-    states: Tensor | None
-    mask: Tensor
-    first: Tensor
-    beams: int = 1
-    digits: int = 0
+    past: Cache  # keys and values, filled with the queries and the root
+    states: Tensor | None  # [batch, length, width] that a decoder attends to; None for a causal model
+    mask: Tensor  # [batch, length] 1 at real tokens of the queries, and at the root after them in a causal model
+    first: Tensor  # [batch, width] the hidden state of the root
+    beams: int = 1  # of each query
+    digits: int = 0  # read after the root
 
     def __post_init__(self) -> None:
         if isinstance(self.past, EncoderDecoderCache):
@@ -120,12 +106,9 @@ class TokenGenerator(Generator):
 
     @abstractmethod
     def read_on(self, embeddings: Tensor, mask: Tensor, cache: DecoderCache) -> Tensor:
-        """Return the hidden states [rows, width] of one more digit of each beam.
+        """Return the hidden states [rows, width] of one more digit of each beam, rows = batch * beams.
 
-        Args:
-            embeddings: [rows, 1, width] of the digits, rows = batch * beams.
-            mask: [rows, length] of what their queries have read.
-            cache: of the queries.
+        It reads the digits' embeddings [rows, 1, width] after what their queries have read, with mask [rows, length].
         """
 
     def score_children(self, hidden: Tensor, tokens: Tensor, level: int) -> Tensor:
@@ -136,6 +119,17 @@ class TokenGenerator(Generator):
     def child_tokens(self, parents: Tensor, digits: Tensor, level: int) -> Tensor:
         """Return the docid tokens of digits; see `Scorer`."""
         return self._first_token(level) + digits.clamp(max=self.config.fan_out[level] - 1)
+
+    def pick(self, logits: Tensor, depths: Tensor) -> dict[str, Tensor]:
+        """Return {"logits": [batch, n, largest fan_out] of the children of nodes at depths [batch, n], -inf past the last}.
+
+        They are picked of the logits [batch, n, vocab_size] of all tokens.
+        """
+        fan_out = torch.tensor(self.config.fan_out, device=depths.device)
+        digits = torch.arange(max(self.config.fan_out), device=depths.device)
+        first = (1 + fan_out.cumsum(0) - fan_out)[depths]  # [batch, n] token of each level's first digit
+        columns = (first[..., None] + digits).clamp(max=self.config.vocab_size - 1)  # [batch, n, largest fan_out]
+        return {"logits": logits.gather(2, columns).masked_fill(digits >= fan_out[depths][..., None], -torch.inf)}
 
     def _first_token(self, level: int) -> int:
         """Return the token of a level's first digit."""

@@ -21,11 +21,7 @@ from dsi.search.queries import QueryBatch
 
 
 class DocidGenerator(TokenGenerator):
-    """T5 decoder with docid embeddings and a docid output layer.
-
-    Args:
-        config: a T5Config for the decoder stack, with the entries that `Generator` names.
-    """
+    """T5 decoder with docid embeddings and a docid output layer; its config is that of the decoder stack."""
 
     def __init__(self, config: T5Config) -> None:
         super().__init__(config)
@@ -51,14 +47,8 @@ class DocidGenerator(TokenGenerator):
             tokens: [batch, n] docid token of each node's last digit, 0 for the root.
             depths: [batch, n] depth of each node, 0 for the root.
             sees: [batch, n, n] True if the second node is an ancestor of the first, or the same.
-
-        Returns:
-            logits: [batch, n, largest fan_out], -inf for digits that a level does not have.
         """
-        columns = _level_tokens(self.config.fan_out).to(tokens.device)[depths]  # [batch, n, largest fan_out]
-        logits = self.head(self.hidden(token_states, states_mask, tokens, depths, sees))  # [batch, n, vocab_size]
-        picked = logits.gather(2, columns.clamp(min=0))
-        return {"logits": picked.masked_fill(columns < 0, -torch.inf)}
+        return self.pick(self.head(self.hidden(token_states, states_mask, tokens, depths, sees)), depths)
 
     def embed(self, tokens: Tensor) -> Tensor:
         """Return the embeddings [..., width] of docid tokens."""
@@ -119,15 +109,9 @@ def _attend(attention: T5Attention, hidden: Tensor, states: Tensor, mask: Tensor
 
     q.(W_k s) = (W_k' q).s, and the weighted sum of W_v s is W_v times the weighted sum of s. So queries are projected into the
     space of the states, and the weighted means out of it. A docid has a few digits and a text a hundred tokens, which makes
-    this much cheaper than projecting every state.
-
-    Args:
-        attention: the T5 layer whose weights are used.
-        hidden: [batch, n, d_model].
-        states: [batch, length, d_model].
-        mask: [batch, length] True at real tokens.
+    this much cheaper than projecting every state [batch, length, d_model].
     """
-    batch, n, _ = hidden.shape
+    batch, n, _ = hidden.shape  # [batch, n, d_model]
     heads, head_dim, width = attention.n_heads, attention.key_value_proj_dim, states.shape[2]
     queries = attention.q(hidden).view(batch, n, heads, head_dim)
     # W_k' q: [batch, n, heads, d_model]
@@ -138,9 +122,3 @@ def _attend(attention: T5Attention, hidden: Tensor, states: Tensor, mask: Tensor
     means = torch.bmm(weights.to(states.dtype), states).view(batch, n, heads, width)
     values = torch.einsum("bnhd,hkd->bnhk", means, attention.v.weight.view(heads, head_dim, width))
     return attention.o(values.reshape(batch, n, heads * head_dim))  # type: ignore[no-any-return]
-
-
-def _level_tokens(fan_out: list[int]) -> Tensor:
-    """Return the token id of each (level, digit), [depth, largest fan_out]; -1 if the level has no such digit."""
-    tokens = torch.arange(1, 1 + sum(fan_out)).split(fan_out)
-    return nn.utils.rnn.pad_sequence(list(tokens), batch_first=True, padding_value=-1)

@@ -53,12 +53,9 @@ _TOKENIZING = threading.Lock()
 
 
 class PretrainedGenerator(TokenGenerator):
-    """A model of transformers with rows for docid tokens.
+    """A model of transformers, without its output layer and in float32, with rows for docid tokens.
 
-    Args:
-        config: with the entries that `Generator` names; `d_model` is the width of the encoder's states, of which it reads none.
-        model: the model without its output layer, in float32.
-        tokenizer: its tokenizer.
+    In its config `d_model` is the width of the encoder's states, of which it reads none.
     """
 
     def __init__(self, config: T5Config, model: PreTrainedModel, tokenizer: Any) -> None:
@@ -80,12 +77,7 @@ class PretrainedGenerator(TokenGenerator):
         seed: int = 0,
         numbers: Ints | None = None,
     ) -> Self:
-        """Return a model with untrained docid tokens; see `Generator.create`, and `begin`, where the tokens are to begin.
-
-        Raises:
-            OSError: the model cannot be loaded.
-            ValueError: it is neither causal nor sequence-to-sequence, or its tokenizer does not fit it.
-        """
+        """Return a model with untrained docid tokens; see `Generator.create`, and `begin`, where the tokens are to begin."""
         torch.manual_seed(seed)
         model, tokenizer = _load(config.decoder)
         entries = {**docid_entries(config, tree, objective), "d_model": state_dim}
@@ -175,9 +167,6 @@ class PretrainedGenerator(TokenGenerator):
             tokens: [batch, n] docid token of each node's last digit, 0 for the root, from the root on.
             depths: [batch, n] depth of each node; nodes past the end of the path follow it.
             sees: [batch, n, n] True where the second is an ancestor of the first, or the same: on a path, all those before it.
-
-        Returns:
-            logits: [batch, n, largest fan_out], -inf for digits that a level does not have.
         """
         steps = torch.arange(1, tokens.shape[1] + 1, device=tokens.device)
         if not ((sees.sum(dim=2) == steps) | (depths == 0)).all():
@@ -187,11 +176,7 @@ class PretrainedGenerator(TokenGenerator):
             )
         output = self.read(input_ids, attention_mask, self.embed(tokens), use_cache=False)
         logits = self.head(output.last_hidden_state[:, -tokens.shape[1] :])  # [batch, n, vocab_size]
-        fan_out = torch.tensor(self.config.fan_out, device=tokens.device)
-        digits = torch.arange(max(self.config.fan_out), device=tokens.device)
-        first = (1 + fan_out.cumsum(0) - fan_out)[depths]  # [batch, n] token of each level's first digit
-        columns = (first[..., None] + digits).clamp(max=self.config.vocab_size - 1)  # [batch, n, largest fan_out]
-        return {"logits": logits.gather(2, columns).masked_fill(digits >= fan_out[depths][..., None], -torch.inf)}
+        return self.pick(logits, depths)
 
     def embed(self, tokens: Tensor) -> Tensor:
         """Return the embeddings [..., width] of docid tokens."""
@@ -229,10 +214,7 @@ class PretrainedGenerator(TokenGenerator):
     def begin(self, tree: DocidTree, batches: Iterable[Mapping[str, Tensor]], embeddings: Floats) -> None:
         """Let the docid tokens begin at their clusters.
 
-        Args:
-            tree: the docids.
-            batches: what `forward` reads of documents, to which the map from the encoder's space is fitted.
-            embeddings: [documents, embedding_dim] of the same.
+        The map from the encoder's space is fitted to what `forward` reads of documents, and their embeddings [documents, dim].
         """
         means, center = np.concatenate([self._means(batch) for batch in batches]), embeddings.mean(axis=0)
         from_center = embeddings - center
@@ -348,9 +330,7 @@ def _is_causal(model: PreTrainedModel) -> bool:
 def check_walk(generator: PretrainedGenerator, name: str) -> None:
     """Raise ValueError unless a model gives the same numbers where it reads on from keys and values as in one pass.
 
-    Args:
-        generator: for docids of two digits at least.
-        name: `generator.decoder`, for the message.
+    Its docids have two digits at least; `name`: `generator.decoder`, for the message.
     """
     texts = ["a", "a longer text than that"]
     nothing, tokens = np.zeros((2, 0), np.float32), torch.tensor([[0, 1], [0, 1]], device=generator.device)

@@ -57,16 +57,8 @@ def generate_queries(
 ) -> dict[str, int]:
     """Write pseudo-queries, one JSON line {doc_id, queries} per document; a killed run continues where it stopped.
 
-    Args:
-        documents: with doc_id, title and text; one batch at a time is in memory.
-        config: how they are made.
-        path: the file to write or continue.
-        held_out: texts of dev and test queries; a pseudo-query equal to one (ignoring case and spacing) is dropped.
-        seed: of sampling.
-        device: of a model; the best available by default.
-
-    Returns:
-        Counts of this call: {"written": n, "dropped": n that equalled a held-out query}.
+    One that equals a held-out text (ignoring case and spacing) is dropped. Returned are the counts of this call, {"written": n,
+    "dropped": n}.
     """
     finished = _finished_documents(path)
     forbidden = {_normal(text) for text in held_out}

@@ -71,7 +71,9 @@ class GeneratorStage:
         With `training.train_encoder` the encoder changes too.
         """
         config, training = self.config, self.config.training
-        numbers = read_numbers(self.folders.folder / "docids", self.collection.documents["doc_id"], self.tree)
+        numbers = None
+        if find_kind(config.generator.docid_tokens).tokens_are_nodes:
+            numbers = read_numbers(self.folders.folder / "docids", self.collection.documents["doc_id"], self.tree)
         generator = create_generator(
             config.generator, self.tree, self.encoder.state_dim, training.objective, config.seed, numbers
         ).to(self.encoder.model.device)

@@ -4,7 +4,7 @@ import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple, Unpack, overload
+from typing import Any, NamedTuple, Unpack, overload
 
 from numpy.typing import NDArray
 
@@ -16,6 +16,7 @@ from dsi.docids.query_memory import QueryMemory
 from dsi.docids.tree import DocidTree
 from dsi.docids.vectors import VectorKind, VectorsConfig
 from dsi.docids.words.bm25 import BM25
+from dsi.search.engine import Generator
 from dsi.search.explain.explanation import Explanation
 from dsi.search.hits import Answers, Document, Evidence, Hits
 from dsi.search.queries import EncodedQueries, Queries, encode_queries, encoded_queries, encoded_query, given_vectors
@@ -30,9 +31,6 @@ from dsi.store.similar import similar
 from dsi.store.snapshot import Snapshot
 from dsi.store.updating import Content, FileChanges
 from dsi.store.words import search_words
-
-if TYPE_CHECKING:
-    from dsi.generator.base import Generator
 
 
 class Changes(NamedTuple):
@@ -421,7 +419,7 @@ class Retriever:
 
 
 def from_parts(
-    encoder: TextEncoder, tree: DocidTree, generator: "Generator | None", documents: Any,
+    encoder: TextEncoder, tree: DocidTree, generator: Generator | None, documents: Any,
     search_config: SearchConfig | None = None, lexical: BM25 | None = None, memory: QueryMemory | None = None,
     dtype: str = "float32",
 ) -> Retriever:  # fmt: skip

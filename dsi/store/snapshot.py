@@ -1,10 +1,8 @@
 """An index at one moment: its parts, and what is computed from them. Knows no folders."""
 
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
-from typing import TYPE_CHECKING, Any, Self, Unpack
+from typing import Any, Self, Unpack
 
 from dsi.contrastive.text_encoder import TextEncoder
 from dsi.docids.data.records import COLUMNS
@@ -12,16 +10,15 @@ from dsi.docids.files.checks import plain
 from dsi.docids.query_memory import QueryMemory
 from dsi.docids.tree import DocidTree
 from dsi.docids.words.bm25 import BM25
-from dsi.search.engine import Engine, Followed, check_parts, restricted
-from dsi.search.engines import create_engine
+from dsi.search.engine import Engine, Followed, Generator, restricted
 from dsi.search.explain.why import AnsweredQuery
+from dsi.search.generate import VectorEngine
 from dsi.search.hits import Document, Hits
 from dsi.search.queries import EncodedQueries, Queries, encoded_queries
 from dsi.search.request import (
     SearchConfig,
     SearchOptions,
     SearchRequest,
-    check_used,
     given_options,
     request_of_each,
     shows_options,
@@ -31,9 +28,6 @@ from dsi.search.results import SearchResult
 from dsi.store.candidates import followed_rows
 from dsi.store.documents.table import DocumentTable, hits_of, run_of
 from dsi.store.updating import Content, changed_parts
-
-if TYPE_CHECKING:
-    from dsi.generator.base import Generator
 
 
 @dataclass(frozen=True, eq=False)
@@ -54,7 +48,7 @@ class Snapshot:
     """
 
     encoder: TextEncoder
-    generator: "Generator | None"
+    generator: Generator | None
     search_config: SearchConfig
     configured: SearchConfig
     documents: DocumentTable
@@ -64,7 +58,7 @@ class Snapshot:
 
     @classmethod
     def from_parts(
-        cls, encoder: TextEncoder, generator: "Generator | None", content: Content, search_config: SearchConfig,
+        cls, encoder: TextEncoder, generator: Generator | None, content: Content, search_config: SearchConfig,
         configured: SearchConfig | None = None, dtype: str = "float32",
     ) -> Self:  # fmt: skip
         """Join the parts of an index; `configured` is `search_config` by default.
@@ -79,11 +73,10 @@ class Snapshot:
             raise ValueError(f"The encoder gives embeddings of {encoder.embedding_dim}, the docids need {dim}.")
         if tree.tokens is not None and encoder.state_dim != (dim := tree.tokens.head.shape[1]):
             raise ValueError(f"The encoder gives token states of {encoder.state_dim}, the token vectors need {dim}.")
+        engine: Engine = VectorEngine(tree, lexical, memory)
         if generator is not None:
-            generator.check_tree(tree)
-            generator.check_states(encoder.state_dim)
-            generator = generator.to(encoder.device)
-        engine = create_engine(generator, tree, lexical, dtype, memory, best_scores)
+            engine = generator.engine(encoder, tree, lexical, memory, dtype)
+        engine.best_scores = best_scores
         encoder, table = encoder.for_search(dtype), DocumentTable(documents)
         return cls(encoder, generator, search_config, configured or search_config, table, engine, dtype)
 
@@ -121,11 +114,6 @@ class Snapshot:
         """Return the index with another memory."""
         return self.changed(self.content._replace(memory=memory))
 
-    @cached_property
-    def trained_beam(self) -> float:
-        """The widest beam whose nodes were all trained; inf unless training was limited to a beam."""
-        return (self.generator.config.training_beam if self.generator else 0) or math.inf
-
     def request(self, call: str, k: int, options: Mapping[str, Any]) -> SearchRequest:
         """Return a request to `engine` for k documents: the options of a call over the index's search config.
 
@@ -134,10 +122,7 @@ class Snapshot:
         options = given_options(call, options)
         overrides, others = split_options(options)
         config = replace(self.search_config, **overrides)
-        check_used(call, options, config, has_generator=self.engine.has_generator)
-        check_parts(options, self.engine)
-        if self.generator and config.alpha and config.beam_width > self.trained_beam:
-            self.generator.check_beam(config.beam_width)  # warns
+        self.engine.check(call, options, config)
         allowed = self.documents.allowed(**{name: others.pop(name, None) for name in ("allow", "deny", "where")})
         request = SearchRequest(plain(int, k, "k"), config, **others)
         return request if allowed is None else restricted(request, self.tree, allowed)

@@ -657,7 +657,7 @@ def train(beir, tmp_path, sentence_t5_folder, t5_folder, store):
         settings = {"branching": 0, "max_leaf_size": 20, **docids}
         config = write_settings(
             tmp_path / "config.toml", sentence_t5_folder, t5_folder, docids=settings, dev_queries=0,
-            pseudo_queries={"method": "none"}, contrastive={"loss": "none"},
+            contrastive={"loss": "none"},
             **VECTORS,
         )  # fmt: skip
         run = TrainingRun(tmp_path / "run", dsi.read_collection(beir()), read_config(config), "cpu", store)

@@ -21,7 +21,7 @@ def trained(tmp_path_factory, sentence_t5_folder, t5_folder):
     """A folder with a collection and what train.py made of it."""
     folder = tmp_path_factory.mktemp("scripts")
     config = write_settings(
-        folder / "config.toml", sentence_t5_folder, t5_folder, dev_queries=0, pseudo_queries={"method": "none"},
+        folder / "config.toml", sentence_t5_folder, t5_folder, dev_queries=0,
         contrastive={"loss": "none"},
         **VECTORS,
     )  # fmt: skip

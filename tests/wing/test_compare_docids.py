@@ -33,7 +33,7 @@ PIECES = ("", "x", "0", "-1", "1.5", "65537")
 def command(beir, tmp_path, sentence_t5_folder, t5_folder):
     """The command on 40 documents."""
     config = write_settings(
-        tmp_path / "config.toml", sentence_t5_folder, t5_folder, pseudo_queries={"method": "none"},
+        tmp_path / "config.toml", sentence_t5_folder, t5_folder,
         contrastive={"loss": "none"},
         **VECTORS,
     )  # fmt: skip

@@ -12,7 +12,7 @@ import os
 import re
 from contextlib import suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import pyarrow as pa
 
@@ -23,6 +23,7 @@ from dsi.contrastive.model_files import offline
 from dsi.contrastive.text_encoder import TextEncoder
 from dsi.docids.data.records import COLUMNS
 from dsi.docids.data.tables import Column
+from dsi.docids.extensions import generator_room
 from dsi.docids.files.checks import plain, user_path
 from dsi.docids.files.reading import RESTORE, MappedFile, read_record, read_while_unchanged, reading
 from dsi.docids.files.storage import content_fingerprint, recover_folder
@@ -35,9 +36,6 @@ from dsi.store.folder.manifest import PARTS, has_generator, part, search_config
 from dsi.store.folder.verify import verify
 from dsi.store.snapshot import Snapshot
 from dsi.store.updating import Content
-
-if TYPE_CHECKING:
-    from dsi.generator.base import Generator
 
 TOKENS = "tokens.safetensors"
 """In `docids/`: the token vectors, if the index has them."""
@@ -150,12 +148,7 @@ def read_index(
     check_device(device)
     with reading(folder, ImportError):
         encoder = load_encoder(folder, EncoderConfig(**manifest["encoder"]), device, dtype)
-        generator: Generator | None = None
-        if has_generator(manifest):
-            from dsi.generator.kinds import load_generator
-
-            with offline():
-                generator = load_generator(folder / "generator", encoder.device)
+        generator = _load_generator(folder / "generator", encoder.device) if has_generator(manifest) else None
     check_binding(manifest, encoder, content.tree)
     configs = search_config(manifest), search_config(manifest, "configured")
     try:
@@ -163,6 +156,13 @@ def read_index(
     except ValueError as error:
         raise ValueError(f"{folder}: its parts do not belong together: {error}") from None
     return dataclasses.replace(snapshot, generation=manifest["generation"])
+
+
+def _load_generator(folder: Path, device: Any) -> Any:
+    with generator_room():
+        from dsi.generator.kinds import load_generator
+    with offline():
+        return load_generator(folder, device)
 
 
 def mapped_files(folder: Path) -> tuple[MappedFile, ...]:

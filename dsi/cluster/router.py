@@ -317,7 +317,7 @@ class ShardedRetriever(Retriever, Closes):
                 before = self._snapshot.content
                 content = change(before)
                 if changed_parts(content, before):
-                    write_update(self._folder, [self._loading], self._snapshot.changed(content), before)
+                    write_update(self._folder, self._loading, self._snapshot.changed(content), before)
             self.refresh()
         return before, content
 
@@ -356,7 +356,7 @@ class ShardedRetriever(Retriever, Closes):
             self._mapped = mapped_files(self._folder)
             index = self._sharded(self._snapshot.changed(found), state)
             self._snapshot = replace(index, generation=manifest["generation"])
-            self._held, self._saved[self._folder] = Loaded(self._folder, state, self._snapshot), state
+            self._remember(Loaded(self._folder, state, self._snapshot))
         logger.info("generation %d of %s is served by all shards", manifest["generation"], self._folder)
 
     def _refresh_soon(self) -> None:
@@ -379,7 +379,6 @@ class ShardedRetriever(Retriever, Closes):
     def _sharded(self, index: Snapshot, state: str) -> Snapshot:
         """Return an index whose documents are scored by the shards."""
         engine = ShardedIndex(index.tree, index.lexical, self.fleet, state, self._refresh_soon, index.memory)
-        engine.best_scores = index.engine.best_scores
         return replace(index, engine=engine)
 
     def close(self) -> None:

@@ -27,7 +27,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     load_libraries()
     from dsi.docids.data.collection import read_documents
     from dsi.docids.data.sources import text_lines
-    from dsi.measuring.cloze import renew_best_scores, write_best_scores
+    from dsi.measuring.cloze import renew_best_scores
     from dsi.store.folder.writing import updating
     from dsi.store.retriever import load
 
@@ -42,9 +42,8 @@ def main(argv: Sequence[str] | None = None) -> None:
         )  # fmt: skip
         learned = sum(map(retriever.learn, arguments.learn))
         forgotten = _forget(retriever, arguments)
+        renew_best_scores(retriever)
         generation = retriever.save(arguments.run)
-        if renew_best_scores(retriever):
-            write_best_scores(arguments.run, retriever.snapshot.engine.best_scores)
     told, uses = [], ""
     if files := changes.files:
         told.append(f"files: {files.new} new, {files.changed} changed, {files.gone} gone, {files.same} the same")

@@ -5,7 +5,6 @@ from typing import TYPE_CHECKING
 from dsi.docids.query_memory import QueryMemory
 from dsi.docids.tree import DocidTree
 from dsi.docids.words.bm25 import BM25
-from dsi.search.best_scores import BestScores
 from dsi.search.engine import Engine
 from dsi.search.generate import VectorEngine
 
@@ -19,7 +18,6 @@ def create_engine(
     lexical: BM25 | None,
     dtype: str = "float32",
     memory: QueryMemory | None = None,
-    best_scores: BestScores | None = None,
 ) -> Engine:
     """Return an engine that searches with a generator, on its device, or by the tree's vectors.
 
@@ -29,12 +27,9 @@ def create_engine(
         lexical: BM25 of the documents, if the index has it.
         dtype: of a decoder's weights and arithmetic; all else is float32.
         memory: what users took for earlier queries.
-        best_scores: of questions that the documents ask; without a generator.
     """
     if generator is None:
-        engine = VectorEngine(tree, lexical, memory)
-        engine.best_scores = best_scores
-        return engine
+        return VectorEngine(tree, lexical, memory)
     from dsi.contrastive.encoder import DTYPES
     from dsi.search.beam import PathEngine
     from dsi.search.decoder import search_decoder

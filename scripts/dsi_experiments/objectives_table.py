@@ -22,7 +22,7 @@ from dsi.generator.families import FamilyTree
 from dsi.measuring.runs import IndexRuns, generator_only
 from dsi.search.request import SearchRequest
 from dsi_experiments.figures import lines_figure
-from dsi_experiments.laboratory import SPLIT, Laboratory
+from dsi_experiments.laboratory import SPLIT, Laboratory, tuned_settings
 from dsi_experiments.objectives.rows import ROWS, WARM_START, ObjectiveRow
 from dsi_experiments.objectives.tree import BEAM_WIDTH, RANDOM_PATHS
 from dsi_experiments.report import save_report
@@ -123,7 +123,7 @@ def measure(index: IndexRuns, split: str) -> list[Cell]:
     cells = []
     for system, options in (
         ("decoder alone", generator_only(index.retriever)),
-        ("fused", index.tune(lexical=False)),
+        ("fused", tuned_settings(index, lexical=False)),
     ):
         scores = _scores(index, split, right, **options)
         for beam_width in BEAMS:

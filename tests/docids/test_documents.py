@@ -310,8 +310,8 @@ def test_a_text_or_metadata_that_is_given_twice_is_named():
             "'new' has metadata 'colour', for which the index has no column; it has topic, lang, year, tags. Leave it out, or",
         ),
         ([3], r"documents\[0\] must be a dictionary with doc_id and text, got 3"),
-        ("new", r"add\(\) takes a list of documents, got 'new'"),
-        (None, r"add\(\) takes a list of documents, got None"),
+        ("new", "documents must be a list or an iterator of dictionaries.* got 'new'"),
+        (None, "documents must be a list or an iterator of dictionaries.* got None"),
         (
             [{"doc_id": "new", "title": "no text"}],
             r"documents\[0\] has no text: none of the keys text, contents has a value; its keys",

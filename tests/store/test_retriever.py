@@ -369,7 +369,7 @@ def test_iterators_of_doc_ids_are_read(retriever):
         retriever.search({"q1": "river"})
     with pytest.raises(TypeError, match="takes a list of queries, got the text 'rivers'"):
         retriever.run("rivers")
-    with pytest.raises(TypeError, match="takes a list of documents, got one"):
+    with pytest.raises(TypeError, match="documents must be a list or an iterator of dictionaries"):
         retriever.add({"doc_id": "d1", "text": "a river"})
 
 

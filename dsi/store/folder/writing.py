@@ -87,7 +87,7 @@ def replace_index(folder: Path, index: Snapshot) -> None:
             index.tree,
             index.search_config,
             configured=index.configured,
-            best_scores=index.engine.best_scores,
+            best_scores=index.best_scores,
         )
         for entry in folder.iterdir() if folder.exists() else ():
             if entry.name in _OF_TRAINING or _GENERATION.fullmatch(entry.name):
@@ -99,12 +99,7 @@ def replace_index(folder: Path, index: Snapshot) -> None:
 
 
 def index_to_replace(folder: str | Path) -> Path:
-    """Return the whole path of a folder that is new or empty, or holds an index.
-
-    Raises:
-        FileExistsError: it holds other files and no index.
-        ValueError: it is the current folder, or one above that.
-    """
+    """Return the whole path of a folder that is new or empty, or holds an index; refuses the current one and those above."""
     return folder_to_replace(folder, "folder", lambda entry: (entry.parent / "manifest.json").exists()).resolve()
 
 
@@ -114,14 +109,8 @@ def write_manifest(
 ) -> None:  # fmt: skip
     """Write the manifest, which binds the parts in `folder` to each other; it is written last and read first.
 
-    Args:
-        folder: of the index.
-        encoder: the index's.
-        tree: the docids.
-        config: how the index is searched by default.
-        seed: of the training that made the parts; None for a copy, whose parts a process may have got from anywhere.
-        configured: how it was searched before it was tuned; by default the same.
-        best_scores: of questions that the documents ask.
+    `seed`: of the training that made the parts; None for a copy, whose parts a process may have got from anywhere;
+    `configured`: how it was searched before it was tuned; by default the same.
     """
     manifest = {
         "format_version": FORMAT_VERSION,
@@ -139,23 +128,33 @@ def write_manifest(
     write_manifest_file(folder, manifest)
 
 
-def write_search_config(folder: Path, config: SearchConfig, configured: SearchConfig | None = None) -> None:
-    """Replace the search config of an index on disk; `configured` is how it was before tuning, by default the same."""
+def write_search_config(folder: Path, config: SearchConfig) -> None:
+    """Replace the search config of an index on disk, and forget how it was tuned."""
+    _write_entries(folder, _search_entries(config))
+
+
+def write_settings(folder: Path, index: Snapshot) -> None:
+    """Replace the search config and the best scores of an index on disk."""
+    _write_entries(folder, _settings(index))
+
+
+def _write_entries(folder: Path, entries: dict[str, Any]) -> None:
     with updating(folder):
-        write_manifest_file(folder, {**read_manifest(folder), **_search_entries(config, configured)})
+        write_manifest_file(folder, {**read_manifest(folder), **entries})
 
 
-def _search_entries(config: SearchConfig, configured: SearchConfig | None) -> dict[str, Any]:
+def _settings(index: Snapshot) -> dict[str, Any]:
+    best = {"best_scores": index.best_scores and dataclasses.asdict(index.best_scores)}
+    return {**_search_entries(index.search_config, index.configured), **best}
+
+
+def _search_entries(config: SearchConfig, configured: SearchConfig | None = None) -> dict[str, Any]:
     return {"search": dataclasses.asdict(config), "configured": dataclasses.asdict(configured or config)}
 
 
 @contextmanager
 def updating(folder: Path) -> Iterator[None]:
-    """Lock an index on disk against other writers; waits for them.
-
-    Raises:
-        FileNotFoundError: no finished index.
-    """
+    """Lock an index on disk against other writers; waits for them."""
     recover_folder(folder)
     if not (folder / "manifest.json").exists():  # no lock is left without an index
         raise FileNotFoundError(no_index(folder))
@@ -180,11 +179,9 @@ def generation_of(folder: Path) -> int:
 
 
 def check_no_updates(folder: Path, *, discard: bool = False) -> None:
-    """Raise ValueError if the index in `folder` was updated: training again would undo that.
+    """Raise ValueError if the index in `folder`, new or not, was updated: training again would undo that.
 
-    Args:
-        folder: of a run, new or not; what a killed update left there is removed.
-        discard: allow training to drop the updates. They stay until training replaces a part of the index.
+    With `discard` updates may go; they stay until training replaces a part of the index. What a killed update left is removed.
     """
     generation = generation_of(folder)
     if generation > 1 and not discard:
@@ -203,12 +200,12 @@ def retire(folder: Path) -> None:
     _remove_generations(folder, CHANGING)
 
 
-def check_known(folder: Path, known: Collection[str], configs: Collection[SearchConfig] = ()) -> None:
-    """Raise ChangedError if the index in `folder` is in none of the states that the caller's index was made from.
+def check_known(folder: Path, known: str, configs: Collection[SearchConfig] = ()) -> None:
+    """Raise ChangedError if the index in `folder` is in another state than the one that the caller's index was made from.
 
     With `configs` also if it has none of these search configs, as it was tuned since.
     """
-    if index_state(folder) not in known or (configs and search_config(read_manifest(folder)) not in configs):
+    if index_state(folder) != known or (configs and search_config(read_manifest(folder)) not in configs):
         generation = read_record(folder / "manifest.json").get("generation")
         raise ChangedError(
             f"{folder} (generation {generation} now) was changed since this index was loaded from it or saved to it; saving "
@@ -217,31 +214,15 @@ def check_known(folder: Path, known: Collection[str], configs: Collection[Search
 
 
 def write_update(
-    folder: Path,
-    known: Collection[str],
-    index: Snapshot,
-    held: Content | None = None,
-    *,
-    tuned: bool = False,
-) -> int:
+    folder: Path, known: str, index: Snapshot, held: Content | None = None, *, settings: bool = False
+) -> None:
     """Replace the parts of an index on disk that have changed; writing the manifest makes the switch.
 
-    Args:
-        folder: the index; nobody else writes to it.
-        known: its states that these parts were made from.
-        index: with its changes.
-        held: what the index on disk holds of it, in its last state; None if that is not known.
-        tuned: write its search config too.
-
-    Returns:
-        The new generation.
-
-    Raises:
-        ChangedError: the index is in another state.
-        ValueError: it was updated as often as a manifest may say.
+    `folder`: nobody else writes to it; `known`: its state that these parts were made from; `held`: what it holds of them; None
+    if that is not known; `settings`: write the search config too.
     """
     # 1) Compare the index on disk with these parts.
-    tree, documents, lexical, memory, best_scores = index.content
+    tree, documents, lexical, memory, _ = index.content
     changed = changed_parts(index.content, held)
     manifest, left = read_entries(folder / "manifest.json"), tuple[str, ...]()
     check_known(folder, known)
@@ -270,11 +251,9 @@ def write_update(
     parts = {name: manifest["parts"].get(name, name) for name in CHANGING} | new
     fingerprints = {**manifest["fingerprints"], "docids": tree.fingerprint}
     entries = {"generation": generation, "parts": parts, "fingerprints": fingerprints, "files": files}
-    entries |= _search_entries(index.search_config, index.configured) if tuned else {}
-    entries["best_scores"] = best_scores and dataclasses.asdict(best_scores)
+    entries |= _settings(index) if settings else {"best_scores": _settings(index)["best_scores"]}
     write_manifest_file(folder, {**manifest, **entries})
     _remove_generations(folder, parts.values())
-    return int(generation)
 
 
 def _of_removed(folder: Path, manifest: dict[str, Any], tree: DocidTree) -> tuple[str, ...]:

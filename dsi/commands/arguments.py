@@ -78,7 +78,7 @@ def add_device(arguments: argparse.ArgumentParser, *, searches: bool = False) ->
 
 
 def open_retriever(arguments: argparse.Namespace) -> "Retriever":
-    """Return the index INDEX, as `add_device` says."""
+    """Return the index that the command line names, on its device."""
     from dsi.store.retriever import load
 
     return load(arguments.run, device=arguments.device, dtype=arguments.dtype)

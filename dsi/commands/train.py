@@ -1,4 +1,4 @@
-"""`dsi train`: run all stages, from a collection to a searchable, tuned index in INDEX.
+"""`dsi train`: run all stages, from a collection to a searchable and tuned INDEX.
 
 Stages that are up to date are skipped, and a killed run resumes where it stopped. --stage runs one of them alone. From Python:
 `dsi.train`.

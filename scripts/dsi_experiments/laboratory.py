@@ -352,9 +352,7 @@ def tuned_settings(index: IndexRuns, *, lexical: bool = True) -> dict[str, Any]:
         return changes
     config = dataclasses.replace(index.retriever.search_config, **changes)
     dev = index.encode("dev", collection.query_texts("dev"))
-    own = choose(
-        index.retriever, dev, collection.qrels["dev"], config, lexical=lexical, identical=collection.identical
-    )
+    own = choose(index.retriever, dev, collection.qrels["dev"], config, lexical=lexical, identical=collection.identical)
     return index.processes.first({**changes, **own.best})
 
 

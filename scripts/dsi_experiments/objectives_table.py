@@ -106,10 +106,10 @@ def decoder_positions(tree: DocidTree, row: ObjectiveRow, samples: int = 256) ->
 
 def _scores(index: IndexRuns, split: str, doc_ids: Mapping[str, str], **changes: Any) -> dict[str, float]:
     """{query_id: score of its document in `doc_ids`}, whether or not a search finds it."""
-    retriever, encoded = index.retriever, index.encode(split, index.collection.query_texts(split))
-    rows = retriever.snapshot.documents.rows_of([doc_ids[query_id] for query_id in encoded.query_ids], "doc_ids")
-    request = SearchRequest(1, dataclasses.replace(retriever.search_config, **changes))
-    followed = retriever.snapshot.engine.follow_all(encoded, request, np.array(rows)[:, None])
+    own, encoded = index.retriever.snapshot, index.encode(split, index.collection.query_texts(split))
+    rows = own.documents.rows_of([doc_ids[query_id] for query_id in encoded.query_ids], "doc_ids")
+    request = SearchRequest(1, dataclasses.replace(own.search_config, **changes))
+    followed = own.engine.follow_all(encoded, request, np.array(rows)[:, None])
     return dict(zip(encoded.query_ids, followed.scores[:, 0].tolist(), strict=True))
 
 

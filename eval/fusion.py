@@ -86,17 +86,11 @@ def fit_weights(first: Run, others: Sequence[Run], start: Sequence[float], qrels
 
 
 class _Choices(NamedTuple):
-    """Candidates of a query.
+    """Candidates of a query."""
 
-    Attributes:
-        relevant: [n, runs] scores of relevant documents.
-        others: [m, runs] scores of others.
-        shares: [n] of the relevant ones, which sum to 1.
-    """
-
-    relevant: Doubles
-    others: Doubles
-    shares: Doubles
+    relevant: Doubles  # [n, runs] scores of relevant documents
+    others: Doubles  # [m, runs] scores of others
+    shares: Doubles  # [n] of the relevant ones, which sum to 1
 
 
 def _choices(runs: Sequence[Run], query_id: str, judged: Mapping[str, float]) -> _Choices:

@@ -8,14 +8,7 @@ Python: `retriever.run(queries, k, among=run)`.
 from argparse import ArgumentParser
 from collections.abc import Sequence
 
-from dsi.commands.arguments import (
-    add_device,
-    add_index,
-    add_search_options,
-    open_retriever,
-    parser,
-    search_options,
-)
+from dsi.commands.arguments import add_device, add_index, add_search_options, open_retriever, parser, search_options
 from dsi.commands.libraries import load_libraries
 from dsi.commands.values import count, existing_file, output_file, read_queries_file
 

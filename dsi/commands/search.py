@@ -17,11 +17,12 @@ from typing import TYPE_CHECKING, Any
 from dsi.commands.arguments import (
     add_device,
     add_index,
+    add_rerank,
     add_search_options,
     open_retriever,
     parser,
     search_options,
-)
+)  # fmt: skip
 from dsi.commands.libraries import load_libraries
 from dsi.commands.values import count, existing_file, output_file, query_text, read_queries_file
 
@@ -60,25 +61,14 @@ def build_parser() -> argparse.ArgumentParser:
     command_line.add_argument(
         "--like", nargs="+", metavar="DOC_ID", help="find documents that are like this one, or like several, and exit"
     )
-    command_line.add_argument(
-        "--queries",
-        type=existing_file,
-        metavar="FILE",
-        help="queries.jsonl, a .csv, .tsv or .parquet with columns id and text, or id, a tab and the text a line; needs --run",
-    )
+    forms = "queries.jsonl, a .csv, .tsv or .parquet with columns id and text, or id, a tab and the text a line; needs --run"
+    command_line.add_argument("--queries", type=existing_file, metavar="FILE", help=forms)
     command_line.add_argument(
         "--run", type=output_file, metavar="OUT", dest="output", help="TREC run to write for --queries"
     )
     command_line.add_argument("--json", action="store_true", help="print one JSON object per query")
     command_line.add_argument("-k", type=count, default=10, help="documents per query")
-    command_line.add_argument(
-        "--rerank",
-        metavar="NAME",
-        help="a reranker of INDEX/rerank (A+B: one after another), or cross-encoder:MODEL, a Hub name or a folder",
-    )
-    command_line.add_argument(
-        "--rerank-depth", type=count, default=50, metavar="N", help="answers that --rerank reorders"
-    )
+    add_rerank(command_line)
     syntax = """take documents that have each "quote" and no -word of a query, as at the prompt"""
     command_line.add_argument("--syntax", action="store_true", help=syntax)
     add_search_options(command_line)
@@ -117,10 +107,7 @@ def _search(retriever: "Retriever", arguments: argparse.Namespace) -> Callable[[
 
 
 def _write_run(
-    retriever: "Retriever",
-    queries: dict[str, str],
-    search: Callable[[Any], Any],
-    arguments: argparse.Namespace,
+    retriever: "Retriever", queries: dict[str, str], search: Callable[[Any], Any], arguments: argparse.Namespace
 ) -> None:
     """Write the answers of {query_id: text} as a TREC run, with its file's name as the tag."""
     from dsi.docids.files.storage import file_name

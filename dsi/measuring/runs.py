@@ -47,13 +47,9 @@ def language_of(retriever: Retriever) -> str:
 
 
 class BM25Runs:
-    """BM25 over the documents, tuned on dev.
+    """BM25 over the documents, by default of title and full text.
 
-    Args:
-        collection: the documents and queries.
-        texts: one per document; title and full text by default.
-        tuned: choose k1 and b on dev (not if dev itself is measured), if 20 queries have a relevant document.
-        language: of the documents.
+    `tuned`: choose k1 and b on dev (not if dev itself is measured), if 20 queries have a relevant document.
     """
 
     def __init__(
@@ -90,30 +86,19 @@ def dense_run(
 
 
 class CostedRun(NamedTuple):
-    """A run of an index, and its cost.
-
-    Attributes:
-        run: {query_id: {doc_id: score}}.
-        config: the search config that was used.
-        read: how many vectors were scored a query.
-        compared: how many documents were scored by late interaction.
-        milliseconds: a query, after the encoder.
-    """
+    """A run of an index, and its cost a query."""
 
     run: Run
-    config: SearchConfig
-    read: float
-    compared: float
-    milliseconds: float
+    config: SearchConfig  # that was used
+    read: float  # how many vectors were scored
+    compared: float  # how many documents were scored by late interaction
+    milliseconds: float  # after the encoder
 
 
 class IndexRuns:
     """An index searched with any settings, and the dense search of its own encoder.
 
-    Args:
-        collection: the documents and queries.
-        retriever: the index.
-        processes: share the searching; each gets the whole run.
+    `processes` share the searching; each gets the whole run.
     """
 
     def __init__(self, collection: Collection, retriever: Retriever, processes: Processes = ALONE) -> None:

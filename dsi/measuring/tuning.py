@@ -180,23 +180,13 @@ def _warn_language(cloze: Cloze) -> None:
 
 
 def choose(
-    retriever: Retriever,
-    encoded: EncodedQueries,
-    qrels: Qrels,
-    config: SearchConfig | None = None,
-    *,
-    lexical: bool = True,
-    identical: Identical | None = None,
-) -> Tuning:
+    retriever: Retriever, encoded: EncodedQueries, qrels: Qrels, config: SearchConfig | None = None, *,
+    lexical: bool = True, identical: Identical | None = None,
+) -> Tuning:  # fmt: skip
     """Return the best settings of search, without changing the index; what it has learned of these queries takes no part.
 
-    Args:
-        retriever: the index.
-        encoded: the queries, with their query_ids.
-        qrels: their judgements; without any, weights stay as they are.
-        config: the settings that are not chosen; those of the index by default.
-        lexical: also weight the lexical part, if the index has one.
-        identical: documents that queries leave out, as they are these (`dsi.docids.data.identical`).
+    Without `qrels` weights stay as they are; `config`: the settings that are not chosen; `lexical`: also weight the lexical
+    part, if there is one; `identical`: documents that queries leave out, as they are these.
     """
     (encoded, _), config = encoded.cleaned(), config or retriever.search_config
     pairs = zip(encoded.query_ids, encoded.texts, strict=True)
@@ -221,25 +211,12 @@ def choose(
 
 
 def choose_weights(
-    index: Snapshot,
-    encoded: EncodedQueries,
-    qrels: Qrels,
-    config: SearchConfig,
-    *,
-    lexical: bool = True,
-    tokens: bool = True,
-    identical: Identical | None = None,
-) -> dict[str, float]:
+    index: Snapshot, encoded: EncodedQueries, qrels: Qrels, config: SearchConfig, *, lexical: bool = True,
+    tokens: bool = True, identical: Identical | None = None,
+) -> dict[str, float]:  # fmt: skip
     """Return weights of the document score, fitted to judged queries; those of `config` if there are few; 0 for missing parts.
 
-    Args:
-        index: an index without a generator.
-        encoded: the queries, with their query_ids.
-        qrels: their judgements.
-        config: the weights that stay if there are few queries.
-        lexical: also weight the lexical part, if the index has one.
-        tokens: also weight late interaction, if the index has it.
-        identical: documents that queries leave out, as they are these.
+    `index`: without a generator; `lexical`, `tokens`: also weight words, and late interaction, if it has them.
     """
     parts = _weighted_parts(index, lexical=lexical, tokens=tokens)
     weights = {weight: getattr(config, weight) if name else 0.0 for weight, name in parts.items()}

@@ -4,19 +4,15 @@ import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple, Unpack, overload
+from typing import Any, NamedTuple, Unpack, overload
 
 from numpy.typing import NDArray
 
-from dsi.contrastive.text_encoder import TextEncoder
 from dsi.docids.data.records import ids_of
 from dsi.docids.files.checks import folder_to_write, plain
 from dsi.docids.files.reading import MappedFile, check_mapped
 from dsi.docids.files.storage import recover_folder, writing_to
-from dsi.docids.query_memory import QueryMemory
-from dsi.docids.tree import DocidTree
 from dsi.docids.vectors import VectorKind, VectorsConfig
-from dsi.docids.words.bm25 import BM25
 from dsi.search.best_scores import BestScores
 from dsi.search.explain.explanation import Explanation
 from dsi.search.hits import Answers, Document, Evidence, Hits
@@ -32,9 +28,6 @@ from dsi.store.similar import similar
 from dsi.store.snapshot import Snapshot
 from dsi.store.updating import Content, FileChanges
 from dsi.store.words import search_words
-
-if TYPE_CHECKING:
-    from dsi.generator.base import Generator
 
 
 class Changes(NamedTuple):
@@ -426,31 +419,6 @@ class Retriever:
                 "A retriever is pickled as the folder that holds it, and this one has changes that none holds; call save first."
             )
         return _reload, (held.folder, held.state, str(index.encoder.device), index.dtype, index.search_config)
-
-
-def from_parts(
-    encoder: TextEncoder, tree: DocidTree, generator: "Generator | None", documents: Any,
-    search_config: SearchConfig | None = None, lexical: BM25 | None = None, memory: QueryMemory | None = None,
-    dtype: str = "float32",
-) -> Retriever:  # fmt: skip
-    """Return a retriever of parts that were made one by one.
-
-    Args:
-        encoder: the frozen encoder.
-        tree: the docids.
-        generator: the decoder trained for these docids; None to search by the vectors of the tree.
-        documents: an Arrow table or a data set with doc_id, title, optional metadata and text; in collection order.
-        search_config: the default search config, from which `dsi.tune` begins.
-        lexical: BM25 of the same documents, needed for `lexical_weight`.
-        memory: what it has learned from use.
-        dtype: of encoder and decoder in search; scores are always float32. "bfloat16" is faster on processors that have it.
-
-    Raises:
-        ValueError: the parts do not belong together.
-    """
-    table = DocumentTable(documents).table
-    content = Content(tree, table, lexical, QueryMemory() if memory is None else memory)
-    return Retriever(Snapshot.from_parts(encoder, generator, content, search_config or SearchConfig(), dtype=dtype))
 
 
 def keep_best_scores(retriever: Retriever, scores: BestScores | None) -> None:

@@ -24,7 +24,8 @@ from dsi.docids.clustering import DocidsConfig, build_tree
 from dsi.docids.files.storage import beside
 from dsi.eval.trec import read_run
 from dsi.search.request import SearchConfig
-from dsi.store.retriever import from_parts, load
+from dsi.store.retriever import load
+from tests.support.parts import from_parts
 from tests.support.small import MINIPEDIA, PROMPTS
 from tests.support.small_index import small_index
 

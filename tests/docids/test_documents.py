@@ -19,9 +19,10 @@ from dsi.docids.schemes import SchemeInput, make_docids
 from dsi.docids.vectors import VectorsConfig
 from dsi.store.documents.table import DocumentTable
 from dsi.store.folder.loading import load_docids
-from dsi.store.retriever import from_parts, load
+from dsi.store.retriever import load
 from dsi.training.docids_stage import save_docids_stage
 from tests.support.files import own
+from tests.support.parts import from_parts
 
 ONE_QUERY = {"queries": '{"_id": "q", "text": "q"}', "test": "query-id\tcorpus-id\tscore\nq\ta\t1\n"}
 LANGUAGES, YEARS = ["en", "de", "fr", None], [1990, 2005, 2020]

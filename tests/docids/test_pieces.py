@@ -33,12 +33,13 @@ from dsi.search.queries import QueryBatch
 from dsi.search.request import SearchRequest
 from dsi.store.documents.topics import Topics
 from dsi.store.folder.loading import load_docids
-from dsi.store.retriever import from_parts, load
+from dsi.store.retriever import load
 from dsi.training.docids_stage import save_docids_stage
 from dsi.training.generator_stage import GeneratorStage
 from dsi.training.pipeline import TrainingRun
 from dsi.training.stages import StageFolders
 from tests.support.oracles import path_scores
+from tests.support.parts import from_parts
 from tests.support.small import WIDTH, as_batch, random_generator, random_queries
 from tests.support.small_index import DOCUMENTS, QUERIES
 from tests.support.tiny_settings import VECTORS, write_settings

@@ -32,7 +32,8 @@ from dsi.search.request import SearchOptions, SearchRequest
 from dsi.search.results import LevelTrace, SearchResult, Trace
 from dsi.search.walk import VectorWalk
 from dsi.store.folder.manifest import FORMAT_VERSION, PARTS
-from dsi.store.retriever import from_parts, load
+from dsi.store.retriever import load
+from tests.support.parts import from_parts
 from tests.support.small import MINIPEDIA, WIDTH, random_generator, random_tree
 from tests.support.small_index import DOCUMENTS, small_index
 

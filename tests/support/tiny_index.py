@@ -21,9 +21,10 @@ from dsi.docids.data.collection import read_collection
 from dsi.docids.words.bm25 import BM25
 from dsi.search import generate
 from dsi.search.hits import Hits
-from dsi.store.retriever import from_parts, load
+from dsi.store.retriever import load
 from tests.support.grammars import condition, words
 from tests.support.oracles import path_scores
+from tests.support.parts import from_parts
 from tests.support.small import MINIPEDIA, random_generator
 from tests.support.trials import Case
 

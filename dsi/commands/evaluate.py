@@ -19,7 +19,7 @@ from dsi.commands.arguments import (
     open_retriever,
     parser,
     search_options,
-)  # fmt: skip
+)
 from dsi.commands.libraries import load_libraries
 from dsi.commands.values import count, output_file, output_folder
 

@@ -22,7 +22,7 @@ from dsi.commands.arguments import (
     open_retriever,
     parser,
     search_options,
-)  # fmt: skip
+)
 from dsi.commands.libraries import load_libraries
 from dsi.commands.values import count, existing_file, output_file, query_text, read_queries_file
 

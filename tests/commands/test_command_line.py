@@ -167,7 +167,7 @@ def test_help_names_the_defaults(capsys):
     with pytest.raises(SystemExit):
         main(["search", "--help"])
     shown = " ".join(capsys.readouterr().out.split())
-    assert "-k K documents per query (default: 10)" in shown
+    assert "-k K documents per query: 10, with --among all of them by default" in shown
     assert "(default: float32)" in shown
     assert "None" not in shown
     with pytest.raises(SystemExit):

@@ -24,7 +24,6 @@ from dsi.docids.files.storage import (
     writing_to,
 )
 from dsi.docids.tree import DocidTree
-from dsi.search.best_scores import BestScores
 from dsi.search.request import SearchConfig
 from dsi.store.folder.loading import TOKENS, index_state, load_tree
 from dsi.store.folder.manifest import (
@@ -81,14 +80,7 @@ def replace_index(folder: Path, index: Snapshot) -> None:
             index.lexical.save(new / "lexical")
         index.memory.save(new / "memory")
         save_docids(index.tree, index.documents.table, new / "docids")
-        write_manifest(
-            new,
-            index.encoder,
-            index.tree,
-            index.search_config,
-            configured=index.configured,
-            best_scores=index.best_scores,
-        )
+        write_manifest(new, index.encoder, index.tree, _settings(index))
         for entry in folder.iterdir() if folder.exists() else ():
             if entry.name in _OF_TRAINING or _GENERATION.fullmatch(entry.name):
                 continue
@@ -104,25 +96,23 @@ def index_to_replace(folder: str | Path) -> Path:
 
 
 def write_manifest(
-    folder: Path, encoder: TextEncoder, tree: DocidTree, config: SearchConfig, seed: int | None = None,
-    configured: SearchConfig | None = None, best_scores: BestScores | None = None,
-) -> None:  # fmt: skip
+    folder: Path, encoder: TextEncoder, tree: DocidTree, entries: dict[str, Any], seed: int | None = None
+) -> None:
     """Write the manifest, which binds the parts in `folder` to each other; it is written last and read first.
 
-    `seed`: of the training that made the parts; None for a copy, whose parts a process may have got from anywhere;
-    `configured`: how it was searched before it was tuned; by default the same.
+    `entries`: its search config and the like; `seed`: of the training that made the parts; None for a copy, whose parts a
+    process may have got from anywhere.
     """
     manifest = {
         "format_version": FORMAT_VERSION,
         "generation": 1 if tree.fingerprint == tree.origin_fingerprint else 2,  # training must not drop updates
         "parts": {name: name for name in CHANGING},
         "encoder": dataclasses.asdict(encoder.config),
-        **_search_entries(config, configured),
         "fingerprints": {"encoder": encoder.fingerprint, "docids": tree.fingerprint},
         "versions": package_versions(),
         "threads": threads(),
         "seed": seed,
-        "best_scores": best_scores and dataclasses.asdict(best_scores),
+        **entries,
         "files": _hashes(folder, PARTS),
     }
     write_manifest_file(folder, manifest)
@@ -130,7 +120,7 @@ def write_manifest(
 
 def write_search_config(folder: Path, config: SearchConfig) -> None:
     """Replace the search config of an index on disk, and forget how it was tuned."""
-    _write_entries(folder, _search_entries(config))
+    _write_entries(folder, search_entries(config))
 
 
 def write_settings(folder: Path, index: Snapshot) -> None:
@@ -145,10 +135,11 @@ def _write_entries(folder: Path, entries: dict[str, Any]) -> None:
 
 def _settings(index: Snapshot) -> dict[str, Any]:
     best = {"best_scores": index.best_scores and dataclasses.asdict(index.best_scores)}
-    return {**_search_entries(index.search_config, index.configured), **best}
+    return {**search_entries(index.search_config, index.configured), **best}
 
 
-def _search_entries(config: SearchConfig, configured: SearchConfig | None = None) -> dict[str, Any]:
+def search_entries(config: SearchConfig, configured: SearchConfig | None = None) -> dict[str, Any]:
+    """Return the entries of a manifest for a search config, and for what it was before it was tuned, by default the same."""
     return {"search": dataclasses.asdict(config), "configured": dataclasses.asdict(configured or config)}
 
 
@@ -258,19 +249,15 @@ def write_update(
 
 def _of_removed(folder: Path, manifest: dict[str, Any], tree: DocidTree) -> tuple[str, ...]:
     """Return what of the index on disk may hold documents that an update to `tree` removes."""
-    before = load_tree(part(folder, manifest, "docids"))
-    return () if _trained_documents(tree) == _trained_documents(before) else _OF_DOCUMENTS
+    before = load_tree(part(folder, manifest, "docids"))  # of both, the places that have a document of the training
+    now, then = (np.count_nonzero(own.trained[own.num_inner :] & (own.doc_rows >= 0)) for own in (tree, before))
+    return () if now == then else _OF_DOCUMENTS
 
 
 def _block_sums(memory: Path, manifest: dict[str, Any]) -> dict[str, str]:
     """Return {name of a file: sha256} of the blocks of a memory, which are linked where they stay as they are."""
     files = ((Path(name), own) for name, own in manifest["files"].items())
     return {path.name: own for path, own in files if path.parent.name == memory.name and path.suffix == ".safetensors"}
-
-
-def _trained_documents(tree: DocidTree) -> int:
-    """Return how many places have the document that the decoder was trained with."""
-    return int(np.count_nonzero(tree.trained[tree.num_inner :] & (tree.doc_rows >= 0)))
 
 
 def _remove_generations(folder: Path, keep: Collection[str]) -> None:

@@ -37,7 +37,7 @@ from dsi.search.top import highest_and_rest
 from dsi.search.walk import VectorWalk
 from dsi.store.folder.loading import Loaded, index_state, load_content, mapped_files
 from dsi.store.folder.manifest import read_entries, search_config
-from dsi.store.folder.writing import ChangedError, updating, write_update
+from dsi.store.folder.writing import ChangedError, check_known, updating, write_update
 from dsi.store.retriever import Retriever
 from dsi.store.snapshot import Snapshot
 from dsi.store.updating import Content, changed_parts
@@ -317,7 +317,8 @@ class ShardedRetriever(Retriever, Closes):
                 before = self._snapshot.content
                 content = change(before)
                 if changed_parts(content, before):
-                    write_update(self._folder, self._loading, self._snapshot.changed(content), before)
+                    check_known(self._folder, [self._loading])
+                    write_update(self._folder, self._snapshot.changed(content), before)
             self.refresh()
         return before, content
 

@@ -383,9 +383,9 @@ class Retriever:
             writing.index_to_replace(target)
         with writing_to(target):
             recover_folder(target)
-            index = self.snapshot
-            if target in self._saved and loading.index_state(target):
-                self._write_changes(target, index)
+            index, state = self.snapshot, loading.index_state(target)
+            if state and target in self._saved:
+                self._write_changes(target, state, index)
             else:
                 writing.replace_index(writing.index_to_replace(target), index)
             generation = writing.generation_of(target)
@@ -395,17 +395,19 @@ class Retriever:
                     self._snapshot = replace(self._snapshot, generation=generation)
         return generation
 
-    def _write_changes(self, folder: Path, index: Snapshot) -> None:
+    def _write_changes(self, folder: Path, state: str, index: Snapshot) -> None:
         """Write to a known index what has changed since; without changes nothing is written."""
-        state, config = self._saved[folder]
-        last = self._held.snapshot if self._held and self._held.folder == folder else None
-        has_settings = index.search_config != config or last is None or index.best_scores != last.best_scores
-        writing.check_known(folder, state, (config, index.search_config) if index.search_config != config else ())
+        known, config = self._saved[folder]
+        is_last = self._held is not None and (self._held.folder, known) == (folder, state)
+        last = self._held.snapshot if self._held and is_last else None
+        is_configured = index.search_config != config
+        states = [state for state, _ in self._saved.values()]
+        writing.check_known(folder, states, (config, index.search_config) if is_configured else ())
         content = last.content if last else None
         if updating.changed_parts(index.content, content):
-            writing.write_update(folder, state, index, content, settings=has_settings)
-        elif has_settings:
-            writing.write_settings(folder, index)
+            writing.write_update(folder, index, content, config=is_configured)
+        elif is_configured or (last and index.best_scores != last.best_scores):
+            writing.write_settings(folder, index, config=is_configured)
 
     def _remember(self, held: Loaded) -> None:
         """Remember the index in a folder, which this one contains."""

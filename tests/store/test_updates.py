@@ -294,6 +294,12 @@ def test_a_search_config_is_written_to_every_folder_that_the_index_was_saved_to(
     retriever.search_config = replace(retriever.search_config, beam_width=7)
     retriever.save(tmp_path / "first")
     assert load(tmp_path / "first", device="cpu").search_config.beam_width == 7
+    retriever.save(tmp_path / "second")
+    write_search_config(tmp_path / "first", replace(retriever.search_config, beam_width=99))  # by somebody else
+    retriever.add(DOCUMENTS[50:51])
+    retriever.save(tmp_path / "first")
+    (first, second) = (load(tmp_path / name, device="cpu") for name in ("first", "second"))
+    assert (first.search_config.beam_width, len(first)) == (99, len(second) + 1)
 
 
 def test_the_index_in_the_current_folder_can_be_updated(retriever, tmp_path, monkeypatch):

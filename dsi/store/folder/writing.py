@@ -80,7 +80,7 @@ def replace_index(folder: Path, index: Snapshot) -> None:
             index.lexical.save(new / "lexical")
         index.memory.save(new / "memory")
         save_docids(index.tree, index.documents.table, new / "docids")
-        write_manifest(new, index.encoder, index.tree, _settings(index))
+        write_manifest(new, index.encoder, index.tree, _settings(index, config=True))
         for entry in folder.iterdir() if folder.exists() else ():
             if entry.name in _OF_TRAINING or _GENERATION.fullmatch(entry.name):
                 continue
@@ -123,9 +123,9 @@ def write_search_config(folder: Path, config: SearchConfig) -> None:
     _write_entries(folder, search_entries(config))
 
 
-def write_settings(folder: Path, index: Snapshot) -> None:
-    """Replace the search config and the best scores of an index on disk."""
-    _write_entries(folder, _settings(index))
+def write_settings(folder: Path, index: Snapshot, *, config: bool) -> None:
+    """Replace the best scores of an index on disk, and perhaps its search config."""
+    _write_entries(folder, _settings(index, config=config))
 
 
 def _write_entries(folder: Path, entries: dict[str, Any]) -> None:
@@ -133,9 +133,9 @@ def _write_entries(folder: Path, entries: dict[str, Any]) -> None:
         write_manifest_file(folder, {**read_manifest(folder), **entries})
 
 
-def _settings(index: Snapshot) -> dict[str, Any]:
-    best = {"best_scores": index.best_scores and dataclasses.asdict(index.best_scores)}
-    return {**search_entries(index.search_config, index.configured), **best}
+def _settings(index: Snapshot, *, config: bool) -> dict[str, Any]:
+    entries = search_entries(index.search_config, index.configured) if config else {}
+    return {**entries, "best_scores": index.best_scores and dataclasses.asdict(index.best_scores)}
 
 
 def search_entries(config: SearchConfig, configured: SearchConfig | None = None) -> dict[str, Any]:
@@ -191,12 +191,12 @@ def retire(folder: Path) -> None:
     _remove_generations(folder, CHANGING)
 
 
-def check_known(folder: Path, known: str, configs: Collection[SearchConfig] = ()) -> None:
-    """Raise ChangedError if the index in `folder` is in another state than the one that the caller's index was made from.
+def check_known(folder: Path, known: Collection[str], configs: Collection[SearchConfig] = ()) -> None:
+    """Raise ChangedError if the index in `folder` is in none of the states that the caller's index was made from.
 
     With `configs` also if it has none of these search configs, as it was tuned since.
     """
-    if index_state(folder) != known or (configs and search_config(read_manifest(folder)) not in configs):
+    if index_state(folder) not in known or (configs and search_config(read_manifest(folder)) not in configs):
         generation = read_record(folder / "manifest.json").get("generation")
         raise ChangedError(
             f"{folder} (generation {generation} now) was changed since this index was loaded from it or saved to it; saving "
@@ -204,19 +204,16 @@ def check_known(folder: Path, known: str, configs: Collection[SearchConfig] = ()
         )
 
 
-def write_update(
-    folder: Path, known: str, index: Snapshot, held: Content | None = None, *, settings: bool = False
-) -> None:
+def write_update(folder: Path, index: Snapshot, held: Content | None, *, config: bool = False) -> None:
     """Replace the parts of an index on disk that have changed; writing the manifest makes the switch.
 
-    `folder`: nobody else writes to it; `known`: its state that these parts were made from; `held`: what it holds of them; None
-    if that is not known; `settings`: write the search config too.
+    `folder`: nobody else writes to it, and its state is known; `held`: what it holds of these parts, None if that is not known;
+    `config`: write the search config too.
     """
     # 1) Compare the index on disk with these parts.
     tree, documents, lexical, memory, _ = index.content
     changed = changed_parts(index.content, held)
     manifest, left = read_entries(folder / "manifest.json"), tuple[str, ...]()
-    check_known(folder, known)
     if "docids" in changed:
         left = _of_removed(folder, manifest, tree)
     generation = manifest["generation"] + 1
@@ -242,8 +239,7 @@ def write_update(
     parts = {name: manifest["parts"].get(name, name) for name in CHANGING} | new
     fingerprints = {**manifest["fingerprints"], "docids": tree.fingerprint}
     entries = {"generation": generation, "parts": parts, "fingerprints": fingerprints, "files": files}
-    entries |= _settings(index) if settings else {"best_scores": _settings(index)["best_scores"]}
-    write_manifest_file(folder, {**manifest, **entries})
+    write_manifest_file(folder, {**manifest, **entries, **_settings(index, config=config)})
     _remove_generations(folder, parts.values())
 
 

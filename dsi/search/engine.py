@@ -19,7 +19,6 @@ from dsi.docids.query_memory import Earlier, QueryMemory
 from dsi.docids.tree import DocidTree
 from dsi.docids.types import Bools, Floats, Ints
 from dsi.docids.words.bm25 import BM25
-from dsi.search.best_scores import BestScores
 from dsi.search.queries import EncodedQueries, QueryBatch, not_finite
 from dsi.search.request import SearchConfig, SearchRequest, check_extra_scores
 from dsi.search.results import SearchResult, Trace
@@ -70,11 +69,9 @@ class Engine(ABC):
 
     Attributes:
         has_generator: whether a generator scores nodes, and so paths of docids; else vectors score nodes and documents.
-        best_scores: of questions that the documents ask, with which scores are compared; None where they are not known.
     """
 
     has_generator: ClassVar[bool]
-    best_scores: BestScores | None = None
 
     def __init__(self, tree: DocidTree, lexical: BM25 | None = None, memory: QueryMemory | None = None) -> None:
         self.tree, self.lexical = tree, lexical

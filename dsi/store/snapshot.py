@@ -10,6 +10,7 @@ from dsi.docids.files.checks import plain
 from dsi.docids.query_memory import QueryMemory
 from dsi.docids.tree import DocidTree
 from dsi.docids.words.bm25 import BM25
+from dsi.search.best_scores import BestScores
 from dsi.search.engine import Engine, Followed, Generator, restricted
 from dsi.search.explain.why import AnsweredQuery
 from dsi.search.generate import VectorEngine
@@ -43,6 +44,7 @@ class Snapshot:
         configured: the search config from which `dsi.tune` begins.
         documents: the document table, in collection order.
         engine: searches encoded queries; holds docids, lexical part and memory.
+        best_scores: of questions that the documents ask, with which scores are compared; None where they are not known.
         dtype: of encoder and decoder in search; scores are always float32.
         generation: of the index on disk with these documents: 1 after training, one more with every update; 0 if there is none.
     """
@@ -53,6 +55,7 @@ class Snapshot:
     configured: SearchConfig
     documents: DocumentTable
     engine: Engine
+    best_scores: BestScores | None = None
     dtype: str = "float32"
     generation: int = 0
 
@@ -76,9 +79,9 @@ class Snapshot:
         engine: Engine = VectorEngine(tree, lexical, memory)
         if generator is not None:
             engine = generator.engine(encoder, tree, lexical, memory, dtype)
-        engine.best_scores = best_scores
         encoder, table = encoder.for_search(dtype), DocumentTable(documents)
-        return cls(encoder, generator, search_config, configured or search_config, table, engine, dtype)
+        configs = search_config, configured or search_config
+        return cls(encoder, generator, *configs, table, engine, best_scores, dtype)
 
     @property
     def tree(self) -> DocidTree:
@@ -98,7 +101,7 @@ class Snapshot:
     @property
     def content(self) -> Content:
         """The parts that an update changes."""
-        return Content(self.tree, self.documents.table, self.lexical, self.memory, self.engine.best_scores)
+        return Content(self.tree, self.documents.table, self.lexical, self.memory, self.best_scores)
 
     def changed(self, content: Content) -> "Snapshot":
         """Return the index with other content, which no folder holds."""
@@ -107,8 +110,8 @@ class Snapshot:
         if parts == ["memory"]:
             return replace(self, engine=self.engine.with_memory(content.memory), generation=0)
         engine = self.engine.with_content(content.tree, content.lexical, content.memory)
-        engine.best_scores = content.best_scores
-        return replace(self, documents=DocumentTable(content.documents), engine=engine, generation=0)
+        documents, best = DocumentTable(content.documents), content.best_scores
+        return replace(self, documents=documents, engine=engine, best_scores=best, generation=0)
 
     def with_memory(self, memory: QueryMemory) -> "Snapshot":
         """Return the index with another memory."""
@@ -159,7 +162,7 @@ class Snapshot:
         """Return the search of each query, by which documents are explained."""
         requests = request_of_each(request, encoded.count, self.tree.num_rows)
         pairs = zip(encoded.each(), requests, strict=True)
-        return [AnsweredQuery(*pair, self.engine, self.encoder, self.documents) for pair in pairs]
+        return [AnsweredQuery(*pair, self.engine, self.encoder, self.documents, self.best_scores) for pair in pairs]
 
     def hits(self, encoded: EncodedQueries, request: SearchRequest) -> list[Hits]:
         """Return the hits of each query of a search, which they can explain."""

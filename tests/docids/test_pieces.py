@@ -32,10 +32,11 @@ from dsi.search.queries import QueryBatch
 from dsi.search.request import SearchRequest
 from dsi.store.documents.topics import Topics
 from dsi.store.folder.loading import load_docids
-from dsi.store.retriever import from_parts, load
+from dsi.store.retriever import load
 from dsi.training.docids_stage import save_docids_stage
 from dsi.training.pipeline import TrainingRun
 from tests.support.oracles import path_scores
+from tests.support.parts import from_parts
 from tests.support.small import WIDTH, as_batch, engine_for, random_generator, random_queries
 from tests.support.small_index import DOCUMENTS, QUERIES
 from tests.support.tiny_settings import VECTORS, write_settings
@@ -520,7 +521,6 @@ def test_a_line_too_many_is_named_where_every_text_is_one_piece(tmp_path):
             r"line 1: the document 'a' has 1 docids for 2 pieces; give each piece one, or set",
         ),
         (["a\t1", "a\t4", "b\t2", "c\t3", "b\t5"], r"line 5: the document 'b' has 2 docids for 1 pieces"),
-        (["a\t1", "a\t1", "b\t2", "c\t3"], r"line 1: the docid 1 is equal to that of line 2"),
         (
             [*(f"a\t{n}" for n in range(65_537)), "b\t70000", "c\t80000"],
             r"line 65537: the document 'a' has more than 65,536 docids",

@@ -286,6 +286,28 @@ def test_a_tuning_meanwhile_is_not_undone(retriever, tmp_path):
     loaded.save(tmp_path / "run")  # the same
 
 
+def test_a_search_config_is_written_to_every_folder_that_the_index_was_saved_to(retriever, tmp_path):
+    retriever.save(tmp_path / "first")
+    retriever.save(tmp_path / "second")
+    retriever.search_config = replace(retriever.search_config, beam_width=7)
+    retriever.save(tmp_path / "first")
+    assert load(tmp_path / "first", device="cpu").search_config.beam_width == 7
+    retriever.save(tmp_path / "second")
+    write_search_config(tmp_path / "first", replace(retriever.search_config, beam_width=99))  # by somebody else
+    retriever.add(DOCUMENTS[50:51])
+    retriever.save(tmp_path / "first")
+    (first, second) = (load(tmp_path / name, device="cpu") for name in ("first", "second"))
+    assert (first.search_config.beam_width, len(first)) == (99, len(second) + 1)
+
+
+def test_the_index_in_the_current_folder_can_be_updated(retriever, tmp_path, monkeypatch):
+    retriever.save(tmp_path / "run")
+    monkeypatch.chdir(tmp_path / "run")
+    doc_id = next(iter(retriever.snapshot.documents.rows))
+    assert main(["update", ".", "--device", "cpu", "--remove", doc_id]) == 0
+    assert doc_id not in load(".", device="cpu").snapshot.documents.rows
+
+
 def test_a_loaded_index_does_not_need_its_folder_again(retriever, tmp_path):
     """Another index may come in its place, or nothing: what is loaded is searched and updated as before."""
     for name in ("index", "same"):

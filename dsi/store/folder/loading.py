@@ -61,12 +61,7 @@ class Loaded(NamedTuple):
 
 
 def load_docids(folder: Path) -> tuple[DocidTree, pa.Table]:
-    """Load the tree and the document table; the table stays on disk.
-
-    Raises:
-        FileNotFoundError: a file is missing.
-        ValueError: a file was altered, or they are of different documents.
-    """
+    """Load the tree and the document table; the table stays on disk."""
     tree, documents = load_tree(folder), load_documents(folder / "documents.arrow")
     if tree.num_rows != len(documents):
         raise ValueError(
@@ -87,9 +82,6 @@ def load_encoder(folder: Path, config: EncoderConfig, device: str | None, dtype:
     """Load the encoder that the generator reads: its own if they were trained together, else the one in `encoder/`.
 
     Its graph computes it on the CPU in float32 where there is one, and torch otherwise.
-
-    Raises:
-        ModuleNotFoundError: torch is needed and not installed.
     """
     trained_together = folder / "generator" / "encoder"
     own = trained_together if trained_together.exists() else folder / "encoder"
@@ -140,11 +132,7 @@ def load_index(folder: Path, device: str | None, dtype: str = "float32") -> Load
 def read_index(
     folder: Path, manifest: dict[str, Any], content: Content, device: str | None, dtype: str = "float32"
 ) -> Snapshot:
-    """Read the models of an index that was judged before, and join them to its content.
-
-    Raises:
-        ValueError: parts do not belong together.
-    """
+    """Read the models of an index that was judged before, and join them to its content."""
     check_device(device)
     with reading(folder, ImportError):
         encoder = load_encoder(folder, EncoderConfig(**manifest["encoder"]), device, dtype)
@@ -185,12 +173,7 @@ def index_state(folder: Path) -> str:
 
 
 def load_documents(path: Path) -> pa.Table:
-    """Return the document table in a file; it stays on disk.
-
-    Raises:
-        FileNotFoundError: no such file.
-        ValueError: truncated, or it has no column doc_id or title.
-    """
+    """Return the document table in a file; it stays on disk."""
     table = pa.ipc.open_stream(pa.memory_map(str(path))).read_all().replace_schema_metadata(None)
     if missing := [name for name in COLUMNS if name != "text" and name not in table.column_names]:
         raise ValueError(f"{path} has no column {missing[0]}; {RESTORE}.")

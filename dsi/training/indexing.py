@@ -16,7 +16,6 @@ from numpy.typing import NDArray
 from dsi.config import Config, run_config
 from dsi.docids.data.collection import Collection, read_collection
 from dsi.docids.files.checks import folder_to_write, user_path
-from dsi.docids.files.reading import remembering_sums
 from dsi.docids.files.storage import link_files, replace_folder
 from dsi.store.retriever import Retriever, load
 from dsi.training.pipeline import TrainingRun
@@ -100,8 +99,7 @@ def _temporary(make: Callable[[Path], Retriever]) -> Retriever:
         if last.exists():
             link_files(last, folder / "encoder")
     try:
-        with remembering_sums():
-            retriever = make(folder)
+        retriever = make(folder)
     except BaseException:
         shutil.rmtree(folder, ignore_errors=True)
         raise

@@ -114,9 +114,9 @@ class DocumentTable:
         if not self.has_texts:
             raise ValueError("The table of documents has no column text; give one like collection.documents.")
         rows = self.find(doc_ids)
-        if absent := next((doc_id for doc_id in doc_ids if doc_id not in rows), None):
+        if absent := [doc_id for doc_id in doc_ids if doc_id not in rows]:
             raise ValueError(
-                f"The table has no text of document {shown(absent)}; give the texts of all documents of the index."
+                f"The table has no text of document {shown(absent[0])}; give the texts of all documents of the index."
             )
         return self.column("text").take(np.array([rows[doc_id] for doc_id in doc_ids], dtype=np.int64))
 

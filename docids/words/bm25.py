@@ -8,14 +8,13 @@ from pathlib import Path
 from typing import Literal, NamedTuple
 
 import numpy as np
-from scipy import sparse
 
 from dsi.docids.files.declarations import settings
 from dsi.docids.files.storage import save_tensors, write_json
 from dsi.docids.types import Floats, Ints, Rows, Run
 from dsi.docids.words.analyzer import FOUND, Analyzer, check_language, tokens
 from dsi.docids.words.languages import find_language
-from dsi.docids.words.postings import Postings, are_lists, postings_arrays, read_postings
+from dsi.docids.words.postings import Lists, Postings, are_lists, postings_arrays, read_postings
 from dsi.docids.words.term_scores import Damping, Terms, TermScorer, highest_positive
 
 K1, B = 0.9, 0.4
@@ -249,7 +248,7 @@ class BM25:
         words, lists = len(self._vocabulary), self._postings.merge()
         return bool(
             sorted(self._vocabulary.values()) == list(range(words))
-            and lists.shape == (words, len(self.lengths))
+            and (len(lists), lists.width) == (words, len(self.lengths))
             and self.lengths.min(initial=0) >= 0
             and are_lists(lists)
         )
@@ -269,26 +268,25 @@ def _counted(texts: Sequence[str], analyzer: Analyzer) -> Counted:
 def _used_words(vocabulary: dict[str, int], postings: Postings) -> tuple[dict[str, int], Postings]:
     """Return a new vocabulary of the words that documents have, and the postings by its numbers."""
     lists = postings.merge()
-    used = np.flatnonzero(np.diff(lists.indptr))
+    used = np.flatnonzero(np.diff(lists.starts))
     words = {number: word for word, number in vocabulary.copy().items()}
     chosen = {words[number]: place for place, number in enumerate(used.tolist())}
-    return chosen, Postings.from_lists(lists if len(used) == lists.shape[0] else lists[used])
+    starts = np.append(lists.starts[used], lists.starts[-1])  # the others are empty
+    return chosen, Postings.from_lists(Lists(starts, lists.documents, lists.values, lists.width))
 
 
-def _count(texts: Sequence[str], vocabulary: dict[str, int], analyzer: Analyzer) -> tuple[sparse.csr_array, Ints]:
-    """Return term counts [terms, texts] and the number of terms of each text; new words are added to the vocabulary."""
-    terms: list[Ints] = [np.empty(0, dtype=np.int32)]
-    lengths: list[int] = []
+def _count(texts: Sequence[str], vocabulary: dict[str, int], analyzer: Analyzer) -> tuple[Lists, Ints]:
+    """Return term counts, and the number of terms of each text; new words are added to the vocabulary."""
+    keys, counts, lengths = [np.empty(0, np.int64)], [np.empty(0, np.float32)], [np.empty(0, np.int32)]
     for start in range(0, len(texts), _BLOCK):
         block = [analyzer.terms(text) for text in texts[start : start + _BLOCK]]
         with _NUMBERING:
             numbers = [vocabulary.setdefault(term, len(vocabulary)) for text in block for term in text]
-        terms.append(np.array(numbers, dtype=np.int32))
-        lengths += map(len, block)
-    starts, all_terms = np.concatenate([[0], np.cumsum(lengths, dtype=np.int64)]), np.concatenate(terms)
-    ones = np.ones(len(all_terms), dtype=np.float32)
-    counts = sparse.csr_array((ones, all_terms, starts), shape=(len(lengths), len(vocabulary)))
-    counts.sum_duplicates()
-    parts = np.maximum(1, -(-np.array(lengths, dtype=np.int32) // LONG))
-    counts.data = np.ceil(counts.data / np.repeat(parts, np.diff(counts.indptr))).astype(np.float32)
-    return counts.T.tocsr(), -(-np.array(lengths, dtype=np.int32) // parts)
+        own = np.array([*map(len, block)], dtype=np.int32)
+        rows, parts = np.arange(start, start + len(own)), np.maximum(1, -(-own // LONG))
+        found, times = np.unique(np.array(numbers, np.int64) * len(texts) + rows.repeat(own), return_counts=True)
+        keys.append(found)
+        counts.append(np.ceil(times / parts[found % len(texts) - start]).astype(np.float32))
+        lengths.append(-(-own // parts))
+    lists = Lists.from_keys(np.concatenate(keys), np.concatenate(counts), len(vocabulary), len(texts))
+    return lists, np.concatenate(lengths)

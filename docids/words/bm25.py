@@ -13,7 +13,7 @@ from scipy import sparse
 from dsi.docids.files.declarations import settings
 from dsi.docids.files.storage import save_tensors, write_json
 from dsi.docids.types import Floats, Ints, Rows, Run
-from dsi.docids.words.analyzer import FOUND, Analyzer, check_language, tokens
+from dsi.docids.words.analyzer import FOUND, Analyzer, check_language
 from dsi.docids.words.languages import find_language
 from dsi.docids.words.postings import Postings, are_lists, postings_arrays, read_postings
 from dsi.docids.words.term_scores import Damping, Terms, TermScorer, highest_positive
@@ -182,7 +182,7 @@ class BM25:
     def _words(self, query: str) -> list[tuple[str, str, int]]:
         """Return the words of a query, their terms, and the numbers of these; -1 of a term that no document has."""
         frequencies, words = self._postings.frequencies, list[tuple[str, str, int]]()
-        for token in tokens(query):
+        for token in self.analyzer.tokens(query):
             terms = self.analyzer[token]
             for term in terms:
                 number = self._vocabulary.get(term, -1)
@@ -276,16 +276,22 @@ def _used_words(vocabulary: dict[str, int], postings: Postings) -> tuple[dict[st
 
 
 def _count(texts: Sequence[str], vocabulary: dict[str, int], analyzer: Analyzer) -> tuple[sparse.csr_array, Ints]:
-    """Return term counts [terms, texts] and the number of terms of each text; new words are added to the vocabulary."""
+    """Return term counts [terms, texts] and the number of terms of each text; new words are added to the vocabulary.
+
+    Letters that groups of letters hold are counted too, but not in the numbers of terms, which weigh all other words.
+    """
     terms: list[Ints] = [np.empty(0, dtype=np.int32)]
-    lengths: list[int] = []
+    lengths, sizes = list[int](), list[int]()
     for start in range(0, len(texts), _BLOCK):
         block = [analyzer.terms(text) for text in texts[start : start + _BLOCK]]
+        lengths += map(len, block)
+        for own, text in zip(block, texts[start : start + _BLOCK], strict=True):
+            own += analyzer.letters(text)
         with _NUMBERING:
             numbers = [vocabulary.setdefault(term, len(vocabulary)) for text in block for term in text]
         terms.append(np.array(numbers, dtype=np.int32))
-        lengths += map(len, block)
-    starts, all_terms = np.concatenate([[0], np.cumsum(lengths, dtype=np.int64)]), np.concatenate(terms)
+        sizes += map(len, block)
+    starts, all_terms = np.concatenate([[0], np.cumsum(sizes, dtype=np.int64)]), np.concatenate(terms)
     ones = np.ones(len(all_terms), dtype=np.float32)
     counts = sparse.csr_array((ones, all_terms, starts), shape=(len(lengths), len(vocabulary)))
     counts.sum_duplicates()

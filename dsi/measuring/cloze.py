@@ -16,7 +16,7 @@ import datasets
 import numpy as np
 from datasets.table import InMemoryTable
 
-from dsi.contrastive.readable import HALF
+from dsi.contrastive.readable import LEAST_SHARE
 from dsi.contrastive.text_encoder import TextEncoder
 from dsi.docids.data.collection import Collection
 from dsi.docids.token_vectors import TokenCodes
@@ -285,7 +285,7 @@ def find_holes(encoder: TextEncoder, documents: datasets.Dataset, analyzer: Anal
         if not found:
             continue
         first, last = rng.choice(found)
-        if encoder.shares_read([text[first:last]])[0] < HALF:
+        if encoder.shares_read([text[first:last]])[0] < LEAST_SHARE:
             continue
         piece, rest = f"{title} {text[start:first]} {text[last:end]}", f"{text[:first]} {text[last:]}"
         if len(analyzer.terms(piece)) >= _REST:

@@ -74,12 +74,23 @@ def test_an_english_encoder_reads_english_and_no_other_script(encoder, language)
     assert greek < 0.3
 
 
-def test_latin_scripts_code_and_formulas_are_read(encoder):
+def test_code_formulas_and_short_queries_are_read(encoder):
     texts = [
-        "Welches Edelgas leuchtet in Leuchtreklamen orange?", "Qué gas noble brilla en los letreros publicitarios",
         "def max_seq_length(self, x): return x + 1", r"$\sum_{i=1}^n x_i^2 \le \frac{a}{b}$", "42 17", "", "   ", "😀", "x",
     ]  # fmt: skip
     assert encoder.shares_read(texts).min() > 0.7
+    assert encoder.shares_read(["kubernetes ingress", "photosynthesis"]).min() > 0.4
+
+
+def test_languages_whose_words_are_cut_into_pieces_are_half_read(encoder):
+    texts = [
+        "Welches Edelgas leuchtet in Leuchtreklamen orange?", "Qué gas noble brilla en los letreros publicitarios",
+        "Khí hiếm nào phát sáng màu cam trong biển quảng cáo", "Reklam tabelalarında turuncu renkte parlayan soygaz hangisidir",
+        "Ce gaz nobil strălucește portocaliu în panourile publicitare",
+    ]  # fmt: skip
+    shares = encoder.shares_read(texts)
+    assert 0.1 < shares.min() < shares.max() < 0.9
+    assert shares[3] == shares.min()
 
 
 @pytest.mark.parametrize("text", ["a" * 10_000, "ا" * 10_000, "中" * 10_000, "\u202eabc", "e\u0301" * 50, "\u0301"])
@@ -99,7 +110,7 @@ def test_mixed_texts_are_read_by_their_share(encoder):
 def test_every_kind_of_tokenizer_reads_what_it_learned(kind):
     english = [json.loads(line)["text"] for line in (MINIPEDIA / "corpus.jsonl").read_text("utf-8").splitlines()[:200]]
     tokenizer = trained(kind, english)
-    assert read_by(tokenizer, ENGLISH) > 0.7  # of a small vocabulary
+    assert read_by(tokenizer, ENGLISH) > 0.3  # of a small vocabulary
     assert max(read_by(tokenizer, text) for text in [*STRANGE.values(), GREEK]) < 0.2
     for language in ("arabic", "russian", "korean", "chinese"):
         own = trained(kind, [STRANGE[language]] * 50)

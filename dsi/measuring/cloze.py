@@ -1,4 +1,4 @@
-"""Questions that documents ask themselves: sentences that were taken out of them, as in an inverse cloze test (Lee et al. 2019).
+"""Questions that documents ask: sentences that were taken out of them, as in an inverse cloze test (Lee et al. 2019).
 
 How well they find the rest of their documents says how high a score is, without labels. Knows nothing of walks.
 """
@@ -15,7 +15,6 @@ from datasets.table import InMemoryTable
 
 from dsi.contrastive.readable import LEAST_SHARE
 from dsi.contrastive.text_encoder import TextEncoder
-from dsi.docids.data.collection import Collection
 from dsi.docids.token_vectors import TokenCodes
 from dsi.docids.tree import DocidTree, document_scores
 from dsi.docids.types import Floats, Ints

@@ -46,7 +46,20 @@ def test_a_collection_without_queries_has_the_usual_weight_and_a_line_says_so(tm
     assert "There are no queries to tune on" in caplog.text
 
 
-ARABIC = "نيون الدانوب النحل البركان المنشور المتحف الأرز الحرير الشاي السور الخزف الخط".split()
+ARABIC = [
+    "نيون",
+    "الدانوب",
+    "النحل",
+    "البركان",
+    "المنشور",
+    "المتحف",
+    "الأرز",
+    "الحرير",
+    "الشاي",
+    "السور",
+    "الخزف",
+    "الخط",
+]
 
 
 def test_only_sentences_that_the_encoder_reads_are_asked(caplog):

@@ -47,8 +47,8 @@ CHOSEN = ("alpha", "beta", "ann_temperature", "beam_width", "lexical_weight", "t
 _LIKELY = {"lexical_weight": LEXICAL_WEIGHT, "token_weight": TOKEN_WEIGHT, "memory_weight": MEMORY_WEIGHT}
 """Weights near which fitted ones stay."""
 _USUAL_SPREAD, _LEAST_SPREAD = 0.5, 0.05
-"""Spread of an encoder's scores from which on words have their usual weight, and below which it says nothing, as the encoder does
-not know the texts it is taken from."""
+"""Spread of an encoder's scores from which on words have their usual weight, and below which it says nothing, as the encoder
+does not know the texts it is taken from."""
 _MOST_QUERIES = 500
 """Queries on which walks are compared."""
 FEWEST_TESTED = 100
@@ -159,7 +159,7 @@ def _by_spread(retriever: Retriever) -> dict[str, float]:
         return {}
     spread = index.encoder.spread
     share = spread / _USUAL_SPREAD if _LEAST_SPREAD <= spread < _USUAL_SPREAD else 1.0
-    return {"lexical_weight": round(LEXICAL_WEIGHT * share, 3)}
+    return {"lexical_weight": round(LEXICAL_WEIGHT * share**0.5, 3)}  # half of the way: words lie as they did
 
 
 def choose(

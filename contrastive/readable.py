@@ -30,7 +30,9 @@ _SPELT, _READ = 1.25, 1.75
 """Letters a token up to which a word is not read, and from which on it is read whole."""
 _SUPPOSED, _ENOUGH = 8, 1.5
 """Letters in words of one token that each text is supposed to have more, and what multiplies the share of these."""
-_WORD, _ASCII_WORD = re.compile(rf"[^\W\d_](?:[^\W\d_]|[{MARKS}])*"), re.compile("[A-Za-z]+")
+_SPACED = rf"(?!{UNSPACED.pattern})"
+_WORD = re.compile(rf"{_SPACED}[^\W\d_](?:{_SPACED}(?:[^\W\d_]|[{MARKS}]))*|{UNSPACED.pattern}")
+_ASCII_WORD = re.compile("[A-Za-z]+")
 _DENSE = re.compile("[\u3400-\u9fff\uac00-\ud7af\U00020000-\U0003134f]")
 
 

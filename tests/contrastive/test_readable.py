@@ -103,7 +103,7 @@ def test_mixed_texts_are_read_by_their_share(encoder):
     shares = [encoder.shares_read([" ".join(words[count:] + strange[:count])])[0] for count in range(6)]
     assert shares == sorted(shares, reverse=True)
     assert max(np.diff(shares[::-1])) < 0.35
-    assert 0 < encoder.shares_read(["JWT令牌 of a session"])[0] < 1
+    assert 0 < encoder.shares_read(["JWT令牌"])[0] < encoder.shares_read(["JWT令牌 of a session"])[0] < 1
 
 
 @pytest.mark.parametrize("kind", ["bytes", "pieces", "words"])

@@ -70,7 +70,10 @@ def test_only_sentences_that_the_encoder_reads_are_asked(caplog):
     assert "36 of 36 documents are in words that the encoder cannot read" in caplog.text
     caplog.clear()
     english = dsi.Collection.from_records(
-        [{"id": str(number), "text": f"Chapter {number} tells of old Paris. Its story ends with rivers and hills."} for number in range(36)]
+        [
+            {"id": str(number), "text": f"Chapter {number} tells of old Paris. Its story ends with rivers and hills."}
+            for number in range(36)
+        ]
     )
     questions = ask(dsi.index(english), english.documents)
     assert len(questions.own) == 36

@@ -69,12 +69,8 @@ def test_only_sentences_that_the_encoder_reads_are_asked(caplog):
     assert ask(dsi.index(collection), collection.documents) is None
     assert "36 of 36 documents are in words that the encoder cannot read" in caplog.text
     caplog.clear()
-    english = dsi.Collection.from_records(
-        [
-            {"id": str(number), "text": f"Chapter {number} tells of old Paris. Its story ends with rivers and hills."}
-            for number in range(36)
-        ]
-    )
+    told = "tells of old Paris. Its story ends with rivers and hills."
+    english = dsi.Collection.from_records([{"id": str(n), "text": f"Chapter {n} {told}"} for n in range(36)])
     questions = ask(dsi.index(english), english.documents)
     assert len(questions.own) == 36
     assert "cannot read" not in caplog.text

@@ -24,7 +24,7 @@ from dsi.docids.words.sentences import sentences
 from dsi.search.best_scores import BestScores
 from dsi.search.queries import EncodedQueries
 from dsi.search.request import SearchRequest
-from dsi.search.scores import LEAST_READ
+from dsi.search.scores import read_weights
 from dsi.store.folder.manifest import read_manifest
 from dsi.store.folder.verify import write_manifest_file
 from dsi.store.folder.writing import updating
@@ -148,7 +148,7 @@ def best_scores(retriever: Retriever, questions: Questions) -> BestScores | None
         vectors = vectors + config.token_weight * np.array(found, dtype=np.float32)
     shares = np.ones(len(pairs), dtype=np.float32)
     for batch in questions.encoded.batches:
-        shares[batch.rows] = 1 if batch.shares_read is None else np.maximum(batch.shares_read, LEAST_READ)
+        shares[batch.rows] = 1 if batch.shares_read is None else read_weights(batch.shares_read)
     own = shares * vectors + config.lexical_weight * questions.words[pairs, questions.own]
     return BestScores.from_scores(np.maximum(own, others), request, len(retriever))
 

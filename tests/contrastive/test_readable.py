@@ -13,6 +13,7 @@ import dsi
 from dsi.contrastive.config import EncoderConfig
 from dsi.contrastive.encoder import Encoder, packaged_encoder
 from dsi.contrastive.readable import Piece, share_read
+from dsi.search.scores import read_weights
 from tests.support.small import MINIPEDIA
 
 ENGLISH = "Which noble gas glows reddish orange in advertising signs?"
@@ -181,3 +182,8 @@ def test_a_selection_of_queries_keeps_their_shares(retriever):
     (batch,) = retriever.encode_queries(["أين يتوهج غاز", "a gas"]).batches
     row = batch.texts.index("a gas")
     assert batch.select(np.array([row])).shares_read.tolist() == [1]
+
+
+def test_vectors_count_by_the_square_of_the_share_but_decide_between_equal_words():
+    shares = np.array([0, 0.05, 0.5, 1], dtype=np.float32)
+    np.testing.assert_allclose(read_weights(shares), [0.01, 0.01, 0.25, 1])

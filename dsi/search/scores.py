@@ -6,9 +6,9 @@ tok(d) is the mean over the query's tokens of the best product with a token of t
 queries like this one (`dsi.docids.query_memory`), 0 without earlier queries; a share of it is added to z.e_d, as if e_d moved
 towards the mean of the document's earlier queries. The caller's scores are added. Of a document in pieces,
 z.e_d is that of its best piece less `DocidTree.piece_cost` for each doubling of their number, since many pieces have many
-chances; tok(d) reads that piece, and all else the whole document. Beside words, z.e_d and tok(d) count by the square of
-the share of the query that the encoder reads, so that words rank what it does not. All methods of search rank by this one score. Knows nothing
-of nodes.
+chances; tok(d) reads that piece, and all else the whole document. Beside words, z.e_d and tok(d) count by the square of the
+share of the query that the encoder reads, so that words rank what it does not. All methods of search rank by this one score.
+Knows nothing of nodes.
 """
 
 from collections.abc import Callable, Sequence

@@ -12,7 +12,7 @@ import numpy as np
 from dsi.docids.files.declarations import settings
 from dsi.docids.files.storage import save_tensors, write_json
 from dsi.docids.types import Floats, Ints, Rows, Run
-from dsi.docids.words.analyzer import FOUND, Analyzer, check_language, tokens
+from dsi.docids.words.analyzer import FOUND, Analyzer, check_language
 from dsi.docids.words.languages import find_language
 from dsi.docids.words.postings import Lists, Postings, are_lists, postings_arrays, read_postings
 from dsi.docids.words.term_scores import Damping, Terms, TermScorer, highest_positive
@@ -181,7 +181,7 @@ class BM25:
     def _words(self, query: str) -> list[tuple[str, str, int]]:
         """Return the words of a query, their terms, and the numbers of these; -1 of a term that no document has."""
         frequencies, words = self._postings.frequencies, list[tuple[str, str, int]]()
-        for token in tokens(query):
+        for token in self.analyzer.tokens(query):
             terms = self.analyzer[token]
             for term in terms:
                 number = self._vocabulary.get(term, -1)
@@ -276,15 +276,21 @@ def _used_words(vocabulary: dict[str, int], postings: Postings) -> tuple[dict[st
 
 
 def _count(texts: Sequence[str], vocabulary: dict[str, int], analyzer: Analyzer) -> tuple[Lists, Ints]:
-    """Return term counts, and the number of terms of each text; new words are added to the vocabulary."""
+    """Return term counts, and the number of terms of each text; new words are added to the vocabulary.
+
+    Letters that groups of letters hold are counted too, but not in the numbers of terms, which weigh all other words.
+    """
     keys, counts, lengths = [np.empty(0, np.int64)], [np.empty(0, np.float32)], [np.empty(0, np.int32)]
     for start in range(0, len(texts), _BLOCK):
-        block = [analyzer.terms(text) for text in texts[start : start + _BLOCK]]
+        block = texts[start : start + _BLOCK]
+        terms = [analyzer.terms(text) for text in block]
+        own = np.array([*map(len, terms)], dtype=np.int32)
+        terms = [[*words, *analyzer.letters(text)] for words, text in zip(terms, block, strict=True)]
         with _NUMBERING:
-            numbers = [vocabulary.setdefault(term, len(vocabulary)) for text in block for term in text]
-        own = np.array([*map(len, block)], dtype=np.int32)
+            numbers = [vocabulary.setdefault(term, len(vocabulary)) for words in terms for term in words]
         rows, parts = np.arange(start, start + len(own)), np.maximum(1, -(-own // LONG))
-        found, times = np.unique(np.array(numbers, np.int64) * len(texts) + rows.repeat(own), return_counts=True)
+        rows = rows.repeat([*map(len, terms)])
+        found, times = np.unique(np.array(numbers, np.int64) * len(texts) + rows, return_counts=True)
         keys.append(found)
         counts.append(np.ceil(times / parts[found % len(texts) - start]).astype(np.float32))
         lengths.append(-(-own // parts))

@@ -1,6 +1,7 @@
 """Where terms stand in a text as it is written: in any case, form or script. Knows no documents and no scores.
 
-No term spans a space, so a text is read chunk by chunk between its spaces; chunks repeat, and their terms are remembered.
+No term but that of "10 000" spans a space, so a text is read chunk by chunk between its spaces; chunks repeat, and their terms
+are remembered.
 """
 
 import re
@@ -8,7 +9,16 @@ from collections.abc import Iterator, Set
 from functools import cache, lru_cache
 from typing import NamedTuple
 
-from dsi.docids.words.analyzer import MARKS, UNSPACED, Analyzer, letter_places, token_pattern, visible
+from dsi.docids.words.analyzer import (
+    LARGE_NUMBER,
+    MARKS,
+    UNSPACED,
+    Analyzer,
+    letter_places,
+    single_places,
+    token_pattern,
+    visible,
+)  # fmt: skip
 
 _CLUSTER = re.compile(f".[{MARKS}]*", re.DOTALL)
 _REMEMBERED, _LONG = 1 << 15, 24
@@ -32,7 +42,7 @@ def occurrences(text: str, language: str, wanted: Set[str]) -> list[Occurrence]:
     `language`: of the `Analyzer` that makes terms.
     """
     found = list[Occurrence]()
-    for chunk in set(text.split()):
+    for chunk in {*text.split(), *LARGE_NUMBER.findall(text)}:
         if len(chunk) > _LONG or not wanted.isdisjoint(_terms(language, chunk)):
             own = list(_in_chunk(chunk, _analyzer(language), wanted))
             found += [Occurrence(at + a, at + b, terms) for at in _starts(text, chunk) for a, b, terms in own]
@@ -46,7 +56,8 @@ def _analyzer(language: str) -> Analyzer:
 
 @lru_cache(maxsize=_REMEMBERED)
 def _terms(language: str, chunk: str) -> tuple[str, ...]:
-    return tuple(_analyzer(language).terms(chunk))
+    analyzer = _analyzer(language)
+    return (*analyzer.terms(chunk), *analyzer.letters(chunk))
 
 
 def _starts(text: str, chunk: str) -> Iterator[int]:
@@ -71,15 +82,16 @@ def _in_chunk(chunk: str, analyzer: Analyzer, wanted: Set[str]) -> Iterator[Occu
 def _in_token(token: str, analyzer: Analyzer, wanted: Set[str]) -> Iterator[Occurrence]:
     """Yield where terms stand in a token: groups of letters of scripts without spaces at these letters, others as it does."""
     terms, begin = tuple(term for term in analyzer[token] if term in wanted), 0
-    if terms and not UNSPACED.search(token):
-        yield Occurrence(0, len(token), terms)
+    if not UNSPACED.search(token):
+        yield from [Occurrence(0, len(token), terms)] if terms else []
         return
-    for number, run in enumerate(UNSPACED.split(token) if terms else ()):
+    for number, run in enumerate(UNSPACED.split(token)):
         if number % 2:
-            places = [(start, end, run[start:end]) for start, end in letter_places(run)]
+            spans = dict.fromkeys([*letter_places(run), *single_places(run)])
+            places = [(start, end, run[start:end]) for start, end in spans]
         else:
             places = [(0, len(run), term) for term in analyzer.terms(run)]
-        yield from (Occurrence(begin + start, begin + end, (term,)) for start, end, term in places if term in terms)
+        yield from (Occurrence(begin + start, begin + end, (term,)) for start, end, term in places if term in wanted)
         begin += len(run)
 
 

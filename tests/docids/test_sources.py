@@ -402,7 +402,6 @@ def test_an_index_of_texts_is_searched_without_training(notes, tmp_path, caplog)
     assert retriever.search("rivers", where="year = 1990")[0].doc_id == "volga"
     stages = {path.parent.name: json.loads(path.read_text()) for path in (tmp_path / "run").glob("*/stage.json")}
     assert set(stages) == {"encoder", "docids", "lexical", "memory"}  # no pseudo-queries, no generator
-    assert not (tmp_path / "run" / "tuning.json").exists()
     assert (retriever.search_config.lexical_weight, retriever.search_config.token_weight) == (0.7, 1.0)
     assert retriever.snapshot.engine.tree.tokens is not None
     assert (
@@ -955,21 +954,14 @@ def test_an_index_says_what_it_is(dated_run, capsys):
 @pytest.mark.parametrize(
     ("record", "said"),
     [
-        (
-            {"tried": [[{"alpha": 1.0}, 0.9]], "cloze": None},
-            "dev queries of its collection, or train queries set aside",
-        ),
-        ({"tried": [], "cloze": {"pairs": 125}}, "sentences taken out of its documents"),
-        (
-            {"tried": [[{"alpha": 1.0}, 0.9]], "cloze": {"pairs": 125}},
-            "dev queries of its collection, or train queries set aside and sentences taken out of its documents",
-        ),
+        ({"tried": [[{"alpha": 1.0}, 0.9]]}, "tuned on dev queries of its collection, or train queries set aside"),
+        ({"tried": []}, "the defaults of [search], the weight of words by how far the encoder's scores lie apart"),
     ],
 )
 def test_an_index_says_who_chose_its_weights(dated_run, tmp_path, record, said):
     shutil.copytree(dated_run, tmp_path / "run")
     (tmp_path / "run" / "tuning.json").write_text(json.dumps(record))
-    assert index_info(tmp_path / "run")["chosen"] == f"tuned on {said}"
+    assert index_info(tmp_path / "run")["chosen"] == said
 
 
 def test_a_query_id_with_a_space_is_refused_before_the_search(dated_run, tmp_path, capsys):

@@ -17,7 +17,8 @@ from itertools import zip_longest
 from pathlib import Path
 from typing import Any
 
-from dsi.docids.data.locations import FILE, PLACE, VERSION, UnreadableError
+from dsi.docids.data.locations import FILE, PLACE, VERSION
+from dsi.files.texts import UnreadableError
 from dsi.docids.data.records import MOST_OF_ID, Oddities, Row, document_row
 from dsi.docids.data.sources import ID_KEYS, POSITIVES, QUERIES, RECORDS, TEXT_KEYS, file_records, has_pairs, reason
 from dsi.docids.files.checks import printable

@@ -17,8 +17,8 @@ from typing import Any
 
 import psutil
 
-from dsi.docids.data.locations import UnreadableError
-from dsi.files.readers import Part, parts_of
+from dsi.files.texts import Part, UnreadableError
+from dsi.files.readers import parts_of
 
 _SECONDS, _SECONDS_A_MEGABYTE = 5, 2
 """Of the processor that a file may take."""

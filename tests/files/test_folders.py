@@ -13,8 +13,9 @@ import pytest
 
 from dsi.docids.data.collection import Collection
 from dsi.docids.data.folders import SourceFile
-from dsi.docids.data.locations import SOURCE, UnreadableError, locate
-from dsi.files import readers
+from dsi.docids.data.locations import SOURCE, locate
+from dsi.files.texts import UnreadableError
+from dsi.files import readers, texts
 from dsi.search.hits import Hit
 from tests.support.files import PNG, mail, notebook, office, pdf, read, short_folder
 

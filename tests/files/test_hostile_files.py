@@ -8,7 +8,7 @@ import time
 import pytest
 
 from dsi.docids.data.collection import Collection
-from dsi.docids.data.locations import UnreadableError
+from dsi.files.texts import UnreadableError
 from dsi.files.worker import Worker
 from tests.support.files import mail
 from tests.support.office import rezipped, word

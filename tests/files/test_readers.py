@@ -6,9 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from dsi.docids.data.locations import UnreadableError
-from dsi.files import readers
-from dsi.files.readers import decoded, parts_of
+from dsi.files.texts import UnreadableError
+from dsi.files import readers, texts
+from dsi.files.readers import parts_of
+from dsi.files.texts import decoded
 from tests.support.files import mail, pdf
 from tests.support.office import box, control, paragraph, run, sheets, slides, table, word
 
@@ -233,8 +234,8 @@ def test_a_file_of_the_system_without_a_size_is_read(tmp_path):
 
 def test_without_the_library_that_tells_encodings_a_text_is_read_as_windows_1252(monkeypatch):
     monkeypatch.setitem(sys.modules, "chardet", None)
-    text, odd = readers.decoded("Größe, Straße".encode("cp1252"))
+    text, odd = texts.decoded("Größe, Straße".encode("cp1252"))
     assert (text, "read as Windows-1252" in odd) == ("Größe, Straße", True)
-    assert readers.decoded("Größe".encode()) == ("Größe", "")
+    assert texts.decoded("Größe".encode()) == ("Größe", "")
     with pytest.raises(ModuleNotFoundError):
-        readers.decoded("Größe".encode("utf-16"))
+        texts.decoded("Größe".encode("utf-16"))

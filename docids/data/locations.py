@@ -44,6 +44,11 @@ class Location(NamedTuple):
         return {"address": str(self), **known}
 
 
+def base_of(doc_id: str, place: str | None) -> str:
+    """Return a doc_id without the place of the document in its file."""
+    return doc_id.removesuffix(f"#{place}") if place else doc_id
+
+
 def plain_name(path: AnyPath) -> AnyPath:
     """Return the path of a file without .gz at its end."""
     return path.with_suffix("") if path.suffix.lower() == ".gz" else path

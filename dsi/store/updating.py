@@ -17,8 +17,7 @@ from dsi.contrastive.blocks import warn_cut, warn_unread
 from dsi.contrastive.cutting import piece_text
 from dsi.contrastive.text_encoder import TextEncoder
 from dsi.contrastive.tokens import TokenHead
-from dsi.docids.data.folders import Held, base_of, path_records, records_of_files, source_files
-from dsi.docids.data.locations import FILE, PLACE, SOURCE, VERSION
+from dsi.docids.data.locations import FILE, PLACE, SOURCE, VERSION, base_of
 from dsi.docids.data.records import (
     COLUMNS,
     EMPTY_DOCUMENTS,
@@ -175,6 +174,8 @@ def _records(documents: Iterable[Any]) -> list[Row]:
     if documents is None or isinstance(documents, str | bytes | Path):
         raise TypeError(f"add() takes a list of documents, got {shown(documents)}.")
     if isinstance(documents, Sequence) and documents and all(isinstance(path, Path) for path in documents):
+        from dsi.files.documents import path_records  # a room that can be torn off
+
         return [row for _, row in checked_documents(path_records(documents), "documents")]
     return [row for _, row in checked_documents(records_of(documents, texts=False), "documents")]
 
@@ -235,6 +236,9 @@ def _changed_files(documents: DocumentTable, paths: Sequence[str | Path]) -> tup
         FileNotFoundError: no such path.
         ValueError: the index was not made of files.
     """
+    from dsi.files.documents import Held, records_of_files
+    from dsi.files.folders import source_files
+
     if FILE not in documents.column_names:
         raise ValueError("The index was not made of files, so no folder can be compared with it; use --add or add().")
     # 1) Compare.

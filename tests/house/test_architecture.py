@@ -35,7 +35,8 @@ EXTENSIONS: dict[str, set[str]] = {
 }
 """{extension room, which can be torn off: rooms of the core that it imports}; extensions do not import each other."""
 FROM_WITHIN = {
-    ("dsi.docids.data.folders", "files"),
+    ("dsi.docids.data.collection", "files"),
+    ("dsi.store.updating", "files"),
     ("dsi.measuring.evaluation", "rerankers"),
     ("dsi.store.folder.loading", "hub"),
     ("dsi.commands.evaluate", "rerankers"),

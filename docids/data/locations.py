@@ -104,9 +104,9 @@ _MARKS = re.compile(
 
 
 def plain_words(text: str) -> str:
-    """Return the words of a heading in Markdown or reStructuredText without its marks.
+    r"""Return the words of a heading in Markdown or reStructuredText without its marks.
 
-    >>> plain_words("The **bold** `__init__` of [a [![badge](x.svg)](y) link](http://z) &amp; \\*more")
+    >>> plain_words(r"The **bold** `__init__` of [a [![badge](x.svg)](y) link](http://z) &amp; \*more")
     'The bold __init__ of a badge link & *more'
     """
     for _ in range(3):  # links in links
@@ -120,11 +120,13 @@ def headings(text: str, suffix: str = ".md") -> Iterator[tuple[int, str]]:
     They are found at each hit, for which a parser of all of a long text would be too slow.
 
     >>> list(headings("```\n# comment\n```\n#hash\n## C# in `short` ##\nwords\n\nNext\n====\n"))
-    [(24, 'C# in short'), (50, 'Next')]
+    [(24, 'C# in short'), (51, 'Next')]
     """
     for found in (_RST if suffix == ".rst" else _MARKDOWN).finditer(text):
         own = {name: value for name, value in found.groupdict().items() if value is not None}
-        words = re.sub(r"(^|\s)#+$", "", own["marked"].strip()) if "marked" in own else own.get("html", own.get("over", ""))
+        words = (
+            re.sub(r"(^|\s)#+$", "", own["marked"].strip()) if "marked" in own else own.get("html", own.get("over", ""))
+        )
         is_heading = "rule" not in own or _is_alone(text, found)
         if suffix == ".rst":
             is_heading &= len(text[found.start("rule") : found.end()].strip()) >= len(words.strip())

@@ -107,7 +107,9 @@ def _answered(files: Sequence[SourceFile]) -> Iterator[tuple[SourceFile, Answer]
     with Worker() as worker:
         asked, paths = list[SourceFile](), list[Path]()
         for batch in (*_batches(files), []):
-            following = [file.path for file in batch if file.version and not is_table(file.path)]  # hashed before it is read
+            following = [
+                file.path for file in batch if file.version and not is_table(file.path)
+            ]  # hashed before it is read
             answers = dict(zip(paths, worker.answers(paths), strict=True))
             worker.ask(following)
             yield from ((file, answers.get(file.path, Answer([]))) for file in asked)

@@ -1,5 +1,7 @@
-"""Office files as documents. Each library that we tried loses some of their text (CONTRIBUTING.md); this walks the whole
-tree of each part but what is deleted or hidden."""
+"""Office files as documents: the whole tree of each part, but what is deleted or hidden.
+
+Each library that we tried loses some of their text (CONTRIBUTING.md).
+"""
 
 import io
 import posixpath
@@ -26,7 +28,9 @@ _RELATED = ("header", "footer", "footnotes", "endnotes", "comments", "chart", "c
 _HIDDEN = -1
 """Level of a style of hidden text."""
 _ENDS = {"p": "\n", "ser": "\n", "comment": "\n", "cm": "\n"}
-_TOKENS = re.compile(r"\"([^\"]*)\"|\\(.)|\[\$([^\]-]*)[^\]]*\]|(\[[^\]]*\]|[_*].)|([#0?][#0?,]*(?:\.[#0?]+)?,*)|(.)", re.DOTALL)
+_TOKENS = re.compile(
+    r"\"([^\"]*)\"|\\(.)|\[\$([^\]-]*)[^\]]*\]|(\[[^\]]*\]|[_*].)|([#0?][#0?,]*(?:\.[#0?]+)?,*)|(.)", re.DOTALL
+)
 """A literal of a format of numbers in three forms, what shows nothing, the digits, and a sign."""
 
 
@@ -117,19 +121,21 @@ def document(path: Path, content: bytes) -> Parts:
 
 
 def _levels(package: _Package) -> dict[str, int]:
-    """Return {id of a style: its level as a heading}; styles take it from the ones on which they are based."""
-    styles = [style for _, kind, name in package.related(package.main) if kind == "styles" for style in package.tree(name)]
-    levels, ids = {"Title": 1}, [next((v for k, v in style.items() if k.endswith("}styleId")), "") for style in styles]
-    for _ in range(3):
-        for style, own in zip(styles, ids, strict=True):
-            name, base = ("".join(next((found.values() for found in style.iterfind(f"{{*}}{key}")), ())) for key in ("name", "basedOn"))
-            outline = style.find("{*}pPr/{*}outlineLvl")
-            if found := re.fullmatch(r"[Hh]eading ([1-9])|[Tt]itle", name):
-                levels[own] = int(found[1] or 1)
-            elif style.find("{*}rPr/{*}vanish") is not None:
-                levels[own] = _HIDDEN
-            elif base in levels:
-                levels.setdefault(own, levels[base])
+    """Return {id of a style: its level as a heading}; a style takes it from the one on which it is based."""
+    parts = [name for _, kind, name in package.related(package.main) if kind == "styles"]
+    styles = [style for name in parts for style in package.tree(name)]
+    levels = {"Title": 1}
+    for style in [*styles, *styles]:  # those on which one is based may stand behind it
+        own = next((value for key, value in style.items() if key.endswith("}styleId")), "")
+        name, base = (
+            "".join(found.values()[0] for found in style.iterfind(f"{{*}}{key}")) for key in ("name", "basedOn")
+        )
+        if found := re.fullmatch(r"[Hh]eading ([1-9])|[Tt]itle", name):
+            levels[own] = int(found[1] or 1)
+        elif style.find("{*}rPr/{*}vanish") is not None:
+            levels[own] = _HIDDEN
+        elif base in levels:
+            levels[own] = levels[base]
     return levels
 
 

@@ -34,7 +34,9 @@ _DROPPED = (
 """What is not the text of a page; a button that unfolds some is, and what it unfolds."""
 _BREAK, _MARKED, _ENDED, _SPACE, _TAB = "\U0010ff00\U0010ff01\U0010ff02\U0010ff03\U0010ff04"
 """A line's end; the end of the # before a heading, and of a heading; a space and a tab of a text set as it is written."""
-_DECLARED = re.compile(rb"<(?:\?xml|meta)[^>]*?(?:charset|encoding)\s*=\s*[\"']?(?!utf-?(?:16|32))([\w.:-]+)", re.IGNORECASE)
+_DECLARED = re.compile(
+    rb"<(?:\?xml|meta)[^>]*?(?:charset|encoding)\s*=\s*[\"']?(?!utf-?(?:16|32))([\w.:-]+)", re.IGNORECASE
+)
 _SPACES = str.maketrans({_SPACE: " ", _TAB: "\t", _ENDED: None})
 _SHEET = f"""
 <x:stylesheet version="1.0" xmlns:x="http://www.w3.org/1999/XSL/Transform">
@@ -44,14 +46,14 @@ _SHEET = f"""
 <x:key name="unfolded" match="*[@data-target]" use="substring-after(@data-target, '#')"/>
 <x:template match="/">
   <x:choose>
-    <x:when test="(//{_MAIN.replace('|', '|//')})[normalize-space()]"><x:apply-templates mode="around"/></x:when>
+    <x:when test="(//{_MAIN.replace("|", "|//")})[normalize-space()]"><x:apply-templates mode="around"/></x:when>
     <x:otherwise><x:apply-templates select="//body"/></x:otherwise>
   </x:choose>
 </x:template>
 <x:template match="text()" mode="around"/>
 <x:template match="{_MAIN}|h1|header[{_WITHIN}]" mode="around">{_BREAK}<x:apply-templates select="."/>{_BREAK}</x:template>
 <x:template match="{_LINES}">{_BREAK}<x:apply-templates/>{_BREAK}</x:template>
-<x:template match="{'|'.join(_HEADINGS)}">{_BREAK}<x:value-of select="concat(
+<x:template match="{"|".join(_HEADINGS)}">{_BREAK}<x:value-of select="concat(
   substring('######', 1, substring(name(), 2)), ' {_MARKED}')"/><x:apply-templates/>{_ENDED}{_BREAK}</x:template>
 <x:template match="pre">{_BREAK}```{_BREAK}<x:apply-templates/>{_BREAK}```{_BREAK}</x:template>
 <x:template match="pre//text()"><x:value-of select="translate(., ' &#9;&#10;', '{_SPACE}{_TAB}{_BREAK}')"/></x:template>

@@ -56,7 +56,9 @@ def _reader_of(path: Path) -> Callable[[Path, bytes], Parts] | None:
     suffix = plain_name(path).suffix.lower()
     if suffix in READERS:
         return READERS[suffix]
-    is_text = _CODE.fullmatch(suffix) or not (_DATA.fullmatch(suffix) or re.search(rb"[\0-\6\x0e-\x1a\x1c-\x1f\x7f]", _head(path)))
+    is_text = _CODE.fullmatch(suffix) or not (
+        _DATA.fullmatch(suffix) or re.search(rb"[\0-\6\x0e-\x1a\x1c-\x1f\x7f]", _head(path))
+    )
     return texts.code if is_text else None
 
 

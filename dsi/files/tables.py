@@ -15,7 +15,9 @@ def is_table(path: Path) -> bool:
     return path.name.lower().endswith(RECORDS)
 
 
-def table_documents(path: Path, base: str, odd: Oddities, *, is_named: bool) -> Iterator[tuple[str, str, dict[str, Any]]]:
+def table_documents(
+    path: Path, base: str, odd: Oddities, *, is_named: bool
+) -> Iterator[tuple[str, str, dict[str, Any]]]:
     """Yield the words that name each row in messages, its place in the table, and the row as a document.
 
     `base`: what ids of rows begin with.

@@ -55,6 +55,8 @@ class Worker:
 
     def ask(self, paths: Sequence[Path]) -> None:
         """Have the child read files, whose answers are taken before others are asked for."""
+        if not paths:
+            return
         size = 0
         for path in paths:
             with suppress(OSError):  # the child tells
@@ -67,7 +69,7 @@ class Worker:
 
     def answers(self, paths: Sequence[Path]) -> list[Answer]:
         """Return what stands in the files that were asked for; one that ended the child is read again alone."""
-        found = self._take(len(paths))
+        found = self._take(len(paths)) if paths else []
         while len(found) < len(paths):
             if len(paths) > 1:
                 self.ask(paths[len(found) :][:1])
@@ -81,7 +83,7 @@ class Worker:
     def _take(self, number: int) -> list[Answer]:
         """Return the answers of so many files, of fewer if the child ends."""
         found, parts = list[Answer](), list[Part]()
-        for line in (self._running().stdout or ()) if number else ():
+        for line in self._running().stdout or ():
             if isinstance(answer := json.loads(line), list):
                 parts.append(Part(*answer))
                 continue
@@ -164,7 +166,9 @@ def main() -> None:
     for line in sys.stdin.buffer:
         for path in json.loads(line):
             for answer in _answers(Path(path)):
-                answers.write(json.dumps(answer, default=str, ensure_ascii=False).encode(errors="surrogatepass") + b"\n")
+                answers.write(
+                    json.dumps(answer, default=str, ensure_ascii=False).encode(errors="surrogatepass") + b"\n"
+                )
             answers.flush()
 
 

@@ -12,10 +12,10 @@ from pathlib import Path
 import pytest
 
 from dsi.docids.data.collection import Collection
-from dsi.files.folders import SourceFile
 from dsi.docids.data.locations import SOURCE, locate
+from dsi.files import readers
+from dsi.files.folders import SourceFile
 from dsi.files.texts import UnreadableError
-from dsi.files import readers, texts
 from dsi.search.hits import Hit
 from tests.support.files import PNG, mail, notebook, office, pdf, read, short_folder
 

@@ -6,10 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from dsi.files.texts import UnreadableError
-from dsi.files import readers, texts
+from dsi.files import texts
 from dsi.files.readers import parts_of
-from dsi.files.texts import decoded
+from dsi.files.texts import UnreadableError, decoded
 from tests.support.files import mail, pdf
 from tests.support.office import box, control, paragraph, run, sheets, slides, table, word
 

@@ -257,7 +257,9 @@ def test_what_cannot_be_read_for_a_moment_keeps_its_documents(notes, retriever, 
 
 @pytest.mark.parametrize("restores", [False, True])
 @pytest.mark.parametrize(("owner", "name"), [(Worker, "ask"), (folders, "_state")])
-def test_a_file_that_is_saved_while_it_is_read_is_read_again(notes, retriever, monkeypatch, caplog, owner, name, restores):
+def test_a_file_that_is_saved_while_it_is_read_is_read_again(
+    notes, retriever, monkeypatch, caplog, owner, name, restores
+):
     (notes / "note04.md").write_text("# Second")
     once, call = [], getattr(owner, name)
 

@@ -1,13 +1,27 @@
 """Tables of anything as documents: a row needs neither an id nor a text."""
 
-from collections.abc import Iterator, Mapping, Sequence
+import re
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 from dsi.docids.data.records import Oddities
-from dsi.docids.data.sources import ID_KEYS, POSITIVES, QUERIES, RECORDS, TEXT_KEYS, file_records, has_pairs
+from dsi.docids.data.sources import (
+    ID_KEYS,
+    POSITIVES,
+    QUERIES,
+    RECORDS,
+    TEXT_KEYS,
+    column_names,
+    file_records,
+    has_header,
+    is_missing,
+)
 from dsi.docids.files.checks import printable
-from dsi.files.texts import UnreadableError
+from dsi.files.texts import UnreadableError, encoding_of
+
+_SNIFFED = 2**20
+"""Bytes of a table that tell its encoding."""
 
 
 def is_table(path: Path) -> bool:
@@ -22,14 +36,46 @@ def table_documents(
 
     `base`: what ids of rows begin with.
     """
-    if not is_named and path.suffix.lower() == ".tsv" and not has_pairs(path):
-        raise UnreadableError("tables without an id and a text" if path.stat().st_size else "empty")
-    columns, is_whole = list[str](), True
-    for number, (source, record) in enumerate(file_records(path)):
+    taken, without_id, without_text, is_whole = dict[str, None](), 0, 0, True
+    for number, (source, record) in enumerate(file_records(path, _encoding(path, odd, is_named))):
         place, row = f"row={source.rpartition(' ')[2]}", _with_plain_names(record)
-        if not number:
-            columns, is_whole = _columns(row), _needs_nothing(row, path)
-        yield source, place, row if is_whole else _whole(row, f"{base}#{place}", columns, odd)
+        is_whole = _needs_nothing(row, path) if not number else is_whole
+        if not is_whole and row.keys().isdisjoint(ID_KEYS):
+            row["doc_id"] = f"{base}#{place}"
+            without_id += 1
+        if not is_whole and row.keys().isdisjoint(TEXT_KEYS):
+            found = _texts(row)
+            taken |= dict.fromkeys(found)
+            row = {"title": next(iter(found.values()), ""), **row, "text": "\n".join(map(": ".join, found.items()))}
+            without_text += 1
+        yield source, place, row
+    if without_id:
+        odd.count("rows of tables without a column id; file and row are their ids", path.name, without_id)
+    if without_text:
+        names = ", ".join(map(printable, [*taken][:10]))
+        kind = f"rows of tables without a column text; these columns are their texts: {names}"
+        odd.count(kind, path.name, without_text)
+
+
+def _encoding(path: Path, odd: Oddities, is_named: bool) -> str:
+    """Return the encoding of a table.
+
+    Raises:
+        UnreadableError: its first line names no columns.
+    """
+    suffix = path.suffix.lower()
+    if suffix not in (".csv", ".tsv"):
+        return "utf-8-sig"
+    with path.open("rb") as file:
+        encoding, kind = encoding_of(file.read(_SNIFFED))
+    if kind:
+        odd.count(kind, path.name)
+    names, _ = column_names(path, encoding)
+    if suffix == ".csv" and names and re.fullmatch(r"[\d.,]+", names[0]):
+        raise UnreadableError("without a first line that names columns")
+    if suffix == ".tsv" and not (is_named or has_header(path, encoding) or len(names) == 2):
+        raise UnreadableError("tables without an id and a text" if names else "empty")
+    return encoding
 
 
 def _with_plain_names(record: Mapping[str, Any]) -> dict[str, Any]:
@@ -42,26 +88,13 @@ def _needs_nothing(record: Mapping[str, Any], path: Path) -> bool:
     """True if the first row of a table has an id and a text, or is of queries or pairs, which are no documents."""
     if not record.keys().isdisjoint({*QUERIES, *POSITIVES[:2]}) and path.suffix.lower() not in (".csv", ".parquet"):
         return True
-    has_text = not record.keys().isdisjoint(TEXT_KEYS)
-    return (has_text and not record.keys().isdisjoint(ID_KEYS)) or not (has_text or _columns(record))
+    if not record.keys().isdisjoint(TEXT_KEYS):
+        return not record.keys().isdisjoint(ID_KEYS)
+    return record.keys() <= {*ID_KEYS, "title", "metadata"}
 
 
-def _columns(record: Mapping[str, Any]) -> list[str]:
-    """Return the columns of texts of a sheet by its first row; all if there are none."""
-    others = [key for key in record if key not in (*ID_KEYS, *TEXT_KEYS, "title")]
-    return [key for key in others if isinstance(record[key], str)] or others
-
-
-def _whole(record: dict[str, Any], doc_id: str, columns: Sequence[str], odd: Oddities) -> dict[str, Any]:
-    """Return a row of a sheet as a document; what it has no column for is made of its place, and of the columns of texts."""
-    whole = dict(record)
-    if record.keys().isdisjoint(ID_KEYS):
-        whole["doc_id"] = doc_id
-        odd.count("rows of tables without a column id; file and row are their ids", doc_id)
-    if record.keys().isdisjoint(TEXT_KEYS):
-        found = [(key, str(record[key])) for key in columns if record.get(key) is not None]
-        whole["text"] = "\n".join(f"{key}: {own}" for key, own in found)
-        whole.setdefault("title", found[0][1] if found else "")
-        names = ", ".join(map(printable, columns[:10]))
-        odd.count(f"rows of tables without a column text; these columns are their texts: {names}", doc_id)
-    return whole
+def _texts(record: Mapping[str, Any]) -> dict[str, str]:
+    """Return the values that are the text of a row: those that are texts, all if none is one."""
+    others = {key: own for key, own in record.items() if key not in (*ID_KEYS, *TEXT_KEYS, "title", "metadata")}
+    texts = {key: own for key, own in others.items() if isinstance(own, str)}
+    return texts or {key: str(own) for key, own in others.items() if not is_missing(own)}

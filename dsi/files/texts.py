@@ -57,18 +57,28 @@ def decoded(content: bytes, declared: str = "") -> tuple[str, str]:
     with suppress(LookupError, UnicodeError):  # or it is not what it says
         name = codecs.lookup(declared).name
         return content.decode(_TAKEN.get(name, name)), ""
+    name, odd = encoding_of(content)
+    return content.decode(name, errors="replace"), odd
+
+
+def encoding_of(content: bytes) -> tuple[str, str]:
+    """Return the encoding of a text, and what is odd of it if that is not UTF-8.
+
+    Raises:
+        UnreadableError: it is not text.
+    """
     text = content.decode("utf-8-sig", errors="replace")
     wrong, letters = text.count("\ufffd"), len(content) - len(content.decode("ascii", errors="ignore"))
     # as UTF-16 and ISO-2022 are
     is_wide = b"\0" in content or b"\x1b$" in content or len(_CONTROLS.findall(text, 0, _SEEN)) * 5 > len(text)
     if not is_wide and wrong * 4 <= letters:
-        return text, ""
+        return "utf-8-sig", ""
     try:
         import chardet
     except ModuleNotFoundError:
         if is_wide:
             raise
-        return content.decode("cp1252", errors="replace"), _GUESSED
+        return "cp1252", _GUESSED
 
     words = [b"", *content.split(), b""]
     around = (
@@ -76,24 +86,25 @@ def decoded(content: bytes, declared: str = "") -> tuple[str, str]:
     )
     told, eras = content if is_wide else b" ".join(itertools.islice(around, _TELLING)), chardet.EncodingEra
     tries = [(content, eras.MODERN_WEB | eras.LEGACY_ISO), (told, eras.ALL)][is_wide or letters >= _FEW :]
-    found = list[str]()
+    odds = dict[str, int]()
     for sample, era in tries:
         name = codecs.lookup(chardet.detect(sample, encoding_era=era)["encoding"] or "latin-1").name
-        found.append(content.decode(_TAKEN.get(name, name), errors="replace"))
-        if _odd(found[-1]) * 10 <= letters:
+        name = _TAKEN.get(name, name)
+        odds[name] = _odd(content, name)
+        if odds[name] * 10 <= letters:
             break
-    if _odd(found[-1]) * 50 > len(found[-1]):  # of the two bytes of a letter, those that come first differ less
-        order = "be" if len({*content[::2]}) < len({*content[1::2]}) else "le"
-        found.append(content.decode(f"utf-16-{order}", errors="replace"))
-    text = min(found, key=_odd)
-    if _odd(text) * 10 > len(text):
+    if odds[name] * 50 > len(content):  # of the two bytes of a letter, those that come first differ less
+        name = f"utf-16-{'be' if len({*content[::2]}) < len({*content[1::2]}) else 'le'}"
+        odds[name] = _odd(content, name)
+    name = min(odds, key=odds.__getitem__)
+    if odds[name] * 10 > len(content.decode(name, errors="replace")):
         raise UnreadableError("not text")
-    return text, _TOLD
+    return name, _TOLD
 
 
-def _odd(text: str) -> int:
-    """Return how many of the first characters of a text are none, or ones that no text has."""
-    own = text[:_SEEN]
+def _odd(content: bytes, encoding: str) -> int:
+    """Return how many of the first characters of a text are none in an encoding, or ones that no text has."""
+    own = content.decode(encoding, errors="replace")[:_SEEN]
     return len(_CONTROLS.findall(own)) + sum(sign == "\ufffd" or category(sign) in ("Cn", "Co", "Cs") for sign in own)
 
 

@@ -95,10 +95,12 @@ _MARKDOWN = re.compile(
 )
 """Code in fences and comments up to their ends, and headings: behind #, in tags, or above a line of = or -."""
 _RST = re.compile(r"^(?P<over>\S[^\n]*)\n(?P<rule>[=\-~^\"'*+#`:._])(?P=rule)+[ \t\r]*$", re.MULTILINE)
+_LONGEST = 1_000
+"""Characters of a heading, at most."""
 _LINKS = re.compile(r"\[\^[^\[\]]*\]|!?\[([^\[\]]*)\](?:\([^()]*\)|\[[^\[\]]*\])")
 _MARKS = re.compile(
     r"\\([^\w\s])|(?::[\w:.-]+:)?(?<!`)(`+)(?!`)\s?(.+?)\s?(?<!`)\2(?!`)_{0,2}|<(\w[\w+.-]*:[^<>\s]+|[^<>\s@]+@[^<>\s]+)>"
-    r"|</?[a-zA-Z][^<>]*>|(?<!\s)\*+|\*+(?=\S)|\b_+|_+\b|~~|\s*\{[#.:][^{}]*\}\s*$"
+    r"|</?[a-zA-Z][^<>]*>|(?<!\s)\*+|\*+(?=\S)|\b_+|_+\b|~~|\{[#.:][^{}]*\}\s*$"
 )
 """Marks in the words of a heading: escapes, code and addresses, of which the words stay, tags, emphasis and attributes."""
 
@@ -130,7 +132,7 @@ def headings(text: str, suffix: str = ".md") -> Iterator[tuple[int, str]]:
         is_heading = "rule" not in own or _is_alone(text, found)
         if suffix == ".rst":
             is_heading &= len(text[found.start("rule") : found.end()].strip()) >= len(words.strip())
-        if is_heading and (words := plain_words(words)):
+        if is_heading and (words := plain_words(" ".join(words.split())[:_LONGEST])):
             yield found.start(), words
 
 

@@ -270,27 +270,22 @@ def _table_rows(path: Path, encoding: str = "utf-8-sig") -> Iterator[dict[str, A
     """Yield the rows of a table whose first line names the columns; numbers stay numbers in metadata."""
     from pyarrow import csv as pa_csv
 
-    separator = _SEPARATED[path.suffix.lower()][0]
+    names, separator = column_names(path, encoding)
+    _check_columns(names, f"{path}, line 1")
+    plain, texts = encoding.removesuffix("-sig"), dict.fromkeys(names, pa.string())
     try:
-        names, separator = column_names(path, encoding)
-        _check_columns(names, f"{path}, line 1")
         table = pa_csv.read_csv(
             path,
             pa_csv.ReadOptions(
-                use_threads=False, block_size=LONGEST_LINE, encoding=encoding.removesuffix("-sig")
+                use_threads=False, block_size=LONGEST_LINE, encoding=plain
             ),  # so that errors tell the row
             pa_csv.ParseOptions(delimiter=separator, newlines_in_values=True),
-            pa_csv.ConvertOptions(
-                column_types=dict.fromkeys(names, pa.string()), null_values=[""], strings_can_be_null=True
-            ),
+            pa_csv.ConvertOptions(column_types=texts, null_values=[""], strings_can_be_null=True),
         )
         if table.column_names != names:
-            raise pa.ArrowInvalid("the names of its columns cannot be read")
-    except (csv.Error, pa.ArrowException, UnicodeError) as error:
-        raise ValueError(
-            f"{path} is not a table of values separated by {shown(separator)} in UTF-8 ({reason(error)}); save it as one, "
-            "with as many values in each row as there are columns."
-        ) from None
+            raise ValueError("the names of its columns cannot be read")
+    except ValueError as error:  # of Arrow, too
+        raise _no_table(path, separator, error) from None
     columns = {_own_name(name): table[name] if _own_name(name) in _KEPT else _typed(table[name]) for name in names}
     return _table_records([pa.table(columns)], path)
 
@@ -304,11 +299,26 @@ def column_names(path: Path, encoding: str = "utf-8-sig") -> tuple[list[str], st
     """Return the values of the first line that is not blank, at most a million bytes, and what separates them."""
     with path.open("rb") as file:
         head = file.read(_HEADER).decode(encoding, errors="replace")  # Arrow refuses what is not of it
-    found = [
-        (next(filter(None, csv.reader(io.StringIO(head, newline=""), delimiter=separator)), []), separator)
-        for separator in _SEPARATED[path.suffix.lower()]
-    ]
-    return found[0] if len(found[0][0]) > 1 else max(found, key=lambda own: len(own[0]))
+    found = list[tuple[list[str], str]]()
+    for separator in _SEPARATED[path.suffix.lower()]:
+        found.append((_first_line(path, head, separator), separator))
+        if len(found[0][0]) > 1:
+            break
+    return max(found, key=lambda own: len(own[0]))
+
+
+def _first_line(path: Path, head: str, separator: str) -> list[str]:
+    try:
+        return next(filter(None, csv.reader(io.StringIO(head, newline=""), delimiter=separator)), [])
+    except csv.Error as error:
+        raise _no_table(path, separator, error) from None
+
+
+def _no_table(path: Path, separator: str, error: Exception) -> ValueError:
+    return ValueError(
+        f"{path} is not a table of values separated by {shown(separator)} in UTF-8 ({reason(error)}); save it as one, "
+        "with as many values in each row as there are columns."
+    )
 
 
 def _check_columns(names: Sequence[str], source: str) -> None:

@@ -232,21 +232,16 @@ def test_a_folder_of_texts_is_a_collection(notes):
         (
             "bad.csv",
             b"id,text,n\na,b,c\nd,e,f,g\n",
-            r"bad.csv is not a table of comma-separated values in UTF-8 \(.*Row #3: Expected 3 columns, got 4",
+            r"bad.csv is not a table of values separated by ',' in UTF-8 \(.*Row #3: Expected 3 columns, got 4",
         ),
-        ("bad.csv", b"", r"bad.csv is not a table of comma-separated values in UTF-8 \(Empty CSV file"),
-        (
-            "bad.csv",
-            b"id,text\na,\xff\n",
-            r"bad.csv is not a table of comma-separated values in UTF-8 \(.*Row #2: .*invalid UTF8",
-        ),
+        ("bad.csv", b"", r"bad.csv is not a table of values separated by ',' in UTF-8 \(Empty CSV file"),
         (
             "bad.csv",
             b"id,text,n\na,b,1\nc,d\n",
             r"bad.csv is not a table .*Row #3: Expected 3 columns, got 2.*; save it as one, with as many values",
         ),
         ("bad.csv", b"id,text,text\na,b,c\n", r"bad.csv, line 1: the column 'text' comes twice; give each a name"),
-        ("bad.csv", b"id;text\na;b\n", r"bad.csv, line 1: there is one column, 'id;text'; separate columns by commas"),
+        ("bad.csv", b"1,Ada\n2,Bob\n", r"bad.csv is without a first line that names columns; leave it out"),
         ("bad.csv", b"id,text\n,b\n", r"bad.csv, row 2 has no doc_id: none of the keys .*; its keys are 'id', 'text'"),
         ("bad.tsv", b"a b\n", r"bad.tsv, line 1: expected id<TAB>text, or a first line that names columns"),
         ("bad.parquet", b"PAR", r"bad.parquet is not a Parquet file \(.*\); write it again"),
@@ -516,13 +511,11 @@ def test_a_folder_in_beir_layout_is_not_taken_for_texts(tmp_path):
 @pytest.mark.parametrize(
     ("content", "message"),
     [
-        (b"_id,text,a\xff\n1,t,3\n", "is not a table of comma-separated values in UTF-8"),
-        ("\ufeff_id,text,a\n1,t,3\n".encode("utf-16-be"), r"the column '.*' has a character that cannot be printed"),
-        (b"id,text," + b",".join(b"%d" % n + b"x" * 1100 for n in range(980)) + b"\n", "is not a table of comma-sep"),
+        (b"id,text," + b",".join(b"%d" % n + b"x" * 1100 for n in range(980)) + b"\n", "is not a table of values sep"),
         (b"id,text,a\0b\n1,t,3\n", r"the column 'a\\x00b' has a character that cannot be printed; leave it out"),
         (b"id,text,a\n1,t,3,\x1b[2J\n", r"Row #2: Expected 3 columns, got 4: 1,t,3,\\x1b\[2J"),
     ],
-    ids=["no UTF-8", "UTF-16", "names of a megabyte", "NUL", "control characters"],
+    ids=["names of a megabyte", "NUL", "control characters"],
 )
 def test_names_of_columns_that_readers_take_differently_are_refused(tmp_path, content, message):
     (tmp_path / "a.csv").write_bytes(content)

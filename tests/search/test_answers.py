@@ -173,9 +173,9 @@ def test_late_interaction_reads_some_pieces_of_a_long_text(index, monkeypatch):
         "dsi.docids.token_vectors.TokenVectors.late_interaction",
         lambda self, queries, places: read.append(len(places)) or own(self, queries, places),
     )
-    monkeypatch.setattr("dsi.search.passages._LEAST", 1)
+    monkeypatch.setattr("dsi.search.passages._SPARE", 1)
     (hit,) = index.search(query, passages=2, allow=["d0"], **WEIGHTS)
-    assert read[-1] == 4 < len(pieces_of(index, query, "d0"))
+    assert read[-1] == 3 < len(pieces_of(index, query, "d0"))
     assert len(hit.passages) == 2
 
 
@@ -194,6 +194,13 @@ def units(text):
             found.append((start, end))
             start = end
     return found
+
+
+def cosine(index, *places):
+    """Of the vectors of two pieces, less the mean of all."""
+    tree = index.snapshot.tree
+    one, other = (np.asarray(tree.embeddings[place]) - np.asarray(tree.centroids[0]) for place in places)
+    return float(one @ other / np.linalg.norm(one) / np.linalg.norm(other))
 
 
 def evidence_of(index, query, budget, **options):
@@ -219,14 +226,21 @@ def evidence_of(index, query, budget, **options):
             words = words_of(index, query, text[first:last])
             total = score + 2 * (WEIGHTS["lexical_weight"] * words + WEIGHTS["token_weight"] * float(late))
             key = doc_id, text, first, last
-            best[key] = max(total, best.get(key, total))
-    taken, left, known = {}, budget, set()
-    for doc_id, text, first, last in sorted(best, key=lambda key: -best[key]):
+            best[key] = max((total, place), best.get(key, (total, place)), key=lambda own: own[0])
+    taken, left, known, numbers, read = {}, budget, set(), set(), set()
+    for doc_id, text, first, last in sorted(best, key=lambda key: -best[key][0]):
         letters = re.sub(r"[\W_]", "", text[first:last].casefold())
         runs = {letters[at : at + 8] for at in range(max(1, len(letters) - 7))}
         count = counted(index, [text[first:last]])
-        if count <= left and sum(run in known for run in runs) < 0.75 * len(runs):
-            left, known = left - count, known | runs
+        _, place = best[doc_id, text, first, last]
+        is_copy = any(cosine(index, place, other) > 0.95 for other in read if other != place)
+        digits = set(re.findall("[0-9]+", text[first:last]))
+        if (
+            count <= left
+            and sum(run in known for run in runs) < 0.75 * len(runs)
+            and not (is_copy and digits <= numbers)
+        ):
+            left, known, numbers, read = left - count, known | runs, numbers | digits, read | {place}
             own = {at for at in range(first, last) if not text[at].isspace()}
             taken[doc_id] = taken.get(doc_id, set()) | own
     return taken

@@ -207,6 +207,8 @@ def check_used(call: str, given: Mapping[str, Any], config: SearchConfig, *, has
             f"{call}() does not use {unused[0]}: this index has no generator for it to weigh; leave it out, or train one "
             "(`--config digits`)."
         )
+    if "passages" in given and call in ("run", "follow", "evidence"):
+        raise ValueError(f"{call}() does not use passages, as it shows none. Leave it out.")
     walk = ("beam_width", "candidates")
     if config.method == "exact" and (unused := [name for name in walk if name in given]):
         raise ValueError(

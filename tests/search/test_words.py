@@ -19,7 +19,8 @@ SCRIPTS = {
     "han": "東京都の地下鉄は便利です。", "thai": "กรุงเทพมหานครเป็นเมืองหลวงของประเทศไทย", "korean": "서울은 대한민국의 수도이다.",
     "hindi": "दिल्ली भारत की राजधानी है", "arabic": "القاهرة هي عاصمة مصر", "russian": "Москва — столица России",
     "accents": "un cafe\u0301 à Montréal", "signs": "ISO/IEC 27001 (2022), a.b*c [x] max_seq_length",
-    "wide": "ＡＢＣ\u3000１２", "joined": "東京ABC駅は2020年 그리고 Windows를", "jamo": unicodedata.normalize("NFD", "부산은 항구이다."),
+    "wide": "ＡＢＣ\u3000１２", "joined": "東京ABC駅は2020年 그리고 Windows를",
+    "jamo": unicodedata.normalize("NFD", "부산은 항구이다."),
     "tones": "Ti\u00ea\u0301ng Vi\u00ea\u0323t la\u0300 seg\u00admen\u00adtation\u000berror\u2028or line",
 }  # fmt: skip
 

@@ -70,7 +70,7 @@ WORD_CHARACTERS = rf"\w{MARKS}"
 """What words consist of, for a class of a regular expression."""
 _INVISIBLE = re.compile("[\u00ad\u200b-\u200f\u2060-\u2064\ufeff]|(?<=[lL])·(?=[lL])")
 _HAN_AND_KANA = "\u3005-\u3007\u3040-\u30ff\u3400-\u9fff\U00020000-\U0003134f"
-_SYLLABIC = rf"{_HAN_AND_KANA}\u1100-\u11ff\uac00-\ud7af"  # and Hangul
+_SYLLABIC = f"{_HAN_AND_KANA}\u1100-\u11ff\uac00-\ud7af"  # and Hangul
 _ALPHABETIC = "\u0e00-\u0eff\u1000-\u109f\u1780-\u17ff"  # Thai, Lao, Burmese, Khmer
 JOINED_WORDS = f"{_HAN_AND_KANA}{_ALPHABETIC}"
 """Letters of the scripts that write no spaces between words, unlike Hangul, for a class of a regular expression."""

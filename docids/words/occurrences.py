@@ -6,7 +6,7 @@ are remembered.
 
 import re
 from collections.abc import Iterator, Set
-from functools import cache, lru_cache
+from functools import cache
 from typing import NamedTuple
 
 from dsi.docids.words.analyzer import (
@@ -21,8 +21,8 @@ from dsi.docids.words.analyzer import (
 )  # fmt: skip
 
 _CLUSTER = re.compile(f".[{MARKS}]*", re.DOTALL)
-_REMEMBERED, _LONG = 1 << 15, 24
-"""Chunks whose terms are remembered, at most, and the characters of the longest: 60 MB, whatever is read."""
+_REMEMBERED, _LONG = 1 << 18, 24
+"""Chunks and their terms that are remembered, at most, and the characters of the longest chunk: 40 MB, whatever is read."""
 
 
 class Occurrence(NamedTuple):
@@ -41,23 +41,36 @@ def occurrences(text: str, language: str, wanted: Set[str]) -> list[Occurrence]:
 
     `language`: of the `Analyzer` that makes terms.
     """
-    found = list[Occurrence]()
-    for chunk in {*text.split(), *LARGE_NUMBER.findall(text)}:
-        if len(chunk) > _LONG or not wanted.isdisjoint(_terms(language, chunk)):
-            own = list(_in_chunk(chunk, _analyzer(language), wanted))
+    found, known = list[Occurrence](), _chunks(language)
+    chunks = [*{*text.split(), *LARGE_NUMBER.findall(text)}]
+    for chunk, is_other in zip(chunks, map(wanted.isdisjoint, map(known.__getitem__, chunks)), strict=True):
+        if not is_other:
+            own = list(_in_chunk(chunk, known.analyzer, wanted))
             found += [Occurrence(at + a, at + b, terms) for at in _starts(text, chunk) for a, b, terms in own]
     return sorted(found)
 
 
+class _Chunks(dict[str, tuple[str, ...]]):
+    """{chunk: its terms}, filled as texts are read; without room for more it begins anew."""
+
+    def __init__(self, language: str) -> None:
+        super().__init__()
+        self.analyzer, self._size = Analyzer(language), 0
+
+    def __missing__(self, chunk: str) -> tuple[str, ...]:
+        terms = (*self.analyzer.terms(chunk), *self.analyzer.letters(chunk))
+        if len(chunk) <= _LONG:
+            self._size += 1 + len(terms)
+            if self._size > _REMEMBERED:
+                self.clear()
+                self._size = 0
+            self[chunk] = terms
+        return terms
+
+
 @cache
-def _analyzer(language: str) -> Analyzer:
-    return Analyzer(language)
-
-
-@lru_cache(maxsize=_REMEMBERED)
-def _terms(language: str, chunk: str) -> tuple[str, ...]:
-    analyzer = _analyzer(language)
-    return (*analyzer.terms(chunk), *analyzer.letters(chunk))
+def _chunks(language: str) -> _Chunks:
+    return _Chunks(language)
 
 
 def _starts(text: str, chunk: str) -> Iterator[int]:

@@ -1,4 +1,4 @@
-"""Crash trials; `DSI_MINUTES=60 python -m pytest -m programs -s tests/trials/test_crashes.py` runs an hour and prints counts."""
+"""Crash trials; `DSI_MINUTES=60 pytest -m programs -s tests/trials/test_crashes.py` runs an hour and prints counts."""
 
 import os
 import sys

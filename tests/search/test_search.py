@@ -345,36 +345,6 @@ def test_following_given_documents_scores_them_as_a_search_does(objective):
                 assert np.isnan(score)
 
 
-# Settings
-
-
-@pytest.mark.parametrize(
-    ("settings_", "message"),
-    [
-        ({"alpha": 1.5}, r"alpha must be between 0 and 1, got 1.5"),
-        ({"alpha": math.nan}, r"alpha must be between 0 and 1, got nan"),
-        ({"beta": -1}, "beta must be at least 0, got -1"),
-        ({"ann_temperature": 0.0}, "ann_temperature must be between 1e-6 and 1e6, got 0.0"),
-        ({"ann_temperature": math.inf}, "ann_temperature must be between 1e-6 and 1e6, got inf"),
-        ({"ann_temperature": 1e-300}, "ann_temperature must be between 1e-6 and 1e6, got 1e-300"),
-        ({"lexical_weight": math.nan}, r"lexical_weight must be between 0 and 1e6, got nan"),
-        ({"token_weight": -1.0}, r"token_weight must be between 0 and 1e6, got -1.0"),
-        ({"token_weight": 1e300}, r"token_weight must be between 0 and 1e6, got 1e\+300"),
-        ({"alpha": "0.5"}, "alpha must be a number, got '0.5'"),
-        ({"alpha": True}, "alpha must be a number, got True"),
-        ({"beta": 10**400}, "beta must be a number that a float can hold"),
-        ({"beam_width": 10.0}, "beam_width must be an integer, got 10.0"),
-        ({"method": None}, "method must be a string, got None"),
-        ({"beam_width": 0}, "beam_width must be at least 1, got 0"),
-        ({"candidates": 0}, "candidates must be at least 1, got 0"),
-        ({"method": "beam"}, "method must be one of generate, exact, got 'beam'"),
-    ],
-)
-def test_settings_out_of_range_are_named(settings_, message):
-    with pytest.raises(ValueError, match=message):
-        SearchConfig(**settings_)
-
-
 def test_numpy_numbers_become_plain_ones():
     config = SearchConfig(alpha=np.float32(0.5), beta=2, ann_temperature=np.int64(1), beam_width=np.int32(7))
     request = SearchRequest(np.int64(3), config)

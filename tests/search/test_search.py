@@ -158,7 +158,7 @@ def test_updated_trees_are_searched_as_all_their_paths_say(
         close(np.exp(scores).sum(axis=1), 1.0)
 
 
-@pytest.mark.parametrize("rows", [3, 64])
+@pytest.mark.parametrize("rows", [16, 64])
 def test_all_paths_are_followed_in_parts_of_a_large_tree(rows, monkeypatch):
     tree = random_tree(120, branching=3, leaf=2)
     generator, batch = random_generator(tree, layers=1), random_batch(3)
@@ -197,8 +197,7 @@ def test_more_documents_than_nodes_in_the_beam_widen_it():
 
 
 @pytest.mark.parametrize("objective", ["ce", "plt", "otm"])
-@pytest.mark.parametrize(("documents", "branching"), [(37, 3), (60, 4), (5, 4)])
-@pytest.mark.parametrize("alpha", [0.0, 0.3, 1.0])
+@pytest.mark.parametrize(("documents", "branching", "alpha"), [(37, 3, 0.3), (60, 4, 0.0), (60, 4, 0.3), (5, 4, 1.0)])
 def test_a_beam_as_wide_as_the_leaves_finds_everything_in_order(documents, branching, alpha, objective):
     tree = random_tree(documents, branching=branching)
     generator, batch = random_generator(tree, objective=objective), random_batch(5)
@@ -210,7 +209,7 @@ def test_a_beam_as_wide_as_the_leaves_finds_everything_in_order(documents, branc
     assert result.exact.all()
 
 
-@pytest.mark.parametrize("beam_width", [2, 3, 5, 30])
+@pytest.mark.parametrize("beam_width", [2, 5, 30])
 @pytest.mark.parametrize("objective", ["ce", "plt", "otm"])
 def test_a_certified_answer_is_the_best_of_all_documents_whatever_the_objective(objective, beam_width):
     tree = random_tree(60, branching=3, leaf=2)

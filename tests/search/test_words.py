@@ -85,7 +85,7 @@ def test_a_quote_and_a_minus_find_what_a_look_at_each_text_finds(index, words):
 
 def test_random_parts_of_texts_are_found(index):
     chance = random.Random(7)
-    for _ in range(60):
+    for _ in range(20):
         text = index.get(chance.choice([*index.snapshot.documents.rows])).text
         first = chance.randrange(len(text) - 8)
         words = " ".join(text[first : first + chance.randrange(2, 30)].split()).strip('-“”„«»「」"＂')

@@ -25,19 +25,8 @@ from tests.support.oracles import bm25_shares
 
 QUERIES = ["noble gas", "electric current", "tidal gauge", "copper lantern"]
 WORDS = (
-    "tidal",
-    "gauge",
-    "copper",
-    "lantern",
-    "noble",
-    "gas",
-    "current",
-    "meadow",
-    "harbour",
-    "quartz",
-    "violet",
-    "orbit",
-)
+    "tidal", "gauge", "copper", "lantern", "noble", "gas", "current", "meadow", "harbour", "quartz", "violet", "orbit",
+)  # fmt: skip
 WRITERS = ("left", "right")
 MOST = 8
 """Documents of a writer."""

@@ -9,7 +9,7 @@ import dsi
 from tests.support.small import MINIPEDIA
 
 
-def test_each_collection_is_measured_once(tmp_path, monkeypatch, capsys):
+def test_each_collection_is_measured_once(sentence_bert_folder, tmp_path, monkeypatch, capsys):
     whole = dsi.read_collection(MINIPEDIA)
     documents = [whole.documents[row] for row in range(60)]
     kept = {document["doc_id"] for document in documents}
@@ -17,7 +17,7 @@ def test_each_collection_is_measured_once(tmp_path, monkeypatch, capsys):
     queries = {query_id: whole.queries[query_id] for query_id in test}
     collection = dsi.Collection.from_records(documents, queries=queries, qrels={"test": test})
     collection.save(tmp_path / "small")
-    dsi.index(documents, tmp_path / "indexes" / "small")
+    dsi.index(documents, tmp_path / "indexes" / "small", encoder=str(sentence_bert_folder), device="cpu")
     command = [str(tmp_path / "small"), "--indexes", str(tmp_path / "indexes"), "--output", str(tmp_path / "out")]
     benchmark_untuned.main([*command, "--device", "cpu"])
     record = json.loads((tmp_path / "out" / "small.json").read_text())

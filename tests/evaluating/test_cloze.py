@@ -42,9 +42,12 @@ def test_an_encoder_that_words_leave_behind_does_not_know_the_language():
     assert Cloze(1.0, 150, dense=0.02, words=0.05).knows_language is True  # neither says anything
 
 
-def test_late_interaction_is_left_out_where_the_encoder_does_not_know_the_language(monkeypatch, caplog):
+def test_late_interaction_is_left_out_where_the_encoder_does_not_know_the_language(
+    sentence_bert_folder, monkeypatch, caplog
+):
     monkeypatch.setattr("dsi.measuring.tuning._by_cloze", lambda *_: Cloze(2.0, 150, dense=0.1, words=0.9))
-    config = dsi.index(["Neon glows.", "The Danube flows."]).search_config
+    texts = ["Neon glows.", "The Danube flows."]
+    config = dsi.index(texts, encoder=str(sentence_bert_folder), device="cpu").search_config
     assert (config.lexical_weight, config.token_weight) == (2.0, 0.0)
     assert "does not know the language of these documents" in caplog.text
     assert "multilingual" in caplog.text
@@ -75,17 +78,18 @@ def test_sentences_that_the_encoder_cannot_read_choose_nothing(caplog):
     assert "cannot read" not in caplog.text
 
 
-def test_documents_choose_the_weight_where_no_query_does_and_a_line_says_so(tmp_path, caplog):
+def test_documents_choose_the_weight_where_no_query_does_and_a_line_says_so(sentence_bert_folder, tmp_path, caplog):
     lines = (MINIPEDIA / "corpus.jsonl").read_text(encoding="utf-8").splitlines()[:60]
     (tmp_path / "corpus.jsonl").write_text("\n".join(lines), encoding="utf-8")
-    collection = dsi.read_collection(tmp_path)
+    collection, encoder = dsi.read_collection(tmp_path), str(sentence_bert_folder)
     with caplog.at_level("INFO"):
-        retriever = dsi.index(collection)
+        retriever = dsi.index(collection, encoder=encoder, device="cpu")
     weight = retriever.search_config.lexical_weight
     assert "tuned: lexical_weight" in caplog.text
     assert weight != LEXICAL_WEIGHT
     assert cloze_test(retriever, collection).weight == weight == cloze_test(retriever, collection).weight
-    own = dsi.index(collection, config=dsi.Config().with_changes({"search": {"lexical_weight": 0.25}}))
+    config = dsi.Config().with_changes({"search": {"lexical_weight": 0.25}})
+    own = dsi.index(collection, encoder=encoder, config=config, device="cpu")
     assert own.search_config.lexical_weight == 0.25
 
 

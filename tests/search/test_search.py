@@ -173,15 +173,6 @@ def test_all_paths_are_followed_in_parts_of_a_large_tree(rows, monkeypatch):
         check(found, tree, scores, 20)
 
 
-@pytest.mark.parametrize("method", ["generate", "exact"])
-def test_a_filter_that_allows_nothing_gives_an_empty_answer(method):
-    tree = random_tree(30)
-    search, config = beam_search_for(tree, random_generator(tree)), SearchConfig(method=method)
-    found = run(search, random_batch(3), 5, config, allowed=np.zeros(30, dtype=bool))
-    assert found.positions.shape == (3, 0)
-    assert found.exact.all()
-
-
 def test_more_documents_than_nodes_in_the_beam_widen_it():
     tree = random_tree(60, branching=3, leaf=2)
     generator, batch = random_generator(tree), random_batch(4)

@@ -13,7 +13,7 @@ from tests.support.imports import failing_without, needed_by
 ROOT = Path(__file__).parents[2]
 WING = ("tests/wing",)
 ROOMS: dict[str, tuple[str, ...]] = {
-    "tries": ("dsi/tries", "tests/tries", "tests/trials/test_identifiers.py", "tests/trials/test_prior.py", *WING),
+    "tries": ("dsi/tries", "tests/tries", "tests/trials/test_identifiers.py", *WING),
     "hub": ("dsi/hub.py", "tests/hub"),
     "rerankers": ("dsi/rerankers.py", "tests/rerankers", "tests/house/test_without_wing.py", *WING),
     "integrations": ("dsi/integrations", "tests/integrations"),

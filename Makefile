@@ -1,6 +1,7 @@
 # make example   train, measure and search the collection that ships, then the paper's system beside it (make, Python >= 3.11)
 # make test      the quick tests, offline
 # make test-programs   tests of whole programs, clusters and the page, seconds each
+# make test-all  both in one run, as continuous integration
 # make lint      ruff, mypy and spelling
 # make docs      the documentation site, into site/
 # make results   the table of the README, of measured files (DATA=DIR: trains and measures it again; about 80 minutes)
@@ -9,7 +10,7 @@
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: example test test-programs lint docs licences results clean
+.PHONY: example test test-programs test-all lint docs licences results clean
 
 example: .venv/example
 	$(BIN)/dsi train minipedia runs/example
@@ -23,6 +24,9 @@ test: .venv/installed
 
 test-programs: .venv/installed
 	$(BIN)/python -m pytest -q -n auto --dist worksteal -m "(programs or cluster or browser) and not (slow or fuzz or gpu)"
+
+test-all: .venv/installed
+	$(BIN)/python -m pytest -q -n auto --dist worksteal -m "not (slow or fuzz or gpu)"
 
 lint: .venv/installed
 	$(BIN)/ruff check .
@@ -39,16 +43,16 @@ results: .venv/installed
 licences: .venv/installed
 	$(BIN)/python -m tests.support.licences
 
-# What the example needs: the library and its encoder.
+# What the example needs: the library and its encoder. Modules are compiled when they are first imported; most never are.
 .venv/example: pyproject.toml constraints.txt
 	$(PYTHON) -m venv .venv
-	$(BIN)/pip install --quiet --constraint constraints.txt torch
-	$(BIN)/pip install --quiet --constraint constraints.txt --editable ".[example]"
+	$(BIN)/pip install --quiet --no-compile --constraint constraints.txt torch
+	$(BIN)/pip install --quiet --no-compile --constraint constraints.txt --editable ".[example]"
 	touch $@
 
 # The workshop: tests, linters, documentation, and the papers' wing.
 .venv/installed: .venv/example scripts/pyproject.toml
-	$(BIN)/pip install --quiet --constraint constraints.txt --editable ".[example,dev,docs]" --editable "scripts[figures,irds,rerank]"
+	$(BIN)/pip install --quiet --no-compile --constraint constraints.txt --editable ".[example,dev,docs]" --editable "scripts[figures,irds,rerank]"
 	touch $@
 
 clean:

@@ -1,4 +1,7 @@
-"""What all tests share: sentence encoders and a T5 built from a config and saved; nothing is fetched, one thread each."""
+"""What all tests share: sentence encoders and a T5 built from a config and saved; nothing is fetched, one thread each.
+
+The libraries are imported by what uses them: the process that deals the tests out needs none.
+"""
 
 import copy
 import functools
@@ -20,22 +23,6 @@ if "PYTEST_XDIST_WORKER" not in os.environ:
 os.environ["TOKENIZERS_PARALLELISM"] = "false"
 
 import pytest
-import torch
-from tokenizers import Tokenizer, models, pre_tokenizers
-from transformers import (
-    BertConfig,
-    BertModel,
-    PreTrainedTokenizerFast,
-    T5Config,
-    T5EncoderModel,
-    T5ForConditionalGeneration,
-)
-
-from dsi.contrastive.config import EncoderConfig
-from dsi.contrastive.encoder import Encoder
-from tests.support.small import MINIPEDIA, PROMPTS, WIDTH, save_sentence_encoder, write_collection
-
-torch.set_num_threads(1)
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -46,15 +33,22 @@ def _little_garbage() -> None:
 
 
 @pytest.fixture(scope="session")
-def tiny_t5_config() -> T5Config:
+def tiny_t5_config():
+    from transformers import T5Config
+
     return T5Config(
-        vocab_size=2000, d_model=WIDTH, d_kv=8, d_ff=64, num_layers=2, num_decoder_layers=2, num_heads=4,
+        vocab_size=2000, d_model=32, d_kv=8, d_ff=64, num_layers=2, num_decoder_layers=2, num_heads=4,
         dropout_rate=0.0, decoder_start_token_id=0,
     )  # fmt: skip
 
 
 @pytest.fixture(scope="session")
-def tokenizer_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def tokenizer_folder(tmp_path_factory) -> Path:
+    from tokenizers import Tokenizer, models, pre_tokenizers
+    from transformers import PreTrainedTokenizerFast
+
+    from tests.support.small import MINIPEDIA
+
     folder = tmp_path_factory.mktemp("tokenizer")
     texts = " ".join(json.loads(line)["text"] for line in (MINIPEDIA / "corpus.jsonl").open(encoding="utf-8"))
     words = Counter(word for word, _ in pre_tokenizers.BertPreTokenizer().pre_tokenize_str(texts))
@@ -71,18 +65,26 @@ def tokenizer_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="session")
-def sentence_t5_folder(
-    tmp_path_factory: pytest.TempPathFactory, tiny_t5_config: T5Config, tokenizer_folder: Path
-) -> Path:
+def sentence_t5_folder(tmp_path_factory, tiny_t5_config, tokenizer_folder: Path) -> Path:
     """A tiny Sentence-T5 on disk: T5 encoder, mean pooling, normalisation."""
+    import torch
+    from transformers import T5EncoderModel
+
+    from tests.support.small import save_sentence_encoder
+
     torch.manual_seed(0)
     model = T5EncoderModel(copy.deepcopy(tiny_t5_config))
     return save_sentence_encoder(tmp_path_factory.mktemp("sentence-t5"), model, tokenizer_folder)
 
 
 @pytest.fixture(scope="session")
-def sentence_bert_folder(tmp_path_factory: pytest.TempPathFactory, tokenizer_folder: Path) -> Path:
+def sentence_bert_folder(tmp_path_factory, tokenizer_folder: Path) -> Path:
     """A tiny Sentence-BERT on disk; like most, with a pooler whose weights no embedding depends on."""
+    import torch
+    from transformers import BertConfig, BertModel
+
+    from tests.support.small import WIDTH, save_sentence_encoder
+
     torch.manual_seed(0)
     model = BertModel(
         BertConfig(
@@ -94,8 +96,11 @@ def sentence_bert_folder(tmp_path_factory: pytest.TempPathFactory, tokenizer_fol
 
 
 @pytest.fixture(scope="session")
-def t5_folder(tmp_path_factory: pytest.TempPathFactory, tiny_t5_config: T5Config, tokenizer_folder: Path) -> Path:
+def t5_folder(tmp_path_factory, tiny_t5_config, tokenizer_folder: Path) -> Path:
     """A tiny T5 on disk with its tokenizer."""
+    import torch
+    from transformers import PreTrainedTokenizerFast, T5ForConditionalGeneration
+
     folder = tmp_path_factory.mktemp("t5")
     torch.manual_seed(1)
     T5ForConditionalGeneration(copy.deepcopy(tiny_t5_config)).save_pretrained(str(folder))
@@ -104,11 +109,17 @@ def t5_folder(tmp_path_factory: pytest.TempPathFactory, tiny_t5_config: T5Config
 
 
 @pytest.fixture
-def encoder(sentence_t5_folder: Path) -> Encoder:
+def encoder(sentence_t5_folder: Path):
+    from dsi.contrastive.config import EncoderConfig
+    from dsi.contrastive.encoder import Encoder
+    from tests.support.small import PROMPTS
+
     return Encoder.load(EncoderConfig(name=str(sentence_t5_folder), **PROMPTS), device="cpu")
 
 
 @pytest.fixture
 def beir(tmp_path: Path) -> Callable[..., Path]:
     """`write_collection` in a folder of the test."""
+    from tests.support.small import write_collection
+
     return functools.partial(write_collection, tmp_path / "collection")

@@ -634,7 +634,7 @@ def train(beir, tmp_path, sentence_t5_folder, t5_folder, store):
     """Train an index of 40 documents with some settings of docids."""
 
     def run_of(**docids: object) -> TrainingRun:
-        settings = {"branching": 0, "max_leaf_size": 20, **docids}
+        settings = {"branching": 0, "max_leaf_size": 20, "pieces": 0, **docids}
         config = write_settings(
             tmp_path / "config.toml", sentence_t5_folder, t5_folder, docids=settings, dev_queries=0,
             contrastive={"loss": "none"},
@@ -668,7 +668,7 @@ def check_updates(folder: Path) -> None:
 
 @pytest.mark.parametrize("method", ["kmeans", "rq", "rkmeans", "pq"])
 def test_an_index_of_clusters_or_codes_is_trained_searched_and_updated(method, train):
-    run = train(method=method, **OWN_SETTINGS[method])
+    run = train(method=method, **{**OWN_SETTINGS[method], "pieces": 2 * (method == "kmeans")})
     diagnosed = json.loads((run.folder / "docids" / "diagnostics.json").read_text())
     assert diagnosed["documents"] == 40
     assert len(diagnosed["fill"]) == len(diagnosed["entropy"]) == diagnosed["depth"]

@@ -371,10 +371,13 @@ def test_documents_alone_are_trained_on_where_that_is_configured(sentence_bert_f
 
 
 @needs_readers
-def test_an_encoder_that_is_told_to_learn_from_no_queries_stays_and_a_line_says_so(tmp_path, caplog):
+def test_an_encoder_that_is_told_to_learn_from_no_queries_stays_and_a_line_says_so(
+    sentence_bert_folder, tmp_path, caplog
+):
     (tmp_path / "texts").mkdir()
     (tmp_path / "texts" / "a.txt").write_text("Neon glows.")
-    assert main(["train", str(tmp_path / "texts"), str(tmp_path / "run"), "--set", "contrastive.loss=scl"]) == 0
+    settings = ["--set", "contrastive.loss=scl", "--set", f"encoder.name={sentence_bert_folder}"]
+    assert main(["train", str(tmp_path / "texts"), str(tmp_path / "run"), *settings]) == 0
     assert "has no train queries: the encoder stays as it is." in caplog.text
 
 
@@ -405,18 +408,21 @@ def test_an_index_of_texts_is_searched_without_training(notes, tmp_path, caplog)
     )
 
 
-def test_an_index_of_other_texts_is_replaced_on_request_only(tmp_path):
-    dsi.index(["Neon glows.", "Bees dance."], tmp_path / "run", device="cpu")
+def test_an_index_of_other_texts_is_replaced_on_request_only(sentence_bert_folder, tmp_path):
+    def made_of(*texts, **options):
+        return dsi.index(list(texts), tmp_path / "run", encoder=str(sentence_bert_folder), device="cpu", **options)
+
+    made_of("Neon glows.", "Bees dance.")
     with pytest.raises(
         ValueError, match=r"The collection lacks 1 of the 2 documents of the index in .*/run, such as '1'"
     ):
-        dsi.index(["Neon glows."], tmp_path / "run", device="cpu")
-    index = dsi.index(["Neon glows."], tmp_path / "run", device="cpu", replace=True)
+        made_of("Neon glows.")
+    index = made_of("Neon glows.", replace=True)
     index.add([{"doc_id": "b", "text": "Bees dance."}])
     index.save(tmp_path / "run")
     with pytest.raises(ValueError, match="say that the updates may go"):
-        dsi.index(["Neon glows."], tmp_path / "run", device="cpu")
-    assert len(dsi.index(["Neon glows."], tmp_path / "run", device="cpu", discard_updates=True).snapshot.documents) == 1
+        made_of("Neon glows.")
+    assert len(made_of("Neon glows.", discard_updates=True).snapshot.documents) == 1
 
 
 def test_one_text_is_an_index_too(sentence_bert_folder, tmp_path):

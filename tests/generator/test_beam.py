@@ -157,7 +157,7 @@ def test_updated_trees_are_searched_as_all_their_paths_say(
         close(np.exp(scores).sum(axis=1), 1.0)
 
 
-@pytest.mark.parametrize("rows", [3, 64])
+@pytest.mark.parametrize("rows", [16, 64])
 def test_all_paths_are_followed_in_parts_of_a_large_tree(rows, monkeypatch):
     tree = random_tree(120, branching=3, leaf=2)
     generator, batch = random_generator(tree, layers=1), random_batch(3)
@@ -170,15 +170,6 @@ def test_all_paths_are_followed_in_parts_of_a_large_tree(rows, monkeypatch):
         found = run(beam_search_for(tree, generator), batch, 20, config, allowed=allowed)
         assert found.exact.all()
         check(found, tree, scores, 20)
-
-
-@pytest.mark.parametrize("method", ["generate", "exact"])
-def test_a_filter_that_allows_nothing_gives_an_empty_answer(method):
-    tree = random_tree(30)
-    search, config = beam_search_for(tree, random_generator(tree)), SearchConfig(method=method)
-    found = run(search, random_batch(3), 5, config, allowed=np.zeros(30, dtype=bool))
-    assert found.positions.shape == (3, 0)
-    assert found.exact.all()
 
 
 def test_more_documents_than_nodes_in_the_beam_widen_it():
@@ -196,8 +187,7 @@ def test_more_documents_than_nodes_in_the_beam_widen_it():
 
 
 @pytest.mark.parametrize("objective", ["ce", "plt", "otm"])
-@pytest.mark.parametrize(("documents", "branching"), [(37, 3), (60, 4), (5, 4)])
-@pytest.mark.parametrize("alpha", [0.0, 0.3, 1.0])
+@pytest.mark.parametrize(("documents", "branching", "alpha"), [(37, 3, 0.3), (60, 4, 0.0), (60, 4, 0.3), (5, 4, 1.0)])
 def test_a_beam_as_wide_as_the_leaves_finds_everything_in_order(documents, branching, alpha, objective):
     tree = random_tree(documents, branching=branching)
     generator, batch = random_generator(tree, objective=objective), random_batch(5)
@@ -209,7 +199,7 @@ def test_a_beam_as_wide_as_the_leaves_finds_everything_in_order(documents, branc
     assert result.exact.all()
 
 
-@pytest.mark.parametrize("beam_width", [2, 3, 5, 30])
+@pytest.mark.parametrize("beam_width", [2, 5, 30])
 @pytest.mark.parametrize("objective", ["ce", "plt", "otm"])
 def test_a_certified_answer_is_the_best_of_all_documents_whatever_the_objective(objective, beam_width):
     tree = random_tree(60, branching=3, leaf=2)
@@ -342,36 +332,6 @@ def test_following_given_documents_scores_them_as_a_search_does(objective):
                 assert score == pytest.approx(known[tree.node(digits[: level + 1])], abs=1e-4)
             else:
                 assert np.isnan(score)
-
-
-# Settings
-
-
-@pytest.mark.parametrize(
-    ("settings_", "message"),
-    [
-        ({"alpha": 1.5}, r"alpha must be between 0 and 1, got 1.5"),
-        ({"alpha": math.nan}, r"alpha must be between 0 and 1, got nan"),
-        ({"beta": -1}, "beta must be at least 0, got -1"),
-        ({"ann_temperature": 0.0}, "ann_temperature must be between 1e-6 and 1e6, got 0.0"),
-        ({"ann_temperature": math.inf}, "ann_temperature must be between 1e-6 and 1e6, got inf"),
-        ({"ann_temperature": 1e-300}, "ann_temperature must be between 1e-6 and 1e6, got 1e-300"),
-        ({"lexical_weight": math.nan}, r"lexical_weight must be between 0 and 1e6, got nan"),
-        ({"token_weight": -1.0}, r"token_weight must be between 0 and 1e6, got -1.0"),
-        ({"token_weight": 1e300}, r"token_weight must be between 0 and 1e6, got 1e\+300"),
-        ({"alpha": "0.5"}, "alpha must be a number, got '0.5'"),
-        ({"alpha": True}, "alpha must be a number, got True"),
-        ({"beta": 10**400}, "beta must be a number that a float can hold"),
-        ({"beam_width": 10.0}, "beam_width must be an integer, got 10.0"),
-        ({"method": None}, "method must be a string, got None"),
-        ({"beam_width": 0}, "beam_width must be at least 1, got 0"),
-        ({"candidates": 0}, "candidates must be at least 1, got 0"),
-        ({"method": "beam"}, "method must be one of generate, exact, got 'beam'"),
-    ],
-)
-def test_settings_out_of_range_are_named(settings_, message):
-    with pytest.raises(ValueError, match=message):
-        SearchConfig(**settings_)
 
 
 def test_numpy_numbers_become_plain_ones():

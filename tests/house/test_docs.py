@@ -1,4 +1,4 @@
-"""README and site: their Python runs and prints the outputs below it, commands, options and links exist, old names are gone."""
+"""README and site: their Python runs and prints the outputs below it, commands, options and links exist."""
 
 import json
 import os
@@ -41,19 +41,6 @@ NOTEBOOK = ROOT / "examples" / "tutorial.ipynb"
 PROMISES = ROOT / "tests" / "promises.md"
 CONTRIBUTING = ROOT / "docs" / "develop" / "contributing.md"
 """The page that docs/hooks.py makes of CONTRIBUTING.md."""
-RETIRED = (
-    "without a look", "by hand, though", "looks at", "so many", "about the best", "that are asked for", "pass --encoder",
-    "nq10k-small", "nq100k-small", "small-digits", "--config small", 'config="small"', "all-MiniLM-L6-v2 (offline)",
-    "lexical.enabled", "[examples]", "evaluate_every", "load_stages", "max_expansions", "retriever.trace",
-    "Docids.of(", "DocidLogitsProcessor.of", "dsi_experiments.reproduce ", "dsi.snapshot", "dsi.store.parts",
-    "dsi.search.answers", "dsi.measuring.rows", "dsi.measuring.beam_widths", "dsi.generator.stored",
-    "contrastive.callbacks", "dsi.docids.words.top_lists",
-    "dsi build-docids", "dsi train-encoder", "dsi train-generator", "dsi generate-queries",
-    "dsi.index import", "dsi.pipeline", "dsi.evaluation", "dsi.tuning", "scripts.experiments", "scripts.benchmarks",
-    "docids.collection", "docids.lexical", "docids.storage", "docids/minipedia", "docs/guides", "docs/design",
-)  # fmt: skip
-"""Names and phrases that are gone: no code, message or page has them."""
-
 WRITE = "WRITE_PRINTED" in os.environ
 """Write the outputs and tables of the pages again, in place of comparing them."""
 NOT_RUN = "<!-- not run:"
@@ -401,16 +388,6 @@ def test_every_sentence_of_security_names_tests_that_exist():
     assert len(sentences) > 20
     for sentence in filter(None, sentences):
         assert sentence.startswith(ADVICE) or any(phrase in sentence for phrase in said), sentence
-
-
-def test_names_and_phrases_that_are_gone_are_nowhere():
-    folders = [ROOT / name for name in (*PACKAGES, "scripts", "examples", "docs")]
-    paths = [path for folder in folders for path in folder.rglob("*")] + list(ROOT.glob("*"))
-    for path in paths:
-        log = path.parent.name == "experiments"  # which has the names of its time
-        if path.suffix in (".py", ".md", ".toml", ".html", ".js") and not log:
-            text = " ".join(path.read_text(encoding="utf-8").split())
-            assert not [phrase for phrase in RETIRED if phrase in text], path.relative_to(ROOT)
 
 
 def test_the_table_of_search_options_has_each():

@@ -192,9 +192,10 @@ def test_an_environment_without_the_libraries_that_train_searches_serves_and_upd
     index = small_index(encoder, vectors=True)
     index.save(tmp_path / "index")
     expected = index.search("noble gases", k=3).ids.tolist()
-    subprocess.run([sys.executable, "-m", "venv", str(tmp_path / "env")], check=True)
+    subprocess.run([sys.executable, "-m", "venv", "--without-pip", str(tmp_path / "env")], check=True)
     python = tmp_path / "env" / ("Scripts/python.exe" if os.name == "nt" else "bin/python")
-    pip = [str(python), "-m", "pip", "install", "--quiet", "--constraint", str(ROOT / "constraints.txt")]
+    pip = [sys.executable, "-m", "pip", "--python", str(python), "install", "--quiet", "--no-compile"]
+    pip += ["--constraint", str(ROOT / "constraints.txt")]
     server = ["fastapi", "prometheus-client", "uvicorn"]
     subprocess.run([*pip, "--requirement", str(ROOT / "dsi" / "searching.txt"), *server], check=True)
     subprocess.run([*pip, "--no-deps", str(built / f"{NAME}-py3-none-any.whl")], check=True)

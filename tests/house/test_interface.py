@@ -39,19 +39,6 @@ def test_another_default_is_a_change(monkeypatch):
     assert "11" in new
 
 
-def test_a_setting_that_is_gone_is_a_change(monkeypatch):
-    from dsi import config
-
-    settings = [setting for setting in config.all_settings() if setting.name != "bits"]
-    monkeypatch.setattr("tests.support.interface.all_settings", lambda: settings)
-    assert changed() == ["-tokens.bits = 2"]
-
-
-def test_an_option_that_is_gone_is_a_change(monkeypatch):
-    monkeypatch.setattr("dsi.commands.tune.add_device", lambda parser: None)
-    assert changed() == ["-dsi tune --device"]
-
-
 def test_the_page_of_names_has_the_signatures_of_the_code_and_the_words_of_the_glossary():
     text = PAGE.read_text(encoding="utf-8")
     assert with_public_table(text) == text, "run python -m tests.support.interface"

@@ -16,25 +16,24 @@ from tests.support.tiny_settings import VECTORS, write_settings
 ROOT = Path(__file__).parents[2]
 
 
-@pytest.fixture(scope="module")
-def trained(tmp_path_factory, sentence_t5_folder, t5_folder):
-    """A folder with a collection and what train.py made of it."""
-    folder = tmp_path_factory.mktemp("scripts")
-    config = write_settings(
-        folder / "config.toml", sentence_t5_folder, t5_folder, dev_queries=0,
-        contrastive={"loss": "none"},
-        **VECTORS,
-    )  # fmt: skip
-    thin_out(write_collection(folder / "collection"), dev=6, test=6)
-    printed = run("train", folder, "collection", "run", "--config", config, "--device", "cpu")
-    assert printed.startswith("train: ")
-    return folder
+RUN = """
+import runpy, shlex, sys
+for line in sys.argv[1:]:
+    sys.argv = shlex.split(line)
+    try:
+        runpy.run_path(sys.argv[0], run_name="__main__")
+    except SystemExit as ended:
+        if ended.code:
+            raise
+"""
+"""Runs scripts one after the other: importing the libraries takes longer than what they do."""
 
 
-def run(script, folder, *arguments):
-    """What a script prints; it runs in `folder`."""
-    command = [sys.executable, str(ROOT / "scripts" / f"{script}.py"), *map(str, arguments)]
+def run(folder, *lines):
+    """What scripts print; they run in a folder."""
+    lines = [f"{(ROOT / 'scripts').as_posix()}/{line}" for line in lines]
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    command = [sys.executable, "-c", RUN, *lines]
     done = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     return done.stdout
@@ -45,19 +44,25 @@ def test_every_script_is_tested_here():
 
 
 @pytest.mark.programs
-def test_an_index_is_measured(trained):
-    printed = run("evaluate", trained, "run", "collection", "--device", "cpu")
+def test_an_index_is_trained_measured_and_searched(sentence_t5_folder, t5_folder, tmp_path):
+    write_settings(
+        tmp_path / "config.toml", sentence_t5_folder, t5_folder, dev_queries=0,
+        contrastive={"loss": "none"}, **VECTORS,
+    )  # fmt: skip
+    thin_out(write_collection(tmp_path / "collection"), dev=6, test=6)
+    printed = run(
+        tmp_path,
+        "train.py collection run --config config.toml --device cpu",
+        "evaluate.py run collection --device cpu",
+        "search.py run 'noble gas' --json -k 3 --device cpu",
+    )
+    assert printed.startswith("train: ")
     assert "| BM25 " in printed
     assert "| generate " in printed
-
-
-@pytest.mark.programs
-def test_an_index_is_searched(trained):
-    printed = run("search", trained, "run", "noble gas", "--json", "-k", "3", "--device", "cpu")
-    assert [hit["rank"] for hit in json.loads(printed)["hits"]] == [1, 2, 3]
+    assert [hit["rank"] for hit in json.loads(printed.splitlines()[-1])["hits"]] == [1, 2, 3]
 
 
 def test_natural_questions_are_prepared(tmp_path):
     raw = raw_file(tmp_path, "train.jsonl", "simplified", QUESTIONS)
-    assert "3 documents" in run("prepare_nq", tmp_path, raw.name, "--counts", "3", "3", "1", "--output", "nq")
+    assert "3 documents" in run(tmp_path, f"prepare_nq.py {raw.name} --counts 3 3 1 --output nq")
     assert len(read_collection(tmp_path / "nq").documents) == 3

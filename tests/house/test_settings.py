@@ -189,7 +189,8 @@ def test_pieces_count_as_documents_for_branching(settings, beir):
 def test_documents_alone_take_a_config_too_and_the_encoder_stays_as_it_is(settings, beir, tmp_path, caplog):
     collection = dsi.read_collection(beir())
     collection.qrels["train"].clear()
-    retriever = dsi.train(collection, tmp_path / "run", config=settings, device="cpu")
+    alone = settings.with_changes({"dev_queries": 0})
+    retriever = dsi.train(collection, tmp_path / "run", config=alone, device="cpu")
     assert "has no train queries: the encoder stays as it is." in caplog.text
     assert len(retriever.search("noble gas", k=3)) == 3
     with pytest.raises(ValueError, match="There are no queries to train the encoder on"):  # where a run trains it

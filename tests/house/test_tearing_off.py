@@ -14,7 +14,7 @@ ROOT = Path(__file__).parents[2]
 WING = ("tests/wing",)
 ROOMS: dict[str, tuple[str, ...]] = {
     "generator": ("dsi/generator", "tests/generator", "tests/house/test_without_wing.py", *WING),
-    "tries": ("dsi/tries", "tests/tries", "tests/trials/test_identifiers.py", "tests/trials/test_prior.py", *WING),
+    "tries": ("dsi/tries", "tests/tries", "tests/trials/test_identifiers.py", *WING),
     "hub": ("dsi/hub.py", "tests/hub"),
     "rerankers": ("dsi/rerankers.py", "tests/rerankers", "tests/house/test_without_wing.py", *WING),
     "integrations": ("dsi/integrations", "tests/integrations"),
@@ -69,17 +69,19 @@ def tear_off(tree: Path, *rooms: str) -> None:
         shutil.rmtree(path) if path.is_dir() else path.unlink(missing_ok=True)  # of two rooms, it may be gone
 
 
-def python(tree: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
-    """Run Python in the copy, where its packages come before those that are installed."""
+def run_tests(tree: Path, *arguments: str) -> None:
+    """Import all and run pytest in the copy, where its packages come before those that are installed."""
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(tree), str(tree / "scripts")])}
     environment = {name: value for name, value in environment.items() if not name.startswith("PYTEST")}
-    return subprocess.run([sys.executable, *arguments], cwd=tree, env=environment, capture_output=True, text=True)
+    command = [sys.executable, "-c", IMPORT_ALL, "-q", "-p", "no:cacheprovider", *arguments]
+    done = subprocess.run(command, cwd=tree, env=environment, capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
 
 
 IMPORT_ALL = """
 import importlib, sys
 from pathlib import Path
-import dsi
+import dsi, pytest
 assert Path(dsi.__file__).is_relative_to(Path.cwd()), dsi.__file__
 folders = [Path("dsi"), *(Path("dsi") / name for name in ("docids", "contrastive", "eval"))]
 for path in sorted({path for folder in folders for path in folder.rglob("*.py")}):
@@ -91,6 +93,7 @@ for path in sorted({path for folder in folders for path in folder.rglob("*.py")}
     except ModuleNotFoundError as error:  # a library of an extra
         if error.name.partition(".")[0] == "dsi":
             raise
+sys.exit(pytest.main(sys.argv[1:]))
 """
 
 
@@ -98,10 +101,7 @@ for path in sorted({path for folder in folders for path in folder.rglob("*.py")}
 @pytest.mark.parametrize("room", ROOMS)
 def test_without_a_room_everything_imports_and_collects(room, tree):
     tear_off(tree, room)
-    done = python(tree, "-c", IMPORT_ALL)
-    assert done.returncode == 0, done.stderr
-    done = python(tree, "-m", "pytest", "-q", "--collect-only", "-m", "", "-p", "no:cacheprovider", "tests")
-    assert done.returncode == 0, done.stdout[-3000:]
+    run_tests(tree, "--collect-only", "-m", "", "tests")
 
 
 @pytest.mark.parametrize(
@@ -112,7 +112,4 @@ def test_without_all_rooms_the_core_passes_its_tests(names, tree):
     tear_off(tree, *ROOMS)
     for name in WHOLE:
         shutil.rmtree(tree / name, ignore_errors=True)
-    done = python(tree, "-c", IMPORT_ALL)
-    assert done.returncode == 0, done.stderr
-    done = python(tree, "-m", "pytest", "-q", "-x", "-n", "2", "--dist", "worksteal", "-p", "no:cacheprovider", *names)
-    assert done.returncode == 0, done.stdout[-3000:]
+    run_tests(tree, "-x", *names)

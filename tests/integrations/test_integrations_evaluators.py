@@ -117,94 +117,6 @@ def table(**columns):
 
 GOOD = {"corpus": table(id=["neon"], text=["a gas"]), "queries": table(id=["q"], text=["gas"])}
 MEMORY = Collection.from_records(["a"])
-MTEB_CALLS = {
-    "no option": (
-        lambda own: DocidSearch(own, beam=3),
-        TypeError,
-        r"DocidSearch\(\) has no option 'beam'; did you mean",
-    ),
-    "no folder": (lambda own: DocidSearch("/no/such"), FileNotFoundError, "/no/such does not exist, so it holds no"),
-    "no index": (
-        lambda own: DocidSearch(3),
-        TypeError,
-        "retriever must be a Retriever or the folder .* got 3",
-    ),
-    "too early": (
-        lambda own: DocidSearch(own).search(GOOD["queries"], top_k=3),
-        ValueError,
-        "No corpus was given to search",
-    ),
-    "a list": (
-        lambda own: DocidSearch(own).index(["a"]),
-        TypeError,
-        "corpus must be a datasets.Dataset with the columns id",
-    ),
-    "no id": (
-        lambda own: DocidSearch(own).index(table(_id=["a"], text=["x"])),
-        ValueError,
-        "corpus has no column 'id'; its columns are _id, text",
-    ),
-    "nothing": (
-        lambda own: DocidSearch(own).index(table(id=[], text=[])),
-        ValueError,
-        "The corpus has no documents; give",
-    ),
-    "unknown": (
-        lambda own: DocidSearch(own).index(table(id=["zz"], text=["x"])),
-        ValueError,
-        "The index lacks 1 of the corpus's 1 documents, such as 'zz'; index this corpus, or leave the index out",
-    ),
-    "own without text": (
-        lambda own: DocidSearch().index(table(id=["zz"])),
-        ValueError,
-        "corpus has no column 'text'; its columns are id",
-    ),
-    "queries": (
-        lambda own: searched(own, {"q": "x"}),
-        TypeError,
-        "queries must be a datasets.Dataset with the columns id",
-    ),
-    "no text": (
-        lambda own: searched(own, table(id=["q"])),
-        ValueError,
-        "queries has no column 'text'; its columns are id",
-    ),
-    "k": (lambda own: searched(own, top_k=0), ValueError, "k must be at least 1, got 0"),
-    "ranked": (
-        lambda own: searched(own, top_ranked=["a"]),
-        TypeError,
-        r"top_ranked must be \{query_id: doc_ids\}, got",
-    ),
-    "ranked unknown": (
-        lambda own: searched(own, top_ranked={"q": ["zz"]}),
-        ValueError,
-        r"top_ranked\['q'\] names the doc_id 'zz', which is not in the index",
-    ),
-    "no encoder": (lambda own: DocidEncoder(3), TypeError, "retriever must be a Retriever or the folder"),
-    "a text": (lambda own: DocidEncoder(own).encode("x"), TypeError, r"inputs must be batches .*, got 'x'"),
-    "a batch of a text": (lambda own: DocidEncoder(own).encode([{"text": "x"}]), TypeError, r"got \{'text': 'x'\}"),
-    "other keys": (lambda own: DocidEncoder(own).encode([{"body": ["x"]}]), TypeError, "inputs must be batches"),
-    "prompt": (
-        lambda own: DocidEncoder(own).encode([{"text": ["x"]}], prompt_type="queries"),
-        ValueError,
-        'prompt_type must be "query", "document" or None, got \'queries\'',
-    ),
-    "a path": (
-        lambda own: retrieval_task("minipedia"),
-        TypeError,
-        r"retrieval_task\(\) takes a collection, got 'minipedia'",
-    ),
-    "no split": (
-        lambda own: retrieval_task(MEMORY, "tests"),
-        ValueError,
-        "split must be one of train, dev, test, got 'tests'",
-    ),
-    "no judgements": (
-        lambda own: retrieval_task(MEMORY),
-        ValueError,
-        r"has no test judgements; add queries and qrels=\{",
-    ),
-}
 
 
 def searched(own, queries=GOOD["queries"], **options):
@@ -218,62 +130,46 @@ def beir(own, corpus=None, queries=None, k=2):
     return BeirSearch(own).search(known if corpus is None else corpus, {"q": "gas"} if queries is None else queries, k)
 
 
-BEIR_CALLS = {
-    "no option": (
-        lambda own: BeirSearch(own, beam=3),
-        TypeError,
-        r"DocidSearch\(\) has no option 'beam'; did you mean",
-    ),
-    "no folder": (lambda own: BeirSearch("/no/such"), FileNotFoundError, "/no/such does not exist, so it holds no"),
-    "no index": (
-        lambda own: BeirSearch(3),
-        TypeError,
-        "retriever must be a Retriever or the folder of an index",
-    ),
-    "a filter": (lambda own: BeirSearch(own, where="lang = 'x'"), ValueError, "no such column: lang"),
-    "a list": (
-        lambda own: beir(own, ["a"]),
-        TypeError,
-        r'corpus must be \{doc_id: \{"title": …, "text": …\}\}, got \[\'a\'\]',
-    ),
-    "texts": (lambda own: beir(own, {"a": "x"}), TypeError, r"corpus\['a'\] must be .*, got 'x'"),
-    "numbers": (
-        lambda own: beir(own, {3: {"text": "x"}}),
-        TypeError,
-        "doc_ids of a corpus must be strings, got 3; write them",
-    ),
-    "nothing": (lambda own: beir(own, {}), ValueError, "The corpus has no documents; give at least one"),
-    "unknown": (lambda own: beir(own, {"zz": {"text": "x"}}), ValueError, "such as 'zz'; index this corpus, or leave"),
-    "own without text": (
-        lambda own: beir(None, {"a": {"title": "x"}}),
-        ValueError,
-        r"documents\[0\] has no text: none of",
-    ),
-    "own with two ids": (
-        lambda own: beir(None, {"a": {"_id": "b", "text": "x"}}),
-        ValueError,
-        "_id is 'b', but doc_id is 'a'; give one doc_id",
-    ),
-    "a query": (
-        lambda own: beir(own, queries="gas"),
-        TypeError,
-        "takes a list of queries, got the text 'gas'; put it into",
-    ),
-    "a number": (
-        lambda own: beir(own, queries={"q": 3}),
-        ValueError,
-        "Query 'q' must be a string, got 3",
-    ),
-    "k": (lambda own: beir(own, k="2"), ValueError, "k must be an integer, got '2'"),
-}
+CALLS = [
+    *((lambda own, model=model: model(own, beam=3), TypeError, "did you mean") for model in (DocidSearch, BeirSearch)),
+    *((lambda own, model=model: model("/no/such"), FileNotFoundError, "/no/such") for model in (DocidSearch, BeirSearch)),
+    *((lambda own, model=model: model(3), TypeError, "retriever") for model in (DocidSearch, BeirSearch, DocidEncoder)),
+    (lambda own: DocidSearch(own).search(GOOD["queries"], top_k=3), ValueError, "No corpus"),
+    (lambda own: DocidSearch(own).index(["a"]), TypeError, "corpus"),
+    (lambda own: DocidSearch(own).index(table(_id=["a"], text=["x"])), ValueError, "'id'"),
+    (lambda own: DocidSearch(own).index(table(id=[], text=[])), ValueError, "corpus"),
+    (lambda own: DocidSearch(own).index(table(id=["zz"], text=["x"])), ValueError, "'zz'"),
+    (lambda own: DocidSearch().index(table(id=["zz"])), ValueError, "'text'"),
+    (lambda own: searched(own, {"q": "x"}), TypeError, "queries"),
+    (lambda own: searched(own, table(id=["q"])), ValueError, "'text'"),
+    (lambda own: searched(own, top_k=0), ValueError, "k must"),
+    (lambda own: searched(own, top_ranked=["a"]), TypeError, "top_ranked"),
+    (lambda own: searched(own, top_ranked={"q": ["zz"]}), ValueError, "'zz'"),
+    (lambda own: DocidEncoder(own).encode("x"), TypeError, "inputs"),
+    (lambda own: DocidEncoder(own).encode([{"text": "x"}]), TypeError, "inputs"),
+    (lambda own: DocidEncoder(own).encode([{"body": ["x"]}]), TypeError, "inputs"),
+    (lambda own: DocidEncoder(own).encode([{"text": ["x"]}], prompt_type="queries"), ValueError, "prompt_type"),
+    (lambda own: retrieval_task("minipedia"), TypeError, "collection"),
+    (lambda own: retrieval_task(MEMORY, "tests"), ValueError, "split"),
+    (lambda own: retrieval_task(MEMORY), ValueError, "qrels"),
+    (lambda own: BeirSearch(own, where="lang = 'x'"), ValueError, "lang"),
+    (lambda own: beir(own, ["a"]), TypeError, "corpus"),
+    (lambda own: beir(own, {"a": "x"}), TypeError, r"corpus\['a'\]"),
+    (lambda own: beir(own, {3: {"text": "x"}}), TypeError, "corpus"),
+    (lambda own: beir(own, {}), ValueError, "corpus"),
+    (lambda own: beir(own, {"zz": {"text": "x"}}), ValueError, "'zz'"),
+    (lambda own: beir(None, {"a": {"title": "x"}}), ValueError, "text"),
+    (lambda own: beir(None, {"a": {"_id": "b", "text": "x"}}), ValueError, "doc_id"),
+    (lambda own: beir(own, queries="gas"), TypeError, "queries"),
+    (lambda own: beir(own, queries={"q": 3}), ValueError, "'q'"),
+    (lambda own: beir(own, k="2"), ValueError, "k must"),
+]  # fmt: skip
+"""(a wrong call, its error, what that names)."""
 
 
-@pytest.mark.parametrize(
-    ("calls", "name"), [pytest.param(calls, name, id=name) for calls in (MTEB_CALLS, BEIR_CALLS) for name in calls]
-)
-def test_wrong_calls_of_evaluators_are_one_clear_error(calls, name, retriever):
-    call, kind, message = calls[name]
-    with pytest.raises(kind, match=message) as raised:
+@pytest.mark.parametrize(("call", "kind", "named"), CALLS, ids=range(len(CALLS)))
+def test_wrong_calls_of_evaluators_are_one_clear_error(call, kind, named, retriever):
+    with pytest.raises(kind, match=named) as raised:
         call(retriever)
     assert "\n" not in str(raised.value)
 

@@ -59,38 +59,29 @@ def test_a_missing_library_is_named_with_its_remedy(name, library, extra, monkey
     assert str(raised.value) == f'{library} is not installed; run pip install "dr-scl[{extra}]".'
 
 
+WRONG = [
+    ({"beam_with": 3}, TypeError, "DocidRetriever() has no option 'beam_with'; did you mean 'beam_width'?"),
+    ({"exact": True}, TypeError, "DocidRetriever() has no option 'exact'; there are k, method, "),
+    ({"method": "exact", "beam_width": 9}, ValueError, "DocidRetriever() does not use beam_width"),
+    ({"token_weight": 1}, ValueError, "token_weight"),
+    *(({"COUNT": count}, ValueError, "COUNT") for count in (0, "5")),
+    ({"alpha": 2}, ValueError, "alpha"),
+    ({"where": "yeer > 3"}, ValueError, "yeer"),
+    ({"retriever": 3}, TypeError, "retriever"),
+    ({"retriever": "no-index"}, FileNotFoundError, "no-index"),
+]
+"""(options of a retriever, its error, what that names)."""
+
+
 @pytest.mark.parametrize("name", ADAPTERS)
-@pytest.mark.parametrize(
-    ("options", "error", "message"),
-    [
-        ({"beam_with": 3}, TypeError, "DocidRetriever() has no option 'beam_with'; did you mean 'beam_width'?"),
-        ({"fusion": "paper"}, TypeError, "DocidRetriever() has no option 'fusion'; there are k, method, beam_width, "),
-        ({"exact": True}, TypeError, "DocidRetriever() has no option 'exact'; "),
-        (
-            {"method": "exact", "beam_width": 9},
-            ValueError,
-            'DocidRetriever() does not use beam_width with method "exact", which scores all documents',
-        ),
-        (
-            {"token_weight": 1},
-            ValueError,
-            "token_weight is 1, but this index has no token vectors; use 0",
-        ),
-        ({"COUNT": 0}, ValueError, "COUNT must be at least 1, got 0."),
-        ({"COUNT": "5"}, ValueError, "COUNT must be an integer, got '5'."),
-        ({"alpha": 2}, ValueError, "alpha must be between 0 and 1, got 2"),
-        ({"where": "yeer > 3"}, ValueError, "no such column: yeer; the nearest is year"),
-        ({"retriever": 3}, TypeError, "retriever must be a Retriever or the folder of an index, got 3."),
-        ({"retriever": "no-index"}, FileNotFoundError, "no-index does not exist, so it holds no finished index"),
-    ],
-)
-def test_what_a_search_would_refuse_is_refused_at_once_and_in_our_words(name, options, error, message, retriever):
+@pytest.mark.parametrize(("options", "error", "named"), WRONG)
+def test_what_a_search_would_refuse_is_refused_at_once_and_in_our_words(name, options, error, named, retriever):
     count = ADAPTERS[name]
     given = {"retriever": retriever, **{count if key == "COUNT" else key: value for key, value in options.items()}}
     with pytest.raises(error) as raised:
         adapter(name).DocidRetriever(**given)
     assert type(raised.value) is error  # no error of the other library
-    assert message.replace("COUNT", count) in str(raised.value)
+    assert named.replace("COUNT", count) in str(raised.value)
     assert "\n" not in str(raised.value)
 
 

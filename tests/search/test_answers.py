@@ -97,7 +97,7 @@ def passages_of(index, query, hit, count):
 
 
 @pytest.mark.parametrize("query", QUERIES)
-@pytest.mark.parametrize("count", [2, 3, 6])
+@pytest.mark.parametrize("count", [2, 6])
 @pytest.mark.parametrize(
     "options", [{}, {"method": "exact"}, {"where": "even = true"}, {"deny": ["d1", "d4"]}], ids=str
 )

@@ -4,7 +4,6 @@ import argparse
 import dataclasses
 import json
 import math
-import re
 from copy import copy
 
 import datasets
@@ -24,11 +23,7 @@ from tests.support.parts import from_parts
 from tests.support.small import MINIPEDIA, PROMPTS, random_generator
 
 NAN, INF = math.nan, math.inf
-THERE_ARE = f"there are {', '.join(['k', *OPTIONS])}."
-UNUSED = 'does not use {} with method "exact", which scores all documents; "generate" takes it.'
-PATHS = "does not use {}: its generator scores paths of docids; leave it out."
-NO_GENERATOR = "does not use {}: this index has no generator for it to weigh; leave it out, or train one"
-ALPHA = "; it is the generator's weight, and the rest the encoder's."
+BY_VECTORS, BY_PATHS = ("candidates", "lexical_weight", "token_weight"), ("alpha", "beta", "ann_temperature")
 
 
 @pytest.fixture(scope="module")
@@ -56,69 +51,35 @@ def indexes(sentence_t5_folder, tmp_path_factory):
 
 WRONG = [
     # Options that do not exist: a near name, or all of them.
-    ("vectors", {"beam_with": 3}, "has no option 'beam_with'; did you mean 'beam_width'?"),
-    ("vectors", {"lexical_wieght": 0.1}, "has no option 'lexical_wieght'; did you mean 'lexical_weight'?"),  # misspelt
-    ("vectors", {"candidate": 5}, "has no option 'candidate'; did you mean 'candidates'?"),
-    ("vectors", {"top_k": 5}, "has no option 'top_k'; did you mean 'k'?"),
-    ("vectors", {"num_results": 5}, "has no option 'num_results'; did you mean 'k'?"),
-    ("vectors", {"filter": "year > 3"}, "has no option 'filter'; did you mean 'where'?"),
-    *(
-        ("vectors", {name: value}, f"has no option {name!r}; {THERE_ARE}")
-        for name, value in {
-            "fusion": "paper", "probed": 5, "simulations": 9, "reward": None, "max_expansions": 3, "zzz": 1,
-        }.items()
-    ),
+    ("vectors", {"beam_with": 3}, "'beam_width'?"),
+    ("vectors", {"lexical_wieght": 0.1}, "'lexical_weight'?"),  # misspelt
+    *(("vectors", {name: 5}, "did you mean 'k'?") for name in ("top_k", "num_results")),
+    ("vectors", {"filter": "year > 3"}, "'where'?"),
+    ("vectors", {"zzz": 1}, f"there are {', '.join(['k', *OPTIONS])}."),
     # Options of another method, or of other tokens.
-    *(("vectors", {"method": "exact", name: 1}, UNUSED.format(name)) for name in ("beam_width", "candidates")),
-    *(
-        ("vectors", {name: 1, **more}, NO_GENERATOR.format(name))
-        for name in ("alpha", "beta", "ann_temperature")
-        for more in ({}, {"method": "exact"})
-    ),
-    ("digits", {"beta": -1.0}, "beta must be at least 0, got -1.0; 0 is the generator alone, inf all levels."),
-    *(
-        ("digits", {"ann_temperature": value}, f"ann_temperature must be between 1e-6 and 1e6, got {value}; 1 is the paper's.")
-        for value in (0.0, -1.0, NAN, INF)
-    ),
-    *(("digits", {"method": "exact", name: 1}, UNUSED.format(name)) for name in ("beam_width", "candidates")),
-    ("digits", {"candidates": 5}, PATHS.format("candidates")),
-    ("digits", {"token_weight": 0.5}, PATHS.format("token_weight")),
-    ("digits", {"lexical_weight": 0.5}, PATHS.format("lexical_weight")),
-    ("digits", {"extra_scores": np.ones((1, 30))}, PATHS.format("extra_scores")),
+    *((kind, {"method": "exact", name: 1}, name) for kind in ("vectors", "digits") for name in ("beam_width", "candidates")),
+    *(("vectors", {name: 1, **more}, name) for name in BY_PATHS for more in ({}, {"method": "exact"})),
+    *(("digits", {name: 1}, name) for name in BY_VECTORS),
+    ("digits", {"extra_scores": np.ones((1, 30))}, "extra_scores"),
     # Parts of the score that the index lacks.
-    ("vectors", {"token_weight": 0.5}, "token_weight is 0.5, but this index has no token vectors; use 0"),
-    ("no words", {"lexical_weight": 0.5}, "lexical_weight is 0.5, but this index has no lexical part; use 0, or train with"),
+    ("vectors", {"token_weight": 0.5}, "token_weight"),
+    ("no words", {"lexical_weight": 0.5}, "lexical_weight"),
     # Values out of range, or of another type.
-    ("vectors", {"method": "mcts"}, "method must be one of generate, exact, got 'mcts'."),
-    ("vectors", {"method": "beam"}, "method must be one of generate, exact, got 'beam'."),
-    ("vectors", {"method": True}, "method must be a string, got True."),
-    *(("vectors", {"k": k}, f"k must be at least 1, got {k}.") for k in (0, -1)),
-    *(("vectors", {name: 0}, f"{name} must be at least 1, got 0.") for name in ("beam_width", "candidates")),
-    *(("vectors", {name: 10**12}, f"{name} must be at most 1000000000, got 1000000000000.") for name in ("k", "beam_width")),
+    *(("vectors", {"method": own}, "method") for own in ("mcts", True)),
     *(
-        ("vectors", {name: value}, f"{name} must be an integer, got {value!r}.")
-        for name in ("k", "beam_width", "candidates")
-        for value in (True, 2.0, NAN, INF, "5")
+        ("vectors", {name: own}, name)
+        for name in ("k", "beam_width", "candidates") for own in (0, -1, 10**12, True, 2.0, NAN, "5")
     ),
-    *(
-        ("vectors", {"alpha": value}, f"alpha must be between 0 and 1, got {value}{ALPHA}")
-        for value in (-0.1, 1.5, NAN, INF)
-    ),
-    *(
-        ("vectors", {name: value}, f"{name} must be between 0 and 1e6, got {value}; 0 leaves it out.")
-        for name in ("lexical_weight", "token_weight")
-        for value in (-0.1, NAN, INF, -INF)
-    ),
-    *(
-        ("vectors", {name: value}, f"{name} must be a number, got {value!r}.")
-        for name in ("alpha", "lexical_weight", "token_weight")
-        for value in (True, "high")
-    ),
+    *(("vectors", {"alpha": own}, "alpha") for own in (-0.1, 1.5, NAN, INF)),
+    *(("vectors", {name: own}, name) for name in ("lexical_weight", "token_weight") for own in (-0.1, NAN, INF, True, "high")),
+    ("digits", {"beta": -1.0}, "beta"),
+    *(("digits", {"ann_temperature": own}, "ann_temperature") for own in (0.0, -1.0, NAN, INF)),
     # Filters.
-    ("vectors", {"allow": ["nope"]}, "allow names the doc_id 'nope', which is not in the index"),
-    ("vectors", {"deny": "danube"}, "deny must be a list or set of doc_ids, got the string 'danube'"),
-    ("vectors", {"where": "yeer > 3"}, "no such column: yeer"),
+    ("vectors", {"allow": ["nope"]}, "allow"),
+    ("vectors", {"deny": "danube"}, "deny"),
+    ("vectors", {"where": "yeer > 3"}, "yeer"),
 ]  # fmt: skip
+"""(kind of index, options of a call, what its error names)."""
 
 
 def called(index: Retriever, name: str, k: int = 3, **options) -> object:
@@ -129,13 +90,13 @@ def called(index: Retriever, name: str, k: int = 3, **options) -> object:
     return getattr(index, name)(*given, k=k, **options)
 
 
-@pytest.mark.parametrize(("kind", "options", "message"), WRONG)
-def test_a_wrong_call_from_python_is_one_line(indexes, kind, options, message):
+@pytest.mark.parametrize(("kind", "options", "named"), WRONG)
+def test_a_wrong_call_from_python_is_one_line(indexes, kind, options, named):
     for name in ("search", "run", "explain"):
         with pytest.raises((ValueError, TypeError)) as raised:
             called(indexes[kind], name, **options)
-        assert type(raised.value) is (TypeError if "has no option" in message else ValueError)
-        assert message in str(raised.value)
+        assert type(raised.value) is (ValueError if options.keys() <= {"k", *OPTIONS} else TypeError)
+        assert named in str(raised.value)
         assert "\n" not in str(raised.value)
         assert len(str(raised.value)) < 300
 
@@ -179,52 +140,31 @@ def test_a_filter_that_excludes_nothing_changes_no_answer(indexes, kind, method)
         assert str(index.explain(queries[0], method=method, **nothing)) == str(index.explain(queries[0], method=method))
 
 
-COMMANDS = [
-    ("vectors", "--beam-with 3", "unrecognized arguments: --beam-with 3; did you mean --beam-width?"),
-    ("vectors", "--fusion paper", "unrecognized arguments: --fusion paper; see dsi"),
-    ("vectors", "--probed 5", "unrecognized arguments: --probed 5; see dsi"),
-    ("vectors", "--exact", "unrecognized arguments: --exact; see dsi"),
-    ("vectors", "--method mcts", "argument --method: invalid choice: 'mcts'"),
-    *(
-        ("vectors", f"--method exact {option} 1", UNUSED.format(option[2:].replace("-", "_")))
-        for option in ("--beam-width", "--candidates")
-    ),
-    ("vectors", "--alpha 0.5", NO_GENERATOR.format("alpha")),
-    ("vectors", "--ann-temperature 0.5", NO_GENERATOR.format("ann_temperature")),
-    ("digits", "--beta -1", "argument --beta: must be a number, at least 0, got '-1'"),
-    ("digits", "--ann-temperature 0", "argument --ann-temperature: must be a number, from 1e-6 to 1e6, got '0'"),
-    ("digits", "--candidates 5", PATHS.format("candidates")),
-    ("digits", "--token-weight 0.5", PATHS.format("token_weight")),
-    ("digits", "--lexical-weight 0.5", PATHS.format("lexical_weight")),
-    ("vectors", "--token-weight 0.5", "token_weight is 0.5, but this index has no token vectors; use 0"),
-    ("no words", "--lexical-weight 0.5", "lexical_weight is 0.5, but this index has no lexical part"),
-    *(
-        ("vectors", f"{option} {value}", f"argument {option}: must be a whole number, at least 1, got '{value}'")
-        for option in ("-k", "--beam-width", "--candidates")
-        for value in ("0", "-3", "2.5", "nan", "True")
-    ),
-    *(
-        ("vectors", f"--alpha {value}", f"argument --alpha: must be a number, from 0 to 1, got '{value}'")
-        for value in ("2", "nan", "inf")
-    ),
-    *(
-        ("vectors", f"{option} {value}", f"argument {option}: must be a number, from 0 to 1e6, got '{value}'")
-        for option in ("--lexical-weight", "--token-weight")
-        for value in ("-1", "nan", "True")
-    ),
-    ("vectors", "--allow nope", "allow names the doc_id 'nope', which is not in the index"),
+LINES = [
+    ("vectors", "--beam-with 3", "did you mean --beam-width?"),
+    ("vectors", "--exact", "--exact"),
+    ("vectors", "--method mcts", "--method"),
+    ("vectors", "--method exact --beam-width 1", "beam_width"),
+    ("vectors", "--alpha 0.5", "alpha"),
+    ("digits", "--candidates 5", "candidates"),
+    ("no words", "--lexical-weight 0.5", "lexical_weight"),
+    *(("vectors", f"{name} {own}", name) for name in ("-k", "--beam-width") for own in ("0", "2.5", "nan", "True")),
+    *(("vectors", f"{name} {own}", name) for name in ("--alpha", "--lexical-weight") for own in ("-1", "nan", "True")),
+    *(("digits", f"{line}", line.split()[0]) for line in ("--beta -1", "--ann-temperature 0", "--alpha 2")),
+    ("vectors", "--allow nope", "allow"),
 ]  # fmt: skip
+"""(kind of index, options of a line, what its error names)."""
 
 
-@pytest.mark.parametrize(("kind", "line", "message"), COMMANDS)
-def test_a_wrong_line_in_the_shell_is_one_line(indexes, kind, line, message, capsys):
+@pytest.mark.parametrize(("kind", "line", "named"), LINES)
+def test_a_wrong_line_in_the_shell_is_one_line(indexes, kind, line, named, capsys):
     (run,) = indexes[kind]._saved
-    for command in (["search", str(run), "river"], ["explain", str(run), "river"]):
-        assert main([*command, "--device", "cpu", *line.split()]) == 2
+    for command in ("search", "explain"):
+        assert main([command, str(run), "river", "--device", "cpu", *line.split()]) == 2
         printed = capsys.readouterr()
         assert printed.err.startswith("dsi: ")
         assert printed.err.count("\n") == 1
-        assert re.search(re.escape(message), printed.err), printed.err
+        assert named in printed.err
         assert printed.out == ""
 
 

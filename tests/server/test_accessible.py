@@ -45,6 +45,8 @@ def served(tmp_path_factory, sentence_t5_folder):
 @pytest.fixture(scope="module")
 def site(tmp_path_factory):
     pytest.importorskip("mkdocs")
+    if "DSI_SITE" in os.environ:  # it is built already
+        return Path(os.environ["DSI_SITE"])
     folder = tmp_path_factory.mktemp("site")
     command = [sys.executable, "-m", "mkdocs", "build", "--quiet", "--site-dir", str(folder)]
     subprocess.run(command, cwd=ROOT, env={**os.environ, "NO_MKDOCS_2_WARNING": "1"}, check=True)

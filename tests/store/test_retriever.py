@@ -38,15 +38,19 @@ from tests.support.small import MINIPEDIA, WIDTH, random_generator, random_tree
 from tests.support.small_index import DOCUMENTS, small_index
 
 RECORDS = [json.loads(line) for line in (MINIPEDIA / "corpus.jsonl").read_text(encoding="utf-8").splitlines()]
+_made: dict[tuple, tuple] = {}
 QUERIES = ["rivers", "noble gas", "the emperor of austria", "advertising signs", "capitals on the danube", "bees"]
 
 
 def index_of(encoder, *, vectors: bool, count: int = 60, leaf: int = 4, words: bool = False, **config) -> Retriever:
-    """The first documents of Minipedia with a random generator."""
-    rows = RECORDS[:count]
-    documents = datasets.Dataset.from_dict({"doc_id": [r["_id"] for r in rows], "title": [r["title"] for r in rows]})
-    texts = encoder.document_texts([r["title"] for r in rows], [r["text"] for r in rows])
-    tree = build_tree(encoder.encode(texts, "document"), DocidsConfig(branching=4, max_leaf_size=leaf))
+    """The first documents of Minipedia with a random generator; table and tree are made once."""
+    rows, made = RECORDS[:count], (encoder.fingerprint, count, leaf)
+    if made not in _made:
+        columns = {"doc_id": [r["_id"] for r in rows], "title": [r["title"] for r in rows]}
+        texts = encoder.document_texts(columns["title"], [r["text"] for r in rows])
+        tree = build_tree(encoder.encode(texts, "document"), DocidsConfig(branching=4, max_leaf_size=leaf))
+        _made[made] = datasets.Dataset.from_dict(columns), tree
+    documents, tree = _made[made]
     generator = None if vectors else random_generator(tree)
     lexical = BM25(documents["doc_id"], [r["text"] for r in rows], k1=1.2, b=0.5) if words else None
     search = SearchConfig(**{"alpha": 0.3, "beam_width": 4, **config})

@@ -19,45 +19,14 @@ from tests.support.tiny_index import QUERIES, RECORDS, TinyIndex
 from tests.support.trials import Case
 
 NUMBERS = [
-    "5",
-    "0",
-    "1",
-    "-1",
-    "2.5",
-    "nan",
-    "inf",
-    "-inf",
-    "1e400",
-    "abc",
-    "",
-    " ",
-    "9" * 5000,
-    "0x10",
-    "1,5",
-    "--",
-    "²",
-    "True",
-    "None",
-]
+    "5", "0", "1", "-1", "2.5", "nan", "inf", "-inf", "1e400", "abc", "", " ", "9" * 5000, "0x10", "1,5", "--", "²",
+    "True", "None",
+]  # fmt: skip
 WRONG_NUMBERS = ["nan", "abc", "", " ", "0x10", "1,5", "²", "True", "None", "-1e400", "1 2"]
 TEXTS = [
-    "neon",
-    "",
-    " ",
-    "é",
-    "a b",
-    "x" * 300,
-    "\0",
-    "a\nb",
-    "../..",
-    "/dev/null",
-    "/",
-    "-",
-    "%s",
-    "~",
-    "\udcff",
+    "neon", "", " ", "é", "a b", "x" * 300, "\0", "a\nb", "../..", "/dev/null", "/", "-", "%s", "~", "\udcff",
     "missing/run",
-]
+]  # fmt: skip
 
 
 class Ready(BaseException):
@@ -268,15 +237,8 @@ def _search(index: TinyIndex, chance: Random, folder: Path) -> Case:
 def _pipe(index: TinyIndex, chance: Random, folder: Path) -> Case:
     """Lines of any bytes: each has its object, unless it is blank."""
     some = [
-        b"noble gas",
-        b":x",
-        b"\xff\xfe",
-        b"a\0b",
-        "é 東京".encode(),
-        b" " * 50,
-        b"x" * 20000,
-        b"\x1b[A",
-    ]
+        b"noble gas", b":x", b"\xff\xfe", b"a\0b", "é 東京".encode(), b" " * 50, b"x" * 20000, b"\x1b[A",
+    ]  # fmt: skip
     lines = [chance.choice(some) for _ in range(chance.randrange(1, 6))]
     given = [str(index.index), "--device", "cpu", "--json", "-k", "2"]
     wanted = sum(1 for line in lines if line.strip())

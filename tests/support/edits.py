@@ -34,15 +34,8 @@ SECONDS = 20
 MOST_BYTES = 2 * 2**30
 OUTSIDE = 77
 CALLS = (
-    "socket.",
-    "subprocess.",
-    "os.system",
-    "os.exec",
-    "os.posix_spawn",
-    "webbrowser",
-    "urllib",
-    "pickle.find_class",
-)
+    "socket.", "subprocess.", "os.system", "os.exec", "os.posix_spawn", "webbrowser", "urllib", "pickle.find_class",
+)  # fmt: skip
 """Audit events of Python that loading never raises."""
 ENDS = ("fine", "clear line", "probe's line")
 """How a trial may end."""

@@ -19,45 +19,14 @@ import tomli_w
 from dsi.config import CONFIGS, Config, config_names
 
 WORDS = [
-    "",
-    "neon",
-    "Dvořák",
-    "東京",
-    "a\tb",
-    'say "x"',
-    "two\nlines",
-    "\u2028",
-    "\x1f",
-    "\x85",
-    "👍",
-    "null",
-    "NaN",
-    "-1",
+    "", "neon", "Dvořák", "東京", "a\tb", 'say "x"', "two\nlines", "\u2028", "\x1f", "\x85", "👍", "null", "NaN", "-1",
     "\\",
-]
+]  # fmt: skip
 IDS = ["a", "b7", "007", "é", "東京", "👍", "null", "-", "query-id", "a.b", "a b", '"q"', "<x>", "Q" * 60]
 HOSTILE = [
-    "5",
-    "",
-    "x",
-    True,
-    False,
-    0,
-    -1,
-    7,
-    10**6,
-    10**12,
-    2**63,
-    0.5,
-    -0.5,
-    1e300,
-    float("nan"),
-    float("inf"),
-    [],
-    [1],
-    {},
-    {"x": 1},
-]
+    "5", "", "x", True, False, 0, -1, 7, 10**6, 10**12, 2**63, 0.5, -0.5, 1e300, float("nan"), float("inf"), [], [1],
+    {}, {"x": 1},
+]  # fmt: skip
 
 # Collections
 
@@ -366,15 +335,9 @@ def literal_settings(text: str) -> dict[str, Any]:
 Test = Callable[[dict[str, Any]], bool | None]
 """Whether a document matches; None where that is unknown."""
 _COMPARE: dict[str, Callable[[Any, Any], bool]] = {
-    "=": lambda a, b: a == b,
-    "==": lambda a, b: a == b,
-    "<>": lambda a, b: a != b,
-    "!=": lambda a, b: a != b,
-    "<": lambda a, b: a < b,
-    "<=": lambda a, b: a <= b,
-    ">": lambda a, b: a > b,
-    ">=": lambda a, b: a >= b,
-}
+    "=": lambda a, b: a == b, "==": lambda a, b: a == b, "<>": lambda a, b: a != b, "!=": lambda a, b: a != b,
+    "<": lambda a, b: a < b, "<=": lambda a, b: a <= b, ">": lambda a, b: a > b, ">=": lambda a, b: a >= b,
+}  # fmt: skip
 
 
 def condition(chance: Random, depth: int = 3) -> tuple[str, Test]:

@@ -8,9 +8,16 @@ from pathlib import Path
 ROOT = Path(__file__).parents[2]
 
 
+@cache
+def parsed(path: Path) -> ast.Module:
+    """The tree of a file; not to be changed."""
+    return ast.parse(path.read_text(encoding="utf-8"))
+
+
+@cache
 def imported(path: Path) -> list[str]:
     """The module of every import in a file, those for type checkers included."""
-    return _modules_of(ast.walk(ast.parse(path.read_text(encoding="utf-8"))))
+    return _modules_of(ast.walk(parsed(path)))
 
 
 def _modules_of(nodes: Iterable[ast.AST]) -> list[str]:
@@ -26,8 +33,7 @@ def _modules_of(nodes: Iterable[ast.AST]) -> list[str]:
 
 def imported_on_import(path: Path) -> list[str]:
     """The modules that are imported with a file: not those inside functions, nor those for type checkers."""
-    tree = ast.parse(path.read_text(encoding="utf-8"))
-    kept = [node for node in tree.body if not isinstance(node, ast.FunctionDef | ast.ClassDef | ast.If)]
+    kept = [node for node in parsed(path).body if not isinstance(node, ast.FunctionDef | ast.ClassDef | ast.If)]
     return _modules_of(ast.walk(ast.Module(kept, [])))
 
 

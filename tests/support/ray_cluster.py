@@ -20,9 +20,9 @@ VARIABLES = {
 }
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="package")
 def ray_address() -> Iterator[str]:
-    """The address of a cluster with two nodes."""
+    """The address of a cluster with two nodes, which all modules of a package share."""
     with ray_cluster(nodes=2) as address:
         yield address
 

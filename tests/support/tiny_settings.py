@@ -15,7 +15,7 @@ def write_settings(path: Path, encoder_folder: Path, t5_folder: Path, **sections
             "encoder": {"name": str(encoder_folder), "query_prompt": "Query: ", "document_prompt": "Document: "},
             "pseudo_queries": {"method": "extractive", "per_document": 2},
             "contrastive": {"loss": "scl", "epochs": 1.0, "batch_size": 24, "temperature": 0.1, "interpolation": 1.0},
-            "docids": {"branching": 4, "max_leaf_size": 4},
+            "docids": {"branching": 4, "max_leaf_size": 4, "pieces": 1},
             "generator": {"docid_tokens": "digits", "decoder": str(t5_folder)},
             "training": {"epochs": 2.0, "batch_size": 16, "learning_rate": 2e-3},
             "search": {"beam_width": 10, "lexical_weight": 0.0, "token_weight": 0.0},

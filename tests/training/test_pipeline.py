@@ -441,6 +441,7 @@ def test_several_processes_do_what_one_does(processes, beir, tmp_path, sentence_
         sentence_bert_folder,
         t5_folder,
         training=LONGER,
+        docids={"pieces": 0},
         dev_queries=0,  # what evaluate and reproduce choose on dev is compared
     )
     shared = halved(config, processes)

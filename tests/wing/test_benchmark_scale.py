@@ -17,17 +17,8 @@ from tests.support.tables import table_rows
 def test_it_builds_once_and_searches_in_a_fresh_process(tmp_path, capsys, monkeypatch):
     output, work = tmp_path / "scale", tmp_path / "work"
     command = [
-        "benchmark-scale",
-        "--sizes",
-        "3000",
-        "1500",
-        "--dim",
-        "32",
-        "--output",
-        str(output),
-        "--work",
-        str(work),
-    ]
+        "benchmark-scale", "--sizes", "3000", "1500", "--dim", "32", "--output", str(output), "--work", str(work),
+    ]  # fmt: skip
     assert main([*command, "--processes", "2"]) == 0
     printed = table_rows(capsys.readouterr().out)
     assert ["documents", "1,500", "3,000"] in printed

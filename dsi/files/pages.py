@@ -16,22 +16,28 @@ from typing import Any
 from dsi.files.texts import Part, Parts, UnreadableError, decoded, name_of
 
 _LINES = (
-    "address|article|blockquote|caption|dd|details|div|dl|dt|fieldset|figcaption|figure|form|header|hr|legend|li|main|ol|option|p"
+    "address|article|blockquote|caption|dd|details|div|dl|dt|fieldset|figcaption|figure|form|header|hgroup|hr|legend|li|main|ol|option|p"
     "|section|summary|table|tbody|td|textarea|th|thead|tr|ul"
 )
 """Elements of a page that stand on lines of their own."""
 _HEADINGS = [f"h{level}" for level in range(1, 7)]
 _WITHIN, _ABOVE = ("|".join(f"{axis}::{name}" for name in _HEADINGS) for axis in ("descendant", "ancestor"))
-_MAIN = "main|*[@role='main']|article[count(//article) = 1]"
+_LEFT = "script|style|nav|footer|noscript|template|svg|iframe|select|rt|rp"
 _STYLE = "translate(@style, 'DISPLAYNOEVBTH ', 'displaynoevbth')"
 _DROPPED = (
-    "script|style|nav|footer|noscript|template|svg|iframe|select|rt|rp|aside[not(ancestor::main|ancestor::article)]"
-    "|dialog[not(@open)]|*[@role='navigation' or @role='contentinfo' or @role='search' or @role='complementary']"
-    f"|button[not(@aria-controls or @aria-expanded or {_WITHIN} or {_ABOVE})]"
-    f"|*[(@hidden[. != 'until-found'] or contains({_STYLE}, 'display:none') or contains({_STYLE}, 'visibility:hidden'))"
-    " and not(key('unfolded', @id) or @role='region' or @role='tabpanel')]"
+    "//aside[not(ancestor::main|ancestor::article)]|//dialog[not(@open)]"
+    "|//*[@role='navigation' or @role='contentinfo' or @role='search' or @role='complementary']"
+    f"|//button[not(@aria-controls or @aria-expanded or {_WITHIN} or {_ABOVE})]"
+)
+_HIDDEN = (
+    f"//*[(@hidden[. != 'until-found'] or contains({_STYLE}, 'display:none') or contains({_STYLE}, 'visibility:hidden'))"
+    " and not(@role='region' or @role='tabpanel')]"
 )
 """What is not the text of a page; a button that unfolds some is, and what it unfolds."""
+_UNFOLDS = ("aria-controls", "data-bs-target", "data-target")
+"""Attributes of buttons that name what they unfold."""
+_HEADER = f"//header[{_WITHIN}]"
+"""Headers that may hold the title of a page with a main part."""
 _BREAK, _MARKED, _ENDED, _SPACE, _TAB = "\U0010ff00\U0010ff01\U0010ff02\U0010ff03\U0010ff04"
 """A line's end; the end of the # before a heading, and of a heading; a space and a tab of a text set as it is written."""
 _DECLARED = re.compile(
@@ -41,17 +47,14 @@ _SPACES = str.maketrans({_SPACE: " ", _TAB: "\t", _ENDED: None})
 _SHEET = f"""
 <x:stylesheet version="1.0" xmlns:x="http://www.w3.org/1999/XSL/Transform">
 <x:output method="text"/>
-<x:key name="unfolded" match="*[@aria-controls]" use="@aria-controls"/>
-<x:key name="unfolded" match="*[@data-bs-target]" use="substring-after(@data-bs-target, '#')"/>
-<x:key name="unfolded" match="*[@data-target]" use="substring-after(@data-target, '#')"/>
 <x:template match="/">
   <x:choose>
-    <x:when test="(//{_MAIN.replace("|", "|//")})[normalize-space()]"><x:apply-templates mode="around"/></x:when>
+    <x:when test="//main[normalize-space()]"><x:apply-templates mode="around"/></x:when>
     <x:otherwise><x:apply-templates select="//body"/></x:otherwise>
   </x:choose>
 </x:template>
 <x:template match="text()" mode="around"/>
-<x:template match="{_MAIN}|h1|header[{_WITHIN}]" mode="around">{_BREAK}<x:apply-templates select="."/>{_BREAK}</x:template>
+<x:template match="main|h1|hgroup" mode="around">{_BREAK}<x:apply-templates select="."/>{_BREAK}</x:template>
 <x:template match="{_LINES}">{_BREAK}<x:apply-templates/>{_BREAK}</x:template>
 <x:template match="{"|".join(_HEADINGS)}">{_BREAK}<x:value-of select="concat(
   substring('######', 1, substring(name(), 2)), ' {_MARKED}')"/><x:apply-templates/>{_ENDED}{_BREAK}</x:template>
@@ -59,8 +62,8 @@ _SHEET = f"""
 <x:template match="pre//text()"><x:value-of select="translate(., ' &#9;&#10;', '{_SPACE}{_TAB}{_BREAK}')"/></x:template>
 <x:template match="br">{_BREAK}</x:template>
 <x:template match="img"><x:value-of select="concat(' ', @alt, ' ')"/></x:template>
-<x:template match="{_DROPPED}" priority="2"/>
-<x:template match="{_DROPPED}" mode="around" priority="2"/>
+<x:template match="{_LEFT}"/>
+<x:template match="{_LEFT}" mode="around"/>
 </x:stylesheet>"""
 """What of a page is its text: its main part, if it names one, with the headings beside it."""
 
@@ -84,11 +87,24 @@ def page_text(text: str) -> tuple[str, str]:
     page = etree.fromstring(text.encode("utf-8", "replace"), parser) if text.strip() else None
     if page is None:
         return "", ""
+    _name_parts(page)
     title = " ".join(page.xpath("string(//title[not(ancestor::svg)])").split())
     text = re.sub(r"\s+", " ", str(_sheet()(page))).replace("\xad", "")
     text = re.sub(f"#+ {_MARKED}[ {_BREAK}]*{_ENDED}", "", text)
     text = re.sub(f" ?{_BREAK} ?", "\n", re.sub(f"{_MARKED}[ {_BREAK}]*", "", text))
     return title, re.sub(r"\n{3,}", "\n\n", text).strip("\n ").translate(_SPACES)
+
+
+def _name_parts(page: Any) -> None:
+    """Give the parts of a page the names by which the stylesheet knows them."""
+    toggles = page.xpath(f"//*[{' or '.join(f'@{name}' for name in _UNFOLDS)}]")
+    unfolded = {own.lstrip("#") for node in toggles for name in _UNFOLDS for own in node.get(name, "").split()}
+    hidden = [node for node in page.xpath(_HIDDEN) if node.get("id") not in unfolded]
+    articles = page.xpath("//article")
+    main = page.xpath("//*[@role='main']") + (articles if len(articles) == 1 else [])
+    for name, nodes in (("hgroup", page.xpath(_HEADER)), ("main", main), ("script", page.xpath(_DROPPED) + hidden)):
+        for node in nodes:
+            node.tag = name
 
 
 @cache

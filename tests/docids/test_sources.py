@@ -226,6 +226,7 @@ def test_a_folder_of_texts_is_a_collection(notes):
     }
 
 
+@needs_readers
 @pytest.mark.parametrize(
     ("name", "content", "message"),
     [
@@ -313,6 +314,7 @@ def test_what_cannot_be_indexed_is_one_clear_error(documents, arguments, kind, m
     assert [*tmp_path.iterdir()] == []
 
 
+@needs_readers
 @pytest.mark.parametrize(
     ("folder", "kind", "message"),
     [
@@ -328,6 +330,7 @@ def test_what_is_no_folder_is_one_clear_error(folder, kind, message):
         Collection.from_files(folder)
 
 
+@needs_readers
 def test_a_folder_of_files_without_a_document_is_named(tmp_path):
     (tmp_path / "a.csv").write_text("id,text\n")
     with pytest.raises(ValueError, match=f"{tmp_path} must hold at least one document"):
@@ -449,6 +452,7 @@ print(_temporary_folder().name)
     assert not Path(folder).exists()
 
 
+@needs_readers
 @pytest.mark.skipif(not Path("/proc/self").exists(), reason="needs files of a Linux system")
 @pytest.mark.parametrize("name", ["a.txt", "a.jsonl", "a.csv"])
 def test_what_has_no_end_is_not_read_from_a_folder(tmp_path, name):
@@ -467,12 +471,14 @@ def test_ids_may_be_whole_numbers_everywhere():
     assert list(collection.rows) == ["1", "2"]
 
 
+@needs_readers
 def test_a_table_of_too_many_columns_is_refused_before_it_is_parsed(tmp_path):
     (tmp_path / "a.csv").write_text("id,text" + "," * 10**6 + "\n1,a\n")
     with pytest.raises(ValueError, match=r"a\.csv, line 1: a table has at most 1,000 columns, got 1,000,002"):
         dsi.Collection.from_files(tmp_path)
 
 
+@needs_readers
 @pytest.mark.parametrize("before", ["\n\n", '"\n",'])
 def test_columns_are_counted_behind_blank_lines_and_in_names_of_several(tmp_path, before):
     (tmp_path / "a.csv").write_text(f"{before}id,text" + "," * 10**6 + "\n1,a\n")
@@ -480,6 +486,7 @@ def test_columns_are_counted_behind_blank_lines_and_in_names_of_several(tmp_path
         dsi.Collection.from_files(tmp_path)
 
 
+@needs_readers
 def test_rows_that_are_too_short_are_refused_before_their_cells_fill_the_memory(tmp_path):
     columns = ",".join(f"c{number}" for number in range(900))
     (tmp_path / "a.csv").write_text(f"id,text,{columns}\n" + "1,a\n" * 300_000)
@@ -487,6 +494,7 @@ def test_rows_that_are_too_short_are_refused_before_their_cells_fill_the_memory(
         dsi.Collection.from_files(tmp_path)
 
 
+@needs_readers
 @pytest.mark.parametrize(
     ("values", "read"),
     [
@@ -507,6 +515,7 @@ def test_a_column_of_a_table_has_the_type_of_all_its_values(tmp_path, values, re
     assert dsi.Collection.from_files(tmp_path).documents["value"][:] == read
 
 
+@needs_readers
 def test_a_folder_in_beir_layout_is_not_taken_for_texts(tmp_path):
     (tmp_path / "corpus.jsonl").write_text('{"_id": "a", "text": "x"}')
     (tmp_path / "queries.jsonl").write_text('{"_id": "q", "text": "y"}')
@@ -514,6 +523,7 @@ def test_a_folder_in_beir_layout_is_not_taken_for_texts(tmp_path):
         dsi.Collection.from_files(tmp_path)
 
 
+@needs_readers
 @pytest.mark.parametrize(
     ("content", "message"),
     [
@@ -615,6 +625,7 @@ def test_a_series_of_texts_is_a_list_of_texts():
     assert Collection.from_records(pandas.Series(["a", "b"])).documents["doc_id"][:] == ["0", "1"]
 
 
+@needs_readers
 @pytest.mark.parametrize("folder", [None, 3, ["notes"]])
 def test_a_folder_that_is_no_path_is_named(folder):
     with pytest.raises(
@@ -633,6 +644,7 @@ def test_what_is_no_retriever_is_not_measured():
         dsi.evaluate("runs/B", Collection.from_records(["a"]))
 
 
+@needs_readers
 @pytest.mark.parametrize(
     ("values", "read"),
     [
@@ -760,6 +772,7 @@ def test_a_title_is_no_comment_and_front_matter_is_no_text(content, title, text,
     assert own(row) == {"doc_id": "notes.md", "title": title, "text": content if text is None else text, **metadata}
 
 
+@needs_readers
 def test_every_kind_of_file_holds_the_same_documents(tmp_path):
     rows = [
         {"id": "a", "title": "A", "text": "one", "year": 1990},
@@ -800,6 +813,7 @@ def test_several_sources_are_one_collection(tmp_path):
         Collection.from_files(tmp_path / "none")
 
 
+@needs_readers
 def test_an_index_takes_the_settings_of_a_training(sentence_bert_folder, tmp_path):
     (tmp_path / "a.jsonl").write_text('{"id": "a b", "text": "Neon glüht"}\n{"id": "b", "text": "Bienen tanzen"}')
     config = Config().with_changes({"docids": {"max_leaf_size": 3}, "contrastive": {"loss": "scl"}})

@@ -112,9 +112,7 @@ def test_lists_of_any_values_are_weighed_by_definition(seed, documents, count):
     values = rng.random((5, documents)).round(1).astype(np.float32) * (rng.random((5, documents)) < 0.6)
     terms = Terms(rng.integers(0, 5, size=4), rng.normal(size=4).astype(np.float32))
     scores = (values / (values + np.float32(0.7)))[terms.numbers].T @ terms.factors
-    own = TermScorer(
-        Postings.from_lists(lists_of(values)), Damping(0.7, 0.0, 1.0), np.ones(documents, np.int32)
-    )
+    own = TermScorer(Postings.from_lists(lists_of(values)), Damping(0.7, 0.0, 1.0), np.ones(documents, np.int32))
     np.testing.assert_allclose(own.scores(terms), scores, rtol=1e-5, atol=1e-6)
     check(own.top(terms, count), scores, count, np.ones(documents, dtype=bool))
 

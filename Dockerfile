@@ -9,7 +9,10 @@ COPY contrastive contrastive
 COPY docids docids
 COPY dsi dsi
 COPY eval eval
+# The second line drops what a server never loads: the Hub's client, which tokenizers asks for, and Arrow's Flight, headers and tests.
 RUN pip install --no-cache-dir --constraint constraints.txt --requirement dsi/searching.txt fastapi prometheus-client uvicorn \
+  && pip uninstall --yes huggingface-hub hf-xet fsspec && cd "$(python -c 'import pyarrow; print(*pyarrow.__path__)')" \
+  && rm -r include tests *flight* && cd /app \
   && pip install --no-cache-dir --no-deps . && useradd --uid 1000 --create-home dsi
 USER dsi
 ENV HF_HUB_OFFLINE=1

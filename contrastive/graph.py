@@ -56,8 +56,8 @@ class GraphEncoder(TextEncoder):
             return cls(folder, config, settings)
         except Exception as error:  # onnxruntime's own have no common base
             raise ValueError(
-                f"{folder / GRAPH} cannot be read ({str(error).splitlines()[0]}); restore the file, or delete it with "
-                f"{SETTINGS} and save the index again."
+                f"{folder / GRAPH} cannot be read ({str(error).splitlines()[0]}); run pip install --upgrade onnxruntime, or "
+                "restore the file."
             ) from None
 
     @property
@@ -118,11 +118,18 @@ def _session(folder: Path) -> Any:
 
 
 def has_graph(folder: Path) -> bool:
-    """True if the encoder in a folder has a graph, and onnxruntime is there to compute it; a line says if it is not."""
+    """True if the encoder in a folder has a graph, and onnxruntime is there to compute it; a line says if torch has to.
+
+    Raises:
+        ModuleNotFoundError: neither is there.
+    """
     if not ((folder / GRAPH).exists() and (folder / SETTINGS).exists()):
         return False
-    if missing := [name for name in ("onnxruntime", "tokenizers") if find_spec(name) is None]:
-        logger.warning("The encoder takes seconds to load without %s; run pip install %s.", missing[0], missing[0])
+    missing = next((name for name in ("onnxruntime", "tokenizers") if find_spec(name) is None), None)
+    if missing and find_spec("torch") is None:
+        raise ModuleNotFoundError(f"The encoder in {folder} needs {missing}; run pip install {missing}.", name=missing)
+    if missing:
+        logger.warning("The encoder takes seconds to load without %s; run pip install %s.", missing, missing)
     return not missing
 
 

@@ -222,8 +222,14 @@ class TextEncoder(ABC):
     def forward(self, texts: Sequence[str], kind: str) -> EncodedTexts:
         """Return token states and embeddings of texts, of one pass."""
         numbers, mask, states, vectors = self.run(texts, kind)
-        words = mask & ~np.isin(numbers, self.vocabulary.special)
+        special = self._special  # ascending, and -1
+        words = mask & (special[np.searchsorted(special[:-1], numbers)] != numbers)
         return EncodedTexts(states, mask, self._comparable(vectors), words)
+
+    @cached_property
+    def _special(self) -> Ints:
+        """Numbers of special tokens, ascending, and -1."""
+        return np.append(np.unique(np.array(self.vocabulary.special, dtype=np.int64)), -1)
 
     def _comparable(self, vectors: Floats) -> Floats:
         """Return the vectors [n, embedding_dim] whose dot products compare texts, of what the model gives [n, dim]."""

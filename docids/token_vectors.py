@@ -4,9 +4,10 @@ Each place of a document in the docid tree has the vectors of its tokens as code
 of texts, of models, or of how places are chosen.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cache, cached_property
+from itertools import pairwise
 from pathlib import Path
 
 import faiss
@@ -16,7 +17,7 @@ from numpy.typing import NDArray
 from dsi.docids.files.reading import RESTORE, is_finite, read_tensors
 from dsi.docids.files.storage import save_tensors, scratch_blocks
 from dsi.docids.files.threads import one_thread
-from dsi.docids.types import Floats, Ints
+from dsi.docids.types import Bools, Floats, Ints
 
 Codes = NDArray[np.uint8]
 
@@ -24,8 +25,8 @@ BITS = (2, 4, 8)
 _CODECS = {2: "QT_2bit_tqmse", 4: "QT_4bit_tqmse", 8: "QT_8bit_tqmse"}
 _PLACES = 4_096
 """Places whose codes are copied at a time."""
-_PRODUCTS, _DECODED = 2**20, 2_048
-"""Products in memory at a time, and tokens that are decoded at a time: with 128 dimensions 1 MB, what a cache holds."""
+_PRODUCTS, _DECODED = 2**20, 4_096
+"""Products in memory at a time, and tokens that are decoded at a time: with 128 dimensions 2 MB, what a cache holds."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -56,10 +57,10 @@ class TokenCodes:
 
     def gather(self, rows: Ints) -> "TokenCodes":
         """Return the codes of the texts in some rows [n], in this order."""
-        counts = self.starts[rows + 1] - self.starts[rows]
-        starts = np.concatenate([[0], np.cumsum(counts)])
-        tokens = np.repeat(self.starts[rows] - starts[:-1], counts) + np.arange(starts[-1])
-        return TokenCodes(self.codes[tokens], starts)
+        first, last = self.starts[rows], self.starts[rows + 1]
+        pairs = zip(first.tolist(), last.tolist(), strict=True)
+        codes = np.concatenate([self.codes[:0], *(self.codes[start:end] for start, end in pairs)])
+        return TokenCodes(codes, np.concatenate([[0], np.cumsum(last - first)]))
 
 
 @dataclass(frozen=True, eq=False)
@@ -91,25 +92,26 @@ class TokenVectors:
         both = [part.gather(own) for part, own in zip(self.parts, (rows[~later], rows[later] - first), strict=True)]
         return TokenCodes.join(both).gather(np.argsort(np.argsort(later, kind="stable")))
 
-    def late_interaction(self, queries: Sequence[Floats], places: Ints) -> Floats:
-        """Return scores [queries, n] of places [n]: the mean over a query's tokens of the best product with one of the place's.
+    def late_interaction(self, queries: Sequence[Floats], places: Sequence[Ints]) -> list[Floats]:
+        """Return for each query scores [n] of its places: means over its tokens of the best product with one of the place's.
 
-        A place without tokens has 0, as all have for a query without any. Codes are decoded once for all queries.
+        A place without tokens has 0, as all have for a query without any. A place is decoded once for all queries.
 
-        `queries`: normalised vectors [x, dim] of the tokens of each; `places`: [n] docid positions.
+        `queries`: normalised vectors [x, dim] of the tokens of each; `places`: [n] docid positions of each.
         """
-        scores, tokens = np.zeros((len(queries), len(places)), dtype=np.float32), np.concatenate(queries)
-        if not len(tokens) or not len(places):
-            return scores
-        lengths = [len(own) for own in queries]
-        shares = (np.eye(len(queries)) / np.maximum(lengths, 1)).astype(np.float32)
-        means = np.repeat(shares, lengths, axis=0)  # [x, queries]
-        blocks = np.cumsum(self.counts[places]) // max(1, _PRODUCTS // len(tokens))
-        step = np.searchsorted(blocks, np.unique(blocks), side="right")
-        with one_thread():
-            for start, end in zip([0, *step[:-1].tolist()], step.tolist(), strict=True):
-                scores[:, start:end] = self._scan(tokens, means, places[start:end]).T
-        return scores
+        lengths, counts = np.array([len(own) for own in queries]), np.array([len(own) for own in places])
+        read, at = np.unique(np.concatenate(places), return_inverse=True)
+        asked = np.zeros((len(read), len(queries)), dtype=bool)
+        asked[at, np.repeat(np.arange(len(queries)), counts)] = True
+        asked &= (self.counts[read] > 0)[:, None] & (lengths > 0)
+        scores = np.zeros(asked.shape, dtype=np.float32)
+        if asked.any():
+            own = np.broadcast_to(lengths, asked.shape)[asked]  # [pairs] tokens of the query
+            with one_thread():
+                best = np.concatenate([*self._best(np.concatenate(queries), lengths, read, asked)])
+            scores[asked] = np.add.reduceat(best, own.cumsum() - own) / own
+        edges = counts.cumsum()[:-1]
+        return [scores[rows, query] for query, rows in enumerate(np.split(at, edges))]
 
     def best_tokens(self, tokens: Floats, place: int) -> tuple[Ints, Floats]:
         """Return for each token [x] of a query the token of a place with the best product, and the product.
@@ -123,26 +125,31 @@ class TokenVectors:
 
     def products(self, tokens: Floats, place: int) -> Floats:
         """[document tokens, x] the products of the tokens of a place with the tokens [x] of a query."""
-        return self._products(tokens, self.gather(np.array([place])).codes)
+        vectors, norms = decode(self.gather(np.array([place])).codes, self.dim, self.bits)
+        return np.asarray(vectors @ tokens.T / norms[:, None])
 
-    def _scan(self, tokens: Floats, means: Floats, places: Ints) -> Floats:
-        """Return the scores [n, queries] of places [n], given all queries' tokens [x, dim] and their shares [x, queries]."""
-        found = self.gather(places)
-        scores = np.zeros((len(places), means.shape[1]), dtype=np.float32)
-        filled = found.counts > 0
-        if filled.any():
-            best = np.maximum.reduceat(self._products(tokens, found.codes), found.starts[:-1][filled], axis=0)
-            scores[filled] = best @ means
-        return scores
+    def _best(self, tokens: Floats, lengths: Ints, places: Ints, asked: Bools) -> Iterator[Floats]:
+        """Yield the best products at places [n], one place after another, of all tokens of the queries that ask for it.
 
-    def _products(self, tokens: Floats, codes: Codes) -> Floats:
-        """Return the products [document tokens, x] of normalised vectors."""
-        products = np.empty((len(codes), len(tokens)), dtype=np.float32)
-        buffer = np.empty((_DECODED, self.dim), dtype=np.float32)
-        for start in range(0, len(codes), _DECODED):
-            vectors, norms = decode(codes[start : start + _DECODED], self.dim, self.bits, buffer)
-            np.divide(vectors @ tokens.T, norms[:, None], out=products[start : start + _DECODED])
-        return products
+        `tokens`: [x, dim] of all queries; `lengths`: [queries] how many each has; `asked`: [n, queries].
+        """
+        counts = self.counts[places]
+        blocks = counts.cumsum() // max(1, min(_DECODED, _PRODUCTS // len(tokens)))
+        begins = np.append(True, blocks[1:] != blocks[:-1])
+        edges = np.flatnonzero(begins).tolist()
+        ends = dict(pairwise([*edges, len(places)]))
+        buffer = np.empty((np.add.reduceat(counts, edges).max(), self.dim), dtype=np.float32)
+        begins[1:] |= (asked[1:] != asked[:-1]).any(axis=1)  # the same queries ask for the places of a run
+        for start, end in pairwise([*np.flatnonzero(begins).tolist(), len(places)]):
+            if start in ends:
+                block, found = start, self.gather(places[start : ends[start]])
+                vectors, norms = decode(found.codes, self.dim, self.bits, buffer)
+            if asked[start].any():
+                starts = found.starts[start - block : end - block + 1]
+                rows = slice(starts[0], starts[-1])
+                products = vectors[rows] @ tokens[np.repeat(asked[start], lengths)].T
+                products /= norms[rows, None]
+                yield np.maximum.reduceat(products, starts[:-1] - starts[0]).ravel()
 
     @cached_property
     def counts(self) -> NDArray[np.int64]:
@@ -249,13 +256,12 @@ def decode(codes: Codes, dim: int, bits: int, buffer: Floats | None = None) -> t
 
     Each byte stands for 8 / bits numbers, whichever its place.
 
-    `dim`: of their vectors; a multiple of 8 / bits; `buffer`: [at least n, dim] in which the vectors are returned; a
-    new one by default.
+    `dim`: of the vectors, a multiple of 8 / bits; `buffer`: [at least n, dim], for the vectors; a new one by default.
     """
     vectors = np.empty((len(codes), dim), dtype=np.float32) if buffer is None else buffer[: len(codes)]
     table = _table(dim, bits)
     table.take(codes, axis=0, out=vectors.reshape(*codes.shape, table.shape[1]), mode="clip")
-    return vectors, np.sqrt(np.einsum("ij,ij->i", vectors, vectors)).clip(1e-12)
+    return vectors, np.maximum(np.sqrt(np.vecdot(vectors, vectors)), np.float32(1e-12))
 
 
 @cache

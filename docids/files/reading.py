@@ -81,10 +81,16 @@ def check_folder(folder: Path, endings: Sequence[str] = DATA) -> None:
             check_file(path)
 
 
-def check_files(folder: Path, parts: Collection[str], sums: Mapping[str, str], endings: Sequence[str] = DATA) -> None:
+def check_files(
+    folder: Path,
+    parts: Collection[str],
+    sums: Mapping[str, str],
+    endings: Sequence[str] = DATA,
+    sum_of: "Callable[[Path], str] | None" = None,
+) -> None:
     """Raise unless the parts of a folder hold the files of its manifest, as they were written, and no others.
 
-    `sums`: {path below the folder: sha256}.
+    `sums`: {path below the folder: sha256}; `sum_of`: returns that of a file, which is read for it by default.
     """
     check_names(folder, parts, sums)
     for own in parts:
@@ -96,7 +102,7 @@ def check_files(folder: Path, parts: Collection[str], sums: Mapping[str, str], e
         if not (folder / file).exists():
             raise FileNotFoundError(f"{folder / file} is missing from the index; {RESTORE}.")
         check_file(folder / file)
-        if sha256(folder / file) != expected:
+        if (sum_of or sha256)(folder / file) != expected:
             raise ValueError(f"{folder / file} was altered or truncated since it was written; {RESTORE}.")
 
 

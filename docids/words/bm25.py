@@ -122,16 +122,16 @@ class BM25:
         That of a word that one document has, which is long, makes up for most of the length: it would leave a whole book below
         short texts without the word.
         """
-        found, (rarest,) = [], self._rarity(np.zeros(1, dtype=np.int32))
-        for query in queries:
-            words = self._words(query)
-            numbers = np.array([number for _, _, number in words if number >= 0], dtype=np.int64)
-            factors = self._rarity(self._postings.frequencies[numbers])
-            best = float(factors.sum() + (len(words) - len(numbers)) * rarest)
-            for place in np.flatnonzero(self._postings.frequencies[numbers] == 1):
-                factors[place] *= self._lift(int(numbers[place]))
-            found.append(Terms(numbers, factors, best))
-        return found
+        return [self._terms(self._words(query)) for query in queries]
+
+    def _terms(self, words: Sequence[tuple[str, str, int]]) -> Terms:
+        numbers = np.array([number for _, _, number in words if number >= 0], dtype=np.int64)
+        frequencies = self._postings.frequencies[numbers]
+        factors, (rarest,) = self._rarity(frequencies), self._rarity(np.zeros(1, dtype=np.int32))
+        best = float(factors.sum() + (len(words) - len(numbers)) * rarest)
+        for place in np.flatnonzero(frequencies == 1):
+            factors[place] *= self._lift(int(numbers[place]))
+        return Terms(numbers, factors, best)
 
     def _lift(self, number: int) -> float:
         """Return what multiplies the weight of a word that one document has, so that its length counts at most so much."""
@@ -146,12 +146,12 @@ class BM25:
 
     def all_terms(self, query: str) -> tuple[list[str], Terms]:
         """Return each term of a query once, those that no document has too, with number -1, and factors as in `share_terms`."""
-        words, (known,) = self._words(query), self.query_terms([query])
+        words = self._words(query)
         numbers, counts = {term: number for _, term, number in words}, Counter(term for _, term, _ in words)
         rows = np.array(list(numbers.values()), dtype=np.int64)
         frequencies = np.where(rows < 0, 0, self._postings.frequencies[np.maximum(rows, 0)]) if len(rows) else rows
         factors = self._rarity(frequencies) * np.array([counts[term] for term in numbers], dtype=np.float32)
-        return list(numbers), Terms(rows, factors / np.float32(known.best or 1.0))
+        return list(numbers), Terms(rows, factors / np.float32(self._terms(words).best or 1.0))
 
     def _rarity(self, frequencies: Ints) -> Floats:
         """Return Lucene's inverse document frequencies of terms that each occur in this number of documents."""

@@ -237,12 +237,9 @@ class ShardIndex:
 
     def rescore(self, question: Question, pools: Sequence[tuple[Ints, Floats]]) -> list[tuple[Ints, Floats]]:
         """Return documents' best places and their scores with late interaction."""
-        scores = self._scores(question)
-        rescored = [
-            scores.rescore(row, self.share.local(positions), own) if len(positions) else (_NO_ROWS, own)
-            for row, (positions, own) in enumerate(pools)
-        ]
-        return [(self.share.positions[positions], own) for positions, own in rescored]
+        places = [self.share.local(positions) for positions, _ in pools]
+        late = self._scores(question).late_interactions(range(len(pools)), places)
+        return [(positions, plain + more) for (positions, plain), more in zip(pools, late, strict=True)]
 
     def best(self, question: Question, k: int) -> list[Pool]:
         """Return the best of all documents."""

@@ -140,8 +140,8 @@ def best_scores(retriever: Retriever, questions: Questions) -> BestScores | None
         places = np.arange(len(pairs), dtype=np.int32)
         codes = replace(tree.tokens, parts=(questions.tokens,), order=places)
         states = [one.batches[0].word_states(0) for one in questions.encoded.each()]
-        found = [codes.late_interaction([codes.project(own)], pairs[n : n + 1])[0, 0] for n, own in enumerate(states)]
-        vectors = vectors + config.token_weight * np.array(found, dtype=np.float32)
+        found = codes.late_interaction([*map(codes.project, states)], [*pairs[:, None]])
+        vectors = vectors + config.token_weight * np.concatenate(found)
     shares = np.ones(len(pairs), dtype=np.float32)
     for batch in questions.encoded.batches:
         shares[batch.rows] = 1 if batch.shares_read is None else read_weights(batch.shares_read)

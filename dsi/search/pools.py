@@ -191,9 +191,8 @@ class PoolSources(Sources):
 
     def rescore(self, rows: Sequence[int], pools: Sequence[tuple[Ints, Floats]]) -> list[tuple[Ints, Floats]]:
         """As in `Sources`."""
-        return [
-            self.scores.rescore(row, *pool) if len(pool[0]) else pool for row, pool in zip(rows, pools, strict=True)
-        ]
+        late = self.scores.late_interactions(rows, [positions for positions, _ in pools])
+        return [(positions, plain + more) for (positions, plain), more in zip(pools, late, strict=True)]
 
     def _gather(self, row: int, walked: "_Walked") -> Pool:
         """Return what the sources contribute for one query, given the best documents below the nodes where its walk ended."""

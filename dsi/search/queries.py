@@ -9,13 +9,13 @@ from typing import Any, NamedTuple, Self, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from dsi.contrastive.text_encoder import TextEncoder
+from dsi.contrastive.text_encoder import EncodedTexts, TextEncoder
 from dsi.docids.data.records import EMPTY_QUERIES, Oddities, checked_queries
 from dsi.docids.data.sources import is_table, items_of, records_of
 from dsi.docids.files.checks import id_of, plain, shown, text, unpack
 from dsi.docids.files.progress import Bar
 from dsi.docids.query_memory import is_usable
-from dsi.docids.types import Bools, Floats, Ints
+from dsi.docids.types import Bools, Floats, Ints, Numbers
 
 logger = logging.getLogger(__name__)
 
@@ -163,7 +163,7 @@ def encode_queries(
     Args:
         encoder: the index's encoder.
         queries: texts, {query_id: text}, or records or a table with an id and a text.
-        batch_size: queries per forward pass.
+        batch_size: queries that are searched together.
         show_progress: show a progress bar.
 
     Raises:
@@ -190,13 +190,29 @@ def encode_texts(
     with Bar("queries", unit="query", total=len(order)) if show_progress else nullcontext() as bar:
         for start in range(0, len(order), batch_size):
             rows = order[start : start + batch_size]
-            encoded = encoder.forward([texts[row] for row in rows], "query")
             own, cut = [queries[row] for row in rows], [texts[row] for row in rows]
+            encoded = _encoded(encoder, cut)
             shares = encoder.shares_read(cut)
             batches.append(QueryBatch(np.array(rows), *encoded[:3], own, encoded.words, cut, shares_read=shares))
             if bar is not None:
                 bar.update(len(rows))
     return EncodedQueries(query_ids, batches)
+
+
+def _encoded(encoder: TextEncoder, texts: Sequence[str]) -> EncodedTexts:
+    """Return what the encoder makes of texts, in passes of few: so little is padded, and its caches hold a layer's results."""
+    size = encoder.batch_size
+    passes = [encoder.forward(texts[start : start + size], "query") for start in range(0, len(texts), size)]
+    if len(passes) == 1:
+        return passes[0]
+    length = max(own.mask.shape[1] for own in passes)
+
+    def join(arrays: Sequence[Numbers]) -> Numbers:
+        shapes = ([(0, 0), (0, length - own.shape[1]), *[(0, 0)] * (own.ndim - 2)] for own in arrays)
+        return np.concatenate([np.pad(*pair) for pair in zip(arrays, shapes, strict=True)])
+
+    states, mask, embeddings, words = zip(*passes, strict=True)
+    return EncodedTexts(join(states), join(mask), np.concatenate(embeddings), join(words))
 
 
 def given_vectors(embeddings: NDArray[Any] | None, encoder: TextEncoder) -> EncodedQueries:

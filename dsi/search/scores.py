@@ -148,17 +148,19 @@ class DocumentScores:
 
     def late_interaction(self, row: int, positions: Ints) -> Floats:
         """[n] weighted scores v tok of docid positions [n], for one query."""
+        return self.late_interactions([row], [positions])[0]
+
+    def late_interactions(self, rows: Sequence[int], positions: Sequence[Ints]) -> list[Floats]:
+        """Return for each of some queries, by their rows, weighted scores v tok [n] of its docid positions [n]."""
         if self.tokens is None or self.tree.tokens is None:
-            return np.zeros(len(positions), dtype=np.float32)
-        return self.token_weight * self.tree.tokens.late_interaction(self.tokens[row : row + 1], positions)[0]
+            return [np.zeros(len(own), dtype=np.float32) for own in positions]
+        found = self.tree.tokens.late_interaction([self.tokens[row] for row in rows], positions)
+        return [self.token_weight * own for own in found]
 
     def late_interaction_of_all(self, rows: slice) -> Floats:
         """[batch, places] weighted scores v tok of all places, for some of the queries."""
-        assert self.tokens is not None
-        assert self.tree.tokens is not None
-        return self.token_weight * self.tree.tokens.late_interaction(
-            self.tokens[rows], np.arange(len(self.tree.doc_rows))
-        )
+        own = range(len(self.queries))[rows]
+        return np.stack(self.late_interactions(own, [np.arange(len(self.tree.doc_rows))] * len(own)))
 
     def token_shares(self, row: int, position: int) -> tuple[Ints, Floats]:
         """Return for each token of a query the token that it finds at a docid position, and its share of `late_interaction`."""
@@ -172,16 +174,6 @@ class DocumentScores:
         if self.tokens is None or self.tree.tokens is None:
             return np.zeros((0, 1), dtype=np.float32)
         return self.token_weight * self.tree.tokens.products(self.tokens[row], position)
-
-    def rescore(self, row: int, positions: Ints, scores: Floats) -> tuple[Ints, Floats]:
-        """Return documents' best places [n], and their scores with late interaction, for one query.
-
-        Args:
-            row: of the batch.
-            positions: [n] each document's place with the best dense score.
-            scores: [n] their scores without late interaction.
-        """
-        return positions, scores + self.late_interaction(row, positions)
 
     @property
     def most_by_tokens(self) -> float:

@@ -1,11 +1,13 @@
 """An encoder's graph gives what its model gives, holds none of its weights, and spares a search all libraries of models."""
 
 import json
+import os
 import pickle
 import shutil
 import subprocess
 import sys
 from pathlib import Path
+from unittest.mock import patch
 
 import numpy as np
 import pytest
@@ -20,12 +22,16 @@ from dsi.contrastive.config import EncoderConfig
 from dsi.contrastive.encoder import Encoder, packaged_encoder
 from dsi.contrastive.graph import GRAPH, SETTINGS, GraphEncoder, has_graph
 from dsi.store.folder import loading
+from tests.support import encoders
 from tests.support.encoders import save_encoder
 from tests.support.half import HALVES
 from tests.support.small import MINIPEDIA
 from tests.support.small_index import small_index
 
-TEXTS = ["Neon", "the Danube flows through Vienna, Budapest and Belgrade " * 9, "中文 \U0001f680", "x  y\n", "naïve ﬁ①"]
+TEXTS = [
+    "Neon", "the Danube flows through Vienna, Budapest and Belgrade " * 9, "中文 \U0001f680", "x  y\n", "naïve ﬁ①",
+    "แม่น้ำเจ้าพระยา " * 20, "какой газ светится",
+]  # fmt: skip
 LIBRARIES = ("torch", "transformers", "sentence_transformers", "datasets", "sklearn", "scipy", "huggingface_hub")
 
 
@@ -55,10 +61,28 @@ def with_head(folder: Path) -> Encoder:
     return Encoder(model, EncoderConfig(query_prompt="ask: ", document_prompt="say: "))
 
 
+def like_e5(folder: Path) -> Encoder:
+    """What multilingual-e5-small is: BERT behind a tokenizer of SentencePiece, with prompts for both kinds of text."""
+    with patch.dict(encoders.KINDS, bert="XLMRobertaTokenizer"):
+        own = save_encoder(folder, "bert")
+    prompts = {"query": "query: ", "passage": "passage: "}
+    return Encoder(SentenceTransformer(str(own), device="cpu", prompts=prompts), EncoderConfig())
+
+
+def e5(_: Path) -> Encoder:
+    """The real one: in the folder that MULTILINGUAL_E5_SMALL names, or in the Hub's cache."""
+    name = os.environ.get("MULTILINGUAL_E5_SMALL", "intfloat/multilingual-e5-small")
+    try:
+        return Encoder.load(EncoderConfig(name=name), device="cpu")
+    except FileNotFoundError:
+        pytest.skip("multilingual-e5-small is not here")
+
+
 MAKERS = {
     kind: (lambda folder, kind=kind: of_kind(kind, folder)) for kind in ("bert", "roberta", "t5", "modernbert", "llama")
 }
 MAKERS |= {"static": static, "head": with_head, "MiniLM": lambda _: Encoder.load(EncoderConfig(), device="cpu")}
+MAKERS |= {"like e5": like_e5, "e5": e5}
 
 
 @pytest.mark.parametrize("make", MAKERS.values(), ids=MAKERS)
@@ -66,6 +90,8 @@ def test_a_graph_gives_what_its_model_gives(make, tmp_path, caplog):
     encoder = make(tmp_path)
     encoder.save(tmp_path / "out")
     assert not [record for record in caplog.records if record.name.startswith("dsi")]
+    if "e5" in make.__name__:
+        assert encoder.prompts == {"query": "query: ", "document": "passage: "}
     graph = GraphEncoder.load(tmp_path / "out", encoder.config)
     assert (graph.fingerprint, graph.embedding_dim, graph.state_dim, graph.max_length, graph.usual_length) == (
         encoder.fingerprint, encoder.embedding_dim, encoder.state_dim, encoder.max_length, encoder.usual_length,
@@ -78,7 +104,7 @@ def test_a_graph_gives_what_its_model_gives(make, tmp_path, caplog):
         np.testing.assert_allclose(graph.encode(TEXTS, kind), encoder.encode(TEXTS, kind), atol=1e-5)
         assert [graph.spans(text, kind) for text in TEXTS] == [encoder.spans(text, kind) for text in TEXTS]
     assert graph.query_texts(TEXTS) == encoder.query_texts(TEXTS)
-    assert graph.cut(["a"] * 5, TEXTS, 9) == encoder.cut(["a"] * 5, TEXTS, 9)
+    assert graph.cut(["a"] * len(TEXTS), TEXTS, 9) == encoder.cut(["a"] * len(TEXTS), TEXTS, 9)
     np.testing.assert_array_equal(graph.shares_read(TEXTS), encoder.shares_read(TEXTS))
 
 
@@ -161,9 +187,17 @@ def test_an_index_is_searched_by_its_graph_on_the_cpu_in_float32_alone(folder, m
     monkeypatch.setattr(loading, "has_gpu", lambda: True)
     assert isinstance(dsi.load(folder).snapshot.encoder, Encoder)
     assert not caplog.text
-    monkeypatch.setattr("dsi.contrastive.graph.find_spec", lambda name: None)
+
+
+def test_without_onnxruntime_torch_computes_and_without_both_a_line_says_what_to_install(folder, monkeypatch, caplog):
+    installed = {"torch"}
+    monkeypatch.setattr("dsi.contrastive.graph.find_spec", lambda name: installed & {name} or None)
     assert isinstance(dsi.load(folder, device="cpu").snapshot.encoder, Encoder)
-    assert "The encoder takes seconds to load without onnxruntime; run pip install onnxruntime." in caplog.text
+    assert caplog.messages == ["The encoder takes seconds to load without onnxruntime; run pip install onnxruntime."]
+    for missing in ("onnxruntime", "tokenizers"):
+        installed = {"onnxruntime", "tokenizers"} - {missing}
+        with pytest.raises(ModuleNotFoundError, match=rf"encoder needs {missing}; run pip install {missing}\.$"):
+            dsi.load(folder, device="cpu")
 
 
 def test_an_edited_graph_is_refused(folder, tmp_path):
@@ -198,6 +232,21 @@ def test_a_graph_that_is_not_of_its_model_does_not_pass_the_trial(folder, tmp_pa
     path.write_bytes(model.SerializeToString())
     reseal(tmp_path / "index")
     with pytest.raises(ValueError, match="does not belong together: its graph gives other numbers than the model"):
+        dsi.load(tmp_path / "index", device="cpu")
+
+
+def test_a_graph_of_another_version_is_refused_with_what_to_do(folder, tmp_path):
+    import onnx
+
+    shutil.copytree(folder, tmp_path / "index")
+    path = tmp_path / "index" / "encoder" / GRAPH
+    model = onnx.load(str(path), load_external_data=False)
+    model.opset_import[0].version = 999
+    path.write_bytes(model.SerializeToString())
+    reseal(tmp_path / "index")
+    with pytest.raises(
+        ValueError, match=r"graph.onnx cannot be read \(.*999.*\); run pip install --upgrade onnxruntime, or restore"
+    ):
         dsi.load(tmp_path / "index", device="cpu")
 
 

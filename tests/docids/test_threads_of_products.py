@@ -90,7 +90,7 @@ def test_blas_does_so_whichever_thread_came_first(two_threads):
 def test_walk_and_late_interaction_run_on_one_thread(limits, monkeypatch):
     case, inside = small_case(token_weight=1.0), []
     case.tree = replace(case.tree, tokens=random_tokens(case.tree.num_places, np.random.default_rng(0)))
-    for owner, name in ((VectorWalk, "descend"), (TokenVectors, "_scan")):
+    for owner, name in ((VectorWalk, "descend"), (TokenVectors, "_best")):
         plain = getattr(owner, name)
         monkeypatch.setattr(owner, name, lambda *given, plain=plain: inside.append(limits[-1:] == [1]) or plain(*given))
     for method in case.index.methods.values():

@@ -58,9 +58,21 @@ def test_late_interaction_is_as_defined_for_any_queries_and_places_in_any_order(
     for places in (np.arange(30), RNG.permutation(30)[:11], np.array([3, 3, 0]), np.array([], dtype=int)):
         expected = [[literal(vectors, query, int(place)) for place in places] for query in queries]
         np.testing.assert_allclose(
-            vectors.late_interaction(queries, places), np.array(expected).reshape(4, -1), atol=1e-5
+            vectors.late_interaction(queries, [places] * 4), np.array(expected).reshape(4, -1), atol=1e-5
         )
-    assert not vectors.late_interaction(queries[1:2], np.arange(3)).any()  # a query of special tokens only
+    assert not vectors.late_interaction(queries[1:2], [np.arange(3)])[0].any()  # a query of special tokens only
+
+
+@pytest.mark.parametrize("products", [28, 2**20])
+def test_late_interaction_of_places_that_some_queries_ask_for(products, monkeypatch):
+    monkeypatch.setattr("dsi.docids.token_vectors._PRODUCTS", products)
+    vectors, _ = vectors_of(30)
+    queries = [vectors.project(RNG.normal(size=(tokens, 24)).astype(np.float32)) for tokens in (4, 0, 1, 7)]
+    for _ in range(20):
+        places = [RNG.integers(0, 30, RNG.integers(0, 9)) for _ in queries]
+        found = vectors.late_interaction(queries, places)
+        for query, own, scores in zip(queries, places, found, strict=True):
+            np.testing.assert_allclose(scores, [literal(vectors, query, int(place)) for place in own], atol=1e-5)
 
 
 def test_places_change_as_a_list_of_texts_would():

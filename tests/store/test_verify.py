@@ -19,6 +19,7 @@ import dsi
 from dsi import SearchConfig
 from dsi.__main__ import main
 from dsi.docids.clustering import DocidsConfig, build_tree
+from dsi.docids.files import reading
 from dsi.docids.files.reading import sha256
 from dsi.docids.words.bm25 import BM25
 from dsi.store.folder import probe, verify
@@ -125,6 +126,50 @@ def test_only_the_last_manifests_are_remembered(stranger, trials, monkeypatch):
         load(stranger)
     assert len(verify.cache().read_text().split()) <= 4
     assert verify.is_known(sha256(stranger / "manifest.json"))
+
+
+@pytest.fixture
+def read(monkeypatch):
+    """[names of the files that were read for their sums], all large, and none changed lately."""
+    names, own = [], reading.sha256
+    for module in (reading, verify):
+        monkeypatch.setattr(module, "sha256", lambda path: names.append(path.name) or own(path))
+    monkeypatch.setattr(verify, "_LARGE", 0)
+    monkeypatch.setattr(verify, "_LATELY", 0)
+    return names
+
+
+def test_sums_are_computed_once_as_long_as_files_stay_and_always_for_verify(stranger, trials, read, tmp_path):
+    load(stranger)
+    assert "model.safetensors" in read
+    read.clear()
+    load(stranger)
+    assert {*read} == {"manifest.json"}
+    verify.verify(stranger, again=True)
+    assert "model.safetensors" in read
+    read.clear()
+    load(shutil.copytree(stranger, tmp_path / "copy"))
+    assert "model.safetensors" in read
+
+
+def test_a_file_that_changes_is_read_again_whatever_its_time_says(stranger, trials, read):
+    load(stranger)
+    path = stranger / "encoder" / "model.safetensors"
+    before, data = path.stat(), bytearray(path.read_bytes())
+    data[-1] ^= 1
+    with path.open("r+b") as file:
+        file.write(data)
+    os.utime(path, ns=(before.st_atime_ns, before.st_mtime_ns))
+    with pytest.raises(ValueError, match=r"model.safetensors was altered or truncated"):
+        load(stranger)
+
+
+def test_a_file_that_changed_lately_is_read_each_time(stranger, trials, read, monkeypatch):
+    monkeypatch.setattr(verify, "_LATELY", 10**18)
+    load(stranger)
+    read.clear()
+    load(stranger)
+    assert "model.safetensors" in read
 
 
 # How a trial ends.

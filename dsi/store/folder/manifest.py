@@ -2,6 +2,7 @@
 
 import math
 import re
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -23,15 +24,18 @@ _ENDINGS = (*DATA, ".tsv")
 """Training leaves docids.tsv, which nobody reads here."""
 
 
-def read_manifest(folder: Path) -> dict[str, Any]:
-    """Read the manifest of an index, after comparing every file with it; that of a new update if one is written meanwhile."""
+def read_manifest(folder: Path, sum_of: Callable[[Path], str] | None = None) -> dict[str, Any]:
+    """Read the manifest of an index, after comparing every file with it; that of a new update if one is written meanwhile.
+
+    `sum_of`: as in `check_files`.
+    """
     recover_folder(folder)
     if not (path := folder / "manifest.json").exists():
         raise FileNotFoundError(no_index(folder))
 
     def compared() -> dict[str, Any]:
         manifest = read_entries(path)
-        check_files(folder, part_names(manifest), manifest["files"], _ENDINGS)
+        check_files(folder, part_names(manifest), manifest["files"], _ENDINGS, sum_of)
         return manifest
 
     return read_while_unchanged(path, compared)

@@ -3,13 +3,15 @@
 The manifest lists the files with their sums, which show damage, and not intent; so an index that this machine has not written
 is searched once in a child process (`dsi.store.folder.probe`) before this process loads it, because a model may need any
 memory, or crash the library that runs it. Indexes that were written or have passed here are remembered in the user's cache by
-the sums of their manifests. After `verify` the parts are read plainly.
+the sums of their manifests, and the sums of large files by their places, sizes and times. After `verify` the parts are read
+plainly.
 """
 
 import os
 import signal
 import subprocess
 import sys
+import time
 from contextlib import nullcontext, suppress
 from pathlib import Path
 from typing import Any
@@ -27,7 +29,11 @@ SECONDS = 300.0
 """That a trial may take, and one more for each of these bytes."""
 _BYTES_A_SECOND = 5 * 2**20
 _REMEMBERED = 10_000
-"""Manifests, at most; the oldest are forgotten."""
+"""Manifests, and files, at most; the oldest are forgotten."""
+_LARGE = 2**20
+"""Bytes of a file from which on its sum is remembered."""
+_LATELY = 2 * 10**9
+"""Nanoseconds after a change of a file in which another one need not change its times."""
 
 
 def verify(folder: Path, *, again: bool = False, seconds: float = SECONDS) -> dict[str, Any]:
@@ -36,7 +42,7 @@ def verify(folder: Path, *, again: bool = False, seconds: float = SECONDS) -> di
     `again`: judge it whole, though it was written here or has passed; `seconds`: that its trial may take, besides what its
     size adds.
     """
-    manifest, own = read_manifest(folder), sha256(folder / "manifest.json")
+    manifest, own = read_manifest(folder, None if again else known_sum), sha256(folder / "manifest.json")
     if again or not is_known(own):
         with _one_trial(own):
             if again or not is_known(own):  # others may have waited for the same trial
@@ -117,18 +123,40 @@ def cache() -> Path:
 
 def is_known(own: str) -> bool:
     """True if the index whose manifest has this sum was written here, or has passed a trial."""
-    try:
-        return own in cache().read_text(encoding="ascii").splitlines()
-    except (OSError, ValueError, RuntimeError):  # nothing is remembered, or no home exists
-        return False
+    return own in _lines("verified")
 
 
 def remember(own: str) -> None:
     """Remember that the index whose manifest has this sum may be loaded; where nothing can be kept, it is tried again."""
+    _add("verified", own)
+
+
+def known_sum(path: Path) -> str:
+    """Return the sha256 of a file; a large one is read for it once, as long as its place, size and times stay."""
+    found = path.stat()
+    changed = max(found.st_mtime_ns, found.st_ctime_ns)
+    if found.st_size < _LARGE or time.time_ns() - changed < _LATELY:
+        return sha256(path)
+    state = f"{found.st_dev}-{found.st_ino}-{found.st_size}-{found.st_mtime_ns}-{found.st_ctime_ns}:"
+    known = next((line.removeprefix(state) for line in _lines("sums") if line.startswith(state)), "")
+    if not known:
+        known = sha256(path)
+        _add("sums", state + known)
+    return known
+
+
+def _lines(name: str) -> list[str]:
+    try:
+        return cache().with_name(name).read_text(encoding="ascii").splitlines()
+    except (OSError, ValueError, RuntimeError):  # nothing is remembered, or no home exists
+        return []
+
+
+def _add(name: str, line: str) -> None:
     with suppress(OSError, ValueError, RuntimeError):
-        path = cache()
+        path = cache().with_name(name)
         path.parent.mkdir(parents=True, exist_ok=True)
         with path.open("a", encoding="ascii") as file:
-            file.write(f"{own}\n")  # one write, which others cannot part
-        if path.stat().st_size > 2 * _REMEMBERED * len(f"{own}\n"):
+            file.write(f"{line}\n")  # one write, which others cannot part
+        if path.stat().st_size > 2 * _REMEMBERED * len(f"{line}\n"):
             write_text(path, "\n".join(path.read_text(encoding="ascii").split()[-_REMEMBERED:]) + "\n")

@@ -169,15 +169,6 @@ def test_help_names_the_defaults(capsys):
     assert "(default: 1 10 64)" in capsys.readouterr().out
 
 
-def test_train_query_generator_has_the_defaults_of_its_config():
-    from dsi_experiments.commands.train_query_generator import _SETTINGS
-    from dsi_experiments.query_training import QueryTrainingConfig
-
-    assert (
-        QueryTrainingConfig(**{name: default for name, (_, default, _) in _SETTINGS.items()}) == QueryTrainingConfig()
-    )
-
-
 def test_minipedia_is_a_collection_by_name_but_a_folder_of_that_name_goes_first(tmp_path, monkeypatch):
     from dsi.commands.values import collection_folder
 

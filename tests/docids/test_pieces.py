@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from dsi_experiments.docid_schemes import Comparison
 from dsi_experiments.laboratory import Laboratory
-from hypothesis import HealthCheck, example, given, settings
+from hypothesis import HealthCheck, assume, example, given, settings
 from hypothesis import strategies as st
 
 import dsi
@@ -38,7 +38,7 @@ from dsi.training.embedding import pieces_line
 from dsi.training.pipeline import TrainingRun
 from tests.support.oracles import path_scores
 from tests.support.parts import from_parts
-from tests.support.small import WIDTH, as_batch, engine_for, random_generator, random_queries
+from tests.support.small import HAS_GENERATORS, WIDTH, as_batch, engine_for, random_generator, random_queries
 from tests.support.small_index import DOCUMENTS, QUERIES
 from tests.support.tiny_settings import VECTORS, write_settings
 
@@ -166,6 +166,7 @@ def best_documents(tree: DocidTree, scores: np.ndarray, k: int) -> list[list[tup
 def test_answers_are_the_best_documents_by_their_best_places(
     tree, k, beam, alpha, beta, kind, weight, filtered, outright, updated, seed
 ):
+    assume(HAS_GENERATORS or kind == "vectors")
     generator = random_generator(tree, layers=1, seed=seed) if kind == "digits" else None
     if updated and kind == "vectors":
         new = np.random.default_rng(seed).normal(size=(5, WIDTH)).astype(np.float32)
@@ -208,6 +209,7 @@ def test_answers_are_the_best_documents_by_their_best_places(
 @settings(max_examples=40, deadline=None, suppress_health_check=list(HealthCheck))
 @given(tree=random_trees, k=st.integers(1, 6), seed=st.integers(0, 99), vectors=st.booleans())
 def test_a_document_is_found_once_with_the_score_that_its_path_has(tree, k, seed, vectors):
+    assume(HAS_GENERATORS or vectors)
     generator = None if vectors else random_generator(tree, layers=1, seed=seed)
     bm25 = BM25([str(n) for n in range(tree.num_rows)], texts(tree.num_rows, seed))
     engine, batch = engine_for(tree, generator, bm25), query_batch(seed)

@@ -362,17 +362,6 @@ def test_train_judgements_of_which_none_is_above_0_are_as_none(grade, sentence_b
     assert read_config(tmp_path / "run" / "config.toml") == config
 
 
-def test_documents_alone_are_trained_on_where_that_is_configured(sentence_bert_folder, tmp_path, caplog):
-    own = {"encoder": {"name": str(sentence_bert_folder)}, "training": {"epochs": 1.0}, "docids": {"max_leaf_size": 2}}
-    config = Config.named("digits").with_changes(own)
-    texts = [f"Number {number} glows." for number in range(12)]
-    dsi.train(Collection.from_records(texts), tmp_path / "run", config=config, device="cpu")
-    assert "has no train queries: the encoder stays as it is" in caplog.text
-    trained = read_config(tmp_path / "run" / "config.toml")
-    assert trained == config.with_changes({"contrastive": {"loss": "none"}})
-    assert json.loads((tmp_path / "run" / "generator" / "training.json").read_text())["steps"] > 0
-
-
 @needs_readers
 def test_an_encoder_that_is_told_to_learn_from_no_queries_stays_and_a_line_says_so(
     sentence_bert_folder, tmp_path, caplog

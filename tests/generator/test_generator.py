@@ -13,6 +13,7 @@ import dsi
 from dsi.config import Config, GeneratorConfig, TrainingConfig, check_together, read_config
 from dsi.contrastive.blocks import DocumentTexts
 from dsi.contrastive.encoder import Encoder
+from dsi.docids.data.collection import Collection
 from dsi.docids.files.processes import ALONE
 from dsi.docids.tree import DocidTree, places_of
 from dsi.generator.examples import DocidExamples, LengthBucketSampler, Texts
@@ -337,3 +338,14 @@ def test_every_piece_is_trained_with_its_own_place_and_every_query_with_the_near
     own = np.einsum("nd,nd->n", tree.embeddings[of_queries], vectors)
     places = tree.embeddings[places_of(tree, np.array([row for _, row in pairs]))]
     np.testing.assert_allclose(own, np.einsum("npd,nd->np", places, vectors).max(axis=1), atol=1e-6)
+
+
+def test_documents_alone_are_trained_on_where_that_is_configured(sentence_bert_folder, tmp_path, caplog):
+    own = {"encoder": {"name": str(sentence_bert_folder)}, "training": {"epochs": 1.0}, "docids": {"max_leaf_size": 2}}
+    config = Config.named("digits").with_changes(own)
+    texts = [f"Number {number} glows." for number in range(12)]
+    dsi.train(Collection.from_records(texts), tmp_path / "run", config=config, device="cpu")
+    assert "has no train queries: the encoder stays as it is" in caplog.text
+    trained = read_config(tmp_path / "run" / "config.toml")
+    assert trained == config.with_changes({"contrastive": {"loss": "none"}})
+    assert json.loads((tmp_path / "run" / "generator" / "training.json").read_text())["steps"] > 0

@@ -3,6 +3,7 @@
 import itertools
 import json
 from collections.abc import Sequence
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +26,8 @@ from dsi.search.queries import QueryBatch
 ROOT = Path(__file__).parents[2]
 MINIPEDIA = ROOT / "docids" / "data" / "minipedia"
 WIDTH = 32
+HAS_GENERATORS = find_spec("dsi.generator") is not None
+"""False where that room was torn off."""
 PROMPTS: dict[str, Any] = {"query_prompt": "Query: ", "document_prompt": "Document: ", "document_length": 32}
 """The paper's, with which the tiny encoders of tests tell queries from documents."""
 

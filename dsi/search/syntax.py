@@ -40,9 +40,6 @@ def read_query(query: str) -> Asked:
 
     >>> read_query('"segmentation fault" in -windows a 3" disk')
     Asked(text='segmentation fault in a 3" disk', needed=('segmentation fault',), excluded=('windows',))
-
-    Raises:
-        ValueError: a quote is too long, or there are too many.
     """
     needed, excluded = list[str](), list[str]()
 

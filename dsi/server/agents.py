@@ -161,7 +161,7 @@ async def _ready(loaded: "Callable[[], Awaitable[Service]]") -> "Service":
 def serve_stdio(load: "Callable[[], Service]") -> None:
     """Answer one agent over standard input and output until it goes; all else that is printed goes to standard error.
 
-    The index is loaded behind the first answers, and a call of a tool waits for it. Errors of `load` are told by the first call,
+    The index is loaded behind the first answers, and calls of a tool wait for it. Errors of `load` are told by the first call,
     and raised when the agent has gone.
     """
     loading: Future[Service] = Future()

@@ -60,11 +60,11 @@ class _Chunks(dict[str, tuple[str, ...]]):
     def __missing__(self, chunk: str) -> tuple[str, ...]:
         terms = (*self.analyzer.terms(chunk), *self.analyzer.letters(chunk))
         if len(chunk) <= _LONG:
-            self._size += 1 + len(terms)
             if self._size > _REMEMBERED:
                 self.clear()
                 self._size = 0
             self[chunk] = terms
+            self._size += 1 + len(terms)
         return terms
 
 

@@ -101,8 +101,8 @@ def scored_pieces(scores: DocumentScores, words: Words, found: Sequence[Found], 
     with one_thread():
         dense = scores.dots(np.array([0]), places[None])[0]
         for (_, text, _), at, values in zip(found, np.split(places, edges), np.split(dense, edges), strict=True):
-            is_cut = tree.spans is not None and len(at) > 1
-            spans = tree.spans[at] if is_cut else np.full((len(at), 2), [0, len(text or "")])
+            whole = np.full((len(at), 2), [0, len(text or "")])
+            spans = whole if tree.spans is None or len(at) == 1 else tree.spans[at]
             values = values + words.scores(values, text, spans)
             near = best(values, count + _SPARE)
             kept.append((at[near], spans[near], values[near]))

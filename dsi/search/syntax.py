@@ -40,9 +40,6 @@ def read_query(query: str) -> Asked:
 
     >>> read_query('"segmentation fault" in -windows a 3" disk')
     Asked(text='segmentation fault in a 3" disk', needed=('segmentation fault',), excluded=('windows',))
-
-    Raises:
-        ValueError: a quote is too long, or there are too many.
     """
     needed, excluded = list[str](), list[str]()
 
@@ -77,7 +74,8 @@ def _forms(letter: str) -> str:
     """Return what matches a letter with its marks however they are composed, or the spaces between words."""
     if letter.isspace():
         return _SPACES
-    first, *marks = unicodedata.normalize("NFD", letter)
-    partly = [unicodedata.normalize("NFC", first + mark) + "".join(marks).replace(mark, "", 1) for mark in marks]
+    apart = unicodedata.normalize("NFD", letter)
+    first, marks = apart[0], apart[1:]
+    partly = [unicodedata.normalize("NFC", first + mark) + marks.replace(mark, "", 1) for mark in marks]
     forms = [unicodedata.normalize(form, letter) for form in ("NFC", "NFD", "NFKC")] + partly
     return f"(?:{'|'.join(map(re.escape, dict.fromkeys(forms)))})"

@@ -56,11 +56,7 @@ class _StrictTool(Tool):
     """A tool that refuses arguments which it does not have, and says in one line what is wrong with the others."""
 
     async def run(self, arguments: dict[str, Any], context: Any, convert_result: bool = False) -> Any:
-        """Return the result of a call.
-
-        Raises:
-            ToolError: an unknown argument, which would change the answer if it were dropped; or a wrong one.
-        """
+        """Return the result of a call; ToolError for unknown arguments, which would change the answer if they were dropped."""
         self._check(arguments)
         return await super().run(arguments, context, convert_result)
 
@@ -90,12 +86,7 @@ def make_server(
     loaded: "Callable[[], Awaitable[Service]]",
     lifespan: Callable[[Any], AbstractAsyncContextManager[Any]] | None = None,
 ) -> MCPServer[Any]:
-    """Return an MCP server with the tools of an index.
-
-    Args:
-        loaded: waits until the index is there, and returns it.
-        lifespan: what is open while the server runs.
-    """
+    """Return an MCP server with the tools of an index, for which `loaded` waits; `lifespan` is open while the server runs."""
     tools = {**_finding(loaded), **_reading(loaded)}
     return MCPServer(
         "dsi",
@@ -160,11 +151,7 @@ def _reading(loaded: "Callable[[], Awaitable[Service]]") -> dict[str, Callable[.
 
 
 async def _ready(loaded: "Callable[[], Awaitable[Service]]") -> "Service":
-    """Return the index when it is loaded.
-
-    Raises:
-        ToolError: it cannot be loaded.
-    """
+    """Return the index when it is loaded; ToolError if it cannot be."""
     try:
         return await loaded()
     except Exception as error:
@@ -174,10 +161,8 @@ async def _ready(loaded: "Callable[[], Awaitable[Service]]") -> "Service":
 def serve_stdio(load: "Callable[[], Service]") -> None:
     """Answer one agent over standard input and output until it goes; all else that is printed goes to standard error.
 
-    The index is loaded behind the first answers; a call of a tool waits for it.
-
-    Args:
-        load: returns the index; its errors are told by the first call, and raised when the agent has gone.
+    The index is loaded behind the first answers, and calls of a tool wait for it. Errors of `load` are told by the first call,
+    and raised when the agent has gone.
     """
     loading: Future[Service] = Future()
 
@@ -197,11 +182,7 @@ def serve_stdio(load: "Callable[[], Service]") -> None:
 
 
 class AgentsApp:
-    """Answers /mcp; each request stands alone, so that any worker answers it.
-
-    Args:
-        service: the index.
-    """
+    """Answers /mcp; each request stands alone, so that any worker answers it."""
 
     def __init__(self, service: "Service") -> None:
         async def loaded() -> "Service":

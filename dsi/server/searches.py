@@ -33,18 +33,10 @@ def answers(
     parts: bool = False,
     matches: bool = False,
 ) -> list[Json]:
-    """Return for each query its text, whether the answer is exact, and the hits; with `parts`, those of every score.
+    """Return for each query its text, whether the answer is exact, and the hits.
 
-    Args:
-        index: a snapshot.
-        queries: their texts.
-        request: how to search, of the same snapshot.
-        syntax: read quotes and minuses, so that each query has a filter of its own; a note says where no document passes.
-        parts: add the parts of every score.
-        matches: add the words of the query that each hit matches, and the ends of the part of its text that has the most.
-
-    Raises:
-        ValueError: bad queries.
+    With `syntax` quotes and minuses are read, and a note says where no document passes; `parts` adds those of every score, and
+    `matches` the words of the query that each hit matches, and the ends of the part of its text that has the most.
     """
     if syntax:
         return [_answer_asked(index, query, request, parts=parts, matches=matches) for query in queries]
@@ -106,21 +98,7 @@ def _lack(coverage: float, missing: Sequence[int]) -> Json:
 
 
 class Explainer:
-    """A search of one query, level by level.
-
-    Args:
-        index: a snapshot.
-        topics: of the same snapshot.
-        query: a text.
-        k: documents.
-        options: of the search.
-        check: called after each search that it takes; what it raises ends it.
-        syntax: read quotes and minuses.
-
-    Raises:
-        TypeError: an option does not exist.
-        ValueError: a bad query or option.
-    """
+    """A search of one query, level by level; `check` is called after each search that it takes, and what it raises ends it."""
 
     def __init__(
         self,
@@ -169,11 +147,7 @@ class Explainer:
         return {**fields, **title, "words": self._words(node.digits), **below}
 
     def target(self, doc_id: str) -> Json:
-        """Return how a document stands in the search: a `DocumentExplanation`, with telling words of the nodes on its path.
-
-        Raises:
-            ValueError: the doc_id is not in the index.
-        """
+        """Return how a document stands in the search: a `DocumentExplanation`, with telling words of the nodes on its path."""
         explained = self.answered.explain(doc_id)
         steps = [{**step._asdict(), "words": self._words(step.digits)} for step in explained.path]
         earlier = [{"cosine": own.cosine, "times": own.times} for own in explained.earlier]  # never what others asked

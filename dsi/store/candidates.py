@@ -26,20 +26,9 @@ def answers(
     *,
     show_progress: bool = False,
 ) -> SearchResult:
-    """Return the answer of a search, or the top k of given documents of each query, by the document score.
+    """Return the answer of a search, or with `among`, {query_id: doc_ids}, the top k of these of each query, by their scores.
 
-    Args:
-        engine: of the index.
-        documents: the document table.
-        encoded: the queries, with their query_ids.
-        request: the options of the search.
-        among: {query_id: doc_ids}, such as a run; documents that are not in the index are left out, and a line counts them.
-            None searches.
-        show_progress: of a search.
-
-    Raises:
-        TypeError: `among` is not a mapping.
-        ValueError: it has none of the queries, or none of its documents is in the index.
+    Documents that are not in the index are left out, and a line counts them.
     """
     if among is None:
         return engine.search(encoded, request, show_progress=show_progress)
@@ -64,12 +53,7 @@ def answers(
 
 
 def followed_rows(documents: DocumentTable, encoded: EncodedQueries, doc_ids: Sequence[Sequence[str]]) -> Ints:
-    """[queries, n] rows of some documents for each query.
-
-    Raises:
-        TypeError: they are no lists.
-        ValueError: lists that are empty or of different lengths, or a doc_id that is not in the index.
-    """
+    """[queries, n] rows of some documents for each query, given as lists of equal lengths."""
     if not isinstance(doc_ids, Sequence) or isinstance(doc_ids, str):
         raise TypeError(f"doc_ids must be a list of documents for each query, got {doc_ids!r}.")
     rows = [documents.rows_of(own, "doc_ids") for own in doc_ids]

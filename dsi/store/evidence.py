@@ -120,11 +120,7 @@ def _by_tokens(
 
 
 def _chosen(index: Snapshot, hits: Hits, ranked: Sequence[_Sentence], tokens: int) -> list[_Sentence]:
-    """Return the first sentences that fit into a budget and do not repeat others.
-
-    Raises:
-        ValueError: none fits.
-    """
+    """Return the first sentences that fit into a budget and do not repeat others; ValueError if none fits."""
     texts = [(hits[own.document].text or "")[own.start : own.end].strip() for own in ranked]
     counts = _counts(index.encoder, texts)
     if counts and min(counts) > tokens:

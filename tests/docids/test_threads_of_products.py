@@ -5,12 +5,14 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from types import SimpleNamespace
 
+import faiss
 import numpy as np
 import pytest
 from threadpoolctl import threadpool_limits
 
 from dsi.docids.files.threads import one_thread
 from dsi.docids.token_vectors import TokenVectors
+from dsi.docids.vectors import dots
 from dsi.search.walk import VectorWalk
 from tests.support.cases import random_tokens, small_case
 
@@ -98,3 +100,18 @@ def test_walk_and_late_interaction_run_on_one_thread(limits, monkeypatch):
     assert len(inside) > 1
     assert all(inside)
     assert limits[-1] == "as before"
+
+
+@pytest.mark.parametrize("count", [0, 1, 2, 5])
+def test_products_with_chosen_vectors_start_no_more_threads_than_there_are_queries(monkeypatch, count):
+    threads, told = faiss.omp_get_max_threads(), list[int]()
+    monkeypatch.setattr(faiss, "omp_set_num_threads", told.append)
+    monkeypatch.setattr(faiss, "omp_get_max_threads", lambda: 4)
+    rng = np.random.default_rng(0)
+    vectors, queries = (rng.normal(size=(n, 8)).astype(np.float32) for n in (20, count))
+    rows = rng.integers(-1, 20, size=(count, 7))
+    expected = np.where(rows < 0, -np.inf, np.einsum("qd,qnd->qn", queries, vectors[rows]))
+    np.testing.assert_allclose(dots(vectors, queries, rows), expected, rtol=1e-5, atol=1e-5)
+    assert told == [min(4, max(1, count)), 4]
+    monkeypatch.undo()
+    assert faiss.omp_get_max_threads() == threads

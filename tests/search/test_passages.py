@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 import dsi
+from dsi.docids.words import occurrences as module
 from dsi.docids.words.analyzer import Analyzer
 from dsi.docids.words.bm25 import BM25
 from dsi.docids.words.occurrences import occurrences
@@ -102,3 +103,15 @@ def test_every_term_of_a_text_is_found_where_it_stands(language, text):
     for start, end, terms in found:
         assert {*terms} <= {*analyzer.terms(text[start:end])}
     assert occurrences(text, language, {"absent"}) == []
+
+
+def test_what_is_remembered_of_texts_is_bounded_and_changes_nothing(monkeypatch):
+    texts, terms = [f"{text} {'word' * at}" for at, text in enumerate(ARTICLES[:30])], {"river", "europ", "gas", "citi"}
+    expected = [occurrences(text, "english", terms) for text in texts]
+    known = module._Chunks("english")
+    monkeypatch.setattr(module, "_REMEMBERED", 100)
+    monkeypatch.setattr(module, "_chunks", lambda _: known)
+    for text, own in zip(texts, expected, strict=True):
+        assert occurrences(text, "english", terms) == own
+        assert sum(1 + len(found) for found in known.values()) <= 100 + 1 + 46
+        assert max(map(len, known)) <= 24

@@ -43,8 +43,10 @@ def weighted_sum(first: Run, others: Sequence[Run], weights: Sequence[float]) ->
     {'q': {'x': 6.0, 'y': 4.0, 'z': 8.0}}
 
     Raises:
-        ValueError: a score is not a finite number.
+        ValueError: a score or a weight is not a finite number.
     """
+    if not np.isfinite(weights).all():
+        raise ValueError(f"Weights must be finite numbers, got {list(weights)}; leave such a run out.")
     fused = {}
     first, *others = (checked_values(run, finite=True) for run in (first, *others))
     for query_id in dict.fromkeys(query_id for run in (first, *others) for query_id in run):

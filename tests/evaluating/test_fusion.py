@@ -14,6 +14,11 @@ def test_reciprocal_rank_fusion_by_hand():
     assert fused == {"q": {"a": 1 / 2, "b": pytest.approx(1 / 3 + 1 / 2)}, "r": {"c": 1 / 2}}
 
 
+def test_a_weight_that_is_not_finite_is_refused():
+    with pytest.raises(ValueError, match=r"Weights must be finite numbers, got \[nan\]"):
+        weighted_sum({"q": {"x": 1.0}}, [{"q": {"x": 1.0}}], [float("nan")])
+
+
 def test_a_weighted_sum_fills_gaps_with_the_lowest_score():
     first, other = {"q": {"x": 4.0, "y": 2.0}}, {"q": {"y": 1.0, "z": 3.0}, "r": {"z": 1.0}}
     assert weighted_sum(first, [other], [2.0]) == {"q": {"x": 6.0, "y": 4.0, "z": 8.0}, "r": {"z": 2.0}}

@@ -426,17 +426,10 @@ def arrow_schema(kinds: Mapping[str, str]) -> pa.Schema:
 
 
 def kind_of(arrow: pa.DataType) -> str:
-    """Return the kind of the values of a column of any table, "" for types that metadata does not have."""
-    types = pa.types
-    if types.is_list(arrow) or types.is_large_list(arrow):
+    """Return the kind of the values of a column of an index, "" for types that metadata does not have."""
+    if pa.types.is_list(arrow):
         return f"list of {kind_of(arrow.value_type)}"
-    for kind, is_kind in (
-        ("boolean", types.is_boolean), ("integer", types.is_integer), ("float", types.is_floating), ("date", types.is_date),
-        ("time", types.is_timestamp), ("text", types.is_string), ("text", types.is_large_string),
-    ):  # fmt: skip
-        if is_kind(arrow):
-            return kind
-    return ""
+    return next((kind for kind, own in _ARROW.items() if own == arrow), "")
 
 
 def batches(rows: Iterable[Row], schema: pa.Schema, kinds: Mapping[str, str]) -> Iterator[pa.RecordBatch]:

@@ -6,6 +6,7 @@ error instead.
 
 import logging
 from collections.abc import Iterable, Iterator, Sequence
+from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 
@@ -104,7 +105,7 @@ def records_of_files(files: Sequence[SourceFile], odd: Oddities, held: Held) -> 
 
 def _answered(files: Sequence[SourceFile]) -> Iterator[tuple[SourceFile, Answer]]:
     """Yield files with what stands in them, unless they are tables; those that follow are read meanwhile."""
-    with Worker() as worker:
+    with closing(Worker()) as worker:
         asked, paths = list[SourceFile](), list[Path]()
         for batch in (*_batches(files), []):
             following = [

@@ -85,6 +85,11 @@ class _Package:
 
         return etree.fromstring(self._packed.read(name), etree.XMLParser(resolve_entities=False, no_network=True))
 
+    def has_formulas(self) -> bool:
+        """True if a sheet of a workbook has a formula."""
+        sheets = (name for _, kind, name in self.related(self.main) if kind == "worksheet")
+        return any(re.search(rb"<(?:\w+:)?f[\s/>]", self._packed.read(name)) for name in sheets)
+
     def related(self, name: str) -> Iterator[tuple[str, str, str]]:
         """Yield the parts that belong to one: id, kind and name."""
         rels = posixpath.join(posixpath.dirname(name), "_rels", f"{posixpath.basename(name)}.rels")
@@ -161,24 +166,25 @@ def sheets(path: Path, content: bytes) -> Parts:
     import openpyxl
 
     package = _Package(content)
-    books = [openpyxl.load_workbook(io.BytesIO(content), read_only=True, data_only=known) for known in (True, False)]
+    modes = (True, False) if package.has_formulas() else (True,)
+    books = [openpyxl.load_workbook(io.BytesIO(content), read_only=True, data_only=known) for known in modes]
     for entry, kind, name in package.listed("{*}sheets/{*}sheet"):
         if entry.get("state", "visible") != "visible":
             continue
         title, lines = entry.get("name"), list[str]()
         if kind == "worksheet":
-            values, formulas = (book[title] for book in books)
-            values.reset_dimensions()  # which may say more than there is
-            formulas.reset_dimensions()
-            rows = (map(_cell, *pair) for pair in zip(values.iter_rows(), formulas.iter_rows(), strict=True))
+            pages = [book[title] for book in books]
+            for page in pages:
+                page.reset_dimensions()  # which may say more than there is
+            rows = (map(_cell, *cells) for cells in zip(*(page.iter_rows() for page in pages), strict=True))
             lines = [" | ".join(filter(None, row)) for row in rows]
         beside = (package.text(own) for _, kind, own in package.related(name) if kind in _RELATED)
         yield Part(f"sheet={title}", f"{name_of(path)}: {title}", "\n".join(filter(None, [*lines, *beside])))
 
 
-def _cell(known: Any, formula: Any) -> str:
+def _cell(known: Any, formula: Any = None) -> str:
     """Return a cell as it is shown, or its formula if the file does not say what it comes to."""
-    value = formula.value if known.value is None else known.value
+    value = formula.value if known.value is None and formula is not None else known.value
     if isinstance(value, int | float) and not isinstance(value, bool):
         return _number(value, known.number_format)
     value = getattr(value, "text", "" if hasattr(value, "ref") else value)  # of a formula of several cells

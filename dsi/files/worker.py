@@ -13,7 +13,6 @@ import time
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from pathlib import Path
-from types import TracebackType
 from typing import Any, NamedTuple
 
 import psutil
@@ -44,14 +43,6 @@ class Worker:
     def __init__(self) -> None:
         self._child: subprocess.Popen[bytes] | None = None
         self._end, self._why = float("inf"), ""
-
-    def __enter__(self) -> "Worker":
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self._stop()
 
     def ask(self, paths: Sequence[Path]) -> None:
         """Have the child read files, whose answers are taken before others are asked for."""
@@ -91,7 +82,7 @@ class Worker:
             parts = []
             if len(found) == number:
                 return found
-        self._stop()
+        self.close()
         return found
 
     def _running(self) -> "subprocess.Popen[bytes]":
@@ -105,7 +96,8 @@ class Worker:
             threading.Thread(target=self._watch, args=(self._child,), daemon=True).start()
         return self._child
 
-    def _stop(self) -> None:
+    def close(self) -> None:
+        """End the child."""
         child, self._child = self._child, None
         if child is not None:
             child.kill()

@@ -3,6 +3,7 @@
 import gzip
 import logging
 import os
+from contextlib import closing
 
 import pytest
 
@@ -213,7 +214,7 @@ def test_a_crash_ends_one_file_and_the_others_are_read(tmp_path, monkeypatch):
     paths = [tmp_path / name for name in ("a.txt", "b.txt", "c.txt")]
     for path in paths:
         path.write_text(path.stem)
-    with Worker() as reader:
+    with closing(Worker()) as reader:
         reader.ask(paths)
         assert texts(reader.answers(paths)) == [["a"], "broken (they crash the parser)", ["c"]]
         reader.ask(paths[1:2])

@@ -24,7 +24,7 @@ GENERATORS = "dsi.generators"
 OBJECTIVES = "dsi.objectives"
 """Entry points that are subclasses of `dsi.generator.objectives.Objective`."""
 FUSIONS = "dsi.fusions"
-"""Entry points that are functions as `dsi.search.fusion.product`."""
+"""Entry points that are functions as `dsi.generator.fusion.product`."""
 RERANKERS = "dsi.rerankers"
 """Entry points, by their kind, whose `load(folder, retriever)` returns a model for `dsi.rerankers.rerank`."""
 COMMANDS = "dsi.commands"
@@ -104,6 +104,24 @@ def extra(name: str) -> Iterator[None]:
         yield
     except ModuleNotFoundError as error:
         raise ModuleNotFoundError(f'{error.name} is not installed; run pip install "dr-scl[{name}]".') from None
+
+
+@contextmanager
+def generator_room() -> Iterator[None]:
+    """Import `dsi.generator`, which an installation may lack.
+
+    Raises:
+        ModuleNotFoundError: it does; in one line.
+    """
+    try:
+        yield
+    except ModuleNotFoundError as error:
+        if not str(error.name).startswith("dsi.generator"):
+            raise
+        raise ModuleNotFoundError(
+            "Generators and pseudo-queries need dsi.generator, which this installation lacks. Install dr-scl whole.",
+            name=error.name,
+        ) from None
 
 
 def open_cluster(address: str) -> Any:

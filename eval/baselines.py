@@ -1,14 +1,10 @@
-"""The systems to beat: tuned BM25, and dense search over embeddings. Knows nothing of trees or encoders."""
+"""The system to beat: tuned BM25. Knows nothing of trees or encoders."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from itertools import product
 
-import faiss
-import numpy as np
-from numpy.typing import NDArray
-
 from dsi.docids.data.identical import Identical, most_identical, without_identical
-from dsi.docids.types import Qrels, Run
+from dsi.docids.types import Qrels
 from dsi.docids.words.bm25 import BM25
 from dsi.eval.measures import evaluate, mean
 
@@ -28,33 +24,3 @@ def tune_bm25(bm25: BM25, queries: Mapping[str, str], qrels: Qrels, identical: I
         results.append((mean(evaluate(run, qrels, ["RR@10"])["RR@10"]), k1, b))
     _, k1, b = max(results, key=lambda result: result[0])
     bm25.weigh(k1, b)
-
-
-def dense_run(
-    query_ids: Sequence[str],
-    query_embeddings: NDArray[np.float32],
-    doc_ids: Sequence[str],
-    doc_embeddings: NDArray[np.float32],
-    k: int,
-) -> Run:
-    """Return the top k documents of each query by dot product (faiss).
-
-    Args:
-        query_ids: keys of the queries.
-        query_embeddings: [queries, dim].
-        doc_ids: keys of the documents.
-        doc_embeddings: [documents, dim].
-        k: documents per query.
-
-    Raises:
-        ValueError: doc_ids and embeddings differ in number.
-    """
-    if len(doc_ids) != len(doc_embeddings):
-        raise ValueError(f"Every embedding needs a doc_id, got {len(doc_ids)} doc_ids for {len(doc_embeddings)}.")
-    index = faiss.IndexFlatIP(doc_embeddings.shape[1])
-    index.add(np.ascontiguousarray(doc_embeddings, dtype=np.float32))
-    scores, rows = index.search(np.ascontiguousarray(query_embeddings, dtype=np.float32), min(k, len(doc_ids)))
-    return {
-        query_id: {doc_ids[int(d)]: float(s) for d, s in zip(row, row_scores, strict=True) if d >= 0}
-        for query_id, row, row_scores in zip(query_ids, rows, scores, strict=True)
-    }

@@ -36,23 +36,6 @@ def reciprocal_rank_fusion(runs: Sequence[Run], k: int = 60) -> Run:
     return fused
 
 
-def weighted_sum(first: Run, others: Sequence[Run], weights: Sequence[float]) -> Run:
-    """Return first + sum of weight * other over all documents of a query; one that a run lacks gets its lowest score there.
-
-    >>> weighted_sum({"q": {"x": 4.0, "y": 2.0}}, [{"q": {"y": 1.0, "z": 3.0}}], [2.0])
-    {'q': {'x': 6.0, 'y': 4.0, 'z': 8.0}}
-
-    Raises:
-        ValueError: a score is not a finite number.
-    """
-    fused = {}
-    first, *others = (checked_values(run, finite=True) for run in (first, *others))
-    for query_id in dict.fromkeys(query_id for run in (first, *others) for query_id in run):
-        doc_ids, scores = aligned([first, *others], query_id)
-        fused[query_id] = dict(zip(doc_ids, (scores @ [1.0, *weights]).tolist(), strict=True))
-    return fused
-
-
 def fit_weights(first: Run, others: Sequence[Run], start: Sequence[float], qrels: Qrels) -> list[float]:
     """Return weights of `others` in first + sum of weight * other, by a conditional logit of which candidates are relevant.
 
@@ -103,17 +86,11 @@ def fit_weights(first: Run, others: Sequence[Run], start: Sequence[float], qrels
 
 
 class _Choices(NamedTuple):
-    """Candidates of a query.
+    """Candidates of a query."""
 
-    Attributes:
-        relevant: [n, runs] scores of relevant documents.
-        others: [m, runs] scores of others.
-        shares: [n] of the relevant ones, which sum to 1.
-    """
-
-    relevant: Doubles
-    others: Doubles
-    shares: Doubles
+    relevant: Doubles  # [n, runs] scores of relevant documents
+    others: Doubles  # [m, runs] scores of others
+    shares: Doubles  # [n] of the relevant ones, which sum to 1
 
 
 def _choices(runs: Sequence[Run], query_id: str, judged: Mapping[str, float]) -> _Choices:

@@ -89,13 +89,7 @@ def checked_values(values: Mapping[Any, Mapping[Any, Any]], what: str = "score",
     Traceback (most recent call last):
     ValueError: The score of document 'a' for query 'q' must be a number, got nan; leave the document out or mend the score.
 
-    Args:
-        values: {query_id: {doc_id: score or grade}}.
-        what: they are, for messages.
-        finite: refuse infinite ones too.
-
-    Raises:
-        ValueError: a value is not a number, an id is of another type, or comes both as a number and as a text.
+    `what`: the values are, for messages; `finite`: refuse infinite ones too.
     """
     kind = "a finite number" if finite else "a number"
     checked = {}

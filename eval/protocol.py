@@ -170,11 +170,7 @@ def paired_tests(own: Values, others: Mapping[str, Values], measures: Sequence[s
 
 
 def paired_differences(a: Mapping[str, float], b: Mapping[str, float]) -> NDArray[np.float64]:
-    """Return [queries] a - b.
-
-    Raises:
-        ValueError: the systems were measured on different queries, or a value is not a finite number.
-    """
+    """Return [queries] a - b, of systems that were measured on the same queries."""
     if a.keys() != b.keys() or not a:
         raise ValueError(f"Both systems need values for the same queries, got {len(a)} and {len(b)}.")
     differences = np.array([a[query_id] - b[query_id] for query_id in a])

@@ -1,7 +1,6 @@
-"""The one writer of tables, in Markdown and as HTML of it. Knows nothing of what they show."""
+"""The one writer of tables, in Markdown. Knows nothing of what they show."""
 
 from collections.abc import Iterable, Sequence
-from html import escape
 
 
 def markdown_table(columns: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
@@ -23,16 +22,3 @@ def markdown_table(columns: Sequence[str], rows: Iterable[Sequence[str]]) -> str
     return "\n".join(
         f"| {' | '.join(cell.ljust(width) for cell, width in zip(line, widths, strict=True))} |" for line in lines
     )
-
-
-def html_table(markdown: str) -> str:
-    """Return a table of `markdown_table` as HTML.
-
-    >>> html_table(markdown_table(["system", "Hit@1"], [["BM25", "51.60"]]))
-    '<table><tr><th>system</th><th>Hit@1</th></tr><tr><td>BM25</td><td>51.60</td></tr></table>'
-    """
-    head, _, *rows = (
-        [escape(cell.strip()) for cell in line.strip("| ").split(" | ")] for line in markdown.splitlines()
-    )
-    body = "".join(f"<tr><td>{'</td><td>'.join(row)}</td></tr>" for row in rows)
-    return f"<table><tr><th>{'</th><th>'.join(head)}</th></tr>{body}</table>"

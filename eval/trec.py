@@ -15,12 +15,7 @@ from dsi.eval.measures import checked_values, ranking
 
 
 def check_fields(path: Path, fields: Iterable[str]) -> None:
-    """Raise ValueError if an id or a tag is empty or holds white space, which would be another field or line of a TREC file.
-
-    Args:
-        path: of the file, for messages.
-        fields: the ids.
-    """
+    """Raise ValueError if an id or a tag is empty or holds white space, which would be another field or line of a TREC file."""
     for field in fields:
         if field.split() != [field]:
             raise ValueError(
@@ -52,15 +47,7 @@ def write_run(run: Run, path: str | Path, tag: str) -> None:
 
 
 def write_qrels(qrels: Qrels, path: str | Path) -> None:
-    """Write judgements as `query_id 0 doc_id relevance` lines.
-
-    Args:
-        qrels: {query_id: {doc_id: relevance}}.
-        path: of the file.
-
-    Raises:
-        ValueError: an id is empty or holds white space, or a grade is not a finite number.
-    """
+    """Write judgements as `query_id 0 doc_id relevance` lines."""
     qrels, path = checked_values(qrels, "grade", finite=True), user_path(path)
     check_fields(path, (*qrels, *(doc_id for judged in qrels.values() for doc_id in judged)))
     lines = [
@@ -70,11 +57,7 @@ def write_qrels(qrels: Qrels, path: str | Path) -> None:
 
 
 def run_without_ties(run: Run) -> Run:
-    """Return a run, best first, that every evaluator ranks as ours does: by scores `without_ties`.
-
-    Raises:
-        ValueError: a score is not a number.
-    """
+    """Return a run, best first, that every evaluator ranks as ours does: by scores `without_ties`."""
     untied: Run = {}
     for query_id, scores in checked_values(run).items():
         doc_ids = ranking(scores)
@@ -130,11 +113,7 @@ def _as_trec_eval_ranks(scores: Mapping[str, float]) -> dict[str, float]:
 
 
 def split_fields(path: Path, count: int, form: str) -> Iterator[tuple[str, list[str]]]:
-    """Yield file and line, for messages, and the fields of each line that is not empty.
-
-    Raises:
-        ValueError: a line has another number of fields; the message names it and the expected form.
-    """
+    """Yield file and line, for messages, and the fields of each line that is not empty; `form`: how a line should be."""
     for number, line in text_lines(path):
         source, fields = f"{path}, line {number}", line.split()
         if len(fields) != count:

@@ -46,7 +46,7 @@ def no_index(folder: Path) -> str:
     """Return the message that a folder holds no finished index, or is not there."""
     absent = "" if folder.exists() else " does not exist, so it"
     return (
-        f"{folder}{absent} holds no finished index (no manifest.json); name the folder that `dsi train --output` wrote."
+        f"{folder}{absent} holds no finished index (no manifest.json); name one that `dsi index` or `dsi train` wrote."
     )
 
 

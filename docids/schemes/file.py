@@ -1,11 +1,10 @@
 """Docids read from a file: per line a doc_id, a tab, and numbers separated by spaces.
 
-A document may have several lines; if documents have pieces, one per piece, in order.
+A document may have several lines; if documents have pieces, one per piece, in order. Equal paths get one more number each.
 """
 
 from collections import Counter
 from collections.abc import Container, Mapping, Sequence
-from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
@@ -29,10 +28,7 @@ def make(documents: SchemeInput) -> Docids:
 
 
 def read_docids(path: Path, doc_ids: Sequence[str], *, in_pieces: bool = False) -> Docids:
-    """Return the docids of documents in a file.
-
-    `in_pieces`: True if `doc_ids` are those of all pieces, and so repeat.
-    """
+    """Return the docids of documents in a file; `in_pieces`: `doc_ids` are those of all pieces, and so repeat."""
     if not path.is_file():
         raise FileNotFoundError(
             f"docids.method names {path}, which does not exist; give the place of a file of docids."
@@ -48,7 +44,6 @@ def read_docids(path: Path, doc_ids: Sequence[str], *, in_pieces: bool = False) 
     if in_pieces:
         _check_pieces(path, lines, pieces)
     ordered = [line for doc_id in pieces for line in lines[doc_id]]
-    _check_prefixes(path, sorted(ordered, key=lambda line: line[1]))
     counts = [len(lines[doc_id]) for doc_id in pieces]
     rows = np.repeat(np.arange(len(counts)), counts) if max(counts) > 1 else None
     return Docids(pad_paths([digits for _, digits in ordered]), rows)
@@ -94,15 +89,4 @@ def _check_pieces(path: Path, lines: _Lines, pieces: Mapping[str, int]) -> None:
             raise ValueError(
                 f"{path}, line {docids[-1][0]}: the document {doc_id!r} has {len(docids)} docids for {count} pieces; give "
                 "each piece one, or set docids.pieces to 1."
-            )
-
-
-def _check_prefixes(path: Path, lines: Sequence[tuple[int, tuple[int, ...]]]) -> None:
-    """Raise ValueError if a path is equal to another or a prefix of it; in sorted order these are neighbours."""
-    for (number, digits), (other_number, other) in pairwise(lines):
-        if other[: len(digits)] == digits:
-            how = "equal to" if digits == other else "the beginning of"
-            raise ValueError(
-                f"{path}, line {number}: the docid {' '.join(map(str, digits))} is {how} that of line {other_number}; give "
-                "each document its own."
             )

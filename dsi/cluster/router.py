@@ -36,8 +36,8 @@ from dsi.search.scores import DocumentScores
 from dsi.search.top import highest_and_rest
 from dsi.search.walk import VectorWalk
 from dsi.store.folder.loading import Loaded, index_state, load_content, mapped_files
-from dsi.store.folder.manifest import read_entries
-from dsi.store.folder.writing import ChangedError, updating, write_update
+from dsi.store.folder.manifest import read_entries, search_config
+from dsi.store.folder.writing import ChangedError, check_known, updating, write_update
 from dsi.store.retriever import Retriever
 from dsi.store.snapshot import Snapshot
 from dsi.store.updating import Content, changed_parts
@@ -317,7 +317,8 @@ class ShardedRetriever(Retriever, Closes):
                 before = self._snapshot.content
                 content = change(before)
                 if changed_parts(content, before):
-                    write_update(self._folder, [self._loading], self._snapshot.changed(content), before)
+                    check_known(self._folder, [self._loading])
+                    write_update(self._folder, self._snapshot.changed(content), before)
             self.refresh()
         return before, content
 
@@ -354,9 +355,11 @@ class ShardedRetriever(Retriever, Closes):
         self.fleet.load(state)
         with self._updating:
             self._mapped = mapped_files(self._folder)
-            index = self._sharded(self._snapshot.changed(found), state)
-            self._snapshot = replace(index, generation=manifest["generation"])
-            self._held, self._saved[self._folder] = Loaded(self._folder, state, self._snapshot), state
+            index, on_disk = self._sharded(self._snapshot.changed(found), state), search_config(manifest)
+            is_own = index.search_config != self._saved[self._folder][1]  # it was assigned here, and is not saved yet
+            config = index.search_config if is_own else on_disk
+            self._snapshot = replace(index, generation=manifest["generation"], search_config=config)
+            self._remember(Loaded(self._folder, state, replace(self._snapshot, search_config=on_disk)))
         logger.info("generation %d of %s is served by all shards", manifest["generation"], self._folder)
 
     def _refresh_soon(self) -> None:
@@ -379,7 +382,6 @@ class ShardedRetriever(Retriever, Closes):
     def _sharded(self, index: Snapshot, state: str) -> Snapshot:
         """Return an index whose documents are scored by the shards."""
         engine = ShardedIndex(index.tree, index.lexical, self.fleet, state, self._refresh_soon, index.memory)
-        engine.best_scores = index.engine.best_scores
         return replace(index, engine=engine)
 
     def close(self) -> None:

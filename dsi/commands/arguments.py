@@ -12,7 +12,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from dsi.commands.libraries import set_up
-from dsi.commands.values import argument_of, collection_folder, flag, index_folder, setting, toml_value
+from dsi.commands.values import argument_of, collection_folder, count, flag, index_folder, setting, toml_value
 
 if TYPE_CHECKING:
     from dsi.config import Config
@@ -68,6 +68,22 @@ def add_collection(
     )
 
 
+def add_judgements(arguments: argparse.ArgumentParser, what: str) -> None:
+    """Add COLLECTION, with the judgements to measure on, --split and --measures."""
+    add_collection(arguments, what)
+    arguments.add_argument("--split", default="test", choices=("train", "dev", "test"), help="judgements to measure on")
+    help_text = "such as nDCG@10, Recall@100, MAP; by default those that the judgements ask for"
+    arguments.add_argument("--measures", nargs="+", default=[], metavar="NAME", help=help_text)
+
+
+def add_rerank(arguments: argparse.ArgumentParser, **kind: Any) -> None:
+    """Add --rerank and --rerank-depth."""
+    names = "rerankers of INDEX/rerank (A+B: one after another), or cross-encoder:MODEL, a Hub name or a folder"
+    arguments.add_argument("--rerank", metavar="NAME", help=names, **kind)
+    depth = "answers that --rerank reorders"
+    arguments.add_argument("--rerank-depth", type=count, default=50, metavar="N", help=depth)
+
+
 def add_device(arguments: argparse.ArgumentParser, *, searches: bool = False) -> None:
     """Add --device, and --dtype for commands that search."""
     arguments.add_argument("--device", help="cpu, cuda, …; the best available by default")
@@ -78,7 +94,7 @@ def add_device(arguments: argparse.ArgumentParser, *, searches: bool = False) ->
 
 
 def open_retriever(arguments: argparse.Namespace) -> "Retriever":
-    """Return the index INDEX, as `add_device` says."""
+    """Return the index that the command line names, on its device."""
     from dsi.store.retriever import load
 
     return load(arguments.run, device=arguments.device, dtype=arguments.dtype)
@@ -103,30 +119,29 @@ def search_options(arguments: argparse.Namespace) -> dict[str, Any]:
     return {name: value for name, value in given.items() if value is not None}
 
 
-def add_settings(arguments: argparse.ArgumentParser) -> None:
-    """Add --set, for single settings of a configuration, and --settings, which lists all."""
-    arguments.add_argument(
-        "--set",
-        dest="settings",
-        type=setting,
-        action="append",
-        default=[],
-        metavar="SECTION.NAME=VALUE",
-        help="change one setting of the configuration, such as docids.branching=10; may be repeated",
-    )
-    arguments.add_argument("--settings", action=_Settings, help="list all settings with ranges and defaults, and exit")
-
-
-def add_shortcuts(arguments: argparse.ArgumentParser) -> None:
-    """Add --encoder, --language and --pieces, short for settings of --set."""
+def add_configuration(arguments: argparse.ArgumentParser, config: str) -> None:
+    """Add --config, --set, --settings, and --encoder, --language and --pieces, short for settings of --set."""
+    arguments.add_argument("--config", metavar="NAME", help=config)
+    add_settings(arguments)
     for option, name, metavar, text in (
         ("--encoder", "encoder.name", "MODEL", "a sentence-transformers model: a Hub name or a folder"),
         ("--language", "lexical.language", "NAME", "of the documents, for stems of words; none for none"),
         ("--pieces", "docids.pieces", "N", "of a text that are embedded one by one, at most"),
     ):
+        read = partial(_short, name)
         arguments.add_argument(
-            option, dest="settings", type=partial(_short, name), action="append", default=[], metavar=metavar, help=text
+            option, dest="settings", type=read, action="append", default=[], metavar=metavar, help=text
         )
+
+
+def add_settings(arguments: argparse.ArgumentParser) -> None:
+    """Add --set, for single settings of a configuration, and --settings, which lists all."""
+    example = "change one setting of the configuration, such as docids.branching=10; may be repeated"
+    form = "SECTION.NAME=VALUE"
+    arguments.add_argument(
+        "--set", dest="settings", type=setting, action="append", default=[], metavar=form, help=example
+    )
+    arguments.add_argument("--settings", action=_Settings, help="list all settings with ranges and defaults, and exit")
 
 
 def _short(name: str, value: str) -> tuple[str, str, Any]:
@@ -166,8 +181,5 @@ def add_overwriting(arguments: argparse.ArgumentParser) -> None:
     arguments.add_argument(
         "--discard-updates", action="store_true", help="train again although `dsi update` changed the index since"
     )
-    arguments.add_argument(
-        "--replace",
-        action="store_true",
-        help="train although INDEX holds an index with documents that COLLECTION lacks",
-    )
+    lacking = "train although INDEX holds an index with documents that COLLECTION lacks"
+    arguments.add_argument("--replace", action="store_true", help=lacking)

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from dsi.commands.arguments import add_collection, add_device, parser
+from dsi.commands.arguments import add_device, add_judgements, parser
 from dsi.commands.libraries import load_libraries
 from dsi.commands.values import index_folder
 from dsi.docids.files.checks import user_path
@@ -25,13 +25,7 @@ def build_parser() -> ArgumentParser:
     command_line = parser("compare", __doc__)
     command_line.add_argument("a", type=_system, metavar="A", help="an index, or a TREC run")
     command_line.add_argument("b", type=_system, metavar="B", help="another")
-    add_collection(command_line, "the collection with the judgements")
-    command_line.add_argument(
-        "--split", default="test", choices=("train", "dev", "test"), help="judgements to measure on"
-    )
-    command_line.add_argument(
-        "--measures", nargs="+", default=[], metavar="NAME", help="such as nDCG@10, Recall@100, MAP"
-    )
+    add_judgements(command_line, "the collection with the judgements")
     add_device(command_line, searches=True)
     return command_line
 

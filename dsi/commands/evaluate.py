@@ -11,9 +11,10 @@ from functools import cache
 from typing import TYPE_CHECKING, Any
 
 from dsi.commands.arguments import (
-    add_collection,
     add_device,
     add_index,
+    add_judgements,
+    add_rerank,
     add_search_options,
     open_retriever,
     parser,
@@ -49,16 +50,10 @@ def main(argv: Sequence[str] | None = None) -> None:
     # 2) Measure.
     processes = launch(arguments.device)
     evaluation = evaluate(
-        retriever,
-        collection,
-        arguments.split,
-        depth=arguments.depth,
-        measures=arguments.measures,
-        rerankers=_chains(retriever, arguments),
-        rerank_depth=arguments.rerank_depth,
-        processes=processes,
+        retriever, collection, arguments.split, depth=arguments.depth, measures=arguments.measures,
+        rerankers=_chains(retriever, arguments), rerank_depth=arguments.rerank_depth, processes=processes,
         **search_options(arguments),
-    )
+    )  # fmt: skip
     if not processes.is_main:
         return
     collection = with_only(collection, arguments.split, evaluation.splits["Total"])  # without those that were learned
@@ -84,10 +79,7 @@ def build_parser() -> argparse.ArgumentParser:
     """Return the parser of the command line."""
     command_line = parser("evaluate", __doc__)
     add_index(command_line)
-    add_collection(command_line, "the collection, with judged queries in queries.jsonl and qrels")
-    command_line.add_argument(
-        "--split", default="test", choices=("train", "dev", "test"), help="judgements to measure on"
-    )
+    add_judgements(command_line, "the collection, with judged queries in queries.jsonl and qrels")
     command_line.add_argument(
         "--depth",
         type=count,
@@ -95,29 +87,12 @@ def build_parser() -> argparse.ArgumentParser:
         help="documents per query, 10 or more; by default 100 where several are relevant or judgements are graded, else 10",
     )
     command_line.add_argument(
-        "--measures", nargs="+", default=[], metavar="NAME", help="such as nDCG@10, MAP; by default as above"
-    )
-    command_line.add_argument(
         "--show", type=count, metavar="N", help="also N queries whose document is not the first answer, the worst first"
     )
-    command_line.add_argument(
-        "--rerank",
-        nargs="+",
-        default=[],
-        metavar="NAME",
-        help="also rerankers of INDEX/rerank, one row each (A+B: one after another), over --rerank-depth documents; or "
-        "cross-encoder:MODEL, a Hub name or a folder",
-    )
-    command_line.add_argument(
-        "--rerank-depth", type=count, default=50, metavar="K", help="documents that --rerank reorders"
-    )
+    add_rerank(command_line, nargs="+", default=[])
     command_line.add_argument("--results", type=output_file, help="write search configs, measures and hardware as JSON")
-    command_line.add_argument(
-        "--trec-runs",
-        type=output_folder,
-        metavar="DIR",
-        help="write every system's run and the judgements in TREC format",
-    )
+    runs = "write every system's run and the judgements in TREC format"
+    command_line.add_argument("--trec-runs", type=output_folder, metavar="DIR", help=runs)
     add_search_options(command_line, without=("allow", "deny", "where", "min_score"))
     add_device(command_line, searches=True)
     return command_line

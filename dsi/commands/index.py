@@ -8,7 +8,7 @@ BEIR layout, on whose dev queries the weights are tuned. INDEX is the folder of 
 from argparse import ArgumentParser
 from collections.abc import Sequence
 
-from dsi.commands.arguments import add_device, add_overwriting, add_settings, add_shortcuts, parser, with_settings
+from dsi.commands.arguments import add_configuration, add_device, add_overwriting, parser, with_settings
 from dsi.commands.libraries import load_libraries, set_up
 from dsi.commands.values import existing_file, output_folder, source_path
 
@@ -20,13 +20,7 @@ def build_parser() -> ArgumentParser:
         "sources", nargs="+", type=source_path, metavar="SOURCE", help="files or folders of texts"
     )
     command_line.add_argument("run", type=output_folder, metavar="INDEX", help="folder for the index")
-    command_line.add_argument(
-        "--config",
-        metavar="NAME",
-        help="a configuration: a name or a TOML file; nothing of it is trained",
-    )
-    add_settings(command_line)
-    add_shortcuts(command_line)
+    add_configuration(command_line, "a configuration: a name or a TOML file; nothing of it is trained")
     command_line.add_argument(
         "--embeddings",
         type=existing_file,
@@ -40,26 +34,20 @@ def build_parser() -> ArgumentParser:
 
 def main(argv: Sequence[str] | None = None) -> None:
     """Index, print how many documents there are."""
-    # 1) Parse.
+    # 1) Check device and settings, before imports that take long.
     arguments = build_parser().parse_args(argv)
-    # 2) Check device and settings, before imports that take long.
     set_up()
     from dsi.config import Config, run_config
     from dsi.contrastive.devices import check_device
 
     check_device(arguments.device)
     config = with_settings(run_config(arguments.run, arguments.config or Config()), arguments.settings)
-    # 3) Index.
+    # 2) Index.
     load_libraries(training=True)
     from dsi.training.indexing import index
 
     retriever = index(
-        arguments.sources,
-        arguments.run,
-        config=config,
-        embeddings=arguments.embeddings,
-        device=arguments.device,
-        replace=arguments.replace,
-        discard_updates=arguments.discard_updates,
-    )
+        arguments.sources, arguments.run, config=config, embeddings=arguments.embeddings, device=arguments.device,
+        replace=arguments.replace, discard_updates=arguments.discard_updates,
+    )  # fmt: skip
     print(f"{arguments.run}: {len(retriever):,} documents; dsi search {arguments.run}")

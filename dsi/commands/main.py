@@ -19,7 +19,7 @@ from dsi.docids.files.checks import printable
 _OF_ROOMS = {"serve": "dsi.server", "push": "dsi.hub"}
 """{command: the extension room that it is of}; without the room there is no such command."""
 COMMANDS = tuple(name for name in (
-    "index", "train", "tune", "evaluate", "compare", "search", "rerank", "explain", "info", "serve",
+    "index", "train", "tune", "evaluate", "compare", "search", "explain", "info", "serve",
     "update", "verify",
     "push",
 ) if name not in _OF_ROOMS or find_spec(_OF_ROOMS[name]))  # fmt: skip

@@ -1,7 +1,8 @@
 """`dsi search`: search an index, with a QUERY, with a query a line at a prompt or in a pipe, with a file of queries, or --like.
 
 Ctrl-D leaves the prompt. A line that fails gives a message, or with --json an object with "error"; the others are answered, and
-the exit status is 2. --queries with --run writes a TREC run. --rerank orders the first --rerank-depth answers again.
+the exit status is 2. --queries with --run writes a TREC run; with --among of the documents of anybody's run alone, by their
+document scores, of which a line counts those that the index lacks. --rerank orders the first --rerank-depth answers again.
 """
 
 import argparse
@@ -17,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 from dsi.commands.arguments import (
     add_device,
     add_index,
+    add_rerank,
     add_search_options,
     open_retriever,
     parser,
@@ -60,25 +62,17 @@ def build_parser() -> argparse.ArgumentParser:
     command_line.add_argument(
         "--like", nargs="+", metavar="DOC_ID", help="find documents that are like this one, or like several, and exit"
     )
-    command_line.add_argument(
-        "--queries",
-        type=existing_file,
-        metavar="FILE",
-        help="queries.jsonl, a .csv, .tsv or .parquet with columns id and text, or id, a tab and the text a line; needs --run",
-    )
+    forms = "queries.jsonl, a .csv, .tsv or .parquet with columns id and text, or id, a tab and the text a line; needs --run"
+    command_line.add_argument("--queries", type=existing_file, metavar="FILE", help=forms)
     command_line.add_argument(
         "--run", type=output_file, metavar="OUT", dest="output", help="TREC run to write for --queries"
     )
     command_line.add_argument("--json", action="store_true", help="print one JSON object per query")
-    command_line.add_argument("-k", type=count, default=10, help="documents per query")
     command_line.add_argument(
-        "--rerank",
-        metavar="NAME",
-        help="a reranker of INDEX/rerank (A+B: one after another), or cross-encoder:MODEL, a Hub name or a folder",
+        "--among", type=existing_file, metavar="FILE", help="TREC run whose documents to rank for --queries"
     )
-    command_line.add_argument(
-        "--rerank-depth", type=count, default=50, metavar="N", help="answers that --rerank reorders"
-    )
+    command_line.add_argument("-k", type=count, help="documents per query: 10, with --among all of them by default")
+    add_rerank(command_line)
     syntax = """take documents that have each "quote" and no -word of a query, as at the prompt"""
     command_line.add_argument("--syntax", action="store_true", help=syntax)
     add_search_options(command_line)
@@ -92,8 +86,11 @@ def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
         raise ValueError("--queries FILE and --run OUT belong together; give both, or neither.")
     if arguments.queries and (arguments.query is not None or arguments.json or arguments.syntax):
         raise ValueError("--queries writes a TREC run of plain queries; leave out QUERY, --json and --syntax.")
+    if arguments.among and (not arguments.queries or arguments.rerank):
+        raise ValueError("--among ranks the documents of a run for --queries; give these, and leave out --rerank.")
     if arguments.like and (arguments.query is not None or arguments.queries or arguments.rerank):
         raise ValueError("--like takes documents as the query; leave out QUERY, --queries and --rerank.")
+    arguments.k = arguments.k or (None if arguments.among else 10)
     return arguments
 
 
@@ -117,23 +114,27 @@ def _search(retriever: "Retriever", arguments: argparse.Namespace) -> Callable[[
 
 
 def _write_run(
-    retriever: "Retriever",
-    queries: dict[str, str],
-    search: Callable[[Any], Any],
-    arguments: argparse.Namespace,
+    retriever: "Retriever", queries: dict[str, str], search: Callable[[Any], Any], arguments: argparse.Namespace
 ) -> None:
     """Write the answers of {query_id: text} as a TREC run, with its file's name as the tag."""
     from dsi.docids.files.storage import file_name
-    from dsi.eval.trec import check_fields, write_run
+    from dsi.eval.trec import check_fields, read_run, write_run
 
     check_fields(arguments.output, (*queries, *retriever.snapshot.documents.rows))  # before the search
-    if arguments.rerank:
+    found_of = ""
+    if arguments.among:
+        among = read_run(arguments.among)
+        found_of = f", of {len(among)} and {sum(map(len, among.values()))} in {arguments.among}"
+        asked = {query_id: text for query_id, text in queries.items() if query_id in among} or queries
+        k = arguments.k or max(map(len, among.values()), default=1)
+        run = retriever.run(asked, k, among=among, **search_options(arguments))
+    elif arguments.rerank:
         found = zip(queries, search([*queries.values()]), strict=True)
         run = {query_id: {hit.doc_id: hit.score for hit in hits} for query_id, hits in found}
     else:
         run = retriever.run(queries, arguments.k, **search_options(arguments))
     write_run(run, arguments.output, file_name(arguments.output.stem) or "dsi")
-    print(f"{arguments.output}: {len(run)} queries, {sum(map(len, run.values()))} documents")
+    print(f"{arguments.output}: {len(run)} queries, {sum(map(len, run.values()))} documents{found_of}")
 
 
 def _answer_lines(lines: Iterator[str], search: Callable[[Any], Any], as_json: bool) -> None:

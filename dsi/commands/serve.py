@@ -103,7 +103,6 @@ def _serve_http(given: argparse.Namespace, settings: "ServerSettings") -> None:
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))  # uvicorn raises the signal again when it has stopped
     if given.workers > 1:
         load_index(given.run, "cpu")  # a bad index is refused here; uvicorn starts processes that fail again and again
-    # 3) Serve.
     with TemporaryDirectory(prefix="dsi-") as counts:
         if given.workers > 1:
             os.environ["PROMETHEUS_MULTIPROC_DIR"] = counts  # the processes count together
@@ -140,18 +139,11 @@ def build_parser() -> argparse.ArgumentParser:
     arguments.add_argument("--host", default="127.0.0.1", help="address to listen at; 0.0.0.0 for all")
     arguments.add_argument("--port", type=number(int, 0, 65535), default=8000, help="to listen at; 0 for a free one")
     arguments.add_argument("--workers", type=count, default=1, metavar="N", help="processes")
-    arguments.add_argument(
-        "--mcp",
-        choices=("http", "stdio"),
-        help="offer search to agents: at /mcp, or over standard input and output alone",
-    )
+    agents = "offer search to agents: at /mcp, or over standard input and output alone"
+    arguments.add_argument("--mcp", choices=("http", "stdio"), help=agents)
     arguments.add_argument("--writable", action="store_true", help="let holders of the token change documents")
-    arguments.add_argument(
-        "--allow-origin",
-        default="",
-        metavar="ORIGIN",
-        help="let pages of this origin call the server (CORS), as https://example.org; * for all, none by default",
-    )
+    pages = "let pages of this origin call the server (CORS), as https://example.org; * for all, none by default"
+    arguments.add_argument("--allow-origin", default="", metavar="ORIGIN", help=pages)
     arguments.add_argument(
         "--cluster",
         default="",

@@ -1,4 +1,4 @@
-"""`dsi train`: run all stages, from a collection to a searchable, tuned index in INDEX.
+"""`dsi train`: run all stages, from a collection to a searchable and tuned INDEX.
 
 Stages that are up to date are skipped, and a killed run resumes where it stopped. --stage runs one of them alone. From Python:
 `dsi.train`.
@@ -8,15 +8,7 @@ import argparse
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from dsi.commands.arguments import (
-    add_collection,
-    add_device,
-    add_overwriting,
-    add_settings,
-    add_shortcuts,
-    parser,
-    with_settings,
-)
+from dsi.commands.arguments import add_collection, add_configuration, add_device, add_overwriting, parser, with_settings
 from dsi.commands.libraries import load_libraries, set_up
 from dsi.commands.values import existing_file, output_folder
 
@@ -69,50 +61,34 @@ def _training_run(arguments: argparse.Namespace) -> "TrainingRun":
     if arguments.pairs:
         collection = collection.with_pairs(arguments.pairs, **dev_cut(config))
     return TrainingRun(
-        arguments.output,
-        collection,
-        for_collection(config, collection),
-        arguments.device,
-        discard_updates=arguments.discard_updates,
-        replace=arguments.replace,
+        arguments.output, collection, for_collection(config, collection), arguments.device,
+        discard_updates=arguments.discard_updates, replace=arguments.replace, report_to=arguments.report_to,
         cluster=open_cluster(arguments.cluster) if arguments.cluster else None,
-        report_to=arguments.report_to,
-    )
+    )  # fmt: skip
 
 
 def build_parser() -> argparse.ArgumentParser:
     """Return the parser of the command line."""
     arguments = parser("train", __doc__)
-    arguments.add_argument(
-        "--config",
-        metavar="NAME",
-        help="configuration: a name (paper, …) or a TOML file; by default INDEX/config.toml, or else what we recommend",
-    )
-    add_settings(arguments)
-    add_shortcuts(arguments)
+    default = "configuration: a name (paper, …) or a TOML file; by default INDEX/config.toml, or else what we recommend"
+    add_configuration(arguments, default)
     add_collection(arguments)
     arguments.add_argument("output", type=output_folder, metavar="INDEX", help="folder that becomes the index")
     add_device(arguments)
     arguments.add_argument(
         "--stage", choices=list(STAGE_METHODS), help="run this stage alone; those that it needs have to be there"
     )
-    arguments.add_argument(
-        "--pairs",
-        type=existing_file,
-        metavar="FILE",
-        help="training pairs: query, positive and perhaps negatives as .jsonl, .parquet, .csv or .tsv, by texts or by ids",
+    pairs = (
+        "training pairs: query, positive and perhaps negatives as .jsonl, .parquet, .csv or .tsv, by texts or by ids"
     )
+    arguments.add_argument("--pairs", type=existing_file, metavar="FILE", help=pairs)
     arguments.add_argument(
         "--cluster",
         metavar="ADDRESS",
         help="have documents embedded and clustered by local processes (local), a Ray cluster around this process (auto), or "
         "one at HOST:PORT; all machines see INDEX",
     )
-    arguments.add_argument(
-        "--report-to",
-        choices=("none", "tensorboard", "wandb"),
-        default="none",
-        help="where the losses of the trainings go; tensorboard: files in INDEX/logs",
-    )
+    losses = "where the losses of the trainings go; tensorboard: files in INDEX/logs"
+    arguments.add_argument("--report-to", choices=("none", "tensorboard", "wandb"), default="none", help=losses)
     add_overwriting(arguments)
     return arguments

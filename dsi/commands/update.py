@@ -10,15 +10,11 @@ bytes. The index on disk changes atomically; on any error it stays as it is. Upd
 
 import argparse
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
 from dsi.commands.arguments import add_device, add_index, parser
 from dsi.commands.libraries import load_libraries
 from dsi.commands.values import collection_folder, count, existing_file, source_path
 from dsi.docids.files.checks import counted
-
-if TYPE_CHECKING:
-    from dsi.store.retriever import Retriever
 
 
 def main(argv: Sequence[str] | None = None) -> None:
@@ -27,12 +23,14 @@ def main(argv: Sequence[str] | None = None) -> None:
     load_libraries()
     from dsi.docids.data.collection import read_documents
     from dsi.docids.data.sources import text_lines
-    from dsi.measuring.cloze import renew_best_scores, write_best_scores
+    from dsi.measuring.cloze import renew_best_scores
     from dsi.store.folder.writing import updating
     from dsi.store.retriever import load
 
     in_file = [line for _, line in text_lines(arguments.remove_file)] if arguments.remove_file else []
-    removed, forgets = list(dict.fromkeys([*arguments.remove, *in_file])), _forgets(arguments)
+    removed = list(dict.fromkeys([*arguments.remove, *in_file]))
+    when = {"since": arguments.since, "before": arguments.before}
+    forgets = arguments.forget or ([None] if any(when.values()) else [])  # None: all pairs
     with updating(arguments.run):  # from reading to writing, so that no other update comes between
         retriever = load(arguments.run, device=arguments.device)
         changes = retriever.update(
@@ -41,10 +39,9 @@ def main(argv: Sequence[str] | None = None) -> None:
             vectors=arguments.vectors, code_bytes=arguments.code_bytes or 0,
         )  # fmt: skip
         learned = sum(map(retriever.learn, arguments.learn))
-        forgotten = _forget(retriever, arguments)
+        forgotten = sum(retriever.forget(pairs, **when) for pairs in forgets)
+        renew_best_scores(retriever)
         generation = retriever.save(arguments.run)
-        if renew_best_scores(retriever):
-            write_best_scores(arguments.run, retriever.snapshot.engine.best_scores)
     told, uses = [], ""
     if files := changes.files:
         told.append(f"files: {files.new} new, {files.changed} changed, {files.gone} gone, {files.same} the same")
@@ -54,21 +51,8 @@ def main(argv: Sequence[str] | None = None) -> None:
         uses = (
             f"{counted(learned, 'pair')} learned, {forgotten} forgotten, {len(retriever.snapshot.memory)} remembered; "
         )
-    print(
-        f"{arguments.run}: {'; '.join(told)}, {counted(len(retriever), 'document')} now; {uses}generation {generation}"
-    )
-
-
-def _forgets(arguments: argparse.Namespace) -> bool:
-    return bool(arguments.forget or arguments.since or arguments.before)
-
-
-def _forget(retriever: "Retriever", arguments: argparse.Namespace) -> int:
-    """Forget pairs of files, or all, in the time that is given; return how many."""
-    if not _forgets(arguments):
-        return 0
-    when = {"since": arguments.since, "before": arguments.before}
-    return sum(retriever.forget(pairs, **when) for pairs in arguments.forget or [None])
+    now = f"{counted(len(retriever), 'document')} now"
+    print(f"{arguments.run}: {'; '.join(told)}, {now}; {uses}generation {generation}")
 
 
 def build_parser() -> argparse.ArgumentParser:
@@ -78,14 +62,8 @@ def build_parser() -> argparse.ArgumentParser:
     command_line.add_argument(
         "sources", nargs="*", type=source_path, metavar="SOURCE", help="files or folders that the index was made of"
     )
-    command_line.add_argument(
-        "--add",
-        type=source_path,
-        nargs="+",
-        default=[],
-        metavar="FILE",
-        help="files or folders of new documents, as for dsi index",
-    )
+    new = "files or folders of new documents, as for dsi index"
+    command_line.add_argument("--add", type=source_path, nargs="+", default=[], metavar="FILE", help=new)
     command_line.add_argument(
         "--remove", nargs="+", default=[], metavar="DOC_ID", help="documents, or files, to remove"
     )
@@ -93,14 +71,8 @@ def build_parser() -> argparse.ArgumentParser:
         "--remove-file", type=existing_file, metavar="FILE", help="documents, or files, to remove, one a line"
     )
     for name, what in (("learn", "learn"), ("forget", "forget; an empty query stands for all of a document")):
-        command_line.add_argument(
-            f"--{name}",
-            type=existing_file,
-            nargs="+",
-            default=[],
-            metavar="FILE",
-            help=f"files of query<TAB>doc_id, or with these keys (.tsv, .csv, .jsonl, .parquet), to {what}",
-        )
+        pairs = f"files of query<TAB>doc_id, or with these keys (.tsv, .csv, .jsonl, .parquet), to {what}"
+        command_line.add_argument(f"--{name}", type=existing_file, nargs="+", default=[], metavar="FILE", help=pairs)
     for name in ("since", "before"):
         command_line.add_argument(
             f"--{name}", metavar="TIME", help=f"forget only what was learned {name} it: 2026-11-28T14:30, in UTC"
@@ -109,12 +81,8 @@ def build_parser() -> argparse.ArgumentParser:
         "--texts", type=collection_folder, metavar="COLLECTION", help="whose texts the index keeps from now on"
     )
     command_line.add_argument("--vectors", choices=("float32", "int8"), help="how vectors are kept from now on")
-    command_line.add_argument(
-        "--code-bytes",
-        type=count,
-        metavar="N",
-        help="with --vectors: bytes of a document's codes (see vectors.code_bytes)",
-    )
+    codes = "with --vectors: bytes of a document's codes (see vectors.code_bytes)"
+    command_line.add_argument("--code-bytes", type=count, metavar="N", help=codes)
     add_device(command_line)
     return command_line
 

@@ -1,1 +1,1 @@
-"""The docid generator: its model and config, cached encoder states, and pseudo-queries. Knows trees, not search."""
+"""Generators of docids: models, objectives, training, pseudo-queries, and the beam that searches with them."""

@@ -1,6 +1,5 @@
 """What every generator of docids is: weights bound to the docids they were trained for, and an objective. Runs nothing."""
 
-import warnings
 from typing import Any, ClassVar, Self
 
 import numpy as np
@@ -9,27 +8,31 @@ from numpy.typing import NDArray
 from transformers import AutoConfig, T5Config, T5ForConditionalGeneration
 from transformers.models.t5.modeling_t5 import T5PreTrainedModel, T5Stack
 
+from dsi.config import GeneratorConfig
+from dsi.contrastive.encoder import DTYPES
 from dsi.contrastive.models import is_local, load_complete
+from dsi.contrastive.text_encoder import TextEncoder
+from dsi.docids.query_memory import QueryMemory
 from dsi.docids.tree import DocidTree
 from dsi.docids.types import Ints
-from dsi.generator.config import GeneratorConfig
+from dsi.docids.words.bm25 import BM25
+from dsi.generator.beam import PathEngine, Scorer
 from dsi.generator.objectives import find_objective
 
 DROPOUT = 0.1
 """Rate in training, as T5's."""
 
 
-class Generator(T5PreTrainedModel):
+class Generator(T5PreTrainedModel, Scorer):
     """A model that scores the nodes of one docid tree for a query.
 
     Its config is a `T5Config` with additional entries: `docid_tokens`, the kind of its tokens; `fan_out`, the number of digits
     per level; `docids_fingerprint`, the tree it was trained for; `objective`, the name of its training objective, whose `score`
-    and `training_beam` search reads here. Another package's (entry points `dsi.generators`) also has
-    `search_decoder(dtype)`, which returns the `dsi.search.decoder.Decoder` that runs it.
+    and `training_beam` search reads here.
     """
 
     tokens_are_nodes: ClassVar[bool] = False
-    """Whether docid tokens are nodes of the tree, whose numbers `create` then gets, not (level, digit) pairs."""
+    """Whether docid tokens are nodes of the tree, not (level, digit) pairs."""
 
     @classmethod
     def create(
@@ -55,11 +58,11 @@ class Generator(T5PreTrainedModel):
             ValueError: the checkpoint's width is not the encoder's, or it has fewer layers than asked for.
         """
         torch.manual_seed(seed)
-        t5_config, checkpoint = _decoder_config(config, tree, state_dim, objective, cls._entries(config, tree, numbers))
+        t5_config, checkpoint = _decoder_config(config, tree, state_dim, objective, cls.entries(config, tree, numbers))
         generator = cls(t5_config)
         if checkpoint is not None:
             _take_over(generator.decoder, checkpoint, config.decoder)
-        generator._after_creation(tree, checkpoint, numbers)
+        generator.initialise(tree, checkpoint, numbers)
         return generator
 
     @classmethod
@@ -67,28 +70,28 @@ class Generator(T5PreTrainedModel):
         """Raise ValueError if generators of this kind cannot be trained with a configuration, a `dsi.config.Config`."""
 
     @classmethod
-    def _entries(cls, config: GeneratorConfig, tree: DocidTree, numbers: Ints | None) -> dict[str, object]:
-        """Return what a kind of generator adds to the T5Config, or sets otherwise."""
+    def entries(cls, config: GeneratorConfig, tree: DocidTree, numbers: Ints | None) -> dict[str, object]:
+        """Return what a kind of generator adds to the T5Config, or sets otherwise; arguments as of `create`."""
         return {}
 
-    def _after_creation(self, tree: DocidTree, checkpoint: Any, numbers: Ints | None) -> None:
-        """Initialise what transformers' defaults do not suit."""
+    def initialise(self, tree: DocidTree, checkpoint: Any, numbers: Ints | None) -> None:
+        """Set the weights that transformers' defaults do not suit, given the T5 checkpoint it starts from, if any."""
 
-    def check_beam(self, beam_width: int) -> None:
-        """Warn if `beam_width` exceeds the training beam: nodes outside it were never trained."""
-        if 0 < (trained := self.config.training_beam) < beam_width:
-            warnings.warn(
-                f"The decoder was trained with objective {self.config.objective!r} and a beam of {trained}; nodes outside "
-                f"that beam were never trained, and a beam of {beam_width} may find worse answers than {trained}.",
-                stacklevel=5,
-            )
+    def for_search(self, dtype: torch.dtype | None = None) -> Self:
+        """Return it laid out for search, in a dtype, its own by default; weights of that dtype are shared."""
+        return self.eval()  # type: ignore[no-any-return]
 
-    def check_states(self, state_dim: int) -> None:
-        """Raise ValueError unless the encoder's states are of the width that this generator was made for."""
-        if (width := self.config.d_model) != state_dim:
+    def engine(
+        self, encoder: TextEncoder, tree: DocidTree, lexical: BM25 | None, memory: QueryMemory, dtype: str
+    ) -> PathEngine:
+        """Return what searches with it, on the encoder's device; see `dsi.search.engine.Generator`."""
+        self.check_tree(tree)
+        if (width := self.config.d_model) != encoder.state_dim:
             raise ValueError(
-                f"The generator reads states {width} wide, the encoder gives {state_dim}; restore the one that was replaced."
+                f"The generator reads states {width} wide, the encoder gives {encoder.state_dim}; restore the one that was "
+                "replaced."
             )
+        return PathEngine(tree, self.to(encoder.device).for_search(DTYPES[dtype]), lexical, memory)
 
     def check_tree(self, tree: DocidTree) -> None:
         """Raise ValueError unless this generator was trained for the docids of `tree`."""

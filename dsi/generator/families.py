@@ -41,12 +41,7 @@ class Families:
 
 
 class FamilyTree:
-    """The families of one tree.
-
-    Args:
-        tree: the docids.
-        device: of the tensors that it makes.
-    """
+    """The families of one tree, as tensors on a device."""
 
     def __init__(self, tree: DocidTree, device: torch.device) -> None:
         self.tree, self.num_inner = tree, tree.num_inner
@@ -94,13 +89,9 @@ class FamilyTree:
         return torch.cat(levels, dim=1)
 
     def holds_any(self, families: Families, positions: Tensor) -> Tensor:
-        """Return z of the children, [batch, n, largest fan-out]: 1.0 where a relevant document is below.
+        """Return z of the children, [batch, n, largest fan-out]: 1.0 above a relevant document (Zhuo et al. 2020, eq. 1).
 
-        This is eq. 1 of Zhuo et al. 2020.
-
-        Args:
-            families: of a batch.
-            positions: [batch, m] docid positions of the relevant documents, -1 for none.
+        `positions`: [batch, m] docid positions of the relevant documents, -1 for none.
         """
         return (self._below(families, positions).any(dim=3) & families.exists).float()
 

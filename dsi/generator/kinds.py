@@ -6,6 +6,7 @@ from pathlib import Path
 import torch
 from transformers import T5Config
 
+from dsi.config import GeneratorConfig
 from dsi.contrastive.models import load_weights
 from dsi.docids.extensions import GENERATORS, extension_names, load_extension
 from dsi.docids.files.checks import shown
@@ -13,23 +14,22 @@ from dsi.docids.files.reading import RESTORE
 from dsi.docids.tree import DocidTree
 from dsi.docids.types import Ints
 from dsi.generator.base import Generator
-from dsi.generator.config import GeneratorConfig
 from dsi.generator.model import DocidGenerator
 from dsi.generator.nodes import NodeGenerator
 from dsi.generator.objectives import SCORES
 from dsi.generator.pretrained import PretrainedGenerator
 
-KINDS: dict[str, type[Generator]] = {"digits": DocidGenerator}
-"""{docid_tokens: class} of the library; other packages add theirs as entry points."""
-
+_DIGITS = "digits"
 _FIXED = {"is_decoder": True, "is_encoder_decoder": False, "use_cache": False}
 
 
 def find_kind(docid_tokens: str) -> type[Generator]:
     """Return the class of generators with these docid tokens, ours or another's."""
-    kind: type[Generator] | None = KINDS.get(docid_tokens) or load_extension(GENERATORS, docid_tokens)
+    if docid_tokens == _DIGITS:
+        return DocidGenerator
+    kind: type[Generator] | None = load_extension(GENERATORS, docid_tokens)
     if kind is None:
-        names = ", ".join(extension_names(GENERATORS, list(KINDS)))
+        names = ", ".join(extension_names(GENERATORS, [_DIGITS]))
         raise ValueError(
             f"docid_tokens must be one of {names}, got {shown(docid_tokens)}; install the package that adds them."
         )

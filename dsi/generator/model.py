@@ -5,24 +5,23 @@ tree instead of T5's 32,128. Softmaxes run over a node's children only, in train
 part of the model; its token states are inputs. Knows the shape of the tree, no documents.
 """
 
-from typing import Any
+from typing import Any, Self
 
 import torch
 from torch import Tensor, nn
 from transformers import T5Config
+from transformers.cache_utils import Cache, DynamicCache, EncoderDecoderCache
 from transformers.models.t5.modeling_t5 import T5Attention, T5Stack
 
+from dsi.contrastive.inference import for_inference
 from dsi.docids.tree import DocidTree
 from dsi.docids.types import Ints
-from dsi.generator.base import Generator
+from dsi.generator.cached import DecoderCache, TokenGenerator
+from dsi.search.queries import QueryBatch
 
 
-class DocidGenerator(Generator):
-    """T5 decoder with docid embeddings and a docid output layer.
-
-    Args:
-        config: a T5Config for the decoder stack, with the entries that `Generator` names.
-    """
+class DocidGenerator(TokenGenerator):
+    """T5 decoder with docid embeddings and a docid output layer; its config is that of the decoder stack."""
 
     def __init__(self, config: T5Config) -> None:
         super().__init__(config)
@@ -30,7 +29,7 @@ class DocidGenerator(Generator):
         self.head = nn.Linear(config.d_model, config.vocab_size, bias=False)
         self.post_init()
 
-    def _after_creation(self, tree: DocidTree, checkpoint: Any, numbers: Ints | None) -> None:
+    def initialise(self, tree: DocidTree, checkpoint: Any, numbers: Ints | None) -> None:
         """Initialise the output layer for logits of unit size; transformers' default makes them d_model^0.5 times larger."""
         nn.init.normal_(self.head.weight, std=self.config.d_model**-0.5)
 
@@ -48,18 +47,37 @@ class DocidGenerator(Generator):
             tokens: [batch, n] docid token of each node's last digit, 0 for the root.
             depths: [batch, n] depth of each node, 0 for the root.
             sees: [batch, n, n] True if the second node is an ancestor of the first, or the same.
-
-        Returns:
-            logits: [batch, n, largest fan_out], -inf for digits that a level does not have.
         """
-        columns = _level_tokens(self.config.fan_out).to(tokens.device)[depths]  # [batch, n, largest fan_out]
-        logits = self.head(self._hidden(token_states, states_mask, tokens, depths, sees))  # [batch, n, vocab_size]
-        picked = logits.gather(2, columns.clamp(min=0))
-        return {"logits": picked.masked_fill(columns < 0, -torch.inf)}
+        return self.pick(self.head(self.hidden(token_states, states_mask, tokens, depths, sees)), depths)
 
-    def _hidden(
-        self, token_states: Tensor, states_mask: Tensor, tokens: Tensor, depths: Tensor, sees: Tensor
-    ) -> Tensor:
+    def embed(self, tokens: Tensor) -> Tensor:
+        """Return the embeddings [..., width] of docid tokens."""
+        return self.decoder.embed_tokens(tokens)
+
+    def for_search(self, dtype: torch.dtype | None = None) -> Self:
+        """Return a copy laid out for search, with packed weights; see `Generator.for_search`."""
+        return for_inference(self, dtype or self.head.weight.dtype)  # type: ignore[return-value]
+
+    @torch.no_grad()
+    def start(self, batch: QueryBatch) -> DecoderCache:
+        """Read the states of a batch of queries; see `Scorer.start`."""
+        root = self.embed(torch.zeros(len(batch.states), 1, dtype=torch.long, device=self.device))
+        past = EncoderDecoderCache(DynamicCache(), DynamicCache())
+        mask, states = torch.from_numpy(batch.mask).to(root.device).long(), torch.from_numpy(batch.states).to(root)
+        return DecoderCache(past, states, mask, self._run(root, states, mask, past))
+
+    def read_on(self, embeddings: Tensor, mask: Tensor, cache: DecoderCache) -> Tensor:
+        """Return the hidden states of one more digit of each beam; see `TokenGenerator`."""
+        return self._run(embeddings, cache.shape_of_states(len(mask)), mask, cache.past)
+
+    def _run(self, embeddings: Tensor, states: Tensor, mask: Tensor, past: Cache) -> Tensor:
+        output = self.decoder(
+            inputs_embeds=embeddings, encoder_hidden_states=states, encoder_attention_mask=mask, past_key_values=past,
+            use_cache=True,
+        )  # fmt: skip
+        return output.last_hidden_state[:, -1]
+
+    def hidden(self, token_states: Tensor, states_mask: Tensor, tokens: Tensor, depths: Tensor, sees: Tensor) -> Tensor:
         """Run T5's blocks over a tree of nodes; returns [batch, n, d_model]."""
         # Attention bias: relative positions from differences of depth; other branches are masked.
         stack = self.decoder
@@ -78,7 +96,7 @@ class DocidGenerator(Generator):
             token_states = token_states.to(torch.get_autocast_dtype(device))  # once, not in every layer
 
         # The blocks of the stack, with cross-attention that does not project the states.
-        hidden = stack.dropout(stack.embed_tokens(tokens))  # [batch, n, d_model]
+        hidden = stack.dropout(self.embed(tokens))  # [batch, n, d_model]
         for attend_nodes, attend_states, feed_forward in (block.layer for block in stack.block):
             hidden = attend_nodes(hidden, position_bias=bias)[0]
             seen = _attend(attend_states.EncDecAttention, attend_states.layer_norm(hidden), token_states, states_mask)
@@ -91,15 +109,9 @@ def _attend(attention: T5Attention, hidden: Tensor, states: Tensor, mask: Tensor
 
     q.(W_k s) = (W_k' q).s, and the weighted sum of W_v s is W_v times the weighted sum of s. So queries are projected into the
     space of the states, and the weighted means out of it. A docid has a few digits and a text a hundred tokens, which makes
-    this much cheaper than projecting every state.
-
-    Args:
-        attention: the T5 layer whose weights are used.
-        hidden: [batch, n, d_model].
-        states: [batch, length, d_model].
-        mask: [batch, length] True at real tokens.
+    this much cheaper than projecting every state [batch, length, d_model].
     """
-    batch, n, _ = hidden.shape
+    batch, n, _ = hidden.shape  # [batch, n, d_model]
     heads, head_dim, width = attention.n_heads, attention.key_value_proj_dim, states.shape[2]
     queries = attention.q(hidden).view(batch, n, heads, head_dim)
     # W_k' q: [batch, n, heads, d_model]
@@ -110,9 +122,3 @@ def _attend(attention: T5Attention, hidden: Tensor, states: Tensor, mask: Tensor
     means = torch.bmm(weights.to(states.dtype), states).view(batch, n, heads, width)
     values = torch.einsum("bnhd,hkd->bnhk", means, attention.v.weight.view(heads, head_dim, width))
     return attention.o(values.reshape(batch, n, heads * head_dim))  # type: ignore[no-any-return]
-
-
-def _level_tokens(fan_out: list[int]) -> Tensor:
-    """Return the token id of each (level, digit), [depth, largest fan_out]; -1 if the level has no such digit."""
-    tokens = torch.arange(1, 1 + sum(fan_out)).split(fan_out)
-    return nn.utils.rnn.pad_sequence(list(tokens), batch_first=True, padding_value=-1)

@@ -9,10 +9,11 @@ import torch
 from torch import Tensor
 from transformers import T5Config
 
+from dsi.config import GeneratorConfig
 from dsi.docids.tree import DocidTree
 from dsi.docids.types import Ints
 from dsi.generator.base import Generator
-from dsi.generator.config import GeneratorConfig
+from dsi.search.queries import QueryBatch
 
 
 class ReadQueries(NamedTuple):
@@ -31,6 +32,15 @@ class ReadQueries(NamedTuple):
         """[batch, width] the mean state of each text."""
         real = self.mask[..., None].to(self.states.dtype)
         return (self.states * real).sum(dim=1) / real.sum(dim=1).clamp(min=1)
+
+
+class NodeCache(NamedTuple):
+    """The queries of a search, of which alone a step reads."""
+
+    queries: ReadQueries
+
+    def select(self, beams: Tensor) -> None:
+        """Do nothing: a node says all of the way to it."""
 
 
 class NodeGenerator(Generator):
@@ -84,11 +94,30 @@ class NodeGenerator(Generator):
             )
         return {"logits": found}
 
+    @torch.no_grad()
+    def child_logits(self, tokens: Tensor, level: int, cache: NodeCache) -> Tensor:
+        """Return the logits [batch, beams, fan_out] of the children of nodes [batch, beams]; see `Scorer`."""
+        known = tokens.clamp(max=len(self.first_child) - 1)
+        found = self(*cache.queries, tokens=known, depths=known, sees=known)["logits"]
+        return found[..., : self.config.fan_out[level]]
+
+    def child_tokens(self, parents: Tensor, digits: Tensor, level: int) -> Tensor:
+        """Return the children [batch, beams, fan_out]; any of them for one that was added after training."""
+        known = parents.clamp(max=len(self.first_child) - 1)
+        return self.children_of(known)[..., digits.clamp(max=max(self.config.fan_out) - 1)]
+
+    def start(self, batch: QueryBatch) -> NodeCache:
+        """Put the states of a batch of queries on the device; see `Scorer`."""
+        states, mask = (torch.from_numpy(array).to(self.device) for array in (batch.states, batch.mask))
+        return NodeCache(ReadQueries(states.float(), mask.bool()))
+
     @classmethod
-    def _entries(cls, config: GeneratorConfig, tree: DocidTree, numbers: Ints | None) -> dict[str, object]:
+    def entries(cls, config: GeneratorConfig, tree: DocidTree, numbers: Ints | None) -> dict[str, object]:
+        """Return the sizes of the tree; see `Generator.entries`."""
         return {"inner_nodes": tree.num_inner, "nodes": tree.num_inner + tree.num_places}
 
     @torch.no_grad()
-    def _after_creation(self, tree: DocidTree, checkpoint: Any, numbers: Ints | None) -> None:
+    def initialise(self, tree: DocidTree, checkpoint: Any, numbers: Ints | None) -> None:
+        """Take over the tree's shape; a subclass that makes weights of the tree calls this too."""
         self.first_child.copy_(torch.from_numpy(tree.first_child))
         self.num_children.copy_(torch.from_numpy(tree.num_children))

@@ -6,6 +6,7 @@ fitted on documents and the mean input embeddings of their tokens, takes the mea
 weights are trained; the loss is that of the docid alone. Knows no queries of a search and no encoder but its embeddings.
 """
 
+import copy
 import inspect
 import logging
 import threading
@@ -21,14 +22,17 @@ from numpy.typing import NDArray
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 from transformers import AutoConfig, AutoModel, AutoTokenizer, PreTrainedModel, T5Config
+from transformers.cache_utils import Cache, DynamicCache, EncoderDecoderCache
 
+from dsi.config import GeneratorConfig
 from dsi.contrastive.encoder import quiet_transformers
 from dsi.contrastive.models import check_tokenizer, is_local, load_complete, reset_tokenizer, write_plainly
 from dsi.docids.files.ram import available_memory
 from dsi.docids.tree import DocidTree
 from dsi.docids.types import Floats, Ints
-from dsi.generator.base import Generator, docid_entries
-from dsi.generator.config import GeneratorConfig
+from dsi.generator.base import docid_entries
+from dsi.generator.cached import DecoderCache, TokenGenerator
+from dsi.search.queries import QueryBatch
 
 logger = logging.getLogger(__name__)
 
@@ -48,20 +52,17 @@ _TOKENIZING = threading.Lock()
 """A tokenizer keeps the truncation of a call, so one call at a time."""
 
 
-class PretrainedGenerator(Generator):
-    """A model of transformers with rows for docid tokens.
+class PretrainedGenerator(TokenGenerator):
+    """A model of transformers, without its output layer and in float32, with rows for docid tokens.
 
-    Args:
-        config: with the entries that `Generator` names; `d_model` is the width of the encoder's states, of which it reads none.
-        model: the model without its output layer, in float32.
-        tokenizer: its tokenizer.
+    In its config `d_model` is the width of the encoder's states, of which it reads none.
     """
 
     def __init__(self, config: T5Config, model: PreTrainedModel, tokenizer: Any) -> None:
         super().__init__(config)
         self.model, self.tokenizer = model, tokenizer
         width: int = model.get_input_embeddings().embedding_dim
-        self.embed = nn.Embedding(config.vocab_size, width)
+        self.embedding = nn.Embedding(config.vocab_size, width)
         self.head = nn.Linear(width, config.vocab_size, bias=False)
         nn.init.normal_(self.head.weight, std=width**-0.5)
         self._counts_positions = "position_ids" in inspect.signature(model.forward).parameters
@@ -76,12 +77,7 @@ class PretrainedGenerator(Generator):
         seed: int = 0,
         numbers: Ints | None = None,
     ) -> Self:
-        """Return a model with untrained docid tokens; see `Generator.create`, and `begin`, where the tokens are to begin.
-
-        Raises:
-            OSError: the model cannot be loaded.
-            ValueError: it is neither causal nor sequence-to-sequence, or its tokenizer does not fit it.
-        """
+        """Return a model with untrained docid tokens; see `Generator.create`, and `begin`, where the tokens are to begin."""
         torch.manual_seed(seed)
         model, tokenizer = _load(config.decoder)
         entries = {**docid_entries(config, tree, objective), "d_model": state_dim}
@@ -92,7 +88,7 @@ class PretrainedGenerator(Generator):
     def load(cls, folder: Path, config: T5Config) -> Self:
         """Load what `save_pretrained` wrote."""
         generator, rows = cls(config, *_load(str(folder / _MODEL))), load_file(folder / "model.safetensors")
-        generator.embed.load_state_dict({"weight": rows["embed.weight"]})
+        generator.embedding.load_state_dict({"weight": rows["embed.weight"]})
         generator.head.load_state_dict({"weight": rows["head.weight"]})
         return generator
 
@@ -101,7 +97,7 @@ class PretrainedGenerator(Generator):
         folder = Path(save_directory)
         (folder / _MODEL).mkdir(parents=True, exist_ok=True)
         self.config.save_pretrained(str(folder))
-        rows = {"embed.weight": self.embed.weight, "head.weight": self.head.weight}
+        rows = {"embed.weight": self.embedding.weight, "head.weight": self.head.weight}
         save_file({name: row.detach().cpu().contiguous() for name, row in rows.items()}, folder / "model.safetensors")
         self.model.save_pretrained(str(folder / _MODEL))
         with _TOKENIZING:
@@ -171,9 +167,6 @@ class PretrainedGenerator(Generator):
             tokens: [batch, n] docid token of each node's last digit, 0 for the root, from the root on.
             depths: [batch, n] depth of each node; nodes past the end of the path follow it.
             sees: [batch, n, n] True where the second is an ancestor of the first, or the same: on a path, all those before it.
-
-        Returns:
-            logits: [batch, n, largest fan_out], -inf for digits that a level does not have.
         """
         steps = torch.arange(1, tokens.shape[1] + 1, device=tokens.device)
         if not ((sees.sum(dim=2) == steps) | (depths == 0)).all():
@@ -183,20 +176,45 @@ class PretrainedGenerator(Generator):
             )
         output = self.read(input_ids, attention_mask, self.embed(tokens), use_cache=False)
         logits = self.head(output.last_hidden_state[:, -tokens.shape[1] :])  # [batch, n, vocab_size]
-        fan_out = torch.tensor(self.config.fan_out, device=tokens.device)
-        digits = torch.arange(max(self.config.fan_out), device=tokens.device)
-        first = (1 + fan_out.cumsum(0) - fan_out)[depths]  # [batch, n] token of each level's first digit
-        columns = (first[..., None] + digits).clamp(max=self.config.vocab_size - 1)  # [batch, n, largest fan_out]
-        return {"logits": logits.gather(2, columns).masked_fill(digits >= fan_out[depths][..., None], -torch.inf)}
+        return self.pick(logits, depths)
+
+    def embed(self, tokens: Tensor) -> Tensor:
+        """Return the embeddings [..., width] of docid tokens."""
+        return self.embedding(tokens)
+
+    def for_search(self, dtype: torch.dtype | None = None) -> Self:
+        """Return it in a dtype; see `Generator.for_search`."""
+        return (self if dtype in (None, self.head.weight.dtype) else copy.deepcopy(self).to(dtype)).eval()
+
+    @torch.no_grad()
+    def start(self, batch: QueryBatch) -> DecoderCache:
+        """Read a batch of queries, and the root of the docids after them."""
+        read = self.tokenize([PROMPTS["query"] + text for text in batch.read or batch.texts])
+        read = {name: tensor.to(self.device) for name, tensor in read.items()}
+        root = self.embed(torch.zeros(len(batch.texts), 1, dtype=torch.long, device=self.device))
+        past: Cache = EncoderDecoderCache(DynamicCache(), DynamicCache()) if self.is_seq2seq else DynamicCache()
+        output = self.read(**read, docid=root, past_key_values=past, use_cache=True)
+        first, mask = output.last_hidden_state[:, -1], read["attention_mask"]
+        if self.is_seq2seq:
+            return DecoderCache(past, output.encoder_last_hidden_state, mask, first)
+        return DecoderCache(past, None, F.pad(mask, (0, 1), value=1), first)
+
+    def read_on(self, embeddings: Tensor, mask: Tensor, cache: DecoderCache) -> Tensor:
+        """Return the hidden states of one more digit of each beam; see `TokenGenerator`."""
+        more: dict[str, Any] = {"past_key_values": cache.past, "use_cache": True, "return_dict": True}
+        if self.is_seq2seq:
+            states = cache.shape_of_states(len(mask))
+            more |= {"encoder_outputs": (states,), "decoder_inputs_embeds": embeddings}
+        else:
+            mask = F.pad(mask, (0, cache.digits), value=1)
+            more |= {"inputs_embeds": embeddings, **self.positions(mask, 1)}
+        return self.model(attention_mask=mask, **more).last_hidden_state[:, -1]
 
     @torch.no_grad()
     def begin(self, tree: DocidTree, batches: Iterable[Mapping[str, Tensor]], embeddings: Floats) -> None:
         """Let the docid tokens begin at their clusters.
 
-        Args:
-            tree: the docids.
-            batches: what `forward` reads of documents, to which the map from the encoder's space is fitted.
-            embeddings: [documents, embedding_dim] of the same.
+        The map from the encoder's space is fitted to what `forward` reads of documents, and their embeddings [documents, dim].
         """
         means, center = np.concatenate([self._means(batch) for batch in batches]), embeddings.mean(axis=0)
         from_center = embeddings - center
@@ -208,7 +226,7 @@ class PretrainedGenerator(Generator):
             products + ridge, from_center.T @ (means - means.mean(axis=0))
         )  # [embedding_dim, width]
         rows = torch.from_numpy((_cluster_means(tree) - center) @ linear + means.mean(axis=0)).float()
-        self.embed.weight.copy_(rows)
+        self.embedding.weight.copy_(rows)
         levels = [level - level.mean(dim=0) for level in rows[1:].split(self.config.fan_out)]
         outputs = torch.cat([torch.zeros_like(rows[:1]), *levels])  # a softmax does not see what siblings share
         size = outputs[1:].square().mean().sqrt().clamp(min=1e-6)
@@ -306,3 +324,30 @@ def _is_causal(model: PreTrainedModel) -> bool:
     """True if the last token changes its own hidden state and none before."""
     one, other = _hidden(model)
     return bool(np.allclose(one[:3], other[:3], rtol=1e-4, atol=1e-5)) and not np.allclose(one[3], other[3])
+
+
+@torch.no_grad()
+def check_walk(generator: PretrainedGenerator, name: str) -> None:
+    """Raise ValueError unless a model gives the same numbers where it reads on from keys and values as in one pass.
+
+    Its docids have two digits at least; `name`: `generator.decoder`, for the message.
+    """
+    texts = ["a", "a longer text than that"]
+    nothing, tokens = np.zeros((2, 0), np.float32), torch.tensor([[0, 1], [0, 1]], device=generator.device)
+    try:
+        cache = generator.start(QueryBatch(np.arange(2), nothing, nothing.astype(bool), nothing, texts))
+        generator.child_logits(tokens[:, :1], 0, cache)
+        found = generator.child_logits(tokens[:, 1:], 1, cache)[:, 0]
+        read = generator.tokenize([PROMPTS["query"] + text for text in texts])
+        read = {kind: own.to(generator.device) for kind, own in read.items()}
+        depths = torch.arange(2, device=generator.device).expand(2, -1)
+        sees = torch.ones(2, 2, 2, dtype=torch.bool, device=generator.device).tril()
+        whole = generator(**read, tokens=tokens, depths=depths, sees=sees)["logits"][:, 1, : found.shape[1]]
+        same = torch.allclose(found, whole, rtol=1e-3, atol=1e-3)
+    except (AttributeError, IndexError, RuntimeError, TypeError, ValueError):
+        same = False
+    if not same:
+        raise ValueError(
+            f"generator.decoder {name!r} does not read on from the keys and values of a query, as a search does; name another "
+            "causal or sequence-to-sequence model, one of attention layers alone."
+        )

@@ -21,6 +21,7 @@ from sklearn.feature_extraction.text import ENGLISH_STOP_WORDS
 from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForSeq2SeqLM, AutoTokenizer
 from transformers.models.auto.modeling_auto import MODEL_FOR_MASKED_LM_MAPPING_NAMES
 
+from dsi.config import EXTRACTIVE, PseudoQueriesConfig
 from dsi.contrastive.devices import choose_device
 from dsi.contrastive.models import is_local, load_complete
 from dsi.docids.data.collection import cached_table
@@ -28,7 +29,6 @@ from dsi.docids.data.records import batches
 from dsi.docids.files.progress import Bar
 from dsi.docids.files.reading import sha256
 from dsi.docids.files.storage import write_json_line
-from dsi.generator.config import EXTRACTIVE, PseudoQueriesConfig
 
 DOCUMENT_TOKENS, QUERY_TOKENS = 512, 32
 """Tokens of a document that a model reads, and of a query that it generates, at most."""
@@ -57,16 +57,8 @@ def generate_queries(
 ) -> dict[str, int]:
     """Write pseudo-queries, one JSON line {doc_id, queries} per document; a killed run continues where it stopped.
 
-    Args:
-        documents: with doc_id, title and text; one batch at a time is in memory.
-        config: how they are made.
-        path: the file to write or continue.
-        held_out: texts of dev and test queries; a pseudo-query equal to one (ignoring case and spacing) is dropped.
-        seed: of sampling.
-        device: of a model; the best available by default.
-
-    Returns:
-        Counts of this call: {"written": n, "dropped": n that equalled a held-out query}.
+    One that equals a held-out text (ignoring case and spacing) is dropped. Returned are the counts of this call, {"written": n,
+    "dropped": n}.
     """
     finished = _finished_documents(path)
     forbidden = {_normal(text) for text in held_out}

@@ -22,11 +22,7 @@ _BLOCK = 16_384
 
 
 class StateCache:
-    """The states of n texts, in one or more parts; `cache.batch(rows)` pads some of them into tensors.
-
-    Args:
-        folders: the parts, as `write_states` wrote them; rows count through them in order.
-    """
+    """The states of n texts, in one or more parts, as `write_states` wrote them; rows count through them in order."""
 
     def __init__(self, folders: Sequence[Path]) -> None:
         spans = [np.load(folder / "spans.npy") for folder in folders]
@@ -50,13 +46,7 @@ class StateCache:
         return np.concatenate(self._embeddings)
 
     def batch(self, rows: Sequence[int]) -> dict[str, Tensor]:
-        """Return the states of some texts, padded.
-
-        Returns:
-            token_states: [len(rows), longest, width] float32.
-            states_mask: [len(rows), longest] True at real tokens.
-            embeddings: [len(rows), embedding_dim].
-        """
+        """Return `token_states` of some texts, `states_mask`, True at real tokens, and `embeddings`."""
         spans, parts = self._spans[rows], self._parts[rows]
         longest = int(spans[:, 1].max())
         states = np.zeros((len(spans), longest, self._states[0].shape[1]), dtype=np.float16)
@@ -65,9 +55,9 @@ class StateCache:
         part_rows = np.asarray(rows) - self._first_rows[parts]
         embeddings = np.stack([self._embeddings[part][row] for part, row in zip(parts, part_rows, strict=True)])
         return {
-            "token_states": torch.from_numpy(states).float(),
-            "states_mask": torch.arange(longest) < torch.from_numpy(spans[:, 1:]),
-            "embeddings": torch.from_numpy(embeddings),
+            "token_states": torch.from_numpy(states).float(),  # [len(rows), longest, width]
+            "states_mask": torch.arange(longest) < torch.from_numpy(spans[:, 1:]),  # [len(rows), longest]
+            "embeddings": torch.from_numpy(embeddings),  # [len(rows), embedding_dim]
         }
 
 

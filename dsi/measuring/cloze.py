@@ -8,8 +8,7 @@ them best holds for this collection and this encoder; no query is needed. Knows 
 import math
 import random
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass, replace
-from pathlib import Path
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 import datasets
@@ -29,10 +28,7 @@ from dsi.search.best_scores import BestScores
 from dsi.search.queries import EncodedQueries
 from dsi.search.request import SearchRequest
 from dsi.search.scores import LEAST_READ
-from dsi.store.folder.manifest import read_manifest
-from dsi.store.folder.verify import write_manifest_file
-from dsi.store.folder.writing import updating
-from dsi.store.retriever import Retriever
+from dsi.store.retriever import Retriever, keep_best_scores
 from dsi.store.updating import encoded_pieces
 
 _FEWEST_TRIED, _MOST, _SHARE = 150, 300, 10
@@ -245,19 +241,13 @@ def best_scores(retriever: Retriever, questions: Questions) -> BestScores | None
 def renew_best_scores(retriever: Retriever) -> bool:
     """Ask again if updates have changed a tenth of the documents since, and return whether; without texts nothing is known."""
     index = retriever.snapshot
-    if index.engine.best_scores is None or index.engine.best_scores.holds:
+    if index.best_scores is None or index.best_scores.holds:
         return False
     questions = None
     if index.documents.has_texts:
         questions = ask(retriever, datasets.Dataset(InMemoryTable(index.documents.table)))
-    index.engine.best_scores = None if questions is None else best_scores(retriever, questions)
+    keep_best_scores(retriever, None if questions is None else best_scores(retriever, questions))
     return True
-
-
-def write_best_scores(folder: Path, scores: BestScores | None) -> None:
-    """Write the best scores of an index on disk into its manifest."""
-    with updating(folder):
-        write_manifest_file(folder, {**read_manifest(folder), "best_scores": scores and asdict(scores)})
 
 
 def _dense_without(tree: DocidTree, row: int, query: Floats, piece: Floats) -> float:

@@ -2,12 +2,11 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from html import escape
 
 from dsi.docids.types import Qrels, Run
 from dsi.eval.measures import evaluate, mean, measures_for
 from dsi.eval.protocol import paired_tests
-from dsi.eval.tables import html_table, markdown_table
+from dsi.eval.tables import markdown_table
 
 
 @dataclass(frozen=True)
@@ -27,27 +26,16 @@ class Comparison:
     queries: int
 
     def __str__(self) -> str:
-        return f"{self._table}\n\n{self._below}"
-
-    __repr__ = __str__
-
-    def _repr_html_(self) -> str:
-        """Return the table for a notebook."""
-        return f"{html_table(self._table)}<p>{escape(self._below)}</p>"
-
-    @property
-    def _below(self) -> str:
-        return (
-            f"{self.queries:,} queries; p of paired randomisation tests, Holm-corrected for {len(self.tests)} measures."
-        )
-
-    @property
-    def _table(self) -> str:
         rows = [
             [measure, *(f"{value:.2f}" for value in self.means[measure]), f"{difference:+.2f}", f"{p:.4f}"]
             for measure, (difference, p) in self.tests.items()
         ]
-        return markdown_table(["measure", *self.names, "difference", "p"], rows)
+        return (
+            f"{markdown_table(['measure', *self.names, 'difference', 'p'], rows)}\n\n"
+            f"{self.queries:,} queries; p of paired randomisation tests, Holm-corrected for {len(self.tests)} measures."
+        )
+
+    __repr__ = __str__
 
 
 def compare_runs(

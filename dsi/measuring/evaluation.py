@@ -10,7 +10,6 @@ from collections.abc import Callable, Mapping, Sequence
 from copy import copy
 from dataclasses import dataclass
 from functools import cache, cached_property, partial
-from html import escape
 from math import ceil, sqrt
 from pathlib import Path
 from statistics import fmean, pstdev, stdev
@@ -31,7 +30,7 @@ from dsi.eval.fusion import reciprocal_rank_fusion
 from dsi.eval.measures import STANDARD_MEASURES, UNCUT, cutoff, mean, measure_name, measures_for, ranking
 from dsi.eval.measures import evaluate as evaluate_run
 from dsi.eval.protocol import Splits, SystemResult, Tests, overlap_splits, paired_tests, table
-from dsi.eval.tables import html_table, markdown_table
+from dsi.eval.tables import markdown_table
 from dsi.measuring.learned import learned_line, taught_queries, without_learned
 from dsi.measuring.provenance import provenance
 from dsi.measuring.runs import BM25Runs, CostedRun, IndexRuns, generator_only, language_of
@@ -106,13 +105,6 @@ class Evaluation:
         return "\n\n".join(filter(None, [self._table, self.significance(), self.summary(), self.earlier(), self.note]))
 
     __repr__ = __str__
-
-    def _repr_html_(self) -> str:
-        """Return the table for a notebook, with the differences folded, and the conclusion."""
-        tests, conclusion = escape(self.significance()), escape(self.summary())
-        more = f"<details><summary>Differences and p-values</summary><pre>{tests}</pre></details>" if tests else ""
-        note = f"<p>{escape(self.note)}</p>" if self.note else ""
-        return f"{html_table(self._table)}{more}<pre>{conclusion}</pre>{note}"
 
     @property
     def _table(self) -> str:

@@ -11,7 +11,6 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from dsi.contrastive.text_encoder import TextEncoder
 from dsi.docids.data.collection import Collection
 from dsi.docids.data.identical import most_identical, without_identical
 from dsi.docids.files.processes import ALONE, Processes
@@ -19,17 +18,20 @@ from dsi.docids.tree import DocidTree, document_scores
 from dsi.docids.types import Qrels, Run
 from dsi.docids.words.analyzer import FOUND
 from dsi.docids.words.bm25 import BM25
-from dsi.eval.baselines import dense_run, tune_bm25
+from dsi.eval.baselines import tune_bm25
 from dsi.eval.fusion import fit_weights
 from dsi.eval.protocol import FEWEST_QUERIES, count_answered
-from dsi.measuring.tuning import DEPTH, NO_PARTS, choose, choose_weights
+from dsi.measuring.tuning import DEPTH, NO_PARTS, choose_weights
 from dsi.search.engine import Method
 from dsi.search.queries import EncodedQueries
 from dsi.search.request import LEXICAL_WEIGHT, SearchConfig, SearchRequest
+from dsi.search.top import best
 from dsi.store.retriever import Retriever
 
 _BATCH = 128
 """Queries searched at a time."""
+_SCORES = 2**26
+"""Dense scores in memory at a time: 256 MB."""
 
 
 def generator_only(retriever: Retriever) -> dict[str, Any]:
@@ -45,13 +47,9 @@ def language_of(retriever: Retriever) -> str:
 
 
 class BM25Runs:
-    """BM25 over the documents, tuned on dev.
+    """BM25 over the documents, by default of title and full text.
 
-    Args:
-        collection: the documents and queries.
-        texts: one per document; title and full text by default.
-        tuned: choose k1 and b on dev (not if dev itself is measured), if 20 queries have a relevant document.
-        language: of the documents.
+    `tuned`: choose k1 and b on dev (not if dev itself is measured), if 20 queries have a relevant document.
     """
 
     def __init__(
@@ -74,81 +72,39 @@ class BM25Runs:
         return without_identical(run, identical, k)
 
 
-class DenseRuns:
-    """Flat dense search with an encoder over the documents of a tree.
-
-    Args:
-        collection: the documents and queries.
-        encoder: of the queries.
-        tree: the docids, of which the best place of a document counts.
-        doc_ids: of the documents, in the order of the tree's rows.
-    """
-
-    def __init__(self, collection: Collection, encoder: TextEncoder, tree: DocidTree, doc_ids: Sequence[str]) -> None:
-        own, costs = tree.by_row, tree.place_costs
-        self.collection, self.encoder, self.doc_ids = collection, encoder, doc_ids
-        self.embeddings, self._rows = tree.embeddings[own], tree.doc_rows[own]
-        self._costs = None if costs is None else costs[own]
-
-    def run(self, split: str, encoded: NDArray[np.float32] | None = None, k: int = DEPTH) -> Run:
-        """Return the top k documents of each query of a split; `encoded`: [queries, dim], if computed already."""
-        queries, identical = self.collection.query_texts(split), self.collection.identical
-        most = k + most_identical(identical)
-        if encoded is None:
-            encoded = self.encoder.encode(self.encoder.query_texts(list(queries.values())), "query")
-        if len(self._rows) == len(self.doc_ids):
-            run = dense_run(list(queries), encoded, self.doc_ids, self.embeddings, most)
-        else:
-            run = self._run_of_pieces(list(queries), encoded, most)
-        run = {query_id: scores if queries[query_id].strip() else {} for query_id, scores in run.items()}
-        return without_identical(run, identical, k)
-
-    def _run_of_pieces(self, query_ids: Sequence[str], encoded: NDArray[np.float32], k: int) -> Run:
-        starts = np.flatnonzero(np.diff(self._rows, prepend=-1))
-        run: Run = {}
-        for start in range(0, len(query_ids), _BATCH):
-            block = slice(start, start + _BATCH)
-            scores = encoded[block] @ self.embeddings.T
-            scores = np.maximum.reduceat(scores if self._costs is None else scores - self._costs, starts, axis=1)
-            order = np.argsort(-scores, axis=1, kind="stable")[:, :k]
-            top = np.take_along_axis(scores, order, axis=1)
-            for query_id, rows, values in zip(query_ids[block], order.tolist(), top.tolist(), strict=True):
-                run[query_id] = {self.doc_ids[row]: value for row, value in zip(rows, values, strict=True)}
-        return run
+def dense_run(
+    query_ids: Sequence[str], encoded: NDArray[np.float32], tree: DocidTree, doc_ids: Sequence[str], k: int
+) -> Run:
+    """Return the top k documents of each query [queries, dim] by flat dense search; the best place of a document counts."""
+    run: Run = {}
+    step = max(1, _SCORES // len(doc_ids))
+    for start in range(0, len(query_ids), step):
+        block = slice(start, start + step)
+        for query_id, scores in zip(query_ids[block], document_scores(encoded[block], tree), strict=True):
+            run[query_id] = {doc_ids[row]: float(scores[row]) for row in best(scores, k).tolist()}
+    return run
 
 
 class CostedRun(NamedTuple):
-    """A run of an index, and its cost.
-
-    Attributes:
-        run: {query_id: {doc_id: score}}.
-        config: the search config that was used.
-        read: how many vectors were scored a query.
-        compared: how many documents were scored by late interaction.
-        milliseconds: a query, after the encoder.
-    """
+    """A run of an index, and its cost a query."""
 
     run: Run
-    config: SearchConfig
-    read: float
-    compared: float
-    milliseconds: float
+    config: SearchConfig  # that was used
+    read: float  # how many vectors were scored
+    compared: float  # how many documents were scored by late interaction
+    milliseconds: float  # after the encoder
 
 
 class IndexRuns:
     """An index searched with any settings, and the dense search of its own encoder.
 
-    Args:
-        collection: the documents and queries.
-        retriever: the index.
-        processes: share the searching; each gets the whole run.
+    `processes` share the searching; each gets the whole run.
     """
 
     def __init__(self, collection: Collection, retriever: Retriever, processes: Processes = ALONE) -> None:
         self.collection, self.retriever, self.processes = collection, retriever, processes
         index = retriever.snapshot
-        doc_ids = list(index.documents.rows)  # in the index's order
-        self.dense = DenseRuns(collection, index.encoder, index.tree, doc_ids)
+        self.doc_ids = list(index.documents.rows)  # in the index's order
         self._encoded: dict[tuple[str, int], EncodedQueries] = {}
 
     def run(self, split: str, k: int = DEPTH, control: type[Method] | None = None, **changes: Any) -> Run:
@@ -180,8 +136,11 @@ class IndexRuns:
 
     def run_dense(self, split: str, k: int = DEPTH) -> Run:
         """Return the top k documents of each query of a split by flat dense search."""
-        encoded = self.encode(split, self.collection.query_texts(split)).embeddings
-        return self.dense.run(split, encoded, k)
+        queries, identical = self.collection.query_texts(split), self.collection.identical
+        encoded, tree = self.encode(split, queries).embeddings, self.retriever.snapshot.tree
+        run = dense_run(list(queries), encoded, tree, self.doc_ids, k + most_identical(identical))
+        run = {query_id: scores if queries[query_id].strip() else {} for query_id, scores in run.items()}
+        return without_identical(run, identical, k)
 
     def encode(self, split: str, queries: Mapping[str, str]) -> EncodedQueries:
         """Return queries of a split, all or this process's share, encoded once."""
@@ -192,35 +151,20 @@ class IndexRuns:
             )
         return self._encoded[key]
 
-    def tune(self, *, lexical: bool = True) -> dict[str, Any]:
-        """Return the best settings of `[search]` on dev, of words too if `lexical`; without dev queries the index's own.
-
-        All processes get those of rank 0, in case scores differ in the last digit.
-        """
-        index, qrels = self.retriever, self.collection.qrels["dev"]
-        changes: dict[str, Any] = {} if lexical else {"lexical_weight": 0.0}
-        if not qrels:
-            return changes
-        config = dataclasses.replace(index.search_config, **changes)
-        best = choose(index, self._dev, qrels, config, lexical=lexical, identical=self.collection.identical).best
-        return self.processes.first({**changes, **best})
-
     def tune_hybrid(self, *, on_dev: bool = True) -> dict[str, Any]:
         """Return the settings of dense + BM25, for `search` by `DenseAndWords`, with the weight of words that is best on dev.
 
         Without dev queries, or where these are measured, it is the index's own, or what we recommend if that is 0.
         """
-        index, qrels = self.retriever, self.collection.qrels["dev"] if on_dev else {}
+        index, qrels = self.retriever.snapshot, self.collection.qrels["dev"] if on_dev else {}
         changes: dict[str, Any] = {"method": "exact", "token_weight": 0.0}
         if not qrels:
             return {"lexical_weight": index.search_config.lexical_weight or LEXICAL_WEIGHT, **changes}
-        if index.snapshot.engine.has_generator:
+        if index.engine.has_generator:
             return self.processes.first({"lexical_weight": self._fit_words(qrels), **changes})
-        start = index.snapshot.configured.lexical_weight or LEXICAL_WEIGHT
+        start = index.configured.lexical_weight or LEXICAL_WEIGHT
         config = dataclasses.replace(index.search_config, lexical_weight=start, **changes)
-        weights = choose_weights(
-            index.snapshot, self._dev, qrels, config, tokens=False, identical=self.collection.identical
-        )
+        weights = choose_weights(index, self._dev, qrels, config, tokens=False, identical=self.collection.identical)
         return self.processes.first({**changes, **weights})
 
     @property
@@ -237,9 +181,9 @@ class IndexRuns:
             scores = document_scores(dev.embeddings[block], index.tree), index.lexical.shares(dev.texts[block])
             for row, query_id in enumerate(dev.query_ids[block]):
                 tops = [np.argsort(-source[row], kind="stable")[:DEPTH] for source in scores]
-                best = np.unique(np.concatenate(tops))
-                names = [self.dense.doc_ids[document] for document in best]
+                found = np.unique(np.concatenate(tops))
+                names = [self.doc_ids[document] for document in found]
                 for run, values in zip((dense, words), scores, strict=True):
-                    run[query_id] = dict(zip(names, values[row][best].tolist(), strict=True))
+                    run[query_id] = dict(zip(names, values[row][found].tolist(), strict=True))
         dense, words = (without_identical(run, self.collection.identical) for run in (dense, words))
         return fit_weights(dense, [words], [LEXICAL_WEIGHT], qrels)[0]

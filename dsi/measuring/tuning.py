@@ -23,7 +23,7 @@ from dsi.docids.files.storage import write_json
 from dsi.docids.types import Qrels, Run
 from dsi.eval.fusion import fit_weights
 from dsi.eval.protocol import FEWEST_QUERIES, best_setting, count_answered
-from dsi.measuring.cloze import Cloze, Questions, ask, best_scores, choose_words, write_best_scores
+from dsi.measuring.cloze import Cloze, Questions, ask, best_scores, choose_words
 from dsi.measuring.learned import learned_queries
 from dsi.search.generate import VectorEngine
 from dsi.search.queries import EncodedQueries
@@ -32,7 +32,7 @@ from dsi.search.results import SearchResult
 from dsi.store.folder.loading import index_state
 from dsi.store.folder.manifest import search_config
 from dsi.store.folder.writing import write_search_config
-from dsi.store.retriever import Retriever, load
+from dsi.store.retriever import Retriever, keep_best_scores, load
 from dsi.store.snapshot import Snapshot
 
 logger = logging.getLogger(__name__)
@@ -94,8 +94,7 @@ def tune(retriever: Retriever, collection: Collection) -> Tuning:
         ['beam_width', 'lexical_weight', 'memory_weight', 'token_weight']
 
     Args:
-        retriever: the index; its `search_config` is replaced. To keep the choice on disk, run `dsi tune INDEX`,
-            or write the index elsewhere (`retriever.save`).
+        retriever: the index; its `search_config` is replaced. `retriever.save` writes the choice.
         collection: the documents, and dev or train queries if there are some.
 
     Raises:
@@ -103,16 +102,17 @@ def tune(retriever: Retriever, collection: Collection) -> Tuning:
     """
     # 1) the queries: dev, or else train
     check_collection("tune", collection)
-    compare_documents(collection, retriever.snapshot.documents.rows)
+    index = retriever.snapshot
+    compare_documents(collection, index.documents.rows)
     split, queries = _queries(collection)
     # 2) where to begin: the settings of [search]
-    start = {name: getattr(retriever.snapshot.configured, name) for name in CHOSEN}
+    start = {name: getattr(index.configured, name) for name in CHOSEN}
     config = retriever.search_config = dataclasses.replace(retriever.search_config, **start)
     # 3) the weight of words, where too few judgements could choose it
     qrels, cloze = collection.qrels["dev"], None
-    questions = None if retriever.snapshot.engine.has_generator else ask(retriever, collection.documents)
+    questions = None if index.engine.has_generator else ask(retriever, collection.documents)
     if (judged := count_answered(qrels)) < FEWEST_QUERIES:
-        qrels, cloze = {}, _by_cloze(retriever, questions)
+        qrels, cloze = {}, _by_cloze(index.configured, questions)
         if not cloze:
             _warn_few(len(queries), judged, split)
     if cloze and not cloze.knows_language:
@@ -126,8 +126,9 @@ def tune(retriever: Retriever, collection: Collection) -> Tuning:
         tuning = Tuning({**tuning.best, **own.best}, own.tried, cloze)
     retriever.search_config = dataclasses.replace(config, **tuning.best)
     # 5) how high the best scores of such weights are
-    retriever.snapshot.engine.best_scores = None if questions is None else best_scores(retriever, questions)
-    if retriever.snapshot.engine.best_scores is None and not retriever.snapshot.engine.has_generator:
+    best = None if questions is None else best_scores(retriever, questions)
+    keep_best_scores(retriever, best)
+    if best is None and not index.engine.has_generator:
         logger.info("The documents ask too few questions to say how high a score is, so hits have no percentile.")
     return tuning
 
@@ -161,9 +162,9 @@ def _weights_by(cloze: Cloze | None) -> dict[str, float]:
     return {"lexical_weight": cloze.weight, **({} if cloze.knows_language else {"token_weight": 0.0})}
 
 
-def _by_cloze(retriever: Retriever, questions: Questions | None) -> Cloze | None:
+def _by_cloze(configured: SearchConfig, questions: Questions | None) -> Cloze | None:
     """Return what the documents say of the weight of words; None where they say nothing, or the user has set it."""
-    if questions is None or retriever.snapshot.configured.lexical_weight != LEXICAL_WEIGHT:
+    if questions is None or configured.lexical_weight != LEXICAL_WEIGHT:
         return None
     return choose_words(questions.dense, questions.words, questions.own)
 
@@ -179,23 +180,13 @@ def _warn_language(cloze: Cloze) -> None:
 
 
 def choose(
-    retriever: Retriever,
-    encoded: EncodedQueries,
-    qrels: Qrels,
-    config: SearchConfig | None = None,
-    *,
-    lexical: bool = True,
-    identical: Identical | None = None,
-) -> Tuning:
+    retriever: Retriever, encoded: EncodedQueries, qrels: Qrels, config: SearchConfig | None = None, *,
+    lexical: bool = True, identical: Identical | None = None,
+) -> Tuning:  # fmt: skip
     """Return the best settings of search, without changing the index; what it has learned of these queries takes no part.
 
-    Args:
-        retriever: the index.
-        encoded: the queries, with their query_ids.
-        qrels: their judgements; without any, weights stay as they are.
-        config: the settings that are not chosen; those of the index by default.
-        lexical: also weight the lexical part, if the index has one.
-        identical: documents that queries leave out, as they are these (`dsi.docids.data.identical`).
+    Without `qrels` weights stay as they are; `config`: the settings that are not chosen; `lexical`: also weight the lexical
+    part, if there is one; `identical`: documents that queries leave out, as they are these.
     """
     (encoded, _), config = encoded.cleaned(), config or retriever.search_config
     pairs = zip(encoded.query_ids, encoded.texts, strict=True)
@@ -205,8 +196,8 @@ def choose(
             "%d of %d dev queries were learned; what was learned of them takes no part in the choice of weights.",
             len(learned), len(judged),
         )  # fmt: skip
-    memory = retriever.snapshot.memory.without(encoded.texts, encoded.embeddings)
-    index = retriever.snapshot.with_memory(memory)
+    index = retriever.snapshot
+    index = index.with_memory(index.memory.without(encoded.texts, encoded.embeddings))
     if index.engine.has_generator:
         return _choose_paths(index, encoded, qrels, config, identical or {}) if qrels else Tuning({}, [])
     best: dict[str, Any] = {}
@@ -220,25 +211,12 @@ def choose(
 
 
 def choose_weights(
-    index: Snapshot,
-    encoded: EncodedQueries,
-    qrels: Qrels,
-    config: SearchConfig,
-    *,
-    lexical: bool = True,
-    tokens: bool = True,
-    identical: Identical | None = None,
-) -> dict[str, float]:
+    index: Snapshot, encoded: EncodedQueries, qrels: Qrels, config: SearchConfig, *, lexical: bool = True,
+    tokens: bool = True, identical: Identical | None = None,
+) -> dict[str, float]:  # fmt: skip
     """Return weights of the document score, fitted to judged queries; those of `config` if there are few; 0 for missing parts.
 
-    Args:
-        index: an index without a generator.
-        encoded: the queries, with their query_ids.
-        qrels: their judgements.
-        config: the weights that stay if there are few queries.
-        lexical: also weight the lexical part, if the index has one.
-        tokens: also weight late interaction, if the index has it.
-        identical: documents that queries leave out, as they are these.
+    `index`: without a generator; `lexical`, `tokens`: also weight words, and late interaction, if it has them.
     """
     parts = _weighted_parts(index, lexical=lexical, tokens=tokens)
     weights = {weight: getattr(config, weight) if name else 0.0 for weight, name in parts.items()}
@@ -373,12 +351,10 @@ def tune_index(folder: Path, collection: Collection, device: str | None = None) 
         return False
     bound_to = index_state(folder)
     retriever = load(folder, device=device)
-    before, configured = retriever.search_config, retriever.snapshot.configured
+    before = retriever.search_config
     with stage_line("tuning"):
         tuning = tune(retriever, collection)
-    if retriever.search_config != before:
-        write_search_config(folder, retriever.search_config, configured)
-    write_best_scores(folder, retriever.snapshot.engine.best_scores)
+    retriever.save()
     if not tuning.best:
         return False
     choice = {"best": tuning.best, "tried": tuning.tried, "cloze": tuning.cloze and dataclasses.asdict(tuning.cloze)}

@@ -1,1 +1,1 @@
-"""Constrained search with fused scores: encoded queries, the beam over the tree, the fast decoder, hits. Knows no rerankers."""
+"""Search: encoded queries, the walk down the tree, the scores of documents, hits, explanations. Knows no rerankers."""

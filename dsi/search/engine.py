@@ -1,6 +1,6 @@
 """What searches an index: methods that return the best documents of encoded queries.
 
-There are two engines: `dsi.search.generate` for an index without a generator, `dsi.search.beam` for one with a generator. Knows
+There are two engines: that of `dsi.search.generate`, and for an index with a `Generator` that of `dsi.generator.beam`. Knows
 nothing of how they score.
 """
 
@@ -9,16 +9,16 @@ import logging
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import Any, ClassVar, NamedTuple, Self
+from typing import Any, ClassVar, NamedTuple, Protocol, Self
 
 import numpy as np
 
+from dsi.contrastive.text_encoder import TextEncoder
 from dsi.docids.files.progress import progress
 from dsi.docids.query_memory import Earlier, QueryMemory
 from dsi.docids.tree import DocidTree
 from dsi.docids.types import Bools, Floats, Ints
 from dsi.docids.words.bm25 import BM25
-from dsi.search.best_scores import BestScores
 from dsi.search.queries import EncodedQueries, QueryBatch, not_finite
 from dsi.search.request import SearchConfig, SearchRequest, check_extra_scores
 from dsi.search.results import SearchResult, Trace
@@ -69,11 +69,9 @@ class Engine(ABC):
 
     Attributes:
         has_generator: whether a generator scores nodes, and so paths of docids; else vectors score nodes and documents.
-        best_scores: of questions that the documents ask, with which scores are compared; None where they are not known.
     """
 
     has_generator: ClassVar[bool]
-    best_scores: BestScores | None = None
 
     def __init__(self, tree: DocidTree, lexical: BM25 | None = None, memory: QueryMemory | None = None) -> None:
         self.tree, self.lexical = tree, lexical
@@ -88,6 +86,23 @@ class Engine(ABC):
         engine = copy.copy(self)
         engine.memory = memory
         return engine
+
+    def check(self, call: str, given: Mapping[str, Any], config: SearchConfig) -> None:
+        """Raise ValueError if a call sets an option that the method or the index does not use.
+
+        Args:
+            call: name of the public method, for messages.
+            given: options that the call sets.
+            config: with these options applied.
+        """
+        if config.method == "exact" and (unused := [name for name in ("beam_width", "candidates") if name in given]):
+            raise ValueError(
+                f'{call}() does not use {unused[0]} with method "exact", which scores all documents; "generate" takes it.'
+            )
+
+    @abstractmethod
+    def meaning(self, config: SearchConfig) -> str:
+        """Return what the scores of nodes and documents are."""
 
     @property
     @abstractmethod
@@ -250,12 +265,17 @@ def restricted(request: SearchRequest, tree: DocidTree, documents: Bools) -> Sea
     return replace(request, allowed=allowed if request.allowed is None else request.allowed & allowed)
 
 
-def check_parts(options: Mapping[str, Any], engine: Engine) -> None:
-    """Raise ValueError if a call weights a part of the score that the index lacks; without options it is left out."""
-    lacking = {
-        "lexical_weight": (engine.lexical, 'no lexical part; use 0, or train with lexical.model = "bm25"'),
-        "token_weight": (engine.tree.tokens, "no token vectors; use 0, or train with tokens.bits = 2"),
-    }
-    for option, (part, remedy) in lacking.items():
-        if options.get(option) and part is None:
-            raise ValueError(f"{option} is {options[option]:g}, but this index has {remedy}.")
+class Generator(Protocol):
+    """A generator of docids, as an index holds it; `dsi.generator` has them."""
+
+    def engine(
+        self, encoder: TextEncoder, tree: DocidTree, lexical: BM25 | None, memory: QueryMemory, dtype: str
+    ) -> Engine:
+        """Return what searches an index with this generator, which moves to the encoder's device.
+
+        Raises:
+            ValueError: it was trained for other docids, or an encoder with states of another width.
+        """
+
+    def save_pretrained(self, save_directory: str) -> Any:
+        """Write it into a folder."""

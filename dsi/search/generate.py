@@ -8,6 +8,7 @@ Neither knows folders or texts of documents.
 
 from collections.abc import Mapping, Sequence
 from functools import cached_property, partial
+from typing import Any
 
 import numpy as np
 
@@ -19,7 +20,7 @@ from dsi.search.engine import Engine, Followed, Method, count_documents
 from dsi.search.lists import ListedDocuments
 from dsi.search.pools import AllDocuments, Everything, Pool, PoolSources, Sources
 from dsi.search.queries import QueryBatch
-from dsi.search.request import SearchRequest
+from dsi.search.request import OF_A_GENERATOR, SearchConfig, SearchRequest
 from dsi.search.results import SearchResult, Trace
 from dsi.search.scores import DocumentScores, Recalled
 from dsi.search.top import highest_and_rest
@@ -39,6 +40,30 @@ class VectorEngine(Engine):
     """What both methods read of an index without a generator."""
 
     has_generator = False
+
+    def check(self, call: str, given: Mapping[str, Any], config: SearchConfig) -> None:
+        """Raise ValueError if a call sets an option of a generator, or weighs a part that the index lacks; see `Engine`."""
+        if unused := [name for name in OF_A_GENERATOR if name in given]:
+            raise ValueError(
+                f"{call}() does not use {unused[0]}: this index has no generator for it to weigh; leave it out, or train one "
+                "(`--config digits`)."
+            )
+        super().check(call, given, config)
+        lacking = {
+            "lexical_weight": (self.lexical, 'no lexical part; use 0, or train with lexical.model = "bm25"'),
+            "token_weight": (self.tree.tokens, "no token vectors; use 0, or train with tokens.bits = 2"),
+        }
+        for option, (part, remedy) in lacking.items():
+            if given.get(option) and part is None:
+                raise ValueError(f"{option} is {given[option]:g}, but this index has {remedy}.")
+
+    def meaning(self, config: SearchConfig) -> str:
+        """Return what the scores of nodes and documents are."""
+        lexical = self.lexical if config.lexical_weight else None
+        words = f" + {config.lexical_weight:.3g} {lexical.name}" if lexical else ""
+        tokens = f" + {config.token_weight:.3g} tokens" if config.token_weight and self.tree.tokens is not None else ""
+        memory = f" + {config.memory_weight:.3g} memory" if config.memory_weight and len(self.memory) else ""
+        return f"score of a node = q.v + bonus, of a document = dense{words}{tokens}{memory}"
 
     @property
     def methods(self) -> Mapping[str, Method]:

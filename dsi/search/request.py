@@ -59,8 +59,8 @@ class SearchConfig:
     """Number of levels at which a generator's scores are joined by the encoder's; inf for all, 0 for none (DR-SCL eq. 12)."""
     fusion: str = "product"
     """How the two become one score of a node: "product" (DR-SCL eq. 11); "mixture", the log of their weighted mean, in which
-    either can find what the other thinks impossible; or the import path of a function (`dsi.search.fusion`). Of an index, not
-    of a call."""
+    either can find what the other thinks impossible; or the import path of a function (`dsi.generator.fusion`). Of an index,
+    not of a call."""
     lexical_weight: Weight = 0.0
     """Weight of BM25 in a document's score."""
     token_weight: Weight = 0.0
@@ -137,7 +137,7 @@ class SearchRequest:
         return max(self.config.candidates, self.k)
 
 
-_OF_A_GENERATOR = ("alpha", "beta", "ann_temperature", "fusion")
+OF_A_GENERATOR = ("alpha", "beta", "ann_temperature", "fusion")
 """Settings that an index without a generator does not use."""
 OPTIONS = tuple(SearchOptions.__annotations__)
 """The names of the search options."""
@@ -190,33 +190,7 @@ def split_options(given: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, A
 
 def used_settings(config: Mapping[str, Any], *, has_generator: bool) -> dict[str, Any]:
     """Return the settings of a search config that an index uses: one without a generator has no alpha."""
-    return {name: value for name, value in config.items() if has_generator or name not in _OF_A_GENERATOR}
-
-
-def check_used(call: str, given: Mapping[str, Any], config: SearchConfig, *, has_generator: bool) -> None:
-    """Raise ValueError if a call sets an option that the method or the index does not use.
-
-    Args:
-        call: name of the public method, for messages.
-        given: options that the call sets.
-        config: with these options applied.
-        has_generator: whether the index has one.
-    """
-    if not has_generator and (unused := [name for name in _OF_A_GENERATOR if name in given]):
-        raise ValueError(
-            f"{call}() does not use {unused[0]}: this index has no generator for it to weigh; leave it out, or train one "
-            "(`--config digits`)."
-        )
-    walk = ("beam_width", "candidates")
-    if config.method == "exact" and (unused := [name for name in walk if name in given]):
-        raise ValueError(
-            f'{call}() does not use {unused[0]} with method "exact", which scores all documents; "generate" takes it.'
-        )
-    if not has_generator:
-        return
-    for name in ("candidates", "token_weight", "lexical_weight", "memory_weight", "extra_scores"):
-        if name in given and _any(given[name]):
-            raise ValueError(f"{call}() does not use {name}: its generator scores paths of docids; leave it out.")
+    return {name: value for name, value in config.items() if has_generator or name not in OF_A_GENERATOR}
 
 
 def vectors_alone(options: SearchOptions, config: SearchConfig, *, has_generator: bool) -> SearchOptions:
@@ -239,13 +213,6 @@ def without_parts(options: SearchOptions, *weights: str) -> SearchOptions:
         if options.get(name):
             raise ValueError(f"{name} weighs a part that reads the text of a query, and there is none. Leave it out.")
     return SearchOptions(**{**options, **dict.fromkeys(weights, 0.0)})  # type: ignore[typeddict-item]
-
-
-def _any(value: Any) -> bool:
-    """Return whether a number, or one of an array, is not 0."""
-    import numpy as np
-
-    return bool(np.any(value))
 
 
 def request_of_each(request: SearchRequest, queries: int, documents: int) -> list[SearchRequest]:

@@ -78,12 +78,7 @@ def learned_pairs(content: Content) -> list[LearnedPair]:
 
 
 def period(since: Moment, before: Moment, *, needed: bool) -> Period:
-    """Return the time from one moment on, and before another one.
-
-    Raises:
-        TypeError: a moment is none.
-        ValueError: a text that is no moment, `before` is not later than `since`, or neither is given and one is needed.
-    """
+    """Return the time from one moment on, and before another one."""
     if needed and since is None and before is None:
         raise ValueError("forget() needs pairs, since or before, got none of them.")
     ends = {name: _moment(own, name) for name, own in (("since", since), ("before", before)) if own is not None}
@@ -112,14 +107,8 @@ def _moment(value: object, name: str) -> int:
 def checked_pairs(pairs: Iterable[Any], name: str, documents: DocumentTable) -> list[Pair]:
     """Return the pairs of documents that are in the index; a line counts each kind of those that are left out.
 
-    Args:
-        pairs: (query, doc_id), records with these keys, or the path of a file of them.
-        name: "learn", or "forget", where an empty query stands for all of a document.
-        documents: of the index.
-
-    Raises:
-        TypeError: they are no list of pairs.
-        ValueError: a query or a doc_id that is not a text, or no pair is left.
+    `pairs`: (query, doc_id), records with these keys, or the path of a file of them; `name`: "learn", or "forget", where an
+    empty query stands for all of a document.
     """
     odd, given = Oddities(name), dict(_named(pairs, name))
     found, kept = documents.find(pair.doc_id for pair in given.values()), []
@@ -154,11 +143,7 @@ def query_vectors(encoder: TextEncoder, queries: Sequence[str]) -> tuple[list[in
 
 
 def encoded_pairs(encoder: TextEncoder, pairs: Sequence[Pair]) -> tuple[list[Pair], Floats]:
-    """Return the pairs that can be learned, and the embeddings [n, dim] of their queries; see `query_vectors`.
-
-    Raises:
-        ValueError: none can be.
-    """
+    """Return the pairs that can be learned, at least one, and the embeddings [n, dim] of their queries."""
     known, vectors = query_vectors(encoder, [pair.query for pair in pairs])
     if pairs and not known:
         raise ValueError(
@@ -208,18 +193,14 @@ def without_pairs(content: Content, pairs: Sequence[Pair] | None, when: Period) 
     A line counts those that the index has not learned.
     """
     if pairs is None:
-        return _with_memory(content, content.memory.forget(None, _NONE, when))
+        return content._replace(memory=content.memory.forget(None, _NONE, when))
     known, queries, rows = _rows(content, pairs)
     odd, held = Oddities("forget"), content.memory.holds(queries, rows)
     for number, is_held in zip(known, held, strict=True):
         if not is_held:
             odd.count(_UNKNOWN, tuple(pairs[number]))
     odd.warn()
-    return _with_memory(content, content.memory.forget(queries, rows, when))
-
-
-def _with_memory(content: Content, memory: QueryMemory) -> Content:
-    return content if memory is content.memory else content._replace(memory=memory)
+    return content._replace(memory=content.memory.forget(queries, rows, when))
 
 
 def _rows(content: Content, pairs: Sequence[Pair]) -> tuple[list[int], list[str], Rows]:

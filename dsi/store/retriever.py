@@ -4,18 +4,16 @@ import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple, Unpack, overload
+from typing import Any, NamedTuple, Unpack, overload
 
 from numpy.typing import NDArray
 
-from dsi.contrastive.text_encoder import TextEncoder
 from dsi.docids.data.records import ids_of
+from dsi.docids.files.checks import folder_to_write, plain
 from dsi.docids.files.reading import MappedFile, check_mapped
 from dsi.docids.files.storage import recover_folder, writing_to
-from dsi.docids.query_memory import QueryMemory
-from dsi.docids.tree import DocidTree
 from dsi.docids.vectors import VectorKind, VectorsConfig
-from dsi.docids.words.bm25 import BM25
+from dsi.search.best_scores import BestScores
 from dsi.search.explain.explanation import Explanation
 from dsi.search.hits import Answers, Document, Evidence, Hits
 from dsi.search.queries import EncodedQueries, Queries, encode_queries, encoded_queries, encoded_query, given_vectors
@@ -30,9 +28,6 @@ from dsi.store.similar import similar
 from dsi.store.snapshot import Snapshot
 from dsi.store.updating import Content, FileChanges
 from dsi.store.words import search_words
-
-if TYPE_CHECKING:
-    from dsi.generator.base import Generator
 
 
 class Changes(NamedTuple):
@@ -61,11 +56,13 @@ class Retriever:
 
     def __init__(self, snapshot: Snapshot, held: Loaded | None = None) -> None:
         self._snapshot, self._updating = snapshot, threading.Lock()
-        self._held = held
+        self._held: Loaded | None = None
         """The folder that it was loaded from, or saved to last, and the parts there."""
-        self._saved = {held.folder: held.state} if held else dict[Path, str]()
-        """{folder: state of the index there that this one contains}."""
+        self._saved = dict[Path, tuple[str, SearchConfig]]()
+        """{folder: state and search config of the index there that this one contains}."""
         self._mapped: tuple[MappedFile, ...] = held.mapped if held else ()
+        if held:
+            self._remember(held)
 
     def __copy__(self) -> "Retriever":
         """Return the index at this moment as a retriever of its own: later updates of this one do not reach it."""
@@ -253,8 +250,8 @@ class Retriever:
             TypeError: documents are no list or table of records.
             ValueError: a doc_id that is in the index already, repeated or empty; no text; metadata that no column can hold.
         """
-        encoder = self._snapshot.encoder
-        self._hold(lambda content: updating.with_documents(content, encoder, documents, replace=replace))
+        encoder, rows, replace = self._snapshot.encoder, updating.new_rows(documents), plain(bool, replace, "replace")
+        self._hold(lambda content: updating.with_documents(content, encoder, rows, replace=replace))
 
     def update(
         self, *sources: str | Path, add: Iterable[Any] = (), remove: Iterable[str] = (), texts: Any = None,
@@ -274,16 +271,17 @@ class Retriever:
             FileNotFoundError: no such source.
             TypeError, ValueError: as `add` and `remove`; the index was not made of files; the table lacks a text.
         """
-        encoder, names = self._snapshot.encoder, ids_of(remove, "remove")
+        encoder, names, new = self._snapshot.encoder, ids_of(remove, "remove"), updating.new_rows(add)
         files, rows, middle = list[FileChanges](), list[int](), list[Content]()
 
         def changed(content: Content) -> Content:
             if sources:
-                found, content = updating.with_files(content, encoder, sources)
+                found, own, going = updating.changed_files(DocumentTable(content.documents), sources)
+                content = updating.with_documents(content, encoder, own, removed=going)
                 files.append(found)
             middle.append(content)
             rows.extend(updating.rows_to_remove(DocumentTable(content.documents), names) if names else [])
-            content = updating.with_documents(content, encoder, add, removed=rows)
+            content = updating.with_documents(content, encoder, new, removed=rows)
             content = content if texts is None else updating.with_texts(content, texts)
             if vectors is None:
                 return content
@@ -368,8 +366,9 @@ class Retriever:
 
         Raises:
             FileExistsError: the folder holds other files and no index.
-            ValueError: the weights were loaded in another dtype than float32; `folder` is the current one; the index there was
-                changed since this one was loaded from it or saved to it; or none is given and there was none.
+            ValueError: the weights were loaded in another dtype than float32; `folder` is the current one, and the index is not
+                from there; the index there was changed since this one was loaded from it or saved to it; or none is given and
+                there was none.
         """
         if folder is None:
             if self._held is None:
@@ -379,36 +378,40 @@ class Retriever:
             raise ValueError(
                 f"This retriever's weights are of {self._snapshot.dtype}; save one that was loaded in float32."
             )
-        target = writing.index_to_replace(folder)
+        target = folder_to_write(folder, "folder").resolve()
+        if target not in self._saved:  # an index of ours is changed, and only another one is replaced
+            writing.index_to_replace(target)
         with writing_to(target):
             recover_folder(target)
-            index, is_known = self.snapshot, target in self._saved and bool(loading.index_state(target))
-            generation = self._write_changes(target, index) if is_known else self._write_whole(target, index)
-            written = replace(index, generation=generation)
-            self._held = Loaded(target, loading.index_state(target), written)
-            self._saved[target] = self._held.state
+            index, state = self.snapshot, loading.index_state(target)
+            if state and target in self._saved:
+                self._write_changes(target, state, index)
+            else:
+                writing.replace_index(writing.index_to_replace(target), index)
+            generation = writing.generation_of(target)
+            self._remember(Loaded(target, loading.index_state(target), replace(index, generation=generation)))
             with self._updating:
                 if not updating.changed_parts(self._snapshot.content, index.content):  # by others meanwhile
                     self._snapshot = replace(self._snapshot, generation=generation)
         return generation
 
-    def _write_whole(self, folder: Path, index: Snapshot) -> int:
-        writing.replace_index(folder, index)
-        return writing.generation_of(folder)
+    def _write_changes(self, folder: Path, state: str, index: Snapshot) -> None:
+        """Write to a known index what has changed since; without changes nothing is written."""
+        known, config = self._saved[folder]
+        is_last = self._held is not None and (self._held.folder, known) == (folder, state)
+        last = self._held.snapshot if self._held and is_last else None
+        is_configured = index.search_config != config
+        states = [state for state, _ in self._saved.values()]
+        writing.check_known(folder, states, (config, index.search_config) if is_configured else ())
+        content = last.content if last else None
+        if updating.changed_parts(index.content, content):
+            writing.write_update(folder, index, content, config=is_configured)
+        elif is_configured or (last and index.best_scores != last.best_scores):
+            writing.write_settings(folder, index, config=is_configured)
 
-    def _write_changes(self, folder: Path, index: Snapshot) -> int:
-        """Write to a known index what has changed since, and return its generation; without changes nothing is written."""
-        held = self._held.snapshot if self._held and self._held.folder == folder else None
-        has_last = held is not None and loading.index_state(folder) == self._saved[folder]
-        content = held.content if held and has_last else None
-        is_tuned = held is not None and index.search_config != held.search_config
-        if held and is_tuned:
-            writing.check_known(folder, self._saved.values(), (held.search_config, index.search_config))
-        if content is None or updating.changed_parts(index.content, content):
-            return writing.write_update(folder, self._saved.values(), index, content, tuned=is_tuned)
-        if is_tuned:
-            writing.write_search_config(folder, index.search_config, index.configured)
-        return writing.generation_of(folder)
+    def _remember(self, held: Loaded) -> None:
+        """Remember the index in a folder, which this one contains."""
+        self._held, self._saved[held.folder] = held, (held.state, held.snapshot.search_config)
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Pickle the folder and the state of the index there; refused if the index has changes that no folder holds."""
@@ -420,29 +423,10 @@ class Retriever:
         return _reload, (held.folder, held.state, str(index.encoder.device), index.dtype, index.search_config)
 
 
-def from_parts(
-    encoder: TextEncoder, tree: DocidTree, generator: "Generator | None", documents: Any,
-    search_config: SearchConfig | None = None, lexical: BM25 | None = None, memory: QueryMemory | None = None,
-    dtype: str = "float32",
-) -> Retriever:  # fmt: skip
-    """Return a retriever of parts that were made one by one.
-
-    Args:
-        encoder: the frozen encoder.
-        tree: the docids.
-        generator: the decoder trained for these docids; None to search by the vectors of the tree.
-        documents: an Arrow table or a data set with doc_id, title, optional metadata and text; in collection order.
-        search_config: the default search config, from which `dsi.tune` begins.
-        lexical: BM25 of the same documents, needed for `lexical_weight`.
-        memory: what it has learned from use.
-        dtype: of encoder and decoder in search; scores are always float32. "bfloat16" is faster on processors that have it.
-
-    Raises:
-        ValueError: the parts do not belong together.
-    """
-    table = DocumentTable(documents).table
-    content = Content(tree, table, lexical, QueryMemory() if memory is None else memory)
-    return Retriever(Snapshot.from_parts(encoder, generator, content, search_config or SearchConfig(), dtype=dtype))
+def keep_best_scores(retriever: Retriever, scores: BestScores | None) -> None:
+    """Have hits say where their scores lie among these; `save` writes them."""
+    with retriever._updating:
+        retriever._snapshot = replace(retriever._snapshot, best_scores=scores)
 
 
 def load(

@@ -1,10 +1,8 @@
 """An index at one moment: its parts, and what is computed from them. Knows no folders."""
 
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
-from typing import TYPE_CHECKING, Any, Self, Unpack
+from typing import Any, Self, Unpack
 
 from dsi.contrastive.text_encoder import TextEncoder
 from dsi.docids.data.records import COLUMNS
@@ -12,16 +10,16 @@ from dsi.docids.files.checks import plain
 from dsi.docids.query_memory import QueryMemory
 from dsi.docids.tree import DocidTree
 from dsi.docids.words.bm25 import BM25
-from dsi.search.engine import Engine, Followed, check_parts, restricted
-from dsi.search.engines import create_engine
+from dsi.search.best_scores import BestScores
+from dsi.search.engine import Engine, Followed, Generator, restricted
 from dsi.search.explain.why import AnsweredQuery
+from dsi.search.generate import VectorEngine
 from dsi.search.hits import Document, Hits
 from dsi.search.queries import EncodedQueries, Queries, encoded_queries
 from dsi.search.request import (
     SearchConfig,
     SearchOptions,
     SearchRequest,
-    check_used,
     given_options,
     request_of_each,
     shows_options,
@@ -31,9 +29,6 @@ from dsi.search.results import SearchResult
 from dsi.store.candidates import followed_rows
 from dsi.store.documents.table import DocumentTable, hits_of, run_of
 from dsi.store.updating import Content, changed_parts
-
-if TYPE_CHECKING:
-    from dsi.generator.base import Generator
 
 
 @dataclass(frozen=True, eq=False)
@@ -49,22 +44,24 @@ class Snapshot:
         configured: the search config from which `dsi.tune` begins.
         documents: the document table, in collection order.
         engine: searches encoded queries; holds docids, lexical part and memory.
+        best_scores: of questions that the documents ask, with which scores are compared; None where they are not known.
         dtype: of encoder and decoder in search; scores are always float32.
         generation: of the index on disk with these documents: 1 after training, one more with every update; 0 if there is none.
     """
 
     encoder: TextEncoder
-    generator: "Generator | None"
+    generator: Generator | None
     search_config: SearchConfig
     configured: SearchConfig
     documents: DocumentTable
     engine: Engine
+    best_scores: BestScores | None = None
     dtype: str = "float32"
     generation: int = 0
 
     @classmethod
     def from_parts(
-        cls, encoder: TextEncoder, generator: "Generator | None", content: Content, search_config: SearchConfig,
+        cls, encoder: TextEncoder, generator: Generator | None, content: Content, search_config: SearchConfig,
         configured: SearchConfig | None = None, dtype: str = "float32",
     ) -> Self:  # fmt: skip
         """Join the parts of an index; `configured` is `search_config` by default.
@@ -79,13 +76,12 @@ class Snapshot:
             raise ValueError(f"The encoder gives embeddings of {encoder.embedding_dim}, the docids need {dim}.")
         if tree.tokens is not None and encoder.state_dim != (dim := tree.tokens.head.shape[1]):
             raise ValueError(f"The encoder gives token states of {encoder.state_dim}, the token vectors need {dim}.")
+        engine: Engine = VectorEngine(tree, lexical, memory)
         if generator is not None:
-            generator.check_tree(tree)
-            generator.check_states(encoder.state_dim)
-            generator = generator.to(encoder.device)
-        engine = create_engine(generator, tree, lexical, dtype, memory, best_scores)
+            engine = generator.engine(encoder, tree, lexical, memory, dtype)
         encoder, table = encoder.for_search(dtype), DocumentTable(documents)
-        return cls(encoder, generator, search_config, configured or search_config, table, engine, dtype)
+        configs = search_config, configured or search_config
+        return cls(encoder, generator, *configs, table, engine, best_scores, dtype)
 
     @property
     def tree(self) -> DocidTree:
@@ -105,7 +101,7 @@ class Snapshot:
     @property
     def content(self) -> Content:
         """The parts that an update changes."""
-        return Content(self.tree, self.documents.table, self.lexical, self.memory, self.engine.best_scores)
+        return Content(self.tree, self.documents.table, self.lexical, self.memory, self.best_scores)
 
     def changed(self, content: Content) -> "Snapshot":
         """Return the index with other content, which no folder holds."""
@@ -114,17 +110,12 @@ class Snapshot:
         if parts == ["memory"]:
             return replace(self, engine=self.engine.with_memory(content.memory), generation=0)
         engine = self.engine.with_content(content.tree, content.lexical, content.memory)
-        engine.best_scores = content.best_scores
-        return replace(self, documents=DocumentTable(content.documents), engine=engine, generation=0)
+        documents, best = DocumentTable(content.documents), content.best_scores
+        return replace(self, documents=documents, engine=engine, best_scores=best, generation=0)
 
     def with_memory(self, memory: QueryMemory) -> "Snapshot":
         """Return the index with another memory."""
         return self.changed(self.content._replace(memory=memory))
-
-    @cached_property
-    def trained_beam(self) -> float:
-        """The widest beam whose nodes were all trained; inf unless training was limited to a beam."""
-        return (self.generator.config.training_beam if self.generator else 0) or math.inf
 
     def request(self, call: str, k: int, options: Mapping[str, Any]) -> SearchRequest:
         """Return a request to `engine` for k documents: the options of a call over the index's search config.
@@ -134,10 +125,7 @@ class Snapshot:
         options = given_options(call, options)
         overrides, others = split_options(options)
         config = replace(self.search_config, **overrides)
-        check_used(call, options, config, has_generator=self.engine.has_generator)
-        check_parts(options, self.engine)
-        if self.generator and config.alpha and config.beam_width > self.trained_beam:
-            self.generator.check_beam(config.beam_width)  # warns
+        self.engine.check(call, options, config)
         allowed = self.documents.allowed(**{name: others.pop(name, None) for name in ("allow", "deny", "where")})
         request = SearchRequest(plain(int, k, "k"), config, **others)
         return request if allowed is None else restricted(request, self.tree, allowed)
@@ -174,7 +162,7 @@ class Snapshot:
         """Return the search of each query, by which documents are explained."""
         requests = request_of_each(request, encoded.count, self.tree.num_rows)
         pairs = zip(encoded.each(), requests, strict=True)
-        return [AnsweredQuery(*pair, self.engine, self.encoder, self.documents) for pair in pairs]
+        return [AnsweredQuery(*pair, self.engine, self.encoder, self.documents, self.best_scores) for pair in pairs]
 
     def hits(self, encoded: EncodedQueries, request: SearchRequest) -> list[Hits]:
         """Return the hits of each query of a search, which they can explain."""

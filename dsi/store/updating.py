@@ -26,12 +26,11 @@ from dsi.docids.data.records import (
     Row,
     checked_documents,
     converted,
-    ids_of,
     kind_of,
 )
 from dsi.docids.data.sources import records_of
 from dsi.docids.data.tables import Column
-from dsi.docids.files.checks import plain, shown, user_path
+from dsi.docids.files.checks import shown, user_path
 from dsi.docids.query_memory import QueryMemory
 from dsi.docids.token_vectors import TokenCodes
 from dsi.docids.tree import DocidTree
@@ -65,50 +64,33 @@ def changed_parts(content: Content, held: Content | None) -> list[str]:
     return [name for name, same in zip(CHANGING, is_same, strict=True) if not same]
 
 
+def new_rows(documents: Iterable[Any]) -> list[Row]:
+    """Return the rows of new documents, checked: of records or a table, or of paths of files."""
+    are_files = isinstance(documents, Sequence) and documents and all(isinstance(path, Path) for path in documents)
+    records = path_records(documents) if are_files else records_of(documents, texts=False)  # type: ignore[arg-type]
+    return [row for _, row in checked_documents(records, "documents")]
+
+
 def with_documents(
-    content: Content,
-    encoder: TextEncoder,
-    documents: Iterable[Any],
-    *,
-    replace: bool = False,
-    removed: Sequence[int] = (),
-) -> Content:
-    """Return the content with more documents, and without others.
-
-    Args:
-        content: the parts of an index.
-        encoder: of the index.
-        documents: the new ones: records or a table, or paths of files.
-        replace: put a document in the place of one that has its doc_id.
-        removed: rows of documents that go, or are replaced.
-
-    Raises:
-        TypeError: documents are no list or table of records.
-        ValueError: a doc_id is in the index already or twice in the list, or metadata do not fit the columns of the index; the
-            message names it.
-    """
-    return _with_rows(
-        content, encoder, _records(documents), may_replace=plain(bool, replace, "replace"), removed=removed
-    )
-
-
-def _with_rows(
     content: Content,
     encoder: TextEncoder,
     records: Sequence[Row],
     *,
-    may_replace: bool = False,
+    replace: bool = False,
     removed: Sequence[int] = (),
 ) -> Content:
-    """Return the content as `with_documents` does, with documents that were checked."""
+    """Return the content with more documents, and without some rows; with `replace` a new document may have a known doc_id."""
     if not records:
-        return without_documents(content, removed)
+        return _without_documents(content, removed)
     going = set(removed)
     doc_ids, titles, texts = ([record[name] for record in records] for name in COLUMNS)
     rows = DocumentTable(content.documents).find(doc_ids)
     for doc_id in doc_ids:
-        if not may_replace and doc_id in rows and rows[doc_id] not in going:
-            raise ValueError(_taken(doc_id))
+        if not replace and doc_id in rows and rows[doc_id] not in going:
+            raise ValueError(
+                f"The doc_id {shown(doc_id)} is in the index already; have the document replaced (replace=True, in the "
+                'shell --remove beside --add, in a request "replace": true), or leave one out.'
+            )
     old, replaced = content.documents, sorted({*rows.values(), *going})
     metadata = _metadata_columns(records, old.schema)
     cuts = encoder.cut(titles, texts, content.tree.pieces)
@@ -137,12 +119,9 @@ def _with_rows(
 
 
 def _moved(content: Content, gone: Sequence[int], again: Mapping[int, int] | None = None) -> QueryMemory:
-    """Return the memory after an update: it forgets with the documents, and one that is replaced keeps what was learned.
+    """Return the memory after an update: it forgets with the documents that are gone, by their rows before.
 
-    Args:
-        content: before the update.
-        gone: rows of documents that are removed or replaced.
-        again: {row of one that is replaced: its number among the new documents}.
+    One that is replaced keeps what was learned; `again` has {its row before: its number among the new documents}.
     """
     stays = np.ones(len(content.documents), dtype=bool)
     stays[list(gone)] = False
@@ -159,24 +138,6 @@ def encoded_pieces(
     if tree.tokens is None:
         return encoder.encode(pieces, "document"), None
     return TokenHead(tree.tokens.head, tree.tokens.bits).encode(encoder, pieces)
-
-
-def _taken(doc_id: str) -> str:
-    return (
-        f"The doc_id {shown(doc_id)} is in the index already; have the document replaced (replace=True, in the "
-        'shell --remove beside --add, in a request "replace": true), or leave one out.'
-    )
-
-
-def _records(documents: Iterable[Any]) -> list[Row]:
-    """Return the rows of new documents, checked."""
-    if isinstance(documents, Mapping):
-        raise TypeError("add() takes a list of documents, got one; put it into a list.")
-    if documents is None or isinstance(documents, str | bytes | Path):
-        raise TypeError(f"add() takes a list of documents, got {shown(documents)}.")
-    if isinstance(documents, Sequence) and documents and all(isinstance(path, Path) for path in documents):
-        return [row for _, row in checked_documents(path_records(documents), "documents")]
-    return [row for _, row in checked_documents(records_of(documents, texts=False), "documents")]
 
 
 def _metadata_columns(rows: Sequence[Row], schema: pa.Schema) -> dict[str, pa.Array]:
@@ -213,27 +174,11 @@ class FileChanges(NamedTuple):
     same: int
 
 
-def with_files(content: Content, encoder: TextEncoder, paths: Sequence[str | Path]) -> tuple[FileChanges, Content]:
-    """Return how many files have changed, and the content with their documents as they are now; see `_changed_files`."""
-    changes, rows, going = _changed_files(DocumentTable(content.documents), paths)
-    return changes, _with_rows(content, encoder, rows, removed=going)
+def changed_files(documents: DocumentTable, paths: Sequence[str | Path]) -> tuple[FileChanges, list[Row], list[int]]:
+    """Return how many files have changed, the documents of new and changed ones, and the rows of documents that go.
 
-
-def _changed_files(documents: DocumentTable, paths: Sequence[str | Path]) -> tuple[FileChanges, list[Row], list[int]]:
-    """Compare files and folders with the index that was made of them, by their contents, and read what has changed.
-
+    Files and folders are compared with the index that was made of them, by their contents; its other files are left alone.
     What is there and cannot be read keeps its documents.
-
-    Args:
-        documents: of the index.
-        paths: files and folders; other files of the index are left alone.
-
-    Returns:
-        How many files have changed, the documents of new and changed ones, and the rows of documents that go.
-
-    Raises:
-        FileNotFoundError: no such path.
-        ValueError: the index was not made of files.
     """
     if FILE not in documents.column_names:
         raise ValueError("The index was not made of files, so no folder can be compared with it; use --add or add().")
@@ -313,51 +258,30 @@ def _fitting(row: Row, schema: pa.Schema, odd: Oddities) -> Row:
     return fitting
 
 
-class _Files:
-    """The rows of the documents of files.
-
-    Args:
-        documents: of an index, with the columns of files.
-    """
-
-    def __init__(self, documents: DocumentTable) -> None:
-        self.rows, self._bases = defaultdict[str, list[int]](list), defaultdict[str, set[str]](set)
-        columns = (documents.column(name) for name in ("doc_id", FILE, PLACE))
-        for row, (doc_id, file, place) in enumerate(zip(*columns, strict=True)):
-            if file:
-                self.rows[file].append(row)
-                self._bases[base_of(doc_id, place)].add(file)
-
-    def named(self, name: str) -> list[str]:
-        """Return the files that a name means: what the ids of their documents begin with, a path, or the end of one."""
-        paths = [path for path in (name, os.path.realpath(name)) if path in self.rows]
-        ends = (file for file in self.rows if file.endswith(f"/{name}"))
-        return sorted(self._bases.get(name, paths[:1])) or [*ends]
-
-
-def rows_to_remove(documents: DocumentTable, names: Iterable[str]) -> list[int]:
+def rows_to_remove(documents: DocumentTable, names: Sequence[str]) -> list[int]:
     """Return the rows of documents, and of all documents of files, that a removal names.
 
-    Args:
-        documents: of the index.
-        names: doc_ids; or files, all documents of which go: what the ids of pages begin with, a path, or the end of one.
-
-    Raises:
-        ValueError: names are no list of texts, or one names nothing or several files.
+    A name is a doc_id; or what the ids of a file's pages begin with, its path, or the end of that.
     """
-    wanted = ids_of(names, "remove")
     if FILE not in documents.column_names:
-        return documents.rows_of(wanted, "remove")
-    known = documents.find([name for name in wanted if isinstance(name, str)])
-    rows, unknown = {*known.values()}, [name for name in wanted if name not in known]
-    files = _Files(documents) if unknown else None
+        return documents.rows_of(names, "remove")
+    documents.rows_of([name for name in names if not isinstance(name, str)], "remove")  # which refuses them
+    known = documents.find(names)
+    rows, unknown = {*known.values()}, [name for name in names if name not in known]
+    rows_of, bases = defaultdict[str, list[int]](list), defaultdict[str, set[str]](set)
+    columns = (documents.column(name) for name in ("doc_id", FILE, PLACE))
+    for row, (doc_id, file, place) in enumerate(zip(*columns, strict=True) if unknown else ()):
+        if file:
+            rows_of[file].append(row)
+            bases[base_of(doc_id, place)].add(file)
     for name in unknown:
-        named = files.named(name) if files and isinstance(name, str) and name else []
-        if len(named) > 1:
+        paths = [path for path in (name, os.path.realpath(name)) if path in rows_of]
+        files = sorted(bases.get(name, paths[:1])) or [file for file in rows_of if name and file.endswith(f"/{name}")]
+        if len(files) > 1:
             raise ValueError(
-                f"remove names {shown(name)}, which {len(named)} files are called; give a path, as {named[0]}."
+                f"remove names {shown(name)}, which {len(files)} files are called; give a path, as {files[0]}."
             )
-        rows.update(files.rows[named[0]] if files and named else documents.rows_of([name], "remove"))
+        rows.update(rows_of[files[0]] if files else documents.rows_of([name], "remove"))
     return sorted(rows)
 
 
@@ -379,12 +303,8 @@ def tell_returning(before: DocumentTable, rows: Sequence[int], now: DocumentTabl
     odd.warn()
 
 
-def without_documents(content: Content, rows: Sequence[int]) -> Content:
-    """Return the content without the documents in some rows of the table.
-
-    Raises:
-        ValueError: no document would be left.
-    """
+def _without_documents(content: Content, rows: Sequence[int]) -> Content:
+    """Return the content without the documents in some rows of the table, which may not be all."""
     if not rows:
         return content
     if len(set(rows)) == len(content.documents):
@@ -418,11 +338,7 @@ def _with(table: pa.Table, new: pa.Table) -> pa.Table:
 
 
 def with_texts(content: Content, documents: Any) -> Content:
-    """Return the content with the texts of its documents, from a table with doc_id and text that may hold more documents.
-
-    Raises:
-        ValueError: the table has no texts, or lacks a document of the index.
-    """
+    """Return the content with the texts of its documents, from a table with doc_id and text that may hold more documents."""
     given, own = DocumentTable(documents), DocumentTable(content.documents)
     texts = given.texts_of(own.column("doc_id")[:])
     table = own.table.drop_columns(["text"]) if own.has_texts else own.table

@@ -1,1 +1,1 @@
-"""Training an index: the stages of a run, the generator's examples, loss and trainer, and the weights of search."""
+"""Training an index: the stages of a run, and what a training is refused for."""

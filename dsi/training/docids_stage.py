@@ -25,7 +25,6 @@ from dsi.docids.schemes import FILE, Docids, DocidsConfig, SchemeInput
 from dsi.docids.schemes.file import read_docids, write_docids
 from dsi.docids.token_vectors import TokenVectors
 from dsi.docids.tree import DocidTree, diagnostics, piece_cost
-from dsi.docids.types import Ints
 from dsi.docids.vectors import BLOCK, VectorsConfig
 from dsi.store.folder.writing import save_docids
 
@@ -107,15 +106,6 @@ def _are_renumbered(paths: NDArray[np.integer], tree: DocidTree) -> bool:
     starts = range(0, len(paths), BLOCK)
     blocks = ((paths[start : start + BLOCK], tree.positions[start : start + BLOCK]) for start in starts)
     return not all(np.array_equal(numbers, tree.paths(positions)[1]) for numbers, positions in blocks)
-
-
-def read_numbers(folder: Path, doc_ids: Sequence[str], tree: DocidTree) -> Ints:
-    """Return the numbers [N, longest] that a docid scheme gave, in docid order, -1 past the end; see `save_docids_stage`."""
-    path = folder / "docids.tsv"
-    if not path.exists():
-        return tree.paths(np.arange(tree.num_places))[1]
-    paths = read_docids(path, doc_ids).paths
-    return paths[np.lexsort(paths.T[::-1])].astype(np.int32)  # positions count docids in the order of their numbers
 
 
 def save_docids_stage(

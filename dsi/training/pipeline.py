@@ -31,7 +31,7 @@ from dsi.contrastive.encoder import Encoder, quiet_transformers
 from dsi.contrastive.trainers import Reports
 from dsi.contrastive.training import contrastive_rows, drawn_documents, hard_negatives, train_encoder
 from dsi.docids.data.collection import Collection, check_collection
-from dsi.docids.extensions import GENERATORS, OBJECTIVES, package_of
+from dsi.docids.extensions import GENERATORS, OBJECTIVES, generator_room, package_of
 from dsi.docids.files.checks import folder_to_write
 from dsi.docids.files.processes import BuildingCluster
 from dsi.docids.files.progress import write_line
@@ -41,18 +41,15 @@ from dsi.docids.query_memory import QueryMemory
 from dsi.docids.schemes import make_docids
 from dsi.docids.tree import DocidTree
 from dsi.docids.words.bm25 import BM25, load_lexical
-from dsi.generator.kinds import find_kind
-from dsi.generator.pseudo_queries import generate_queries, read_queries_table
 from dsi.measuring.tuning import configure, is_as_configured, is_tuned, tune_index
 from dsi.store.folder.loading import load_docids, load_encoder, load_tree
 from dsi.store.folder.manifest import FORMAT_VERSION
-from dsi.store.folder.writing import generation_of, is_whole, retire, write_manifest
+from dsi.store.folder.writing import generation_of, is_whole, retire, search_entries, write_manifest
 from dsi.store.learning import query_terms, query_vectors
 from dsi.store.retriever import Retriever, load
 from dsi.training import preflight
-from dsi.training.docids_stage import read_numbers, save_docids_stage, scheme_input, sources_digest, train_queries
+from dsi.training.docids_stage import save_docids_stage, scheme_input, sources_digest, train_queries
 from dsi.training.embedding import DocumentVectors, array_digest
-from dsi.training.generator_stage import GeneratorStage
 from dsi.training.stages import STAGES, StageFolders, enabled_stages, launch, needed_stages, setting_values
 
 logger = logging.getLogger(__name__)
@@ -92,7 +89,7 @@ def train(
         docids: a function of your own from `SchemeInput` to `Docids` ("For researchers" has examples), kept by import path.
         objective: a subclass of `Objective`. Without `config`, this and the next two take "digits", which has a generator.
         generator: a subclass of `NodeGenerator`.
-        fusion: a function of two arrays of log-probabilities and alpha, as those in `dsi.search.fusion`.
+        fusion: a function of two arrays of log-probabilities and alpha, as those in `dsi.generator.fusion`.
         device: of encoder and decoder, "cpu", "cuda", …; the best available by default.
         discard_updates: train again although documents were added or removed since; the index is that of `collection` then.
         replace: train although `output` holds an index with documents that `collection` lacks; they are lost.
@@ -248,6 +245,8 @@ class TrainingRun:
         with self._stage("pseudo_queries") as key:
             if not key or not self.processes.is_main:
                 return
+            with generator_room():
+                from dsi.generator.pseudo_queries import generate_queries
             work = self._stages.work("pseudo_queries", key)
             held_out = [*self.collection.query_texts("dev").values(), *self.collection.query_texts("test").values()]
             documents, config = self.collection.documents, self.config.pseudo_queries
@@ -367,27 +366,19 @@ class TrainingRun:
         return None
 
     def _train_generator(self, key: str) -> None:
-        config, encoder = self.config, self.encoder()
-        doc_ids, tree = self.collection.documents["doc_id"], self.tree()
-        by_node = find_kind(config.generator.docid_tokens).tokens_are_nodes
-        numbers = read_numbers(self.folder / "docids", doc_ids, tree) if by_node else None
+        with generator_room():
+            from dsi.generator.stage import GeneratorStage
+        encoder, queries = self.encoder(), (*self.pseudo_queries(), self._stages.key("pseudo_queries"))
         stage = GeneratorStage(
-            config,
-            self.collection,
-            encoder,
-            tree,
-            (*self.pseudo_queries(), self._stages.key("pseudo_queries")),
-            self._stages,
-            self._vectors(encoder).folder,
+            self.config, self.collection, encoder, self.tree(), queries, self._stages, self._vectors(encoder).folder,
             self._reports,
-            numbers,
-        )
+        )  # fmt: skip
         generator, record = stage.train(self._stages.work("generator", key))
         if self.processes.is_main:
             with self._stages.writing("generator", key) as folder:
                 generator.save_pretrained(str(folder))
                 write_json(folder / "training.json", record)
-                if config.training.train_encoder:
+                if self.config.training.train_encoder:
                     encoder.save(folder / "encoder")
 
     def _finish(self) -> None:
@@ -399,7 +390,7 @@ class TrainingRun:
                 encoder = load_encoder(self.folder, self.config.encoder, self.device)
                 tree, _ = load_docids(self.folder / "docids")
                 (self.folder / "tuning.json").unlink(missing_ok=True)
-                write_manifest(self.folder, encoder, tree, self.config.search, self.config.seed)
+                write_manifest(self.folder, encoder, tree, search_entries(self.config.search), self.config.seed)
             elif not is_as_configured(self.folder, self.config.search):
                 configure(self.folder, self.config.search)
                 logger.info("search: as [search] says now")
@@ -480,6 +471,8 @@ class TrainingRun:
         if self.config.pseudo_queries.method == "none":
             return np.empty(0, dtype=np.int64), []
         path = self._stages.existing("pseudo_queries", "dsi train --stage pseudo_queries") / "queries.jsonl"
+        with generator_room():
+            from dsi.generator.pseudo_queries import read_queries_table
         table, rows = read_queries_table(path), self.collection.rows
         return np.fromiter((rows[doc_id] for doc_id in in_blocks(table["doc_id"])), dtype=np.int64), table["text"]
 

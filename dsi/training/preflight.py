@@ -14,24 +14,19 @@ from typing import Any
 
 import numpy as np
 
-from dsi.config import Config, read_config, run_config
+from dsi.config import EXTRACTIVE, Config, read_config, run_config
 from dsi.contrastive.config import FRESH
 from dsi.contrastive.encoder import Encoder
 from dsi.contrastive.training import NO_QUERIES
-from dsi.docids.clustering import assemble, build_tree
+from dsi.docids.clustering import assemble
 from dsi.docids.data.collection import Collection, is_beir
 from dsi.docids.data.tables import as_table
-from dsi.docids.extensions import import_path
+from dsi.docids.extensions import generator_room, import_path
 from dsi.docids.files.checks import shown, user_path
 from dsi.docids.files.processes import Processes
 from dsi.docids.files.reading import folder_sums, read_record
 from dsi.docids.files.storage import digest, replace_folder
 from dsi.docids.schemes import Docids, DocidsConfig, check_branching, find_scheme
-from dsi.generator.config import EXTRACTIVE
-from dsi.generator.kinds import create_generator, find_kind
-from dsi.generator.pretrained import PretrainedGenerator, check_memory
-from dsi.search.decoder import check_walk
-from dsi.search.fusion import find_fusion
 from dsi.store.folder.loading import load_documents
 from dsi.store.folder.manifest import PARTS, part
 from dsi.store.folder.writing import check_no_updates, generation_of
@@ -173,7 +168,10 @@ def check_encoder(config: Config, encoder: Encoder, documents: int) -> None:
             f"training.train_encoder needs a transformer, and {config.encoder.name} is a table of token vectors "
             "(StaticEmbedding); set it to false, or name another encoder."
         )
-    _check_decoder(config, encoder)
+    if config.generator.exists or config.pseudo_queries.method != "none":
+        with generator_room():
+            from dsi.generator.stage import check_decoder
+        check_decoder(config, encoder)
     _check_vectors(config, encoder, documents)
     if config.docid_tokenizer:
         load_tokenizer(config.docid_tokenizer)
@@ -197,29 +195,6 @@ def _check_vectors(config: Config, encoder: Encoder, documents: int) -> None:
     few = min(documents, _FEW_VECTORS)
     vectors = np.random.default_rng(0).normal(size=(few, encoder.embedding_dim)).astype(np.float32)
     assemble(Docids.from_paths([[row] for row in range(few)]), vectors).stored_as(config.vectors)
-
-
-def _check_decoder(config: Config, encoder: Encoder) -> None:
-    """Make the generator for a tree of four documents; raises what making it for the real one would."""
-    generator, width = config.generator, encoder.state_dim
-    if not generator.exists:
-        return
-    find_kind(generator.docid_tokens).check_config(config)
-    find_fusion(config.search.fusion)
-    tree = build_tree(np.eye(4, encoder.embedding_dim, dtype=np.float32), DocidsConfig(branching=2, max_leaf_size=1))
-    right = "a model of transformers" if generator.reads == "text" else 'a T5 checkpoint, or "" for none'
-    try:
-        if generator.reads == "text":
-            check_memory(generator.decoder, encoder.model.device)
-        numbers = np.arange(4, dtype=np.int32)[:, None]
-        made = create_generator(generator, tree, width, config.training.objective, numbers=numbers)
-        if isinstance(made, PretrainedGenerator):
-            check_walk(made, generator.decoder)
-    except OSError as error:
-        reason = str(error).splitlines()[0].rstrip(".")
-        raise FileNotFoundError(
-            f"generator.decoder {generator.decoder!r} cannot be loaded ({reason}); name {right}."
-        ) from None
 
 
 def with_hooks(folder: Path, name: str | Path | Config | None, hooks: Mapping[str, Any]) -> Config:

@@ -24,13 +24,13 @@ from dsi.docids.tree import MOST_PLACES, DocidTree
 from dsi.docids.types import Run
 from dsi.eval.measures import evaluate, mean
 from dsi.eval.protocol import overlap_splits
-from dsi.measuring.runs import DenseRuns, generator_only
+from dsi.measuring.runs import generator_only
 from dsi.search.queries import EncodedQueries, encode_queries
 from dsi.store.retriever import Retriever
 from dsi.training.docids_stage import scheme_input
 from dsi_experiments.descents import Descents, descend
 from dsi_experiments.docids_report import BASELINES, BEAMS, MEASURES, write_report
-from dsi_experiments.laboratory import ANSWERS, SPLIT, Laboratory, answer
+from dsi_experiments.laboratory import ANSWERS, SPLIT, DenseRuns, Laboratory, answer, tuned_settings
 from dsi_experiments.tables import DIGITS, NOTHING, Changes, Row
 from dsi_experiments.updates import hold_out, without
 
@@ -175,7 +175,7 @@ class Comparison:
     def measure(self, config: Config) -> dict[str, Any]:
         """Everything about one scheme."""
         index = self.laboratory.index(config)
-        retriever, fused = index.retriever, index.tune()
+        retriever, fused = index.retriever, tuned_settings(index)
         descents = {beam: self._descend(retriever, self._queries, beam) for beam in BEAMS}
         runs = {f"alone, beam {beam}": own.run for beam, own in descents.items()}
         for beam in BEAMS:

@@ -26,12 +26,11 @@ from dsi.docids.data.collection import Collection, full_texts
 from dsi.docids.data.records import table_record
 from dsi.docids.types import Qrels, Run
 from dsi.docids.words.bm25 import BM25
-from dsi.eval.baselines import dense_run
 from dsi.eval.measures import evaluate, mean
 from dsi.eval.tables import markdown_table
-from dsi.measuring.runs import generator_only
+from dsi.measuring.runs import dense_run, generator_only
 from dsi.search.generate import DenseAndWords
-from dsi_experiments.laboratory import SPLIT, Laboratory, answer
+from dsi_experiments.laboratory import SPLIT, Laboratory, answer, tuned_settings
 from dsi_experiments.report import save_report
 from dsi_experiments.rows import Rows, Values
 from dsi_experiments.tables import DIGITS, VECTORS, Changes, Row
@@ -118,7 +117,7 @@ class GrowingIndex:
             "dense": dict,
             "dense + BM25": lambda: index.tune_hybrid(),
             "decoder alone": lambda: generator_only(index.retriever),
-            "fused": index.tune,
+            "fused": lambda: tuned_settings(index),
         }
         self.settings = {name: dict(choices[name]()) for name in systems}
 
@@ -139,8 +138,8 @@ class GrowingIndex:
             bm25 = BM25(documents["doc_id"][:], full_texts(documents), **settings)
             return bm25.run(self.collection.query_texts(SPLIT), ANSWERS)
         if name == "dense":
-            encoded, vectors = self._queries.embeddings, tree.embeddings[tree.positions]
-            return dense_run(self._queries.query_ids, encoded, documents["doc_id"][:], vectors, ANSWERS)
+            encoded, doc_ids = self._queries.embeddings, documents["doc_id"][:]
+            return dense_run(self._queries.query_ids, encoded, tree, doc_ids, ANSWERS)
         method = DenseAndWords if name == "dense + BM25" else None
         return answer(self._retriever, self._queries, ANSWERS, method, **settings)
 

@@ -16,6 +16,7 @@ import bm25s  # type: ignore[import-untyped]
 import numpy as np
 
 import dsi
+from dsi.contrastive.text_encoder import TextEncoder
 from dsi.docids.data.collection import Collection, read_collection
 from dsi.docids.words.sentences import sentences
 from dsi.store.retriever import Retriever
@@ -135,7 +136,7 @@ def systems(retriever: Retriever) -> dict[str, Callable[[str], list[list[Span]]]
     words.index(_terms([f"{doc_id} {texts[doc_id][start:end]}" for doc_id, start, end in spans]), show_progress=False)
 
     def full(ranked: Sequence[Span]) -> list[list[Span]]:
-        return [until_full(retriever, texts, ranked, budget) for budget in BUDGETS]
+        return [until_full(index.encoder, texts, ranked, budget) for budget in BUDGETS]
 
     def documents(question: str) -> list[list[Span]]:
         hits = retriever.search(question, k=DOCUMENTS)
@@ -162,7 +163,7 @@ def _terms(texts: list[str]) -> Any:
     return bm25s.tokenize(texts, show_progress=False)
 
 
-def until_full(retriever: Retriever, texts: dict[str, str], ranked: Sequence[Span], budget: int) -> list[Span]:
+def until_full(encoder: TextEncoder, texts: dict[str, str], ranked: Sequence[Span], budget: int) -> list[Span]:
     """Return the first spans that a budget holds, the last cut there; what was taken before does not count again."""
     taken, seen = list[Span](), dict[str, set[int]]()
     for doc_id, start, end in ranked:
@@ -171,7 +172,7 @@ def until_full(retriever: Retriever, texts: dict[str, str], ranked: Sequence[Spa
             start += 1
         while start < end and end - 1 in known:
             end -= 1
-        (offsets,) = retriever.snapshot.encoder.token_offsets([texts[doc_id][start:end]], budget + 1)
+        (offsets,) = encoder.token_offsets([texts[doc_id][start:end]], budget + 1)
         if len(offsets) > budget:
             end = start + (offsets[budget - 1][1] if budget else 0)
         taken.append((doc_id, start, end))

@@ -10,7 +10,7 @@ from typing import Any
 
 from dsi.eval.measures import evaluate, mean
 from dsi_experiments.figures import grid_figure
-from dsi_experiments.laboratory import SPLIT, Laboratory
+from dsi_experiments.laboratory import SPLIT, Laboratory, tuned_settings
 from dsi_experiments.published import grid_table
 from dsi_experiments.report import save_report
 from dsi_experiments.rows import Rows
@@ -26,7 +26,7 @@ def reproduce(laboratory: Laboratory, seed: int) -> str:
     qrels = laboratory.collection.qrels[SPLIT]
 
     def tune() -> dict[str, Any]:
-        return {"ann_temperature": laboratory.index(config).tune(lexical=False).get("ann_temperature", 1.0)}
+        return {"ann_temperature": tuned_settings(laboratory.index(config), lexical=False).get("ann_temperature", 1.0)}
 
     temperature = laboratory.kept("figure5", "ann_temperature, chosen on dev", seed, config, tune)["ann_temperature"]
 

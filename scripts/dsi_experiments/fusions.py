@@ -141,15 +141,13 @@ class Judged(NamedTuple):
 
 
 def _judged(laboratory: Laboratory, index: Any, siblings: Siblings, split: str) -> Judged:
-    retriever, qrels = index.retriever, laboratory.collection.qrels[split]
+    own, qrels = index.retriever.snapshot, laboratory.collection.qrels[split]
     encoded = index.encode(split, laboratory.collection.query_texts(split))
     relevant = []
     for query_id in encoded.query_ids:
         doc_ids = [doc_id for doc_id, grade in qrels[query_id].items() if grade > 0]
-        relevant.append(
-            retriever.snapshot.tree.positions[np.array(retriever.snapshot.documents.rows_of(doc_ids, "doc_ids"))]
-        )
-    generator = generator_scores(retriever.snapshot.generator, retriever.snapshot.tree, siblings, encoded)
+        relevant.append(own.tree.positions[np.array(own.documents.rows_of(doc_ids, "doc_ids"))])
+    generator = generator_scores(own.generator, own.tree, siblings, encoded)
     return Judged(encoded.query_ids, encoded.embeddings, generator, relevant)
 
 

@@ -24,18 +24,20 @@ from dsi.config import Config, dev_cut
 from dsi.contrastive.blocks import DocumentTexts, encode_blocks
 from dsi.contrastive.config import FRESH
 from dsi.contrastive.encoder import Encoder
+from dsi.contrastive.text_encoder import TextEncoder
 from dsi.docids.data.collection import Collection, MadeTexts, read_collection
+from dsi.docids.data.identical import most_identical, without_identical
 from dsi.docids.files.storage import digest
 from dsi.docids.schemes import DocidsConfig, make_docids
 from dsi.docids.schemes.file import write_docids
 from dsi.docids.tree import DocidTree
 from dsi.docids.types import Floats, Run
-from dsi.eval.fusion import fit_weights, reciprocal_rank_fusion, weighted_sum
+from dsi.eval.fusion import aligned, fit_weights, reciprocal_rank_fusion
 from dsi.eval.measures import STANDARD_MEASURES, cutoff, evaluate
 from dsi.eval.protocol import SystemResult, overlap_splits
 from dsi.measuring.provenance import provenance
-from dsi.measuring.runs import BM25Runs, DenseRuns, IndexRuns, generator_only
-from dsi.measuring.tuning import DEPTH
+from dsi.measuring.runs import BM25Runs, IndexRuns, dense_run, generator_only
+from dsi.measuring.tuning import DEPTH, choose
 from dsi.search.engine import Engine
 from dsi.search.engine import Method as SearchMethod
 from dsi.search.generate import DenseAndWords
@@ -55,6 +57,22 @@ from dsi_experiments.tables import Row, t5_of
 
 SPLIT = "test"
 ANSWERS = 10
+
+
+class DenseRuns:
+    """Flat dense search with an encoder over the documents of a tree, whose rows `doc_ids` names."""
+
+    def __init__(self, collection: Collection, encoder: TextEncoder, tree: DocidTree, doc_ids: Sequence[str]) -> None:
+        self.collection, self.encoder, self.doc_ids, self._tree = collection, encoder, doc_ids, tree
+        self.embeddings = tree.embeddings[tree.by_row]
+
+    def run(self, split: str, encoded: Floats | None = None, k: int = DEPTH) -> Run:
+        """Return the top k documents of each query of a split; `encoded`: [queries, dim], if computed already."""
+        queries, identical = self.collection.query_texts(split), self.collection.identical
+        if encoded is None:
+            encoded = self.encoder.encode(self.encoder.query_texts(list(queries.values())), "query")
+        run = dense_run(list(queries), encoded, self._tree, self.doc_ids, k + most_identical(identical))
+        return without_identical(run, identical, k)
 
 
 @dataclass
@@ -324,6 +342,34 @@ def answer(
     )
 
 
+def tuned_settings(index: IndexRuns, *, lexical: bool = True) -> dict[str, Any]:
+    """Return the best settings of `[search]` on dev, of words too if `lexical`; without dev queries the index's own.
+
+    All processes get those of rank 0, in case scores differ in the last digit.
+    """
+    changes: dict[str, Any] = {} if lexical else {"lexical_weight": 0.0}
+    collection = index.collection
+    if not collection.qrels["dev"]:
+        return changes
+    config = dataclasses.replace(index.retriever.search_config, **changes)
+    dev = index.encode("dev", collection.query_texts("dev"))
+    own = choose(index.retriever, dev, collection.qrels["dev"], config, lexical=lexical, identical=collection.identical)
+    return index.processes.first({**changes, **own.best})
+
+
+def weighted_sum(first: Run, others: Sequence[Run], weights: Sequence[float]) -> Run:
+    """Return first + sum of weight * other over all documents of a query; one that a run lacks gets its lowest score there.
+
+    >>> weighted_sum({"q": {"x": 4.0, "y": 2.0}}, [{"q": {"y": 1.0, "z": 3.0}}], [2.0])
+    {'q': {'x': 6.0, 'y': 4.0, 'z': 8.0}}
+    """
+    fused: Run = {}
+    for query_id in dict.fromkeys(query_id for run in (first, *others) for query_id in run):
+        doc_ids, scores = aligned([first, *others], query_id)
+        fused[query_id] = dict(zip(doc_ids, (scores @ [1.0, *weights]).tolist(), strict=True))
+    return fused
+
+
 POINTS = {"untrained": Laboratory.untrained, "query-means": Laboratory.query_means}
 """What is clustered in place of the documents' embeddings."""
 
@@ -331,11 +377,11 @@ Method = Callable[[Laboratory, Config], tuple[Run, Mapping[str, Any]]]
 
 
 def _tuned(**options: Any) -> Method:
-    """Search with the settings that are best on dev; `options`: of `IndexRuns.tune`."""
+    """Search with the settings that are best on dev; `options`: of `tuned_settings`."""
 
     def method(laboratory: Laboratory, config: Config) -> tuple[Run, Mapping[str, Any]]:
         index = laboratory.index(config)
-        changes = index.tune(**options)
+        changes = tuned_settings(index, **options)
         return index.run(SPLIT, **changes), changes
 
     return method

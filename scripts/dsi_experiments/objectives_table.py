@@ -22,7 +22,7 @@ from dsi.generator.families import FamilyTree
 from dsi.measuring.runs import IndexRuns, generator_only
 from dsi.search.request import SearchRequest
 from dsi_experiments.figures import lines_figure
-from dsi_experiments.laboratory import SPLIT, Laboratory
+from dsi_experiments.laboratory import SPLIT, Laboratory, tuned_settings
 from dsi_experiments.objectives.rows import ROWS, WARM_START, ObjectiveRow
 from dsi_experiments.objectives.tree import BEAM_WIDTH, RANDOM_PATHS
 from dsi_experiments.report import save_report
@@ -106,10 +106,10 @@ def decoder_positions(tree: DocidTree, row: ObjectiveRow, samples: int = 256) ->
 
 def _scores(index: IndexRuns, split: str, doc_ids: Mapping[str, str], **changes: Any) -> dict[str, float]:
     """{query_id: score of its document in `doc_ids`}, whether or not a search finds it."""
-    retriever, encoded = index.retriever, index.encode(split, index.collection.query_texts(split))
-    rows = retriever.snapshot.documents.rows_of([doc_ids[query_id] for query_id in encoded.query_ids], "doc_ids")
-    request = SearchRequest(1, dataclasses.replace(retriever.search_config, **changes))
-    followed = retriever.snapshot.engine.follow_all(encoded, request, np.array(rows)[:, None])
+    own, encoded = index.retriever.snapshot, index.encode(split, index.collection.query_texts(split))
+    rows = own.documents.rows_of([doc_ids[query_id] for query_id in encoded.query_ids], "doc_ids")
+    request = SearchRequest(1, dataclasses.replace(own.search_config, **changes))
+    followed = own.engine.follow_all(encoded, request, np.array(rows)[:, None])
     return dict(zip(encoded.query_ids, followed.scores[:, 0].tolist(), strict=True))
 
 
@@ -123,7 +123,7 @@ def measure(index: IndexRuns, split: str) -> list[Cell]:
     cells = []
     for system, options in (
         ("decoder alone", generator_only(index.retriever)),
-        ("fused", index.tune(lexical=False)),
+        ("fused", tuned_settings(index, lexical=False)),
     ):
         scores = _scores(index, split, right, **options)
         for beam_width in BEAMS:

@@ -123,7 +123,8 @@ def _has_dev(collection: Collection) -> bool:
 
 def lesson_of(collection: Collection, retriever: Retriever, work: Path) -> Lesson:
     """Return what the forms learn from: documents as the index has them, and the train pairs."""
-    tree, texts = retriever.snapshot.engine.tree, collection.full_texts()[:]
+    index, texts = retriever.snapshot, collection.full_texts()[:]
+    tree, rows_of = index.tree, index.documents.rows
     order = tree.by_row
     costs = np.zeros(len(order), np.float32) if tree.place_costs is None else tree.place_costs[order]
     seen: dict[tuple[str, int], int] = {}
@@ -133,8 +134,8 @@ def lesson_of(collection: Collection, retriever: Retriever, work: Path) -> Lesso
     queries = list(dict.fromkeys(query for query, _ in seen))
     number = {query: at for at, query in enumerate(queries)}
     doc_ids = collection.documents["doc_id"][:]
-    rows = [retriever.snapshot.documents.rows[doc_ids[row]] for _, row in seen]
-    texts = [texts[collection.rows[doc_id]] for doc_id in retriever.snapshot.documents.rows]
+    rows = [rows_of[doc_ids[row]] for _, row in seen]
+    texts = [texts[collection.rows[doc_id]] for doc_id in rows_of]
     pairs = np.array([[number[query], row] for (query, _), row in zip(seen, rows, strict=True)])
     return Lesson(
         texts, normalised(np.asarray(tree.embeddings[order], dtype=np.float32)), tree.doc_rows[order], costs, queries,
@@ -182,8 +183,9 @@ def candidates(
     asked_texts = [text for own in texts.values() for text in own.values()]
     encoded, seconds = retriever.encode_queries(asked_texts), dict[str, float]()
     asked = Asked(asked_texts, normalised(encoded.embeddings))
-    assert retriever.snapshot.lexical is not None
-    words, features = retriever.snapshot.lexical.shares(asked_texts), Features.of(lesson, asked)
+    lexical = retriever.snapshot.lexical
+    assert lexical is not None
+    words, features = lexical.shares(asked_texts), Features.of(lesson, asked)
     first = _top(lesson.dense(asked.vectors) + LEXICAL_WEIGHT * words, POOL)
     found = [first, *(_top(scores, OWN_POOL) for scores in _firsts(lesson, asked, features, work))]
     rows = _union(found)
@@ -521,10 +523,8 @@ def _train(output: Path, name: str, collection: Collection, config: Config) -> R
 def _today(retriever: Retriever, collection: Collection) -> Doubles:
     """[3, test queries] nDCG@10, Hit@1, Hit@10 of today's index, as it searches by default."""
     queries, qrels = collection.query_texts("test"), collection.qrels["test"]
-    encoded, config = retriever.encode_queries(queries), retriever.search_config
-    run = retriever.snapshot.as_run(
-        encoded.query_ids, retriever.snapshot.engine.search(encoded, SearchRequest(CUT, config))
-    )
+    encoded, index = retriever.encode_queries(queries), retriever.snapshot
+    run = index.as_run(encoded.query_ids, index.engine.search(encoded, SearchRequest(CUT, index.search_config)))
     values = evaluate(run, {query_id: qrels[query_id] for query_id in queries}, MEASURES)
     return np.array([[own[query_id] for query_id in queries] for own in values.values()])
 

@@ -12,10 +12,10 @@ from typing import Any
 from torch import nn
 from transformers import DataCollatorForSeq2Seq, PrinterCallback, Trainer, TrainingArguments
 
+from dsi.config import PseudoQueriesConfig
 from dsi.contrastive.trainers import FiniteTraining, run_trainer, trainer_settings
 from dsi.docids.files.declarations import Count, Positive, Whole, settings
 from dsi.docids.files.storage import replace_folder
-from dsi.generator.config import PseudoQueriesConfig
 from dsi.generator.pseudo_queries import load_query_model, prompt_text, reading_text
 
 Pair = tuple[str, str, str]

@@ -18,7 +18,7 @@ from dsi.docids.types import Run
 from dsi.eval.measures import evaluate, mean
 from dsi.eval.tables import markdown_table
 from dsi.measuring.runs import IndexRuns
-from dsi_experiments.laboratory import Laboratory, answer
+from dsi_experiments.laboratory import Laboratory, answer, tuned_settings
 from dsi_experiments.report import save_report
 from dsi_experiments.tables import ON_DENSE, TABLES
 
@@ -87,7 +87,7 @@ def measure_updates(collection: Collection, without: IndexRuns, whole: IndexRuns
     of_added = [query_id for query_id, judged in qrels.items() if not added.isdisjoint(judged)]
     of_others = [query_id for query_id, judged in qrels.items() if added.isdisjoint(judged)]
     indexes = {"without": without, "whole": whole}
-    options = {name: index.tune() for name, index in indexes.items()}
+    options = {name: tuned_settings(index) for name, index in indexes.items()}
     encoded = {name: index.encode("test", collection.query_texts("test")) for name, index in indexes.items()}
 
     def run(name: str) -> Run:

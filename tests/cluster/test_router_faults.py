@@ -4,6 +4,7 @@ import os
 import shutil
 import signal
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -14,7 +15,7 @@ from dsi.cluster.shards import Shard
 from dsi.docids.files import reading
 from dsi.search.results import ShardError
 from dsi.store.folder.loading import index_state
-from dsi.store.folder.writing import ChangedError
+from dsi.store.folder.writing import ChangedError, write_search_config
 from tests.support.clusters import alone, collection, ray, runs, texts_of  # noqa: F401 - fixtures
 
 pytest_plugins = ("tests.support.ray_cluster",)
@@ -212,6 +213,28 @@ def test_every_change_reaches_the_shards(run, local, collection, tmp_path):
             assert_answers_of_one_process(served, run, [*texts, "a river in bosnia"])
         assert served.search("a river in bosnia")[0].doc_id == "new"
         assert not {*doc_ids[:2]} & {*served.snapshot.documents.rows}
+
+
+def test_a_tuning_keeps_the_shards_and_is_saved(run, local, collection, tmp_path):
+    with serve(run, local) as served:
+        assert dsi.tune(served, collection).best["lexical_weight"] == served.search_config.lexical_weight
+        served.search_config = tuned = replace(served.search_config, beam_width=7)
+        served.add([NEW])  # which writes and loads the index
+        assert served.search_config == tuned
+        assert served.save() == 2
+        assert alone(run).search_config == tuned
+        served.save(tmp_path / "copy")
+        assert alone(tmp_path / "copy").get("new").title == "Neretva"
+        assert len(served.snapshot.engine.fleet.replicas) == 2
+        assert_answers_of_one_process(served, run, texts_of(collection)[:2])
+
+
+def test_a_tuning_on_disk_comes_with_the_next_update(run, local):
+    with serve(run, local) as served:
+        tuned = replace(served.search_config, beam_width=7)
+        write_search_config(run, tuned)
+        served.add([NEW])
+        assert served.search_config == tuned == alone(run).search_config
 
 
 def test_files_that_change_reach_the_shards(local, sentence_bert_folder, tmp_path):

@@ -186,11 +186,6 @@ def test_arrays_of_another_form_are_refused(tmp_path, name, change):
         DocidTree.load(path)
 
 
-def test_fewer_documents_than_the_branching_is_refused():
-    with pytest.raises(ValueError, match=r"3 documents, fewer than docids.branching = 10; set branching to at most 3"):
-        build_tree(GROUPS[:3], DocidsConfig(branching=10))
-
-
 def test_embeddings_that_are_not_finite_are_refused():
     points = GROUPS.copy()
     points[4, 1] = np.nan
@@ -213,21 +208,6 @@ def test_digits_that_leave_the_tree_are_named():
         tree.node((7,))
     with pytest.raises(ValueError, match="go on below a document"):
         tree.node((*tree.digits(0), 0))
-
-
-@pytest.mark.parametrize(
-    ("settings", "message"),
-    [
-        (
-            {"method": "tree"},
-            "docids.method must be one of kmeans, .*or a file NAME.tsv of docids, got 'tree'",
-        ),
-        ({"branching": 1}, "docids.branching must be at least 2"),
-    ],
-)
-def test_settings_out_of_range_are_named(settings, message):
-    with pytest.raises(ValueError, match=message):
-        DocidsConfig(**settings)
 
 
 def test_shares_are_collected_in_order():

@@ -19,9 +19,10 @@ from dsi.docids.schemes import SchemeInput, make_docids
 from dsi.docids.vectors import VectorsConfig
 from dsi.store.documents.table import DocumentTable
 from dsi.store.folder.loading import load_docids
-from dsi.store.retriever import from_parts, load
+from dsi.store.retriever import load
 from dsi.training.docids_stage import save_docids_stage
 from tests.support.files import own
+from tests.support.parts import from_parts
 
 ONE_QUERY = {"queries": '{"_id": "q", "text": "q"}', "test": "query-id\tcorpus-id\tscore\nq\ta\t1\n"}
 LANGUAGES, YEARS = ["en", "de", "fr", None], [1990, 2005, 2020]
@@ -310,8 +311,8 @@ def test_a_text_or_metadata_that_is_given_twice_is_named():
             "'new' has metadata 'colour', for which the index has no column; it has topic, lang, year, tags. Leave it out, or",
         ),
         ([3], r"documents\[0\] must be a dictionary with doc_id and text, got 3"),
-        ("new", r"add\(\) takes a list of documents, got 'new'"),
-        (None, r"add\(\) takes a list of documents, got None"),
+        ("new", "documents must be a list or an iterator of dictionaries.* got 'new'"),
+        (None, "documents must be a list or an iterator of dictionaries.* got None"),
         (
             [{"doc_id": "new", "title": "no text"}],
             r"documents\[0\] has no text: none of the keys text, contents has a value; its keys",

@@ -21,7 +21,7 @@ def trained(beir, tmp_path, sentence_t5_folder, t5_folder):
         install(tmp_path / "site", patch, letters="own_letters:make")
         config = write_settings(
             tmp_path / "config.toml", sentence_t5_folder, t5_folder, dev_queries=0,
-            docids={"method": "letters", "branching": 10, "max_leaf_size": 10}, pseudo_queries={"method": "none"},
+            docids={"method": "letters", "branching": 10, "max_leaf_size": 10},
             contrastive={"loss": "none"},
             **VECTORS,
         )  # fmt: skip

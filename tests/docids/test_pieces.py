@@ -19,27 +19,25 @@ from dsi.config import Config, read_config
 from dsi.contrastive.blocks import DocumentTexts
 from dsi.contrastive.cutting import piece_text
 from dsi.docids.clustering import DocidsConfig, assemble
-from dsi.docids.files.processes import ALONE
 from dsi.docids.schemes import Docids, SchemeInput, make_docids
 from dsi.docids.schemes.file import read_docids, write_docids
-from dsi.docids.tree import DocidTree, diagnostics, nearest_places, places_of
+from dsi.docids.tree import DocidTree, diagnostics, nearest_places
 from dsi.docids.updating import add_documents, remove_documents
 from dsi.docids.vectors import VectorsConfig
 from dsi.docids.words.bm25 import BM25
 from dsi.measuring.runs import IndexRuns
 from dsi.search import generate
-from dsi.search.engines import create_engine
+from dsi.search.generate import VectorEngine
 from dsi.search.queries import QueryBatch
 from dsi.search.request import SearchRequest
 from dsi.store.documents.topics import Topics
 from dsi.store.folder.loading import load_docids
-from dsi.store.retriever import from_parts, load
+from dsi.store.retriever import load
 from dsi.training.docids_stage import save_docids_stage
-from dsi.training.generator_stage import GeneratorStage
 from dsi.training.pipeline import TrainingRun
-from dsi.training.stages import StageFolders
 from tests.support.oracles import path_scores
-from tests.support.small import WIDTH, as_batch, random_generator, random_queries
+from tests.support.parts import from_parts
+from tests.support.small import WIDTH, as_batch, engine_for, random_generator, random_queries
 from tests.support.small_index import DOCUMENTS, QUERIES
 from tests.support.tiny_settings import VECTORS, write_settings
 
@@ -172,7 +170,7 @@ def test_answers_are_the_best_documents_by_their_best_places(
         new = np.random.default_rng(seed).normal(size=(5, WIDTH)).astype(np.float32)
         tree = remove_documents(add_documents(tree, new, np.array([0, 0, 1, 1, 1])), np.array([0, tree.num_rows]))
     bm25 = BM25([str(n) for n in range(tree.num_rows)], texts(tree.num_rows, seed))
-    methods, batch = create_engine(generator, tree, bm25).methods, query_batch(seed)
+    methods, batch = engine_for(tree, generator, bm25).methods, query_batch(seed)
     allowed = (tree.doc_rows >= 0) & ((tree.doc_rows % 3 > 0) | (not filtered))
     config = SearchConfig(
         alpha=alpha, beta=beta, ann_temperature=0.5, lexical_weight=weight if kind == "vectors" else 0.0, candidates=1
@@ -211,7 +209,7 @@ def test_answers_are_the_best_documents_by_their_best_places(
 def test_a_document_is_found_once_with_the_score_that_its_path_has(tree, k, seed, vectors):
     generator = None if vectors else random_generator(tree, layers=1, seed=seed)
     bm25 = BM25([str(n) for n in range(tree.num_rows)], texts(tree.num_rows, seed))
-    engine, batch = create_engine(generator, tree, bm25), query_batch(seed)
+    engine, batch = engine_for(tree, generator, bm25), query_batch(seed)
     request = SearchRequest(k, SearchConfig(alpha=0.5, beam_width=10_000))
     followed = engine.follow(batch, request, np.tile(np.arange(tree.num_rows), (3, 1)))
     for name in ("generate", "exact"):
@@ -235,7 +233,7 @@ def test_a_document_whose_places_are_equal_is_found_once(seed):
     config = DocidsConfig(branching=5, max_leaf_size=5, pieces=5)
     tree = assemble(make_docids(SchemeInput(vectors, config, rows=rows)), vectors)
     bm25 = BM25([str(n) for n in range(count)], texts(count, seed))
-    methods = create_engine(None, tree, bm25).methods
+    methods = VectorEngine(tree, bm25).methods
     request = SearchRequest(10, SearchConfig(alpha=0.3, beam_width=2, lexical_weight=0.5, candidates=10))
     for positions in methods["generate"].retrieve(query_batch(seed), request).positions:
         assert len(set(tree.doc_rows[positions].tolist())) == 10
@@ -523,7 +521,6 @@ def test_a_line_too_many_is_named_where_every_text_is_one_piece(tmp_path):
             r"line 1: the document 'a' has 1 docids for 2 pieces; give each piece one, or set",
         ),
         (["a\t1", "a\t4", "b\t2", "c\t3", "b\t5"], r"line 5: the document 'b' has 2 docids for 1 pieces"),
-        (["a\t1", "a\t1", "b\t2", "c\t3"], r"line 1: the docid 1 is equal to that of line 2"),
         (
             [*(f"a\t{n}" for n in range(65_537)), "b\t70000", "c\t80000"],
             r"line 65537: the document 'a' has more than 65,536 docids",
@@ -572,37 +569,20 @@ def test_an_index_of_pieces_is_trained_tuned_searched_and_updated(
     docids = {"method": method, "branching": 4, "max_leaf_size": 20, "pieces": 2}
     config = write_settings(
         tmp_path / "config.toml", sentence_t5_folder, t5_folder, docids=docids,
-        pseudo_queries={"method": "none"}, contrastive={"loss": "none"},
+        contrastive={"loss": "none"},
         **VECTORS,
     )  # fmt: skip
     collection = dsi.read_collection(beir())
     run = TrainingRun(tmp_path / "run", collection, read_config(config), "cpu")
     run.train()
     diagnosed = json.loads((run.folder / "docids" / "diagnostics.json").read_text())
-    encoder, tree = run.encoder(), run.tree()
-    pieces = DocumentTexts(encoder, collection.documents, 2)
+    tree, pieces = run.tree(), DocumentTexts(run.encoder(), collection.documents, 2)
     assert (diagnosed["documents"], diagnosed["docids"]) == (40, len(pieces)) == (tree.num_rows, tree.num_places)
     assert tree.pieces == 2
     lines = (run.folder / "docids" / "docids.tsv").read_text().splitlines()
     assert [line.split("\t")[0] for line in lines] == [
         collection.documents["doc_id"][row] for row in pieces.rows.tolist()
     ]
-
-    # Every piece is trained with its own place, every query with the nearest of its document.
-    nothing = (np.empty(0, dtype=int), [], "")
-    folders = StageFolders(tmp_path, None, ALONE)
-    stage = GeneratorStage(run.config, collection, encoder, tree, nothing, folders, tmp_path / "documents")
-    examples = stage.examples()
-    np.testing.assert_allclose(
-        tree.embeddings[examples.positions[: len(pieces)]], encoder.encode(pieces[:], "document"), atol=1e-5
-    )
-    of_queries = examples.positions[len(pieces) :]
-    pairs = collection.pairs("train")
-    assert tree.doc_rows[of_queries].tolist() == [row for _, row in pairs]
-    vectors = examples.inputs.embeddings[len(pieces) :]
-    own = np.einsum("nd,nd->n", tree.embeddings[of_queries], vectors)
-    places = tree.embeddings[places_of(tree, np.array([row for _, row in pairs]))]
-    np.testing.assert_allclose(own, np.einsum("npd,nd->np", places, vectors).max(axis=1), atol=1e-6)
 
     retriever = load(run.folder, device="cpu")
     for hits in retriever.search(QUERIES, 40, method="exact"):

@@ -47,7 +47,7 @@ def test_a_training_from_python_shows_no_bars_or_warnings_of_the_libraries(
     beir, tmp_path, sentence_t5_folder, t5_folder, capfd, caplog
 ):
     config = write_settings(
-        tmp_path / "config.toml", sentence_t5_folder, t5_folder, dev_queries=0, pseudo_queries={"method": "none"},
+        tmp_path / "config.toml", sentence_t5_folder, t5_folder, dev_queries=0,
         contrastive={"epochs": 1.0, "batch_size": 16}, docids={"pieces": 2},
         **VECTORS,
     )  # fmt: skip

@@ -3,6 +3,7 @@
 import dataclasses
 import decimal
 import json
+import re
 import shutil
 import subprocess
 import sys
@@ -948,13 +949,13 @@ def test_an_index_says_what_it_is(dated_run, capsys):
     assert not {"alpha", "beta", "ann_temperature"} & set(info["search"])
     assert main(["info", str(dated_run)]) == 0
     shown = capsys.readouterr().out
-    assert shown.startswith("documents  3, in 3 pieces; columns doc_id, title, text, day, at, tags\n")
-    assert "\ngenerator  none: searches walk by vectors\n" in shown
+    assert re.match(r"documents +3\ncolumns +doc_id, title, text, day, at, tags\npieces +3\n", shown)
+    assert re.search(r"\ngenerator +none\n", shown)
     assert "alpha" not in shown
     own = {**info, "generator": {"docid_tokens": "digits", "objective": "ce"}}
-    assert "\ngenerator  digits tokens, objective ce\n" in as_lines(own)
+    assert re.search(r"\ngenerator +docid_tokens digits, objective ce\n", as_lines(own))
     tuned = {**info, "search": {"alpha": 1.0, "lexical_weight": 0.3712345678, "beam_width": 12345, "method": "exact"}}
-    assert "\nsearch     alpha 1, lexical_weight 0.371, beam_width 12345, method exact; " in as_lines(tuned)
+    assert re.search(r"\nsearch +alpha 1, lexical_weight 0.371, beam_width 12,345, method exact\n", as_lines(tuned))
 
 
 @pytest.mark.parametrize(

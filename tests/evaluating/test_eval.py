@@ -12,8 +12,8 @@ from dsi_experiments.subtopics import find_measure, read_subtopics
 from scipy import stats
 
 from dsi.docids.words.bm25 import BM25
-from dsi.eval.baselines import BM25_GRID, dense_run, tune_bm25
-from dsi.eval.fusion import fit_weights, reciprocal_rank_fusion, weighted_sum
+from dsi.eval.baselines import BM25_GRID, tune_bm25
+from dsi.eval.fusion import fit_weights, reciprocal_rank_fusion
 from dsi.eval.measures import STANDARD_MEASURES, cutoff, evaluate, mean, measure_name, measures_for, ranking
 from dsi.eval.protocol import (
     SystemResult,
@@ -322,19 +322,6 @@ def test_bm25_stays_as_it_is_where_dev_queries_tell_nothing():
     assert (bm25.k1, bm25.b) == before == (0.9, 0.4)
 
 
-def test_dense_run_refuses_ids_of_other_documents():
-    with pytest.raises(ValueError, match="Every embedding needs a doc_id, got 2 doc_ids for 3"):
-        dense_run(["q"], np.ones((1, 2), np.float32), ["a", "b"], np.ones((3, 2), np.float32), 2)
-
-
-def test_dense_run_is_the_exact_order():
-    rng = np.random.default_rng(0)
-    documents, queries = rng.normal(size=(50, 8)).astype("f"), rng.normal(size=(3, 8)).astype("f")
-    run = dense_run(["x", "y", "z"], queries, [f"d{n}" for n in range(50)], documents, 5)
-    for row, query_id in enumerate("xyz"):
-        assert ranking(run[query_id]) == [f"d{n}" for n in np.argsort(-(documents @ queries[row]))[:5]]
-
-
 @pytest.mark.parametrize("score", [math.nan, np.float32("nan"), None, "2.0", [1.0]])
 def test_a_score_that_is_no_number_is_refused_wherever_it_enters_by_query_and_document(tmp_path, score):
     for run in ({"q": {"a": score, "b": 1.0}}, {"q": {"b": 1.0, "a": score}}):
@@ -343,7 +330,6 @@ def test_a_score_that_is_no_number_is_refused_wherever_it_enters_by_query_and_do
             lambda run: evaluate(run, {"q": {"b": 1}}, ["RR@10"]),
             lambda run: compare_runs({"q": {"b": 1.0}}, run, {"q": {"b": 1}}),
             lambda run: reciprocal_rank_fusion([{"q": {"b": 1.0}}, run]),
-            lambda run: weighted_sum(run, [{"q": {"b": 1.0}}], [1.0]),
             lambda run: fit_weights({"q": {"b": 1.0}}, [run], [1.0], {"q": {"b": 1}}),
             run_without_ties,
         ):
@@ -372,7 +358,7 @@ def test_infinite_scores_have_a_rank_but_no_sum():
     run = {"q": {"a": -math.inf, "b": math.inf}}
     assert evaluate(run, {"q": {"b": 1}}, ["RR@10"]) == {"RR@10": {"q": 1.0}}
     with pytest.raises(ValueError, match="document 'a' for query 'q' must be a finite number, got -inf"):
-        weighted_sum(run, [run], [1.0])
+        fit_weights(run, [run], [1.0], {"q": {"b": 1}})
 
 
 def test_a_test_of_significance_names_the_query_without_a_value():
@@ -389,7 +375,6 @@ def test_ids_are_the_same_as_numbers_and_as_texts(tmp_path):
             assert compare_runs(run, texts, qrels, ["RR@10"]).means == {"RR@10": (50.0, 50.0)}
         write_run(run, tmp_path / "run", "tag")
         assert read_run(tmp_path / "run") == texts
-        assert weighted_sum(run, [texts], [1.0]) == {"7": {"10": 4.0, "11": 2.0}}
         assert list(reciprocal_rank_fusion([run, texts])["7"]) == ["10", "11"]
     with pytest.raises(ValueError, match="query '7': doc_id '10' comes twice, as a number and as a text; keep one"):
         evaluate({7: {10: 1.0, "10": 2.0}}, texts)

@@ -295,7 +295,7 @@ def test_nothing_is_tuned_on_dev_where_dev_is_measured(graded, monkeypatch):
         raise AssertionError("tuned on the queries that are measured")
 
     collection, retriever = graded
-    for name in ("choose", "choose_weights", "fit_weights"):
+    for name in ("choose_weights", "fit_weights"):
         monkeypatch.setattr(runs, name, tuned)
     evaluation = dsi.evaluate(retriever, collection, "dev")
     assert evaluation.row("dense + BM25").settings["lexical_weight"] == LEXICAL_WEIGHT

@@ -1,4 +1,4 @@
-"""Several runs made into one: reciprocal ranks, weighted sums, and weights by a conditional logit against its definition."""
+"""Several runs made into one: reciprocal ranks, and weights by a conditional logit against its definition."""
 
 import numpy as np
 import pytest
@@ -6,17 +6,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy.optimize import minimize, minimize_scalar
 
-from dsi.eval.fusion import fit_weights, reciprocal_rank_fusion, weighted_sum
+from dsi.eval.fusion import fit_weights, reciprocal_rank_fusion
 
 
 def test_reciprocal_rank_fusion_by_hand():
     fused = reciprocal_rank_fusion([{"q": {"a": 3.0, "b": 2.0}}, {"q": {"b": 9.0}, "r": {"c": 1.0}}], k=1)
     assert fused == {"q": {"a": 1 / 2, "b": pytest.approx(1 / 3 + 1 / 2)}, "r": {"c": 1 / 2}}
-
-
-def test_a_weighted_sum_fills_gaps_with_the_lowest_score():
-    first, other = {"q": {"x": 4.0, "y": 2.0}}, {"q": {"y": 1.0, "z": 3.0}, "r": {"z": 1.0}}
-    assert weighted_sum(first, [other], [2.0]) == {"q": {"x": 6.0, "y": 4.0, "z": 8.0}, "r": {"z": 2.0}}
 
 
 def runs_of(rng: np.random.Generator, queries: int, weights: list[float], candidates: int = 12, widest: float = 9.0):

@@ -70,7 +70,7 @@ def test_hits_have_it_wherever_the_index_goes(index, tmp_path, capsys):
     filtered = index.search("which gas glows in signs", k=5, deny=[hits[0].doc_id])
     assert filtered[0].percentile == found[1]  # of the whole collection, filter or not
     index.save(tmp_path / "index")
-    assert dsi.load(tmp_path / "index", device="cpu").snapshot.engine.best_scores == index.snapshot.engine.best_scores
+    assert dsi.load(tmp_path / "index", device="cpu").snapshot.best_scores == index.snapshot.best_scores
     main(["search", str(tmp_path / "index"), "which gas glows in signs", "--json"])
     assert json.loads(capsys.readouterr().out)["hits"][0]["percentile"] == found[0]
 
@@ -106,15 +106,29 @@ def test_after_a_tenth_has_changed_it_is_measured_again(index, tmp_path):
     assert index.search("gas", k=1)[0].percentile is not None
     index.add([{**DOCUMENTS[0], "doc_id": "once more"}])
     index.save(tmp_path / "index")
-    assert dsi.load(tmp_path / "index", device="cpu").snapshot.engine.best_scores.changed == 1
+    assert dsi.load(tmp_path / "index", device="cpu").snapshot.best_scores.changed == 1
     new = tmp_path / "new.jsonl"
     new.write_text(
         "\n".join(json.dumps({**own, "doc_id": f"new {own['doc_id']}"}) for own in DOCUMENTS[:30]), encoding="utf-8"
     )
     main(["update", str(tmp_path / "index"), "--add", str(new)])
     loaded = dsi.load(tmp_path / "index", device="cpu")
-    assert (loaded.snapshot.engine.best_scores.documents, loaded.snapshot.engine.best_scores.changed) == (91, 0)
+    assert (loaded.snapshot.best_scores.documents, loaded.snapshot.best_scores.changed) == (91, 0)
     assert loaded.search("gas", k=1)[0].percentile is not None
+
+
+def test_a_tuning_changes_no_snapshot_that_others_hold_and_is_saved(index, tmp_path):
+    index.add([{**own, "doc_id": f"again {own['doc_id']}"} for own in DOCUMENTS[:10]])
+    before, other = index.snapshot, copy(index)
+    dsi.tune(index, dsi.Collection.from_records(DOCUMENTS))
+    assert {before.best_scores.changed, other.snapshot.best_scores.changed} == {10}
+    assert index.snapshot.best_scores.changed == 0
+    index.save(tmp_path / "index")
+    other.save(tmp_path / "other")
+    dsi.tune(other, dsi.Collection.from_records(DOCUMENTS))
+    other.save()
+    for name in ("index", "other"):
+        assert dsi.load(tmp_path / name, device="cpu").snapshot.best_scores == index.snapshot.best_scores
 
 
 @pytest.mark.parametrize(
@@ -129,11 +143,11 @@ def test_after_a_tenth_has_changed_it_is_measured_again(index, tmp_path):
     ],
 )
 def test_a_malformed_manifest_is_refused_in_a_line(index, wrong):
-    entry = {**asdict(index.snapshot.engine.best_scores), **wrong} if wrong else wrong
+    entry = {**asdict(index.snapshot.best_scores), **wrong} if wrong else wrong
     with pytest.raises(ValueError, match=r"^manifest\.json: best_scores[^\n]*Run dsi tune\.$"):
         BestScores.from_manifest(entry)
     assert BestScores.from_manifest(None) is None
     assert (
-        BestScores.from_manifest(json.loads(json.dumps(asdict(index.snapshot.engine.best_scores))))
-        == index.snapshot.engine.best_scores
+        BestScores.from_manifest(json.loads(json.dumps(asdict(index.snapshot.best_scores))))
+        == index.snapshot.best_scores
     )

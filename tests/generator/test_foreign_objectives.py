@@ -9,9 +9,8 @@ import pytest
 
 import dsi
 from dsi.commands.main import main
-from dsi.config import read_config
+from dsi.config import TrainingConfig, read_config
 from dsi.docids.extensions import OBJECTIVES
-from dsi.generator.config import TrainingConfig
 from dsi.generator.objectives import find_objective, objective_names
 from tests.support.foreign import install
 from tests.support.small import thin_out

@@ -9,19 +9,25 @@ import pytest
 import torch
 from transformers import T5ForConditionalGeneration
 
-from dsi.config import Config
+import dsi
+from dsi.config import Config, GeneratorConfig, TrainingConfig, check_together, read_config
+from dsi.contrastive.blocks import DocumentTexts
 from dsi.contrastive.encoder import Encoder
-from dsi.docids.tree import DocidTree
-from dsi.generator.config import GeneratorConfig, TrainingConfig, check_together
+from dsi.docids.files.processes import ALONE
+from dsi.docids.tree import DocidTree, places_of
+from dsi.generator.examples import DocidExamples, LengthBucketSampler, Texts
 from dsi.generator.families import FamilyTree
 from dsi.generator.kinds import create_generator, load_generator
 from dsi.generator.model import DocidGenerator
 from dsi.generator.objectives import CrossEntropy, Task
+from dsi.generator.stage import GeneratorStage
 from dsi.generator.states import StateCache, write_states
-from dsi.training.examples import DocidExamples, LengthBucketSampler, Texts
-from dsi.training.trainer import WholeModel, train_generator
+from dsi.generator.trainer import WholeModel, train_generator
+from dsi.training.pipeline import TrainingRun
+from dsi.training.stages import StageFolders
 from tests.support.oracles import chain_logits, document_log_p
 from tests.support.small import WIDTH, complete_tree, random_generator, random_queries, random_tree
+from tests.support.tiny_settings import VECTORS, write_settings
 from tests.support.transformers_reference import transformers_loss
 
 CPU = torch.device("cpu")
@@ -302,3 +308,32 @@ def test_a_generator_survives_saving_and_knows_its_docids(tmp_path):
         loaded.check_tree(random_tree(30, seed=5))
     with pytest.raises(FileNotFoundError, match=r"dsi train --stage generator"):
         load_generator(tmp_path / "nothing", "cpu")
+
+
+def test_every_piece_is_trained_with_its_own_place_and_every_query_with_the_nearest_of_its_document(
+    beir, tmp_path, sentence_t5_folder, t5_folder
+):
+    config = write_settings(
+        tmp_path / "config.toml", sentence_t5_folder, t5_folder, contrastive={"loss": "none"},
+        docids={"branching": 4, "max_leaf_size": 20, "pieces": 2}, **VECTORS,
+    )  # fmt: skip
+    collection = dsi.read_collection(beir())
+    run = TrainingRun(tmp_path / "run", collection, read_config(config), "cpu")
+    run.train_encoder()
+    run.build_docids()
+    encoder, tree = run.encoder(), run.tree()
+    pieces = DocumentTexts(encoder, collection.documents, 2)
+    nothing = (np.empty(0, dtype=int), [], "")
+    folders = StageFolders(run.folder, None, ALONE)
+    stage = GeneratorStage(run.config, collection, encoder, tree, nothing, folders, tmp_path / "documents")
+    examples = stage.examples()
+    np.testing.assert_allclose(
+        tree.embeddings[examples.positions[: len(pieces)]], encoder.encode(pieces[:], "document"), atol=1e-5
+    )
+    of_queries = examples.positions[len(pieces) :]
+    pairs = collection.pairs("train")
+    assert tree.doc_rows[of_queries].tolist() == [row for _, row in pairs]
+    vectors = examples.inputs.embeddings[len(pieces) :]
+    own = np.einsum("nd,nd->n", tree.embeddings[of_queries], vectors)
+    places = tree.embeddings[places_of(tree, np.array([row for _, row in pairs]))]
+    np.testing.assert_allclose(own, np.einsum("npd,nd->np", places, vectors).max(axis=1), atol=1e-6)

@@ -12,20 +12,20 @@ from dsi_experiments.tree_targets import TreeTargets
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from dsi.config import GeneratorConfig, TrainingConfig
 from dsi.contrastive.encoder import Encoder
 from dsi.docids.clustering import DocidsConfig, build_tree
 from dsi.docids.tree import DocidTree
 from dsi.generator import base
-from dsi.generator.config import GeneratorConfig, TrainingConfig
+from dsi.generator.examples import DocidExamples
 from dsi.generator.families import Families, FamilyTree
 from dsi.generator.kinds import create_generator, load_generator
 from dsi.generator.model import DocidGenerator
 from dsi.generator.objectives import CrossEntropy, Task, find_objective
 from dsi.generator.states import StateCache, write_states
+from dsi.generator.trainer import train_generator
 from dsi.search.request import SearchConfig, SearchRequest
 from dsi.search.results import Trace
-from dsi.training.examples import DocidExamples
-from dsi.training.trainer import train_generator
 from tests.support.oracles import level_log_p, margin_of_paths
 from tests.support.small import (
     WIDTH,
@@ -220,7 +220,7 @@ def test_every_objective_learns_to_find_documents_from_text(objective, examples,
     found = search.methods["generate"].retrieve(queries, request).positions
     assert found[[0, 1, 3], 0].tolist() == [0, 11, 39]
     assert set(found[2].tolist()) == {25, 3}  # both documents of the third text
-    assert search.decoder.score == find_objective(objective).score
+    assert search.score == find_objective(objective).score
 
 
 def children_of(tree: DocidTree, parents: torch.Tensor) -> torch.Tensor:

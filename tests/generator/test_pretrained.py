@@ -9,21 +9,19 @@ import torch
 from transformers import BertConfig, BertModel, MambaConfig, MambaModel, PreTrainedTokenizerFast
 
 import dsi
-from dsi.config import Config
+from dsi.config import Config, GeneratorConfig, TrainingConfig, check_together
 from dsi.contrastive.config import EncoderConfig
 from dsi.contrastive.encoder import Encoder
 from dsi.docids.files import ram
 from dsi.docids.updating import add_documents
-from dsi.generator.config import GeneratorConfig, TrainingConfig, check_together
+from dsi.generator.examples import DocidExamples, Texts
 from dsi.generator.families import FamilyTree
 from dsi.generator.kinds import create_generator, load_generator
 from dsi.generator.objectives import CrossEntropy, Task
-from dsi.generator.pretrained import PROMPTS, check_memory
-from dsi.search.decoder import TextDecoder, check_walk, search_decoder
+from dsi.generator.pretrained import PROMPTS, check_memory, check_walk
+from dsi.generator.trainer import train_generator
 from dsi.search.queries import encode_queries
 from dsi.search.request import SearchConfig, SearchRequest
-from dsi.training.examples import DocidExamples, Texts
-from dsi.training.trainer import train_generator
 from tests.support.language_models import (
     KINDS,
     LANGUAGE_WIDTH,
@@ -55,7 +53,6 @@ def test_the_walk_gives_the_probabilities_of_plain_passes_without_a_cache(models
     assert tree.depth >= 4
     generator, batch = pretrained_generator(models[kind], tree), batch_of(QUERIES)
     search = beam_search_for(tree, generator)
-    assert isinstance(search.decoder, TextDecoder)
     expected = torch.stack([document_log_p(generator, tree, query or "?") for query in QUERIES])
     torch.testing.assert_close(expected.exp().sum(dim=1), torch.ones(len(QUERIES)))
     ordered, order = expected.sort(dim=1, descending=True)
@@ -111,7 +108,7 @@ def test_docid_tokens_begin_at_their_clusters(models):
     digits = tree.paths(np.arange(60))[1]
     clusters = [documents, *(documents[digits[:, 0] == digit] for digit in range(tree.fan_out[0]))]
     expected = np.stack([own.mean(axis=0) for own in clusters]) @ linear + 3
-    found = generator.embed.weight[: len(expected)].detach().numpy()
+    found = generator.embedding.weight[: len(expected)].detach().numpy()
     np.testing.assert_allclose(found, expected, atol=0.2)  # the ridge draws them together a little
     assert np.corrcoef(found.ravel(), expected.ravel())[0, 1] > 0.999
     first = generator.head.weight[1 : len(expected)].detach().numpy()
@@ -223,8 +220,8 @@ def test_a_generator_is_kept_as_it_is(models, tmp_path):
     ]
     np.testing.assert_array_equal(found[0].scores, found[1].scores)
     assert "chat_template" not in "".join(path.read_text() for path in tmp_path.rglob("*.json"))
-    halved = search_decoder(again, torch.bfloat16)
-    assert halved.logits(torch.zeros(4, 1, dtype=torch.long), 0, halved.start(batch)).dtype == torch.bfloat16
+    halved = again.for_search(torch.bfloat16)
+    assert halved.child_logits(torch.zeros(4, 1, dtype=torch.long), 0, halved.start(batch)).dtype == torch.bfloat16
 
 
 # What is refused

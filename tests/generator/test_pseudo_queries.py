@@ -21,9 +21,8 @@ from transformers import (
 
 import dsi
 from dsi.commands.main import main
-from dsi.config import Config
+from dsi.config import Config, PseudoQueriesConfig
 from dsi.generator import pseudo_queries
-from dsi.generator.config import PseudoQueriesConfig
 from dsi.generator.pseudo_queries import (
     extractive_queries,
     generate_queries,

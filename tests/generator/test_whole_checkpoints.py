@@ -8,9 +8,9 @@ import pytest
 from safetensors.torch import load_file, save_file
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
+from dsi.config import GeneratorConfig
 from dsi.contrastive.config import EncoderConfig
 from dsi.contrastive.encoder import Encoder
-from dsi.generator.config import GeneratorConfig
 from dsi.generator.kinds import create_generator
 from dsi.generator.pseudo_queries import load_query_model
 from tests.support.small import WIDTH, random_tree, save_cross_encoder

@@ -21,9 +21,10 @@ LINKED = ("docids", "contrastive", "eval")
 PACKAGES = (*LINKED, "dsi", "scripts")
 FRONT = ("__init__", "__main__")
 """Modules of dsi outside the rooms: they open the package and the command."""
-CORE = ("docids", "contrastive", "eval", "generator", "search", "config", "store", "measuring", "training", "commands")
+CORE = ("docids", "contrastive", "eval", "search", "config", "store", "measuring", "training", "commands")
 """Rooms, each of which imports only those before it, and itself; contrastive and eval do not import each other."""
 EXTENSIONS: dict[str, set[str]] = {
+    "generator": {"docids", "contrastive", "search", "config", "training"},
     "tries": {"docids", "store"},
     "hub": {"contrastive", "docids", "store"},
     "rerankers": {"contrastive", "docids", "search"},
@@ -34,12 +35,21 @@ EXTENSIONS: dict[str, set[str]] = {
 }
 """{extension room, which can be torn off: rooms of the core that it imports}; extensions do not import each other."""
 FROM_WITHIN = {
-    ("dsi.docids.data.folders", "files"), ("dsi.measuring.evaluation", "rerankers"),
-    ("dsi.store.folder.loading", "hub"), ("dsi.commands.evaluate", "rerankers"), ("dsi.commands.explain", "server"),
-    ("dsi.commands.push", "hub"), ("dsi.commands.search", "rerankers"), ("dsi.commands.serve", "server"),
-}  # fmt: skip
+    ("dsi.docids.data.folders", "files"),
+    ("dsi.config", "generator"),
+    ("dsi.store.folder.loading", "generator"),
+    ("dsi.training.pipeline", "generator"),
+    ("dsi.training.preflight", "generator"),
+    ("dsi.measuring.evaluation", "rerankers"),
+    ("dsi.store.folder.loading", "hub"),
+    ("dsi.commands.evaluate", "rerankers"),
+    ("dsi.commands.explain", "server"),
+    ("dsi.commands.push", "hub"),
+    ("dsi.commands.search", "rerankers"),
+    ("dsi.commands.serve", "server"),
+}
 """(module of the core, extension room that it imports inside the function that needs it)."""
-WALK = ("dsi.search.engine", "dsi.search.generate", "dsi.search.beam", "dsi.search.walk", "dsi.search.lists")
+WALK = ("dsi.search.engine", "dsi.search.generate", "dsi.search.walk", "dsi.search.lists", "dsi.generator.beam")
 MODELS = (
     "transformers",
     "sentence_transformers",
@@ -50,15 +60,15 @@ DOCIDS = ("dsi.docids.tree", "dsi.docids.schemes", "dsi.docids.clustering", "dsi
 UNKNOWN = {
     "HTTP": ("fastapi", "starlette", "uvicorn", "http"),
     "Hub": ("huggingface_hub.HfApi", "dsi.hub"),
-    "decoders?": ("dsi.generator.model", "dsi.search.decoder"),
+    "decoders?": ("dsi.generator.model", "dsi.generator.cached"),
     "docids|identifiers": DOCIDS,
-    "generators?": ("dsi.generator", "dsi.search.decoder"),
+    "generators?": ("dsi.generator",),
     "indexes": ("dsi.store.retriever", "dsi.store"),
     "launchers": ("accelerate",),
     "manifests": ("dsi.store.folder.verify", "dsi.store.folder.loading"),
     "measures": ("dsi.eval.measures", "dsi.measuring"),
     "models": MODELS,
-    "nodes": ("dsi.generator.families", "dsi.search.dense", "dsi.generator.objectives"),
+    "nodes": ("dsi.generator",),
     "ours": ("dsi",),
     "retrievers?": ("dsi.store.retriever",),
     "search(es|ing)?|searched": WALK,

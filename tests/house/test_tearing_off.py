@@ -13,6 +13,7 @@ from tests.support.imports import failing_without, needed_by
 ROOT = Path(__file__).parents[2]
 WING = ("tests/wing",)
 ROOMS: dict[str, tuple[str, ...]] = {
+    "generator": ("dsi/generator", "tests/generator", "tests/house/test_without_wing.py", *WING),
     "tries": ("dsi/tries", "tests/tries", "tests/trials/test_identifiers.py", *WING),
     "hub": ("dsi/hub.py", "tests/hub"),
     "rerankers": ("dsi/rerankers.py", "tests/rerankers", "tests/house/test_without_wing.py", *WING),
@@ -21,7 +22,7 @@ ROOMS: dict[str, tuple[str, ...]] = {
     "files": ("dsi/files", "tests/files", "tests/store/test_file_updates.py"),
     "cluster": ("dsi/cluster", "tests/cluster", "tests/trials/test_soak.py"),
 }
-"""{extension room: its files and tests, and what else is nothing without it}; the papers' wing uses tries and rerankers."""
+"""{extension room: its files and tests, and what else is nothing without it}; the wing uses generators, tries and rerankers."""
 NOT_COPIED = shutil.ignore_patterns(".*_cache", ".git", ".venv", "__pycache__", "build", "dist", "runs", "site")
 HERE_ALONE = """
 import sys

@@ -18,8 +18,9 @@ from dsi.docids.clustering import DocidsConfig, build_tree
 from dsi.docids.query_memory import MemoryConfig, QueryMemory
 from dsi.docids.words.bm25 import BM25
 from dsi.hub import push
-from dsi.store.retriever import Retriever, from_parts, load
+from dsi.store.retriever import Retriever, load
 from tests.hub.hub_server import TOKEN, serve
+from tests.support.parts import from_parts
 from tests.support.small import MINIPEDIA, PROMPTS
 
 QUERIES = ["noble gas", "which metal is light"]

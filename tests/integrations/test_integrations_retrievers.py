@@ -19,8 +19,8 @@ from dsi.eval.trec import without_ties
 from dsi.integrations import retrieval
 from dsi.search.engine import Engine
 from dsi.store.documents.table import DocumentTable
-from dsi.store.retriever import from_parts
 from tests.support.bridged import folder, retriever  # noqa: F401 (fixtures)
+from tests.support.parts import from_parts
 
 ADAPTERS = {"pyterrier": "num_results", "langchain": "k", "llama_index": "similarity_top_k"}
 """{module: how it calls the number of documents}"""

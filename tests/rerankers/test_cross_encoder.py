@@ -16,7 +16,8 @@ from dsi.docids.clustering import DocidsConfig, build_tree
 from dsi.docids.data.collection import read_collection
 from dsi.docids.words.bm25 import BM25
 from dsi.rerankers import load_reranker, rerank
-from dsi.store.retriever import from_parts, load
+from dsi.store.retriever import load
+from tests.support.parts import from_parts
 from tests.support.small import random_generator, save_cross_encoder
 
 QUERIES = ["which capitals are on the danube", "a city", "the river in the north of the country"]

@@ -55,10 +55,13 @@ def test_the_command_ranks_a_run_of_anybody(retriever, tmp_path, capsys):
     (tmp_path / "queries.jsonl").write_text(
         "".join(json.dumps({"_id": query_id, "text": text}) + "\n" for query_id, text in QUERIES.items())
     )
-    command = ["rerank", str(tmp_path / "index"), "--queries", str(tmp_path / "queries.jsonl"), "--device", "cpu"]
-    files = ["--candidates", str(tmp_path / "their.run"), "--run", str(tmp_path / "our.run")]
+    command = ["search", str(tmp_path / "index"), "--queries", str(tmp_path / "queries.jsonl"), "--device", "cpu"]
+    files = ["--among", str(tmp_path / "their.run"), "--run", str(tmp_path / "our.run")]
     assert main([*command, *files]) == 0
-    assert capsys.readouterr().out == f"{tmp_path / 'our.run'}: 1 of 2 queries, 6 of 7 documents\n"
+    assert (
+        capsys.readouterr().out
+        == f"{tmp_path / 'our.run'}: 1 queries, 6 documents, of 2 and 7 in {tmp_path / 'their.run'}\n"
+    )
     expected = retriever.run(QUERIES, 40, among={"q1": doc_ids[:6]})["q1"]
     assert list(read_run(tmp_path / "our.run")["q1"]) == list(expected)
     assert main([*command, *files, "-k", "2", "--lexical-weight", "0"]) == 0

@@ -20,9 +20,10 @@ import dsi
 from dsi.commands.main import main
 from dsi.docids.query_memory import MemoryConfig, QueryMemory, Spread, same
 from dsi.store.folder.writing import updating
-from dsi.store.retriever import Retriever, from_parts, load
+from dsi.store.retriever import Retriever, load
 from tests.support import oracles
 from tests.support.kills import fork, status_of
+from tests.support.parts import from_parts
 from tests.support.small import random_generator
 from tests.support.small_index import DOCUMENTS, small_index
 

@@ -19,7 +19,7 @@ from dsi.docids.clustering import DocidsConfig, build_tree
 from dsi.docids.files.declarations import Setting
 from dsi.docids.words.bm25 import BM25
 from dsi.search.request import OPTIONS, SearchOptions, written_as
-from dsi.store.retriever import from_parts
+from tests.support.parts import from_parts
 from tests.support.small import MINIPEDIA, PROMPTS, random_generator
 
 NAN, INF = math.nan, math.inf

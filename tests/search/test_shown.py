@@ -5,8 +5,6 @@ import pickle
 
 import pytest
 
-import dsi
-from dsi.measuring.comparison import compare_runs
 from tests.support.evaluated import collection, retriever  # noqa: F401 (fixtures)
 
 
@@ -35,10 +33,3 @@ def test_explanations_and_evaluations_are_html_in_notebooks(retriever, collectio
     assert "&lt;noble&gt;" in shown
     doc_id = retriever.snapshot.documents.column("doc_id")[0]
     assert retriever.search("<noble>").explain(doc_id)._repr_html_().count("<b>") == 1
-    evaluation = dsi.evaluate(retriever, collection)
-    shown = evaluation._repr_html_()
-    assert shown.count("<tr>") == len(evaluation.rows) + 1
-    assert all(f"<tr><td>{row.name}</td>" in shown for row in evaluation.rows)
-    assert "The index finds the document of" in shown
-    run = {"q": {"x": 1.0}}
-    assert compare_runs(run, run, {"q": {"x": 1}}, ["map"])._repr_html_().startswith("<table><tr><th>measure</th>")

@@ -25,7 +25,7 @@ from dsi.docids.token_vectors import TokenVectors, decode
 from dsi.docids.words.bm25 import BM25
 from dsi.search.explain.matches import StoredText, _term_places, _whole_word
 from dsi.search.hits import Hit, Hits, Match, Span, Uncovered, cut_at_matches, excerpt
-from dsi.store.retriever import from_parts
+from tests.support.parts import from_parts
 from tests.support.small import MINIPEDIA, PROMPTS, random_generator
 
 RECORDS = [json.loads(line) for line in (MINIPEDIA / "corpus.jsonl").read_text(encoding="utf-8").splitlines()][:50]

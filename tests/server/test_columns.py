@@ -18,7 +18,7 @@ from dsi.contrastive.config import EncoderConfig
 from dsi.contrastive.encoder import Encoder
 from dsi.server.agents import make_server
 from dsi.store.folder.info import index_info
-from dsi.store.retriever import from_parts
+from tests.support.parts import from_parts
 from tests.support.serving import QUERY, live, save_index
 from tests.support.small import PROMPTS
 

@@ -32,7 +32,8 @@ from dsi.search.request import SearchOptions, SearchRequest
 from dsi.search.results import LevelTrace, SearchResult, Trace
 from dsi.search.walk import VectorWalk
 from dsi.store.folder.manifest import FORMAT_VERSION, PARTS
-from dsi.store.retriever import from_parts, load
+from dsi.store.retriever import load
+from tests.support.parts import from_parts
 from tests.support.small import MINIPEDIA, WIDTH, random_generator, random_tree
 from tests.support.small_index import DOCUMENTS, small_index
 
@@ -261,10 +262,6 @@ def test_run_is_what_search_finds(retriever):
         assert run[query_id] == pytest.approx({hit.doc_id: hit.score for hit in retriever.search(text, k=4)}, abs=1e-5)
 
 
-def test_a_collection_smaller_than_k_gives_all_of_it(retriever):
-    assert len(retriever.search("river", k=80)) == 60
-
-
 def test_non_ascii_and_unknown_words_are_answered(retriever):
     for query in ("东京 naïve", "zzzz", "?"):
         assert len(retriever.search(query, k=3)) == 3
@@ -301,11 +298,9 @@ def test_the_options_are_those_of_the_record():
     [
         ({"method": True}, "method must be a string, got True"),
         ({"k": 2.5}, "k must be an integer, got 2.5"),
-        ({"k": "5"}, "k must be an integer, got '5'"),
         ({"k": True}, "k must be an integer, got True"),
         ({"alpha": "0.5"}, "alpha must be a number, got '0.5'"),
         ({"beam_width": 10.0}, "beam_width must be an integer, got 10.0"),
-        ({"candidates": "3"}, "candidates must be an integer, got '3'"),
         ({"allow": 3}, "allow must be a list or set of doc_ids, got 3"),
         ({"allow": [None]}, "allow must hold doc_ids, which are strings, got None"),
         ({"deny": [["neon"]]}, "deny must hold doc_ids, which are strings, got ['neon']"),
@@ -314,13 +309,11 @@ def test_the_options_are_those_of_the_record():
             {"extra_scores": np.full((1, 60), np.nan)},
             "extra_scores must be finite, from -1e30 to 1e30, got nan for query 0",
         ),
-        ({"extra_scores": np.full((1, 60), 1e300)}, "extra_scores must be finite, from -1e30 to 1e30, got 1e+300"),
         (
             {"extra_scores": [[0.0] * 60]},
             "must be a NumPy array of floats [queries, documents] = (1, 60), got list",
         ),
         ({"extra_scores": np.zeros((1, 60), dtype=complex)}, "= (1, 60), got an array of complex128"),
-        ({"extra_scores": np.full((1, 60), "1.0")}, "= (1, 60), got an array of <U3"),
     ],
 )
 def test_values_of_the_wrong_type_or_size_are_refused(retriever, options, message):
@@ -361,20 +354,6 @@ def test_doc_ids_may_be_any_iterable_and_numpy_takes_part(retriever):
     retriever.remove(doc_id for doc_id in doc_ids[:2])
     retriever.remove(np.array(doc_ids[2:4]))
     assert list(retriever.snapshot.documents.rows) == doc_ids[4:]
-
-
-def test_iterators_of_doc_ids_are_read(retriever):
-    first = retriever.search("river", k=3)
-    denied = retriever.search("river", k=3, deny=(hit.doc_id for hit in first))
-    assert not {hit.doc_id for hit in denied} & {hit.doc_id for hit in first}
-    allowed = retriever.search("river", k=3, allow=(hit.doc_id for hit in first))
-    assert [hit.doc_id for hit in allowed] == [hit.doc_id for hit in first]
-    with pytest.raises(TypeError, match=r"search\(\) takes a text or a list of texts; run\(\) takes"):
-        retriever.search({"q1": "river"})
-    with pytest.raises(TypeError, match="takes a list of queries, got the text 'rivers'"):
-        retriever.run("rivers")
-    with pytest.raises(TypeError, match="takes a list of documents, got one"):
-        retriever.add({"doc_id": "d1", "text": "a river"})
 
 
 @pytest.mark.parametrize("options", [
@@ -456,7 +435,6 @@ def test_explain_shows_the_walk_that_search_made(retriever, monkeypatch):
     ("call", "message"),
     [
         (lambda r: r.search(None), "takes queries, or embeddings= in place of them"),
-        (lambda r: r.search(b"river"), "Queries must be a list of texts, in order, .* got b'river'"),
         (lambda r: r.search({"river"}), "Queries must be a list of texts, in order, .* got {'river'}"),
         (lambda r: r.search([None]), "Query 0 must be a string, got None"),
         (lambda r: r.search(["river", b"neon"]), "Query 1 must be a string, got b'neon'"),
@@ -482,20 +460,17 @@ def test_explain_shows_the_walk_that_search_made(retriever, monkeypatch):
             r"documents for each of the 1 queries, .* got 1 lists of lengths \[0\]",
         ),
         (
-            lambda r: r.snapshot.follow(["river"] * 2, [["neon"]]),
-            "for each of the 2 queries, equally long .* got 1 lists",
-        ),
-        (
             lambda r: r.snapshot.follow(["a", "b"], [["neon"], ["neon", "gold"]]),
             r"equally long .* got 2 lists of lengths \[1, 2\]",
         ),
         (lambda r: setattr(r, "search_config", 3), "search_config must be a SearchConfig, got 3"),
         (lambda r: r.get("neonn"), r"get names the doc_id 'neonn', which is not in the index; did you mean 'neon'\?"),
-        (lambda r: r.get("nope"), "get names the doc_id 'nope', which is not in the index"),
         (lambda r: r.get(3), "get must be a list or set of doc_ids, got 3"),
+        (lambda r: r.search({"q1": "river"}), r"search\(\) takes a text or a list of texts; run\(\) takes"),
+        (lambda r: r.run("rivers"), "takes a list of queries, got the text 'rivers'"),
+        (lambda r: r.add({"doc_id": "d1", "text": "x"}), "documents must be a list or an iterator of dictionaries"),
         (lambda r: r.search("river", 0), r"k must be at least 1, got 0\."),
         (lambda r: r.search("river", 5, alpha=2), r"alpha must be between 0 and 1, got 2"),
-        (lambda r: r.search("river", 5, allow=["nope"]), "allow names the doc_id 'nope', which is not in the index"),
         (
             lambda r: r.search("river", 5, deny="danube"),
             "deny must be a list or set of doc_ids, got the string 'danube'",

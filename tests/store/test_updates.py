@@ -21,8 +21,6 @@ from dsi import Hits, Retriever, SearchConfig
 from dsi.commands.main import main
 from dsi.docids.updating import add_documents, remove_documents
 from dsi.docids.words.bm25 import BM25
-from dsi.generator.model import DocidGenerator
-from dsi.search.beam import PathEngine
 from dsi.search.request import SearchRequest
 from dsi.store import updating
 from dsi.store.folder.writing import write_search_config
@@ -145,13 +143,13 @@ def test_only_blocks_of_the_table_that_change_are_copied():
 def test_any_updated_tree_is_searched_exactly(documents, branching, leaf, seed, added, removed, k, extra, alpha):
     rng = np.random.default_rng(seed)
     original = random_tree(max(documents, branching), branching=branching, leaf=leaf, seed=seed)
-    decoder = beam_search_for(original, random_generator(original, layers=1, seed=seed)).decoder
+    generator = random_generator(original, layers=1, seed=seed)
     tree = original
     if added:
         tree = add_documents(tree, rng.normal(size=(added, WIDTH)).astype(np.float32))
     left = len(tree.positions) - min(removed, len(tree.positions) - 1)
     tree = remove_documents(tree, rng.choice(len(tree.positions), len(tree.positions) - left, replace=False))
-    methods = PathEngine(tree, decoder).methods
+    methods = beam_search_for(tree, generator).methods
     states, mask, embeddings = random_queries(2, seed=seed)
     batch = as_batch(states, mask, embeddings, ["", ""])
 
@@ -286,6 +284,28 @@ def test_a_tuning_meanwhile_is_not_undone(retriever, tmp_path):
     assert load(tmp_path / "run", device="cpu").search_config.beam_width == 99
     loaded.search_config = replace(loaded.search_config, beam_width=99)
     loaded.save(tmp_path / "run")  # the same
+
+
+def test_a_search_config_is_written_to_every_folder_that_the_index_was_saved_to(retriever, tmp_path):
+    retriever.save(tmp_path / "first")
+    retriever.save(tmp_path / "second")
+    retriever.search_config = replace(retriever.search_config, beam_width=7)
+    retriever.save(tmp_path / "first")
+    assert load(tmp_path / "first", device="cpu").search_config.beam_width == 7
+    retriever.save(tmp_path / "second")
+    write_search_config(tmp_path / "first", replace(retriever.search_config, beam_width=99))  # by somebody else
+    retriever.add(DOCUMENTS[50:51])
+    retriever.save(tmp_path / "first")
+    (first, second) = (load(tmp_path / name, device="cpu") for name in ("first", "second"))
+    assert (first.search_config.beam_width, len(first)) == (99, len(second) + 1)
+
+
+def test_the_index_in_the_current_folder_can_be_updated(retriever, tmp_path, monkeypatch):
+    retriever.save(tmp_path / "run")
+    monkeypatch.chdir(tmp_path / "run")
+    doc_id = next(iter(retriever.snapshot.documents.rows))
+    assert main(["update", ".", "--device", "cpu", "--remove", doc_id]) == 0
+    assert doc_id not in load(".", device="cpu").snapshot.documents.rows
 
 
 def test_a_loaded_index_does_not_need_its_folder_again(retriever, tmp_path):
@@ -429,4 +449,3 @@ def test_a_generator_of_the_original_tree_fits_an_updated_one():
     generator.check_tree(add_documents(original, np.ones((3, WIDTH), dtype=np.float32)))
     with pytest.raises(ValueError, match="was trained for docids"):
         generator.check_tree(add_documents(random_tree(31), np.ones((3, WIDTH), dtype=np.float32)))
-    assert isinstance(generator, DocidGenerator)

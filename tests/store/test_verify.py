@@ -23,8 +23,8 @@ from dsi.docids.files.reading import sha256
 from dsi.docids.words.bm25 import BM25
 from dsi.store.folder import probe, verify
 from dsi.store.folder.loading import load_documents
-from dsi.store.retriever import from_parts
 from tests.support.edits import QUERIES, count_ends, edit_json, edits, write_sums
+from tests.support.parts import from_parts
 from tests.support.small import MINIPEDIA
 
 TREE, TERMS = "docids/docids.safetensors", "lexical/terms.safetensors"

@@ -10,7 +10,7 @@ from dsi.contrastive.config import EncoderConfig
 from dsi.contrastive.encoder import Encoder
 from dsi.docids.clustering import DocidsConfig, build_tree
 from dsi.docids.words.bm25 import BM25
-from dsi.store.retriever import from_parts
+from tests.support.parts import from_parts
 from tests.support.small import MINIPEDIA, PROMPTS
 
 LANGUAGES, YEARS, WEIGHTS = ["en", "de", "o'k", None], [1990, 2005, 2020, None, -3], [0.5, None, -1e-7]

@@ -5,7 +5,7 @@ import pytest
 import dsi
 from dsi.docids.clustering import DocidsConfig, build_tree
 from dsi.docids.words.bm25 import BM25
-from dsi.store.retriever import from_parts
+from tests.support.parts import from_parts
 
 _made: list[tuple] = []
 

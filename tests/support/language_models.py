@@ -17,8 +17,8 @@ from transformers import (
     T5Model,
 )
 
+from dsi.config import GeneratorConfig
 from dsi.docids.tree import DocidTree
-from dsi.generator.config import GeneratorConfig
 from dsi.generator.kinds import create_generator
 from dsi.generator.pretrained import PROMPTS, PretrainedGenerator
 from tests.support.small import WIDTH

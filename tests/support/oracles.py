@@ -7,11 +7,10 @@ import numpy as np
 import torch
 
 from dsi.docids.tree import DocidTree
-from dsi.generator.model import DocidGenerator
 
 
 def chain_logits(
-    tree: DocidTree, generator: DocidGenerator, states: torch.Tensor, mask: torch.Tensor, digits: torch.Tensor
+    tree: DocidTree, generator: torch.nn.Module, states: torch.Tensor, mask: torch.Tensor, digits: torch.Tensor
 ) -> torch.Tensor:
     """[n, depth, largest fan-out] logits along n sequences of digits, by T5's own stack; states [n, length, width]."""
     pad, offsets = torch.nn.functional.pad, torch.from_numpy(tree.token_offsets).long()
@@ -24,7 +23,7 @@ def chain_logits(
     return torch.stack([pad(each, (0, widest - each.shape[1]), value=-torch.inf) for each in own], dim=1)
 
 
-def level_log_p(tree: DocidTree, generator: DocidGenerator, states: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
+def level_log_p(tree: DocidTree, generator: torch.nn.Module, states: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
     """[batch, documents, depth] the decoder's score of each node on the path to each document, 0 past the end.
 
     By the definition of its objective's score, one query and one document at a time.
@@ -48,13 +47,13 @@ def level_log_p(tree: DocidTree, generator: DocidGenerator, states: torch.Tensor
 
 
 def document_log_p(
-    tree: DocidTree, generator: DocidGenerator, states: torch.Tensor, mask: torch.Tensor
+    tree: DocidTree, generator: torch.nn.Module, states: torch.Tensor, mask: torch.Tensor
 ) -> torch.Tensor:
     """[batch, documents] the decoder's score of every document: the sum along its path, or its own."""
     return along_paths(tree, generator, level_log_p(tree, generator, states, mask))
 
 
-def along_paths(tree: DocidTree, generator: DocidGenerator, levels: torch.Tensor) -> torch.Tensor:
+def along_paths(tree: DocidTree, generator: torch.nn.Module, levels: torch.Tensor) -> torch.Tensor:
     """[batch, documents] the sum of scores [batch, documents, depth] along each path; of "node" scores, the document's own."""
     if generator.config.score != "node":
         return levels.sum(dim=2)
@@ -80,7 +79,7 @@ def vector_of(tree: DocidTree, node: int) -> np.ndarray:
 
 
 def path_scores(
-    tree: DocidTree, generator: DocidGenerator, states: torch.Tensor, mask: torch.Tensor, embeddings: torch.Tensor,
+    tree: DocidTree, generator: torch.nn.Module, states: torch.Tensor, mask: torch.Tensor, embeddings: torch.Tensor,
     alpha: float, beta: float, temperature: float,
 ) -> torch.Tensor:  # fmt: skip
     """[batch, documents] the fused scores of all paths (eq. 11, 12): weight alpha up to level beta, the decoder alone below."""

@@ -12,7 +12,7 @@ import datasets
 from dsi.docids.clustering import DocidsConfig, build_tree
 from dsi.docids.words.bm25 import BM25
 from dsi.search.request import SearchConfig
-from dsi.store.retriever import from_parts
+from tests.support.parts import from_parts
 from tests.support.small import MINIPEDIA, random_generator
 
 TOKEN = "open sesame"

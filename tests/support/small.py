@@ -7,20 +7,19 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pytest
 import torch
 from sentence_transformers import SentenceTransformer
 from sentence_transformers.sentence_transformer.modules import Normalize, Pooling, Transformer
 from transformers import BertConfig, BertForSequenceClassification, PreTrainedModel, PreTrainedTokenizerFast
 
+from dsi.config import GeneratorConfig
 from dsi.docids.clustering import DocidsConfig, assemble, build_tree
 from dsi.docids.schemes import Docids
 from dsi.docids.tree import DocidTree
 from dsi.docids.words.bm25 import BM25
-from dsi.generator.base import Generator
-from dsi.generator.config import GeneratorConfig
-from dsi.generator.model import DocidGenerator
-from dsi.search.beam import PathEngine
-from dsi.search.decoder import search_decoder
+from dsi.search.engine import Engine
+from dsi.search.generate import VectorEngine
 from dsi.search.queries import QueryBatch
 
 ROOT = Path(__file__).parents[2]
@@ -91,9 +90,11 @@ def complete_tree() -> DocidTree:
     return assemble(Docids.from_paths(list(itertools.product(range(4), repeat=3))), points)
 
 
-def random_generator(tree: DocidTree, *, layers: int = 2, seed: int = 0, objective: str = "ce") -> DocidGenerator:
+def random_generator(tree: DocidTree, *, layers: int = 2, seed: int = 0, objective: str = "ce") -> Any:
+    """A generator with fresh weights; where there are none, the test is skipped."""
     config = GeneratorConfig(docid_tokens="digits", num_layers=layers)
-    generator = DocidGenerator.create(config, tree, WIDTH, objective, seed).eval()
+    model = pytest.importorskip("dsi.generator.model")
+    generator = model.DocidGenerator.create(config, tree, WIDTH, objective, seed).eval()
     with torch.no_grad():  # fresh position biases are nearly zero; make every part of the decoder matter
         generator.decoder.block[0].layer[0].SelfAttention.relative_attention_bias.weight.normal_()
         generator.head.weight.mul_(6)
@@ -121,5 +122,10 @@ def as_batch(states: Any, mask: Any, embeddings: Any, texts: Sequence[str] = ())
     )
 
 
-def beam_search_for(tree: DocidTree, generator: Generator, lexical: BM25 | None = None) -> PathEngine:
-    return PathEngine(tree, search_decoder(generator), lexical)
+def beam_search_for(tree: DocidTree, generator: Any, lexical: BM25 | None = None) -> Any:
+    return pytest.importorskip("dsi.generator.beam").PathEngine(tree, generator.for_search(), lexical)
+
+
+def engine_for(tree: DocidTree, generator: Any, lexical: BM25 | None = None) -> Engine:
+    """What searches with a generator, or by vectors if there is none."""
+    return VectorEngine(tree, lexical) if generator is None else beam_search_for(tree, generator, lexical)

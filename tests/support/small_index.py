@@ -7,7 +7,7 @@ import datasets
 from dsi import Retriever, SearchConfig
 from dsi.docids.clustering import DocidsConfig, build_tree
 from dsi.docids.words.bm25 import BM25
-from dsi.store.retriever import from_parts
+from tests.support.parts import from_parts
 from tests.support.small import MINIPEDIA, random_generator
 
 DOCUMENTS = [

@@ -116,7 +116,7 @@ class Soak:
     def learn(self) -> str:
         """Compute the answers of one process in the state that is on disk."""
         one = dsi.load(self.folder, device="cpu")
-        state = one._saved[self.folder.resolve()]
+        state = one._saved[self.folder.resolve()][0]
         self.expected[state] = [one.snapshot.search(query) for query in self.queries]
         return state
 

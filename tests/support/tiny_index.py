@@ -3,8 +3,8 @@
 import dataclasses
 import json
 import shutil
-import threading
 from collections.abc import Callable
+from copy import copy
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -21,9 +21,10 @@ from dsi.docids.data.collection import read_collection
 from dsi.docids.words.bm25 import BM25
 from dsi.search import generate
 from dsi.search.hits import Hits
-from dsi.store.retriever import from_parts, load
+from dsi.store.retriever import load
 from tests.support.grammars import condition, words
 from tests.support.oracles import path_scores
+from tests.support.parts import from_parts
 from tests.support.small import MINIPEDIA, random_generator
 from tests.support.trials import Case
 
@@ -99,9 +100,7 @@ class TinyIndex:
 
     def own_retriever(self) -> Retriever:
         """One that may be changed."""
-        own = shallow_copy(self.retriever)
-        own._saved = dict(self.retriever._saved)
-        return own
+        return copy(self.retriever)
 
     # Searches, against the scores of all documents
 
@@ -116,7 +115,7 @@ class TinyIndex:
         few = chance.choice([0, 10, 1000])  # from so many allowed documents on, a filter is applied inside the walk
 
         def call() -> tuple[SearchConfig, list[Hits]]:
-            own, generate._OUTRIGHT = shallow_copy(retriever), few
+            own, generate._OUTRIGHT = copy(retriever), few
             own.search_config = dataclasses.replace(retriever.search_config, **config)
             return own.snapshot.request("search", k, options).config, own.search(QUERIES, k, **options)
 
@@ -316,10 +315,3 @@ def _write_collection(folder: Path) -> None:
     )
     for split in ("dev", "test"):
         (folder / "qrels" / f"{split}.tsv").write_text("\n".join(f"q{n}\t{ids[n]}\t1" for n in range(len(QUERIES))))
-
-
-def shallow_copy(retriever: Retriever) -> Retriever:
-    """Return a retriever of the same index with a lock of its own; a retriever itself is copied as its folder."""
-    own = object.__new__(Retriever)
-    vars(own).update(vars(retriever), _updating=threading.Lock())
-    return own

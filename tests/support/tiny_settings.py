@@ -2,10 +2,13 @@
 
 from pathlib import Path
 
+import pytest
+
 from dsi.config import Config, write_config
 
 
 def write_settings(path: Path, encoder_folder: Path, t5_folder: Path, **sections: dict[str, object]) -> Path:
+    """A configuration on disk, by default with a generator; where there are none, its test is skipped."""
     config = Config().with_changes(
         {
             "bf16": False,
@@ -20,6 +23,8 @@ def write_settings(path: Path, encoder_folder: Path, t5_folder: Path, **sections
     )
     config = config.with_changes({"encoder": {"document_length": 16}, "contrastive": {"learning_rate": 1e-4}})
     config = config.with_changes(sections)
+    if config.generator.exists or config.pseudo_queries.method != "none":
+        pytest.importorskip("dsi.generator.stage")
     write_config(config, path)
     return path
 
@@ -27,8 +32,9 @@ def write_settings(path: Path, encoder_folder: Path, t5_folder: Path, **sections
 VECTORS: dict[str, dict[str, object]] = {
     "generator": {"docid_tokens": "none", "decoder": "", "num_layers": 0},
     "training": {"epochs": 0.0},
+    "pseudo_queries": {"method": "none"},
 }
-"""Of an index without a generator."""
+"""Of an index without a generator; what is left of `dsi` without `dsi.generator` trains it."""
 
 
 TINY = """

@@ -13,14 +13,13 @@ from transformers import T5Config, T5ForConditionalGeneration
 from transformers.modeling_outputs import BaseModelOutput
 
 from dsi.docids.tree import DocidTree
-from dsi.generator.model import DocidGenerator
 
 T5_VOCAB_SIZE = 32_128
 """Rows of the output layer of the published T5 checkpoints."""
 
 
 def transformers_logits(
-    generator: DocidGenerator, tree: DocidTree, states: Tensor, mask: Tensor, digits: Tensor
+    generator: torch.nn.Module, tree: DocidTree, states: Tensor, mask: Tensor, digits: Tensor
 ) -> Tensor:
     """Compute logits [n, depth, largest fan_out] along n sequences of digits with transformers' decoder stack.
 
@@ -44,7 +43,7 @@ def transformers_logits(
 
 
 def transformers_loss(
-    generator: DocidGenerator, tree: DocidTree, states: Tensor, mask: Tensor, positions: Tensor
+    generator: torch.nn.Module, tree: DocidTree, states: Tensor, mask: Tensor, positions: Tensor
 ) -> Tensor:
     """Compute the cross-entropy of docids, in nats per instance, with transformers' decoder stack (DR-SCL eq. 8).
 
@@ -75,7 +74,7 @@ class GenerateBaseline:
         tree: the docids; a sequence is a docid's tokens and an end-of-sequence token.
     """
 
-    def __init__(self, generator: DocidGenerator, tree: DocidTree) -> None:
+    def __init__(self, generator: torch.nn.Module, tree: DocidTree) -> None:
         config = generator.config.to_dict()
         self.end = tree.vocab_size
         vocab_size = max(T5_VOCAB_SIZE, self.end + 1)

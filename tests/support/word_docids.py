@@ -7,11 +7,11 @@ import torch
 from dsi_experiments.generators.words import WordGenerator, node_numbers
 from transformers import AutoTokenizer, T5ForConditionalGeneration
 
+from dsi.config import GeneratorConfig
 from dsi.docids.clustering import assemble
 from dsi.docids.schemes import DocidsConfig, SchemeInput, make_docids
 from dsi.docids.tree import DocidTree
 from dsi.docids.types import Ints
-from dsi.generator.config import GeneratorConfig
 from dsi.generator.kinds import create_generator
 from tests.support.small import WIDTH
 

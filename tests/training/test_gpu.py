@@ -10,7 +10,6 @@ from dsi.contrastive import training as contrastive_training
 from dsi.contrastive.config import EncoderConfig
 from dsi.contrastive.encoder import Encoder
 from dsi.store.retriever import load
-from dsi.training import trainer as generator_training
 from tests.support.small import PROMPTS, thin_out, write_collection
 from tests.support.tiny_settings import VECTORS, write_settings
 
@@ -35,6 +34,7 @@ KINDS = {
 @pytest.fixture(scope="module", params=KINDS)
 def trained(request, tmp_path_factory, sentence_t5_folder, t5_folder):
     """An index of one kind trained on the GPU, its collection's folder, and the devices of its trainings."""
+    generator_training = pytest.importorskip("dsi.generator.trainer")
     folder, devices = tmp_path_factory.mktemp("gpu"), []
     settings = write_settings(folder / "config.toml", sentence_t5_folder, t5_folder)
     config = dsi.config.read_config(settings).with_changes(KINDS[request.param])

@@ -30,7 +30,6 @@ from dsi.docids.files.processes import ALONE
 from dsi.docids.files.storage import link_files
 from dsi.docids.tree import DocidTree
 from dsi.docids.words import bm25, languages
-from dsi.generator import base
 from dsi.measuring import runs
 from dsi.store.folder.loading import load_docids
 from dsi.store.retriever import load
@@ -431,7 +430,7 @@ def test_calls_with_something_else_than_a_collection_or_a_device_say_what_they_t
 @pytest.mark.parametrize("processes", [2, pytest.param(4, marks=pytest.mark.slow)])
 def test_several_processes_do_what_one_does(processes, beir, tmp_path, sentence_bert_folder, t5_folder, monkeypatch):
     """Every stage starts from what one process made before it, so that only the stage itself is compared."""
-    monkeypatch.setattr(base, "DROPOUT", 0.0)
+    monkeypatch.setattr("dsi.generator.base.DROPOUT", 0.0)
     monkeypatch.setattr(figure5, "ALPHAS", (0.0, 0.3, 1.0))
     monkeypatch.setattr(figure5, "BETAS", (0.0, 1.0, math.inf))
     monkeypatch.setattr(figure5, "grid_figure", lambda *_: None)
@@ -746,7 +745,6 @@ def test_a_local_model_that_became_another_is_trained_on_again(beir, tmp_path, s
     more = {
         **VECTORS,
         "contrastive": {"loss": "none"},
-        "pseudo_queries": {"method": "none"},
     }
     config = write_settings(tmp_path / "config.toml", model, t5_folder, **more)
     collection, prints = dsi.read_collection(beir()), []

@@ -88,16 +88,15 @@ def test_one_line_at_the_start_says_how_much_there_is(collection, config, tmp_pa
         return [line for line in capsys.readouterr().err.splitlines() if " documents, " in line]
 
     config = config.with_changes({"docids": {"pieces": 1}})
-    plain = config.with_changes({"pseudo_queries": {"method": "none"}})
     pairs, count = len(collection.pairs("train")), len(collection.documents)
     query_id, row = collection.pairs("train")[0]
     second = collection.documents["doc_id"][(row + 1) % count]
     collection.qrels["train"][query_id][second] = 1  # another document of the same query
     head = f"{count} documents, {pairs} train queries"
     pairs += 1
-    assert extent(plain) == [f"{head}: encoder, docids, lexical, memory"]
-    assert extent(plain) == []  # nothing is left to do
-    assert extent(config) == [f"{head}: pseudo_queries"]
+    assert extent(config) == [f"{head}: encoder, docids, lexical, memory"]
+    assert extent(config) == []  # nothing is left to do
+    assert extent(config.with_changes({"memory": {"train_queries": False}})) == [f"{head}: memory"]
 
 
 def test_by_default_only_the_token_vectors_of_queries_are_trained(

@@ -21,7 +21,7 @@ from dsi.docids.schemes import SchemeInput, make_docids
 from dsi.measuring.runs import generator_only
 from dsi.search.request import SearchConfig
 from dsi.search.results import LevelTrace, Trace
-from dsi.store.retriever import from_parts
+from tests.support.parts import from_parts
 from tests.support.small import random_generator
 from tests.support.tables import table_rows
 from tests.support.tiny_settings import VECTORS, write_settings
@@ -33,7 +33,7 @@ PIECES = ("", "x", "0", "-1", "1.5", "65537")
 def command(beir, tmp_path, sentence_t5_folder, t5_folder):
     """The command on 40 documents."""
     config = write_settings(
-        tmp_path / "config.toml", sentence_t5_folder, t5_folder, pseudo_queries={"method": "none"},
+        tmp_path / "config.toml", sentence_t5_folder, t5_folder,
         contrastive={"loss": "none"},
         **VECTORS,
     )  # fmt: skip

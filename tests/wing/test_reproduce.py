@@ -11,7 +11,7 @@ import pytest
 import torch
 from dsi_experiments import dynamic, figure5, objectives_table
 from dsi_experiments.descents import one_by_one
-from dsi_experiments.laboratory import METHODS, POINTS, Laboratory
+from dsi_experiments.laboratory import METHODS, POINTS, Laboratory, weighted_sum
 from dsi_experiments.objectives.rows import ROWS
 from dsi_experiments.published import Measured, experiment_table
 from dsi_experiments.rows import Rows, write_table
@@ -112,6 +112,11 @@ def test_rows_of_t5_begin_with_the_one_of_the_decoder_or_are_refused(config, dat
         lines = {cells[0]: cells for cells in table_rows(write_table(tmp_path, "table4", [0]))}
         assert lines["T5"][1:3] == ["13.10 / 30.10", reason]
         assert lines["sentence encoder"][-3:] == ["8.29", "1.50", "a77bea0f"]
+
+
+def test_a_weighted_sum_fills_gaps_with_the_lowest_score():
+    first, other = {"q": {"x": 4.0, "y": 2.0}}, {"q": {"y": 1.0, "z": 3.0}, "r": {"z": 1.0}}
+    assert weighted_sum(first, [other], [2.0]) == {"q": {"x": 6.0, "y": 4.0, "z": 8.0}, "r": {"z": 2.0}}
 
 
 def test_a_table_says_what_each_row_cost(tmp_path):

@@ -23,9 +23,10 @@ from dsi.docids.words.bm25 import BM25
 from dsi.eval.measures import evaluate, mean
 from dsi.rerankers import load_reranker
 from dsi.rerankers import rerank as rerank_hits
-from dsi.store.retriever import from_parts, load
+from dsi.store.retriever import load
 from tests.support.kills import fork, status_of
 from tests.support.oracles import children_of, level_log_p
+from tests.support.parts import from_parts
 from tests.support.small import random_generator
 
 QUERIES = ["which capitals are on the danube", "a city", "the river in the north of the country"]

@@ -10,16 +10,15 @@ from safetensors.torch import load_file, save_file
 from transformers import T5ForConditionalGeneration
 
 from dsi.commands.main import main
-from dsi.config import Config
+from dsi.config import Config, GeneratorConfig
 from dsi.docids import extensions
 from dsi.docids.files.reading import reading
 from dsi.docids.schemes.file import write_docids
 from dsi.docids.tree import DocidTree
 from dsi.docids.types import Ints
-from dsi.generator.config import GeneratorConfig
 from dsi.generator.kinds import create_generator, load_generator
 from dsi.generator.objectives import CrossEntropy, Task
-from dsi.training.docids_stage import read_numbers
+from dsi.generator.stage import read_numbers
 from tests.support.small import WIDTH, random_queries
 from tests.support.tiny_settings import write_settings
 from tests.support.word_docids import TITLES, log_p_of_t5, title_tree, word_generator

@@ -140,7 +140,7 @@ def explain(
         nodes.add_returned(result, {name: values[0].tolist() for name, values in parts.items()})
     nodes.add_others(trace)
     config = replace(request.config, beam_width=trace.beam_width or request.config.beam_width)
-    meaning, note = _meaning(engine, config), notes(engine, encoded, config)
+    meaning, note = engine.meaning(config), notes(engine, encoded, config)
     return Explanation(
         encoded.texts[0], config, nodes.levels(), tree.num_rows, result, meaning, engine.has_generator, note
     )
@@ -164,16 +164,6 @@ def idle_memory(engine: Engine, config: SearchConfig) -> str:
     if config.memory_weight or not len(engine.memory):
         return ""
     return f"The {counted(len(engine.memory), 'pair')} that the index has learned have no effect: memory_weight is 0."
-
-
-def _meaning(engine: Engine, config: SearchConfig) -> str:
-    if engine.has_generator:
-        return "score = generator along the path + centroids along the path"
-    lexical = engine.lexical if config.lexical_weight else None
-    words = f" + {config.lexical_weight:.3g} {lexical.name}" if lexical else ""
-    tokens = f" + {config.token_weight:.3g} tokens" if config.token_weight and engine.tree.tokens is not None else ""
-    memory = f" + {config.memory_weight:.3g} memory" if config.memory_weight and len(engine.memory) else ""
-    return f"score of a node = q.v + bonus, of a document = dense{words}{tokens}{memory}"
 
 
 class _Nodes:

@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 from dsi.contrastive.text_encoder import TextEncoder
 from dsi.docids.files.checks import printable
 from dsi.docids.query_memory import Earlier
+from dsi.search.best_scores import BestScores
 from dsi.search.engine import Engine, count_documents
 from dsi.search.explain.explanation import ExplainedNode, Explanation, explain, notes
 from dsi.search.explain.matches import StoredText, matched_words
@@ -158,6 +159,7 @@ class AnsweredQuery:
         engine: of the index, at the moment of the search.
         encoder: of the index.
         documents: of the index, at that moment.
+        best_scores: of questions that the documents ask, with which scores are compared; None where they are not known.
         check: called after each search that an explanation makes; what it raises ends the explanation; None by default.
     """
 
@@ -166,6 +168,7 @@ class AnsweredQuery:
     engine: Engine
     encoder: TextEncoder
     documents: Documents
+    best_scores: BestScores | None = None
     check: Callable[[], None] | None = field(default=None, init=False)
     _missing: set[int] = field(default_factory=set, init=False)
 
@@ -210,8 +213,7 @@ class AnsweredQuery:
 
     def percentile(self, score: float) -> float | None:
         """Return how many of 100 questions that the documents ask have a lower best score; None where that is not known."""
-        best = self.engine.best_scores
-        return None if best is None else best.percentile(score, self.request)
+        return self.best_scores.percentile(score, self.request) if self.best_scores else None
 
     def uncovered(self, hits: Sequence[Hit]) -> Uncovered:
         """Return the words of the query that no document has, and those that none of its hits covers."""

@@ -69,10 +69,6 @@ def as_expression(where: str, table: pa.Table) -> tuple[pc.Expression, pa.Table]
     """Return a condition as an Arrow expression over the columns of a table, and the table that it is for.
 
     That has a column more for each `contains`, which Arrow's expressions cannot say.
-
-    Raises:
-        ValueError: it is not a condition, names no column, or compares a column with a value of another type; the message says
-            where in the text.
     """
     if len(text(where, "where")) > MAX_LENGTH:
         raise ValueError(

@@ -96,22 +96,13 @@ class DocumentTable:
         """Return what the document in a row is called."""
         return self.names(row)[1]
 
-    def metadata_of(self, doc_ids: Sequence[str]) -> list[dict[str, Any]]:
-        """Return the metadata of some documents, as `metadata_at`."""
-        return self.metadata_at(np.array(self.rows_of(doc_ids, "metadata_of"), dtype=np.int64))
-
     def metadata_at(self, rows: NDArray[np.integer]) -> list[dict[str, Any]]:
         """Return {column: value} of documents in rows [n], without missing values."""
-        if not self.has_metadata:
-            return [{} for _ in rows]
-        names = [name for name in self.column_names if name not in COLUMNS]
-        values = zip(*(self.column(name).take(rows) for name in names), strict=True)
-        return [{name: value for name, value in zip(names, own, strict=True) if value is not None} for own in values]
-
-    @property
-    def has_metadata(self) -> bool:
-        """Whether the table has more columns than doc_id, title and text."""
-        return bool({*self.column_names} - {*COLUMNS})
+        columns = {name: self.column(name).take(rows) for name in self.column_names if name not in COLUMNS}
+        return [
+            {name: values[number] for name, values in columns.items() if values[number] is not None}
+            for number in range(len(rows))
+        ]
 
     @property
     def has_texts(self) -> bool:
@@ -119,29 +110,15 @@ class DocumentTable:
         return "text" in self.column_names
 
     def texts_of(self, doc_ids: Sequence[str]) -> list[str]:
-        """Return the texts of some documents, without titles.
-
-        Raises:
-            ValueError: the table has no texts, or not these documents.
-        """
-        rows = self.text_rows(doc_ids)
-        return self.column("text").take(np.array(rows, dtype=np.int64))
-
-    def text_rows(self, doc_ids: Sequence[str]) -> list[int]:
-        """Return the rows that hold the texts of some documents.
-
-        Raises:
-            ValueError: the table has no texts, or not these documents.
-        """
+        """Return the texts of some documents, without titles."""
         if not self.has_texts:
             raise ValueError("The table of documents has no column text; give one like collection.documents.")
         rows = self.find(doc_ids)
-        for doc_id in doc_ids:
-            if doc_id not in rows:
-                raise ValueError(
-                    f"The table has no text of document {shown(doc_id)}; give the texts of all documents of the index."
-                )
-        return [rows[doc_id] for doc_id in doc_ids]
+        if absent := next((doc_id for doc_id in doc_ids if doc_id not in rows), None):
+            raise ValueError(
+                f"The table has no text of document {shown(absent)}; give the texts of all documents of the index."
+            )
+        return self.column("text").take(np.array([rows[doc_id] for doc_id in doc_ids], dtype=np.int64))
 
     @cached_property
     def _columns(self) -> pa.Table:
@@ -152,15 +129,7 @@ class DocumentTable:
         return {name: Column(self.table[name]) for name in self.column_names}
 
     def rows_of(self, doc_ids: Iterable[str], name: str) -> list[int]:
-        """Return the rows of some documents.
-
-        Args:
-            doc_ids: the documents.
-            name: the argument they were passed as, for messages.
-
-        Raises:
-            ValueError: a doc_id is not in the index, or doc_ids are no list of doc_ids.
-        """
+        """Return the rows of some documents; `name`: the argument they were passed as, for messages."""
         doc_ids = ids_of(doc_ids, name)
         for doc_id in doc_ids:
             if not isinstance(doc_id, str):
@@ -179,17 +148,11 @@ class DocumentTable:
         return [rows[doc_id] for doc_id in doc_ids]
 
     def allowed(
-        self,
-        allow: Collection[str] | None = None,
-        deny: Collection[str] | None = None,
-        where: Where | None = None,
+        self, allow: Collection[str] | None = None, deny: Collection[str] | None = None, where: Where | None = None
     ) -> NDArray[np.bool_] | None:
         """Return a mask [documents], True if all filters let a document through; None if they exclude none.
 
         Each filter may be a mask itself, `allow` of the documents that may be returned, `deny` of those that must not.
-
-        Raises:
-            ValueError: an unknown doc_id, or a condition that does not fit the columns.
         """
         denied = [] if deny is None else self.chosen(deny, "deny")
         if allow is None and not denied and where is None:
@@ -203,20 +166,12 @@ class DocumentTable:
         return None if allowed.all() else allowed
 
     def chosen(self, documents: Collection[Any], name: str) -> Sequence[int]:
-        """Return the rows of documents, given by doc_ids or by a mask [documents] of booleans; `name`: of the argument.
-
-        Raises:
-            ValueError: an unknown doc_id, or a mask of another length.
-        """
+        """Return the rows of documents, given by doc_ids or by a mask [documents] of booleans; `name`: of the argument."""
         mask = self._given_mask(documents, name)
         return self.rows_of(documents, name) if mask is None else np.flatnonzero(mask).tolist()
 
     def _given_mask(self, value: Any, name: str) -> NDArray[np.bool_] | None:
-        """Return the booleans, one a document, in an array, a series or a list; None if it holds something else.
-
-        Raises:
-            ValueError: they are not as many as there are documents.
-        """
+        """Return the booleans, one a document, in an array, a series or a list; None if it holds something else."""
         if isinstance(value, str | bytes | pc.Expression) or not (
             hasattr(value, "__array__") or isinstance(value, list)
         ):
@@ -236,11 +191,7 @@ class DocumentTable:
         return self._mask(title | text, self.table.select(["title", "text"]))
 
     def matching(self, where: Where) -> NDArray[np.bool_]:
-        """Return a mask [documents], True where a condition holds; missing values (null) do not match.
-
-        Raises:
-            ValueError: it is not a condition, or does not fit the columns.
-        """
+        """Return a mask [documents], True where a condition holds; missing values (null) do not match."""
         if isinstance(where, str):
             return self._mask(*as_expression(where, self._columns))
         mask = self._given_mask(where, "where")
@@ -254,7 +205,7 @@ class DocumentTable:
             )
         try:
             return self._mask(where, self._columns)
-        except (pa.ArrowInvalid, pa.ArrowKeyError, pa.ArrowTypeError, pa.ArrowNotImplementedError) as error:
+        except pa.ArrowException as error:
             raise ValueError(
                 f"where {str(where)!r} does not work: {str(error).splitlines()[0]}; the columns are "
                 f"{names_of(self._columns.schema)}."

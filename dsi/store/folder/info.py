@@ -84,26 +84,16 @@ def _chooser(folder: Path, manifest: dict[str, Any]) -> str:
 
 
 def as_lines(info: dict[str, Any]) -> str:
-    """Return `index_info` as lines of text."""
-    search = ", ".join(f"{name} {_shown(value)}" for name, value in info["search"].items())
-    sizes = ", ".join(f"{name} {size:,.1f}" for name, size in info["megabytes"].items())
-    versions = ", ".join(f"{name} {version}" for name, version in info["versions"].items())
-    own = info["generator"]
-    generator = (
-        f"{own['docid_tokens']} tokens, objective {own['objective']}" if own else "none: searches walk by vectors"
-    )
-    rows = {
-        "documents": f"{info['documents']:,}, in {info['pieces']:,} pieces; columns {', '.join(info['columns'])}",
-        "docids": f"up to {info['depth']} digits",
-        "encoder": f"{info['encoder']}, {info['dimension']} dimensions",
-        "generator": generator,
-        "search": f"{search}; {info['chosen']}",
-        "megabytes": sizes,
-        "versions": f"{versions}; format {info['format_version']}, generation {info['generation']}",
-    }
-    return "\n".join(f"{name:<10} {value}" for name, value in rows.items())
+    """Return `index_info` as a line a fact."""
+    return "\n".join(f"{name:<14} {_shown(value)}" for name, value in info.items())
 
 
 def _shown(value: Any) -> str:
-    """Return a setting as a text, a fraction with three significant digits."""
-    return f"{value:.3g}" if isinstance(value, float) else str(value)
+    """Return a fact as a text, a fraction with three significant digits."""
+    if isinstance(value, dict):
+        return ", ".join(f"{name} {_shown(own)}" for name, own in value.items())
+    if isinstance(value, list):
+        return ", ".join(value)
+    if isinstance(value, float) and abs(value) < 1000:
+        return f"{value:.3g}"
+    return "none" if value is None else f"{value:,.0f}" if isinstance(value, int | float) else str(value)

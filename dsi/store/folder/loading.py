@@ -12,7 +12,7 @@ import os
 import re
 from contextlib import suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import pyarrow as pa
 
@@ -23,6 +23,7 @@ from dsi.contrastive.model_files import offline
 from dsi.contrastive.text_encoder import TextEncoder
 from dsi.docids.data.records import COLUMNS
 from dsi.docids.data.tables import Column
+from dsi.docids.extensions import generator_room
 from dsi.docids.files.checks import plain, user_path
 from dsi.docids.files.reading import RESTORE, MappedFile, read_record, read_while_unchanged, reading
 from dsi.docids.files.storage import content_fingerprint, recover_folder
@@ -35,9 +36,6 @@ from dsi.store.folder.manifest import PARTS, has_generator, part, search_config
 from dsi.store.folder.verify import verify
 from dsi.store.snapshot import Snapshot
 from dsi.store.updating import Content
-
-if TYPE_CHECKING:
-    from dsi.generator.base import Generator
 
 TOKENS = "tokens.safetensors"
 """In `docids/`: the token vectors, if the index has them."""
@@ -63,12 +61,7 @@ class Loaded(NamedTuple):
 
 
 def load_docids(folder: Path) -> tuple[DocidTree, pa.Table]:
-    """Load the tree and the document table; the table stays on disk.
-
-    Raises:
-        FileNotFoundError: a file is missing.
-        ValueError: a file was altered, or they are of different documents.
-    """
+    """Load the tree and the document table; the table stays on disk."""
     tree, documents = load_tree(folder), load_documents(folder / "documents.arrow")
     if tree.num_rows != len(documents):
         raise ValueError(
@@ -89,9 +82,6 @@ def load_encoder(folder: Path, config: EncoderConfig, device: str | None, dtype:
     """Load the encoder that the generator reads: its own if they were trained together, else the one in `encoder/`.
 
     Its graph computes it on the CPU in float32 where there is one, and torch otherwise.
-
-    Raises:
-        ModuleNotFoundError: torch is needed and not installed.
     """
     trained_together = folder / "generator" / "encoder"
     own = trained_together if trained_together.exists() else folder / "encoder"
@@ -142,20 +132,11 @@ def load_index(folder: Path, device: str | None, dtype: str = "float32") -> Load
 def read_index(
     folder: Path, manifest: dict[str, Any], content: Content, device: str | None, dtype: str = "float32"
 ) -> Snapshot:
-    """Read the models of an index that was judged before, and join them to its content.
-
-    Raises:
-        ValueError: parts do not belong together.
-    """
+    """Read the models of an index that was judged before, and join them to its content."""
     check_device(device)
     with reading(folder, ImportError):
         encoder = load_encoder(folder, EncoderConfig(**manifest["encoder"]), device, dtype)
-        generator: Generator | None = None
-        if has_generator(manifest):
-            from dsi.generator.kinds import load_generator
-
-            with offline():
-                generator = load_generator(folder / "generator", encoder.device)
+        generator = _load_generator(folder / "generator", encoder.device) if has_generator(manifest) else None
     check_binding(manifest, encoder, content.tree)
     configs = search_config(manifest), search_config(manifest, "configured")
     try:
@@ -163,6 +144,13 @@ def read_index(
     except ValueError as error:
         raise ValueError(f"{folder}: its parts do not belong together: {error}") from None
     return dataclasses.replace(snapshot, generation=manifest["generation"])
+
+
+def _load_generator(folder: Path, device: Any) -> Any:
+    with generator_room():
+        from dsi.generator.kinds import load_generator
+    with offline():
+        return load_generator(folder, device)
 
 
 def mapped_files(folder: Path) -> tuple[MappedFile, ...]:
@@ -185,12 +173,7 @@ def index_state(folder: Path) -> str:
 
 
 def load_documents(path: Path) -> pa.Table:
-    """Return the document table in a file; it stays on disk.
-
-    Raises:
-        FileNotFoundError: no such file.
-        ValueError: truncated, or it has no column doc_id or title.
-    """
+    """Return the document table in a file; it stays on disk."""
     table = pa.ipc.open_stream(pa.memory_map(str(path))).read_all().replace_schema_metadata(None)
     if missing := [name for name in COLUMNS if name != "text" and name not in table.column_names]:
         raise ValueError(f"{path} has no column {missing[0]}; {RESTORE}.")

@@ -24,12 +24,7 @@ _ENDINGS = (*DATA, ".tsv")
 
 
 def read_manifest(folder: Path) -> dict[str, Any]:
-    """Read the manifest of an index, after comparing every file with it; that of a new update if one is written meanwhile.
-
-    Raises:
-        FileNotFoundError: no finished index, or a file is missing.
-        ValueError: another format version, a malformed manifest, a file was altered or truncated, or is not one of data.
-    """
+    """Read the manifest of an index, after comparing every file with it; that of a new update if one is written meanwhile."""
     recover_folder(folder)
     if not (path := folder / "manifest.json").exists():
         raise FileNotFoundError(no_index(folder))
@@ -43,12 +38,7 @@ def read_manifest(folder: Path) -> dict[str, Any]:
 
 
 def read_entries(path: Path) -> dict[str, Any]:
-    """Read the file of a manifest, after checking its own entries, but none of the files that it lists.
-
-    Raises:
-        FileNotFoundError: no such file.
-        ValueError: another format version, or a malformed manifest.
-    """
+    """Read the file of a manifest, after checking its own entries, but none of the files that it lists."""
     manifest = read_json(path)
     if manifest.get("format_version") != FORMAT_VERSION:
         raise ValueError(
@@ -68,11 +58,7 @@ def read_entries(path: Path) -> dict[str, Any]:
 
 
 def search_config(manifest: dict[str, Any], name: str = "search", source: str = "manifest.json") -> SearchConfig:
-    """Return a search config in a manifest: "search", how the index is searched, or "configured", how before it was tuned.
-
-    Raises:
-        ValueError: an unknown setting, or a wrong type or value.
-    """
+    """Return a search config in a manifest: "search", how the index is searched, or "configured", how before it was tuned."""
     record = manifest.get(name, manifest["search"])
     if record.get("beta") == "inf":  # JSON has no infinity
         record = {**record, "beta": math.inf}

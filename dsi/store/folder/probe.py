@@ -41,11 +41,7 @@ def main(folder: Path) -> int:
 
 
 def try_index(folder: Path) -> None:
-    """Load the index in a folder and search it.
-
-    Raises:
-        ValueError: what is wrong with it.
-    """
+    """Load the index in a folder and search it; ValueError says what is wrong with it."""
     manifest = read_manifest(folder)
     content = load_content(folder, manifest)
     tree, documents, lexical, memory, _ = content

@@ -31,17 +31,10 @@ _REMEMBERED = 10_000
 
 
 def verify(folder: Path, *, again: bool = False, seconds: float = SECONDS) -> dict[str, Any]:
-    """Return the manifest of an index that may be loaded.
+    """Return the manifest of an index that may be loaded; ValueError says why it may not.
 
-    Args:
-        folder: of the index.
-        again: judge it whole, though it was written here or has passed.
-        seconds: that its trial may take, besides what its size adds.
-
-    Raises:
-        FileNotFoundError: no finished index, or a file is missing.
-        ValueError: another format version, a damaged file, one that is not data, a setting that chooses code or names another
-            file, or the trial failed.
+    `again`: judge it whole, though it was written here or has passed; `seconds`: that its trial may take, besides what its
+    size adds.
     """
     manifest, own = read_manifest(folder), sha256(folder / "manifest.json")
     if again or not is_known(own):

@@ -24,7 +24,6 @@ from dsi.docids.files.storage import (
     writing_to,
 )
 from dsi.docids.tree import DocidTree
-from dsi.search.best_scores import BestScores
 from dsi.search.request import SearchConfig
 from dsi.store.folder.loading import TOKENS, index_state, load_tree
 from dsi.store.folder.manifest import (
@@ -81,14 +80,7 @@ def replace_index(folder: Path, index: Snapshot) -> None:
             index.lexical.save(new / "lexical")
         index.memory.save(new / "memory")
         save_docids(index.tree, index.documents.table, new / "docids")
-        write_manifest(
-            new,
-            index.encoder,
-            index.tree,
-            index.search_config,
-            configured=index.configured,
-            best_scores=index.engine.best_scores,
-        )
+        write_manifest(new, index.encoder, index.tree, _settings(index, config=True))
         for entry in folder.iterdir() if folder.exists() else ():
             if entry.name in _OF_TRAINING or _GENERATION.fullmatch(entry.name):
                 continue
@@ -99,63 +91,61 @@ def replace_index(folder: Path, index: Snapshot) -> None:
 
 
 def index_to_replace(folder: str | Path) -> Path:
-    """Return the whole path of a folder that is new or empty, or holds an index.
-
-    Raises:
-        FileExistsError: it holds other files and no index.
-        ValueError: it is the current folder, or one above that.
-    """
+    """Return the whole path of a folder that is new or empty, or holds an index; refuses the current one and those above."""
     return folder_to_replace(folder, "folder", lambda entry: (entry.parent / "manifest.json").exists()).resolve()
 
 
 def write_manifest(
-    folder: Path, encoder: TextEncoder, tree: DocidTree, config: SearchConfig, seed: int | None = None,
-    configured: SearchConfig | None = None, best_scores: BestScores | None = None,
-) -> None:  # fmt: skip
+    folder: Path, encoder: TextEncoder, tree: DocidTree, entries: dict[str, Any], seed: int | None = None
+) -> None:
     """Write the manifest, which binds the parts in `folder` to each other; it is written last and read first.
 
-    Args:
-        folder: of the index.
-        encoder: the index's.
-        tree: the docids.
-        config: how the index is searched by default.
-        seed: of the training that made the parts; None for a copy, whose parts a process may have got from anywhere.
-        configured: how it was searched before it was tuned; by default the same.
-        best_scores: of questions that the documents ask.
+    `entries`: its search config and the like; `seed`: of the training that made the parts; None for a copy, whose parts a
+    process may have got from anywhere.
     """
     manifest = {
         "format_version": FORMAT_VERSION,
         "generation": 1 if tree.fingerprint == tree.origin_fingerprint else 2,  # training must not drop updates
         "parts": {name: name for name in CHANGING},
         "encoder": dataclasses.asdict(encoder.config),
-        **_search_entries(config, configured),
         "fingerprints": {"encoder": encoder.fingerprint, "docids": tree.fingerprint},
         "versions": package_versions(),
         "threads": threads(),
         "seed": seed,
-        "best_scores": best_scores and dataclasses.asdict(best_scores),
+        **entries,
         "files": _hashes(folder, PARTS),
     }
     write_manifest_file(folder, manifest)
 
 
-def write_search_config(folder: Path, config: SearchConfig, configured: SearchConfig | None = None) -> None:
-    """Replace the search config of an index on disk; `configured` is how it was before tuning, by default the same."""
+def write_search_config(folder: Path, config: SearchConfig) -> None:
+    """Replace the search config of an index on disk, and forget how it was tuned."""
+    _write_entries(folder, search_entries(config))
+
+
+def write_settings(folder: Path, index: Snapshot, *, config: bool) -> None:
+    """Replace the best scores of an index on disk, and perhaps its search config."""
+    _write_entries(folder, _settings(index, config=config))
+
+
+def _write_entries(folder: Path, entries: dict[str, Any]) -> None:
     with updating(folder):
-        write_manifest_file(folder, {**read_manifest(folder), **_search_entries(config, configured)})
+        write_manifest_file(folder, {**read_manifest(folder), **entries})
 
 
-def _search_entries(config: SearchConfig, configured: SearchConfig | None) -> dict[str, Any]:
+def _settings(index: Snapshot, *, config: bool) -> dict[str, Any]:
+    entries = search_entries(index.search_config, index.configured) if config else {}
+    return {**entries, "best_scores": index.best_scores and dataclasses.asdict(index.best_scores)}
+
+
+def search_entries(config: SearchConfig, configured: SearchConfig | None = None) -> dict[str, Any]:
+    """Return the entries of a manifest for a search config, and for what it was before it was tuned, by default the same."""
     return {"search": dataclasses.asdict(config), "configured": dataclasses.asdict(configured or config)}
 
 
 @contextmanager
 def updating(folder: Path) -> Iterator[None]:
-    """Lock an index on disk against other writers; waits for them.
-
-    Raises:
-        FileNotFoundError: no finished index.
-    """
+    """Lock an index on disk against other writers; waits for them."""
     recover_folder(folder)
     if not (folder / "manifest.json").exists():  # no lock is left without an index
         raise FileNotFoundError(no_index(folder))
@@ -180,11 +170,9 @@ def generation_of(folder: Path) -> int:
 
 
 def check_no_updates(folder: Path, *, discard: bool = False) -> None:
-    """Raise ValueError if the index in `folder` was updated: training again would undo that.
+    """Raise ValueError if the index in `folder`, new or not, was updated: training again would undo that.
 
-    Args:
-        folder: of a run, new or not; what a killed update left there is removed.
-        discard: allow training to drop the updates. They stay until training replaces a part of the index.
+    With `discard` updates may go; they stay until training replaces a part of the index. What a killed update left is removed.
     """
     generation = generation_of(folder)
     if generation > 1 and not discard:
@@ -216,35 +204,16 @@ def check_known(folder: Path, known: Collection[str], configs: Collection[Search
         )
 
 
-def write_update(
-    folder: Path,
-    known: Collection[str],
-    index: Snapshot,
-    held: Content | None = None,
-    *,
-    tuned: bool = False,
-) -> int:
+def write_update(folder: Path, index: Snapshot, held: Content | None, *, config: bool = False) -> None:
     """Replace the parts of an index on disk that have changed; writing the manifest makes the switch.
 
-    Args:
-        folder: the index; nobody else writes to it.
-        known: its states that these parts were made from.
-        index: with its changes.
-        held: what the index on disk holds of it, in its last state; None if that is not known.
-        tuned: write its search config too.
-
-    Returns:
-        The new generation.
-
-    Raises:
-        ChangedError: the index is in another state.
-        ValueError: it was updated as often as a manifest may say.
+    `folder`: nobody else writes to it, and its state is known; `held`: what it holds of these parts, None if that is not known;
+    `config`: write the search config too.
     """
     # 1) Compare the index on disk with these parts.
-    tree, documents, lexical, memory, best_scores = index.content
+    tree, documents, lexical, memory, _ = index.content
     changed = changed_parts(index.content, held)
     manifest, left = read_entries(folder / "manifest.json"), tuple[str, ...]()
-    check_known(folder, known)
     if "docids" in changed:
         left = _of_removed(folder, manifest, tree)
     generation = manifest["generation"] + 1
@@ -270,28 +239,21 @@ def write_update(
     parts = {name: manifest["parts"].get(name, name) for name in CHANGING} | new
     fingerprints = {**manifest["fingerprints"], "docids": tree.fingerprint}
     entries = {"generation": generation, "parts": parts, "fingerprints": fingerprints, "files": files}
-    entries |= _search_entries(index.search_config, index.configured) if tuned else {}
-    entries["best_scores"] = best_scores and dataclasses.asdict(best_scores)
-    write_manifest_file(folder, {**manifest, **entries})
+    write_manifest_file(folder, {**manifest, **entries, **_settings(index, config=config)})
     _remove_generations(folder, parts.values())
-    return int(generation)
 
 
 def _of_removed(folder: Path, manifest: dict[str, Any], tree: DocidTree) -> tuple[str, ...]:
     """Return what of the index on disk may hold documents that an update to `tree` removes."""
-    before = load_tree(part(folder, manifest, "docids"))
-    return () if _trained_documents(tree) == _trained_documents(before) else _OF_DOCUMENTS
+    before = load_tree(part(folder, manifest, "docids"))  # of both, the places that have a document of the training
+    now, then = (np.count_nonzero(own.trained[own.num_inner :] & (own.doc_rows >= 0)) for own in (tree, before))
+    return () if now == then else _OF_DOCUMENTS
 
 
 def _block_sums(memory: Path, manifest: dict[str, Any]) -> dict[str, str]:
     """Return {name of a file: sha256} of the blocks of a memory, which are linked where they stay as they are."""
     files = ((Path(name), own) for name, own in manifest["files"].items())
     return {path.name: own for path, own in files if path.parent.name == memory.name and path.suffix == ".safetensors"}
-
-
-def _trained_documents(tree: DocidTree) -> int:
-    """Return how many places have the document that the decoder was trained with."""
-    return int(np.count_nonzero(tree.trained[tree.num_inner :] & (tree.doc_rows >= 0)))
 
 
 def _remove_generations(folder: Path, keep: Collection[str]) -> None:

@@ -117,7 +117,8 @@ def write_index(run: Path, data: "Collection", folder: Path, fewest: int) -> Non
     from dsi.store.retriever import load
 
     retriever = load(run, device="cpu")
-    tree, lexical, encoder = retriever.snapshot.tree, retriever.snapshot.lexical, retriever.snapshot.encoder
+    index = retriever.snapshot
+    tree, lexical, encoder = index.tree, index.lexical, index.encoder
     if lexical is None or tree.num_removed or tree.most_places > 1 or tree.embeddings.dtype != np.float32:
         raise ValueError(
             f"{run} must have a lexical part, vectors of kind float32, one docid a document and no removed documents; train an "
@@ -126,7 +127,7 @@ def write_index(run: Path, data: "Collection", folder: Path, fewest: int) -> Non
     if tree.num_places < fewest:
         raise ValueError(f"{run} must have at least {fewest:,} documents, got {tree.num_places:,}.")
     texts = dict(list(data.query_texts("test").items())[:JUDGED_QUERIES])
-    rows = retriever.snapshot.documents.rows
+    rows = index.documents.rows
     judged = [[doc_id for doc_id, grade in data.qrels["test"][query_id].items() if grade > 0] for query_id in texts]
     relevant = [[int(tree.positions[rows[doc_id]]) for doc_id in own if doc_id in rows] for own in judged]
     asked = encoder.encode(encoder.query_texts(list(texts.values())), "query")

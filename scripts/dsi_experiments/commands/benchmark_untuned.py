@@ -198,7 +198,7 @@ def _extractive(collection: "Collection") -> "Pseudo":
 
 def _written(collection: "Collection", model: str, path: Path, device: str | None) -> "Pseudo":
     """Return a query of each of the same documents that a model writes, in a file that a killed run goes on with."""
-    from dsi.generator.config import PseudoQueriesConfig
+    from dsi.config import PseudoQueriesConfig
     from dsi.generator.pseudo_queries import generate_queries, read_queries_file
 
     config = PseudoQueriesConfig(method=model, per_document=1)

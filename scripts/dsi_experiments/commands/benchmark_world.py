@@ -91,13 +91,13 @@ def measure(folder: Path, index: Path, encoder: str | None, device: str | None) 
         trained = dsi.train(collection, index, config=config, device=device)
         weights["by dev"] = round(trained.search_config.lexical_weight, 3)
         found[TRAINED] = _means(IndexRuns(collection, trained).search("test", _K, method="generate").run, collection)
-    values = {name: own.pop("values") for name, own in found.items()}
+    values, own_index = {name: own.pop("values") for name, own in found.items()}, retriever.snapshot
     return {
         "documents": len(collection.documents),
-        "pieces": int(retriever.snapshot.tree.num_places),
+        "pieces": int(own_index.tree.num_places),
         "queries": len(values[BM25]),
         "minutes": round(minutes, 2),
-        "language": getattr(retriever.snapshot.lexical, "language", ""),
+        "language": getattr(own_index.lexical, "language", ""),
         "weights of BM25": weights,
         "systems": found,
         "costs": costs,
@@ -128,16 +128,13 @@ def _old_hybrid(runs: "IndexRuns") -> "Run":
 
     from dsi.docids.tree import document_scores
 
-    retriever, queries = runs.retriever, runs.collection.query_texts("test")
-    assert retriever.snapshot.lexical is not None
+    index, queries = runs.retriever.snapshot, runs.collection.query_texts("test")
+    assert index.lexical is not None
     vectors = runs.encode("test", queries).embeddings
-    doc_ids = list(retriever.snapshot.documents.rows)
+    doc_ids = list(index.documents.rows)
     run: Run = {}
     for (query_id, text), vector in zip(queries.items(), vectors, strict=True):
-        scores = (
-            document_scores(vector[None], retriever.snapshot.tree)[0]
-            + _OLD_WEIGHT * retriever.snapshot.lexical.scores([text])[0]
-        )
+        scores = document_scores(vector[None], index.tree)[0] + _OLD_WEIGHT * index.lexical.scores([text])[0]
         best = np.argsort(-scores, kind="stable")[:_K].tolist()
         run[query_id] = {doc_ids[row]: float(scores[row]) for row in best}
     return run

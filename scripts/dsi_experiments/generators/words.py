@@ -6,7 +6,6 @@ Softmaxes run over a node's children only. Nodes are numbered as in the tree tha
 kept here, so that documents may be added to the tree. Knows no titles and no tokenizer.
 """
 
-from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -14,13 +13,11 @@ import torch
 from torch import Tensor
 from transformers import T5Config
 
-from dsi.config import Config
+from dsi.config import Config, GeneratorConfig
 from dsi.docids.files.reading import RESTORE
 from dsi.docids.tree import DocidTree
 from dsi.docids.types import Ints
-from dsi.generator.config import GeneratorConfig
 from dsi.generator.model import DocidGenerator
-from dsi.search.decoder import StatesDecoder
 
 
 class WordGenerator(DocidGenerator):
@@ -62,19 +59,16 @@ class WordGenerator(DocidGenerator):
                 'generator.docid_tokens = "words" needs generator.decoder, a T5 checkpoint that has the words.'
             )
 
-    def search_decoder(self, dtype: torch.dtype | None = None) -> "WordDecoder":
-        """Return what runs it in a search."""
-        return WordDecoder(self, dtype)
-
     @classmethod
-    def _entries(cls, config: GeneratorConfig, tree: DocidTree, numbers: Ints | None) -> dict[str, object]:
+    def entries(cls, config: GeneratorConfig, tree: DocidTree, numbers: Ints | None) -> dict[str, object]:
+        """Return the sizes of the tree and of its vocabulary; see `Generator.entries`."""
         assert numbers is not None
         tokens = np.unique(node_numbers(tree, numbers))
         nodes = tree.num_inner + tree.num_places
         return {"vocab_size": 1 + int((tokens >= 0).sum()), "inner_nodes": tree.num_inner, "nodes": nodes}
 
     @torch.no_grad()
-    def _after_creation(self, tree: DocidTree, checkpoint: Any, numbers: Ints | None) -> None:
+    def initialise(self, tree: DocidTree, checkpoint: Any, numbers: Ints | None) -> None:
         """Take the rows of the tree's tokens over from the checkpoint.
 
         Raises:
@@ -110,20 +104,25 @@ class WordGenerator(DocidGenerator):
         most = self.num_children[nodes][..., None] - 1
         return self.first_child[nodes][..., None] + torch.minimum(digits, most)
 
+    def embed(self, tokens: Tensor) -> Tensor:
+        """Return the embeddings [..., width] of nodes: those of their words."""
+        return super().embed(self.rows[tokens])
+
+    def child_tokens(self, parents: Tensor, digits: Tensor, level: int) -> Tensor:
+        """Return the children [batch, beams, fan_out]; any of them for one that was added after training."""
+        return self.children_of(parents.clamp(max=len(self.first_child) - 1), digits)
+
+    def score_children(self, hidden: Tensor, tokens: Tensor, level: int) -> Tensor:
+        """Return the logits [batch, beams, fan_out] of the words of a level below nodes [batch, beams]."""
+        children = self.child_tokens(tokens, torch.arange(self.config.fan_out[level], device=tokens.device), level)
+        return self.head(hidden).gather(2, self.rows[children])
+
     def forward(
         self, token_states: Tensor, states_mask: Tensor, tokens: Tensor, depths: Tensor, sees: Tensor
     ) -> dict[str, Tensor]:
-        """Compute the logits of the children of several inner nodes; see `DocidGenerator.forward`.
-
-        Args:
-            token_states: as there, like the others.
-            states_mask: as there.
-            tokens: [batch, n] the nodes themselves.
-            depths: as there.
-            sees: as there.
-        """
+        """Compute the logits of the children of several inner nodes, which `tokens` are; see `DocidGenerator.forward`."""
         digits = torch.arange(max(self.config.fan_out), device=tokens.device)
-        hidden = self._hidden(token_states, states_mask, self.rows[tokens], depths, sees)
+        hidden = self.hidden(token_states, states_mask, tokens, depths, sees)
         logits = self.head(hidden).gather(2, self.rows[self.children_of(tokens, digits)])  # [batch, n, largest fan-out]
         return {"logits": logits.masked_fill(digits >= self.num_children[tokens][..., None], -torch.inf)}
 
@@ -141,31 +140,3 @@ def node_numbers(tree: DocidTree, numbers: Ints) -> Ints:
         here = digits[:, level] >= 0
         by_node[tree.first_child[parents[here, level]] + digits[here, level]] = numbers[here, level]
     return by_node
-
-
-class WordDecoder(StatesDecoder):
-    """A `WordGenerator`: its tokens are nodes, as they were numbered in training."""
-
-    def _level_heads(self, head: Tensor) -> Sequence[Tensor]:
-        generator, heads = self.generator, list[Tensor]()
-        self.columns = torch.zeros_like(generator.rows)  # [nodes] of each node's token among the words of its level
-        nodes = torch.zeros(1, dtype=torch.long, device=head.device)
-        for fan_out in self.fan_out:
-            digits = torch.arange(fan_out, device=head.device)
-            nodes = generator.children_of(nodes, digits)[digits < generator.num_children[nodes][:, None]]
-            rows, self.columns[nodes] = generator.rows[nodes].unique(return_inverse=True)
-            heads.append(head[rows])  # [words of the level, width]
-            nodes = nodes[nodes < len(generator.first_child)]
-        return heads
-
-    def tokens(self, parents: Tensor, digits: Tensor, level: int) -> Tensor:
-        """Return the children [batch, beams, fan_out]; any of them for one that was added after training."""
-        last: int = len(self.generator.first_child) - 1
-        return self.generator.children_of(parents.clamp(max=last), digits)  # type: ignore[no-any-return]
-
-    def _embed(self, tokens: Tensor) -> Tensor:
-        return super()._embed(self.generator.rows[tokens])
-
-    def _logits(self, hidden: Tensor, tokens: Tensor, level: int) -> Tensor:
-        children = self.tokens(tokens, torch.arange(self.fan_out[level], device=tokens.device), level)
-        return super()._logits(hidden, tokens, level).gather(2, self.columns[children])

@@ -12,10 +12,9 @@ import torch
 from torch import Tensor
 
 from dsi.docids.tree import DocidTree
+from dsi.generator.beam import PathEngine
 from dsi.generator.families import Families
 from dsi.generator.objectives import Objective, Task, log_prior
-from dsi.search.beam import PathEngine
-from dsi.search.decoder import search_decoder
 from dsi_experiments.objectives.rows import ROWS, ObjectiveRow, margin_loss, objective_loss, phase
 from dsi_experiments.tree_targets import target_of_best_child
 
@@ -96,10 +95,10 @@ class TreeObjective(Objective):
         states, tree = batch["token_states"], self.task.tree
         mask = batch.get("states_mask", torch.ones_like(states[:, :, 0], dtype=torch.bool))
         with torch.autocast(states.device.type, enabled=False):
-            decoder = search_decoder(self.task.generator, self.task.dtype)
+            generator = self.task.generator.for_search(self.task.dtype)
             if self._beam_search is None:
-                self._beam_search = PathEngine(tree, decoder)
-            self._beam_search.decoder = decoder
+                self._beam_search = PathEngine(tree, generator)
+            self._beam_search.generator = generator
             nodes = self._beam_search.kept_nodes(states, mask, self.beam_width)
         root = nodes.new_zeros(len(nodes), 1)
         return torch.cat([root, nodes.masked_fill(nodes >= tree.num_inner, -1)], dim=1)

@@ -16,7 +16,7 @@ from sklearn.feature_extraction.text import ENGLISH_STOP_WORDS
 
 from dsi.docids.types import Bools, Floats, Ints
 from dsi.docids.words.bm25 import BM25
-from dsi.search.beam import PathEngine
+from dsi.generator.beam import PathEngine
 from dsi.search.engine import Engine
 from dsi.search.generate import VectorEngine
 from dsi.search.queries import EncodedQueries, QueryBatch

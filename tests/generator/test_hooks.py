@@ -10,7 +10,7 @@ import pytest
 import dsi
 from dsi.commands.main import main
 from dsi.config import read_config
-from dsi.search.fusion import find_fusion
+from dsi.generator.fusion import find_fusion
 from tests.support import own_parts
 from tests.support.language_models import save_language_model
 from tests.support.small import thin_out

@@ -5,7 +5,7 @@ Two scores add up to rank a node:
 * generative: alpha times the decoder's log-probability. Objectives with a path score sum log P_T5 along the path (a softmax
   over a node's children, or a sigmoid per child); objectives with score "node" use the node's own log sigmoid;
 * dense: (1 - alpha) times the sum of log P_ANN along the path (eq. 10-12), a softmax over a node's children. Under another
-  fusion (`dsi.search.fusion`) this is what it adds to the generative part.
+  fusion (`dsi.generator.fusion`) this is what it adds to the generative part.
 
 Beyond beta levels only the decoder counts, with weight 1; beta = 0 uses the decoder alone. The score of the path to a document
 is the document's score. Path sums never increase from a node to its children, so a node's score bounds every document below it:
@@ -17,11 +17,13 @@ k-th document. Ties break in docid order. A document with several places scores 
 """
 
 import dataclasses
+import warnings
+from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import pairwise
-from typing import Any, NamedTuple, Self
+from typing import Any, ClassVar, NamedTuple, Self
 
 import numpy as np
 import torch
@@ -32,11 +34,11 @@ from dsi.docids.query_memory import QueryMemory
 from dsi.docids.tree import DocidTree, places_of
 from dsi.docids.types import Ints
 from dsi.docids.words.bm25 import BM25
+from dsi.generator.answers import TopDocuments
+from dsi.generator.dense import DenseScores
+from dsi.generator.fusion import OWN, PRODUCT, fuse
 from dsi.generator.objectives import log_prior
-from dsi.search.decoder import Decoder
-from dsi.search.dense import DenseScores
 from dsi.search.engine import Engine, Followed, Method, count_documents
-from dsi.search.fusion import OWN, PRODUCT, fuse
 from dsi.search.queries import QueryBatch
 from dsi.search.request import SearchConfig, SearchRequest
 from dsi.search.results import WALK, LevelTrace, SearchResult, Trace
@@ -45,6 +47,42 @@ _MOST_PLACES = 100
 """Of a document, for which the first beam has room; a document with more of them widens it only if too few are found."""
 _ROUNDING = 1e-4
 """One path may differ by this much between two batches of other shapes, relative to its score and one more."""
+
+
+class Scorer(ABC):
+    """Scores the children of nodes for a batch of queries, one level after the other: what a beam asks of a generator.
+
+    Attributes:
+        device: of its tensors.
+        config: has `score`, how nodes are ranked, one of `dsi.generator.objectives.SCORES`, and `training_beam`, beyond which
+            no node was trained, or 0.
+        most_nodes: an exact search runs it over about this many nodes at a time: each has keys and values in every layer.
+    """
+
+    device: torch.device
+    config: Any
+    most_nodes: ClassVar[int] = 1_024
+
+    @abstractmethod
+    def start(self, batch: QueryBatch) -> Any:
+        """Read a batch of queries, and the root of the docids; return the cache of both."""
+
+    @abstractmethod
+    def child_logits(self, tokens: Tensor, level: int, cache: Any) -> Tensor:
+        """Return the logits [batch, beams, fan_out] of a level, given the tokens [batch, beams] chosen at level - 1.
+
+        Args:
+            tokens: 0, the root, at level 0.
+            level: from 0, one after the other.
+            cache: of the queries; its `select(beams)` gives new beams [batch, n] the past of old ones.
+        """
+
+    @abstractmethod
+    def child_tokens(self, parents: Tensor, digits: Tensor, level: int) -> Tensor:
+        """Return the docid tokens of digits of a level, below nodes with the tokens `parents` [batch, beams].
+
+        A digit added after training has no embedding; any serves, as no logits below it are used.
+        """
 
 
 @dataclass(frozen=True)
@@ -71,53 +109,6 @@ class Beam:
         return Beam(*(field.gather(1, columns) for field in fields))
 
 
-@dataclass(frozen=True)
-class TopDocuments:
-    """The top k documents so far, [batch, k], best first; a document with several places has its best one."""
-
-    positions: Tensor
-    scores: Tensor
-
-    @classmethod
-    def empty(cls, batch: int, k: int, device: torch.device) -> "TopDocuments":
-        """Return no documents yet."""
-        nothing = torch.full((batch, k), -torch.inf, device=device)
-        return cls(torch.full((batch, k), -1, device=device), nothing)
-
-    def merge(self, positions: Tensor, scores: Tensor, doc_rows: Tensor | None = None) -> "TopDocuments":
-        """Return the best of these documents and others; ties break in docid order.
-
-        Args:
-            positions: [batch, n] of the others.
-            scores: [batch, n].
-            doc_rows: [places] the document at each position, if some documents have several places.
-        """
-        positions, scores = torch.cat([self.positions, positions], dim=1), torch.cat([self.scores, scores], dim=1)
-        best = _best_first(positions, scores)
-        if doc_rows is not None:
-            scores = scores.masked_fill(_is_worse(best, doc_rows[positions.clamp(0, len(doc_rows) - 1)]), -torch.inf)
-            best = _best_first(positions, scores)
-        best = best[:, : self.scores.shape[1]]
-        scores = scores.gather(1, best)
-        return TopDocuments(positions.gather(1, best).masked_fill(scores == -torch.inf, -1), scores)
-
-
-def _best_first(positions: Tensor, scores: Tensor) -> Tensor:
-    """[batch, n] the columns, best first: two stable sorts, by docid and then by score, break ties in docid order."""
-    in_docid_order = positions.argsort(dim=1, stable=True)
-    by_score = scores.gather(1, in_docid_order).argsort(dim=1, descending=True, stable=True)
-    return in_docid_order.gather(1, by_score)
-
-
-def _is_worse(best: Tensor, rows: Tensor) -> Tensor:
-    """[batch, n] True at the columns of documents [batch, n] `rows` that come earlier in the order `best`."""
-    # [batch, n] columns, best first in each row
-    by_row = best.gather(1, rows.gather(1, best).argsort(dim=1, stable=True))
-    rows = rows.gather(1, by_row)
-    again = F.pad(rows[:, 1:] == rows[:, :-1], (1, 0))
-    return torch.zeros_like(again).scatter(1, by_row, again)
-
-
 def valid_log_softmax(logits: Tensor, valid: Tensor) -> Tensor:
     """Return the log-softmax over the valid entries of the last dimension, at most 0; other entries are 0."""
     log_p = logits.masked_fill(~valid, torch.finfo(logits.dtype).min).log_softmax(dim=-1)
@@ -125,66 +116,45 @@ def valid_log_softmax(logits: Tensor, valid: Tensor) -> Tensor:
 
 
 class PathScores(NamedTuple):
-    """Scores of the nodes on the paths to given documents, [batch, documents, depth]; past a docid's end, the document's.
+    """Scores of the nodes on the paths to given documents, [batch, documents, depth]; past a docid's end, the document's."""
 
-    Attributes:
-        generative: weighted generative scores.
-        dense: weighted dense scores.
-        siblings: per level, the children of the nodes on the paths: nodes and generative scores [batch, documents * fan_out],
-            -1 and -inf where there is none.
-    """
-
-    generative: Tensor
-    dense: Tensor
+    generative: Tensor  # weighted
+    dense: Tensor  # weighted
     siblings: list[tuple[Tensor, Tensor]]
+    """Per level, all children of the nodes on the paths: nodes and generative scores [batch, documents * fan_out], -1 and -inf
+    where there is none."""
 
 
 class Descent(NamedTuple):
-    """The outcome of a descent through the levels.
-
-    Attributes:
-        answers: the top k documents.
-        pruned: [batch] the best score of a node that was pruned; -inf if none was.
-        read: [batch] how many nodes were scored.
-    """
+    """The outcome of a descent through the levels."""
 
     answers: TopDocuments
-    pruned: Tensor
-    read: Tensor
+    pruned: Tensor  # [batch] the best score of a node that was pruned; -inf if none was
+    read: Tensor  # [batch] how many nodes were scored
 
 
 @dataclass(frozen=True)
 class _Queries:
-    """A batch of queries for one descent.
-
-    Attributes:
-        batch: the queries.
-        config: how nodes are scored.
-        alive: [nodes] True at documents that may be returned and at nodes above them; None if all may.
-    """
+    """A batch of queries for one descent."""
 
     batch: QueryBatch
     config: SearchConfig
-    alive: Tensor | None
+    alive: Tensor | None  # [nodes] True at documents that may be returned and at nodes above them; None if all may
 
 
 class PathEngine(Engine):
-    """Search over one tree with one decoder: "generate" by a beam, "exact" over all paths.
+    """Search over one tree with one generator, on its device: "generate" by a beam, "exact" over all paths.
 
-    Args:
-        tree: the docids.
-        decoder: the generator, laid out for search; its device is that of all tensors.
-        lexical: BM25 of the documents, if the index has it.
-        memory: of earlier queries; takes no part.
+    BM25 and memory of the index take no part.
     """
 
     has_generator = True
 
     def __init__(
-        self, tree: DocidTree, decoder: Decoder, lexical: BM25 | None = None, memory: QueryMemory | None = None
+        self, tree: DocidTree, generator: Scorer, lexical: BM25 | None = None, memory: QueryMemory | None = None
     ) -> None:
         super().__init__(tree, lexical, memory)
-        self.decoder, self.device = decoder, decoder.device
+        self.generator, self.device, self.score = generator, generator.device, generator.config.score
         self.dense = DenseScores(tree, self.device)
         self.doc_rows = None
         """[places] the document at each docid position, if some have several places."""
@@ -194,7 +164,26 @@ class PathEngine(Engine):
 
     def with_content(self, tree: DocidTree, lexical: BM25 | None, memory: QueryMemory) -> Self:
         """Return an engine with the same generator over updated documents."""
-        return type(self)(tree, self.decoder, lexical, memory)
+        return type(self)(tree, self.generator, lexical, memory)
+
+    def check(self, call: str, given: Mapping[str, Any], config: SearchConfig) -> None:
+        """Raise ValueError if a call sets an option that paths do not use; warn if its beam is wider than trained."""
+        super().check(call, given, config)
+        for name in ("candidates", "token_weight", "lexical_weight", "memory_weight", "extra_scores"):
+            if name in given and np.any(given[name]):
+                raise ValueError(f"{call}() does not use {name}: its generator scores paths of docids; leave it out.")
+        trained = self.generator.config.training_beam
+        if config.alpha and 0 < trained < config.beam_width:
+            warnings.warn(
+                f"The decoder was trained with objective {self.generator.config.objective!r} and a beam of {trained}; nodes "
+                f"outside that beam were never trained, and a beam of {config.beam_width} may find worse answers than "
+                f"{trained}.",
+                stacklevel=4,
+            )
+
+    def meaning(self, config: SearchConfig) -> str:
+        """Return what the scores of nodes and documents are."""
+        return "score = generator along the path + centroids along the path"
 
     @cached_property
     def _occupied(self) -> Tensor | None:
@@ -224,7 +213,7 @@ class PathEngine(Engine):
     def result(self, descent: Descent) -> SearchResult:
         """Return the documents of a descent, with a certificate if nothing that was pruned could be better."""
         answers = descent.answers
-        bounds = self.decoder.score != "node"
+        bounds = self.score != "node"
         exact = descent.pruned <= (answers.scores[:, -1] if bounds else -torch.inf)
         positions = answers.positions.numpy(force=True)
         sources = np.where(positions >= 0, np.uint8(WALK), np.uint8(0))
@@ -249,14 +238,9 @@ class PathEngine(Engine):
     ) -> Descent:
         """Run through all levels: expand the beam, then keep the best candidates.
 
-        Args:
-            queries: the queries, and what scores their nodes.
-            k: documents per query.
-            beam_width: inner nodes kept per level.
-            reached: [batch] a score that k documents are known to reach; nodes below it are dropped, if scores are bounds.
-            trace: receives one `LevelTrace` a level.
+        Nodes below a score that k documents are known to have `reached` [batch] are dropped, if scores are bounds.
         """
-        batch, bounds = len(queries.batch.texts), self.decoder.score != "node"
+        batch, bounds = len(queries.batch.texts), self.score != "node"
         beam: Beam | None = Beam.root(batch, self.device)
         answers = TopDocuments.empty(batch, k, self.device)
         pruned = torch.full((batch,), -torch.inf, device=self.device)  # best score pruned so far
@@ -277,13 +261,7 @@ class PathEngine(Engine):
 
     @torch.no_grad()
     def follow_paths(self, batch: QueryBatch, request: SearchRequest, positions: Tensor) -> PathScores:
-        """Return the scores of the nodes on the paths to given documents, whether or not a search reaches them.
-
-        Args:
-            batch: the queries.
-            request: how nodes are scored; a filter changes no score.
-            positions: [batch, m] docid positions.
-        """
+        """Return the scores of the nodes on the paths to docid positions [batch, m], whether or not a search reaches them."""
         digits = torch.from_numpy(self.tree.paths(positions.flatten().numpy(force=True))[1]).long().to(self.device)
         digits = digits.view(*positions.shape, self.tree.depth)
         queries = _Queries(batch, request.config, None)
@@ -309,10 +287,7 @@ class PathEngine(Engine):
     def kept_nodes(self, states: Tensor, mask: Tensor, beam_width: int) -> Tensor:
         """[batch, n] the nodes that a search by the decoder alone keeps (Zhuo et al. 2020, eq. 3); -1 at padding.
 
-        Args:
-            states: [batch, length, d_model] encoder states.
-            mask: [batch, length] True at real tokens.
-            beam_width: nodes per level, and documents.
+        It reads states [batch, length, d_model], with mask [batch, length] True at real tokens.
         """
         read, real = states.numpy(force=True), mask.bool().numpy(force=True)
         batch = QueryBatch(np.arange(len(read)), read, real, read[:, 0], [""] * len(read))
@@ -335,7 +310,7 @@ class PathEngine(Engine):
         # The generative score: alpha log P_T5 along the path (DR-SCL eq. 9, 11).
         generative, log_p = beam.generative[:, :, None].expand_as(nodes), torch.zeros((), device=self.device)
         if cache is not None:
-            logits = self.decoder.logits(beam.tokens, level, cache)
+            logits = self.generator.child_logits(beam.tokens, level, cache)
             weight = config.alpha if fused else 1.0
             log_p, adds_up = self._log_probabilities(logits.float(), nodes, valid, shares, level)
             generative = generative.masked_fill(~adds_up, 0.0) + weight * log_p
@@ -356,7 +331,7 @@ class PathEngine(Engine):
             valid = valid & queries.alive[nodes]
         return Beam(
             nodes=nodes.masked_fill(~valid, -1).flatten(1),
-            tokens=self.decoder.tokens(beam.tokens, digits, level).expand_as(nodes).flatten(1),
+            tokens=self.generator.child_tokens(beam.tokens, digits, level).expand_as(nodes).flatten(1),
             generative=generative.flatten(1),
             dense=dense.flatten(1),
             score=(generative + dense).masked_fill(~valid, -torch.inf).flatten(1),  # DR-SCL eq. 12, in log space
@@ -368,7 +343,7 @@ class PathEngine(Engine):
         config = queries.config
         if config.alpha == 0 and config.beta >= self.tree.depth and config.fusion in OWN:
             return None
-        return self.decoder.start(queries.batch)
+        return self.generator.start(queries.batch)
 
     def _in_softmax(self, nodes: Tensor, valid: Tensor) -> Tensor:
         """True at children that share their parent's probability: not at those that came after training and were removed."""
@@ -384,7 +359,7 @@ class PathEngine(Engine):
         A node added after training gets the mean probability of its trained siblings; without any, it shares its parent's
         probability equally with its siblings.
         """
-        score = self.decoder.score
+        score = self.score
         if score != "softmax path":
             level_size = torch.full_like(logits[..., :1], float(self.tree.level_sizes[level]))  # [batch, beams, 1]
             logits = F.logsigmoid(logits + log_prior(score, valid.sum(2, keepdim=True), level_size))
@@ -420,7 +395,7 @@ class PathEngine(Engine):
 
         # The best inner nodes are the next beam.
         score = candidates.score.masked_fill(is_document, -torch.inf)
-        if self.decoder.score != "node":
+        if self.score != "node":
             needed = answers.scores[:, -1] if reached is None else torch.maximum(answers.scores[:, -1], reached)
             score = score.masked_fill(score < needed[:, None], -torch.inf)
         order = score.argsort(dim=1, descending=True, stable=True)
@@ -432,11 +407,7 @@ class PathEngine(Engine):
 
 
 class BestPaths(Method):
-    """The documents at the end of the best paths that a beam finds.
-
-    Args:
-        search: the beam search.
-    """
+    """The documents at the end of the best paths that a beam finds."""
 
     def __init__(self, search: PathEngine) -> None:
         self.search = search
@@ -483,9 +454,6 @@ class AllPaths(Method):
     """The documents at the end of the best of all paths.
 
     A beam search gives a score that k documents reach. Where scores are bounds, nodes below it are dropped, and no others.
-
-    Args:
-        search: the beam search.
     """
 
     def __init__(self, search: PathEngine) -> None:
@@ -498,7 +466,7 @@ class AllPaths(Method):
         first = BestPaths(search).retrieve(batch, request)
         k = first.positions.shape[1]
         result = SearchResult.empty(len(batch.texts), k)
-        step = max(1, search.decoder.most_nodes // search.tree.num_inner)
+        step = max(1, search.generator.most_nodes // search.tree.num_inner)
         for start in range(0, len(batch.texts) if k else 0, step):
             rows = np.arange(start, min(start + step, len(batch.texts)))
             queries = search.queries(batch.select(rows), request)
@@ -522,7 +490,7 @@ class AllPaths(Method):
 
     def _shares(self, alive: Tensor | None) -> "list[Tensor | None]":
         """Return parts of the tree, searched one after the other: True at what may be returned in each."""
-        search, tree, most = self.search, self.search.tree, self.search.decoder.most_nodes
+        search, tree, most = self.search, self.search.tree, self.search.generator.most_nodes
         if tree.num_inner <= most:
             return [alive]
         bounds = np.linspace(0, tree.num_places, -(-tree.num_inner // most) + 1).astype(int).tolist()

@@ -16,19 +16,23 @@ from dsi.config import Config
 from dsi.contrastive.blocks import DocumentTexts, encode_blocks
 from dsi.contrastive.encoder import Encoder
 from dsi.contrastive.trainers import SILENT, Reports
+from dsi.docids.clustering import build_tree
 from dsi.docids.data.collection import Collection, MadeTexts
 from dsi.docids.files.storage import digest
+from dsi.docids.schemes import DocidsConfig
+from dsi.docids.schemes.file import read_docids
 from dsi.docids.tree import DocidTree, nearest_places
 from dsi.docids.types import Floats, Ints
 from dsi.generator.base import Generator
-from dsi.generator.kinds import create_generator
+from dsi.generator.examples import DocidExamples, Texts, group_relevant
+from dsi.generator.fusion import find_fusion
+from dsi.generator.kinds import create_generator, find_kind
 from dsi.generator.objectives import find_objective
-from dsi.generator.pretrained import PROMPTS, PretrainedGenerator
+from dsi.generator.pretrained import PROMPTS, PretrainedGenerator, check_memory, check_walk
 from dsi.generator.states import StateCache, write_states
+from dsi.generator.trainer import train_generator
 from dsi.training.embedding import documents_digest, remove_others
-from dsi.training.examples import DocidExamples, Texts, group_relevant
 from dsi.training.stages import StageFolders
-from dsi.training.trainer import train_generator
 
 logger = logging.getLogger(__name__)
 
@@ -60,7 +64,6 @@ class GeneratorStage:
     folders: StageFolders
     documents: Path
     reports: Reports = SILENT
-    numbers: Ints | None = None
 
     def train(self, work: Path) -> tuple[Generator, dict[str, float]]:
         """Return the trained generator, and loss, steps and seconds of its training.
@@ -68,8 +71,11 @@ class GeneratorStage:
         With `training.train_encoder` the encoder changes too.
         """
         config, training = self.config, self.config.training
+        numbers = None
+        if find_kind(config.generator.docid_tokens).tokens_are_nodes:
+            numbers = read_numbers(self.folders.folder / "docids", self.collection.documents["doc_id"], self.tree)
         generator = create_generator(
-            config.generator, self.tree, self.encoder.state_dim, training.objective, config.seed, self.numbers
+            config.generator, self.tree, self.encoder.state_dim, training.objective, config.seed, numbers
         ).to(self.encoder.model.device)
         if isinstance(generator, PretrainedGenerator):
             self._begin(generator)
@@ -173,3 +179,35 @@ class GeneratorStage:
                 remove_others(self.folders.states, kind, folders)
         self.folders.processes.wait()
         return folders
+
+
+def read_numbers(folder: Path, doc_ids: Sequence[str], tree: DocidTree) -> Ints:
+    """Return the numbers [N, longest] that a docid scheme gave, in docid order, -1 past the end; see `save_docids_stage`."""
+    path = folder / "docids.tsv"
+    if not path.exists():
+        return tree.paths(np.arange(tree.num_places))[1]
+    paths = read_docids(path, doc_ids).paths
+    return paths[np.lexsort(paths.T[::-1])].astype(np.int32)  # positions count docids in the order of their numbers
+
+
+def check_decoder(config: Config, encoder: Encoder) -> None:
+    """Make the generator for a tree of four documents; raises what making it for the real one would."""
+    generator, width = config.generator, encoder.state_dim
+    if not generator.exists:
+        return
+    find_kind(generator.docid_tokens).check_config(config)
+    find_fusion(config.search.fusion)
+    tree = build_tree(np.eye(4, encoder.embedding_dim, dtype=np.float32), DocidsConfig(branching=2, max_leaf_size=1))
+    right = "a model of transformers" if generator.reads == "text" else 'a T5 checkpoint, or "" for none'
+    try:
+        if generator.reads == "text":
+            check_memory(generator.decoder, encoder.model.device)
+        numbers = np.arange(4, dtype=np.int32)[:, None]
+        made = create_generator(generator, tree, width, config.training.objective, numbers=numbers)
+        if isinstance(made, PretrainedGenerator):
+            check_walk(made, generator.decoder)
+    except OSError as error:
+        reason = str(error).splitlines()[0].rstrip(".")
+        raise FileNotFoundError(
+            f"generator.decoder {generator.decoder!r} cannot be loaded ({reason}); name {right}."
+        ) from None

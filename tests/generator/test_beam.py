@@ -16,9 +16,8 @@ from dsi.docids.clustering import DocidsConfig, assemble
 from dsi.docids.schemes import SchemeInput, make_docids
 from dsi.docids.tree import DocidTree
 from dsi.docids.updating import add_documents, remove_documents
+from dsi.generator.beam import PathEngine
 from dsi.generator.model import DocidGenerator
-from dsi.search.beam import PathEngine
-from dsi.search.decoder import StatesDecoder
 from dsi.search.queries import QueryBatch
 from dsi.search.request import SearchConfig, SearchRequest
 from dsi.search.results import SearchResult, Trace
@@ -140,7 +139,7 @@ def test_updated_trees_are_searched_as_all_their_paths_say(
     search, batch = beam_search_for(before, generator), random_batch(3, seed=seed)
     tree = add_documents(before, rng.normal(size=(new, WIDTH)).astype(np.float32)) if new else before
     tree = remove_documents(tree, rng.choice(tree.num_rows, size=min(gone, tree.num_rows - 1), replace=False))
-    search = PathEngine(tree, search.decoder)
+    search = PathEngine(tree, search.generator)
     config = SearchConfig(alpha=alpha, beta=beta, beam_width=beam_width)
     request = SearchRequest(1, config)
     there = tree.doc_rows >= 0
@@ -165,7 +164,7 @@ def test_all_paths_are_followed_in_parts_of_a_large_tree(rows, monkeypatch):
     config = SearchConfig(method="exact", alpha=0.6, ann_temperature=0.7, beam_width=2)
     expected = path_scores(tree, generator, batch, config)
     assert tree.num_inner > 64
-    monkeypatch.setattr(StatesDecoder, "most_nodes", rows)
+    monkeypatch.setattr(DocidGenerator, "most_nodes", rows)
     for allowed in (None, np.arange(120) % 3 > 0):
         scores = expected if allowed is None else np.where(allowed, expected, -np.inf)
         found = run(beam_search_for(tree, generator), batch, 20, config, allowed=allowed)
@@ -274,12 +273,12 @@ def test_the_fast_decoder_gives_the_logits_of_the_training_path(feed_forward):
         generator = DocidGenerator(config).eval()
     states, mask, embeddings = random_queries(3)
     positions = np.array([[0, 7, 33], [5, 5, 79], [12, 60, 1]])  # three beams a query
-    decoder = StatesDecoder(generator)
+    decoder = generator.for_search()
     cache = decoder.start(as_batch(states, mask, embeddings, [""] * 3))
     digits = torch.from_numpy(np.stack([tree.paths(row)[1] for row in positions])).long()
     tokens = torch.zeros(3, 3, dtype=torch.long)
     for level in range(2):
-        logits = decoder.logits(tokens, level, cache)
+        logits = decoder.child_logits(tokens, level, cache)
         for query, column in itertools.product(range(3), range(3)):
             expected = chain_logits(tree, generator, states[[query]], mask[[query]], digits[query, [column]])
             torch.testing.assert_close(

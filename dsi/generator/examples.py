@@ -24,19 +24,13 @@ _BATCHES_A_BUCKET = 50
 
 @dataclass
 class DocidExamples(Dataset):  # type: ignore[type-arg]
-    """Texts and their documents: the relevant ones of a query (retrieval), or the document itself (indexing).
-
-    Args:
-        inputs: the texts, as cached states or strings.
-        positions: [n] docid position of each text's document.
-        tree: the docids.
-        relevant: {row: docid positions of all relevant documents}, for texts with several.
-    """
+    """Texts and their documents: the relevant ones of a query (retrieval), or the document itself (indexing)."""
 
     inputs: "StateCache | Texts"
-    positions: NDArray[np.integer]
+    positions: NDArray[np.integer]  # [n] docid position of each text's document
     tree: DocidTree
     relevant: Mapping[int, Sequence[int]] = field(default_factory=dict)
+    """{row: docid positions of all relevant documents}, for texts with several."""
 
     def __len__(self) -> int:
         return len(self.positions)
@@ -56,10 +50,7 @@ class DocidExamples(Dataset):  # type: ignore[type-arg]
 class Texts:
     """Texts for a model that reads them while it is trained; `texts.batch(rows)` tokenizes some of them.
 
-    Args:
-        tokenize: returns input_ids and attention_mask, [texts, longest] each, of texts with their prompts.
-        prompts: {kind: what precedes a text}.
-        parts: (kind, texts) of each part, kind "document" or "query"; rows count through them in order.
+    `prompts`: {kind: what precedes a text}; `parts`: (kind, texts) of each, "document" or "query"; rows count through them.
     """
 
     def __init__(
@@ -99,10 +90,7 @@ def group_relevant(parts: Sequence[tuple[str, Sequence[str]]], positions: NDArra
 class LengthBucketSampler(Sampler[int]):
     """A shuffle in which examples of similar length share a batch: sorts pools of 50 batches, then shuffles the batches.
 
-    Args:
-        lengths: [n] length of each example.
-        batch_size: examples per batch, over all processes.
-        seed: determines the order, together with the epoch.
+    A batch is that of all processes together; seed and epoch determine the order.
     """
 
     def __init__(self, lengths: NDArray[np.integer], batch_size: int, seed: int) -> None:

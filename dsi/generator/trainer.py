@@ -12,24 +12,20 @@ import torch
 from torch import Tensor, nn
 from transformers import Trainer, TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 
+from dsi.config import TrainingConfig
 from dsi.contrastive.encoder import Encoder
 from dsi.contrastive.trainers import SILENT, FiniteTraining, Reports, run_trainer, trainer_settings
 from dsi.generator.base import Generator
-from dsi.generator.config import TrainingConfig
+from dsi.generator.examples import DocidExamples, LengthBucketSampler
 from dsi.generator.objectives import Objective, Task, find_objective
 from dsi.generator.pretrained import PretrainedGenerator
-from dsi.training.examples import DocidExamples, LengthBucketSampler
 
 WEIGHT_DECAY = 0.01
 """Of AdamW."""
 
 
 class _Whole(nn.Module):
-    """Pre-trained models, and the generator, whose checkpoints are one file.
-
-    Args:
-        generator: the decoder.
-    """
+    """A generator that is a pre-trained model, or has an encoder beside it, as one model whose checkpoints are one file."""
 
     def __init__(self, generator: Generator) -> None:
         super().__init__()
@@ -55,12 +51,7 @@ class _Whole(nn.Module):
 
 
 class WholeModel(_Whole):
-    """Encoder and generator as one model, trained together.
-
-    Args:
-        encoder: a sentence-transformers model; its first module gives the token states.
-        generator: the decoder.
-    """
+    """Encoder and generator as one model; the first module of the sentence-transformers model gives the token states."""
 
     def __init__(self, encoder: nn.Sequential, generator: Generator) -> None:
         super().__init__(generator)
@@ -125,23 +116,10 @@ def train_generator(
     seed: int = 0,
     bf16: bool = False,
 ) -> dict[str, float]:
-    """Train `generator` in place; resumes from the last checkpoint in `work_folder`, if there is one.
+    """Train `generator` in place, and the encoder, if one is given; resumes from the last checkpoint in `work_folder`.
 
-    Args:
-        generator: the decoder.
-        examples: on cached states, or on `Texts` if the encoder is trained too.
-        training: how it is trained.
-        work_folder: for checkpoints.
-        encoder: if given, trained in place together with the generator (`training.train_encoder`).
-        reports: where losses go.
-        seed: of shuffling.
-        bf16: compute in bfloat16 if the device has instructions for it.
-
-    Returns:
-        loss: mean training loss (nats per example); steps; seconds: counted from the first step, over all resumptions.
-
-    Raises:
-        ValueError: the training diverged.
+    Examples are cached states, or `Texts` if the encoder is trained too. Returned are the mean loss (nats per example), steps,
+    and seconds from the first step on, over all resumptions. ValueError if the training diverged.
     """
     # 1) how it is trained
     arguments = TrainingArguments(

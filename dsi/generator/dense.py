@@ -15,12 +15,7 @@ _WIDE = 8
 
 
 class DenseScores:
-    """A tree's vectors and shape on a device.
-
-    Args:
-        tree: the docids.
-        device: where scores are computed.
-    """
+    """A tree's vectors and shape on a device."""
 
     def __init__(self, tree: DocidTree, device: torch.device) -> None:
         self.tree, self.device = tree, device

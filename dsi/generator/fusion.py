@@ -38,11 +38,7 @@ OWN: dict[str, Fusion] = {PRODUCT: product, "mixture": mixture}
 
 
 def find_fusion(name: str) -> Fusion:
-    """Return the fusion of that name or import path: one of `OWN`, or another's.
-
-    Raises:
-        ValueError: there is none, or it is not a function (generator, encoder, alpha): no other is called.
-    """
+    """Return the fusion of that name or import path: one of `OWN`, or another's function (generator, encoder, alpha)."""
     if name in OWN:
         return OWN[name]
     found: Fusion | None = load_extension(FUSIONS, name)
@@ -57,11 +53,7 @@ def find_fusion(name: str) -> Fusion:
 
 
 def fuse(name: str, generator: Tensor, encoder: Tensor, alpha: float) -> Tensor:
-    """Return what a fusion makes of log-probabilities [batch, beams, fan_out].
-
-    Raises:
-        ValueError: it returns another shape, NaN, or more than 0, which no log-probability is.
-    """
+    """Return what a fusion makes of log-probabilities [batch, beams, fan_out]; ValueError if those are none."""
     found = torch.as_tensor(find_fusion(name)(generator, encoder, alpha), device=generator.device).float()
     if found.shape != generator.shape:
         raise ValueError(

@@ -1,0 +1,85 @@
+"""Decoders from models in half precision: trained by small steps, in float32."""
+
+import copy
+import dataclasses
+
+import numpy as np
+import pytest
+import torch
+from dsi_experiments.query_training import QueryTrainingConfig, train_query_generator
+from safetensors.torch import load_file
+from transformers import AutoTokenizer
+
+from dsi.config import GeneratorConfig, TrainingConfig
+from dsi.contrastive.config import EncoderConfig
+from dsi.contrastive.encoder import Encoder
+from dsi.generator.examples import DocidExamples, Texts
+from dsi.generator.model import DocidGenerator
+from dsi.generator.trainer import train_generator
+from tests.support.half import (
+    HALVES,
+    QUERIES,
+    RATE,
+    TEXTS,
+    moved,
+    save_encoder_in,
+    save_t5_in,
+    stored_types,
+    weights_of,
+)
+from tests.support.small import PROMPTS, WIDTH, random_tree
+
+
+@pytest.fixture(params=["t5", "bert"])
+def whole(request, sentence_t5_folder, sentence_bert_folder):
+    return {"t5": sentence_t5_folder, "bert": sentence_bert_folder}[request.param]
+
+
+@pytest.fixture(params=HALVES, ids=str)
+def half(request, whole, tmp_path):
+    """A folder with a sentence encoder in half precision, and that precision."""
+    return save_encoder_in(request.param, whole, tmp_path / "half"), request.param
+
+
+def test_encoder_and_decoder_train_together_from_half_weights(half, tmp_path):
+    folder, _ = half
+    encoder, tree = Encoder.load(EncoderConfig(name=str(folder), **PROMPTS), device="cpu"), random_tree(20)
+    examples = DocidExamples(
+        Texts(encoder.model.preprocess, encoder.model.prompts, [("document", TEXTS)]), np.array([0, 5, 11, 19]), tree
+    )
+    generator = DocidGenerator.create(GeneratorConfig(docid_tokens="digits", num_layers=1), tree, WIDTH, "ce")
+    start = weights_of(encoder)
+    training = TrainingConfig(batch_size=4, learning_rate=10 * RATE, train_encoder=True)
+    records = [
+        train_generator(
+            copy.deepcopy(generator), examples,
+            dataclasses.replace(training, epochs=epochs), tmp_path / str(epochs), encoder,
+        )
+        for epochs in (1.0, 60.0)
+    ]  # fmt: skip
+    largest, share = moved(start, encoder)
+    assert 0 < largest < 61 * 10 * RATE
+    assert share > 0.9
+    assert records[1]["loss"] < records[0]["loss"]
+
+
+@pytest.mark.parametrize("dtype", HALVES, ids=str)
+def test_a_decoder_from_half_weights_is_trained_in_float32(dtype, t5_folder, tmp_path):
+    name = save_t5_in(dtype, t5_folder, tmp_path / "half")
+    generator = DocidGenerator.create(
+        GeneratorConfig(docid_tokens="digits", decoder=str(name)), random_tree(20), WIDTH, "ce"
+    )
+    assert {weights.dtype for weights in generator.parameters()} == {torch.float32}
+
+
+@pytest.mark.parametrize("dtype", HALVES, ids=str)
+def test_the_query_generator_moves_half_weights_by_small_steps(dtype, t5_folder, tmp_path):
+    name = save_t5_in(dtype, t5_folder, tmp_path / "half")
+    pairs = [("", text, query) for text, query in zip(TEXTS, QUERIES, strict=True)]
+    config = QueryTrainingConfig(model=str(name), batch_size=4, epochs=40, learning_rate=1e-4)
+    before, after = train_query_generator(pairs, pairs, config, tmp_path / "model", device="cpu")
+    assert after < before - 0.01
+    assert stored_types(tmp_path / "model") == {dtype}
+    start, end = (load_file(folder / "model.safetensors") for folder in (name, tmp_path / "model"))
+    assert 0 < max(float((end[key] - start[key]).abs().max()) for key in start if "relative" not in key) < 41 * 1e-4
+    assert AutoTokenizer.from_pretrained(tmp_path / "model").tokenize("latex")

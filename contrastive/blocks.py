@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from dsi.contrastive.config import LONGEST_INPUT
 from dsi.contrastive.cutting import piece_text
-from dsi.contrastive.readable import HALF
+from dsi.contrastive.readable import LEAST_SHARE
 from dsi.contrastive.text_encoder import PLURALS, TextEncoder
 from dsi.contrastive.tokens import TokenHead
 from dsi.docids.data.collection import LazyTexts
@@ -96,10 +96,10 @@ def warn_cut(cut: int, documents: int, pieces: int, encoder: TextEncoder) -> Non
 
 
 def warn_unread(texts: Iterable[str], encoder: TextEncoder) -> None:
-    """Warn of documents, given their texts, of whose beginnings an encoder reads less than half."""
+    """Warn of documents, given their texts, of whose beginnings an encoder reads next to nothing."""
     documents, unread, rest = 0, 0, iter(texts)
     while block := [text[:_BEGINNING] for text in islice(rest, BLOCK)]:
-        documents, unread = documents + len(block), unread + int((encoder.shares_read(block) < HALF).sum())
+        documents, unread = documents + len(block), unread + int((encoder.shares_read(block) < LEAST_SHARE).sum())
     if unread:
         logger.warning(
             "%d of %d documents are in words that the encoder cannot read, so it hardly finds them. Take a multilingual one, "

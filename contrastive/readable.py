@@ -3,8 +3,11 @@
 A tokenizer has pieces of the words that its model learned from. All others it spells letter by letter, byte by byte, or as
 unknown, and the model makes noise of them. A word is read the more, the more letters a token has of it, from 1.25 to 1.75,
 whatever the kind of tokenizer; tokens that are unknown have none, and neither has what the tokenizer drops. A Han character and
-a Hangul syllable say as much as 2.5 letters. Words of one letter, digits and signs say nothing. Knows nothing of languages and
-models.
+a Hangul syllable say as much as 2.5 letters. Words of one letter, digits and signs say nothing.
+
+Most words of the languages that a model knows best are single tokens. So a text is read at most 1.5 times as much as its
+letters are in such words, eight more letters of them supposed, as a short query says little of its language; in scripts
+without spaces, which have no such words, in words that are read. Knows nothing of languages and models.
 """
 
 import re
@@ -14,18 +17,22 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from dsi.docids.words.analyzer import MARKS
+from dsi.docids.words.analyzer import MARKS, UNSPACED
 
 if TYPE_CHECKING:
     from tokenizers import Encoding
 
 _FEWEST = 5_000
 """Tokens of a vocabulary, at least: smaller ones consist of letters or bytes, and spell every language."""
-HALF = 0.5
+LEAST_SHARE = 0.2
 """Share of a text from which on it counts as read, where that is a question of yes or no."""
 _SPELT, _READ = 1.25, 1.75
 """Letters a token up to which a word is not read, and from which on it is read whole."""
-_WORD, _ASCII_WORD = re.compile(rf"[^\W\d_](?:[^\W\d_]|[{MARKS}])*"), re.compile("[A-Za-z]+")
+_SUPPOSED, _ENOUGH = 8, 1.5
+"""Letters in words of one token that each text is supposed to have more, and what multiplies the share of these."""
+_SPACED = rf"(?!{UNSPACED.pattern})"
+_WORD = re.compile(rf"{_SPACED}[^\W\d_](?:{_SPACED}(?:[^\W\d_]|[{MARKS}]))*|{UNSPACED.pattern}")
+_ASCII_WORD = re.compile("[A-Za-z]+")
 _DENSE = re.compile("[\u3400-\u9fff\uac00-\ud7af\U00020000-\U0003134f]")
 
 
@@ -55,7 +62,7 @@ def shares_read(
 
 def share_read(text: str, pieces: Sequence[Piece]) -> float:
     """Return how much of a text is read, between 0 and 1; 1 for a text without words."""
-    letters, read, first = 0.0, 0.0, 0
+    letters, read, whole, first = 0.0, 0.0, 0.0, 0
     for word in (_ASCII_WORD if text.isascii() else _WORD).finditer(text):
         start, end = word.span()
         while first < len(pieces) and pieces[first].end <= start:
@@ -66,8 +73,10 @@ def share_read(text: str, pieces: Sequence[Piece]) -> float:
             last += 1
         if (size := _letters(word.group())) > 1:
             letters += size
-            read += size * _word_read(text, start, end, own)
-    return read / letters if letters else 1.0
+            part = size * _word_read(text, start, end, own)
+            read += part
+            whole += part * (len(own) == 1 or bool(UNSPACED.search(word.group())))
+    return min(read / letters, _ENOUGH * (whole + _SUPPOSED) / (letters + _SUPPOSED)) if letters else 1.0
 
 
 def _word_read(text: str, start: int, end: int, pieces: Sequence[Piece]) -> float:

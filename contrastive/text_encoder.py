@@ -40,7 +40,7 @@ _USUAL = (
     ),
     ("document", "Neon is a noble gas. It glows reddish orange in advertising signs when a current flows through it."),
 )
-"""Texts from which the usual length of an embedding is taken, where lengths count."""
+"""Texts from which the usual length of an embedding is taken, where lengths count, and how far scores lie apart."""
 _CHARACTERS = 16
 """Characters of a text that are read for a token at first."""
 _BATCH = 16
@@ -239,6 +239,13 @@ class TextEncoder(ABC):
             return 1.0
         vectors = np.concatenate([self.run([text], kind).vectors for kind, text in _USUAL])[:, : self.embedding_dim]
         return max(1e-6, float(np.sort(np.linalg.norm(vectors, axis=1))[(len(vectors) - 1) // 2]))
+
+    @cached_property
+    def spread(self) -> float:
+        """How far the score of a document that answers a query lies above that of another one, by two pairs of texts."""
+        vectors = np.concatenate([self.forward([text], kind).embeddings for kind, text in _USUAL])
+        scores = vectors[:2] @ vectors[2:].T  # [queries, documents]
+        return float(scores[0, 1] + scores[1, 0] - scores[0, 0] - scores[1, 1]) / 2
 
     def spans(self, text: str, kind: str) -> list[TokenSpan]:
         """Return where each real token of a text lies, in the order of the states of `forward`."""

@@ -338,7 +338,10 @@ def dots(vectors: Floats, queries: Floats, rows: Numbers) -> Floats:
     products, places = np.empty(rows.shape, dtype=np.float32), np.ascontiguousarray(rows, dtype=np.int64)
     queries = np.ascontiguousarray(queries)
     arrays = [faiss.swig_ptr(array) for array in (products, queries, vectors, places)]
+    threads = faiss.omp_get_max_threads()
+    faiss.omp_set_num_threads(min(threads, max(1, len(rows))))  # each takes queries: others would wait for nothing
     faiss.fvec_inner_products_by_idx(*arrays, vectors.shape[1], *rows.shape)
+    faiss.omp_set_num_threads(threads)
     return products
 
 

@@ -4,9 +4,6 @@ import os
 import textwrap
 from pathlib import Path
 
-from dsi.docids.files.checks import folder_to_replace, user_path
-from dsi.docids.files.storage import beside, recover_folder
-
 SPLITS = ("train", "dev", "test")
 """Splits of a collection: qrels/SPLIT.tsv."""
 TABLES = tuple(f"{split}.tsv" for split in SPLITS)
@@ -25,6 +22,9 @@ def find_collection(name: str | Path) -> Path:
 
 def existing_folder(name: str | Path) -> Path:
     """Return the folder of a collection, which must be there; a save of it that was killed is undone."""
+    from dsi.docids.files.checks import user_path
+    from dsi.docids.files.storage import beside, recover_folder  # which take long, and readers of files need none
+
     folder = user_path(name)
     if name == "":  # which Python takes for the current folder
         raise FileNotFoundError("The name of the collection folder is empty; use . for the current folder.")
@@ -44,6 +44,8 @@ def existing_folder(name: str | Path) -> Path:
 
 def folder_for_collection(value: str | Path, name: str = "folder") -> Path:
     """Return the path of a folder that a collection may be written to: it is new, or holds nothing else than a collection."""
+    from dsi.docids.files.checks import folder_to_replace
+
     path = folder_to_replace(value, name, lambda entry: entry.name in (*_SAVED, "qrels"))
     judgements = path / "qrels"
     if judgements.exists():

@@ -22,7 +22,6 @@ from filelock import FileLock
 
 from dsi.docids.data import SPLITS, TABLES, existing_folder, find_collection, folder_for_collection
 from dsi.docids.data.dev_queries import relevant_documents, split_judgements
-from dsi.docids.data.folders import path_records
 from dsi.docids.data.identical import Identical, identical_ids
 from dsi.docids.data.judgements import check_qrels, read_judgements, relevant_rows, write_judgements
 from dsi.docids.data.pairs import Documents, pair_judgements
@@ -218,6 +217,8 @@ class Collection:
             ValueError: a malformed file that is named, and the message names file, line, value and remedy; or a folder in BEIR
                 layout.
         """
+        from dsi.files.documents import path_records  # a room that can be torn off
+
         for path in paths:
             if not isinstance(path, str | Path):
                 raise TypeError(

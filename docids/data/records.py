@@ -92,10 +92,10 @@ class Oddities:
         self.source = source
         self._found: dict[str, tuple[int, str]] = {}
 
-    def count(self, kind: str, first: object) -> None:
-        """Count one thing of a kind, "what it is; what follows"; `first` is shown of the first one."""
-        number, example = self._found.get(kind) or (0, shown(first))
-        self._found[kind] = number + 1, example
+    def count(self, kind: str, first: object, number: int = 1) -> None:
+        """Count things of a kind, "what it is; what follows"; `first` is shown of the first one."""
+        before, example = self._found.get(kind) or (0, shown(first))
+        self._found[kind] = before + number, example
 
     def number(self, kind: str) -> int:
         """Return how many things of a kind were counted."""

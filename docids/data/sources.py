@@ -47,8 +47,9 @@ LONGEST_LINE = 2**24
 """Bytes of a line, at most; a file without line ends would fill the memory."""
 _INTEGER = re.compile(r"[+-]?[0-9]{1,18}")
 _LINES, _PARQUET = (".jsonl", ".jsonl.gz"), (".parquet",)
-_TABLES = {".csv": ",", ".tsv": "\t"}
-"""{suffix: what separates the columns}."""
+_SEPARATED = {".csv": ",;\t|", ".tsv": "\t"}
+"""{suffix: what may separate the columns}."""
+_TABLES = (*_SEPARATED,)
 RECORDS = (*_LINES, *_TABLES, *_PARQUET)
 """The kinds of files that hold records."""
 _HEADER = 2**20
@@ -166,19 +167,18 @@ def is_missing(value: Any) -> bool:
 # Files.
 
 
-def file_records(path: Path) -> Records:
-    """Yield the documents of a table, or its queries."""
+def file_records(path: Path, encoding: str = "utf-8-sig") -> Records:
+    """Yield the documents of a table, or its queries; `encoding`: of one with columns."""
     name = path.name.lower()
     if name.endswith(_LINES):
         yield from ((f"{path}, line {number}", record) for number, record in _json_lines(path))
     elif name.endswith(_PARQUET):
         yield from _numbered(path, _parquet_rows(path), 1)
-    elif name.endswith(".tsv") and not _has_header(path):
+    elif name.endswith(".tsv") and not has_header(path, encoding):
         yield from bare_records(path)
-    elif suffix := next((suffix for suffix in _TABLES if name.endswith(suffix)), ""):
-        yield from _numbered(
-            path, _table_rows(path, _TABLES[suffix]), 2
-        )  # as Arrow counts, the names of the columns included
+    elif name.endswith(_TABLES):
+        # As Arrow counts, the names of the columns included.
+        yield from _numbered(path, _table_rows(path, encoding), 2)
     else:
         raise ValueError(f"{path} is not a table ({', '.join(RECORDS)}); save it as one.")
 
@@ -189,12 +189,11 @@ def pair_records(path: Path) -> Records:
     A .tsv file whose first line names no such column has a query, a positive and perhaps negatives a line.
     """
     name = path.name.lower()
-    suffix = next((suffix for suffix in _TABLES if name.endswith(suffix)), "")
-    if not suffix:
+    if not name.endswith(_TABLES):
         yield from file_records(path)
-    elif {column.strip().lower() for column in _column_names(path, _TABLES[suffix])} & {*QUERIES, *POSITIVES}:
-        yield from _numbered(path, _table_rows(path, _TABLES[suffix]), 2)
-    elif suffix == ".csv":
+    elif {column.strip().lower() for column in column_names(path)[0]} & {*QUERIES, *POSITIVES}:
+        yield from _numbered(path, _table_rows(path), 2)
+    elif name.endswith(".csv"):
         raise ValueError(f"{path}, line 1 must name the columns: {QUERIES[0]}, {POSITIVES[0]} and perhaps negatives.")
     else:
         for number, line in text_lines(path):
@@ -229,22 +228,15 @@ def _parquet_rows(path: Path) -> Iterator[dict[str, Any]]:
         raise ValueError(f"{path} is not a Parquet file ({reason(error)}); write it again.") from None
 
 
-def _has_header(path: Path) -> bool:
-    names = _column_names(path, "\t")
-    return _names_columns(names) or _are_names(names)
-
-
-def _are_names(names: Sequence[str]) -> bool:
-    """True if three or more values of a first line are different and words without numbers, not those of judgements."""
+def has_header(path: Path, encoding: str = "utf-8-sig") -> bool:
+    """True if the first line of a .tsv file names columns: id and text, or three or more, with different words of letters."""
+    names, _ = column_names(path, encoding)
     found = {name.strip().lower() for name in names}
+    if _names_columns(names):
+        return True
     if len(names) < 3 or len(found) < len(names) or not found.isdisjoint({"query-id", *QUERY_ID_KEYS[1:2], *QUERIES}):
-        return False
+        return False  # or they are judgements
     return all(re.fullmatch(r"[^\W\d]{2,}(?:[ _-][^\W\d]+)?", name) for name in found)
-
-
-def has_pairs(path: Path) -> bool:
-    """True if a .tsv file names columns, or its first line is an id, a tab and a text without one."""
-    return _has_header(path) or len(_column_names(path, "\t")) == 2
 
 
 def _names_columns(names: Sequence[str]) -> bool:
@@ -274,27 +266,26 @@ def bare_records(path: Path) -> Records:
         yield source, {"_id": record_id, "text": text}
 
 
-def _table_rows(path: Path, separator: str) -> Iterator[dict[str, Any]]:
+def _table_rows(path: Path, encoding: str = "utf-8-sig") -> Iterator[dict[str, Any]]:
     """Yield the rows of a table whose first line names the columns; numbers stay numbers in metadata."""
     from pyarrow import csv as pa_csv
 
-    try:
-        names = _column_names(path, separator)
-    except csv.Error as error:
-        raise _no_table(path, error) from None
+    names, separator = column_names(path, encoding)
     _check_columns(names, f"{path}, line 1")
-    texts = dict.fromkeys(names, pa.string())
+    plain, texts = encoding.removesuffix("-sig"), dict.fromkeys(names, pa.string())
     try:
         table = pa_csv.read_csv(
             path,
-            pa_csv.ReadOptions(use_threads=False, block_size=LONGEST_LINE),  # so that errors tell the row
+            pa_csv.ReadOptions(
+                use_threads=False, block_size=LONGEST_LINE, encoding=plain
+            ),  # so that errors tell the row
             pa_csv.ParseOptions(delimiter=separator, newlines_in_values=True),
             pa_csv.ConvertOptions(column_types=texts, null_values=[""], strings_can_be_null=True),
         )
         if table.column_names != names:
             raise ValueError("the names of its columns cannot be read")
     except ValueError as error:  # of Arrow, too
-        raise _no_table(path, error) from None
+        raise _no_table(path, separator, error) from None
     columns = {_own_name(name): table[name] if _own_name(name) in _KEPT else _typed(table[name]) for name in names}
     return _table_records([pa.table(columns)], path)
 
@@ -304,23 +295,34 @@ def _own_name(name: str) -> str:
     return "query_id" if name == "query-id" else name
 
 
-def _no_table(path: Path, error: Exception) -> ValueError:
-    kind = "comma" if path.suffix.lower() == ".csv" else "tab"
+def column_names(path: Path, encoding: str = "utf-8-sig") -> tuple[list[str], str]:
+    """Return the values of the first line that is not blank, at most a million bytes, and what separates them."""
+    with path.open("rb") as file:
+        head = file.read(_HEADER).decode(encoding, errors="replace")  # Arrow refuses what is not of it
+    found = list[tuple[list[str], str]]()
+    for separator in _SEPARATED[path.suffix.lower()]:
+        found.append((_first_line(path, head, separator), separator))
+        if len(found[0][0]) > 1:
+            break
+    return max(found, key=lambda own: len(own[0]))
+
+
+def _first_line(path: Path, head: str, separator: str) -> list[str]:
+    try:
+        return next(filter(None, csv.reader(io.StringIO(head, newline=""), delimiter=separator)), [])
+    except csv.Error as error:
+        raise _no_table(path, separator, error) from None
+
+
+def _no_table(path: Path, separator: str, error: Exception) -> ValueError:
     return ValueError(
-        f"{path} is not a table of {kind}-separated values in UTF-8 ({reason(error)}); save it as one, "
+        f"{path} is not a table of values separated by {shown(separator)} in UTF-8 ({reason(error)}); save it as one, "
         "with as many values in each row as there are columns."
     )
 
 
-def _column_names(path: Path, separator: str) -> list[str]:
-    """Return the values of the first line that is not blank; it has at most a million bytes."""
-    with path.open("rb") as file:
-        head = file.read(_HEADER).decode("utf-8-sig", errors="replace")  # Arrow refuses what is not UTF-8
-    return next(filter(None, csv.reader(io.StringIO(head, newline=""), delimiter=separator)), [])
-
-
 def _check_columns(names: Sequence[str], source: str) -> None:
-    """Raise ValueError unless the columns of a table are several, not too many, and have names of their own."""
+    """Raise ValueError unless the columns of a table are not too many, and have names of their own."""
     if len(names) > MOST_COLUMNS:
         raise ValueError(f"{source}: a table has at most {MOST_COLUMNS:,} columns, got {len(names):,}; leave some out.")
     _check_different(names, source)
@@ -328,8 +330,6 @@ def _check_columns(names: Sequence[str], source: str) -> None:
         raise ValueError(
             f"{source}: the column {shown(hidden[0])} has a character that cannot be printed; leave it out."
         )
-    if len(names) == 1:
-        raise ValueError(f"{source}: there is one column, {shown(names[0])}; separate columns by commas.")
 
 
 def _typed(column: pa.ChunkedArray) -> pa.ChunkedArray:

@@ -9,7 +9,6 @@ import os
 import stat
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from contextvars import ContextVar
 from pathlib import Path, PurePosixPath, PureWindowsPath
 from typing import Any, NamedTuple, TypeVar
 
@@ -159,37 +158,10 @@ def is_finite(array: NDArray[np.generic]) -> bool:
         return bool(array.dtype == np.int8 or np.isfinite(np.sum(array, dtype=np.float32)))
 
 
-_LARGE = 2**20
-"""Bytes of a file from which on its sum is remembered."""
-_REMEMBERS: ContextVar[bool] = ContextVar("remembers", default=False)
-_SUMS: dict[tuple[int, ...], str] = {}
-
-
-@contextmanager
-def remembering_sums() -> Iterator[None]:
-    """Read each large file once for its sha256: for folders that nobody else writes to."""
-    token = _REMEMBERS.set(True)
-    try:
-        yield
-    finally:
-        _REMEMBERS.reset(token)
-
-
 def sha256(path: Path) -> str:
     """Return the hexadecimal sha256 of a file."""
-    found = path.stat()
-    if not _REMEMBERS.get() or found.st_size < _LARGE:
-        return _sha256(path)
-    key = found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns
-    return _SUMS.get(key) or _SUMS.setdefault(key, _sha256(path))
-
-
-def _sha256(path: Path) -> str:
-    digest = hashlib.sha256()
     with path.open("rb") as file:
-        while block := file.read(1 << 20):
-            digest.update(block)
-    return digest.hexdigest()
+        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def folder_sums(folder: Path, known: Mapping[str, str] | None = None) -> dict[str, str]:

@@ -3,14 +3,16 @@
 A term is what a document and a query have in common when they say the same:
 
 - Letters in any form: NFKC, case folding ("ＡＢＣ" is "abc", "Straße" is "strasse"), no accents ("Łódź" is "lodz"), no
-  invisible characters; digits of every script; the letters that Arabic and Persian write in two ways, and the nasals that
-  Hindi writes as a dot.
+  invisible characters; digits of every script; the letters that Arabic, Persian and Urdu write in two ways, without vowel
+  signs, as those of Hebrew; the nasals that Hindi writes as a dot, and its dots below; I and İ as Turkish has them.
 - A word is a run of letters, digits and underscores, and of the marks that belong to letters, as the vowels of Devanagari. One
   letter or digit is a word too ("C", "R"), unless an apostrophe ties it to another ("Planck's").
 - Scripts without spaces (Han, Kana, Hangul; Thai, Lao, Khmer, Burmese) become overlapping pairs of letters, as in Lucene's
-  CJKAnalyzer, and alphabets triples too; a single letter stays.
+  CJKAnalyzer, and alphabets triples too; a single letter stays. Documents have their single letters beside these
+  (`Analyzer.letters`), so that a query of one letter finds the words that hold it.
 - Identifiers are found whole and in parts: max_seq_length, HTTPServerFactory, Node.js, also as nodejs; "U.S.A." is "usa"; C++,
-  C#, .NET. So are short first parts, "e-mail" as email; "10,000" is 10000. A stop word in capitals is a name: "IT", "US".
+  C#, .NET. So are short first parts, "e-mail" as email, R&D as rd; "10,000", "10.000", "10'000" and "10 000" are also 10000. A
+  stop word in capitals is a name: "IT", "US".
 
 Stems are those of the Snowball stemmers (Porter 2001), by PyStemmer. Knows nothing of documents or scores.
 """
@@ -38,21 +40,37 @@ STOP_WORDS = frozenset(
 `dsi.docids.words.common` counts."""
 MARKS = "".join(char for char in map(chr, range(0x10000)) if unicodedata.category(char).startswith("M"))
 _DIGITS = {code: str(unicodedata.decimal(chr(code))) for code in range(0x80, 0x10000) if chr(code).isdecimal()}
-_WRITTEN_ALIKE = str.maketrans(
-    {"ى": "ي", "ی": "ي", "ک": "ك", "ة": "ه", "أ": "ا", "إ": "ا", "آ": "ا", "ٱ": "ا", "ـ": "", "ँ": "ं",
-     **dict.fromkeys(map(chr, range(0x64B, 0x653)), "")}
+_SIGNS = str.maketrans(
+    {"٬": ",", "٫": ".", **dict.fromkeys("\u2010\u2011", "-"), **dict.fromkeys("\u2018\u2019\u02bb\u02bc\u055a", "'")}
 ) | _DIGITS  # fmt: skip
-"""Letters of Arabic and Persian as Lucene's ArabicNormalizer has them, without vowel signs; the dots of Hindi; all digits."""
+"""Signs within words and numbers, and digits, as a keyboard has them."""
+_POINTS = [
+    *range(0x591, 0x5C8),
+    *range(0x610, 0x61B),
+    *range(0x64B, 0x660),
+    0x670,
+    *range(0x6D6, 0x6EE),
+    *range(0x8D3, 0x900),
+]
+_WRITTEN_ALIKE = str.maketrans(
+    {"ى": "ي", "ی": "ي", "ے": "ي", "ئ": "ي", "ک": "ك", "ة": "ه", "ہ": "ه", "ۀ": "ه", "ؤ": "و", "أ": "ا", "إ": "ا", "آ": "ا",
+     "ٱ": "ا", "ـ": "", "ँ": "ं", "़": "", "ऩ": "न", "ऱ": "र", "ऴ": "ळ",
+     **{chr(code): "" for code in _POINTS if unicodedata.category(chr(code)) == "Mn"}}
+) | _DIGITS  # fmt: skip
+"""Letters of Arabic, Persian and Urdu as Lucene's normalizers have them, and of Hindi; no vowel signs; all digits."""
 _NASAL = re.compile("[ङञणनम]्(?=[क-ह])")
+_TURKISH = str.maketrans({"I": "ı", "İ": "i"})
 _LETTERS = str.maketrans(
     {"ł": "l", "ø": "o", "đ": "d", "ð": "d", "ħ": "h", "ŧ": "t", "ı": "i", "ŋ": "n", "æ": "ae", "œ": "oe", "þ": "th"}
 )
 """Letters that are no letter with an accent, as those write them who lack them."""
+_SPELT_OUT = str.maketrans({"ä": "ae", "ö": "oe", "ü": "ue", "ø": "oe", "å": "aa"})
+"""Letters that English texts spell in a second way, as in "Mueller"; where they are frequent it would count them twice."""
 WORD_CHARACTERS = rf"\w{MARKS}"
 """What words consist of, for a class of a regular expression."""
-_INVISIBLE = re.compile("[\u00ad\u200b-\u200f\u2060-\u2064\ufeff]")
-_HAN_AND_KANA = "\u3040-\u30ff\u3400-\u9fff\U00020000-\U0003134f"
-_SYLLABIC = rf"{_HAN_AND_KANA}\u1100-\u11ff\uac00-\ud7af"  # and Hangul
+_INVISIBLE = re.compile("[\u00ad\u200b-\u200f\u2060-\u2064\ufeff]|(?<=[lL])·(?=[lL])")
+_HAN_AND_KANA = "\u3005-\u3007\u3040-\u30ff\u3400-\u9fff\U00020000-\U0003134f"
+_SYLLABIC = f"{_HAN_AND_KANA}\u1100-\u11ff\uac00-\ud7af"  # and Hangul
 _ALPHABETIC = "\u0e00-\u0eff\u1000-\u109f\u1780-\u17ff"  # Thai, Lao, Burmese, Khmer
 JOINED_WORDS = f"{_HAN_AND_KANA}{_ALPHABETIC}"
 """Letters of the scripts that write no spaces between words, unlike Hangul, for a class of a regular expression."""
@@ -61,15 +79,27 @@ UNSPACED = re.compile(f"([{_SYLLABIC}]+|[{_ALPHABETIC}]+)")
 _ALPHABETS = re.compile(f"[{_ALPHABETIC}]")
 _LETTER = re.compile(f".[{MARKS}]*")
 _ACCENT = re.compile("[\u0300-\u036f]")
+_THOUSANDS = (
+    r"(?<![\w.,])[1-9]\d{0,2}(?:(?:,\d{2,3})*,\d{3}|(?:\.\d{3})+|(?:'\d{3})+|(?:[ \xa0\u2009\u202f]\d{3})+)(?!\w)"
+)
+LARGE_NUMBER, _GAP = re.compile(_THOUSANDS), re.compile("[,.' ]")
+"""A number with signs or spaces before its thousands, in India before its lakhs."""
+_INNER, _SEVERAL = re.compile("[&-]"), re.compile(r"[\d_.]")
 _PART = re.compile(r"[^\W\d_]?[^\W\d_A-Z]+|[A-Z]+(?![a-z])|\d+")
 
 
 def _tokens(word: str) -> re.Pattern[str]:
-    """Return what finds tokens: 10,000, e-mail, words and dotted names, C++, one letter, .NET; `word`: class of characters."""
-    return re.compile(
-        rf"(?<!\w)\d{{1,3}}(?:,\d{{3}})+(?![\w,])|(?<![\w-])[^\W\d_]{{1,3}}-[^\W\d_]{{2,}}(?![\w-])|{word}{{2,}}(?:\.{word}+)*|{word}(?:\.{word}+)+|{word}(?:\+\+|#(?!{word}))|(?<!['’]){word}(?!['’])"
-        rf"|(?<!\S)\.{word}{{2,}}"
+    """Return what finds tokens, whose words consist of a class of characters."""
+    kinds = (
+        _THOUSANDS,
+        r"(?<![\w&-])[^\W\d_]{1,3}(?:-[^\W\d_]{2,}|&[^\W\d_]{1,3})(?![\w&-])",  # e-mail, R&D
+        rf"{word}{{2,}}(?:\.{word}+)*",
+        rf"{word}(?:\.{word}+)+",
+        rf"{word}(?:\+\+|#(?!{word}))",  # C++
+        rf"(?<!'){word}(?!')",
+        rf"(?<!\S)\.{word}{{2,}}",  # .NET
     )
+    return re.compile("|".join(kinds))
 
 
 _TOKEN, _ASCII_TOKEN = _tokens(f"[{WORD_CHARACTERS}]"), _tokens("[A-Za-z0-9_]")
@@ -102,9 +132,18 @@ class Analyzer(dict[str, tuple[str, ...]]):
 
     def terms(self, text: str) -> list[str]:
         """Return the terms of a text, in order."""
-        if text.isupper() and len(text.split()) > 1:
-            text = text.casefold()  # so that its capitals say nothing
-        return list(chain.from_iterable(map(self.__getitem__, tokens(text))))
+        return list(chain.from_iterable(map(self.__getitem__, self.tokens(text))))
+
+    def tokens(self, text: str) -> list[str]:
+        """Return the tokens of a text in order, without invisible characters, nor capitals that say nothing."""
+        if self._stop_words and text.isupper() and len(text.split()) > 1:
+            text = text.casefold()
+        return token_pattern(text).findall(visible(text))
+
+    def letters(self, text: str) -> list[str]:
+        """Return the letters that `terms` has in groups only, by which a query of a single one finds them."""
+        runs = [] if text.isascii() else map(_LETTER.findall, UNSPACED.findall(visible(text)))
+        return [letter for run in runs if len(run) > 1 for letter in run]
 
     def __missing__(self, token: str) -> tuple[str, ...]:
         """Return the terms of a token, and remember them."""
@@ -128,8 +167,8 @@ class Analyzer(dict[str, tuple[str, ...]]):
         if token.isascii() and token[1:].isalpha() and token[1:].islower():  # most are plain words
             yield from self._stems([token])
             return
-        if "," in token:
-            yield token.translate(_DIGITS).replace(",", "")
+        if LARGE_NUMBER.fullmatch(token):
+            yield from dict.fromkeys([_GAP.sub("", token), *([] if "," in token else token.split(" "))])
             return
         if token.isupper() and token.casefold() in self._stop_words:
             yield fold(token)
@@ -146,25 +185,30 @@ class Analyzer(dict[str, tuple[str, ...]]):
         if len(letters) > 1 and all(len(letter) == 1 and letter.isalpha() for letter in letters):
             yield fold("".join(letters))  # U.S.A
             return
-        if "-" in name:
-            yield from self._stems([name.replace("-", ""), *name.split("-")])
+        if sign := _INNER.search(name):
+            yield from self._stems([name.replace(sign[0], ""), *name.split(sign[0])])
             return
         if "." in name or "_" in name:
             yield fold(name)
             yield from self._stems([name.replace(".", "")] if name.replace(".", "").isalpha() else [])
         else:
             yield from self._stems([name])
-        if not (name.isalpha() and (name.isupper() or name[1:].islower())):
+        if _SEVERAL.search(name) or (name[1:] != name[1:].lower() and name != name.upper()):
             yield from self._stems(part for part in _PART.findall(name) if len(part) > 1)
 
     def _stems(self, words: Iterable[str]) -> Iterator[str]:
+        if self.language == "turkish":
+            words = [word.translate(_TURKISH) for word in words]
         for word in map(_written_alike, words):
-            if word in self._stop_words:
+            if not word or word in self._stop_words:
                 continue
             if self.language == ENGLISH:
-                yield _stemmer(ENGLISH).stemWord(fold(word))
+                yield from dict.fromkeys(self._stem(fold(form)) for form in (word, word.translate(_SPELT_OUT)))
             else:
-                yield fold(word if self.language == NO_STEMS else _stemmer(self.language).stemWord(word))
+                yield fold(self._stem(word))
+
+    def _stem(self, word: str) -> str:
+        return word if self.language == NO_STEMS else str(_stemmer(self.language).stemWord(word))
 
 
 def _stemmer(language: str) -> Any:
@@ -177,11 +221,6 @@ def _stemmer(language: str) -> Any:
     return stemmers[language]
 
 
-def tokens(text: str) -> list[str]:
-    """Return the tokens of a text as they are written there, in order, without invisible characters."""
-    return token_pattern(text).findall(visible(text))
-
-
 def token_pattern(text: str) -> re.Pattern[str]:
     """Return what finds the tokens of the visible characters of a text."""
     return _ASCII_TOKEN if text.isascii() else _TOKEN
@@ -189,7 +228,7 @@ def token_pattern(text: str) -> re.Pattern[str]:
 
 def visible(text: str) -> str:
     """Return a text in compatible forms of its characters (NFKC), without invisible ones."""
-    return text if text.isascii() else _INVISIBLE.sub("", unicodedata.normalize("NFKC", text))
+    return text if text.isascii() else _INVISIBLE.sub("", unicodedata.normalize("NFKC", text).translate(_SIGNS))
 
 
 def letter_groups(run: str) -> list[str]:
@@ -199,6 +238,11 @@ def letter_groups(run: str) -> list[str]:
     (['東京', '京都'], ['ปร', 'ระ', 'ะเ', 'เท', 'ทศ', 'ประ', 'ระเ', 'ะเท', 'เทศ'])
     """
     return [run[start:end] for start, end in letter_places(run)]
+
+
+def single_places(run: str) -> list[tuple[int, int]]:
+    """Return the first character, and one past the last, of each letter with its marks."""
+    return [letter.span() for letter in _LETTER.finditer(run)]
 
 
 def letter_places(run: str) -> list[tuple[int, int]]:

@@ -8,14 +8,13 @@ from pathlib import Path
 from typing import Literal, NamedTuple
 
 import numpy as np
-from scipy import sparse
 
 from dsi.docids.files.declarations import settings
 from dsi.docids.files.storage import save_tensors, write_json
 from dsi.docids.types import Floats, Ints, Rows, Run
-from dsi.docids.words.analyzer import FOUND, Analyzer, check_language, tokens
+from dsi.docids.words.analyzer import FOUND, Analyzer, check_language
 from dsi.docids.words.languages import find_language
-from dsi.docids.words.postings import Postings, are_lists, postings_arrays, read_postings
+from dsi.docids.words.postings import Lists, Postings, are_lists, postings_arrays, read_postings
 from dsi.docids.words.term_scores import Damping, Terms, TermScorer, highest_positive
 
 K1, B = 0.9, 0.4
@@ -182,7 +181,7 @@ class BM25:
     def _words(self, query: str) -> list[tuple[str, str, int]]:
         """Return the words of a query, their terms, and the numbers of these; -1 of a term that no document has."""
         frequencies, words = self._postings.frequencies, list[tuple[str, str, int]]()
-        for token in tokens(query):
+        for token in self.analyzer.tokens(query):
             terms = self.analyzer[token]
             for term in terms:
                 number = self._vocabulary.get(term, -1)
@@ -249,7 +248,7 @@ class BM25:
         words, lists = len(self._vocabulary), self._postings.merge()
         return bool(
             sorted(self._vocabulary.values()) == list(range(words))
-            and lists.shape == (words, len(self.lengths))
+            and (len(lists), lists.width) == (words, len(self.lengths))
             and self.lengths.min(initial=0) >= 0
             and are_lists(lists)
         )
@@ -269,26 +268,31 @@ def _counted(texts: Sequence[str], analyzer: Analyzer) -> Counted:
 def _used_words(vocabulary: dict[str, int], postings: Postings) -> tuple[dict[str, int], Postings]:
     """Return a new vocabulary of the words that documents have, and the postings by its numbers."""
     lists = postings.merge()
-    used = np.flatnonzero(np.diff(lists.indptr))
+    used = np.flatnonzero(np.diff(lists.starts))
     words = {number: word for word, number in vocabulary.copy().items()}
     chosen = {words[number]: place for place, number in enumerate(used.tolist())}
-    return chosen, Postings.from_lists(lists if len(used) == lists.shape[0] else lists[used])
+    starts = np.append(lists.starts[used], lists.starts[-1])  # the others are empty
+    return chosen, Postings.from_lists(Lists(starts, lists.documents, lists.values, lists.width))
 
 
-def _count(texts: Sequence[str], vocabulary: dict[str, int], analyzer: Analyzer) -> tuple[sparse.csr_array, Ints]:
-    """Return term counts [terms, texts] and the number of terms of each text; new words are added to the vocabulary."""
-    terms: list[Ints] = [np.empty(0, dtype=np.int32)]
-    lengths: list[int] = []
+def _count(texts: Sequence[str], vocabulary: dict[str, int], analyzer: Analyzer) -> tuple[Lists, Ints]:
+    """Return term counts, and the number of terms of each text; new words are added to the vocabulary.
+
+    Letters that groups of letters hold are counted too, but not in the numbers of terms, which weigh all other words.
+    """
+    keys, counts, lengths = [np.empty(0, np.int64)], [np.empty(0, np.float32)], [np.empty(0, np.int32)]
     for start in range(0, len(texts), _BLOCK):
-        block = [analyzer.terms(text) for text in texts[start : start + _BLOCK]]
+        block = texts[start : start + _BLOCK]
+        terms = [analyzer.terms(text) for text in block]
+        own = np.array([*map(len, terms)], dtype=np.int32)
+        terms = [[*words, *analyzer.letters(text)] for words, text in zip(terms, block, strict=True)]
         with _NUMBERING:
-            numbers = [vocabulary.setdefault(term, len(vocabulary)) for text in block for term in text]
-        terms.append(np.array(numbers, dtype=np.int32))
-        lengths += map(len, block)
-    starts, all_terms = np.concatenate([[0], np.cumsum(lengths, dtype=np.int64)]), np.concatenate(terms)
-    ones = np.ones(len(all_terms), dtype=np.float32)
-    counts = sparse.csr_array((ones, all_terms, starts), shape=(len(lengths), len(vocabulary)))
-    counts.sum_duplicates()
-    parts = np.maximum(1, -(-np.array(lengths, dtype=np.int32) // LONG))
-    counts.data = np.ceil(counts.data / np.repeat(parts, np.diff(counts.indptr))).astype(np.float32)
-    return counts.T.tocsr(), -(-np.array(lengths, dtype=np.int32) // parts)
+            numbers = [vocabulary.setdefault(term, len(vocabulary)) for words in terms for term in words]
+        rows, parts = np.arange(start, start + len(own)), np.maximum(1, -(-own // LONG))
+        rows = rows.repeat([*map(len, terms)])
+        found, times = np.unique(np.array(numbers, np.int64) * len(texts) + rows, return_counts=True)
+        keys.append(found)
+        counts.append(np.ceil(times / parts[found % len(texts) - start]).astype(np.float32))
+        lengths.append(-(-own // parts))
+    lists = Lists.from_keys(np.concatenate(keys), np.concatenate(counts), len(vocabulary), len(texts))
+    return lists, np.concatenate(lengths)

@@ -1,18 +1,28 @@
 """Where terms stand in a text as it is written: in any case, form or script. Knows no documents and no scores.
 
-No term spans a space, so a text is read chunk by chunk between its spaces; chunks repeat, and their terms are remembered.
+No term but that of "10 000" spans a space, so a text is read chunk by chunk between its spaces; chunks repeat, and their terms
+are remembered.
 """
 
 import re
 from collections.abc import Iterator, Set
-from functools import cache, lru_cache
+from functools import cache
 from typing import NamedTuple
 
-from dsi.docids.words.analyzer import MARKS, UNSPACED, Analyzer, letter_places, token_pattern, visible
+from dsi.docids.words.analyzer import (
+    LARGE_NUMBER,
+    MARKS,
+    UNSPACED,
+    Analyzer,
+    letter_places,
+    single_places,
+    token_pattern,
+    visible,
+)  # fmt: skip
 
 _CLUSTER = re.compile(f".[{MARKS}]*", re.DOTALL)
-_REMEMBERED, _LONG = 1 << 15, 24
-"""Chunks whose terms are remembered, at most, and the characters of the longest: 60 MB, whatever is read."""
+_REMEMBERED, _LONG = 1 << 18, 24
+"""Chunks and their terms that are remembered, at most, and the characters of the longest chunk: 40 MB, whatever is read."""
 
 
 class Occurrence(NamedTuple):
@@ -31,22 +41,36 @@ def occurrences(text: str, language: str, wanted: Set[str]) -> list[Occurrence]:
 
     `language`: of the `Analyzer` that makes terms.
     """
-    found = list[Occurrence]()
-    for chunk in set(text.split()):
-        if len(chunk) > _LONG or not wanted.isdisjoint(_terms(language, chunk)):
-            own = list(_in_chunk(chunk, _analyzer(language), wanted))
+    found, known = list[Occurrence](), _chunks(language)
+    chunks = [*{*text.split(), *LARGE_NUMBER.findall(text)}]
+    for chunk, is_other in zip(chunks, map(wanted.isdisjoint, map(known.__getitem__, chunks)), strict=True):
+        if not is_other:
+            own = list(_in_chunk(chunk, known.analyzer, wanted))
             found += [Occurrence(at + a, at + b, terms) for at in _starts(text, chunk) for a, b, terms in own]
     return sorted(found)
 
 
+class _Chunks(dict[str, tuple[str, ...]]):
+    """{chunk: its terms}, filled as texts are read; without room for more it begins anew."""
+
+    def __init__(self, language: str) -> None:
+        super().__init__()
+        self.analyzer, self._size = Analyzer(language), 0
+
+    def __missing__(self, chunk: str) -> tuple[str, ...]:
+        terms = (*self.analyzer.terms(chunk), *self.analyzer.letters(chunk))
+        if len(chunk) <= _LONG:
+            self._size += 1 + len(terms)
+            if self._size > _REMEMBERED:
+                self.clear()
+                self._size = 0
+            self[chunk] = terms
+        return terms
+
+
 @cache
-def _analyzer(language: str) -> Analyzer:
-    return Analyzer(language)
-
-
-@lru_cache(maxsize=_REMEMBERED)
-def _terms(language: str, chunk: str) -> tuple[str, ...]:
-    return tuple(_analyzer(language).terms(chunk))
+def _chunks(language: str) -> _Chunks:
+    return _Chunks(language)
 
 
 def _starts(text: str, chunk: str) -> Iterator[int]:
@@ -71,15 +95,16 @@ def _in_chunk(chunk: str, analyzer: Analyzer, wanted: Set[str]) -> Iterator[Occu
 def _in_token(token: str, analyzer: Analyzer, wanted: Set[str]) -> Iterator[Occurrence]:
     """Yield where terms stand in a token: groups of letters of scripts without spaces at these letters, others as it does."""
     terms, begin = tuple(term for term in analyzer[token] if term in wanted), 0
-    if terms and not UNSPACED.search(token):
-        yield Occurrence(0, len(token), terms)
+    if not UNSPACED.search(token):
+        yield from [Occurrence(0, len(token), terms)] if terms else []
         return
-    for number, run in enumerate(UNSPACED.split(token) if terms else ()):
+    for number, run in enumerate(UNSPACED.split(token)):
         if number % 2:
-            places = [(start, end, run[start:end]) for start, end in letter_places(run)]
+            spans = dict.fromkeys([*letter_places(run), *single_places(run)])
+            places = [(start, end, run[start:end]) for start, end in spans]
         else:
             places = [(0, len(run), term) for term in analyzer.terms(run)]
-        yield from (Occurrence(begin + start, begin + end, (term,)) for start, end, term in places if term in terms)
+        yield from (Occurrence(begin + start, begin + end, (term,)) for start, end, term in places if term in wanted)
         begin += len(run)
 
 

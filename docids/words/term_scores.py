@@ -120,7 +120,10 @@ class TermScorer:
 
     def select(self, rows: Rows) -> "TermScorer":
         """Return a scorer of the documents in some rows, ascending; a weight is what it is among all documents."""
-        return TermScorer(Postings.from_lists(self.postings.merge()[:, rows]), self.damping, self.lengths[rows])
+        numbers = np.full(len(self.lengths), -1, dtype=np.int32)
+        numbers[rows] = np.arange(len(rows))
+        lists = self.postings.merge().renumber(numbers, len(rows))
+        return TermScorer(Postings.from_lists(lists), self.damping, self.lengths[rows])
 
     @cached_property
     def _damping(self) -> Floats:
@@ -237,7 +240,7 @@ class TermScorer:
             if factor <= 0:
                 yield _Reading(part, term, factor, _NO_ROWS, _NO_FLOATS, zero, whole=False)
             elif span.stop - span.start <= budget:
-                rows, values = self.postings.to_rows(part, part.lists.indices[span], part.lists.data[span])
+                rows, values = self.postings.to_rows(part, part.lists.documents[span], part.lists.values[span])
                 yield _Reading(part, term, factor, rows, self.weigh(values, rows), zero, whole=True)
                 budget -= span.stop - span.start
             else:
@@ -251,7 +254,7 @@ class TermScorer:
         """Return the top of a list, cached for the next query, until an update changes the mean length."""
         cached: TopList | None = part.top_lists.get(term)
         if cached is None or cached.damping != self.damping:
-            documents, values = part.lists.indices[span], part.lists.data[span]
+            documents, values = part.lists.documents[span], part.lists.values[span]
             rows = documents + np.int32(part.first)
             if self.postings.rows is not None:
                 alive = self.postings.rows[rows] >= 0

@@ -1,6 +1,7 @@
 """Reads files in a process of its own: one that hangs, fills the memory or breaks a parser ends that process and nothing else.
 
-The parent writes the path of a file as a line of JSON; the child answers with a line for each document, and one that ends them.
+The parent writes the paths of some files as a line of JSON; the child answers with a line for each document, and one that ends
+each file.
 """
 
 import json
@@ -9,19 +10,19 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
-from typing import Any
+from typing import Any, NamedTuple
 
 import psutil
 
-from dsi.docids.data.locations import UnreadableError
-from dsi.files.readers import Part, parts_of
+from dsi.files.readers import parts_of
+from dsi.files.texts import Part, UnreadableError
 
-_SECONDS, _SECONDS_A_MEGABYTE = 5, 2
-"""Of the processor that a file may take."""
+_SECONDS, _OF_SEVERAL, _SECONDS_A_MEGABYTE = 5, 2, 2
+"""Of the processor that a file may take, and several small ones together, before they are read one by one."""
 _MEMORY = 3 * 2**28
 """Bytes of the child, at most."""
 _CHARACTERS = 2**26
@@ -30,13 +31,19 @@ _PAUSE = 0.05
 """Seconds after which the child is measured again."""
 
 
+class Answer(NamedTuple):
+    """The documents of a file, and why it was not read to its end."""
+
+    parts: list[Part]
+    error: Exception | None = None
+
+
 class Worker:
-    """Reads files in a child process, which starts with the first one, and again after one that ended it."""
+    """Reads files in a child process, which starts with the first ones, and again after one that ended it."""
 
     def __init__(self) -> None:
         self._child: subprocess.Popen[bytes] | None = None
-        self._asked: Path | None = None
-        self._end, self._why = 0.0, ""
+        self._end, self._why = float("inf"), ""
 
     def __enter__(self) -> "Worker":
         return self
@@ -46,51 +53,46 @@ class Worker:
     ) -> None:
         self._stop()
 
-    def read(self, path: Path, following: Path | None = None) -> Iterator[Part]:
-        """Yield the documents of a file; the child reads the following one meanwhile.
-
-        Raises:
-            UnreadableError: it is not read to its end; the message says why.
-            ModuleNotFoundError: a library that reads it is not installed.
-            OSError: it cannot be opened.
-        """
-        if self._asked != path:
-            self._ask(path)
-        parts, ending = self._answers()
-        self._asked = None
-        if following is not None:
-            with suppress(OSError):  # of which its own turn tells
-                self._ask(following)
-        yield from parts
-        if "needs" in ending:
-            raise ModuleNotFoundError(name=ending["needs"])
-        if "closed" in ending:
-            raise OSError(ending["closed"])
-        if "error" in ending:
-            raise UnreadableError(ending["error"])
-
-    def _ask(self, path: Path) -> None:
-        """Have the child read a file."""
-        if self._asked is not None:  # another one, which nobody wants
-            self._stop()
-        with path.open("rb") as file:
-            size = os.fstat(file.fileno()).st_size
-        child, self._asked = self._running(), path
+    def ask(self, paths: Sequence[Path]) -> None:
+        """Have the child read files, whose answers are taken before others are asked for."""
+        if not paths:
+            return
+        size = 0
+        for path in paths:
+            with suppress(OSError):  # the child tells
+                size += path.stat().st_size
+        child, seconds = self._running(), _SECONDS if len(paths) == 1 else _OF_SEVERAL
         with suppress(psutil.Error, BrokenPipeError):  # if it has ended, its answers end
-            self._end = _seconds(psutil.Process(child.pid)) + _SECONDS + _SECONDS_A_MEGABYTE * size / 2**20
-            child.stdin.write(json.dumps(os.fspath(path)).encode() + b"\n")  # type: ignore[union-attr]
+            self._end = _seconds(psutil.Process(child.pid)) + seconds + _SECONDS_A_MEGABYTE * size / 2**20
+            child.stdin.write(json.dumps([*map(os.fspath, paths)]).encode() + b"\n")  # type: ignore[union-attr]
             child.stdin.flush()  # type: ignore[union-attr]
 
-    def _answers(self) -> tuple[list[Part], dict[str, str]]:
-        """Return the documents of the file that was asked for, and how it ended."""
-        parts = list[Part]()
+    def answers(self, paths: Sequence[Path]) -> list[Answer]:
+        """Return what stands in the files that were asked for; one that ended the child is read again alone."""
+        found = self._take(len(paths)) if paths else []
+        while len(found) < len(paths):
+            if len(paths) > 1:
+                self.ask(paths[len(found) :][:1])
+                found += self._take(1)
+            found += [] if self._child else [Answer([], UnreadableError(self._why or "broken (they crash the parser)"))]
+            if left := paths[len(found) :]:
+                self.ask(left)
+                found += self._take(len(left))
+        return found
+
+    def _take(self, number: int) -> list[Answer]:
+        """Return the answers of so many files, of fewer if the child ends."""
+        found, parts = list[Answer](), list[Part]()
         for line in self._running().stdout or ():
-            answer = json.loads(line)
-            if isinstance(answer, dict):
-                return parts, answer
-            parts.append(Part(*answer))
+            if isinstance(answer := json.loads(line), list):
+                parts.append(Part(*answer))
+                continue
+            found.append(Answer(parts, _error(**answer)))
+            parts = []
+            if len(found) == number:
+                return found
         self._stop()
-        return parts, {"error": self._why or "broken (they crash the parser)"}
+        return found
 
     def _running(self) -> "subprocess.Popen[bytes]":
         """Return the child, started if there is none."""
@@ -104,14 +106,14 @@ class Worker:
         return self._child
 
     def _stop(self) -> None:
-        child, self._child, self._asked = self._child, None, None
+        child, self._child = self._child, None
         if child is not None:
             child.kill()
             child.communicate()
 
     def _watch(self, child: "subprocess.Popen[bytes]") -> None:
         """End the child when it takes more than it may."""
-        try:
+        with suppress(psutil.Error):  # it has ended
             seen = psutil.Process(child.pid)
             while child.poll() is None:
                 if seen.memory_info().rss > _MEMORY:
@@ -121,13 +123,19 @@ class Worker:
                 if self._why:
                     return child.kill()
                 time.sleep(_PAUSE)
-        except psutil.Error:
-            return None  # it has ended
+        return None
 
 
 def _seconds(process: psutil.Process) -> float:
     times = process.cpu_times()
     return float(times.user + times.system)
+
+
+def _error(needs: str = "", unreadable: str = "", closed: str = "") -> Exception | None:
+    """Return the error that the child tells of."""
+    if needs:
+        return ModuleNotFoundError(name=needs)
+    return UnreadableError(unreadable) if unreadable else OSError(closed) if closed else None
 
 
 def _answers(path: Path) -> Iterator[Any]:
@@ -138,17 +146,17 @@ def _answers(path: Path) -> Iterator[Any]:
             characters += len(part.text)
             if characters > _CHARACTERS:
                 raise UnreadableError(f"with more than {_CHARACTERS >> 20} million characters of text")
-            yield part
+            # Without surrogates, which no column can hold.
+            yield part._replace(text=part.text.encode(errors="replace").decode())
+        yield {}
     except ModuleNotFoundError as error:
         yield {"needs": error.name}
     except UnreadableError as error:
-        yield {"error": str(error)}
+        yield {"unreadable": str(error)}
     except OSError as error:
         yield {"closed": str(error)}
     except Exception:  # the libraries raise nearly anything
-        yield {"error": "broken"}
-    else:
-        yield {}
+        yield {"unreadable": "broken"}
 
 
 def main() -> None:
@@ -156,8 +164,11 @@ def main() -> None:
     answers = os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)  # what libraries print is no answer
     for line in sys.stdin.buffer:
-        for answer in _answers(Path(json.loads(line))):
-            answers.write(json.dumps(answer, default=str, ensure_ascii=False).encode("utf-8", "surrogatepass") + b"\n")
+        for path in json.loads(line):
+            for answer in _answers(Path(path)):
+                answers.write(
+                    json.dumps(answer, default=str, ensure_ascii=False).encode(errors="surrogatepass") + b"\n"
+                )
             answers.flush()
 
 

@@ -1,23 +1,19 @@
-"""How much words should weigh beside the encoder, asked of the documents themselves: an inverse cloze test.
+"""Questions that documents ask: sentences that were taken out of them, as in an inverse cloze test (Lee et al. 2019).
 
-A sentence is taken out of a document, and the document without it is looked for among all of them (inverse cloze task, Lee et
-al. 2019, "Latent Retrieval for Weakly Supervised Open Domain Question Answering"). The weight of the lexical part that finds
-them best holds for this collection and this encoder; no query is needed. Knows nothing of walks.
+How well they find the rest of their documents says how high a score is, without labels. Knows nothing of walks.
 """
 
-import math
 import random
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import NamedTuple
 
 import datasets
 import numpy as np
 from datasets.table import InMemoryTable
 
-from dsi.contrastive.readable import HALF
+from dsi.contrastive.readable import LEAST_SHARE
 from dsi.contrastive.text_encoder import TextEncoder
-from dsi.docids.data.collection import Collection
 from dsi.docids.token_vectors import TokenCodes
 from dsi.docids.tree import DocidTree, document_scores
 from dsi.docids.types import Floats, Ints
@@ -27,7 +23,7 @@ from dsi.docids.words.sentences import sentences
 from dsi.search.best_scores import BestScores
 from dsi.search.queries import EncodedQueries
 from dsi.search.request import SearchRequest
-from dsi.search.scores import LEAST_READ
+from dsi.search.scores import read_weights
 from dsi.store.retriever import Retriever, keep_best_scores
 from dsi.store.updating import encoded_pieces
 
@@ -35,53 +31,18 @@ _FEWEST_TRIED, _MOST, _SHARE = 150, 300, 10
 """Sentences that are looked for: the fewest and the most of them, and documents for each sentence."""
 _MOST_READ = 3_000
 """Documents in which they are sought, at most."""
-_FEWEST, _EVIDENCE = 10, 30
-"""Sentences from which on there is a likely weight, and from which on the sentences decide."""
-_FLAT = 1e-3
-"""Documents whose scores differ by less are alike."""
+_FEWEST = 30
+"""Sentences from which on they say something."""
 _MOST_DOCUMENTS = 50_000
 """Documents among which a sentence's is looked for, beside those of the sentences."""
 _PIECES = 100
 """Pieces of a document from which a sentence may come, at most."""
-_FOUND = 0.08
-"""Mean reciprocal rank that one of the two sides must reach; below it, neither says anything."""
-_STRANGE = 0.7
-"""An encoder whose mean reciprocal rank is at most this share of BM25's does not know the language; those that do had .95 and
-more on five English collections, an English one .6 on Chinese documents and .2 on Thai ones."""
-LIKELY = 0.6
-"""The likely weight, in units of how far the best document of a query lies above the median one."""
-_LARGEST = 0.5
-"""Share of a sentence's words that the best document has, at most: long documents hold nearly all, whatever they are about."""
-_STEPS = np.array([0, 1 / 8, 1 / 4, 1 / 2, 3 / 4, 1, 1.5, 2, 3, 5, 8, 16, 32, 100])
-"""Weights that are compared, in units of the likely one."""
 _WORDS = 3, 60
 """Terms of a sentence that is looked for."""
 _REST = 4
 """Terms that must be left of its document, at least."""
 _BLOCK = 32
 """Sentences whose scores of all places are in memory at a time."""
-
-
-@dataclass(frozen=True)
-class Cloze:
-    """The outcome of an inverse cloze test.
-
-    Attributes:
-        weight: of the lexical part, beside 1 for the encoder's.
-        pairs: sentences that were looked for.
-        dense: mean reciprocal rank of their documents by the encoder alone.
-        words: the same by the lexical part alone.
-    """
-
-    weight: float
-    pairs: int
-    dense: float
-    words: float
-
-    @property
-    def knows_language(self) -> bool:
-        """False if words find documents that the encoder does not."""
-        return self.words < _FOUND or self.dense > _STRANGE * self.words
 
 
 class Hole(NamedTuple):
@@ -125,7 +86,7 @@ class Questions(NamedTuple):
 def ask(retriever: Retriever, documents: datasets.Dataset, seed: int = 0) -> Questions | None:
     """Return questions that the documents of an index without a generator ask; `seed`: of the choice of sentences.
 
-    None if the index has no BM25, or fewer than 10 documents have two sentences that the encoder reads.
+    None if the index has no BM25, or fewer than 30 documents have two sentences that the encoder reads.
     """
     index = retriever.snapshot
     lexical = index.lexical
@@ -133,54 +94,6 @@ def ask(retriever: Retriever, documents: datasets.Dataset, seed: int = 0) -> Que
         return None
     holes = list(find_holes(index.encoder, documents, lexical.analyzer, seed))
     return _asked(retriever, lexical, holes, seed) if len(holes) >= _FEWEST else None
-
-
-def cloze_test(retriever: Retriever, collection: Collection, *, seed: int = 0) -> Cloze | None:
-    """Return the weight of an index's words that finds its documents by their sentences; or None, as `choose_words` says."""
-    questions = ask(retriever, collection.documents, seed)
-    return None if questions is None else choose_words(questions.dense, questions.words, questions.own)
-
-
-def choose_words(dense: Floats, words: Floats, own: Ints) -> Cloze | None:
-    """Return the weight w at which dense + w * words ranks each sentence's own document best.
-
-    Of the weights within one standard error of the best, the one nearest to the likely weight; then half of the way between the
-    two (their geometric mean), because queries are of another kind than sentences. With an encoder that does not know the
-    language, the best.
-
-    Args:
-        dense: [pairs, documents] by the encoder.
-        words: [pairs, documents] by the lexical part, as shares.
-        own: [pairs] the document of each sentence.
-
-    Returns:
-        None if the encoder scores all documents alike.
-    """
-    # 1) the likely weight follows how the encoder spreads its scores, and how much of a sentence words find
-    spread = float(np.median(dense.max(axis=1) - np.median(dense, axis=1)))
-    if spread < _FLAT:
-        return None
-    likely = LIKELY * spread / min(max(float(np.median(words.max(axis=1))), _FLAT), _LARGEST)
-    weights = likely * _STEPS
-    # 2) reciprocal ranks [weights, pairs], and those of either side alone
-    found = np.stack([_reciprocal_ranks(dense + np.float32(weight) * words, own) for weight in weights])
-    by_words = float(_reciprocal_ranks(words, own).mean())
-    means = found.mean(axis=1)
-    # 3) the choice
-    cloze = Cloze(likely, len(own), float(means[0]), by_words)
-    if len(own) < _EVIDENCE or max(means[0], by_words) < _FOUND:
-        return cloze
-    if not cloze.knows_language:  # such an encoder gets no credit in advance
-        return replace(cloze, weight=float(weights[means.argmax()]))
-    behind = found[means.argmax()] - found
-    alike = behind.mean(axis=1) <= behind.std(axis=1) / math.sqrt(len(own)) + 1e-9
-    nearest = min(np.maximum(weights[alike], likely / 100), key=lambda other: abs(math.log(other / likely)))
-    return replace(cloze, weight=float(math.sqrt(nearest * likely)))  # a sentence is not a query: half of the way
-
-
-def _reciprocal_ranks(scores: Floats, own: Ints) -> Floats:
-    ours = np.take_along_axis(scores, own[:, None], axis=1)
-    return 1 / (1 + (scores > ours).sum(axis=1, dtype=np.float32))
 
 
 def _asked(retriever: Retriever, lexical: BM25, holes: Sequence[Hole], seed: int) -> Questions:
@@ -211,10 +124,8 @@ def _asked(retriever: Retriever, lexical: BM25, holes: Sequence[Hole], seed: int
 def best_scores(retriever: Retriever, questions: Questions) -> BestScores | None:
     """Return how the best scores of questions are distributed, each over its own document without the sentence and all others.
 
-    None if there are fewer than 30, as where the encoder reads few of the documents, or if they are all alike.
+    None if they are all alike.
     """
-    if len(questions.own) < _EVIDENCE:
-        return None
     index, config = retriever.snapshot, retriever.search_config
     tree = index.tree
     request = SearchRequest(2, config)
@@ -233,7 +144,7 @@ def best_scores(retriever: Retriever, questions: Questions) -> BestScores | None
         vectors = vectors + config.token_weight * np.array(found, dtype=np.float32)
     shares = np.ones(len(pairs), dtype=np.float32)
     for batch in questions.encoded.batches:
-        shares[batch.rows] = 1 if batch.shares_read is None else np.maximum(batch.shares_read, LEAST_READ)
+        shares[batch.rows] = 1 if batch.shares_read is None else read_weights(batch.shares_read)
     own = shares * vectors + config.lexical_weight * questions.words[pairs, questions.own]
     return BestScores.from_scores(np.maximum(own, others), request, len(retriever))
 
@@ -275,7 +186,7 @@ def find_holes(encoder: TextEncoder, documents: datasets.Dataset, analyzer: Anal
         if not found:
             continue
         first, last = rng.choice(found)
-        if encoder.shares_read([text[first:last]])[0] < HALF:
+        if encoder.shares_read([text[first:last]])[0] < LEAST_SHARE:
             continue
         piece, rest = f"{title} {text[start:first]} {text[last:end]}", f"{text[:first]} {text[last:]}"
         if len(analyzer.terms(piece)) >= _REST:

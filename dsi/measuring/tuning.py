@@ -23,7 +23,7 @@ from dsi.docids.files.storage import write_json
 from dsi.docids.types import Qrels, Run
 from dsi.eval.fusion import fit_weights
 from dsi.eval.protocol import FEWEST_QUERIES, best_setting, count_answered
-from dsi.measuring.cloze import Cloze, Questions, ask, best_scores, choose_words
+from dsi.measuring.cloze import ask, best_scores
 from dsi.measuring.learned import learned_queries
 from dsi.search.generate import VectorEngine
 from dsi.search.queries import EncodedQueries
@@ -46,6 +46,9 @@ CHOSEN = ("alpha", "beta", "ann_temperature", "beam_width", "lexical_weight", "t
 """Settings that may be chosen. Each tuning begins from those of `[search]`, so that the same queries choose the same."""
 _LIKELY = {"lexical_weight": LEXICAL_WEIGHT, "token_weight": TOKEN_WEIGHT, "memory_weight": MEMORY_WEIGHT}
 """Weights near which fitted ones stay."""
+_USUAL_SPREAD, _LEAST_SPREAD = 0.5, 0.05
+"""Spread of an encoder's scores from which on words have their usual weight, and below which it says nothing, as the encoder
+does not know the texts it is taken from."""
 _MOST_QUERIES = 500
 """Queries on which walks are compared."""
 FEWEST_TESTED = 100
@@ -66,12 +69,10 @@ class Tuning:
         best: the settings of `[search]` that were chosen.
         tried: what was compared by searching, with its value: {"beam_width": …} with the share of the exact top ten
             that was found, other settings with RR@10.
-        cloze: the inverse cloze test that chose the weight of words; None where judged queries did, or nothing.
     """
 
     best: dict[str, Any]
     tried: list[tuple[dict[str, Any], float]]
-    cloze: Cloze | None = None
 
 
 def tune(retriever: Retriever, collection: Collection) -> Tuning:
@@ -79,8 +80,8 @@ def tune(retriever: Retriever, collection: Collection) -> Tuning:
 
     It begins from the settings of `[search]`, not from those chosen before, so that the same queries choose the same again.
 
-    With fewer than 20 judged dev queries the documents choose the weight of words, by an inverse cloze test
-    (`dsi.measuring.cloze`), and the other weights stay. Without dev queries, the beam is chosen on train queries; with fewer
+    With fewer than 20 judged dev queries the weight of words follows how far the encoder's scores lie apart
+    (`TextEncoder.spread`), and the other weights stay. Without dev queries, the beam is chosen on train queries; with fewer
     than 20 of those it stays.
 
     Dev queries that the index has learned choose without what it learned of them, and a line counts them. The weight of what
@@ -109,26 +110,23 @@ def tune(retriever: Retriever, collection: Collection) -> Tuning:
     start = {name: getattr(index.configured, name) for name in CHOSEN}
     config = retriever.search_config = dataclasses.replace(retriever.search_config, **start)
     # 3) the weight of words, where too few judgements could choose it
-    qrels, cloze = collection.qrels["dev"], None
-    questions = None if index.engine.has_generator else ask(retriever, collection.documents)
+    qrels, best = collection.qrels["dev"], dict[str, Any]()
     if (judged := count_answered(qrels)) < FEWEST_QUERIES:
-        qrels, cloze = {}, _by_cloze(index.configured, questions)
-        if not cloze:
-            _warn_few(len(queries), judged, split)
-    if cloze and not cloze.knows_language:
-        _warn_language(cloze)
-    tuning = Tuning(_weights_by(cloze), [], cloze)
-    config = dataclasses.replace(config, **tuning.best)
+        _warn_few(len(queries), judged, split)
+        qrels, best = {}, _by_spread(index)
+    tuning = Tuning(best, [])
+    config = dataclasses.replace(config, **best)
     # 4) all else, where there are enough queries
     if len(queries) >= FEWEST_QUERIES:
         identical = collection.identical if qrels else None
         own = choose(retriever, retriever.encode_queries(queries), qrels, config, identical=identical)
-        tuning = Tuning({**tuning.best, **own.best}, own.tried, cloze)
+        tuning = Tuning({**best, **own.best}, own.tried)
     retriever.search_config = dataclasses.replace(config, **tuning.best)
     # 5) how high the best scores of such weights are
-    best = None if questions is None else best_scores(retriever, questions)
-    keep_best_scores(retriever, best)
-    if best is None and not index.engine.has_generator:
+    questions = None if index.engine.has_generator else ask(retriever, collection.documents)
+    scores = None if questions is None else best_scores(retriever, questions)
+    keep_best_scores(retriever, scores)
+    if scores is None and not index.engine.has_generator:
         logger.info("The documents ask too few questions to say how high a score is, so hits have no percentile.")
     return tuning
 
@@ -142,7 +140,7 @@ def _queries(collection: Collection) -> tuple[str, dict[str, str]]:
 
 def _warn_few(queries: int, judged: int, split: str) -> None:
     if not queries:
-        logger.warning("There are no queries to tune on; weights are those of [search], chosen on other collections.")
+        logger.info("There are no queries to tune on; weights are those of [search], chosen on other collections.")
     elif queries < FEWEST_QUERIES:
         logger.warning(
             "%d %s queries are too few to choose anything on; the settings stay those of [search].",
@@ -155,28 +153,13 @@ def _warn_few(queries: int, judged: int, split: str) -> None:
         )
 
 
-def _weights_by(cloze: Cloze | None) -> dict[str, float]:
-    """Return the weights of a cloze test; tokens of an encoder that does not know the language have none."""
-    if not cloze:
+def _by_spread(index: Snapshot) -> dict[str, float]:
+    """Return the usual weight of words, less for an encoder whose scores lie closer together; {} where the user has set it."""
+    if index.lexical is None or index.engine.has_generator or index.configured.lexical_weight != LEXICAL_WEIGHT:
         return {}
-    return {"lexical_weight": cloze.weight, **({} if cloze.knows_language else {"token_weight": 0.0})}
-
-
-def _by_cloze(configured: SearchConfig, questions: Questions | None) -> Cloze | None:
-    """Return what the documents say of the weight of words; None where they say nothing, or the user has set it."""
-    if questions is None or configured.lexical_weight != LEXICAL_WEIGHT:
-        return None
-    return choose_words(questions.dense, questions.words, questions.own)
-
-
-def _warn_language(cloze: Cloze) -> None:
-    """Warn of an encoder for another language, by a cloze test."""
-    logger.warning(
-        "The encoder does not know the language of these documents: it finds them by their own sentences with RR %.2f, BM25 "
-        'with %.2f. So late interaction is left out. Take one that does, such as encoder.name = '
-        '"intfloat/multilingual-e5-small".',
-        cloze.dense, cloze.words,
-    )  # fmt: skip
+    spread = index.encoder.spread
+    share = spread / _USUAL_SPREAD if _LEAST_SPREAD <= spread < _USUAL_SPREAD else 1.0
+    return {"lexical_weight": round(LEXICAL_WEIGHT * share**0.5, 3)}  # half of the way: words lie as they did
 
 
 def choose(
@@ -357,7 +340,7 @@ def tune_index(folder: Path, collection: Collection, device: str | None = None) 
     retriever.save()
     if not tuning.best:
         return False
-    choice = {"best": tuning.best, "tried": tuning.tried, "cloze": tuning.cloze and dataclasses.asdict(tuning.cloze)}
+    choice = {"best": tuning.best, "tried": tuning.tried}
     write_json(folder / _RECORD, {"index": bound_to, "collection": collection.digest, **choice})
     if retriever.search_config != before:
         chosen = {name: value for name, value in tuning.best.items() if value != getattr(before, name)}

@@ -95,6 +95,8 @@ class Engine(ABC):
             given: options that the call sets.
             config: with these options applied.
         """
+        if "passages" in given and call in ("run", "follow", "evidence"):
+            raise ValueError(f"{call}() does not use passages, as it shows none. Leave it out.")
         if config.method == "exact" and (unused := [name for name in ("beam_width", "candidates") if name in given]):
             raise ValueError(
                 f'{call}() does not use {unused[0]} with method "exact", which scores all documents; "generate" takes it.'

@@ -3,7 +3,7 @@
 import re
 from bisect import bisect_right
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from html import escape
 from itertools import chain
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, Protocol, SupportsIndex, overload
@@ -71,7 +71,7 @@ class Uncovered(NamedTuple):
 
 
 class Piece(NamedTuple):
-    """Characters start to end of a text, and the score of its document if this were its best piece."""
+    """Characters start to end of a text, and their score; see `Passage`."""
 
     start: int
     end: int
@@ -85,7 +85,7 @@ class Passage(NamedTuple):
         doc_id: of the document.
         start: first character of it in the document's text.
         end: one past the last.
-        score: what the document's score would be if this were its best place; that of the best one is the document's score.
+        score: the document's, less by as much as the piece is worse than its best one.
         title: of the document, "" if it has none.
         text: of the passage; None if the index keeps no texts.
         location: where it stands: file, page or heading, lines; None if the document was not read from a file.
@@ -228,18 +228,7 @@ class Hit:
         return found | {name: value for name, value in further.items() if value}
 
     def __reduce__(self) -> tuple[Any, ...]:
-        own = (
-            self.rank,
-            self.score,
-            self.doc_id,
-            self.title,
-            self.digits,
-            self.text,
-            dict(self.metadata),
-            self.passage_span,
-            self.pieces,
-        )
-        return Hit, own
+        return Hit, tuple(getattr(self, own.name) for own in fields(self))
 
 
 def label_of(doc_id: str, title: str, text: str | None) -> str:

@@ -6,9 +6,9 @@ tok(d) is the mean over the query's tokens of the best product with a token of t
 queries like this one (`dsi.docids.query_memory`), 0 without earlier queries; a share of it is added to z.e_d, as if e_d moved
 towards the mean of the document's earlier queries. The caller's scores are added. Of a document in pieces,
 z.e_d is that of its best piece less `DocidTree.piece_cost` for each doubling of their number, since many pieces have many
-chances; tok(d) reads that piece, and all else the whole document. Beside words, z.e_d and tok(d) count by the share of the
-query that the encoder reads, so that words rank what it does not. All methods of search rank by this one score. Knows nothing
-of nodes.
+chances; tok(d) reads that piece, and all else the whole document. Beside words, z.e_d and tok(d) count by the square of the
+share of the query that the encoder reads, so that words rank what it does not. All methods of search rank by this one score.
+Knows nothing of nodes.
 """
 
 from collections.abc import Callable, Sequence
@@ -50,9 +50,14 @@ class Recalled(NamedTuple):
 
 
 LEAST_READ = 0.01
-"""Share by which vectors of a query count at least: of equal words the better vector decides."""
+"""Weight by which vectors of a query count at least: of equal words the better vector decides."""
 ROUNDING = 1e-5
 """Scores closer than this share of them may change places (batch size and threads change the last bits)."""
+
+
+def read_weights(shares: Floats) -> Floats:
+    """[n] by what vectors of queries count beside words: the squares of the shares that are read, as half a query misleads."""
+    return np.maximum(shares**2, np.float32(LEAST_READ))
 
 
 class DocumentScores:
@@ -107,7 +112,7 @@ class DocumentScores:
         scorer, terms = (None, list[Terms]()) if words is None else (words.scorer, words.share_terms(batch.texts))
         shares = None
         if words is not None and batch.shares_read is not None and batch.shares_read.min() < 1:
-            shares = np.maximum(batch.shares_read, np.float32(LEAST_READ))
+            shares = read_weights(batch.shares_read)
         tokens = None
         if config.token_weight and tree.tokens is not None:
             with one_thread():

@@ -1,28 +1,30 @@
 """Words that must stand in a document, and words that must not: "segmentation fault" -windows. Knows no indexes.
 
-A quote stands for its words as they are written, in any case and with any spaces between them; in scripts with spaces they are
-whole words. A minus before a word or a quote, at the beginning or after a space, excludes documents that have it. Quotes
-without an end, or without a word in them, and other minuses are plain characters.
+A quote stands for its words as they are written, in any case and with any spaces between them, in every form that Unicode has
+for a letter; in scripts with spaces they are whole words. A minus before a word or a quote, at the beginning or after a space,
+excludes documents that have it. Quotes without an end, or with nothing in them, and other minuses are plain characters.
 """
 
 import re
 import unicodedata
 from typing import NamedTuple
 
-from dsi.docids.words.analyzer import JOINED_WORDS, UNSPACED, WORD_CHARACTERS
+from dsi.docids.words.analyzer import JOINED_WORDS, MARKS, UNSPACED, WORD_CHARACTERS
 
 _LONGEST, _MOST = 1000, 20
 """Characters of a quote, and quotes and minuses of a query, at most: each is looked for in all texts."""
-_QUOTES = tuple(zip('"“„„«「『＂', '"”“”»」』＂', strict=True))
+_QUOTES = tuple(zip('"“„„”«»‹›「『｢＂', '"”“””»«›‹」』｣＂', strict=True))
 _QUOTE = "|".join(f"{begin}[^{begin}{end}]+{end}" for begin, end in _QUOTES)
-_MINUS = r"(?<!\S)[-－]"
+_MINUS, _ENDS = r"(?<!\S)[-－]", ",.;:!?)、。，．；：！？）"
 _PLAIN = "".join(pair[0] for pair in _QUOTES)
 _OPERATOR = re.compile(
     rf"(?P<minus>{_MINUS})?(?<![^\W{JOINED_WORDS}])(?P<quote>{_QUOTE})|{_MINUS}(?P<word>[^\s\-－{_PLAIN}]\S*)"
 )
 _SPACED = re.compile(f"(?!{UNSPACED.pattern})[{WORD_CHARACTERS}]")
 """A character of a word in a script with spaces between words."""
-_BEFORE, _AFTER = r"(?:^|[^\p{L}\p{N}\p{M}_])", r"(?:$|[^\p{L}\p{N}\p{M}_])"
+_EDGE = rf"[^\p{{L}}\p{{N}}\p{{M}}_]|{UNSPACED.pattern}"
+_SPACES = r"[\s\p{Z}\x0B\x1C-\x1F\x{85}]+"
+_LETTER, _SOFT = re.compile(rf"\s+|.[{MARKS}]*"), "\N{SOFT HYPHEN}"
 
 
 class Asked(NamedTuple):
@@ -45,7 +47,8 @@ def read_query(query: str) -> Asked:
     needed, excluded = list[str](), list[str]()
 
     def read(match: re.Match[str]) -> str:
-        words = match["quote"][1:-1].strip() if match["quote"] else match["word"].rstrip(",.;:!?)")
+        words = match["quote"][1:-1] if match["quote"] else match["word"].rstrip(_ENDS)
+        words = words.replace(_SOFT, "").strip()
         if not words:
             return match[0]
         if len(words) > _LONGEST:
@@ -64,7 +67,17 @@ def read_query(query: str) -> Asked:
 
 def pattern_of(words: str) -> str:
     """Return the regular expression, of RE2, that matches texts with some words."""
-    forms = dict.fromkeys(unicodedata.normalize(form, words) for form in ("NFC", "NFD", "NFKC"))
-    written = "|".join(r"[\s\p{Z}]+".join(map(re.escape, form.split())) for form in forms)
+    words = unicodedata.normalize("NFC", words)
     before, after = (_SPACED.match(sign) is not None for sign in (words[0], words[-1]))
-    return f"(?i){_BEFORE * before}(?:{written}){_AFTER * after}"
+    written = f"{_SOFT}*".join(map(_forms, _LETTER.findall(words)))
+    return f"(?i){f'(?:^|{_EDGE})' * before}{written}{f'(?:$|{_EDGE})' * after}"
+
+
+def _forms(letter: str) -> str:
+    """Return what matches a letter with its marks however they are composed, or the spaces between words."""
+    if letter.isspace():
+        return _SPACES
+    first, *marks = unicodedata.normalize("NFD", letter)
+    partly = [unicodedata.normalize("NFC", first + mark) + "".join(marks).replace(mark, "", 1) for mark in marks]
+    forms = [unicodedata.normalize(form, letter) for form in ("NFC", "NFD", "NFKC")] + partly
+    return f"(?:{'|'.join(map(re.escape, dict.fromkeys(forms)))})"

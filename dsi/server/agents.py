@@ -129,10 +129,11 @@ def _finding(loaded: "Callable[[], Awaitable[Service]]") -> dict[str, Callable[.
         return {"notice": NOTICE, **answer}
 
     async def similar(
-        doc_ids: DocIds, k: int = 5, where: Where = None, deny: Names = None, tokens: Tokens = 2000
-    ) -> dict[str, Any]:
+        doc_ids: DocIds, k: int = 5, where: Where = None, allow: Names = None, deny: Names = None, tokens: Tokens = 2000,
+        passages: Passages = 1,
+    ) -> dict[str, Any]:  # fmt: skip
         """Return the best passages of documents that are like one, or like several."""
-        service, options = await _ready(loaded), _given(where, None, deny)
+        service, options = await _ready(loaded), _given(where, allow, deny) | {"passages": passages}
         answer = await _within(service, lambda: service.similar(doc_ids, k, options, matches=True), tokens)
         return await asyncio.to_thread(_passages, service, answer, tokens)
 

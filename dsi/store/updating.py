@@ -17,8 +17,7 @@ from dsi.contrastive.blocks import warn_cut, warn_unread
 from dsi.contrastive.cutting import piece_text
 from dsi.contrastive.text_encoder import TextEncoder
 from dsi.contrastive.tokens import TokenHead
-from dsi.docids.data.folders import Held, base_of, path_records, records_of_files, source_files
-from dsi.docids.data.locations import FILE, PLACE, SOURCE, VERSION
+from dsi.docids.data.locations import FILE, PLACE, SOURCE, VERSION, base_of
 from dsi.docids.data.records import (
     COLUMNS,
     EMPTY_DOCUMENTS,
@@ -67,8 +66,11 @@ def changed_parts(content: Content, held: Content | None) -> list[str]:
 def new_rows(documents: Iterable[Any]) -> list[Row]:
     """Return the rows of new documents, checked: of records or a table, or of paths of files."""
     are_files = isinstance(documents, Sequence) and documents and all(isinstance(path, Path) for path in documents)
-    records = path_records(documents) if are_files else records_of(documents, texts=False)  # type: ignore[arg-type]
-    return [row for _, row in checked_documents(records, "documents")]
+    if are_files:
+        from dsi.files.documents import path_records  # a room that can be torn off
+
+        return [row for _, row in checked_documents(path_records(documents), "documents")]  # type: ignore[arg-type]
+    return [row for _, row in checked_documents(records_of(documents, texts=False), "documents")]
 
 
 def with_documents(
@@ -180,6 +182,9 @@ def changed_files(documents: DocumentTable, paths: Sequence[str | Path]) -> tupl
     Files and folders are compared with the index that was made of them, by their contents; its other files are left alone.
     What is there and cannot be read keeps its documents.
     """
+    from dsi.files.documents import Held, records_of_files
+    from dsi.files.folders import source_files
+
     if FILE not in documents.column_names:
         raise ValueError("The index was not made of files, so no folder can be compared with it; use --add or add().")
     # 1) Compare.

@@ -16,7 +16,6 @@ from numpy.typing import NDArray
 from dsi.config import Config, run_config
 from dsi.docids.data.collection import Collection, read_collection
 from dsi.docids.files.checks import folder_to_write, user_path
-from dsi.docids.files.reading import remembering_sums
 from dsi.docids.files.storage import link_files, replace_folder
 from dsi.store.retriever import Retriever, load
 from dsi.training.pipeline import TrainingRun
@@ -32,7 +31,7 @@ def index(
     pieces: int | None = None, embeddings: NDArray[Any] | str | Path | None = None,
     device: str | None = None, replace: bool = False, discard_updates: bool = False,
 ) -> Retriever:  # fmt: skip
-    """Index texts without training: the encoder as it is, BM25 with a weight that the documents choose, late interaction.
+    """Index texts without training: the encoder as it is, BM25 with its usual weight, late interaction.
 
     Example:
         >>> import dsi
@@ -88,7 +87,7 @@ def _for_vectors(config: Config, collection: Collection) -> Config:
     own = config.with_changes({"docids.pieces": 1, "tokens.bits": 0})
     if collection.qrels["dev"]:
         return own
-    return own.with_changes({"dev_queries": 0})  # sentences of the documents, encoded, would choose the weight of words
+    return own.with_changes({"dev_queries": 0})  # sentences of the documents, encoded, would have other scores
 
 
 def _temporary(make: Callable[[Path], Retriever]) -> Retriever:
@@ -100,8 +99,7 @@ def _temporary(make: Callable[[Path], Retriever]) -> Retriever:
         if last.exists():
             link_files(last, folder / "encoder")
     try:
-        with remembering_sums():
-            retriever = make(folder)
+        retriever = make(folder)
     except BaseException:
         shutil.rmtree(folder, ignore_errors=True)
         raise

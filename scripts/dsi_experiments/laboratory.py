@@ -347,8 +347,7 @@ def tuned_settings(index: IndexRuns, *, lexical: bool = True) -> dict[str, Any]:
 
     All processes get those of rank 0, in case scores differ in the last digit.
     """
-    changes: dict[str, Any] = {} if lexical else {"lexical_weight": 0.0}
-    collection = index.collection
+    collection, changes = index.collection, dict[str, Any]() if lexical else {"lexical_weight": 0.0}
     if not collection.qrels["dev"]:
         return changes
     config = dataclasses.replace(index.retriever.search_config, **changes)

@@ -26,7 +26,7 @@ from tests.support.small import MINIPEDIA
 from tests.support.small_index import small_index
 
 TEXTS = ["Neon", "the Danube flows through Vienna, Budapest and Belgrade " * 9, "中文 \U0001f680", "x  y\n", "naïve ﬁ①"]
-LIBRARIES = ("torch", "transformers", "sentence_transformers", "datasets", "sklearn", "huggingface_hub")
+LIBRARIES = ("torch", "transformers", "sentence_transformers", "datasets", "sklearn", "scipy", "huggingface_hub")
 
 
 @pytest.fixture(autouse=True)

@@ -13,6 +13,7 @@ import dsi
 from dsi.contrastive.config import EncoderConfig
 from dsi.contrastive.encoder import Encoder, packaged_encoder
 from dsi.contrastive.readable import Piece, share_read
+from dsi.search.scores import read_weights
 from tests.support.small import MINIPEDIA
 
 ENGLISH = "Which noble gas glows reddish orange in advertising signs?"
@@ -74,12 +75,23 @@ def test_an_english_encoder_reads_english_and_no_other_script(encoder, language)
     assert greek < 0.3
 
 
-def test_latin_scripts_code_and_formulas_are_read(encoder):
+def test_code_formulas_and_short_queries_are_read(encoder):
     texts = [
-        "Welches Edelgas leuchtet in Leuchtreklamen orange?", "Qué gas noble brilla en los letreros publicitarios",
         "def max_seq_length(self, x): return x + 1", r"$\sum_{i=1}^n x_i^2 \le \frac{a}{b}$", "42 17", "", "   ", "😀", "x",
     ]  # fmt: skip
     assert encoder.shares_read(texts).min() > 0.7
+    assert encoder.shares_read(["kubernetes ingress", "photosynthesis"]).min() > 0.4
+
+
+def test_languages_whose_words_are_cut_into_pieces_are_half_read(encoder):
+    texts = [
+        "Welches Edelgas leuchtet in Leuchtreklamen orange?", "Qué gas noble brilla en los letreros publicitarios",
+        "Khí hiếm nào phát sáng màu cam trong biển quảng cáo", "Reklam tabelalarında turuncu renkte parlayan soygaz hangisidir",
+        "Ce gaz nobil strălucește portocaliu în panourile publicitare",
+    ]  # fmt: skip
+    shares = encoder.shares_read(texts)
+    assert 0.1 < shares.min() < shares.max() < 0.9
+    assert shares[3] == shares.min()
 
 
 @pytest.mark.parametrize("text", ["a" * 10_000, "ا" * 10_000, "中" * 10_000, "\u202eabc", "e\u0301" * 50, "\u0301"])
@@ -92,14 +104,14 @@ def test_mixed_texts_are_read_by_their_share(encoder):
     shares = [encoder.shares_read([" ".join(words[count:] + strange[:count])])[0] for count in range(6)]
     assert shares == sorted(shares, reverse=True)
     assert max(np.diff(shares[::-1])) < 0.35
-    assert 0 < encoder.shares_read(["JWT令牌 of a session"])[0] < 1
+    assert 0 < encoder.shares_read(["JWT令牌"])[0] < encoder.shares_read(["JWT令牌 of a session"])[0] < 1
 
 
 @pytest.mark.parametrize("kind", ["bytes", "pieces", "words"])
 def test_every_kind_of_tokenizer_reads_what_it_learned(kind):
     english = [json.loads(line)["text"] for line in (MINIPEDIA / "corpus.jsonl").read_text("utf-8").splitlines()[:200]]
     tokenizer = trained(kind, english)
-    assert read_by(tokenizer, ENGLISH) > 0.7  # of a small vocabulary
+    assert read_by(tokenizer, ENGLISH) > 0.3  # of a small vocabulary
     assert max(read_by(tokenizer, text) for text in [*STRANGE.values(), GREEK]) < 0.2
     for language in ("arabic", "russian", "korean", "chinese"):
         own = trained(kind, [STRANGE[language]] * 50)
@@ -170,3 +182,8 @@ def test_a_selection_of_queries_keeps_their_shares(retriever):
     (batch,) = retriever.encode_queries(["أين يتوهج غاز", "a gas"]).batches
     row = batch.texts.index("a gas")
     assert batch.select(np.array([row])).shares_read.tolist() == [1]
+
+
+def test_vectors_count_by_the_square_of_the_share_but_decide_between_equal_words():
+    shares = np.array([0, 0.05, 0.5, 1], dtype=np.float32)
+    np.testing.assert_allclose(read_weights(shares), [0.01, 0.01, 0.25, 1])

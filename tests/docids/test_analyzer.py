@@ -14,6 +14,7 @@ from dsi.docids.words import analyzer as module
 from dsi.docids.words.analyzer import ENGLISH, NO_STEMS, Analyzer
 from dsi.docids.words.bm25 import BM25
 from dsi.docids.words.languages import find_language
+from dsi.docids.words.occurrences import occurrences
 
 THAI = "ประเทศ"
 
@@ -176,29 +177,94 @@ def test_an_index_keeps_the_language_that_was_found(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("language", "forms"),
+    ("languages", "forms"),
     [
         ("english", "Avilés Aviles AVILÉS"),
-        ("english", "Łódź lodz"),
-        ("english", "Øresund oresund"),
-        ("english", "nodejs Node.js NODEJS"),
-        ("english", "10,000 10000 ١٠٠٠٠"),
-        ("english", "e-mail E-Mail email"),
-        ("english", "wi-fi WiFi wifi"),
-        ("turkish", "ışık Işık isik IŞIK"),
-        ("arabic", "على علي"),
-        ("arabic", "أحمد احمد أَحْمَد"),
-        ("persian", "کتاب كتاب"),
-        ("none", "۲۰۲۴ ٢٠٢٤ २०२४ 2024"),
-        ("none", "हिन्दी हिंदी"),
+        ("english german", "Müller Mueller"),
+        ("english german", "Müller Muller"),
+        ("german", "Größe Groesse GRÖSSE"),
+        ("english polish none", "Łódź lodz"),
+        ("english danish none", "Øresund oresund"),
+        ("english none", "Đà da"),
+        ("english none", "nodejs Node.js NODEJS"),
+        ("english none", "10,000 10000 ١٠٠٠٠ ١٠٬٠٠٠ 10.000 10'000 10’000"),
+        ("english none", "1,00,000 100000 100.000"),
+        ("english none", "e-mail E-Mail email E-MAIL e‑mail e‐mail"),
+        ("english none", "wi-fi WiFi wifi"),
+        ("english none", "R&D rd"),
+        ("turkish english none", "ışık Işık isik IŞIK"),
+        ("turkish", "kızlar KIZLAR Kızlar"),
+        ("turkish english none", "İstanbul istanbul ISTANBUL"),
+        ("arabic persian english none", "على علي"),
+        ("arabic persian english none", "مدرسة مدرسه"),
+        ("arabic persian english none", "أحمد احمد أَحْمَد إحمد آحمد ٱحمد"),
+        ("arabic english none", "مؤسسة موسسة"),
+        ("arabic english none", "قرآن قران قُرْآن"),
+        ("persian arabic english none", "کتاب كتاب كتـــاب كِتَابٌ"),
+        ("persian english none", "خانهٔ خانۀ خانه"),
+        ("hindi english none", "۲۰۲۴ ٢٠٢٤ २०२४ ๒๐๒๔ 2024 ２０２４"),
+        ("hindi english none", "हिन्दी हिंदी"),
+        ("hindi english none", "ज़मीन जमीन"),
+        ("hindi english none", "फ़िल्म फिल्म"),
+        ("none", "שָׁלוֹם שלום"),
+        ("greek none", "Οδυσσέας ΟΔΥΣΣΕΑΣ οδυσσεας"),
+        ("russian none", "Королёв королев"),
+        ("none", "п'ять п’ять пʼять"),
+        ("catalan none", "col·lecció collecció"),
+        ("none", "ｶﾞｽ ガス"),
+        ("none", "서울은 서울 서울에서"),
         ("none", "æther aether"),
         ("none", "þing thing"),
     ],
 )
-def test_forms_of_a_word_have_a_term_in_common(language, forms):
-    analyzer = Analyzer(language)
-    first, *others = (set(analyzer.terms(form)) for form in forms.split())
-    assert all(first & own for own in others), [analyzer.terms(form) for form in forms.split()]
+def test_forms_of_a_word_have_a_term_in_common_each_with_each(languages, forms):
+    for analyzer in map(Analyzer, languages.split()):
+        found = {form: set(analyzer.terms(form)) for form in forms.split()}
+        assert all(own & other for own in found.values() for other in found.values()), found
+
+
+def test_thousands_stand_behind_signs_and_spaces_but_not_in_years_and_lists():
+    analyzer = Analyzer(ENGLISH)
+    assert analyzer.terms("10 000 people") == ["10000", "10", "000", "peopl"]
+    assert analyzer.terms("1 000 000")[0] == "1000000"
+    assert analyzer.terms("in 2024 300 people") == ["2024", "300", "peopl"]
+    assert analyzer.terms("10,000.50") == ["10000", "50"]
+    assert analyzer.terms("0.125 v1.200") == ["0.125", "125", "v1.200", "200"]
+
+
+@pytest.mark.parametrize("text", ["जमीन", "שָׁלוֹם", "தமிழ்"])
+def test_marks_do_not_cut_a_word_into_parts(text):
+    assert len(Analyzer(NO_STEMS).terms(text)) == 1
+
+
+SINGLE = ["東京都の歴史", "京都大学", "책을 읽다", "ประเทศไทย", "佐々木さん", "a book"]
+
+
+@pytest.mark.parametrize(
+    ("letter", "found"),
+    [("京", [0, 1]), ("책", [2]), ("ไ", [3]), ("々", [4]), ("JWT京", [0, 1]), ("史", [0]), ("水", [])],
+)
+def test_one_letter_of_a_script_without_spaces_finds_the_words_that_hold_it(letter, found):
+    words = BM25([*map(str, range(len(SINGLE)))], SINGLE, language=NO_STEMS)
+    assert [*map(int, sorted(words.run({"q": letter}, 10)["q"]))] == found
+    more = words.update([0], [*map(str, range(1, 7))], ["京"])
+    assert sorted(more.run({"q": "京"}, 10)["q"]) == ["1", "6"]
+
+
+def test_single_letters_and_numbers_with_spaces_have_places():
+    assert [tuple(own) for own in occurrences("(東京都)", NO_STEMS, {"京"})] == [(2, 3, ("京",))]
+    assert [tuple(own) for own in occurrences("京", NO_STEMS, {"京"})] == [(0, 1, ("京",))]
+    assert [tuple(own) for own in occurrences("of 10 000", NO_STEMS, {"10000"})] == [(3, 9, ("10000",))]
+    assert [tuple(own) for own in occurrences("of 10\xa0000", NO_STEMS, {"10000"})] == [(3, 9, ("10000",))]
+
+
+def test_single_letters_leave_the_scores_of_longer_words_as_they_are(monkeypatch):
+    queries = ["京都", "京都大学の歴史", "책을", "ประเทศ", "book"]
+    words = BM25([*map(str, range(len(SINGLE)))], SINGLE, language=NO_STEMS)
+    monkeypatch.setattr(Analyzer, "letters", lambda *_: [])
+    without = BM25([*map(str, range(len(SINGLE)))], SINGLE, language=NO_STEMS)
+    assert (words.scores(queries) == without.scores(queries)).all()
+    assert words.lengths.tolist() == without.lengths.tolist()
 
 
 def test_a_stop_word_in_capitals_is_a_name_but_not_in_a_text_of_capitals():
@@ -206,3 +272,5 @@ def test_a_stop_word_in_capitals_is_a_name_but_not_in_a_text_of_capitals():
     assert analyzer.terms("IT jobs") == ["it", "job"]
     assert analyzer.terms("it is") == analyzer.terms("IT IS") == []
     assert analyzer.terms("THE ART OF WAR") == ["art", "war"]
+    words = BM25(["a", "b"], ["What is it?", "The art of war"], language=ENGLISH)
+    assert words.known_terms("THE ART OF WAR") == ["art", "war"]

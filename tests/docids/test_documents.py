@@ -21,7 +21,7 @@ from dsi.store.documents.table import DocumentTable
 from dsi.store.folder.loading import load_docids
 from dsi.store.retriever import load
 from dsi.training.docids_stage import save_docids_stage
-from tests.support.files import own
+from tests.support.files import needs_readers, own
 from tests.support.parts import from_parts
 
 ONE_QUERY = {"queries": '{"_id": "q", "text": "q"}', "test": "query-id\tcorpus-id\tscore\nq\ta\t1\n"}
@@ -253,6 +253,7 @@ def test_columns_take_values_of_their_type_only(encoder):
 TAGGED = {**NEW, "lang": "it", "year": date(2001, 2, 3), "tags": ["a"], "metadata": {"by": {"name": "b"}, "n": 1}}
 
 
+@needs_readers
 def test_every_door_takes_further_keys_as_metadata_and_counts_what_no_column_can_hold(tmp_path, encoder, caplog):
     """From memory, from a corpus.jsonl, from a folder of texts, by `add` and by `dsi update --add`."""
     line = json.dumps(TAGGED, default=str)

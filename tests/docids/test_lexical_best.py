@@ -4,11 +4,10 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from scipy import sparse
 
 from dsi.docids.words import term_scores
 from dsi.docids.words.bm25 import BM25
-from dsi.docids.words.postings import Postings
+from dsi.docids.words.postings import Lists, Postings, are_lists
 from dsi.docids.words.term_scores import Damping, Terms, TermScorer, TopDocuments
 
 
@@ -22,6 +21,42 @@ def few_postings_are_read(monkeypatch):
 def texts_of(rng: np.random.Generator, size: int) -> list[str]:
     """Of words that most documents have, often, or few; many documents are alike."""
     return [" ".join(f"w{word}" for word in rng.geometric(0.3, size=rng.integers(0, 12))) for _ in range(size)]
+
+
+def lists_of(values: np.ndarray) -> Lists:
+    """The lists of a matrix [terms, documents], from its values in any order."""
+    terms, documents = np.nonzero(values)
+    order = np.random.default_rng(0).permutation(len(terms))
+    keys = (terms * values.shape[1] + documents)[order]
+    return Lists.from_keys(keys, values[terms, documents][order].astype(np.float32), *values.shape)
+
+
+def matrix_of(lists: Lists) -> np.ndarray:
+    values = np.zeros((len(lists), lists.width), np.float32)
+    for line, start, end in zip(values, lists.starts[:-1], lists.starts[1:], strict=True):
+        line[lists.documents[start:end]] = lists.values[start:end]
+    return values
+
+
+@settings(max_examples=60, deadline=None)
+@given(seed=st.integers(0, 10**6), terms=st.integers(0, 6), documents=st.integers(0, 9))
+def test_lists_are_the_rows_of_a_matrix(seed, terms, documents):
+    rng = np.random.default_rng(seed)
+    values = rng.integers(0, 3, size=(terms, documents)).astype(np.float32)
+    lists = lists_of(values)
+    assert are_lists(lists)
+    assert lists.documents.dtype == np.int32
+    np.testing.assert_array_equal(matrix_of(lists), values)
+    np.testing.assert_array_equal(matrix_of(lists.pad(terms + 2)), np.pad(values, ((0, 2), (0, 0))))
+    kept = np.flatnonzero(rng.random(documents) < 0.6)
+    numbers = np.full(documents, -1, np.int32)
+    numbers[kept] = np.arange(len(kept))
+    fewer = lists.renumber(numbers, len(kept))
+    assert are_lists(fewer)
+    np.testing.assert_array_equal(matrix_of(fewer), values[:, kept])
+    if len(lists.documents) > 1:
+        assert not are_lists(Lists(lists.starts, lists.documents[::-1] + 9, lists.values, documents))
+        assert not are_lists(Lists(lists.starts[::-1], lists.documents, lists.values, documents))
 
 
 def best_of(bm25: BM25, query: str, count: int) -> TopDocuments:
@@ -77,9 +112,7 @@ def test_lists_of_any_values_are_weighed_by_definition(seed, documents, count):
     values = rng.random((5, documents)).round(1).astype(np.float32) * (rng.random((5, documents)) < 0.6)
     terms = Terms(rng.integers(0, 5, size=4), rng.normal(size=4).astype(np.float32))
     scores = (values / (values + np.float32(0.7)))[terms.numbers].T @ terms.factors
-    own = TermScorer(
-        Postings.from_lists(sparse.csr_array(values)), Damping(0.7, 0.0, 1.0), np.ones(documents, np.int32)
-    )
+    own = TermScorer(Postings.from_lists(lists_of(values)), Damping(0.7, 0.0, 1.0), np.ones(documents, np.int32))
     np.testing.assert_allclose(own.scores(terms), scores, rtol=1e-5, atol=1e-6)
     check(own.top(terms, count), scores, count, np.ones(documents, dtype=bool))
 
@@ -97,7 +130,7 @@ def test_the_best_by_one_word_are_found_and_nothing_is_left_of_a_rare_one():
 
 
 def test_only_what_weighs_most_is_read_of_long_lists(monkeypatch):
-    counts = sparse.csr_array(np.tile(np.arange(1, 101, dtype=np.float32), (2, 1)))
+    counts = lists_of(np.tile(np.arange(1, 101, dtype=np.float32), (2, 1)))
     own, read = TermScorer(Postings.from_lists(counts), Damping(1.0, 0.0, 1.0), np.ones(100, np.int32)), []
     terms = Terms(np.array([0, 1]), np.ones(2, np.float32))
     own.top(terms, 3)
@@ -132,7 +165,7 @@ def test_an_update_copies_no_list_that_stays_and_small_parts_are_merged():
         texts = [*texts[1:], f"w1 new{step} w2"]
         bm25 = bm25.update([0], [str(n) for n in range(500)], texts[-1:])
         parts = bm25.scorer.postings.parts
-        assert np.shares_memory(parts[0].lists.data, first.scorer.postings.parts[0].lists.data)
+        assert np.shares_memory(parts[0].lists.values, first.scorer.postings.parts[0].lists.values)
         assert len(parts) <= 4
     fresh = BM25([str(n) for n in range(500)], texts)
     np.testing.assert_allclose(bm25.scores(["w1 w2 new39 new7"]), fresh.scores(["w1 w2 new39 new7"]), rtol=1e-5)

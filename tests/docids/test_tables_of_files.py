@@ -8,7 +8,7 @@ import pytest
 
 from dsi.docids.data.collection import Collection
 from dsi.docids.data.locations import headings, locate
-from tests.support.files import read, short_folder
+from tests.support.files import needs_readers, read, short_folder
 
 
 @pytest.fixture
@@ -50,6 +50,7 @@ def test_headings(text, suffix, found):
     assert all(text[place:].lstrip("# ").startswith(words) for place, words in headings(text, suffix))
 
 
+@needs_readers
 def test_tables_of_three_columns_without_names_are_judgements_and_no_documents(folder, caplog):
     root, write = folder
     write("bare.tsv", "a\tone\nb\ttwo\n")
@@ -59,6 +60,7 @@ def test_tables_of_three_columns_without_names_are_judgements_and_no_documents(f
     assert caplog.messages == [f"{root}: {line}"]
 
 
+@needs_readers
 def test_rows_keep_their_metadata_and_get_their_place(folder):
     root, write = folder
     write("a.jsonl", json.dumps({"id": "x", "text": "one", "metadata": {"year": 1990, "source_file": "old"}}))
@@ -69,6 +71,7 @@ def test_rows_keep_their_metadata_and_get_their_place(folder):
 SHOP = "Name,City,product,since,ID\nAnna,Vienna,Neon signs,2001,a1\nBert,,Bread,1990,b2\n"
 
 
+@needs_readers
 @pytest.mark.parametrize("kind", ["csv", "parquet", "jsonl", "tsv"])
 def test_rows_of_a_table_of_anything_are_documents(folder, caplog, kind):
     root, write = folder
@@ -99,6 +102,7 @@ def test_rows_of_a_table_of_anything_are_documents(folder, caplog, kind):
     assert "rows of tables without a column id: 3, the first " in caplog.text
 
 
+@needs_readers
 def test_columns_id_title_and_text_are_known_in_capitals_too(folder, caplog):
     root, write = folder
     write("notes.csv", "ID,Title,Text\n1,Neon,A gas.\n")

@@ -1,56 +1,49 @@
-"""The weight of words by an inverse cloze test: which weight is taken, from what, and what is said."""
+"""The weight of words where no query chooses it, and which documents ask questions."""
+
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 
 import dsi
 from dsi.config import LEXICAL_WEIGHT
-from dsi.measuring.cloze import Cloze, choose_words, cloze_test
+from dsi.contrastive.text_encoder import TextEncoder
+from dsi.measuring.cloze import ask
 from tests.support.small import MINIPEDIA
 
-
-def scores(pairs: int, documents: int, found: float, high: float, seed: int) -> tuple[np.ndarray, np.ndarray]:
-    """Random scores in which a share of the pairs has its document, the one of its number, at the top."""
-    rng = np.random.default_rng(seed)
-    table = rng.uniform(0, 0.5 * high, (pairs, documents)).astype(np.float32)
-    right = np.flatnonzero(rng.random(pairs) < found)
-    table[right, right] = high
-    return table, np.arange(pairs)
+TEXTS = ["Neon glows.", "The Danube flows."]
 
 
 @pytest.mark.parametrize(
-    ("by_encoder", "by_words", "least", "most"),
-    [(1.0, 0.0, 0.0, 1.6), (0.0, 1.0, 1.6, 1e9), (1.0, 1.0, 0.4, 1.4)],
+    ("spread", "weight"), [(0.6, 0.7), (0.5, 0.7), (0.25, 0.495), (0.11, 0.328), (0.02, 0.7), (-0.3, 0.7)]
 )
-def test_the_side_that_finds_more_gets_the_weight(by_encoder, by_words, least, most):
-    dense, own = scores(100, 300, by_encoder, 0.6, seed=0)
-    words, _ = scores(100, 300, by_words, 0.4, seed=1)
-    cloze = choose_words(dense, words, own)
-    assert least <= cloze.weight <= most
-    assert cloze.pairs == 100
-    assert cloze.knows_language == (by_encoder > 0)
+def test_words_weigh_less_beside_an_encoder_whose_scores_lie_close_together(monkeypatch, spread, weight):
+    monkeypatch.setattr(TextEncoder, "spread", spread)
+    assert dsi.index(TEXTS).search_config.lexical_weight == weight
+    own = dsi.index(TEXTS, config=dsi.Config().with_changes({"search": {"lexical_weight": 0.25}}))
+    assert own.search_config.lexical_weight == 0.25
 
 
-def test_without_evidence_the_weight_follows_the_spread_of_the_encoder():
-    words, own = scores(20, 300, 1.0, 0.9, seed=1)
-    weights = [choose_words(spread * scores(20, 300, 0.0, 1.0, seed=0)[0], words, own).weight for spread in (1.0, 0.2)]
-    assert weights[0] == pytest.approx(5 * weights[1])
+def test_the_spread_is_that_of_answers_above_other_documents(monkeypatch):
+    encoder = dsi.index(TEXTS).snapshot.encoder
+    assert 0.5 < encoder.spread < 0.7
+    vectors = {"which": [1, 0], "capital": [0, 1], "The": [0.6, 0.8], "Neon": [0.8, 0.6]}
+
+    def forward(_: TextEncoder, texts: list[str], kind: str) -> SimpleNamespace:
+        return SimpleNamespace(embeddings=np.array([vectors[text.split()[0]] for text in texts]))
+
+    monkeypatch.setattr(type(encoder), "forward", forward)
+    del encoder.__dict__["spread"]
+    assert encoder.spread == pytest.approx(0.2)
 
 
-def test_an_encoder_that_words_leave_behind_does_not_know_the_language():
-    assert Cloze(1.0, 150, dense=0.2, words=0.9).knows_language is False
-    assert Cloze(1.0, 150, dense=0.02, words=0.05).knows_language is True  # neither says anything
-
-
-def test_late_interaction_is_left_out_where_the_encoder_does_not_know_the_language(
-    sentence_bert_folder, monkeypatch, caplog
-):
-    monkeypatch.setattr("dsi.measuring.tuning._by_cloze", lambda *_: Cloze(2.0, 150, dense=0.1, words=0.9))
-    texts = ["Neon glows.", "The Danube flows."]
-    config = dsi.index(texts, encoder=str(sentence_bert_folder), device="cpu").search_config
-    assert (config.lexical_weight, config.token_weight) == (2.0, 0.0)
-    assert "does not know the language of these documents" in caplog.text
-    assert "multilingual" in caplog.text
+def test_a_collection_without_queries_has_the_usual_weight_and_a_line_says_so(tmp_path, caplog):
+    lines = (MINIPEDIA / "corpus.jsonl").read_text(encoding="utf-8").splitlines()[:60]
+    (tmp_path / "corpus.jsonl").write_text("\n".join(lines), encoding="utf-8")
+    with caplog.at_level("INFO"):
+        retriever = dsi.index(dsi.read_collection(tmp_path))
+    assert retriever.search_config.lexical_weight == LEXICAL_WEIGHT
+    assert "There are no queries to tune on" in caplog.text
 
 
 ARABIC = [
@@ -69,49 +62,23 @@ ARABIC = [
 ]
 
 
-def test_sentences_that_the_encoder_cannot_read_choose_nothing(caplog):
-    texts = [f"{word} مشهور جدا. يدرس الناس تاريخ {word} منذ القدم. هناك قصص كثيرة عن {word}." for word in ARABIC]
-    assert dsi.index(texts).search_config.lexical_weight == LEXICAL_WEIGHT
-    assert "12 of 12 documents are in words that the encoder cannot read" in caplog.text
+def test_only_sentences_that_the_encoder_reads_are_asked(caplog):
+    texts = [f"{word} مشهور جدا. يدرس الناس تاريخ {word} منذ القدم. هناك قصص كثيرة عن {word}." for word in ARABIC * 3]
+    records = [{"id": str(number), "text": text} for number, text in enumerate(texts)]
+    collection = dsi.Collection.from_records(records)
+    assert ask(dsi.index(collection), collection.documents) is None
+    assert "36 of 36 documents are in words that the encoder cannot read" in caplog.text
     caplog.clear()
-    dsi.index([f"About {number}. A story of it." for number in range(12)])
+    told = "tells of old Paris. Its story ends with rivers and hills."
+    english = dsi.Collection.from_records([{"id": str(n), "text": f"Chapter {n} {told}"} for n in range(36)])
+    questions = ask(dsi.index(english), english.documents)
+    assert len(questions.own) == 36
     assert "cannot read" not in caplog.text
 
 
-def test_documents_choose_the_weight_where_no_query_does_and_a_line_says_so(sentence_bert_folder, tmp_path, caplog):
-    lines = (MINIPEDIA / "corpus.jsonl").read_text(encoding="utf-8").splitlines()[:60]
-    (tmp_path / "corpus.jsonl").write_text("\n".join(lines), encoding="utf-8")
-    collection, encoder = dsi.read_collection(tmp_path), str(sentence_bert_folder)
-    with caplog.at_level("INFO"):
-        retriever = dsi.index(collection, encoder=encoder, device="cpu")
-    weight = retriever.search_config.lexical_weight
-    assert "tuned: lexical_weight" in caplog.text
-    assert weight != LEXICAL_WEIGHT
-    assert cloze_test(retriever, collection).weight == weight == cloze_test(retriever, collection).weight
-    config = dsi.Config().with_changes({"search": {"lexical_weight": 0.25}})
-    own = dsi.index(collection, encoder=encoder, config=config, device="cpu")
-    assert own.search_config.lexical_weight == 0.25
-
-
 @pytest.mark.parametrize(
-    "texts", [["One sentence"] * 12, ["12 34. 56 78."] * 4, ["The same. Twice here, as always."] * 40]
+    "texts", [["One sentence"] * 12, ["12 34. 56 78."] * 4, ["The same. Twice here, as always."] * 9]
 )
-def test_documents_that_say_nothing_choose_nothing(texts):
-    retriever = dsi.index([{"id": str(number), "text": text} for number, text in enumerate(texts)])
-    assert retriever.search_config.lexical_weight == LEXICAL_WEIGHT
-
-
-def test_the_evidence_of_sentences_counts_half_where_the_encoder_knows_the_language():
-    dense, own = scores(200, 300, 1.0, 0.6, seed=0)
-    words = np.zeros_like(dense)
-    dense[own, own + 1], words[own, own + 1] = 0.55, 0.4  # words mislead unless they weigh less than .05 / .4
-    likely = choose_words(dense[:20], words[:20], own[:20]).weight  # too few decide nothing
-    assert choose_words(dense, words, own).weight == pytest.approx(likely / 8**0.5, rel=1e-3)
-
-
-def test_documents_that_hold_all_words_of_a_sentence_do_not_lower_the_likely_weight():
-    dense, own = scores(20, 300, 0.0, 1.0, seed=0)
-    shares = [scores(20, 300, 1.0, high, seed=1)[0] for high in (0.5, 0.9, 0.25)]
-    weights = [choose_words(dense, words, own).weight for words in shares]  # too few sentences decide nothing
-    assert weights[0] == pytest.approx(weights[1])
-    assert weights[2] == pytest.approx(2 * weights[0])
+def test_few_questions_say_nothing(texts):
+    collection = dsi.Collection.from_records([{"id": str(number), "text": text} for number, text in enumerate(texts)])
+    assert ask(dsi.index(collection), collection.documents) is None

@@ -12,9 +12,10 @@ from pathlib import Path
 import pytest
 
 from dsi.docids.data.collection import Collection
-from dsi.docids.data.folders import SourceFile
-from dsi.docids.data.locations import SOURCE, UnreadableError, locate
+from dsi.docids.data.locations import SOURCE, locate
 from dsi.files import readers
+from dsi.files.folders import SourceFile
+from dsi.files.texts import UnreadableError
 from dsi.search.hits import Hit
 from tests.support.files import PNG, mail, notebook, office, pdf, read, short_folder
 
@@ -298,7 +299,7 @@ def test_one_bad_entry_ends_nothing(folder, caplog, monkeypatch):
     write("bytes.md", "---\ndoc_id: x\n---\nwords of another")
     with open(os.fsencode(root) + b"/" + b"\xfc" * 200 + b".txt", "wb") as file:  # noqa: PTH123
         file.write(b"words of a name that is no UTF-8")
-    monkeypatch.setattr("dsi.docids.data.folders.MOST_OF_ID", 300)
+    monkeypatch.setattr("dsi.files.documents.MOST_OF_ID", 300)
     table = Collection.from_files(root).documents
     assert table["doc_id"][:] == ["a.md", "b.md", "bytes.md"]
     assert table["kind"][:] == [None, "gas", None]

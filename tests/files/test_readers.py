@@ -1,14 +1,15 @@
 """Each kind of file: text stands in it where readers overlook it, and what is deleted or hidden is not read."""
 
+import base64
 import sys
 from email.message import EmailMessage
 from pathlib import Path
 
 import pytest
 
-from dsi.docids.data.locations import UnreadableError
-from dsi.files import readers
-from dsi.files.readers import decoded, parts_of
+from dsi.files import office, texts
+from dsi.files.readers import parts_of
+from dsi.files.texts import UnreadableError, decoded
 from tests.support.files import mail, pdf
 from tests.support.office import box, control, paragraph, run, sheets, slides, table, word
 
@@ -22,6 +23,8 @@ TEXTS = {
     "de": "Glühwein tränkt die Gäste, während Köche über Süßes streiten.",
     "fr": "L’élève naïf reçoit des œufs à Noël, près de la forêt.",
     "ar": "هذا نص عربي. الطقس جميل اليوم وذهبنا إلى الحديقة.",
+    "th": "กรุงเทพมหานครเป็นเมืองหลวงของประเทศไทย แม่น้ำเจ้าพระยาไหลผ่านเมือง",
+    "tr": "İstanbul Türkiye'nin en kalabalık şehridir. Boğaziçi köprüsü iki kıtayı birbirine bağlar.",
     "he": "זהו טקסט בעברית. מזג האוויר נעים היום.",
 }
 
@@ -68,6 +71,12 @@ def in_header(document):
         (paragraph("<w:r><w:t>a</w:t><w:tab/><w:t>b</w:t><w:noBreakHyphen/><w:t>c</w:t></w:r>"), "a\tb-c"),
         (paragraph("<w:r><w:t>soft</w:t><w:softHyphen/><w:t>ware</w:t></w:r>"), "software"),
         ('<w:p><w:pPr><w:pStyle w:val="Heading2"/></w:pPr><w:r><w:t>Part</w:t></w:r></w:p>', "## Part"),
+        (f"<w:tbl><w:tr><w:tc><w:tcPr><w:cellDel/></w:tcPr>{paragraph(run('old'))}</w:tc></w:tr></w:tbl>", ""),
+        (paragraph(f"<w:ruby><w:rt>{run('tou')}</w:rt><w:rubyBase>{run('東')}</w:rubyBase></w:ruby>", run("京")), "東京"),
+        (paragraph('<w:drawing><wp:inline><wp:docPr title="Fig" descr="A map"/></wp:inline></w:drawing>'), " Fig  A map "),
+        (paragraph('<w:r><w:pict><shape alt="old"><textpath string="ART"/></shape></w:pict></w:r>'), " old  ART "),
+        (f"<mc:AlternateContent><mc:Choice/><mc:Fallback>{paragraph(run('old'))}</mc:Fallback></mc:AlternateContent>", "old"),
+        (paragraph(run("gone", '<w:vanish w:val="on"/>'), run("stays", '<w:vanish w:val="off"/>')), "stays"),
     ],
 )  # fmt: skip
 def test_all_text_of_a_word_document_is_read(tmp_path, body, text):
@@ -75,15 +84,45 @@ def test_all_text_of_a_word_document_is_read(tmp_path, body, text):
     assert found == f"{text}\nBegin.\nEnd." if text else "Begin.\nEnd."
 
 
+def with_styles(document):
+    from docx.enum.style import WD_STYLE_TYPE
+
+    styles = document.styles
+    for name, kind in (("Ghost", WD_STYLE_TYPE.CHARACTER), ("Phantom", WD_STYLE_TYPE.PARAGRAPH)):
+        styles.add_style(name, kind).font.hidden = True
+    styles.add_style("Chapter", WD_STYLE_TYPE.PARAGRAPH).base_style = styles["Heading 2"]
+    document.add_paragraph("seen ").add_run("unseen", style="Ghost")
+    document.add_paragraph("unseen", style="Phantom")
+    document.add_paragraph("Own heading", style="Chapter")
+
+
+def test_styles_hide_text_and_make_headings(tmp_path):
+    assert text_of(tmp_path, "a.docx", word(change=with_styles)) == "Begin.\nseen \n## Own heading\nEnd."
+
+
+def test_a_document_with_macros_and_a_template_are_read_too(tmp_path):
+    for name in ("a.docm", "a.dotx", "A.DOCX"):
+        assert text_of(tmp_path, name, word()) == "Begin.\nEnd."
+    for name in ("a.pptm", "a.ppsx"):
+        assert "Titled" in parts(tmp_path, name, slides())[0].text
+    assert "bread" in parts(tmp_path, "a.xlsm", sheets())[0].text
+
+
 @pytest.mark.parametrize(
     ("content", "words"),
     [
         (lambda: word(kind="footnotes", part=f"<w:footnote>{paragraph(run('noted'))}</w:footnote>"), ["noted"]),
         (lambda: word(kind="endnotes", part=f"<w:endnote>{paragraph(run('noted'))}</w:endnote>"), ["noted"]),
+        (
+            lambda: word(
+                kind="diagramData", part=f"<w:pt><w:t>{paragraph('<w:r><w:t>smart</w:t></w:r>')}</w:t></w:pt>"
+            ),
+            ["smart"],
+        ),
         (changed(in_header), ["above", "below"]),
         (changed(lambda own: own.add_comment(own.paragraphs[0].runs, text="remark")), ["remark"]),
     ],
-    ids=["footnotes", "endnotes", "header and footer", "comments"],
+    ids=["footnotes", "endnotes", "smart art", "header and footer", "comments"],
 )
 def test_what_stands_beside_the_body_is_read_after_it(tmp_path, content, words):
     assert text_of(tmp_path, "a.docx", content()).splitlines() == ["Begin.", "End.", *words]
@@ -92,14 +131,30 @@ def test_what_stands_beside_the_body_is_read_after_it(tmp_path, content, words):
 def test_slides_give_all_shapes_charts_and_notes(tmp_path):
     first, second = parts(tmp_path, "a.pptx", slides())
     assert (first.place, first.title, second.place, second.title) == ("slide=1", "Titled", "slide=2", "a")
-    assert " ".join(first.text.split()) == "Titled grouped deeper left | right weather rain spring 1.5 noted"
+    assert " ".join(first.text.split()) == "Titled grouped deeper left | right described weather rain spring 1.5 noted"
     assert second.text == "shown"
 
 
 def test_sheets_give_cells_as_they_are_shown_and_formulas_that_have_no_value(tmp_path):
     first, second = parts(tmp_path, "a.xlsx", sheets())
-    assert first.text == "bread | 0.3 | 25% | 12.5% | 2024-03-05 | =SUM(B1:C1)\nbelow\nremark"
+    assert first.text == "bread | 0.3 | 25% | 12.5% | 2024-03-05 | =SUM(B1:C1) | =B1:B2*2\nbelow\nremark"
     assert (second.place, second.text) == ("sheet=More", "more")
+
+
+@pytest.mark.parametrize(
+    ("value", "code", "shown"),
+    [
+        (0.25, "0%", "25%"), (0.125, "0.00%", "12.50%"), (-0.5, "0%;[Red]-0%", "-50%"), (0.3333, "0.0%;-0.0%", "33.3%"),
+        (1, '0.0" %"', "1.0 %"), (1234.5, '"$"#,##0.00', "$1,234.50"), (-1234.5, "#,##0.00", "-1,234.50"),
+        (1234.5, "#,##0.00 [$€-407]", "1,234.50 €"), (99, '0 "kg"', "99 kg"), (12, r"\£0", "£12"), (7, "000", "007"),
+        (1234.5, '_("$"* #,##0.00_);_("$"* \\(#,##0.00\\)', "$1,234.50"), (-3, '0;"minus "0', "minus 3"), (0, "0;-0;none", "0"),
+        (2_500_000, '0.0,,"M"', "2.5M"), (3.14159, "General", "3.14159"), (1.5, "0.##", "1.5"),
+        (5550100, "000-0000", "5550100"),
+        (1234567, "0.00E+00", "1234567"), (0.5, "# ?/?", "0.5"), (0.1 + 0.2, "General", "0.3"), (8, "@", "8"),
+    ],
+)  # fmt: skip
+def test_a_number_is_shown_by_its_format(value, code, shown):
+    assert office._number(value, code) == shown
 
 
 @pytest.mark.parametrize(
@@ -133,6 +188,25 @@ def test_words_that_are_divided_in_a_pdf_are_whole(tmp_path, lines, text):
         ("<p>caf\u00e9", "caf\u00e9"),  # misspelt
         (b'<meta charset="iso-8859-1"><p>caf\xe9', "caf\u00e9"),  # misspelt
         ('<meta charset="gb2312"><p>' + TEXTS["zh"], TEXTS["zh"]),
+        (b'<meta charset="iso-8859-1"><p>\x93quoted\x94 \x80 5', "“quoted” € 5"),
+        ('<meta charset="gb2312"><p>朱镕基'.encode("gb18030"), "朱镕基"),
+        ('<meta charset="utf-16"><p>caf\u00e9', "caf\u00e9"),  # misspelt
+        (b'<meta charset="undefined"><p>words', "words"),
+        ("<button><h3>In a button</h3></button><div>panel", "### In a button\n\npanel"),
+        ("<button aria-expanded=false aria-controls=x>Q</button><div id=x hidden>A</div><button>Send</button>", "Q\nA"),
+        ('<h3><button aria-controls=s>Q</button></h3><div id=s style="display:none">A</div>', "### Q\n\nA"),
+        ("<h3><button data-bs-target='#s'>Q</button></h3><div id=s class=collapse hidden>A</div>", "### Q\n\nA"),
+        (
+            "<div role=tabpanel hidden>A</div><div hidden=until-found>B</div><div style='visibility: hidden'>C</div>",
+            "A\n\nB",
+        ),
+        ("<h2><img src=x></h2><p>text", "text"),
+        ("<p>see <img alt='a map'> here", "see a map here"),
+        ("<main></main><div>around", "around"),
+        ("<ruby>東<rp>(<rt>tou<rp>)</ruby>京", "東京"),
+        ("<p>Donau<wbr>dampf&shy;schiff &#150; &check; &nbsp;x", "Donaudampfschiff – ✓ x"),
+        ("<aside>menu</aside><main>text<aside>note</aside></main>", "textnote"),
+        ("<dialog>closed</dialog><dialog open>open</dialog>", "open"),
         (f'<meta charset="utf-8"><p>{TEXTS["zh"]}'.encode("gb18030"), TEXTS["zh"]),
     ],
 )
@@ -174,8 +248,23 @@ def inner(*, blank=False):
         (mixed(("one", "plain"), ("<p>two", "html")).as_bytes(), ["one", "two"]),
         (b"Subject: s\nContent-Type: text/plain; charset=x-none\n\nwords\n", ["words"]),
         (b"Subject: Gr\xfc\xdfe\n\nGl\xfchwein am Markt\n", ["Glühwein am Markt"]),
+        (b"\xef\xbb\xbf\r\nSubject: s\r\n\r\nwords\r\n", ["words"]),
+        (b"Subject: s\nContent-Type: text/plain; charset=iso-8859-1\n\n\x93q\x94\n", ["“q”"]),
+        (b"Subject: s\nContent-Type: text/html\n\n<?xml version='1.0' encoding='utf-8'?><p>words", ["words"]),
+        (b"Subject: s\nContent-Type: multipart/mixed; boundary=y\n\n--x\n\nwords\n", ["--x", "words"]),
+        (b"Subject: only\n\n", ["only"]),
+        (
+            b"Content-Type: multipart/mixed; boundary=x\n\n--x\nContent-Type: message/rfc822\nContent-Transfer-Encoding: base64"
+            b"\n\n" + base64.b64encode(b"Subject: In\n\nwords\n") + b"\n--x--\n", ["Subject: In", "words"],
+        ),
+        (
+            b"Content-Type: multipart/alternative; boundary=x\n\n--x\nContent-Type: text/calendar\n\nBEGIN\n--x\n\nwords\n"
+            b"--x--\n",
+            ["words"],
+        ),
+        (inner(blank=True).as_bytes().replace(b" \n", b"\xc2\xa0\xe2\x80\x8b\n", 1), ["forwarded"]),
     ],
-)
+)  # fmt: skip
 def test_all_texts_of_a_mail_are_read(tmp_path, content, lines):
     assert [line for line in text_of(tmp_path, "a.eml", content).splitlines() if line.strip()] == lines
 
@@ -186,12 +275,27 @@ def test_a_header_that_is_not_encoded_is_read_by_its_letters(tmp_path):
 
 
 @pytest.mark.parametrize(
+    ("subject", "title"),
+    [
+        (f"=?gb2312?B?{base64.b64encode('朱镕基'.encode('gbk')).decode()}?=", "朱镕基"),
+        ("=?utf-8?B?R3LD?=\n =?utf-8?B?vMOfZQ==?=", "Grüße"),
+        ("=?iso-8859-1?Q?Gr=FC=DFe?= and more", "Grüße and more"),
+        ("=?utf-8?B?broken", "=?utf-8?B?broken"),
+    ],
+)
+def test_encoded_subjects_are_read(tmp_path, subject, title):
+    (part,) = parts(tmp_path, "a.eml", f"Subject: {subject}\n\nwords\n")
+    assert part.title == title
+
+
+@pytest.mark.parametrize(
     ("language", "encoding"),
     [
         ("zh", "gb18030"), ("zht", "big5"), ("ja", "shift_jis"), ("ja", "euc-jp"), ("ja", "iso2022_jp"), ("ko", "euc-kr"),
         ("ru", "cp1251"), ("ru", "koi8-r"), ("ru", "cp866"), ("ru", "iso8859-5"), ("el", "cp1253"), ("ar", "cp1256"),
         ("he", "cp1255"), ("de", "cp1252"), ("fr", "cp1252"), ("de", "utf-16"), ("de", "utf-16-le"), ("zh", "utf-16-be"),
-        ("de", "utf-32"),
+        ("de", "utf-32"), ("ja", "utf-16-le"), ("ja", "utf-16-be"), ("th", "utf-16-le"), ("th", "tis-620"), ("tr", "cp1254"),
+        ("zh", "utf-32-le"), ("ko", "cp949"), ("ja", "cp932"),
     ],
 )  # fmt: skip
 def test_letters_tell_an_encoding(language, encoding):
@@ -217,6 +321,16 @@ def test_few_letters_in_a_long_text_tell_its_encoding_and_a_wrong_byte_does_not(
         ("# The **bold** `code` of [a link](http://x)\n", "The bold code of a link", 1),
         ("   # Indented\n    # code\n", "Indented", 1),
         ("---\njust words between rules\n---\n# Real\n", "Real", 1),
+        ("---\nTitle: The **bold** `one`\n---\nwords\n", "The bold one", 4),
+        ("---\ntitle: >\n  Long\n  one\n---\nwords\n", "Long one", 6),
+        ("---\n---\n# Real\n", "Real", 3),
+        ("words <!--\n# no\n--> more\n\n# Real", "Real", 1),
+        ("  <!--\n# no\n  -->\n# Real", "Real", 1),
+        ("use `<!--` to open\n\n# Real", "Real", 1),
+        ("**One** `two`\n=====\n", "One two", 1),
+        ("# ~~A~~ [![B](b.svg)](http://b) C[^1] <https://d.org> &amp; \\*e {#id}\n", "A B C https://d.org & *e", 1),
+        ('<h1 align="center">\n  <img src="x"> Centre\n</h1>\n\n## Sub', "Centre", 1),
+        ("# C# `__init__` and 2 * 3\n", "C# __init__ and 2 * 3", 1),
     ],
 )
 def test_the_title_of_a_text_in_markdown(tmp_path, text, title, line):
@@ -233,8 +347,8 @@ def test_a_file_of_the_system_without_a_size_is_read(tmp_path):
 
 def test_without_the_library_that_tells_encodings_a_text_is_read_as_windows_1252(monkeypatch):
     monkeypatch.setitem(sys.modules, "chardet", None)
-    text, odd = readers.decoded("Größe, Straße".encode("cp1252"))
+    text, odd = texts.decoded("Größe, Straße".encode("cp1252"))
     assert (text, "read as Windows-1252" in odd) == ("Größe, Straße", True)
-    assert readers.decoded("Größe".encode()) == ("Größe", "")
+    assert texts.decoded("Größe".encode()) == ("Größe", "")
     with pytest.raises(ModuleNotFoundError):
-        readers.decoded("Größe".encode("utf-16"))
+        texts.decoded("Größe".encode("utf-16"))

@@ -35,11 +35,12 @@ EXTENSIONS: dict[str, set[str]] = {
 }
 """{extension room, which can be torn off: rooms of the core that it imports}; extensions do not import each other."""
 FROM_WITHIN = {
-    ("dsi.docids.data.folders", "files"),
     ("dsi.config", "generator"),
     ("dsi.store.folder.loading", "generator"),
     ("dsi.training.pipeline", "generator"),
     ("dsi.training.preflight", "generator"),
+    ("dsi.docids.data.collection", "files"),
+    ("dsi.store.updating", "files"),
     ("dsi.measuring.evaluation", "rerankers"),
     ("dsi.store.folder.loading", "hub"),
     ("dsi.commands.evaluate", "rerankers"),

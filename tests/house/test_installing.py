@@ -171,8 +171,8 @@ def test_what_searching_needs_is_what_the_package_needs_but_for_training():
     assert needed <= set(PROJECT["dependencies"])
     trains = {line.partition(">=")[0] for line in set(PROJECT["dependencies"]) - needed}
     assert trains == {
-        "accelerate", "datasets", "onnx", "safetensors", "scikit-learn", "sentence-transformers", "sentencepiece", "tomli-w",
-        "torch", "transformers",
+        "accelerate", "datasets", "onnx", "safetensors", "scikit-learn", "scipy", "sentence-transformers", "sentencepiece",
+        "tomli-w", "torch", "transformers",
     }  # fmt: skip
 
 

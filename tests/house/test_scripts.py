@@ -46,7 +46,8 @@ def test_every_script_is_tested_here():
 @pytest.mark.programs
 def test_an_index_is_trained_measured_and_searched(sentence_t5_folder, t5_folder, tmp_path):
     write_settings(
-        tmp_path / "config.toml", sentence_t5_folder, t5_folder, dev_queries=0, contrastive={"loss": "none"}, **VECTORS,
+        tmp_path / "config.toml", sentence_t5_folder, t5_folder, dev_queries=0,
+        contrastive={"loss": "none"}, **VECTORS,
     )  # fmt: skip
     thin_out(write_collection(tmp_path / "collection"), dev=6, test=6)
     printed = run(

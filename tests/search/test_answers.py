@@ -3,7 +3,9 @@
 import itertools
 import json
 import pickle
+import random
 import re
+from copy import copy
 
 import numpy as np
 import pytest
@@ -15,6 +17,8 @@ from dsi.docids.token_vectors import decode
 from dsi.docids.words.analyzer import Analyzer
 from dsi.docids.words.sentences import sentences
 from dsi.search.engine import Engine
+from dsi.search.hits import Piece
+from dsi.search.passages import Found, ScoredPiece, _apart
 from tests.support.small import MINIPEDIA
 from tests.support.small_index import small_index
 
@@ -173,9 +177,9 @@ def test_late_interaction_reads_some_pieces_of_a_long_text(index, monkeypatch):
         "dsi.docids.token_vectors.TokenVectors.late_interaction",
         lambda self, queries, places: read.append(len(places)) or own(self, queries, places),
     )
-    monkeypatch.setattr("dsi.search.passages._LEAST", 1)
+    monkeypatch.setattr("dsi.search.passages._SPARE", 1)
     (hit,) = index.search(query, passages=2, allow=["d0"], **WEIGHTS)
-    assert read[-1] == 4 < len(pieces_of(index, query, "d0"))
+    assert read[-1] == 3 < len(pieces_of(index, query, "d0"))
     assert len(hit.passages) == 2
 
 
@@ -194,6 +198,13 @@ def units(text):
             found.append((start, end))
             start = end
     return found
+
+
+def cosine(index, *places):
+    """Of the vectors of two pieces, less the mean of all."""
+    tree = index.snapshot.tree
+    one, other = (np.asarray(tree.embeddings[place]) - np.asarray(tree.centroids[0]) for place in places)
+    return float(one @ other / np.linalg.norm(one) / np.linalg.norm(other))
 
 
 def evidence_of(index, query, budget, **options):
@@ -219,14 +230,21 @@ def evidence_of(index, query, budget, **options):
             words = words_of(index, query, text[first:last])
             total = score + 2 * (WEIGHTS["lexical_weight"] * words + WEIGHTS["token_weight"] * float(late))
             key = doc_id, text, first, last
-            best[key] = max(total, best.get(key, total))
-    taken, left, known = {}, budget, set()
-    for doc_id, text, first, last in sorted(best, key=lambda key: -best[key]):
+            best[key] = max((total, place), best.get(key, (total, place)), key=lambda own: own[0])
+    taken, left, known, numbers, read = {}, budget, set(), set(), set()
+    for doc_id, text, first, last in sorted(best, key=lambda key: -best[key][0]):
         letters = re.sub(r"[\W_]", "", text[first:last].casefold())
         runs = {letters[at : at + 8] for at in range(max(1, len(letters) - 7))}
         count = counted(index, [text[first:last]])
-        if count <= left and sum(run in known for run in runs) < 0.75 * len(runs):
-            left, known = left - count, known | runs
+        _, place = best[doc_id, text, first, last]
+        is_copy = any(cosine(index, place, other) > 0.95 for other in read if other != place)
+        digits = set(re.findall("[0-9]+", text[first:last]))
+        if (
+            count <= left
+            and sum(run in known for run in runs) < 0.75 * len(runs)
+            and not (is_copy and digits <= numbers)
+        ):
+            left, known, numbers, read = left - count, known | runs, numbers | digits, read | {place}
             own = {at for at in range(first, last) if not text[at].isspace()}
             taken[doc_id] = taken.get(doc_id, set()) | own
     return taken
@@ -271,6 +289,25 @@ def test_evidence_does_not_repeat_itself(index, sentence_bert_folder):
     assert any("Helium" in each.text for each in found)
 
 
+def test_evidence_leaves_out_what_a_vector_says_twice_unless_it_has_another_number(index, sentence_bert_folder):
+    texts = [
+        "Neon is a noble gas that glows reddish orange, in signs since 1923.",
+        "Das Edelgas Neon leuchtet rot, in Reklamen seit 1923.",
+        "Le néon est un gaz rare qui brille en rouge, dans les enseignes depuis 1984.",
+        *(own["text"] for own in RECORDS[:40]),
+    ]
+    vectors = np.random.default_rng(0).normal(size=(43, index.snapshot.encoder.embedding_dim)).astype(np.float32)
+    vectors[1:3] = vectors[0] + 0.01 * vectors[1:3]
+    for same, count in ((3, 2), (1, 3)):
+        vectors[same:3] = vectors[20:][: 3 - same]
+        own = dsi.index(
+            texts, config=index_config(), encoder=str(sentence_bert_folder), embeddings=vectors, device="cpu"
+        )
+        found = own.evidence("which gas glows in signs", tokens=600, allow=["0", "1", "2"])
+        assert len({own.doc_id for own in found} & {"0", "1"}) == count - 1
+        assert "2" in {own.doc_id for own in found}
+
+
 def test_evidence_of_texts_without_sentences_is_of_pieces(sentence_bert_folder):
     words = [word.strip(".,") for record in RECORDS for word in record["text"].split()]
     own = dsi.index(
@@ -281,8 +318,74 @@ def test_evidence_of_texts_without_sentences_is_of_pieces(sentence_bert_folder):
     )
     found = own.evidence(QUERIES[0], tokens=600)
     assert found
-    assert found.tokens <= 600
-    assert all(len(each.text) < 2500 for each in found)
+    assert found.tokens == counted(own, [each.text for each in found]) <= 600
+    assert all(len(each.text) < 5000 for each in found)
+    for one, other in itertools.combinations(found, 2):  # parts of a sentence that share characters are one passage
+        assert one.doc_id != other.doc_id or one.end < other.start or other.end < one.start
+
+
+def test_pieces_that_share_characters_leave_them_to_the_better_one():
+    chance = random.Random(5)
+    for _ in range(300):
+        text = "".join(chance.choice("ab .\n") for _ in range(60))
+        ends = [sorted(chance.sample(range(61), 2)) for _ in range(chance.randrange(1, 7))]
+        pieces = [ScoredPiece(-float(number), *own, number) for number, own in enumerate(ends)]
+        count = chance.randrange(1, 6)
+        shown = _apart(pieces, Found(0, text, 3.0), count)
+        assert len(shown) <= count
+        assert all(one.end <= other.start for one, other in itertools.pairwise(shown))
+        for start, end, score in shown:
+            number = int(3 - score)
+            assert ends[number][0] <= start < end <= ends[number][1]
+            assert any(map(str.isalnum, text[start:end]))
+        assert {*shown} <= {
+            *_apart(pieces, Found(0, text, 3.0), count + 1)
+        }  # no worse piece takes anything of a better one
+        if any(map(str.isalnum, text[slice(*ends[0])])):
+            assert Piece(*ends[0], 3.0) in shown
+
+
+@pytest.mark.parametrize("settings", [{"docids": {"pieces": 1}}, {"text_megabytes": 0}], ids=["one piece", "no texts"])
+def test_documents_of_one_piece_or_without_texts_have_places(sentence_bert_folder, settings):
+    texts = [" ".join(each["text"] for each in RECORDS[at : at + 6]) for at in range(0, 60, 6)]
+    config = dsi.Config().without_training().with_changes({"encoder": {"piece_length": 80}} | settings)
+    own = dsi.index(texts, config=config, encoder=str(sentence_bert_folder), device="cpu")
+    has_texts = "docids" in settings
+    for query in (QUERIES[0], own.encode_queries([QUERIES[0]])):
+        for options in ({}, {"method": "exact"}, {"allow": ["2", "3"]}):
+            found = own.search(query, passages=3, **options)
+            for hit in found if isinstance(query, str) else found[0]:
+                assert len(hit.passages) == (1 if has_texts else 3)
+                assert all(one.end <= other.start for one, other in itertools.pairwise(hit.passages))
+                for passage in hit.passages:
+                    assert passage.text == (hit.text[passage.start : passage.end] if has_texts else None)
+                assert max(passage.score for passage in hit.passages) == pytest.approx(hit.score)
+
+
+def test_passages_after_learning_updates_and_for_vectors_are_pieces_of_the_texts_of_now(index):
+    own = copy(index)
+    own.learn([(QUERIES[0], "d3"), (QUERIES[1], "d4")])
+    own.remove(["d2"])
+    own.add(
+        [{"doc_id": "d1", "title": "New", "text": " ".join(each["text"] for each in RECORDS[60:80]), "even": True}],
+        replace=True,
+    )
+    own.update(vectors="int8")
+    vectors = own.encode_queries(QUERIES).embeddings
+    for answers in (own.search(QUERIES, k=50, passages=4), own.search(embeddings=vectors, k=50, passages=4)):
+        for hit in itertools.chain(*answers):
+            assert hit.text == own.get(hit.doc_id).text
+            assert hit.doc_id != "d2"
+            assert all(each.text == hit.text[each.start : each.end] for each in hit.passages)
+            assert hit.passage_span is None or len(hit.passages) > 1
+            assert max(each.score for each in hit.passages) == pytest.approx(hit.score, abs=1e-4)
+            assert max(hit.passages, key=lambda each: each.score).text == hit.passage.strip()
+
+
+def test_calls_that_show_no_passages_refuse_them(index):
+    for call in (lambda: index.evidence("gas", passages=3), lambda: index.run({"q": "gas"}, passages=3)):
+        with pytest.raises(ValueError, match=r"\(\) does not use passages, as it shows none. Leave it out."):
+            call()
 
 
 def index_config():

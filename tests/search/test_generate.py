@@ -143,7 +143,7 @@ def place_scores(case: Case) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     rows = np.maximum(tree.doc_rows, 0)
     read = np.ones((len(z), 1))
     if config.lexical_weight and case.batch.shares_read is not None:
-        read = np.maximum(case.batch.shares_read, 0.01).astype(np.float64)[:, None]
+        read = np.maximum(case.batch.shares_read.astype(np.float64) ** 2, 0.01)[:, None]
     unshared = dense
     if config.memory_weight and case.memory:
         dense = moved_scores(case, unshared)

@@ -9,7 +9,7 @@ import dsi
 from dsi.docids.words.analyzer import Analyzer
 from dsi.docids.words.bm25 import BM25
 from dsi.docids.words.occurrences import occurrences
-from dsi.search.passages import word_shares
+from dsi.search.passages import Words
 from tests.support.small import MINIPEDIA
 
 ARTICLES = [json.loads(line)["text"] for line in (MINIPEDIA / "corpus.jsonl").open(encoding="utf-8")]
@@ -66,7 +66,7 @@ def test_a_small_weight_of_words_is_enough(index):
 def test_without_words_the_vector_chooses(index):
     query = "what grows in the forest"
     (vector,) = index.snapshot.encoder.encode(index.snapshot.encoder.query_texts([query]), "query")
-    for hit in index.search(query, k=12, lexical_weight=0.0):
+    for hit in index.search(query, k=12, lexical_weight=0.0, token_weight=0.0):
         row = index.snapshot.documents.find([hit.doc_id])[hit.doc_id]
         places = np.flatnonzero(index.snapshot.tree.doc_rows == row)
         best = places[np.argmax(index.snapshot.tree.embeddings[places] @ vector)]
@@ -83,7 +83,7 @@ def test_pieces_score_their_words_as_documents_of_average_length_do():
         sum(factors[term] * tf / (tf + bm25.k1) for term, tf in counts.items())
         for counts in ({"red": 1, "fox": 1}, {"red": 2}, {"fox": 2})
     ]
-    np.testing.assert_allclose(word_shares(bm25, factors, text, spans), expected, rtol=1e-6)
+    np.testing.assert_allclose(Words(bm25, 1.0, "red foxes and a whale").shares(text, spans), expected, rtol=1e-6)
 
 
 @pytest.mark.parametrize(

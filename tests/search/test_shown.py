@@ -24,8 +24,7 @@ def test_hits_keep_their_marks_and_what_is_proven(retriever, again):
         kept.explain(hits[0].doc_id)
 
 
-def test_explanations_and_evaluations_are_html_in_notebooks(retriever, collection):
-    collection.documents  # noqa: B018
+def test_explanations_are_html_in_notebooks(retriever):
     explanation = retriever.explain("<noble> gas", k=2)
     shown = explanation._repr_html_()
     assert shown.startswith("<pre>")

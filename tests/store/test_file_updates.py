@@ -14,7 +14,8 @@ import pytest
 import dsi
 from dsi.commands.main import main
 from dsi.contrastive.text_encoder import TextEncoder
-from dsi.docids.data import folders
+from dsi.files import folders
+from dsi.files.worker import Worker
 from dsi.store import updating
 from tests.support.files import pdf
 
@@ -111,14 +112,14 @@ def test_a_changed_file_of_an_empty_document_ends_nothing(notes, retriever, monk
 
 def test_what_others_remove_while_files_are_read_takes_no_other_document(notes, retriever, monkeypatch):
     change(notes)
-    removed, call = threading.Thread(target=lambda: retriever.remove(["note00.md"])), updating.source_files
+    removed, call = threading.Thread(target=lambda: retriever.remove(["note00.md"])), folders.source_files
 
     def slow(*arguments):
         removed.start()
         removed.join(0.5)
         return call(*arguments)
 
-    monkeypatch.setattr(updating, "source_files", slow)
+    monkeypatch.setattr(folders, "source_files", slow)
     assert retriever.update(notes).files == (1, 1, 1, 11)
     removed.join()
     expected = {*NAMES, "new.txt", "paper.pdf#page=1", "paper.pdf#page=2"} - {"note05.md", "note00.md"}
@@ -255,21 +256,23 @@ def test_what_cannot_be_read_for_a_moment_keeps_its_documents(notes, retriever, 
 
 
 @pytest.mark.parametrize("restores", [False, True])
-@pytest.mark.parametrize("read", ["_documents", "_state"])
-def test_a_file_that_is_saved_while_it_is_read_is_read_again(notes, retriever, monkeypatch, caplog, read, restores):
+@pytest.mark.parametrize(("owner", "name"), [(Worker, "ask"), (folders, "_state")])
+def test_a_file_that_is_saved_while_it_is_read_is_read_again(
+    notes, retriever, monkeypatch, caplog, owner, name, restores
+):
     (notes / "note04.md").write_text("# Second")
-    once, call = [], getattr(folders, read)
+    once, call = [], getattr(owner, name)
 
-    def saving(first, *rest):
+    def saving(*arguments):
         """Save the file between its hash and its reading, or after that."""
-        if str(getattr(first, "path", first)).endswith("note04.md"):
-            once.append(first)
-            if len(once) == (1 if read == "_documents" else 2):
+        if "note04.md" in str(arguments[-1]):
+            once.append(arguments)
+            if len(once) == (1 if owner is Worker else 2):
                 (notes / "note04.md").write_text("# Third, longer")
-        return call(first, *rest)
+        return call(*arguments)
 
     with monkeypatch.context() as patch:
-        patch.setattr(folders, read, saving)
+        patch.setattr(owner, name, saving)
         retriever.update(notes)
     line = f"{notes}: files that were written while they were read: 1, the first 'note04.md'; the next update reads them again."
     assert line in caplog.messages

@@ -167,7 +167,8 @@ def test_the_command_tries_an_index_again_and_prints_what_it_found(stranger, cap
         (TREE, "doc_end", lambda own: own + 10**6, "docids cannot be read (its arrays"),
         (TREE, "embeddings", lambda own: own * np.float32(np.nan), "docids cannot be read (its arrays"),
         (TERMS, "indices", lambda own: own + 10**6, "lexical cannot be read (its arrays"),
-        (TERMS, "indptr", lambda own: own[::-1].copy(), "index pointer should start with 0"),
+        (TERMS, "indptr", lambda own: own[::-1].copy(), "lexical cannot be read (its arrays"),
+        (TERMS, "indptr", lambda own: own[1:].copy(), "edges of the lists of"),
         (TERMS, "lengths", lambda own: own[1:].copy(), "lexical"),
     ],
 )  # fmt: skip

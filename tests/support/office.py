@@ -106,6 +106,11 @@ def slides():
     cells = slide.shapes.add_table(1, 2, 0, 0, 9, 9).table
     cells.cell(0, 0).text, cells.cell(0, 1).text = "left", "right"
     slide.notes_slide.notes_text_frame.text = "noted"
+    picture = slide.shapes.add_textbox(0, 0, 9, 9)
+    picture._element.nvSpPr.cNvPr.set("descr", "described")
+    unseen = slide.shapes.add_textbox(0, 0, 9, 9)
+    unseen.text_frame.text = "unseen"
+    unseen._element.nvSpPr.cNvPr.set("hidden", "1")
     for text in ("shown", "hidden"):
         slide = show.slides.add_slide(show.slide_layouts[6])
         slide.shapes.add_textbox(0, 0, 9, 9).text_frame.text = text
@@ -119,12 +124,14 @@ def sheets():
 
     import openpyxl
     from openpyxl.comments import Comment
+    from openpyxl.worksheet.formula import ArrayFormula
 
     book = openpyxl.Workbook()
     sheet = book.active
     sheet.title = "Prices"
     sheet.append(["bread", 0.1 + 0.2, 0.25, 0.125, datetime.date(2024, 3, 5), "=SUM(B1:C1)"])
     sheet["C1"].number_format, sheet["D1"].number_format = "0%", "0.0%"
+    sheet["G1"] = ArrayFormula("G1:G2", "=B1:B2*2")
     sheet["A3"] = "below"
     sheet["A3"].comment = Comment("remark", "Ada")
     for name, state in (("Secret", "hidden"), ("Deeper", "veryHidden"), ("More", "visible")):

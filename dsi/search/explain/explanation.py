@@ -156,7 +156,10 @@ def _unread(engine: Engine, encoded: EncodedQueries, config: SearchConfig) -> st
     share = 1.0 if batch.shares_read is None else float(batch.shares_read[0])
     if share >= _READ or engine.has_generator or engine.lexical is None or not config.lexical_weight:
         return ""
-    return f"The encoder reads {share:.0%} of this query, so its part of the scores counts by that share beside words."
+    return (
+        f"The encoder reads {share:.0%} of this query, so its part of the scores counts by the square of that share "
+        "beside words."
+    )
 
 
 def idle_memory(engine: Engine, config: SearchConfig) -> str:

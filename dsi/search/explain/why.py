@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from html import escape
-from typing import Any, NamedTuple, Protocol, TypeAlias
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -21,12 +21,11 @@ from dsi.search.engine import Engine, count_documents
 from dsi.search.explain.explanation import ExplainedNode, Explanation, explain, notes
 from dsi.search.explain.matches import StoredText, matched_words
 from dsi.search.explain.uncovered import uncovered_words
-from dsi.search.hits import Hit, Match, Piece, Uncovered, label_of
-from dsi.search.passages import Found, Words, best_pieces, best_place
+from dsi.search.hits import Hit, Match, Uncovered, label_of
+from dsi.search.passages import Found, Shown, shown_pieces
 from dsi.search.queries import EncodedQueries
 from dsi.search.request import SearchRequest
 from dsi.search.results import SearchResult
-from dsi.search.scores import DocumentScores
 
 _TOLERANCE = 1e-5
 """Scores that are relatively closer than this are equal: the order of sums decides between them."""
@@ -35,10 +34,6 @@ _RANKED = 10_000
 _EARLIER_SHOWN = 3
 _SHOWN = 5e-4
 """Parts of a score below this are not printed."""
-
-
-Shown: TypeAlias = tuple[tuple[int, int] | None, tuple[Piece, ...]]
-"""The ends of the best piece of a text, None if it is one piece, and the pieces that are shown."""
 
 
 class Documents(Protocol):
@@ -187,22 +182,9 @@ class AnsweredQuery:
         return explanation
 
     def passages(self, found: Sequence[Found]) -> list[Shown]:
-        """Return the ends of the best piece of each answer's text, None if that is one piece, and all pieces that it shows.
-
-        These are none unless the request asks for several.
-        """
-        tree, lexical, (batch,) = self.engine.tree, self.engine.lexical, self.encoded.batches
-        words = Words(lexical, self.request.config.lexical_weight, self.query)
-        if self.request.passages == 1:
-            places = [best_place(tree, words, batch.embeddings[0], *own[:2]) for own in found]
-            return [(span, ()) for span in tree.spans_at(np.array(places))]
-        scores, spans = (
-            DocumentScores.from_request(tree, lexical, batch, self.request),
-            tree.spans_at(np.array([own[0] for own in found])),
-        )
-        several = best_pieces(scores, words, found, self.request.passages)
-        best = [max(pieces, key=lambda piece: piece.score, default=None) for pieces in several]
-        return [(span and top and top[:2], pieces) for span, top, pieces in zip(spans, best, several, strict=True)]
+        """Return what each answer shows of its text; see `shown_pieces`."""
+        (batch,) = self.encoded.batches
+        return shown_pieces(self.engine.tree, self.engine.lexical, batch, self.request, found)
 
     def matches(self, hits: Sequence[Hit]) -> list[list[Match]]:
         """Return the words of the query that each of its hits matches."""

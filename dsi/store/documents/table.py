@@ -114,9 +114,9 @@ class DocumentTable:
         if not self.has_texts:
             raise ValueError("The table of documents has no column text; give one like collection.documents.")
         rows = self.find(doc_ids)
-        if absent := next((doc_id for doc_id in doc_ids if doc_id not in rows), None):
+        if absent := [doc_id for doc_id in doc_ids if doc_id not in rows]:
             raise ValueError(
-                f"The table has no text of document {shown(absent)}; give the texts of all documents of the index."
+                f"The table has no text of document {shown(absent[0])}; give the texts of all documents of the index."
             )
         return self.column("text").take(np.array([rows[doc_id] for doc_id in doc_ids], dtype=np.int64))
 
@@ -234,8 +234,7 @@ def hits_of(
     for row, (count, exact) in enumerate(zip(result.counts.tolist(), result.exact.tolist(), strict=True)):
         flat, search, at = slice(row * k, row * k + k), searches[row] if searches else None, positions[row, :count]
         found = [*map(Found, at.tolist(), texts[row], scores[row])]
-        has_pieces = found and search and (tree.spans is not None or search.request.passages > 1)
-        shown = search.passages(found) if search and has_pieces else [(span, ()) for span in tree.spans_at(at)]
+        shown = search.passages(found) if search and found else [(span, ()) for span in tree.spans_at(at)]
         columns = scores[row], doc_ids[row], titles[row], docids[flat], texts[row], metadata[flat]
         own = [
             Hit(rank, *values, *pieces).found_by(search)

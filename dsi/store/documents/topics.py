@@ -12,9 +12,9 @@ from collections.abc import Iterable
 from itertools import chain
 
 import numpy as np
-from scipy import sparse
 
-from dsi.docids.tree import DocidTree
+from dsi.docids.tree import DocidTree, ranges
+from dsi.docids.types import Rows
 from dsi.docids.words.analyzer import MARKS, UNSPACED, letter_groups
 from dsi.docids.words.common import COMMON_WORDS
 from dsi.store.documents.table import DocumentTable
@@ -36,22 +36,22 @@ class Topics:
 
     def __init__(self, tree: DocidTree, documents: DocumentTable) -> None:
         self.tree, self.words = tree, [""]
-        counts = self._counts(documents)  # [documents, words], 1 where a document has a word
-        occupied = sparse.diags_array((tree.doc_rows >= 0).astype(np.float32))
-        self._by_place = occupied.dot(counts[np.maximum(tree.doc_rows, 0)]).tocsr()
-        self._share = np.maximum(np.asarray(counts.sum(axis=0)).ravel(), 1) / len(documents)  # [words] N / all
+        self._numbers, self._ends = self._read(documents)  # of the words of document after document; where each ends
+        counts = np.bincount(self._numbers, minlength=len(self.words))
+        self._share = np.maximum(counts, 1) / len(documents)  # [words] N / all
 
     def telling_words(self, node: int, most: int = 5) -> list[str]:
         """Return the words that weigh most, best first, of an inner node; equal ones in the order of the alphabet."""
-        places = slice(int(self.tree.doc_start[node]), int(self.tree.doc_end[node]))
-        below, size = self._by_place[places], len(self.tree.rows_below(node))
-        counts = np.bincount(below.indices, weights=below.data, minlength=len(self.words))
+        rows = self.tree.doc_rows[self.tree.doc_start[node] : self.tree.doc_end[node]]  # by place
+        rows, size = rows[rows >= 0], len(self.tree.rows_below(node))
+        below = self._numbers[ranges(self._ends[rows], self._ends[rows + 1] - self._ends[rows])]
+        counts = np.bincount(below, minlength=len(self.words))
         (numbers,) = np.nonzero(counts)
         weights = counts[numbers] * np.log(counts[numbers] / size / self._share[numbers])
         best = np.argsort(-weights.round(6), kind="stable")[:most]
         return [self.words[word] for word, weight in zip(numbers[best], weights[best], strict=True) if weight > 0]
 
-    def _counts(self, documents: DocumentTable) -> sparse.csr_array:
+    def _read(self, documents: DocumentTable) -> tuple[Rows, Rows]:
         vocabulary: dict[str, int] = {}
         indices: list[int] = []  # numbers of words, document after document
         ends = [0]
@@ -61,8 +61,7 @@ class Topics:
             ends.append(len(indices))
         self.words = sorted(vocabulary) or [""]
         in_order = np.argsort(np.argsort(list(vocabulary)))  # [words] place in the alphabet, by number
-        ones = np.ones(len(indices), dtype=np.float32)
-        return sparse.csr_array((ones, in_order[indices], ends), shape=(len(documents), len(self.words)))
+        return in_order[np.array(indices, dtype=np.int64)], np.array(ends)
 
 
 def _words(text: str) -> Iterable[str]:

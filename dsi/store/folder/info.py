@@ -71,11 +71,9 @@ def _bytes(folder: Path) -> int:
 def _chooser(folder: Path, manifest: dict[str, Any]) -> str:
     """Return who chose the weights of a search."""
     if tuning := read_record(folder / "tuning.json"):
-        sentences = "sentences taken out of its documents" if tuning.get("cloze") else ""
-        queries = (
-            "dev queries of its collection, or train queries set aside" if tuning.get("tried") or not sentences else ""
-        )
-        return "tuned on " + " and ".join(filter(None, [queries, sentences]))
+        if tuning.get("tried"):
+            return "tuned on dev queries of its collection, or train queries set aside"
+        return "the defaults of [search], the weight of words by how far the encoder's scores lie apart"
     from dsi.config import Config
 
     if search_config(manifest) == Config().search:

@@ -1,0 +1,204 @@
+"""Office files as documents: the whole tree of each part, but what is deleted or hidden.
+
+Each library that we tried loses some of their text (CONTRIBUTING.md).
+"""
+
+import io
+import posixpath
+import re
+import zipfile
+from collections.abc import Iterable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from dsi.files.texts import Part, Parts, UnreadableError, heading, name_of
+
+_SIGNS = {"tab": "\t", "ptab": "\t", "br": "\n", "cr": "\n", "noBreakHyphen": "-"}
+"""{element: the text that it stands for}; as a child of a run."""
+_WORDS = ("t", "v", "text", "pt")
+"""Elements that hold text, if no others; field codes and deleted text have theirs in others."""
+_DESCRIBED = {"docPr": ("title", "descr"), "cNvPr": ("title", "descr"), "shape": ("alt",), "textpath": ("string",)}
+"""{element: attributes of it that are the text of a picture}."""
+_UNREAD = ("del", "moveFrom", "fld", "rt")
+"""Elements that are deleted, computed or tell how letters are read."""
+_GONE = {"tr": "{*}trPr/{*}del", "tc": "{*}tcPr/{*}cellDel", "r": "{*}rPr/{*}vanish"}
+"""{element: what is in it if it is deleted or hidden}."""
+_RELATED = ("header", "footer", "footnotes", "endnotes", "comments", "chart", "chartEx", "diagramData", "drawing")
+"""Parts of a file, beside its main ones, that hold text."""
+_HIDDEN = -1
+"""Level of a style of hidden text."""
+_ENDS = {"p": "\n", "ser": "\n", "comment": "\n", "cm": "\n"}
+_TOKENS = re.compile(
+    r"\"([^\"]*)\"|\\(.)|\[\$([^\]-]*)[^\]]*\]|(\[[^\]]*\]|[_*].)|([#0?][#0?,]*(?:\.[#0?]+)?,*)|(.)", re.DOTALL
+)
+"""A literal of a format of numbers in three forms, what shows nothing, the digits, and a sign."""
+
+
+def _text(node: Any, levels: Mapping[str, int]) -> str:
+    """Return the text of an element: a line a paragraph or row of a table; `levels` are those of the styles of headings."""
+    name = str(node.tag).rpartition("}")[2]
+    if name in _DESCRIBED:
+        described = "".join(f" {node.get(key)} " for key in _DESCRIBED[name] if node.get(key))
+        return described + "".join(_text(child, levels) for child in node)
+    if name in _UNREAD or (name.endswith("Pr") and not name.startswith("nv")) or _is_gone(node, name, levels):
+        return ""
+    if name in _SIGNS:
+        return _SIGNS[name]
+    if name in _WORDS and not len(node):
+        return f"{node.text or ''}{'' if name == 't' else ' '}"
+    if name == "AlternateContent":  # the same, for newer and older programs
+        return next(filter(str.strip, (_text(child, levels) for child in node)), "")
+    inside = [_text(child, levels) for child in node]
+    if name == "tr":
+        return " | ".join(filter(None, (" ".join(cell.split()) for cell in inside))) + "\n"
+    line, marks = "".join(inside), "#" * _level(node, name, levels)
+    return (f"{marks} {line}" if marks and line.strip() else line) + _ENDS.get(name, "")
+
+
+def _level(node: Any, name: str, levels: Mapping[str, int]) -> int:
+    """Return the level of the style of a paragraph or a run."""
+    styles = node.iterfind(f"{{*}}{name}Pr/{{*}}{name}Style") if name in ("p", "r") else ()
+    return next((levels.get(style.values()[0], 0) for style in styles if style.values()), 0)
+
+
+def _is_gone(node: Any, name: str, levels: Mapping[str, int]) -> bool:
+    """True if an element is deleted or hidden."""
+    for found in node.iterfind(_GONE[name]) if name in _GONE else ():
+        return [*found.values(), "1"][0] not in ("0", "false", "off") or name != "r"
+    if name in ("sp", "pic", "grpSp", "graphicFrame", "inline", "anchor"):
+        return node.find("*/{*}cNvPr[@hidden='1']") is not None or node.find("{*}docPr[@hidden='1']") is not None
+    return _level(node, name, levels) == _HIDDEN
+
+
+class _Package:
+    """The parts of an Office file, and which belongs to which."""
+
+    def __init__(self, content: bytes) -> None:
+        if content.startswith(b"\xd0\xcf\x11\xe0"):
+            raise UnreadableError("encrypted, or of an old office program")
+        self._packed = zipfile.ZipFile(io.BytesIO(content))
+        self.main = next(name for _, kind, name in self.related("") if kind == "officeDocument")
+
+    def tree(self, name: str) -> Any:
+        """Return the XML of a part; entities of it are not read."""
+        from lxml import etree
+
+        return etree.fromstring(self._packed.read(name), etree.XMLParser(resolve_entities=False, no_network=True))
+
+    def related(self, name: str) -> Iterator[tuple[str, str, str]]:
+        """Yield the parts that belong to one: id, kind and name."""
+        rels = posixpath.join(posixpath.dirname(name), "_rels", f"{posixpath.basename(name)}.rels")
+        for own in self.tree(rels) if rels in self._packed.namelist() else ():
+            target = posixpath.normpath(posixpath.join("/", posixpath.dirname(name), own.get("Target", "")))[1:]
+            if own.get("TargetMode") != "External" and target in self._packed.namelist():
+                yield own.get("Id"), own.get("Type", "").rpartition("/")[2], target
+
+    def listed(self, entries: str) -> Iterator[tuple[Any, str, str]]:
+        """Yield the slides or sheets that the main part lists: the entry, and the kind and name of the part."""
+        parts = {own: (kind, name) for own, kind, name in self.related(self.main)}
+        for entry in self.tree(self.main).iterfind(entries):
+            own = next((value for key, value in entry.items() if key.endswith("}id")), "")
+            if own in parts:
+                yield entry, *parts[own]
+
+    def text(self, name: str, levels: Mapping[str, int] = {}, kinds: Iterable[str] = _RELATED) -> str:
+        """Return the text of a part, and of those of some kinds that belong to it."""
+        others = dict.fromkeys(own for _, kind, own in self.related(name) if kind in kinds and own != name)
+        texts = [_text(self.tree(name), levels), *(self.text(own, levels, kinds) for own in others)]
+        return "\n".join(text.strip("\n") for text in texts if text.strip())
+
+    def title(self) -> str:
+        """Return the title in the properties of a file."""
+        found = (self.tree(name).find("{*}title") for _, kind, name in self.related("") if kind == "core-properties")
+        return next((" ".join((title.text or "").split()) for title in found if title is not None), "")
+
+
+def document(path: Path, content: bytes) -> Parts:
+    """Yield a document of Word."""
+    package = _Package(content)
+    text = package.text(package.main, _levels(package))
+    yield Part("", package.title() or heading(text, path), text)
+
+
+def _levels(package: _Package) -> dict[str, int]:
+    """Return {id of a style: its level as a heading}; a style takes it from the one on which it is based."""
+    parts = [name for _, kind, name in package.related(package.main) if kind == "styles"]
+    styles = [style for name in parts for style in package.tree(name)]
+    levels = {"Title": 1}
+    for style in [*styles, *styles]:  # those on which one is based may stand behind it
+        own = next((value for key, value in style.items() if key.endswith("}styleId")), "")
+        name, base = (
+            "".join(found.values()[0] for found in style.iterfind(f"{{*}}{key}")) for key in ("name", "basedOn")
+        )
+        if found := re.fullmatch(r"[Hh]eading ([1-9])|[Tt]itle", name):
+            levels[own] = int(found[1] or 1)
+        elif style.find("{*}rPr/{*}vanish") is not None:
+            levels[own] = _HIDDEN
+        elif base in levels:
+            levels[own] = levels[base]
+    return levels
+
+
+def slides(path: Path, content: bytes) -> Parts:
+    """Yield the slides of a presentation that are not hidden, with their notes."""
+    package = _Package(content)
+    for number, (_, _, name) in enumerate(package.listed("{*}sldIdLst/{*}sldId"), start=1):
+        slide = package.tree(name)
+        if slide.get("show") in ("0", "false"):
+            continue
+        titles = (
+            _text(shape, {})
+            for shape in slide.iter("{*}sp")
+            for place in shape.iterfind("{*}nvSpPr/{*}nvPr/{*}ph")
+            if place.get("type") in ("title", "ctrTitle")
+        )
+        title = " ".join(next(titles, "").split())
+        yield Part(f"slide={number}", title or name_of(path), package.text(name, kinds=(*_RELATED, "notesSlide")))
+
+
+def sheets(path: Path, content: bytes) -> Parts:
+    """Yield the sheets of a workbook that are not hidden: a row a line, and the texts of charts and comments."""
+    import openpyxl
+
+    package = _Package(content)
+    books = [openpyxl.load_workbook(io.BytesIO(content), read_only=True, data_only=known) for known in (True, False)]
+    for entry, kind, name in package.listed("{*}sheets/{*}sheet"):
+        if entry.get("state", "visible") != "visible":
+            continue
+        title, lines = entry.get("name"), list[str]()
+        if kind == "worksheet":
+            values, formulas = (book[title] for book in books)
+            values.reset_dimensions()  # which may say more than there is
+            formulas.reset_dimensions()
+            rows = (map(_cell, *pair) for pair in zip(values.iter_rows(), formulas.iter_rows(), strict=True))
+            lines = [" | ".join(filter(None, row)) for row in rows]
+        beside = (package.text(own) for _, kind, own in package.related(name) if kind in _RELATED)
+        yield Part(f"sheet={title}", f"{name_of(path)}: {title}", "\n".join(filter(None, [*lines, *beside])))
+
+
+def _cell(known: Any, formula: Any) -> str:
+    """Return a cell as it is shown, or its formula if the file does not say what it comes to."""
+    value = formula.value if known.value is None else known.value
+    if isinstance(value, int | float) and not isinstance(value, bool):
+        return _number(value, known.number_format)
+    value = getattr(value, "text", "" if hasattr(value, "ref") else value)  # of a formula of several cells
+    return "" if value is None else " ".join(str(value).removesuffix(" 00:00:00").split())
+
+
+def _number(value: float, code: str) -> str:
+    """Return a number as a format shows it, with its signs and units; as it is, if the format is of another kind."""
+    sections = code.split(";")
+    own = 1 if value < 0 and len(sections) > 1 else 2 if value == 0 and len(sections) > 2 else 0
+    tokens = [found.groups("") for found in _TOKENS.finditer(sections[own])]
+    digits = [number for *_, number, _ in tokens if number]
+    if len(digits) != 1 or any(sign in "EeDdMmYyHhSsGg@/" for *_, sign in tokens if sign):
+        return f"{value:.15g}"
+    whole, _, decimals = digits[0].rstrip(",").partition(".")
+    is_percent = any(sign == "%" for *_, sign in tokens)
+    shown = abs(value) * (100 if is_percent else 1) / 1000 ** (len(digits[0]) - len(digits[0].rstrip(",")))
+    written = f"{shown:{',' if ',' in whole else ''}.{len(decimals)}f}"
+    if optional := len(decimals) - decimals.count("0"):
+        written = re.sub(rf"\.?0{{1,{optional}}}$", "", written)
+    written = written.zfill(whole.count("0") + (len(written) - written.find(".") if "." in written else 0))
+    parts = (written if number else "".join(literals) + sign for *literals, _, number, sign in tokens)
+    return ("-" if value < 0 and own == 0 else "") + "".join(parts).strip()

@@ -1,0 +1,182 @@
+"""Pages of the web, mail and PDF as documents."""
+
+import base64
+import email
+import email.errors
+import email.header
+import email.policy
+import re
+import unicodedata
+from contextlib import suppress
+from email.message import EmailMessage
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from dsi.files.texts import Part, Parts, UnreadableError, decoded, name_of
+
+_LINES = (
+    "address|article|blockquote|caption|dd|details|div|dl|dt|fieldset|figcaption|figure|form|header|hgroup|hr|legend|li|main|ol|option|p"
+    "|section|summary|table|tbody|td|textarea|th|thead|tr|ul"
+)
+"""Elements of a page that stand on lines of their own."""
+_HEADINGS = [f"h{level}" for level in range(1, 7)]
+_WITHIN, _ABOVE = ("|".join(f"{axis}::{name}" for name in _HEADINGS) for axis in ("descendant", "ancestor"))
+_LEFT = "script|style|nav|footer|noscript|template|svg|iframe|select|rt|rp"
+_STYLE = "translate(@style, 'DISPLAYNOEVBTH ', 'displaynoevbth')"
+_DROPPED = (
+    "//aside[not(ancestor::main|ancestor::article)]|//dialog[not(@open)]"
+    "|//*[@role='navigation' or @role='contentinfo' or @role='search' or @role='complementary']"
+    f"|//button[not(@aria-controls or @aria-expanded or {_WITHIN} or {_ABOVE})]"
+)
+_HIDDEN = (
+    f"//*[(@hidden[. != 'until-found'] or contains({_STYLE}, 'display:none') or contains({_STYLE}, 'visibility:hidden'))"
+    " and not(@role='region' or @role='tabpanel')]"
+)
+"""What is not the text of a page; a button that unfolds some is, and what it unfolds."""
+_UNFOLDS = ("aria-controls", "data-bs-target", "data-target")
+"""Attributes of buttons that name what they unfold."""
+_HEADER = f"//header[{_WITHIN}]"
+"""Headers that may hold the title of a page with a main part."""
+_BREAK, _MARKED, _ENDED, _SPACE, _TAB = "\U0010ff00\U0010ff01\U0010ff02\U0010ff03\U0010ff04"
+"""A line's end; the end of the # before a heading, and of a heading; a space and a tab of a text set as it is written."""
+_DECLARED = re.compile(
+    rb"<(?:\?xml|meta)[^>]*?(?:charset|encoding)\s*=\s*[\"']?(?!utf-?(?:16|32))([\w.:-]+)", re.IGNORECASE
+)
+_SPACES = str.maketrans({_SPACE: " ", _TAB: "\t", _ENDED: None})
+_SHEET = f"""
+<x:stylesheet version="1.0" xmlns:x="http://www.w3.org/1999/XSL/Transform">
+<x:output method="text"/>
+<x:template match="/">
+  <x:choose>
+    <x:when test="//main[normalize-space()]"><x:apply-templates mode="around"/></x:when>
+    <x:otherwise><x:apply-templates select="//body"/></x:otherwise>
+  </x:choose>
+</x:template>
+<x:template match="text()" mode="around"/>
+<x:template match="main|h1|hgroup" mode="around">{_BREAK}<x:apply-templates select="."/>{_BREAK}</x:template>
+<x:template match="{_LINES}">{_BREAK}<x:apply-templates/>{_BREAK}</x:template>
+<x:template match="{"|".join(_HEADINGS)}">{_BREAK}<x:value-of select="concat(
+  substring('######', 1, substring(name(), 2)), ' {_MARKED}')"/><x:apply-templates/>{_ENDED}{_BREAK}</x:template>
+<x:template match="pre">{_BREAK}```{_BREAK}<x:apply-templates/>{_BREAK}```{_BREAK}</x:template>
+<x:template match="pre//text()"><x:value-of select="translate(., ' &#9;&#10;', '{_SPACE}{_TAB}{_BREAK}')"/></x:template>
+<x:template match="br">{_BREAK}</x:template>
+<x:template match="img"><x:value-of select="concat(' ', @alt, ' ')"/></x:template>
+<x:template match="{_LEFT}"/>
+<x:template match="{_LEFT}" mode="around"/>
+</x:stylesheet>"""
+"""What of a page is its text: its main part, if it names one, with the headings beside it."""
+
+
+def page(path: Path, content: bytes) -> Parts:
+    """Yield a page of the web."""
+    declared = _DECLARED.search(content[:4096])
+    text, odd = decoded(content, declared[1].decode().lower().removeprefix("x-") if declared else "utf-8-sig")
+    title, words = page_text(text)
+    yield Part("", title or name_of(path), words, odd=odd)
+
+
+def page_text(text: str) -> tuple[str, str]:
+    """Return the title and the text of a page without navigation; headings begin with #.
+
+    Of the libraries that we tried, those that leave out the navigation lose headings with it.
+    """
+    from lxml import etree
+
+    parser = etree.HTMLParser(encoding="utf-8", remove_comments=True, remove_pis=True, huge_tree=True)
+    page = etree.fromstring(text.encode("utf-8", "replace"), parser) if text.strip() else None
+    if page is None:
+        return "", ""
+    _name_parts(page)
+    title = " ".join(page.xpath("string(//title[not(ancestor::svg)])").split())
+    text = re.sub(r"\s+", " ", str(_sheet()(page))).replace("\xad", "")
+    text = re.sub(f"#+ {_MARKED}[ {_BREAK}]*{_ENDED}", "", text)
+    text = re.sub(f" ?{_BREAK} ?", "\n", re.sub(f"{_MARKED}[ {_BREAK}]*", "", text))
+    return title, re.sub(r"\n{3,}", "\n\n", text).strip("\n ").translate(_SPACES)
+
+
+def _name_parts(page: Any) -> None:
+    """Give the parts of a page the names by which the stylesheet knows them."""
+    toggles = page.xpath(f"//*[{' or '.join(f'@{name}' for name in _UNFOLDS)}]")
+    unfolded = {own.lstrip("#") for node in toggles for name in _UNFOLDS for own in node.get(name, "").split()}
+    hidden = [node for node in page.xpath(_HIDDEN) if node.get("id") not in unfolded]
+    articles = page.xpath("//article")
+    main = page.xpath("//*[@role='main']") + (articles if len(articles) == 1 else [])
+    for name, nodes in (("hgroup", page.xpath(_HEADER)), ("main", main), ("script", page.xpath(_DROPPED) + hidden)):
+        for node in nodes:
+            node.tag = name
+
+
+@cache
+def _sheet() -> Any:
+    from lxml import etree
+
+    return etree.XSLT(etree.fromstring(_SHEET))
+
+
+# Mail.
+
+
+def mail(path: Path, content: bytes) -> Parts:
+    """Yield a mail."""
+    message: Any = email.message_from_bytes(content.lstrip(b"\xef\xbb\xbf\r\n"), policy=email.policy.default)
+    subject, body = _header(message, "Subject"), _body(message)
+    yield Part("", subject or name_of(path), f"{_heads(message)}{body}" if body.strip() else subject)
+
+
+def _heads(message: EmailMessage) -> str:
+    heads = [f"{name}: {value}\n" for name in ("From", "To", "Cc", "Date") if (value := _header(message, name))]
+    return "".join([*heads, "\n"])
+
+
+def _header(message: EmailMessage, name: str) -> str:
+    """Return a header; what is not encoded in it, as its letters tell."""
+    raw = next((value for key, value in message.raw_items() if key.lower() == name.lower()), "")
+    pairs = [(raw, None)]
+    with suppress(email.errors.HeaderParseError):
+        pairs = email.header.decode_header("".join(str(raw).splitlines()))
+    parts = (own if isinstance(own, bytes) else own.encode("utf-8", "surrogateescape") for own, _ in pairs)
+    return " ".join("".join(decoded(own, pair[1] or "")[0] for own, pair in zip(parts, pairs, strict=True)).split())
+
+
+def _body(part: Any) -> str:
+    """Return the text of a part of a mail: of several alternatives the first with words, and mails in mails; no attachments."""
+    kind = part.get_content_type()
+    if kind == "message/rfc822" and part.is_multipart():
+        inner = part.get_payload(0)
+        if "base64" in str(part["Content-Transfer-Encoding"]).lower():
+            inner = email.message_from_bytes(base64.b64decode(inner.get_payload()), policy=email.policy.default)
+        return f"Subject: {_header(inner, 'Subject')}\n{_heads(inner)}{_body(inner)}"
+    if part.is_multipart():
+        inner = sorted(part.iter_parts(), key=lambda own: own.get_content_type() == "text/calendar")
+        texts = (text for text in map(_body, inner) if re.search(r"\w", text))
+        return next(texts, "") if kind == "multipart/alternative" else "\n\n".join(texts)
+    if part.get_content_maintype() not in ("text", "multipart") or part.is_attachment():
+        return ""
+    text = decoded(part.get_payload(decode=True) or b"", part.get_content_charset("utf-8"))[0]
+    return page_text(text)[1] if kind == "text/html" else text.replace("\r\n", "\n")
+
+
+# PDF.
+
+
+def pdf(path: Path, content: bytes) -> Parts:
+    """Yield the pages of a PDF file."""
+    import pypdfium2
+
+    try:
+        book = pypdfium2.PdfDocument(content)
+    except pypdfium2.PdfiumError as error:
+        raise UnreadableError("encrypted" if "password" in str(error).lower() else "broken") from None
+    title = book.get_metadata_value("Title").strip()
+    for number, own in enumerate(book, start=1):
+        text = _joined(own.get_textpage().get_text_bounded())
+        own.close()
+        yield Part(f"page={number}", title if " " in title else name_of(path), text)
+
+
+def _joined(text: str) -> str:
+    """Return the text of a page with words whole that are divided at the end of a line: pdfium marks these hyphens."""
+    text = re.sub(r"(?:[\x02\ufffe]|\u00ad)\s*\n?(?=[^\W\d_])(?![A-Z])|\u00ad", "", text.replace("\r\n", "\n"))
+    text = re.sub("[\ufb00-\ufb06]", lambda own: unicodedata.normalize("NFKC", own[0]), text)  # ligatures, such as fi
+    return re.sub(r"[\x00-\x08\x0b-\x1f\x7f]", "", re.sub("[\x02\ufffe]", "-", text))

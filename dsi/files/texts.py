@@ -1,0 +1,172 @@
+"""Texts in every encoding, Markdown, notebooks and source code as documents."""
+
+import codecs
+import itertools
+import json
+import re
+import tomllib
+from collections.abc import Iterator, Mapping
+from contextlib import suppress
+from pathlib import Path
+from typing import Any, NamedTuple
+from unicodedata import category
+
+from dsi.docids.data.locations import headings, plain_words
+
+_TAKEN = {
+    "ascii": "cp1252", "iso8859-1": "cp1252", "iso8859-9": "cp1254", "tis_620": "cp874", "gb2312": "gb18030", "gbk": "gb18030",
+    "shift_jis": "cp932", "euc_kr": "cp949",
+}  # fmt: skip
+"""{encoding that a file names: the larger one that browsers take for it}."""
+_TELLING, _FEW = 20_000, 40
+"""Words that tell the encoding of a text, at most; bytes of other letters than ASCII's that tell only those of the web."""
+_CONTROLS = re.compile("[\\0-\\x06\\x0e-\\x1a\\x1c-\\x1f\\x7f-\\x84\\x86-\\x9f]")
+"""Characters that no text has."""
+_SEEN = 10_000
+"""Characters of a text that tell whether it is one."""
+_TOLD = "texts in other encodings than UTF-8; they are read in those that their letters tell"
+_GUESSED = "texts in other encodings than UTF-8; they are read as Windows-1252 (dr-scl[files] finds the encoding)"
+_NO_FRONT_MATTER = "front matter that is neither YAML nor TOML; it is read as text"
+_FRONT = re.compile(r"(---|\+\+\+)[ \t]*\r?\n(.*?\n)?(?:\1|\.\.\.)[ \t]*(?:\r?\n|$)", re.DOTALL)
+
+
+class UnreadableError(ValueError):
+    """A file cannot be read; the message says what it is, such as "encrypted"."""
+
+
+class Part(NamedTuple):
+    """A part of a file that is a document: where it begins ("line=1", "page=3"), its title, text and metadata."""
+
+    place: str
+    title: str
+    text: str
+    metadata: Mapping[str, Any] = {}
+    odd: str = ""
+    """What is odd of its file, as `Oddities.count` takes it."""
+
+
+Parts = Iterator[Part]
+
+
+def decoded(content: bytes, declared: str = "") -> tuple[str, str]:
+    """Return a text, and what is odd of it if nothing declares that it is not UTF-8; a wrong byte or two do not make it so.
+
+    Raises:
+        UnreadableError: it is not text.
+    """
+    with suppress(LookupError, UnicodeError):  # or it is not what it says
+        name = codecs.lookup(declared).name
+        return content.decode(_TAKEN.get(name, name)), ""
+    name, odd = encoding_of(content)
+    return content.decode(name, errors="replace"), odd
+
+
+def encoding_of(content: bytes) -> tuple[str, str]:
+    """Return the encoding of a text, and what is odd of it if that is not UTF-8.
+
+    Raises:
+        UnreadableError: it is not text.
+    """
+    text = content.decode("utf-8-sig", errors="replace")
+    wrong, letters = text.count("\ufffd"), len(content) - len(content.decode("ascii", errors="ignore"))
+    # as UTF-16 and ISO-2022 are
+    is_wide = b"\0" in content or b"\x1b$" in content or len(_CONTROLS.findall(text, 0, _SEEN)) * 5 > len(text)
+    if not is_wide and wrong * 4 <= letters:
+        return "utf-8-sig", ""
+    try:
+        import chardet
+    except ModuleNotFoundError:
+        if is_wide:
+            raise
+        return "cp1252", _GUESSED
+
+    words = [b"", *content.split(), b""]
+    around = (
+        word for near in zip(words, words[1:], words[2:], strict=False) for word in near if not b"".join(near).isascii()
+    )
+    told, eras = content if is_wide else b" ".join(itertools.islice(around, _TELLING)), chardet.EncodingEra
+    tries = [(content, eras.MODERN_WEB | eras.LEGACY_ISO), (told, eras.ALL)][is_wide or letters >= _FEW :]
+    odds = dict[str, int]()
+    for sample, era in tries:
+        name = codecs.lookup(chardet.detect(sample, encoding_era=era)["encoding"] or "latin-1").name
+        name = _TAKEN.get(name, name)
+        odds[name] = _odd(content, name)
+        if odds[name] * 10 <= letters:
+            break
+    if odds[name] * 50 > len(content):  # of the two bytes of a letter, those that come first differ less
+        name = f"utf-16-{'be' if len({*content[::2]}) < len({*content[1::2]}) else 'le'}"
+        odds[name] = _odd(content, name)
+    name = min(odds, key=odds.__getitem__)
+    if odds[name] * 10 > len(content.decode(name, errors="replace")):
+        raise UnreadableError("not text")
+    return name, _TOLD
+
+
+def _odd(content: bytes, encoding: str) -> int:
+    """Return how many of the first characters of a text are none in an encoding, or ones that no text has."""
+    own = content.decode(encoding, errors="replace")[:_SEEN]
+    return len(_CONTROLS.findall(own)) + sum(sign == "\ufffd" or category(sign) in ("Cn", "Co", "Cs") for sign in own)
+
+
+def name_of(path: Path) -> str:
+    """Return the name of a file as a title."""
+    return re.sub(r"[-_]+", " ", path.stem)
+
+
+def heading(text: str, path: Path) -> str:
+    """Return the first heading of a text, or the name of its file."""
+    return next((words for _, words in headings(text, path.suffix.lower())), "") or name_of(path)
+
+
+def text(path: Path, content: bytes) -> Parts:
+    """Yield a text, whose title is the name of its file."""
+    own, odd = decoded(content)
+    yield Part("line=1", name_of(path), own, odd=odd)
+
+
+def code(path: Path, content: bytes) -> Parts:
+    """Yield source code or the like."""
+    own, odd = decoded(content)
+    yield Part("line=1", path.name, own, odd=odd)
+
+
+def markup(path: Path, content: bytes) -> Parts:
+    """Yield a text in Markdown or reStructuredText; its title is that of the front matter, else its first heading."""
+    own, odd = decoded(content)
+    found = _FRONT.match(own[: 2**16]) if path.suffix.lower() != ".rst" else None
+    front, start = {}, 0
+    if found:
+        try:
+            front, start = _front_matter(found[2] or "", is_toml=found[1] == "+++"), found.end()
+        except (ValueError, RecursionError):  # it may be a text between two rules
+            odd = odd or _NO_FRONT_MATTER
+    titles = [front.pop(key) for key in list(front) if key.lower() == "title"]
+    title = titles[0] if titles else ""
+    words = ", ".join(map(str, title)) if isinstance(title, list) else str(title or "")
+    words = "" if isinstance(title, dict) else plain_words(words)
+    body = own[found.end() if found else 0 :]
+    yield Part(f"line={1 + own.count(chr(10), 0, start)}", words or heading(body, path), own[start:], front, odd)
+
+
+def _front_matter(text: str, *, is_toml: bool) -> dict[str, Any]:
+    """Return the keys at the head of a text.
+
+    Raises:
+        ValueError: it is not of that language, or no keys.
+    """
+    import yaml
+
+    try:
+        front = tomllib.loads(text) if is_toml else yaml.safe_load(text) or {}
+    except yaml.YAMLError as error:
+        raise ValueError(str(error)) from None
+    if not isinstance(front, dict):
+        raise ValueError("no keys")
+    return {str(key): value for key, value in front.items()}
+
+
+def notebook(path: Path, content: bytes) -> Parts:
+    """Yield the cells of a notebook, code in fences."""
+    cells = [(cell["cell_type"], "".join(cell["source"])) for cell in json.loads(content)["cells"]]
+    own = "\n".join(f"```\n{source}\n```\n" if kind == "code" else f"{source}\n" for kind, source in cells)
+    yield Part("", heading(own, path), own)

@@ -134,13 +134,14 @@ def test_files_that_are_cut_off_after_an_update_are_named(run, local):
 
 @pytest.mark.cluster
 def test_an_explanation_without_all_shards_says_so(run, ray, collection):
-    with serve(run, ray, timeout=0.5) as served:
+    with serve(run, ray) as served:
         text = texts_of(collection)[0]
         served.search(text, k=3)
         best = alone(run).search(text, k=1, method="exact")[0]
         position = served.snapshot.tree.node(best.digits) - served.snapshot.tree.num_inner
         shard = int(position >= served.snapshot.engine.edges[1])
         process = int(served.fleet.replicas[shard][0].born.split(":")[1])
+        served.fleet.timeout = 2.0
         os.kill(process, signal.SIGSTOP)
         try:
             hits = served.search(text, k=3)

@@ -350,6 +350,7 @@ def test_an_index_without_texts_finds_words_of_titles(vectors):
             assert [match.share for match in matches] == pytest.approx([other.share for other in others], abs=1e-6)
             for match, other in zip(matches, others, strict=True):
                 assert [span for span in match.spans if span.field == "title"] == list(other.spans)
+        assert own.explain(own[0].doc_id).matches == own.matches()[0]
 
 
 def test_a_text_with_other_tokens_than_those_stored_is_not_marked(vectors):

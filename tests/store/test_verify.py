@@ -338,6 +338,9 @@ def test_a_link_in_the_cache_of_the_hub_is_followed(stranger, tmp_path, trials):
     for number, path in enumerate(sorted(path for path in folder.rglob("*") if path.is_file())):
         path.rename(repository / "blobs" / str(number))
         path.symlink_to(repository / "blobs" / str(number))
+    elsewhere = Path(shutil.move(repository / "snapshots", repository / "elsewhere"))
+    assert "is a link out of the index" in refused(elsewhere / "abc")
+    shutil.move(elsewhere, repository / "snapshots")
     assert len(load(folder).snapshot.documents) == 50
 
 

@@ -86,7 +86,7 @@ def shown_pieces(
     if cut:
         scores = DocumentScores.from_request(tree, lexical, batch, request)
         words = Words(lexical, request.config.lexical_weight, batch.texts[0])
-        ranked = scored_pieces(scores, words, [found[number] for number in cut], request.passages)
+        ranked = scored_pieces(scores, words, [found[number] for number in cut], request.passages + _SPARE)
         for number, pieces in zip(cut, ranked, strict=True):
             _, start, end, _ = pieces[0]
             shown[number] = (start, end), _apart(pieces, found[number], request.passages) if several else ()
@@ -94,7 +94,7 @@ def shown_pieces(
 
 
 def scored_pieces(scores: DocumentScores, words: Words, found: Sequence[Found], count: int) -> list[list[ScoredPiece]]:
-    """Return the best pieces of each document that the one query of `scores` found, best first: `count` and a few more."""
+    """Return the best pieces, `count` at most, of each document that the one query of `scores` found, best first."""
     tree, kept = scores.tree, list[tuple[Ints, Ints, Floats]]()
     places, counts = tree.places_of(tree.doc_rows[[own.position for own in found]])
     edges = np.cumsum(counts)[:-1]
@@ -104,7 +104,7 @@ def scored_pieces(scores: DocumentScores, words: Words, found: Sequence[Found], 
             whole = np.full((len(at), 2), [0, len(text or "")])
             spans = whole if tree.spans is None or len(at) == 1 else tree.spans[at]
             values = values + words.scores(values, text, spans)
-            near = best(values, count + _SPARE)
+            near = best(values, count)
             kept.append((at[near], spans[near], values[near]))
         late = scores.late_interaction(0, np.concatenate([at for at, _, _ in kept]))
     ranked = list[list[ScoredPiece]]()

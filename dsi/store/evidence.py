@@ -24,7 +24,7 @@ from dsi.search.scores import DocumentScores
 from dsi.store.documents.table import hits_of
 from dsi.store.snapshot import Snapshot
 
-_OF_A_DOCUMENT, _PIECES, _PER_PIECE = 10, 40, 25
+_OF_A_DOCUMENT, _PIECES, _PER_PIECE = 20, 40, 25
 """Pieces of a document, and of all, that are cut into sentences; of all one for each 25 tokens, if that is more."""
 _LEAST, _MOST = 150, 1000
 """Bytes of a sentence that stands alone: headings and "Mr." stand with the next. Characters of one that is not cut."""

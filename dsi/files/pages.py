@@ -23,16 +23,12 @@ _LINES = (
 _HEADINGS = [f"h{level}" for level in range(1, 7)]
 _WITHIN, _ABOVE = ("|".join(f"{axis}::{name}" for name in _HEADINGS) for axis in ("descendant", "ancestor"))
 _LEFT = "script|style|nav|footer|noscript|template|svg|iframe|select|rt|rp"
-_STYLE = "translate(@style, 'DISPLAYNOEVBTH ', 'displaynoevbth')"
 _DROPPED = (
     "//aside[not(ancestor::main|ancestor::article)]|//dialog[not(@open)]"
-    "|//*[@role='navigation' or @role='contentinfo' or @role='search' or @role='complementary']"
     f"|//button[not(@aria-controls or @aria-expanded or {_WITHIN} or {_ABOVE})]"
 )
-_HIDDEN = (
-    f"//*[(@hidden[. != 'until-found'] or contains({_STYLE}, 'display:none') or contains({_STYLE}, 'visibility:hidden'))"
-    " and not(@role='region' or @role='tabpanel')]"
-)
+_DROPPED_ROLES, _SHOWN_ROLES = ("navigation", "contentinfo", "search", "complementary"), ("region", "tabpanel")
+_HIDDEN = re.compile(r"display\s*:\s*none|visibility\s*:\s*hidden", re.IGNORECASE)
 """What is not the text of a page; a button that unfolds some is, and what it unfolds."""
 _UNFOLDS = ("aria-controls", "data-bs-target", "data-target")
 """Attributes of buttons that name what they unfold."""
@@ -43,7 +39,6 @@ _BREAK, _MARKED, _ENDED, _SPACE, _TAB = "\U0010ff00\U0010ff01\U0010ff02\U0010ff0
 _DECLARED = re.compile(
     rb"<(?:\?xml|meta)[^>]*?(?:charset|encoding)\s*=\s*[\"']?(?!utf-?(?:16|32))([\w.:-]+)", re.IGNORECASE
 )
-_SPACES = str.maketrans({_SPACE: " ", _TAB: "\t", _ENDED: None})
 _SHEET = f"""
 <x:stylesheet version="1.0" xmlns:x="http://www.w3.org/1999/XSL/Transform">
 <x:output method="text"/>
@@ -89,22 +84,32 @@ def page_text(text: str) -> tuple[str, str]:
         return "", ""
     _name_parts(page)
     title = " ".join(page.xpath("string(//title[not(ancestor::svg)])").split())
-    text = re.sub(r"\s+", " ", str(_sheet()(page))).replace("\xad", "")
+    text = " ".join(str(_sheet()(page)).replace("\xad", "").split())
     text = re.sub(f"#+ {_MARKED}[ {_BREAK}]*{_ENDED}", "", text)
     text = re.sub(f" ?{_BREAK} ?", "\n", re.sub(f"{_MARKED}[ {_BREAK}]*", "", text))
-    return title, re.sub(r"\n{3,}", "\n\n", text).strip("\n ").translate(_SPACES)
+    return title, re.sub(r"\n{3,}", "\n\n", text).strip("\n ").replace(_SPACE, " ").replace(_TAB, "\t").replace(
+        _ENDED, ""
+    )
 
 
 def _name_parts(page: Any) -> None:
     """Give the parts of a page the names by which the stylesheet knows them."""
     toggles = page.xpath(f"//*[{' or '.join(f'@{name}' for name in _UNFOLDS)}]")
     unfolded = {own.lstrip("#") for node in toggles for name in _UNFOLDS for own in node.get(name, "").split()}
-    hidden = [node for node in page.xpath(_HIDDEN) if node.get("id") not in unfolded]
-    articles = page.xpath("//article")
-    main = page.xpath("//*[@role='main']") + (articles if len(articles) == 1 else [])
-    for name, nodes in (("hgroup", page.xpath(_HEADER)), ("main", main), ("script", page.xpath(_DROPPED) + hidden)):
-        for node in nodes:
-            node.tag = name
+    articles, dropped = page.xpath("//article"), page.xpath(_DROPPED)
+    for node in page.xpath(_HEADER):
+        node.tag = "hgroup"
+    for node in articles if len(articles) == 1 else ():
+        node.tag = "main"
+    for node in page.xpath("//*[@role or @hidden or @style]"):
+        role, is_hidden = node.get("role"), _HIDDEN.search(node.get("style", "")) or "hidden" in node.attrib
+        stays = node.get("hidden") == "until-found" or role in _SHOWN_ROLES or node.get("id") in unfolded
+        if role in _DROPPED_ROLES or (is_hidden and not stays):
+            dropped.append(node)
+        elif role == "main":
+            node.tag = "main"
+    for node in dropped:
+        node.tag = "script"
 
 
 @cache

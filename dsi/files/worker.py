@@ -72,7 +72,7 @@ class Worker:
         return found
 
     def _take(self, number: int) -> list[Answer]:
-        """Return the answers of so many files, of fewer if the child ends."""
+        """Return the answers of some files, fewer if the child ends."""
         found, parts = list[Answer](), list[Part]()
         for line in self._running().stdout or ():
             if isinstance(answer := json.loads(line), list):

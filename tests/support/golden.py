@@ -97,7 +97,7 @@ def _write_encoder(folder: Path) -> Path:
     fast = PreTrainedTokenizerFast(
         tokenizer_object=tokenizer, pad_token="[PAD]", unk_token="[UNK]", model_max_length=48
     )
-    fast.save(str(folder / "base"))
+    fast.save_pretrained(str(folder / "base"))
     modules = [Transformer(str(folder / "base")), Pooling(_WIDTH, pooling_mode="mean"), Normalize()]
     SentenceTransformer(modules=modules).save_pretrained(str(folder / "whole"), create_model_card=False)
     return folder / "whole"

@@ -14,7 +14,7 @@ from dsi.docids.files.storage import no_index, recover_folder
 from dsi.search.request import SearchConfig
 from dsi.store.updating import CHANGING
 
-FORMAT_VERSION = 11
+FORMAT_VERSION = 12
 PARTS = ("encoder", "docids", "generator", "lexical", "memory")
 _TABLES = ("parts", "encoder", "search", "fingerprints", "versions", "files")
 _KINDS = {"generation": int, **dict.fromkeys(_TABLES, dict)}

@@ -1,9 +1,9 @@
 """`dsi results`: the table of the README, assembled from measured files, or measured again.
 
 Without --data nothing is trained: the table is made of the files in --results, as the repository has them. --data names a
-folder with squad2k and nq10k in BEIR layout; these and Minipedia, which ships, are then trained and measured in OUTPUT/NAME,
-where a killed command resumes, and take the place of the files. A collection that is missing or another one keeps its file,
-and is named. Minutes on two cores: Minipedia 2, SQuAD 25, NQ 50. Groups are means over files of `dsi benchmark-world`.
+folder with squad2k, nq10k and onet_titles in BEIR layout; these and Minipedia, which ships, are then trained and measured in
+OUTPUT/NAME, where a killed command resumes, and take the place of the files. A collection that is missing or another one keeps
+its file, and is named. Half an hour on two cores. Groups are means over files of `dsi benchmark-world`.
 """
 
 import argparse
@@ -56,6 +56,7 @@ COLUMNS = (
     Column("minipedia", "Minipedia", "evaluate/minipedia/example.json", "18d8a8a182e69277"),
     Column("squad2k", "SQuAD", "evaluate/squad2k/default.json", "a3ac5c484ff8632f"),
     Column("nq10k", "NQ passages", "evaluate/nq10k/default.json", "dca99f05cddd830b"),
+    Column("onet_titles", "job titles", "evaluate/onet_titles/default.json", "95b97960c43d60b7"),
 )
 _LANGUAGES = ("cmrc2018_zh", "iapp_thai", "xquad_mixed")
 GROUPS = (
@@ -73,10 +74,13 @@ GROUPS = (
 
 
 def rows() -> dict[str, str]:
-    """Return {row of an evaluation: the same system in a file of `dsi benchmark-world`}."""
-    from dsi.measuring.evaluation import BM25, DENSE, DENSE_BM25, EXACT, GENERATE, RRF
+    """Return {row of an evaluation: the same system in a file of `dsi benchmark-world`, "" if it is not there}."""
+    from dsi.measuring.evaluation import BM25, DENSE, DENSE_BM25, EXACT, GENERATE, RRF, UNTAUGHT
 
-    return {name: "RRF (k = 60)" if name == RRF else name for name in (BM25, DENSE, RRF, DENSE_BM25, GENERATE, EXACT)}
+    both = {name: name for name in (BM25, DENSE, DENSE_BM25, GENERATE, EXACT)}
+    order = (BM25, DENSE, RRF, DENSE_BM25, UNTAUGHT, GENERATE, EXACT)
+    others = both | {RRF: "RRF (k = 60)", UNTAUGHT: ""}
+    return {name: others[name] for name in order}
 
 
 def build_parser() -> argparse.ArgumentParser:
@@ -131,7 +135,7 @@ def readme_table(results: Path, again: Mapping[str, Path] | None = None) -> str:
         [
             f"**{name}**" if name == GENERATE else name,
             *(f"{evaluation['systems'][name]['Total'][MEASURE]:.1f}" for evaluation in measured),
-            *(f"{fmean(record['systems'][other][MEASURE] for record in group):.1f}" for group in world),
+            *(f"{fmean(record['systems'][other][MEASURE] for record in group):.1f}" if other else "–" for group in world),
         ]
         for name, other in rows().items()
     ]

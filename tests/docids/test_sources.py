@@ -938,7 +938,7 @@ def test_an_index_says_what_it_is(dated_run, capsys):
     info = json.loads(capsys.readouterr().out)
     assert (info["documents"], info["pieces"], info["generation"]) == (3, 3, 1)
     assert info["columns"] == ["doc_id", "title", "text", "day", "at", "tags"]
-    assert info["chosen"] == "the defaults of [search], which were chosen on other collections"
+    assert info["chosen"] == "the defaults of [search], the weight of words by how far the encoder's scores lie apart"
     assert set(info["megabytes"]) == {"encoder", "docids", "lexical", "memory"}
     assert info["generator"] is None
     assert not {"alpha", "beta", "ann_temperature"} & set(info["search"])

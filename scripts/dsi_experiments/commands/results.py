@@ -135,7 +135,10 @@ def readme_table(results: Path, again: Mapping[str, Path] | None = None) -> str:
         [
             f"**{name}**" if name == GENERATE else name,
             *(f"{evaluation['systems'][name]['Total'][MEASURE]:.1f}" for evaluation in measured),
-            *(f"{fmean(record['systems'][other][MEASURE] for record in group):.1f}" if other else "–" for group in world),
+            *(
+                f"{fmean(record['systems'][other][MEASURE] for record in group):.1f}" if other else "–"
+                for group in world
+            ),
         ]
         for name, other in rows().items()
     ]

@@ -117,6 +117,23 @@ def encoder(sentence_t5_folder: Path):
     return Encoder.load(EncoderConfig(name=str(sentence_t5_folder), **PROMPTS), device="cpu")
 
 
+@pytest.fixture(params=["t5", "bert"])
+def whole(request, sentence_t5_folder: Path, sentence_bert_folder: Path) -> Path:
+    """A folder with a sentence encoder of either kind."""
+    return {"t5": sentence_t5_folder, "bert": sentence_bert_folder}[request.param]
+
+
+@pytest.fixture(params=["float16", "bfloat16"])
+def half(request, whole: Path, tmp_path: Path):
+    """A folder with a sentence encoder in half precision, and that precision."""
+    import torch
+
+    from tests.support.half import save_encoder_in
+
+    dtype = getattr(torch, request.param)
+    return save_encoder_in(dtype, whole, tmp_path / "half"), dtype
+
+
 @pytest.fixture
 def beir(tmp_path: Path) -> Callable[..., Path]:
     """`write_collection` in a folder of the test."""

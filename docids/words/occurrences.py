@@ -42,7 +42,8 @@ def occurrences(text: str, language: str, wanted: Set[str]) -> list[Occurrence]:
     `language`: of the `Analyzer` that makes terms.
     """
     found, known = list[Occurrence](), _chunks(language)
-    chunks = [*{*text.split(), *LARGE_NUMBER.findall(text)}]
+    spaced = LARGE_NUMBER.findall(text) if any(map(str.isdigit, wanted)) else ()
+    chunks = [*{*text.split(), *spaced}]
     for chunk, is_other in zip(chunks, map(wanted.isdisjoint, map(known.__getitem__, chunks)), strict=True):
         if not is_other:
             own = list(_in_chunk(chunk, known.analyzer, wanted))

@@ -15,7 +15,7 @@ from datasets.table import InMemoryTable
 from dsi.contrastive.readable import LEAST_SHARE
 from dsi.contrastive.text_encoder import TextEncoder
 from dsi.docids.token_vectors import TokenCodes
-from dsi.docids.tree import DocidTree, document_scores
+from dsi.docids.tree import DocidTree
 from dsi.docids.types import Floats, Ints
 from dsi.docids.words.analyzer import Analyzer
 from dsi.docids.words.bm25 import BM25
@@ -33,16 +33,12 @@ _MOST_READ = 3_000
 """Documents in which they are sought, at most."""
 _FEWEST = 30
 """Sentences from which on they say something."""
-_MOST_DOCUMENTS = 50_000
-"""Documents among which a sentence's is looked for, beside those of the sentences."""
 _PIECES = 100
 """Pieces of a document from which a sentence may come, at most."""
 _WORDS = 3, 60
 """Terms of a sentence that is looked for."""
 _REST = 4
 """Terms that must be left of its document, at least."""
-_BLOCK = 32
-"""Sentences whose scores of all places are in memory at a time."""
 
 
 class Hole(NamedTuple):
@@ -64,14 +60,13 @@ class Hole(NamedTuple):
 
 
 class Questions(NamedTuple):
-    """Sentences that were taken out of documents, one each, and how these and other documents score for them.
+    """Sentences that were taken out of documents, one each, and how these score for them as they are without.
 
     Attributes:
         encoded: the sentences, as queries.
         rows: [pairs] of the documents that they were taken out of.
-        dense: [pairs, documents] by the encoder; documents are all, or a sample with those of the sentences in it.
-        words: [pairs, documents] by the lexical part, as shares.
-        own: [pairs] the column of each sentence's document, which is scored as it is without the sentence.
+        dense: [pairs] by the encoder.
+        words: [pairs] by the lexical part, as shares.
         tokens: codes of the tokens of the pieces that held the sentences, without them; None if the index has none.
     """
 
@@ -79,7 +74,6 @@ class Questions(NamedTuple):
     rows: Ints
     dense: Floats
     words: Floats
-    own: Ints
     tokens: TokenCodes | None
 
 
@@ -93,32 +87,24 @@ def ask(retriever: Retriever, documents: datasets.Dataset, seed: int = 0) -> Que
     if not isinstance(lexical, BM25):
         return None
     holes = list(find_holes(index.encoder, documents, lexical.analyzer, seed))
-    return _asked(retriever, lexical, holes, seed) if len(holes) >= _FEWEST else None
+    return _asked(retriever, lexical, holes) if len(holes) >= _FEWEST else None
 
 
-def _asked(retriever: Retriever, lexical: BM25, holes: Sequence[Hole], seed: int) -> Questions:
+def _asked(retriever: Retriever, lexical: BM25, holes: Sequence[Hole]) -> Questions:
     """Return the questions of documents that sentences were taken out of."""
-    index, pairs = retriever.snapshot, np.arange(len(holes))
+    index, first = retriever.snapshot, len(lexical.doc_ids)
     asked, rows = [hole.sentence for hole in holes], np.array([hole.row for hole in holes])
-    # 1) the documents: all, or a sample with those of the sentences in it
-    others = np.setdiff1d(np.arange(len(lexical.doc_ids)), rows)
-    others = np.random.default_rng(seed).permutation(others)[:_MOST_DOCUMENTS]
-    documents = np.sort(np.concatenate([rows, others]))
-    own = np.searchsorted(documents, rows)
-    # 2) dense
+    # 1) dense
     encoded = retriever.encode_queries(asked)
-    queries = encoded.embeddings  # [pairs, dim]
-    full_texts = [f"{hole.title} {hole.text}" for hole in holes]
     pieces, tokens = encoded_pieces(index.tree, index.encoder, [hole.piece for hole in holes])
-    blocks = np.array_split(queries, -(-len(queries) // _BLOCK))
-    dense = np.concatenate([document_scores(block, index.tree)[:, documents] for block in blocks])
-    dense[pairs, own] = [_dense_without(index.tree, *one) for one in zip(rows.tolist(), queries, pieces, strict=True)]
-    # 3) words
-    ids = [*lexical.doc_ids, *(f"hole {number}" for number in pairs)]
-    scores = lexical.update([], ids, full_texts).shares(asked)
-    words = scores[:, documents]
-    words[pairs, own] = scores[pairs, len(lexical.doc_ids) + pairs]
-    return Questions(encoded, rows, dense, words, own, tokens)
+    pairs = zip(rows.tolist(), encoded.embeddings, pieces, strict=True)
+    dense = np.array([_dense_without(index.tree, *one) for one in pairs], dtype=np.float32)
+    # 2) words
+    ids = [*lexical.doc_ids, *(f"hole {number}" for number in range(len(holes)))]
+    held = lexical.update([], ids, [f"{hole.title} {hole.text}" for hole in holes])
+    terms = enumerate(held.share_terms(asked), start=first)
+    words = np.array([held.scorer.contributions(own, np.array([row])).sum() for row, own in terms], dtype=np.float32)
+    return Questions(encoded, rows, dense, words, tokens)
 
 
 def best_scores(retriever: Retriever, questions: Questions) -> BestScores | None:
@@ -134,8 +120,7 @@ def best_scores(retriever: Retriever, questions: Questions) -> BestScores | None
     is_other = (tree.doc_rows[np.maximum(result.positions, 0)] != questions.rows[:, None]) & (result.positions >= 0)
     others = np.where(is_other, result.scores, -np.inf).max(axis=1)
     # 2) their own
-    pairs = np.arange(len(questions.own))
-    vectors = questions.dense[pairs, questions.own]  # [pairs]
+    pairs, vectors = np.arange(len(questions.rows)), questions.dense
     if tree.tokens is not None and questions.tokens is not None and config.token_weight:
         places = np.arange(len(pairs), dtype=np.int32)
         codes = replace(tree.tokens, parts=(questions.tokens,), order=places)
@@ -145,7 +130,7 @@ def best_scores(retriever: Retriever, questions: Questions) -> BestScores | None
     shares = np.ones(len(pairs), dtype=np.float32)
     for batch in questions.encoded.batches:
         shares[batch.rows] = 1 if batch.shares_read is None else read_weights(batch.shares_read)
-    own = shares * vectors + config.lexical_weight * questions.words[pairs, questions.own]
+    own = shares * vectors + config.lexical_weight * questions.words
     return BestScores.from_scores(np.maximum(own, others), request, len(retriever))
 
 

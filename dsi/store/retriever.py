@@ -401,7 +401,7 @@ class Retriever:
         is_last = self._held is not None and (self._held.folder, known) == (folder, state)
         last = self._held.snapshot if self._held and is_last else None
         is_configured = index.search_config != config
-        states = [state for state, _ in self._saved.values()]
+        states = [own for own, _ in self._saved.values()]
         writing.check_known(folder, states, (config, index.search_config) if is_configured else ())
         content = last.content if last else None
         if updating.changed_parts(index.content, content):

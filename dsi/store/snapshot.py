@@ -76,8 +76,10 @@ class Snapshot:
             raise ValueError(f"The encoder gives embeddings of {encoder.embedding_dim}, the docids need {dim}.")
         if tree.tokens is not None and encoder.state_dim != (dim := tree.tokens.head.shape[1]):
             raise ValueError(f"The encoder gives token states of {encoder.state_dim}, the token vectors need {dim}.")
-        engine: Engine = VectorEngine(tree, lexical, memory)
-        if generator is not None:
+        engine: Engine
+        if generator is None:
+            engine = VectorEngine(tree, lexical, memory)
+        else:
             engine = generator.engine(encoder, tree, lexical, memory, dtype)
         encoder, table = encoder.for_search(dtype), DocumentTable(documents)
         configs = search_config, configured or search_config

@@ -72,7 +72,7 @@ def test_only_sentences_that_the_encoder_reads_are_asked(caplog):
     told = "tells of old Paris. Its story ends with rivers and hills."
     english = dsi.Collection.from_records([{"id": str(n), "text": f"Chapter {n} {told}"} for n in range(36)])
     questions = ask(dsi.index(english), english.documents)
-    assert len(questions.own) == 36
+    assert len(questions.dense) == 36
     assert "cannot read" not in caplog.text
 
 

@@ -22,23 +22,11 @@ from tests.support.half import (
     RATE,
     TEXTS,
     moved,
-    save_encoder_in,
     save_t5_in,
     stored_types,
     weights_of,
 )
 from tests.support.small import PROMPTS, WIDTH, random_tree
-
-
-@pytest.fixture(params=["t5", "bert"])
-def whole(request, sentence_t5_folder, sentence_bert_folder):
-    return {"t5": sentence_t5_folder, "bert": sentence_bert_folder}[request.param]
-
-
-@pytest.fixture(params=HALVES, ids=str)
-def half(request, whole, tmp_path):
-    """A folder with a sentence encoder in half precision, and that precision."""
-    return save_encoder_in(request.param, whole, tmp_path / "half"), request.param
 
 
 def test_encoder_and_decoder_train_together_from_half_weights(half, tmp_path):

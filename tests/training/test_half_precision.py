@@ -10,23 +10,12 @@ from dsi.contrastive.blocks import DocumentTexts
 from dsi.contrastive.config import ContrastiveConfig, EncoderConfig
 from dsi.contrastive.encoder import Encoder
 from dsi.contrastive.training import contrastive_loss, contrastive_rows, train_encoder
-from tests.support.half import HALVES, QUERIES, RATE, TEXTS, moved, save_encoder_in, stored_types, weights_of
+from tests.support.half import QUERIES, RATE, TEXTS, moved, stored_types, weights_of
 from tests.support.small import PROMPTS, thin_out, write_collection
 
 DIGITS = {
     "generator": {"docid_tokens": "digits", "num_layers": 1}, "search": {"lexical_weight": 0.0, "token_weight": 0.0},
 }  # fmt: skip
-
-
-@pytest.fixture(params=["t5", "bert"])
-def whole(request, sentence_t5_folder, sentence_bert_folder):
-    return {"t5": sentence_t5_folder, "bert": sentence_bert_folder}[request.param]
-
-
-@pytest.fixture(params=HALVES, ids=str)
-def half(request, whole, tmp_path):
-    """A folder with a sentence encoder in half precision, and that precision."""
-    return save_encoder_in(request.param, whole, tmp_path / "half"), request.param
 
 
 def test_the_contrastive_stage_moves_half_weights_by_small_steps(half, tmp_path):

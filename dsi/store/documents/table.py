@@ -234,7 +234,8 @@ def hits_of(
     for row, (count, exact) in enumerate(zip(result.counts.tolist(), result.exact.tolist(), strict=True)):
         flat, search, at = slice(row * k, row * k + k), searches[row] if searches else None, positions[row, :count]
         found = [*map(Found, at.tolist(), texts[row], scores[row])]
-        shown = search.passages(found) if search and found else [(span, ()) for span in tree.spans_at(at)]
+        has_pieces = found and search and (tree.spans is not None or search.request.passages > 1)
+        shown = search.passages(found) if search and has_pieces else [(span, ()) for span in tree.spans_at(at)]
         columns = scores[row], doc_ids[row], titles[row], docids[flat], texts[row], metadata[flat]
         own = [
             Hit(rank, *values, *pieces).found_by(search)

@@ -12,6 +12,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from contextlib import nullcontext, suppress
 from pathlib import Path
 from typing import Any
@@ -42,7 +43,7 @@ def verify(folder: Path, *, again: bool = False, seconds: float = SECONDS) -> di
     `again`: judge it whole, though it was written here or has passed; `seconds`: that its trial may take, besides what its
     size adds.
     """
-    manifest, own = read_manifest(folder, None if again else known_sum), sha256(folder / "manifest.json")
+    manifest, own = read_manifest(folder, None if again else known_sums()), sha256(folder / "manifest.json")
     if again or not is_known(own):
         with _one_trial(own):
             if again or not is_known(own):  # others may have waited for the same trial
@@ -131,18 +132,22 @@ def remember(own: str) -> None:
     _add("verified", own)
 
 
-def known_sum(path: Path) -> str:
-    """Return the sha256 of a file; a large one is read for it once, as long as its place, size and times stay."""
-    found = path.stat()
-    changed = max(found.st_mtime_ns, found.st_ctime_ns)
-    if found.st_size < _LARGE or time.time_ns() - changed < _LATELY:
-        return sha256(path)
-    state = f"{found.st_dev}-{found.st_ino}-{found.st_size}-{found.st_mtime_ns}-{found.st_ctime_ns}:"
-    known = next((line.removeprefix(state) for line in _lines("sums") if line.startswith(state)), "")
-    if not known:
-        known = sha256(path)
-        _add("sums", state + known)
-    return known
+def known_sums() -> Callable[[Path], str]:
+    """Return what gives the sha256 of a file; a large one is read for it once, as long as its place, size and times stay."""
+    known = dict(line.split(":", 1) for line in _lines("sums") if ":" in line)
+
+    def sum_of(path: Path) -> str:
+        found = path.stat()
+        changed = max(found.st_mtime_ns, found.st_ctime_ns)
+        if found.st_size < _LARGE or time.time_ns() - changed < _LATELY:
+            return sha256(path)
+        state = f"{found.st_dev}-{found.st_ino}-{found.st_size}-{found.st_mtime_ns}-{found.st_ctime_ns}"
+        if state not in known:
+            known[state] = sha256(path)
+            _add("sums", f"{state}:{known[state]}")
+        return known[state]
+
+    return sum_of
 
 
 def _lines(name: str) -> list[str]:

@@ -14,7 +14,7 @@ from dsi.docids.files.storage import save_tensors, write_json
 from dsi.docids.types import Floats, Ints, Rows, Run
 from dsi.docids.words.analyzer import FOUND, Analyzer, check_language
 from dsi.docids.words.languages import find_language
-from dsi.docids.words.postings import Lists, Postings, are_lists, postings_arrays, read_postings
+from dsi.docids.words.postings import Postings, postings_arrays, read_postings
 from dsi.docids.words.term_scores import Damping, Terms, TermScorer, highest_positive
 
 K1, B = 0.9, 0.4
@@ -90,7 +90,7 @@ class BM25:
         self.doc_ids = doc_ids
         self.language = find_language(texts) if language == FOUND else language
         self.analyzer = Analyzer(self.language)
-        self._vocabulary, self._postings, self.lengths = counted or _counted(texts, self.analyzer)
+        self._vocabulary, self._postings, self.lengths = counted or _count(texts, self.analyzer, {})
         self.weigh(k1, b)
 
     def weigh(self, k1: float, b: float) -> None:
@@ -109,8 +109,8 @@ class BM25:
         """
         keep = np.ones(len(self.lengths), dtype=bool)
         keep[list(removed)] = False
-        counts, lengths = _count(texts, self._vocabulary, self.analyzer)
-        postings, vocabulary = self._postings.update(removed, counts), self._vocabulary
+        vocabulary, counts, lengths = _count(texts, self.analyzer, self._vocabulary)
+        postings = self._postings.select(keep).append(counts)
         if len(vocabulary) > _UNUSED * int(np.count_nonzero(postings.frequencies)):
             vocabulary, postings = _used_words(vocabulary, postings)
         counted = Counted(vocabulary, postings, np.concatenate([self.lengths[keep], lengths]))
@@ -135,7 +135,7 @@ class BM25:
 
     def _lift(self, number: int) -> float:
         """Return what multiplies the weight of a word that one document has, so that its length counts at most so much."""
-        (row, value), *_ = ((rows[0], values[0]) for rows, values in self._postings.read(number) if len(rows))
+        ((row,), (value,)) = self._postings.read(number)
         length, damping = self.lengths[row], self.scorer.damping
         most = np.minimum(length, _MOST_LENGTH * damping.mean)
         return float((value + damping.for_lengths(length)) / (value + damping.for_lengths(most)))
@@ -245,12 +245,12 @@ class BM25:
 
     def is_sound(self) -> bool:
         """True if the lists of words fit the vocabulary and the documents."""
-        words, lists = len(self._vocabulary), self._postings.merge()
+        words, postings = len(self._vocabulary), self._postings
         return bool(
             sorted(self._vocabulary.values()) == list(range(words))
-            and (len(lists), lists.width) == (words, len(self.lengths))
+            and (len(postings), postings.num_documents) == (words, len(self.lengths))
             and self.lengths.min(initial=0) >= 0
-            and are_lists(lists)
+            and postings.is_sound()
         )
 
 
@@ -259,24 +259,17 @@ def load_lexical(folder: Path, doc_ids: Sequence[str]) -> BM25 | None:
     return BM25.load(folder, doc_ids) if folder.exists() else None
 
 
-def _counted(texts: Sequence[str], analyzer: Analyzer) -> Counted:
-    vocabulary: dict[str, int] = {}
-    counts, lengths = _count(texts, vocabulary, analyzer)
-    return Counted(vocabulary, Postings.from_lists(counts), lengths)
-
-
 def _used_words(vocabulary: dict[str, int], postings: Postings) -> tuple[dict[str, int], Postings]:
     """Return a new vocabulary of the words that documents have, and the postings by its numbers."""
-    lists = postings.merge()
-    used = np.flatnonzero(np.diff(lists.starts))
+    used = np.flatnonzero(postings.frequencies)
     words = {number: word for word, number in vocabulary.copy().items()}
     chosen = {words[number]: place for place, number in enumerate(used.tolist())}
-    starts = np.append(lists.starts[used], lists.starts[-1])  # the others are empty
-    return chosen, Postings.from_lists(Lists(starts, lists.documents, lists.values, lists.width))
+    starts = np.append(postings.starts[used], postings.starts[-1])  # the others are empty
+    return chosen, Postings(starts, postings.documents, postings.values, postings.num_documents)
 
 
-def _count(texts: Sequence[str], vocabulary: dict[str, int], analyzer: Analyzer) -> tuple[Lists, Ints]:
-    """Return term counts, and the number of terms of each text; new words are added to the vocabulary.
+def _count(texts: Sequence[str], analyzer: Analyzer, vocabulary: dict[str, int]) -> Counted:
+    """Count the terms of texts; new words are added to the vocabulary.
 
     Letters that groups of letters hold are counted too, but not in the numbers of terms, which weigh all other words.
     """
@@ -294,5 +287,5 @@ def _count(texts: Sequence[str], vocabulary: dict[str, int], analyzer: Analyzer)
         keys.append(found)
         counts.append(np.ceil(times / parts[found % len(texts) - start]).astype(np.float32))
         lengths.append(-(-own // parts))
-    lists = Lists.from_keys(np.concatenate(keys), np.concatenate(counts), len(vocabulary), len(texts))
-    return lists, np.concatenate(lengths)
+    postings = Postings.from_keys(np.concatenate(keys), np.concatenate(counts), len(vocabulary), len(texts))
+    return Counted(vocabulary, postings, np.concatenate(lengths))

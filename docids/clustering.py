@@ -4,7 +4,6 @@ Knows nothing of texts or of models.
 """
 
 from dataclasses import replace
-from pathlib import Path
 
 import numpy as np
 
@@ -23,29 +22,23 @@ def build_tree(
     embeddings: Floats,
     config: DocidsConfig,
     *,
-    cluster_embeddings: Floats | None = None,
     seed: int = 0,
     progress: bool = False,
     processes: Processes = ALONE,
-    folder: Path | None = None,
 ) -> DocidTree:
     """Build the docid tree of documents, by a scheme that needs only their embeddings.
 
     Args:
         embeddings: [N, dim] document embeddings, in collection order.
         config: the settings.
-        cluster_embeddings: [N, any] vectors to cluster instead.
         seed: of k-means, or of what is drawn at random.
         progress: show a progress bar over documents.
         processes: share the clustering; each returns the same tree, whatever their number.
-        folder: of this tree alone, where the parts of a very large one are kept for a run that is killed and called again.
 
     Raises:
         ValueError: fewer documents than `branching`, values that are not finite, or a scheme that needs more.
     """
-    documents = SchemeInput(
-        embeddings, config, cluster_embeddings, seed=seed, processes=processes, folder=folder, progress=progress
-    )
+    documents = SchemeInput(embeddings, config, seed=seed, processes=processes, progress=progress)
     return assemble(make_docids(documents), embeddings)
 
 

@@ -442,13 +442,6 @@ def test_codewords_that_a_quantizer_cannot_use_are_refused(method, branching, me
         make_docids(SchemeInput(embeddings_of(40), DocidsConfig(method=method, branching=branching)))
 
 
-def test_embeddings_to_cluster_on_are_refused_where_nothing_is_clustered():
-    points = embeddings_of(10)
-    for method in ("title", "random", "docids.tsv"):
-        with pytest.raises(ValueError, match=f'The docid method "{method}" clusters nothing; leave out the embeddings'):
-            make_docids(SchemeInput(points, DocidsConfig(method=method), points[:, :3]))
-
-
 @pytest.mark.parametrize("method", ["kmeans", "random", "balanced"])
 def test_one_document_is_a_tree(method):
     assert build_tree(embeddings_of(1), DocidsConfig(method=method)).num_places == 1
@@ -466,7 +459,7 @@ def test_one_document_has_a_docid_of_its_title_or_a_file(method, tmp_path):
     assert tree.num_places == 1
 
 
-# Embeddings to cluster on, in a file
+# Embeddings in a file
 
 
 def test_embeddings_of_any_number_type_are_read_from_a_file(tmp_path):
@@ -485,8 +478,8 @@ def test_large_embeddings_stay_in_their_file(tmp_path, kind):
     read = read_embeddings(tmp_path / "points.npy")
     assert isinstance(read, np.memmap)
     assert read.dtype == kind
-    config, own = DocidsConfig(branching=4), embeddings_of(50)
-    paths = [make_docids(SchemeInput(own, config, given)).paths for given in (read, points.astype(np.float32))]
+    config = DocidsConfig(branching=4)
+    paths = [make_docids(SchemeInput(given, config)).paths for given in (read, points.astype(np.float32))]
     np.testing.assert_array_equal(*paths)
 
 
@@ -547,7 +540,7 @@ def test_a_scheme_of_another_package_is_found_by_its_entry_point(foreign):
     assert scheme_names() == ["kmeans", *names]
     given = SchemeInput(embeddings_of(40), DocidsConfig(method="signs", branching=2))
     tree = assemble(make_docids(given), given.embeddings)
-    signs = [tuple(row) for row in (given.points[:, :3] > 0).tolist()]
+    signs = [tuple(row) for row in (given.embeddings[:, :3] > 0).tolist()]
     paths = [tree.digits(int(tree.positions[row]))[:3] for row in range(40)]
     for depth in (1, 2, 3):  # documents share a node if their signs begin alike
         assert len({(sign[:depth], path[:depth]) for sign, path in zip(signs, paths, strict=True)}) == len(

@@ -77,14 +77,10 @@ def assemble(
 
 
 def _clusters(paths: Ints) -> tuple[Ints, list[Ints]]:
-    """Find the clusters of documents with paths [N, longest], all different.
+    """Return the path [N] of each docid position, and the clusters of each level, root first, of different paths [N, longest].
 
-    A cluster whose paths differ in the next number and end with it is a leaf cluster. Others are split by the next number; a
-    path that ends there goes first.
-
-    Returns:
-        order: [N] path of each docid position.
-        levels: root first, [clusters, 2] each, ascending: first docid position of a cluster and one past its last.
+    A cluster [first docid position, one past its last] whose paths differ in the next number and end with it is a leaf cluster.
+    Others are split by the next number; a path that ends there goes first.
     """
     order = np.lexsort(paths.T[::-1]).astype(np.int32)
     ordered = _take(paths, order, paths.dtype.type)
@@ -122,14 +118,7 @@ def _are_within(start: Ints, end: Ints, count: int) -> Bools:
 
 
 def _means_below(embeddings: Floats, doc_start: Ints, doc_end: Ints) -> Floats:
-    """Return the mean embedding of the documents below each node, computed a block of documents at a time.
-
-    `embeddings`: [N, dim] by docid position; `doc_start`: [I] first docid position below each node; `doc_end`: [I] one
-    past the last.
-
-    Returns:
-        [I, dim], in a scratch file.
-    """
+    """Return the mean [I, dim] of the embeddings [N, dim] below each node, in a scratch file."""
     means = scratch_array((len(doc_start), embeddings.shape[1]), np.float32)
     sizes = (doc_end - doc_start)[:, None]
     within = doc_start // BLOCK == (doc_end - 1) // BLOCK

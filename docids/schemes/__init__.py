@@ -167,7 +167,8 @@ class Docids:
         if self.rows is not None:
             _check_rows(self.rows, len(self.paths))
         longest = int(path_lengths(self.paths).max())
-        _check_length(longest)
+        if longest >= MOST_LEVELS:  # documents with equal paths get one more
+            raise ValueError(f"A path of a docid scheme must have fewer than {MOST_LEVELS} numbers, got {longest}.")
         paths, collisions = _separate(self.paths[:, :longest].astype(_smallest(self.paths), copy=False))
         object.__setattr__(self, "paths", paths)
         object.__setattr__(self, "collisions", collisions)
@@ -205,9 +206,7 @@ def pad_paths(paths: Sequence[Sequence[int]]) -> Ints:
             raise ValueError(
                 f"A path of a docid scheme must be integers from 0 to {_LARGEST}; document {document} has {shown(values)}."
             ) from None
-    longest = max(map(len, numbers), default=0)
-    _check_length(longest)
-    rows = np.full((len(numbers), longest), -1, dtype=np.int64)
+    rows = np.full((len(numbers), max(map(len, numbers), default=0)), -1, dtype=np.int64)
     for row, own in zip(rows, numbers, strict=True):
         row[: len(own)] = own
     return rows  # type: ignore[return-value]
@@ -222,11 +221,6 @@ def _blocks(rows: Numbers) -> Iterator[Numbers]:
     return (rows[start : start + BLOCK] for start in range(0, len(rows), BLOCK))
 
 
-def _check_length(longest: int) -> None:
-    if longest >= MOST_LEVELS:  # documents with equal paths get one more
-        raise ValueError(f"A path of a docid scheme must have fewer than {MOST_LEVELS} numbers, got {longest}.")
-
-
 Scheme = Callable[[SchemeInput], Docids]
 """A docid scheme: any function from documents to docids that returns the same on every process."""
 
@@ -234,14 +228,7 @@ Scheme = Callable[[SchemeInput], Docids]
 def make_docids(documents: SchemeInput) -> Docids:
     """Make docids by the scheme that the config names."""
     method, expected, scheme = documents.config.method, len(documents.embeddings), find_scheme(documents.config.scheme)
-    try:
-        docids = scheme(documents)
-    except (ValueError, MemoryError):
-        raise
-    except Exception as error:  # whatever another package raises
-        if documents.config.scheme in SCHEMES:
-            raise
-        raise ValueError(f"The docid scheme {method!r} failed: {type(error).__name__}: {error}.") from error
+    docids = scheme(documents)
     counted = isinstance(docids, Docids) and (
         len(docids.paths) if docids.rows is None or documents.rows is not None else int(docids.rows[-1]) + 1
     )

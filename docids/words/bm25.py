@@ -100,12 +100,9 @@ class BM25:
         self.scorer = TermScorer(self._postings, damping, self.lengths)
 
     def update(self, removed: Collection[int], doc_ids: Sequence[str], texts: Sequence[str]) -> "BM25":
-        """Return BM25 without some documents and with new ones at the end, as if built from the resulting texts.
+        """Return BM25 without the documents in some rows and with those of new texts at the end, as if built from the result.
 
-        Args:
-            removed: rows of the document table.
-            doc_ids: keys of all documents afterwards.
-            texts: of the new documents.
+        `doc_ids`: of all documents afterwards.
         """
         keep = np.ones(len(self.lengths), dtype=bool)
         keep[list(removed)] = False
@@ -231,12 +228,7 @@ class BM25:
 
     @classmethod
     def load(cls, folder: Path, doc_ids: Sequence[str]) -> "BM25":
-        """Return what `save` wrote, memory-mapped; the folder may be replaced or deleted afterwards.
-
-        Raises:
-            FileNotFoundError: a file is missing.
-            ValueError: it covers another number of documents, or a file was altered.
-        """
+        """Return what `save` wrote, memory-mapped; the folder may be replaced or deleted afterwards."""
         settings = json.loads((folder / _SETTINGS).read_text())
         vocabulary = json.loads((folder / _VOCABULARY).read_text(encoding="utf-8"))
         postings, lengths = read_postings(folder / _TERMS, len(doc_ids))

@@ -28,10 +28,6 @@ class DocumentCut(NamedTuple):
     title_end: int  # characters of the title before each piece
     is_whole: bool = True  # whether title and text are read to their ends
 
-    def lacks_words(self, text: str) -> bool:
-        """True if words of the text follow the last piece."""
-        return has_words(text[self.spans[-1][1] :])
-
 
 class Lengths(NamedTuple):
     """Tokens of a text that is read whole, and of a piece; and the pieces of a document, at most."""
@@ -73,7 +69,7 @@ def cut_documents(
 
     def cut(title: str, text: str, of_title: Offsets, of_text: Offsets) -> DocumentCut:
         found = cut_document(title, text, of_title, of_text, lengths.at_once, limit)
-        if lengths.pieces <= AT_ONCE or (lengths.reads_at_once(text) and not found.lacks_words(text)):
+        if lengths.pieces <= AT_ONCE or (lengths.reads_at_once(text) and not has_words(text[found.spans[-1][1] :])):
             return found
         return cut_stretches(title, text, of_title, lambda part: offsets([part], most)[0], lengths, limit)
 

@@ -20,7 +20,7 @@ from dsi.docids.files.reading import read_tensors
 from dsi.docids.files.storage import save_tensors
 from dsi.docids.token_vectors import TokenVectors
 from dsi.docids.types import Floats, Ints, Numbers
-from dsi.docids.vectors import BLOCK, LARGE, Vectors, VectorsConfig, read_codec
+from dsi.docids.vectors import BLOCK, LARGE, Product, Vectors, VectorsConfig, read_codec
 
 MOST_PLACES = 2**16
 """Docids of one document, at most."""
@@ -319,7 +319,7 @@ class DocidTree:
             and self._has_all_rows()
             and self.most_places <= MOST_PLACES
             and all(array.is_sound() and array.shape[1] == self.embeddings.shape[1] > 0 for array in vectors)
-            and [array.are_search_codes for array in vectors] == [False, False, True][: len(vectors)]
+            and [isinstance(array.codec, Product) for array in vectors] == [False, False, True][: len(vectors)]
             and self._is_tree()
             and (self.tokens is None or self.tokens.is_sound())
         )

@@ -116,18 +116,13 @@ class Product:
         return int(self.codebooks.shape[0] * self.codebooks.shape[2])
 
     @property
-    def bits(self) -> int:
-        """Of a part's code."""
-        return _BITS
-
-    @property
     def code_size(self) -> int:
         """Bytes of a vector's codes; -1 if the number of codewords is not that of `fit`."""
         return -(-_BITS * len(self.codebooks) // 8) if self.codebooks.shape[1] == _CODEWORDS else -1
 
     def quantizer(self) -> Any:
         """Return the quantizer as faiss's."""
-        quantizer: Any = faiss.ProductQuantizer(self.dim, len(self.codebooks), self.bits)
+        quantizer: Any = faiss.ProductQuantizer(self.dim, len(self.codebooks), _BITS)
         faiss.copy_array_to_vector(self.codebooks.ravel(), quantizer.centroids)
         return quantizer
 
@@ -306,11 +301,6 @@ class Vectors:
         if not is_finite(parameters) or np.abs(parameters).max(initial=0) > _HEAVIEST:
             return False
         return self.dtype == types[type(self.codec)] and self.parts[0].shape[1] == width
-
-    @property
-    def are_search_codes(self) -> bool:
-        """True if these are codes as `search_codes` makes them."""
-        return isinstance(self.codec, Product)
 
 
 def read_codec(arrays: Mapping[str, Numbers], name: str) -> Scaled | Product | None:

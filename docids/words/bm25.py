@@ -187,10 +187,6 @@ class BM25:
                 words.append((token.lower() if len(terms) == 1 else term, term, number if is_known else -1))
         return words
 
-    def stem(self, word: str) -> str:
-        """Return the term of a word in lower case."""
-        return next(iter(self.analyzer.terms(word)), word)
-
     def scores(self, queries: Sequence[str]) -> Floats:
         """Return [queries, documents] the scores of all documents."""
         return self._scores(self.query_terms(queries))

@@ -151,29 +151,17 @@ def mean(values: Mapping[str, float], query_ids: Iterable[str] | None = None) ->
 
 
 def hit(ranked: Sequence[str], judged: Mapping[str, float]) -> float:
-    """Return 1 if a relevant document is among the ranked, else 0 (also called Success, or top-k accuracy).
-
-    >>> hit(["a", "b"], {"b": 1})
-    1.0
-    """
+    """Return 1 if a relevant document is among the ranked, else 0 (also called Success, or top-k accuracy)."""
     return float(any(judged.get(doc_id, 0) > 0 for doc_id in ranked))
 
 
 def reciprocal_rank(ranked: Sequence[str], judged: Mapping[str, float]) -> float:
-    """Return 1 / rank of the first relevant document, 0 without one.
-
-    >>> reciprocal_rank(["a", "b"], {"b": 1})
-    0.5
-    """
+    """Return 1 / rank of the first relevant document, 0 without one."""
     return next((1.0 / rank for rank, doc_id in enumerate(ranked, start=1) if judged.get(doc_id, 0) > 0), 0.0)
 
 
 def recall(ranked: Sequence[str], judged: Mapping[str, float]) -> float:
-    """Return the share of the relevant documents that are among the ranked; 0 if nothing is relevant.
-
-    >>> recall(["a", "b"], {"b": 1, "c": 2})
-    0.5
-    """
+    """Return the share of the relevant documents that are among the ranked; 0 if nothing is relevant."""
     relevant = {doc_id for doc_id, relevance in judged.items() if relevance > 0}
     return len(relevant.intersection(ranked)) / len(relevant) if relevant else 0.0
 
@@ -202,20 +190,12 @@ def ndcg(ranked: Sequence[str], judged: Mapping[str, float], k: int | None = Non
 
 
 def precision(ranked: Sequence[str], judged: Mapping[str, float], k: int) -> float:
-    """Return the share of k results that are relevant (Zhuo et al. 2020, eq. 5); missing results count as irrelevant.
-
-    >>> precision(["a", "b"], {"b": 1}, 4)
-    0.25
-    """
+    """Return the share of k results that are relevant (Zhuo et al. 2020, eq. 5); missing results count as irrelevant."""
     return sum(judged.get(doc_id, 0) > 0 for doc_id in ranked) / k
 
 
 def f_measure(ranked: Sequence[str], judged: Mapping[str, float], k: int) -> float:
-    """Return the harmonic mean of precision and recall (Zhuo et al. 2020, eq. 7); 0 if both are 0.
-
-    >>> f_measure(["a", "b"], {"b": 1}, 2)
-    0.6666666666666666
-    """
+    """Return the harmonic mean of precision and recall (Zhuo et al. 2020, eq. 7); 0 if both are 0."""
     p, r = precision(ranked, judged, k), recall(ranked, judged)
     return 2 * p * r / (p + r) if p + r > 0 else 0.0
 

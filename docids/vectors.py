@@ -116,13 +116,18 @@ class Product:
         return int(self.codebooks.shape[0] * self.codebooks.shape[2])
 
     @property
+    def bits(self) -> int:
+        """Of a part's code."""
+        return _BITS
+
+    @property
     def code_size(self) -> int:
         """Bytes of a vector's codes; -1 if the number of codewords is not that of `fit`."""
         return -(-_BITS * len(self.codebooks) // 8) if self.codebooks.shape[1] == _CODEWORDS else -1
 
     def quantizer(self) -> Any:
         """Return the quantizer as faiss's."""
-        quantizer: Any = faiss.ProductQuantizer(self.dim, len(self.codebooks), _BITS)
+        quantizer: Any = faiss.ProductQuantizer(self.dim, len(self.codebooks), self.bits)
         faiss.copy_array_to_vector(self.codebooks.ravel(), quantizer.centroids)
         return quantizer
 

@@ -91,8 +91,15 @@ def cut_document(
         end = of_text[length - 1][1] if len(of_text) > length else len(text)
         return DocumentCut(((0, end),), len(title), is_whole=False)
     of_title = of_title[: limit // 4]
+    title_end = len(title) if not of_title or not has_words(title[of_title[-1][1] :]) else of_title[-1][1]
     longest = max(1, min(length, limit - len(of_title) - _MARGIN))
-    return _cut_text(title, of_title, text, of_text, (lengths.piece, longest), lengths.pieces)
+    length = min(lengths.piece, longest)
+    spans = piece_spans(text, of_text, length, lengths.pieces)
+    while has_words(text[spans[-1][1] :]) and length < longest:  # as short as the number of pieces allows
+        length = min(longest, length + max(1, length // 4))
+        spans = piece_spans(text, of_text, length, lengths.pieces)
+    is_whole = title_end == len(title) and not has_words(text[spans[-1][1] :])
+    return DocumentCut(tuple(spans), title_end, is_whole)
 
 
 def cut_stretches(
@@ -132,29 +139,6 @@ def _stretch_end(text: str, start: int) -> int:
 def piece_text(title: str, text: str, span: tuple[int, int], title_end: int) -> str:
     """Return a piece of a text after the first `title_end` characters of its title, as the encoder reads it."""
     return f"{title[:title_end]} {text[span[0] : span[1]]}".strip()
-
-
-def _cut_text(
-    title: str,
-    of_title: Sequence[tuple[int, int]],
-    text: str,
-    offsets: Sequence[tuple[int, int]],
-    lengths: tuple[int, int],
-    pieces: int,
-) -> DocumentCut:
-    """Return the pieces of a long text, as short as their number allows.
-
-    `of_title`: first and last character of the tokens that each piece reads of it; `lengths`: tokens of the text in a
-    piece, wished and at most.
-    """
-    title_end = len(title) if not of_title or not has_words(title[of_title[-1][1] :]) else of_title[-1][1]
-    length, longest = min(lengths), lengths[1]
-    spans = piece_spans(text, offsets, length, pieces)
-    while has_words(text[spans[-1][1] :]) and length < longest:
-        length = min(longest, length + max(1, length // 4))
-        spans = piece_spans(text, offsets, length, pieces)
-    is_whole = title_end == len(title) and not has_words(text[spans[-1][1] :])
-    return DocumentCut(tuple(spans), title_end, is_whole)
 
 
 def piece_spans(text: str, offsets: Sequence[tuple[int, int]], length: int, pieces: int) -> list[tuple[int, int]]:

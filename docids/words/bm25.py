@@ -203,14 +203,12 @@ class BM25:
 
     def run(self, queries: Mapping[str, str], k: int) -> Run:
         """Return the top k documents of each query, best first (equals in document order), without those that score 0."""
-        doc_ids, run, query_ids = self.doc_ids[:], Run(), list(queries)
-        for start in range(0, len(query_ids), _BLOCK):
-            block = query_ids[start : start + _BLOCK]
-            for query_id, terms in zip(block, self.query_terms([queries[q] for q in block]), strict=True):
-                scores = self.scorer.scores(terms)
-                rows, _ = highest_positive(scores, k)
-                rows = rows[np.lexsort((rows, -scores[rows]))]
-                run[query_id] = {doc_ids[row]: float(scores[row]) for row in rows}
+        doc_ids, run = self.doc_ids[:], Run()
+        for query_id, query in queries.items():
+            (scores,) = self.scores([query])
+            rows, _ = highest_positive(scores, k)
+            rows = rows[np.lexsort((rows, -scores[rows]))]
+            run[query_id] = {doc_ids[row]: float(scores[row]) for row in rows}
         return run
 
     def save(self, folder: Path) -> None:

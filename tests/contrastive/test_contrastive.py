@@ -401,21 +401,6 @@ def test_texts_of_documents_are_made_by_the_slice(encoder, monkeypatch, pieces):
     assert list(MadeTexts(queries, encoder.query_texts)) == encoder.query_texts(queries)
 
 
-@pytest.mark.parametrize(
-    ("kind", "settings", "message"),
-    [
-        (ContrastiveConfig, {"loss": "triplet"}, "contrastive.loss must be one of scl, dpr, none, got 'triplet'"),
-        (ContrastiveConfig, {"temperature": 0.0}, "contrastive.temperature must be between 1e-6 and 1e6, got 0.0"),
-        (ContrastiveConfig, {"batch_size": 3}, "contrastive.batch_size must be at least 4, got 3"),
-        (EncoderConfig, {"pooling": "cls"}, "encoder.pooling must be one of model, mean, got 'cls'"),
-        (EncoderConfig, {"query_length": 0}, "encoder.query_length must be between 1 and 8192, got 0"),
-    ],
-)
-def test_settings_out_of_range_are_named(kind, settings, message):
-    with pytest.raises(ValueError, match=message):
-        kind(**settings)
-
-
 def test_embeddings_by_blocks_are_the_embeddings_and_what_is_there_is_kept(encoder, tmp_path, monkeypatch):
     monkeypatch.setattr(blocks, "BLOCK", 4)
     documents = datasets.Dataset.from_dict(

@@ -263,12 +263,6 @@ def test_an_array_that_holds_no_paths_is_refused(bad):
         Docids(bad)
 
 
-@pytest.mark.parametrize("rows", [[0, 1, 1], np.array([0.0, 1.0, 1.0]), np.array([[0], [1], [1]]), np.array([0, 2, 2])])
-def test_rows_that_are_not_those_of_the_paths_are_refused(rows):
-    with pytest.raises(ValueError, match="The rows of a docid scheme must say"):
-        Docids(np.array([[0], [1], [2]]), rows)
-
-
 # Balanced and random clusters
 
 

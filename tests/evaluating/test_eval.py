@@ -45,10 +45,6 @@ def test_golden_values_on_five_documents():
     assert mean(values["Hit@2"], ["q1", "q3"]) == 0.5
 
 
-def test_ties_rank_by_doc_id():
-    assert ranking({"b": 1.0, "a": 1.0, "c": 2.0}) == ["c", "a", "b"]
-
-
 SAME = {
     "Hit@1": "Success@1", "Hit@5": "Success@5", "Hit@10": "Success@10", "RR@10": "RR@10", "nDCG@10": "nDCG@10",
     "Recall@100": "R@100", "Recall@5": "R@5", "P@10": "P@10", "F@20": "SetF", "AP": "AP", "AP@7": "AP@7", "nDCG": "nDCG",

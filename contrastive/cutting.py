@@ -28,10 +28,6 @@ class DocumentCut(NamedTuple):
     title_end: int  # characters of the title before each piece
     is_whole: bool = True  # whether title and text are read to their ends
 
-    def lacks_words(self, text: str) -> bool:
-        """True if words of the text follow the last piece."""
-        return has_words(text[self.spans[-1][1] :])
-
 
 class Lengths(NamedTuple):
     """Tokens of a text that is read whole, and of a piece; and the pieces of a document, at most."""
@@ -73,7 +69,7 @@ def cut_documents(
 
     def cut(title: str, text: str, of_title: Offsets, of_text: Offsets) -> DocumentCut:
         found = cut_document(title, text, of_title, of_text, lengths.at_once, limit)
-        if lengths.pieces <= AT_ONCE or (lengths.reads_at_once(text) and not found.lacks_words(text)):
+        if lengths.pieces <= AT_ONCE or (lengths.reads_at_once(text) and not has_words(text[found.spans[-1][1] :])):
             return found
         return cut_stretches(title, text, of_title, lambda part: offsets([part], most)[0], lengths, limit)
 
@@ -95,8 +91,15 @@ def cut_document(
         end = of_text[length - 1][1] if len(of_text) > length else len(text)
         return DocumentCut(((0, end),), len(title), is_whole=False)
     of_title = of_title[: limit // 4]
+    title_end = len(title) if not of_title or not has_words(title[of_title[-1][1] :]) else of_title[-1][1]
     longest = max(1, min(length, limit - len(of_title) - _MARGIN))
-    return _cut_text(title, of_title, text, of_text, (lengths.piece, longest), lengths.pieces)
+    length = min(lengths.piece, longest)
+    spans = piece_spans(text, of_text, length, lengths.pieces)
+    while has_words(text[spans[-1][1] :]) and length < longest:  # as short as the number of pieces allows
+        length = min(longest, length + max(1, length // 4))
+        spans = piece_spans(text, of_text, length, lengths.pieces)
+    is_whole = title_end == len(title) and not has_words(text[spans[-1][1] :])
+    return DocumentCut(tuple(spans), title_end, is_whole)
 
 
 def cut_stretches(
@@ -136,29 +139,6 @@ def _stretch_end(text: str, start: int) -> int:
 def piece_text(title: str, text: str, span: tuple[int, int], title_end: int) -> str:
     """Return a piece of a text after the first `title_end` characters of its title, as the encoder reads it."""
     return f"{title[:title_end]} {text[span[0] : span[1]]}".strip()
-
-
-def _cut_text(
-    title: str,
-    of_title: Sequence[tuple[int, int]],
-    text: str,
-    offsets: Sequence[tuple[int, int]],
-    lengths: tuple[int, int],
-    pieces: int,
-) -> DocumentCut:
-    """Return the pieces of a long text, as short as their number allows.
-
-    `of_title`: first and last character of the tokens that each piece reads of it; `lengths`: tokens of the text in a
-    piece, wished and at most.
-    """
-    title_end = len(title) if not of_title or not has_words(title[of_title[-1][1] :]) else of_title[-1][1]
-    length, longest = min(lengths), lengths[1]
-    spans = piece_spans(text, offsets, length, pieces)
-    while has_words(text[spans[-1][1] :]) and length < longest:
-        length = min(longest, length + max(1, length // 4))
-        spans = piece_spans(text, offsets, length, pieces)
-    is_whole = title_end == len(title) and not has_words(text[spans[-1][1] :])
-    return DocumentCut(tuple(spans), title_end, is_whole)
 
 
 def piece_spans(text: str, offsets: Sequence[tuple[int, int]], length: int, pieces: int) -> list[tuple[int, int]]:

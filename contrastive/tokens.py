@@ -3,7 +3,7 @@
 Knows nothing of docid trees or of search.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import islice
 
@@ -28,11 +28,9 @@ class TokenHead:
 
     @classmethod
     def fit(cls, encoder: TextEncoder, texts: Sequence[str], config: TokensConfig) -> "TokenHead":
-        """Return the principal directions of the token states of some documents, rotated at random.
+        """Return the principal directions of the token states of a sample of the documents' texts, rotated at random.
 
         The rotation changes no score, and makes all dimensions equally important to the quantiser.
-
-        `texts`: of all documents, made by `document_texts`; a sample is read.
         """
         rows = np.unique(np.linspace(0, len(texts) - 1, min(SAMPLE, len(texts))).astype(int))
         moments = np.zeros((encoder.state_dim, encoder.state_dim), dtype=np.float64)
@@ -41,7 +39,8 @@ class TokenHead:
             moments += states.T @ states
         dim = min(config.dim, encoder.state_dim // 8 * 8)
         directions = np.linalg.eigh(moments)[1][:, ::-1][:, :dim]  # [state_dim, dim]
-        return cls((_rotation(dim) @ directions.T).astype(np.float32), config.bits)
+        rotation = np.linalg.qr(np.random.default_rng(0).standard_normal((dim, dim)))[0]  # always the same
+        return cls((rotation @ directions.T).astype(np.float32), config.bits)
 
     def encode(
         self, encoder: TextEncoder, texts: Sequence[str], *, progress: bool = False
@@ -50,23 +49,10 @@ class TokenHead:
         embeddings = np.empty((len(texts), encoder.embedding_dim), dtype=np.float32)
         codes = [encode_states(self.matrix, self.bits, [])]
         order: list[int] = []
-        for rows, states, embedded in _batches(encoder, texts, "embeddings and tokens" if progress else ""):
-            embeddings[rows] = embedded
+        encoded = encoder.token_states(texts, "document", progress="embeddings and tokens" if progress else "")
+        while batch := list(islice(encoded, _BATCH)):
+            rows, states, embedded = zip(*batch, strict=True)
+            embeddings[list(rows)] = np.stack(embedded)
             codes.append(encode_states(self.matrix, self.bits, states))
             order += rows
         return embeddings, TokenCodes.join(codes).gather(np.argsort(order))
-
-
-def _rotation(dim: int) -> NDArray[np.float64]:
-    """Return a random rotation [dim, dim], always the same."""
-    return np.linalg.qr(np.random.default_rng(0).standard_normal((dim, dim)))[0]
-
-
-def _batches(
-    encoder: TextEncoder, texts: Sequence[str], progress: str
-) -> Iterator[tuple[list[int], list[NDArray[np.float32]], NDArray[np.float32]]]:
-    """Yield rows, token states and embeddings of some documents at a time."""
-    encoded = encoder.token_states(texts, "document", progress=progress)
-    while batch := list(islice(encoded, _BATCH)):
-        rows, states, embedded = zip(*batch, strict=True)
-        yield list(rows), list(states), np.stack(embedded)

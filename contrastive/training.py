@@ -46,11 +46,10 @@ def hard_negatives(
     `own`: {query: the documents that it is itself}, which are neither relevant nor negatives; `given`: {query:
     negatives that somebody judged, or mined}.
     """
-    relevant: dict[str, set[int]] = {text: set(rows) for text, rows in (own or {}).items()}
-    for row, texts in queries.items():
-        for text in texts:
-            relevant.setdefault(text, set()).add(row)
-    names = list(dict.fromkeys(text for texts in queries.values() for text in texts))
+    relevant = _relevant(queries)
+    names = list(relevant)
+    for text, rows in (own or {}).items():
+        relevant.setdefault(text, set()).update(rows)
     rng, found = random.Random(seed), dict[str, list[int]]()
     for start in range(0, len(names) if count else 0, _BLOCK):
         block = names[start : start + _BLOCK]
@@ -72,16 +71,21 @@ def drawn_documents(
 
     `queries`: {document row: its queries}; `count`: of each query; fewer only if there are fewer other documents.
     """
-    relevant = dict[str, set[int]]()
-    for row in sorted(queries):
-        for text in queries[row]:
-            relevant.setdefault(text, set()).add(row)
     order = random.Random(seed).sample(range(documents), documents)
     turn, found = cycle(order), dict[str, list[int]]()
-    for text, own in relevant.items():
+    for text, own in _relevant({row: queries[row] for row in sorted(queries)}).items():
         others = (row for row in turn if row not in own)
         found[text] = list(islice(others, min(count, documents - len(own))))
     return found
+
+
+def _relevant(queries: Mapping[int, Sequence[str]]) -> dict[str, set[int]]:
+    """Return {query: rows of its documents}."""
+    relevant = dict[str, set[int]]()
+    for row, texts in queries.items():
+        for text in texts:
+            relevant.setdefault(text, set()).add(row)
+    return relevant
 
 
 def contrastive_rows(
@@ -90,11 +94,8 @@ def contrastive_rows(
     """Return one row per (document, query) pair.
 
     `queries`: {document row: its train queries}; `negatives`: {query: rows of other documents}, of which each gets as
-    many as the one with the fewest; none by default.
-
-    Returns:
-        A table with the columns view_0 (the document), view_1 (the query), view_2, … (negatives), and label: the documents of
-        these texts, a row number for each, and at last the number of the query.
+    many as the one with the fewest; none by default. Columns are view_0 (the document), view_1 (the query), view_2, …
+    (negatives), and label: the documents of these texts, a row number for each, and at last the number of the query.
     """
     text_of = cache(documents.__getitem__)
     labels, texts, numbers, first = [], [], dict[str, int](), dict[str, int]()

@@ -4,7 +4,6 @@ Knows nothing of texts or of models.
 """
 
 from dataclasses import replace
-from pathlib import Path
 
 import numpy as np
 
@@ -23,29 +22,23 @@ def build_tree(
     embeddings: Floats,
     config: DocidsConfig,
     *,
-    cluster_embeddings: Floats | None = None,
     seed: int = 0,
     progress: bool = False,
     processes: Processes = ALONE,
-    folder: Path | None = None,
 ) -> DocidTree:
     """Build the docid tree of documents, by a scheme that needs only their embeddings.
 
     Args:
         embeddings: [N, dim] document embeddings, in collection order.
         config: the settings.
-        cluster_embeddings: [N, any] vectors to cluster instead.
         seed: of k-means, or of what is drawn at random.
         progress: show a progress bar over documents.
         processes: share the clustering; each returns the same tree, whatever their number.
-        folder: of this tree alone, where the parts of a very large one are kept for a run that is killed and called again.
 
     Raises:
         ValueError: fewer documents than `branching`, values that are not finite, or a scheme that needs more.
     """
-    documents = SchemeInput(
-        embeddings, config, cluster_embeddings, seed=seed, processes=processes, folder=folder, progress=progress
-    )
+    documents = SchemeInput(embeddings, config, seed=seed, processes=processes, progress=progress)
     return assemble(make_docids(documents), embeddings)
 
 
@@ -84,14 +77,10 @@ def assemble(
 
 
 def _clusters(paths: Ints) -> tuple[Ints, list[Ints]]:
-    """Find the clusters of documents with paths [N, longest], all different.
+    """Return the path [N] of each docid position, and the clusters of each level, root first, of different paths [N, longest].
 
-    A cluster whose paths differ in the next number and end with it is a leaf cluster. Others are split by the next number; a
-    path that ends there goes first.
-
-    Returns:
-        order: [N] path of each docid position.
-        levels: root first, [clusters, 2] each, ascending: first docid position of a cluster and one past its last.
+    A cluster [first docid position, one past its last] whose paths differ in the next number and end with it is a leaf cluster.
+    Others are split by the next number; a path that ends there goes first.
     """
     order = np.lexsort(paths.T[::-1]).astype(np.int32)
     ordered = _take(paths, order, paths.dtype.type)
@@ -129,14 +118,7 @@ def _are_within(start: Ints, end: Ints, count: int) -> Bools:
 
 
 def _means_below(embeddings: Floats, doc_start: Ints, doc_end: Ints) -> Floats:
-    """Return the mean embedding of the documents below each node, computed a block of documents at a time.
-
-    `embeddings`: [N, dim] by docid position; `doc_start`: [I] first docid position below each node; `doc_end`: [I] one
-    past the last.
-
-    Returns:
-        [I, dim], in a scratch file.
-    """
+    """Return the mean [I, dim] of the embeddings [N, dim] below each node, in a scratch file."""
     means = scratch_array((len(doc_start), embeddings.shape[1]), np.float32)
     sizes = (doc_end - doc_start)[:, None]
     within = doc_start // BLOCK == (doc_end - 1) // BLOCK

@@ -108,11 +108,7 @@ def extra(name: str) -> Iterator[None]:
 
 @contextmanager
 def generator_room() -> Iterator[None]:
-    """Import `dsi.generator`, which an installation may lack.
-
-    Raises:
-        ModuleNotFoundError: it does; in one line.
-    """
+    """Import `dsi.generator`, which an installation may lack."""
     try:
         yield
     except ModuleNotFoundError as error:

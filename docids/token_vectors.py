@@ -227,11 +227,6 @@ _ARRAYS: dict[str, tuple[type[np.generic], int]] = {
 }
 
 
-def code_size(dim: int, bits: int) -> int:
-    """Return the bytes of a token's code."""
-    return -(-dim * bits // 8)
-
-
 def project(head: Floats, states: Floats) -> Floats:
     """Return the normalised vectors [..., dim] of token states [..., state_dim]; a zero stays zero."""
     vectors = states @ head.T
@@ -275,6 +270,6 @@ def _quantizer(dim: int, bits: int) -> "faiss.ScalarQuantizer":
 @cache
 def _table(dim: int, bits: int) -> Floats:
     """Return the numbers [256, 8 / bits] that each byte stands for."""
-    codes = np.zeros((256, code_size(dim, bits)), dtype=np.uint8)
+    codes = np.zeros((256, dim * bits // 8), dtype=np.uint8)
     codes[:, 0] = np.arange(256)
     return np.ascontiguousarray(_quantizer(dim, bits).decode(codes)[:, : 8 // bits])

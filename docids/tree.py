@@ -20,7 +20,7 @@ from dsi.docids.files.reading import read_tensors
 from dsi.docids.files.storage import save_tensors
 from dsi.docids.token_vectors import TokenVectors
 from dsi.docids.types import Floats, Ints, Numbers
-from dsi.docids.vectors import BLOCK, LARGE, Vectors, VectorsConfig, read_codec
+from dsi.docids.vectors import BLOCK, LARGE, Product, Vectors, VectorsConfig, read_codec
 
 MOST_PLACES = 2**16
 """Docids of one document, at most."""
@@ -210,15 +210,7 @@ class DocidTree:
         return self.origin if len(self.origin) else np.frombuffer(bytes.fromhex(self.fingerprint), dtype=np.uint8)
 
     def paths(self, positions: NDArray[np.integer]) -> tuple[Ints, Ints]:
-        """Return the paths from the root to documents.
-
-        Args:
-            positions: [n] docid positions.
-
-        Returns:
-            parents: [n, depth] the inner node at which each digit is chosen, -1 past the end.
-            digits: [n, depth] the digit chosen there, -1 past the end.
-        """
+        """Return [n, depth] the inner nodes at which the digits of documents are chosen, and the digits; -1 past the end."""
         positions = np.asarray(positions)
         parents = np.full((len(positions), self.depth), -1, dtype=np.int32)
         digits = np.full_like(parents, -1)
@@ -241,11 +233,7 @@ class DocidTree:
         return tuple(int(digit) for digit in row if digit >= 0)
 
     def node(self, digits: Sequence[int]) -> int:
-        """Return the node at the end of a path of digits.
-
-        Raises:
-            ValueError: the path leaves the tree; the message names level, digit and range.
-        """
+        """Return the node at the end of a path of digits."""
         node = 0
         for level, digit in enumerate(digits):
             if node >= self.num_inner:
@@ -304,12 +292,7 @@ class DocidTree:
 
     @classmethod
     def load(cls, path: Path) -> "DocidTree":
-        """Return what `save` wrote, memory-mapped; processes that load the same file share it.
-
-        Raises:
-            FileNotFoundError: no such file.
-            ValueError: truncated, or it holds no tree.
-        """
+        """Return what `save` wrote, memory-mapped; processes that load the same file share it."""
         if not path.exists():
             raise FileNotFoundError(f"{path} does not exist; build the docids first (dsi train --stage docids).")
         arrays: dict[str, Any] = read_tensors(
@@ -336,7 +319,7 @@ class DocidTree:
             and self._has_all_rows()
             and self.most_places <= MOST_PLACES
             and all(array.is_sound() and array.shape[1] == self.embeddings.shape[1] > 0 for array in vectors)
-            and [array.are_search_codes for array in vectors] == [False, False, True][: len(vectors)]
+            and [isinstance(array.codec, Product) for array in vectors] == [False, False, True][: len(vectors)]
             and self._is_tree()
             and (self.tokens is None or self.tokens.is_sound())
         )
@@ -465,12 +448,8 @@ def first_of_highest(scores: Floats, counts: NDArray[np.integer]) -> NDArray[np.
 def diagnostics(tree: DocidTree, collisions: int = 0) -> dict[str, object]:
     """Return measures of how evenly a tree codes its documents.
 
-    `collisions`: documents that only the last digit distinguishes from an earlier one, as the scheme counted them.
-
-    Returns:
-        documents; docids, more if documents have several; inner_nodes, depth; depth_histogram {digits: docids}; mean_fan_out by
-        level; fill per level, the mean fan-out as a share of the largest; entropy per level, of the digit given its node, as a
-        share of the entropy of a uniform choice; collisions.
+    fill: the mean fan-out of a level as a share of the largest; entropy: of a level's digit given its node, as a share of the
+    entropy of a uniform choice; `collisions`: documents that only the last digit distinguishes from an earlier one.
     """
     ends = [tree.num_children[level][tree.first_child[level] >= tree.num_inner].sum() for level in tree.levels]
     return {

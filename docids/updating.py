@@ -112,10 +112,10 @@ class _Growing:
         node = 0
         while not self._is_cluster(node):
             node = self._nearest(embedding, self._children(node))
-        free = [place for place in self._children(node) if self._is_free(place)]
-        if free:
-            self.taken[free[0]] = None
-            return
+        for place in self._children(node):
+            if place < self.tree.num_places and self.tree.doc_rows[place] < 0 and place not in self.taken:
+                self.taken[place] = None
+                return
         if self._is_full(node):
             node = self._open_beside(node, embedding)
         self._append_place(node)
@@ -136,9 +136,6 @@ class _Growing:
             children = range(first, first + int(tree.num_children[node]))
         return [*children, *self.more.get(node, ())]
 
-    def _is_free(self, place: int) -> bool:
-        return place < self.tree.num_places and self.tree.doc_rows[place] < 0 and place not in self.taken
-
     def _centroids(self, nodes: list[int]) -> Floats:
         """[nodes, dim] of nodes of the tree and opened ones, which come last."""
         inner = self.tree.num_inner
@@ -148,9 +145,6 @@ class _Growing:
     def _parent(self, node: int) -> int:
         inner = self.tree.num_inner
         return int(self.tree.parents[node]) if node < inner else self.opened.parent[node - inner]
-
-    def _is_trained(self, node: int) -> bool:
-        return node < self.tree.num_inner and bool(self.tree.trained[node])
 
     def _nearest(self, embedding: Floats, nodes: list[int]) -> int:
         distances = ((self._centroids(nodes) - embedding) ** 2).sum(axis=1)
@@ -187,12 +181,10 @@ class _Growing:
         )
 
     def _with_room(self, parent: int, *, are_clusters: bool) -> list[int]:
-        """Return children that an update opened and that have room."""
-        return [
-            node
-            for node in self._children(parent)
-            if self._is_cluster(node) == are_clusters and not self._is_trained(node) and not self._is_full(node)
-        ]
+        """Return children that an update opened, so that no decoder was trained with them, and that have room."""
+        inner, trained = self.tree.num_inner, self.tree.trained
+        opened = [node for node in self._children(parent) if node >= inner or not trained[node]]
+        return [node for node in opened if self._is_cluster(node) == are_clusters and not self._is_full(node)]
 
     def _append_inner(self, parent: int, centroid: Floats, *, is_cluster: bool) -> int:
         node = self.tree.num_inner + len(self.opened.parent)

@@ -307,11 +307,6 @@ class Vectors:
             return False
         return self.dtype == types[type(self.codec)] and self.parts[0].shape[1] == width
 
-    @property
-    def are_search_codes(self) -> bool:
-        """True if these are codes as `search_codes` makes them."""
-        return isinstance(self.codec, Product)
-
 
 def read_codec(arrays: Mapping[str, Numbers], name: str) -> Scaled | Product | None:
     """Return the codec of the vectors `name` in the arrays of a file; None for floats."""

@@ -13,7 +13,6 @@ from tempfile import TemporaryDirectory
 from huggingface_hub import HfApi, ModelCard, ModelCardData, constants, hf_hub_download, snapshot_download
 from huggingface_hub.errors import (
     EntryNotFoundError,
-    HFValidationError,
     LocalEntryNotFoundError,
     RepositoryNotFoundError,
     RevisionNotFoundError,
@@ -30,18 +29,7 @@ _STALE += [f"{part}/*" for part in ("encoder", "generator")]
 
 
 def download(name: str, revision: str | None = None, token: str | bool | None = None) -> Path:
-    """Return the folder of a downloaded index: what its manifest lists, and no other file of the repository.
-
-    Args:
-        name: of the index on the Hub, "user/name".
-        revision: branch, tag or commit.
-        token: for private indexes; by default that of `hf auth login` or HF_TOKEN.
-
-    Raises:
-        FileNotFoundError: no such index or revision, or not in the cache when offline.
-        ConnectionError: the Hub refuses or cannot be reached.
-        ValueError: a name that the Hub does not take, or a malformed manifest.
-    """
+    """Return the folder of a downloaded index: what its manifest lists, and no other file of the repository."""
     with _plain_errors(name):
         cached = is_local(name)
         manifest = Path(hf_hub_download(name, "manifest.json", revision=revision, token=token, local_files_only=cached))
@@ -80,8 +68,7 @@ def push(
     Raises:
         FileNotFoundError: no repository that may be written.
         ConnectionError: the Hub refuses or cannot be reached.
-        ValueError: the name is not one that the Hub takes, the weights were loaded in another dtype than float32, or
-            `query_words` is not said.
+        ValueError: the weights were loaded in another dtype than float32, or `query_words` is not said.
     """
     memory = retriever.snapshot.memory
     if query_words is None and memory.has_words:
@@ -133,16 +120,11 @@ def _plain_errors(name: str) -> Iterator[None]:
     try:
         yield
     except (LocalEntryNotFoundError, RepositoryNotFoundError, RevisionNotFoundError, EntryNotFoundError) as error:
-        reason = "HF_HUB_OFFLINE is set" if constants.HF_HUB_OFFLINE else _first_line(error)
-        if isinstance(error, LocalEntryNotFoundError) and not constants.HF_HUB_OFFLINE:
-            reason = "which cannot be reached, and the cache does not hold it"
         raise FileNotFoundError(
-            f"{name} is neither a folder nor an index on the Hub that you may use ({reason}); check name and revision, or log "
-            "in (`hf auth login`, HF_TOKEN)."
+            f"{name} is neither a folder nor an index on the Hub that you may use ({_first_line(error)}); check name and "
+            "revision, or log in (`hf auth login`, HF_TOKEN)."
         ) from None
-    except HFValidationError as error:
-        raise ValueError(f"{name} is neither a folder nor a name that the Hub takes ({_first_line(error)}).") from None
-    except Exception as error:
+    except Exception as error:  # of whichever HTTP library the Hub's client uses
         if not any(
             kind.__module__.startswith(("huggingface_hub", "httpx", "requests")) for kind in type(error).__mro__
         ):

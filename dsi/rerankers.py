@@ -43,7 +43,7 @@ def rerank(hits: Hits | list[Hits], model: Any) -> Hits | list[Hits]:
         model: a `CrossEncoder`, which reads title and text of each hit, or a function of the hits that returns their scores.
 
     Raises:
-        TypeError: hits or a model of another type.
+        TypeError: hits of another type.
         ValueError: a cross-encoder, and the index keeps no texts; or a model that does not give a number for each hit.
 
     Example:
@@ -53,20 +53,10 @@ def rerank(hits: Hits | list[Hits], model: Any) -> Hits | list[Hits]:
         >>> hits = retriever.search("which capitals are on the danube", k=20)
         >>> short_titles_first = rerank(hits, lambda hits: [-len(hit.title) for hit in hits])
     """
-    if not callable(getattr(model, "rank", model)):
-        raise TypeError(
-            f"model must be a CrossEncoder or a function that scores hits, got {shown(model)}; load_reranker() finds one by "
-            "its name."
-        )
-    if isinstance(hits, Hits):
-        return _rerank(hits, model)
-    several = [own for own in hits if isinstance(own, Hits)] if isinstance(hits, list) else None
-    if several is None or len(several) < len(hits):
+    if isinstance(hits, list) and not isinstance(hits, Hits):
+        return [rerank(own, model) for own in hits]
+    if not isinstance(hits, Hits):
         raise TypeError(f"rerank() takes the hits that retriever.search() returns, got {shown(hits)}.")
-    return [_rerank(own, model) for own in several]
-
-
-def _rerank(hits: Hits, model: Any) -> Hits:
     scores = _checked(_cross_encoded(hits, model) if hasattr(model, "rank") else model(hits), hits)
     ranked = [
         replace(hits[number], rank=rank, score=float(scores[number]))
@@ -92,10 +82,7 @@ def _cross_encoded(hits: Hits, model: Any) -> Reals:
 
 def _checked(scores: Any, hits: Hits) -> Reals:
     """Return a model's scores as an array [hits], if they are numbers, one a hit."""
-    try:
-        values = np.asarray(scores, dtype=np.float64)
-    except (TypeError, ValueError):
-        raise ValueError(f"A model must give a score for each hit, got {shown(scores)}.") from None
+    values = np.asarray(scores, dtype=np.float64)
     if values.shape != (len(hits),):
         raise ValueError(f"A model must give a score for each of {len(hits)} hits, got {shown(scores)}.")
     if (wrong := np.flatnonzero(np.isnan(values))).size:
@@ -123,37 +110,20 @@ def load_reranker(retriever: Any, index: str | Path, name: str, *, device: str |
     recover_folder(folder)
     if not (folder / FILE).exists():
         others = sorted(other.name for other in folder.parent.glob("[!.]*") if (other / FILE).exists())
-        remedy = f"there are {', '.join(others)}" if others else f"give cross-encoder:MODEL{_training()}"
+        remedy = f"there are {', '.join(others)}" if others else "give cross-encoder:MODEL"
         raise FileNotFoundError(f"{folder} holds no reranker; {remedy}.")
     return kind_of(folder).load(folder, retriever)
 
 
-def _training() -> str:
-    """Return that a reranker can be trained, where a package that trains them is installed."""
-    return (
-        ", or train one: dsi train-reranker"
-        if "train-reranker" in extensions.extension_names(extensions.COMMANDS)
-        else ""
-    )
-
-
 def reranker_folder(index: str | Path, name: str) -> Path:
-    """Return the folder of a reranker beside an index.
-
-    Raises:
-        ValueError: the name is not a plain folder name.
-    """
+    """Return the folder of a reranker beside an index."""
     if not name or name != Path(name).name or name.startswith("."):
         raise ValueError(f"The name of a reranker must be a plain folder name, got {name!r}.")
     return user_path(index) / "rerank" / name
 
 
 def kind_of(folder: Path) -> Any:
-    """Return the extension that wrote a saved reranker; its `load(folder, retriever)` returns a model.
-
-    Raises:
-        ValueError: no installed package has it; the message names the one that does.
-    """
+    """Return the extension that wrote a saved reranker; its `load(folder, retriever)` returns a model."""
     if folder.is_symlink() or folder.parent.is_symlink():
         raise ValueError(f"{folder} must be a folder, and is a link or lies below one; {RESTORE}.")
     record = read_json(folder / FILE)
@@ -170,8 +140,6 @@ def _load_cross_encoder(name: str, device: str | None) -> Any:
     from sentence_transformers import CrossEncoder
 
     remedy = "give the Hub name or the folder of a sentence-transformers CrossEncoder"
-    if not name:
-        raise ValueError(f"A cross-encoder needs a name; {remedy}.")
     try:
         model = load_complete(
             lambda: CrossEncoder(name, device=device, local_files_only=is_local(name)), _scores_of_pairs
@@ -187,21 +155,8 @@ def _load_cross_encoder(name: str, device: str | None) -> Any:
 
 
 def _scores_of_pairs(model: Any) -> Reals:
-    """Return what a `CrossEncoder` gives for some pairs.
-
-    Raises:
-        ValueError: its head is fresh.
-    """
+    """Return what a `CrossEncoder` gives for some pairs."""
     from torch.nn import Identity
 
-    if _head_is_fresh(model):
-        raise ValueError("it has no trained head that scores pairs, and is another kind of model")
     scores: Reals = model.predict(list(product(TEXTS, TEXTS)), activation_fn=Identity(), show_progress_bar=False)
     return scores
-
-
-def _head_is_fresh(model: Any) -> bool:
-    """True if the library made the layer that scores, for a checkpoint that has none; it only logs a warning then."""
-    made = getattr(model[0], "transformer_task", None) == "sequence-classification"
-    saved = getattr(model.config, "architectures", None) or []
-    return made and not any(name.endswith("ForSequenceClassification") for name in saved)

@@ -13,10 +13,7 @@ BM25_GRID = tuple(product((0.6, 0.9, 1.2, 1.6, 2.0), (0.2, 0.4, 0.6, 0.75, 0.9))
 
 
 def tune_bm25(bm25: BM25, queries: Mapping[str, str], qrels: Qrels, identical: Identical | None = None) -> None:
-    """Set k1 and b to the pair in `BM25_GRID` with the best RR@10 on dev queries; of equals they stay as they are.
-
-    Queries that are `identical` to a document leave it out of their answers.
-    """
+    """Set k1 and b to the pair in `BM25_GRID` with the best RR@10 on dev queries; of equals they stay as they are."""
     results, now, left = [], (bm25.k1, bm25.b), identical or {}
     for k1, b in sorted(BM25_GRID, key=lambda pair: pair != now):
         bm25.weigh(k1, b)

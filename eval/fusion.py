@@ -41,22 +41,9 @@ def fit_weights(first: Run, others: Sequence[Run], start: Sequence[float], qrels
 
     The chance that a relevant document beats all that are not is a softmax of the weighted sum (McFadden 1974); the relevant
     ones of a query count by their grades. Coefficients count in standard deviations of their runs, and a penalty keeps them
-    near `start`, so that few queries change little. The problem is convex.
-
-    Args:
-        first: its weight is 1.
-        others: runs to weight.
-        start: the weights that are likely, at least 0.
-        qrels: judgements; queries without a relevant candidate say nothing.
-
-    Returns:
-        Weights of at least 0; `start` if no query says anything, and for a run that scores all candidates alike.
-
-    Raises:
-        ValueError: a score or a grade is not a finite number.
+    near `start`, the weights that are likely, so that few queries change little. The problem is convex. Weights are at least
+    0; those of `start` if no query has a relevant candidate, and for a run that scores all candidates alike.
     """
-    first, *others = (checked_values(run, finite=True) for run in (first, *others))
-    qrels = checked_values(qrels, "grade", finite=True)
     queries = [_choices([first, *others], query_id, judged) for query_id, judged in qrels.items()]
     queries = [own for own in queries if len(own.relevant) and len(own.others)]
     if not queries:

@@ -12,13 +12,11 @@ Computed here, not by ir_measures, because tuning calls them thousands of times 
 import math
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from difflib import get_close_matches
-from typing import Any, TypeVar
+from typing import Any
 
-from dsi.docids.files.checks import id_of, shown, text, unpack
+from dsi.docids.files.checks import shown
 from dsi.docids.types import Qrels, Run
 
-T = TypeVar("T")
 STANDARD_MEASURES = ("Hit@1", "Hit@5", "Hit@10", "RR@10", "nDCG@10", "Recall@100")
 """What is measured of every run, as deep as its answers go."""
 _ONE_RELEVANT = ("Hit@1", "Hit@5", "Hit@10")
@@ -32,7 +30,6 @@ _SPELLINGS = {
     "r": "Recall", "recall": "Recall", "p": "P", "precision": "P", "prec": "P", "f": "F", "f1": "F",
 }  # fmt: skip
 """{a measure as somebody writes it, in lower case: as we do}."""
-_MEASURES = "There are AP, nDCG and RR, of all answers or @k, and Hit@k, Recall@k, P@k and F@k, with k from 1."
 _NAME = re.compile(r"([a-z_]*[a-z]1?)(?:[@._]([1-9][0-9]{0,8}))?")
 
 
@@ -64,53 +61,32 @@ def measure_name(name: str) -> str:
 
     >>> measure_name("ndcg_cut_10"), measure_name("MAP"), measure_name("R@100"), measure_name("recip_rank")
     ('nDCG@10', 'AP', 'Recall@100', 'RR')
-
-    Raises:
-        ValueError: no such measure; the message names the nearest one.
     """
-    written = str(name).strip().lower()
-    found = _NAME.fullmatch(written)
+    found = _NAME.fullmatch(str(name).lower())
     own = _SPELLINGS.get(found[1].removesuffix("_cut")) if found else None
     if found and own and (found[2] or own in _OF_ALL):
         return f"{own}@{found[2]}" if found[2] else own
-    word = re.sub(r"[^a-z_].*", "", written)
-    near = own or _SPELLINGS.get(next(iter(get_close_matches(word, _SPELLINGS, 1, 0.75)), ""))
-    cut = re.search(r"[1-9][0-9]{0,8}", written)
-    meant = f"{near}@{cut[0]}" if cut else near if near in _OF_ALL else f"{near}@k"
-    raise ValueError(f"Unknown measure {name!r}{f'; did you mean {meant}?' if near else '.'} {_MEASURES}")
+    raise ValueError(
+        f"Unknown measure {name!r}. There are AP, nDCG and RR, of all answers or @k, and Hit@k, Recall@k, P@k and F@k, with k "
+        "from 1."
+    )
 
 
 def checked_values(values: Mapping[Any, Mapping[Any, Any]], what: str = "score", *, finite: bool = False) -> Run:
-    """Return the scores of a run, or the grades of judgements, with texts as ids: whole numbers are written out.
+    """Return the scores of a run, or the grades of judgements, with texts as ids; `finite`: refuse infinite ones too.
 
     >>> checked_values({7: {10: 1.0}})
     {'7': {'10': 1.0}}
-    >>> checked_values({"q": {"a": float("nan"), "b": 1.0}})
-    Traceback (most recent call last):
-    ValueError: The score of document 'a' for query 'q' must be a number, got nan; leave the document out or mend the score.
-
-    `what`: the values are, for messages; `finite`: refuse infinite ones too.
     """
     kind = "a finite number" if finite else "a number"
-    checked = {}
-    for query_id, scores in _with_text_ids(values, "query_id").items():
-        checked[query_id] = own = _with_text_ids(scores, f"query {shown(query_id)}: doc_id")
+    checked = {str(query_id): {str(doc_id): value for doc_id, value in own.items()} for query_id, own in values.items()}
+    for query_id, own in checked.items():
         for doc_id, value in own.items():
             if not _is_number(value, finite):
                 raise ValueError(
                     f"The {what} of document {shown(doc_id)} for query {shown(query_id)} must be {kind}, got {shown(value)}; "
                     f"leave the document out or mend the {what}."
                 )
-    return checked
-
-
-def _with_text_ids(values: Mapping[Any, T], name: str) -> dict[str, T]:
-    checked = dict[str, T]()
-    for key, value in values.items():
-        own = key if type(key) is str else text(id_of(unpack(key)), name)
-        if own in checked:
-            raise ValueError(f"{name} {shown(own)} comes twice, as a number and as a text; keep one.")
-        checked[own] = value
     return checked
 
 
@@ -175,29 +151,17 @@ def mean(values: Mapping[str, float], query_ids: Iterable[str] | None = None) ->
 
 
 def hit(ranked: Sequence[str], judged: Mapping[str, float]) -> float:
-    """Return 1 if a relevant document is among the ranked, else 0 (also called Success, or top-k accuracy).
-
-    >>> hit(["a", "b"], {"b": 1})
-    1.0
-    """
+    """Return 1 if a relevant document is among the ranked, else 0 (also called Success, or top-k accuracy)."""
     return float(any(judged.get(doc_id, 0) > 0 for doc_id in ranked))
 
 
 def reciprocal_rank(ranked: Sequence[str], judged: Mapping[str, float]) -> float:
-    """Return 1 / rank of the first relevant document, 0 without one.
-
-    >>> reciprocal_rank(["a", "b"], {"b": 1})
-    0.5
-    """
+    """Return 1 / rank of the first relevant document, 0 without one."""
     return next((1.0 / rank for rank, doc_id in enumerate(ranked, start=1) if judged.get(doc_id, 0) > 0), 0.0)
 
 
 def recall(ranked: Sequence[str], judged: Mapping[str, float]) -> float:
-    """Return the share of the relevant documents that are among the ranked; 0 if nothing is relevant.
-
-    >>> recall(["a", "b"], {"b": 1, "c": 2})
-    0.5
-    """
+    """Return the share of the relevant documents that are among the ranked; 0 if nothing is relevant."""
     relevant = {doc_id for doc_id, relevance in judged.items() if relevance > 0}
     return len(relevant.intersection(ranked)) / len(relevant) if relevant else 0.0
 
@@ -226,20 +190,12 @@ def ndcg(ranked: Sequence[str], judged: Mapping[str, float], k: int | None = Non
 
 
 def precision(ranked: Sequence[str], judged: Mapping[str, float], k: int) -> float:
-    """Return the share of k results that are relevant (Zhuo et al. 2020, eq. 5); missing results count as irrelevant.
-
-    >>> precision(["a", "b"], {"b": 1}, 4)
-    0.25
-    """
+    """Return the share of k results that are relevant (Zhuo et al. 2020, eq. 5); missing results count as irrelevant."""
     return sum(judged.get(doc_id, 0) > 0 for doc_id in ranked) / k
 
 
 def f_measure(ranked: Sequence[str], judged: Mapping[str, float], k: int) -> float:
-    """Return the harmonic mean of precision and recall (Zhuo et al. 2020, eq. 7); 0 if both are 0.
-
-    >>> f_measure(["a", "b"], {"b": 1}, 2)
-    0.6666666666666666
-    """
+    """Return the harmonic mean of precision and recall (Zhuo et al. 2020, eq. 7); 0 if both are 0."""
     p, r = precision(ranked, judged, k), recall(ranked, judged)
     return 2 * p * r / (p + r) if p + r > 0 else 0.0
 

@@ -11,10 +11,6 @@ def markdown_table(columns: Sequence[str], rows: Iterable[Sequence[str]]) -> str
     | ------ | ----- |
     | BM25   | 51.60 |
     | dense  | 61.25 |
-
-    Args:
-        columns: their headings, the first that of the row names.
-        rows: cells, one a column.
     """
     lines = [columns, *rows]
     widths = [max(3, *map(len, column)) for column in zip(*lines, strict=True)]

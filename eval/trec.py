@@ -1,8 +1,6 @@
 """Runs in TREC's file format, which trec_eval and ir_measures read and write too; lines of fields in general."""
 
-import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import suppress
 from pathlib import Path
 
 import numpy as np
@@ -73,9 +71,6 @@ def without_ties(scores: Sequence[float]) -> list[float]:
 
     >>> without_ties([0.5, 0.5, 0.25])
     [0.5, 0.4999999701976776, 0.25]
-
-    Args:
-        scores: of one query's documents, best first.
     """
     below: list[float] = []
     last = np.float32(np.inf)
@@ -103,7 +98,7 @@ def read_run(path: str | Path) -> Run:
         if doc_id in scores:
             raise ValueError(f"{source}: document {doc_id!r} comes twice for query {query_id!r}.")
         scores[doc_id] = _parse_number(score, source)
-    return {query_id: _as_trec_eval_ranks(scores) for query_id, scores in run.items()}
+    return {query_id: _as_trec_eval_ranks(scores) for query_id, scores in checked_values(run).items()}
 
 
 def _as_trec_eval_ranks(scores: Mapping[str, float]) -> dict[str, float]:
@@ -122,9 +117,7 @@ def split_fields(path: Path, count: int, form: str) -> Iterator[tuple[str, list[
 
 
 def _parse_number(text: str, source: str) -> float:
-    value = math.nan
-    with suppress(ValueError):
-        value = float(text)
-    if math.isnan(value):
-        raise ValueError(f"{source}: expected a number, got {text!r}.")
-    return value
+    try:
+        return float(text)
+    except ValueError:
+        raise ValueError(f"{source}: expected a number, got {text!r}.") from None

@@ -12,7 +12,7 @@ from dsi.docids.schemes import Docids, DocidsConfig, SchemeInput
 
 def make(documents: SchemeInput) -> Docids:
     """Return a path of six digits for each document; documents that share one get a last digit of their own."""
-    return Docids.from_paths((documents.points[:, :6] > 0).astype(int).tolist())
+    return Docids.from_paths((documents.embeddings[:, :6] > 0).astype(int).tolist())
 
 
 run = sys.argv[1] if len(sys.argv) > 1 else "runs/example"

@@ -11,7 +11,6 @@ import importlib
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from operator import index
-from pathlib import Path
 from typing import Annotated, Any
 
 import numpy as np
@@ -110,9 +109,8 @@ class SchemeInput:
     If documents have several pieces, N counts pieces, and each entry is that of a piece or of its document.
 
     Attributes:
-        embeddings: [N, dim] of the documents, perhaps memory-mapped.
+        embeddings: [N, dim] vectors of the documents, perhaps memory-mapped.
         config: the settings.
-        cluster_embeddings: [N, any] vectors to cluster instead, if any.
         doc_ids: [N] the user's keys, for a scheme that needs them; otherwise empty.
         titles: [N] for a scheme that reads them.
         texts: [N] title and text, read by slices, for a scheme that reads them.
@@ -120,16 +118,14 @@ class SchemeInput:
         tokenizer: of the encoder; that of `generator.decoder` where another package adds its docid tokens.
         seed: of k-means, or of what is drawn at random; one seed gives one tree.
         processes: share the work; each calls the scheme and gets the same docids.
-        folder: of this work alone, where a scheme leaves what a run that is killed can use again; None to leave nothing.
         progress: show a progress bar over documents.
 
     Raises:
-        ValueError: fewer documents than `branching`, shapes that do not fit, or values that are not finite.
+        ValueError: fewer documents than `branching`, or values that are not finite.
     """
 
     embeddings: Floats
     config: DocidsConfig
-    cluster_embeddings: Floats | None = None
     doc_ids: Sequence[str] = ()
     titles: Sequence[str] = ()
     texts: Sequence[str] = ()
@@ -137,27 +133,15 @@ class SchemeInput:
     tokenizer: Any = None
     seed: int = 0
     processes: Processes = ALONE
-    folder: Path | None = None
     progress: bool = False
 
     def __post_init__(self) -> None:
-        check_points(self.embeddings, len(self.embeddings))
-        if self.cluster_embeddings is not None:
-            check_points(self.cluster_embeddings, len(self.embeddings), "cluster_embeddings")
+        bad = ~np.isfinite(np.concatenate([own.sum(axis=1, dtype=np.float32) for own in _blocks(self.embeddings)]))
+        if bad.any():
+            raise ValueError(
+                f"embeddings must be finite; row {int(np.argmax(bad))} (and {int(bad.sum()) - 1} more) is not."
+            )
         check_branching(len(self.embeddings), self.config)
-
-    @property
-    def points(self) -> Floats:
-        """[N, dim or any] vectors to cluster."""
-        return self.embeddings if self.cluster_embeddings is None else self.cluster_embeddings
-
-
-def refuse_points(documents: SchemeInput) -> None:
-    """Raise ValueError if a scheme that clusters nothing is given vectors to cluster."""
-    if documents.cluster_embeddings is not None:
-        raise ValueError(
-            f'The docid method "{documents.config.method}" clusters nothing; leave out the embeddings to cluster on.'
-        )
 
 
 @dataclass(frozen=True, eq=False)
@@ -183,7 +167,8 @@ class Docids:
         if self.rows is not None:
             _check_rows(self.rows, len(self.paths))
         longest = int(path_lengths(self.paths).max())
-        _check_length(longest)
+        if longest >= MOST_LEVELS:  # documents with equal paths get one more
+            raise ValueError(f"A path of a docid scheme must have fewer than {MOST_LEVELS} numbers, got {longest}.")
         paths, collisions = _separate(self.paths[:, :longest].astype(_smallest(self.paths), copy=False))
         object.__setattr__(self, "paths", paths)
         object.__setattr__(self, "collisions", collisions)
@@ -221,9 +206,7 @@ def pad_paths(paths: Sequence[Sequence[int]]) -> Ints:
             raise ValueError(
                 f"A path of a docid scheme must be integers from 0 to {_LARGEST}; document {document} has {shown(values)}."
             ) from None
-    longest = max(map(len, numbers), default=0)
-    _check_length(longest)
-    rows = np.full((len(numbers), longest), -1, dtype=np.int64)
+    rows = np.full((len(numbers), max(map(len, numbers), default=0)), -1, dtype=np.int64)
     for row, own in zip(rows, numbers, strict=True):
         row[: len(own)] = own
     return rows  # type: ignore[return-value]
@@ -238,11 +221,6 @@ def _blocks(rows: Numbers) -> Iterator[Numbers]:
     return (rows[start : start + BLOCK] for start in range(0, len(rows), BLOCK))
 
 
-def _check_length(longest: int) -> None:
-    if longest >= MOST_LEVELS:  # documents with equal paths get one more
-        raise ValueError(f"A path of a docid scheme must have fewer than {MOST_LEVELS} numbers, got {longest}.")
-
-
 Scheme = Callable[[SchemeInput], Docids]
 """A docid scheme: any function from documents to docids that returns the same on every process."""
 
@@ -250,14 +228,7 @@ Scheme = Callable[[SchemeInput], Docids]
 def make_docids(documents: SchemeInput) -> Docids:
     """Make docids by the scheme that the config names."""
     method, expected, scheme = documents.config.method, len(documents.embeddings), find_scheme(documents.config.scheme)
-    try:
-        docids = scheme(documents)
-    except (ValueError, MemoryError):
-        raise
-    except Exception as error:  # whatever another package raises
-        if documents.config.scheme in SCHEMES:
-            raise
-        raise ValueError(f"The docid scheme {method!r} failed: {type(error).__name__}: {error}.") from error
+    docids = scheme(documents)
     counted = isinstance(docids, Docids) and (
         len(docids.paths) if docids.rows is None or documents.rows is not None else int(docids.rows[-1]) + 1
     )
@@ -298,15 +269,6 @@ def check_branching(documents: int, config: DocidsConfig) -> None:
             f"The collection has {documents} documents, fewer than docids.branching = {config.branching}; "
             f"set branching to at most {documents}."
         )
-
-
-def check_points(points: Floats, documents: int, name: str = "embeddings") -> None:
-    """Raise ValueError unless points to cluster on are finite, and one a document."""
-    if points.ndim != 2 or len(points) != documents:
-        raise ValueError(f"{name} must be [{documents:,}, any], one row a document, got {list(points.shape)}.")
-    bad = ~np.isfinite(np.concatenate([block.sum(axis=1, dtype=np.float32) for block in _blocks(points)]))  # [N]
-    if bad.any():
-        raise ValueError(f"{name} must be finite; row {int(np.argmax(bad))} (and {int(bad.sum()) - 1} more) is not.")
 
 
 def _check_paths(paths: Ints) -> None:

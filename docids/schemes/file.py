@@ -12,7 +12,7 @@ import numpy as np
 from dsi.docids.data.sources import text_lines, whole_number
 from dsi.docids.files.checks import shown
 from dsi.docids.files.storage import write_text
-from dsi.docids.schemes import Docids, SchemeInput, pad_paths, refuse_points
+from dsi.docids.schemes import Docids, SchemeInput, pad_paths
 from dsi.docids.tree import MOST_PLACES
 from dsi.docids.types import Ints
 
@@ -23,7 +23,6 @@ _Lines = dict[str, list[tuple[int, tuple[int, ...]]]]
 
 def make(documents: SchemeInput) -> Docids:
     """Return the docids in the file `config.method`; raises as `read_docids`."""
-    refuse_points(documents)
     return read_docids(Path(documents.config.method), documents.doc_ids, in_pieces=documents.rows is not None)
 
 

@@ -1,17 +1,8 @@
-"""Docids by hierarchical k-means (DR-SCL section 3.4). Several processes assign the documents of a large cluster, by blocks.
-
-Very many documents are split once and then clustered part by part: a process needs memory for one part, and a run that is
-killed loses the parts in work.
-"""
-
-from dataclasses import replace
-from pathlib import Path
+"""Docids by hierarchical k-means (DR-SCL section 3.4). Several processes assign the documents of a large cluster, by blocks."""
 
 import numpy as np
 
 from dsi.docids.files.processes import MatrixRows
-from dsi.docids.files.progress import Bar
-from dsi.docids.files.storage import scratch_array, write_array
 from dsi.docids.schemes import Docids, DocidsConfig, SchemeInput, splits
 from dsi.docids.schemes.lloyd import (
     POINTS_PER_CENTROID,
@@ -25,64 +16,10 @@ from dsi.docids.schemes.lloyd import (
 )
 from dsi.docids.types import Floats, Ints, Numbers
 
-MOST_TOGETHER = 2**24
-"""More documents are clustered in parts."""
-
 
 def make(documents: SchemeInput) -> Docids:
     """Return docids by hierarchical k-means."""
-    return Docids(_paths(documents))
-
-
-def _paths(documents: SchemeInput) -> Numbers:
-    if len(documents.points) > MOST_TOGETHER:
-        return _paths_by_parts(documents)
-    return splits.split_from_root(documents, _split, together=_split_together)
-
-
-def _paths_by_parts(documents: SchemeInput) -> Numbers:
-    """Return paths whose first number is that of a part; finished parts stay in the documents' `folder`."""
-    points, config, folder, processes = documents.points, documents.config, documents.folder, documents.processes
-    parts = _parts(documents)
-    sizes = np.bincount(parts)
-    with Bar("docids", unit="doc", total=len(points), enabled=documents.progress and processes.is_main) as bar:
-
-        def part(number: int) -> tuple[MatrixRows, DocidsConfig, int, Path | None]:
-            bar.update(int(sizes[number]))
-            rows = np.flatnonzero(parts == number).astype(np.int32)
-            file = None if folder is None else folder / f"part-{number}.npy"
-            return MatrixRows(points, rows), config, documents.seed, file
-
-        below = processes.map(_part_paths, range(len(sizes)), part)
-    paths = scratch_array((len(points), 1 + max(own.shape[1] for own in below)), np.result_type(parts, *below).type)
-    paths[:, 0], paths[:, 1:] = parts, -1
-    for number, own in enumerate(below):
-        paths[np.flatnonzero(parts == number), 1 : 1 + own.shape[1]] = own
-    return paths
-
-
-def _parts(documents: SchemeInput) -> Numbers:
-    """Return the number of the part [N] of each document."""
-    file = None if documents.folder is None else documents.folder / "parts.npy"
-    if file and documents.processes.first(file.exists()):
-        return np.load(file)
-    labels = _split_together(documents.points, np.arange(len(documents.points), dtype=np.int32), documents)
-    parts = labels.astype(np.min_scalar_type(-int(labels.max()) - 1))
-    if file and documents.processes.is_main:
-        write_array(file, parts)
-    return parts
-
-
-def _part_paths(documents: MatrixRows, config: DocidsConfig, seed: int, file: Path | None) -> Numbers:
-    """Return the paths [n, longest] of the documents of a part; from a file, if they were written to it."""
-    if file and file.exists():
-        return np.load(file)
-    count = len(documents)
-    config = replace(config, branching=min(config.branching, count) if count > 1 else 0)  # no part is too small
-    paths = _paths(SchemeInput(documents.read(), config, seed=seed))
-    if file:
-        write_array(file, paths)
-    return paths
+    return Docids(splits.split_from_root(documents, _split, together=_split_together))
 
 
 def _split(documents: MatrixRows, sizes: Numbers, config: DocidsConfig, seed: int) -> Ints:

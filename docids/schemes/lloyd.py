@@ -5,7 +5,6 @@ cluster has the centroids of a sample. Knows nothing of texts and titles.
 """
 
 from collections.abc import Iterator
-from typing import NamedTuple
 
 import numpy as np
 
@@ -21,19 +20,13 @@ _BATCH = 2**18
 """Numbers of points in work at a time: what a cache holds."""
 
 
-class Trained(NamedTuple):
-    """Clusters of about the same size and what k-means makes of them."""
+def train_clusters(
+    points: Floats, sizes: Numbers, config: DocidsConfig, seed: int
+) -> Iterator[tuple[Floats, Bools, Floats, Numbers]]:
+    """Fit k-means to each of several clusters, or to a sample: points [n, dim] one cluster after another, sizes ascending.
 
-    points: Floats  # [clusters, n, dim] of their documents, 0 past the last
-    there: Bools  # [clusters, n] True at documents
-    centroids: Floats  # [clusters, most k, dim]
-    k: Numbers  # [clusters] how many of the centroids are a cluster's own
-
-
-def train_clusters(points: Floats, sizes: Numbers, config: DocidsConfig, seed: int) -> Iterator[Trained]:
-    """Fit k-means to each of several clusters, or to a sample of it.
-
-    `points`: [n, dim] of the clusters, one after another; `sizes`: [clusters] of them, ascending.
+    Yields, for some clusters of about the same size: points [clusters, n, dim], 0 past the last; [clusters, n] True at points;
+    centroids [clusters, most k, dim]; k [clusters], how many of the centroids are a cluster's own.
     """
     rng, starts = np.random.default_rng(seed), sizes.cumsum() - sizes
     distinct, which = np.unique(sizes, return_inverse=True)
@@ -45,7 +38,7 @@ def train_clusters(points: Floats, sizes: Numbers, config: DocidsConfig, seed: i
         there = numbers < sizes[own, None]
         padded = points[starts[own, None] + np.where(there, numbers, 0)]
         padded[~there] = 0
-        yield Trained(padded, there, _train(padded, sizes[own], all_k[own], rng), all_k[own])
+        yield padded, there, _train(padded, sizes[own], all_k[own], rng), all_k[own]
 
 
 def read_points(rows: MatrixRows) -> Floats:
@@ -64,7 +57,7 @@ def nearest(points: Floats, centroids: Floats) -> Ints:
 
 
 def _train(points: Floats, sizes: Numbers, k: Numbers, rng: np.random.Generator) -> Floats:
-    """Return the centroids [clusters, most k, dim] of padded points [clusters, n, dim]; `Trained` describes all."""
+    """Return the centroids [clusters, most k, dim] of padded points [clusters, n, dim]."""
     points, sizes = _some(points, sizes, POINTS_PER_CENTROID * int(k.max()), rng)
     there = np.arange(points.shape[1]) < sizes[:, None]
     centroids = _first_centroids(*_some(points, sizes, _SEEDING_POINTS, rng), int(k.max()), rng)

@@ -55,7 +55,7 @@ def split_from_root(
     `split`: splits clusters into `config.clusters`; `doc_rows`: [N] initial order of the documents, changed in place;
     collection order by default.
     """
-    config, processes, count = documents.config, documents.processes, len(documents.points)
+    config, processes, count = documents.config, documents.processes, len(documents.embeddings)
     doc_rows = np.arange(count, dtype=np.int32) if doc_rows is None else doc_rows
     kind = np.min_scalar_type(-max(config.max_leaf_size, config.clusters(count)))
     columns: list[Numbers] = []
@@ -94,7 +94,7 @@ def _split_all(
     doc_rows: Ints, groups: list[_Clusters], documents: SchemeInput, split: Split, together: SplitTogether | None
 ) -> list[Ints]:
     """Return the labels of every group's documents: large clusters by all processes together, groups by one process each."""
-    points, processes = documents.points, documents.processes
+    points, processes = documents.embeddings, documents.processes
     large = [together is not None and int(group.sizes[-1]) > BLOCK for group in groups]
     small = [group for group, is_large in zip(groups, large, strict=True) if not is_large]
     labels = iter(

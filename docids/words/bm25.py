@@ -14,7 +14,7 @@ from dsi.docids.files.storage import save_tensors, write_json
 from dsi.docids.types import Floats, Ints, Rows, Run
 from dsi.docids.words.analyzer import FOUND, Analyzer, check_language
 from dsi.docids.words.languages import find_language
-from dsi.docids.words.postings import Lists, Postings, are_lists, postings_arrays, read_postings
+from dsi.docids.words.postings import Postings, postings_arrays, read_postings
 from dsi.docids.words.term_scores import Damping, Terms, TermScorer, highest_positive
 
 K1, B = 0.9, 0.4
@@ -90,7 +90,7 @@ class BM25:
         self.doc_ids = doc_ids
         self.language = find_language(texts) if language == FOUND else language
         self.analyzer = Analyzer(self.language)
-        self._vocabulary, self._postings, self.lengths = counted or _counted(texts, self.analyzer)
+        self._vocabulary, self._postings, self.lengths = counted or _count(texts, self.analyzer, {})
         self.weigh(k1, b)
 
     def weigh(self, k1: float, b: float) -> None:
@@ -100,17 +100,14 @@ class BM25:
         self.scorer = TermScorer(self._postings, damping, self.lengths)
 
     def update(self, removed: Collection[int], doc_ids: Sequence[str], texts: Sequence[str]) -> "BM25":
-        """Return BM25 without some documents and with new ones at the end, as if built from the resulting texts.
+        """Return BM25 without the documents in some rows and with those of new texts at the end, as if built from the result.
 
-        Args:
-            removed: rows of the document table.
-            doc_ids: keys of all documents afterwards.
-            texts: of the new documents.
+        `doc_ids`: of all documents afterwards.
         """
         keep = np.ones(len(self.lengths), dtype=bool)
         keep[list(removed)] = False
-        counts, lengths = _count(texts, self._vocabulary, self.analyzer)
-        postings, vocabulary = self._postings.update(removed, counts), self._vocabulary
+        vocabulary, counts, lengths = _count(texts, self.analyzer, self._vocabulary)
+        postings = self._postings.select(keep).append(counts)
         if len(vocabulary) > _UNUSED * int(np.count_nonzero(postings.frequencies)):
             vocabulary, postings = _used_words(vocabulary, postings)
         counted = Counted(vocabulary, postings, np.concatenate([self.lengths[keep], lengths]))
@@ -135,7 +132,7 @@ class BM25:
 
     def _lift(self, number: int) -> float:
         """Return what multiplies the weight of a word that one document has, so that its length counts at most so much."""
-        (row, value), *_ = ((rows[0], values[0]) for rows, values in self._postings.read(number) if len(rows))
+        ((row,), (value,)) = self._postings.read(number)
         length, damping = self.lengths[row], self.scorer.damping
         most = np.minimum(length, _MOST_LENGTH * damping.mean)
         return float((value + damping.for_lengths(length)) / (value + damping.for_lengths(most)))
@@ -190,10 +187,6 @@ class BM25:
                 words.append((token.lower() if len(terms) == 1 else term, term, number if is_known else -1))
         return words
 
-    def stem(self, word: str) -> str:
-        """Return the term of a word in lower case."""
-        return next(iter(self.analyzer.terms(word)), word)
-
     def scores(self, queries: Sequence[str]) -> Floats:
         """Return [queries, documents] the scores of all documents."""
         return self._scores(self.query_terms(queries))
@@ -210,14 +203,12 @@ class BM25:
 
     def run(self, queries: Mapping[str, str], k: int) -> Run:
         """Return the top k documents of each query, best first (equals in document order), without those that score 0."""
-        doc_ids, run, query_ids = self.doc_ids[:], Run(), list(queries)
-        for start in range(0, len(query_ids), _BLOCK):
-            block = query_ids[start : start + _BLOCK]
-            for query_id, terms in zip(block, self.query_terms([queries[q] for q in block]), strict=True):
-                scores = self.scorer.scores(terms)
-                rows, _ = highest_positive(scores, k)
-                rows = rows[np.lexsort((rows, -scores[rows]))]
-                run[query_id] = {doc_ids[row]: float(scores[row]) for row in rows}
+        doc_ids, run = self.doc_ids[:], Run()
+        for query_id, query in queries.items():
+            (scores,) = self.scores([query])
+            rows, _ = highest_positive(scores, k)
+            rows = rows[np.lexsort((rows, -scores[rows]))]
+            run[query_id] = {doc_ids[row]: float(scores[row]) for row in rows}
         return run
 
     def save(self, folder: Path) -> None:
@@ -231,12 +222,7 @@ class BM25:
 
     @classmethod
     def load(cls, folder: Path, doc_ids: Sequence[str]) -> "BM25":
-        """Return what `save` wrote, memory-mapped; the folder may be replaced or deleted afterwards.
-
-        Raises:
-            FileNotFoundError: a file is missing.
-            ValueError: it covers another number of documents, or a file was altered.
-        """
+        """Return what `save` wrote, memory-mapped; the folder may be replaced or deleted afterwards."""
         settings = json.loads((folder / _SETTINGS).read_text())
         vocabulary = json.loads((folder / _VOCABULARY).read_text(encoding="utf-8"))
         postings, lengths = read_postings(folder / _TERMS, len(doc_ids))
@@ -245,12 +231,12 @@ class BM25:
 
     def is_sound(self) -> bool:
         """True if the lists of words fit the vocabulary and the documents."""
-        words, lists = len(self._vocabulary), self._postings.merge()
+        words, postings = len(self._vocabulary), self._postings
         return bool(
             sorted(self._vocabulary.values()) == list(range(words))
-            and (len(lists), lists.width) == (words, len(self.lengths))
+            and (len(postings), postings.num_documents) == (words, len(self.lengths))
             and self.lengths.min(initial=0) >= 0
-            and are_lists(lists)
+            and postings.is_sound()
         )
 
 
@@ -259,24 +245,17 @@ def load_lexical(folder: Path, doc_ids: Sequence[str]) -> BM25 | None:
     return BM25.load(folder, doc_ids) if folder.exists() else None
 
 
-def _counted(texts: Sequence[str], analyzer: Analyzer) -> Counted:
-    vocabulary: dict[str, int] = {}
-    counts, lengths = _count(texts, vocabulary, analyzer)
-    return Counted(vocabulary, Postings.from_lists(counts), lengths)
-
-
 def _used_words(vocabulary: dict[str, int], postings: Postings) -> tuple[dict[str, int], Postings]:
     """Return a new vocabulary of the words that documents have, and the postings by its numbers."""
-    lists = postings.merge()
-    used = np.flatnonzero(np.diff(lists.starts))
+    used = np.flatnonzero(postings.frequencies)
     words = {number: word for word, number in vocabulary.copy().items()}
     chosen = {words[number]: place for place, number in enumerate(used.tolist())}
-    starts = np.append(lists.starts[used], lists.starts[-1])  # the others are empty
-    return chosen, Postings.from_lists(Lists(starts, lists.documents, lists.values, lists.width))
+    starts = np.append(postings.starts[used], postings.starts[-1])  # the others are empty
+    return chosen, Postings(starts, postings.documents, postings.values, postings.num_documents)
 
 
-def _count(texts: Sequence[str], vocabulary: dict[str, int], analyzer: Analyzer) -> tuple[Lists, Ints]:
-    """Return term counts, and the number of terms of each text; new words are added to the vocabulary.
+def _count(texts: Sequence[str], analyzer: Analyzer, vocabulary: dict[str, int]) -> Counted:
+    """Count the terms of texts; new words are added to the vocabulary.
 
     Letters that groups of letters hold are counted too, but not in the numbers of terms, which weigh all other words.
     """
@@ -294,5 +273,5 @@ def _count(texts: Sequence[str], vocabulary: dict[str, int], analyzer: Analyzer)
         keys.append(found)
         counts.append(np.ceil(times / parts[found % len(texts) - start]).astype(np.float32))
         lengths.append(-(-own // parts))
-    lists = Lists.from_keys(np.concatenate(keys), np.concatenate(counts), len(vocabulary), len(texts))
-    return lists, np.concatenate(lengths)
+    postings = Postings.from_keys(np.concatenate(keys), np.concatenate(counts), len(vocabulary), len(texts))
+    return Counted(vocabulary, postings, np.concatenate(lengths))

@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dsi.docids.types import Bools, Floats, Ints, Rows
-from dsi.docids.words.postings import Postings, PostingsPart
+from dsi.docids.words.postings import Postings
 
 _BUDGET = 1 << 15
 """Postings that are read per query, roughly: the shortest lists whole, and the highest weights of the others."""
@@ -43,30 +43,30 @@ class Damping:
 class TopList(NamedTuple):
     """The documents of a long list with the highest weights."""
 
-    documents: Ints  # ascending
+    rows: Rows  # ascending
     weights: Floats  # of the term in them
-    ranks: Ints  # of the documents by weight
+    ranks: Ints  # of the rows by weight
     bounds: Floats  # for each of `_DEPTHS`, the highest weight below that depth; 0 if there is none
     damping: Damping  # of the weights
 
     @classmethod
-    def from_list(cls, documents: Ints, weights: Floats, damping: Damping) -> "TopList":
-        """Return the top of a whole list: documents, ascending, and the weights of the term in them under a damping."""
+    def from_list(cls, rows: Rows, weights: Floats, damping: Damping) -> "TopList":
+        """Return the top of a whole list: rows, ascending, and the weights of the term in them under a damping."""
         losses = -weights
         if _DEPTHS[-1] < len(losses):
             top = np.argpartition(losses, _DEPTHS[-1])[: _DEPTHS[-1] + 1]  # and the first that is never read
             top.sort()
-            documents, losses = documents[top], losses[top]
+            rows, losses = rows[top], losses[top]
         order = np.argsort(losses)
         ranks = np.empty(len(order), dtype=np.int32)
         ranks[order] = np.arange(len(order), dtype=np.int32)
         bounds = [-losses[order[depth]] if depth < len(order) else 0.0 for depth in _DEPTHS]
-        return cls(documents, -losses, ranks, np.array(bounds, dtype=np.float32), damping)
+        return cls(rows, -losses, ranks, np.array(bounds, dtype=np.float32), damping)
 
-    def read(self, depth: int) -> tuple[Ints, Floats]:
-        """Return the top `_DEPTHS[depth]` documents, ascending, and the weights of the term in them."""
+    def read(self, depth: int) -> tuple[Rows, Floats]:
+        """Return the top `_DEPTHS[depth]` rows, ascending, and the weights of the term in them."""
         within = np.flatnonzero(self.ranks < _DEPTHS[depth])
-        return self.documents[within], self.weights[within]
+        return self.rows[within], self.weights[within]
 
 
 class Terms(NamedTuple):
@@ -87,9 +87,8 @@ class TopDocuments(NamedTuple):
 
 
 class _Reading(NamedTuple):
-    """What is read of a term's list in a part."""
+    """What is read of a term's list."""
 
-    part: PostingsPart  # of the list
     term: int  # its number
     factor: np.float32  # of the term in the query
     rows: Rows  # of the documents, ascending
@@ -120,10 +119,9 @@ class TermScorer:
 
     def select(self, rows: Rows) -> "TermScorer":
         """Return a scorer of the documents in some rows, ascending; a weight is what it is among all documents."""
-        numbers = np.full(len(self.lengths), -1, dtype=np.int32)
-        numbers[rows] = np.arange(len(rows))
-        lists = self.postings.merge().renumber(numbers, len(rows))
-        return TermScorer(Postings.from_lists(lists), self.damping, self.lengths[rows])
+        keep = np.zeros(len(self.lengths), dtype=bool)
+        keep[rows] = True
+        return TermScorer(self.postings.select(keep), self.damping, self.lengths[rows])
 
     @cached_property
     def _damping(self) -> Floats:
@@ -137,8 +135,8 @@ class TermScorer:
         """Return [documents] the scores of all."""
         scores = np.zeros(self.postings.num_documents, dtype=np.float32)
         for number, factor in zip(terms.numbers, terms.factors, strict=True):
-            for rows, values in self.postings.read(int(number)):
-                scores[rows] += factor * self.weigh(values, rows)  # no row repeats
+            rows, values = self.postings.read(int(number))
+            scores[rows] += factor * self.weigh(values, rows)  # no row repeats
         return scores
 
     def contributions(self, terms: Terms, rows: NDArray[np.integer]) -> Floats:
@@ -146,7 +144,7 @@ class TermScorer:
         documents: Ints = np.asarray(rows, dtype=np.int32)
         added = np.zeros((len(terms.numbers), len(rows)), dtype=np.float32)
         for line, term, factor in zip(added, terms.numbers, terms.factors, strict=True):
-            values = self._values(int(term), documents)
+            values = self.postings.values_in(int(term), documents)
             there = np.flatnonzero(values)
             line[there] = factor * self.weigh(values[there], documents[there])
         return added
@@ -159,13 +157,10 @@ class TermScorer:
         documents, gains = rows.astype(np.int32), np.zeros(counts.shape, dtype=np.float32)
         for line, term, factor, more in zip(gains, terms.numbers, terms.factors, counts, strict=True):
             at = np.flatnonzero(more)
-            values = self._values(int(term), documents[at]) if term >= 0 else np.zeros(len(at), dtype=np.float32)
-            line[at] = factor * (self.weigh(values + more[at], documents[at]) - self.weigh(values, documents[at]))
+            own = documents[at]
+            values = self.postings.values_in(int(term), own) if term >= 0 else np.zeros(len(at), dtype=np.float32)
+            line[at] = factor * (self.weigh(values + more[at], own) - self.weigh(values, own))
         return gains
-
-    def _values(self, term: int, documents: Ints) -> Floats:
-        """[n] the values of a term in documents [n], by their rows; 0 where they lack it."""
-        return np.asarray(np.sum([self.postings.values(part, term, documents) for part in self.postings.parts], axis=0))
 
     def top(self, terms: Terms, count: int, allowed: Bools | None = None, others: Rows = _NO_ROWS) -> TopDocuments:
         """Return roughly the top `count` documents, and the scores of `others`.
@@ -187,35 +182,12 @@ class TermScorer:
                 other_scores = self.contributions(terms, others).sum(axis=0)
                 return TopDocuments(rows[top], scores[top], bound * _ROUNDING, other_scores)
             budget = int(budget * len(allowed) / num_allowed)
-        scan = self._scan([list(self._read(part, terms, budget)) for part in self.postings.parts], allowed, others)
+        scan = _scan(list(self._read(terms, budget)), allowed, others)
         top, bound = highest_positive(scan.bounds, count)
         top.sort()
         rows, bound = scan.rows[top], max(scan.rest, bound) * _ROUNDING
         scores = self._complete(scan.sums[top], rows, scan.unfinished)
         return TopDocuments(rows, scores, bound, self._complete(scan.others, others, scan.unfinished))
-
-    def _scan(self, parts: Sequence[Sequence[_Reading]], allowed: Bools | None, others: Rows) -> _Scan:
-        """Sum all that is read, and bound the scores of the documents found there."""
-        rows, gains, unfinished, rests, counts = [_NO_ROWS], [_NO_FLOATS], [], list[np.float32](), list[int]()
-        for part in parts:
-            rests.append(np.float32(sum(reading.factor * reading.bound for reading in part)))
-            counts.append(0)
-            for reading in part:
-                own, weights = reading.rows, reading.weights
-                if allowed is not None:
-                    own, weights = own[allowed[own]], weights[allowed[own]]
-                rows.append(own)
-                gains.append(reading.factor * (weights - reading.bound))
-                counts[-1] += len(own)
-                unfinished += [] if reading.whole else [(reading, own)]
-        found, order, starts = _group(np.concatenate(rows))
-        sums = np.add.reduceat(np.concatenate(gains)[order], starts) if len(found) else _NO_FLOATS
-        bounds = sums + (rests[0] if len(parts) == 1 else np.repeat(rests, counts)[order[starts]])
-        at = np.searchsorted(found, others)
-        is_found = _is_in(others, found)
-        other_sums = np.zeros(len(others), dtype=np.float32)
-        other_sums[is_found] = sums[at[is_found]]
-        return _Scan(found, sums, bounds, max(rests), other_sums, unfinished)
 
     def _complete(self, sums: Floats, rows: Rows, unfinished: Sequence[tuple[_Reading, Rows]]) -> Floats:
         """Turn the sums [n] of documents in some rows into their scores, by looking up what was not read."""
@@ -223,44 +195,55 @@ class TermScorer:
             was_read = _is_in(rows, read)
             sums[was_read] += reading.factor * reading.bound  # the rest is in the sum
             missed = np.flatnonzero(~was_read)
-            values = self.postings.values(reading.part, reading.term, rows[missed].astype(np.int32))
+            values = self.postings.values_in(reading.term, rows[missed].astype(np.int32))
             there = np.flatnonzero(values)
             missed = missed[there]
             sums[missed] += reading.factor * self.weigh(values[there], rows[missed])
         return sums
 
-    def _read(self, part: PostingsPart, terms: Terms, budget: int) -> Iterator[_Reading]:
-        """Read the lists of terms in a part: shortest first, then the tops of long ones; nothing of terms that lower scores."""
-        long, zero = [], np.float32(0)
-        lists = [
-            (part.span(number), int(number), factor)
-            for number, factor in zip(terms.numbers, terms.factors, strict=True)
-        ]
-        for span, term, factor in sorted(lists, key=lambda entry: entry[0].stop - entry[0].start):
+    def _read(self, terms: Terms, budget: int) -> Iterator[_Reading]:
+        """Read the lists of terms: shortest first, then the tops of long ones; nothing of terms that lower scores."""
+        long, zero, lengths = [], np.float32(0), self.postings.frequencies
+        lists = zip(terms.numbers.tolist(), terms.factors, strict=True)
+        for term, factor in sorted(lists, key=lambda entry: int(lengths[entry[0]])):
             if factor <= 0:
-                yield _Reading(part, term, factor, _NO_ROWS, _NO_FLOATS, zero, whole=False)
-            elif span.stop - span.start <= budget:
-                rows, values = self.postings.to_rows(part, part.lists.documents[span], part.lists.values[span])
-                yield _Reading(part, term, factor, rows, self.weigh(values, rows), zero, whole=True)
-                budget -= span.stop - span.start
+                yield _Reading(term, factor, _NO_ROWS, _NO_FLOATS, zero, whole=False)
+            elif lengths[term] <= budget:
+                rows, values = self.postings.read(term)
+                yield _Reading(term, factor, rows, self.weigh(values, rows), zero, whole=True)
+                budget -= len(rows)
             else:
-                long.append((term, factor, self._top_list(part, term, span)))
+                long.append((term, factor, self._top_list(term)))
         depths = _choose_depths([factor * top_list.bounds for _, factor, top_list in long], budget)
         for (term, factor, top_list), depth in zip(long, depths, strict=True):
-            rows, weights = self.postings.to_rows(part, *top_list.read(depth))
-            yield _Reading(part, term, factor, rows, weights, top_list.bounds[depth], whole=False)
+            yield _Reading(term, factor, *top_list.read(depth), top_list.bounds[depth], whole=False)
 
-    def _top_list(self, part: PostingsPart, term: int, span: slice) -> TopList:
-        """Return the top of a list, cached for the next query, until an update changes the mean length."""
-        cached: TopList | None = part.top_lists.get(term)
+    def _top_list(self, term: int) -> TopList:
+        """Return the top of a list, cached for the next query with this damping."""
+        cached: TopList | None = self.postings.top_lists.get(term)
         if cached is None or cached.damping != self.damping:
-            documents, values = part.lists.documents[span], part.lists.values[span]
-            rows = documents + np.int32(part.first)
-            if self.postings.rows is not None:
-                alive = self.postings.rows[rows] >= 0
-                documents, values, rows = documents[alive], values[alive], self.postings.rows[rows[alive]]
-            cached = part.top_lists[term] = TopList.from_list(documents, self.weigh(values, rows), self.damping)
+            rows, values = self.postings.read(term)
+            cached = self.postings.top_lists[term] = TopList.from_list(rows, self.weigh(values, rows), self.damping)
         return cached
+
+
+def _scan(readings: Sequence[_Reading], allowed: Bools | None, others: Rows) -> _Scan:
+    """Sum all that is read, and bound the scores of the documents found there."""
+    rows, gains, unfinished = [_NO_ROWS], [_NO_FLOATS], []
+    for reading in readings:
+        own, weights = reading.rows, reading.weights
+        if allowed is not None:
+            own, weights = own[allowed[own]], weights[allowed[own]]
+        rows.append(own)
+        gains.append(reading.factor * (weights - reading.bound))
+        unfinished += [] if reading.whole else [(reading, own)]
+    found, order, starts = _group(np.concatenate(rows))
+    sums = np.add.reduceat(np.concatenate(gains)[order], starts) if len(found) else _NO_FLOATS
+    rest = np.float32(sum(reading.factor * reading.bound for reading in readings))
+    is_found = _is_in(others, found)
+    other_sums = np.zeros(len(others), dtype=np.float32)
+    other_sums[is_found] = sums[np.searchsorted(found, others)[is_found]]
+    return _Scan(found, sums, sums + rest, rest, other_sums, unfinished)
 
 
 def _choose_depths(unread: Sequence[Floats], budget: int) -> list[int]:

@@ -47,25 +47,20 @@ def scheme_input(
     encoder: TextEncoder,
     config: DocidsConfig,
     embeddings: NDArray[np.float32],
-    points: NDArray[np.float32] | None = None,
     processes: Processes = ALONE,
     *,
     checkpoint: str = "",
     seed: int = 0,
-    folder: Path | None = None,
     pieces: DocumentTexts | None = None,
 ) -> SchemeInput:
-    """Return what a scheme reads of documents or their pieces, with embeddings [N, dim] or `points` [N or documents, any]."""
+    """Return what a scheme reads of documents or their pieces, with embeddings [N, dim]."""
     table = collection.documents
     pieces = pieces or DocumentTexts(encoder, table, config.most_pieces)
     several = len(pieces) > len(table) or (config.scheme == FILE and config.most_pieces > 1)
-    if several and points is not None and len(points) == len(table):
-        points = points[pieces.rows]
     doc_ids, titles = (_at(table[name], pieces.rows) if several else table[name] for name in ("doc_id", "title"))
     return SchemeInput(
         embeddings,
         config,
-        points,
         doc_ids=doc_ids,
         titles=titles,
         texts=pieces if several else collection.full_texts(),
@@ -73,7 +68,6 @@ def scheme_input(
         tokenizer=load_tokenizer(checkpoint) if checkpoint else getattr(encoder, "tokenizer", None),
         seed=seed,
         processes=processes,
-        folder=folder,
         progress=True,
     )
 

@@ -305,7 +305,7 @@ class TrainingRun:
         with self._stage("docids", sources_digest(config, self.collection) + self._given_digest) as key:
             if not key:
                 return
-            encoder, work = self.encoder(), self._stages.work("docids", key)
+            encoder = self.encoder()
             vectors = self._vectors(encoder)
             if self.processes.is_main:
                 vectors.tell_cut()
@@ -314,7 +314,7 @@ class TrainingRun:
             documents = vectors.embeddings()
             read = scheme_input(
                 self.collection, encoder, config, documents, processes=self.processes,
-                checkpoint=self.config.docid_tokenizer, seed=self.config.seed, folder=work, pieces=vectors.texts,
+                checkpoint=self.config.docid_tokenizer, seed=self.config.seed, pieces=vectors.texts,
             )  # fmt: skip
             docids = make_docids(read)
             if not self.processes.is_main:

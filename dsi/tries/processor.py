@@ -36,16 +36,7 @@ class TrieProcessor(LogitsProcessor):
         self._seen = self._state = torch.zeros(0, dtype=torch.int64)
 
     def __call__(self, input_ids: Tensor, scores: Tensor) -> Tensor:
-        """Return the scores [n, vocabulary] with -inf for every token that goes on with no identifier.
-
-        Args:
-            input_ids: [n, length] the prompt and what was generated.
-            scores: [n, vocabulary] of the next token.
-
-        Raises:
-            ValueError: the vocabulary lacks a token of the identifiers, `input_ids` is shorter than the prompt, or of another
-                call of `generate`.
-        """
+        """Return scores [n, vocabulary] with -inf for tokens after `input_ids` [n, length] that go on with no identifier."""
         if self.trie.keys.device != scores.device:
             self.trie = self.trie.to(scores.device)
             self.prior = self.prior if self.prior is None else self.prior.to(scores.device)

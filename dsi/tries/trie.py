@@ -93,10 +93,6 @@ class Trie:
         marks = [list(mark) for mark in (closing, opening) if len(mark)]
         if not len(closing):
             raise ValueError("closing must have at least one token, such as the model's end token, got none.")
-        if len(opening) and not vocabulary:
-            raise ValueError(
-                "opening needs vocabulary, the number of the model's tokens; give it, as in len(tokenizer)."
-            )
         for name, own in zip(names, identifiers, strict=True):
             if not len(own):
                 raise ValueError(f"The identifier of {name} is empty; give it at least one token.")
@@ -124,7 +120,7 @@ class Trie:
             tokenizer: of the model, as transformers has them.
             opening: ASCII text, or several, after which an identifier begins; by default it is all that is written.
             closing: text that follows an identifier; by default the tokenizer's end token.
-            as_json: identifiers are JSON strings: their characters are escaped, and a quote closes them.
+            as_json: identifiers are JSON strings: their characters are escaped, a quote closes them, and one ends `opening`.
 
         Raises:
             ValueError: no identifiers; one that is empty, equal to another, holds a mark or a special token, or is not what its
@@ -134,22 +130,16 @@ class Trie:
         end = tokenizer.eos_token_id
         if end is None:
             raise ValueError("The tokenizer has no end token, which ends what is written; set its eos_token.")
-        if as_json and (closing not in ("", '"') or not all(mark.endswith('"') for mark in openings)):
-            raise ValueError(
-                f"A JSON string stands between quotes; opening must end with one, closing be one, got {opening!r}."
-            )
         if not all(mark and mark.isascii() for mark in openings):
             raise ValueError(f"opening must be ASCII text, or several, got {opening!r}.")
-        if openings and not (closing or as_json):
-            raise ValueError("opening needs closing, the text that ends an identifier; give both, or neither.")
         written = [json.dumps(text, ensure_ascii=False)[1:-1] if as_json else text for text in texts]
         closing = '"' if as_json else closing
         _check_texts(written, texts, [*([] if as_json else [*openings, closing]), *tokenizer.all_special_tokens])
         rows = list(_tokens(written, tokenizer, openings[0] if openings else "", closing))
         trie = cls._from_rows(rows if closing else [[*row, end] for row in rows], end, len(tokenizer), texts)
-        return (
-            replace(trie, outside=_outside(list(map(_codes, openings)), _characters(tokenizer))) if openings else trie
-        )
+        if not openings:
+            return trie
+        return replace(trie, outside=_outside([tuple(map(ord, mark)) for mark in openings], _characters(tokenizer)))
 
     @classmethod
     def from_index(
@@ -237,10 +227,6 @@ class Trie:
 
     def _by_leaf(self, values: Tensor) -> Tensor:
         """Return values [..., numbers] in the order of the leaves."""
-        if int(self.numbers.max()) >= values.shape[-1]:
-            raise ValueError(
-                f"There must be a value for each number to {int(self.numbers.max())}, got {values.shape[-1]} values."
-            )
         return values[..., self.numbers]
 
     def _upwards(self, values: Tensor, lowest: float) -> Tensor:
@@ -272,12 +258,7 @@ class Trie:
         return torch.full((rows,), 0 if self.outside is None else _FREE, device=self.keys.device)
 
     def step(self, state: Tensor, token: Tensor) -> Tensor:
-        """Return the state after a token [rows], or after each of several draft tokens [rows, n].
-
-        Args:
-            state: [rows].
-            token: [rows], or [rows, n].
-        """
+        """Return the state [rows] after a token [rows], or after each of several draft tokens [rows, n]."""
         if token.dim() == 1:
             return self._step(state, token)
         states = []
@@ -376,9 +357,7 @@ def _holds(tokens: Sequence[int], mark: Sequence[int]) -> bool:
 def _grow(tokens: Rows, lengths: Rows) -> tuple[Rows, list[int], Rows]:
     """Return the edges' keys, the first edge of each level, and the node where each identifier ends.
 
-    Args:
-        tokens: [all] of one identifier after the other.
-        lengths: [identifiers].
+    `tokens`: [all] of one identifier after the other; `lengths`: [identifiers].
     """
     starts = np.cumsum(lengths) - lengths
     rows, nodes, leaves = np.arange(len(lengths)), np.zeros(len(lengths), np.int64), np.zeros(len(lengths), np.int64)
@@ -420,11 +399,7 @@ def _check_texts(written: Sequence[str], texts: Sequence[str], marks: Sequence[s
 
 
 def _tokens(texts: Sequence[str], tokenizer: Any, opening: str, closing: str) -> Iterator[list[int]]:
-    """Yield the tokens of each text and its closing mark, as the tokenizer gives them after the opening mark.
-
-    Raises:
-        ValueError: tokens do not decode to the text.
-    """
+    """Yield the tokens of each text and its closing mark, as the tokenizer gives them after the opening mark."""
 
     def encode(some: Sequence[str]) -> list[list[int]]:
         tokens: list[list[int]] = tokenizer(list(some), add_special_tokens=False, return_attention_mask=False)[
@@ -450,10 +425,6 @@ def _tokens(texts: Sequence[str], tokenizer: Any, opening: str, closing: str) ->
             yield row[len(head) :]
 
 
-def _codes(text: str) -> tuple[int, ...]:
-    return tuple(map(ord, text))
-
-
 def _characters(tokenizer: Any) -> Rows:
     """Return the characters that each token adds to a text, [vocabulary, longest], -1 past the end."""
     before = tokenizer("a", add_special_tokens=False)["input_ids"]
@@ -467,14 +438,10 @@ def _characters(tokenizer: Any) -> Rows:
 
 
 def _outside(marks: Sequence[tuple[int, ...]], symbols: Rows) -> Tensor:
-    """Return the state after each token of free text, by the automaton of Aho and Corasick over the symbols of tokens.
+    """[prefixes of marks, vocabulary] the state after each token of free text, by the automaton of Aho and Corasick.
 
-    Args:
-        marks: the symbols of each opening mark.
-        symbols: [vocabulary, longest] of each token, -1 past the end.
-
-    Returns:
-        [prefixes of marks, vocabulary] the root's state where a mark ends with the token, _DEAD where it goes on after one.
+    The root's state where a mark ends with the token, _DEAD where it goes on after one. `marks`: the symbols of each opening
+    mark; `symbols`: [vocabulary, longest] of each token, -1 past the end.
     """
     prefixes = sorted({mark[:length] for mark in marks for length in range(len(mark))}, key=lambda own: (len(own), own))
     alphabet = np.unique(np.concatenate([np.asarray(mark) for mark in marks]))

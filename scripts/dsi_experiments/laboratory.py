@@ -246,10 +246,7 @@ class Laboratory:
         path = self.output / "docids" / f"{points}-{key[:16]}.tsv"
         if not self.processes.first(path.exists()):
             encoder, vectors = POINTS[points](self, config)
-            embeddings = self._embeddings(config, encoder)
-            documents = scheme_input(
-                self.collection, encoder, config.docids, embeddings, vectors, self.processes, seed=config.seed
-            )
+            documents = scheme_input(self.collection, encoder, config.docids, vectors, self.processes, seed=config.seed)
             docids = make_docids(documents)
             if self.processes.is_main:
                 write_docids(path, documents.doc_ids, docids.paths)

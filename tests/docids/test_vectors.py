@@ -30,7 +30,6 @@ def test_vectors_decode_to_about_what_they_were(kind, error):
 def test_codes_to_search_by_are_half_a_byte_a_part():
     codes = Vectors.search_codes(POINTS, code_bytes=3)
     assert isinstance(codes.codec, Product)
-    assert codes.are_search_codes
     assert codes.parts[0].shape == (300, 3)
     theirs = faiss.ProductQuantizer(12, 6, 4)
     faiss.copy_array_to_vector(codes.codec.codebooks.ravel(), theirs.centroids)

@@ -13,7 +13,7 @@ from scipy import stats
 
 from dsi.docids.words.bm25 import BM25
 from dsi.eval.baselines import BM25_GRID, tune_bm25
-from dsi.eval.fusion import fit_weights, reciprocal_rank_fusion
+from dsi.eval.fusion import reciprocal_rank_fusion
 from dsi.eval.measures import STANDARD_MEASURES, cutoff, evaluate, mean, measure_name, measures_for, ranking
 from dsi.eval.protocol import (
     SystemResult,
@@ -43,10 +43,6 @@ def test_golden_values_on_five_documents():
     assert values["nDCG@10"] == pytest.approx({"q1": expected, "q2": 1 / math.log2(3), "q3": 0})
     assert mean(values["Hit@2"]) == pytest.approx(2 / 3)
     assert mean(values["Hit@2"], ["q1", "q3"]) == 0.5
-
-
-def test_ties_rank_by_doc_id():
-    assert ranking({"b": 1.0, "a": 1.0, "c": 2.0}) == ["c", "a", "b"]
 
 
 SAME = {
@@ -113,13 +109,9 @@ def test_all_standard_measures_are_compared_with_ir_measures():
 
 
 def test_bad_measures_and_empty_judgements_are_refused():
-    for name, meant in (("ndgc@10", "nDCG@10"), ("ndcg10", "nDCG@10"), ("Recall", "Recall@k"), ("Hit@0", "Hit@k")):
-        with pytest.raises(ValueError, match=f"Unknown measure '{name}'; did you mean {meant}\\? There are AP, nDCG"):
+    for name in ("foo", "ndcg10", "Recall", "Hit@0"):
+        with pytest.raises(ValueError, match=f"Unknown measure '{name}'"):
             evaluate(RUN, QRELS, [name])
-    with pytest.raises(
-        ValueError, match=r"Unknown measure 'foo'\. There are AP, nDCG and RR, of all answers or @k, and"
-    ):
-        evaluate(RUN, QRELS, ["foo"])
     with pytest.raises(ValueError, match="no judged queries"):
         evaluate(RUN, {})
 
@@ -146,7 +138,7 @@ def test_a_trec_run_holds_no_white_space_in_a_field(tmp_path, name):
     [
         ("q Q0 d 1 2.0", "line 1: expected `query_id Q0 doc_id rank score tag`"),
         ("q Q0 d 1 high t", "line 1: expected a number, got 'high'"),
-        ("q Q0 d 1 nan t", "line 1: expected a number, got 'nan'"),
+        ("q Q0 d 1 nan t", "score of document 'd' for query 'q' must be a number, got nan"),
         ("q Q0 d 1 2 t\nq Q0 d 2 1 t", "line 2: document 'd' comes twice for query 'q'"),
     ],
 )
@@ -330,12 +322,9 @@ def test_a_score_that_is_no_number_is_refused_wherever_it_enters_by_query_and_do
             lambda run: evaluate(run, {"q": {"b": 1}}, ["RR@10"]),
             lambda run: compare_runs({"q": {"b": 1.0}}, run, {"q": {"b": 1}}),
             lambda run: reciprocal_rank_fusion([{"q": {"b": 1.0}}, run]),
-            lambda run: fit_weights({"q": {"b": 1.0}}, [run], [1.0], {"q": {"b": 1}}),
             run_without_ties,
         ):
-            with pytest.raises(
-                ValueError, match=r"The score of document 'a' for query 'q' must be a (finite )?number, got"
-            ):
+            with pytest.raises(ValueError, match="The score of document 'a' for query 'q' must be a number, got"):
                 use(run)
     assert not (tmp_path / "run").exists()
 
@@ -347,18 +336,15 @@ def test_a_grade_that_is_no_finite_number_is_refused_by_query_and_document(tmp_p
         lambda: write_qrels(qrels, tmp_path / "qrels"),
         lambda: evaluate(run, qrels, ["nDCG@10"]),
         lambda: compare_runs(run, run, qrels, ["nDCG@10"]),
-        lambda: fit_weights(run, [run], [1.0], qrels),
     ):
         with pytest.raises(ValueError, match="The grade of document 'a' for query 'q' must be a finite number, got"):
             use()
     assert not (tmp_path / "qrels").exists()
 
 
-def test_infinite_scores_have_a_rank_but_no_sum():
+def test_infinite_scores_have_a_rank():
     run = {"q": {"a": -math.inf, "b": math.inf}}
     assert evaluate(run, {"q": {"b": 1}}, ["RR@10"]) == {"RR@10": {"q": 1.0}}
-    with pytest.raises(ValueError, match="document 'a' for query 'q' must be a finite number, got -inf"):
-        fit_weights(run, [run], [1.0], {"q": {"b": 1}})
 
 
 def test_a_test_of_significance_names_the_query_without_a_value():
@@ -376,7 +362,3 @@ def test_ids_are_the_same_as_numbers_and_as_texts(tmp_path):
         write_run(run, tmp_path / "run", "tag")
         assert read_run(tmp_path / "run") == texts
         assert list(reciprocal_rank_fusion([run, texts])["7"]) == ["10", "11"]
-    with pytest.raises(ValueError, match="query '7': doc_id '10' comes twice, as a number and as a text; keep one"):
-        evaluate({7: {10: 1.0, "10": 2.0}}, texts)
-    with pytest.raises(ValueError, match=r"doc_id must be a string, got 10\.0"):
-        evaluate({7: {10.0: 1.0}}, texts)

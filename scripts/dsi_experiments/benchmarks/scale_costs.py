@@ -55,11 +55,10 @@ def build(folder: Path, processes: Processes) -> dict[str, Any]:
     """Build and write the index, unless it is there, and return what that took: this call alone, not those killed before."""
     if record := read_record(folder / BUILT):
         return record
-    documents, parts = np.load(folder / DOCUMENTS, mmap_mode="r"), folder / "parts"
-    parts.mkdir(exist_ok=True)
+    documents = np.load(folder / DOCUMENTS, mmap_mode="r")
     before, started, cpu = family_memory(), time.perf_counter(), time.process_time()
     with watching_memory(family_memory, _INTERVAL) as most:
-        tree = build_tree(documents, DocidsConfig(), progress=True, processes=processes, folder=parts)
+        tree = build_tree(documents, DocidsConfig(), progress=True, processes=processes)
         clustered = time.perf_counter() - started
         tree = tree.stored_as(VectorsConfig("int8", code_bytes(documents.shape[1])))
         with replacing(folder / INDEX) as partial:

@@ -38,10 +38,10 @@ def code(documents: SchemeInput, train: Train, *, bits: bool = False) -> Docids:
             f'docids.branching must be a power of two with method "{documents.config.method}", got {codewords}; set it to '
             f"{near // 2} or {near}."
         )
-    if len(documents.points) < codewords:
+    if len(documents.embeddings) < codewords:
         raise ValueError(
-            f"The collection has {len(documents.points)} documents, fewer than docids.branching = {codewords}; set "
-            f"branching to at most {len(documents.points)}."
+            f"The collection has {len(documents.embeddings)} documents, fewer than docids.branching = {codewords}; set "
+            f"branching to at most {len(documents.embeddings)}."
         )
     return Docids(
         processes.first(_code(documents, train, codewords) if processes.is_main else np.empty((0, 0), np.int32))
@@ -49,7 +49,7 @@ def code(documents: SchemeInput, train: Train, *, bits: bool = False) -> Docids:
 
 
 def _code(documents: SchemeInput, train: Train, codewords: int) -> Ints:
-    points, seed = documents.points, documents.seed
+    points, seed = documents.embeddings, documents.seed
     levels = max(1, round(math.log(len(points), codewords)))
     size = min(len(points), codewords * POINTS_PER_CENTROID)
     sample = np.random.default_rng(seed).choice(len(points), size, replace=False)

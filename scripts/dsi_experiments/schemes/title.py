@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from dsi.docids.schemes import Docids, SchemeInput, pad_paths, refuse_points
+from dsi.docids.schemes import Docids, SchemeInput, pad_paths
 from dsi.docids.tree import MOST_LEVELS
 from dsi.docids.types import Ints
 
@@ -17,9 +17,8 @@ def make(documents: SchemeInput) -> Docids:
     """Return docids of titles.
 
     Raises:
-        ValueError: a title is blank, a tokenizer is missing, or there are vectors to cluster.
+        ValueError: a title is blank, or a tokenizer is missing.
     """
-    refuse_points(documents)
     titles = list(documents.titles)
     if documents.tokenizer is None or len(titles) != len(documents.embeddings):
         raise ValueError('The docid method "title" needs the titles of all documents, and a tokenizer that reads them.')

@@ -311,7 +311,7 @@ class DocidTree:
             ValueError: truncated, or it holds no tree.
         """
         if not path.exists():
-            raise FileNotFoundError(f"{path} does not exist; build the docids first (dsi train --stage docids).")
+            raise FileNotFoundError(f"{path} does not exist; build the docids first (dsi train).")
         arrays: dict[str, Any] = read_tensors(
             path, _ARRAYS, ("trained", "origin", "pieces", "piece_cost", "spans", "codes", *_CODECS)
         )

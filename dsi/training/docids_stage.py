@@ -43,18 +43,10 @@ def load_tokenizer(name: str) -> Any:
 
 
 def scheme_input(
-    collection: Collection,
-    encoder: TextEncoder,
-    config: DocidsConfig,
-    embeddings: NDArray[np.float32],
-    points: NDArray[np.float32] | None = None,
-    processes: Processes = ALONE,
-    *,
-    checkpoint: str = "",
-    seed: int = 0,
-    folder: Path | None = None,
-    pieces: DocumentTexts | None = None,
-) -> SchemeInput:
+    collection: Collection, encoder: TextEncoder, config: DocidsConfig, embeddings: NDArray[np.float32],
+    points: NDArray[np.float32] | None = None, processes: Processes = ALONE, *, checkpoint: str = "", seed: int = 0,
+    folder: Path | None = None, pieces: DocumentTexts | None = None,
+) -> SchemeInput:  # fmt: skip
     """Return what a scheme reads of documents or their pieces, with embeddings [N, dim] or `points` [N or documents, any]."""
     table = collection.documents
     pieces = pieces or DocumentTexts(encoder, table, config.most_pieces)
@@ -62,20 +54,12 @@ def scheme_input(
     if several and points is not None and len(points) == len(table):
         points = points[pieces.rows]
     doc_ids, titles = (_at(table[name], pieces.rows) if several else table[name] for name in ("doc_id", "title"))
+    texts, rows = (pieces, pieces.rows) if several else (collection.full_texts(), None)
+    tokenizer = load_tokenizer(checkpoint) if checkpoint else getattr(encoder, "tokenizer", None)
     return SchemeInput(
-        embeddings,
-        config,
-        points,
-        doc_ids=doc_ids,
-        titles=titles,
-        texts=pieces if several else collection.full_texts(),
-        rows=pieces.rows if several else None,
-        tokenizer=load_tokenizer(checkpoint) if checkpoint else getattr(encoder, "tokenizer", None),
-        seed=seed,
-        processes=processes,
-        folder=folder,
-        progress=True,
-    )
+        embeddings, config, points, doc_ids=doc_ids, titles=titles, texts=texts, rows=rows, tokenizer=tokenizer,
+        seed=seed, processes=processes, folder=folder, progress=True,
+    )  # fmt: skip
 
 
 def _at(column: Sequence[str], rows: NDArray[np.integer]) -> list[str]:
@@ -109,17 +93,10 @@ def _are_renumbered(paths: NDArray[np.integer], tree: DocidTree) -> bool:
 
 
 def save_docids_stage(
-    docids: Docids,
-    embeddings: NDArray[np.float32],
-    documents: datasets.Dataset,
-    folder: Path,
-    vectors: VectorsConfig,
-    pieces: int = 1,
-    spans: NDArray[np.int32] | None = None,
-    tokens: TokenVectors | None = None,
-    *,
+    docids: Docids, embeddings: NDArray[np.float32], documents: datasets.Dataset, folder: Path, vectors: VectorsConfig,
+    pieces: int = 1, spans: NDArray[np.int32] | None = None, tokens: TokenVectors | None = None, *,
     text_megabytes: int = 0,
-) -> None:
+) -> None:  # fmt: skip
     """Write the tree of docids with the document table and diagnostics, and `docids.tsv` if the digits are other numbers.
 
     Embeddings [N, dim], tokens and spans [N, 2] (the characters of each) are of documents, or of their pieces.

@@ -158,24 +158,12 @@ def option_declarations() -> dict[str, Setting]:
 
 def written_as(option: str) -> Written:
     """Return how an option is written that `SearchConfig` does not have."""
-    found = getattr(SearchOptions.__annotations__[option], "__metadata__", ())
-    if not found:
-        raise TypeError(f"SearchOptions.{option} must be Annotated[…, Written(…)], as its neighbours are.")
-    written: Written = found[0]
+    written: Written = SearchOptions.__annotations__[option].__metadata__[0]
     return written
 
 
 def given_options(call: str, options: Mapping[str, Any], named: Sequence[str] = OPTIONS) -> dict[str, Any]:
-    """Return the options that a call sets: those that are not None.
-
-    Args:
-        call: name of the public method, for messages.
-        options: as the call received them.
-        named: those that a message lists.
-
-    Raises:
-        TypeError: an option does not exist; the message names the nearest one if there is one.
-    """
+    """Return the options that a call sets, those that are not None; TypeError for an unknown one lists those `named`."""
     for name in options:
         if name not in OPTIONS:
             raise TypeError(f"{call}() has no option {shown(name)}{meant(name, ['k', *named])}")
@@ -194,11 +182,7 @@ def used_settings(config: Mapping[str, Any], *, has_generator: bool) -> dict[str
 
 
 def vectors_alone(options: SearchOptions, config: SearchConfig, *, has_generator: bool) -> SearchOptions:
-    """Return the options of a search for vectors without texts; a line names the parts of the score that are left out.
-
-    Raises:
-        ValueError: an option weighs such a part.
-    """
+    """Return the options of a search for vectors without texts; a line names the parts of the score that are left out."""
     parts = {} if has_generator else {"lexical_weight": "words", "token_weight": "late interaction"}
     left = [part for name, part in parts.items() if getattr(config, name)]
     without = without_parts(options, *parts)
@@ -224,17 +208,14 @@ def request_of_each(request: SearchRequest, queries: int, documents: int) -> lis
     return [replace(request, extra_scores=extra[row : row + 1]) for row in range(queries)]
 
 
-def check_extra_scores(extra_scores: object, expected: tuple[int, int]) -> None:
+def check_extra_scores(extra_scores: Any, expected: tuple[int, int]) -> None:
     """Raise ValueError unless extra_scores are finite numbers [queries, documents]."""
     import numpy as np
 
-    if not isinstance(extra_scores, np.ndarray) or extra_scores.dtype.kind not in "fiu":
-        got = (
-            f"an array of {extra_scores.dtype}" if isinstance(extra_scores, np.ndarray) else type(extra_scores).__name__
-        )
-        raise ValueError(f"extra_scores must be a NumPy array of floats [queries, documents] = {expected}, got {got}.")
-    if extra_scores.shape != expected:
-        raise ValueError(f"extra_scores must be [queries, documents] = {expected}, got {extra_scores.shape}.")
+    is_array = isinstance(extra_scores, np.ndarray)
+    if not is_array or extra_scores.dtype.kind not in "fiu" or extra_scores.shape != expected:
+        got = f"{extra_scores.dtype} {extra_scores.shape}" if is_array else type(extra_scores).__name__
+        raise ValueError(f"extra_scores must be a NumPy array of numbers [queries, documents] = {expected}, got {got}.")
     good = np.abs(extra_scores, dtype=np.float64) <= LARGEST_EXTRA
     if not good.all():
         query, row = np.argwhere(~good)[0].tolist()

@@ -19,7 +19,6 @@ from dsi.search.hits import Answers, Document, Evidence, Hits
 from dsi.search.queries import EncodedQueries, Queries, encode_queries, encoded_queries, encoded_query, given_vectors
 from dsi.search.request import SearchConfig, SearchOptions, shows_options, vectors_alone
 from dsi.store import learning, updating
-from dsi.store.candidates import answers
 from dsi.store.documents.table import DocumentTable
 from dsi.store.evidence import evidence
 from dsi.store.folder import loading, writing
@@ -197,7 +196,10 @@ class Retriever:
         index = self.snapshot
         encoded = encoded_queries(index.encoder, queries, show_progress=True)
         request = index.request("run", k, options)
-        result = answers(index.engine, index.documents, encoded, request, among, show_progress=True)
+        if among is None:
+            result = index.engine.search(encoded, request, show_progress=True)
+        else:
+            result = index.engine.rank(encoded, request, index.documents.rows_among(among, encoded.query_ids))
         return index.as_run(encoded.query_ids, result)
 
     @shows_options
@@ -255,7 +257,7 @@ class Retriever:
 
     def update(
         self, *sources: str | Path, add: Iterable[Any] = (), remove: Iterable[str] = (), texts: Any = None,
-        vectors: VectorKind | None = None, code_bytes: int = 0,
+        vectors: VectorKind | None = None,
     ) -> Changes:  # fmt: skip
         """Change the index in one step, and return what was changed; searches see all of it or nothing.
 
@@ -265,7 +267,6 @@ class Retriever:
             remove: documents, as `remove` takes them.
             texts: a table with doc_id and text, such as `collection.documents`, whose texts the index keeps from now on.
             vectors: how the vectors of documents and nodes are stored from now on (`dsi.docids.vectors.VectorsConfig`).
-            code_bytes: with `vectors`, bytes of a document's codes.
 
         Raises:
             FileNotFoundError: no such source.
@@ -285,7 +286,7 @@ class Retriever:
             content = content if texts is None else updating.with_texts(content, texts)
             if vectors is None:
                 return content
-            return content._replace(tree=content.tree.stored_as(VectorsConfig(vectors, code_bytes)))
+            return content._replace(tree=content.tree.stored_as(VectorsConfig(vectors)))
 
         _, after = self._hold(changed)
         before, now = DocumentTable(middle[0].documents), DocumentTable(after.documents)
@@ -407,7 +408,7 @@ class Retriever:
         if updating.changed_parts(index.content, content):
             writing.write_update(folder, index, content, config=is_configured)
         elif is_configured or (last and index.best_scores != last.best_scores):
-            writing.write_settings(folder, index, config=is_configured)
+            writing.write_entries(folder, writing.settings_of(index, config=is_configured))
 
     def _remember(self, held: Loaded) -> None:
         """Remember the index in a folder, which this one contains."""

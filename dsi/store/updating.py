@@ -18,15 +18,7 @@ from dsi.contrastive.cutting import piece_text
 from dsi.contrastive.text_encoder import TextEncoder
 from dsi.contrastive.tokens import TokenHead
 from dsi.docids.data.locations import FILE, PLACE, SOURCE, VERSION, base_of
-from dsi.docids.data.records import (
-    COLUMNS,
-    EMPTY_DOCUMENTS,
-    Oddities,
-    Row,
-    checked_documents,
-    converted,
-    kind_of,
-)
+from dsi.docids.data.records import COLUMNS, EMPTY_DOCUMENTS, Oddities, Row, checked_documents, converted, kind_of
 from dsi.docids.data.sources import records_of
 from dsi.docids.data.tables import Column
 from dsi.docids.files.checks import shown, user_path
@@ -121,10 +113,7 @@ def with_documents(
 
 
 def _moved(content: Content, gone: Sequence[int], again: Mapping[int, int] | None = None) -> QueryMemory:
-    """Return the memory after an update: it forgets with the documents that are gone, by their rows before.
-
-    One that is replaced keeps what was learned; `again` has {its row before: its number among the new documents}.
-    """
+    """Return the memory without documents that are gone; of those replaced, `again` has {row before: number among the new}."""
     stays = np.ones(len(content.documents), dtype=bool)
     stays[list(gone)] = False
     rows = np.where(stays, np.cumsum(stays) - 1, -1)

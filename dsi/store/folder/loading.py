@@ -45,14 +45,7 @@ _MAPPED = tuple(name for name in PARTS if name != "memory")  # which is read
 
 
 class Loaded(NamedTuple):
-    """An index that was loaded, or written.
-
-    Attributes:
-        folder: of the index.
-        state: its `index_state`.
-        snapshot: its parts.
-        mapped: its files that are mapped into memory.
-    """
+    """An index that was loaded, or written, with its `index_state` and its files that are mapped into memory."""
 
     folder: Path
     state: str
@@ -147,9 +140,9 @@ def read_index(
 
 
 def _load_generator(folder: Path, device: Any) -> Any:
-    with generator_room():
+    with generator_room(), offline():
         from dsi.generator.kinds import load_generator
-    with offline():
+
         return load_generator(folder, device)
 
 

@@ -4,13 +4,12 @@
 checked; it is passed on through the search. Knows nothing of trees or models.
 """
 
-import inspect
 import logging
 import math
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import fields, replace
 from functools import cache
-from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple, TypeAlias, TypeVar, get_type_hints
+from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple, TypeAlias
 
 from pydantic import Field, SkipValidation
 from typing_extensions import TypedDict  # pydantic wants this one before Python 3.12
@@ -31,7 +30,6 @@ else:  # commands read the declarations below without these libraries
 
 logger = logging.getLogger(__name__)
 
-F = TypeVar("F", bound=Callable[..., Any])
 LARGEST_EXTRA = 1e30
 """Bound of `extra_scores`: further ones could overflow float32."""
 Weight = Annotated[float, Field(ge=0, le=1e6), Remedy("0 leaves it out")]
@@ -223,15 +221,3 @@ def check_extra_scores(extra_scores: Any, expected: tuple[int, int]) -> None:
             f"extra_scores must be finite, from -1e30 to 1e30, got {extra_scores[query, row]} for query {query} and document "
             f"row {row}; exclude a document with `deny`."
         )
-
-
-def shows_options(method: F) -> F:
-    """Make `help()` and editors list every search option by name; type checkers see `Unpack[SearchOptions]`."""
-    signature = inspect.signature(method)
-    kept = [p for p in signature.parameters.values() if p.kind is not inspect.Parameter.VAR_KEYWORD]
-    options = [
-        inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=kind)
-        for name, kind in get_type_hints(SearchOptions).items()
-    ]
-    method.__signature__ = signature.replace(parameters=[*kept, *options])  # type: ignore[attr-defined]
-    return method

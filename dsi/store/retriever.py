@@ -17,7 +17,7 @@ from dsi.search.best_scores import BestScores
 from dsi.search.explain.explanation import Explanation
 from dsi.search.hits import Answers, Document, Evidence, Hits
 from dsi.search.queries import EncodedQueries, Queries, encode_queries, encoded_queries, encoded_query, given_vectors
-from dsi.search.request import SearchConfig, SearchOptions, shows_options, vectors_alone
+from dsi.search.request import SearchConfig, SearchOptions, vectors_alone
 from dsi.store import learning, updating
 from dsi.store.documents.table import DocumentTable
 from dsi.store.evidence import evidence
@@ -108,7 +108,6 @@ class Retriever:
     def search(
         self, queries: None = None, k: int = 10, *, embeddings: NDArray[Any], **options: Unpack[SearchOptions]
     ) -> Answers: ...
-    @shows_options
     def search(
         self, queries: str | Iterable[Any] | EncodedQueries | None = None, k: int = 10, *,
         embeddings: NDArray[Any] | None = None, syntax: bool = False, **options: Unpack[SearchOptions],
@@ -154,7 +153,6 @@ class Retriever:
         hits = index.hits(encoded, request)
         return hits[0] if isinstance(queries, str) else Answers(hits)
 
-    @shows_options
     def similar(self, doc_ids: str | Sequence[str], k: int = 10, **options: Unpack[SearchOptions]) -> Hits:
         """Return the top k documents that are like one, or like several, without these.
 
@@ -171,7 +169,6 @@ class Retriever:
         """
         return similar(self.snapshot, [doc_ids] if isinstance(doc_ids, str) else doc_ids, k, options)
 
-    @shows_options
     def evidence(self, question: str, tokens: int = 1000, *, k: int = 20, **options: Unpack[SearchOptions]) -> Evidence:
         """Return the sentences of at most k documents that tell most of a question, with `tokens` tokens at most together.
 
@@ -184,7 +181,6 @@ class Retriever:
         """
         return evidence(self.snapshot, question, tokens, k, options)
 
-    @shows_options
     def run(
         self, queries: Queries | EncodedQueries, k: int = 10, *, among: Mapping[str, Iterable[str]] | None = None,
         **options: Unpack[SearchOptions],
@@ -202,7 +198,6 @@ class Retriever:
             result = index.engine.rank(encoded, request, index.documents.rows_among(among, encoded.query_ids))
         return index.as_run(encoded.query_ids, result)
 
-    @shows_options
     def explain(self, query: str | EncodedQueries, k: int = 5, **options: Unpack[SearchOptions]) -> Explanation:
         """Return how a search came about: the parts of each answer's score, and the nodes kept and pruned.
 

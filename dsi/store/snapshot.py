@@ -25,7 +25,6 @@ from dsi.search.request import (
     SearchRequest,
     given_options,
     request_of_each,
-    shows_options,
     split_options,
 )
 from dsi.search.results import SearchResult
@@ -134,7 +133,6 @@ class Snapshot:
         request = SearchRequest(plain(int, k, "k"), config, **others)
         return request if allowed is None else restricted(request, self.tree, allowed)
 
-    @shows_options
     def search(
         self, encoded: EncodedQueries, k: int = 10, *, show_progress: bool = False, **options: Unpack[SearchOptions]
     ) -> SearchResult:
@@ -143,7 +141,6 @@ class Snapshot:
             raise TypeError(f"search() of a snapshot takes what encode_queries() returns, got {encoded!r}.")
         return self.engine.search(encoded, self.request("search", k, options), show_progress=show_progress)
 
-    @shows_options
     def follow(
         self, queries: Queries | EncodedQueries, doc_ids: Sequence[Sequence[str]], **options: Unpack[SearchOptions]
     ) -> Followed:

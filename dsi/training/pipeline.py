@@ -42,7 +42,7 @@ from dsi.docids.schemes import make_docids
 from dsi.docids.tree import DocidTree
 from dsi.docids.words.bm25 import BM25, load_lexical
 from dsi.measuring.tuning import configure, is_as_configured, is_tuned, tune_index
-from dsi.store.folder.loading import load_docids, load_encoder, load_tree
+from dsi.store.folder.loading import load_encoder, load_tree
 from dsi.store.folder.manifest import FORMAT_VERSION
 from dsi.store.folder.writing import generation_of, is_whole, retire, search_entries, write_manifest
 from dsi.store.learning import query_terms, query_vectors
@@ -325,9 +325,8 @@ class TrainingRun:
                 retire(self.folder)
             if not is_whole(self.folder):
                 encoder = load_encoder(self.folder, self.config.encoder, self.device)
-                tree, _ = load_docids(self.folder / "docids")
                 (self.folder / "tuning.json").unlink(missing_ok=True)
-                write_manifest(self.folder, encoder, tree, search_entries(self.config.search))
+                write_manifest(self.folder, encoder, self.tree(), search_entries(self.config.search))
             elif not is_as_configured(self.folder, self.config.search):
                 configure(self.folder, self.config.search)
                 logger.info("search: as [search] says now")

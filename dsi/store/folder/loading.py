@@ -55,12 +55,7 @@ class Loaded(NamedTuple):
 
 def load_docids(folder: Path) -> tuple[DocidTree, pa.Table]:
     """Load the tree and the document table; the table stays on disk."""
-    tree, documents = load_tree(folder), load_documents(folder / "documents.arrow")
-    if tree.num_rows != len(documents):
-        raise ValueError(
-            f"{folder}: the docids cover {tree.num_rows} documents, the document table has {len(documents)}; {RESTORE}."
-        )
-    return tree, documents
+    return load_tree(folder), load_documents(folder / "documents.arrow")
 
 
 def load_tree(folder: Path) -> DocidTree:

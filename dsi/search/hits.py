@@ -93,20 +93,13 @@ class Passage(NamedTuple):
         return found | ({"location": self.location.as_dict()} if self.location else {})
 
 
-class AnsweredSearch(Protocol):
-    """The search that answered one query: what `Hit.explain` and marked words need of it."""
+class _AnsweredSearch(Protocol):
+    """The search that answered one query, `AnsweredQuery` of `dsi.search.explain.why`: what hits need of it."""
 
-    def explain(self, doc_id: str) -> Any:
-        """Return the `DocumentExplanation` of any document of the index."""
-
-    def matches(self, hits: "Sequence[Hit]") -> list[list[Match]]:
-        """Return the words of the query that each of its hits matches."""
-
-    def uncovered(self, hits: "Sequence[Hit]") -> Uncovered:
-        """Return the words of the query that no document has, and those that none of its hits covers."""
-
-    def percentile(self, score: float) -> float | None:
-        """Return where a score lies among the best scores of questions that the documents ask."""
+    def explain(self, doc_id: str) -> Any: ...
+    def matches(self, hits: "Sequence[Hit]") -> list[list[Match]]: ...
+    def uncovered(self, hits: "Sequence[Hit]") -> Uncovered: ...
+    def percentile(self, score: float) -> float | None: ...
 
 
 @dataclass(frozen=True)
@@ -135,9 +128,9 @@ class Hit:
     metadata: Mapping[str, Any] = field(default_factory=dict, hash=False)
     passage_span: tuple[int, int] | None = None
     pieces: tuple[Piece, ...] = ()
-    search: ClassVar[AnsweredSearch | None] = None  # no field: `dataclasses.asdict` would copy the index
+    search: ClassVar[_AnsweredSearch | None] = None  # no field: `dataclasses.asdict` would copy the index
 
-    def found_by(self, search: AnsweredSearch | None) -> "Hit":
+    def found_by(self, search: _AnsweredSearch | None) -> "Hit":
         """Return this hit, which from now on knows its search."""
         object.__setattr__(self, "search", search)
         return self
@@ -224,7 +217,7 @@ def label_of(doc_id: str, title: str, text: str | None) -> str:
     return title.strip() or shortened(text or "", _LABEL) or doc_id
 
 
-def _known(search: AnsweredSearch | None) -> AnsweredSearch:
+def _known(search: _AnsweredSearch | None) -> _AnsweredSearch:
     if search is None:
         raise ValueError(
             "These hits do not know their search any more, because they were reranked, pickled or copied; explain those that "
@@ -256,7 +249,7 @@ class Hits(list[Hit]):
     """
 
     def __init__(
-        self, hits: Iterable[Hit], exact: bool, query: str = "", search: AnsweredSearch | None = None,
+        self, hits: Iterable[Hit], exact: bool, query: str = "", search: _AnsweredSearch | None = None,
         coverage: float = 1.0, missing: Iterable[int] = (), note: str = "",
     ) -> None:  # fmt: skip
         super().__init__(hits)

@@ -33,17 +33,12 @@ _RANKED = 10_000
 _EARLIER_SHOWN = 3
 
 
-class Documents(Protocol):
-    """What is read of the document table."""
+class _Documents(Protocol):
+    """What is read of the document table, `dsi.store.documents.table`."""
 
-    def rows_of(self, doc_ids: Iterable[str], name: str) -> list[int]:
-        """Return the rows of documents; raises ValueError if one is not there."""
-
-    def values_of(self, column: str, rows: NDArray[np.integer]) -> list[list[Any]]:
-        """Return the values of a column at rows [n, m]; None for texts that are not kept."""
-
-    def names(self, row: int) -> tuple[str, str]:
-        """Return the id of a document, and what it is called."""
+    def rows_of(self, doc_ids: Iterable[str], name: str) -> list[int]: ...
+    def values_of(self, column: str, rows: NDArray[np.integer]) -> list[list[Any]]: ...
+    def names(self, row: int) -> tuple[str, str]: ...
 
 
 class Step(NamedTuple):
@@ -143,7 +138,7 @@ class AnsweredQuery:
     request: SearchRequest
     engine: Engine
     encoder: TextEncoder
-    documents: Documents
+    documents: _Documents
     best_scores: BestScores | None = None
     check: Callable[[], None] | None = field(default=None, init=False)
     _missing: set[int] = field(default_factory=set, init=False)

@@ -51,8 +51,8 @@ def changed_parts(content: Content, held: Content | None) -> list[str]:
     if held is None:
         return [*CHANGING]
     same_table = content.tree is held.tree and content.documents is held.documents
-    is_same = same_table, content.lexical is held.lexical, content.memory is held.memory
-    return [name for name, same in zip(CHANGING, is_same, strict=True) if not same]
+    is_same = {"docids": same_table, "lexical": content.lexical is held.lexical, "memory": content.memory is held.memory}
+    return [name for name, same in is_same.items() if not same]
 
 
 def new_rows(documents: Iterable[Any]) -> list[Row]:
@@ -226,10 +226,8 @@ def _is_absent(path: Path) -> bool:
     """True if there is no such file; one that cannot be looked at is there."""
     try:
         os.lstat(path)
-    except (FileNotFoundError, NotADirectoryError):
-        return True
-    except OSError:
-        return False
+    except OSError as error:
+        return isinstance(error, FileNotFoundError | NotADirectoryError)
     return False
 
 

@@ -51,7 +51,11 @@ def changed_parts(content: Content, held: Content | None) -> list[str]:
     if held is None:
         return [*CHANGING]
     same_table = content.tree is held.tree and content.documents is held.documents
-    is_same = {"docids": same_table, "lexical": content.lexical is held.lexical, "memory": content.memory is held.memory}
+    is_same = {
+        "docids": same_table,
+        "lexical": content.lexical is held.lexical,
+        "memory": content.memory is held.memory,
+    }
     return [name for name, same in is_same.items() if not same]
 
 

@@ -39,14 +39,14 @@ class StoredText(NamedTuple):
 def matched_words(
     engine: Engine, encoder: TextEncoder, query: EncodedQueries, request: SearchRequest, documents: Sequence[StoredText]
 ) -> list[list[Match]]:
-    """Return for each document what each word of a query adds to its score, and which words of the document it found.
+    """Return for each of some documents what each word of a query adds to its score, and which of its words that found.
 
     The shares, with those of the prompt and special tokens, which are left out, add up to the parts of words and of late
     interaction in the score. None of either: no words.
     """
     (batch,) = query.batches
     text, config = batch.texts[0], request.config
-    words = _words(engine, text, config.lexical_weight if documents else 0.0, documents)
+    words = _words(engine, text, config.lexical_weight, documents)
     found = engine.token_shares(batch, request, [document.position for document in documents])
     if found is None:
         return [_by_name(own) for own in words]

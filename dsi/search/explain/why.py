@@ -149,7 +149,8 @@ class AnsweredQuery:
         self.encoded.check_usable()
         explanation = explain(self.engine, self.encoded, self.request, self.documents.names)
         result = self._note(explanation.result)
-        explanation.uncovered = self._uncovered(result.positions[0, : result.counts[0]].tolist())
+        found = result.positions[0, : result.counts[0]].tolist()
+        explanation.uncovered = uncovered_words(self.engine, self.encoder, self.encoded, self.request, found)
         return explanation
 
     def passages(self, found: Sequence[Found]) -> list[Shown]:
@@ -160,9 +161,8 @@ class AnsweredQuery:
     def matches(self, hits: Sequence[Hit]) -> list[list[Match]]:
         """Return the words of the query that each of its hits matches."""
         tree = self.engine.tree
-        return self._matches(
-            [StoredText(tree.node(hit.digits) - tree.num_inner, hit.title, hit.text or "") for hit in hits]
-        )
+        held = [StoredText(tree.node(hit.digits) - tree.num_inner, hit.title, hit.text or "") for hit in hits]
+        return matched_words(self.engine, self.encoder, self.encoded, self.request, held) if held else []
 
     def percentile(self, score: float) -> float | None:
         """Return how many of 100 questions that the documents ask have a lower best score; None where that is not known."""
@@ -171,15 +171,8 @@ class AnsweredQuery:
     def uncovered(self, hits: Sequence[Hit]) -> Uncovered:
         """Return the words of the query that no document has, and those that none of its hits covers."""
         tree = self.engine.tree
-        return self._uncovered([tree.node(hit.digits) - tree.num_inner for hit in hits])
-
-    def _uncovered(self, positions: Sequence[int]) -> Uncovered:
-        return uncovered_words(self.engine, self.encoder, self.encoded, self.request, positions)
-
-    def _matches(self, documents: Sequence[StoredText]) -> list[list[Match]]:
-        if not documents:
-            return []
-        return matched_words(self.engine, self.encoder, self.encoded, self.request, documents)
+        found = [tree.node(hit.digits) - tree.num_inner for hit in hits]
+        return uncovered_words(self.engine, self.encoder, self.encoded, self.request, found)
 
     def explain(self, doc_id: str) -> DocumentExplanation:
         """Return why a document is, or is not, among the answers."""
@@ -190,7 +183,8 @@ class AnsweredQuery:
         rank, overall = self._rank(result, row), self._overall_rank(row)
         pruned = self.pruned(position) if rank is None else None
         title, text = (self.documents.values_of(name, np.array([[row]]))[0][0] for name in ("title", "text"))
-        (matches,) = self._matches([StoredText(position, title, text or "")])
+        held = StoredText(position, title, text or "")
+        (matches,) = matched_words(self.engine, self.encoder, self.encoded, self.request, [held])
         reason, returned_by = self._reason(row, score, rank, overall, pruned)
         if self._missing:
             numbers, overall = ", ".join(map(str, sorted(self._missing))), None

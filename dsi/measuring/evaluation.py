@@ -113,15 +113,8 @@ class Evaluation:
         return table(self.rows, splits, self.measures, more=costs)
 
     def row(self, name: str) -> SystemResult:
-        """Return the row of that name.
-
-        Raises:
-            KeyError: there is none.
-        """
-        rows = {row.name: row for row in self.rows}
-        if name not in rows:
-            raise KeyError(f"The table has no row {shown(name)}{meant(name, list(rows))}")
-        return rows[name]
+        """Return the row of that name; KeyError if there is none."""
+        return {row.name: row for row in self.rows}[name]
 
     def significance(self) -> str:
         """Return the differences of the index to every other row, in points, with p of paired randomisation tests.

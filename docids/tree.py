@@ -294,7 +294,7 @@ class DocidTree:
     def load(cls, path: Path) -> "DocidTree":
         """Return what `save` wrote, memory-mapped; processes that load the same file share it."""
         if not path.exists():
-            raise FileNotFoundError(f"{path} does not exist; build the docids first (dsi train --stage docids).")
+            raise FileNotFoundError(f"{path} does not exist; build the docids first (dsi train).")
         arrays: dict[str, Any] = read_tensors(
             path, _ARRAYS, ("trained", "origin", "pieces", "piece_cost", "spans", "codes", *_CODECS)
         )

@@ -230,11 +230,6 @@ class Config:
         """Whether the index has token vectors, for late interaction."""
         return self.tokens.bits > 0 and not self.generator.exists
 
-    @property
-    def trains_token_vectors(self) -> bool:
-        """Whether train queries, where there are some, get token vectors by a map of their own."""
-        return self.has_token_vectors and bool(self.tokens.epochs)
-
     def _check_search(self) -> None:
         """Raise ValueError if the trained index could not be searched as `[search]` and `[tokens]` say."""
         search = self.search
@@ -289,14 +284,8 @@ def check_together(generator: GeneratorConfig, training: TrainingConfig) -> None
             f"training.{name} is {shown(getattr(training, name))}, but there is no generator to train; build on "
             "`--config digits`, or leave it out."
         )
-    _check_reading(generator, training)
-
-
-def _check_reading(generator: GeneratorConfig, training: TrainingConfig) -> None:
-    """Raise ValueError if a generator that reads texts is to be trained as it cannot be."""
-    if generator.reads != "text":
-        return
-    if training.train_encoder or training.asks("frozen_encoder", "all_relevant"):
+    reads_text = generator.reads == "text"
+    if reads_text and (training.train_encoder or training.asks("frozen_encoder", "all_relevant")):
         raise ValueError(
             'generator.reads = "text" needs a training.objective of one path, as "ce" is, and training.train_encoder false, as '
             f"it reads no states of the encoder; got {training.objective!r} and {str(training.train_encoder).lower()}."
@@ -309,14 +298,9 @@ def config_names() -> list[str]:
 
 
 def read_config(name: str | Path) -> Config:
-    """Read a configuration; settings it leaves out are as in its `base`, or else as in `Config()`.
+    """Read a configuration that ships with the package, by name, or a TOML file.
 
-    Args:
-        name: of a configuration that ships with the package, or a TOML file.
-
-    Raises:
-        FileNotFoundError: no such name or file.
-        ValueError: not TOML, too deeply nested, an unknown key (the message names the nearest one), a wrong type or value.
+    Settings it leaves out are as in its `base`, or else as in `Config()`.
     """
     path = _find(name)
     return _with_defaults(_with_base(path), str(path))
@@ -330,20 +314,13 @@ def run_config(run: Path, name: str | Path | Config | None = None) -> Config:
 
 
 def read_dev_cut(run: Path) -> dict[str, Any]:
-    """Read how a run has cut its dev queries, the default where it has no `config.toml`, as one that was saved elsewhere.
-
-    Returned are arguments of `read_collection`.
+    """Return how a run has cut its dev queries, the default where it has no `config.toml`, as one that was saved elsewhere.
 
     Other settings are not read, as its docid scheme may be missing here.
-
-    Raises:
-        ValueError: as `read_config`.
     """
-    if not (run / "config.toml").exists():
-        return dev_cut(Config())
     path = run / "config.toml"
-    read = {name: value for name, value in _with_base(path).items() if name in dev_cut(Config())}
-    return dev_cut(_with_defaults(read, str(path)))
+    read = _with_base(path) if path.exists() else {}
+    return dev_cut(_with_defaults({name: read[name] for name in dev_cut(Config()) if name in read}, str(path)))
 
 
 def dev_cut(config: Config) -> dict[str, Any]:

@@ -63,9 +63,8 @@ def add_collection(
     arguments: argparse.ArgumentParser, what: str = "the collection, a folder in BEIR layout or of texts"
 ) -> None:
     """Add COLLECTION."""
-    arguments.add_argument(
-        "data", type=collection_folder, metavar="COLLECTION", help=f"{what}; minipedia: the one that ships"
-    )
+    what = f"{what}; minipedia: the one that ships"
+    arguments.add_argument("data", type=collection_folder, metavar="COLLECTION", help=what)
 
 
 def add_judgements(arguments: argparse.ArgumentParser, what: str) -> None:
@@ -88,9 +87,8 @@ def add_device(arguments: argparse.ArgumentParser, *, searches: bool = False) ->
     """Add --device, and --dtype for commands that search."""
     arguments.add_argument("--device", help="cpu, cuda, …; the best available by default")
     if searches:
-        arguments.add_argument(
-            "--dtype", default="float32", choices=("float32", "bfloat16"), help="of encoder and decoder"
-        )
+        kinds = ("float32", "bfloat16")
+        arguments.add_argument("--dtype", default="float32", choices=kinds, help="of encoder and decoder")
 
 
 def open_retriever(arguments: argparse.Namespace) -> "Retriever":
@@ -123,24 +121,20 @@ def add_configuration(arguments: argparse.ArgumentParser, config: str) -> None:
     """Add --config, --set, --settings, and --encoder, --language and --pieces, short for settings of --set."""
     arguments.add_argument("--config", metavar="NAME", help=config)
     add_settings(arguments)
+    add = partial(arguments.add_argument, dest="settings", action="append", default=[])
     for option, name, metavar, text in (
         ("--encoder", "encoder.name", "MODEL", "a sentence-transformers model: a Hub name or a folder"),
         ("--language", "lexical.language", "NAME", "of the documents, for stems of words; none for none"),
         ("--pieces", "docids.pieces", "N", "of a text that are embedded one by one, at most"),
     ):
-        read = partial(_short, name)
-        arguments.add_argument(
-            option, dest="settings", type=read, action="append", default=[], metavar=metavar, help=text
-        )
+        add(option, type=partial(_short, name), metavar=metavar, help=text)
 
 
 def add_settings(arguments: argparse.ArgumentParser) -> None:
     """Add --set, for single settings of a configuration, and --settings, which lists all."""
+    add, form = partial(arguments.add_argument, "--set", dest="settings", action="append"), "SECTION.NAME=VALUE"
     example = "change one setting of the configuration, such as docids.branching=10; may be repeated"
-    form = "SECTION.NAME=VALUE"
-    arguments.add_argument(
-        "--set", dest="settings", type=setting, action="append", default=[], metavar=form, help=example
-    )
+    add(type=setting, default=[], metavar=form, help=example)
     arguments.add_argument("--settings", action=_Settings, help="list all settings with ranges and defaults, and exit")
 
 
@@ -178,8 +172,7 @@ def with_settings(config: "Config", settings: Sequence[tuple[str, str, Any]]) ->
 
 def add_overwriting(arguments: argparse.ArgumentParser) -> None:
     """Add --discard-updates and --replace."""
-    arguments.add_argument(
-        "--discard-updates", action="store_true", help="train again although `dsi update` changed the index since"
-    )
+    updated = "train again although `dsi update` changed the index since"
+    arguments.add_argument("--discard-updates", action="store_true", help=updated)
     lacking = "train although INDEX holds an index with documents that COLLECTION lacks"
     arguments.add_argument("--replace", action="store_true", help=lacking)

@@ -80,20 +80,18 @@ def build_parser() -> argparse.ArgumentParser:
     command_line = parser("evaluate", __doc__)
     add_index(command_line)
     add_judgements(command_line, "the collection, with judged queries in queries.jsonl and qrels")
-    command_line.add_argument(
-        "--depth",
-        type=count,
-        metavar="K",
-        help="documents per query, 10 or more; by default 100 where several are relevant or judgements are graded, else 10",
+    add = command_line.add_argument
+    depth = (
+        "documents per query, 10 or more; by default 100 where several are relevant or judgements are graded, else 10"
     )
-    command_line.add_argument(
-        "--show", type=count, metavar="N", help="also N queries whose document is not the first answer, the worst first"
-    )
+    add("--depth", type=count, metavar="K", help=depth)
+    missed = "also N queries whose document is not the first answer, the worst first"
+    add("--show", type=count, metavar="N", help=missed)
     add_rerank(command_line, nargs="+", default=[])
-    command_line.add_argument("--results", type=output_file, help="write search configs, measures and hardware as JSON")
+    add("--results", type=output_file, help="write search configs, measures and hardware as JSON")
     runs = "write every system's run and the judgements in TREC format"
-    command_line.add_argument("--trec-runs", type=output_folder, metavar="DIR", help=runs)
-    add_search_options(command_line, without=("allow", "deny", "where", "min_score"))
+    add("--trec-runs", type=output_folder, metavar="DIR", help=runs)
+    add_search_options(command_line, without=("allow", "deny", "where", "min_score", "passages"))
     add_device(command_line, searches=True)
     return command_line
 

@@ -1,11 +1,10 @@
 """`dsi explain`: print the answers of a search with the parts of their scores, and how it came about.
 
 Takes the search options of `dsi search`. --tree adds the nodes kept and pruned, level by level. --document says why a
-document is, or is not, among the answers, and which words it matches. --json prints what POST /explain of `dsi serve`
-answers. From Python: `retriever.explain(query)` and `retriever.search(query).explain(doc_id)`.
+document is, or is not, among the answers, and which words it matches. From Python: `retriever.explain(query)` and
+`retriever.search(query).explain(doc_id)`.
 """
 
-import json
 from argparse import ArgumentParser
 from collections.abc import Sequence
 
@@ -23,9 +22,6 @@ def build_parser() -> ArgumentParser:
     shown = command_line.add_mutually_exclusive_group()
     shown.add_argument("--document", metavar="DOC_ID", help="a document: is it among the answers, and if not, why?")
     shown.add_argument("--tree", action="store_true", help="also the nodes that the walk kept and pruned")
-    command_line.add_argument(
-        "--json", action="store_true", help="print the tree, and the document, as one JSON object"
-    )
     add_search_options(command_line, without=("passages",))
     add_device(command_line, searches=True)
     return command_line
@@ -35,18 +31,8 @@ def main(argv: Sequence[str] | None = None) -> None:
     """Print the answers of one search, and its tree if asked."""
     arguments = build_parser().parse_args(argv)
     load_libraries()
-
-    retriever = open_retriever(arguments)
-    options = search_options(arguments)
-    if arguments.json:
-        from dsi.server.searches import Explainer
-        from dsi.store.documents.topics import Topics
-
-        index = retriever.snapshot
-        topics = Topics(index.tree, index.documents)
-        explainer = Explainer(index, topics, arguments.query, arguments.k, options)
-        print(json.dumps(explainer.whole(arguments.document), ensure_ascii=False))
-    elif arguments.document is None:
+    retriever, options = open_retriever(arguments), search_options(arguments)
+    if arguments.document is None:
         explanation = retriever.explain(arguments.query, arguments.k, **options)
         print(explanation if arguments.tree else explanation.answer)
     else:

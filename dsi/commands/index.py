@@ -16,17 +16,12 @@ from dsi.commands.values import existing_file, output_folder, source_path
 def build_parser() -> ArgumentParser:
     """Return the parser of the command line."""
     command_line = parser("index", __doc__)
-    command_line.add_argument(
-        "sources", nargs="+", type=source_path, metavar="SOURCE", help="files or folders of texts"
-    )
-    command_line.add_argument("run", type=output_folder, metavar="INDEX", help="folder for the index")
+    add = command_line.add_argument
+    add("sources", nargs="+", type=source_path, metavar="SOURCE", help="files or folders of texts")
+    add("run", type=output_folder, metavar="INDEX", help="folder for the index")
     add_configuration(command_line, "a configuration: a name or a TOML file; nothing of it is trained")
-    command_line.add_argument(
-        "--embeddings",
-        type=existing_file,
-        metavar="FILE",
-        help=".npy matrix [documents, dim] of the documents' embeddings, which are then not computed",
-    )
+    given = ".npy matrix [documents, dim] of the documents' embeddings, which are then not computed"
+    add("--embeddings", type=existing_file, metavar="FILE", help=given)
     add_overwriting(command_line)
     add_device(command_line)
     return command_line

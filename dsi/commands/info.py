@@ -4,7 +4,6 @@
 counts, when it was learned first, and the query where texts are kept. From Python: `retriever.learned()`.
 """
 
-import json
 from argparse import ArgumentParser
 from collections.abc import Sequence
 
@@ -16,20 +15,15 @@ def build_parser() -> ArgumentParser:
     """Return the parser of the command line."""
     command_line = parser("info", __doc__)
     add_index(command_line)
-    command_line.add_argument("--json", action="store_true", help="print one JSON object, with --learned one a line")
     command_line.add_argument("--learned", action="store_true", help="list the pairs that it has learned instead")
     return command_line
 
 
 def main(argv: Sequence[str] | None = None) -> None:
-    """Print the facts, as lines or as JSON."""
+    """Print the facts, or the learned pairs, a line each."""
     arguments = build_parser().parse_args(argv)
     load_libraries()
     from dsi.store.folder.info import as_lines, index_info, learned_lines
 
-    if arguments.learned:
-        for line in learned_lines(arguments.run, as_json=arguments.json):
-            print(line)
-        return
-    info = index_info(arguments.run)
-    print(json.dumps(info, ensure_ascii=False) if arguments.json else as_lines(info))
+    for line in learned_lines(arguments.run) if arguments.learned else [as_lines(index_info(arguments.run))]:
+        print(line)

@@ -1,7 +1,7 @@
 """What a command does before it computes: chooses the number of threads, imports the libraries, and keeps them quiet.
 
-The libraries compute on OMP_NUM_THREADS threads or, if that is
-not set, on one per core that this process may use: more would wait for each other at every step.
+The libraries compute on OMP_NUM_THREADS threads or, if that is not set, on one per core that this process may use: more would
+wait for each other at every step.
 """
 
 import logging
@@ -22,10 +22,7 @@ def set_up() -> None:
 
 
 def load_libraries(*, training: bool = False) -> None:
-    """Make ready what every command needs, after `set_up`; with `training` also the libraries that train, which take seconds.
-
-    They show no progress of their own.
-    """
+    """Make ready what every command needs; with `training` also the libraries that train, which take seconds."""
     set_up()
     from dsi.docids.files.ram import keep_few_kernels
 

@@ -28,7 +28,6 @@ COMMANDS = tuple(name for name in (
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command and return its exit status."""
-    _open_streams()
     arguments = list(sys.argv[1:] if argv is None else argv)
     if os.name == "nt" and isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(encoding="utf-8")  # into a file or a pipe, Windows writes an older encoding
@@ -74,7 +73,6 @@ def run_command(command: Callable[[Sequence[str]], None], arguments: Sequence[st
 
     A command that is interrupted (Ctrl-C) says so, one whose reader has gone (`| head`) is silent, like other programs.
     """
-    _open_streams()
     try:
         command(arguments)
         sys.stdout.flush()
@@ -95,13 +93,6 @@ def run_command(command: Callable[[Sequence[str]], None], arguments: Sequence[st
         print(f"dsi: out of memory ({reason}); raise the limit (ulimit -v), or do less at once", file=sys.stderr)
         return 2
     return 0
-
-
-def _open_streams() -> None:
-    """Put what takes and gives nothing in the place of standard streams that the caller has closed, as daemons do."""
-    for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
-        if getattr(sys, name) is None:
-            setattr(sys, name, Path(os.devnull).open(mode, encoding="utf-8"))  # noqa: SIM115
 
 
 def _usage() -> str:

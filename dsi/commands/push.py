@@ -15,16 +15,12 @@ def build_parser() -> argparse.ArgumentParser:
     """Return the parser of the command line."""
     command_line = parser("push", __doc__)
     add_index(command_line)
-    command_line.add_argument(
-        "name", type=_repository, metavar="USER/INDEX", help="on the Hub; made if it does not exist"
-    )
-    command_line.add_argument("--private", action="store_true", default=None, help="make a new repository private")
-    command_line.add_argument("--license", metavar="ID", help="for the card, as the Hub names it: apache-2.0, …")
-    command_line.add_argument(
-        "--query-words",
-        action=argparse.BooleanOptionalAction,
-        help="upload hashes of the words of learned queries, or not; has to be said where there are some",
-    )
+    add = command_line.add_argument
+    add("name", type=_repository, metavar="USER/INDEX", help="on the Hub; made if it does not exist")
+    add("--private", action="store_true", default=None, help="make a new repository private")
+    add("--license", metavar="ID", help="for the card, as the Hub names it: apache-2.0, …")
+    words = "upload hashes of the words of learned queries, or not; has to be said where there are some"
+    add("--query-words", action=argparse.BooleanOptionalAction, help=words)
     return command_line
 
 

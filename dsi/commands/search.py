@@ -9,7 +9,6 @@ import argparse
 import io
 import json
 import os
-import shutil
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
@@ -48,9 +47,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     if queries:
         return _write_run(retriever, queries, search, arguments)
     if arguments.query is not None:
-        if error := _answer(arguments.query, search, arguments.json):
-            raise error
-        return None
+        return _show(search(arguments.query), arguments.json, query=arguments.query)
     return _answer_lines(_lines(f"{retriever!r}\nA query, or Ctrl-D to leave"), search, arguments.json)
 
 
@@ -58,23 +55,18 @@ def build_parser() -> argparse.ArgumentParser:
     """Return the parser of the command line."""
     command_line = parser("search", __doc__)
     add_index(command_line)
-    command_line.add_argument("query", type=query_text, nargs="?", metavar="QUERY", help="answer this query and exit")
-    command_line.add_argument(
-        "--like", nargs="+", metavar="DOC_ID", help="find documents that are like this one, or like several, and exit"
-    )
+    add = command_line.add_argument
+    add("query", type=query_text, nargs="?", metavar="QUERY", help="answer this query and exit")
+    add("--like", nargs="+", metavar="DOC_ID", help="find documents that are like this one, or like several, and exit")
     forms = "queries.jsonl, a .csv, .tsv or .parquet with columns id and text, or id, a tab and the text a line; needs --run"
-    command_line.add_argument("--queries", type=existing_file, metavar="FILE", help=forms)
-    command_line.add_argument(
-        "--run", type=output_file, metavar="OUT", dest="output", help="TREC run to write for --queries"
-    )
-    command_line.add_argument("--json", action="store_true", help="print one JSON object per query")
-    command_line.add_argument(
-        "--among", type=existing_file, metavar="FILE", help="TREC run whose documents to rank for --queries"
-    )
-    command_line.add_argument("-k", type=count, help="documents per query: 10, with --among all of them by default")
+    add("--queries", type=existing_file, metavar="FILE", help=forms)
+    add("--run", type=output_file, metavar="OUT", dest="output", help="TREC run to write for --queries")
+    add("--json", action="store_true", help="print one JSON object per query")
+    add("--among", type=existing_file, metavar="FILE", help="TREC run whose documents to rank for --queries")
+    add("-k", type=count, help="documents per query: 10, with --among all of them by default")
     add_rerank(command_line)
     syntax = """take documents that have each "quote" and no -word of a query, as at the prompt"""
-    command_line.add_argument("--syntax", action="store_true", help=syntax)
+    add("--syntax", action="store_true", help=syntax)
     add_search_options(command_line)
     add_device(command_line, searches=True)
     return command_line
@@ -142,24 +134,17 @@ def _answer_lines(lines: Iterator[str], search: Callable[[Any], Any], as_json: b
     done = failed = 0
     for line in lines:
         done += 1
-        if error := _answer(line, search, as_json):
+        try:
+            _show(search(line), as_json, query=line)
+        except ValueError as error:
             failed += 1
-            if not as_json:
+            if as_json:
+                readable = line.encode("utf-8", "surrogateescape").decode("utf-8", "replace")
+                print(_json(query=readable, error=str(error)), flush=True)
+            else:
                 print(f"dsi: {error}", file=sys.stderr)
     if failed and not sys.stdin.isatty():
         raise ValueError(f"{failed} of {done} lines failed.")
-
-
-def _answer(query: str, search: Callable[[Any], Any], as_json: bool) -> ValueError | None:
-    """Print the answer of a query; returns why it failed, which JSON says too."""
-    try:
-        _show(search(query), as_json, query=query)
-    except ValueError as error:
-        if as_json:
-            readable = query.encode("utf-8", "surrogateescape").decode("utf-8", "replace")
-            print(_json(query=readable, error=str(error)), flush=True)
-        return error
-    return None
 
 
 def _lines(greeting: str) -> Iterator[str]:
@@ -182,9 +167,8 @@ def _show(hits: "Hits", as_json: bool, **asked: Any) -> None:
         said = note | hits.uncovered.as_dict()
         print(_json(**asked, **said, exact=hits.exact, hits=[hit.as_dict() for hit in hits]), flush=True)
         return
-    is_terminal = sys.stdout.isatty()
-    mark = _BOLD.format if is_terminal and "NO_COLOR" not in os.environ else str
-    print(hits.format(mark, shutil.get_terminal_size().columns if is_terminal else None), flush=True)
+    mark = _BOLD.format if sys.stdout.isatty() and "NO_COLOR" not in os.environ else str
+    print(hits.format(mark), flush=True)
 
 
 def _json(**record: Any) -> str:

@@ -10,7 +10,6 @@ has no TLS: put a proxy in front.
 import argparse
 import os
 import signal
-import socket
 import sys
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
@@ -79,13 +78,10 @@ def _settings(given: argparse.Namespace) -> "ServerSettings":
         raise ValueError(f"{flag([*shards, 'require_all'][0])} needs --cluster, which says where shards are served.")
     if given.mcp == "stdio" and (given.writable or given.workers > 1):
         raise ValueError("--mcp stdio serves one agent that reads; leave out --writable and --workers.")
-    if given.mcp != "stdio":
-        _check_free(given.host, given.port)
     from dsi.server.settings import ServerSettings
 
-    values = {
-        name: getattr(given, name) for name in [*limits, "device", "dtype", "writable", "allow_origin", "cluster"]
-    }
+    names = [*limits, "device", "dtype", "writable", "allow_origin", "cluster"]
+    values = {name: getattr(given, name) for name in names}
     settings = ServerSettings(str(given.run), **values, require_all=given.require_all, mcp=given.mcp == "http")
     settings.check_token()
     return settings
@@ -107,51 +103,31 @@ def _serve_http(given: argparse.Namespace, settings: "ServerSettings") -> None:
         if given.workers > 1:
             os.environ["PROMETHEUS_MULTIPROC_DIR"] = counts  # the processes count together
         uvicorn.run(
-            "dsi.server.app:app_from_environment",
-            factory=True,
-            host=given.host,
-            port=given.port,
-            workers=given.workers,
-            log_level="warning" if given.quiet else "info",
-            access_log=False,
-            ws="none",  # a request to upgrade is answered as any other
-            timeout_graceful_shutdown=_GRACE,
-        )
-
-
-def _check_free(host: str, port: int) -> None:
-    """Raise OSError if nothing can listen at an address."""
-    try:
-        family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
-        with socket.socket(family, kind, protocol) as probe:
-            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # as the server does
-            probe.bind(address)
-    except OSError as error:
-        raise OSError(
-            f"Nothing can listen at {host}, port {port} ({error.strerror}); give another --port or --host."
-        ) from None
+            "dsi.server.app:app_from_environment", factory=True, host=given.host, port=given.port,
+            workers=given.workers, log_level="warning" if given.quiet else "info", access_log=False,
+            ws="none", timeout_graceful_shutdown=_GRACE,  # a request to upgrade is answered as any other
+        )  # fmt: skip
 
 
 def build_parser() -> argparse.ArgumentParser:
     """Return the parser of the command line."""
     arguments = parser("serve", __doc__)
     add_index(arguments)
-    arguments.add_argument("--host", default="127.0.0.1", help="address to listen at; 0.0.0.0 for all")
-    arguments.add_argument("--port", type=number(int, 0, 65535), default=8000, help="to listen at; 0 for a free one")
-    arguments.add_argument("--workers", type=count, default=1, metavar="N", help="processes")
+    add = arguments.add_argument
+    add("--host", default="127.0.0.1", help="address to listen at; 0.0.0.0 for all")
+    add("--port", type=number(int, 0, 65535), default=8000, help="to listen at; 0 for a free one")
+    add("--workers", type=count, default=1, metavar="N", help="processes")
     agents = "offer search to agents: at /mcp, or over standard input and output alone"
-    arguments.add_argument("--mcp", choices=("http", "stdio"), help=agents)
-    arguments.add_argument("--writable", action="store_true", help="let holders of the token change documents")
+    add("--mcp", choices=("http", "stdio"), help=agents)
+    add("--writable", action="store_true", help="let holders of the token change documents")
     pages = "let pages of this origin call the server (CORS), as https://example.org; * for all, none by default"
-    arguments.add_argument("--allow-origin", default="", metavar="ORIGIN", help=pages)
-    arguments.add_argument(
-        "--cluster",
-        default="",
-        metavar="ADDRESS",
-        help="serve by --shards with --replicas each: auto inside a Ray cluster, HOST:PORT of one; local: in this process",
+    add("--allow-origin", default="", metavar="ORIGIN", help=pages)
+    shards = (
+        "serve by --shards with --replicas each: auto inside a Ray cluster, HOST:PORT of one; local: in this process"
     )
-    arguments.add_argument("--require-all", action="store_true", help="answer 503 instead of 206 if a shard is missing")
-    arguments.add_argument("--quiet", action="store_true", help="show only warnings")
+    add("--cluster", default="", metavar="ADDRESS", help=shards)
+    add("--require-all", action="store_true", help="answer 503 instead of 206 if a shard is missing")
+    add("--quiet", action="store_true", help="show only warnings")
     add_device(arguments, searches=True)
     limits = arguments.add_argument_group("limits of requests, and batches")
     for name, limit in _limits().items():

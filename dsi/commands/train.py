@@ -1,7 +1,6 @@
 """`dsi train`: run all stages, from a collection to a searchable and tuned INDEX.
 
-Stages that are up to date are skipped, and a killed run resumes where it stopped. --stage runs one of them alone. From Python:
-`dsi.train`.
+Stages that are up to date are skipped, and a killed run resumes where it stopped. From Python: `dsi.train`.
 """
 
 import argparse
@@ -15,31 +14,15 @@ from dsi.commands.values import existing_file, output_folder
 if TYPE_CHECKING:
     from dsi.training.pipeline import TrainingRun
 
-STAGE_METHODS = {
-    "pseudo_queries": "generate_queries",
-    "encoder": "train_encoder",
-    "docids": "build_docids",
-    "generator": "finish",
-    "tuning": "tune",
-}
-"""{what --stage takes: the method of a `TrainingRun` that runs it, with the parts that belong to it}, in their order."""
-
 
 def main(argv: Sequence[str] | None = None) -> None:
     """Train, tune on dev, print how long it took."""
     arguments = build_parser().parse_args(argv)
     run = _training_run(arguments)
-    getattr(run, STAGE_METHODS.get(arguments.stage, "train"))()
-    if not run.processes.is_main:
-        return
-    if arguments.stage == "docids":
-        print((run.folder / "docids" / "diagnostics.json").read_text(encoding="utf-8"), end="")
-    took = ", ".join(f"{stage} {seconds:.0f} s" for stage, seconds in run.seconds.items()) or "up to date"
-    print(f"train: {took} -> {run.folder}")
-    from dsi.measuring.tuning import is_tuned
-
-    if arguments.stage == "generator" and run.config.dev_queries and not is_tuned(run.folder):
-        print(f"The index is not tuned yet: dsi tune {run.folder} {run.collection.name}")
+    run.train()
+    if run.processes.is_main:
+        took = ", ".join(f"{stage} {seconds:.0f} s" for stage, seconds in run.seconds.items()) or "up to date"
+        print(f"train: {took} -> {run.folder}")
 
 
 def _training_run(arguments: argparse.Namespace) -> "TrainingRun":
@@ -54,9 +37,8 @@ def _training_run(arguments: argparse.Namespace) -> "TrainingRun":
     from dsi.docids.data.collection import read_collection
     from dsi.docids.extensions import open_cluster
     from dsi.training.pipeline import TrainingRun
-    from dsi.training.preflight import check_apart, for_collection
+    from dsi.training.preflight import for_collection
 
-    check_apart(arguments.output, arguments.data)  # before the texts are read
     collection = read_collection(arguments.data, **dev_cut(config))
     if arguments.pairs:
         collection = collection.with_pairs(arguments.pairs, **dev_cut(config))
@@ -73,22 +55,19 @@ def build_parser() -> argparse.ArgumentParser:
     default = "configuration: a name (paper, …) or a TOML file; by default INDEX/config.toml, or else what we recommend"
     add_configuration(arguments, default)
     add_collection(arguments)
-    arguments.add_argument("output", type=output_folder, metavar="INDEX", help="folder that becomes the index")
+    add = arguments.add_argument
+    add("output", type=output_folder, metavar="INDEX", help="folder that becomes the index")
     add_device(arguments)
-    arguments.add_argument(
-        "--stage", choices=list(STAGE_METHODS), help="run this stage alone; those that it needs have to be there"
-    )
     pairs = (
         "training pairs: query, positive and perhaps negatives as .jsonl, .parquet, .csv or .tsv, by texts or by ids"
     )
-    arguments.add_argument("--pairs", type=existing_file, metavar="FILE", help=pairs)
-    arguments.add_argument(
-        "--cluster",
-        metavar="ADDRESS",
-        help="have documents embedded and clustered by local processes (local), a Ray cluster around this process (auto), or "
-        "one at HOST:PORT; all machines see INDEX",
+    add("--pairs", type=existing_file, metavar="FILE", help=pairs)
+    cluster = (
+        "have documents embedded and clustered by local processes (local), a Ray cluster around this process (auto), or "
+        "one at HOST:PORT; all machines see INDEX"
     )
+    add("--cluster", metavar="ADDRESS", help=cluster)
     losses = "where the losses of the trainings go; tensorboard: files in INDEX/logs"
-    arguments.add_argument("--report-to", choices=("none", "tensorboard", "wandb"), default="none", help=losses)
+    add("--report-to", choices=("none", "tensorboard", "wandb"), default="none", help=losses)
     add_overwriting(arguments)
     return arguments

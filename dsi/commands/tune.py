@@ -1,7 +1,7 @@
 """`dsi tune`: choose the weights and the beam of an index on dev queries, and write them to its manifest.
 
-Of an index with a generator alpha and ann_temperature are chosen together, as one means nothing without the other. An index
-that was tuned since its last training or update is left as it is. From Python: `dsi.tune`.
+Of an index with a generator alpha and ann_temperature are chosen together, as one means nothing without the other. From
+Python: `dsi.tune`.
 """
 
 from argparse import ArgumentParser
@@ -29,15 +29,13 @@ def main(argv: Sequence[str] | None = None) -> None:
     load_libraries()
     from dsi.config import read_dev_cut
     from dsi.docids.data.collection import read_collection
-    from dsi.measuring.tuning import CHOSEN, in_words, is_tuned_on, tune_index
+    from dsi.measuring.tuning import CHOSEN, in_words, tune_index
     from dsi.search.request import used_settings
     from dsi.store.folder.manifest import has_generator, read_manifest, search_config
 
     collection = read_collection(arguments.data, **read_dev_cut(arguments.run))
-    was_tuned = is_tuned_on(arguments.run, collection)
     tune_index(arguments.run, collection, arguments.device)
     manifest = read_manifest(arguments.run)
     config = used_settings(asdict(search_config(manifest)), has_generator=has_generator(manifest))
     chosen = {name: config[name] for name in CHOSEN if name in config}
-    said = "was tuned on these queries already, and searches" if was_tuned else "searches"
-    print(f"{arguments.run} {said} with {in_words(chosen)}")
+    print(f"{arguments.run} searches with {in_words(chosen)}")

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 
 from dsi.commands.arguments import add_device, add_index, parser
 from dsi.commands.libraries import load_libraries
-from dsi.commands.values import collection_folder, count, existing_file, source_path
+from dsi.commands.values import collection_folder, existing_file, source_path
 from dsi.docids.files.checks import counted
 
 
@@ -36,7 +36,7 @@ def main(argv: Sequence[str] | None = None) -> None:
         changes = retriever.update(
             *arguments.sources, add=arguments.add, remove=removed,
             texts=read_documents(arguments.texts) if arguments.texts else None,
-            vectors=arguments.vectors, code_bytes=arguments.code_bytes or 0,
+            vectors=arguments.vectors,
         )  # fmt: skip
         learned = sum(map(retriever.learn, arguments.learn))
         forgotten = sum(retriever.forget(pairs, **when) for pairs in forgets)
@@ -59,38 +59,25 @@ def build_parser() -> argparse.ArgumentParser:
     """Return the parser of the command line."""
     command_line = parser("update", __doc__)
     add_index(command_line)
-    command_line.add_argument(
-        "sources", nargs="*", type=source_path, metavar="SOURCE", help="files or folders that the index was made of"
-    )
+    add = command_line.add_argument
+    add("sources", nargs="*", type=source_path, metavar="SOURCE", help="files or folders that the index was made of")
     new = "files or folders of new documents, as for dsi index"
-    command_line.add_argument("--add", type=source_path, nargs="+", default=[], metavar="FILE", help=new)
-    command_line.add_argument(
-        "--remove", nargs="+", default=[], metavar="DOC_ID", help="documents, or files, to remove"
-    )
-    command_line.add_argument(
-        "--remove-file", type=existing_file, metavar="FILE", help="documents, or files, to remove, one a line"
-    )
+    add("--add", type=source_path, nargs="+", default=[], metavar="FILE", help=new)
+    add("--remove", nargs="+", default=[], metavar="DOC_ID", help="documents, or files, to remove")
+    add("--remove-file", type=existing_file, metavar="FILE", help="documents, or files, to remove, one a line")
     for name, what in (("learn", "learn"), ("forget", "forget; an empty query stands for all of a document")):
         pairs = f"files of query<TAB>doc_id, or with these keys (.tsv, .csv, .jsonl, .parquet), to {what}"
-        command_line.add_argument(f"--{name}", type=existing_file, nargs="+", default=[], metavar="FILE", help=pairs)
+        add(f"--{name}", type=existing_file, nargs="+", default=[], metavar="FILE", help=pairs)
     for name in ("since", "before"):
-        command_line.add_argument(
-            f"--{name}", metavar="TIME", help=f"forget only what was learned {name} it: 2026-11-28T14:30, in UTC"
-        )
-    command_line.add_argument(
-        "--texts", type=collection_folder, metavar="COLLECTION", help="whose texts the index keeps from now on"
-    )
-    command_line.add_argument("--vectors", choices=("float32", "int8"), help="how vectors are kept from now on")
-    codes = "with --vectors: bytes of a document's codes (see vectors.code_bytes)"
-    command_line.add_argument("--code-bytes", type=count, metavar="N", help=codes)
+        add(f"--{name}", metavar="TIME", help=f"forget only what was learned {name} it: 2026-11-28T14:30, in UTC")
+    add("--texts", type=collection_folder, metavar="COLLECTION", help="whose texts the index keeps from now on")
+    add("--vectors", choices=("float32", "int8"), help="how vectors are kept from now on")
     add_device(command_line)
     return command_line
 
 
 def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
     arguments = build_parser().parse_args(argv)
-    if arguments.code_bytes and not arguments.vectors:
-        raise ValueError("--code-bytes needs --vectors, which says how vectors are kept.")
     wanted = ("sources", "remove", "remove_file", "add", "learn", "forget", "since", "before", "texts", "vectors")
     if not any(getattr(arguments, name) for name in wanted):
         raise ValueError(

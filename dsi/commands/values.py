@@ -127,11 +127,7 @@ def output_folder(value: str) -> Path:
 def output_file(value: str) -> Path:
     """Return a file that is there or can be made; that of a link."""
     path = user_path(value)
-    if path.is_relative_to("/dev") or path.is_relative_to("/proc"):
-        raise ArgumentTypeError(f"{value} is a stream, and a file is replaced as a whole; name a file.")
     path = path.resolve() if path.is_symlink() else path
-    if path.is_dir():
-        raise ArgumentTypeError(f"{value} is a folder; name a file to write.")
     if path.exists() and not path.is_file():
         raise ArgumentTypeError(f"{value} is not a regular file, which is replaced as a whole; name one.")
     try:

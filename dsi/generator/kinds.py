@@ -56,7 +56,7 @@ def create_generator(
 def load_generator(folder: Path, device: str | torch.device) -> Generator:
     """Load a generator that `save_pretrained` wrote."""
     if not (folder / "config.json").exists():
-        raise FileNotFoundError(f"{folder} holds no generator; train it first (dsi train --stage generator).")
+        raise FileNotFoundError(f"{folder} holds no generator; train it first (dsi train).")
     record = json.loads((path := folder / "config.json").read_text(encoding="utf-8"))
     if record["score"] not in SCORES:
         raise ValueError(f"{path}: score must be one of {', '.join(SCORES)}, got {shown(record['score'])}; {RESTORE}.")

@@ -83,9 +83,7 @@ def generate_queries(
 def read_queries_file(path: Path) -> Iterator[tuple[str, list[str]]]:
     """Yield (doc_id, pseudo-queries) of each document in a file that `generate_queries` wrote."""
     if not path.exists():
-        raise FileNotFoundError(
-            f"{path} does not exist; generate pseudo-queries first (dsi train --stage pseudo_queries)."
-        )
+        raise FileNotFoundError(f"{path} does not exist; generate pseudo-queries first (dsi train).")
     with path.open(encoding="utf-8") as lines:
         for number, line in enumerate(lines, start=1):
             try:

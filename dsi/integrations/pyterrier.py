@@ -24,7 +24,7 @@ from dsi.docids.words.bm25 import BM25
 from dsi.eval.trec import without_ties
 from dsi.integrations.pyterrier_metadata import METADATA
 from dsi.integrations.retrieval import check_search, open_index
-from dsi.search.request import SearchOptions, shows_options
+from dsi.search.request import SearchOptions
 from dsi.store.folder.manifest import read_manifest
 from dsi.store.retriever import Retriever, load
 
@@ -153,7 +153,6 @@ class DocidIndex(pt.Artifact):
         super().__init__(self._folder)
         self.index = load(self._folder, device=device, dtype=dtype)
 
-    @shows_options
     def retriever(self, num_results: int = 10, **options: Unpack[SearchOptions]) -> DocidRetriever:
         """Return a transformer that searches the index; see `DocidRetriever`."""
         return DocidRetriever(self.index, num_results, **options)

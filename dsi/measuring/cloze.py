@@ -4,7 +4,7 @@ How well they find the rest of their documents says how high a score is, without
 """
 
 import random
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import replace
 from typing import NamedTuple
 
@@ -18,7 +18,6 @@ from dsi.docids.token_vectors import TokenCodes
 from dsi.docids.tree import DocidTree
 from dsi.docids.types import Floats, Ints
 from dsi.docids.words.analyzer import Analyzer
-from dsi.docids.words.bm25 import BM25
 from dsi.docids.words.sentences import sentences
 from dsi.search.best_scores import BestScores
 from dsi.search.queries import EncodedQueries
@@ -42,39 +41,23 @@ _REST = 4
 
 
 class Hole(NamedTuple):
-    """A document that a sentence was taken out of.
-
-    Attributes:
-        row: of the document table.
-        sentence: that was taken out.
-        piece: the piece that held it, after the title, without it.
-        title: of the document.
-        text: the whole text without it.
-    """
+    """A document that a sentence was taken out of."""
 
     row: int
     sentence: str
-    piece: str
+    piece: str  # that held the sentence, after the title, without it
     title: str
-    text: str
+    text: str  # the whole text without it
 
 
 class Questions(NamedTuple):
-    """Sentences that were taken out of documents, one each, and how these score for them as they are without.
-
-    Attributes:
-        encoded: the sentences, as queries.
-        rows: [pairs] of the documents that they were taken out of.
-        dense: [pairs] by the encoder.
-        words: [pairs] by the lexical part, as shares.
-        tokens: codes of the tokens of the pieces that held the sentences, without them; None if the index has none.
-    """
+    """Sentences that were taken out of documents, one each, as queries, and how these score for them without it: [pairs]."""
 
     encoded: EncodedQueries
     rows: Ints
     dense: Floats
-    words: Floats
-    tokens: TokenCodes | None
+    words: Floats  # by the lexical part, as shares
+    tokens: TokenCodes | None  # of the pieces that held the sentences, without them
 
 
 def ask(retriever: Retriever, documents: datasets.Dataset, seed: int = 0) -> Questions | None:
@@ -84,15 +67,11 @@ def ask(retriever: Retriever, documents: datasets.Dataset, seed: int = 0) -> Que
     """
     index = retriever.snapshot
     lexical = index.lexical
-    if not isinstance(lexical, BM25):
+    if lexical is None:
         return None
-    holes = list(find_holes(index.encoder, documents, lexical.analyzer, seed))
-    return _asked(retriever, lexical, holes) if len(holes) >= _FEWEST else None
-
-
-def _asked(retriever: Retriever, lexical: BM25, holes: Sequence[Hole]) -> Questions:
-    """Return the questions of documents that sentences were taken out of."""
-    index, first = retriever.snapshot, len(lexical.doc_ids)
+    holes, first = list(find_holes(index.encoder, documents, lexical.analyzer, seed)), len(lexical.doc_ids)
+    if len(holes) < _FEWEST:
+        return None
     asked, rows = [hole.sentence for hole in holes], np.array([hole.row for hole in holes])
     # 1) dense
     encoded = retriever.encode_queries(asked)
@@ -163,11 +142,8 @@ def find_holes(encoder: TextEncoder, documents: datasets.Dataset, analyzer: Anal
         title, text = documents[row]["title"], documents[row]["text"]
         (cut,) = encoder.cut([title], [text], _PIECES)
         start, end = rng.choice(cut.spans)
-        found = [
-            own
-            for own in sentences(text, start, end)
-            if _WORDS[0] <= len(analyzer.terms(text[slice(*own)])) <= _WORDS[1]
-        ]
+        counts = {own: len(analyzer.terms(text[slice(*own)])) for own in sentences(text, start, end)}
+        found = [own for own, count in counts.items() if _WORDS[0] <= count <= _WORDS[1]]
         if not found:
             continue
         first, last = rng.choice(found)

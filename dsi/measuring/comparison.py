@@ -11,18 +11,11 @@ from dsi.eval.tables import markdown_table
 
 @dataclass(frozen=True)
 class Comparison:
-    """Two runs side by side; prints as a table.
-
-    Attributes:
-        names: of the two.
-        means: {measure: (mean of the first, of the second)}, in percent.
-        tests: {measure: (second less first, in points, p)}; p of a paired randomisation test, corrected for their number.
-        queries: how many were compared.
-    """
+    """Two runs side by side; prints as a table."""
 
     names: tuple[str, str]
-    means: dict[str, tuple[float, float]]
-    tests: dict[str, tuple[float, float]]
+    means: dict[str, tuple[float, float]]  # {measure: (mean of the first, of the second)}, in percent
+    tests: dict[str, tuple[float, float]]  # {measure: (second less first, in points, p)}, p corrected for their number
     queries: int
 
     def __str__(self) -> str:
@@ -50,15 +43,7 @@ def compare_runs(
     <BLANKLINE>
     1 queries; p of paired randomisation tests, Holm-corrected for 1 measures.
 
-    Args:
-        a: {query_id: {doc_id: score}}.
-        b: the same of the other system.
-        qrels: judgements.
-        measures: names of measures; by default those that the judgements ask for.
-        names: of the two systems.
-
-    Raises:
-        ValueError: an unknown measure, no judged query, or a run without one of them.
+    By default the measures are those that the judgements ask for.
     """
     measures = measures or measures_for(qrels)
     first, second = evaluate(a, qrels, measures), evaluate(b, qrels, measures)

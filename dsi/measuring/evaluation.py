@@ -113,15 +113,8 @@ class Evaluation:
         return table(self.rows, splits, self.measures, more=costs)
 
     def row(self, name: str) -> SystemResult:
-        """Return the row of that name.
-
-        Raises:
-            KeyError: there is none.
-        """
-        rows = {row.name: row for row in self.rows}
-        if name not in rows:
-            raise KeyError(f"The table has no row {shown(name)}{meant(name, list(rows))}")
-        return rows[name]
+        """Return the row of that name; KeyError if there is none."""
+        return {row.name: row for row in self.rows}[name]
 
     def significance(self) -> str:
         """Return the differences of the index to every other row, in points, with p of paired randomisation tests.
@@ -150,7 +143,7 @@ class Evaluation:
         strongest = max(rivals, key=lambda name: self._mean(name, first))
         if self._tells:
             usual = (*(name for name in rivals if name.startswith(f"{DENSE} + ")), RRF, DENSE, BM25)
-            lines.append(f"Beside others (p Holm-corrected for {self._comparisons} comparisons):")
+            lines.append(f"Beside others (p of {self._about_tests}):")
             for name in dict.fromkeys([strongest, *(name for name in usual if name in rivals)]):
                 shown = f"{name}, the strongest" if name == strongest else name
                 verdict = _verdict(*self._tests[name][first])
@@ -207,12 +200,9 @@ class Evaluation:
         return mean(self.row(name).values[measure_name])
 
     @property
-    def _comparisons(self) -> int:
-        return len(self._tests) * len(self.measures)
-
-    @property
     def _about_tests(self) -> str:
-        return f"paired randomisation tests, Holm-corrected for {self._comparisons} comparisons"
+        comparisons = len(self._tests) * len(self.measures)
+        return f"paired randomisation tests, Holm-corrected for {comparisons} comparisons"
 
     @property
     def _tells(self) -> bool:
@@ -240,17 +230,10 @@ def _added(own: Mapping[str, float], without: Mapping[str, float], query_ids: Se
 
 
 def evaluate(
-    retriever: Retriever,
-    collection: Collection,
-    split: str = "test",
-    *,
-    depth: int | None = None,
-    measures: Sequence[str] = (),
-    rerankers: Mapping[str, Sequence[Any]] | None = None,
-    rerank_depth: int = 50,
-    processes: Processes = ALONE,
-    **options: Any,
-) -> Evaluation:
+    retriever: Retriever, collection: Collection, split: str = "test", *, depth: int | None = None,
+    measures: Sequence[str] = (), rerankers: Mapping[str, Sequence[Any]] | None = None, rerank_depth: int = 50,
+    processes: Processes = ALONE, **options: Any,
+) -> Evaluation:  # fmt: skip
     """Measure an index and its baselines.
 
     Example:
@@ -294,7 +277,7 @@ def evaluate(
     # 3) the record
     splits = overlap_splits(qrels, collection.overlap_documents(split))
     about = {"depth": depth, "measures": measures, **_about(index, collection, split, splits)}
-    note = learned_line(learned, judged, split) if learned else idle_memory(index.snapshot.engine, index.search_config)
+    note = learned_line(learned, judged, split) if learned else idle_memory(index.snapshot.memory, index.search_config)
     about |= {"judged": judged, "learned": learned, **({"note": note} if note else {})}
     taught = taught_queries(index, qrels)
     return Evaluation(rows, index.search_config.method, measures, runs, splits, about, taught)

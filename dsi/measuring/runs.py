@@ -15,14 +15,14 @@ from dsi.docids.data.collection import Collection
 from dsi.docids.data.identical import most_identical, without_identical
 from dsi.docids.files.processes import ALONE, Processes
 from dsi.docids.tree import DocidTree, document_scores
-from dsi.docids.types import Qrels, Run
+from dsi.docids.types import Run
 from dsi.docids.words.analyzer import FOUND
 from dsi.docids.words.bm25 import BM25
 from dsi.eval.baselines import tune_bm25
-from dsi.eval.fusion import fit_weights
 from dsi.eval.protocol import FEWEST_QUERIES, count_answered
 from dsi.measuring.tuning import DEPTH, NO_PARTS, choose_weights
 from dsi.search.engine import Method
+from dsi.search.generate import VectorEngine
 from dsi.search.queries import EncodedQueries
 from dsi.search.request import LEXICAL_WEIGHT, SearchConfig, SearchRequest
 from dsi.search.top import best
@@ -41,9 +41,9 @@ def generator_only(retriever: Retriever) -> dict[str, Any]:
 
 
 def language_of(retriever: Retriever) -> str:
-    """Return the language that an index compares words in; English if its lexical part is not BM25."""
+    """Return the language that an index compares words in; without BM25 "auto"."""
     lexical = retriever.snapshot.lexical
-    return lexical.language if isinstance(lexical, BM25) else FOUND
+    return lexical.language if lexical else FOUND
 
 
 class BM25Runs:
@@ -160,30 +160,10 @@ class IndexRuns:
         changes: dict[str, Any] = {"method": "exact", "token_weight": 0.0}
         if not qrels:
             return {"lexical_weight": index.search_config.lexical_weight or LEXICAL_WEIGHT, **changes}
-        if index.engine.has_generator:
-            return self.processes.first({"lexical_weight": self._fit_words(qrels), **changes})
+        if index.engine.has_generator:  # dense + BM25 has nothing of it
+            index = dataclasses.replace(index, engine=VectorEngine(index.tree, index.lexical, index.memory))
         start = index.configured.lexical_weight or LEXICAL_WEIGHT
         config = dataclasses.replace(index.search_config, lexical_weight=start, **changes)
-        weights = choose_weights(index, self._dev, qrels, config, tokens=False, identical=self.collection.identical)
+        dev = self.encode("dev", self.collection.query_texts("dev"))
+        weights = choose_weights(index, dev, qrels, config, tokens=False, identical=self.collection.identical)
         return self.processes.first({**changes, **weights})
-
-    @property
-    def _dev(self) -> EncodedQueries:
-        return self.encode("dev", self.collection.query_texts("dev"))
-
-    def _fit_words(self, qrels: Qrels) -> float:
-        """Return the weight of words beside dense scores on dev, compared over the first hundred documents of either."""
-        index, dev, dense, words = self.retriever.snapshot, self._dev, dict[str, Any](), dict[str, Any]()
-        if not index.lexical:
-            return 0.0
-        for start in range(0, len(dev.query_ids), _BATCH):
-            block = slice(start, start + _BATCH)
-            scores = document_scores(dev.embeddings[block], index.tree), index.lexical.shares(dev.texts[block])
-            for row, query_id in enumerate(dev.query_ids[block]):
-                tops = [np.argsort(-source[row], kind="stable")[:DEPTH] for source in scores]
-                found = np.unique(np.concatenate(tops))
-                names = [self.doc_ids[document] for document in found]
-                for run, values in zip((dense, words), scores, strict=True):
-                    run[query_id] = dict(zip(names, values[row][found].tolist(), strict=True))
-        dense, words = (without_identical(run, self.collection.identical) for run in (dense, words))
-        return fit_weights(dense, [words], [LEXICAL_WEIGHT], qrels)[0]

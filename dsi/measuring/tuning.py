@@ -81,8 +81,7 @@ def tune(retriever: Retriever, collection: Collection) -> Tuning:
     It begins from the settings of `[search]`, not from those chosen before, so that the same queries choose the same again.
 
     With fewer than 20 judged dev queries the weight of words follows how far the encoder's scores lie apart
-    (`TextEncoder.spread`), and the other weights stay. Without dev queries, the beam is chosen on train queries; with fewer
-    than 20 of those it stays.
+    (`TextEncoder.spread`), and the other weights stay; with fewer than 20 dev queries the beam stays too.
 
     Dev queries that the index has learned choose without what it learned of them, and a line counts them. The weight of what
     was learned stays where fewer than 100 dev queries test it.
@@ -96,23 +95,23 @@ def tune(retriever: Retriever, collection: Collection) -> Tuning:
 
     Args:
         retriever: the index; its `search_config` is replaced. `retriever.save` writes the choice.
-        collection: the documents, and dev or train queries if there are some.
+        collection: the documents, and dev queries if there are some.
 
     Raises:
         ValueError: the collection has none of the index's documents.
     """
-    # 1) the queries: dev, or else train
+    # 1) the queries
     check_collection("tune", collection)
     index = retriever.snapshot
     compare_documents(collection, index.documents.rows)
-    split, queries = _queries(collection)
+    queries, qrels = collection.query_texts("dev"), collection.qrels["dev"]
     # 2) where to begin: the settings of [search]
     start = {name: getattr(index.configured, name) for name in CHOSEN}
     config = retriever.search_config = dataclasses.replace(retriever.search_config, **start)
     # 3) the weight of words, where too few judgements could choose it
-    qrels, best = collection.qrels["dev"], dict[str, Any]()
+    best = dict[str, Any]()
     if (judged := count_answered(qrels)) < FEWEST_QUERIES:
-        _warn_few(len(queries), judged, split)
+        _warn_few(len(queries), judged)
         qrels, best = {}, _by_spread(index)
     tuning = Tuning(best, [])
     config = dataclasses.replace(config, **best)
@@ -131,26 +130,15 @@ def tune(retriever: Retriever, collection: Collection) -> Tuning:
     return tuning
 
 
-def _queries(collection: Collection) -> tuple[str, dict[str, str]]:
-    """Return the queries that choose, and their split: all of dev, or else the first of train."""
-    if collection.qrels["dev"]:
-        return "dev", collection.query_texts("dev")
-    return "train", dict(list(collection.query_texts("train").items())[:_MOST_QUERIES])
-
-
-def _warn_few(queries: int, judged: int, split: str) -> None:
+def _warn_few(queries: int, judged: int) -> None:
     if not queries:
         logger.info("There are no queries to tune on; weights are those of [search], chosen on other collections.")
     elif queries < FEWEST_QUERIES:
         logger.warning(
-            "%d %s queries are too few to choose anything on; the settings stay those of [search].",
-            queries, split,
-        )  # fmt: skip
-    else:
-        logger.warning(
-            "%d dev queries have a relevant document, too few to choose the weights of scores on; those of [search] stay.",
-            judged,
+            "%d dev queries are too few to choose anything on; the settings stay those of [search].", queries
         )
+    else:
+        logger.warning("%d dev queries have a relevant document, too few to choose weights on; these stay.", judged)
 
 
 def _by_spread(index: Snapshot) -> dict[str, float]:
@@ -305,12 +293,7 @@ def _choose_paths(
 
 def is_tuned(folder: Path) -> bool:
     """True if the index in `folder` was tuned, and neither trained nor updated since."""
-    return _record(folder).get("index", "") == index_state(folder) != ""
-
-
-def is_tuned_on(folder: Path, collection: Collection) -> bool:
-    """True if the index in `folder` was tuned on these queries, and neither trained nor updated since."""
-    return is_tuned(folder) and _record(folder).get("collection") == collection.digest
+    return read_record(folder / _RECORD).get("index", "") == index_state(folder) != ""
 
 
 def is_as_configured(folder: Path, config: SearchConfig) -> bool:
@@ -326,12 +309,7 @@ def configure(folder: Path, config: SearchConfig) -> None:
 
 
 def tune_index(folder: Path, collection: Collection, device: str | None = None) -> bool:
-    """Tune the index in `folder` and write the choice to its manifest; False if it stays as it is.
-
-    It does where it was tuned on these queries before, and where there are too few of them.
-    """
-    if is_tuned_on(folder, collection):
-        return False
+    """Tune the index in `folder` and write the choice to its manifest; False if too few queries choose nothing."""
     bound_to = index_state(folder)
     retriever = load(folder, device=device)
     before = retriever.search_config
@@ -340,16 +318,11 @@ def tune_index(folder: Path, collection: Collection, device: str | None = None) 
     retriever.save()
     if not tuning.best:
         return False
-    choice = {"best": tuning.best, "tried": tuning.tried}
-    write_json(folder / _RECORD, {"index": bound_to, "collection": collection.digest, **choice})
+    write_json(folder / _RECORD, {"index": bound_to, "best": tuning.best, "tried": tuning.tried})
     if retriever.search_config != before:
         chosen = {name: value for name, value in tuning.best.items() if value != getattr(before, name)}
         logger.info("tuned: %s", in_words(chosen))
     return True
-
-
-def _record(folder: Path) -> dict[str, Any]:
-    return read_record(folder / _RECORD)
 
 
 def in_words(options: Mapping[str, Any]) -> str:

@@ -19,7 +19,6 @@ from dsi.docids.words.sentences import SENTENCE_END, cut_before, shortened
 if TYPE_CHECKING:
     import pandas
 
-_ESCAPE = re.compile(r"\x1b\[[0-9;]*m")
 _LABEL, _EXCERPT = 80, 160
 """Characters of a text that stand for a missing title, and that are printed below one."""
 
@@ -53,9 +52,8 @@ class Match(NamedTuple):
 class Uncovered(NamedTuple):
     """Words of a query that its answer lacks, as the query writes them; common words are left out.
 
-    Attributes:
-        nowhere: that no document of the index has; empty for a search with a filter, which tells nothing of other documents.
-        elsewhere: that no returned document covers, by words or by late interaction, without those of `nowhere`.
+    `nowhere`: those that no document of the index has; none for a search with a filter, which tells nothing of other documents.
+    `elsewhere`: others, which no returned document covers by words or by late interaction.
     """
 
     nowhere: tuple[str, ...] = ()
@@ -79,25 +77,15 @@ class Piece(NamedTuple):
 
 
 class Passage(NamedTuple):
-    """A part of a document that answers a query.
-
-    Attributes:
-        doc_id: of the document.
-        start: first character of it in the document's text.
-        end: one past the last.
-        score: the document's, less by as much as the piece is worse than its best one.
-        title: of the document, "" if it has none.
-        text: of the passage; None if the index keeps no texts.
-        location: where it stands: file, page or heading, lines; None if the document was not read from a file.
-    """
+    """A part of a document that answers a query: characters start to end of its text."""
 
     doc_id: str
     start: int
     end: int
-    score: float
-    title: str
-    text: str | None
-    location: Location | None
+    score: float  # the document's, less by as much as the piece is worse than its best one
+    title: str  # of the document, "" if it has none
+    text: str | None  # of the passage; None if the index keeps no texts
+    location: Location | None  # file, page or heading, lines; None if the document was not read from a file
 
     def as_dict(self) -> dict[str, Any]:
         """Return the attributes that JSON can hold, without those that are None."""
@@ -105,20 +93,13 @@ class Passage(NamedTuple):
         return found | ({"location": self.location.as_dict()} if self.location else {})
 
 
-class AnsweredSearch(Protocol):
-    """The search that answered one query: what `Hit.explain` and marked words need of it."""
+class _AnsweredSearch(Protocol):
+    """The search that answered one query, `AnsweredQuery` of `dsi.search.explain.why`: what hits need of it."""
 
-    def explain(self, doc_id: str) -> Any:
-        """Return the `DocumentExplanation` of any document of the index."""
-
-    def matches(self, hits: "Sequence[Hit]") -> list[list[Match]]:
-        """Return the words of the query that each of its hits matches."""
-
-    def uncovered(self, hits: "Sequence[Hit]") -> Uncovered:
-        """Return the words of the query that no document has, and those that none of its hits covers."""
-
-    def percentile(self, score: float) -> float | None:
-        """Return where a score lies among the best scores of questions that the documents ask."""
+    def explain(self, doc_id: str) -> Any: ...
+    def matches(self, hits: "Sequence[Hit]") -> list[list[Match]]: ...
+    def uncovered(self, hits: "Sequence[Hit]") -> Uncovered: ...
+    def percentile(self, score: float) -> float | None: ...
 
 
 @dataclass(frozen=True)
@@ -135,7 +116,7 @@ class Hit:
         metadata: {column: value}, without missing values.
         passage_span: first character, and one past the last, of the best piece of its text; None if the text is one piece.
         pieces: that `passages` shows, in their order in the text; empty unless a search asks for several.
-        search: that found it; None after reranking.
+        search: that found it; None after reranking, pickling or copying.
     """
 
     rank: int
@@ -147,9 +128,9 @@ class Hit:
     metadata: Mapping[str, Any] = field(default_factory=dict, hash=False)
     passage_span: tuple[int, int] | None = None
     pieces: tuple[Piece, ...] = ()
-    search: ClassVar[AnsweredSearch | None] = None  # no field: `dataclasses.asdict` would copy the index
+    search: ClassVar[_AnsweredSearch | None] = None  # no field: `dataclasses.asdict` would copy the index
 
-    def found_by(self, search: AnsweredSearch | None) -> "Hit":
+    def found_by(self, search: _AnsweredSearch | None) -> "Hit":
         """Return this hit, which from now on knows its search."""
         object.__setattr__(self, "search", search)
         return self
@@ -232,37 +213,11 @@ class Hit:
 
 
 def label_of(doc_id: str, title: str, text: str | None) -> str:
-    """Return what a document is called: its title, without one its first words, without a text its doc_id.
-
-    >>> label_of("d1", "", "a text")
-    'a text'
-    """
+    """Return what a document is called: its title, without one its first words, without a text its doc_id."""
     return title.strip() or shortened(text or "", _LABEL) or doc_id
 
 
-class _Remembered(NamedTuple):
-    """What a pickled or copied list of hits knows of its search: the matched words, by document, and the uncovered ones."""
-
-    found: dict[str, list[Match]]
-    lacking: Uncovered
-
-    def explain(self, doc_id: str) -> Any:
-        """Raise ValueError: the index is not here."""
-        return _known(None)
-
-    def matches(self, hits: "Sequence[Hit]") -> list[list[Match]]:
-        """Return the words of the query that each of its hits matches."""
-        return [self.found.get(hit.doc_id, []) for hit in hits]
-
-    def uncovered(self, hits: "Sequence[Hit]") -> Uncovered:
-        """Return the words of the query that no document has, and those that none of all hits covers."""
-        return self.lacking
-
-    def percentile(self, score: float) -> None:
-        """Return None: the index is not here."""
-
-
-def _known(search: AnsweredSearch | None) -> AnsweredSearch:
+def _known(search: _AnsweredSearch | None) -> _AnsweredSearch:
     if search is None:
         raise ValueError(
             "These hits do not know their search any more, because they were reranked, pickled or copied; explain those that "
@@ -294,15 +249,9 @@ class Hits(list[Hit]):
     """
 
     def __init__(
-        self,
-        hits: Iterable[Hit],
-        exact: bool,
-        query: str = "",
-        search: AnsweredSearch | None = None,
-        coverage: float = 1.0,
-        missing: Iterable[int] = (),
-        note: str = "",
-    ) -> None:
+        self, hits: Iterable[Hit], exact: bool, query: str = "", search: _AnsweredSearch | None = None,
+        coverage: float = 1.0, missing: Iterable[int] = (), note: str = "",
+    ) -> None:  # fmt: skip
         super().__init__(hits)
         self.exact, self.query, self._search = exact, query, search
         self.coverage, self.missing, self.note = coverage, list(missing), note
@@ -319,10 +268,8 @@ class Hits(list[Hit]):
         return Hits(found, exact, self.query, self._search, self.coverage, self.missing, self.note)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """Pickle the hits with their matched words and what is proven of them, without the index."""
-        found = {hit.doc_id: own for hit, own in zip(self, self.matches(), strict=True)}
-        search = _Remembered(found, self.uncovered) if self._search else None
-        return Hits, (list(self), self.exact, self.query, search, self.coverage, self.missing, self.note)
+        """Pickle the hits and what is proven of them, without the index."""
+        return Hits, (list(self), self.exact, self.query, None, self.coverage, self.missing, self.note)
 
     @property
     def ids(self) -> NDArray[np.object_]:
@@ -374,13 +321,8 @@ class Hits(list[Hit]):
 
     __repr__ = __str__
 
-    def format(self, mark: Callable[[str], str] = str, width: int | None = None) -> str:
-        """Return the hits as lines: rank, score, doc_id and title, then the part of each passage that matches best.
-
-        Args:
-            mark: applied to matched words.
-            width: at which the passage is wrapped between words; it is one line by default.
-        """
+    def format(self, mark: Callable[[str], str] = str) -> str:
+        """Return the hits as lines, with the part of each passage that matches best; `mark` is applied to matched words."""
         lines = [f'"{printable(self.query)}"  ({self._summary})']
         for hit, matches in zip(self, self.matches(), strict=True):
             title = _marked(cut_at_matches(hit.title, matches, "title"), _line, mark)
@@ -391,7 +333,7 @@ class Hits(list[Hit]):
                     lines.append(f"{'':17}{_line(str(place))}  {_line(place.heading)}".rstrip())
                 if hit.text:
                     text = " ".join(_marked_excerpt(hit.text, passage, matches, _line, mark).split())
-                    lines.append(_wrapped(f"{'':17}{text}", width) if width else f"{'':17}{text}")
+                    lines.append(f"{'':17}{text}")
         return "\n".join(lines)
 
     def _repr_html_(self) -> str:
@@ -442,20 +384,11 @@ class Answers(list[Hits]):
 class Evidence(list[Passage]):
     """Passages of several documents that answer a question, the most telling first; as a text they are numbered for a prompt.
 
-    Attributes:
-        query: the question.
-        tokens: of the texts of all passages, by the encoder's tokenizer.
-        coverage: share of the documents that could be searched; below 1 only if shards of a cluster did not answer.
-        missing: numbers of these shards.
+    `tokens`: of the texts of all passages, by the encoder's tokenizer; `coverage` and `missing` as those of `Hits`.
     """
 
     def __init__(
-        self,
-        passages: Iterable[Passage],
-        query: str,
-        tokens: int,
-        coverage: float = 1.0,
-        missing: Iterable[int] = (),
+        self, passages: Iterable[Passage], query: str, tokens: int, coverage: float = 1.0, missing: Iterable[int] = ()
     ) -> None:
         super().__init__(passages)
         self.query, self.tokens, self.coverage, self.missing = query, tokens, coverage, list(missing)
@@ -500,17 +433,6 @@ def _marked(found_in: Iterable[tuple[str, bool]], shown: Callable[[str], str], m
     return "".join(mark(shown(piece)) if found else shown(piece) for piece, found in found_in)
 
 
-def _wrapped(line: str, width: int) -> str:
-    """Return a line as several of at most `width` characters, each with its indent; escape sequences have no width."""
-    indent = " " * (len(line) - len(line.lstrip()))
-    lines = [indent]
-    for word in line.split():
-        if len(lines[-1]) > len(indent) and len(_ESCAPE.sub("", f"{lines[-1]} {word}")) > width:
-            lines.append(indent)
-        lines[-1] += f" {word}" if len(lines[-1]) > len(indent) else word
-    return "\n".join(lines)
-
-
 def _marked_excerpt(
     text: str, passage: Passage, matches: Sequence[Match], shown: Callable[[str], str], mark: Callable[[str], str]
 ) -> str:
@@ -523,19 +445,13 @@ def _marked_excerpt(
 def excerpt(
     text: str, matches: Sequence[Match], width: int = _EXCERPT, within: tuple[int, int] | None = None
 ) -> tuple[int, int]:
-    """Return the ends of the part of a text, about `width` characters, that holds the most matched words.
+    """Return the ends of the part of a text, or of what is `within` two ends, that holds the most matched words.
 
-    It is cut at spaces where some are near. Words count by their share, half if the title has them too. It begins with the
-    sentence of its first matched word, if that is in its first half.
+    It has about `width` characters, and is cut at spaces where some are near. Words count by their share, half if the title has
+    them too. It begins with the sentence of its first matched word, if that is in its first half.
 
     >>> excerpt("of all rivers the danube is long", [Match("danube", 0.5, (Span("text", 18, 24, "danube"),))], 10)
     (14, 24)
-
-    Args:
-        text: of a document.
-        matches: the words of the query that it matches.
-        width: characters.
-        within: first character, and one past the last, of the part of the text that is shown; all of it by default.
     """
     first, last = within or (0, len(text))
     if last - first <= width:

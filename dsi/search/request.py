@@ -4,13 +4,12 @@
 checked; it is passed on through the search. Knows nothing of trees or models.
 """
 
-import inspect
 import logging
 import math
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import fields, replace
 from functools import cache
-from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple, TypeAlias, TypeVar, get_type_hints
+from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple, TypeAlias
 
 from pydantic import Field, SkipValidation
 from typing_extensions import TypedDict  # pydantic wants this one before Python 3.12
@@ -31,7 +30,6 @@ else:  # commands read the declarations below without these libraries
 
 logger = logging.getLogger(__name__)
 
-F = TypeVar("F", bound=Callable[..., Any])
 LARGEST_EXTRA = 1e30
 """Bound of `extra_scores`: further ones could overflow float32."""
 Weight = Annotated[float, Field(ge=0, le=1e6), Remedy("0 leaves it out")]
@@ -158,24 +156,12 @@ def option_declarations() -> dict[str, Setting]:
 
 def written_as(option: str) -> Written:
     """Return how an option is written that `SearchConfig` does not have."""
-    found = getattr(SearchOptions.__annotations__[option], "__metadata__", ())
-    if not found:
-        raise TypeError(f"SearchOptions.{option} must be Annotated[…, Written(…)], as its neighbours are.")
-    written: Written = found[0]
+    written: Written = SearchOptions.__annotations__[option].__metadata__[0]
     return written
 
 
 def given_options(call: str, options: Mapping[str, Any], named: Sequence[str] = OPTIONS) -> dict[str, Any]:
-    """Return the options that a call sets: those that are not None.
-
-    Args:
-        call: name of the public method, for messages.
-        options: as the call received them.
-        named: those that a message lists.
-
-    Raises:
-        TypeError: an option does not exist; the message names the nearest one if there is one.
-    """
+    """Return the options that a call sets, those that are not None; TypeError for an unknown one lists those `named`."""
     for name in options:
         if name not in OPTIONS:
             raise TypeError(f"{call}() has no option {shown(name)}{meant(name, ['k', *named])}")
@@ -194,11 +180,7 @@ def used_settings(config: Mapping[str, Any], *, has_generator: bool) -> dict[str
 
 
 def vectors_alone(options: SearchOptions, config: SearchConfig, *, has_generator: bool) -> SearchOptions:
-    """Return the options of a search for vectors without texts; a line names the parts of the score that are left out.
-
-    Raises:
-        ValueError: an option weighs such a part.
-    """
+    """Return the options of a search for vectors without texts; a line names the parts of the score that are left out."""
     parts = {} if has_generator else {"lexical_weight": "words", "token_weight": "late interaction"}
     left = [part for name, part in parts.items() if getattr(config, name)]
     without = without_parts(options, *parts)
@@ -224,17 +206,14 @@ def request_of_each(request: SearchRequest, queries: int, documents: int) -> lis
     return [replace(request, extra_scores=extra[row : row + 1]) for row in range(queries)]
 
 
-def check_extra_scores(extra_scores: object, expected: tuple[int, int]) -> None:
+def check_extra_scores(extra_scores: Any, expected: tuple[int, int]) -> None:
     """Raise ValueError unless extra_scores are finite numbers [queries, documents]."""
     import numpy as np
 
-    if not isinstance(extra_scores, np.ndarray) or extra_scores.dtype.kind not in "fiu":
-        got = (
-            f"an array of {extra_scores.dtype}" if isinstance(extra_scores, np.ndarray) else type(extra_scores).__name__
-        )
-        raise ValueError(f"extra_scores must be a NumPy array of floats [queries, documents] = {expected}, got {got}.")
-    if extra_scores.shape != expected:
-        raise ValueError(f"extra_scores must be [queries, documents] = {expected}, got {extra_scores.shape}.")
+    is_array = isinstance(extra_scores, np.ndarray)
+    if not is_array or extra_scores.dtype.kind not in "fiu" or extra_scores.shape != expected:
+        got = f"{extra_scores.dtype} {extra_scores.shape}" if is_array else type(extra_scores).__name__
+        raise ValueError(f"extra_scores must be a NumPy array of numbers [queries, documents] = {expected}, got {got}.")
     good = np.abs(extra_scores, dtype=np.float64) <= LARGEST_EXTRA
     if not good.all():
         query, row = np.argwhere(~good)[0].tolist()
@@ -242,15 +221,3 @@ def check_extra_scores(extra_scores: object, expected: tuple[int, int]) -> None:
             f"extra_scores must be finite, from -1e30 to 1e30, got {extra_scores[query, row]} for query {query} and document "
             f"row {row}; exclude a document with `deny`."
         )
-
-
-def shows_options(method: F) -> F:
-    """Make `help()` and editors list every search option by name; type checkers see `Unpack[SearchOptions]`."""
-    signature = inspect.signature(method)
-    kept = [p for p in signature.parameters.values() if p.kind is not inspect.Parameter.VAR_KEYWORD]
-    options = [
-        inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=kind)
-        for name, kind in get_type_hints(SearchOptions).items()
-    ]
-    method.__signature__ = signature.replace(parameters=[*kept, *options])  # type: ignore[attr-defined]
-    return method

@@ -17,29 +17,18 @@ class ShardError(RuntimeError):
 
 @dataclass(frozen=True)
 class SearchResult:
-    """The top k documents of a batch of queries, best first.
+    """The top k documents of a batch of queries, best first."""
 
-    Attributes:
-        positions: [batch, k] docid positions, of a document with several places its best one; -1 if fewer documents may be
-            returned.
-        scores: [batch, k] document scores; -inf at position -1.
-        exact: [batch] True if the result is provably the top k of all documents that may be returned.
-        read: [batch] how many vectors of nodes and documents were scored; with docid tokens that have weights of their own,
-            how many nodes.
-        compared: [batch] how many documents were scored by late interaction.
-        sources: [batch, k] where each document was found: `WALK`, `WORDS`, `EXTRA`, `MEMORY` or a sum of them.
-        coverage: [batch] share of the documents that could be searched; below 1 only if shards did not answer.
-        missing: [batch] numbers of these shards.
-    """
-
-    positions: Ints
-    scores: Floats
-    exact: Bools
-    read: Ints
-    compared: Ints
-    sources: Ints
-    coverage: Floats
-    missing: list[list[int]]
+    positions: (
+        Ints  # [batch, k] docid positions, of a document with several places its best one; -1 past the last document
+    )
+    scores: Floats  # [batch, k] document scores; -inf at position -1
+    exact: Bools  # [batch] True if it is provably the top k of all documents that may be returned
+    read: Ints  # [batch] how many vectors of nodes and documents were scored; with a generator, how many nodes
+    compared: Ints  # [batch] how many documents were scored by late interaction
+    sources: Ints  # [batch, k] where each document was found: `WALK`, `WORDS`, `EXTRA`, `MEMORY` or a sum of them
+    coverage: Floats  # [batch] share of the documents that could be searched; below 1 only if shards did not answer
+    missing: list[list[int]]  # [batch] numbers of these shards
 
     @classmethod
     def empty(cls, queries: int, k: int) -> "SearchResult":
@@ -81,37 +70,25 @@ class SearchResult:
 
 @dataclass(frozen=True)
 class LevelTrace:
-    """The candidates of one level of a search; all arrays [batch, candidates].
+    """The candidates of one level of a search; all arrays [batch, candidates]."""
 
-    Attributes:
-        nodes: candidate nodes, -1 at padding.
-        scores: what they are ranked by; -inf at padding.
-        kept: True if the candidate entered the beam, or the top k so far.
-    """
-
-    nodes: Ints
-    scores: Floats
-    kept: Bools
+    nodes: Ints  # -1 at padding
+    scores: Floats  # what they are ranked by; -inf at padding
+    kept: Bools  # True if the candidate entered the beam, or the top k so far
 
 
 @dataclass
 class Trace:
-    """How a search came about.
+    """How a search came about: the levels of its walk, from the children of the root on, and documents it scored completely.
 
-    Attributes:
-        levels: the candidates of each level of the walk, from the children of the root on.
-        positions: [batch, n] docid positions of the documents that were scored completely, -1 at padding; empty where documents
-            are among the candidates of the levels.
-        scores: [batch, n] their scores.
-        sources: [batch, n] where they were found.
-        beam_width: of the search that answered, after widening.
+    [batch, n] docid positions, -1 at padding, scores and sources of these; none where they are among the levels' candidates.
     """
 
     levels: list[LevelTrace] = field(default_factory=list)
     positions: Ints = field(default_factory=lambda: np.zeros((1, 0), dtype=np.int64))
     scores: Floats = field(default_factory=lambda: np.zeros((1, 0), dtype=np.float32))
     sources: Ints = field(default_factory=lambda: np.zeros((1, 0), dtype=np.uint8))
-    beam_width: int = 0
+    beam_width: int = 0  # of the search that answered, after widening
 
     def add_documents(self, positions: Ints, scores: Floats, sources: Ints) -> None:
         """Take the documents that were scored completely, each [batch, n]."""

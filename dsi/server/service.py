@@ -21,6 +21,7 @@ from dsi.docids.data.records import kind_of
 from dsi.docids.extensions import open_cluster
 from dsi.docids.files.checks import shown
 from dsi.search.engine import Engine
+from dsi.search.explain.explanation import idle_memory
 from dsi.search.queries import check_query
 from dsi.search.request import SearchRequest
 from dsi.server.batching import Batcher
@@ -29,7 +30,6 @@ from dsi.server.settings import ServerSettings
 from dsi.store.documents.table import DocumentTable
 from dsi.store.documents.topics import Topics
 from dsi.store.folder.writing import ChangedError
-from dsi.store.learning import no_effect
 from dsi.store.retriever import Retriever, load
 from dsi.store.snapshot import Snapshot
 from dsi.store.updating import rows_to_remove
@@ -334,8 +334,9 @@ class Service:
             self._rate.take(len(pairs))
         counts = list[int]()
         self._update(lambda changed: counts.append(changed.learn(pairs)))
-        note = no_effect(self.retriever.search_config)
-        return {"learned": counts[0], "pairs": len(self.retriever.snapshot.memory), **({"note": note} if note else {})}
+        memory = self.retriever.snapshot.memory
+        note = idle_memory(memory, self.retriever.search_config)
+        return {"learned": counts[0], "pairs": len(memory), **({"note": note} if note else {})}
 
     def forget(self, pairs: Any, since: Any, before: Any) -> Json:
         """Forget pairs, or what was learned in a time, as `add` adds documents.

@@ -21,7 +21,6 @@ from dsi.search.passages import Found, ScoredPiece, Words, scored_pieces
 from dsi.search.queries import encoded_query
 from dsi.search.request import SearchOptions
 from dsi.search.scores import DocumentScores
-from dsi.store.documents.table import hits_of
 from dsi.store.snapshot import Snapshot
 
 _OF_A_DOCUMENT, _PIECES, _PER_PIECE = 20, 40, 25
@@ -59,7 +58,7 @@ def evidence(index: Snapshot, question: str, tokens: int, k: int, options: Searc
     encoded.check_usable()
     request, tree, lexical = index.request("evidence", k, options), index.tree, index.lexical
     result = index.engine.search(encoded, request)
-    (hits,) = hits_of(tree, index.documents, result)
+    (hits,) = index.hits_of(result)
     scores = DocumentScores.from_request(tree, lexical, encoded.batches[0], request)
     words = Words(lexical, request.config.lexical_weight, encoded.texts[0])
     found = [Found(at, hit.text, hit.score) for at, hit in zip(result.positions[0].tolist(), hits, strict=False)]

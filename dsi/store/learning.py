@@ -21,7 +21,8 @@ from dsi.docids.query_memory import QueryMemory, hash_of, is_usable, same
 from dsi.docids.query_pairs import Period
 from dsi.docids.types import Floats, Rows
 from dsi.docids.words.bm25 import BM25
-from dsi.search.request import MEMORY_WEIGHT, SearchConfig
+from dsi.search.explain.explanation import idle_memory
+from dsi.search.request import SearchConfig
 from dsi.store.documents.table import DocumentTable
 from dsi.store.updating import Content
 
@@ -49,21 +50,13 @@ Moment: TypeAlias = datetime | str | float | None
 
 @dataclass(frozen=True)
 class LearnedPair:
-    """A pair that an index has learned.
+    """A pair that an index has learned."""
 
-    Attributes:
-        hash: of the query, "#" and 16 digits, which `forget` takes in place of the query.
-        query: its text; "" where texts are not kept.
-        doc_id: of the document.
-        count: how often it was learned, up to three times.
-        time: when it was learned first, in UTC; of an index from the Hub, 1970.
-    """
-
-    hash: str
-    query: str
+    hash: str  # of the query, "#" and 16 digits, which `forget` takes in place of the query
+    query: str  # its text; "" where texts are not kept
     doc_id: str
-    count: int
-    time: datetime
+    count: int  # how often it was learned, up to three times
+    time: datetime  # when it was learned first, in UTC; of an index from the Hub, 1970
 
 
 def learned_pairs(content: Content) -> list[LearnedPair]:
@@ -126,10 +119,7 @@ def checked_pairs(pairs: Iterable[Any], name: str, documents: DocumentTable) -> 
 
 
 def query_vectors(encoder: TextEncoder, queries: Sequence[str]) -> tuple[list[int], Floats]:
-    """Return the numbers of the queries that can be learned, and their embeddings [n, dim]; the same query is encoded once.
-
-    A line counts the others, whose embeddings are not finite.
-    """
+    """Return the numbers of the queries that can be learned, and their embeddings [n, dim]; the same query is encoded once."""
     unique = {query: number for number, query in enumerate(dict.fromkeys(map(same, queries)))}
     vectors = encoder.encode(encoder.query_texts(list(unique)), "query")
     usable, odd = is_usable(vectors), Oddities("learn")
@@ -168,7 +158,7 @@ def query_terms(lexical: BM25 | None, queries: Sequence[str]) -> list[list[str]]
 
 def tell_effect(before: QueryMemory, after: QueryMemory, config: SearchConfig) -> None:
     """Warn of pairs that change no answer: where the memory has no weight, and where a document has too many pairs."""
-    if line := no_effect(config):
+    if line := idle_memory(after, config):
         logger.warning("%s", line)
     elif (idle := after.num_idle) > before.num_idle:
         logger.warning(
@@ -177,21 +167,8 @@ def tell_effect(before: QueryMemory, after: QueryMemory, config: SearchConfig) -
         )  # fmt: skip
 
 
-def no_effect(config: SearchConfig) -> str:
-    """Return a line that says that what is learned changes no answer, where it does; else ""."""
-    if config.memory_weight:
-        return ""
-    return (
-        "What is learned has no effect, as memory_weight is 0: search with memory_weight above 0 "
-        f"({MEMORY_WEIGHT:g} is the default), or set it in search_config."
-    )
-
-
 def without_pairs(content: Content, pairs: Sequence[Pair] | None, when: Period) -> Content:
-    """Return the content without what was learned of pairs in a period; an empty query stands for all pairs of a document.
-
-    A line counts those that the index has not learned.
-    """
+    """Return the content without what was learned of pairs in a period; an empty query stands for all pairs of a document."""
     if pairs is None:
         return content._replace(memory=content.memory.forget(None, _NONE, when))
     known, queries, rows = _rows(content, pairs)

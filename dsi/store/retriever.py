@@ -17,9 +17,8 @@ from dsi.search.best_scores import BestScores
 from dsi.search.explain.explanation import Explanation
 from dsi.search.hits import Answers, Document, Evidence, Hits
 from dsi.search.queries import EncodedQueries, Queries, encode_queries, encoded_queries, encoded_query, given_vectors
-from dsi.search.request import SearchConfig, SearchOptions, shows_options, vectors_alone
+from dsi.search.request import SearchConfig, SearchOptions, vectors_alone
 from dsi.store import learning, updating
-from dsi.store.candidates import answers
 from dsi.store.documents.table import DocumentTable
 from dsi.store.evidence import evidence
 from dsi.store.folder import loading, writing
@@ -109,7 +108,6 @@ class Retriever:
     def search(
         self, queries: None = None, k: int = 10, *, embeddings: NDArray[Any], **options: Unpack[SearchOptions]
     ) -> Answers: ...
-    @shows_options
     def search(
         self, queries: str | Iterable[Any] | EncodedQueries | None = None, k: int = 10, *,
         embeddings: NDArray[Any] | None = None, syntax: bool = False, **options: Unpack[SearchOptions],
@@ -155,7 +153,6 @@ class Retriever:
         hits = index.hits(encoded, request)
         return hits[0] if isinstance(queries, str) else Answers(hits)
 
-    @shows_options
     def similar(self, doc_ids: str | Sequence[str], k: int = 10, **options: Unpack[SearchOptions]) -> Hits:
         """Return the top k documents that are like one, or like several, without these.
 
@@ -172,7 +169,6 @@ class Retriever:
         """
         return similar(self.snapshot, [doc_ids] if isinstance(doc_ids, str) else doc_ids, k, options)
 
-    @shows_options
     def evidence(self, question: str, tokens: int = 1000, *, k: int = 20, **options: Unpack[SearchOptions]) -> Evidence:
         """Return the sentences of at most k documents that tell most of a question, with `tokens` tokens at most together.
 
@@ -185,7 +181,6 @@ class Retriever:
         """
         return evidence(self.snapshot, question, tokens, k, options)
 
-    @shows_options
     def run(
         self, queries: Queries | EncodedQueries, k: int = 10, *, among: Mapping[str, Iterable[str]] | None = None,
         **options: Unpack[SearchOptions],
@@ -197,10 +192,12 @@ class Retriever:
         index = self.snapshot
         encoded = encoded_queries(index.encoder, queries, show_progress=True)
         request = index.request("run", k, options)
-        result = answers(index.engine, index.documents, encoded, request, among, show_progress=True)
+        if among is None:
+            result = index.engine.search(encoded, request, show_progress=True)
+        else:
+            result = index.engine.rank(encoded, request, index.documents.rows_among(among, encoded.query_ids))
         return index.as_run(encoded.query_ids, result)
 
-    @shows_options
     def explain(self, query: str | EncodedQueries, k: int = 5, **options: Unpack[SearchOptions]) -> Explanation:
         """Return how a search came about: the parts of each answer's score, and the nodes kept and pruned.
 
@@ -255,7 +252,7 @@ class Retriever:
 
     def update(
         self, *sources: str | Path, add: Iterable[Any] = (), remove: Iterable[str] = (), texts: Any = None,
-        vectors: VectorKind | None = None, code_bytes: int = 0,
+        vectors: VectorKind | None = None,
     ) -> Changes:  # fmt: skip
         """Change the index in one step, and return what was changed; searches see all of it or nothing.
 
@@ -265,7 +262,6 @@ class Retriever:
             remove: documents, as `remove` takes them.
             texts: a table with doc_id and text, such as `collection.documents`, whose texts the index keeps from now on.
             vectors: how the vectors of documents and nodes are stored from now on (`dsi.docids.vectors.VectorsConfig`).
-            code_bytes: with `vectors`, bytes of a document's codes.
 
         Raises:
             FileNotFoundError: no such source.
@@ -285,7 +281,7 @@ class Retriever:
             content = content if texts is None else updating.with_texts(content, texts)
             if vectors is None:
                 return content
-            return content._replace(tree=content.tree.stored_as(VectorsConfig(vectors, code_bytes)))
+            return content._replace(tree=content.tree.stored_as(VectorsConfig(vectors)))
 
         _, after = self._hold(changed)
         before, now = DocumentTable(middle[0].documents), DocumentTable(after.documents)
@@ -407,7 +403,7 @@ class Retriever:
         if updating.changed_parts(index.content, content):
             writing.write_update(folder, index, content, config=is_configured)
         elif is_configured or (last and index.best_scores != last.best_scores):
-            writing.write_settings(folder, index, config=is_configured)
+            writing.write_entries(folder, writing.settings_of(index, config=is_configured))
 
     def _remember(self, held: Loaded) -> None:
         """Remember the index in a folder, which this one contains."""

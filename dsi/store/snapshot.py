@@ -4,6 +4,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Self, Unpack
 
+import numpy as np
+
 from dsi.contrastive.text_encoder import TextEncoder
 from dsi.docids.data.records import COLUMNS
 from dsi.docids.files.checks import plain
@@ -14,7 +16,8 @@ from dsi.search.best_scores import BestScores
 from dsi.search.engine import Engine, Followed, Generator, restricted
 from dsi.search.explain.why import AnsweredQuery
 from dsi.search.generate import VectorEngine
-from dsi.search.hits import Document, Hits
+from dsi.search.hits import Document, Hit, Hits
+from dsi.search.passages import Found
 from dsi.search.queries import EncodedQueries, Queries, encoded_queries
 from dsi.search.request import (
     SearchConfig,
@@ -22,12 +25,10 @@ from dsi.search.request import (
     SearchRequest,
     given_options,
     request_of_each,
-    shows_options,
     split_options,
 )
 from dsi.search.results import SearchResult
-from dsi.store.candidates import followed_rows
-from dsi.store.documents.table import DocumentTable, hits_of, run_of
+from dsi.store.documents.table import DocumentTable
 from dsi.store.updating import Content, changed_parts
 
 
@@ -132,7 +133,6 @@ class Snapshot:
         request = SearchRequest(plain(int, k, "k"), config, **others)
         return request if allowed is None else restricted(request, self.tree, allowed)
 
-    @shows_options
     def search(
         self, encoded: EncodedQueries, k: int = 10, *, show_progress: bool = False, **options: Unpack[SearchOptions]
     ) -> SearchResult:
@@ -141,7 +141,6 @@ class Snapshot:
             raise TypeError(f"search() of a snapshot takes what encode_queries() returns, got {encoded!r}.")
         return self.engine.search(encoded, self.request("search", k, options), show_progress=show_progress)
 
-    @shows_options
     def follow(
         self, queries: Queries | EncodedQueries, doc_ids: Sequence[Sequence[str]], **options: Unpack[SearchOptions]
     ) -> Followed:
@@ -158,7 +157,16 @@ class Snapshot:
         encoded = encoded_queries(self.encoder, queries)
         request = self.request("follow", 1, options)
         encoded.check_usable()
-        return self.engine.follow_all(encoded, request, followed_rows(self.documents, encoded, doc_ids))
+        if not isinstance(doc_ids, Sequence) or isinstance(doc_ids, str):
+            raise TypeError(f"doc_ids must be a list of documents for each query, got {doc_ids!r}.")
+        rows = [self.documents.rows_of(own, "doc_ids") for own in doc_ids]
+        counts = [len(own) for own in rows]
+        if len(rows) != encoded.count or len({*counts}) != 1 or not counts[0]:
+            raise ValueError(
+                f"doc_ids must be a list of documents for each of the {encoded.count} queries, equally long and not empty, got "
+                f"{len(rows)} lists of lengths {counts[:10]}."
+            )
+        return self.engine.follow_all(encoded, request, np.array(rows))
 
     def answered(self, encoded: EncodedQueries, request: SearchRequest) -> list[AnsweredQuery]:
         """Return the search of each query, by which documents are explained."""
@@ -172,11 +180,36 @@ class Snapshot:
 
     def hits_of(self, result: SearchResult, searches: Sequence[AnsweredQuery] = ()) -> list[Hits]:
         """Return the hits of each query of a search result; `searches` of the same queries explain them."""
-        return hits_of(self.tree, self.documents, result, searches)
+        tree, documents = self.tree, self.documents
+        positions = np.maximum(result.positions, 0)
+        _, digits = tree.paths(positions.ravel())
+        docids = [tuple(digit for digit in path if digit >= 0) for path in digits.tolist()]
+        rows = np.maximum(tree.doc_rows[positions], 0)
+        doc_ids, titles, texts = (documents.values_of(name, rows) for name in ("doc_id", "title", "text"))
+        metadata = documents.metadata_at(rows.ravel())
+        hits, k, scores = [], positions.shape[1], result.scores.tolist()
+        for row, (count, exact) in enumerate(zip(result.counts.tolist(), result.exact.tolist(), strict=True)):
+            flat, search, at = slice(row * k, row * k + k), searches[row] if searches else None, positions[row, :count]
+            found = [*map(Found, at.tolist(), texts[row], scores[row])]
+            has_pieces = found and search and (tree.spans is not None or search.request.passages > 1)
+            shown = search.passages(found) if search and has_pieces else [(span, ()) for span in tree.spans_at(at)]
+            columns = scores[row], doc_ids[row], titles[row], docids[flat], texts[row], metadata[flat]
+            own = [
+                Hit(rank, *values, *pieces).found_by(search)
+                for rank, *values, pieces in zip(range(1, count + 1), *columns, shown, strict=False)
+            ]
+            query, lack = search.encoded.texts[0] if search else "", (float(result.coverage[row]), result.missing[row])
+            hits.append(Hits(own, exact, query, search, *lack))
+        return hits
 
     def as_run(self, query_ids: Sequence[str], result: SearchResult) -> dict[str, dict[str, float]]:
         """Return {query_id: {doc_id: score}} of a result with one row per query."""
-        return run_of(self.tree, self.documents, query_ids, result)
+        rows = np.maximum(self.tree.doc_rows[np.maximum(result.positions, 0)], 0)
+        columns = self.documents.values_of("doc_id", rows), result.scores.tolist(), result.counts.tolist()
+        return {
+            query_id: dict(zip(doc_ids[:count], scores, strict=False))
+            for query_id, doc_ids, scores, count in zip(query_ids, *columns, strict=True)
+        }
 
     def get(self, doc_ids: Sequence[str]) -> list[Document]:
         """Return documents as the index holds them; see `Retriever.get`."""

@@ -18,15 +18,7 @@ from dsi.contrastive.cutting import piece_text
 from dsi.contrastive.text_encoder import TextEncoder
 from dsi.contrastive.tokens import TokenHead
 from dsi.docids.data.locations import FILE, PLACE, SOURCE, VERSION, base_of
-from dsi.docids.data.records import (
-    COLUMNS,
-    EMPTY_DOCUMENTS,
-    Oddities,
-    Row,
-    checked_documents,
-    converted,
-    kind_of,
-)
+from dsi.docids.data.records import COLUMNS, EMPTY_DOCUMENTS, Oddities, Row, checked_documents, converted, kind_of
 from dsi.docids.data.sources import records_of
 from dsi.docids.data.tables import Column
 from dsi.docids.files.checks import shown, user_path
@@ -59,8 +51,12 @@ def changed_parts(content: Content, held: Content | None) -> list[str]:
     if held is None:
         return [*CHANGING]
     same_table = content.tree is held.tree and content.documents is held.documents
-    is_same = same_table, content.lexical is held.lexical, content.memory is held.memory
-    return [name for name, same in zip(CHANGING, is_same, strict=True) if not same]
+    is_same = {
+        "docids": same_table,
+        "lexical": content.lexical is held.lexical,
+        "memory": content.memory is held.memory,
+    }
+    return [name for name, same in is_same.items() if not same]
 
 
 def new_rows(documents: Iterable[Any]) -> list[Row]:
@@ -121,10 +117,7 @@ def with_documents(
 
 
 def _moved(content: Content, gone: Sequence[int], again: Mapping[int, int] | None = None) -> QueryMemory:
-    """Return the memory after an update: it forgets with the documents that are gone, by their rows before.
-
-    One that is replaced keeps what was learned; `again` has {its row before: its number among the new documents}.
-    """
+    """Return the memory without documents that are gone; of those replaced, `again` has {row before: number among the new}."""
     stays = np.ones(len(content.documents), dtype=bool)
     stays[list(gone)] = False
     rows = np.where(stays, np.cumsum(stays) - 1, -1)
@@ -237,10 +230,8 @@ def _is_absent(path: Path) -> bool:
     """True if there is no such file; one that cannot be looked at is there."""
     try:
         os.lstat(path)
-    except (FileNotFoundError, NotADirectoryError):
-        return True
-    except OSError:
-        return False
+    except OSError as error:
+        return isinstance(error, FileNotFoundError | NotADirectoryError)
     return False
 
 

@@ -103,17 +103,10 @@ def _are_renumbered(paths: NDArray[np.integer], tree: DocidTree) -> bool:
 
 
 def save_docids_stage(
-    docids: Docids,
-    embeddings: NDArray[np.float32],
-    documents: datasets.Dataset,
-    folder: Path,
-    vectors: VectorsConfig,
-    pieces: int = 1,
-    spans: NDArray[np.int32] | None = None,
-    tokens: TokenVectors | None = None,
-    *,
+    docids: Docids, embeddings: NDArray[np.float32], documents: datasets.Dataset, folder: Path, vectors: VectorsConfig,
+    pieces: int = 1, spans: NDArray[np.int32] | None = None, tokens: TokenVectors | None = None, *,
     text_megabytes: int = 0,
-) -> None:
+) -> None:  # fmt: skip
     """Write the tree of docids with the document table and diagnostics, and `docids.tsv` if the digits are other numbers.
 
     Embeddings [N, dim], tokens and spans [N, 2] (the characters of each) are of documents, or of their pieces.

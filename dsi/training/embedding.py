@@ -24,7 +24,6 @@ from dsi.docids.files.processes import Processes
 from dsi.docids.files.reading import is_finite, map_tensors
 from dsi.docids.files.storage import digest, replacing, save_tensors
 from dsi.docids.token_vectors import TokenVectors
-from dsi.docids.types import Ints
 from dsi.docids.words.bm25 import BM25
 from dsi.search.request import LEXICAL_WEIGHT
 
@@ -34,41 +33,20 @@ _HASHED = 16_384
 """Documents in memory at a time while they are hashed."""
 
 
-_MANY_PIECES = 5_000
-"""From which on a line says what fewer would take: some ten minutes on two cores."""
-
-
 class DocumentVectors:
     """Vectors of the documents of a collection, or of their pieces; made once for an encoder and the texts it reads.
 
-    Docids do not change them, so that other docids embed nothing again; a killed run continues where it stopped.
-
-    Args:
-        config: of the run.
-        collection: the documents.
-        encoder: of the documents.
-        states: folder for what encoders make of texts.
-        processes: share the work.
-        shared: whether other runs keep theirs there too; otherwise those of other texts or encoders are removed.
-        given: [documents, dim] embeddings that take the place of the encoder's; None to make them.
-
-    Raises:
-        ValueError: `given` are not as many, or as long, as the documents' embeddings would be, or not finite.
+    Docids do not change them, so that other docids embed nothing again; a killed run continues where it stopped. If the folder
+    `states` is not `shared` by other runs, those of other texts or encoders are removed. `given`: [documents, dim] embeddings
+    that take the place of the encoder's.
     """
 
     def __init__(
-        self,
-        config: Config,
-        collection: Collection,
-        encoder: Encoder,
-        states: Path,
-        processes: Processes,
-        *,
-        shared: bool = False,
-        given: NDArray[Any] | None = None,
-    ) -> None:
+        self, config: Config, collection: Collection, encoder: Encoder, states: Path, processes: Processes, *,
+        shared: bool = False, given: NDArray[Any] | None = None,
+    ) -> None:  # fmt: skip
         self._config, self._collection, self._encoder, self._processes = config, collection, encoder, processes
-        self._texts, self._given = DocumentTexts(encoder, collection.documents, config.docids.most_pieces), given
+        self.texts, self._given = DocumentTexts(encoder, collection.documents, config.docids.most_pieces), given
         if given is not None:
             _check_given(given, len(collection.documents), encoder)
         self._tokens, self._shared = config.has_token_vectors, shared
@@ -84,7 +62,7 @@ class DocumentVectors:
             return None
         path = self.folder / "head.safetensors"
         if self._processes.is_main and not path.exists():
-            head = TokenHead.fit(self._encoder, self._texts, self._config.tokens)
+            head = TokenHead.fit(self._encoder, self.texts, self._config.tokens)
             _save(path, head.matrix)
         self._processes.wait()
         return TokenHead(_read(path), self._config.tokens.bits)
@@ -92,15 +70,9 @@ class DocumentVectors:
     def tell_cut(self) -> None:
         """Say how many documents the encoder does not read to their ends, or not at all."""
         documents, pieces = len(self._collection.documents), self._config.docids.most_pieces
-        if self._given is not None:
-            return
-        warn_cut(self._texts.count_cut, documents, pieces, self._encoder)
-        warn_unread(self._collection.full_texts(), self._encoder)
-
-    @property
-    def texts(self) -> DocumentTexts:
-        """The texts that are embedded."""
-        return self._texts
+        if self._given is None:
+            warn_cut(self.texts.count_cut, documents, pieces, self._encoder)
+            warn_unread(self._collection.full_texts(), self._encoder)
 
     def embeddings(self) -> NDArray[np.float32]:
         """Return the embeddings [n, dim], memory-mapped, and write what `tokens` reads; all processes call it."""
@@ -108,7 +80,7 @@ class DocumentVectors:
             remove_others(self.folder.parent, "documents", [self.folder])
         if self._given is not None:
             return np.ascontiguousarray(self._given, dtype=np.float32)
-        return encode_blocks(self._encoder, self._texts, "document", self.folder, self._processes, self._head)
+        return encode_blocks(self._encoder, self.texts, "document", self.folder, self._processes, self._head)
 
     def tokens(self, embeddings: NDArray[np.float32]) -> TokenVectors | None:
         """Return the token vectors that came with the embeddings [n, dim], those of queries trained; None without any."""
@@ -117,7 +89,7 @@ class DocumentVectors:
         codes = read_token_blocks(self.folder)
         tokens = TokenVectors(self._head.matrix, self._head.bits, (codes,), np.arange(len(codes), dtype=np.int32))
         config, collection = self._config, self._collection
-        if not config.trains_token_vectors or not collection.pairs("train"):
+        if not config.tokens.epochs or not collection.pairs("train"):
             return tokens
         made_from = [collection.digest, config.tokens.epochs, config.seed, config.lexical.language]
         path = self.folder / f"queries-{digest(made_from)[:16]}.safetensors"
@@ -130,7 +102,7 @@ class DocumentVectors:
     def _train_queries(self, tokens: TokenVectors, embeddings: NDArray[np.float32]) -> TokenVectors:
         """Return the token vectors with a matrix for queries that is trained on the train queries, as the dev queries allow."""
         collection, config = self._collection, self._config
-        rng, rows = np.random.default_rng(config.seed), self._texts.rows
+        rng, rows = np.random.default_rng(config.seed), self.texts.rows
         words = BM25(collection.documents["doc_id"], collection.full_texts(), language=config.lexical.language)
         train, dev = (
             _examples_of_split(collection, split, self._encoder, embeddings, rows, words, rng)
@@ -154,20 +126,6 @@ def _check_given(embeddings: NDArray[Any], documents: int, encoder: Encoder) -> 
         )
     if not is_finite(embeddings):
         raise ValueError("embeddings must be finite, and have a value that is not.")
-
-
-def pieces_line(counts: Ints) -> str:
-    """Return how many pieces documents have [documents]; where they are many, also what fewer of each would take.
-
-    >>> pieces_line(np.array([1, 3]))
-    '2 documents in 4 pieces'
-    """
-    pieces, line = int(counts.sum()), f"{len(counts):,} documents in {counts.sum():,} pieces"
-    if pieces < _MANY_PIECES or pieces < 2 * len(counts):
-        return line
-    fewer = [(most, int(np.minimum(counts, most).sum())) for most in (4, 1)]
-    shown = [f"--pieces {most} embeds {own:,} ({own / pieces:.0%} of the time)" for most, own in fewer if own < pieces]
-    return f"{line}; fewer of each are faster, and find less in long texts: {', '.join(shown)}"
 
 
 def documents_digest(documents: datasets.Dataset) -> str:
@@ -197,14 +155,9 @@ def _read(path: Path) -> NDArray[np.float32]:
 
 
 def _examples_of_split(
-    collection: Collection,
-    split: str,
-    encoder: Encoder,
-    embeddings: NDArray[np.float32],
-    rows: NDArray[np.integer],
-    words: BM25,
-    rng: np.random.Generator,
-) -> list[QueryExample]:
+    collection: Collection, split: str, encoder: Encoder, embeddings: NDArray[np.float32], rows: NDArray[np.integer],
+    words: BM25, rng: np.random.Generator,
+) -> list[QueryExample]:  # fmt: skip
     """Return examples of a split's queries; hard negatives are the best of embeddings [n, dim] and `rows` by dense + BM25."""
 
     def score(texts: Sequence[str], queries: NDArray[np.float32]) -> NDArray[np.float32]:

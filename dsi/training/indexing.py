@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 from dsi.config import Config, run_config
 from dsi.docids.data.collection import Collection, read_collection
 from dsi.docids.files.checks import folder_to_write, user_path
+from dsi.docids.files.reading import check_file
 from dsi.docids.files.storage import link_files, replace_folder
 from dsi.store.retriever import Retriever, load
 from dsi.training.pipeline import TrainingRun
@@ -114,30 +115,19 @@ def _read_source(source: Collection | str | Path | Iterable[Any]) -> Collection:
     if isinstance(source, Collection):
         return source
     if isinstance(source, str | Path):
-        try:
-            return read_collection(source)
-        except FileNotFoundError as error:
-            raise FileNotFoundError(f"{error} Texts are given as a list.") from None
+        return read_collection(source)
     if isinstance(source, Sequence) and source and all(isinstance(path, Path) for path in source):
         return read_collection(source[0]) if len(source) == 1 else Collection.from_files(*source)
     return Collection.from_records(source)
 
 
-def read_embeddings(path: Path) -> NDArray[np.float32]:
-    """Read embeddings [documents, dim] of any type of number from a .npy file; mapped, if float16 or float32."""
-    from dsi.docids.files.reading import check_file
-
+def read_embeddings(path: Path) -> NDArray[Any]:
+    """Return the array in a .npy file, mapped into memory."""
     check_file(path, "write it with numpy.save")
     try:
-        array = np.lib.format.open_memmap(path, mode="r")
+        return np.lib.format.open_memmap(path, mode="r")
     except Exception:  # a broken header raises nearly anything
-        found = "a file that NumPy cannot read"
-    else:
-        if array.ndim == 2 and array.shape[1] and array.dtype.kind in "fiu":
-            is_read_as_it_is = array.dtype in (np.float16, np.float32) and array.flags.c_contiguous
-            return array if is_read_as_it_is else np.ascontiguousarray(array, dtype=np.float32)
-        found = f"an array of {array.dtype} {list(array.shape)}"
-    raise ValueError(f"{path} must be a .npy file of numbers [documents, dim], got {found}; write it with numpy.save.")
+        raise ValueError(f"NumPy cannot read {path}; write it with numpy.save.") from None
 
 
 @cache

@@ -42,35 +42,25 @@ from dsi.docids.schemes import make_docids
 from dsi.docids.tree import DocidTree
 from dsi.docids.words.bm25 import BM25, load_lexical
 from dsi.measuring.tuning import configure, is_as_configured, is_tuned, tune_index
-from dsi.store.folder.loading import load_docids, load_encoder, load_tree
+from dsi.store.folder.loading import load_encoder, load_tree
 from dsi.store.folder.manifest import FORMAT_VERSION
 from dsi.store.folder.writing import generation_of, is_whole, retire, search_entries, write_manifest
 from dsi.store.learning import query_terms, query_vectors
 from dsi.store.retriever import Retriever, load
 from dsi.training import preflight
 from dsi.training.docids_stage import save_docids_stage, scheme_input, sources_digest, train_queries
-from dsi.training.embedding import DocumentVectors, array_digest, pieces_line
+from dsi.training.embedding import DocumentVectors, array_digest
 from dsi.training.stages import STAGES, StageFolders, enabled_stages, launch, needed_stages, setting_values
 
 logger = logging.getLogger(__name__)
 
 
 def train(
-    collection: Collection,
-    output: str | Path,
-    *,
-    config: str | Path | Config | None = None,
-    encoder: Any = None,
-    docids: Any = None,
-    objective: Any = None,
-    generator: Any = None,
-    fusion: Any = None,
-    device: str | None = None,
-    discard_updates: bool = False,
-    replace: bool = False,
-    cluster: BuildingCluster | None = None,
+    collection: Collection, output: str | Path, *, config: str | Path | Config | None = None, encoder: Any = None,
+    docids: Any = None, objective: Any = None, generator: Any = None, fusion: Any = None, device: str | None = None,
+    discard_updates: bool = False, replace: bool = False, cluster: BuildingCluster | None = None,
     report_to: str = "none",
-) -> Retriever:
+) -> Retriever:  # fmt: skip
     """Train an index on a collection, tune it on the dev queries, and load it.
 
     After a kill, call it again: it continues where it stopped and skips what is up to date.
@@ -118,39 +108,16 @@ def train(
 
 
 class TrainingRun:
-    """The training stages of one run.
+    """The training stages of one run, with the arguments of `train`.
 
-    Args:
-        folder: of the run; becomes the index.
-        collection: the documents and queries.
-        config: the configuration; written to `config.toml` with the first stage that replaces a part of the index.
-        device: of encoder and generator; the best available by default.
-        store: folder in which several runs share finished stages.
-        discard_updates: train although documents were added to the index in `folder`, or removed.
-        replace: train although the index in `folder` has documents that the collection lacks.
-        cluster: embeds and clusters the documents; None for this process, or those of `accelerate launch`.
-        report_to: where the losses go, as for `train`.
-        embeddings: [documents, dim] of the documents, in place of those that the encoder would make; None to make them.
-
-    Attributes:
-        processes: share the work.
-        seconds: {stage: wall time} of the stages that ran.
+    `store`: folder in which several runs share finished stages; `embeddings`: [documents, dim] in place of the encoder's.
     """
 
     def __init__(
-        self,
-        folder: Path,
-        collection: Collection,
-        config: Config,
-        device: str | None = None,
-        store: Path | None = None,
-        *,
-        discard_updates: bool = False,
-        replace: bool = False,
-        cluster: BuildingCluster | None = None,
-        report_to: str = "none",
-        embeddings: NDArray[Any] | None = None,
-    ) -> None:
+        self, folder: Path, collection: Collection, config: Config, device: str | None = None,
+        store: Path | None = None, *, discard_updates: bool = False, replace: bool = False,
+        cluster: BuildingCluster | None = None, report_to: str = "none", embeddings: NDArray[Any] | None = None,
+    ) -> None:  # fmt: skip
         self._given, self._given_digest = embeddings, "" if embeddings is None else array_digest(embeddings)
         self.folder, self.collection, self.config, self.device = folder, collection, config, device
         preflight.check_apart(folder, collection.name)
@@ -160,9 +127,10 @@ class TrainingRun:
         self.processes = cluster.processes if cluster else launch(device)
         self._reports = Reports(report_to, folder / "logs")
         self._stages = StageFolders(folder, store, self.processes)
+        self.seconds = self._stages.seconds
+        """{stage: wall time} of the stages that ran."""
         self._discard_updates, self._replace = discard_updates, replace
         self._depth, self._is_checked = 0, False
-        self._missing: list[str] = []
         with self._alone():
             pass  # refused at once
 
@@ -173,11 +141,6 @@ class TrainingRun:
     def _write_config_of_no_index(self) -> None:
         if not (self.folder / "manifest.json").exists():
             self._write_config()
-
-    @property
-    def seconds(self) -> dict[str, float]:
-        """{stage: wall time} of the stages that ran."""
-        return self._stages.seconds
 
     @contextmanager
     def writing(self) -> Iterator[None]:
@@ -211,13 +174,9 @@ class TrainingRun:
             yield
 
     def train(self) -> None:
-        """Run all stages, then tune the index; a line says before the work how much there is."""
+        """Run all stages, then tune the index."""
         keep_few_kernels()
         with self.writing(), quiet_transformers():
-            self._check()
-            if self._missing and self.processes.is_main:
-                documents, asked = len(self.collection.documents), len(self.collection.query_texts("train"))
-                write_line(f"{documents:,} documents, {asked:,} train queries: {', '.join(self._missing)}")
             self.all_stages()
             self.tune()
 
@@ -249,15 +208,10 @@ class TrainingRun:
                 from dsi.generator.pseudo_queries import generate_queries
             work = self._stages.work("pseudo_queries", key)
             held_out = [*self.collection.query_texts("dev").values(), *self.collection.query_texts("test").values()]
-            documents, config = self.collection.documents, self.config.pseudo_queries
             counts = generate_queries(
-                documents,
-                config,
-                work / "queries.jsonl",
-                held_out=held_out,
-                seed=self.config.seed,
-                device=self.device,
-            )
+                self.collection.documents, self.config.pseudo_queries, work / "queries.jsonl",
+                held_out=held_out, seed=self.config.seed, device=self.device,
+            )  # fmt: skip
             logger.debug("%(written)d written, %(dropped)d dropped (equal to a dev or test query)", counts)
             with self._stages.writing("pseudo_queries", key) as folder:
                 shutil.copy(work / "queries.jsonl", folder / "queries.jsonl")
@@ -270,15 +224,8 @@ class TrainingRun:
             encoder = Encoder.load(self.config.encoder, device=self.device)
             config, work = self.config.contrastive, self._stages.work("encoder", key)
             if config.loss != "none":
-                train_encoder(
-                    encoder,
-                    self._contrastive_rows(encoder),
-                    config,
-                    work,
-                    self._reports,
-                    seed=self.config.seed,
-                    bf16=self.config.bf16,
-                )
+                rows = self._contrastive_rows(encoder)
+                train_encoder(encoder, rows, config, work, self._reports, seed=self.config.seed, bf16=self.config.bf16)
             if self.processes.is_main:
                 with self._stages.writing("encoder", key) as folder:
                     encoder.save(folder)
@@ -309,8 +256,8 @@ class TrainingRun:
             vectors = self._vectors(encoder)
             if self.processes.is_main:
                 vectors.tell_cut()
-                if len(vectors.texts) > len(self.collection.documents):
-                    write_line(pieces_line(np.bincount(vectors.texts.rows)))
+                if (pieces := len(vectors.texts)) > (count := len(self.collection.documents)):
+                    write_line(f"{count:,} documents in {pieces:,} pieces")
             documents = vectors.embeddings()
             read = scheme_input(
                 self.collection, encoder, config, documents, processes=self.processes,
@@ -321,16 +268,9 @@ class TrainingRun:
                 return
             with self._stages.writing("docids", key) as folder:
                 save_docids_stage(
-                    docids,
-                    documents,
-                    self.collection.documents,
-                    folder,
-                    self.config.vectors,
-                    config.most_pieces,
-                    vectors.texts.spans,
-                    vectors.tokens(documents),
-                    text_megabytes=self.config.text_megabytes,
-                )
+                    docids, documents, self.collection.documents, folder, self.config.vectors, config.most_pieces,
+                    vectors.texts.spans, vectors.tokens(documents), text_megabytes=self.config.text_megabytes,
+                )  # fmt: skip
 
     def _vectors(self, encoder: Encoder) -> DocumentVectors:
         """Return the vectors of the documents; those that an earlier stage or run has made are read."""
@@ -348,38 +288,35 @@ class TrainingRun:
     def finish(self) -> None:
         """Run stages `lexical`, `generator` and `memory`, then finish the index."""
         with self.writing():
-            self._check_needs("generator")
             self._build_lexical()
-            self._train_configured_generator()
+            self._train_generator()
             self._remember()
             self._finish()
 
-    def _train_configured_generator(self) -> None:
+    def _train_generator(self) -> None:
         """Run stage `generator`; without a generator none is left in the folder."""
         config = self.config
         if not config.generator.exists:
-            return self._drop("generator")
+            self._drop("generator")
+            return
         code = package_of(OBJECTIVES, config.training.objective) + package_of(GENERATORS, config.generator.docid_tokens)
         with self._stage("generator", code) as key:
-            if key:
-                self._train_generator(key)
-        return None
-
-    def _train_generator(self, key: str) -> None:
-        with generator_room():
-            from dsi.generator.stage import GeneratorStage
-        encoder, queries = self.encoder(), (*self.pseudo_queries(), self._stages.key("pseudo_queries"))
-        stage = GeneratorStage(
-            self.config, self.collection, encoder, self.tree(), queries, self._stages, self._vectors(encoder).folder,
-            self._reports,
-        )  # fmt: skip
-        generator, record = stage.train(self._stages.work("generator", key))
-        if self.processes.is_main:
-            with self._stages.writing("generator", key) as folder:
-                generator.save_pretrained(str(folder))
-                write_json(folder / "training.json", record)
-                if self.config.training.train_encoder:
-                    encoder.save(folder / "encoder")
+            if not key:
+                return
+            with generator_room():
+                from dsi.generator.stage import GeneratorStage
+            encoder, queries = self.encoder(), (*self.pseudo_queries(), self._stages.key("pseudo_queries"))
+            stage = GeneratorStage(
+                config, self.collection, encoder, self.tree(), queries, self._stages, self._vectors(encoder).folder,
+                self._reports,
+            )  # fmt: skip
+            generator, record = stage.train(self._stages.work("generator", key))
+            if self.processes.is_main:
+                with self._stages.writing("generator", key) as folder:
+                    generator.save_pretrained(str(folder))
+                    write_json(folder / "training.json", record)
+                    if config.training.train_encoder:
+                        encoder.save(folder / "encoder")
 
     def _finish(self) -> None:
         """Write the manifest if it is missing or does not fit the files or `[search]`; the index has to be tuned then."""
@@ -388,9 +325,8 @@ class TrainingRun:
                 retire(self.folder)
             if not is_whole(self.folder):
                 encoder = load_encoder(self.folder, self.config.encoder, self.device)
-                tree, _ = load_docids(self.folder / "docids")
                 (self.folder / "tuning.json").unlink(missing_ok=True)
-                write_manifest(self.folder, encoder, tree, search_entries(self.config.search), self.config.seed)
+                write_manifest(self.folder, encoder, self.tree(), search_entries(self.config.search))
             elif not is_as_configured(self.folder, self.config.search):
                 configure(self.folder, self.config.search)
                 logger.info("search: as [search] says now")
@@ -399,15 +335,15 @@ class TrainingRun:
     def _build_lexical(self) -> None:
         config = self.config.lexical
         if config.model == "none":
-            return self._drop("lexical")
+            self._drop("lexical")
+            return
         with self._stage("lexical") as key:
             if not key or not self.processes.is_main:
-                return None
+                return
             doc_ids, texts = self.collection.documents["doc_id"], self.collection.full_texts()
             lexical = BM25(doc_ids, texts, language=config.language)
             with self._stages.writing("lexical", key) as folder:
                 lexical.save(folder)
-        return None
 
     def _remember(self) -> None:
         """Run stage `memory`: the train queries and their documents, as the index's encoder reads them."""
@@ -435,12 +371,13 @@ class TrainingRun:
         if self._is_checked:
             return
         preflight.check_settings(self.config, self.collection)
-        keys = self._expected_keys(sources_digest(self.config.docids, self.collection) + self._given_digest)
+        docid_sources, keys = sources_digest(self.config.docids, self.collection) + self._given_digest, dict[str, str]()
+        for stage in enabled_stages(self.config):
+            keys[stage] = self._key(stage, docid_sources if stage == "docids" else "", keys)
         finished = self.processes.first(
             {stage: self._stages.find(stage, key) for stage, key in keys.items()} if self.processes.is_main else {}
         )
-        self._missing = [stage for stage, folder in finished.items() if folder is None]
-        if self._missing:
+        if None in finished.values():
             trained = finished["encoder"]
             encoder = Encoder.load(self.config.encoder, trained, self.device)
             if trained is None:
@@ -448,40 +385,24 @@ class TrainingRun:
             preflight.check_encoder(self.config, encoder, len(self.collection.documents))
         self._is_checked = True
 
-    def _expected_keys(self, docid_sources: str) -> dict[str, str]:
-        """Return the key of every stage when all are up to date."""
-        keys: dict[str, str] = {}
-        for stage in enabled_stages(self.config):
-            keys[stage] = self._key(stage, docid_sources if stage == "docids" else "", keys)
-        return keys
-
     # Outputs of earlier stages.
 
     def encoder(self) -> Encoder:
         """Load the encoder that stage `encoder` wrote."""
-        folder = self._stages.existing("encoder", "dsi train --stage encoder")
-        return giving_back(Encoder.load(self.config.encoder, folder, self.device))
+        return giving_back(Encoder.load(self.config.encoder, self.folder / "encoder", self.device))
 
     def tree(self) -> DocidTree:
         """Load the docids that stage `docids` wrote."""
-        return load_tree(self._stages.existing("docids", "dsi train --stage docids"))
+        return load_tree(self.folder / "docids")
 
     def pseudo_queries(self) -> tuple[NDArray[np.integer], Sequence[str]]:
         """Return document row and text of the pseudo-queries; the texts stay on disk."""
         if self.config.pseudo_queries.method == "none":
             return np.empty(0, dtype=np.int64), []
-        path = self._stages.existing("pseudo_queries", "dsi train --stage pseudo_queries") / "queries.jsonl"
         with generator_room():
             from dsi.generator.pseudo_queries import read_queries_table
-        table, rows = read_queries_table(path), self.collection.rows
+        table, rows = read_queries_table(self.folder / "pseudo_queries" / "queries.jsonl"), self.collection.rows
         return np.fromiter((rows[doc_id] for doc_id in in_blocks(table["doc_id"])), dtype=np.int64), table["text"]
-
-    def _check_needs(self, stage: str) -> None:
-        """Raise FileNotFoundError if an earlier stage has to run first; nothing is written then."""
-        for name in needed_stages(stage, self.config):
-            if not self._stages.key(name):
-                self._check_needs(name)
-                self._stages.existing(name, f"dsi train --stage {name}")
 
     def _key(self, stage: str, extra: str, keys: Mapping[str, str] | None = None) -> str:
         """Return a digest of everything a stage's output depends on: collection, config, the keys of earlier stages."""
@@ -498,7 +419,6 @@ class TrainingRun:
     def _stage(self, name: str, extra: str = "") -> Iterator[str]:
         """Yield the stage's key if it has to run, "" if it is up to date."""
         with self.writing():
-            self._check_needs(name)
             self._check()
             self._write_config_of_no_index()
             key = self.processes.first(self._key(name, extra))

@@ -122,7 +122,7 @@ def check_apart(folder: Path, source: str | Path) -> None:
 
 
 def _check_run(folder: Path) -> None:
-    """Raise FileExistsError if a folder that is not a run holds other runs, or a name that training would replace."""
+    """Raise FileExistsError if a folder that is not a run holds a name that training would replace."""
     names = [name for name in ("pseudo_queries", *PARTS, "states", "checkpoints") if (folder / name).exists()]
     marks = [folder / name for name in ("manifest.json", "threads.json", *(f"{name}/stage.json" for name in names))]
     if any(mark.exists() for mark in marks):
@@ -134,11 +134,6 @@ def _check_run(folder: Path) -> None:
             names.append("config.toml")
         else:
             return
-    if run := next((path.parent for path in sorted(folder.glob("*/threads.json"))), None):
-        raise FileExistsError(
-            f"{folder} holds other runs, such as {run.name}, and an index would lie among them; name a folder of its own, "
-            f"such as {folder / 'NAME'}."
-        )
     if names:
         raise FileExistsError(
             f"{folder} is not a run and holds {names[0]!r}, which training would replace; name a new folder."
@@ -168,7 +163,7 @@ def check_encoder(config: Config, encoder: Encoder, documents: int) -> None:
             f"training.train_encoder needs a transformer, and {config.encoder.name} is a table of token vectors "
             "(StaticEmbedding); set it to false, or name another encoder."
         )
-    if config.generator.exists or config.pseudo_queries.method != "none":
+    if config.generator.exists:
         with generator_room():
             from dsi.generator.stage import check_decoder
         check_decoder(config, encoder)

@@ -48,17 +48,11 @@ _LONG = 5.0
 
 
 class Inputs(NamedTuple):
-    """What the output of a stage is made from, beside the collection and local folders of models.
+    """What the output of a stage is made from, beside the collection and local folders of models."""
 
-    Attributes:
-        settings: of the configuration; a section stands for all of its settings.
-        stages: earlier ones whose output it reads.
-        is_versioned: True where files of another format version cannot be read.
-    """
-
-    settings: tuple[str, ...]
-    stages: tuple[str, ...] = ()
-    is_versioned: bool = False
+    settings: tuple[str, ...]  # of the configuration; a section stands for all of its settings
+    stages: tuple[str, ...] = ()  # earlier ones whose output it reads
+    is_versioned: bool = False  # files of another format version cannot be read
 
 
 STAGES = {
@@ -117,16 +111,7 @@ def launch(device: str | None) -> Processes:
 
 
 class StageFolders:
-    """The folders of a run's stages, shared by the processes that train it.
-
-    Args:
-        folder: of the run; each stage is a folder in it.
-        store: folder in which runs share stages; None if this run shares none.
-        processes: share the work; rank 0 writes.
-
-    Attributes:
-        seconds: {stage: wall time} of the stages that ran.
-    """
+    """The folders of a run's stages, shared by the processes that train it; with a `store` also by other runs."""
 
     def __init__(self, folder: Path, store: Path | None, processes: Processes) -> None:
         self.folder, self.store, self.processes = folder, store, processes
@@ -148,7 +133,9 @@ class StageFolders:
                 stack.enter_context(stage_line(name, enabled=self.processes.is_main))
                 stack.enter_context(naming_full_disk(self.folder))
                 stack.enter_context(self._same_threads())
-                self._free()
+                if time.perf_counter() - self._freed > _LONG:
+                    free_memory()  # it takes half a second
+                    self._freed = time.perf_counter()
             yield has_to_run
         self.processes.wait()
         if has_to_run:
@@ -156,12 +143,6 @@ class StageFolders:
         if self.processes.is_main:  # also what a kill left when the stage had just been written
             for folder in self._work_folder(name, key).parent.glob(f"{name}-{key[:12]}-*"):  # also of other outputs
                 shutil.rmtree(folder, ignore_errors=True)
-
-    def _free(self) -> None:
-        """Free what earlier stages have left, if they worked for some seconds: it takes half a second."""
-        if time.perf_counter() - self._freed > _LONG:
-            free_memory()
-            self._freed = time.perf_counter()
 
     @contextmanager
     def writing(self, name: str, key: str) -> Iterator[Path]:
@@ -204,18 +185,6 @@ class StageFolders:
                 yield
         finally:
             torch.set_num_threads(now)
-
-    def existing(self, name: str, command: str) -> Path:
-        """Return the folder of a finished stage."""
-        folder = self.folder / name
-        recover_folder(folder)
-        record = _record(folder)
-        remedy = f"run `{command}` (or `dsi train` for all stages)"
-        if not record:
-            raise FileNotFoundError(f"{folder} is not there yet; {remedy} first.")
-        if damaged := _damaged(folder, record["files"]):
-            raise ValueError(f"{folder / damaged} was altered or removed since it was written; {remedy} again.")
-        return folder
 
     def key(self, name: str) -> str:
         """Return the key of the output on disk, "" if there is none."""
@@ -269,17 +238,10 @@ def _record(folder: Path) -> dict[str, Any]:
     return read_record(folder / _RECORD)
 
 
-def _damaged(folder: Path, sums: Mapping[str, str]) -> str:
-    """Return the first file that is not as it was written, "" if all are."""
-    for name, expected in sums.items():
-        if not (folder / name).is_file() or sha256(folder / name) != expected:
-            return name
-    return ""
-
-
 def _is_intact(folder: Path, key: str, needed: Mapping[str, str] | None = None) -> bool:
     """True if a folder holds the output with this key as it was written, made from the outputs `needed` of earlier stages."""
     record = _record(folder)
     if record.get("key") != key or needed not in (None, record["needs"]):
         return False
-    return not _damaged(folder, record["files"])
+    paths = {folder / name: expected for name, expected in record["files"].items()}
+    return all(path.is_file() and sha256(path) == expected for path, expected in paths.items())

@@ -1,6 +1,6 @@
 """Trains a query generator: a seq2seq or causal model fine-tuned on train pairs, document -> query (as in DSI-QG).
 
-The output is a plain transformers folder. `dsi train --stage pseudo_queries --set pseudo_queries.method=FOLDER` writes
+The output is a plain transformers folder. `dsi train --config digits --set pseudo_queries.method=FOLDER` writes
 pseudo-queries with it, and gives it documents in the same format as in training. Knows nothing of docids.
 """
 

@@ -117,7 +117,7 @@ def test_saved_and_loaded_is_the_same(tmp_path):
 
 def test_bad_files_are_refused(tmp_path):
     path = tmp_path / "docids.safetensors"
-    with pytest.raises(FileNotFoundError, match="dsi train --stage docids"):
+    with pytest.raises(FileNotFoundError, match=r"build the docids first \(dsi train\)"):
         DocidTree.load(path)
     tree = random_tree(77)
     tree.save(path)

@@ -431,15 +431,6 @@ def test_one_document_has_a_docid_of_its_title_or_a_file(method, tmp_path):
 # Embeddings in a file
 
 
-def test_embeddings_of_any_number_type_are_read_from_a_file(tmp_path):
-    path, points = tmp_path / "points.npy", 8 * embeddings_of(6)
-    for kind in (np.float16, np.float32, np.float64, np.int8, np.uint8, ">f4"):
-        np.save(path, np.asfortranarray(np.abs(points).astype(kind)))
-        read = read_embeddings(path)
-        assert read.dtype == np.float32
-        np.testing.assert_array_equal(read, np.abs(points).astype(kind).astype(np.float32))
-
-
 @pytest.mark.parametrize("kind", [np.float16, np.float32])
 def test_large_embeddings_stay_in_their_file(tmp_path, kind):
     points = embeddings_of(50).astype(kind)
@@ -458,26 +449,19 @@ def written(path: Path, array: np.ndarray) -> None:
 
 
 @pytest.mark.parametrize(
-    ("write", "said"),
+    "write",
     [
-        (lambda path: path.write_bytes(b""), "a file that NumPy cannot read"),
-        (lambda path: path.write_text("0.5 1.5\n"), "a file that NumPy cannot read"),
-        (lambda path: path.write_bytes(b"\x93NUMPY\x01\x00\x04\x00{{{("), "a file that NumPy cannot read"),
-        (lambda path: written(path, np.array([[None]])), "a file that NumPy cannot read"),
-        (lambda path: np.savez(path.open("wb"), np.ones((3, 2))), "a file that NumPy cannot read"),
-        (lambda path: written(path, np.array([["a"], ["b"]])), "an array of <U1 [2, 1]"),
-        (lambda path: written(path, np.ones((3, 2), complex)), "an array of complex128 [3, 2]"),
-        (lambda path: written(path, np.ones(3)), "an array of float64 [3]"),
-        (lambda path: written(path, np.ones((3, 0))), "an array of float64 [3, 0]"),
-        (lambda path: written(path, np.zeros((), [("x", "f4")])), "an array of [('x', '<f4')] []"),
+        lambda path: path.write_bytes(b""),
+        lambda path: path.write_text("0.5 1.5\n"),
+        lambda path: path.write_bytes(b"\x93NUMPY\x01\x00\x04\x00{{{("),
+        lambda path: written(path, np.array([[None]])),
+        lambda path: np.savez(path.open("wb"), np.ones((3, 2))),
     ],
 )
-def test_a_file_that_holds_no_embeddings_is_refused_by_name(write, said, tmp_path):
+def test_a_file_that_holds_no_array_is_refused_by_name(write, tmp_path):
     path = tmp_path / "points.npy"
     write(path)
-    with pytest.raises(
-        ValueError, match=re.escape(f"{path} must be a .npy file of numbers [documents, dim], got {said};")
-    ):
+    with pytest.raises(ValueError, match=re.escape(f"NumPy cannot read {path}; write it with numpy.save.")):
         read_embeddings(path)
 
 

@@ -119,9 +119,5 @@ def test_an_index_on_disk_keeps_its_vectors_in_fewer_bytes(encoder, tmp_path, ca
     after = loaded.run({"0": "the danube"}, k=5)["0"]
     assert before.keys() == after.keys()
     np.testing.assert_allclose([*before.values()], [after[doc_id] for doc_id in before], rtol=0.05)
-    assert main(["update", str(run), "--code-bytes", "4"]) == 2
-    assert main(["update", str(run), "--device", "cpu", "--vectors", "int8", "--code-bytes", "5"]) == 2
-    assert "--code-bytes needs --vectors" in (errors := capsys.readouterr().err)
-    assert "Twice vectors.code_bytes must divide" in errors
     loaded.add([{"doc_id": "new", "title": "Danube", "text": "a river"}])
     assert loaded.snapshot.tree.embeddings.dtype == np.int8

@@ -29,12 +29,11 @@ def test_judgements_without_a_relevant_document_change_nothing(settings, beir, t
     for judged in collection.qrels["dev"].values():
         judged.update(dict.fromkeys(judged, 0))
     config = dsi.train(collection, run, config=settings, device="cpu").search_config
-    assert "0 dev queries have a relevant document, too few to choose the weights of scores on; those of" in caplog.text
+    assert "0 dev queries have a relevant document, too few to choose weights on; these stay." in caplog.text
     assert config.lexical_weight == 0.25
     best = json.loads((run / "tuning.json").read_text())["best"]
     assert best == {"beam_width": config.beam_width}
     assert is_tuned(run)
-    assert not tune_index(run, collection, "cpu")
 
 
 def test_a_training_remembers_train_queries_and_what_was_learned_of_dev_queries_is_out_while_they_choose(
@@ -67,10 +66,6 @@ def test_few_dev_queries_choose_nothing(settings, beir, tmp_path, caplog, monkey
     monkeypatch.undo()
     assert tune_index(tmp_path / "run", collection, "cpu")  # there are enough now
     assert is_tuned(tmp_path / "run")
-    assert not tune_index(tmp_path / "run", collection, "cpu")
-    fewer = dsi.read_collection(beir(), dev_queries=1)
-    fewer.qrels["dev"] = dict(list(collection.qrels["dev"].items())[:-1])
-    assert tune_index(tmp_path / "run", fewer, "cpu")
 
 
 def test_few_or_unanswered_queries_choose_nothing_for_digits_either(encoder, caplog):

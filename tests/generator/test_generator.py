@@ -307,7 +307,7 @@ def test_a_generator_survives_saving_and_knows_its_docids(tmp_path):
     loaded.check_tree(tree)
     with pytest.raises(ValueError, match=r"was trained for docids .* train the generator again"):
         loaded.check_tree(random_tree(30, seed=5))
-    with pytest.raises(FileNotFoundError, match=r"dsi train --stage generator"):
+    with pytest.raises(FileNotFoundError, match=r"train it first \(dsi train\)"):
         load_generator(tmp_path / "nothing", "cpu")
 
 

@@ -253,7 +253,7 @@ def test_the_command_trains_on_train_pairs_and_measures_on_dev(beir, t5_folder, 
     printed = capsys.readouterr().out
     assert "nats per token" in printed
     assert "eval_loss" not in printed
-    assert f"dsi train --stage pseudo_queries --set pseudo_queries.method={tmp_path / 'model'}" in printed
+    assert f"dsi train --config digits --set pseudo_queries.method={tmp_path / 'model'}" in printed
     assert main([*arguments, "--batch-size", "0", "--output", str(tmp_path / "other")]) == 2
     assert "--batch-size: must be a whole number, at least 1, got '0'" in capsys.readouterr().err
     with pytest.raises(ValueError, match="There are no train pairs"):
@@ -261,7 +261,7 @@ def test_the_command_trains_on_train_pairs_and_measures_on_dev(beir, t5_folder, 
 
 
 def test_bad_files_and_settings_are_named(tmp_path):
-    with pytest.raises(FileNotFoundError, match=r"dsi train --stage pseudo_queries"):
+    with pytest.raises(FileNotFoundError, match=r"generate pseudo-queries first \(dsi train\)"):
         dict(read_queries_file(tmp_path / "none.jsonl"))
     (tmp_path / "bad.jsonl").write_text(json.dumps({"doc_id": "a"}) + "\n")
     with pytest.raises(ValueError, match=r"line 1: expected \{doc_id, queries\}"):

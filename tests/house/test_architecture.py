@@ -44,7 +44,6 @@ FROM_WITHIN = {
     ("dsi.measuring.evaluation", "rerankers"),
     ("dsi.store.folder.loading", "hub"),
     ("dsi.commands.evaluate", "rerankers"),
-    ("dsi.commands.explain", "server"),
     ("dsi.commands.push", "hub"),
     ("dsi.commands.search", "rerankers"),
     ("dsi.commands.serve", "server"),

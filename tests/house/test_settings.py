@@ -312,7 +312,7 @@ def test_a_changed_search_section_reaches_the_index(tune, settings, beir, tmp_pa
     collection, run = dsi.read_collection(beir()), tmp_path / "run"
     settings = settings.with_changes(QUICK | {"dev_queries": 500 if tune else 0, "search": {"alpha": 0.3}})
     before = dsi.train(collection, run, config=settings, device="cpu").search_config
-    monkeypatch.setattr(TrainingRun, "_train_generator", lambda *_: pytest.fail("the generator was trained again"))
+    monkeypatch.setattr("dsi.generator.stage.GeneratorStage.train", lambda *_: pytest.fail("it was trained again"))
     changed = settings.with_changes({"search": {"beam_width": 33}})
     retriever = dsi.train(collection, run, config=changed, device="cpu")
     if tune:  # with the wider beam
@@ -337,18 +337,6 @@ def test_what_dsi_tune_chose_stays_until_the_section_changes(settings, beir, tmp
     assert tuned.alpha != 0.93
     changed = settings.with_changes({"search": {"beam_width": 33}})
     assert dsi.train(collection, run, config=changed, device="cpu").search_config == changed.search
-
-
-def test_train_generator_says_whether_the_index_is_tuned(settings, beir, tmp_path, capsys):
-    data, run = beir(), tmp_path / "run"
-    dsi.train(dsi.read_collection(data), run, config=settings.with_changes(QUICK), device="cpu")
-    arguments = ["train", "--stage", "generator", str(data), str(run), "--device", "cpu"]
-    assert main(arguments) == 0
-    assert "is not tuned yet" not in capsys.readouterr().out
-    record = json.loads((run / "tuning.json").read_text())
-    (run / "tuning.json").write_text(json.dumps(record | {"index": "another"}))  # of a generator trained before
-    assert main(arguments) == 0
-    assert f"is not tuned yet: dsi tune {run} {data}" in capsys.readouterr().out
 
 
 # Loading.

@@ -19,7 +19,7 @@ from dsi.contrastive.encoder import Encoder
 from dsi.docids.clustering import DocidsConfig, build_tree
 from dsi.docids.files.declarations import Setting
 from dsi.docids.words.bm25 import BM25
-from dsi.search.request import OPTIONS, SearchOptions, written_as
+from dsi.search.request import OPTIONS
 from tests.support.parts import from_parts
 from tests.support.small import MINIPEDIA, PROMPTS, random_generator
 
@@ -181,16 +181,11 @@ def test_a_filter_that_allows_nothing_is_answered_in_the_shell(indexes, capsys):
     assert json.loads(capsys.readouterr().out) == {"query": "river", "exact": True, "hits": []}
 
 
-def test_an_option_may_be_a_number_without_bounds_and_says_how_it_is_written(monkeypatch):
+def test_an_option_may_be_a_number_without_bounds():
     read = argument_of(Setting("", "min_score", float, None, "Answers score at least this."))["type"]
     assert read("-1.5") == -1.5
     with pytest.raises(argparse.ArgumentTypeError, match=r"^must be a number, got 'x'\.$"):
         read("x")
-    monkeypatch.setitem(SearchOptions.__annotations__, "min_score", float)
-    with pytest.raises(
-        TypeError, match=r"SearchOptions.min_score must be Annotated\[…, Written\(…\)\], as its neighbours"
-    ):
-        written_as("min_score")
 
 
 def test_what_the_encoder_says_counts_by_alpha_and_temperature_together(indexes):

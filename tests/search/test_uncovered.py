@@ -1,7 +1,6 @@
 """Words of a query that no document has, and those that no answer covers: as plain sets of terms give them."""
 
 import json
-import pickle
 import random
 from copy import copy
 
@@ -121,7 +120,7 @@ def test_it_is_said_everywhere(index, tmp_path, capsys):
     said = "no document mentions: quasar"
     assert str(hits).splitlines()[0] == f'"danube quasar"  (1 document; proven: no other scores higher; {said})'
     assert said in hits._repr_html_()
-    assert pickle.loads(pickle.dumps(hits)).uncovered == hits.uncovered == (("quasar",), ())
+    assert hits.uncovered == (("quasar",), ())
     assert said in index.explain("danube quasar", **WITHOUT_VECTORS).answer
     lists = {"nowhere": ["quasar"], "elsewhere": []}
     index.save(tmp_path / "index")

@@ -486,16 +486,11 @@ def test_an_excerpt_begins_with_the_sentence_that_answers_and_stays_in_the_passa
     assert (start, end <= 220) == (0, True)
 
 
-def test_hits_are_wrapped_between_words_and_show_their_passage():
+def test_hits_show_their_passage():
     text = "first words " * 30 + "second " * 60
     hits = Hits([Hit(1, 0.5, "d", "Title", (0,), text, {}, (360, len(text)))], exact=False)
     assert hits[0].passage == "second " * 60
     assert "first" not in str(hits)
-    lines = hits.format("\x1b[1m{}\x1b[0m".format, width=60).splitlines()
-    assert len(lines) > 4
-    assert max(map(len, lines)) <= 60
-    assert all(line.startswith(" " * 17) for line in lines[2:])
-    assert " ".join(" ".join(lines[2:]).split()) == " ".join(str(hits).splitlines()[2].split())
     assert hits[0].as_dict()["passage_span"] == (360, len(text))
     assert hits[0].as_dict()["passage"] == hits[0].passage
     assert pickle.loads(pickle.dumps(hits[0])) == hits[0]

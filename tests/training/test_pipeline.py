@@ -21,7 +21,6 @@ from dsi_experiments import figure5
 
 import dsi
 from dsi.commands.main import find_command, main
-from dsi.commands.train import STAGE_METHODS
 from dsi.config import CONFIGS, Config, config_names, read_config, write_config
 from dsi.contrastive import blocks
 from dsi.contrastive.encoder import Encoder, state_fingerprint
@@ -68,18 +67,12 @@ def trained(whole, tmp_path):
     return shutil.copytree(whole, tmp_path / "run")
 
 
-def test_stages_one_by_one_then_train_evaluate_and_search(config, beir, tmp_path, capsys, monkeypatch):
+def test_train_tune_evaluate_and_search(config, beir, tmp_path, capsys, monkeypatch):
     data, run = thin_out(beir(), dev=2, test=3), tmp_path / "run"
     common = [str(data), str(run), "--device", "cpu"]
-    assert main(["train", "--stage", "generator", "--config", str(config), *common]) == 2
-    assert "run `dsi train --stage encoder`" in capsys.readouterr().err
-    assert main(["train", "--stage", "pseudo_queries", "--config", str(config), *common]) == 0
-    for stage in ("encoder", "docids", "generator"):
-        assert main(["train", "--stage", stage, *common]) == 0  # the settings come from INDEX/config.toml
-    assert '"documents": 40' in capsys.readouterr().out
     assert main(["train", "--config", str(config), *common]) == 0
-    assert capsys.readouterr().out.startswith("train: tuning ")
-    assert main(["train", "--config", str(config), *common]) == 0
+    assert capsys.readouterr().out.startswith("train: pseudo_queries ")
+    assert main(["train", *common]) == 0  # the settings come from INDEX/config.toml
     assert "up to date" in capsys.readouterr().out
     assert main(["tune", str(run), str(data), "--device", "cpu"]) == 0
     assert sorted(json.loads((run / "tuning.json").read_text())["best"]) == ["alpha", "ann_temperature"]
@@ -133,8 +126,6 @@ def test_stages_one_by_one_then_train_evaluate_and_search(config, beir, tmp_path
     encoder_written = (run / "encoder" / "stage.json").stat().st_mtime_ns
     settings = config.read_text().replace("branching = 4", "branching = 5")
     config.write_text(settings)
-    assert main(["train", "--stage", "docids", "--config", str(config), *common]) == 0
-    assert not (run / "manifest.json").exists()
     assert main(["train", "--config", str(config), *common]) == 0
     assert (run / "encoder" / "stage.json").stat().st_mtime_ns == encoder_written
     assert load(run, device="cpu").snapshot.tree.fan_out[0] == 5
@@ -221,23 +212,6 @@ def test_a_folder_of_a_user_is_no_run(name, content, config, beir, tmp_path, cap
     assert path.read_text() == content
 
 
-def test_an_index_never_lies_among_other_runs(config, beir, trained, tmp_path, capsys):
-    shutil.copytree(trained, tmp_path / "runs" / "first")
-    train = ["train", "--config", str(config), str(beir()), "--device", "cpu"]
-    assert main([*train, str(tmp_path / "runs")]) == 2
-    assert "runs holds other runs, such as first, and an index would lie among them" in capsys.readouterr().err
-    assert [path.name for path in (tmp_path / "runs").iterdir()] == ["first"]
-    assert main([*train, str(tmp_path / "runs" / "first")]) == 0
-
-
-@pytest.mark.parametrize("stage", ["docids", "generator"])
-def test_a_stage_whose_input_is_not_there_writes_nothing(stage, config, beir, tmp_path, capsys):
-    given = ["--config", str(config), str(beir()), str(tmp_path / "run"), "--device", "cpu"]
-    assert main(["train", "--stage", stage, *given]) == 2
-    assert "is not there yet; run `dsi train --stage" in capsys.readouterr().err
-    assert not (tmp_path / "run").exists()
-
-
 @pytest.mark.parametrize("place", [".", "run"])
 def test_an_index_never_lies_among_the_texts_it_is_made_of(place, config, tmp_path, capsys):
     notes = tmp_path / "notes"
@@ -267,9 +241,8 @@ def test_training_again_never_drops_updates_silently(config, beir, trained, caps
         manifest.unlink()
         if content:
             manifest.write_text(content)
-        for stage in ([], *(["--stage", name] for name in STAGE_METHODS)):
-            assert main(["train", *stage, *arguments]) == 2
-            assert "--discard-updates" in capsys.readouterr().err
+        assert main(["train", *arguments]) == 2
+        assert "--discard-updates" in capsys.readouterr().err
         if content and content != "{":
             assert main(["tune", str(run), str(data), "--device", "cpu"]) == 0  # changes no documents
             assert "new" in load(run, device="cpu").snapshot.documents.rows
@@ -341,11 +314,10 @@ def test_an_index_with_documents_that_the_collection_lacks_is_replaced_only_if_t
     with pytest.raises(ValueError, match=r"lacks 1 of the 40 documents of the index in .*, such as .*replace=True"):
         dsi.train(dsi.read_collection(data), trained, device="cpu")
     command = ["train", str(data), str(trained), "--device", "cpu"]
-    for stage in ([], ["--stage", "pseudo_queries"]):
-        assert main([*command, *stage]) == 2
-        assert "--replace" in capsys.readouterr().err
+    assert main(command) == 2
+    assert "--replace" in capsys.readouterr().err
     assert contents(trained) == before
-    assert main([*command, "--stage", "docids", "--replace"]) == 0
+    assert main([*command, "--replace"]) == 0
     assert "Another document of the same name" in load_docids(trained / "docids")[1]["title"].to_pylist()
 
 
@@ -379,15 +351,6 @@ def test_updates_are_discarded_where_a_kill_left_the_parts_that_were_trained(con
     again = dsi.train(dsi.read_collection(beir()), trained, config=config, device="cpu", discard_updates=True)
     assert "neon" in again.snapshot.documents.rows
     assert not list(trained.glob("*-2"))
-
-
-def test_stages_that_are_up_to_date_take_new_settings_of_later_ones(config, beir, trained):
-    settings = read_config(config).with_changes({"training": {"epochs": 1.0}})
-    write_config(settings, config)
-    common = [str(beir()), str(trained), "--device", "cpu"]
-    assert main(["train", "--stage", "encoder", "--config", str(config), *common]) == 0
-    assert read_config(trained / "config.toml") == settings
-    assert (trained / "manifest.json").exists()
 
 
 def test_an_update_between_the_stages_of_a_training_is_not_dropped(config, beir, trained):
@@ -456,23 +419,25 @@ def test_several_processes_do_what_one_does(processes, beir, tmp_path, sentence_
     assert main(["evaluate", *evaluate, str(results[0])]) == 0
 
     commands = [["evaluate", *evaluate, str(results[1])]]
-    for run, stage, settings in (
-        ("encoder", "encoder", shared),
-        ("docids", "docids", config),
-        ("generator", "generator", shared),
-        ("whole", "generator", whole),
-    ):
+    stages = (("encoder", "train_encoder", shared), ("docids", "build_docids", config),
+              ("generator", "finish", shared), ("whole", "finish", whole))  # fmt: skip
+    for run, *_ in stages:
         shutil.copytree(one, tmp_path / run)
-        own = ["--config", settings, data, tmp_path / run, "--device", "cpu"]
-        commands.append(["train", "--stage", stage, *map(str, own)])
     shutil.rmtree(tmp_path / "docids" / "docids")
+
+    def work() -> None:
+        """Run each stage on its copy, then the commands."""
+        for run, stage, settings in stages:
+            getattr(TrainingRun(tmp_path / run, read_collection(data), read_config(settings), "cpu"), stage)()
+        run_commands(commands)
+
     short = shared.with_stem("short")
     short.write_text(shared.read_text().replace("epochs = 6.0", "epochs = 1.0"))
     tables = ["--config", str(short), "--data", str(data), "--output", str(tmp_path / "tables"), "--device", "cpu"]
     rows = ["whole text", "SCL+QG, fused, alpha", "after search", "query means"]
     table3 = ["reproduce", "table3", *tables, "--rows", *rows]
     commands += [table3, ["reproduce", "figure5", *tables]]
-    printed = together(processes, lambda: run_commands(commands), tmp_path)
+    printed = together(processes, work, tmp_path)
 
     check_encoders(read_config(config), one / "encoder", tmp_path / "encoder" / "encoder")
     trees = [DocidTree.load(run / "docids" / "docids.safetensors") for run in (one, tmp_path / "docids")]
@@ -717,8 +682,6 @@ def test_an_index_is_trained_tuned_measured_and_searched_from_python(
         run = runs.IndexRuns(collection, retriever).run("test", 10, **runs.generator_only(retriever))
         assert run.keys() == alone.keys()
     collection.qrels["dev"].clear()
-    dsi.tune(retriever, collection)  # on train queries
-    collection.qrels["train"].clear()
     assert "token_weight" not in dsi.tune(retriever, collection).best  # which judged queries alone choose
     with pytest.raises(ValueError, match=r"has no dev judgements to measure on; add qrels/dev.tsv"):
         dsi.evaluate(retriever, collection, "dev")

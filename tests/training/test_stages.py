@@ -82,23 +82,6 @@ def test_another_encoder_and_other_texts_are_embedded_and_the_old_vectors_go(col
     assert after != before
 
 
-def test_one_line_at_the_start_says_how_much_there_is(collection, config, tmp_path, capsys):
-    def extent(config):
-        TrainingRun(tmp_path / "run", collection, config, "cpu").train()
-        return [line for line in capsys.readouterr().err.splitlines() if " documents, " in line]
-
-    config = config.with_changes({"docids": {"pieces": 1}})
-    pairs, count = len(collection.pairs("train")), len(collection.documents)
-    query_id, row = collection.pairs("train")[0]
-    second = collection.documents["doc_id"][(row + 1) % count]
-    collection.qrels["train"][query_id][second] = 1  # another document of the same query
-    head = f"{count} documents, {pairs} train queries"
-    pairs += 1
-    assert extent(config) == [f"{head}: encoder, docids, lexical, memory"]
-    assert extent(config) == []  # nothing is left to do
-    assert extent(config.with_changes({"memory": {"train_queries": False}})) == [f"{head}: memory"]
-
-
 def test_by_default_only_the_token_vectors_of_queries_are_trained(
     collection, sentence_bert_folder, tmp_path, monkeypatch
 ):

@@ -200,15 +200,13 @@ def test_a_training_goes_on_with_the_threads_that_it_began_with(config, beir, tm
     assert threads == [2, 1]
 
 
-def test_a_stage_alone_refuses_damaged_input_and_the_store_is_not_believed(config, beir, tmp_path):
+def test_a_store_is_not_believed_but_its_files(config, beir, tmp_path):
     collection, store = dsi.read_collection(beir()), tmp_path / "store"
     first, second = (TrainingRun(tmp_path / name, collection, read_config(config), "cpu", store) for name in "ab")
     first.all_stages()
     whole = outputs(tmp_path / "a")
     for part in ("encoder/model.safetensors", "docids/docids.safetensors"):
         damage(tmp_path / "a" / part, 1)  # in the store too: it is the same file
-    with pytest.raises(ValueError, match=r"model.safetensors was altered .* run `dsi train --stage encoder` .* again"):
-        first.build_docids()
     second.all_stages()
     assert second.seconds.keys() == {"encoder", "docids"}
     first.seconds.clear()

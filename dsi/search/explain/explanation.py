@@ -1,13 +1,12 @@
 """Explains a search: its answers and levels as data, and as printed lines and a tree. Knows nothing of how scores are made."""
 
-import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from html import escape
 
 import numpy as np
 
 from dsi.docids.files.checks import counted, printable
+from dsi.docids.query_memory import QueryMemory
 from dsi.docids.tree import DocidTree
 from dsi.search.engine import Engine
 from dsi.search.hits import Uncovered
@@ -16,7 +15,7 @@ from dsi.search.request import SearchConfig, SearchRequest
 from dsi.search.results import EXTRA, MEMORY, WALK, WORDS, SearchResult, Trace
 
 _PRUNED_SHOWN = 2
-_SHOWN = 5e-4
+SHOWN = 5e-4
 """Parts of a score below this are not printed."""
 _READ = 0.75
 """An explanation says how much of a query is read where it is less than this."""
@@ -89,20 +88,15 @@ class Explanation:
         return int(self.result.read[0])
 
     @property
-    def unit(self) -> str:
-        """What `read` counts."""
-        return "nodes scored" if self.has_generator else "vectors read"
-
-    @property
     def answer(self) -> str:
         """The documents that were returned, a line each: rank, docid, score and its parts."""
         config, how = self.config, "exact: all documents scored"
         if config.method != "exact":
-            alpha = f"alpha {config.alpha:g}, " if self.has_generator else ""
-            how = f"generate, {alpha}beam {config.beam_width}: {self.read} {self.unit}"
+            alpha, unit = (f"alpha {config.alpha:g}, ", "nodes scored") if self.has_generator else ("", "vectors read")
+            how = f"generate, {alpha}beam {config.beam_width}: {self.read} {unit}"
         head = f'"{printable(self.query)}"  ({how}, {self.total} documents)'
         ranked = {node.rank: node for level in self.levels for node in level if node.rank}
-        lines = [_line(ranked[rank], _parts(ranked[rank])) for rank in sorted(ranked)]
+        lines = [_line(ranked[rank], sum_of(ranked[rank].parts)) for rank in sorted(ranked)]
         return "\n".join(
             [head, *(lines or ["no document is returned"]), *filter(None, [str(self.uncovered), self.note])]
         )
@@ -113,24 +107,11 @@ class Explanation:
 
     __repr__ = __str__
 
-    def _repr_html_(self) -> str:
-        """Return the tree for a notebook, with the documents that were returned in bold."""
-        lines = (escape(line) for line in str(self).splitlines())
-        shown = (f"<b>{line}</b>" if re.search(r"─ #\d", line) else line for line in lines)
-        return "<pre>" + "\n".join(shown) + "</pre>"
-
 
 def explain(
     engine: Engine, encoded: EncodedQueries, request: SearchRequest, names: Callable[[int], tuple[str, str]]
 ) -> Explanation:
-    """Search for one query, and return how the search came about.
-
-    Args:
-        engine: of the index.
-        encoded: the query.
-        request: of the search.
-        names: returns the id of the document in a row of the table, and what it is called.
-    """
+    """Search for one query, and return how the search came about; `names`: {row of a document: its id, its label}."""
     trace, tree = Trace(), engine.tree
     result = engine.search(encoded, request, trace=trace)
     nodes = _Nodes(tree, names)
@@ -148,7 +129,7 @@ def explain(
 
 def notes(engine: Engine, encoded: EncodedQueries, config: SearchConfig) -> str:
     """Return lines that say what has little or no effect in a search for one query; "" if there are none."""
-    return "\n".join(filter(None, [_unread(engine, encoded, config), idle_memory(engine, config)]))
+    return "\n".join(filter(None, [_unread(engine, encoded, config), idle_memory(engine.memory, config)]))
 
 
 def _unread(engine: Engine, encoded: EncodedQueries, config: SearchConfig) -> str:
@@ -162,20 +143,15 @@ def _unread(engine: Engine, encoded: EncodedQueries, config: SearchConfig) -> st
     )
 
 
-def idle_memory(engine: Engine, config: SearchConfig) -> str:
+def idle_memory(memory: QueryMemory, config: SearchConfig) -> str:
     """Return a line that says that what an index has learned has no weight, where it has none; else ""."""
-    if config.memory_weight or not len(engine.memory):
+    if config.memory_weight or not len(memory):
         return ""
-    return f"The {counted(len(engine.memory), 'pair')} that the index has learned have no effect: memory_weight is 0."
+    return f"The index has learned {counted(len(memory), 'pair')} without effect: memory_weight is 0."
 
 
 class _Nodes:
-    """The nodes of a trace, and the documents, at their places in the tree.
-
-    Args:
-        tree: the docids.
-        names: returns the id of the document in a row of the table, and what it is called.
-    """
+    """The nodes of a trace, and the documents, at their places in the tree; `names` as in `explain`."""
 
     def __init__(self, tree: DocidTree, names: Callable[[int], tuple[str, str]]) -> None:
         self.tree, self.names = tree, names
@@ -243,46 +219,31 @@ def _found_by(source: int) -> tuple[str, ...]:
 
 
 def select(nodes: Sequence[ExplainedNode], most: int) -> tuple[list[ExplainedNode], list[ExplainedNode]]:
-    """Return the nodes that a picture shows, and those that were pruned.
-
-    Shown are the nodes that were kept or lead to an answer, and the best `most` of the others.
-    """
+    """Return the nodes that a picture shows, kept or on the way to an answer and the best `most` others, and all others."""
     on_paths = [node for node in nodes if node.kept or node.children]
     pruned = [node for node in nodes if not (node.kept or node.children)]
     return on_paths + pruned[:most], pruned
 
 
-def _lines(roots: Sequence[ExplainedNode]) -> list[str]:
-    """Return the lines of a tree; a docid may be longer than Python's stack is deep."""
-    lines: list[str] = []
-    waiting: list[tuple[str, Sequence[ExplainedNode], str]] = _entries(roots, "")
-    while waiting:
-        line, children, indent = waiting.pop()
-        lines.append(line)
-        waiting += _entries(children, indent)
-    return lines
-
-
-def _entries(nodes: Sequence[ExplainedNode], indent: str) -> list[tuple[str, Sequence[ExplainedNode], str]]:
-    """Return, for each node that is shown, last first, its line, its children and their indent."""
+def _lines(nodes: Sequence[ExplainedNode], indent: str = "") -> Iterator[str]:
+    """Yield the lines of nodes and of all below them."""
     shown, pruned = select(nodes, _PRUNED_SHOWN)
     below = [(_line(node), node.children) for node in shown]
     if (hidden := len(pruned) - _PRUNED_SHOWN) > 0:
         below.append((f"- and {hidden} more {'pruned' if pruned[0].documents > 1 else 'not returned'}", []))
-    entries: list[tuple[str, Sequence[ExplainedNode], str]] = []
-    for line, children in reversed(below):
-        branch, beside = ("├─", "│  ") if entries else ("└─", "   ")
-        entries.append((f"{indent}{branch} {line}", children, indent + beside))
-    return entries
+    for left, (line, children) in zip(reversed(range(len(below))), below, strict=True):
+        branch, beside = ("├─", "│  ") if left else ("└─", "   ")
+        yield f"{indent}{branch} {line}"
+        yield from _lines(children, indent + beside)
 
 
-def _parts(node: ExplainedNode) -> str:
-    """Return the sum of parts that a document's score is, "" for one part."""
-    parts = [f"{value:.3f} {name}" for name, value in node.parts.items() if abs(value) >= _SHOWN]
-    return f" = {' + '.join(parts)}" if len(parts) > 1 else ""
+def sum_of(parts: Mapping[str, float]) -> str:
+    """Return the parts of a score as a sum."""
+    return " + ".join(f"{value:.3f} {name}" for name, value in parts.items() if abs(value) >= SHOWN)
 
 
 def _line(node: ExplainedNode, parts: str = "") -> str:
+    parts = f" = {parts}" if " + " in parts else ""
     mark = f"#{node.rank}" if node.rank else "+" if node.kept else "-"
     label = printable(node.label)
     what = label if node.documents == 1 else f"{node.documents} documents, e.g. {label}"

@@ -39,14 +39,14 @@ class StoredText(NamedTuple):
 def matched_words(
     engine: Engine, encoder: TextEncoder, query: EncodedQueries, request: SearchRequest, documents: Sequence[StoredText]
 ) -> list[list[Match]]:
-    """Return for each document what each word of a query adds to its score, and which words of the document it found.
+    """Return for each of some documents what each word of a query adds to its score, and which of its words that found.
 
     The shares, with those of the prompt and special tokens, which are left out, add up to the parts of words and of late
     interaction in the score. None of either: no words.
     """
     (batch,) = query.batches
     text, config = batch.texts[0], request.config
-    words = _words(engine, text, config.lexical_weight if documents else 0.0, documents)
+    words = _words(engine, text, config.lexical_weight, documents)
     found = engine.token_shares(batch, request, [document.position for document in documents])
     if found is None:
         return [_by_name(own) for own in words]
@@ -130,19 +130,12 @@ def _same_words(word: str, document: StoredText) -> Iterator[Span]:
 
 
 class QueryTokens(NamedTuple):
-    """The tokens of a query that late interaction compares.
+    """The tokens of a query that late interaction compares."""
 
-    Attributes:
-        text: the query, as the encoder reads it.
-        start: character of the text at which the query itself begins.
-        words: characters start to end of the word of each token.
-        least: share of a token from which on what it found is marked.
-    """
-
-    text: str
-    start: int
-    words: list[tuple[int, int]]
-    least: float
+    text: str  # the query, as the encoder reads it
+    start: int  # character of the text at which the query itself begins
+    words: list[tuple[int, int]]  # characters start to end of the word of each token
+    least: float  # share of a token from which on what it found is marked
 
     @classmethod
     def from_query(cls, encoder: TextEncoder, query: str, weight: float) -> "QueryTokens":
@@ -211,10 +204,7 @@ def _piece_at(engine: Engine, encoder: TextEncoder, document: StoredText) -> tup
 
 
 def _whole_word(text: str, start: int, end: int) -> tuple[int, int]:
-    """Return the ends of the word that the characters of a token belong to; (start, start) if they are none.
-
-    In scripts without spaces that is the token itself.
-    """
+    """Return the ends of the word of a token, in scripts without spaces the token's own; (start, start) if it is none."""
     piece = text[start:end]
     first, last = start + len(piece) - len(piece.lstrip()), start + len(piece.rstrip())
     if not piece.strip():

@@ -54,13 +54,9 @@ def _lacking(text: str, asked: Sequence[Occurrence], known: Set[str]) -> Iterato
 
 
 def _unseen(
-    engine: Engine,
-    encoder: TextEncoder,
-    query: EncodedQueries,
-    request: SearchRequest,
-    positions: Sequence[int],
+    engine: Engine, encoder: TextEncoder, query: EncodedQueries, request: SearchRequest, positions: Sequence[int],
     spans: list[tuple[int, int]],
-) -> list[tuple[int, int]]:
+) -> list[tuple[int, int]]:  # fmt: skip
     """Return those of some words of a query that late interaction finds in no document: by the mean product of their tokens."""
     found = engine.token_shares(query.batches[0], request, positions) if spans else None
     if found is None:

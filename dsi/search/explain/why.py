@@ -7,7 +7,6 @@ import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from html import escape
 from typing import Any, NamedTuple, Protocol
 
 import numpy as np
@@ -18,7 +17,7 @@ from dsi.docids.files.checks import printable
 from dsi.docids.query_memory import Earlier
 from dsi.search.best_scores import BestScores
 from dsi.search.engine import Engine, count_documents
-from dsi.search.explain.explanation import ExplainedNode, Explanation, explain, notes
+from dsi.search.explain.explanation import SHOWN, ExplainedNode, Explanation, explain, notes, sum_of
 from dsi.search.explain.matches import StoredText, matched_words
 from dsi.search.explain.uncovered import uncovered_words
 from dsi.search.hits import Hit, Match, Uncovered, label_of
@@ -32,35 +31,24 @@ _TOLERANCE = 1e-5
 _RANKED = 10_000
 """With (level, digit) and word tokens, documents of larger indexes are not ranked: the decoder would run over every node."""
 _EARLIER_SHOWN = 3
-_SHOWN = 5e-4
-"""Parts of a score below this are not printed."""
 
 
-class Documents(Protocol):
-    """What is read of the document table."""
+class _Documents(Protocol):
+    """What is read of the document table, `dsi.store.documents.table`."""
 
-    def rows_of(self, doc_ids: Iterable[str], name: str) -> list[int]:
-        """Return the rows of documents; raises ValueError if one is not there."""
-
-    def values_of(self, column: str, rows: NDArray[np.integer]) -> list[list[Any]]:
-        """Return the values of a column at rows [n, m]; None for texts that are not kept."""
-
-    def names(self, row: int) -> tuple[str, str]:
-        """Return the id of a document, and what it is called."""
+    def rows_of(self, doc_ids: Iterable[str], name: str) -> list[int]: ...
+    def values_of(self, column: str, rows: NDArray[np.integer]) -> list[list[Any]]: ...
+    def names(self, row: int) -> tuple[str, str]: ...
 
 
 class Step(NamedTuple):
-    """A node on the way to a document.
-
-    Attributes:
-        digits: its path.
-        score: of the node, last of the document; None where nodes are not scored.
-        state: "kept", "pruned", "not scored" (all below the last nodes is read), "not reached"; last "answer" or "no answer".
-    """
+    """A node on the way to a document, last the document; its score is None where nodes are not scored."""
 
     digits: tuple[int, ...]
     score: float | None
-    state: str
+    state: (
+        str  # "kept", "pruned", "not scored" (all below the last nodes is read), "not reached"; "answer", "no answer"
+    )
 
 
 @dataclass(frozen=True)
@@ -112,15 +100,15 @@ class DocumentExplanation:
     note: str = ""
 
     def __str__(self) -> str:
-        parts = " + ".join(f"{value:.3f} {name}" for name, value in self.parts.items() if abs(value) >= _SHOWN)
-        lines = [f'{self.label} ({self.doc_id}) for "{self.query}"', self.reason, f"score {self.score:.3f} = {parts}"]
+        score = f"score {self.score:.3f} = {sum_of(self.parts)}"
+        lines = [f'{self.label} ({self.doc_id}) for "{self.query}"', self.reason, score]
         if self.passage_span:
             lines.append("its passage: characters {} to {} of its text".format(*self.passage_span))
         for own in self.earlier[:_EARLIER_SHOWN]:
             times = f", {own.times} times" if own.times > 1 else ""
             lines.append(f"taken for the earlier query {own.query}{times} (cosine {own.cosine:.3f})")
         lines += [f"its earlier queries have the words {', '.join(self.learned_words)}"] if self.learned_words else []
-        if self.parts.get("memory", 0.0) <= -_SHOWN:
+        if self.parts.get("memory", 0.0) <= -SHOWN:
             lines.append("its earlier queries are, in the mean, less like this one than its text is")
         lines += [self.note] if self.note else []
         lines += [_step_line(step) for step in self.path]
@@ -133,11 +121,6 @@ class DocumentExplanation:
 
     __repr__ = __str__
 
-    def _repr_html_(self) -> str:
-        """Return the explanation for a notebook: its first line bold."""
-        first, *others = map(escape, str(self).splitlines())
-        return "<pre>" + "\n".join([f"<b>{first}</b>", *others]) + "</pre>"
-
 
 def _step_line(step: Step) -> str:
     score = "" if step.score is None else f"  {step.score:.3f}"
@@ -146,31 +129,19 @@ def _step_line(step: Step) -> str:
 
 @dataclass(eq=False)
 class AnsweredQuery:
-    """The search for one query: made again with a trace when documents are explained.
+    """The search for one query: made again with a trace when documents are explained, in the index as it was then.
 
-    Attributes:
-        encoded: the query.
-        request: of the search.
-        engine: of the index, at the moment of the search.
-        encoder: of the index.
-        documents: of the index, at that moment.
-        best_scores: of questions that the documents ask, with which scores are compared; None where they are not known.
-        check: called after each search that an explanation makes; what it raises ends the explanation; None by default.
+    `check` is called after each search that an explanation makes; what it raises ends the explanation.
     """
 
     encoded: EncodedQueries
     request: SearchRequest
     engine: Engine
     encoder: TextEncoder
-    documents: Documents
+    documents: _Documents
     best_scores: BestScores | None = None
     check: Callable[[], None] | None = field(default=None, init=False)
     _missing: set[int] = field(default_factory=set, init=False)
-
-    @property
-    def query(self) -> str:
-        """Its text."""
-        return self.encoded.texts[0]
 
     @cached_property
     def explanation(self) -> Explanation:
@@ -178,7 +149,8 @@ class AnsweredQuery:
         self.encoded.check_usable()
         explanation = explain(self.engine, self.encoded, self.request, self.documents.names)
         result = self._note(explanation.result)
-        explanation.uncovered = self._uncovered(result.positions[0, : result.counts[0]].tolist())
+        found = result.positions[0, : result.counts[0]].tolist()
+        explanation.uncovered = uncovered_words(self.engine, self.encoder, self.encoded, self.request, found)
         return explanation
 
     def passages(self, found: Sequence[Found]) -> list[Shown]:
@@ -189,9 +161,8 @@ class AnsweredQuery:
     def matches(self, hits: Sequence[Hit]) -> list[list[Match]]:
         """Return the words of the query that each of its hits matches."""
         tree = self.engine.tree
-        return self._matches(
-            [StoredText(tree.node(hit.digits) - tree.num_inner, hit.title, hit.text or "") for hit in hits]
-        )
+        held = [StoredText(tree.node(hit.digits) - tree.num_inner, hit.title, hit.text or "") for hit in hits]
+        return matched_words(self.engine, self.encoder, self.encoded, self.request, held) if held else []
 
     def percentile(self, score: float) -> float | None:
         """Return how many of 100 questions that the documents ask have a lower best score; None where that is not known."""
@@ -200,22 +171,11 @@ class AnsweredQuery:
     def uncovered(self, hits: Sequence[Hit]) -> Uncovered:
         """Return the words of the query that no document has, and those that none of its hits covers."""
         tree = self.engine.tree
-        return self._uncovered([tree.node(hit.digits) - tree.num_inner for hit in hits])
-
-    def _uncovered(self, positions: Sequence[int]) -> Uncovered:
-        return uncovered_words(self.engine, self.encoder, self.encoded, self.request, positions)
-
-    def _matches(self, documents: Sequence[StoredText]) -> list[list[Match]]:
-        if not documents:
-            return []
-        return matched_words(self.engine, self.encoder, self.encoded, self.request, documents)
+        found = [tree.node(hit.digits) - tree.num_inner for hit in hits]
+        return uncovered_words(self.engine, self.encoder, self.encoded, self.request, found)
 
     def explain(self, doc_id: str) -> DocumentExplanation:
-        """Return why a document is, or is not, among the answers.
-
-        Raises:
-            ValueError: the doc_id is not in the index.
-        """
+        """Return why a document is, or is not, among the answers."""
         (row,) = self.documents.rows_of([doc_id], "doc_id")
         self.encoded.check_usable()
         followed = self.engine.follow_all(self.encoded, self.request, np.array([[row]]))
@@ -223,7 +183,8 @@ class AnsweredQuery:
         rank, overall = self._rank(result, row), self._overall_rank(row)
         pruned = self.pruned(position) if rank is None else None
         title, text = (self.documents.values_of(name, np.array([[row]]))[0][0] for name in ("title", "text"))
-        (matches,) = self._matches([StoredText(position, title, text or "")])
+        held = StoredText(position, title, text or "")
+        (matches,) = matched_words(self.engine, self.encoder, self.encoded, self.request, [held])
         reason, returned_by = self._reason(row, score, rank, overall, pruned)
         if self._missing:
             numbers, overall = ", ".join(map(str, sorted(self._missing))), None
@@ -234,7 +195,7 @@ class AnsweredQuery:
             self.engine.earlier(self.encoded.batches[0], self.request, row) if parts.get("memory") else ([], [])
         )
         return DocumentExplanation(
-            query=self.query,
+            query=self.encoded.texts[0],
             doc_id=doc_id,
             label=label_of(doc_id, title, text),
             rank=rank,
@@ -255,9 +216,9 @@ class AnsweredQuery:
             note=notes(self.engine, self.encoded, self.request.config),
         )
 
-    def search(self, k: int | None = None, **changes: Any) -> SearchResult:
-        """Return the search with some options changed."""
-        request = replace(self.request, k=k or self.request.k, config=replace(self.request.config, **changes))
+    def search(self, **changes: Any) -> SearchResult:
+        """Return the search with some settings changed."""
+        request = replace(self.request, config=replace(self.request.config, **changes))
         return self._note(self.engine.search(self.encoded, request))
 
     def _note(self, result: SearchResult) -> SearchResult:
@@ -273,7 +234,6 @@ class AnsweredQuery:
         return count_documents(self.engine.tree, self.request.allowed)
 
     def _rank(self, result: SearchResult, row: int) -> int | None:
-        """Return the rank of a document in a result; None if it is not there."""
         rows = self.engine.tree.doc_rows[result.positions[0, : result.counts[0]]]
         ranks = np.flatnonzero(rows == row).tolist()
         return ranks[0] + 1 if ranks else None
@@ -294,15 +254,7 @@ class AnsweredQuery:
     def _reason(
         self, row: int, score: float, rank: int | None, overall: int | None, pruned: "Pruned | None"
     ) -> tuple[str, dict[str, Any] | None]:
-        """Return why a document is where it is, and the options with which a search returns it, if they are named there.
-
-        Args:
-            row: of the document.
-            score: of the document.
-            rank: in the answer; None if it is not there.
-            overall: its rank among all documents that may be returned, if that is known.
-            pruned: where the walk left it out, if it did.
-        """
+        """Return why a document is where it is, and the options with which a search returns it, if they are named there."""
         allowed, result = self.request.allowed, self.explanation.result
         everywhere = "" if overall is None else f" Of all {self._total} documents it is number {overall}."
         if rank:

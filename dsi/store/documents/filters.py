@@ -66,10 +66,7 @@ _ARROW = {
 
 
 def as_expression(where: str, table: pa.Table) -> tuple[pc.Expression, pa.Table]:
-    """Return a condition as an Arrow expression over the columns of a table, and the table that it is for.
-
-    That has a column more for each `contains`, which Arrow's expressions cannot say.
-    """
+    """Return a condition as an Arrow expression, and the table that it is for, with a column more for each `contains`."""
     if len(text(where, "where")) > MAX_LENGTH:
         raise ValueError(
             f"where must have at most {MAX_LENGTH:,} characters, got {len(where):,}; use a mask of booleans."
@@ -188,9 +185,7 @@ class _Parser:
         if column.kind == "time":
             return _compared_times(values, value, compare)
         kind = _ARROW[column.kind]
-        if column.kind == "integer" and isinstance(
-            value, float
-        ):  # between two integers, so rounded large ones do no harm
+        if column.kind == "integer" and isinstance(value, float):  # between two, so rounded large ones do no harm
             kind = pa.float64()
             values = values.cast(kind, safe=False)
         return compare(values, pa.scalar(value, kind))
@@ -257,8 +252,6 @@ class _Parser:
         if token.kind not in ("word", "name"):
             self._expected("a column; a condition begins with one")
         if token.value not in self.schema.names:
-            if self._next().value == "(":
-                self._fail(f"there are no functions, such as {_cut(token.value)}(…); begin with a column", token.start)
             folded = {name.casefold(): name for name in self.schema.names}
             near = difflib.get_close_matches(token.value.casefold(), folded, n=1)
             nearest = f"the nearest is {folded[near[0]]}, and " if near else ""

@@ -5,8 +5,8 @@ expression or a mask. Knows nothing of how documents are scored.
 """
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from difflib import get_close_matches
 from functools import cached_property
+from itertools import chain
 from typing import Any
 
 import numpy as np
@@ -15,30 +15,16 @@ import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from dsi.docids.data.identical import identical_ids
-from dsi.docids.data.records import COLUMNS, ids_of
+from dsi.docids.data.records import COLUMNS, Oddities, ids_of
 from dsi.docids.data.tables import Column, as_table
 from dsi.docids.files.checks import shown
-from dsi.docids.tree import DocidTree
-from dsi.search.explain.why import AnsweredQuery
-from dsi.search.hits import Hit, Hits, label_of
-from dsi.search.passages import Found
+from dsi.search.hits import label_of
 from dsi.search.request import Where
-from dsi.search.results import SearchResult
 from dsi.store.documents.filters import as_expression, names_of
-
-_FEW = 1_000
-"""Documents whose ids are compared with a wrong one, to name the nearest."""
 
 
 class DocumentTable:
-    """The documents of an index, by row and by doc_id.
-
-    Args:
-        documents: an Arrow table, or a data set, with doc_id, title, metadata and perhaps text, in collection order.
-
-    Attributes:
-        table: of all of them; it may stay on disk.
-    """
+    """The documents of an index by row, in collection order, and by doc_id; `table` may stay on disk."""
 
     def __init__(self, documents: Any) -> None:
         self.table = as_table(documents)
@@ -137,23 +123,34 @@ class DocumentTable:
         rows = self.find(doc_ids)
         for doc_id in doc_ids:
             if doc_id not in rows:
-                near = get_close_matches(doc_id[:100], self.rows, n=1, cutoff=0.75) if len(self) <= _FEW else []
-                meant = f"; did you mean {shown(near[0])}?" if near else "."
-                named = (
-                    f"The doc_id {shown(doc_id)} is"
-                    if name == "doc_id"
-                    else f"{name} names the doc_id {shown(doc_id)}, which is"
-                )
-                raise ValueError(f"{named} not in the index{meant}")
+                unknown = "The doc_id {} is" if name == "doc_id" else f"{name} names the doc_id {{}}, which is"
+                raise ValueError(f"{unknown.format(shown(doc_id))} not in the index.")
         return [rows[doc_id] for doc_id in doc_ids]
+
+    def rows_among(self, among: Mapping[str, Iterable[str]], query_ids: Sequence[str]) -> list[list[int]]:
+        """Return the rows of each query's candidates, {query_id: doc_ids}; a line counts those that are not in the index."""
+        if not isinstance(among, Mapping):
+            raise TypeError(f"among must be {{query_id: doc_ids}}, got {shown(among)}.")
+        named = [list(dict.fromkeys(among.get(query_id, ()))) for query_id in query_ids]
+        if not any(named):
+            there, here = (shown(next(iter(own), None)) for own in (among, query_ids))
+            raise ValueError(
+                f"among has candidates for none of the queries: the first query_id is {there} there, and {here} in the queries."
+            )
+        doc_ids = list(chain.from_iterable(named))
+        rows, odd = self.find(doc_ids), Oddities("among")
+        if not rows:
+            raise ValueError(f"None of the candidates is in the index; the first is {shown(doc_ids[0])}.")
+        for doc_id in doc_ids:
+            if doc_id not in rows:
+                odd.count("documents that are not in the index; they are left out", doc_id)
+        odd.warn()
+        return [[rows[doc_id] for doc_id in own if doc_id in rows] for own in named]
 
     def allowed(
         self, allow: Collection[str] | None = None, deny: Collection[str] | None = None, where: Where | None = None
     ) -> NDArray[np.bool_] | None:
-        """Return a mask [documents], True if all filters let a document through; None if they exclude none.
-
-        Each filter may be a mask itself, `allow` of the documents that may be returned, `deny` of those that must not.
-        """
+        """Return a mask [documents], True if all filters let a document through; None if they exclude none."""
         denied = [] if deny is None else self.chosen(deny, "deny")
         if allow is None and not denied and where is None:
             return None
@@ -218,44 +215,6 @@ class DocumentTable:
         if mask.type != pa.bool_():
             raise pa.ArrowInvalid(f"it gives {mask.type}, not true or false")
         return np.asarray(mask.fill_null(False))
-
-
-def hits_of(
-    tree: DocidTree, documents: DocumentTable, result: SearchResult, searches: Sequence[AnsweredQuery] = ()
-) -> list[Hits]:
-    """Return the hits of each query of a search result; `searches` of the same queries explain them."""
-    positions = np.maximum(result.positions, 0)
-    _, digits = tree.paths(positions.ravel())
-    docids = [tuple(digit for digit in path if digit >= 0) for path in digits.tolist()]
-    rows = np.maximum(tree.doc_rows[positions], 0)
-    doc_ids, titles, texts = (documents.values_of(name, rows) for name in ("doc_id", "title", "text"))
-    metadata = documents.metadata_at(rows.ravel())
-    hits, k, scores = [], positions.shape[1], result.scores.tolist()
-    for row, (count, exact) in enumerate(zip(result.counts.tolist(), result.exact.tolist(), strict=True)):
-        flat, search, at = slice(row * k, row * k + k), searches[row] if searches else None, positions[row, :count]
-        found = [*map(Found, at.tolist(), texts[row], scores[row])]
-        has_pieces = found and search and (tree.spans is not None or search.request.passages > 1)
-        shown = search.passages(found) if search and has_pieces else [(span, ()) for span in tree.spans_at(at)]
-        columns = scores[row], doc_ids[row], titles[row], docids[flat], texts[row], metadata[flat]
-        own = [
-            Hit(rank, *values, *pieces).found_by(search)
-            for rank, *values, pieces in zip(range(1, count + 1), *columns, shown, strict=False)
-        ]
-        query, lack = search.encoded.texts[0] if search else "", (float(result.coverage[row]), result.missing[row])
-        hits.append(Hits(own, exact, query, search, *lack))
-    return hits
-
-
-def run_of(
-    tree: DocidTree, documents: DocumentTable, query_ids: Sequence[str], result: SearchResult
-) -> dict[str, dict[str, float]]:
-    """Return {query_id: {doc_id: score}} of a search result with one row per query."""
-    rows = np.maximum(tree.doc_rows[np.maximum(result.positions, 0)], 0)
-    columns = documents.values_of("doc_id", rows), result.scores.tolist(), result.counts.tolist()
-    return {
-        query_id: dict(zip(doc_ids[:count], scores, strict=False))
-        for query_id, doc_ids, scores, count in zip(query_ids, *columns, strict=True)
-    }
 
 
 def _is_unicode(value: str) -> bool:

@@ -27,12 +27,7 @@ _READ = 2000
 
 
 class Topics:
-    """The telling words of every cluster of an index, which are counted once.
-
-    Args:
-        tree: the docids.
-        documents: of the index.
-    """
+    """The telling words of every cluster of an index, which are counted once."""
 
     def __init__(self, tree: DocidTree, documents: DocumentTable) -> None:
         self.tree, self.words = tree, [""]

@@ -1,6 +1,5 @@
 """What an index is, without loading its models: documents, docids, encoder, weights, sizes, versions."""
 
-import json
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -14,18 +13,7 @@ from dsi.store.learning import learned_pairs
 
 
 def index_info(folder: str | Path) -> dict[str, Any]:
-    """Return what an index is.
-
-    Returns:
-        "documents", "columns" (of the document table), "pieces" (docids: a long document may have several), "depth" (digits of
-        the longest docid), "encoder", "dimension", "generator" (its docid tokens and objective, or None), "search" (the weights
-        and how widely it searches), "chosen" (who chose these), "megabytes" {part: size}, "generation", "versions" and
-        "format_version".
-
-    Raises:
-        FileNotFoundError: no finished index.
-        ValueError: a file was altered or truncated.
-    """
+    """Return what an index is; "pieces": docids, as a long document may have several; "chosen": who chose how it searches."""
     folder = user_path(folder)
     manifest = read_manifest(folder)
     tree, documents = load_docids(part(folder, manifest, "docids"))
@@ -45,17 +33,12 @@ def index_info(folder: str | Path) -> dict[str, Any]:
     }
 
 
-def learned_lines(folder: str | Path, *, as_json: bool = False) -> Iterator[str]:
-    """Yield the pairs that an index has learned, by when that was, as lines with tabs or as JSON."""
+def learned_lines(folder: str | Path) -> Iterator[str]:
+    """Yield the pairs that an index has learned, by when that was, as lines with tabs."""
     manifest = read_manifest(folder := user_path(folder))
     for pair in learned_pairs(load_content(folder, manifest)):
         time = pair.time.isoformat().replace("+00:00", "Z")
-        values = {"hash": pair.hash, "doc_id": pair.doc_id, "count": pair.count, "time": time, "query": pair.query}
-        yield (
-            json.dumps(values, ensure_ascii=False)
-            if as_json
-            else "\t".join(printable(str(own)) for own in values.values())
-        )
+        yield "\t".join(map(printable, (pair.hash, pair.doc_id, str(pair.count), time, pair.query)))
 
 
 def _generator(folder: Path) -> dict[str, str]:

@@ -45,14 +45,7 @@ _MAPPED = tuple(name for name in PARTS if name != "memory")  # which is read
 
 
 class Loaded(NamedTuple):
-    """An index that was loaded, or written.
-
-    Attributes:
-        folder: of the index.
-        state: its `index_state`.
-        snapshot: its parts.
-        mapped: its files that are mapped into memory.
-    """
+    """An index that was loaded, or written, with its `index_state` and its files that are mapped into memory."""
 
     folder: Path
     state: str
@@ -62,12 +55,7 @@ class Loaded(NamedTuple):
 
 def load_docids(folder: Path) -> tuple[DocidTree, pa.Table]:
     """Load the tree and the document table; the table stays on disk."""
-    tree, documents = load_tree(folder), load_documents(folder / "documents.arrow")
-    if tree.num_rows != len(documents):
-        raise ValueError(
-            f"{folder}: the docids cover {tree.num_rows} documents, the document table has {len(documents)}; {RESTORE}."
-        )
-    return tree, documents
+    return load_tree(folder), load_documents(folder / "documents.arrow")
 
 
 def load_tree(folder: Path) -> DocidTree:
@@ -147,9 +135,9 @@ def read_index(
 
 
 def _load_generator(folder: Path, device: Any) -> Any:
-    with generator_room():
+    with generator_room(), offline():
         from dsi.generator.kinds import load_generator
-    with offline():
+
         return load_generator(folder, device)
 
 

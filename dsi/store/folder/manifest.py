@@ -21,14 +21,11 @@ _KINDS = {"generation": int, **dict.fromkeys(_TABLES, dict)}
 MOST_GENERATIONS = 10**9
 """Of an index: how often it can be updated."""
 _ENDINGS = (*DATA, ".tsv")
-"""Training leaves docids.tsv, which nobody reads here."""
+"""Training leaves docids.tsv, which only training reads."""
 
 
 def read_manifest(folder: Path, sum_of: Callable[[Path], str] | None = None) -> dict[str, Any]:
-    """Read the manifest of an index, after comparing every file with it; that of a new update if one is written meanwhile.
-
-    `sum_of`: as in `check_files`.
-    """
+    """Read the manifest of an index, after comparing every file with it; that of a new update if one is written meanwhile."""
     recover_folder(folder)
     if not (path := folder / "manifest.json").exists():
         raise FileNotFoundError(no_index(folder))

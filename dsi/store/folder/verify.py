@@ -40,8 +40,7 @@ _LATELY = 2 * 10**9
 def verify(folder: Path, *, again: bool = False, seconds: float = SECONDS) -> dict[str, Any]:
     """Return the manifest of an index that may be loaded; ValueError says why it may not.
 
-    `again`: judge it whole, though it was written here or has passed; `seconds`: that its trial may take, besides what its
-    size adds.
+    `again`: judge it whole, though it was written here or has passed; `seconds`: of its trial, besides what its size adds.
     """
     manifest, own = read_manifest(folder, None if again else known_sums()), sha256(folder / "manifest.json")
     if again or not is_known(own):
@@ -79,33 +78,22 @@ def _one_trial(own: str) -> "BaseFileLock | nullcontext[None]":
 def _try(folder: Path, seconds: float) -> None:
     """Load and search an index in a child process; raise ValueError if that fails, with the last line that the child wrote."""
     variables = {name: value for name, value in os.environ.items() if name != "PYTHONFAULTHANDLER"}
-    variables |= {
-        "PYTHONPATH": os.pathsep.join(filter(None, sys.path)),
-        "CUDA_VISIBLE_DEVICES": "",
-        "HF_HUB_OFFLINE": "1",
-    }
+    path = os.pathsep.join(filter(None, sys.path))
+    variables |= {"PYTHONPATH": path, "CUDA_VISIBLE_DEVICES": "", "HF_HUB_OFFLINE": "1"}
     command = [sys.executable, "-m", "dsi.store.folder.probe", str(folder.resolve())]
     try:
-        done = subprocess.run(
-            command,
-            env=variables,
-            input="\n".join([program(), *sys.modules]).encode(),
-            capture_output=True,
-            timeout=seconds,
-            check=False,
-        )
+        imported = "\n".join([program(), *sys.modules]).encode()
+        done = subprocess.run(command, env=variables, input=imported, capture_output=True, timeout=seconds, check=False)
         status, wrote = done.returncode, done.stderr
     except subprocess.TimeoutExpired as late:
         status, wrote = None, late.stderr or b""
     if status == 0:
         return
-    how = f"did not end within {seconds:.0f} seconds" if status is None else _ending(status)
+    how = f"did not end within {seconds:.0f} seconds" if status is None else "failed"
+    if status is not None and status < 0:
+        how = f"was ended by {signal.Signals(-status).name}"
     last = (wrote.decode(errors="replace").strip().splitlines() or ["it wrote nothing"])[-1]
     raise ValueError(f"{folder} is not loaded, because a process that tried it {how}: {printable(last)}")
-
-
-def _ending(status: int) -> str:
-    return f"was ended by {signal.Signals(-status).name}" if status < 0 else "failed"
 
 
 # What was written here.

@@ -1,4 +1,4 @@
-"""What results depend on beside an index: packages, libraries for linear algebra, threads. Knows no folders."""
+"""What results depend on beside an index: packages, and libraries for linear algebra. Knows no folders."""
 
 import platform
 import re
@@ -8,15 +8,7 @@ from importlib.metadata import PackageNotFoundError, version
 
 from threadpoolctl import threadpool_info
 
-from dsi.docids.files.threads import count_threads
-
 _PACKAGES = ("dr-scl", "torch", "transformers", "sentence-transformers", "onnxruntime", "faiss-cpu", "numpy")
-
-
-def threads() -> int:
-    """Return on how many threads this process computes."""
-    torch = sys.modules.get("torch")
-    return torch.get_num_threads() if torch else count_threads()
 
 
 def package_versions() -> dict[str, str]:

@@ -2,7 +2,7 @@
 
 import dataclasses
 import re
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -36,7 +36,7 @@ from dsi.store.folder.manifest import (
     search_config,
 )
 from dsi.store.folder.verify import write_manifest_file
-from dsi.store.folder.versions import package_versions, threads
+from dsi.store.folder.versions import package_versions
 from dsi.store.snapshot import Snapshot
 from dsi.store.updating import CHANGING, Content, changed_parts
 
@@ -80,7 +80,7 @@ def replace_index(folder: Path, index: Snapshot) -> None:
             index.lexical.save(new / "lexical")
         index.memory.save(new / "memory")
         save_docids(index.tree, index.documents.table, new / "docids")
-        write_manifest(new, index.encoder, index.tree, _settings(index, config=True))
+        write_manifest(new, index.encoder, index.tree, settings_of(index, config=True))
         for entry in folder.iterdir() if folder.exists() else ():
             if entry.name in _OF_TRAINING or _GENERATION.fullmatch(entry.name):
                 continue
@@ -95,14 +95,8 @@ def index_to_replace(folder: str | Path) -> Path:
     return folder_to_replace(folder, "folder", lambda entry: (entry.parent / "manifest.json").exists()).resolve()
 
 
-def write_manifest(
-    folder: Path, encoder: TextEncoder, tree: DocidTree, entries: dict[str, Any], seed: int | None = None
-) -> None:
-    """Write the manifest, which binds the parts in `folder` to each other; it is written last and read first.
-
-    `entries`: its search config and the like; `seed`: of the training that made the parts; None for a copy, whose parts a
-    process may have got from anywhere.
-    """
+def write_manifest(folder: Path, encoder: TextEncoder, tree: DocidTree, entries: dict[str, Any]) -> None:
+    """Write the manifest, which binds the parts in `folder` to each other; `entries`: its search config and the like."""
     manifest = {
         "format_version": FORMAT_VERSION,
         "generation": 1 if tree.fingerprint == tree.origin_fingerprint else 2,  # training must not drop updates
@@ -110,8 +104,6 @@ def write_manifest(
         "encoder": dataclasses.asdict(encoder.config),
         "fingerprints": {"encoder": encoder.fingerprint, "docids": tree.fingerprint},
         "versions": package_versions(),
-        "threads": threads(),
-        "seed": seed,
         **entries,
         "files": _hashes(folder, PARTS),
     }
@@ -120,20 +112,17 @@ def write_manifest(
 
 def write_search_config(folder: Path, config: SearchConfig) -> None:
     """Replace the search config of an index on disk, and forget how it was tuned."""
-    _write_entries(folder, search_entries(config))
+    write_entries(folder, search_entries(config))
 
 
-def write_settings(folder: Path, index: Snapshot, *, config: bool) -> None:
-    """Replace the best scores of an index on disk, and perhaps its search config."""
-    _write_entries(folder, _settings(index, config=config))
-
-
-def _write_entries(folder: Path, entries: dict[str, Any]) -> None:
+def write_entries(folder: Path, entries: dict[str, Any]) -> None:
+    """Replace entries in the manifest of an index on disk."""
     with updating(folder):
         write_manifest_file(folder, {**read_manifest(folder), **entries})
 
 
-def _settings(index: Snapshot, *, config: bool) -> dict[str, Any]:
+def settings_of(index: Snapshot, *, config: bool) -> dict[str, Any]:
+    """Return the entries of a manifest for best scores, and perhaps for the search config."""
     entries = search_entries(index.search_config, index.configured) if config else {}
     return {**entries, "best_scores": index.best_scores and dataclasses.asdict(index.best_scores)}
 
@@ -205,10 +194,9 @@ def check_known(folder: Path, known: Collection[str], configs: Collection[Search
 
 
 def write_update(folder: Path, index: Snapshot, held: Content | None, *, config: bool = False) -> None:
-    """Replace the parts of an index on disk that have changed; writing the manifest makes the switch.
+    """Replace the parts of an index on disk that have changed, and perhaps its search config; the manifest makes the switch.
 
-    `folder`: nobody else writes to it, and its state is known; `held`: what it holds of these parts, None if that is not known;
-    `config`: write the search config too.
+    Nobody else writes to the folder; `held`: what it holds of these parts, None if that is not known.
     """
     # 1) Compare the index on disk with these parts.
     tree, documents, lexical, memory, _ = index.content
@@ -230,7 +218,9 @@ def write_update(folder: Path, index: Snapshot, held: Content | None, *, config:
     if "memory" in new:
         with replace_folder(folder / new["memory"]) as partial:
             memory.save(partial, part(folder, manifest, "memory"))
-    _remove_left(folder, left)
+    for name in (*_LEFT, *left):
+        remove(folder / name)
+    remove(beside(folder, "partial"))
     # 3) Switch, and remove the old parts.
     old = {manifest["parts"].get(name, name) for name in changed}
     files = {name: digest for name, digest in manifest["files"].items() if name.split("/")[0] not in old}
@@ -239,7 +229,7 @@ def write_update(folder: Path, index: Snapshot, held: Content | None, *, config:
     parts = {name: manifest["parts"].get(name, name) for name in CHANGING} | new
     fingerprints = {**manifest["fingerprints"], "docids": tree.fingerprint}
     entries = {"generation": generation, "parts": parts, "fingerprints": fingerprints, "files": files}
-    write_manifest_file(folder, {**manifest, **entries, **_settings(index, config=config)})
+    write_manifest_file(folder, {**manifest, **entries, **settings_of(index, config=config)})
     _remove_generations(folder, parts.values())
 
 
@@ -261,13 +251,6 @@ def _remove_generations(folder: Path, keep: Collection[str]) -> None:
     for path in folder.iterdir():
         if _GENERATION.fullmatch(path.name) and path.name not in keep:
             remove(path)
-
-
-def _remove_left(folder: Path, more: Iterable[str]) -> None:
-    """Remove what may hold removed documents: what killed trainings and saves have left, and more."""
-    for name in (*_LEFT, *more):
-        remove(folder / name)
-    remove(beside(folder, "partial"))
 
 
 def _hashes(folder: Path, parts: Sequence[str], known: Mapping[str, str] | None = None) -> dict[str, str]:

@@ -1,6 +1,6 @@
 """`dsi train-query-generator`: fine-tune a seq2seq or causal model on a collection's train pairs, document -> query.
 
-`dsi train --stage pseudo_queries --set pseudo_queries.method=FOLDER` then writes pseudo-queries with it. Dev queries are not
+`dsi train --config digits --set pseudo_queries.method=FOLDER` then writes pseudo-queries with it. Dev queries are not
 trained on, only measured.
 """
 
@@ -43,7 +43,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     print(
         f"train-query-generator: {len(train)} pairs; loss on {len(dev)} dev pairs {before:.3f} -> {after:.3f} nats per token"
     )
-    print(f"use it: dsi train --stage pseudo_queries --set pseudo_queries.method={arguments.output} …")
+    print(f"use it: dsi train --config digits --set pseudo_queries.method={arguments.output} …")
 
 
 def _pairs(collection: "Collection", split: str) -> "list[Pair]":

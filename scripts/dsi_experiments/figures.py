@@ -1,6 +1,6 @@
-"""Figures of the experiments as PNG and SVG: lines, heat maps, spreads, shares. Knows nothing of what they show."""
+"""Figures of the experiments as PNG and SVG: lines, heat maps, shares. Knows nothing of what they show."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -44,21 +44,6 @@ def grid_figure(values: Mapping[tuple[float, float], float], columns: str, rows:
     axes.set_yticks(range(len(second)), ["∞" if row == float("inf") else f"{row:g}" for row in second])
     axes.set(xlabel=columns, ylabel=rows, title=title)
     figure.colorbar(image, ax=axes)
-    save_figure(figure, path)
-
-
-def spreads_figure(spreads: Mapping[str, Sequence[Sequence[float]]], xlabel: str, ylabel: str, path: Path) -> None:
-    """Write a panel per name of {name: [smallest, quartile, median, quartile, largest] by place} to path.png and path.svg."""
-    figure, first = new_figure(2.2 * len(spreads) + 0.6, 3.2)
-    first.remove()
-    panels = figure.subplots(1, len(spreads), sharey=True, squeeze=False)[0]
-    for axes, (name, fives) in zip(panels, spreads.items(), strict=True):
-        keys = ("whislo", "q1", "med", "q3", "whishi")
-        axes.bxp([dict(zip(keys, five, strict=True)) for five in fives], showfliers=False)
-        axes.set_yscale("log")
-        axes.grid(alpha=0.3, axis="y")
-        axes.set(xlabel=xlabel, title=name)
-    panels[0].set_ylabel(ylabel)
     save_figure(figure, path)
 
 

@@ -9,7 +9,7 @@ import dataclasses
 import json
 import math
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import islice
@@ -41,18 +41,15 @@ from dsi.measuring.tuning import DEPTH, choose
 from dsi.search.engine import Engine
 from dsi.search.engine import Method as SearchMethod
 from dsi.search.generate import DenseAndWords
-from dsi.search.queries import EncodedQueries
+from dsi.search.queries import EncodedQueries, QueryBatch
 from dsi.search.request import SearchRequest
 from dsi.search.results import Trace
 from dsi.store.retriever import Retriever, load
-from dsi.training.docids_stage import scheme_input, sources_digest
+from dsi.training.docids_stage import scheme_input
 from dsi.training.embedding import DocumentVectors
 from dsi.training.pipeline import TrainingRun
-from dsi.training.preflight import check_settings
 from dsi.training.stages import launch, stage_seconds
-from dsi_experiments.descents import one_by_one
 from dsi_experiments.rows import Rows, write_table
-from dsi_experiments.schemes.title import check_titles
 from dsi_experiments.tables import Row, t5_of
 
 SPLIT = "test"
@@ -197,13 +194,6 @@ class Laboratory:
         collection = {"name": Path(self.collection.name).name, "digest": self.collection.digest}
         return {"row": name, "seed": seed, "key": key, "collection": collection}
 
-    def check(self, config: Config) -> None:
-        """Raise what training with a configuration would be refused for; trains nothing."""
-        check_settings(config, self.collection)
-        sources_digest(config.docids, self.collection)
-        if config.docids.method == "title":
-            check_titles(self.collection.documents["title"], self.collection.documents["doc_id"])
-
     # The parts of methods.
 
     @cached_property
@@ -292,11 +282,6 @@ class Laboratory:
         record: dict[str, float] = json.loads((self._folder(config) / "generator" / "training.json").read_text())
         return record
 
-    def diagnostics(self, config: Config) -> dict[str, Any]:
-        """How evenly the tree codes the documents, as `dsi.docids.tree.diagnostics` measures it."""
-        record: dict[str, Any] = json.loads((self._folder(config) / "docids" / "diagnostics.json").read_text())
-        return record
-
     def _folder(self, config: Config) -> Path:
         return self.output / "runs" / digest([dataclasses.asdict(config), self.collection.digest])[:16]
 
@@ -340,6 +325,13 @@ def answer(
     return index.as_run(
         encoded.query_ids, index.engine.search(encoded, request, method=control and control(index.engine))
     )
+
+
+def one_by_one(encoded: EncodedQueries) -> Iterator[tuple[int, QueryBatch]]:
+    """Yield the row and the batch of each single query."""
+    for batch in encoded.batches:
+        for place, row in enumerate(batch.rows.tolist()):
+            yield row, batch.select(np.array([place]))
 
 
 def tuned_settings(index: IndexRuns, *, lexical: bool = True) -> dict[str, Any]:

@@ -15,7 +15,6 @@ ENCODED = ("pseudo_queries", "encoder", "docids")
 WITHOUT_GENERATOR = {**dict.fromkeys(("bm25", "bm25-cut"), ()), **dict.fromkeys(("dense", "hnsw", "rrf"), ENCODED)}
 """{method that searches without a generator: the stages that it needs}."""
 
-NOTHING: Changes = {}
 NO_QG: Changes = {"pseudo_queries": {"method": "none"}}
 WHOLE: Changes = {"contrastive": {"loss": "none"}, "training": {"train_encoder": True}}
 UNTRAINED: Changes = {"contrastive": {"loss": "none"}}

@@ -10,8 +10,7 @@ import numpy as np
 import pytest
 import torch
 from dsi_experiments import dynamic, figure5, objectives_table
-from dsi_experiments.descents import one_by_one
-from dsi_experiments.laboratory import METHODS, POINTS, Laboratory, weighted_sum
+from dsi_experiments.laboratory import METHODS, POINTS, Laboratory, one_by_one, weighted_sum
 from dsi_experiments.objectives.rows import ROWS
 from dsi_experiments.published import Measured, experiment_table
 from dsi_experiments.rows import Rows, write_table

@@ -20,7 +20,7 @@ from dsi.eval.tables import markdown_table
 from dsi.eval.trec import read_run
 from dsi_experiments.figures import lines_figure
 from dsi_experiments.report import save_report
-from dsi_experiments.rerankers.candidates import Candidates, Reranker, rerank
+from dsi_experiments.rerankers.candidates import Candidates, Reranker
 from dsi_experiments.rerankers.lists import split_folds
 from dsi_experiments.rerankers.m2div import M2Div, M2DivConfig
 from dsi_experiments.rerankers.untrained import Pyversity
@@ -114,7 +114,7 @@ def read_candidates(folder: Path) -> tuple[Candidates, dict[str, dict[str, list[
 
 def measure(reranker: Reranker, candidates: Candidates, subtopics: Subtopics, measures: Sequence[str]) -> Values:
     """{measure: {query_id: value}} of the reranked candidates."""
-    run = rerank(candidates, reranker).as_run()
+    run = reranker.rerank(candidates).as_run()
     placed = {q: {d: -float(n) for n, d in enumerate(own)} for q, own in run.items()}  # ties keep their order
     return evaluate_diversity(placed, {q: subtopics[q] for q in run}, measures)
 

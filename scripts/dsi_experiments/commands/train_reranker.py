@@ -23,12 +23,9 @@ def main(argv: Sequence[str] | None = None) -> None:
     from dsi.rerankers import reranker_folder
     from dsi.store.retriever import load
     from dsi_experiments.figures import shares_figure
-    from dsi_experiments.rerankers.candidates import binding, load_chain
     from dsi_experiments.rerankers.training import train_reranker
 
     reranker_folder(arguments.run, arguments.name or arguments.kind)  # raises on a bad name before the work
-    folders = [reranker_folder(arguments.run, name) for name in arguments.after]
-    after = [own for folder in folders for own in load_chain(folder, binding(arguments.run))]
     retriever = load(arguments.run, device=arguments.device)
     collection = read_collection(arguments.data, **read_dev_cut(arguments.run))
     trained = train_reranker(
@@ -37,7 +34,6 @@ def main(argv: Sequence[str] | None = None) -> None:
         arguments.kind,
         split=arguments.split,
         k=arguments.k,
-        after=after,
         seed=arguments.seed,
         show_progress=True,
     )
@@ -56,9 +52,6 @@ def build_parser() -> argparse.ArgumentParser:
     add_collection(command_line, "the collection it was trained on")
     command_line.add_argument("--kind", choices=TRAINABLE, metavar="KIND", default="lambdasmart", help="see above")
     command_line.add_argument("--name", help="of the reranker: INDEX/rerank/NAME; its kind by default")
-    command_line.add_argument(
-        "--after", nargs="+", default=[], metavar="NAME", help="rerankers to apply before it, in this order"
-    )
     command_line.add_argument(
         "--figure",
         type=output_file,

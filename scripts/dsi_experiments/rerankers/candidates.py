@@ -31,9 +31,6 @@ Features = Callable[..., tuple[NDArray[np.float32], tuple[str, ...]]]
 the result, and the titles of the answers."""
 R = TypeVar("R", bound="Reranker")
 
-_AFTER = "after"
-"""Folder of the rerankers that a saved one follows: 0, 1, …"""
-
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Candidates:
@@ -134,12 +131,6 @@ class Candidates:
             query_ids=pick(self.query_ids),
         )
 
-    def with_feature(self, name: str, values: Reals) -> "Candidates":
-        """Return the candidates with one more feature [n, k], for the rerankers that follow."""
-        values = np.where(self.valid, values, 0.0).astype(np.float32)
-        features = np.concatenate([self.features, values[:, :, None]], axis=2)
-        return replace(self, features=features, names=(*self.names, name))
-
     def order(self, scores: Reals) -> Ints:
         """Return the columns [n, k] by descending new score; ties keep their order, and padding stays at the end."""
         if not isinstance(scores, np.ndarray) or scores.shape != self.scores.shape:
@@ -204,18 +195,9 @@ class Reranker(ABC):
         """Load what `write` wrote; by default the settings are the constructor's arguments."""
         return cls(**settings)
 
-    def save(self, folder: Path, binding: Mapping[str, Any] | None = None, after: Sequence["Reranker"] = ()) -> None:
-        """Write the reranker in one step, with those that it follows.
-
-        Args:
-            folder: INDEX/rerank/NAME.
-            binding: what it was trained for, compared when it is loaded.
-            after: rerankers that are applied before it.
-        """
+    def save(self, folder: Path, binding: Mapping[str, Any] | None = None) -> None:
+        """Write the reranker in one step; `binding`: what it was trained for, compared when it is loaded."""
         with replace_folder(folder) as partial:
-            for number, former in enumerate(after):
-                (partial / _AFTER / str(number)).mkdir(parents=True)
-                former.write_whole(partial / _AFTER / str(number), binding)
             self.write_whole(partial, binding)
 
     def write_whole(self, folder: Path, binding: Mapping[str, Any] | None = None) -> None:
@@ -228,23 +210,14 @@ class Reranker(ABC):
     @classmethod
     def load(cls, folder: Path, retriever: Retriever) -> Callable[[Hits], Reals]:
         """Return a saved reranker of an index as a model for `dsi.rerankers.rerank`."""
-        chain = load_chain(folder, binding(folder.parents[1]))
-        features = next((own.features for own in chain if own.features), None)
+        reranker = load_reranker(folder, binding(folder.parents[1]))
 
         def scores(hits: Hits) -> Reals:
             if not hits:
                 return np.zeros(0)
-            found = rerank(Candidates.from_hits(retriever, [hits], features), chain).as_run()["0"]
-            return np.array([found[hit.doc_id] for hit in hits])
+            return reranker.score(Candidates.from_hits(retriever, [hits], reranker.features))[0]
 
         return scores
-
-
-def rerank(candidates: Candidates, rerankers: Reranker | Sequence[Reranker]) -> Candidates:
-    """Return the candidates in a new order, by one reranker or several applied one after another."""
-    for reranker in [rerankers] if isinstance(rerankers, Reranker) else rerankers:
-        candidates = reranker.rerank(candidates)
-    return candidates
 
 
 def binding(index: Path) -> dict[str, Any]:
@@ -254,31 +227,16 @@ def binding(index: Path) -> dict[str, Any]:
     return {"encoder": manifest["fingerprints"]["encoder"], "generator": files}
 
 
-def save_reranker(reranker: Reranker, index: str | Path, name: str, after: Sequence[Reranker] = ()) -> Path:
-    """Write a reranker beside the index that it was trained on, in one step, and return its folder, INDEX/rerank/NAME.
-
-    Raises:
-        FileNotFoundError: no index.
-        ValueError: the name is not a plain folder name.
-    """
+def save_reranker(reranker: Reranker, index: str | Path, name: str) -> Path:
+    """Write a reranker beside the index that it was trained on, in one step, and return its folder, INDEX/rerank/NAME."""
     folder = reranker_folder(index, name)
     with updating(Path(index)):
-        reranker.save(folder, binding(Path(index)), after)
+        reranker.save(folder, binding(Path(index)))
     return folder
 
 
-def load_chain(folder: Path, binding: Mapping[str, Any] | None = None) -> list[Reranker]:
-    """Return a saved reranker with those that it follows, in the order in which they are applied; raises as `load_reranker`."""
-    former = sorted((folder / _AFTER).iterdir(), key=lambda own: int(own.name)) if (folder / _AFTER).exists() else []
-    return [*(load_reranker(own, binding) for own in former), load_reranker(folder, binding)]
-
-
 def load_reranker(folder: Path, binding: Mapping[str, Any] | None = None) -> Reranker:
-    """Return a saved reranker, without those that it follows.
-
-    Raises:
-        ValueError: its kind is unknown, it was trained for another index, or a file of it was altered.
-    """
+    """Return a saved reranker; ValueError if it was trained for another index, or a file of it was altered."""
     recover_folder(folder)
     check_folder(folder, (*DATA, ".txt"))  # trees of LightGBM
     record, path = read_json(folder / FILE), folder / FILE

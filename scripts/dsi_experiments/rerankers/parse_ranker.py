@@ -29,8 +29,6 @@ from dsi_experiments.rerankers.lists import JudgedLists, LineSearch, lambdas, nd
 from dsi_experiments.rerankers.parser import DependencyModel, Floats, Ints
 from dsi_experiments.rerankers.tree_edit import OrderedTree, ordered_tree, tree_edit_distance
 
-FEATURE = "tree edit distance"
-"""Name of the feature that the reranker adds."""
 _MOST = 1_000
 """Words of a text that a parser from disk may parse: time grows with their cube."""
 
@@ -79,7 +77,7 @@ class Parsed(NamedTuple):
 
 
 class ParseRanker(Reranker):
-    """Lowers scores by the edit distance from the query's tree to the title's; adds the distance as a feature.
+    """Lowers scores by the edit distance from the query's tree to the title's.
 
     Args:
         model: the parser.
@@ -112,15 +110,8 @@ class ParseRanker(Reranker):
 
     def score(self, candidates: Candidates) -> NDArray[np.floating]:
         """[n, k] score before - strength * distance."""
-        return self._scores(candidates, self.distances(candidates))
-
-    def rerank(self, candidates: Candidates) -> Candidates:
-        """The candidates in their new order, with the distance as a feature for the rerankers that follow."""
-        distances = self.distances(candidates)
-        return candidates.with_feature(FEATURE, distances).reorder(self._scores(candidates, distances))
-
-    def _scores(self, candidates: Candidates, distances: Floats) -> NDArray[np.floating]:
-        return np.asarray(candidates.scores - np.where(candidates.valid, self.config.strength * distances, 0.0))
+        distances = self.config.strength * self.distances(candidates)
+        return np.asarray(candidates.scores - np.where(candidates.valid, distances, 0.0))
 
     def fit(
         self,

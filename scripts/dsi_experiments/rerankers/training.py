@@ -4,7 +4,7 @@ A reranker learns from the dev queries. Encoder and decoder were trained on the 
 than they will be on any new query. Knows nothing of how rerankers are applied.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -18,7 +18,7 @@ from dsi.eval.measures import evaluate, mean
 from dsi.eval.tables import markdown_table
 from dsi.store.retriever import Retriever
 from dsi_experiments.rerankers.boosting import BoostedTrees, BoostingConfig
-from dsi_experiments.rerankers.candidates import Candidates, Reranker, rerank, save_reranker
+from dsi_experiments.rerankers.candidates import Candidates, Reranker, save_reranker
 from dsi_experiments.rerankers.features import compute_features
 from dsi_experiments.rerankers.kinds import WITH_IMPORTANCE
 from dsi_experiments.rerankers.learned import LinearReranker, RankNet, RankNetConfig
@@ -116,14 +116,12 @@ class TrainedReranker:
         reranker: trained on all queries.
         queries: how many there were.
         quality: by cross-validation, if that was asked for.
-        after: the rerankers that it follows; they are saved with it.
     """
 
     kind: str
     reranker: Reranker
     queries: int
     quality: FoldQuality | None = None
-    after: Sequence[Reranker] = ()
 
     @property
     def importance(self) -> dict[str, float]:
@@ -139,7 +137,7 @@ class TrainedReranker:
 
     def save(self, index: str | Path, name: str | None = None) -> Path:
         """Write the reranker beside the index that it was trained on; returns INDEX/rerank/NAME (by default its kind)."""
-        return save_reranker(self.reranker, index, name or self.kind, self.after)
+        return save_reranker(self.reranker, index, name or self.kind)
 
 
 def train_reranker(
@@ -149,7 +147,6 @@ def train_reranker(
     *,
     split: str = "dev",
     k: int = 50,
-    after: Sequence[Reranker] = (),
     folds: int = 5,
     seed: int = 0,
     show_progress: bool = False,
@@ -162,7 +159,6 @@ def train_reranker(
         kind: a key of `dsi_experiments.rerankers.kinds.TRAINABLE`.
         split: of the judgements; on "train" the scores of the index are too good to learn from.
         k: candidates a query.
-        after: rerankers that will be applied before this one.
         folds: of the cross-validation that measures its quality; 0 leaves it out.
         seed: of the training and the folds.
         show_progress: show progress bars.
@@ -190,9 +186,9 @@ def train_reranker(
             f"its {split} queries; add them as qrels/diversity.qrels (TREC's, `query subtopic document relevance` a line), or "
             "train another kind, such as mmr, which needs none."
         )
-    judged = judge_candidates(retriever, collection, split, k, after, show_progress=show_progress)
+    judged = judge_candidates(retriever, collection, split, k, show_progress=show_progress)
     quality = cross_validate(judged, kind, folds, seed, show_progress=show_progress) if folds else None
-    return TrainedReranker(kind, fit_reranker(judged, kind, seed), len(judged), quality, after)
+    return TrainedReranker(kind, fit_reranker(judged, kind, seed), len(judged), quality)
 
 
 def judge_candidates(
@@ -200,7 +196,6 @@ def judge_candidates(
     collection: Collection,
     split: str = "dev",
     k: int = 50,
-    after: Sequence[Reranker] = (),
     *,
     show_progress: bool = False,
 ) -> JudgedCandidates:
@@ -213,7 +208,7 @@ def judge_candidates(
     if not queries:
         raise ValueError(f"{collection.name} has no judged queries of the split {split!r} to learn from.")
     encoded = retriever.encode_queries(queries, show_progress=show_progress)
-    candidates = rerank(Candidates.from_search(retriever, encoded, k, compute_features), after)
+    candidates = Candidates.from_search(retriever, encoded, k, compute_features)
     own = {query_id: collection.qrels[split][query_id] for query_id in queries}
     return JudgedCandidates(candidates, own, judged_subtopics(collection))
 
@@ -244,7 +239,7 @@ def cross_validate(
     parts = list(split_folds(n, folds, seed))
     for rest, fold in progress(parts, f"folds of {kind}", unit="fold", enabled=show_progress):
         reranker = fit_reranker(judged.select(rest), kind, seed)
-        run |= rerank(candidates.select(fold), reranker).as_run()
+        run |= reranker.rerank(candidates.select(fold)).as_run()
     before, after = (
         {measure: mean(values) for measure, values in evaluate(found, judged.qrels, MEASURES).items()}
         for found in (candidates.as_run(), run)

@@ -419,7 +419,6 @@ def test_tables_4_and_5_over_two_seeds_and_the_figure(config, data, t5_folder, t
     monkeypatch.setattr(figure5, "grid_figure", draw)
     assert main(["reproduce", "figure5", "--output", str(output), "--report-only"]) == 0
     assert (output / "figure5.md").read_text() == report
-    assert (output / "figure5.png").stat().st_size > 5_000
     assert (output / "figure5.svg").read_text().startswith("<?xml")
 
 
@@ -428,15 +427,13 @@ def test_objectives_train_on_one_budget_and_are_searched_by_beam(config, data, t
     assert {*objectives_table.NAMES, "ripor", "ltrgr"} == set(ROWS)  # these have tables of their own
     names = ("ce", "tdm", "dtr")
     monkeypatch.setattr(objectives_table, "NAMES", names)
-    output, drawn, draw = tmp_path / "out", [], objectives_table.lines_figure
-    monkeypatch.setattr(objectives_table, "lines_figure", lambda series, *_: drawn.append(list(series)))
+    output = tmp_path / "out"
     common = ["--data", str(data), "--config", str(config), "--output", str(output), "--device", "cpu"]
     assert main(["reproduce", "objectives", *common]) == 0
     heads = ["decoder alone, Hit@1", *(f"beam {beam}" for beam in (1, 2, 5, 10, 20, 50))]
     assert heads in table_rows(capsys.readouterr().out)
     found = {name: row["found"] for name, row in read_rows(output / "objectives.json").items()}
     assert list(found) == [*names, "ce, on as few examples as tdm"]
-    assert drawn == [list(found)[:count] for count in (1, 2, 3, 4) for _ in range(2)]  # two pictures after each row
     control = found["ce, on as few examples as tdm"]
     assert (control["epochs"], control["batch"], control["steps"]) == tuple(
         found["tdm"][k] for k in ("epochs", "batch", "steps")
@@ -456,11 +453,8 @@ def test_objectives_train_on_one_budget_and_are_searched_by_beam(config, data, t
     assert "objectives: " not in capsys.readouterr().out  # nothing is measured twice
     assert (output / "objectives.md").read_text() == before
     (output / "objectives.md").unlink()
-    monkeypatch.setattr(objectives_table, "lines_figure", draw)
     assert main(["reproduce", "objectives", "--output", str(output), "--report-only"]) == 0
     assert (output / "objectives.md").read_text() == before
-    for system in ("decoder-alone", "fused"):
-        assert (output / f"objectives-{system}.png").stat().st_size > 5_000
     assert main(["reproduce", "updates", "--output", str(output), "--report-only"]) == 2
     assert "--report-only makes tables and dynamic, figure5, objectives again, not updates" in capsys.readouterr().err
 

@@ -56,7 +56,7 @@ def build_parser() -> argparse.ArgumentParser:
         "--figure",
         type=output_file,
         metavar="PATH",
-        help=f"write PATH.png and PATH.svg: how much each feature contributes ({', '.join(WITH_IMPORTANCE)})",
+        help=f"write PATH.svg: how much each feature contributes ({', '.join(WITH_IMPORTANCE)})",
     )
     command_line.add_argument("--split", default="dev", choices=("train", "dev"), help="judged queries to learn from")
     command_line.add_argument("--k", type=count, default=50, help="candidates per query")

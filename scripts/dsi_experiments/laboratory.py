@@ -74,21 +74,11 @@ class DenseRuns:
 
 @dataclass
 class Laboratory:
-    """Trains and measures rows over one collection into one folder.
+    """Trains and measures rows over one collection into one folder."""
 
-    Args:
-        collection: what is trained and tested on.
-        base: configuration of DR-SCL+QG.
-        output: the folder of everything that is written.
-        device: of encoder and decoder.
-
-    Attributes:
-        processes: that share the work.
-    """
-
-    collection: Collection
-    base: Config
-    output: Path
+    collection: Collection  # what is trained and tested on
+    base: Config  # configuration of DR-SCL+QG
+    output: Path  # the folder of everything that is written
     device: str | None = None
 
     @classmethod
@@ -146,13 +136,7 @@ class Laboratory:
     ) -> dict[str, Any]:
         """The result of `measure` as a row of OUTPUT/EXPERIMENT.json; read from there if it was measured before.
 
-        Args:
-            experiment: name of the file.
-            name: of the row.
-            seed: of the row.
-            config: what the result depends on, beside the collection.
-            measure: called where the row is missing; "values" of what it returns, {measure: {query_id: value}}, go into
-                OUTPUT/EXPERIMENT.values.json.gz.
+        "values" of what it returns, {measure: {query_id: value}}, go into OUTPUT/EXPERIMENT.values.json.gz.
         """
         rows, key = (
             Rows(self.output / f"{experiment}.json"),
@@ -170,11 +154,7 @@ class Laboratory:
         return found
 
     def config(self, row: Row, seed: int) -> Config:
-        """The base with a row's changes.
-
-        Raises:
-            ValueError: the row begins with T5, and the base names none.
-        """
+        """The base with a row's changes."""
         config = self.base.with_changes({"seed": seed}).with_changes(row.changes)
         if row.fresh:
             config = config.with_changes({"encoder": {"name": FRESH + config.encoder.name}})

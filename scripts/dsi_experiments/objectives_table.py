@@ -83,13 +83,7 @@ def equal_budgets(base: Config, tree: DocidTree) -> dict[str, Config]:
 
 
 def decoder_positions(tree: DocidTree, row: ObjectiveRow, samples: int = 256) -> float:
-    """Estimate the decoder positions that an example costs under an objective; one with gradient counts three times.
-
-    Args:
-        tree: the docids.
-        row: the objective.
-        samples: number of documents whose paths are averaged.
-    """
+    """Estimate the decoder positions that an example costs under an objective; one with gradient counts three times."""
     families, rng = FamilyTree(tree, torch.device("cpu")), torch.Generator().manual_seed(0)
     searched = sum(min(BEAM_WIDTH, level.stop - level.start) for level in tree.levels)
 
@@ -145,11 +139,7 @@ def measure(index: IndexRuns, split: str) -> list[Cell]:
 
 
 def write_report(output: Path, seed: int) -> str:
-    """Tables of OUTPUT/objectives.json.
-
-    Raises:
-        ValueError: nothing has been measured under this seed.
-    """
+    """Tables of OUTPUT/objectives.json."""
     rows = Rows(output / "objectives.json")
     records = {record["row"]: record for record in rows.records() if record["seed"] == seed}
     if not records:

@@ -24,11 +24,7 @@ DIVERSITY_MEASURES = ("alpha_nDCG@5", "alpha_nDCG@10", "ERR_IA@10", "StRecall@10
 
 
 def read_subtopics(path: Path) -> dict[str, dict[str, list[str]]]:
-    """Return judgements of TREC's diversity tasks, one `query subtopic document relevance` per line.
-
-    Raises:
-        ValueError: a line is malformed; the message names it.
-    """
+    """Return judgements of TREC's diversity tasks, one `query subtopic document relevance` per line."""
     subtopics: dict[str, dict[str, list[str]]] = {}
     for source, (query_id, subtopic, doc_id, relevance) in split_fields(path, 4, "query subtopic document relevance"):
         if _integer(relevance, source) > 0:
@@ -48,10 +44,7 @@ def evaluate_diversity(
 ) -> dict[str, dict[str, float]]:
     """Return {measure: {query_id: value}} for every query that has a subtopic.
 
-    Args:
-        run: scores of the documents returned.
-        subtopics: those that each document covers.
-        measures: names of ir-measures: "alpha_nDCG@5", "ERR_IA@20", "StRecall@10", ….
+    `measures`: names of ir-measures, such as "ERR_IA@20".
     """
     try:
         ir_measures = importlib.import_module("ir_measures")
@@ -79,12 +72,7 @@ def evaluate_diversity(
 
 
 def subtopic_labels(candidates: "Candidates", subtopics: Mapping[str, Mapping[str, Sequence[str]]]) -> Bools:
-    """[n, k, subtopics] True where a candidate is judged to be about a subtopic of its query.
-
-    Args:
-        candidates: of the queries.
-        subtopics: {query_id: {doc_id: subtopics}}; documents that are not named are about no subtopic.
-    """
+    """[n, k, subtopics] True where a candidate is judged to be about a subtopic of its query."""
     numbers = [
         {
             name: number

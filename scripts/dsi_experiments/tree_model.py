@@ -25,25 +25,15 @@ logger = logging.getLogger(__name__)
 
 @settings()
 class TreeModelConfig:
-    """How a tree model is trained.
+    """How a tree model is trained."""
 
-    Attributes:
-        objective: a row of `dsi_experiments.objectives.rows`.
-        beam_width: inner nodes kept a level by objectives with beam candidates.
-        random_nodes: random candidates a level, on average, for objectives that have them.
-        epochs: passes over the instances.
-        batch_size: instances a step.
-        learning_rate: of AdamW at the start; falls linearly to zero.
-        seed: of initialisation, order and random candidates.
-    """
-
-    objective: str = "plt"
-    beam_width: Count = 10
-    random_nodes: Whole = 50
-    epochs: Count = 20
-    batch_size: Count = 128
-    learning_rate: float = 1e-2
-    seed: Whole = 0
+    objective: str = "plt"  # a row of `dsi_experiments.objectives.rows`
+    beam_width: Count = 10  # inner nodes kept a level by objectives with beam candidates
+    random_nodes: Whole = 50  # random candidates a level, on average, for objectives that have them
+    epochs: Count = 20  # passes over the instances
+    batch_size: Count = 128  # instances a step
+    learning_rate: float = 1e-2  # of AdamW at the start; falls linearly to zero
+    seed: Whole = 0  # of initialisation, order and random candidates
 
     def __post_init__(self) -> None:
         if find_row(self.objective).margins:
@@ -53,13 +43,7 @@ class TreeModelConfig:
 
 
 class TreeModel(nn.Module):
-    """A scorer of the nodes of one tree.
-
-    Args:
-        tree: over the labels; label l is the document of collection row l.
-        num_features: width of an instance.
-        config: of the model and its training.
-    """
+    """A scorer of the nodes of one tree. Label l is the document of collection row l."""
 
     def __init__(self, tree: DocidTree, num_features: int, config: TreeModelConfig) -> None:
         super().__init__()
@@ -80,13 +64,7 @@ class TreeModel(nn.Module):
     def fit(self, features: csr_matrix, relevant: csr_matrix, *, show_progress: bool = False) -> list[float]:
         """Train in place and return the mean loss of every epoch.
 
-        Args:
-            features: [instances, num_features].
-            relevant: [instances, labels], non-zero where a label is relevant.
-            show_progress: over epochs.
-
-        Raises:
-            ValueError: the shapes do not fit the tree and the features, or no instance has a relevant label.
+        `features`: [instances, num_features]; `relevant`: [instances, labels].
         """
         features, relevant = self._checked(features, relevant)
         config = self.config
@@ -112,10 +90,7 @@ class TreeModel(nn.Module):
     def _loss(self, features: Tensor, relevant: Tensor, done: float) -> Tensor:
         """Loss of a batch.
 
-        Args:
-            features: [batch, num_features].
-            relevant: [batch, labels] of 0 and 1.
-            done: share of the training that is done.
+        `features`: [batch, num_features]; `relevant`: [batch, labels]; `done`: share of the training that is done.
         """
         config, targets = self.config, self.targets
         row, towards_zhat = phase(self.row, done)
@@ -132,14 +107,7 @@ class TreeModel(nn.Module):
 
     @torch.no_grad()
     def search(self, features: csr_matrix, k: int, beam_width: int, *, batch_size: int = 256) -> NDArray[np.int64]:
-        """[instances, k] the best labels that the beam finds, best first; -1 where it reaches fewer.
-
-        Args:
-            features: [instances, num_features].
-            k: labels an instance.
-            beam_width: inner nodes kept a level.
-            batch_size: instances a step.
-        """
+        """[instances, k] the best labels that the beam finds, best first; -1 where it reaches fewer."""
         if self.row.candidates == "beam" and beam_width > self.config.beam_width:
             warnings.warn(
                 f"This model was trained with a beam of {self.config.beam_width}; nodes outside that beam were never trained, "

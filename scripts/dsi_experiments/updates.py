@@ -76,11 +76,7 @@ def write_without(collection: Collection, rows: list[int], folder: Path) -> None
 def measure_updates(collection: Collection, without: IndexRuns, whole: IndexRuns, rows: list[int]) -> dict[str, Any]:
     """The three indexes on the test queries of the added documents and of the others, and the time of adding.
 
-    Args:
-        collection: with all documents.
-        without: the index that was trained without some of them; they are added to it.
-        whole: the index that was trained with all.
-        rows: of the held-out documents.
+    `rows` are those of the held-out documents.
     """
     qrels = collection.qrels["test"]
     added = {collection.documents[row]["doc_id"] for row in rows}

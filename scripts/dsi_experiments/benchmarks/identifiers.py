@@ -227,13 +227,7 @@ def measure(
 ) -> dict[str, Any]:
     """Return seconds to build, MB, and microseconds a step by rows; or the reason why it has no such constraint.
 
-    Args:
-        name: of a system.
-        tokenizer: its folder.
-        texts: the identifiers.
-        rows: sizes of batches.
-        rounds: identifiers that each row writes.
-        limit: seconds that a system may take.
+    `rows` are sizes of batches, `rounds` identifiers that each row writes, `limit` the seconds that a system may take.
     """
     context = multiprocessing.get_context("spawn")
     answers: Any = context.Queue()

@@ -47,24 +47,20 @@ _MARGIN = 1.0
 
 @dataclass(frozen=True)
 class ObjectiveRow:
-    """One row of the table.
+    """One row of the table."""
 
-    Attributes:
-        candidates: the nodes that are trained: "path" (children of the nodes above a relevant document), "random" (a random
-            sample of each level, and the relevant nodes), "beam" (children of the model's own beam, eq. 3), or two of them.
-        targets: "z" (eq. 1), "zhat" (eq. 15) or "mixed": z at first, zhat in the end.
-        loss: "bce" on every candidate; "child softmax" over the children of each candidate's parent; "level softmax" over the
-            candidates of a level.
-        score: what ranks nodes in search: "softmax path" or "sigmoid path" (sums of log-probabilities along the path), or
-            the "node"'s own logit.
-        margins: what the loss also puts ahead of its rivals in the beam: "prefixes", the nodes above a relevant document at
-            every level; "documents", the relevant document itself; or "" for nothing.
-    """
-
+    # the nodes that are trained: "path" (children of the nodes above a relevant document), "random" (a random sample of
+    # each level, and the relevant nodes), "beam" (children of the model's own beam, eq. 3), or two of them.
     candidates: str
-    targets: str
+    targets: str  # "z" (eq. 1), "zhat" (eq. 15) or "mixed": z at first, zhat in the end.
+    # "bce" on every candidate; "child softmax" over the children of each candidate's parent; "level softmax" over the
+    # candidates of a level
     loss: str
+    # what ranks nodes in search: "softmax path" or "sigmoid path" (sums of log-probabilities along the path), or the
+    # "node"'s own logit
     score: str
+    # what the loss also puts ahead of its rivals in the beam: "prefixes", the nodes above a relevant document at every
+    # level; "documents", the relevant document itself; or "" for nothing
     margins: str = ""
 
     def __post_init__(self) -> None:
@@ -127,11 +123,7 @@ ROWS = {
 
 
 def find_row(name: str) -> ObjectiveRow:
-    """Return the row of that name.
-
-    Raises:
-        ValueError: there is none.
-    """
+    """Return the row of that name."""
     if name not in ROWS:
         raise ValueError(f"objective must be one of {', '.join(ROWS)}, got {name!r}.")
     return ROWS[name]
@@ -142,10 +134,6 @@ def phase(row: ObjectiveRow, done: float) -> tuple[ObjectiveRow, float]:
 
     The beam of an untrained model holds no relevant node, and its greedy descent ends nowhere. So another row is trained
     first, and "mixed" targets then move from z to zhat step by step.
-
-    Args:
-        row: of the training.
-        done: share of all steps, in [0, 1).
     """
     if row.needs_warm_start and done < WARM_START:
         return row.warm_up, 0.0
@@ -156,12 +144,8 @@ def phase(row: ObjectiveRow, done: float) -> tuple[ObjectiveRow, float]:
 def objective_loss(row: ObjectiveRow, logits: Tensor, candidates: Tensor, targets: Tensor, depths: Tensor) -> Tensor:
     """Return the loss of a batch, a scalar: summed over the candidates of an instance, averaged over instances.
 
-    Args:
-        row: whose loss.
-        logits: [batch, n, largest fan-out], -inf without a child.
-        candidates: the same shape, True at the nodes that are trained.
-        targets: the same shape.
-        depths: [batch, n] or [n] level at which the children of each family are chosen.
+    Logits (-inf without a child), candidates and targets are [batch, n, largest fan-out]; `depths`, [batch, n] or [n],
+    are the levels at which children are chosen.
     """
     if row.loss == "bce":
         logits, weights = logits.masked_fill(~candidates, 0.0), candidates.to(logits.dtype)
@@ -178,15 +162,10 @@ def objective_loss(row: ObjectiveRow, logits: Tensor, candidates: Tensor, target
 def margin_loss(margins: str, scores: Tensor, candidates: Tensor, relevant: Tensor, depths: Tensor) -> Tensor:
     """Return by how much the best relevant path falls short of a margin over its rivals, averaged over instances.
 
-    "prefixes": at every level with a relevant node, the mean over the other candidates of that level, summed over levels (RIPOR
-    has the squared error to a teacher's margins instead). "documents": one hinge, against the best other document (LTRGR).
-
-    Args:
-        margins: of the row.
-        scores: [batch, n, largest fan-out] log-probabilities of the paths to nodes.
-        candidates: the same shape, True at the nodes that are compared; for "documents", at documents only.
-        relevant: the same shape, True at relevant documents and the nodes above them.
-        depths: [batch, n] level at which the children of each family are chosen.
+    "prefixes": at every level with a relevant node, the mean over the other candidates of that level, summed over
+    levels (RIPOR has the squared error to a teacher's margins instead). "documents": one hinge, against the best other
+    document (LTRGR). `scores` (log-probabilities of the paths to nodes), `candidates` and `relevant` are [batch, n,
+    largest fan-out].
     """
     total = scores.new_zeros(())
     levels = range(int(depths.max()) + 1) if margins == "prefixes" else [None]

@@ -29,37 +29,21 @@ MODEL = "model.txt"
 
 @settings()
 class BoostingConfig:
-    """How trees are boosted.
+    """How trees are boosted."""
 
-    Attributes:
-        objective: "lambdamart", or "mart" for least squares on the labels.
-        trees: how many.
-        leaves: of a tree.
-        min_leaf: documents a leaf has at least.
-        learning_rate: of every tree.
-        sigma: steepness of the pairwise sigmoid.
-        seed: of LightGBM.
-    """
-
-    objective: Literal["lambdamart", "mart"] = "lambdamart"
+    objective: Literal["lambdamart", "mart"] = "lambdamart"  # "lambdamart", or "mart" for least squares on the labels
     trees: Count = 100
-    leaves: Annotated[int, Field(ge=2, le=LARGEST)] = 15
-    min_leaf: Count = 20
-    learning_rate: Positive = 0.05
-    sigma: Positive = 1.0
-    seed: Whole = 0
+    leaves: Annotated[int, Field(ge=2, le=LARGEST)] = 15  # of a tree
+    min_leaf: Count = 20  # documents a leaf has at least
+    learning_rate: Positive = 0.05  # of every tree
+    sigma: Positive = 1.0  # steepness of the pairwise sigmoid
+    seed: Whole = 0  # of LightGBM
 
 
 class BoostedTrees(FeatureReranker):
     """An ensemble of regression trees of LightGBM, perhaps on top of a base.
 
-    Args:
-        names: of the features, including those that the base reads.
-        config: how trees are boosted.
-        base: a reranker whose scores boosting starts from.
-
-    Raises:
-        ValueError: the base reads a feature that is not among `names`.
+    `names` include the features that the base reads.
     """
 
     kind = "trees"

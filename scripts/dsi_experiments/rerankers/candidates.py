@@ -34,29 +34,17 @@ R = TypeVar("R", bound="Reranker")
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Candidates:
-    """The results of n queries, k documents each, best first; shorter lists are padded to k.
-
-    Attributes:
-        queries: their texts.
-        doc_ids: of the candidates; fewer than k where the collection has no more.
-        titles: of the candidates.
-        scores: [n, k] of the search, or of the last reranker; -inf at padding.
-        query_embeddings: [n, dim].
-        embeddings: [n, k, dim] of the documents; 0 at padding.
-        features: [n, k, features] float32; 0 at padding.
-        names: of the features; empty for candidates made without features.
-        query_ids: of the queries; "0", "1", … by default.
-    """
+    """The results of n queries, k documents each, best first; shorter lists are padded to k."""
 
     queries: Sequence[str]
-    doc_ids: Sequence[Sequence[str]]
+    doc_ids: Sequence[Sequence[str]]  # of the candidates; fewer than k where the collection has no more
     titles: Sequence[Sequence[str]]
-    scores: Reals
-    query_embeddings: Reals
-    embeddings: Reals
-    features: Reals
-    names: tuple[str, ...] = ()
-    query_ids: Sequence[str] = ()
+    scores: Reals  # [n, k] of the search, or of the last reranker; -inf at padding
+    query_embeddings: Reals  # [n, dim]
+    embeddings: Reals  # [n, k, dim] of the documents; 0 at padding
+    features: Reals  # [n, k, features] float32; 0 at padding
+    names: tuple[str, ...] = ()  # of the features; empty for candidates made without features
+    query_ids: Sequence[str] = ()  # of the queries; "0", "1", … by default
 
     def __post_init__(self) -> None:
         if not len(self.query_ids):
@@ -100,11 +88,7 @@ class Candidates:
         return {query_id: dict(zip(doc_ids, scores, strict=False)) for query_id, doc_ids, scores in lists}
 
     def columns(self, names: Sequence[str]) -> Reals:
-        """Return some of the features, [n, k, len(names)].
-
-        Raises:
-            ValueError: a feature that these candidates do not have.
-        """
+        """Return some of the features, [n, k, len(names)]."""
         missing = [name for name in names if name not in self.names]
         if missing:
             raise ValueError(
@@ -169,14 +153,10 @@ class Reranker(ABC):
 
     A subclass has a `kind` and defines `score`; one with state on disk also defines `write`, and `read` where its constructor
     does not take what `write` returned.
-
-    Attributes:
-        kind: its name in reranker.json.
-        features: computes the features that `score` reads; None if it reads none.
     """
 
-    kind: ClassVar[str]
-    features: ClassVar[Features | None] = None
+    kind: ClassVar[str]  # its name in reranker.json
+    features: ClassVar[Features | None] = None  # computes the features that `score` reads; None if it reads none
 
     @abstractmethod
     def score(self, candidates: Candidates) -> Reals:

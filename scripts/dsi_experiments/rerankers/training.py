@@ -34,16 +34,11 @@ SMALL_TREES = {"trees": 20, "leaves": 4, "min_leaf": 50, "learning_rate": 0.05}
 
 @dataclass(frozen=True, eq=False)
 class JudgedCandidates:
-    """The candidates of judged queries: what rerankers learn from.
-
-    Attributes:
-        candidates: of all queries.
-        qrels: {query_id: {doc_id: relevance}} of the same queries.
-        subtopics: {query_id: {doc_id: subtopics}}; empty where nobody judged them.
-    """
+    """The candidates of judged queries: what rerankers learn from."""
 
     candidates: Candidates
-    qrels: Qrels
+    qrels: Qrels  # {query_id: {doc_id: relevance}} of the same queries
+    # {query_id: {doc_id: subtopics}}; empty where nobody judged them
     subtopics: Subtopics = field(default_factory=dict)
 
     def __len__(self) -> int:
@@ -63,11 +58,7 @@ class JudgedCandidates:
         return labels
 
     def lists(self) -> JudgedLists:
-        """Features and labels of the queries with a relevant document among their candidates.
-
-        Raises:
-            ValueError: no such query.
-        """
+        """Features and labels of the queries with a relevant document among their candidates."""
         labels = self.labels
         rows = np.flatnonzero(labels.any(axis=1))
         if not len(rows):
@@ -83,21 +74,13 @@ class JudgedCandidates:
 
 @dataclass(frozen=True)
 class FoldQuality:
-    """Mean measures of queries before and after a reranker that was trained on the other folds; prints as Markdown.
-
-    Attributes:
-        kind: of the reranker.
-        queries: how many were measured.
-        folds: into which they were split.
-        before: {measure: mean over queries} in the order that the candidates came in.
-        after: the same, reranked.
-    """
+    """Mean measures of queries before and after a reranker that was trained on the other folds; prints as Markdown."""
 
     kind: str
-    queries: int
-    folds: int
-    before: Mapping[str, float]
-    after: Mapping[str, float]
+    queries: int  # how many were measured
+    folds: int  # into which they were split
+    before: Mapping[str, float]  # {measure: mean over queries} in the order that the candidates came in
+    after: Mapping[str, float]  # the same, reranked
 
     def __str__(self) -> str:
         rows = [
@@ -109,27 +92,16 @@ class FoldQuality:
 
 @dataclass(frozen=True, eq=False)
 class TrainedReranker:
-    """A reranker and what is known of its training.
-
-    Attributes:
-        kind: as it was asked for.
-        reranker: trained on all queries.
-        queries: how many there were.
-        quality: by cross-validation, if that was asked for.
-    """
+    """A reranker and what is known of its training."""
 
     kind: str
-    reranker: Reranker
+    reranker: Reranker  # trained on all queries
     queries: int
-    quality: FoldQuality | None = None
+    quality: FoldQuality | None = None  # by cross-validation, if that was asked for
 
     @property
     def importance(self) -> dict[str, float]:
-        """{feature: share of the gain of all splits} of boosted trees.
-
-        Raises:
-            ValueError: another kind of reranker.
-        """
+        """{feature: share of the gain of all splits} of boosted trees."""
         if not isinstance(self.reranker, BoostedTrees):
             known = ", ".join(WITH_IMPORTANCE)
             raise ValueError(f"A reranker of the kind {self.kind!r} has no importance of features; {known} have.")
@@ -153,31 +125,8 @@ def train_reranker(
 ) -> TrainedReranker:
     """A reranker trained on an index's own answers to judged queries.
 
-    Args:
-        retriever: the index.
-        collection: the collection it was made of, with judgements.
-        kind: a key of `dsi_experiments.rerankers.kinds.TRAINABLE`.
-        split: of the judgements; on "train" the scores of the index are too good to learn from.
-        k: candidates a query.
-        folds: of the cross-validation that measures its quality; 0 leaves it out.
-        seed: of the training and the folds.
-        show_progress: show progress bars.
-
-    Raises:
-        ValueError: an unknown kind, no judged queries, none of subtopics for "m2div", or no relevant document among the
-            candidates.
-
-    Example:
-        >>> import dsi
-        >>> from dsi.rerankers import load_reranker, rerank
-        >>> from dsi_experiments.rerankers.training import train_reranker
-        >>> retriever = dsi.load("INDEX")
-        >>> trained = train_reranker(retriever, dsi.read_collection("COLLECTION"), "lambdasmart")
-        >>> trained.quality.folds
-        5
-        >>> folder = trained.save("INDEX")
-        >>> hits = retriever.search("which capitals are on the danube", k=20)
-        >>> hits = rerank(hits, load_reranker(retriever, "INDEX", "lambdasmart"))
+    On "train" the scores of the index are too good to learn from. `folds`: of the cross-validation that measures its
+    quality; 0 leaves it out.
     """
     _trainer(kind)  # an unknown kind is refused before the work
     if kind == "m2div" and not collection.query_texts(split).keys() & judged_subtopics(collection).keys():
@@ -199,11 +148,7 @@ def judge_candidates(
     *,
     show_progress: bool = False,
 ) -> JudgedCandidates:
-    """The index's k best documents for every judged query of a split, with the judgements.
-
-    Raises:
-        ValueError: the split has no judged queries.
-    """
+    """The index's k best documents for every judged query of a split, with the judgements."""
     queries = collection.query_texts(split)
     if not queries:
         raise ValueError(f"{collection.name} has no judged queries of the split {split!r} to learn from.")
@@ -220,11 +165,7 @@ def judged_subtopics(collection: Collection) -> Subtopics:
 
 
 def fit_reranker(judged: JudgedCandidates, kind: str, seed: int = 0) -> Reranker:
-    """A reranker of some kind, trained on judged candidates.
-
-    Raises:
-        ValueError: an unknown kind, or nothing to learn from.
-    """
+    """A reranker of some kind, trained on judged candidates."""
     return _trainer(kind)(judged, seed)
 
 

@@ -16,12 +16,7 @@ STRATEGIES = ("mmr", "msd", "dpp", "ssd", "cover")
 class Pyversity(Reranker):
     """Diversification without training, by pyversity: trades score against similarity to the documents chosen before.
 
-    Args:
-        strategy: "mmr", "msd", "dpp", "ssd" or "cover".
-        diversity: from 0, the order of the scores, to 1, diversity alone.
-
-    Raises:
-        ValueError: an unknown strategy, or a diversity that is not in [0, 1].
+    `diversity` goes from 0, the order of the scores, to 1, diversity alone.
     """
 
     kind = "pyversity"

@@ -14,11 +14,7 @@ from dsi.docids.types import Ints
 
 
 def make(documents: SchemeInput) -> Docids:
-    """Return docids of titles.
-
-    Raises:
-        ValueError: a title is blank, a tokenizer is missing, or there are vectors to cluster.
-    """
+    """Return docids of titles."""
     refuse_points(documents)
     titles = list(documents.titles)
     if documents.tokenizer is None or len(titles) != len(documents.embeddings):

@@ -13,7 +13,6 @@ from pathlib import Path
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from scipy.sparse import csr_matrix
 
 from dsi.docids.files.storage import digest
 from dsi.eval.tables import markdown_table
@@ -129,7 +128,7 @@ def _regrets(setting: Setting, objective: str, run: int) -> list[float]:
 
 def _instances(
     rng: np.random.Generator, weights: NDArray[np.float64], count: int, leaves: int, one_relevant: bool
-) -> tuple[csr_matrix, NDArray[np.float64], csr_matrix]:
+) -> tuple[NDArray[np.float32], NDArray[np.float64], NDArray[np.float32]]:
     """Features [count, features], probabilities of relevance [count, leaves] (0 at padding leaves), and a draw from them."""
     features = rng.normal(size=(count, FEATURES)).astype(np.float32)
     closeness = features @ weights.T
@@ -142,7 +141,7 @@ def _instances(
     else:
         eta[:, : len(weights)] = 1 / (1 + np.exp(5 - closeness))
         relevant = (rng.random(eta.shape) < eta).astype(np.float32)
-    return csr_matrix(features), eta, csr_matrix(relevant)
+    return features, eta, relevant
 
 
 def synthetic_table(found: Regrets, title: str, published: Mapping[str, Sequence[float]] | None = None) -> str:

@@ -1,19 +1,5 @@
 """The training objectives of tree models, as rows of one table: candidates, targets, loss, and the score that search uses.
 
-| name | candidates | targets | loss | score |
-| --- | --- | --- | --- | --- |
-| ce | path | z | child softmax | softmax path |
-| plt | path | z | bce | sigmoid path |
-| tdm | random | z | bce | node |
-| otm | beam | mixed | bce | node |
-| otm-bs | random | mixed | bce | node |
-| otm-optest | beam | z | bce | node |
-| otm-mix | beam+random | mixed | bce | node |
-| man | path+beam | z | bce | sigmoid path |
-| dtr | beam+random | z | level softmax | node |
-| ripor | path+beam | z | child softmax, margins of prefixes | softmax path |
-| ltrgr | path+beam | z | child softmax, margin of documents | softmax path |
-
 ce is hierarchical softmax, the objective of the library; it is here for models of labels, and as the warm-up of others. plt is
 a probabilistic label tree (Jasinska et al. 2016), tdm the tree-based deep model (Zhu et al. 2018), otm Algorithm 1 of Zhuo et
 al. 2020 with its ablations (-BS: no beam, -OptEst: no zhat), man PECOS' matcher-aware negatives (Yu et al. 2020), dtr a softmax
@@ -32,11 +18,6 @@ from torch import Tensor
 
 from dsi.generator.objectives import softmax_loss
 
-_CANDIDATES = ("path", "random", "beam", "beam+random", "path+beam")
-_TARGETS = ("z", "zhat", "mixed")
-_LOSSES = ("bce", "child softmax", "level softmax")
-_SCORES = ("softmax path", "sigmoid path", "node")
-_MARGINS = ("", "prefixes", "documents")
 WARM_START = 0.3
 """Share of the steps that train "tdm" first ("ce" with margins), in objectives that need a warmed-up model."""
 _RAMP = 0.5
@@ -62,34 +43,6 @@ class ObjectiveRow:
     # what the loss also puts ahead of its rivals in the beam: "prefixes", the nodes above a relevant document at every
     # level; "documents", the relevant document itself; or "" for nothing
     margins: str = ""
-
-    def __post_init__(self) -> None:
-        for name, allowed in (
-            ("candidates", _CANDIDATES),
-            ("targets", _TARGETS),
-            ("loss", _LOSSES),
-            ("score", _SCORES),
-            ("margins", _MARGINS),
-        ):
-            if getattr(self, name) not in allowed:
-                raise ValueError(f"{name} must be one of {', '.join(allowed)}, got {getattr(self, name)!r}.")
-        if (self.loss == "child softmax") != (self.score == "softmax path"):
-            raise ValueError(
-                f'loss "child softmax" and score "softmax path" go together, got loss {self.loss!r} with score {self.score!r}: '
-                "probabilities among siblings only mean something along a path."
-            )
-        if self.score in ("softmax path", "sigmoid path") and "path" not in self.candidates:
-            raise ValueError(
-                f'score "{self.score}" multiplies probabilities given the parent; candidates must have "path", '
-                f"got {self.candidates!r}."
-            )
-        if self.loss == "child softmax" and self.candidates != ("path+beam" if self.margins else "path"):
-            raise ValueError(
-                'loss "child softmax" trains the path alone, and margins need the beam beside it; candidates must be "path", '
-                f'or "path+beam" with margins, got {self.candidates!r} with margins {self.margins!r}.'
-            )
-        if self.margins and self.loss != "child softmax":
-            raise ValueError(f'margins compare scores of paths and need loss "child softmax", got {self.loss!r}.')
 
     @property
     def needs_warm_start(self) -> bool:
@@ -120,13 +73,6 @@ ROWS = {
     "ripor": ObjectiveRow("path+beam", "z", "child softmax", "softmax path", "prefixes"),
     "ltrgr": ObjectiveRow("path+beam", "z", "child softmax", "softmax path", "documents"),
 }
-
-
-def find_row(name: str) -> ObjectiveRow:
-    """Return the row of that name."""
-    if name not in ROWS:
-        raise ValueError(f"objective must be one of {', '.join(ROWS)}, got {name!r}.")
-    return ROWS[name]
 
 
 def phase(row: ObjectiveRow, done: float) -> tuple[ObjectiveRow, float]:

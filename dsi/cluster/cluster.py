@@ -113,13 +113,9 @@ class Cluster(Closes):
 
 @dataclass(frozen=True, kw_only=True)
 class _Workers(Processes):
-    """One process that has its work done by a cluster.
+    """One process that has its work done by a cluster."""
 
-    Attributes:
-        backend: of the cluster.
-    """
-
-    backend: Backend
+    backend: Backend  # of the cluster
 
     @property
     def are_remote(self) -> bool:

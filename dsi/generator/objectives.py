@@ -27,20 +27,13 @@ child), or by the "node"'s own probability."""
 
 @dataclass(frozen=True)
 class Task:
-    """The training that an objective takes part in.
+    """The training that an objective takes part in."""
 
-    Attributes:
-        generator: the model to train, a `dsi.generator.base.Generator`.
-        tree: its docids.
-        device: of the batches.
-        dtype: of arithmetic outside the model, such as that of a search.
-        positions: [n] docid position of each training example.
-    """
-
-    generator: Any
-    tree: DocidTree
-    device: torch.device = field(default_factory=lambda: torch.device("cpu"))
-    dtype: torch.dtype = torch.float32
+    generator: Any  # the model to train, a `dsi.generator.base.Generator`
+    tree: DocidTree  # its docids
+    device: torch.device = field(default_factory=lambda: torch.device("cpu"))  # of the batches
+    dtype: torch.dtype = torch.float32  # of arithmetic outside the model, such as that of a search
+    # [n] docid position of each training example
     positions: NDArray[np.integer] = field(default_factory=lambda: np.empty(0, dtype=np.int64))
 
 

@@ -29,11 +29,6 @@ class DocidSearch:
         retriever: the index, or its folder, which has to hold the documents of a corpus. By default each corpus is indexed by
             `dsi.index`, without training.
         **options: see `SearchOptions`.
-
-    Raises:
-        TypeError: an unknown option.
-        ValueError: an option out of range, or a filter that does not fit the index.
-        FileNotFoundError: no index in the folder.
     """
 
     def __init__(self, retriever: Retriever | str | Path | None = None, **options: Unpack[SearchOptions]) -> None:
@@ -47,18 +42,7 @@ class DocidSearch:
         score_function: str | None = None,
         **_: Any,
     ) -> Run:
-        """Return {query_id: {doc_id: score}}.
-
-        Args:
-            corpus: {doc_id: {"title": …, "text": …}}, as BEIR's `GenericDataLoader` gives it.
-            queries: {query_id: text}.
-            top_k: documents per query.
-            score_function: of BEIR's dense models; the index has its own.
-
-        Raises:
-            TypeError: the corpus is of another form.
-            ValueError: the index lacks a document of the corpus.
-        """
+        """Return {query_id: {doc_id: score}}. `corpus`: {doc_id: {"title": …, "text": …}}."""
         if not isinstance(corpus, Mapping):
             raise TypeError(f'corpus must be {{doc_id: {{"title": …, "text": …}}}}, got {shown(corpus)}.')
         for doc_id, document in corpus.items():

@@ -24,18 +24,7 @@ from dsi.training.indexing import index as index_texts
 
 
 class CorpusSearch:
-    """Searches one corpus after another.
-
-    Args:
-        retriever: the index, or its folder, which has to hold the documents of every corpus; None to index each corpus by
-            `dsi.index`, without training.
-        options: of `SearchOptions`.
-
-    Raises:
-        TypeError: an unknown option.
-        ValueError: an option out of range, or a filter that does not fit the index.
-        FileNotFoundError: no index in the folder.
-    """
+    """Searches one corpus after another. Without a retriever each corpus is indexed by `dsi.index`."""
 
     def __init__(self, retriever: Retriever | str | Path | None, options: SearchOptions) -> None:
         self.retriever = None if retriever is None else open_index(retriever)
@@ -59,16 +48,7 @@ class CorpusSearch:
         return digest(parts)
 
     def take(self, doc_ids: Sequence[str], records: Iterable[Any]) -> None:
-        """Search these documents from now on, and no others that a given index holds.
-
-        Args:
-            doc_ids: of the corpus.
-            records: its documents, as `Collection.from_records` takes them.
-
-        Raises:
-            TypeError: a doc_id is not a text.
-            ValueError: there are none, or a given index lacks one of them.
-        """
+        """Search these documents from now on, and no others that a given index holds."""
         if not len(doc_ids):
             raise ValueError("The corpus has no documents; give at least one.")
         for doc_id in doc_ids:
@@ -93,16 +73,8 @@ class CorpusSearch:
     def run(self, queries: Mapping[str, str], k: int, only: Mapping[str, Sequence[str]] | None = None) -> Run:
         """Return the top k documents of each query, with scores that rank alike everywhere (`run_without_ties`).
 
-        A query that is a document itself leaves it out (`dsi.docids.data.identical`).
-
-        Args:
-            queries: {query_id: text}.
-            k: documents per query.
-            only: {query_id: the only documents that may be returned}.
-
-        Raises:
-            TypeError: `only` is not a mapping.
-            ValueError: it has no corpus yet, or `only` names a document that is not in it.
+        A query that is a document itself leaves it out (`dsi.docids.data.identical`). `only`: {query_id: the only
+        documents that may be returned}.
         """
         if self._searched is None:
             raise ValueError("No corpus was given to search; hand it over before the queries, as the evaluators do.")

@@ -66,11 +66,6 @@ class DocidRetriever(BaseRetriever):
             of columns of lists; text_match finds parts of texts, upper and lower case being the same.
         callback_manager: as any retriever of LlamaIndex has.
         **options: see `SearchOptions`.
-
-    Raises:
-        TypeError: an unknown option, or filters that are no `MetadataFilters`.
-        ValueError: an option out of range, or a filter that does not fit the index.
-        FileNotFoundError: no index in the folder.
     """
 
     def __init__(
@@ -108,12 +103,7 @@ class DocidRetriever(BaseRetriever):
 
 
 def where_of(filters: MetadataFilters) -> str:
-    """Return filters as a condition of `dsi.store.documents.filters`; "" if there are none.
-
-    Raises:
-        TypeError: they are no `MetadataFilters`.
-        ValueError: an operator or a value that the index cannot search by.
-    """
+    """Return filters as a condition of `dsi.store.documents.filters`; "" if there are none."""
     if not isinstance(filters, MetadataFilters):
         raise TypeError(f"filters must be MetadataFilters of LlamaIndex, got {shown(filters)}.")
     return _joined(filters, negated=False)

@@ -44,11 +44,6 @@ class DocidSearch:
             by `dsi.index`, without training.
         name: of the model in MTEB's results.
         **options: see `SearchOptions`.
-
-    Raises:
-        TypeError: an unknown option.
-        ValueError: an option out of range, or a filter that does not fit the index.
-        FileNotFoundError: no index in the folder.
     """
 
     def __init__(
@@ -65,12 +60,7 @@ class DocidSearch:
         return ModelMeta.create_empty({"name": self.name, "revision": self.corpora.revision})
 
     def index(self, corpus: datasets.Dataset, **_: Any) -> None:
-        """Take the documents of a task, columns id, title and text, as those that `search` returns.
-
-        Raises:
-            TypeError: it is not a table.
-            ValueError: a column is missing, or the index lacks one of the documents.
-        """
+        """Take the documents of a task, columns id, title and text, as those that `search` returns."""
         _check_columns(corpus, "corpus")
         self.corpora.take(corpus["id"][:], corpus)
 
@@ -84,14 +74,7 @@ class DocidSearch:
     ) -> Run:
         """Return {query_id: {doc_id: score}} for queries, columns id and text.
 
-        Args:
-            queries: of a task.
-            top_k: documents per query.
-            top_ranked: {query_id: the only documents that may be returned}, of reranking tasks.
-
-        Raises:
-            TypeError: the queries are no table.
-            ValueError: a column is missing, `index` was not called, or `top_ranked` names a document that is not there.
+        `top_ranked`: {query_id: the only documents that may be returned}, of reranking tasks.
         """
         _check_columns(queries, "queries")
         return self.corpora.run(dict(zip(queries["id"], queries["text"], strict=True)), top_k, top_ranked)
@@ -123,12 +106,7 @@ class DocidEncoder:
     def encode(
         self, inputs: Iterable[Mapping[str, Any]], *, prompt_type: str | None = None, **_: Any
     ) -> NDArray[np.float32]:
-        """Return embeddings [texts, embedding_dim] of batches with "text", and for documents "title" and "body".
-
-        Raises:
-            TypeError: a batch has no list of texts.
-            ValueError: no such type of prompt.
-        """
+        """Return embeddings [texts, embedding_dim] of batches with "text", and for documents "title" and "body"."""
         if prompt_type not in (None, "query", "document"):
             raise ValueError(f'prompt_type must be "query", "document" or None, got {shown(prompt_type)}.')
         is_query = prompt_type == "query"
@@ -164,10 +142,6 @@ def retrieval_task(collection: Collection, split: str = "test", name: str = "") 
         collection: with judgements of the split.
         split: "test", "dev" or "train".
         name: of the task; by default that of the collection's folder.
-
-    Raises:
-        TypeError: no collection.
-        ValueError: no such split, no judgements of it, or a name that is not a text.
     """
     check_collection("retrieval_task", collection)
     if split not in SPLITS:

@@ -46,12 +46,7 @@ def app_from_environment() -> FastAPI:
 
 
 def create_app(settings: ServerSettings) -> FastAPI:
-    """Return the app, with its index loaded; a stop finishes what waits.
-
-    Raises:
-        FileNotFoundError: no index in the folder, or a part is missing.
-        ValueError: a file was altered, a setting is out of range, or `writable` without a token in the environment.
-    """
+    """Return the app, with its index loaded; a stop finishes what waits."""
     # 1) Load the index.
     token = settings.check_token()
     metrics = Metrics(lambda: service.batcher.waiting, lambda: len(service.retriever))

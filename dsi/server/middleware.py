@@ -27,12 +27,7 @@ SHARED = "PROMETHEUS_MULTIPROC_DIR"
 
 
 class Metrics:
-    """Requests by path and status, their seconds, the queries of batches, and what waits.
-
-    Args:
-        waiting: returns how many requests wait.
-        documents: returns how many documents the index has.
-    """
+    """Requests by path and status, their seconds, the queries of batches, and what waits."""
 
     def __init__(self, waiting: Callable[[], int], documents: Callable[[], int]) -> None:
         registry = CollectorRegistry()
@@ -76,12 +71,7 @@ def bears(headers: Iterable[tuple[bytes, bytes]], token: str) -> bool:
 
 
 class Guarded:
-    """Answers only requests with a bearer token, others with 401.
-
-    Args:
-        app: answers.
-        token: that they need; "" for none.
-    """
+    """Answers only requests with a bearer token, others with 401."""
 
     def __init__(self, app: ASGIApp, token: str) -> None:
         self.app, self.token = app, token
@@ -96,11 +86,7 @@ class Guarded:
 
 
 class Heads:
-    """Answers HEAD as GET, without the body.
-
-    Args:
-        app: what answers; it answers no stream.
-    """
+    """Answers HEAD as GET, without the body."""
 
     def __init__(self, app: ASGIApp) -> None:
         self.app = app
@@ -118,11 +104,7 @@ class Heads:
 
 
 class JsonBodies:
-    """Takes every body for JSON, whatever its Content-Type says: curl's default is that of a form. Refuses compressed ones.
-
-    Args:
-        app: what answers.
-    """
+    """Takes every body for JSON, whatever its Content-Type says: curl's default is that of a form. Refuses compressed ones."""
 
     def __init__(self, app: ASGIApp) -> None:
         self.app = app
@@ -143,12 +125,7 @@ class JsonBodies:
 
 
 class BodyLimit:
-    """Refuses a body that has too many bytes (413), before it is in memory.
-
-    Args:
-        app: what answers the others.
-        most: bytes.
-    """
+    """Refuses a body that has too many bytes (413), before it is in memory."""
 
     def __init__(self, app: ASGIApp, most: int) -> None:
         self.app, self.most = app, most
@@ -183,11 +160,7 @@ async def _drain(receive: Receive) -> None:
 
 
 class Failures:
-    """Answers a request that failed with 500, below the middleware that counts answers and adds headers.
-
-    Args:
-        app: what answers.
-    """
+    """Answers a request that failed with 500, below the middleware that counts answers and adds headers."""
 
     def __init__(self, app: ASGIApp) -> None:
         self.app = app
@@ -213,12 +186,7 @@ class Failures:
 
 
 class Observed:
-    """Reports the route, status and seconds of every request.
-
-    Args:
-        app: what answers.
-        observe: called with them.
-    """
+    """Reports the route, status and seconds of every request."""
 
     def __init__(self, app: ASGIApp, observe: Callable[[str, int, float], None]) -> None:
         self.app, self.observe = app, observe

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from dsi.docids.data.identical import without_identical
-from dsi.docids.files.checks import plain, shown
+from dsi.docids.files.checks import plain
 from dsi.docids.files.storage import digest
 from dsi.docids.types import Run
 from dsi.eval.trec import run_without_ties
@@ -49,11 +49,6 @@ class CorpusSearch:
 
     def take(self, doc_ids: Sequence[str], records: Iterable[Any]) -> None:
         """Search these documents from now on, and no others that a given index holds."""
-        if not len(doc_ids):
-            raise ValueError("The corpus has no documents; give at least one.")
-        for doc_id in doc_ids:
-            if not isinstance(doc_id, str):
-                raise TypeError(f"The doc_ids of a corpus must be strings, got {shown(doc_id)}; write them as texts.")
         if self.retriever is None:
             self._searched = index_texts(records)
             return
@@ -85,8 +80,6 @@ class CorpusSearch:
         if only is None:
             return run_without_ties(without_identical(self._searched.run(queries, most, **options), identical, k))
         run: Run = {}
-        if not isinstance(only, Mapping):
-            raise TypeError(f"top_ranked must be {{query_id: doc_ids}}, got {shown(only)}.")
         own = self.options.get("allow")
         permitted = None if own is None else set(own)
         for query_id, text in queries.items():

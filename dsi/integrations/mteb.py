@@ -61,7 +61,6 @@ class DocidSearch:
 
     def index(self, corpus: datasets.Dataset, **_: Any) -> None:
         """Take the documents of a task, columns id, title and text, as those that `search` returns."""
-        _check_columns(corpus, "corpus")
         self.corpora.take(corpus["id"][:], corpus)
 
     def search(
@@ -76,7 +75,6 @@ class DocidSearch:
 
         `top_ranked`: {query_id: the only documents that may be returned}, of reranking tasks.
         """
-        _check_columns(queries, "queries")
         return self.corpora.run(dict(zip(queries["id"], queries["text"], strict=True)), top_k, top_ranked)
 
 
@@ -107,15 +105,10 @@ class DocidEncoder:
         self, inputs: Iterable[Mapping[str, Any]], *, prompt_type: str | None = None, **_: Any
     ) -> NDArray[np.float32]:
         """Return embeddings [texts, embedding_dim] of batches with "text", and for documents "title" and "body"."""
-        if prompt_type not in (None, "query", "document"):
-            raise ValueError(f'prompt_type must be "query", "document" or None, got {shown(prompt_type)}.')
         is_query = prompt_type == "query"
         texts: list[str] = []
         for batch in inputs:
-            given = batch.get("text") if isinstance(batch, Mapping) else None
-            if given is None or isinstance(given, str):
-                raise TypeError(f'inputs must be batches {{"text": [text, …]}}, got {shown(batch)}.')
-            bodies = list(given)
+            bodies = list(batch["text"])
             if is_query:
                 texts += self.encoder.query_texts(bodies)
             elif "title" in batch and "body" in batch:
@@ -167,16 +160,6 @@ def retrieval_task(collection: Collection, split: str = "test", name: str = "") 
     kind = type(f"{name}Task", (_CollectionTask,), members)
     task: AbsTaskRetrieval = kind()
     return task
-
-
-def _check_columns(table: object, name: str) -> None:
-    """Raise TypeError unless an argument is a table, ValueError unless it has the columns id and text."""
-    if not isinstance(table, datasets.Dataset):
-        raise TypeError(f"{name} must be a datasets.Dataset with the columns id and text, got {shown(table)}.")
-    for column in ("id", "text"):
-        if column not in table.column_names:
-            found = ", ".join(table.column_names) or "none"
-            raise ValueError(f"{name} has no column {column!r}; its columns are {found}.")
 
 
 class _CollectionTask(AbsTaskRetrieval):

@@ -116,7 +116,6 @@ class _LocalWorker:
         self._held = held
 
     def call(self, method: str, *args: Any) -> "Future[Any]":
-        """As in `Worker`."""
         future: Future[Any] = Future()
         try:
             future.set_result(getattr(self._held, method)(*args))

@@ -119,11 +119,9 @@ class _Workers(Processes):
 
     @property
     def are_remote(self) -> bool:
-        """As in `Processes`."""
         return True
 
     def map(self, work: Callable[..., U], pieces: Sequence[T], values: Callable[[T], tuple[Any, ...]]) -> list[U]:
-        """As in `Processes`."""
         names = [f"{work.__name__.strip('_')} {piece}" for piece in pieces]
         torch = sys.modules.get("torch")
         threads = torch.get_num_threads() if torch else 1

@@ -347,7 +347,6 @@ class Fleet(Closes):
         return not starting and not any(own.probe == "load" for own in others)
 
     def _probed(self, replica: Replica, asked: float, wanted: _Wanted, future: "Future[Any]") -> None:
-        """Note the end of a probe."""
         method, error, refusal = replica.probe, future.exception(), ""
         if error is None:
             self._lives(replica, asked, *future.result())

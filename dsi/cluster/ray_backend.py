@@ -137,7 +137,6 @@ class _RayWorker:
         self._ray, self._actor = ray, actor
 
     def call(self, method: str, *args: Any) -> "Future[Any]":
-        """As in `Worker`."""
         future: Future[Any] = Future()
         try:
             answer = getattr(self._actor, method).remote(*args).future()
@@ -155,11 +154,9 @@ class _RayWorker:
             future.set_exception(meaning(self._ray, error))
 
     def kill(self) -> None:
-        """As in `Worker`."""
         self._ray.kill(self._actor, no_restart=False)
 
     def stop(self) -> None:
-        """As in `Worker`."""
         self._ray.kill(self._actor)
 
 

@@ -148,7 +148,6 @@ class _Asking:
         return list(parts.values())
 
     def mark(self, result: SearchResult) -> None:
-        """Note in a result the shards that did not answer."""
         sizes = np.diff(self.index.edges) / self.index.tree.num_places
         partial = np.flatnonzero(self._missing.any(axis=1))
         for row in partial:
@@ -165,13 +164,11 @@ class _ShardedSources(_Asking, Sources):
     """Gathers the documents of pools from the shards."""
 
     def outright(self, rows: Sequence[int], documents: Ints) -> list[Pool]:
-        """As in `Sources`."""
         shards = [number for number, share in enumerate(self.index.shares) if np.isin(documents, share.rows).any()]
         parts = self.gathered("gather", rows, dict.fromkeys(shards, rows), dict.fromkeys(shards))
         return [merge(own, self.index.tree) for own in parts]
 
     def gather(self, rows: Sequence[int], nodes: Sequence[Ints]) -> list[Pool]:
-        """As in `Sources`."""
         tree, needs_all = self.index.tree, self._needs_all
         owners = [  # the root, where documents are its children, lies in several shards
             (self._shards_of(tree.doc_start[ends]), self._shards_of(tree.doc_end[ends] - 1)) for ends in nodes
@@ -215,7 +212,6 @@ class _ShardedDocuments(_Asking, Everything):
     """Scores all documents by the shards."""
 
     def best(self, k: int) -> Iterator[Pool]:
-        """As in `Everything`."""
         rows, shards = range(len(self.scores.queries) if k else 0), range(len(self.index.shares) if k else 0)
         for own in self.gathered("best", rows, dict.fromkeys(shards, rows), dict.fromkeys(shards, k)):
             yield merge(own, self.index.tree)
@@ -360,7 +356,6 @@ class ShardedRetriever(Retriever, Closes):
         return ShardMetrics(self.fleet)
 
     def _sharded(self, index: Snapshot, state: str) -> Snapshot:
-        """Return an index whose documents are scored by the shards."""
         engine = ShardedIndex(index.tree, index.lexical, self.fleet, state, self._refresh_soon, index.memory)
         return replace(index, engine=engine)
 

@@ -226,7 +226,6 @@ class ShardIndex:
         return self._placed(AllDocuments(self.tree, self._scores(question), self._allowed(question)).best(k))
 
     def _placed(self, found: Iterable[Pool]) -> list[Pool]:
-        """Return documents with their docid positions in the whole tree."""
         return [own._replace(positions=self.share.positions[own.positions]) for own in found]
 
 

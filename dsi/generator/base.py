@@ -141,7 +141,6 @@ def _decoder_config(
 
 
 def _t5(name: str, local: bool) -> Any:
-    """Return a T5 checkpoint with all weights of its decoder."""
 
     def load() -> Any:
         return T5ForConditionalGeneration.from_pretrained(name, dtype=torch.float32, local_files_only=local)

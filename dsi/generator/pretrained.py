@@ -8,7 +8,6 @@ weights are trained; the loss is that of the docid alone. Knows no queries of a 
 
 import copy
 import inspect
-import logging
 import threading
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -33,8 +32,6 @@ from dsi.docids.types import Floats, Ints
 from dsi.generator.base import docid_entries
 from dsi.generator.cached import DecoderCache, TokenGenerator
 from dsi.search.queries import QueryBatch
-
-logger = logging.getLogger(__name__)
 
 PROMPTS = {"query": "Query: ", "document": "Document: "}
 """{kind of text: what precedes it}, the paper's task prompts."""
@@ -289,10 +286,7 @@ def _load(name: str) -> tuple[PreTrainedModel, Any]:
             raise ValueError(
                 "it is neither causal nor sequence-to-sequence: what it reads later changes what it gave before"
             )
-        if tokenizer.pad_token is None and tokenizer.eos_token is not None:
-            logger.info(
-                "%s: its tokenizer has no padding token, so texts are padded with %s", name, tokenizer.eos_token
-            )
+        if tokenizer.pad_token is None:
             tokenizer.pad_token = tokenizer.eos_token
         check_tokenizer(tokenizer, model.get_input_embeddings().num_embeddings)
     return model, tokenizer

@@ -153,13 +153,11 @@ def train_generator(
 
 
 def _whole(generator: Generator, encoder: Encoder | None) -> nn.Module:
-    """Return what is trained: the generator, and the encoder if there is one."""
     if encoder is not None:
         return WholeModel(encoder.model, generator)
     return _Whole(generator) if isinstance(generator, PretrainedGenerator) else generator
 
 
 def _task(generator: Generator, examples: DocidExamples, arguments: TrainingArguments) -> Task:
-    """Return what an objective knows of the training."""
     dtype = torch.bfloat16 if arguments.bf16 else torch.float32  # `arguments.bf16` is False on devices without bfloat16
     return Task(generator, examples.tree, arguments.device, dtype, examples.positions)

@@ -118,7 +118,6 @@ def _joined(filters: MetadataFilters, *, negated: bool) -> str:
 
 
 def _part(part: MetadataFilter | MetadataFilters, *, negated: bool) -> str:
-    """Return one of several filters as a condition."""
     if isinstance(part, MetadataFilter):
         return _comparison(part, negated=negated)
     if not part.filters:
@@ -127,7 +126,6 @@ def _part(part: MetadataFilter | MetadataFilters, *, negated: bool) -> str:
 
 
 def _comparison(part: MetadataFilter, *, negated: bool) -> str:
-    """Return the comparison of a column and a value, or several."""
     operator, value, column = part.operator, part.value, '"' + part.key.replace('"', '""') + '"'
     takes_list = operator in _LISTS
     if operator != FilterOperator.IS_EMPTY and (value is None or isinstance(value, list) != takes_list):

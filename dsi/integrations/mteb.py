@@ -168,7 +168,6 @@ class _CollectionTask(AbsTaskRetrieval):
     part: Any  # `RetrievalSplitData`
 
     def load_data(self, *_: Any, **__: Any) -> None:
-        """Hand over the data."""
         (split,) = self.metadata.eval_splits
         self.dataset = {"default": {split: self.part}}
         self.data_loaded = True

@@ -96,7 +96,6 @@ def create_app(settings: ServerSettings) -> FastAPI:
 
 
 def _agents(service: Service) -> "AgentsApp":
-    """Return the app that answers /mcp."""
     from dsi.server.agents import AgentsApp  # needs the extra `mcp`
 
     return AgentsApp(service)

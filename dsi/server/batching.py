@@ -49,7 +49,6 @@ class _Job:
 
     @property
     def rest(self) -> Sequence[str]:
-        """The queries that have no answer yet."""
         return self.queries[len(self.answers) :]
 
     @property
@@ -68,7 +67,6 @@ class _Job:
         return self.rest[:count]
 
     def check(self) -> None:
-        """Raise CancelledError if nobody waits any more."""
         if self.future.cancelled():
             raise CancelledError
 

@@ -30,7 +30,6 @@ def _field(kind: str, description: str, example: Any, **schema: Any) -> Any:
 
 
 def _option_schema(option: Setting) -> dict[str, Any]:
-    """Return the JSON schema of a search option."""
     example = written_as(option.name).example if option.default in (None, inf) else option.default  # JSON has no inf
     bounds = {"minimum": option.bound(Ge), "maximum": option.bound(Le), "enum": list(option.choices) or None}
     known = {name: value for name, value in bounds.items() if value is not None}

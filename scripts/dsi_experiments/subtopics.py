@@ -27,7 +27,10 @@ def read_subtopics(path: Path) -> dict[str, dict[str, list[str]]]:
     """Return judgements of TREC's diversity tasks, one `query subtopic document relevance` per line."""
     subtopics: dict[str, dict[str, list[str]]] = {}
     for source, (query_id, subtopic, doc_id, relevance) in split_fields(path, 4, "query subtopic document relevance"):
-        if _integer(relevance, source) > 0:
+        value = whole_number(relevance)
+        if value is None:
+            raise ValueError(f"{source}: expected an integer, got {relevance!r}.")
+        if value > 0:
             subtopics.setdefault(query_id, {}).setdefault(doc_id, []).append(subtopic)
     return subtopics
 
@@ -89,10 +92,3 @@ def subtopic_labels(candidates: "Candidates", subtopics: Mapping[str, Mapping[st
             for name in subtopics.get(query_id, {}).get(doc_id, ()):
                 labels[row, column, numbers[row][name]] = True
     return labels
-
-
-def _integer(text: str, source: str) -> int:
-    value = whole_number(text)
-    if value is None:
-        raise ValueError(f"{source}: expected an integer, got {text!r}.")
-    return value

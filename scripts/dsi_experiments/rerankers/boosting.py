@@ -49,9 +49,6 @@ class BoostedTrees(FeatureReranker):
     kind = "trees"
 
     def __init__(self, names: tuple[str, ...], config: BoostingConfig, base: FeatureReranker | None = None) -> None:
-        missing = [name for name in base.names if name not in names] if base else []
-        if missing:
-            raise ValueError(f"The base reads the feature {missing[0]!r}, which is not among {', '.join(names)}.")
         self.names, self.config, self.base = tuple(names), config, base
         self._trained: Any = None
 
@@ -88,23 +85,17 @@ class BoostedTrees(FeatureReranker):
 
     def predict(self, features: Reals) -> Reals:
         """[n] scores, including those of the base."""
-        return self.base_scores(features) + np.asarray(self._booster.predict(features, raw_score=True))
+        return self.base_scores(features) + np.asarray(self._trained.predict(features, raw_score=True))
 
     @property
     def importance(self) -> dict[str, float]:
         """{feature: share of the gain of all splits}."""
-        gains = np.asarray(self._booster.feature_importance("gain"))
+        gains = np.asarray(self._trained.feature_importance("gain"))
         return dict(zip(self.names, (gains / max(gains.sum(), 1e-12)).tolist(), strict=True))
-
-    @property
-    def _booster(self) -> Any:
-        if self._trained is None:
-            raise ValueError("These trees are not trained yet; call fit.")
-        return self._trained
 
     def write(self, folder: Path) -> dict[str, Any]:
         """Write the trees, and the base beside them; returns names, config and base."""
-        write_text(folder / MODEL, self._booster.model_to_string())
+        write_text(folder / MODEL, self._trained.model_to_string())
         settings = {"names": self.names, "config": asdict(self.config), "base": self.base is not None}
         if self.base:
             (folder / "base").mkdir()

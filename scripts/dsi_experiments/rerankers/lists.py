@@ -60,14 +60,6 @@ class JudgedLists:
     names: tuple[str, ...]
 
     def __post_init__(self) -> None:
-        count = sum(self.lengths)
-        if self.features.shape != (count, len(self.names)) or self.labels.shape != (count,):
-            raise ValueError(
-                f"Lists of {count} documents with {len(self.names)} features need features [{count}, {len(self.names)}] "
-                f"and labels [{count}], got {list(self.features.shape)} and {list(self.labels.shape)}."
-            )
-        if count and self.labels.min() < 0:
-            raise ValueError(f"Labels must be 0 or more, got {self.labels.min():g}.")
         if not any(len(set(self.labels[own].tolist())) > 1 for own in self.slices()):
             raise ValueError("In no list is a document better than another, so there is nothing to learn.")
 

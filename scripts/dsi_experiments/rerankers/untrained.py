@@ -22,10 +22,6 @@ class Pyversity(Reranker):
     kind = "pyversity"
 
     def __init__(self, strategy: str = "mmr", diversity: float = 0.5) -> None:
-        if strategy not in STRATEGIES:
-            raise ValueError(f"strategy must be one of {', '.join(STRATEGIES)}, got {strategy!r}.")
-        if not 0 <= diversity <= 1:
-            raise ValueError(f"diversity must be in [0, 1], got {diversity}.")
         self.strategy, self.diversity = strategy, diversity
 
     def score(self, candidates: Candidates) -> Reals:

@@ -34,7 +34,7 @@ from dsi_experiments.laboratory import SPLIT, Laboratory, answer, tuned_settings
 from dsi_experiments.report import save_report
 from dsi_experiments.rows import Rows, Values
 from dsi_experiments.tables import DIGITS, VECTORS, Changes, Row
-from dsi_experiments.updates import collection_without
+from dsi_experiments.updates import without
 
 ROWS: tuple[tuple[str, Changes], ...] = (("walk by vectors", VECTORS), ("(level, digit) tokens", DIGITS))
 """(name, changes to the base configuration). All rows share the encoder, so baselines are measured with the first."""
@@ -60,9 +60,8 @@ def reproduce(laboratory: Laboratory, seed: int) -> str:
     collection, text = laboratory.collection, ""
     parts = split_documents(len(collection.documents), seed)
     queries = queries_of_parts(collection.qrels[SPLIT], [set(collection.documents.select(p)["doc_id"]) for p in parts])
-    d0 = collection_without(laboratory, [row for part in parts[1:] for row in part], "d0")
+    first = without(laboratory, [row for part in parts[1:] for row in part], "d0")
     for number, (name, changes) in enumerate(ROWS):
-        first = Laboratory(d0, laboratory.base, laboratory.output, laboratory.device)
         config = first.config(Row(name, "decoder", changes), seed)
         systems = GENERATIVE if number else (*BASELINES, *GENERATIVE)
         grow = partial(_grow, collection, first, config, systems, parts, queries)

@@ -76,19 +76,11 @@ def evaluate_diversity(
 
 def subtopic_labels(candidates: "Candidates", subtopics: Mapping[str, Mapping[str, Sequence[str]]]) -> Bools:
     """[n, k, subtopics] True where a candidate is judged to be about a subtopic of its query."""
-    numbers = [
-        {
-            name: number
-            for number, name in enumerate(
-                sorted({name for names in subtopics.get(query_id, {}).values() for name in names})
-            )
-        }
-        for query_id in candidates.query_ids
-    ]
-    n, k = candidates.scores.shape
-    labels = np.zeros((n, k, max(map(len, numbers), default=0) or 1), dtype=bool)
-    for row, (query_id, doc_ids) in enumerate(zip(candidates.query_ids, candidates.doc_ids, strict=True)):
+    judged = [subtopics.get(query_id, {}) for query_id in candidates.query_ids]
+    names = [sorted({name for covered in own.values() for name in covered}) for own in judged]
+    labels = np.zeros((*candidates.scores.shape, max(map(len, names), default=0) or 1), dtype=bool)
+    for row, doc_ids in enumerate(candidates.doc_ids):
         for column, doc_id in enumerate(doc_ids):
-            for name in subtopics.get(query_id, {}).get(doc_id, ()):
-                labels[row, column, numbers[row][name]] = True
+            for name in judged[row].get(doc_id, ()):
+                labels[row, column, names[row].index(name)] = True
     return labels

@@ -45,20 +45,15 @@ def hold_out(collection: Collection, seed: int) -> list[int]:
     return sorted(np.random.default_rng(seed).choice(count, round(HELD_OUT * count), replace=False).tolist())
 
 
-def without(laboratory: Laboratory, rows: list[int]) -> Laboratory:
-    """A laboratory that trains without some documents."""
-    part = collection_without(laboratory, rows, "without")
-    return Laboratory(part, laboratory.base, laboratory.output, laboratory.device)
-
-
-def collection_without(laboratory: Laboratory, rows: list[int], name: str) -> Collection:
-    """The collection without some documents, written to the folder NAME-DIGEST in OUTPUT."""
+def without(laboratory: Laboratory, rows: list[int], name: str = "without") -> Laboratory:
+    """A laboratory that trains without some documents; the collection is written to the folder NAME-DIGEST in OUTPUT."""
     collection, processes = laboratory.collection, laboratory.processes
     folder = laboratory.output / f"{name}-{digest([collection.digest, rows])[:16]}"
     if processes.is_main and not folder.exists():
         write_without(collection, rows, folder)
     processes.wait()
-    return read_collection(folder, dev_queries=0)  # those of the collection were written
+    part = read_collection(folder, dev_queries=0)  # those of the collection were written
+    return Laboratory(part, laboratory.base, laboratory.output, laboratory.device)
 
 
 def write_without(collection: Collection, rows: list[int], folder: Path) -> None:

@@ -236,21 +236,6 @@ def test_rows_are_kept_by_name_and_seed_with_values_in_the_same_bytes_every_time
     assert {path.name for path in rows.path.parent.iterdir()} == {"table3.json", "table3.values.json.gz"}
 
 
-@pytest.mark.parametrize("content", [b"", b'{"rows": [{"ro', b"[]", b"{}", b'{"rows": 3}', b"\xff"])
-def test_a_damaged_file_of_rows_is_named(tmp_path, content):
-    rows = Rows(tmp_path / "tied.json")
-    rows.path.write_bytes(content)
-    with pytest.raises(
-        ValueError, match=r"tied.json is damaged; restore it, or remove tied.json and tied.values.json.gz"
-    ):
-        rows.find("kmeans", 0)
-    whole = gzip.compress(b'{"rows": [], "queries": {}}')
-    for values in (content, gzip.compress(content), whole[:-9], whole[:12] + b"x" + whole[13:]):
-        rows.values_path.write_bytes(values)
-        with pytest.raises(ValueError, match=r"tied.values.json.gz is damaged; restore it, or remove tied.json and"):
-            rows.values()
-
-
 def test_rows_whose_values_were_lost_are_named(tmp_path):
     rows = Rows(tmp_path / "tied.json")
     rows.put({"row": "kmeans", "seed": 0}, {"Hit@1": {"q": 1.0}})

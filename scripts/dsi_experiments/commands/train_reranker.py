@@ -23,6 +23,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     from dsi.rerankers import reranker_folder
     from dsi.store.retriever import load
     from dsi_experiments.figures import shares_figure
+    from dsi_experiments.rerankers.boosting import BoostedTrees
     from dsi_experiments.rerankers.training import train_reranker
 
     reranker_folder(arguments.run, arguments.name or arguments.kind)  # raises on a bad name before the work
@@ -35,13 +36,13 @@ def main(argv: Sequence[str] | None = None) -> None:
         split=arguments.split,
         k=arguments.k,
         seed=arguments.seed,
-        show_progress=True,
     )
     print(trained.quality)
     folder = trained.save(arguments.run, arguments.name)
     if arguments.figure:
+        assert isinstance(trained.reranker, BoostedTrees)
         title = f"Feature importance of {arguments.kind}"
-        shares_figure(trained.importance, "share of the gain of all splits", title, arguments.figure)
+        shares_figure(trained.reranker.importance, "share of the gain of all splits", title, arguments.figure)
     print(f"{folder}: trained on {trained.queries} {arguments.split} queries with {arguments.k} candidates each")
 
 

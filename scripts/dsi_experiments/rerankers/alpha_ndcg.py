@@ -13,8 +13,6 @@ class AlphaNdcg:
     """
 
     def __init__(self, labels: Bools, positions: int, alpha: float = 0.5) -> None:
-        if not 0 <= alpha < 1:
-            raise ValueError(f"alpha must be in [0, 1), got {alpha}.")
         self.labels, self.positions, self.alpha = labels, positions, alpha
         self.ideal = np.ones(len(labels))
         rows = np.arange(len(labels))

@@ -117,11 +117,6 @@ class Candidates:
 
     def order(self, scores: Reals) -> Ints:
         """Return the columns [n, k] by descending new score; ties keep their order, and padding stays at the end."""
-        if not isinstance(scores, np.ndarray) or scores.shape != self.scores.shape:
-            got = f"shape {scores.shape}" if isinstance(scores, np.ndarray) else type(scores).__name__
-            raise ValueError(f"A reranker must give an array of scores of shape {self.scores.shape}, got {got}.")
-        if np.isnan(scores, where=self.valid, out=np.zeros(scores.shape, dtype=bool)).any():
-            raise ValueError("A reranker must give scores that are numbers, got NaN.")
         return np.argsort(-np.where(self.valid, scores, -np.inf), axis=1, kind="stable")
 
     def reorder(self, scores: Reals) -> "Candidates":

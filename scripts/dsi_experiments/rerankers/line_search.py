@@ -22,8 +22,6 @@ def interpolate(a: Run, b: Run, weight: float) -> Run:
     >>> interpolate({"q": {"x": 4.0, "y": 2.0}}, {"q": {"y": 1.0, "z": 3.0}}, 0.5)
     {'q': {'x': 2.5, 'y': 1.5, 'z': 2.5}}
     """
-    if not 0 <= weight <= 1:
-        raise ValueError(f"weight must be in [0, 1] (0 is the first run alone), got {weight}.")
     fused = {}
     for query_id in {**a, **b}:
         doc_ids, scores = aligned([a, b], query_id)

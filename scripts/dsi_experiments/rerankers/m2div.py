@@ -57,10 +57,6 @@ class M2DivConfig:
     search_simulations: Whole = 0  # of PUCT a position, when ranking; 0 for the policy alone
     seed: Whole = 0  # of initialisation, order and shuffling
 
-    def __post_init__(self) -> None:
-        if self.ranked < self.positions:
-            raise ValueError(f"ranked must be at least {self.positions}, got {self.ranked}.")
-
 
 @dataclass(frozen=True)
 class Lists:

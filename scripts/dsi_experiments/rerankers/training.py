@@ -20,7 +20,6 @@ from dsi.store.retriever import Retriever
 from dsi_experiments.rerankers.boosting import BoostedTrees, BoostingConfig
 from dsi_experiments.rerankers.candidates import Candidates, Reranker, save_reranker
 from dsi_experiments.rerankers.features import compute_features
-from dsi_experiments.rerankers.kinds import WITH_IMPORTANCE
 from dsi_experiments.rerankers.learned import LinearReranker, RankNet, RankNetConfig
 from dsi_experiments.rerankers.lists import JudgedLists, exact_weight, lambdas, split_folds
 from dsi_experiments.rerankers.m2div import M2Div, M2DivConfig
@@ -99,14 +98,6 @@ class TrainedReranker:
     queries: int
     quality: FoldQuality | None = None  # by cross-validation, if that was asked for
 
-    @property
-    def importance(self) -> dict[str, float]:
-        """{feature: share of the gain of all splits} of boosted trees."""
-        if not isinstance(self.reranker, BoostedTrees):
-            known = ", ".join(WITH_IMPORTANCE)
-            raise ValueError(f"A reranker of the kind {self.kind!r} has no importance of features; {known} have.")
-        return self.reranker.importance
-
     def save(self, index: str | Path, name: str | None = None) -> Path:
         """Write the reranker beside the index that it was trained on; returns INDEX/rerank/NAME (by default its kind)."""
         return save_reranker(self.reranker, index, name or self.kind)
@@ -121,7 +112,6 @@ def train_reranker(
     k: int = 50,
     folds: int = 5,
     seed: int = 0,
-    show_progress: bool = False,
 ) -> TrainedReranker:
     """A reranker trained on an index's own answers to judged queries.
 
@@ -135,24 +125,17 @@ def train_reranker(
             f"its {split} queries; add them as qrels/diversity.qrels (TREC's, `query subtopic document relevance` a line), or "
             "train another kind, such as mmr, which needs none."
         )
-    judged = judge_candidates(retriever, collection, split, k, show_progress=show_progress)
-    quality = cross_validate(judged, kind, folds, seed, show_progress=show_progress) if folds else None
+    judged = judge_candidates(retriever, collection, split, k)
+    quality = cross_validate(judged, kind, folds, seed) if folds else None
     return TrainedReranker(kind, fit_reranker(judged, kind, seed), len(judged), quality)
 
 
-def judge_candidates(
-    retriever: Retriever,
-    collection: Collection,
-    split: str = "dev",
-    k: int = 50,
-    *,
-    show_progress: bool = False,
-) -> JudgedCandidates:
+def judge_candidates(retriever: Retriever, collection: Collection, split: str = "dev", k: int = 50) -> JudgedCandidates:
     """The index's k best documents for every judged query of a split, with the judgements."""
     queries = collection.query_texts(split)
     if not queries:
         raise ValueError(f"{collection.name} has no judged queries of the split {split!r} to learn from.")
-    encoded = retriever.encode_queries(queries, show_progress=show_progress)
+    encoded = retriever.encode_queries(queries, show_progress=True)
     candidates = Candidates.from_search(retriever, encoded, k, compute_features)
     own = {query_id: collection.qrels[split][query_id] for query_id in queries}
     return JudgedCandidates(candidates, own, judged_subtopics(collection))
@@ -169,16 +152,14 @@ def fit_reranker(judged: JudgedCandidates, kind: str, seed: int = 0) -> Reranker
     return _trainer(kind)(judged, seed)
 
 
-def cross_validate(
-    judged: JudgedCandidates, kind: str, folds: int = 5, seed: int = 0, *, show_progress: bool = False
-) -> FoldQuality:
+def cross_validate(judged: JudgedCandidates, kind: str, folds: int = 5, seed: int = 0) -> FoldQuality:
     """The quality of a kind of reranker: every query is ranked by one that was trained on the other folds."""
     n, candidates = len(judged), judged.candidates
     if not 2 <= folds <= n:
         raise ValueError(f"folds must be between 2 and {n} (the judged queries), got {folds}.")
     run: dict[str, dict[str, float]] = {}
     parts = list(split_folds(n, folds, seed))
-    for rest, fold in progress(parts, f"folds of {kind}", unit="fold", enabled=show_progress):
+    for rest, fold in progress(parts, f"folds of {kind}", unit="fold"):
         reranker = fit_reranker(judged.select(rest), kind, seed)
         run |= reranker.rerank(candidates.select(fold)).as_run()
     before, after = (

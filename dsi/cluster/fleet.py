@@ -74,36 +74,23 @@ class ReplicaStatus(NamedTuple):
 
 @dataclass(eq=False)
 class Replica:
-    """A worker that holds a shard.
-
-    Attributes:
-        shard: its number.
-        number: of the replica.
-        worker: holds the `Shard`.
-        states: {state of the index that it holds: generation}; empty while it does not live.
-        born: machine, process id, and a mark of the process that no later one has.
-        calls: questions that it has not answered.
-        restarts: how often it was started again.
-        error: the last error.
-        refusal: why it cannot hold the state that is wanted.
-        probe: the method of the watcher's call that it has not answered, "" without one.
-        since: when that call was made; while it does not live, when it ceased to.
-        due: when it is probed next.
-        heard: when the last call was made whose end is known; ends of earlier calls may be those of another process.
-    """
+    """A worker that holds a shard."""
 
     shard: int
     number: int
     worker: Worker
+    # {state of the index that it holds: generation}; empty while it does not live
     states: Mapping[str, int] = field(default_factory=dict)
-    born: str = ""
-    calls: int = 0
+    born: str = ""  # machine, process id, and a mark of the process that no later one has
+    calls: int = 0  # questions that it has not answered
     restarts: int = 0
     error: str = ""
-    refusal: str = ""
-    probe: str = ""
+    refusal: str = ""  # why it cannot hold the state that is wanted
+    probe: str = ""  # the method of the watcher's call that it has not answered, "" without one
+    # when that call was made; while it does not live, when it ceased to
     since: float = field(default_factory=time.monotonic)
-    due: float = -math.inf
+    due: float = -math.inf  # when it is probed next
+    # when the last call was made whose end is known; ends of earlier calls may be those of another process
     heard: float = -math.inf
 
     @property

@@ -117,14 +117,12 @@ def find_objective(name: str) -> type[Objective]:
             f"training.objective must be one of {', '.join(objective_names())}, got {name!r}; the objective of another package "
             "needs that package."
         )
-    package = "" if extensions.is_import_path(name) else extensions.package_of(extensions.OBJECTIVES, name)
-    name = f"{name!r} of {package}" if package else f"{name!r}"
     if not (isinstance(objective, type) and issubclass(objective, Objective)):
         raise ValueError(
-            f"The objective {name} must be a subclass of dsi.generator.objectives.Objective, got {shown(objective)}."
+            f"The objective {name!r} must be a subclass of dsi.generator.objectives.Objective, got {shown(objective)}."
         )
     if (score := getattr(objective, "score", None)) not in SCORES:
-        raise ValueError(f"The score of objective {name} must be one of {', '.join(SCORES)}, got {shown(score)}.")
+        raise ValueError(f"The score of objective {name!r} must be one of {', '.join(SCORES)}, got {shown(score)}.")
     return objective
 
 

@@ -52,13 +52,9 @@ class Worker(Protocol):
 
 
 class Backend(Closes):
-    """Runs workers and functions.
+    """Runs workers and functions."""
 
-    Attributes:
-        size: functions that it runs at a time.
-    """
-
-    size: int
+    size: int  # functions that it runs at a time
 
     @abstractmethod
     def start(self, place: int, make: Callable[..., Any], *args: Any) -> Worker:
@@ -69,15 +65,8 @@ class Backend(Closes):
         """Return the results of a function of each item's values, in order; the work is done by all processes.
 
         A result must depend on the item alone: Ray works again on an item whose process dies, three times at most.
-
-        Args:
-            function: importable by the processes.
-            items: the arguments of each call; drawn as processes become free.
-            names: of the items, for messages.
-            threads: that each call computes on.
-
-        Raises:
-            LostError: the process of an item died, on Ray three times.
+        Items are drawn as processes become free; `names` are for messages. LostError if the process of an item died, on
+        Ray three times.
         """
 
     @abstractmethod
@@ -86,11 +75,7 @@ class Backend(Closes):
 
 
 class LocalBackend(Backend):
-    """Objects in this process, and functions in processes of this machine.
-
-    Args:
-        processes: functions that run at a time; by default one per core.
-    """
+    """Objects in this process, and functions in processes of this machine."""
 
     def __init__(self, processes: int | None = None) -> None:
         self.size, self._has_processes = processes or os.cpu_count() or 1, False
@@ -125,17 +110,12 @@ class LocalBackend(Backend):
 
 
 class _LocalWorker:
-    """An object in this process: a call is answered when it returns.
-
-    Args:
-        held: the object.
-    """
+    """An object in this process: a call is answered when it returns."""
 
     def __init__(self, held: Any) -> None:
         self._held = held
 
     def call(self, method: str, *args: Any) -> "Future[Any]":
-        """As in `Worker`."""
         future: Future[Any] = Future()
         try:
             future.set_result(getattr(self._held, method)(*args))

@@ -18,7 +18,7 @@ from dsi.cluster.shards import check_shards
 from dsi.docids.files.checks import plain, user_path
 from dsi.docids.files.processes import Processes
 from dsi.search.generate import VectorEngine
-from dsi.store.folder.loading import Loaded, load_index
+from dsi.store.folder.loading import load_index
 
 logger = logging.getLogger(__name__)
 
@@ -100,34 +100,18 @@ class Cluster(Closes):
         """Serve an index by shards; `serve_shards` describes the options."""
         return serve_shards(run, cluster=self, **options)
 
-    def start(self, held: Loaded, fleet: Fleet) -> ShardedRetriever:
-        """Return the index when all shards of a fleet have loaded it, and score its documents."""
-        try:
-            fleet.load(held.state)
-        except BaseException:
-            fleet.close()
-            raise
-        self._fleets = [*(own for own in self._fleets if not own.is_closed), fleet]
-        return ShardedRetriever(held, fleet)
-
 
 @dataclass(frozen=True, kw_only=True)
 class _Workers(Processes):
-    """One process that has its work done by a cluster.
+    """One process that has its work done by a cluster."""
 
-    Attributes:
-        backend: of the cluster.
-    """
-
-    backend: Backend
+    backend: Backend  # of the cluster
 
     @property
     def are_remote(self) -> bool:
-        """As in `Processes`."""
         return True
 
     def map(self, work: Callable[..., U], pieces: Sequence[T], values: Callable[[T], tuple[Any, ...]]) -> list[U]:
-        """As in `Processes`."""
         names = [f"{work.__name__.strip('_')} {piece}" for piece in pieces]
         torch = sys.modules.get("torch")
         threads = torch.get_num_threads() if torch else 1
@@ -182,6 +166,11 @@ def serve_shards(
     cluster.check(folder)
     # 2) Start the shards.
     fleet = Fleet(cluster.backend, str(folder), shards, replicas, timeout, require_all=require_all)
-    retriever = cluster.start(held, fleet)
+    try:
+        fleet.load(held.state)
+    except BaseException:
+        fleet.close()
+        raise
+    cluster._fleets = [*(own for own in cluster._fleets if not own.is_closed), fleet]
     logger.info("%s is served by %d shards with %d replicas each", folder, shards, replicas)
-    return retriever
+    return ShardedRetriever(held, fleet)

@@ -74,36 +74,23 @@ class ReplicaStatus(NamedTuple):
 
 @dataclass(eq=False)
 class Replica:
-    """A worker that holds a shard.
-
-    Attributes:
-        shard: its number.
-        number: of the replica.
-        worker: holds the `Shard`.
-        states: {state of the index that it holds: generation}; empty while it does not live.
-        born: machine, process id, and a mark of the process that no later one has.
-        calls: questions that it has not answered.
-        restarts: how often it was started again.
-        error: the last error.
-        refusal: why it cannot hold the state that is wanted.
-        probe: the method of the watcher's call that it has not answered, "" without one.
-        since: when that call was made; while it does not live, when it ceased to.
-        due: when it is probed next.
-        heard: when the last call was made whose end is known; ends of earlier calls may be those of another process.
-    """
+    """A worker that holds a shard."""
 
     shard: int
     number: int
     worker: Worker
+    # {state of the index that it holds: generation}; empty while it does not live
     states: Mapping[str, int] = field(default_factory=dict)
-    born: str = ""
-    calls: int = 0
+    born: str = ""  # machine, process id, and a mark of the process that no later one has
+    calls: int = 0  # questions that it has not answered
     restarts: int = 0
     error: str = ""
-    refusal: str = ""
-    probe: str = ""
+    refusal: str = ""  # why it cannot hold the state that is wanted
+    probe: str = ""  # the method of the watcher's call that it has not answered, "" without one
+    # when that call was made; while it does not live, when it ceased to
     since: float = field(default_factory=time.monotonic)
-    due: float = -math.inf
+    due: float = -math.inf  # when it is probed next
+    # when the last call was made whose end is known; ends of earlier calls may be those of another process
     heard: float = -math.inf
 
     @property
@@ -139,36 +126,20 @@ class _Statistics:
 
 @dataclass(eq=False)
 class _Question:
-    """A question to one shard that has no answer yet.
+    """A question to one shard that has no answer yet."""
 
-    Attributes:
-        args: of the method of `ShardIndex`.
-        hedge_at: when a second replica gets the call; infinite once it was.
-        asked: the replicas that have it, or had it.
-        calls: {future answer: (replica, when it was asked)} of those that have not answered.
-        deaths: replicas that died with it.
-    """
-
-    args: tuple[Any, ...]
-    hedge_at: float = math.inf
-    asked: list[Replica] = field(default_factory=list)
+    args: tuple[Any, ...]  # of the method of `ShardIndex`
+    hedge_at: float = math.inf  # when a second replica gets the call; infinite once it was
+    asked: list[Replica] = field(default_factory=list)  # the replicas that have it, or had it
+    # {future answer: (replica, when it was asked)} of those that have not answered
     calls: "dict[Future[Any], tuple[Replica, float]]" = field(default_factory=dict)
-    deaths: int = 0
+    deaths: int = 0  # replicas that died with it
 
 
 class Fleet(Closes):
     """The replicas of the shards of one index.
 
-    Args:
-        backend: starts their workers.
-        folder: of the index.
-        shards: how many.
-        replicas: of each.
-        timeout: seconds in which a question is answered.
-        require_all: whether a search fails if a shard does not answer.
-
-    Attributes:
-        state: of the index that is served: the last that all shards were seen to hold.
+    `state` is that of the index that is served: the last that all shards were seen to hold.
     """
 
     def __init__(
@@ -238,14 +209,8 @@ class Fleet(Closes):
     def ask(self, method: str, state: str, questions: Mapping[int, tuple[Any, ...]], kind: int) -> dict[int, Any]:
         """Return {shard: answer} of the shards that answer within the timeout.
 
-        Args:
-            method: of `ShardIndex`.
-            state: of the index.
-            questions: {shard: further arguments}.
-            kind: questions of one kind take about the same time.
-
-        Raises:
-            ShardError: a shard died twice meanwhile, or the shards were closed.
+        `questions`: {shard: further arguments of a method of `ShardIndex`}; those of one `kind` take about the same
+        time. ShardError if a shard died twice meanwhile.
         """
         # 1) After which time a second replica gets the call.
         started, times = time.monotonic(), self._times[method, kind]
@@ -300,11 +265,7 @@ class Fleet(Closes):
             replica.error = str(error)
 
     def _take(self, question: _Question) -> tuple[Any, float] | None:
-        """Return the answer to a question and when it was asked, if it is there; forget calls that failed in their worker.
-
-        Raises:
-            ShardError: a shard died twice meanwhile.
-        """
+        """Return the answer to a question and when it was asked, if it is there; forget calls that failed in their worker."""
         for future in [future for future in question.calls if future.done()]:
             (replica, sent), error = question.calls.pop(future), future.exception()
             if error is None:
@@ -373,7 +334,6 @@ class Fleet(Closes):
         return not starting and not any(own.probe == "load" for own in others)
 
     def _probed(self, replica: Replica, asked: float, wanted: _Wanted, future: "Future[Any]") -> None:
-        """Note the end of a probe."""
         method, error, refusal = replica.probe, future.exception(), ""
         if error is None:
             self._lives(replica, asked, *future.result())
@@ -423,10 +383,8 @@ class Fleet(Closes):
     def load(self, state: str) -> None:
         """Serve the state of the index that is on disk: replicas load it while others of the same shard answer.
 
-        Returns as soon as every shard has a replica with that state; the others follow.
-
-        Raises:
-            ShardError: a shard does not load it, and the state before is served; or the shards were closed.
+        Returns as soon as every shard has a replica with that state; the others follow. ShardError if a shard does not
+        load it; then the state before is served.
         """
         with self._lock:
             self._wanted = _Wanted(state, time.monotonic())

@@ -7,11 +7,7 @@ from dsi.cluster.fleet import Fleet
 
 
 class ShardMetrics:
-    """A collector of `prometheus_client`: reads the state of a fleet whenever Prometheus reads it.
-
-    Args:
-        fleet: the shards.
-    """
+    """A collector of `prometheus_client`: reads the state of a fleet whenever Prometheus reads it."""
 
     def __init__(self, fleet: Fleet) -> None:
         self.fleet = fleet

@@ -24,14 +24,7 @@ _ATTEMPTS = 3
 class RayBackend(Backend):
     """Actors and tasks in a Ray cluster.
 
-    Args:
-        address: as `ray.init` takes it: "auto" inside a cluster, "HOST:PORT", "ray://HOST:PORT".
-        processes: tasks that run at a time, at most one per CPU of the cluster, which is the default.
-
-    Raises:
-        ModuleNotFoundError: Ray is not installed.
-        ConnectionError: no Ray cluster answers at the address.
-        ValueError: it runs another version of Python or Ray.
+    `address` is as `ray.init` takes it: "auto" inside a cluster, "HOST:PORT", "ray://HOST:PORT".
     """
 
     def __init__(self, address: str, processes: int | None = None) -> None:
@@ -138,18 +131,12 @@ def _own_sigterm() -> Iterator[None]:
 
 
 class _RayWorker:
-    """An actor.
-
-    Args:
-        ray: the library.
-        actor: holds the object.
-    """
+    """An actor."""
 
     def __init__(self, ray: Any, actor: Any) -> None:
         self._ray, self._actor = ray, actor
 
     def call(self, method: str, *args: Any) -> "Future[Any]":
-        """As in `Worker`."""
         future: Future[Any] = Future()
         try:
             answer = getattr(self._actor, method).remote(*args).future()
@@ -167,11 +154,9 @@ class _RayWorker:
             future.set_exception(meaning(self._ray, error))
 
     def kill(self) -> None:
-        """As in `Worker`."""
         self._ray.kill(self._actor, no_restart=False)
 
     def stop(self) -> None:
-        """As in `Worker`."""
         self._ray.kill(self._actor)
 
 

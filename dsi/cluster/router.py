@@ -53,12 +53,7 @@ _ATTEMPTS = 10
 class ShardedIndex(VectorEngine):
     """An engine whose documents are scored by shards.
 
-    Args:
-        tree: the docids.
-        lexical: BM25, of which only the words of queries are read here.
-        fleet: the shards.
-        state: of the index that they are to search.
-        on_partial: called after a search that missed a shard.
+    `lexical` reads the words of queries alone; `on_partial` is called after a search that missed a shard.
     """
 
     def __init__(
@@ -98,14 +93,7 @@ class ShardedIndex(VectorEngine):
 
 
 class _Asking:
-    """Asks the shards about one batch, and remembers which did not answer.
-
-    Args:
-        index: of the shards.
-        scores: of the batch: vectors, terms and tokens of its queries.
-        request: the options of the search.
-        count: documents that each source contributes.
-    """
+    """Asks the shards about one batch, and remembers which did not answer."""
 
     def __init__(self, index: ShardedIndex, scores: DocumentScores, request: SearchRequest, count: int) -> None:
         self.index, self.scores, self.request, self.count = index, scores, request, count
@@ -130,13 +118,8 @@ class _Asking:
     def ask(self, method: str, rows_of: Mapping[int, Sequence[int]], further: Mapping[int, Any]) -> dict[int, Any]:
         """Return {shard: answer}, and note the queries for which one is missing; such a shard is not asked again.
 
-        Args:
-            method: of `ShardIndex`; all but "gather" score by late interaction.
-            rows_of: {shard: rows of the queries}.
-            further: {shard: the second argument of the method}.
-
-        Raises:
-            ShardError: a shard does not answer, and all are required.
+        `rows_of`: {shard: rows of the queries}; `further`: {shard: the second argument of the method}. All methods but
+        "gather" score by late interaction.
         """
         fleet, lost = self.index.fleet, set(np.flatnonzero(self._missing.any(axis=0)).tolist())
         questions = {
@@ -165,7 +148,6 @@ class _Asking:
         return list(parts.values())
 
     def mark(self, result: SearchResult) -> None:
-        """Note in a result the shards that did not answer."""
         sizes = np.diff(self.index.edges) / self.index.tree.num_places
         partial = np.flatnonzero(self._missing.any(axis=1))
         for row in partial:
@@ -182,13 +164,11 @@ class _ShardedSources(_Asking, Sources):
     """Gathers the documents of pools from the shards."""
 
     def outright(self, rows: Sequence[int], documents: Ints) -> list[Pool]:
-        """As in `Sources`."""
         shards = [number for number, share in enumerate(self.index.shares) if np.isin(documents, share.rows).any()]
         parts = self.gathered("gather", rows, dict.fromkeys(shards, rows), dict.fromkeys(shards))
         return [merge(own, self.index.tree) for own in parts]
 
     def gather(self, rows: Sequence[int], nodes: Sequence[Ints]) -> list[Pool]:
-        """As in `Sources`."""
         tree, needs_all = self.index.tree, self._needs_all
         owners = [  # the root, where documents are its children, lies in several shards
             (self._shards_of(tree.doc_start[ends]), self._shards_of(tree.doc_end[ends] - 1)) for ends in nodes
@@ -232,7 +212,6 @@ class _ShardedDocuments(_Asking, Everything):
     """Scores all documents by the shards."""
 
     def best(self, k: int) -> Iterator[Pool]:
-        """As in `Everything`."""
         rows, shards = range(len(self.scores.queries) if k else 0), range(len(self.index.shares) if k else 0)
         for own in self.gathered("best", rows, dict.fromkeys(shards, rows), dict.fromkeys(shards, k)):
             yield merge(own, self.index.tree)
@@ -241,11 +220,8 @@ class _ShardedDocuments(_Asking, Everything):
 def merge(parts: Sequence[Pool], tree: DocidTree, count: int = 0, *, walked: bool = True) -> Pool:
     """Return the documents of all shards for one query as one process would: the best `count` of each source.
 
-    Args:
-        parts: of the shards, in their order.
-        tree: the docids.
-        count: documents of each source; 0 for all.
-        walked: whether the walk of the query ended at any node.
+    `parts` come in the order of the shards; `count` 0 stands for all; `walked` says whether the walk of the query ended
+    at any node.
     """
     if not parts:
         return Pool(np.zeros(0, dtype=np.int64), np.zeros((1, 0), np.float32), np.zeros(0, dtype=np.uint8), (np.inf,))
@@ -380,7 +356,6 @@ class ShardedRetriever(Retriever, Closes):
         return ShardMetrics(self.fleet)
 
     def _sharded(self, index: Snapshot, state: str) -> Snapshot:
-        """Return an index whose documents are scored by the shards."""
         engine = ShardedIndex(index.tree, index.lexical, self.fleet, state, self._refresh_soon, index.memory)
         return replace(index, engine=engine)
 

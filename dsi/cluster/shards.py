@@ -68,15 +68,10 @@ def shard_edges(tree: DocidTree, shards: int) -> Ints:
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Share:
-    """The documents of a shard: those with a place in its range. All of their places belong to it, wherever they are.
+    """The documents of a shard: those with a place in its range. All of their places belong to it, wherever they are."""
 
-    Attributes:
-        positions: [m] docid positions, ascending.
-        rows: [n] rows of the document table, ascending.
-    """
-
-    positions: Rows
-    rows: Rows
+    positions: Rows  # [m] docid positions, ascending
+    rows: Rows  # [n] rows of the document table, ascending
 
     @classmethod
     def from_tree(cls, tree: DocidTree, start: int, end: int) -> "Share":
@@ -149,42 +144,24 @@ class Share:
 
 
 class Question(NamedTuple):
-    """A batch of queries for one shard; everything but nodes is by the shard's own numbers.
+    """A batch of queries for one shard; everything but nodes is by the shard's own numbers."""
 
-    Attributes:
-        queries: [batch, dim] vectors that score documents.
-        terms: [batch] of the lexical part; None if it takes no part.
-        lexical_weight: of the lexical scores.
-        extra: [batch, documents] the caller's scores of the shard's documents, or None.
-        allowed: packed bits [places] of the docid positions that may be returned; None without a filter.
-        most: documents that each source contributes.
-        tokens: [batch] normalised vectors of each query's tokens, where late interaction is computed; else None.
-        token_weight: of late interaction.
-        memory: what earlier queries say of documents; None if it takes no part.
-        shares: [batch] by which dense scores count; None for all of them.
-    """
-
-    queries: Floats
-    terms: list[Terms] | None
-    lexical_weight: float
-    extra: Floats | None
+    queries: Floats  # [batch, dim] vectors that score documents
+    terms: list[Terms] | None  # [batch] of the lexical part; None if it takes no part
+    lexical_weight: float  # of the lexical scores
+    extra: Floats | None  # [batch, documents] the caller's scores of the shard's documents, or None
+    # packed bits [places] of the docid positions that may be returned; None without a filter
     allowed: NDArray[np.uint8] | None
-    most: int
+    most: int  # documents that each source contributes
+    # [batch] normalised vectors of each query's tokens, where late interaction is computed; else None
     tokens: list[Floats] | None = None
-    token_weight: float = 0.0
-    memory: Recalled | None = None
-    shares: Floats | None = None
+    token_weight: float = 0.0  # of late interaction
+    memory: Recalled | None = None  # what earlier queries say of documents; None if it takes no part
+    shares: Floats | None = None  # [batch] by which dense scores count; None for all of them
 
 
 class ShardIndex:
-    """The documents of one shard in one state of the index.
-
-    Args:
-        folder: of the index.
-        manifest: of that state.
-        number: of the shard.
-        shards: how many there are.
-    """
+    """The documents of one shard in one state of the index."""
 
     def __init__(self, folder: Path, manifest: dict[str, Any], number: int, shards: int) -> None:
         self.generation, self.sums = int(manifest["generation"]), document_sums(manifest)
@@ -249,7 +226,6 @@ class ShardIndex:
         return self._placed(AllDocuments(self.tree, self._scores(question), self._allowed(question)).best(k))
 
     def _placed(self, found: Iterable[Pool]) -> list[Pool]:
-        """Return documents with their docid positions in the whole tree."""
         return [own._replace(positions=self.share.positions[own.positions]) for own in found]
 
 
@@ -265,13 +241,7 @@ def _scorer(files: Sequence[Path], documents: int, rows: Rows) -> TermScorer:
 
 
 class Shard:
-    """A shard as the object of a worker; it loads the index when its status is read, not when it is made.
-
-    Args:
-        folder: of the index, which all workers share.
-        number: of the shard, from 0.
-        shards: how many there are.
-    """
+    """A shard as the object of a worker; it loads the index when its status is read, not when it is made."""
 
     def __init__(self, folder: str, number: int, shards: int) -> None:
         self._folder, self._number, self._shards = Path(folder), number, shards

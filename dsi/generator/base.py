@@ -46,16 +46,8 @@ class Generator(T5PreTrainedModel, Scorer):
     ) -> Self:
         """Return an untrained generator for a tree; its decoder, if any, is fresh or that of a T5 checkpoint.
 
-        Args:
-            config: the decoder.
-            tree: the docids to generate.
-            state_dim: width of the encoder's token states.
-            objective: name of the training objective, which also decides how search ranks nodes.
-            seed: of fresh weights.
-            numbers: [N, longest] of the docids in docid order, -1 past the end, where tokens are nodes.
-
-        Raises:
-            ValueError: the checkpoint's width is not the encoder's, or it has fewer layers than asked for.
+        `state_dim` is the width of the encoder's token states; `numbers` [N, longest] are those of the docids in docid
+        order, -1 past the end, where tokens are nodes.
         """
         torch.manual_seed(seed)
         t5_config, checkpoint = _decoder_config(config, tree, state_dim, objective, cls.entries(config, tree, numbers))
@@ -149,7 +141,6 @@ def _decoder_config(
 
 
 def _t5(name: str, local: bool) -> Any:
-    """Return a T5 checkpoint with all weights of its decoder."""
 
     def load() -> Any:
         return T5ForConditionalGeneration.from_pretrained(name, dtype=torch.float32, local_files_only=local)

@@ -50,17 +50,13 @@ _ROUNDING = 1e-4
 
 
 class Scorer(ABC):
-    """Scores the children of nodes for a batch of queries, one level after the other: what a beam asks of a generator.
+    """Scores the children of nodes for a batch of queries, one level after the other: what a beam asks of a generator."""
 
-    Attributes:
-        device: of its tensors.
-        config: has `score`, how nodes are ranked, one of `dsi.generator.objectives.SCORES`, and `training_beam`, beyond which
-            no node was trained, or 0.
-        most_nodes: an exact search runs it over about this many nodes at a time: each has keys and values in every layer.
-    """
-
-    device: torch.device
+    device: torch.device  # of its tensors
+    # has `score`, how nodes are ranked, one of `dsi.generator.objectives.SCORES`, and `training_beam`, beyond which no
+    # node was trained, or 0
     config: Any
+    # an exact search runs it over about this many nodes at a time: each has keys and values in every layer
     most_nodes: ClassVar[int] = 1_024
 
     @abstractmethod
@@ -71,10 +67,7 @@ class Scorer(ABC):
     def child_logits(self, tokens: Tensor, level: int, cache: Any) -> Tensor:
         """Return the logits [batch, beams, fan_out] of a level, given the tokens [batch, beams] chosen at level - 1.
 
-        Args:
-            tokens: 0, the root, at level 0.
-            level: from 0, one after the other.
-            cache: of the queries; its `select(beams)` gives new beams [batch, n] the past of old ones.
+        At level 0 the tokens are 0, the root. `cache.select(beams)` gives new beams [batch, n] the past of old ones.
         """
 
     @abstractmethod

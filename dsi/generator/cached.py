@@ -50,7 +50,6 @@ class _SharedLayer(DynamicLayer):
         self._own, self._beams = (self._own[0][rows], self._own[1][rows]), beams
 
     def get_seq_length(self) -> int:
-        """Return the number of tokens."""
         return int(self._shared[0].shape[2] + self._own[0].shape[2])
 
 
@@ -132,7 +131,6 @@ class TokenGenerator(Generator):
         return {"logits": logits.gather(2, columns).masked_fill(digits >= fan_out[depths][..., None], -torch.inf)}
 
     def _first_token(self, level: int) -> int:
-        """Return the token of a level's first digit."""
         return 1 + sum(self.config.fan_out[:level])
 
     @torch.no_grad()

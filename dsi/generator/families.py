@@ -14,21 +14,13 @@ from dsi.docids.tree import DocidTree
 
 @dataclass(frozen=True)
 class Families:
-    """Some families of each instance of a batch; a node comes after its ancestors.
+    """Some families of each instance of a batch; a node comes after its ancestors."""
 
-    Attributes:
-        parents: [batch, n] inner nodes in ascending order, -1 past the end.
-        depths: [batch, n] digits on the way to each, which is the level at which its children are chosen.
-        tokens: [batch, n] docid token of its last digit; 0 for the root.
-        sees: [batch, n, n] True where the second is an ancestor of the first, or the same.
-        children: [batch, n, largest fan-out] nodes, -1 where there is none.
-    """
-
-    parents: Tensor
-    depths: Tensor
-    tokens: Tensor
-    sees: Tensor
-    children: Tensor
+    parents: Tensor  # [batch, n] inner nodes in ascending order, -1 past the end
+    depths: Tensor  # [batch, n] digits on the way to each, which is the level at which its children are chosen
+    tokens: Tensor  # [batch, n] docid token of its last digit; 0 for the root
+    sees: Tensor  # [batch, n, n] True where the second is an ancestor of the first, or the same
+    children: Tensor  # [batch, n, largest fan-out] nodes, -1 where there is none
 
     @property
     def exists(self) -> Tensor:

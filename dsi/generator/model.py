@@ -38,15 +38,10 @@ class DocidGenerator(TokenGenerator):
     ) -> dict[str, Tensor]:
         """Compute the logits of the children of several inner nodes of each instance in one pass.
 
-        The nodes form a small tree. Each attends to its ancestors and itself, and relative positions are differences of depth,
-        so every node gets the same logits as at the end of its own sequence of digits.
-
-        Args:
-            token_states: [batch, length, d_model] encoder states.
-            states_mask: [batch, length] True at real tokens.
-            tokens: [batch, n] docid token of each node's last digit, 0 for the root.
-            depths: [batch, n] depth of each node, 0 for the root.
-            sees: [batch, n, n] True if the second node is an ancestor of the first, or the same.
+        The nodes form a small tree. Each attends to its ancestors and itself, and relative positions are differences of
+        depth, so every node gets the same logits as at the end of its own sequence of digits. `token_states`: [batch,
+        length, d_model]; `states_mask`: [batch, length]; `tokens` (of each node's last digit, 0 for the root) and
+        `depths`: [batch, n]; `sees`: [batch, n, n] True if the second node is an ancestor of the first, or the same.
         """
         return self.pick(self.head(self.hidden(token_states, states_mask, tokens, depths, sees)), depths)
 

@@ -27,20 +27,13 @@ child), or by the "node"'s own probability."""
 
 @dataclass(frozen=True)
 class Task:
-    """The training that an objective takes part in.
+    """The training that an objective takes part in."""
 
-    Attributes:
-        generator: the model to train, a `dsi.generator.base.Generator`.
-        tree: its docids.
-        device: of the batches.
-        dtype: of arithmetic outside the model, such as that of a search.
-        positions: [n] docid position of each training example.
-    """
-
-    generator: Any
-    tree: DocidTree
-    device: torch.device = field(default_factory=lambda: torch.device("cpu"))
-    dtype: torch.dtype = torch.float32
+    generator: Any  # the model to train, a `dsi.generator.base.Generator`
+    tree: DocidTree  # its docids
+    device: torch.device = field(default_factory=lambda: torch.device("cpu"))  # of the batches
+    dtype: torch.dtype = torch.float32  # of arithmetic outside the model, such as that of a search
+    # [n] docid position of each training example
     positions: NDArray[np.integer] = field(default_factory=lambda: np.empty(0, dtype=np.int64))
 
 
@@ -124,14 +117,12 @@ def find_objective(name: str) -> type[Objective]:
             f"training.objective must be one of {', '.join(objective_names())}, got {name!r}; the objective of another package "
             "needs that package."
         )
-    package = "" if extensions.is_import_path(name) else extensions.package_of(extensions.OBJECTIVES, name)
-    name = f"{name!r} of {package}" if package else f"{name!r}"
     if not (isinstance(objective, type) and issubclass(objective, Objective)):
         raise ValueError(
-            f"The objective {name} must be a subclass of dsi.generator.objectives.Objective, got {shown(objective)}."
+            f"The objective {name!r} must be a subclass of dsi.generator.objectives.Objective, got {shown(objective)}."
         )
     if (score := getattr(objective, "score", None)) not in SCORES:
-        raise ValueError(f"The score of objective {name} must be one of {', '.join(SCORES)}, got {shown(score)}.")
+        raise ValueError(f"The score of objective {name!r} must be one of {', '.join(SCORES)}, got {shown(score)}.")
     return objective
 
 

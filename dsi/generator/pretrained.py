@@ -8,7 +8,6 @@ weights are trained; the loss is that of the docid alone. Knows no queries of a 
 
 import copy
 import inspect
-import logging
 import threading
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -33,8 +32,6 @@ from dsi.docids.types import Floats, Ints
 from dsi.generator.base import docid_entries
 from dsi.generator.cached import DecoderCache, TokenGenerator
 from dsi.search.queries import QueryBatch
-
-logger = logging.getLogger(__name__)
 
 PROMPTS = {"query": "Query: ", "document": "Document: "}
 """{kind of text: what precedes it}, the paper's task prompts."""
@@ -131,11 +128,8 @@ class PretrainedGenerator(TokenGenerator):
     def read(self, input_ids: Tensor, attention_mask: Tensor, docid: Tensor, **more: Any) -> Any:
         """Run the model over texts and the docid tokens after them; its `last_hidden_state` ends with those of the docids.
 
-        Args:
-            input_ids: [batch, length] of the texts, with prompts.
-            attention_mask: [batch, length] 1 at real tokens.
-            docid: [batch, n, width] embeddings of docid tokens, the root first.
-            more: of the model's `forward`.
+        `input_ids` and `attention_mask`: [batch, length]; `docid`: [batch, n, width] embeddings of docid tokens, the
+        root first.
         """
         if self.is_seq2seq:
             return self.model(
@@ -161,12 +155,8 @@ class PretrainedGenerator(TokenGenerator):
     ) -> dict[str, Tensor]:
         """Compute the logits of the children of the inner nodes on one path of each instance, after a text.
 
-        Args:
-            input_ids: [batch, length] of the texts, with prompts.
-            attention_mask: [batch, length] 1 at real tokens.
-            tokens: [batch, n] docid token of each node's last digit, 0 for the root, from the root on.
-            depths: [batch, n] depth of each node; nodes past the end of the path follow it.
-            sees: [batch, n, n] True where the second is an ancestor of the first, or the same: on a path, all those before it.
+        `tokens`, `depths` and `sees` are as in `DocidGenerator.forward`, from the root on; nodes past the end of the
+        path follow it.
         """
         steps = torch.arange(1, tokens.shape[1] + 1, device=tokens.device)
         if not ((sees.sum(dim=2) == steps) | (depths == 0)).all():
@@ -296,10 +286,7 @@ def _load(name: str) -> tuple[PreTrainedModel, Any]:
             raise ValueError(
                 "it is neither causal nor sequence-to-sequence: what it reads later changes what it gave before"
             )
-        if tokenizer.pad_token is None and tokenizer.eos_token is not None:
-            logger.info(
-                "%s: its tokenizer has no padding token, so texts are padded with %s", name, tokenizer.eos_token
-            )
+        if tokenizer.pad_token is None:
             tokenizer.pad_token = tokenizer.eos_token
         check_tokenizer(tokenizer, model.get_input_embeddings().num_embeddings)
     return model, tokenizer

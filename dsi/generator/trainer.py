@@ -138,8 +138,10 @@ def train_generator(
         remove_unused_columns=False,
     )
     # 2) what is trained, on what
+    dtype = torch.bfloat16 if arguments.bf16 else torch.float32  # `arguments.bf16` is False on devices without bfloat16
+    task = Task(generator, examples.tree, arguments.device, dtype, examples.positions)
     trainer = _GeneratorTrainer(
-        find_objective(training.objective)(_task(generator, examples, arguments)),
+        find_objective(training.objective)(task),
         model=_whole(generator, encoder),
         args=arguments,
         train_dataset=examples,
@@ -153,13 +155,6 @@ def train_generator(
 
 
 def _whole(generator: Generator, encoder: Encoder | None) -> nn.Module:
-    """Return what is trained: the generator, and the encoder if there is one."""
     if encoder is not None:
         return WholeModel(encoder.model, generator)
     return _Whole(generator) if isinstance(generator, PretrainedGenerator) else generator
-
-
-def _task(generator: Generator, examples: DocidExamples, arguments: TrainingArguments) -> Task:
-    """Return what an objective knows of the training."""
-    dtype = torch.bfloat16 if arguments.bf16 else torch.float32  # `arguments.bf16` is False on devices without bfloat16
-    return Task(generator, examples.tree, arguments.device, dtype, examples.positions)

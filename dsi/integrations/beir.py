@@ -11,7 +11,6 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Unpack
 
-from dsi.docids.files.checks import shown
 from dsi.docids.types import Run
 from dsi.integrations.corpora import CorpusSearch
 from dsi.search.request import SearchOptions
@@ -21,19 +20,13 @@ from dsi.store.retriever import Retriever
 class DocidSearch:
     """Searches the corpora that BEIR's `EvaluateRetrieval` is given.
 
-    Equal scores differ in the last digit, so that BEIR ranks as the search does. A query that is a document itself
-    leaves that out: k others are returned. `encode_and_retrieve`, which keeps
-    embeddings in files of its own, is not for an index.
+    Equal scores differ in the last digit, so that BEIR ranks as the search does. A query that is a document itself leaves
+    that out: k others are returned. `encode_and_retrieve`, which keeps embeddings in files of its own, is not for an index.
 
     Args:
         retriever: the index, or its folder, which has to hold the documents of a corpus. By default each corpus is indexed by
             `dsi.index`, without training.
         **options: see `SearchOptions`.
-
-    Raises:
-        TypeError: an unknown option.
-        ValueError: an option out of range, or a filter that does not fit the index.
-        FileNotFoundError: no index in the folder.
     """
 
     def __init__(self, retriever: Retriever | str | Path | None = None, **options: Unpack[SearchOptions]) -> None:
@@ -47,22 +40,6 @@ class DocidSearch:
         score_function: str | None = None,
         **_: Any,
     ) -> Run:
-        """Return {query_id: {doc_id: score}}.
-
-        Args:
-            corpus: {doc_id: {"title": …, "text": …}}, as BEIR's `GenericDataLoader` gives it.
-            queries: {query_id: text}.
-            top_k: documents per query.
-            score_function: of BEIR's dense models; the index has its own.
-
-        Raises:
-            TypeError: the corpus is of another form.
-            ValueError: the index lacks a document of the corpus.
-        """
-        if not isinstance(corpus, Mapping):
-            raise TypeError(f'corpus must be {{doc_id: {{"title": …, "text": …}}}}, got {shown(corpus)}.')
-        for doc_id, document in corpus.items():
-            if not isinstance(document, Mapping):
-                raise TypeError(f'corpus[{doc_id!r}] must be {{"title": …, "text": …}}, got {shown(document)}.')
+        """Return {query_id: {doc_id: score}}. `corpus`: {doc_id: {"title": …, "text": …}}."""
         self.corpora.take(list(corpus), ({"doc_id": doc_id, **document} for doc_id, document in corpus.items()))
         return self.corpora.run(queries, top_k)

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from dsi.docids.data.identical import without_identical
-from dsi.docids.files.checks import plain, shown
+from dsi.docids.files.checks import plain
 from dsi.docids.files.storage import digest
 from dsi.docids.types import Run
 from dsi.eval.trec import run_without_ties
@@ -24,18 +24,7 @@ from dsi.training.indexing import index as index_texts
 
 
 class CorpusSearch:
-    """Searches one corpus after another.
-
-    Args:
-        retriever: the index, or its folder, which has to hold the documents of every corpus; None to index each corpus by
-            `dsi.index`, without training.
-        options: of `SearchOptions`.
-
-    Raises:
-        TypeError: an unknown option.
-        ValueError: an option out of range, or a filter that does not fit the index.
-        FileNotFoundError: no index in the folder.
-    """
+    """Searches one corpus after another. Without a retriever each corpus is indexed by `dsi.index`."""
 
     def __init__(self, retriever: Retriever | str | Path | None, options: SearchOptions) -> None:
         self.retriever = None if retriever is None else open_index(retriever)
@@ -59,21 +48,7 @@ class CorpusSearch:
         return digest(parts)
 
     def take(self, doc_ids: Sequence[str], records: Iterable[Any]) -> None:
-        """Search these documents from now on, and no others that a given index holds.
-
-        Args:
-            doc_ids: of the corpus.
-            records: its documents, as `Collection.from_records` takes them.
-
-        Raises:
-            TypeError: a doc_id is not a text.
-            ValueError: there are none, or a given index lacks one of them.
-        """
-        if not len(doc_ids):
-            raise ValueError("The corpus has no documents; give at least one.")
-        for doc_id in doc_ids:
-            if not isinstance(doc_id, str):
-                raise TypeError(f"The doc_ids of a corpus must be strings, got {shown(doc_id)}; write them as texts.")
+        """Search these documents from now on, and no others that a given index holds."""
         if self.retriever is None:
             self._searched = index_texts(records)
             return
@@ -93,16 +68,8 @@ class CorpusSearch:
     def run(self, queries: Mapping[str, str], k: int, only: Mapping[str, Sequence[str]] | None = None) -> Run:
         """Return the top k documents of each query, with scores that rank alike everywhere (`run_without_ties`).
 
-        A query that is a document itself leaves it out (`dsi.docids.data.identical`).
-
-        Args:
-            queries: {query_id: text}.
-            k: documents per query.
-            only: {query_id: the only documents that may be returned}.
-
-        Raises:
-            TypeError: `only` is not a mapping.
-            ValueError: it has no corpus yet, or `only` names a document that is not in it.
+        A query that is a document itself leaves it out (`dsi.docids.data.identical`). `only`: {query_id: the only
+        documents that may be returned}.
         """
         if self._searched is None:
             raise ValueError("No corpus was given to search; hand it over before the queries, as the evaluators do.")
@@ -113,8 +80,6 @@ class CorpusSearch:
         if only is None:
             return run_without_ties(without_identical(self._searched.run(queries, most, **options), identical, k))
         run: Run = {}
-        if not isinstance(only, Mapping):
-            raise TypeError(f"top_ranked must be {{query_id: doc_ids}}, got {shown(only)}.")
         own = self.options.get("allow")
         permitted = None if own is None else set(own)
         for query_id, text in queries.items():

@@ -38,11 +38,6 @@ class DocidRetriever(BaseRetriever):
         retriever: the index, or its folder.
         k: documents per query.
         **options: see `SearchOptions`; also name, tags and metadata, as any retriever of LangChain has.
-
-    Raises:
-        TypeError: an unknown option.
-        ValueError: an option out of range, or a filter that does not fit the index.
-        FileNotFoundError: no index in the folder.
     """
 
     retriever: Retriever

@@ -66,11 +66,6 @@ class DocidRetriever(BaseRetriever):
             of columns of lists; text_match finds parts of texts, upper and lower case being the same.
         callback_manager: as any retriever of LlamaIndex has.
         **options: see `SearchOptions`.
-
-    Raises:
-        TypeError: an unknown option, or filters that are no `MetadataFilters`.
-        ValueError: an option out of range, or a filter that does not fit the index.
-        FileNotFoundError: no index in the folder.
     """
 
     def __init__(
@@ -108,12 +103,7 @@ class DocidRetriever(BaseRetriever):
 
 
 def where_of(filters: MetadataFilters) -> str:
-    """Return filters as a condition of `dsi.store.documents.filters`; "" if there are none.
-
-    Raises:
-        TypeError: they are no `MetadataFilters`.
-        ValueError: an operator or a value that the index cannot search by.
-    """
+    """Return filters as a condition of `dsi.store.documents.filters`; "" if there are none."""
     if not isinstance(filters, MetadataFilters):
         raise TypeError(f"filters must be MetadataFilters of LlamaIndex, got {shown(filters)}.")
     return _joined(filters, negated=False)
@@ -128,7 +118,6 @@ def _joined(filters: MetadataFilters, *, negated: bool) -> str:
 
 
 def _part(part: MetadataFilter | MetadataFilters, *, negated: bool) -> str:
-    """Return one of several filters as a condition."""
     if isinstance(part, MetadataFilter):
         return _comparison(part, negated=negated)
     if not part.filters:
@@ -137,7 +126,6 @@ def _part(part: MetadataFilter | MetadataFilters, *, negated: bool) -> str:
 
 
 def _comparison(part: MetadataFilter, *, negated: bool) -> str:
-    """Return the comparison of a column and a value, or several."""
     operator, value, column = part.operator, part.value, '"' + part.key.replace('"', '""') + '"'
     takes_list = operator in _LISTS
     if operator != FilterOperator.IS_EMPTY and (value is None or isinstance(value, list) != takes_list):

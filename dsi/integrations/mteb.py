@@ -44,11 +44,6 @@ class DocidSearch:
             by `dsi.index`, without training.
         name: of the model in MTEB's results.
         **options: see `SearchOptions`.
-
-    Raises:
-        TypeError: an unknown option.
-        ValueError: an option out of range, or a filter that does not fit the index.
-        FileNotFoundError: no index in the folder.
     """
 
     def __init__(
@@ -65,13 +60,7 @@ class DocidSearch:
         return ModelMeta.create_empty({"name": self.name, "revision": self.corpora.revision})
 
     def index(self, corpus: datasets.Dataset, **_: Any) -> None:
-        """Take the documents of a task, columns id, title and text, as those that `search` returns.
-
-        Raises:
-            TypeError: it is not a table.
-            ValueError: a column is missing, or the index lacks one of the documents.
-        """
-        _check_columns(corpus, "corpus")
+        """Take the documents of a task, columns id, title and text, as those that `search` returns."""
         self.corpora.take(corpus["id"][:], corpus)
 
     def search(
@@ -84,16 +73,8 @@ class DocidSearch:
     ) -> Run:
         """Return {query_id: {doc_id: score}} for queries, columns id and text.
 
-        Args:
-            queries: of a task.
-            top_k: documents per query.
-            top_ranked: {query_id: the only documents that may be returned}, of reranking tasks.
-
-        Raises:
-            TypeError: the queries are no table.
-            ValueError: a column is missing, `index` was not called, or `top_ranked` names a document that is not there.
+        `top_ranked`: {query_id: the only documents that may be returned}, of reranking tasks.
         """
-        _check_columns(queries, "queries")
         return self.corpora.run(dict(zip(queries["id"], queries["text"], strict=True)), top_k, top_ranked)
 
 
@@ -123,21 +104,11 @@ class DocidEncoder:
     def encode(
         self, inputs: Iterable[Mapping[str, Any]], *, prompt_type: str | None = None, **_: Any
     ) -> NDArray[np.float32]:
-        """Return embeddings [texts, embedding_dim] of batches with "text", and for documents "title" and "body".
-
-        Raises:
-            TypeError: a batch has no list of texts.
-            ValueError: no such type of prompt.
-        """
-        if prompt_type not in (None, "query", "document"):
-            raise ValueError(f'prompt_type must be "query", "document" or None, got {shown(prompt_type)}.')
+        """Return embeddings [texts, embedding_dim] of batches with "text", and for documents "title" and "body"."""
         is_query = prompt_type == "query"
         texts: list[str] = []
         for batch in inputs:
-            given = batch.get("text") if isinstance(batch, Mapping) else None
-            if given is None or isinstance(given, str):
-                raise TypeError(f'inputs must be batches {{"text": [text, …]}}, got {shown(batch)}.')
-            bodies = list(given)
+            bodies = list(batch["text"])
             if is_query:
                 texts += self.encoder.query_texts(bodies)
             elif "title" in batch and "body" in batch:
@@ -164,10 +135,6 @@ def retrieval_task(collection: Collection, split: str = "test", name: str = "") 
         collection: with judgements of the split.
         split: "test", "dev" or "train".
         name: of the task; by default that of the collection's folder.
-
-    Raises:
-        TypeError: no collection.
-        ValueError: no such split, no judgements of it, or a name that is not a text.
     """
     check_collection("retrieval_task", collection)
     if split not in SPLITS:
@@ -195,23 +162,12 @@ def retrieval_task(collection: Collection, split: str = "test", name: str = "") 
     return task
 
 
-def _check_columns(table: object, name: str) -> None:
-    """Raise TypeError unless an argument is a table, ValueError unless it has the columns id and text."""
-    if not isinstance(table, datasets.Dataset):
-        raise TypeError(f"{name} must be a datasets.Dataset with the columns id and text, got {shown(table)}.")
-    for column in ("id", "text"):
-        if column not in table.column_names:
-            found = ", ".join(table.column_names) or "none"
-            raise ValueError(f"{name} has no column {column!r}; its columns are {found}.")
-
-
 class _CollectionTask(AbsTaskRetrieval):
     """A task whose data is in memory."""
 
     part: Any  # `RetrievalSplitData`
 
     def load_data(self, *_: Any, **__: Any) -> None:
-        """Hand over the data."""
         (split,) = self.metadata.eval_splits
         self.dataset = {"default": {split: self.part}}
         self.data_loaded = True

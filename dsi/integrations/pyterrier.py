@@ -44,11 +44,6 @@ class DocidRetriever(pt.Transformer):
         retriever: the index, or its folder.
         num_results: documents per query.
         **options: see `SearchOptions`.
-
-    Raises:
-        TypeError: an unknown option.
-        ValueError: an option out of range, or a filter that does not fit the index.
-        FileNotFoundError: no index in the folder.
     """
 
     def __init__(
@@ -75,10 +70,6 @@ class LexicalRetriever(pt.Transformer):
     Args:
         retriever: the index, or its folder.
         num_results: documents per query.
-
-    Raises:
-        ValueError: the index has no lexical part.
-        FileNotFoundError: no index in the folder.
     """
 
     def __init__(self, retriever: Retriever | str | Path, num_results: int = 10) -> None:
@@ -104,10 +95,6 @@ class TextLoader(pt.Transformer):
     Args:
         retriever: the index, or its folder.
         fields: the columns to add; "*" for all.
-
-    Raises:
-        ValueError: the index has no such column.
-        FileNotFoundError: no index in the folder.
     """
 
     def __init__(self, retriever: Retriever | str | Path, fields: Sequence[str] | str = "*") -> None:
@@ -139,10 +126,6 @@ class DocidIndex(pt.Artifact):
         path: folder of the index.
         device: of encoder and decoder; the best available by default.
         dtype: "float32" or "bfloat16", of encoder and decoder in search.
-
-    Raises:
-        FileNotFoundError: no index in the folder.
-        ValueError: a damaged index.
     """
 
     ARTIFACT_TYPE, ARTIFACT_FORMAT = METADATA["type"], METADATA["format"]
@@ -195,12 +178,7 @@ def _without(
 
 
 def _ranking(queries: pd.DataFrame, results: Sequence[Sequence[tuple[str, float]]]) -> pd.DataFrame:
-    """Return a row for each document of the results: the columns of its query, docno, score (without ties) and rank.
-
-    Args:
-        queries: a row for each query.
-        results: doc_id and score of the documents of each query, best first.
-    """
+    """Return a row for each document of the results: the columns of its query, docno, score (without ties) and rank."""
     counts = np.array([len(documents) for documents in results], dtype=np.int64)
     rows = np.repeat(np.arange(len(queries)), counts)
     return (

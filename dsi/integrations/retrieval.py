@@ -11,13 +11,7 @@ from dsi.store.retriever import Retriever, load
 
 
 def open_index(retriever: object) -> Retriever:
-    """Return a retriever, or load it if a folder is given.
-
-    Raises:
-        TypeError: it is neither.
-        FileNotFoundError: no index in the folder.
-        ValueError: a damaged index.
-    """
+    """Return a retriever, or load it if a folder is given."""
     if isinstance(retriever, Retriever):
         return retriever
     if not isinstance(retriever, str | Path):
@@ -26,12 +20,7 @@ def open_index(retriever: object) -> Retriever:
 
 
 def check_search(retriever: Retriever, k: int, options: Any, name: str = "k", call: str = "DocidRetriever") -> None:
-    """Check the options of a search, when a retriever is made and not at its first query; iterators of doc_ids become lists.
-
-    Raises:
-        TypeError: an unknown option.
-        ValueError: a value out of range, or a filter that does not fit the index.
-    """
+    """Check the options of a search, when a retriever is made and not at its first query; iterators of doc_ids become lists."""
     if plain(int, k, name) < 1:
         raise ValueError(f"{name} must be at least 1, got {k}.")
     lists_of_doc_ids(options)
@@ -48,12 +37,7 @@ def lists_of_doc_ids(options: Any) -> None:
 def find(
     retriever: Retriever, queries: Sequence[str], k: int, options: Mapping[str, Any]
 ) -> Iterator[list[tuple[Hit, Document]]]:
-    """Yield the hits of each query with their documents, all of one moment of the index.
-
-    Raises:
-        TypeError: an unknown option.
-        ValueError: an empty query, or an option out of range.
-    """
+    """Yield the hits of each query with their documents, all of one moment of the index."""
     index = copy(retriever)
     found = index.search(list(queries), k, **options)
     documents = iter(index.get([hit.doc_id for hits in found for hit in hits]))

@@ -76,7 +76,6 @@ class _StrictTool(Tool):
 
 
 def _tool(title: str, function: Callable[..., Any]) -> Tool:
-    """Return a tool that only reads, with the schema of a function."""
     tool = _StrictTool.from_function(function, title=title, annotations=_READS)
     tool.parameters["additionalProperties"] = False
     return tool

@@ -49,7 +49,6 @@ class _Job:
 
     @property
     def rest(self) -> Sequence[str]:
-        """The queries that have no answer yet."""
         return self.queries[len(self.answers) :]
 
     @property
@@ -68,7 +67,6 @@ class _Job:
         return self.rest[:count]
 
     def check(self) -> None:
-        """Raise CancelledError if nobody waits any more."""
         if self.future.cancelled():
             raise CancelledError
 
@@ -97,12 +95,7 @@ def _failure(error: BaseException) -> RuntimeError:
 class Batcher(Generic[Answer]):
     """Runs searches and other calls, slice after slice, on a thread of its own.
 
-    Args:
-        search: a function of options and queries that returns an answer for each query.
-        max_batch: queries of a slice.
-        max_wait: seconds that a request waits for others.
-        max_waiting: requests that may wait.
-        observe: called with the number of queries of every slice.
+    `search` returns an answer for each query; `observe` is called with the number of queries of every slice.
     """
 
     def __init__(
@@ -129,25 +122,15 @@ class Batcher(Generic[Answer]):
     def submit(self, options: Hashable, queries: Sequence[str], held: int = 0) -> "Future[Sequence[Answer]]":
         """Return the future answers of some queries; if it is cancelled, those that are left are not computed.
 
-        Args:
-            options: of the search; requests with equal options may share a batch.
-            queries: one or more.
-            held: characters that the options hold.
-
-        Raises:
-            BusyError: too many requests wait, or `close` was called.
+        Requests with equal options may share a batch; `held` counts the characters of the options. BusyError if too
+        many requests wait, or `close` was called.
         """
         return self._put(_Job(options, queries, held=held + sum(map(len, queries))))
 
     def call(self, function: Callable[[Callable[[], None]], Any], held: int = 0) -> "Future[Any]":
         """Return the future result of a function that is called between slices.
 
-        Args:
-            function: is given another one to call now and then, which ends it by an error if nobody waits any more.
-            held: characters that it holds.
-
-        Raises:
-            BusyError: as in `submit`.
+        The function is given another one to call now and then, which ends it by an error if nobody waits any more.
         """
         return self._put(_Job("", call=function, held=held))
 

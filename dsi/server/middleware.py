@@ -14,8 +14,6 @@ from starlette.exceptions import HTTPException
 from starlette.responses import JSONResponse
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from dsi.docids.files.checks import shown
-
 logger = logging.getLogger(__name__)
 
 _SECONDS = (0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0, 30.0)
@@ -27,12 +25,7 @@ SHARED = "PROMETHEUS_MULTIPROC_DIR"
 
 
 class Metrics:
-    """Requests by path and status, their seconds, the queries of batches, and what waits.
-
-    Args:
-        waiting: returns how many requests wait.
-        documents: returns how many documents the index has.
-    """
+    """Requests by path and status, their seconds, the queries of batches, and what waits."""
 
     def __init__(self, waiting: Callable[[], int], documents: Callable[[], int]) -> None:
         registry = CollectorRegistry()
@@ -76,12 +69,7 @@ def bears(headers: Iterable[tuple[bytes, bytes]], token: str) -> bool:
 
 
 class Guarded:
-    """Answers only requests with a bearer token, others with 401.
-
-    Args:
-        app: answers.
-        token: that they need; "" for none.
-    """
+    """Answers only requests with a bearer token, others with 401."""
 
     def __init__(self, app: ASGIApp, token: str) -> None:
         self.app, self.token = app, token
@@ -95,34 +83,8 @@ class Guarded:
             await self.app(scope, receive, send)
 
 
-class Heads:
-    """Answers HEAD as GET, without the body.
-
-    Args:
-        app: what answers; it answers no stream.
-    """
-
-    def __init__(self, app: ASGIApp) -> None:
-        self.app = app
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Pass a request on."""
-
-        async def sending(message: Message) -> None:
-            await send({**message, "body": b""} if message["type"] == "http.response.body" else message)
-
-        if scope["type"] == "http" and scope["method"] == "HEAD" and scope["path"] != "/mcp":  # which streams
-            await self.app({**scope, "method": "GET"}, receive, sending)
-        else:
-            await self.app(scope, receive, send)
-
-
 class JsonBodies:
-    """Takes every body for JSON, whatever its Content-Type says: curl's default is that of a form. Refuses compressed ones.
-
-    Args:
-        app: what answers.
-    """
+    """Takes every body for JSON, whatever its Content-Type says: curl's default is that of a form."""
 
     def __init__(self, app: ASGIApp) -> None:
         self.app = app
@@ -130,25 +92,13 @@ class JsonBodies:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Pass a request on."""
         if scope["type"] == "http":
-            coding = dict(scope["headers"]).get(b"content-encoding", b"").decode("latin-1").strip().lower()
-            if coding not in ("", "identity"):
-                message = (
-                    f"This server reads bodies as they are, got Content-Encoding {shown(coding)}; send plain JSON."
-                )
-                await JSONResponse({"error": message}, 415, {"Accept-Encoding": "identity"})(scope, receive, send)
-                return
             others = [(name, value) for name, value in scope["headers"] if name != b"content-type"]
             scope["headers"] = [*others, (b"content-type", b"application/json")]
         await self.app(scope, receive, send)
 
 
 class BodyLimit:
-    """Refuses a body that has too many bytes (413), before it is in memory.
-
-    Args:
-        app: what answers the others.
-        most: bytes.
-    """
+    """Refuses a body that has too many bytes (413), before it is in memory."""
 
     def __init__(self, app: ASGIApp, most: int) -> None:
         self.app, self.most = app, most
@@ -183,11 +133,7 @@ async def _drain(receive: Receive) -> None:
 
 
 class Failures:
-    """Answers a request that failed with 500, below the middleware that counts answers and adds headers.
-
-    Args:
-        app: what answers.
-    """
+    """Answers a request that failed with 500, below the middleware that counts answers and adds headers."""
 
     def __init__(self, app: ASGIApp) -> None:
         self.app = app
@@ -213,12 +159,7 @@ class Failures:
 
 
 class Observed:
-    """Reports the route, status and seconds of every request.
-
-    Args:
-        app: what answers.
-        observe: called with them.
-    """
+    """Reports the route, status and seconds of every request."""
 
     def __init__(self, app: ASGIApp, observe: Callable[[str, int, float], None]) -> None:
         self.app, self.observe = app, observe

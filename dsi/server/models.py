@@ -30,7 +30,6 @@ def _field(kind: str, description: str, example: Any, **schema: Any) -> Any:
 
 
 def _option_schema(option: Setting) -> dict[str, Any]:
-    """Return the JSON schema of a search option."""
     example = written_as(option.name).example if option.default in (None, inf) else option.default  # JSON has no inf
     bounds = {"minimum": option.bound(Ge), "maximum": option.bound(Le), "enum": list(option.choices) or None}
     known = {name: value for name, value in bounds.items() if value is not None}
@@ -61,12 +60,7 @@ class OptionFields(BaseModel):
         return cls.model_fields["k"].default if value is None else value
 
     def options(self, call: str = "search") -> dict[str, Any]:
-        """Return the search options that were given to a call.
-
-        Raises:
-            TypeError: one that does not exist.
-            ValueError: one that JSON cannot hold.
-        """
+        """Return the search options that were given to a call."""
         taken = [name for name, option in option_declarations().items() if option.kind in _TYPES]
         given = given_options(call, self.model_extra or {}, taken)
         for name in given:
@@ -92,11 +86,7 @@ class SearchBody(SearchFields):
     matches: bool = Field(False, description="Add the words of the query that each document matches.")
 
     def texts(self) -> list[Any]:
-        """Return the queries.
-
-        Raises:
-            ValueError: neither query nor queries is given, or both.
-        """
+        """Return the queries."""
         if (self.query is None) == (self.queries is None):
             raise ValueError("Give query, a text, or queries, a list of texts; one of the two.")
         if self.queries is not None and not isinstance(self.queries, list):

@@ -52,23 +52,14 @@ class RateError(RuntimeError):
 
 
 class Rate:
-    """How much is taken a minute: what was not taken is saved, for one minute.
-
-    Args:
-        most: a minute.
-        clock: returns seconds.
-    """
+    """How much is taken a minute: what was not taken is saved, for one minute."""
 
     def __init__(self, most: int, clock: Callable[[], float] = time.monotonic) -> None:
         self._most, self._clock, self._left, self._at = most, clock, float(most), clock()
         self._lock = threading.Lock()
 
     def take(self, count: int) -> None:
-        """Take some.
-
-        Raises:
-            RateError: that many are not left; none is taken then.
-        """
+        """Take some."""
         with self._lock:
             now = self._clock()
             self._left, self._at = min(self._most, self._left + (now - self._at) * self._most / 60), now
@@ -82,17 +73,11 @@ class Rate:
 
 @dataclass(frozen=True)
 class _Asked:
-    """How a request searches: requests that are equal are computed together.
+    """How a request searches: requests that are equal are computed together."""
 
-    Attributes:
-        options: k, the options of the search, and what is shown, as JSON.
-        engine: of the state of the index that is searched.
-        index: at the moment of the request, which all of its slices search.
-    """
-
-    options: str
-    engine: Engine
-    index: Snapshot = field(compare=False)
+    options: str  # k, the options of the search, and what is shown, as JSON
+    engine: Engine  # of the state of the index that is searched
+    index: Snapshot = field(compare=False)  # at the moment of the request, which all of its slices search
 
     @cached_property
     def shown(self) -> Json:
@@ -107,16 +92,7 @@ class _Asked:
 
 
 class Service:
-    """An index, loaded and warm.
-
-    Args:
-        settings: of the server.
-        observe: called with the number of queries of every batch.
-
-    Raises:
-        FileNotFoundError: no index in the folder, or a part is missing.
-        ValueError: a file was altered, or a setting is out of range.
-    """
+    """An index, loaded and warm."""
 
     def __init__(self, settings: ServerSettings, observe: Callable[[int], None] = lambda queries: None) -> None:
         self.settings = settings
@@ -175,12 +151,7 @@ class Service:
     # Searching, on the thread of the batcher.
 
     def search(self, queries: Sequence[str], k: Any, options: Mapping[str, Any], **shown: bool) -> Any:
-        """Return the future answers of some queries; `shown`: arguments of `answers`.
-
-        Raises:
-            BusyError: too many requests wait.
-            TooLargeError: beyond the limits of the settings.
-        """
+        """Return the future answers of some queries; `shown`: arguments of `answers`."""
         self.settings.check(queries, k, options)
         for number, query in enumerate(queries):
             check_query(number, query)
@@ -262,22 +233,14 @@ class Service:
         return list(dict.fromkeys(index.documents.label(int(tree.doc_rows[place])) for place in places))
 
     def document(self, doc_id: str) -> Json:
-        """Return a document.
-
-        Raises:
-            UnknownError: it is not in the index.
-        """
+        """Return a document."""
         index = self.retriever.snapshot
         _check_has(index, doc_id)
         (found,) = index.get([doc_id])
         return found._replace(metadata=shown_metadata(found.metadata))._asdict()
 
     def branch(self, digits: Sequence[int]) -> Json:
-        """Return a node of the docid tree and its children: size, telling words, and the title of a document.
-
-        Raises:
-            ValueError: the path leaves the tree.
-        """
+        """Return a node of the docid tree and its children: size, telling words, and the title of a document."""
         index = self.retriever.snapshot
         tree, topics = index.tree, self.topics(index)
         node = tree.node(digits)
@@ -299,19 +262,12 @@ class Service:
     def add(self, documents: Any, *, replace: Any = False) -> int:
         """Add documents to the index in memory and on disk, and return how many it has now.
 
-        Raises:
-            TypeError: documents are no list or table of records.
-            ValueError: a bad document; nothing is changed then.
-            ConflictError: the index on disk was changed by others; this one is loaded again, and nothing else is changed.
+        ConflictError if the index on disk was changed by others; it is loaded again then, and nothing else is changed.
         """
         return self._update(lambda changed: changed.add(documents, replace=replace))
 
     def remove(self, doc_id: str) -> int:
-        """Remove a document, or all documents of a file, as `add` adds them.
-
-        Raises:
-            UnknownError: it is not in the index.
-        """
+        """Remove a document, or all documents of a file, as `add` adds them."""
 
         def without(changed: Retriever) -> None:
             try:
@@ -323,13 +279,7 @@ class Service:
         return self._update(without)
 
     def learn(self, pairs: Any) -> Json:
-        """Learn pairs of a query and a document, as `add` adds documents.
-
-        Raises:
-            RateError: more pairs than the server learns a minute.
-            TypeError: pairs are no list of pairs.
-            ValueError: none of them can be learned.
-        """
+        """Learn pairs of a query and a document, as `add` adds documents."""
         if isinstance(pairs, list):
             self._rate.take(len(pairs))
         counts = list[int]()
@@ -339,12 +289,7 @@ class Service:
         return {"learned": counts[0], "pairs": len(memory), **({"note": note} if note else {})}
 
     def forget(self, pairs: Any, since: Any, before: Any) -> Json:
-        """Forget pairs, or what was learned in a time, as `add` adds documents.
-
-        Raises:
-            TypeError: pairs are no list of pairs, or a moment is none.
-            ValueError: the index has none of the documents, a moment is none, or nothing is given.
-        """
+        """Forget pairs, or what was learned in a time, as `add` adds documents."""
         counts = list[int]()
         self._update(lambda changed: counts.append(changed.forget(pairs, since=since, before=before)))
         return {"forgotten": counts[0], "pairs": len(self.retriever.snapshot.memory)}

@@ -86,11 +86,7 @@ class ServerSettings:
             )
 
     def check_token(self) -> str:
-        """Return the token of the environment.
-
-        Raises:
-            ValueError: the server is writable, and there is none.
-        """
+        """Return the token of the environment."""
         token = os.environ.get(TOKEN, "")
         if self.writable and not token:
             raise ValueError(
@@ -108,12 +104,7 @@ class ServerSettings:
         return cls(**json.loads(os.environ[_SETTINGS]))
 
     def check(self, queries: Sequence[Any], k: Any, options: Mapping[str, Any]) -> None:
-        """Raise if a search is beyond the limits; values of a wrong type are left to the library.
-
-        Raises:
-            TooLargeError: too many queries, or too long ones.
-            ValueError: k, beam_width or candidates are too large.
-        """
+        """Raise if a search is beyond the limits; values of a wrong type are left to the library."""
         if len(queries) > self.max_queries:
             raise TooLargeError(
                 f"A request may have {self.max_queries:,} queries on this server, got {len(queries):,}; "

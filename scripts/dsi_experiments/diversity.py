@@ -18,9 +18,8 @@ from dsi.docids.types import Reals
 from dsi.eval.measures import mean
 from dsi.eval.tables import markdown_table
 from dsi.eval.trec import read_run
-from dsi_experiments.figures import lines_figure
 from dsi_experiments.report import save_report
-from dsi_experiments.rerankers.candidates import Candidates, Reranker, rerank
+from dsi_experiments.rerankers.candidates import Candidates, Reranker
 from dsi_experiments.rerankers.lists import split_folds
 from dsi_experiments.rerankers.m2div import M2Div, M2DivConfig
 from dsi_experiments.rerankers.untrained import Pyversity
@@ -29,7 +28,6 @@ from dsi_experiments.subtopics import DIVERSITY_MEASURES, Subtopics, evaluate_di
 FOLDS, DEPTH, WIDTH = 5, 30, 50
 RANKING_SIMULATIONS = 200
 STRENGTHS = tuple(np.linspace(0.1, 0.9, 9).round(1).tolist())
-BY_POSITION = tuple(f"alpha_nDCG@{k}" for k in range(1, 11))
 TUNED_FOR = "alpha_nDCG@5"
 
 Values = dict[str, dict[str, float]]
@@ -114,16 +112,15 @@ def read_candidates(folder: Path) -> tuple[Candidates, dict[str, dict[str, list[
 
 def measure(reranker: Reranker, candidates: Candidates, subtopics: Subtopics, measures: Sequence[str]) -> Values:
     """{measure: {query_id: value}} of the reranked candidates."""
-    run = rerank(candidates, reranker).as_run()
+    run = reranker.rerank(candidates).as_run()
     placed = {q: {d: -float(n) for n, d in enumerate(own)} for q, own in run.items()}  # ties keep their order
     return evaluate_diversity(placed, {q: subtopics[q] for q in run}, measures)
 
 
 def cross_validate(candidates: Candidates, subtopics: Subtopics, make: Make, seed: int) -> tuple[Values, Values]:
     """Values of all queries, each by a reranker trained on the other folds; and the same with search when ranking."""
-    names = (*DIVERSITY_MEASURES, *BY_POSITION)
-    plain: Values = {name: {} for name in names}
-    searched: Values = {name: {} for name in names}
+    plain: Values = {name: {} for name in DIVERSITY_MEASURES}
+    searched: Values = {name: {} for name in DIVERSITY_MEASURES}
     for rest, fold in split_folds(len(candidates.queries), FOLDS, seed):
         train, test = candidates.select(rest), candidates.select(fold)
         reranker = make(train, subtopics, seed)
@@ -137,7 +134,7 @@ def cross_validate(candidates: Candidates, subtopics: Subtopics, make: Make, see
 
 
 def diversity(folder: Path, output: Path, seeds: list[int]) -> str:
-    """Measure all systems; writes diversity.json, diversity.md and a figure by position."""
+    """Measure all systems; writes diversity.json and diversity.md."""
     candidates, subtopics = read_candidates(folder)
     found: dict[str, list[dict[str, float]]] = {}
     for name, make in SYSTEMS.items():
@@ -150,12 +147,6 @@ def diversity(folder: Path, output: Path, seeds: list[int]) -> str:
             print(f"diversity, seed {seed}: {name} {found[name][-1][TUNED_FOR]:.4f}", flush=True)
         text = diversity_table(found, len(candidates.queries))
         save_report(output, "diversity", text, {"seeds": seeds, "measures": found})
-    shown = [name for name in found if name.startswith(("BM25", "MMR", "M2Div, K = 1000, policy", "the network"))]
-    series: dict[str, dict[float, float]] = {
-        name: {k: float(np.mean([own[f"alpha_nDCG@{k}"] for own in found[name]])) for k in range(1, 11)}
-        for name in shown
-    }
-    lines_figure(series, "positions", "alpha-nDCG", f"{folder.name}, by position", output / "diversity")
     return text
 
 

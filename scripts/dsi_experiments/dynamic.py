@@ -34,7 +34,7 @@ from dsi_experiments.laboratory import SPLIT, Laboratory, answer, tuned_settings
 from dsi_experiments.report import save_report
 from dsi_experiments.rows import Rows, Values
 from dsi_experiments.tables import DIGITS, VECTORS, Changes, Row
-from dsi_experiments.updates import collection_without
+from dsi_experiments.updates import without
 
 ROWS: tuple[tuple[str, Changes], ...] = (("walk by vectors", VECTORS), ("(level, digit) tokens", DIGITS))
 """(name, changes to the base configuration). All rows share the encoder, so baselines are measured with the first."""
@@ -56,17 +56,12 @@ Matrix = Sequence[Sequence[float]]
 
 
 def reproduce(laboratory: Laboratory, seed: int) -> str:
-    """Train every row on D0, add the other parts, measure; the tables are written again after each row.
-
-    Raises:
-        ValueError: there are no test queries for one of the parts.
-    """
+    """Train every row on D0, add the other parts, measure; the tables are written again after each row."""
     collection, text = laboratory.collection, ""
     parts = split_documents(len(collection.documents), seed)
     queries = queries_of_parts(collection.qrels[SPLIT], [set(collection.documents.select(p)["doc_id"]) for p in parts])
-    d0 = collection_without(laboratory, [row for part in parts[1:] for row in part], "d0")
+    first = without(laboratory, [row for part in parts[1:] for row in part], "d0")
     for number, (name, changes) in enumerate(ROWS):
-        first = Laboratory(d0, laboratory.base, laboratory.output, laboratory.device)
         config = first.config(Row(name, "decoder", changes), seed)
         systems = GENERATIVE if number else (*BASELINES, *GENERATIVE)
         grow = partial(_grow, collection, first, config, systems, parts, queries)
@@ -98,14 +93,7 @@ def split_documents(documents: int, seed: int) -> list[list[int]]:
 
 
 class GrowingIndex:
-    """An index trained on D0, and the baselines, while documents are added; weights are chosen on D0's dev queries.
-
-    Args:
-        collection: with all documents and all test queries.
-        first: trains on D0; its index is changed.
-        config: of the index.
-        systems: names of those to run.
-    """
+    """An index trained on D0, and the baselines, while documents are added; weights are chosen on D0's dev queries."""
 
     def __init__(self, collection: Collection, first: Laboratory, config: Config, systems: Sequence[str]) -> None:
         index = first.index(config)
@@ -176,13 +164,6 @@ def queries_of_parts(qrels: Qrels, parts: Sequence[set[str]]) -> list[list[str]]
 
     >>> queries_of_parts({"q1": {"a": 1, "b": 0}, "q2": {"a": 1, "b": 1}}, [{"a"}, {"b"}])
     [['q1'], ['q2']]
-
-    Args:
-        qrels: judgements.
-        parts: doc_ids of each.
-
-    Raises:
-        ValueError: a part has no queries.
     """
     part_of = {doc_id: number for number, part in enumerate(parts) for doc_id in part}
     queries: list[list[str]] = [[] for _ in parts]
@@ -221,11 +202,7 @@ def summarise(matrix: Matrix) -> dict[str, Any]:
 
 
 def write_report(output: Path, seed: int) -> str:
-    """The tables of OUTPUT/dynamic.json, written to OUTPUT/dynamic.md.
-
-    Raises:
-        ValueError: nothing has been measured under this seed.
-    """
+    """The tables of OUTPUT/dynamic.json, written to OUTPUT/dynamic.md."""
     rows = Rows(output / "dynamic.json")
     records = [record for name, _ in ROWS if (record := rows.find(name, seed))]
     if not records:

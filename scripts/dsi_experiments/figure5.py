@@ -42,11 +42,7 @@ def reproduce(laboratory: Laboratory, seed: int) -> str:
 
 
 def write_report(output: Path, seed: int) -> str:
-    """Table and picture of OUTPUT/figure5.json.
-
-    Raises:
-        ValueError: a cell of the grid has not been measured.
-    """
+    """Table and picture of OUTPUT/figure5.json."""
     rows = Rows(output / "figure5.json")
     found = [record["found"] for record in rows.records() if record["seed"] == seed and "Hit@1" in record["found"]]
     cells = {(cell["alpha"], float(cell["beta"])): cell for cell in found}

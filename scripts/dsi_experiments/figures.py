@@ -1,6 +1,6 @@
-"""Figures of the experiments as PNG and SVG: lines, heat maps, spreads, shares. Knows nothing of what they show."""
+"""Figures of the experiments as SVG: lines, heat maps, shares. Knows nothing of what they show."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +14,7 @@ def lines_figure(
     *,
     log_y: bool = False,
 ) -> None:
-    """Write a line per series of {series: {x: y}}, over a logarithmic x, to path.png and path.svg."""
+    """Write a line per series of {series: {x: y}}, over a logarithmic x, to path.svg."""
     figure, axes = new_figure(6.0, 4.0)
     for name, points in series.items():
         xs = sorted(points)
@@ -31,7 +31,7 @@ def lines_figure(
 
 
 def grid_figure(values: Mapping[tuple[float, float], float], columns: str, rows: str, title: str, path: Path) -> None:
-    """Write a heat map of {(column, row): value}, values included, to path.png and path.svg."""
+    """Write a heat map of {(column, row): value}, values included, to path.svg."""
     first, second = sorted({column for column, _ in values}), sorted({row for _, row in values})
     figure, axes = new_figure(1.2 + 0.75 * len(first), 1.6 + 0.5 * len(second))
     image = axes.imshow([[values[column, row] for column in first] for row in second], cmap="viridis", aspect="auto")
@@ -47,23 +47,8 @@ def grid_figure(values: Mapping[tuple[float, float], float], columns: str, rows:
     save_figure(figure, path)
 
 
-def spreads_figure(spreads: Mapping[str, Sequence[Sequence[float]]], xlabel: str, ylabel: str, path: Path) -> None:
-    """Write a panel per name of {name: [smallest, quartile, median, quartile, largest] by place} to path.png and path.svg."""
-    figure, first = new_figure(2.2 * len(spreads) + 0.6, 3.2)
-    first.remove()
-    panels = figure.subplots(1, len(spreads), sharey=True, squeeze=False)[0]
-    for axes, (name, fives) in zip(panels, spreads.items(), strict=True):
-        keys = ("whislo", "q1", "med", "q3", "whishi")
-        axes.bxp([dict(zip(keys, five, strict=True)) for five in fives], showfliers=False)
-        axes.set_yscale("log")
-        axes.grid(alpha=0.3, axis="y")
-        axes.set(xlabel=xlabel, title=name)
-    panels[0].set_ylabel(ylabel)
-    save_figure(figure, path)
-
-
 def shares_figure(shares: Mapping[str, float], xlabel: str, title: str, path: Path, most: int = 15) -> None:
-    """Write horizontal bars of the largest of {name: share} above 0 to path.png and path.svg."""
+    """Write horizontal bars of the largest of {name: share} above 0 to path.svg."""
     shown = sorted((name for name in shares if shares[name] > 0), key=lambda name: -shares[name])[:most][::-1]
     figure, axes = new_figure(7.0, 0.8 + 0.28 * len(shown))
     axes.barh(shown, [shares[name] for name in shown])
@@ -82,7 +67,6 @@ def new_figure(width: float, height: float) -> tuple[Any, Any]:
 
 
 def save_figure(figure: Any, path: Path) -> None:
-    """Write a figure to path.png and path.svg."""
+    """Write a figure to path.svg."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    for suffix in (".png", ".svg"):
-        figure.savefig(path.with_suffix(suffix), dpi=150, metadata={"Date": None} if suffix == ".svg" else None)
+    figure.savefig(path.with_suffix(".svg"), metadata={"Date": None})

@@ -9,7 +9,7 @@ import dataclasses
 import json
 import math
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import islice
@@ -41,18 +41,15 @@ from dsi.measuring.tuning import DEPTH, choose
 from dsi.search.engine import Engine
 from dsi.search.engine import Method as SearchMethod
 from dsi.search.generate import DenseAndWords
-from dsi.search.queries import EncodedQueries
+from dsi.search.queries import EncodedQueries, QueryBatch
 from dsi.search.request import SearchRequest
 from dsi.search.results import Trace
 from dsi.store.retriever import Retriever, load
-from dsi.training.docids_stage import scheme_input, sources_digest
+from dsi.training.docids_stage import scheme_input
 from dsi.training.embedding import DocumentVectors
 from dsi.training.pipeline import TrainingRun
-from dsi.training.preflight import check_settings
 from dsi.training.stages import launch, stage_seconds
-from dsi_experiments.descents import one_by_one
 from dsi_experiments.rows import Rows, write_table
-from dsi_experiments.schemes.title import check_titles
 from dsi_experiments.tables import Row, t5_of
 
 SPLIT = "test"
@@ -77,21 +74,11 @@ class DenseRuns:
 
 @dataclass
 class Laboratory:
-    """Trains and measures rows over one collection into one folder.
+    """Trains and measures rows over one collection into one folder."""
 
-    Args:
-        collection: what is trained and tested on.
-        base: configuration of DR-SCL+QG.
-        output: the folder of everything that is written.
-        device: of encoder and decoder.
-
-    Attributes:
-        processes: that share the work.
-    """
-
-    collection: Collection
-    base: Config
-    output: Path
+    collection: Collection  # what is trained and tested on
+    base: Config  # configuration of DR-SCL+QG
+    output: Path  # the folder of everything that is written
     device: str | None = None
 
     @classmethod
@@ -149,13 +136,7 @@ class Laboratory:
     ) -> dict[str, Any]:
         """The result of `measure` as a row of OUTPUT/EXPERIMENT.json; read from there if it was measured before.
 
-        Args:
-            experiment: name of the file.
-            name: of the row.
-            seed: of the row.
-            config: what the result depends on, beside the collection.
-            measure: called where the row is missing; "values" of what it returns, {measure: {query_id: value}}, go into
-                OUTPUT/EXPERIMENT.values.json.gz.
+        "values" of what it returns, {measure: {query_id: value}}, go into OUTPUT/EXPERIMENT.values.json.gz.
         """
         rows, key = (
             Rows(self.output / f"{experiment}.json"),
@@ -173,11 +154,7 @@ class Laboratory:
         return found
 
     def config(self, row: Row, seed: int) -> Config:
-        """The base with a row's changes.
-
-        Raises:
-            ValueError: the row begins with T5, and the base names none.
-        """
+        """The base with a row's changes."""
         config = self.base.with_changes({"seed": seed}).with_changes(row.changes)
         if row.fresh:
             config = config.with_changes({"encoder": {"name": FRESH + config.encoder.name}})
@@ -196,13 +173,6 @@ class Laboratory:
         """What every row says of itself first."""
         collection = {"name": Path(self.collection.name).name, "digest": self.collection.digest}
         return {"row": name, "seed": seed, "key": key, "collection": collection}
-
-    def check(self, config: Config) -> None:
-        """Raise what training with a configuration would be refused for; trains nothing."""
-        check_settings(config, self.collection)
-        sources_digest(config.docids, self.collection)
-        if config.docids.method == "title":
-            check_titles(self.collection.documents["title"], self.collection.documents["doc_id"])
 
     # The parts of methods.
 
@@ -289,11 +259,6 @@ class Laboratory:
         record: dict[str, float] = json.loads((self._folder(config) / "generator" / "training.json").read_text())
         return record
 
-    def diagnostics(self, config: Config) -> dict[str, Any]:
-        """How evenly the tree codes the documents, as `dsi.docids.tree.diagnostics` measures it."""
-        record: dict[str, Any] = json.loads((self._folder(config) / "docids" / "diagnostics.json").read_text())
-        return record
-
     def _folder(self, config: Config) -> Path:
         return self.output / "runs" / digest([dataclasses.asdict(config), self.collection.digest])[:16]
 
@@ -337,6 +302,13 @@ def answer(
     return index.as_run(
         encoded.query_ids, index.engine.search(encoded, request, method=control and control(index.engine))
     )
+
+
+def one_by_one(encoded: EncodedQueries) -> Iterator[tuple[int, QueryBatch]]:
+    """Yield the row and the batch of each single query."""
+    for batch in encoded.batches:
+        for place, row in enumerate(batch.rows.tolist()):
+            yield row, batch.select(np.array([place]))
 
 
 def tuned_settings(index: IndexRuns, *, lexical: bool = True) -> dict[str, Any]:

@@ -21,7 +21,6 @@ from dsi.eval.tables import markdown_table
 from dsi.generator.families import FamilyTree
 from dsi.measuring.runs import IndexRuns, generator_only
 from dsi.search.request import SearchRequest
-from dsi_experiments.figures import lines_figure
 from dsi_experiments.laboratory import SPLIT, Laboratory, tuned_settings
 from dsi_experiments.objectives.rows import ROWS, WARM_START, ObjectiveRow
 from dsi_experiments.objectives.tree import BEAM_WIDTH, RANDOM_PATHS
@@ -39,7 +38,7 @@ Cell = dict[str, Any]
 
 
 def reproduce(laboratory: Laboratory, seed: int) -> str:
-    """Train and measure every objective; tables and pictures are written again after each."""
+    """Train and measure every objective; tables are written again after each."""
     base = laboratory.config(Row("", "decoder"), seed)
     tree, text = laboratory.tree(base), ""
     for name, config in equal_budgets(base, tree).items():
@@ -84,13 +83,7 @@ def equal_budgets(base: Config, tree: DocidTree) -> dict[str, Config]:
 
 
 def decoder_positions(tree: DocidTree, row: ObjectiveRow, samples: int = 256) -> float:
-    """Estimate the decoder positions that an example costs under an objective; one with gradient counts three times.
-
-    Args:
-        tree: the docids.
-        row: the objective.
-        samples: number of documents whose paths are averaged.
-    """
+    """Estimate the decoder positions that an example costs under an objective; one with gradient counts three times."""
     families, rng = FamilyTree(tree, torch.device("cpu")), torch.Generator().manual_seed(0)
     searched = sum(min(BEAM_WIDTH, level.stop - level.start) for level in tree.levels)
 
@@ -146,28 +139,16 @@ def measure(index: IndexRuns, split: str) -> list[Cell]:
 
 
 def write_report(output: Path, seed: int) -> str:
-    """Tables and pictures of OUTPUT/objectives.json.
-
-    Raises:
-        ValueError: nothing has been measured under this seed.
-    """
+    """Tables of OUTPUT/objectives.json."""
     rows = Rows(output / "objectives.json")
     records = {record["row"]: record for record in rows.records() if record["seed"] == seed}
     if not records:
         raise ValueError(f"{rows.path} has no rows of seed {seed}; `dsi reproduce objectives` measures them.")
     found = {name: records[name]["found"] for name in (*NAMES, CONTROL) if name in records}
-    collection = next(iter(records.values()))["collection"]["name"]
     systems, quantities = ("decoder alone", "fused"), ("Hit@1", "Hit@10", "search errors")
     parts = [_table(found, system, quantity) for system in systems for quantity in quantities]
     text = "\n\n".join([*parts, _costs(found)])
     save_report(output, "objectives", text)
-    for system in systems:
-        series = {
-            name: {cell["beam"]: cell["Hit@1"] for cell in record["cells"] if cell["system"] == system}
-            for name, record in found.items()
-        }
-        path = output / f"objectives-{system.replace(' ', '-')}"
-        lines_figure(series, "beam width", "Hit@1", f"{collection}, {system}", path)
     return text
 
 

@@ -12,7 +12,6 @@ import numpy as np
 from dsi.docids.data.collection import Collection, read_collection
 from dsi.docids.words.bm25 import BM25
 from dsi.eval.tables import markdown_table
-from dsi_experiments.figures import lines_figure
 from dsi_experiments.report import save_report
 from dsi_experiments.rerankers.candidates import Candidates
 from dsi_experiments.rerankers.features import word_list
@@ -72,7 +71,7 @@ def quality(candidates: Candidates, labels: Floats, scores: Floats) -> Floats:
 
 
 def parsing(folder: Path, output: Path, seeds: list[int]) -> str:
-    """Five-fold cross-validation; writes parsing.json, parsing.md and a figure of the objective."""
+    """Five-fold cross-validation; writes parsing.json and parsing.md."""
     candidates, labels, held = bm25_candidates(read_collection(folder))
     n = len(candidates.queries)
     values = {name: np.zeros((len(seeds), n)) for name in ("BM25", "uniform theta", *SETTINGS)}
@@ -103,19 +102,7 @@ def parsing(folder: Path, output: Path, seeds: list[int]) -> str:
     text = _parsing_table(candidates, values, len(seeds))
     record = {name: own.tolist() for name, own in values.items()}
     save_report(output, "parsing", text, {"seeds": seeds, NDCG_EXP: record, "objective": saw_tooth})
-    series = {name: _teeth(history) for name, history in saw_tooth.items()}
-    lines_figure(
-        series,
-        "half rounds: before and after the steps",
-        "objective",
-        "Parser trained for ranking",
-        output / "parsing",
-    )
     return text
-
-
-def _teeth(history: list[tuple[float, float]]) -> dict[float, float]:
-    return {float(place): value for place, value in enumerate((v for pair in history for v in pair), start=1)}
 
 
 def _parsing_table(candidates: Candidates, values: Mapping[str, Floats], seeds: int) -> str:

@@ -59,21 +59,13 @@ def published_on(collection: str) -> str:
 
 @dataclass(frozen=True)
 class Measured:
-    """One row of a table under one seed.
-
-    Attributes:
-        name: of the row.
-        values: {measure: {query_id: value}}.
-        record: settings, measures by split, times.
-        published: key of `NQ10K` and `NQ100K`, "" for none.
-        stages: of its training, whose seconds are in the record.
-    """
+    """One row of a table under one seed."""
 
     name: str
-    values: dict[str, dict[str, float]]
-    record: dict[str, Any]
-    published: str = ""
-    stages: tuple[str, ...] = ()
+    values: dict[str, dict[str, float]]  # {measure: {query_id: value}}
+    record: dict[str, Any]  # settings, measures by split, times
+    published: str = ""  # key of `NQ10K` and `NQ100K`, "" for none
+    stages: tuple[str, ...] = ()  # of its training, whose seconds are in the record
 
 
 def experiment_table(
@@ -84,13 +76,9 @@ def experiment_table(
 ) -> str:
     """Return a Markdown table: per row published numbers if any, means over seeds on three splits, p against a reference.
 
-    Of rows that were trained, it also says for how many epochs, in how many hours, and with which commit.
-
-    Args:
-        rows: the seeds of each row.
-        sizes: queries of each split.
-        reference: name of the row to test against, by each query's mean over seeds.
-        not_run: (name, key of the published numbers, reason) of rows that come first and have no numbers of ours.
+    Of rows that were trained, it also says for how many epochs, in how many hours, and with which commit. `rows`: the
+    seeds of each row; `not_run`: (name, key of the published numbers, reason) of rows that come first and have no
+    numbers of ours.
     """
     on = published_on(rows[0][0].record.get("collection", {}).get("name", "")) if rows else "NQ10k"
     against = next((seeds for seeds in rows if seeds[0].name == reference), None)

@@ -7,12 +7,10 @@ from numpy.typing import NDArray
 def regret(probabilities: NDArray[np.floating], chosen: NDArray[np.integer]) -> NDArray[np.float64]:
     """Return [n] the mean probability of the m best documents minus that of the m chosen (Zhuo et al. 2020, eq. 10).
 
+    `probabilities`: [n, documents]; `chosen`: [n, m] columns, -1 for a missing result, which has probability 0.
+
     >>> regret(np.array([[0.5, 0.25, 1.0]]), np.array([[0, 1]])).tolist()
     [0.375]
-
-    Args:
-        probabilities: [n, documents] of relevance.
-        chosen: [n, m] columns of it; -1 for a missing result, which has probability 0.
     """
     m = chosen.shape[1]
     probabilities = np.pad(probabilities, ((0, 0), (0, max(0, m - probabilities.shape[1]))))

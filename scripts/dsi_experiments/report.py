@@ -13,11 +13,7 @@ from dsi.docids.files.storage import write_json, write_text
 def save_report(output: Path, name: str, text: str, record: Mapping[str, Any] | None = None) -> None:
     """Write the report of an experiment.
 
-    Args:
-        output: folder of the files.
-        name: of the files, without suffix.
-        text: Markdown.
-        record: what the text shows, as data; written with hardware, versions and commit. None if `Rows` keeps it.
+    `record`: what the text shows, written with hardware, versions and commit; None if `Rows` keeps it.
     """
     if record is not None:
         from dsi.measuring.provenance import provenance

@@ -7,7 +7,6 @@ command at a time write into an OUTPUT: of two, one may lose a row, and measures
 
 import gzip
 import json
-import zlib
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
@@ -22,11 +21,7 @@ Values = dict[str, dict[str, float]]
 
 
 class Rows:
-    """The rows of one experiment.
-
-    Args:
-        path: of the JSON file; it need not exist yet.
-    """
+    """The rows of one experiment."""
 
     def __init__(self, path: Path) -> None:
         self.path, self.values_path = path, path.with_suffix(".values.json.gz")
@@ -43,20 +38,14 @@ class Rows:
     def put(self, record: dict[str, Any], values: Values | None = None) -> None:
         """Add a row, or replace that of the same name and seed.
 
-        Args:
-            record: with "row" and "seed".
-            values: per query; written first, so that a record always has its values.
+        Values are written first, so that a record always has its values.
         """
         if values is not None:
             self._put_values(record["row"], record["seed"], values)
         write_json(self.path, {"rows": _replaced(self.records(), record)})
 
     def values(self, wanted: Iterable[tuple[str, int]] = ()) -> dict[tuple[str, int], Values]:
-        """{(row, seed): values per query} of all rows that have them.
-
-        Raises:
-            ValueError: a row that is wanted has none.
-        """
+        """{(row, seed): values per query} of all rows that have them."""
         content, found = self._read_values(), {}
         for own in content["rows"]:
             query_ids = content["queries"][own["queries"]]
@@ -83,17 +72,8 @@ class Rows:
         return self._load(self.values_path) if self.values_path.exists() else {"queries": {}, "rows": []}
 
     def _load(self, path: Path) -> dict[str, Any]:
-        """The JSON object in one of the two files; raises ValueError if it is damaged."""
-        try:
-            content = path.read_bytes()
-            found = json.loads(gzip.decompress(content) if path.suffix == ".gz" else content)
-        except (ValueError, EOFError, gzip.BadGzipFile, zlib.error):
-            found = None
-        if not isinstance(found, dict) or not isinstance(found.get("rows"), list):
-            raise ValueError(
-                f"{path} is damaged; restore it, or remove {self.path.name} and {self.values_path.name} to measure their rows "
-                "again."
-            )
+        content = path.read_bytes()
+        found: dict[str, Any] = json.loads(gzip.decompress(content) if path.suffix == ".gz" else content)
         return found
 
 
@@ -101,10 +81,6 @@ def write_table(output: Path, table: str, seeds: Sequence[int]) -> str:
     """Markdown of all rows of a table that were measured under these seeds; written to OUTPUT/TABLE.md.
 
     Needs nothing but OUTPUT/TABLE.json and OUTPUT/TABLE.values.json.gz.
-
-    Raises:
-        FileNotFoundError: one of the two files is missing.
-        ValueError: no row was measured under these seeds, or one has no values per query.
     """
     rows = Rows(output / f"{table}.json")
     for path in (rows.path, rows.values_path):

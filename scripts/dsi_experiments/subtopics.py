@@ -24,14 +24,13 @@ DIVERSITY_MEASURES = ("alpha_nDCG@5", "alpha_nDCG@10", "ERR_IA@10", "StRecall@10
 
 
 def read_subtopics(path: Path) -> dict[str, dict[str, list[str]]]:
-    """Return judgements of TREC's diversity tasks, one `query subtopic document relevance` per line.
-
-    Raises:
-        ValueError: a line is malformed; the message names it.
-    """
+    """Return judgements of TREC's diversity tasks, one `query subtopic document relevance` per line."""
     subtopics: dict[str, dict[str, list[str]]] = {}
     for source, (query_id, subtopic, doc_id, relevance) in split_fields(path, 4, "query subtopic document relevance"):
-        if _integer(relevance, source) > 0:
+        value = whole_number(relevance)
+        if value is None:
+            raise ValueError(f"{source}: expected an integer, got {relevance!r}.")
+        if value > 0:
             subtopics.setdefault(query_id, {}).setdefault(doc_id, []).append(subtopic)
     return subtopics
 
@@ -48,10 +47,7 @@ def evaluate_diversity(
 ) -> dict[str, dict[str, float]]:
     """Return {measure: {query_id: value}} for every query that has a subtopic.
 
-    Args:
-        run: scores of the documents returned.
-        subtopics: those that each document covers.
-        measures: names of ir-measures: "alpha_nDCG@5", "ERR_IA@20", "StRecall@10", ….
+    `measures`: names of ir-measures, such as "ERR_IA@20".
     """
     try:
         ir_measures = importlib.import_module("ir_measures")
@@ -79,32 +75,12 @@ def evaluate_diversity(
 
 
 def subtopic_labels(candidates: "Candidates", subtopics: Mapping[str, Mapping[str, Sequence[str]]]) -> Bools:
-    """[n, k, subtopics] True where a candidate is judged to be about a subtopic of its query.
-
-    Args:
-        candidates: of the queries.
-        subtopics: {query_id: {doc_id: subtopics}}; documents that are not named are about no subtopic.
-    """
-    numbers = [
-        {
-            name: number
-            for number, name in enumerate(
-                sorted({name for names in subtopics.get(query_id, {}).values() for name in names})
-            )
-        }
-        for query_id in candidates.query_ids
-    ]
-    n, k = candidates.scores.shape
-    labels = np.zeros((n, k, max(map(len, numbers), default=0) or 1), dtype=bool)
-    for row, (query_id, doc_ids) in enumerate(zip(candidates.query_ids, candidates.doc_ids, strict=True)):
+    """[n, k, subtopics] True where a candidate is judged to be about a subtopic of its query."""
+    judged = [subtopics.get(query_id, {}) for query_id in candidates.query_ids]
+    names = [sorted({name for covered in own.values() for name in covered}) for own in judged]
+    labels = np.zeros((*candidates.scores.shape, max(map(len, names), default=0) or 1), dtype=bool)
+    for row, doc_ids in enumerate(candidates.doc_ids):
         for column, doc_id in enumerate(doc_ids):
-            for name in subtopics.get(query_id, {}).get(doc_id, ()):
-                labels[row, column, numbers[row][name]] = True
+            for name in judged[row].get(doc_id, ()):
+                labels[row, column, names[row].index(name)] = True
     return labels
-
-
-def _integer(text: str, source: str) -> int:
-    value = whole_number(text)
-    if value is None:
-        raise ValueError(f"{source}: expected an integer, got {text!r}.")
-    return value

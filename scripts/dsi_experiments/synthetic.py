@@ -13,7 +13,6 @@ from pathlib import Path
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from scipy.sparse import csr_matrix
 
 from dsi.docids.files.storage import digest
 from dsi.eval.tables import markdown_table
@@ -40,27 +39,17 @@ PUBLISHED = {
 
 @dataclass(frozen=True)
 class Setting:
-    """One synthetic problem.
-
-    Attributes:
-        branching: of the tree.
-        beam_width: of training.
-        cells: (beam of search, answers) whose regret is measured.
-        one_relevant: exactly one relevant label an instance.
-        labels: how many.
-        train, test: instances.
-        epochs: passes over the training instances.
-        objectives: rows of `dsi_experiments.objectives.rows`.
-    """
+    """One synthetic problem."""
 
     branching: int
     beam_width: int
-    cells: Sequence[tuple[int, int]]
-    one_relevant: bool
+    cells: Sequence[tuple[int, int]]  # (beam of search, answers) whose regret is measured
+    one_relevant: bool  # exactly one relevant label an instance
     labels: int = 1000
     train: int = 10_000
     test: int = 1000
-    epochs: int = 200
+    epochs: int = 200  # passes over the training instances
+    # rows of `dsi_experiments.objectives.rows`
     objectives: Sequence[str] = ("plt", "tdm", "otm", "otm-bs", "otm-optest")
 
 
@@ -97,13 +86,7 @@ def synthetic(
 ) -> Regrets:
     """Train every objective on the same data, run after run.
 
-    Args:
-        setting: the problem.
-        runs: draws of weights, data, tree and initialisation.
-        seed: of the first run; the next ones follow.
-        title: of the setting; begins the names of its rows.
-        rows: where the regrets of each training are kept, so that a killed command continues with the next; None to keep none.
-        done: called with a line of text after every training.
+    What is trained is kept in `rows`, so that a killed command continues with the next.
     """
     found: Regrets = {name: {cell: [] for cell in setting.cells} for name in setting.objectives}
     for run in range(seed, seed + runs):
@@ -145,7 +128,7 @@ def _regrets(setting: Setting, objective: str, run: int) -> list[float]:
 
 def _instances(
     rng: np.random.Generator, weights: NDArray[np.float64], count: int, leaves: int, one_relevant: bool
-) -> tuple[csr_matrix, NDArray[np.float64], csr_matrix]:
+) -> tuple[NDArray[np.float32], NDArray[np.float64], NDArray[np.float32]]:
     """Features [count, features], probabilities of relevance [count, leaves] (0 at padding leaves), and a draw from them."""
     features = rng.normal(size=(count, FEATURES)).astype(np.float32)
     closeness = features @ weights.T
@@ -158,7 +141,7 @@ def _instances(
     else:
         eta[:, : len(weights)] = 1 / (1 + np.exp(5 - closeness))
         relevant = (rng.random(eta.shape) < eta).astype(np.float32)
-    return csr_matrix(features), eta, csr_matrix(relevant)
+    return features, eta, relevant
 
 
 def synthetic_table(found: Regrets, title: str, published: Mapping[str, Sequence[float]] | None = None) -> str:

@@ -15,7 +15,6 @@ ENCODED = ("pseudo_queries", "encoder", "docids")
 WITHOUT_GENERATOR = {**dict.fromkeys(("bm25", "bm25-cut"), ()), **dict.fromkeys(("dense", "hnsw", "rrf"), ENCODED)}
 """{method that searches without a generator: the stages that it needs}."""
 
-NOTHING: Changes = {}
 NO_QG: Changes = {"pseudo_queries": {"method": "none"}}
 WHOLE: Changes = {"contrastive": {"loss": "none"}, "training": {"train_encoder": True}}
 UNTRAINED: Changes = {"contrastive": {"loss": "none"}}
@@ -56,26 +55,17 @@ CLUSTERS: Changes = {"docids": {"branching": 64, "max_leaf_size": 300}}  # one l
 
 @dataclass(frozen=True)
 class Row:
-    """One row of a table.
-
-    Attributes:
-        name: as the table shows it.
-        method: how it answers queries, a key of `dsi_experiments.laboratory.METHODS`.
-        changes: settings that differ from the base, {section: {setting: value}}.
-        published: key of `dsi_experiments.published.NQ10K`.
-        fresh: begin with fresh weights in the shape of the base's encoder.
-        t5: begin with the T5 that the base's decoder comes from, as DSI does; with the base's encoder where there is none.
-        needs_t5: the same, but refused where there is none.
-        points: what is clustered in place of the documents' embeddings, a key of `dsi_experiments.laboratory.POINTS`.
-    """
+    """One row of a table."""
 
     name: str
-    method: str
-    changes: Changes = field(default_factory=dict)
-    published: str = ""
-    fresh: bool = False
+    method: str  # how it answers queries, a key of `dsi_experiments.laboratory.METHODS`
+    changes: Changes = field(default_factory=dict)  # settings that differ from the base, {section: {setting: value}}
+    published: str = ""  # key of `dsi_experiments.published.NQ10K`
+    fresh: bool = False  # begin with fresh weights in the shape of the base's encoder
+    # begin with the T5 that the base's decoder comes from, as DSI does; with the base's encoder where there is none
     t5: bool = False
-    needs_t5: bool = False
+    needs_t5: bool = False  # the same, but refused where there is none
+    # what is clustered in place of the documents' embeddings, a key of `dsi_experiments.laboratory.POINTS`
     points: str = ""
 
     @property

@@ -66,16 +66,10 @@ def toy(
 ) -> Cells:
     """Regret by estimator, k and sample size: relevance is drawn, nodes score their estimate from N samples, the beam is k.
 
-    Estimators: "z" (eq. 1, direct), "hierarchical z" (a product of conditionals, as PLT), "z*" (eq. 13), "zhat" (the fixed
-    point of eq. 15), "Algorithm 1" (`algorithm_1`, trained with the beam k; not for N = inf, as it draws from a data set) and,
-    for N = inf, "z, float32": 1 - prod(1 - eta) in float32, where the top of the tree is all ties.
-
-    Args:
-        runs: independent draws of probabilities, order of labels and samples.
-        seed: of all draws.
-        sizes: N.
-        ks: beam width and answers.
-        labels: M; the tree is complete and binary.
+    Estimators: "z" (eq. 1, direct), "hierarchical z" (a product of conditionals, as PLT), "z*" (eq. 13), "zhat" (the
+    fixed point of eq. 15), "Algorithm 1" (`algorithm_1`, trained with the beam k; not for N = inf, as it draws from a
+    data set) and, for N = inf, "z, float32": 1 - prod(1 - eta) in float32, where the top of the tree is all ties.
+    `sizes` are N, `ks` beam widths and answers, `labels` M; the tree is complete and binary.
     """
     torch.manual_seed(seed)
     targets = TreeTargets(complete_tree(labels, 2))
@@ -99,14 +93,9 @@ def toy(
 def algorithm_1(targets: TreeTargets, samples: Tensor, k: int, steps: int) -> Tensor:
     """Train one logit a node by Algorithm 1 of the paper, taken literally, and return the logits, [runs, nodes].
 
-    Differs from our objective "otm": it begins with the beam and with zhat, from random weights, and nothing else ever adds a
-    node. A node outside the beam's candidates keeps the weight it began with.
-
-    Args:
-        targets: of the tree.
-        samples: [runs, N, documents] True where a document is relevant: the data set of each run.
-        k: beam width of the training.
-        steps: of gradient descent.
+    Differs from our objective "otm": it begins with the beam and with zhat, from random weights, and nothing else ever
+    adds a node. A node outside the beam's candidates keeps the weight it began with. `samples`: [runs, N, documents]
+    True where a document is relevant.
     """
     runs = torch.arange(len(samples))[:, None]
     logits = INITIAL_STD * torch.randn(len(samples), targets.tree.num_inner + targets.tree.num_places)
@@ -121,11 +110,7 @@ def algorithm_1(targets: TreeTargets, samples: Tensor, k: int, steps: int) -> Te
 def gradient(targets: TreeTargets, logits: Tensor, relevant: Tensor, k: int) -> Tensor:
     """Return the gradient of eq. 16 with respect to the logits, [runs, nodes], averaged over a minibatch.
 
-    Args:
-        targets: of the tree.
-        logits: [runs, nodes] of the present model.
-        relevant: [runs, documents] the share of the minibatch in which each document is relevant.
-        k: beam width.
+    `relevant`: [runs, documents] the share of the minibatch in which each document is relevant.
     """
     # 2) The children of the beam of the present model (eq. 3); 0, the root, stands for none.
     candidates = torch.zeros_like(logits)

@@ -3,69 +3,44 @@
 It uses the trees, objectives and beams of docids. A node's logit is linear in the features. Knows no text and no docid decoder.
 """
 
-import logging
 import math
-import warnings
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from scipy.sparse import csr_matrix
 from torch import Tensor, nn
 
 from dsi.docids.files.declarations import Count, Whole, settings
-from dsi.docids.files.progress import progress
 from dsi.docids.tree import DocidTree
 from dsi.generator.objectives import log_prior
-from dsi_experiments.objectives.rows import find_row, objective_loss, phase
+from dsi_experiments.objectives.rows import ROWS, objective_loss, phase
 from dsi_experiments.tree_targets import TreeTargets, candidate_nodes, ranking_scores
 
-logger = logging.getLogger(__name__)
+Floats = NDArray[np.float32]
+_BATCH = 256
+"""Instances that are searched together."""
 
 
 @settings()
 class TreeModelConfig:
-    """How a tree model is trained.
+    """How a tree model is trained."""
 
-    Attributes:
-        objective: a row of `dsi_experiments.objectives.rows`.
-        beam_width: inner nodes kept a level by objectives with beam candidates.
-        random_nodes: random candidates a level, on average, for objectives that have them.
-        epochs: passes over the instances.
-        batch_size: instances a step.
-        learning_rate: of AdamW at the start; falls linearly to zero.
-        seed: of initialisation, order and random candidates.
-    """
-
-    objective: str = "plt"
-    beam_width: Count = 10
-    random_nodes: Whole = 50
-    epochs: Count = 20
-    batch_size: Count = 128
-    learning_rate: float = 1e-2
-    seed: Whole = 0
-
-    def __post_init__(self) -> None:
-        if find_row(self.objective).margins:
-            raise ValueError(
-                f"objective {self.objective!r} compares whole paths, which only docid generators do; choose another one."
-            )
+    objective: str = "plt"  # a row of `dsi_experiments.objectives.rows`
+    beam_width: Count = 10  # inner nodes kept a level by objectives with beam candidates
+    random_nodes: Whole = 50  # random candidates a level, on average, for objectives that have them
+    epochs: Count = 20  # passes over the instances
+    batch_size: Count = 128  # instances a step
+    learning_rate: float = 1e-2  # of AdamW at the start; falls linearly to zero
+    seed: Whole = 0  # of initialisation, order and random candidates
 
 
 class TreeModel(nn.Module):
-    """A scorer of the nodes of one tree.
-
-    Args:
-        tree: over the labels; label l is the document of collection row l.
-        num_features: width of an instance.
-        config: of the model and its training.
-    """
+    """A scorer of the nodes of one tree. Label l is the document of collection row l."""
 
     def __init__(self, tree: DocidTree, num_features: int, config: TreeModelConfig) -> None:
         super().__init__()
         torch.manual_seed(config.seed)
-        self.tree, self.config, self.num_features = tree, config, num_features
-        self.row = find_row(config.objective)
+        self.tree, self.config, self.row = tree, config, ROWS[config.objective]
         self.targets = TreeTargets(tree)
         nodes = tree.num_inner + tree.num_places
         self.nodes = nn.Linear(num_features, nodes)
@@ -77,29 +52,23 @@ class TreeModel(nn.Module):
         """[batch, nodes] logits of features [batch, num_features]."""
         return self.nodes(features)  # type: ignore[no-any-return]
 
-    def fit(self, features: csr_matrix, relevant: csr_matrix, *, show_progress: bool = False) -> list[float]:
-        """Train in place and return the mean loss of every epoch.
+    def fit(self, features: Floats, relevant: Floats) -> list[float]:
+        """Train in place and return the mean loss of every epoch; instances without a relevant label are left out.
 
-        Args:
-            features: [instances, num_features].
-            relevant: [instances, labels], non-zero where a label is relevant.
-            show_progress: over epochs.
-
-        Raises:
-            ValueError: the shapes do not fit the tree and the features, or no instance has a relevant label.
+        `features`: [instances, num_features]; `relevant`: [instances, labels] of 0 and 1.
         """
-        features, relevant = self._checked(features, relevant)
-        config = self.config
+        config, judged = self.config, relevant.any(axis=1)
+        features, relevant = features[judged], relevant[judged]
         optimizer = torch.optim.AdamW(self.parameters(), lr=config.learning_rate, weight_decay=0.0)
         batches = math.ceil(features.shape[0] / config.batch_size)
         steps = config.epochs * batches
         schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: 1 - step / steps)
         rng, losses, step = np.random.default_rng(config.seed), [], 0
         self.train()
-        for _ in progress(range(config.epochs), config.objective, unit="epoch", enabled=show_progress):
+        for _ in range(config.epochs):
             total = 0.0
             for rows in np.array_split(rng.permutation(features.shape[0]), batches):
-                loss = self._loss(_dense(features[rows]), _dense(relevant[rows]), step / steps)
+                loss = self._loss(torch.from_numpy(features[rows]), torch.from_numpy(relevant[rows]), step / steps)
                 optimizer.zero_grad()
                 loss.backward()
                 optimizer.step()
@@ -112,10 +81,7 @@ class TreeModel(nn.Module):
     def _loss(self, features: Tensor, relevant: Tensor, done: float) -> Tensor:
         """Loss of a batch.
 
-        Args:
-            features: [batch, num_features].
-            relevant: [batch, labels] of 0 and 1.
-            done: share of the training that is done.
+        `features`: [batch, num_features]; `relevant`: [batch, labels]; `done`: share of the training that is done.
         """
         config, targets = self.config, self.targets
         row, towards_zhat = phase(self.row, done)
@@ -131,47 +97,12 @@ class TreeModel(nn.Module):
         return objective_loss(row, logits, chosen, targets.of_children(wanted, 0.0), targets.depths)
 
     @torch.no_grad()
-    def search(self, features: csr_matrix, k: int, beam_width: int, *, batch_size: int = 256) -> NDArray[np.int64]:
-        """[instances, k] the best labels that the beam finds, best first; -1 where it reaches fewer.
-
-        Args:
-            features: [instances, num_features].
-            k: labels an instance.
-            beam_width: inner nodes kept a level.
-            batch_size: instances a step.
-        """
-        if self.row.candidates == "beam" and beam_width > self.config.beam_width:
-            warnings.warn(
-                f"This model was trained with a beam of {self.config.beam_width}; nodes outside that beam were never trained, "
-                f"and a beam of {beam_width} may find worse answers than {self.config.beam_width}.",
-                stacklevel=2,
-            )
+    def search(self, features: Floats, k: int, beam_width: int) -> NDArray[np.int64]:
+        """[instances, k] the best labels that the beam finds, best first; -1 where it reaches fewer."""
         found = []
-        for start in range(0, features.shape[0], batch_size):
-            logits = self.eval()(_dense(features[start : start + batch_size]))
+        for start in range(0, len(features), _BATCH):
+            logits = self.eval()(torch.from_numpy(features[start : start + _BATCH]))
             scores = ranking_scores(self.targets, logits, self.row.score)
             positions = self.targets.search(scores, k, beam_width).numpy()
             found.append(np.where(positions < 0, -1, self.tree.doc_rows[np.maximum(positions, 0)]))
         return np.concatenate(found)
-
-    def _checked(self, features: csr_matrix, relevant: csr_matrix) -> tuple[csr_matrix, csr_matrix]:
-        if features.shape[0] != relevant.shape[0] or features.shape[1] != self.num_features:
-            raise ValueError(
-                f"features must be [{relevant.shape[0]}, {self.num_features}] for these labels, got {list(features.shape)}."
-            )
-        if relevant.shape[1] != self.tree.num_places:
-            raise ValueError(
-                f"There are {relevant.shape[1]} labels, the tree has leaves for {self.tree.num_places}; "
-                "build it for all labels."
-            )
-        relevant = (relevant != 0).astype(np.float32).tocsr()
-        judged = np.diff(relevant.indptr) > 0
-        if not judged.any():
-            raise ValueError("No instance has a relevant label; there is nothing to train on.")
-        if not judged.all():
-            logger.warning("%d instances without a relevant label are left out.", int((~judged).sum()))
-        return features.tocsr()[judged], relevant[judged]
-
-
-def _dense(matrix: csr_matrix) -> Tensor:
-    return torch.from_numpy(np.asarray(matrix.todense(), dtype=np.float32))

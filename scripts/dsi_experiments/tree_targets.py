@@ -16,12 +16,7 @@ from dsi_experiments.objectives.rows import ObjectiveRow
 
 
 class TreeTargets:
-    """The targets and beams of one tree.
-
-    Args:
-        tree: the docids.
-        device: of the tensors that it makes.
-    """
+    """The targets and beams of one tree."""
 
     def __init__(self, tree: DocidTree, device: torch.device | str = "cpu") -> None:
         self.tree = tree
@@ -80,12 +75,9 @@ class TreeTargets:
     def estimated(self, scores: Tensor, relevant: Tensor) -> Tensor:
         """[batch, nodes] zhat (eq. 15): the target of the child that scores best; ties go to the positive.
 
-        Computed from the documents upwards; 1 where greedy descent from the node ends in a relevant document. Training on
-        docids does the same over some families (`BestChildTargets`); over all nodes this traversal is six times as fast.
-
-        Args:
-            scores: [batch, nodes] of the scorer, without gradient.
-            relevant: [batch, documents] of 0 and 1.
+        Computed from the documents upwards; 1 where greedy descent from the node ends in a relevant document. Training
+        on docids does the same over some families (`BestChildTargets`); over all nodes this traversal is six times as
+        fast. `scores`: [batch, nodes] without gradient; `relevant`: [batch, documents].
         """
 
         def of_best_child(children: Tensor, below: Tensor) -> Tensor:
@@ -133,11 +125,6 @@ class TreeTargets:
         """The candidates of every level, [batch, n], best first, -1 past the end: the children of the beam above (eq. 3).
 
         The beam is the best `beam_width` inner nodes of a level by their own score.
-
-        Args:
-            scores: [batch, nodes].
-            beam_width: inner nodes kept a level.
-            random_ties: order equal scores at random instead of by number.
         """
         num_inner = self.tree.num_inner
         beam = torch.zeros(len(scores), 1, dtype=torch.long, device=scores.device)
@@ -174,22 +161,14 @@ class TreeTargets:
 def target_of_best_child(scores: Tensor, targets: Tensor) -> Tensor:
     """Return the target of the child that scores best, [..., n]; among equal scores the largest target counts.
 
-    Args:
-        scores: [..., n, fan-out] of the children of n nodes; -inf without a child.
-        targets: of the same shape.
+    `scores` and `targets`: [..., n, fan-out], -inf without a child.
     """
     worse = scores < scores.amax(dim=-1, keepdim=True)
     return targets.masked_fill(worse, -torch.inf).amax(dim=-1)  # Zhuo et al. 2020, eq. 15
 
 
 def ranking_scores(targets: TreeTargets, logits: Tensor, score: str) -> Tensor:
-    """[batch, nodes] what search ranks nodes by, from their logits [batch, nodes].
-
-    Args:
-        targets: of the tree.
-        logits: of a scorer.
-        score: "node", or the kind of path whose log-probabilities are weighted_sum (see `ObjectiveRow`).
-    """
+    """[batch, nodes] what search ranks nodes by, from their logits [batch, nodes]."""
     if score == "node":
         return logits
     return targets.path_sums(F.logsigmoid(logits) if score == "sigmoid path" else targets.sibling_log_softmax(logits))
@@ -200,13 +179,7 @@ def candidate_nodes(
 ) -> Tensor:
     """[batch, nodes] True at the nodes that are trained.
 
-    Args:
-        targets: of the tree.
-        row: whose candidates.
-        logits: [batch, nodes] of the scorer.
-        z: [batch, nodes] 1 where a relevant document is below.
-        beam_width: of the beam.
-        random_nodes: of each level, on average.
+    `z`: [batch, nodes] 1 where a relevant document is below; `random_nodes`: of each level, on average.
     """
     chosen = torch.zeros_like(z, dtype=torch.bool)
     if "path" in row.candidates:

@@ -45,20 +45,15 @@ def hold_out(collection: Collection, seed: int) -> list[int]:
     return sorted(np.random.default_rng(seed).choice(count, round(HELD_OUT * count), replace=False).tolist())
 
 
-def without(laboratory: Laboratory, rows: list[int]) -> Laboratory:
-    """A laboratory that trains without some documents."""
-    part = collection_without(laboratory, rows, "without")
-    return Laboratory(part, laboratory.base, laboratory.output, laboratory.device)
-
-
-def collection_without(laboratory: Laboratory, rows: list[int], name: str) -> Collection:
-    """The collection without some documents, written to the folder NAME-DIGEST in OUTPUT."""
+def without(laboratory: Laboratory, rows: list[int], name: str = "without") -> Laboratory:
+    """A laboratory that trains without some documents; the collection is written to the folder NAME-DIGEST in OUTPUT."""
     collection, processes = laboratory.collection, laboratory.processes
     folder = laboratory.output / f"{name}-{digest([collection.digest, rows])[:16]}"
     if processes.is_main and not folder.exists():
         write_without(collection, rows, folder)
     processes.wait()
-    return read_collection(folder, dev_queries=0)  # those of the collection were written
+    part = read_collection(folder, dev_queries=0)  # those of the collection were written
+    return Laboratory(part, laboratory.base, laboratory.output, laboratory.device)
 
 
 def write_without(collection: Collection, rows: list[int], folder: Path) -> None:
@@ -76,11 +71,7 @@ def write_without(collection: Collection, rows: list[int], folder: Path) -> None
 def measure_updates(collection: Collection, without: IndexRuns, whole: IndexRuns, rows: list[int]) -> dict[str, Any]:
     """The three indexes on the test queries of the added documents and of the others, and the time of adding.
 
-    Args:
-        collection: with all documents.
-        without: the index that was trained without some of them; they are added to it.
-        whole: the index that was trained with all.
-        rows: of the held-out documents.
+    `rows` are those of the held-out documents.
     """
     qrels = collection.qrels["test"]
     added = {collection.documents[row]["doc_id"] for row in rows}

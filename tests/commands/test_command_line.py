@@ -124,7 +124,7 @@ def no_libraries(monkeypatch):
             "neither a file nor one of digits, language-model, paper",
         ),
         (
-            "compare-docids minipedia --output o --config nq1",
+            "reproduce table3 --data minipedia --output o --config nq1",
             "and of the experiments nq10k-genre, nq10k-small-decoder",
         ),
         ("train", "the following arguments are required: COLLECTION, INDEX"),

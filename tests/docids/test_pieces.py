@@ -8,8 +8,6 @@ from pathlib import Path
 import datasets
 import numpy as np
 import pytest
-from dsi_experiments.docid_schemes import Comparison
-from dsi_experiments.laboratory import Laboratory
 from hypothesis import HealthCheck, assume, example, given, settings
 from hypothesis import strategies as st
 
@@ -591,14 +589,6 @@ def test_an_index_of_pieces_is_trained_tuned_searched_and_updated(
     assert retriever.snapshot.tree.place_counts[40] == 2
     retriever.save(run.folder)
     assert load(run.folder, device="cpu").snapshot.tree.num_rows == 41
-
-
-def test_schemes_are_compared_with_pieces_by_name(beir, tmp_path):
-    laboratory = Laboratory(dsi.read_collection(beir()), dsi.Config(), tmp_path, "cpu")
-    comparison = Comparison(laboratory, 1, digits=False, add=True)
-    config = comparison.config("kmeans+3")
-    assert (config.docids.method, config.docids.pieces, config.seed) == ("kmeans", 3, 1)
-    assert comparison.config("kmeans").docids.pieces == 1
 
 
 def test_short_collections_are_as_without_pieces_and_long_documents_join_them(

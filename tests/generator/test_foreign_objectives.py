@@ -88,10 +88,10 @@ def test_foreign_objectives_have_names_and_are_checked(package):
         ("smoth", r"training.objective must be one of ce, .*smooth.*, got 'smoth'"),
         (
             "function",
-            r"'function' of foreign 1.0 must be a subclass of dsi.generator.objectives.Objective, got <function",
+            r"'function' must be a subclass of dsi.generator.objectives.Objective, got <function",
         ),
-        ("strange", r"The score of objective 'strange' of foreign 1.0 must be one of softmax path, .*, got 'magic'"),
-        ("blank", r"The score of objective 'blank' of foreign 1.0 must be one of .*, got None"),
+        ("strange", r"The score of objective 'strange' must be one of softmax path, .*, got 'magic'"),
+        ("blank", r"The score of objective 'blank' must be one of .*, got None"),
         ("gone", r"The objective 'gone' \(no_such_module:Objective\) cannot be loaded: No module named"),
     ):
         with pytest.raises(ValueError, match=message):

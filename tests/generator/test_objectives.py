@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 from dsi_experiments.objectives.residual import DenseLogits, Residual
-from dsi_experiments.objectives.rows import ROWS, find_row, objective_loss, phase
+from dsi_experiments.objectives.rows import ROWS, objective_loss, phase
 from dsi_experiments.objectives.tree import BestChildTargets, TreeObjective
 from dsi_experiments.tree_targets import TreeTargets
 from hypothesis import given, settings
@@ -146,8 +146,8 @@ def test_losses_equal_their_definitions():
             own, want = logits[row][here], wanted[row][here]
             if want.sum():
                 level -= float((want / want.sum() * own.log_softmax(0)).sum()) / 2
-    assert objective_loss(find_row("tdm"), logits, asked, wanted, depths).item() == pytest.approx(bce, rel=1e-5)
-    assert objective_loss(find_row("dtr"), logits, asked, wanted, depths).item() == pytest.approx(level, rel=1e-5)
+    assert objective_loss(ROWS["tdm"], logits, asked, wanted, depths).item() == pytest.approx(bce, rel=1e-5)
+    assert objective_loss(ROWS["dtr"], logits, asked, wanted, depths).item() == pytest.approx(level, rel=1e-5)
 
 
 @pytest.mark.parametrize("objective", ["ripor", "ltrgr"])
@@ -167,17 +167,17 @@ def test_margins_compare_the_right_path_with_all_that_the_beam_visits(objective)
 
 
 def test_tdm_comes_first_and_estimated_targets_step_by_step():
-    otm, tdm = find_row("otm"), find_row("tdm")
+    otm, tdm = ROWS["otm"], ROWS["tdm"]
     assert phase(otm, 0.29) == (tdm, 0.0)
     assert phase(otm, 0.30) == (otm, pytest.approx(0.0))
     assert phase(otm, 0.475) == (otm, pytest.approx(0.5))
     assert phase(otm, 0.9) == (otm, 1.0)
-    assert phase(find_row("otm-optest"), 0.9)[1] == 0.0
+    assert phase(ROWS["otm-optest"], 0.9)[1] == 0.0
     for name in ("ripor", "ltrgr"):
-        assert phase(find_row(name), 0.29) == (find_row("ce"), 0.0)
-        assert phase(find_row(name), 0.30) == (find_row(name), 0.0)
+        assert phase(ROWS[name], 0.29) == (ROWS["ce"], 0.0)
+        assert phase(ROWS[name], 0.30) == (ROWS[name], 0.0)
     for name in ("ce", "plt", "tdm", "man"):
-        assert phase(find_row(name), 0.0) == (find_row(name), 0.0)
+        assert phase(ROWS[name], 0.0) == (ROWS[name], 0.0)
 
 
 TEXTS = ["the danube passes four capitals", "neon", "helium fills balloons and airships", "a river"]

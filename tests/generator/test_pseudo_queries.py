@@ -263,9 +263,6 @@ def test_the_command_trains_on_train_pairs_and_measures_on_dev(beir, t5_folder, 
 def test_bad_files_and_settings_are_named(tmp_path):
     with pytest.raises(FileNotFoundError, match=r"generate pseudo-queries first \(dsi train\)"):
         dict(read_queries_file(tmp_path / "none.jsonl"))
-    (tmp_path / "bad.jsonl").write_text(json.dumps({"doc_id": "a"}) + "\n")
-    with pytest.raises(ValueError, match=r"line 1: expected \{doc_id, queries\}"):
-        dict(read_queries_file(tmp_path / "bad.jsonl"))
     with pytest.raises(ValueError, match=r"queries.per_document must be between 1 and 100000, got 0"):
         PseudoQueriesConfig(per_document=0)
 

@@ -35,7 +35,7 @@ def test_it_builds_once_and_searches_in_a_fresh_process(tmp_path, capsys, monkey
     tree = DocidTree.load(work / "3000x32" / "docids.safetensors")
     assert tree.embeddings.dtype == np.int8
     assert tree.codes is not None
-    assert (output / "scale.png").stat().st_size > 5_000
+    assert (output / "scale.svg").stat().st_size > 5_000
 
     monkeypatch.setattr(scale_costs, "build_tree", None)
     assert main(command) == 0

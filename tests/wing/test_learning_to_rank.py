@@ -167,8 +167,6 @@ def test_a_base_is_stored_and_added_back(tmp_path):
     assert (
         ndcg_exp(lists, trees.predict(lists.features)).mean() > ndcg_exp(lists, without).mean() + 0.02
     )  # what forgetting it costs
-    with pytest.raises(ValueError, match="reads the feature 'z'"):
-        BoostedTrees(NAMES, BoostingConfig(), base=LinearReranker({"z": 1.0}))
 
 
 @pytest.mark.parametrize(
@@ -213,8 +211,6 @@ def test_candidates_follow_their_new_scores():
     assert after.scores.tolist() == [[2, 2, 1, 0], [5, 1, -np.inf, -np.inf]]
     assert after.as_run() == {"0": {"b": 2, "d": 2, "c": 1, "a": 0}, "1": {"f": 5, "e": 1}}
     np.testing.assert_array_equal(after.features[0], candidates.features[0][[1, 3, 2, 0]])
-    with pytest.raises(ValueError, match=r"scores of shape \(2, 4\)"):
-        candidates.reorder(np.zeros((2, 3)))
     with pytest.raises(ValueError, match=r"no feature 'e' \(they have a, b, c, d\); train the reranker again"):
         LinearReranker({"e": 1.0}).score(candidates)
 
@@ -228,9 +224,6 @@ def test_candidates_follow_their_new_scores():
         (lambda: RankNetConfig(hidden=0), "hidden must be at least 1"),
         (lambda: RankNetConfig(sigma=0), "sigma must be above 0"),
         (lambda: JudgedLists(np.zeros((3, 1)), np.zeros(3), [3], ("a",)), "nothing to learn"),
-        (lambda: JudgedLists(np.zeros((3, 1)), np.array([0, 1, -1.0]), [3], ("a",)), "0 or more, got -1"),
-        (lambda: JudgedLists(np.zeros((3, 2)), np.zeros(3), [3], ("a",)), "need features"),
-        (lambda: BoostedTrees(("a",), BoostingConfig()).predict(np.zeros((1, 1))), "not trained yet"),
     ],
 )
 def test_what_does_not_fit_is_named(make, message):

@@ -10,8 +10,7 @@ import numpy as np
 import pytest
 import torch
 from dsi_experiments import dynamic, figure5, objectives_table
-from dsi_experiments.descents import one_by_one
-from dsi_experiments.laboratory import METHODS, POINTS, Laboratory, weighted_sum
+from dsi_experiments.laboratory import METHODS, POINTS, Laboratory, one_by_one, weighted_sum
 from dsi_experiments.objectives.rows import ROWS
 from dsi_experiments.published import Measured, experiment_table
 from dsi_experiments.rows import Rows, write_table
@@ -238,21 +237,6 @@ def test_rows_are_kept_by_name_and_seed_with_values_in_the_same_bytes_every_time
     assert {path.name for path in rows.path.parent.iterdir()} == {"table3.json", "table3.values.json.gz"}
 
 
-@pytest.mark.parametrize("content", [b"", b'{"rows": [{"ro', b"[]", b"{}", b'{"rows": 3}', b"\xff"])
-def test_a_damaged_file_of_rows_is_named(tmp_path, content):
-    rows = Rows(tmp_path / "tied.json")
-    rows.path.write_bytes(content)
-    with pytest.raises(
-        ValueError, match=r"tied.json is damaged; restore it, or remove tied.json and tied.values.json.gz"
-    ):
-        rows.find("kmeans", 0)
-    whole = gzip.compress(b'{"rows": [], "queries": {}}')
-    for values in (content, gzip.compress(content), whole[:-9], whole[:12] + b"x" + whole[13:]):
-        rows.values_path.write_bytes(values)
-        with pytest.raises(ValueError, match=r"tied.values.json.gz is damaged; restore it, or remove tied.json and"):
-            rows.values()
-
-
 def test_rows_whose_values_were_lost_are_named(tmp_path):
     rows = Rows(tmp_path / "tied.json")
     rows.put({"row": "kmeans", "seed": 0}, {"Hit@1": {"q": 1.0}})
@@ -421,7 +405,6 @@ def test_tables_4_and_5_over_two_seeds_and_the_figure(config, data, t5_folder, t
     monkeypatch.setattr(figure5, "grid_figure", draw)
     assert main(["reproduce", "figure5", "--output", str(output), "--report-only"]) == 0
     assert (output / "figure5.md").read_text() == report
-    assert (output / "figure5.png").stat().st_size > 5_000
     assert (output / "figure5.svg").read_text().startswith("<?xml")
 
 
@@ -430,15 +413,13 @@ def test_objectives_train_on_one_budget_and_are_searched_by_beam(config, data, t
     assert {*objectives_table.NAMES, "ripor", "ltrgr"} == set(ROWS)  # these have tables of their own
     names = ("ce", "tdm", "dtr")
     monkeypatch.setattr(objectives_table, "NAMES", names)
-    output, drawn, draw = tmp_path / "out", [], objectives_table.lines_figure
-    monkeypatch.setattr(objectives_table, "lines_figure", lambda series, *_: drawn.append(list(series)))
+    output = tmp_path / "out"
     common = ["--data", str(data), "--config", str(config), "--output", str(output), "--device", "cpu"]
     assert main(["reproduce", "objectives", *common]) == 0
     heads = ["decoder alone, Hit@1", *(f"beam {beam}" for beam in (1, 2, 5, 10, 20, 50))]
     assert heads in table_rows(capsys.readouterr().out)
     found = {name: row["found"] for name, row in read_rows(output / "objectives.json").items()}
     assert list(found) == [*names, "ce, on as few examples as tdm"]
-    assert drawn == [list(found)[:count] for count in (1, 2, 3, 4) for _ in range(2)]  # two pictures after each row
     control = found["ce, on as few examples as tdm"]
     assert (control["epochs"], control["batch"], control["steps"]) == tuple(
         found["tdm"][k] for k in ("epochs", "batch", "steps")
@@ -458,11 +439,8 @@ def test_objectives_train_on_one_budget_and_are_searched_by_beam(config, data, t
     assert "objectives: " not in capsys.readouterr().out  # nothing is measured twice
     assert (output / "objectives.md").read_text() == before
     (output / "objectives.md").unlink()
-    monkeypatch.setattr(objectives_table, "lines_figure", draw)
     assert main(["reproduce", "objectives", "--output", str(output), "--report-only"]) == 0
     assert (output / "objectives.md").read_text() == before
-    for system in ("decoder-alone", "fused"):
-        assert (output / f"objectives-{system}.png").stat().st_size > 5_000
     assert main(["reproduce", "updates", "--output", str(output), "--report-only"]) == 2
     assert "--report-only makes tables and dynamic, figure5, objectives again, not updates" in capsys.readouterr().err
 

@@ -160,9 +160,10 @@ class OutlinesCore(Ours):
 
         import outlines_core
         from outlines_core.kernels.torch import allocate_token_bitmask
+        from transformers.convert_slow_tokenizer import bytes_to_unicode
 
         words: dict[bytes, list[int]] = {}
-        alphabet = {character: byte for byte, character in _bytes_to_unicode().items()}
+        alphabet = {character: byte for byte, character in bytes_to_unicode().items()}
         for token, number in self.tokenizer.get_vocab().items():
             if number not in self.tokenizer.all_special_ids:
                 words.setdefault(bytes(alphabet[character] for character in token), []).append(number)
@@ -203,13 +204,6 @@ SYSTEMS: dict[str, type[Ours]] = {
 """{name in the table: system}."""
 
 
-def _bytes_to_unicode() -> dict[int, str]:
-    """Return the character that a byte-level tokenizer writes for each byte."""
-    shown = [*range(ord("!"), ord("~") + 1), *range(ord("¡"), ord("¬") + 1), *range(ord("®"), ord("ÿ") + 1)]
-    hidden = [byte for byte in range(256) if byte not in shown]
-    return {**{byte: chr(byte) for byte in shown}, **{byte: chr(256 + number) for number, byte in enumerate(hidden)}}
-
-
 def made_up_titles(count: int) -> list[str]:
     """Return different titles of one to six made-up words, of which many begin others."""
     chance = random.Random(0)
@@ -227,13 +221,7 @@ def measure(
 ) -> dict[str, Any]:
     """Return seconds to build, MB, and microseconds a step by rows; or the reason why it has no such constraint.
 
-    Args:
-        name: of a system.
-        tokenizer: its folder.
-        texts: the identifiers.
-        rows: sizes of batches.
-        rounds: identifiers that each row writes.
-        limit: seconds that a system may take.
+    `rows` are sizes of batches, `rounds` identifiers that each row writes, `limit` the seconds that a system may take.
     """
     context = multiprocessing.get_context("spawn")
     answers: Any = context.Queue()

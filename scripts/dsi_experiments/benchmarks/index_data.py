@@ -56,27 +56,16 @@ _BLOCK = 50_000
 
 @dataclass(frozen=True, eq=False)
 class Searched:
-    """A collection that systems search; documents are numbered in docid order.
+    """A collection that systems search; documents are numbered in docid order."""
 
-    Attributes:
-        folder: where it lies, and what systems build of it.
-        tree: with the embeddings.
-        queries: [n, dim].
-        texts: of the queries.
-        relevant: for each query, the documents judged relevant; empty if there are no judgements.
-        lexical_weight: of `lexical`.
-        seconds: that building the tree took; None if it was there.
-        run: folder of the index that it was taken from; None if it is synthetic.
-    """
-
-    folder: Path
+    folder: Path  # where it lies, and what systems build of it
     tree: DocidTree
-    queries: Floats
+    queries: Floats  # [n, dim]
     texts: list[str]
-    relevant: list[list[int]]
-    lexical_weight: float
-    seconds: float | None
-    run: str | None
+    relevant: list[list[int]]  # for each query, the documents judged relevant; empty if there are no judgements
+    lexical_weight: float  # of `lexical`
+    seconds: float | None  # that building the tree took; None if it was there
+    run: str | None  # folder of the index that it was taken from; None if it is synthetic
 
     @classmethod
     def load(cls, folder: Path) -> "Searched":
@@ -157,15 +146,8 @@ def write_vectors(
 class Clouds:
     """Synthetic embeddings of unit length.
 
-    Args:
-        size: how many.
-        dim: of them.
-        seed: of what is drawn.
-        documents: [size, dim], written to; a scratch file by default.
-
-    Attributes:
-        documents: [size, dim].
-        clusters: [size] number of the lowest centre of each.
+    They are written into `documents` [size, dim], a scratch file by default; `clusters` [size] is the number of the
+    lowest centre of each.
     """
 
     def __init__(self, size: int, dim: int, seed: int, documents: NDArray[np.floating] | None = None) -> None:
@@ -175,8 +157,9 @@ class Clouds:
         self._shape = (rotation * np.sqrt(spectrum / spectrum.sum())[:, None]).astype(np.float32)
         bases = [self._normal(_RANK) / np.sqrt(_RANK) for _ in range(_BASES)]
         self._bases, centres = np.stack(bases).astype(np.float32), self._hierarchy(size)
+        # [size] number of the lowest centre of each
         self.clusters = (len(centres) * rng.random(size) ** _POWER).astype(np.int64)
-        self.documents = scratch_array((size, dim), np.float32) if documents is None else documents
+        self.documents = scratch_array((size, dim), np.float32) if documents is None else documents  # [size, dim]
         for start in range(0, size, _BLOCK):
             own = self.clusters[start : start + _BLOCK]
             self.documents[start : start + _BLOCK] = self._around(centres[own], own, _LOW, 1 - _CENTRES - _LOW)

@@ -25,14 +25,10 @@ Bools = NDArray[np.bool_]
 
 
 class Found(NamedTuple):
-    """What a search finds.
+    """What a search finds."""
 
-    Attributes:
-        documents: [n, 10] numbered in docid order, best first; -1 where there are fewer.
-        read: [n] how many vectors of nodes and documents were scored for each query; None if the system does not count them.
-    """
-
-    documents: Ints
+    documents: Ints  # [n, 10] numbered in docid order, best first; -1 where there are fewer
+    # [n] how many vectors of nodes and documents were scored for each query; None if the system does not count them
     read: Ints | None = None
 
 
@@ -49,17 +45,11 @@ _BLOCK = 100_000
 
 
 class System(ABC):
-    """One way to find the nearest documents.
-
-    Attributes:
-        name: in tables.
-        knob: what is varied.
-        files: of the collection's folder that it searches.
-    """
+    """One way to find the nearest documents."""
 
     name: str
-    knob: str
-    files: tuple[str, ...]
+    knob: str  # what is varied
+    files: tuple[str, ...]  # of the collection's folder that it searches
 
     @abstractmethod
     def build(self, data: Searched) -> None:
@@ -99,15 +89,10 @@ class System(ABC):
 
 
 class FaissSystem(System):
-    """An index of faiss in a file, all of it in memory.
+    """An index of faiss in a file, all of it in memory."""
 
-    Attributes:
-        file: its name.
-        removes: whether documents can be removed from it, the others keeping their numbers.
-    """
-
-    file: str
-    removes = False
+    file: str  # its name
+    removes = False  # whether documents can be removed from it, the others keeping their numbers
 
     @property
     def files(self) -> tuple[str, ...]:  # type: ignore[override]

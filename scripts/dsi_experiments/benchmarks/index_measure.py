@@ -84,11 +84,7 @@ def _sizes(system: System, data: Searched) -> Row:
 
 
 def _alone(function: Callable[..., Value], *given: object) -> Value:
-    """What a function returns in a process of its own, which gives its memory back.
-
-    Raises:
-        OSError: Windows, which forks no processes.
-    """
+    """What a function returns in a process of its own, which gives its memory back."""
     if not hasattr(os, "fork"):
         raise OSError(
             f"This benchmark measures in forked processes, which {sys.platform} does not have; run it on Linux."
@@ -180,20 +176,14 @@ def _encoder(data: Searched) -> Iterator[tuple[Row, Callable[[slice], Floats]]]:
 
 
 class Timed:
-    """A search whose calls are timed, each with the next queries.
-
-    Attributes:
-        together: searches that are timed as one call.
-        answers: of the first call with each batch of queries.
-        seconds: of the processor, a call.
-    """
+    """A search whose calls are timed, each with the next queries."""
 
     def __init__(self, search: Callable[[slice], Any], queries: int, batch: int) -> None:
         starts = range(0, max(queries - batch, 0) + 1, batch)
         self._search, self._batches = search, [slice(start, start + min(batch, queries)) for start in starts]
-        self.together = min(_TOGETHER, queries) if batch == 1 else 1
-        self.answers: list[Any] = []
-        self.seconds: list[float] = []
+        self.together = min(_TOGETHER, queries) if batch == 1 else 1  # searches that are timed as one call
+        self.answers: list[Any] = []  # of the first call with each batch of queries
+        self.seconds: list[float] = []  # of the processor, a call
 
     @property
     def batches(self) -> int:

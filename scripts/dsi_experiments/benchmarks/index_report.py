@@ -1,4 +1,4 @@
-"""Tables and pictures of the index benchmark."""
+"""Tables and picture of the index benchmark."""
 
 import math
 from pathlib import Path
@@ -6,9 +6,9 @@ from typing import Any
 
 from dsi.eval.tables import markdown_table
 from dsi_experiments.benchmarks.index_measure import FILTERED, FUSED, NEEDED, REMOVED
+from dsi_experiments.figures import new_figure, save_figure
 
 Row = dict[str, Any]
-Curves = dict[str, list[tuple[float, float]]]
 RECALLS = (0.8, 0.9, 0.95, 0.99)
 
 
@@ -118,47 +118,15 @@ def _cells(row: Row, *, judged: bool) -> list[str]:
     return [row["scores"], row["system"], knob, *found, read, *times]
 
 
-def pictures(record: dict[str, Any], path: Path) -> None:
-    """Write recall against milliseconds at either batch size, and against bytes, to path-….png and path-….svg."""
-    dense = [row for row in record["rows"] if row["scores"] == "dense"]
-    title = _title(record)
-    for batch in (1, 64):
-        name = f"ms at batch {batch}"
-        curves: Curves = {
-            system: [(row[name], row["recall@10"]) for row in dense if row["system"] == system]
-            for system in record["systems"]
-        }
-        _curves(curves, f"milliseconds a query, batch {batch}", title, path.with_name(f"{path.name}-batch-{batch}"))
-    limit = dense[0]["ms at batch 1"] / 5
-    points: Curves = {}
-    for system, sizes in record["systems"].items():
-        quick = [row["recall@10"] for row in dense if row["system"] == system and row["ms at batch 1"] <= limit]
-        if quick:
-            points[system] = [(sizes["private bytes"], max(quick))]
-    _curves(
-        points,
-        f"private bytes a document; best recall within {limit:.2g} ms",
-        title,
-        path.with_name(f"{path.name}-bytes"),
-    )
-
-
-def _curves(curves: Curves, xlabel: str, title: str, path: Path) -> None:
-    """Write curves of (x, recall), in the order of the knob, over a logarithmic x."""
-    try:
-        from matplotlib.figure import Figure
-    except ModuleNotFoundError:
-        raise ModuleNotFoundError('Pictures need matplotlib; run pip install "dr-scl-experiments[figures]".') from None
-    figure = Figure(figsize=(6.5, 4.2), layout="constrained")
-    axes = figure.add_subplot()
-    for name, points in curves.items():
-        axes.plot(*zip(*points, strict=True), marker="o", markersize=4, label=name)
+def picture(record: dict[str, Any], path: Path) -> None:
+    """Write recall against milliseconds of 64 queries together, in the order of the knob, to path-batch-64.svg."""
+    figure, axes = new_figure(6.5, 4.2)
+    for system in record["systems"]:
+        own = [row for row in record["rows"] if (row["scores"], row["system"]) == ("dense", system)]
+        times, recalls = ([row[name] for row in own] for name in ("ms at batch 64", "recall@10"))
+        axes.plot(times, recalls, marker="o", markersize=4, label=system)
     axes.set_xscale("log")
-    axes.set(xlabel=xlabel, ylabel="recall@10", title=title)
+    axes.set(xlabel="milliseconds a query, batch 64", ylabel="recall@10", title=_title(record))
     axes.grid(alpha=0.3)
-    if curves:
-        axes.legend(fontsize="small")
-    path.parent.mkdir(parents=True, exist_ok=True)
-    for suffix in (".png", ".svg"):
-        metadata = {"Date": None} if suffix == ".svg" else None
-        figure.savefig(path.with_suffix(suffix), dpi=120, metadata=metadata)
+    axes.legend(fontsize="small")
+    save_figure(figure, path.with_name(f"{path.name}-batch-64"))

@@ -103,14 +103,7 @@ class GenerateSmall(Generate, ExactSmall):
 
 
 class TreeSearch:
-    """Searches one tree.
-
-    Args:
-        tree: with vectors of any kind.
-        method: "generate", "exact", or `WORDS_ONLY`, a control.
-        lexical: what joins the dense scores, if anything.
-        weight: of it.
-    """
+    """Searches one tree. `method`: "generate", "exact", or `WORDS_ONLY`, a control."""
 
     def __init__(
         self, tree: DocidTree, method: str = "generate", lexical: BM25 | None = None, weight: float = 0.0
@@ -129,11 +122,7 @@ class TreeSearch:
 
 
 def systems(left_out: Collection[str] = ()) -> list[System]:
-    """The systems, without some of them by name; the exact answers of faiss and ours always and first.
-
-    Raises:
-        ValueError: a name that is none, or that of an exact answer by float32.
-    """
+    """The systems, without some of them by name; the exact answers of faiss and ours always and first."""
     others = [Generate(), ExactSmall(), GenerateSmall(), Lists(), ScalarCodes(), Codes(), RefinedCodes(), Graph()]
     names = [system.name for system in others]
     for name in left_out:

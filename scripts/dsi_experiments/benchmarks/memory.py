@@ -37,12 +37,7 @@ def own_memory(process: psutil.Process | None = None) -> int:
 
 @contextmanager
 def watching_memory(held: Callable[[], int] = own_memory, interval: float = _INTERVAL) -> Iterator[Callable[[], int]]:
-    """Yield a function that returns the most bytes held since the block began; what is free is given back first.
-
-    Args:
-        held: returns them now; those of this process by default.
-        interval: seconds between two looks.
-    """
+    """Yield a function that returns the most bytes held since the block began; what is free is given back first."""
     free_memory()
     most, ended = held(), threading.Event()
 

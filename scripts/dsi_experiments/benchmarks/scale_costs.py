@@ -29,13 +29,8 @@ _NARROWEST, _SHARE, _ENOUGH = 40, 8, 0.99
 _SINGLE, _FEW = 64, 8
 """Queries that are searched one at a time, and by all products."""
 _BLOCK, _INTERVAL = 262_144, 1.0
-DOCUMENTS, ASKED, TRUE, INDEX, BUILT = (
-    "documents.npy",
-    "queries.safetensors",
-    "true.npy",
-    "docids.safetensors",
-    "built.json",
-)
+DOCUMENTS, ASKED, TRUE = "documents.npy", "queries.safetensors", "true.npy"
+INDEX, BUILT = "docids.safetensors", "built.json"
 
 
 def write_documents(folder: Path, size: int, dim: int) -> None:

@@ -11,9 +11,7 @@ T = TypeVar("T")
 def alternate(functions: Sequence[Callable[[], T]], rounds: int) -> tuple[list[float], list[T]]:
     """Median seconds of each function and its result, over alternating calls, so that other load meets all of them.
 
-    Args:
-        functions: each is called once before the clock starts.
-        rounds: timed calls of each.
+    Each is called once before the clock starts.
     """
     results = [function() for function in functions]
     times: list[list[float]] = [[] for _ in functions]

@@ -23,18 +23,8 @@ Judgement = tuple[str, str, int]
 def prepare(names: Mapping[str, str], output: Path) -> tuple[int, dict[str, int]]:
     """Write a collection: the documents of the test data set, the queries and judgements of all.
 
-    Returns:
-        The number of documents written, and {split: number of judgements written}.
-
-    Args:
-        names: {"train" | "dev" | "test": name of a data set in ir_datasets}; "test" is required.
-        output: the folder, written atomically.
-
-    Raises:
-        FileExistsError: the folder holds something else than a collection.
-        ModuleNotFoundError: ir_datasets is not installed.
-        ValueError: an unknown name, a data set without documents, queries or judgements, one that judges other documents, or
-            a document or query that a collection cannot hold.
+    Returned are the number of documents, and {split: number of judgements}. `names`: {split: name of a data set in
+    ir_datasets}; "test" is required.
     """
     folder_for_collection(output, "output")
     data_sets = {split: _load(name) for split, name in names.items()}
@@ -95,11 +85,7 @@ def _write_corpus(data_set: Any, path: Path, judged: set[str]) -> tuple[int, set
 
 
 def _write_queries(data_sets: Mapping[str, Any], judged: Mapping[str, Sequence[Judgement]], path: Path) -> set[str]:
-    """Write the judged queries of all splits, each once; return their ids.
-
-    Raises:
-        ValueError: two splits have different queries under one id.
-    """
+    """Write the judged queries of all splits, each once; return their ids."""
     written: dict[str, tuple[str, str]] = {}
     with path.open("w", encoding="utf-8") as file:
         for split, rows in judged.items():

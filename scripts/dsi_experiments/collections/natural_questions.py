@@ -56,21 +56,13 @@ class Example:
 
 @dataclass
 class Journal:
-    """The progress of `stage`.
+    """The progress of `stage`."""
 
-    Attributes:
-        records: read so far, by source.
-        skipped: malformed ones among them.
-        documents: pages written.
-        pairs: questions written.
-        sizes: bytes of the two files at that moment; more is an unfinished write.
-    """
-
-    records: dict[str, int] = field(default_factory=dict)
-    skipped: int = 0
-    documents: int = 0
-    pairs: int = 0
-    sizes: tuple[int, int] = (0, 0)
+    records: dict[str, int] = field(default_factory=dict)  # read so far, by source
+    skipped: int = 0  # malformed ones among them
+    documents: int = 0  # pages written
+    pairs: int = 0  # questions written
+    sizes: tuple[int, int] = (0, 0)  # bytes of the two files at that moment; more is an unfinished write
 
 
 def prepare(
@@ -86,23 +78,8 @@ def prepare(
 ) -> tuple[Journal, dict[str, Any]]:
     """Write a collection of Natural Questions; a killed run continues where it was.
 
-    Args:
-        output: folder of the collection; the staged files are in `output`.staged.
-        files: raw files, .jsonl or .jsonl.gz.
-        test_files: raw files whose questions are the test set; without them it is drawn from all questions.
-        hub: stream records from the Hub too.
-        size: a name of `SIZES`.
-        counts: (documents, train pairs, test pairs) instead of those of `size`; 0 for all.
-        seed: of the draw.
-        keep_staged: keep the staged files, for another size.
-
-    Returns:
-        The final journal, and the report of `select`.
-
-    Raises:
-        FileExistsError: the folder holds something else than a collection, or `output`.staged than staged files.
-        FileNotFoundError: a raw file is missing.
-        ValueError: no source, no test questions, or fewer records than requested.
+    `counts`: (documents, train pairs, test pairs) instead of those of `size`; 0 for all. Without `test_files` the test
+    set is drawn from all questions. Returned are the final journal, and the report of `select`.
     """
     # 1) Checks, before anything is read.
     _check_sources(files, test_files, size, hub=hub)
@@ -154,11 +131,7 @@ def check_hub() -> None:
 
 
 def parse(record: dict[str, Any]) -> Example:
-    """Parse a record in the simplified form (`document_text`), the original one (`document_tokens`) or the Hub's (`document`).
-
-    Raises:
-        ValueError: it is in none of these forms, lacks a key, or has an empty question, title or page.
-    """
+    """Parse a record in the simplified form (`document_text`), the original (`document_tokens`) or the Hub's (`document`)."""
     try:
         if "document_text" in record:
             tokens = [
@@ -237,13 +210,7 @@ def _read_hub(split: str, done: dict[str, int]) -> Records:
 
 
 def stage(records: Records, journal: Journal, folder: Path) -> Journal:
-    """Append pages and questions to `documents.jsonl` and `pairs.jsonl` in a folder; return the final journal.
-
-    Args:
-        records: after those in the journal.
-        journal: from `read_journal`.
-        folder: of the two files.
-    """
+    """Append pages and questions to `documents.jsonl` and `pairs.jsonl` in a folder; return the final journal."""
     titles = _titles(folder / "documents.jsonl")
     seen = {(pair["question"], pair["document"]) for pair in _read_jsonl(folder / "pairs.jsonl")}
     with (
@@ -303,22 +270,9 @@ def select(
 ) -> dict[str, Any]:
     """Draw a collection from the staged files and write it as a BEIR folder, atomically.
 
-    Pairs are drawn at random; the collection has their pages and further random pages.
-
-    Args:
-        staged: folder of `stage`.
-        output: the collection.
-        documents: number of pages; 0 for all.
-        train: pairs for training; 0 for all that are not for testing.
-        test: pairs for testing; 0 for all of `test_sources`.
-        seed: of the draw.
-        test_sources: sources of the test pairs, the others of the train pairs; by default both are drawn from all.
-
-    Returns:
-        Counts, the overlap in percent and the sha256 of each file, as written to `collection.json`.
-
-    Raises:
-        ValueError: there are fewer than requested, or the drawn pairs have more pages than `documents`.
+    Pairs are drawn at random; the collection has their pages and further random pages. 0 stands for all. Test pairs are
+    those of `test_sources`, by default drawn from all. Returned are counts, the overlap in percent and the sha256 of
+    each file, as in `collection.json`.
     """
     # 1) Pairs and their pages, and further pages.
     rng = random.Random(seed)

@@ -6,12 +6,10 @@ Each runs in a process of its own on one thread; one that takes too long or too 
 """
 
 import argparse
-import sys
 from collections.abc import Sequence
 
 from dsi.commands.arguments import parser
 from dsi.commands.libraries import load_libraries
-from dsi.commands.main import run_command
 from dsi.commands.values import count, output_file
 
 
@@ -58,7 +56,3 @@ def build_parser() -> argparse.ArgumentParser:
     command_line.add_argument("--limit", type=count, default=600, help="seconds that each may take")
     command_line.add_argument("--results", type=output_file, help="write the table as JSON")
     return command_line
-
-
-if __name__ == "__main__":
-    sys.exit(run_command(main, sys.argv[1:]))

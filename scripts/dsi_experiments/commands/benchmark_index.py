@@ -33,7 +33,7 @@ _FEWEST, _DIMS = 1024, 16
 
 
 def main(argv: Sequence[str] | None = None) -> None:
-    """Build and measure each collection; write JSON, tables and pictures after each."""
+    """Build and measure each collection; write JSON, tables and picture after each."""
     arguments = build_parser().parse_args(argv)
     if arguments.dim % _DIMS:
         raise ValueError(f"--dim must be a multiple of {_DIMS}, so that codes have whole bytes, got {arguments.dim}.")
@@ -42,7 +42,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     if (arguments.run is None) != (arguments.data is None):
         raise ValueError("--run and --data go together: an index, and the collection whose test queries it answers.")
     load_libraries(training=True)
-    from dsi_experiments.benchmarks.index_report import pictures, report
+    from dsi_experiments.benchmarks.index_report import picture, report
     from dsi_experiments.benchmarks.index_systems import systems
     from dsi_experiments.report import save_report
 
@@ -60,7 +60,7 @@ def main(argv: Sequence[str] | None = None) -> None:
             collection = own.name
             record = {"collection": collection, "rounds": arguments.rounds, **found}
             save_report(arguments.output, name, report(record), record)
-            pictures(record, arguments.output / name)
+            picture(record, arguments.output / name)
             print(report(record))
 
 
@@ -84,7 +84,7 @@ def build_parser() -> argparse.ArgumentParser:
         "--leave-out", nargs="*", default=[], metavar="NAME", help="systems that take too long, or much memory"
     )
     command_line.add_argument(
-        "--output", type=output_folder, default=Path("index"), metavar="DIR", help="of JSON, tables and pictures"
+        "--output", type=output_folder, default=Path("index"), metavar="DIR", help="of JSON, tables and picture"
     )
     command_line.add_argument(
         "--work", type=output_folder, metavar="DIR", help="keeps what is built, for the next time"

@@ -31,21 +31,13 @@ _K = 10
 
 @dataclass(frozen=True)
 class WalkRow:
-    """One way to search.
-
-    Attributes:
-        name: of the row.
-        hits: Hit@1 and Hit@10, in percent.
-        agree: share of the exact top ten that was found.
-        read: vectors of nodes and documents that were scored, a query.
-        milliseconds: a query, after the encoder.
-    """
+    """One way to search."""
 
     name: str
-    hits: tuple[float, float]
-    agree: float
-    read: float
-    milliseconds: float
+    hits: tuple[float, float]  # Hit@1 and Hit@10, in percent
+    agree: float  # share of the exact top ten that was found
+    read: float  # vectors of nodes and documents that were scored, a query
+    milliseconds: float  # a query, after the encoder
 
 
 def build_parser() -> ArgumentParser:

@@ -23,32 +23,19 @@ PAPER = "the paper's system"
 
 
 class Column(NamedTuple):
-    """A column of one collection, on which `dsi train` made the index.
+    """A column of one collection, on which `dsi train` made the index."""
 
-    Attributes:
-        name: of the collection's folder.
-        title: in the table.
-        file: its evaluation below the folder of results.
-        digest: how `Collection.digest` begins for the collection that was measured.
-    """
-
-    name: str
+    name: str  # of the collection's folder
     title: str
-    file: str
-    digest: str
+    file: str  # its evaluation below the folder of results
+    digest: str  # how `Collection.digest` begins for the collection that was measured
 
 
 class Group(NamedTuple):
-    """A column of the mean over collections, each indexed by `dsi.index` from its documents alone.
-
-    Attributes:
-        title: in the table.
-        encoder: the folder of its files.
-        collections: their names.
-    """
+    """A column of the mean over collections, each indexed by `dsi.index` from its documents alone."""
 
     title: str
-    encoder: str
+    encoder: str  # the folder of its files
     collections: tuple[str, ...]
 
 
@@ -118,9 +105,7 @@ def main(argv: Sequence[str] | None = None) -> None:
 def readme_table(results: Path, again: Mapping[str, Path] | None = None) -> str:
     """Return the README's table: nDCG@10 in percent, systems as rows.
 
-    Args:
-        results: the folder of measured files.
-        again: {column: an evaluation to take in the place of its file}.
+    `again`: {column: an evaluation to take in the place of its file}.
     """
     from dsi.docids.files.reading import read_json
     from dsi.eval.tables import markdown_table

@@ -23,12 +23,10 @@ def main(argv: Sequence[str] | None = None) -> None:
     from dsi.rerankers import reranker_folder
     from dsi.store.retriever import load
     from dsi_experiments.figures import shares_figure
-    from dsi_experiments.rerankers.candidates import binding, load_chain
+    from dsi_experiments.rerankers.boosting import BoostedTrees
     from dsi_experiments.rerankers.training import train_reranker
 
     reranker_folder(arguments.run, arguments.name or arguments.kind)  # raises on a bad name before the work
-    folders = [reranker_folder(arguments.run, name) for name in arguments.after]
-    after = [own for folder in folders for own in load_chain(folder, binding(arguments.run))]
     retriever = load(arguments.run, device=arguments.device)
     collection = read_collection(arguments.data, **read_dev_cut(arguments.run))
     trained = train_reranker(
@@ -37,15 +35,14 @@ def main(argv: Sequence[str] | None = None) -> None:
         arguments.kind,
         split=arguments.split,
         k=arguments.k,
-        after=after,
         seed=arguments.seed,
-        show_progress=True,
     )
     print(trained.quality)
     folder = trained.save(arguments.run, arguments.name)
     if arguments.figure:
+        assert isinstance(trained.reranker, BoostedTrees)
         title = f"Feature importance of {arguments.kind}"
-        shares_figure(trained.importance, "share of the gain of all splits", title, arguments.figure)
+        shares_figure(trained.reranker.importance, "share of the gain of all splits", title, arguments.figure)
     print(f"{folder}: trained on {trained.queries} {arguments.split} queries with {arguments.k} candidates each")
 
 
@@ -57,13 +54,10 @@ def build_parser() -> argparse.ArgumentParser:
     command_line.add_argument("--kind", choices=TRAINABLE, metavar="KIND", default="lambdasmart", help="see above")
     command_line.add_argument("--name", help="of the reranker: INDEX/rerank/NAME; its kind by default")
     command_line.add_argument(
-        "--after", nargs="+", default=[], metavar="NAME", help="rerankers to apply before it, in this order"
-    )
-    command_line.add_argument(
         "--figure",
         type=output_file,
         metavar="PATH",
-        help=f"write PATH.png and PATH.svg: how much each feature contributes ({', '.join(WITH_IMPORTANCE)})",
+        help=f"write PATH.svg: how much each feature contributes ({', '.join(WITH_IMPORTANCE)})",
     )
     command_line.add_argument("--split", default="dev", choices=("train", "dev"), help="judged queries to learn from")
     command_line.add_argument("--k", type=count, default=50, help="candidates per query")

@@ -23,20 +23,13 @@ from dsi.generator.model import DocidGenerator
 class WordGenerator(DocidGenerator):
     """T5 decoder with the checkpoint's rows of the tokens that the tree holds.
 
-    Args:
-        config: a T5Config for the decoder stack, with the entries that `Generator` names, and how many `inner_nodes`
-            and `nodes` the tree has.
-
-    Attributes:
-        rows: [nodes] row of each node's token; 0, the start token, for the root and for only children without one.
-        first_child: [inner_nodes] as in the tree.
-        num_children: [inner_nodes] as in the tree.
+    Its config has `inner_nodes` and `nodes`, the sizes of the tree.
     """
 
     tokens_are_nodes = True
-    rows: Tensor
-    first_child: Tensor
-    num_children: Tensor
+    rows: Tensor  # [nodes] row of each node's token; 0, the start token, for the root and for only children without one
+    first_child: Tensor  # [inner_nodes] as in the tree
+    num_children: Tensor  # [inner_nodes] as in the tree
 
     def __init__(self, config: T5Config) -> None:
         super().__init__(config)
@@ -69,11 +62,7 @@ class WordGenerator(DocidGenerator):
 
     @torch.no_grad()
     def initialise(self, tree: DocidTree, checkpoint: Any, numbers: Ints | None) -> None:
-        """Take the rows of the tree's tokens over from the checkpoint.
-
-        Raises:
-            ValueError: a token that the checkpoint does not have.
-        """
+        """Take the rows of the tree's tokens over from the checkpoint."""
         assert numbers is not None
         by_node = node_numbers(tree, numbers)
         tokens = np.unique(by_node[by_node >= 0])
@@ -130,9 +119,7 @@ class WordGenerator(DocidGenerator):
 def node_numbers(tree: DocidTree, numbers: Ints) -> Ints:
     """Return [nodes] the number with which the way to each node ends; -1 for the root and nodes that have none.
 
-    Args:
-        tree: the docids.
-        numbers: [N, longest] of each docid in docid order, -1 past the end; a digit of the tree is a rank among siblings.
+    `numbers`: [N, longest] of each docid in docid order, -1 past the end.
     """
     parents, digits = tree.paths(np.arange(tree.num_places))
     by_node = np.full(tree.num_inner + tree.num_places, -1, dtype=np.int32)

@@ -25,10 +25,6 @@ class Residual(CrossEntropy):
     A document's score is z.e_d / temperature plus the log of its frequency among the training examples. The decoder then need
     not learn what frequency explains, and since search leaves frequencies out, frequent documents get no head start (logit
     adjustment, Menon et al. 2021).
-
-    Args:
-        task: the training.
-        temperature: divides the dot products.
     """
 
     frozen_encoder = True
@@ -47,11 +43,7 @@ class Residual(CrossEntropy):
 class DenseLogits:
     """Flat dense search as logits of children: along a path, their softmaxes multiply to the document's probability.
 
-    Args:
-        tree: the docids.
-        temperature: divides the dot products.
-        log_frequencies: [documents] in docid order, added to the scores.
-        device: where scores are computed.
+    `log_frequencies` [documents], in docid order, are added to the scores.
     """
 
     def __init__(self, tree: DocidTree, temperature: float, log_frequencies: Tensor, device: torch.device) -> None:
@@ -64,10 +56,6 @@ class DenseLogits:
         """Return the logits [batch, n, fan_out] of children [batch, n, fan_out].
 
         Padding (child -1) gets an arbitrary logit.
-
-        Args:
-            embeddings: [batch, dim] of the texts.
-            children: nodes, -1 at padding.
         """
         documents = embeddings.float() @ self._embeddings.T / self.temperature + self.log_frequencies
         nodes = self.log_sum(documents)  # [batch, nodes]
@@ -91,17 +79,11 @@ class DenseLogits:
 
 @dataclass(frozen=True)
 class _Segments:
-    """Inner nodes whose children are contiguous.
+    """Inner nodes whose children are contiguous."""
 
-    Attributes:
-        nodes: [n] in the order of their children.
-        below: all their children.
-        offsets: [n + 1] where the children of each begin in `below`.
-    """
-
-    nodes: Tensor
-    below: slice
-    offsets: Tensor
+    nodes: Tensor  # [n] in the order of their children
+    below: slice  # all their children
+    offsets: Tensor  # [n + 1] where the children of each begin in `below`
 
     @classmethod
     def from_nodes(cls, tree: DocidTree, nodes: NDArray[np.integer], device: torch.device) -> "_Segments":

@@ -1,19 +1,5 @@
 """The training objectives of tree models, as rows of one table: candidates, targets, loss, and the score that search uses.
 
-| name | candidates | targets | loss | score |
-| --- | --- | --- | --- | --- |
-| ce | path | z | child softmax | softmax path |
-| plt | path | z | bce | sigmoid path |
-| tdm | random | z | bce | node |
-| otm | beam | mixed | bce | node |
-| otm-bs | random | mixed | bce | node |
-| otm-optest | beam | z | bce | node |
-| otm-mix | beam+random | mixed | bce | node |
-| man | path+beam | z | bce | sigmoid path |
-| dtr | beam+random | z | level softmax | node |
-| ripor | path+beam | z | child softmax, margins of prefixes | softmax path |
-| ltrgr | path+beam | z | child softmax, margin of documents | softmax path |
-
 ce is hierarchical softmax, the objective of the library; it is here for models of labels, and as the warm-up of others. plt is
 a probabilistic label tree (Jasinska et al. 2016), tdm the tree-based deep model (Zhu et al. 2018), otm Algorithm 1 of Zhuo et
 al. 2020 with its ablations (-BS: no beam, -OptEst: no zhat), man PECOS' matcher-aware negatives (Yu et al. 2020), dtr a softmax
@@ -32,11 +18,6 @@ from torch import Tensor
 
 from dsi.generator.objectives import softmax_loss
 
-_CANDIDATES = ("path", "random", "beam", "beam+random", "path+beam")
-_TARGETS = ("z", "zhat", "mixed")
-_LOSSES = ("bce", "child softmax", "level softmax")
-_SCORES = ("softmax path", "sigmoid path", "node")
-_MARGINS = ("", "prefixes", "documents")
 WARM_START = 0.3
 """Share of the steps that train "tdm" first ("ce" with margins), in objectives that need a warmed-up model."""
 _RAMP = 0.5
@@ -47,53 +28,21 @@ _MARGIN = 1.0
 
 @dataclass(frozen=True)
 class ObjectiveRow:
-    """One row of the table.
+    """One row of the table."""
 
-    Attributes:
-        candidates: the nodes that are trained: "path" (children of the nodes above a relevant document), "random" (a random
-            sample of each level, and the relevant nodes), "beam" (children of the model's own beam, eq. 3), or two of them.
-        targets: "z" (eq. 1), "zhat" (eq. 15) or "mixed": z at first, zhat in the end.
-        loss: "bce" on every candidate; "child softmax" over the children of each candidate's parent; "level softmax" over the
-            candidates of a level.
-        score: what ranks nodes in search: "softmax path" or "sigmoid path" (sums of log-probabilities along the path), or
-            the "node"'s own logit.
-        margins: what the loss also puts ahead of its rivals in the beam: "prefixes", the nodes above a relevant document at
-            every level; "documents", the relevant document itself; or "" for nothing.
-    """
-
+    # the nodes that are trained: "path" (children of the nodes above a relevant document), "random" (a random sample of
+    # each level, and the relevant nodes), "beam" (children of the model's own beam, eq. 3), or two of them.
     candidates: str
-    targets: str
+    targets: str  # "z" (eq. 1), "zhat" (eq. 15) or "mixed": z at first, zhat in the end.
+    # "bce" on every candidate; "child softmax" over the children of each candidate's parent; "level softmax" over the
+    # candidates of a level
     loss: str
+    # what ranks nodes in search: "softmax path" or "sigmoid path" (sums of log-probabilities along the path), or the
+    # "node"'s own logit
     score: str
+    # what the loss also puts ahead of its rivals in the beam: "prefixes", the nodes above a relevant document at every
+    # level; "documents", the relevant document itself; or "" for nothing
     margins: str = ""
-
-    def __post_init__(self) -> None:
-        for name, allowed in (
-            ("candidates", _CANDIDATES),
-            ("targets", _TARGETS),
-            ("loss", _LOSSES),
-            ("score", _SCORES),
-            ("margins", _MARGINS),
-        ):
-            if getattr(self, name) not in allowed:
-                raise ValueError(f"{name} must be one of {', '.join(allowed)}, got {getattr(self, name)!r}.")
-        if (self.loss == "child softmax") != (self.score == "softmax path"):
-            raise ValueError(
-                f'loss "child softmax" and score "softmax path" go together, got loss {self.loss!r} with score {self.score!r}: '
-                "probabilities among siblings only mean something along a path."
-            )
-        if self.score in ("softmax path", "sigmoid path") and "path" not in self.candidates:
-            raise ValueError(
-                f'score "{self.score}" multiplies probabilities given the parent; candidates must have "path", '
-                f"got {self.candidates!r}."
-            )
-        if self.loss == "child softmax" and self.candidates != ("path+beam" if self.margins else "path"):
-            raise ValueError(
-                'loss "child softmax" trains the path alone, and margins need the beam beside it; candidates must be "path", '
-                f'or "path+beam" with margins, got {self.candidates!r} with margins {self.margins!r}.'
-            )
-        if self.margins and self.loss != "child softmax":
-            raise ValueError(f'margins compare scores of paths and need loss "child softmax", got {self.loss!r}.')
 
     @property
     def needs_warm_start(self) -> bool:
@@ -126,26 +75,11 @@ ROWS = {
 }
 
 
-def find_row(name: str) -> ObjectiveRow:
-    """Return the row of that name.
-
-    Raises:
-        ValueError: there is none.
-    """
-    if name not in ROWS:
-        raise ValueError(f"objective must be one of {', '.join(ROWS)}, got {name!r}.")
-    return ROWS[name]
-
-
 def phase(row: ObjectiveRow, done: float) -> tuple[ObjectiveRow, float]:
     """Return the row that is trained at one point of the training, and the share of zhat in the targets there.
 
     The beam of an untrained model holds no relevant node, and its greedy descent ends nowhere. So another row is trained
     first, and "mixed" targets then move from z to zhat step by step.
-
-    Args:
-        row: of the training.
-        done: share of all steps, in [0, 1).
     """
     if row.needs_warm_start and done < WARM_START:
         return row.warm_up, 0.0
@@ -156,12 +90,8 @@ def phase(row: ObjectiveRow, done: float) -> tuple[ObjectiveRow, float]:
 def objective_loss(row: ObjectiveRow, logits: Tensor, candidates: Tensor, targets: Tensor, depths: Tensor) -> Tensor:
     """Return the loss of a batch, a scalar: summed over the candidates of an instance, averaged over instances.
 
-    Args:
-        row: whose loss.
-        logits: [batch, n, largest fan-out], -inf without a child.
-        candidates: the same shape, True at the nodes that are trained.
-        targets: the same shape.
-        depths: [batch, n] or [n] level at which the children of each family are chosen.
+    Logits (-inf without a child), candidates and targets are [batch, n, largest fan-out]; `depths`, [batch, n] or [n],
+    are the levels at which children are chosen.
     """
     if row.loss == "bce":
         logits, weights = logits.masked_fill(~candidates, 0.0), candidates.to(logits.dtype)
@@ -178,15 +108,10 @@ def objective_loss(row: ObjectiveRow, logits: Tensor, candidates: Tensor, target
 def margin_loss(margins: str, scores: Tensor, candidates: Tensor, relevant: Tensor, depths: Tensor) -> Tensor:
     """Return by how much the best relevant path falls short of a margin over its rivals, averaged over instances.
 
-    "prefixes": at every level with a relevant node, the mean over the other candidates of that level, summed over levels (RIPOR
-    has the squared error to a teacher's margins instead). "documents": one hinge, against the best other document (LTRGR).
-
-    Args:
-        margins: of the row.
-        scores: [batch, n, largest fan-out] log-probabilities of the paths to nodes.
-        candidates: the same shape, True at the nodes that are compared; for "documents", at documents only.
-        relevant: the same shape, True at relevant documents and the nodes above them.
-        depths: [batch, n] level at which the children of each family are chosen.
+    "prefixes": at every level with a relevant node, the mean over the other candidates of that level, summed over
+    levels (RIPOR has the squared error to a teacher's margins instead). "documents": one hinge, against the best other
+    document (LTRGR). `scores` (log-probabilities of the paths to nodes), `candidates` and `relevant` are [batch, n,
+    largest fan-out].
     """
     total = scores.new_zeros(())
     levels = range(int(depths.max()) + 1) if margins == "prefixes" else [None]

@@ -25,18 +25,9 @@ RANDOM_PATHS = 10
 
 
 class TreeObjective(Objective):
-    """One row of the table as an objective.
+    """One row of the table as an objective."""
 
-    Args:
-        task: the training.
-        beam_width: of the search that gives beam candidates.
-        random_paths: random documents per example whose paths are candidates.
-
-    Attributes:
-        row: which nodes are trained, their targets and the loss.
-    """
-
-    row: ClassVar[ObjectiveRow]
+    row: ClassVar[ObjectiveRow]  # which nodes are trained, their targets and the loss
     all_relevant = True
 
     def __init_subclass__(cls, row: str) -> None:
@@ -156,12 +147,7 @@ class LTRGR(TreeObjective, row="ltrgr"):
 
 
 class BestChildTargets:
-    """Computes zhat over families: the target of each child's best child.
-
-    Args:
-        tree: the docids.
-        device: of the families.
-    """
+    """Computes zhat over families: the target of each child's best child."""
 
     def __init__(self, tree: DocidTree, device: torch.device) -> None:
         self.tree = tree
@@ -172,11 +158,7 @@ class BestChildTargets:
         """Return zhat of the children (eq. 15), [batch, n, largest fan-out].
 
         Computed from the documents upwards; 1 where greedy descent from the child ends in a relevant document.
-
-        Args:
-            families: with the family of every inner node that has a relevant document below.
-            logits: [batch, n, largest fan-out] of the scorer, without gradient; -inf without a child.
-            z: from `FamilyTree.holds_any`.
+        `families` must have that of every inner node with a relevant document below.
         """
         num_inner = self.tree.num_inner
         zhat = torch.where(families.children < num_inner, 0.0, z)  # documents; inner nodes follow, level by level
@@ -193,12 +175,7 @@ class BestChildTargets:
 
 
 def path_scores(logits: Tensor, families: Families) -> Tensor:
-    """Return the log-probabilities [batch, n, largest fan-out] of the paths from the root to all children.
-
-    Args:
-        logits: the same shape, -inf without a child.
-        families: with all ancestors of each.
-    """
+    """Return the log-probabilities [batch, n, largest fan-out] of the paths from the root to all children."""
     last_step = logits.log_softmax(dim=2).masked_fill(~families.exists, 0.0)
     children = families.children.flatten(1)[:, None]  # [batch, 1, n * largest fan-out]
     is_step = (children == families.parents[:, :, None]) & (children >= 0)  # [batch, n, n * largest fan-out]

@@ -8,18 +8,11 @@ from dsi.docids.types import Bools, Ints, Reals
 class AlphaNdcg:
     """alpha-nDCG of lists of candidates (Clarke et al. 2008), normalised by the list that is greedily best.
 
-    Args:
-        labels: [n, k, subtopics] True where a candidate is about a subtopic.
-        positions: length of the lists that is measured.
-        alpha: discount of repetition: a subtopic seen m times before is worth (1 - alpha)^m.
-
-    Raises:
-        ValueError: alpha is not in [0, 1).
+    `labels`: [n, k, subtopics] True where a candidate is about a subtopic. A subtopic that was seen m times is worth
+    (1 - alpha)^m.
     """
 
     def __init__(self, labels: Bools, positions: int, alpha: float = 0.5) -> None:
-        if not 0 <= alpha < 1:
-            raise ValueError(f"alpha must be in [0, 1), got {alpha}.")
         self.labels, self.positions, self.alpha = labels, positions, alpha
         self.ideal = np.ones(len(labels))
         rows = np.arange(len(labels))

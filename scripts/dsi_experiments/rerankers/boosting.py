@@ -29,45 +29,26 @@ MODEL = "model.txt"
 
 @settings()
 class BoostingConfig:
-    """How trees are boosted.
+    """How trees are boosted."""
 
-    Attributes:
-        objective: "lambdamart", or "mart" for least squares on the labels.
-        trees: how many.
-        leaves: of a tree.
-        min_leaf: documents a leaf has at least.
-        learning_rate: of every tree.
-        sigma: steepness of the pairwise sigmoid.
-        seed: of LightGBM.
-    """
-
-    objective: Literal["lambdamart", "mart"] = "lambdamart"
+    objective: Literal["lambdamart", "mart"] = "lambdamart"  # "lambdamart", or "mart" for least squares on the labels
     trees: Count = 100
-    leaves: Annotated[int, Field(ge=2, le=LARGEST)] = 15
-    min_leaf: Count = 20
-    learning_rate: Positive = 0.05
-    sigma: Positive = 1.0
-    seed: Whole = 0
+    leaves: Annotated[int, Field(ge=2, le=LARGEST)] = 15  # of a tree
+    min_leaf: Count = 20  # documents a leaf has at least
+    learning_rate: Positive = 0.05  # of every tree
+    sigma: Positive = 1.0  # steepness of the pairwise sigmoid
+    seed: Whole = 0  # of LightGBM
 
 
 class BoostedTrees(FeatureReranker):
     """An ensemble of regression trees of LightGBM, perhaps on top of a base.
 
-    Args:
-        names: of the features, including those that the base reads.
-        config: how trees are boosted.
-        base: a reranker whose scores boosting starts from.
-
-    Raises:
-        ValueError: the base reads a feature that is not among `names`.
+    `names` include the features that the base reads.
     """
 
     kind = "trees"
 
     def __init__(self, names: tuple[str, ...], config: BoostingConfig, base: FeatureReranker | None = None) -> None:
-        missing = [name for name in base.names if name not in names] if base else []
-        if missing:
-            raise ValueError(f"The base reads the feature {missing[0]!r}, which is not among {', '.join(names)}.")
         self.names, self.config, self.base = tuple(names), config, base
         self._trained: Any = None
 
@@ -104,23 +85,17 @@ class BoostedTrees(FeatureReranker):
 
     def predict(self, features: Reals) -> Reals:
         """[n] scores, including those of the base."""
-        return self.base_scores(features) + np.asarray(self._booster.predict(features, raw_score=True))
+        return self.base_scores(features) + np.asarray(self._trained.predict(features, raw_score=True))
 
     @property
     def importance(self) -> dict[str, float]:
         """{feature: share of the gain of all splits}."""
-        gains = np.asarray(self._booster.feature_importance("gain"))
+        gains = np.asarray(self._trained.feature_importance("gain"))
         return dict(zip(self.names, (gains / max(gains.sum(), 1e-12)).tolist(), strict=True))
-
-    @property
-    def _booster(self) -> Any:
-        if self._trained is None:
-            raise ValueError("These trees are not trained yet; call fit.")
-        return self._trained
 
     def write(self, folder: Path) -> dict[str, Any]:
         """Write the trees, and the base beside them; returns names, config and base."""
-        write_text(folder / MODEL, self._booster.model_to_string())
+        write_text(folder / MODEL, self._trained.model_to_string())
         settings = {"names": self.names, "config": asdict(self.config), "base": self.base is not None}
         if self.base:
             (folder / "base").mkdir()

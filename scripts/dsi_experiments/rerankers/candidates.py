@@ -31,35 +31,20 @@ Features = Callable[..., tuple[NDArray[np.float32], tuple[str, ...]]]
 the result, and the titles of the answers."""
 R = TypeVar("R", bound="Reranker")
 
-_AFTER = "after"
-"""Folder of the rerankers that a saved one follows: 0, 1, …"""
-
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Candidates:
-    """The results of n queries, k documents each, best first; shorter lists are padded to k.
-
-    Attributes:
-        queries: their texts.
-        doc_ids: of the candidates; fewer than k where the collection has no more.
-        titles: of the candidates.
-        scores: [n, k] of the search, or of the last reranker; -inf at padding.
-        query_embeddings: [n, dim].
-        embeddings: [n, k, dim] of the documents; 0 at padding.
-        features: [n, k, features] float32; 0 at padding.
-        names: of the features; empty for candidates made without features.
-        query_ids: of the queries; "0", "1", … by default.
-    """
+    """The results of n queries, k documents each, best first; shorter lists are padded to k."""
 
     queries: Sequence[str]
-    doc_ids: Sequence[Sequence[str]]
+    doc_ids: Sequence[Sequence[str]]  # of the candidates; fewer than k where the collection has no more
     titles: Sequence[Sequence[str]]
-    scores: Reals
-    query_embeddings: Reals
-    embeddings: Reals
-    features: Reals
-    names: tuple[str, ...] = ()
-    query_ids: Sequence[str] = ()
+    scores: Reals  # [n, k] of the search, or of the last reranker; -inf at padding
+    query_embeddings: Reals  # [n, dim]
+    embeddings: Reals  # [n, k, dim] of the documents; 0 at padding
+    features: Reals  # [n, k, features] float32; 0 at padding
+    names: tuple[str, ...] = ()  # of the features; empty for candidates made without features
+    query_ids: Sequence[str] = ()  # of the queries; "0", "1", … by default
 
     def __post_init__(self) -> None:
         if not len(self.query_ids):
@@ -103,11 +88,7 @@ class Candidates:
         return {query_id: dict(zip(doc_ids, scores, strict=False)) for query_id, doc_ids, scores in lists}
 
     def columns(self, names: Sequence[str]) -> Reals:
-        """Return some of the features, [n, k, len(names)].
-
-        Raises:
-            ValueError: a feature that these candidates do not have.
-        """
+        """Return some of the features, [n, k, len(names)]."""
         missing = [name for name in names if name not in self.names]
         if missing:
             raise ValueError(
@@ -134,19 +115,8 @@ class Candidates:
             query_ids=pick(self.query_ids),
         )
 
-    def with_feature(self, name: str, values: Reals) -> "Candidates":
-        """Return the candidates with one more feature [n, k], for the rerankers that follow."""
-        values = np.where(self.valid, values, 0.0).astype(np.float32)
-        features = np.concatenate([self.features, values[:, :, None]], axis=2)
-        return replace(self, features=features, names=(*self.names, name))
-
     def order(self, scores: Reals) -> Ints:
         """Return the columns [n, k] by descending new score; ties keep their order, and padding stays at the end."""
-        if not isinstance(scores, np.ndarray) or scores.shape != self.scores.shape:
-            got = f"shape {scores.shape}" if isinstance(scores, np.ndarray) else type(scores).__name__
-            raise ValueError(f"A reranker must give an array of scores of shape {self.scores.shape}, got {got}.")
-        if np.isnan(scores, where=self.valid, out=np.zeros(scores.shape, dtype=bool)).any():
-            raise ValueError("A reranker must give scores that are numbers, got NaN.")
         return np.argsort(-np.where(self.valid, scores, -np.inf), axis=1, kind="stable")
 
     def reorder(self, scores: Reals) -> "Candidates":
@@ -178,14 +148,10 @@ class Reranker(ABC):
 
     A subclass has a `kind` and defines `score`; one with state on disk also defines `write`, and `read` where its constructor
     does not take what `write` returned.
-
-    Attributes:
-        kind: its name in reranker.json.
-        features: computes the features that `score` reads; None if it reads none.
     """
 
-    kind: ClassVar[str]
-    features: ClassVar[Features | None] = None
+    kind: ClassVar[str]  # its name in reranker.json
+    features: ClassVar[Features | None] = None  # computes the features that `score` reads; None if it reads none
 
     @abstractmethod
     def score(self, candidates: Candidates) -> Reals:
@@ -204,18 +170,9 @@ class Reranker(ABC):
         """Load what `write` wrote; by default the settings are the constructor's arguments."""
         return cls(**settings)
 
-    def save(self, folder: Path, binding: Mapping[str, Any] | None = None, after: Sequence["Reranker"] = ()) -> None:
-        """Write the reranker in one step, with those that it follows.
-
-        Args:
-            folder: INDEX/rerank/NAME.
-            binding: what it was trained for, compared when it is loaded.
-            after: rerankers that are applied before it.
-        """
+    def save(self, folder: Path, binding: Mapping[str, Any] | None = None) -> None:
+        """Write the reranker in one step; `binding`: what it was trained for, compared when it is loaded."""
         with replace_folder(folder) as partial:
-            for number, former in enumerate(after):
-                (partial / _AFTER / str(number)).mkdir(parents=True)
-                former.write_whole(partial / _AFTER / str(number), binding)
             self.write_whole(partial, binding)
 
     def write_whole(self, folder: Path, binding: Mapping[str, Any] | None = None) -> None:
@@ -228,23 +185,14 @@ class Reranker(ABC):
     @classmethod
     def load(cls, folder: Path, retriever: Retriever) -> Callable[[Hits], Reals]:
         """Return a saved reranker of an index as a model for `dsi.rerankers.rerank`."""
-        chain = load_chain(folder, binding(folder.parents[1]))
-        features = next((own.features for own in chain if own.features), None)
+        reranker = load_reranker(folder, binding(folder.parents[1]))
 
         def scores(hits: Hits) -> Reals:
             if not hits:
                 return np.zeros(0)
-            found = rerank(Candidates.from_hits(retriever, [hits], features), chain).as_run()["0"]
-            return np.array([found[hit.doc_id] for hit in hits])
+            return reranker.score(Candidates.from_hits(retriever, [hits], reranker.features))[0]
 
         return scores
-
-
-def rerank(candidates: Candidates, rerankers: Reranker | Sequence[Reranker]) -> Candidates:
-    """Return the candidates in a new order, by one reranker or several applied one after another."""
-    for reranker in [rerankers] if isinstance(rerankers, Reranker) else rerankers:
-        candidates = reranker.rerank(candidates)
-    return candidates
 
 
 def binding(index: Path) -> dict[str, Any]:
@@ -254,31 +202,16 @@ def binding(index: Path) -> dict[str, Any]:
     return {"encoder": manifest["fingerprints"]["encoder"], "generator": files}
 
 
-def save_reranker(reranker: Reranker, index: str | Path, name: str, after: Sequence[Reranker] = ()) -> Path:
-    """Write a reranker beside the index that it was trained on, in one step, and return its folder, INDEX/rerank/NAME.
-
-    Raises:
-        FileNotFoundError: no index.
-        ValueError: the name is not a plain folder name.
-    """
+def save_reranker(reranker: Reranker, index: str | Path, name: str) -> Path:
+    """Write a reranker beside the index that it was trained on, in one step, and return its folder, INDEX/rerank/NAME."""
     folder = reranker_folder(index, name)
     with updating(Path(index)):
-        reranker.save(folder, binding(Path(index)), after)
+        reranker.save(folder, binding(Path(index)))
     return folder
 
 
-def load_chain(folder: Path, binding: Mapping[str, Any] | None = None) -> list[Reranker]:
-    """Return a saved reranker with those that it follows, in the order in which they are applied; raises as `load_reranker`."""
-    former = sorted((folder / _AFTER).iterdir(), key=lambda own: int(own.name)) if (folder / _AFTER).exists() else []
-    return [*(load_reranker(own, binding) for own in former), load_reranker(folder, binding)]
-
-
 def load_reranker(folder: Path, binding: Mapping[str, Any] | None = None) -> Reranker:
-    """Return a saved reranker, without those that it follows.
-
-    Raises:
-        ValueError: its kind is unknown, it was trained for another index, or a file of it was altered.
-    """
+    """Return a saved reranker; ValueError if it was trained for another index, or a file of it was altered."""
     recover_folder(folder)
     check_folder(folder, (*DATA, ".txt"))  # trees of LightGBM
     record, path = read_json(folder / FILE), folder / FILE

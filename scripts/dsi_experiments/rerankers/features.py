@@ -37,15 +37,7 @@ def compute_features(
 ) -> tuple[NDArray[np.float32], tuple[str, ...]]:
     """Return the features of the results of a search.
 
-    Args:
-        engine: the tree, the scores of its nodes, and the lexical part, if there is one; its features have its name.
-        encoded: the queries.
-        result: the answers, rows in the order of the queries.
-        titles: of the answers.
-
-    Returns:
-        features: [queries, k, features], 0 at padding.
-        names: of the features.
+    They are [queries, k, features], 0 at padding; their names come second.
     """
     if not result.positions.shape[1]:  # nothing was found; what is not there has zeros, and the same names
         whole, names = compute_features(engine, encoded, SearchResult.empty(len(result.positions), 1), titles)
@@ -101,35 +93,21 @@ def _digit_features(engine: Engine, batch: QueryBatch, positions: Ints) -> dict[
 
 
 class Siblings(NamedTuple):
-    """Scores of the nodes on the paths to documents, and of their siblings, at one level.
+    """Scores of the nodes on the paths to documents, and of their siblings, at one level."""
 
-    Attributes:
-        generative: [batch, n, fan_out] the generator's.
-        dense: [batch, n, fan_out] the encoder's.
-        valid: [batch, n, fan_out] True at siblings that exist.
-        digits: [batch, n] which sibling is on the path; arbitrary past the end.
-    """
-
-    generative: Floats
-    dense: Floats
-    valid: Bools
-    digits: Ints
+    generative: Floats  # [batch, n, fan_out] the generator's
+    dense: Floats  # [batch, n, fan_out] the encoder's
+    valid: Bools  # [batch, n, fan_out] True at siblings that exist
+    digits: Ints  # [batch, n] which sibling is on the path; arbitrary past the end
 
 
 class DigitScores(NamedTuple):
-    """Log-probabilities of the digits of docids, [batch, n, depth], 0 past the end.
+    """Log-probabilities of the digits of docids, [batch, n, depth], 0 past the end."""
 
-    Attributes:
-        generative: by the generator.
-        dense: by the encoder.
-        entropy: of the generator's choice at that level.
-        margin: of the digit over the best other, by the generator.
-    """
-
-    generative: Floats
-    dense: Floats
-    entropy: Floats
-    margin: Floats
+    generative: Floats  # by the generator
+    dense: Floats  # by the encoder
+    entropy: Floats  # of the generator's choice at that level
+    margin: Floats  # of the digit over the best other, by the generator
 
     @classmethod
     def from_siblings(cls, levels: Sequence[Siblings]) -> "DigitScores":

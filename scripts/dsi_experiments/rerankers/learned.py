@@ -23,11 +23,7 @@ _SCALE = 1e-6
 
 
 class FeatureReranker(Reranker):
-    """Base of rerankers that compute a score from the features of one candidate: a subclass sets `names`, defines `predict`.
-
-    Attributes:
-        names: of the features it reads.
-    """
+    """Base of rerankers that compute a score from the features of one candidate: a subclass sets `names`, defines `predict`."""
 
     features = staticmethod(compute_features)
     names: tuple[str, ...]
@@ -45,11 +41,7 @@ class FeatureReranker(Reranker):
 
 
 class LinearReranker(FeatureReranker):
-    """A weighted sum of features.
-
-    Args:
-        weights: {feature: weight}.
-    """
+    """A weighted sum of features."""
 
     kind = "linear"
 
@@ -72,25 +64,15 @@ class LinearReranker(FeatureReranker):
 
 @settings()
 class RankNetConfig:
-    """How a RankNet is trained.
+    """How a RankNet is trained."""
 
-    Attributes:
-        hidden: width of its one hidden layer (tanh).
-        sigma: steepness of the pairwise sigmoid.
-        weigh_by_ndcg: weight pairs by |delta nDCG| (LambdaRank).
-        epochs: passes over the lists.
-        learning_rate: of AdamW.
-        weight_decay: of AdamW.
-        seed: of initialisation and order.
-    """
-
-    hidden: Count = 32
-    sigma: Positive = 1.0
-    weigh_by_ndcg: bool = False
-    epochs: Count = 30
-    learning_rate: float = 3e-3
-    weight_decay: float = 1e-2
-    seed: Whole = 0
+    hidden: Count = 32  # width of its one hidden layer (tanh)
+    sigma: Positive = 1.0  # steepness of the pairwise sigmoid
+    weigh_by_ndcg: bool = False  # weight pairs by |delta nDCG| (LambdaRank)
+    epochs: Count = 30  # passes over the lists
+    learning_rate: float = 3e-3  # of AdamW
+    weight_decay: float = 1e-2  # of AdamW
+    seed: Whole = 0  # of initialisation and order
 
 
 class RankNet(nn.Module, FeatureReranker):
@@ -98,10 +80,6 @@ class RankNet(nn.Module, FeatureReranker):
 
     A training step takes one list: its scores, their lambdas, and one backward pass, since dC/dw = sum over i of
     lambda_i ds_i/dw.
-
-    Args:
-        names: of the features.
-        config: how it is trained.
     """
 
     kind = "ranknet"

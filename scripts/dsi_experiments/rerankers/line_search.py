@@ -21,12 +21,7 @@ def interpolate(a: Run, b: Run, weight: float) -> Run:
 
     >>> interpolate({"q": {"x": 4.0, "y": 2.0}}, {"q": {"y": 1.0, "z": 3.0}}, 0.5)
     {'q': {'x': 2.5, 'y': 1.5, 'z': 2.5}}
-
-    Raises:
-        ValueError: weight is not in [0, 1].
     """
-    if not 0 <= weight <= 1:
-        raise ValueError(f"weight must be in [0, 1] (0 is the first run alone), got {weight}.")
     fused = {}
     for query_id in {**a, **b}:
         doc_ids, scores = aligned([a, b], query_id)
@@ -67,11 +62,7 @@ def _steps(
 ) -> tuple[NDArray[np.float64], list[float]]:
     """Return the weights in (0, 1), ascending, at which a query's measure may change, and its value between them.
 
-    Args:
-        doc_ids: of its candidates, ascending.
-        scores: [candidates, 2] in either run.
-        judged: the query's judgements.
-        measure: by its name.
+    `scores`: [candidates, 2] in either run.
     """
     judged_rows = [n for n, doc_id in enumerate(doc_ids) if doc_id in judged]
     # Lead of every candidate over each judged one at weight 0 and at weight 1: [judged, candidates].

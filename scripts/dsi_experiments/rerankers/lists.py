@@ -37,11 +37,7 @@ def against(values: Floats, reference: Floats) -> str:
 def bootstrap_interval(
     a: Mapping[str, float], b: Mapping[str, float], *, rounds: int = 10_000, seed: int = 0
 ) -> tuple[float, float, float]:
-    """Return the mean difference a - b over queries and its 95 % percentile interval, by bootstrap over queries (scipy).
-
-    Raises:
-        ValueError: the systems were measured on different queries.
-    """
+    """Return the mean difference a - b over queries and its 95 % percentile interval, by bootstrap over queries (scipy)."""
     from scipy.stats import bootstrap  # takes a second to import
 
     differences = paired_differences(a, b)
@@ -56,32 +52,14 @@ def bootstrap_interval(
 
 @dataclass(frozen=True)
 class JudgedLists:
-    """Documents with features and labels, list after list.
+    """Documents with features and labels, list after list."""
 
-    Attributes:
-        features: [documents, features].
-        labels: [documents] 0 or more, higher is better.
-        lengths: documents of each list; they sum to the number of documents.
-        names: of the features.
-
-    Raises:
-        ValueError: shapes that do not fit, a label below 0, or no list in which a document is better than another.
-    """
-
-    features: Floats
-    labels: Floats
-    lengths: Sequence[int]
+    features: Floats  # [documents, features]
+    labels: Floats  # [documents] 0 or more, higher is better
+    lengths: Sequence[int]  # documents of each list; they sum to the number of documents
     names: tuple[str, ...]
 
     def __post_init__(self) -> None:
-        count = sum(self.lengths)
-        if self.features.shape != (count, len(self.names)) or self.labels.shape != (count,):
-            raise ValueError(
-                f"Lists of {count} documents with {len(self.names)} features need features [{count}, {len(self.names)}] "
-                f"and labels [{count}], got {list(self.features.shape)} and {list(self.labels.shape)}."
-            )
-        if count and self.labels.min() < 0:
-            raise ValueError(f"Labels must be 0 or more, got {self.labels.min():g}.")
         if not any(len(set(self.labels[own].tolist())) > 1 for own in self.slices()):
             raise ValueError("In no list is a document better than another, so there is nothing to learn.")
 

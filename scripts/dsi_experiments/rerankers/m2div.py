@@ -38,57 +38,33 @@ Episode = tuple[Ints, Reals]
 
 @settings()
 class M2DivConfig:
-    """How the policy is trained and used.
+    """How the policy is trained and used."""
 
-    Attributes:
-        positions: length of the lists that are built in training, and by search when ranking.
-        ranked: length of the lists that are built when ranking, past `positions` by the policy alone; the other candidates
-            follow in their old order.
-        hidden: width of the LSTM.
-        alpha: of alpha-nDCG, the reward.
-        pretrain_epochs: epochs of imitating the oracle, before the teacher's.
-        teacher: "search" (PUCT), or "reinforce" (sampled lists, V as baseline: the policy gradient that MDP-DIV uses).
-        epochs: with the teacher.
-        batch_size: queries a step; an epoch first builds the lists of all queries.
-        learning_rate: of Adam.
-        simulations: of PUCT a position, in training.
-        exploration: of PUCT.
-        search_simulations: of PUCT a position, when ranking; 0 for the policy alone.
-        seed: of initialisation, order and shuffling.
-    """
-
-    positions: Count = 5
+    positions: Count = 5  # length of the lists that are built in training, and by search when ranking
+    # length of the lists that are built when ranking, past `positions` by the policy alone; the other candidates follow
+    # in their old order
     ranked: int = 10
-    hidden: Count = 16
-    alpha: float = 0.5
-    pretrain_epochs: Whole = 0
+    hidden: Count = 16  # width of the LSTM
+    alpha: float = 0.5  # of alpha-nDCG, the reward
+    pretrain_epochs: Whole = 0  # epochs of imitating the oracle, before the teacher's
+    # "search" (PUCT), or "reinforce" (sampled lists, V as baseline: the policy gradient that MDP-DIV uses)
     teacher: Literal["search", "reinforce"] = "search"
-    epochs: Whole = 12
-    batch_size: Count = 10
-    learning_rate: float = 3e-3
-    simulations: Count = 200
-    exploration: float = 3.0
-    search_simulations: Whole = 0
-    seed: Whole = 0
-
-    def __post_init__(self) -> None:
-        if self.ranked < self.positions:
-            raise ValueError(f"ranked must be at least {self.positions}, got {self.ranked}.")
+    epochs: Whole = 12  # with the teacher
+    batch_size: Count = 10  # queries a step; an epoch first builds the lists of all queries
+    learning_rate: float = 3e-3  # of Adam
+    simulations: Count = 200  # of PUCT a position, in training
+    exploration: float = 3.0  # of PUCT
+    search_simulations: Whole = 0  # of PUCT a position, when ranking; 0 for the policy alone
+    seed: Whole = 0  # of initialisation, order and shuffling
 
 
 @dataclass(frozen=True)
 class Lists:
-    """Queries with their candidates, as the network reads them.
+    """Queries with their candidates, as the network reads them."""
 
-    Attributes:
-        queries: [n, query dim].
-        documents: [n, k, dim].
-        valid: [n, k] False at padding.
-    """
-
-    queries: Tensor
-    documents: Tensor
-    valid: Bools
+    queries: Tensor  # [n, query dim]
+    documents: Tensor  # [n, k, dim]
+    valid: Bools  # [n, k] False at padding
 
     def select(self, rows: Ints) -> "Lists":
         """The lists of some queries."""
@@ -101,13 +77,7 @@ class Lists:
 
 
 class M2Div(nn.Module, Reranker):
-    """The policy and value network, and the reranker that builds lists with it.
-
-    Args:
-        query_dim: width of the vectors of queries.
-        document_dim: width of the vectors of candidates (`vectors`).
-        config: how it is trained and used.
-    """
+    """The policy and value network, and the reranker that builds lists with it."""
 
     kind = "m2div"
 
@@ -133,13 +103,7 @@ class M2Div(nn.Module, Reranker):
     def fit(
         self, candidates: Candidates, labels: Bools, after_epoch: Callable[[str, float], None] | None = None
     ) -> None:
-        """Train in place.
-
-        Args:
-            candidates: of the train queries.
-            labels: [n, k, subtopics], from `subtopic_labels`.
-            after_epoch: called after every epoch with the teacher and the mean alpha-nDCG of its lists.
-        """
+        """Train in place. `labels`: [n, k, subtopics]."""
         config, lists = self.config, self.vectors(candidates)
         rng = np.random.default_rng(config.seed)
         optimizer = torch.optim.Adam(self.parameters(), config.learning_rate)
@@ -195,10 +159,7 @@ class M2Div(nn.Module, Reranker):
     def play(self, lists: Lists, simulations: int, reward: AlphaNdcg | None = None) -> Episode:
         """Lists built by search: the most visited candidate at every position; targets are the shares of the visits.
 
-        Args:
-            lists: queries and candidates.
-            simulations: of PUCT a position.
-            reward: of finished lists, where their subtopics are known; V takes its place otherwise.
+        `reward` is that of finished lists, where their subtopics are known; V takes its place otherwise.
         """
         config = PuctConfig(simulations, self.config.exploration)
         evaluator = _Evaluator(self, lists, reward, 1 + self.config.positions * simulations)
@@ -215,12 +176,8 @@ class M2Div(nn.Module, Reranker):
     def loss(self, lists: Lists, actions: Ints, targets: Reals, rewards: Reals, *, signed: bool = False) -> Tensor:
         """Mean over queries of the sum over positions of (V - r)^2 - sum_a target log p.
 
-        Args:
-            lists: queries and candidates.
-            actions: [n, positions] the lists that were built.
-            targets: [n, positions, k] probabilities.
-            rewards: [n] r.
-            signed: the target is the action taken, times its advantage (REINFORCE).
+        `actions` [n, positions] are the lists that were built, `targets` [n, positions, k] probabilities, `rewards` [n]
+        r. If `signed`, the target is the action taken, times its advantage (REINFORCE).
         """
         rows = torch.arange(len(actions))
         state, left = self.start(lists.queries), torch.from_numpy(lists.valid.copy())

@@ -29,62 +29,37 @@ from dsi_experiments.rerankers.lists import JudgedLists, LineSearch, lambdas, nd
 from dsi_experiments.rerankers.parser import DependencyModel, Floats, Ints
 from dsi_experiments.rerankers.tree_edit import OrderedTree, ordered_tree, tree_edit_distance
 
-FEATURE = "tree edit distance"
-"""Name of the feature that the reranker adds."""
 _MOST = 1_000
 """Words of a text that a parser from disk may parse: time grows with their cube."""
 
 
 @settings()
 class ParserConfig:
-    """How a parser is trained and used.
+    """How a parser is trained and used."""
 
-    Attributes:
-        longest: words of a text that are parsed; longer texts are cut.
-        parse: "viterbi" for the most probable tree, or "mbr" for the minimum-risk tree.
-        strength: weight of the distance in the score, unless `fit` chooses it on the training lists.
-        em_rounds: of maximum likelihood.
-        rounds: of training for ranking, each with new parses; 0 leaves the maximum likelihood parser.
-        steps: of exponentiated gradient in a round.
-        step_size: of the first step; halved until the objective does not rise.
-        divergence: weight of the Kullback-Leibler term, summed over heads.
-        weigh_by_ndcg: weight pairs by |delta nDCG|.
-        floor: smallest probability.
-    """
-
-    longest: Count = 12
+    longest: Count = 12  # words of a text that are parsed; longer texts are cut
+    # "viterbi" for the most probable tree, or "mbr" for the minimum-risk tree
     parse: Literal["viterbi", "mbr"] = "viterbi"
-    strength: float = 1.0
-    em_rounds: Count = 10
-    rounds: Whole = 4
-    steps: Count = 10
-    step_size: float = 1.0
-    divergence: float = 0.01
-    weigh_by_ndcg: bool = False
-    floor: Annotated[float, Field(gt=0, lt=1e-3)] = 1e-12
+    strength: float = 1.0  # weight of the distance in the score, unless `fit` chooses it on the training lists
+    em_rounds: Count = 10  # of maximum likelihood
+    rounds: Whole = 4  # of training for ranking, each with new parses; 0 leaves the maximum likelihood parser
+    steps: Count = 10  # of exponentiated gradient in a round
+    step_size: float = 1.0  # of the first step; halved until the objective does not rise
+    divergence: float = 0.01  # weight of the Kullback-Leibler term, summed over heads
+    weigh_by_ndcg: bool = False  # weight pairs by |delta nDCG|
+    floor: Annotated[float, Field(gt=0, lt=1e-3)] = 1e-12  # smallest probability
 
 
 class Parsed(NamedTuple):
-    """A text with its tree.
+    """A text with its tree."""
 
-    Attributes:
-        words: [n] words.
-        arcs: [n] parameter of the arc from its head to each word.
-        tree: the words as an ordered tree.
-    """
-
-    words: Sequence[str]
-    arcs: Ints
-    tree: OrderedTree
+    words: Sequence[str]  # [n] words
+    arcs: Ints  # [n] parameter of the arc from its head to each word
+    tree: OrderedTree  # the words as an ordered tree
 
 
 class ParseRanker(Reranker):
-    """Lowers scores by the edit distance from the query's tree to the title's; adds the distance as a feature.
-
-    Args:
-        model: the parser.
-        config: how it is trained and used.
-    """
+    """Lowers scores by the edit distance from the query's tree to the title's."""
 
     kind = "parser"
 
@@ -112,15 +87,8 @@ class ParseRanker(Reranker):
 
     def score(self, candidates: Candidates) -> NDArray[np.floating]:
         """[n, k] score before - strength * distance."""
-        return self._scores(candidates, self.distances(candidates))
-
-    def rerank(self, candidates: Candidates) -> Candidates:
-        """The candidates in their new order, with the distance as a feature for the rerankers that follow."""
-        distances = self.distances(candidates)
-        return candidates.with_feature(FEATURE, distances).reorder(self._scores(candidates, distances))
-
-    def _scores(self, candidates: Candidates, distances: Floats) -> NDArray[np.floating]:
-        return np.asarray(candidates.scores - np.where(candidates.valid, self.config.strength * distances, 0.0))
+        distances = self.config.strength * self.distances(candidates)
+        return np.asarray(candidates.scores - np.where(candidates.valid, distances, 0.0))
 
     def fit(
         self,
@@ -131,14 +99,9 @@ class ParseRanker(Reranker):
     ) -> list[tuple[float, float]]:
         """Train for ranking, in place.
 
-        Args:
-            candidates: of the train queries.
-            labels: [n, k] relevance.
-            held_out: candidates and labels by whose nDCG@10 the best round is chosen; the last round without them.
-            line_search: chooses `strength` for the maximum likelihood parser; the config's without it.
-
-        Returns:
-            The objective before and after the steps of each round: it falls within a round and may rise when parses change.
+        `labels`: [n, k]. The best round is chosen by nDCG@10 of `held_out` candidates and labels; without them the last
+        is taken. `line_search` chooses `strength`. Returned is the objective before and after the steps of each round:
+        it falls within a round and may rise when parses change.
         """
         lists = labelled_lists(candidates, labels)
         base = candidates.scores[candidates.valid].astype(np.float64)

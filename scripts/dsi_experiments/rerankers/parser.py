@@ -23,20 +23,13 @@ _LEFT, _RIGHT = 0, 1
 class DependencyModel:
     """Probabilities theta_{m|h} of pairs of words that occur in one text; any other pair has the floor.
 
-    Args:
-        texts: lists of words.
-        floor: smallest probability.
-
-    Attributes:
-        pairs: {(head, modifier): parameter}.
-        theta: [parameters].
-        heads: [parameters] row of each parameter; theta sums to 1 in a row.
+    `pairs` is {(head, modifier): parameter}; `theta` [parameters] sums to 1 in each row of `heads` [parameters].
     """
 
     def __init__(self, texts: Sequence[Sequence[str]], floor: float = 1e-12) -> None:
         found = {(h, m) for words in texts for m in words for h in (ROOT, *words)}
         self._take(sorted(found), floor)
-        self.theta = 1 / np.bincount(self.heads)[self.heads]
+        self.theta = 1 / np.bincount(self.heads)[self.heads]  # [parameters]
 
     def _take(self, pairs: Sequence[tuple[str, str]], floor: float) -> None:
         self.floor = floor
@@ -71,10 +64,8 @@ class DependencyModel:
     def fit_likelihood(self, texts: Sequence[Sequence[str]], rounds: int) -> list[float]:
         """Train by Viterbi-EM: parse all texts, count the arcs, divide by the heads' counts.
 
-        Rows whose head has no modifier in any tree do not change.
-
-        Returns:
-            log p of the best trees in each round; it never falls.
+        Rows whose head has no modifier in any tree do not change. Returned is log p of the best trees in each round; it
+        never falls.
         """
         arcs, values = [self.parameters(words) for words in texts], []
         for _ in range(rounds):
@@ -97,22 +88,16 @@ class DependencyModel:
 
 
 class Posteriors(NamedTuple):
-    """The sum over all trees over n words, and the posteriors of their arcs.
+    """The sum over all trees over n words, and the posteriors of their arcs."""
 
-    Attributes:
-        log_sum: logarithm of the sum over trees of the product of their weights (or of the largest product).
-        arcs: [n + 1, n + 1] probability of each arc, head by modifier; row 0 is the root's, words count from 1.
-    """
-
-    log_sum: float
-    arcs: Floats
+    log_sum: float  # logarithm of the sum over trees of the product of their weights (or of the largest product)
+    arcs: Floats  # [n + 1, n + 1] probability of each arc, head by modifier; row 0 is the root's, words count from 1
 
 
 def marginals(log_weights: Floats) -> Posteriors:
     """The sum over all projective trees, and the marginal probability of each arc.
 
-    Args:
-        log_weights: [n + 1, n + 1] of arcs, head by modifier; arcs to the root and from a word to itself are ignored.
+    `log_weights`: [n + 1, n + 1], head by modifier; arcs to the root and from a word to itself are ignored.
     """
     return Posteriors(*_posteriors(_checked(log_weights), False))
 

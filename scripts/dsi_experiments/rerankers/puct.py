@@ -22,21 +22,13 @@ EPSILON = 1e-8
 
 @dataclass(frozen=True)
 class NewNodes:
-    """Nodes that a search needs evaluated, at most one a problem.
+    """Nodes that a search needs evaluated, at most one a problem."""
 
-    Attributes:
-        problems: [m] the problem of each node.
-        nodes: [m] its number in the problem; 0 is the root.
-        parents: [m] the node it was reached from; -1 for a root.
-        actions: [m] the action that led to it; -1 for a root.
-        histories: [m, depth] all actions from the root, -1 past the end.
-    """
-
-    problems: Ints
-    nodes: Ints
-    parents: Ints
-    actions: Ints
-    histories: Ints
+    problems: Ints  # [m] the problem of each node
+    nodes: Ints  # [m] its number in the problem; 0 is the root
+    parents: Ints  # [m] the node it was reached from; -1 for a root
+    actions: Ints  # [m] the action that led to it; -1 for a root
+    histories: Ints  # [m, depth] all actions from the root, -1 past the end
 
 
 class Evaluator(Protocol):
@@ -52,38 +44,23 @@ class Evaluator(Protocol):
 
 @settings()
 class PuctConfig:
-    """How a tree is searched.
+    """How a tree is searched."""
 
-    Attributes:
-        simulations: in a call of `Puct.simulate`.
-        exploration: c, the weight of the prior's term.
-    """
-
-    simulations: Count = 200
-    exploration: Amount = 3.0
+    simulations: Count = 200  # in a call of `Puct.simulate`
+    exploration: Amount = 3.0  # c, the weight of the prior's term
 
 
 class Puct:
     """The search trees of several problems: `simulate`, read `policy`, `advance` to a child, whose subtree is kept.
 
-    Args:
-        evaluator: gives priors and values.
-        problems: how many there are.
-        depth: of the deepest terminal node.
-        config: how a tree is searched.
-        moves: how often `simulate` will be called; memory is reserved for all calls.
-
-    Attributes:
-        root: [problems] node that the next simulations start from.
-        visits: [problems, nodes, actions] N.
-        values: [problems, nodes, actions] Q.
-        prior: [problems, nodes, actions] p.
+    `visits` N, `values` Q and `prior` p are [problems, nodes, actions]. Memory is reserved for `moves` calls of
+    `simulate`.
     """
 
     def __init__(self, evaluator: Evaluator, problems: int, depth: int, config: PuctConfig, moves: int = 1) -> None:
         self.evaluator, self.config, self.depth = evaluator, config, depth
         self._all = np.arange(problems)
-        self.root = np.zeros(problems, dtype=np.int64)
+        self.root = np.zeros(problems, dtype=np.int64)  # [problems] node that the next simulations start from
         self._count = np.zeros(problems, dtype=np.int64)
         capacity = 1 + moves * config.simulations
         self._history = np.full((problems, capacity, depth), -1, dtype=np.int32)
@@ -120,11 +97,7 @@ class Puct:
             self._simulate()
 
     def advance(self, actions: Ints) -> None:
-        """Make the child that an action leads to the root of each problem; -1 leaves a problem where it is.
-
-        Raises:
-            ValueError: an action that was not visited.
-        """
+        """Make the child that an action leads to the root of each problem; -1 leaves a problem where it is."""
         children = self._children[self._all, self.root, actions]
         if (children[actions >= 0] < 0).any():
             raise ValueError("Only an action that was visited can be taken.")

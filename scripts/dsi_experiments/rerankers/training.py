@@ -4,7 +4,7 @@ A reranker learns from the dev queries. Encoder and decoder were trained on the 
 than they will be on any new query. Knows nothing of how rerankers are applied.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -18,9 +18,8 @@ from dsi.eval.measures import evaluate, mean
 from dsi.eval.tables import markdown_table
 from dsi.store.retriever import Retriever
 from dsi_experiments.rerankers.boosting import BoostedTrees, BoostingConfig
-from dsi_experiments.rerankers.candidates import Candidates, Reranker, rerank, save_reranker
+from dsi_experiments.rerankers.candidates import Candidates, Reranker, save_reranker
 from dsi_experiments.rerankers.features import compute_features
-from dsi_experiments.rerankers.kinds import WITH_IMPORTANCE
 from dsi_experiments.rerankers.learned import LinearReranker, RankNet, RankNetConfig
 from dsi_experiments.rerankers.lists import JudgedLists, exact_weight, lambdas, split_folds
 from dsi_experiments.rerankers.m2div import M2Div, M2DivConfig
@@ -34,16 +33,11 @@ SMALL_TREES = {"trees": 20, "leaves": 4, "min_leaf": 50, "learning_rate": 0.05}
 
 @dataclass(frozen=True, eq=False)
 class JudgedCandidates:
-    """The candidates of judged queries: what rerankers learn from.
-
-    Attributes:
-        candidates: of all queries.
-        qrels: {query_id: {doc_id: relevance}} of the same queries.
-        subtopics: {query_id: {doc_id: subtopics}}; empty where nobody judged them.
-    """
+    """The candidates of judged queries: what rerankers learn from."""
 
     candidates: Candidates
-    qrels: Qrels
+    qrels: Qrels  # {query_id: {doc_id: relevance}} of the same queries
+    # {query_id: {doc_id: subtopics}}; empty where nobody judged them
     subtopics: Subtopics = field(default_factory=dict)
 
     def __len__(self) -> int:
@@ -63,11 +57,7 @@ class JudgedCandidates:
         return labels
 
     def lists(self) -> JudgedLists:
-        """Features and labels of the queries with a relevant document among their candidates.
-
-        Raises:
-            ValueError: no such query.
-        """
+        """Features and labels of the queries with a relevant document among their candidates."""
         labels = self.labels
         rows = np.flatnonzero(labels.any(axis=1))
         if not len(rows):
@@ -83,21 +73,13 @@ class JudgedCandidates:
 
 @dataclass(frozen=True)
 class FoldQuality:
-    """Mean measures of queries before and after a reranker that was trained on the other folds; prints as Markdown.
-
-    Attributes:
-        kind: of the reranker.
-        queries: how many were measured.
-        folds: into which they were split.
-        before: {measure: mean over queries} in the order that the candidates came in.
-        after: the same, reranked.
-    """
+    """Mean measures of queries before and after a reranker that was trained on the other folds; prints as Markdown."""
 
     kind: str
-    queries: int
-    folds: int
-    before: Mapping[str, float]
-    after: Mapping[str, float]
+    queries: int  # how many were measured
+    folds: int  # into which they were split
+    before: Mapping[str, float]  # {measure: mean over queries} in the order that the candidates came in
+    after: Mapping[str, float]  # the same, reranked
 
     def __str__(self) -> str:
         rows = [
@@ -109,37 +91,16 @@ class FoldQuality:
 
 @dataclass(frozen=True, eq=False)
 class TrainedReranker:
-    """A reranker and what is known of its training.
-
-    Attributes:
-        kind: as it was asked for.
-        reranker: trained on all queries.
-        queries: how many there were.
-        quality: by cross-validation, if that was asked for.
-        after: the rerankers that it follows; they are saved with it.
-    """
+    """A reranker and what is known of its training."""
 
     kind: str
-    reranker: Reranker
+    reranker: Reranker  # trained on all queries
     queries: int
-    quality: FoldQuality | None = None
-    after: Sequence[Reranker] = ()
-
-    @property
-    def importance(self) -> dict[str, float]:
-        """{feature: share of the gain of all splits} of boosted trees.
-
-        Raises:
-            ValueError: another kind of reranker.
-        """
-        if not isinstance(self.reranker, BoostedTrees):
-            known = ", ".join(WITH_IMPORTANCE)
-            raise ValueError(f"A reranker of the kind {self.kind!r} has no importance of features; {known} have.")
-        return self.reranker.importance
+    quality: FoldQuality | None = None  # by cross-validation, if that was asked for
 
     def save(self, index: str | Path, name: str | None = None) -> Path:
         """Write the reranker beside the index that it was trained on; returns INDEX/rerank/NAME (by default its kind)."""
-        return save_reranker(self.reranker, index, name or self.kind, self.after)
+        return save_reranker(self.reranker, index, name or self.kind)
 
 
 def train_reranker(
@@ -149,39 +110,13 @@ def train_reranker(
     *,
     split: str = "dev",
     k: int = 50,
-    after: Sequence[Reranker] = (),
     folds: int = 5,
     seed: int = 0,
-    show_progress: bool = False,
 ) -> TrainedReranker:
     """A reranker trained on an index's own answers to judged queries.
 
-    Args:
-        retriever: the index.
-        collection: the collection it was made of, with judgements.
-        kind: a key of `dsi_experiments.rerankers.kinds.TRAINABLE`.
-        split: of the judgements; on "train" the scores of the index are too good to learn from.
-        k: candidates a query.
-        after: rerankers that will be applied before this one.
-        folds: of the cross-validation that measures its quality; 0 leaves it out.
-        seed: of the training and the folds.
-        show_progress: show progress bars.
-
-    Raises:
-        ValueError: an unknown kind, no judged queries, none of subtopics for "m2div", or no relevant document among the
-            candidates.
-
-    Example:
-        >>> import dsi
-        >>> from dsi.rerankers import load_reranker, rerank
-        >>> from dsi_experiments.rerankers.training import train_reranker
-        >>> retriever = dsi.load("INDEX")
-        >>> trained = train_reranker(retriever, dsi.read_collection("COLLECTION"), "lambdasmart")
-        >>> trained.quality.folds
-        5
-        >>> folder = trained.save("INDEX")
-        >>> hits = retriever.search("which capitals are on the danube", k=20)
-        >>> hits = rerank(hits, load_reranker(retriever, "INDEX", "lambdasmart"))
+    On "train" the scores of the index are too good to learn from. `folds`: of the cross-validation that measures its
+    quality; 0 leaves it out.
     """
     _trainer(kind)  # an unknown kind is refused before the work
     if kind == "m2div" and not collection.query_texts(split).keys() & judged_subtopics(collection).keys():
@@ -190,30 +125,18 @@ def train_reranker(
             f"its {split} queries; add them as qrels/diversity.qrels (TREC's, `query subtopic document relevance` a line), or "
             "train another kind, such as mmr, which needs none."
         )
-    judged = judge_candidates(retriever, collection, split, k, after, show_progress=show_progress)
-    quality = cross_validate(judged, kind, folds, seed, show_progress=show_progress) if folds else None
-    return TrainedReranker(kind, fit_reranker(judged, kind, seed), len(judged), quality, after)
+    judged = judge_candidates(retriever, collection, split, k)
+    quality = cross_validate(judged, kind, folds, seed) if folds else None
+    return TrainedReranker(kind, fit_reranker(judged, kind, seed), len(judged), quality)
 
 
-def judge_candidates(
-    retriever: Retriever,
-    collection: Collection,
-    split: str = "dev",
-    k: int = 50,
-    after: Sequence[Reranker] = (),
-    *,
-    show_progress: bool = False,
-) -> JudgedCandidates:
-    """The index's k best documents for every judged query of a split, with the judgements.
-
-    Raises:
-        ValueError: the split has no judged queries.
-    """
+def judge_candidates(retriever: Retriever, collection: Collection, split: str = "dev", k: int = 50) -> JudgedCandidates:
+    """The index's k best documents for every judged query of a split, with the judgements."""
     queries = collection.query_texts(split)
     if not queries:
         raise ValueError(f"{collection.name} has no judged queries of the split {split!r} to learn from.")
-    encoded = retriever.encode_queries(queries, show_progress=show_progress)
-    candidates = rerank(Candidates.from_search(retriever, encoded, k, compute_features), after)
+    encoded = retriever.encode_queries(queries, show_progress=True)
+    candidates = Candidates.from_search(retriever, encoded, k, compute_features)
     own = {query_id: collection.qrels[split][query_id] for query_id in queries}
     return JudgedCandidates(candidates, own, judged_subtopics(collection))
 
@@ -225,26 +148,20 @@ def judged_subtopics(collection: Collection) -> Subtopics:
 
 
 def fit_reranker(judged: JudgedCandidates, kind: str, seed: int = 0) -> Reranker:
-    """A reranker of some kind, trained on judged candidates.
-
-    Raises:
-        ValueError: an unknown kind, or nothing to learn from.
-    """
+    """A reranker of some kind, trained on judged candidates."""
     return _trainer(kind)(judged, seed)
 
 
-def cross_validate(
-    judged: JudgedCandidates, kind: str, folds: int = 5, seed: int = 0, *, show_progress: bool = False
-) -> FoldQuality:
+def cross_validate(judged: JudgedCandidates, kind: str, folds: int = 5, seed: int = 0) -> FoldQuality:
     """The quality of a kind of reranker: every query is ranked by one that was trained on the other folds."""
     n, candidates = len(judged), judged.candidates
     if not 2 <= folds <= n:
         raise ValueError(f"folds must be between 2 and {n} (the judged queries), got {folds}.")
     run: dict[str, dict[str, float]] = {}
     parts = list(split_folds(n, folds, seed))
-    for rest, fold in progress(parts, f"folds of {kind}", unit="fold", enabled=show_progress):
+    for rest, fold in progress(parts, f"folds of {kind}", unit="fold"):
         reranker = fit_reranker(judged.select(rest), kind, seed)
-        run |= rerank(candidates.select(fold), reranker).as_run()
+        run |= reranker.rerank(candidates.select(fold)).as_run()
     before, after = (
         {measure: mean(values) for measure, values in evaluate(found, judged.qrels, MEASURES).items()}
         for found in (candidates.as_run(), run)

@@ -17,25 +17,16 @@ Ints = NDArray[np.int64]
 
 
 class OrderedTree(NamedTuple):
-    """A tree in postorder.
+    """A tree in postorder."""
 
-    Attributes:
-        nodes: [n] number (from 0) of the node at each place of the postorder.
-        leftmost: [n] place of the leftmost leaf below each place.
-    """
-
-    nodes: Ints
-    leftmost: Ints
+    nodes: Ints  # [n] number (from 0) of the node at each place of the postorder
+    leftmost: Ints  # [n] place of the leftmost leaf below each place
 
 
 def ordered_tree(heads: Ints) -> OrderedTree:
     """A dependency tree as an ordered tree: the modifiers of a word are its children, in the order of the text.
 
-    Args:
-        heads: [n] head of each word; words count from 1, and 0 is the root.
-
-    Raises:
-        ValueError: the heads are no tree with one word under the root.
+    `heads`: [n] head of each word; words count from 1, and 0 is the root.
     """
     nodes, leftmost = _postorder(np.asarray(heads, dtype=np.int64))
     if len(nodes) != len(heads) or (np.asarray(heads) == 0).sum() != 1:
@@ -48,16 +39,8 @@ def tree_edit_distance(
 ) -> tuple[float, Ints]:
     """The cheapest edits that turn one tree into another.
 
-    Args:
-        first: a tree of n words.
-        second: a tree of m words.
-        delete: [n] cost of deleting each word of the first tree.
-        insert: [m] cost of inserting each word of the second.
-        substitute: [n, m] cost of substituting a word of the second for one of the first.
-
-    Returns:
-        The distance, and [n] the word of the second tree that takes the place of each word of the first; -1 where it is
-        deleted. The other words of the second tree are inserted.
+    Costs are `delete` [n], `insert` [m] and `substitute` [n, m]. Returned are the distance, and [n] the word of the
+    second tree that takes the place of each word of the first; -1 where it is deleted.
     """
     costs = delete[first.nodes], insert[second.nodes], substitute[first.nodes][:, second.nodes]
     distance, matched = _distance(first.leftmost, second.leftmost, *costs)

@@ -16,21 +16,12 @@ STRATEGIES = ("mmr", "msd", "dpp", "ssd", "cover")
 class Pyversity(Reranker):
     """Diversification without training, by pyversity: trades score against similarity to the documents chosen before.
 
-    Args:
-        strategy: "mmr", "msd", "dpp", "ssd" or "cover".
-        diversity: from 0, the order of the scores, to 1, diversity alone.
-
-    Raises:
-        ValueError: an unknown strategy, or a diversity that is not in [0, 1].
+    `diversity` goes from 0, the order of the scores, to 1, diversity alone.
     """
 
     kind = "pyversity"
 
     def __init__(self, strategy: str = "mmr", diversity: float = 0.5) -> None:
-        if strategy not in STRATEGIES:
-            raise ValueError(f"strategy must be one of {', '.join(STRATEGIES)}, got {strategy!r}.")
-        if not 0 <= diversity <= 1:
-            raise ValueError(f"diversity must be in [0, 1], got {diversity}.")
         self.strategy, self.diversity = strategy, diversity
 
     def score(self, candidates: Candidates) -> Reals:

@@ -21,16 +21,7 @@ _CODEWORDS = 16
 
 
 def code(documents: SchemeInput, train: Train, *, bits: bool = False) -> Docids:
-    """Return docids with about log(documents) / log(codewords) digits; documents that share all get one more.
-
-    Args:
-        documents: in collection order.
-        train: fits a quantizer to points.
-        bits: True if the quantizer needs a power of two of codewords.
-
-    Raises:
-        ValueError: fewer documents than codewords, or codewords that must be a power of two and are not.
-    """
+    """Return docids with about log(documents) / log(codewords) digits; documents that share all get one more."""
     processes, codewords = documents.processes, documents.config.branching or _CODEWORDS
     if bits and codewords & (codewords - 1):
         near = 1 << codewords.bit_length()

@@ -3,7 +3,7 @@
 Later tokens have no alternative, so a search that follows the tree loses nothing.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -14,15 +14,17 @@ from dsi.docids.types import Ints
 
 
 def make(documents: SchemeInput) -> Docids:
-    """Return docids of titles.
-
-    Raises:
-        ValueError: a title is blank, or a tokenizer is missing.
-    """
+    """Return docids of titles."""
     titles = list(documents.titles)
     if documents.tokenizer is None or len(titles) != len(documents.embeddings):
         raise ValueError('The docid method "title" needs the titles of all documents, and a tokenizer that reads them.')
-    check_titles(titles, documents.doc_ids)
+    blank = [row for row, title in enumerate(titles) if not title.strip()]
+    if blank:
+        name = documents.doc_ids[blank[0]] if len(documents.doc_ids) else blank[0]
+        raise ValueError(
+            f'The docid method "title" needs a title for each document; document {name!r} (and {len(blank) - 1} more) '
+            "has none."
+        )
     paths = [tokens[: MOST_LEVELS - 1] for tokens in title_tokens(documents.tokenizer, titles)]
     return Docids(_cut(pad_paths(paths)))
 
@@ -33,17 +35,6 @@ def title_tokens(tokenizer: Any, titles: Sequence[str]) -> list[list[int]]:
     end = next(end for end in ends if end is not None)
     tokenized = tokenizer(titles, add_special_tokens=False)["input_ids"]
     return [[*(token for token in tokens if token != end), end] for tokens in tokenized]
-
-
-def check_titles(titles: Iterable[str], doc_ids: Sequence[str]) -> None:
-    """Raise ValueError if a document has no title; the message names the first, by its doc_id if there are doc_ids."""
-    blank = [row for row, title in enumerate(titles) if not title.strip()]
-    if blank:
-        name = doc_ids[blank[0]] if len(doc_ids) else blank[0]
-        raise ValueError(
-            f'The docid method "title" needs a title for each document; document {name!r} (and {len(blank) - 1} more) '
-            "has none."
-        )
 
 
 def _cut(paths: Ints) -> Ints:

@@ -6,6 +6,7 @@ import time
 from collections.abc import AsyncIterator
 from concurrent.futures import Future
 from contextlib import asynccontextmanager, nullcontext
+from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -15,14 +16,14 @@ from fastapi.responses import FileResponse, JSONResponse, Response
 from starlette.concurrency import run_in_threadpool
 from starlette.exceptions import HTTPException as StarletteHTTPException
 from starlette.middleware.cors import CORSMiddleware
-from starlette.routing import Route
+from starlette.routing import Match, Route
 from tqdm import tqdm
 
 from dsi.docids.files.checks import printable, shown
 from dsi.docids.files.declarations import meant
 from dsi.search.results import ShardError
 from dsi.server.batching import BusyError
-from dsi.server.middleware import BodyLimit, Failures, Guarded, JsonBodies, Metrics, Observed, bears
+from dsi.server.middleware import BodyLimit, Failures, Guarded, Heads, JsonBodies, Metrics, Observed, bears
 from dsi.server.models import ANSWERS, AddBody, ExplainBody, ForgetBody, LearnBody, SearchBody, SimilarBody
 from dsi.server.service import ConflictError, RateError, Service, UnknownError
 from dsi.server.settings import TOKEN, ServerSettings, TooLargeError
@@ -46,6 +47,7 @@ def app_from_environment() -> FastAPI:
 
 def create_app(settings: ServerSettings) -> FastAPI:
     """Return the app, with its index loaded; a stop finishes what waits."""
+    # 1) Load the index.
     token = settings.check_token()
     metrics = Metrics(lambda: service.batcher.waiting, lambda: len(service.retriever))
     service = Service(settings, metrics.batches.observe)
@@ -75,7 +77,7 @@ def create_app(settings: ServerSettings) -> FastAPI:
         },
     )
     app.state.service, app.state.metrics, app.state.token, app.state.ready = service, metrics, token, False
-    # Middleware, the last one outermost, then errors and paths.
+    # 3) Add middleware, the last one outermost, then errors and paths.
     app.add_middleware(JsonBodies)
     app.add_middleware(BodyLimit, most=settings.max_body)
     app.add_middleware(Failures)
@@ -85,6 +87,7 @@ def create_app(settings: ServerSettings) -> FastAPI:
             CORSMiddleware, allow_origins=[settings.allow_origin], allow_methods=methods, allow_headers=headers
         )
     app.add_middleware(Observed, observe=metrics.observe)
+    app.add_middleware(Heads)
     _add_errors(app)
     _add_page(app)
     _add_searches(app)
@@ -120,11 +123,14 @@ def _add_errors(app: FastAPI) -> None:
 
     async def http(request: Request, error: Exception) -> JSONResponse:
         assert isinstance(error, StarletteHTTPException)
-        message = str(error.detail)
+        message, headers = str(error.detail), dict(error.headers or {})
         if error.status_code == 404 and "route" not in request.scope:  # those of a path say more
             paths = sorted({path for route in app.routes if "{" not in (path := getattr(route, "path", "{"))})
             message = f"This server has no path {shown(request.url.path)}{meant(request.url.path, paths)}"
-        return _error(error.status_code, message, dict(error.headers or {}))
+        elif error.status_code == 405:
+            headers["Allow"] = _methods(app, request)
+            message = f"{printable(request.url.path)} takes {headers['Allow']}, got {request.method}."
+        return _error(error.status_code, message, headers)
 
     async def malformed(request: Request, error: Exception) -> JSONResponse:
         assert isinstance(error, RequestValidationError)
@@ -140,6 +146,14 @@ def _add_errors(app: FastAPI) -> None:
         app.add_exception_handler(kind, known)
     app.add_exception_handler(StarletteHTTPException, http)
     app.add_exception_handler(RequestValidationError, malformed)
+
+
+def _methods(app: FastAPI, request: Request) -> str:
+    """Return the methods of all routes of a request's path, as the header Allow has them."""
+    routes = [route for route in app.routes if isinstance(route, Route)]
+    found = [route.methods or () for route in routes if route.matches(request.scope)[0] is not Match.NONE]
+    methods = {*chain.from_iterable(found)}
+    return ", ".join(sorted({*methods, "HEAD"} if "GET" in methods else methods))
 
 
 async def _within_limit(request: Request, future: "Future[Any]") -> Any:

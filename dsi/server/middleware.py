@@ -14,6 +14,8 @@ from starlette.exceptions import HTTPException
 from starlette.responses import JSONResponse
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from dsi.docids.files.checks import shown
+
 logger = logging.getLogger(__name__)
 
 _SECONDS = (0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0, 30.0)
@@ -83,8 +85,26 @@ class Guarded:
             await self.app(scope, receive, send)
 
 
+class Heads:
+    """Answers HEAD as GET, without the body."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self.app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Pass a request on."""
+
+        async def sending(message: Message) -> None:
+            await send({**message, "body": b""} if message["type"] == "http.response.body" else message)
+
+        if scope["type"] == "http" and scope["method"] == "HEAD" and scope["path"] != "/mcp":  # which streams
+            await self.app({**scope, "method": "GET"}, receive, sending)
+        else:
+            await self.app(scope, receive, send)
+
+
 class JsonBodies:
-    """Takes every body for JSON, whatever its Content-Type says: curl's default is that of a form."""
+    """Takes every body for JSON, whatever its Content-Type says: curl's default is that of a form. Refuses compressed ones."""
 
     def __init__(self, app: ASGIApp) -> None:
         self.app = app
@@ -92,6 +112,13 @@ class JsonBodies:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Pass a request on."""
         if scope["type"] == "http":
+            coding = dict(scope["headers"]).get(b"content-encoding", b"").decode("latin-1").strip().lower()
+            if coding not in ("", "identity"):
+                message = (
+                    f"This server reads bodies as they are, got Content-Encoding {shown(coding)}; send plain JSON."
+                )
+                await JSONResponse({"error": message}, 415, {"Accept-Encoding": "identity"})(scope, receive, send)
+                return
             others = [(name, value) for name, value in scope["headers"] if name != b"content-type"]
             scope["headers"] = [*others, (b"content-type", b"application/json")]
         await self.app(scope, receive, send)

@@ -1,5 +1,6 @@
 """`dsi serve`: answers are those of the library, explanations are true, bad input gets its messages, a stop is clean."""
 
+import gzip
 import http.client
 import json
 import os
@@ -158,8 +159,14 @@ def test_several_queries_have_parts_of_their_own(client):
         ("GET", "/serch", 404, "This server has no path '/serch'; did you mean '/search'?"),  # misspelt
         ("POST", "/query", 404, "This server has no path '/query'; there are /, "),
         ("GET", "/documents/nope", 404, "The doc_id 'nope' is not in the index."),
-        ("GET", "/search", 405, "Method Not Allowed"),
-        ("DELETE", "/index", 405, "Method Not Allowed"),
+        ("GET", "/search", 405, "/search takes POST, got GET."),
+        ("DELETE", "/index", 405, "/index takes GET, HEAD, got DELETE."),
+        (
+            "POST",
+            "/documents/%1B[2J%00",
+            405,
+            "/documents/\\x1b[2J\\x00 takes DELETE, GET, HEAD, got POST.",
+        ),  # one plain line
     ],
 )
 def test_a_path_that_is_not_there_is_named(client, method, path, status, words):
@@ -705,6 +712,16 @@ def ask_plainly(client, method, path, body=None, **headers):
     return answer.status, dict(answer.getheaders()), answer.read()
 
 
+@pytest.mark.parametrize(
+    "path", ["/", "/docs", "/page.css", "/health", "/ready", "/index", "/metrics", "/tree", "/documents/danube"]
+)
+def test_head_is_answered_as_get_without_the_body(client, path):
+    status, headers, body = ask_plainly(client, "HEAD", path)
+    assert (status, body) == (200, b"")
+    assert headers["content-type"] == ask_plainly(client, "GET", path)[1]["content-type"]
+    assert ask_plainly(client, "HEAD", "/nowhere")[::2] == (404, b"")
+
+
 def test_a_slash_at_the_end_is_no_redirect(client):
     for method, path, meant in (
         ("POST", "/search/", "/search"),
@@ -715,3 +732,30 @@ def test_a_slash_at_the_end_is_no_redirect(client):
         assert "location" not in headers
         assert status == (404 if meant else 405)
         assert not meant or f"did you mean {meant!r}?" in json.loads(body)["error"]
+
+
+@pytest.mark.parametrize("coding", ["gzip", "br", "GZIP", "deflate, gzip"])
+def test_compressed_bodies_are_refused_by_the_name_of_their_coding(client, coding):
+    body = gzip.compress(json.dumps({"query": QUERY}).encode())
+    status, headers, answer = ask_plainly(client, "POST", "/search", body, **{"Content-Encoding": coding})
+    assert (status, headers["accept-encoding"]) == (415, "identity")
+    message = f"This server reads bodies as they are, got Content-Encoding {coding.lower()!r}; send plain JSON."
+    assert json.loads(answer) == {"error": message}
+    plain = json.dumps({"query": QUERY}).encode()
+    assert ask_plainly(client, "POST", "/search", plain, **{"Content-Encoding": "identity"})[0] == 200
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "allowed"),
+    [
+        ("PUT", "/documents/danube", "DELETE, GET, HEAD"),
+        ("PATCH", "/documents/danube", "DELETE, GET, HEAD"),
+        ("PUT", "/documents", "POST"),
+        ("GET", "/search", "POST"),
+        ("DELETE", "/", "GET, HEAD"),
+    ],
+)
+def test_another_method_is_told_all_that_the_path_takes(client, method, path, allowed):
+    status, headers, body = ask_plainly(client, method, path)
+    assert (status, headers["allow"]) == (405, allowed)
+    assert json.loads(body) == {"error": f"{path} takes {allowed}, got {method}."}

@@ -12,16 +12,19 @@ without spaces, which have no such words, in words that are read. Knows nothing 
 
 import re
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, NamedTuple
+from itertools import accumulate
+from typing import TYPE_CHECKING, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
 
-from dsi.docids.words.analyzer import MARKS, UNSPACED
+from dsi.docids.words.analyzer import MARKS, UNSPACED, UNSPACED_LETTERS
 
 if TYPE_CHECKING:
     from tokenizers import Encoding
 
+Piece: TypeAlias = tuple[int, int, bool]
+"""A token: the first character of the text that it stands for, one past the last, and whether the tokenizer knows it."""
 _FEWEST = 5_000
 """Tokens of a vocabulary, at least: smaller ones consist of letters or bytes, and spell every language."""
 LEAST_SHARE = 0.2
@@ -30,18 +33,10 @@ _SPELT, _READ = 1.25, 1.75
 """Letters a token up to which a word is not read, and from which on it is read whole."""
 _SUPPOSED, _ENOUGH = 8, 1.5
 """Letters in words of one token that each text is supposed to have more, and what multiplies the share of these."""
-_SPACED = rf"(?!{UNSPACED.pattern})"
-_WORD = re.compile(rf"{_SPACED}[^\W\d_](?:{_SPACED}(?:[^\W\d_]|[{MARKS}]))*|{UNSPACED.pattern}")
+_SPACED, _MARKS = rf"[^\W\d_{UNSPACED_LETTERS}]", UNSPACED.sub("", MARKS)
+_WORD = re.compile(f"{_SPACED}+(?:[{_MARKS}]+{_SPACED}*)*|{UNSPACED.pattern}")
 _ASCII_WORD = re.compile("[A-Za-z]+")
 _DENSE = re.compile("[\u3400-\u9fff\uac00-\ud7af\U00020000-\U0003134f]")
-
-
-class Piece(NamedTuple):
-    """A token: the characters of the text that it stands for, start to end; and whether the tokenizer knows it."""
-
-    start: int
-    end: int
-    is_known: bool
 
 
 def shares_read(
@@ -55,39 +50,42 @@ def shares_read(
         return np.ones(len(texts), dtype=np.float32)
     found = list[float]()
     for text, own in zip(texts, encoded, strict=True):
-        pieces = [Piece(a, b, n != unknown) for n, (a, b) in zip(own.ids, own.offsets, strict=True) if a < b]
-        found.append(share_read(text[: pieces[-1].end] if pieces else text, pieces))
+        pieces = [(a, b, n != unknown) for n, (a, b) in zip(own.ids, own.offsets, strict=True) if a < b]
+        found.append(share_read(text[: pieces[-1][1]] if pieces else text, pieces))
     return np.array(found, dtype=np.float32)
 
 
 def share_read(text: str, pieces: Sequence[Piece]) -> float:
     """Return how much of a text is read, between 0 and 1; 1 for a text without words."""
+    before, count = _letters_before(text), len(pieces)
     letters, read, whole, first = 0.0, 0.0, 0.0, 0
     for word in (_ASCII_WORD if text.isascii() else _WORD).finditer(text):
         start, end = word.span()
-        while first < len(pieces) and pieces[first].end <= start:
+        size = before[end] - before[start]
+        if size <= 1:
+            continue
+        letters += size
+        # 1) letters of the word in tokens that are known; bytes of one letter have it once
+        while first < count and pieces[first][1] <= start:
             first += 1
-        own, last = list[Piece](), first
-        while last < len(pieces) and pieces[last].start < end:
-            own.append(pieces[last])
-            last += 1
-        if (size := _letters(word.group())) > 1:
-            letters += size
-            part = size * _word_read(text, start, end, own)
-            read += part
-            whole += part * (len(own) == 1 or bool(UNSPACED.search(word.group())))
+        known, at, last = 0.0, start, first
+        while last < count and pieces[last][0] < end:
+            begin, stop, is_known = pieces[last]
+            reach, last = min(end, stop), last + 1
+            if is_known and at < reach:
+                known += before[reach] - before[max(at, begin)]
+                at = reach
+        # 2) how much of it is read, by its letters a token
+        tokens = last - first
+        part = size * min(1.0, max(0.0, (known / max(1, tokens) - _SPELT) / (_READ - _SPELT)))
+        read += part
+        if part and (tokens == 1 or UNSPACED.match(text, start)):
+            whole += part
     return min(read / letters, _ENOUGH * (whole + _SUPPOSED) / (letters + _SUPPOSED)) if letters else 1.0
 
 
-def _word_read(text: str, start: int, end: int, pieces: Sequence[Piece]) -> float:
-    """Return how much of a word is read, by its letters a token; bytes of one letter have it once."""
-    known, at = 0.0, start
-    for piece in pieces:
-        if piece.is_known:
-            known += _letters(text[max(at, piece.start) : min(end, piece.end)])
-            at = max(at, piece.end)
-    return min(1.0, max(0.0, (known / max(1, len(pieces)) - _SPELT) / (_READ - _SPELT)))
-
-
-def _letters(word: str) -> float:
-    return len(word) if word.isascii() else len(word) + 1.5 * len(_DENSE.findall(word))
+def _letters_before(text: str) -> Sequence[float]:
+    """[characters + 1] how many letters stand before each character of a text."""
+    if text.isascii() or not _DENSE.search(text):
+        return range(len(text) + 1)
+    return [0.0, *accumulate(2.5 if _DENSE.match(char) else 1.0 for char in text)]

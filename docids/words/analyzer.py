@@ -74,6 +74,8 @@ _SYLLABIC = f"{_HAN_AND_KANA}\u1100-\u11ff\uac00-\ud7af"  # and Hangul
 _ALPHABETIC = "\u0e00-\u0eff\u1000-\u109f\u1780-\u17ff"  # Thai, Lao, Burmese, Khmer
 JOINED_WORDS = f"{_HAN_AND_KANA}{_ALPHABETIC}"
 """Letters of the scripts that write no spaces between words, unlike Hangul, for a class of a regular expression."""
+UNSPACED_LETTERS = f"{_SYLLABIC}{_ALPHABETIC}"
+"""Letters of the scripts that become groups of letters, Hangul among them, for a class of a regular expression."""
 UNSPACED = re.compile(f"([{_SYLLABIC}]+|[{_ALPHABETIC}]+)")
 """Runs of scripts without spaces; `split` leaves them at odd numbers."""
 _ALPHABETS = re.compile(f"[{_ALPHABETIC}]")

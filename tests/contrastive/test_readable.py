@@ -1,7 +1,10 @@
 """How much of a text an encoder reads, by its tokenizer of any kind, and what words do where it reads little."""
 
 import json
+import random
+import re
 from copy import copy
+from itertools import pairwise
 
 import numpy as np
 import pytest
@@ -12,7 +15,8 @@ from tokenizers import Tokenizer, models, normalizers, pre_tokenizers, trainers
 import dsi
 from dsi.contrastive.config import EncoderConfig
 from dsi.contrastive.encoder import Encoder, packaged_encoder
-from dsi.contrastive.readable import Piece, share_read
+from dsi.contrastive.readable import share_read
+from dsi.docids.words.analyzer import MARKS, UNSPACED
 from dsi.search.scores import read_weights
 from tests.support.small import MINIPEDIA
 
@@ -63,7 +67,7 @@ def trained(kind: str, texts: list[str]) -> Tokenizer:
 def read_by(tokenizer: Tokenizer, text: str) -> float:
     encoded, unknown = tokenizer.encode(text, add_special_tokens=False), map(tokenizer.token_to_id, ("<unk>", "[UNK]"))
     strange, tokens = {*unknown}, zip(encoded.ids, encoded.offsets, strict=True)
-    pieces = [Piece(*span, number not in strange) for number, span in tokens if span[0] < span[1]]
+    pieces = [(*span, number not in strange) for number, span in tokens if span[0] < span[1]]
     return share_read(text, pieces)
 
 
@@ -123,11 +127,50 @@ def test_every_kind_of_tokenizer_reads_what_it_learned(kind):
 
 def test_characters_of_chinese_are_read_one_by_one():
     known = "哪种惰性气体在广告牌中发出橙色的光"
-    pieces = [Piece(at, at + 1, is_known=True) for at in range(len(known))]
+    pieces = [(at, at + 1, True) for at in range(len(known))]
     assert share_read(known, pieces) == 1
-    assert share_read(known, [piece._replace(is_known=at % 2 == 0) for at, piece in enumerate(pieces)]) < 0.2
-    assert share_read("абв", [Piece(at, at + 1, is_known=True) for at in range(3)]) == 0
-    assert share_read("中", [Piece(0, 1, is_known=True)] * 3) == 0  # bytes
+    assert share_read(known, [(at, at + 1, at % 2 == 0) for at in range(len(known))]) < 0.2
+    assert share_read("абв", [(at, at + 1, True) for at in range(3)]) == 0
+    assert share_read("中", [(0, 1, True)] * 3) == 0  # bytes
+
+
+def read_plainly(text: str, pieces: list[tuple[int, int, bool]]) -> float:
+    """The definition, letter by letter."""
+    word = rf"(?!{UNSPACED.pattern})(?:[^\W\d_]|[{MARKS}])"
+    letters = read = whole = 0.0
+    for found in re.finditer(rf"(?!{UNSPACED.pattern})[^\W\d_](?:{word})*|{UNSPACED.pattern}", text):
+        places, own = (
+            range(*found.span()),
+            [piece for piece in pieces if piece[0] < found.end() and piece[1] > found.start()],
+        )
+        known = {at for start, end, is_known in own if is_known for at in range(start, end)}.intersection(places)
+        size, part = (sum(2.5 if "\u3400" <= text[at] <= "\ud7af" else 1.0 for at in ats) for ats in (places, known))
+        if size > 1:
+            letters += size
+            part = size * min(1.0, max(0.0, (part / max(1, len(own)) - 1.25) / 0.5))
+            read += part
+            whole += part * (len(own) == 1 or bool(UNSPACED.match(found.group())))
+    return min(read / letters, 1.5 * (whole + 8) / (letters + 8)) if letters else 1.0
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_shares_of_any_text_and_tokens_are_those_of_the_definition(seed):
+    chance = random.Random(seed)
+    for signs in (
+        "abcdefg ABC'-_1",
+        "абвгдё ",
+        "東京都中文a ",
+        "한국어글 b",
+        "ประเทศไทย c",
+        "हिन्दीँंः ",
+        "عربيَُّ d",
+        "aя中한ไहع\u0301\u0e4d 1_",
+    ):
+        for _ in range(10):
+            text = "".join(chance.choices(signs, k=chance.randint(0, 25)))
+            cuts = sorted(chance.choices(range(len(text) + 1), k=12))
+            pieces = [(*span, chance.random() < 0.8) for span in pairwise(cuts) if span[0] < span[1]]
+            assert share_read(text, pieces) == read_plainly(text, pieces), (text, pieces)
 
 
 def test_a_table_of_vectors_reads_as_its_tokenizer_and_a_small_vocabulary_says_nothing(sentence_bert_folder):

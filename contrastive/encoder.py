@@ -192,7 +192,7 @@ class Encoder(TextEncoder):
         """Return a copy for a stage that encodes a number of texts: many in bfloat16 where the CPU has it, a third faster."""
         if texts < _MANY or self.device.type != "cpu" or not has_bfloat16(use_cpu=True):
             return self.for_search()
-        return Encoder(self.model, self.config, self, rounds=True)
+        return Encoder(for_inference(self.model, torch.float32, torch.bfloat16), self.config, self, rounds=True)
 
     def save(self, folder: Path) -> None:
         """Write a plain sentence-transformers folder, weights as they were stored; the same encoder gives the same files."""

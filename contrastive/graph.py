@@ -6,8 +6,10 @@ the model. Knows nothing of docids or of the decoder.
 """
 
 import json
+import logging
 import shutil
 from collections.abc import MutableMapping, Sequence
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 from weakref import WeakValueDictionary
@@ -18,7 +20,8 @@ from dsi.contrastive.config import LONGEST_INPUT, EncoderConfig
 from dsi.contrastive.model_files import TOKENIZER, file_stamp
 from dsi.contrastive.text_encoder import Outputs, TextEncoder, Vocabulary
 from dsi.docids.files.threads import count_threads
-from dsi.docids.types import Ints
+
+logger = logging.getLogger(__name__)
 
 GRAPH, SETTINGS = "graph.onnx", "graph.json"
 INPUTS = ("input_ids", "attention_mask", "token_type_ids")
@@ -81,11 +84,14 @@ class GraphEncoder(TextEncoder):
         own = [self.prompts[kind] + text for text in texts]
         encoded = self._tokens(own, self.max_length or LONGEST_INPUT, marks=self.vocabulary.marks)
         number, side = self._settings["padding"]
-        ids = _padded([own.ids for own in encoded], number, side)
-        mask = _padded([[1] * len(own.ids) for own in encoded], 0, side)
-        read = dict(zip(INPUTS, (ids, mask, np.zeros_like(ids)), strict=True))
+        counts = np.array([len(own) for own in encoded])
+        places = np.arange(counts.max(initial=1))
+        mask = (places[::-1] if side == "left" else places) < counts[:, None]
+        ids = np.full(mask.shape, number, dtype=np.int64)
+        ids[mask] = [token for own in encoded for token in own.ids]
+        read = dict(zip(INPUTS, (ids, mask.astype(np.int64), np.zeros_like(ids)), strict=True))
         states, vectors = self._session.run(None, {name: read[name] for name in self._inputs})
-        return Outputs(ids, mask.astype(bool), states, vectors)
+        return Outputs(ids, mask, states, vectors)
 
     def for_search(self, dtype: str = "float32") -> "GraphEncoder":
         """Return this encoder, which is fast and never changes."""
@@ -114,16 +120,16 @@ def _session(folder: Path) -> Any:
 
 
 def has_graph(folder: Path) -> bool:
-    """True if the encoder in a folder has a graph."""
-    return (folder / GRAPH).exists() and (folder / SETTINGS).exists()
+    """True if the encoder in a folder has a graph, and onnxruntime is there to compute it; a line says if torch has to.
 
-
-def _padded(rows: Sequence[Sequence[int]], number: int, side: str) -> Ints:
-    """Return rows of numbers as an array [n, longest], filled on a side; at least one wide."""
-    padded = np.full((len(rows), max([1, *map(len, rows)])), number, dtype=np.int64)
-    for own, row in zip(padded, rows, strict=True):
-        if side == "left":
-            own[len(own) - len(row) :] = row
-        else:
-            own[: len(row)] = row
-    return padded
+    Raises:
+        ModuleNotFoundError: neither is there.
+    """
+    if not ((folder / GRAPH).exists() and (folder / SETTINGS).exists()):
+        return False
+    missing = next((name for name in ("onnxruntime", "tokenizers") if find_spec(name) is None), None)
+    if missing and find_spec("torch") is None:
+        raise ModuleNotFoundError(f"The encoder in {folder} needs {missing}; run pip install {missing}.", name=missing)
+    if missing:
+        logger.warning("The encoder takes seconds to load without %s; run pip install %s.", missing, missing)
+    return not missing

@@ -35,10 +35,11 @@ class PackedLinear(nn.Linear):
 
     @torch.no_grad()
     def forward(self, input: Tensor) -> Tensor:  # noqa: A002 - nn.Linear's name
-        """Map [..., in] to [..., out]."""
+        """Map [..., in] to [..., out], both in the dtype of the weights if these are packed."""
         if self.packed is None:
             return F.linear(input, self.weight, self.bias)
-        return torch.ops.mkldnn._linear_pointwise(input, self.packed, self.bias, "none", [], "")  # type: ignore[no-any-return]
+        rounded = input.to(self.weight.dtype)
+        return torch.ops.mkldnn._linear_pointwise(rounded, self.packed, self.bias, "none", [], "")  # type: ignore[no-any-return]
 
 
 def _packable(weight: Tensor) -> bool:
@@ -48,12 +49,16 @@ def _packable(weight: Tensor) -> bool:
     return weight.dtype == torch.float32 or bool(bfloat16)
 
 
-def for_inference(model: nn.Module, dtype: torch.dtype) -> nn.Module:
-    """Return a copy of a model for inference, in a dtype, with packed linear layers; weights of that dtype are shared."""
-    tensors = [*model.parameters(), *model.buffers()]
+def for_inference(model: nn.Module, dtype: torch.dtype, products: torch.dtype | None = None) -> nn.Module:
+    """Return a copy of a model for inference, in a dtype, with packed linear layers; weights of that dtype are shared.
+
+    `products`: dtype in which the linear layers multiply, in a block of `torch.autocast` to it; `dtype` by default.
+    """
+    tensors, products = [*model.parameters(), *model.buffers()], products or dtype
     copied = copy.deepcopy(model, {id(t): t for t in tensors if t.dtype == dtype or not t.is_floating_point()})
     for module in list(copied.to(dtype).modules()):
         for name, child in module.named_children():
             if isinstance(child, nn.Linear):
-                setattr(module, name, PackedLinear(child.weight, child.bias))
+                bias = None if child.bias is None else child.bias.to(products)
+                setattr(module, name, PackedLinear(child.weight.to(products), bias))
     return copied.eval()

@@ -4,8 +4,9 @@ Knows nothing of what a model computes.
 """
 
 import logging
+import re
 import threading
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, TypeVar
@@ -92,7 +93,7 @@ def is_local(name: str) -> bool:
 
 
 def load_complete(load: Callable[[], M], outputs: Callable[[M], NDArray[np.float32]]) -> M:
-    """Return a model whose files have all weights that its answers depend on.
+    """Return a model whose files have all weights that its answers depend on, and no layers beyond those of its configuration.
 
     `load`: loads it by `from_pretrained` of transformers, which makes what its files lack at random or as zeros;
     `outputs`: for which a model is used; they are compared with those after other values took the places of missing
@@ -100,14 +101,24 @@ def load_complete(load: Callable[[], M], outputs: Callable[[M], NDArray[np.float
     """
     with _reporting() as reports:
         model = load()
+    spare = [name for own, report in reports for name in _spare(own, report["unexpected_keys"])]
+    if spare:
+        raise ValueError(
+            f"its files have layers that its configuration does not ({_named(spare)}), and would not be computed; mend its "
+            "config.json, or get the whole checkpoint"
+        )
     missing = {name: own for own, report in reports for name in sorted(report["missing_keys"])}
     if missing and _matter(missing, lambda: outputs(model)):
-        more = f" and {len(missing) - 3} more" if len(missing) > 3 else ""
         raise ValueError(
-            f"its files lack weights that its answers depend on ({', '.join([*missing][:3])}{more}), which would be random; "
-            "get the whole checkpoint"
+            f"its files lack weights that its answers depend on ({_named([*missing])}), which would be random; get the whole "
+            "checkpoint"
         )
     return model
+
+
+def _named(weights: Sequence[str]) -> str:
+    more = f" and {len(weights) - 3} more" if len(weights) > 3 else ""
+    return f"{', '.join(weights[:3])}{more}"
 
 
 @contextmanager
@@ -135,6 +146,17 @@ def _reporting() -> Iterator[list[tuple[PreTrainedModel, dict[str, Any]]]]:
         finally:
             PreTrainedModel.from_pretrained = plain
             logger.setLevel(level)
+
+
+def _spare(model: PreTrainedModel, unexpected: Iterable[str]) -> list[str]:
+    """Return the weights of a file that are of further layers, or the like, of those that a model has."""
+    known = {_pattern(model, name) for name in model.state_dict()}
+    return [name for name in sorted(unexpected) if (own := _pattern(model, name)) in known and "*" in own]
+
+
+def _pattern(model: PreTrainedModel, name: str) -> str:
+    """Return the name of a weight with * for numbers of layers, without the prefix that models with a head have."""
+    return re.sub(r"(?<![^.])\d+(?![^.])", "*", name.removeprefix(f"{model.base_model_prefix}."))
 
 
 @torch.no_grad()
@@ -177,7 +199,10 @@ def _positions(model: nn.Module) -> int:
 
 
 def load_weights(make: Callable[[], M], path: Path) -> M:
-    """Return the module that `make` makes, on the meta device, with the weights of a safetensors file."""
+    """Return a module with the weights of a safetensors file.
+
+    `make`: makes the module; called with tensors on the meta device.
+    """
     weights = load_file(path)
     with torch.device("meta"):
         module = make()

@@ -45,6 +45,8 @@ _CHARACTERS = 16
 """Characters of a text that are read for a token at first."""
 _BATCH = 16
 """Texts per forward pass on a CPU."""
+_COUNTED = 2_048
+"""Texts whose tokens are in memory at a time while they are counted."""
 _LEAST_ROOM = 16
 """Tokens that a text has beside prompt and special tokens, at least."""
 
@@ -178,20 +180,34 @@ class TextEncoder(ABC):
 
     def query_texts(self, queries: Sequence[str]) -> list[str]:
         """Return the first `query_length` tokens of each query; warns once if a query is cut."""
-        texts = self._cut(queries, self.config.query_length)
-        if not self._warned_long_query and any(
-            has_words(query[len(text) :]) for text, query in zip(texts, queries, strict=True)
-        ):
-            logger.warning(
-                "Queries longer than %d tokens are cut there (encoder.query_length).", self.config.query_length
-            )
-            self._warned_long_query = True
-        return texts
+        return self.read_queries(queries)[0]
 
-    def shares_read(self, texts: Sequence[str]) -> NDArray[np.float32]:
-        """[n] how much of each text the encoder reads, between 0 and 1, as its tokenizer tells."""
-        known = self.vocabulary.tokenizer.get_vocab_size()
-        return shares_read(texts, self._tokens(texts, LONGEST_INPUT, marks=False), self.vocabulary.unknown, known)
+    def read_queries(self, queries: Sequence[str]) -> "tuple[list[str], list[tokenizers.Encoding]]":
+        """Return `query_texts`, and the tokens of each, without prompt and special ones."""
+        length = self.config.query_length
+        encoded = self._first_tokens(queries, length + MORE)
+        texts = [
+            query[: max((end for _, end in own.offsets[:length]), default=0)]
+            for query, own in zip(queries, encoded, strict=True)
+        ]
+        long = [number for number, own in enumerate(encoded) if len(own) > length]
+        for number, own in zip(long, self._tokens([texts[n] for n in long], LONGEST_INPUT, marks=False), strict=True):
+            encoded[number] = own
+        if not self._warned_long_query and any(has_words(queries[n][len(texts[n]) :]) for n in long):
+            logger.warning("Queries longer than %d tokens are cut there (encoder.query_length).", length)
+            self._warned_long_query = True
+        return texts, encoded
+
+    def shares_read(
+        self, texts: Sequence[str], encoded: "Sequence[tokenizers.Encoding] | None" = None
+    ) -> NDArray[np.float32]:
+        """[n] how much of each text the encoder reads, between 0 and 1, as its tokens tell."""
+        encoded = self._tokens(texts, LONGEST_INPUT, marks=False) if encoded is None else encoded
+        return shares_read(texts, encoded, self.vocabulary.unknown, self._vocabulary_size)
+
+    @cached_property
+    def _vocabulary_size(self) -> int:
+        return self.vocabulary.tokenizer.get_vocab_size()
 
     @property
     def batch_size(self) -> int:
@@ -205,7 +221,7 @@ class TextEncoder(ABC):
         """
         texts, embeddings = list(texts), np.empty((len(texts), self.embedding_dim), dtype=np.float32)
         with Bar(f"embeddings of {PLURALS[kind]}", unit="text", total=len(texts), enabled=progress) as bar:
-            for rows in self._batches(texts):
+            for rows in self._passes(texts):
                 embeddings[rows] = self.forward([texts[row] for row in rows], kind).embeddings
                 bar.update(len(rows))
         return embeddings
@@ -263,41 +279,40 @@ class TextEncoder(ABC):
         `special`: also yield the states of special tokens such as [CLS].
         """
         with Bar(progress, unit="text", total=len(texts), enabled=bool(progress)) as bar:
-            for rows in self._batches(texts):
+            for rows in self._passes(texts):
                 encoded = self.forward([texts[row] for row in rows], kind)
                 kept = encoded.mask if special else encoded.words
                 for row, states, own, embedding in zip(rows, encoded.states, kept, encoded.embeddings, strict=True):
                     yield row, states[own], embedding
                 bar.update(len(rows))
 
-    def _batches(self, texts: Sequence[str]) -> Iterator[list[int]]:
-        """Yield the positions of the texts of each forward pass, longest first, so that few are padded."""
-        order = sorted(range(len(texts)), key=lambda row: -len(texts[row]))
-        for start in range(0, len(order), self.batch_size):
-            yield order[start : start + self.batch_size]
-
-    def _cut(self, texts: Sequence[str], length: int) -> list[str]:
-        """Return the longest prefix of each text that has at most `length` tokens; a long text is read no further."""
-        return [
-            text[: max((end for _, end in offsets[:length]), default=0)]
-            for text, offsets in zip(texts, self.token_offsets(texts, length + MORE), strict=True)
+    def _passes(self, texts: Sequence[str]) -> Iterator[list[int]]:
+        """Yield the positions of the texts of each forward pass, those with most tokens first."""
+        counts = [
+            len(own)
+            for start in range(0, len(texts), _COUNTED)
+            for own in self._tokens(texts[start : start + _COUNTED], self.max_length or LONGEST_INPUT, marks=False)
         ]
+        order = np.argsort(-np.array(counts, dtype=np.int64), kind="stable").tolist()
+        for own in passes([counts[row] for row in order], self.batch_size):
+            yield order[own]
 
     def token_offsets(self, texts: Sequence[str], most: int) -> list[list[tuple[int, int]]]:
         """Return the first and last character of each of the first `most` tokens of texts, which are read no further."""
-        found: list[list[tuple[int, int]]] = [[] for _ in texts]
+        return [own.offsets for own in self._first_tokens(texts, most)]
+
+    def _first_tokens(self, texts: Sequence[str], most: int) -> "list[tokenizers.Encoding]":
+        """Return the first `most` tokens of texts, which are read no further."""
+        found: dict[int, tokenizers.Encoding] = {}
         rest, size = list(range(len(texts))), _CHARACTERS * most
         while rest:
             heads = [head_of(texts[number], size) for number in rest]
             encoded = self._tokens(heads, most, marks=False)
-            longer = []
-            for number, head, offsets in zip(rest, heads, (own.offsets for own in encoded), strict=True):
-                if len(offsets) < most and len(head) < len(texts[number]):
-                    longer.append(number)
-                else:
-                    found[number] = offsets
-            rest, size = longer, 4 * size
-        return found
+            found |= dict(zip(rest, encoded, strict=True))
+            pairs = zip(rest, heads, strict=True)
+            rest = [n for n, head in pairs if len(found[n]) < most and len(head) < len(texts[n])]
+            size *= 4
+        return [found[number] for number in range(len(texts))]
 
     def _tokens(self, texts: Sequence[str], most: int, *, marks: bool) -> "list[tokenizers.Encoding]":
         """Return the tokens of texts, at most `most` of each; with `marks` also special ones."""
@@ -306,6 +321,24 @@ class TextEncoder(ABC):
             tokenizer.no_padding()
             tokenizer.enable_truncation(most, direction=self.vocabulary.side)
             return tokenizer.encode_batch(list(texts), add_special_tokens=marks)
+
+
+def passes(counts: Sequence[int], size: int) -> Iterator[slice]:
+    """Yield the texts of each forward pass, given how many tokens they have, in descending order.
+
+    A pass has `size` texts and as many tokens of padding, at most: more padding costs more than another pass.
+
+    >>> list(passes([9, 9, 8, 4, 4], 4))
+    [slice(0, 3, None), slice(3, 5, None)]
+    """
+    start = padding = 0
+    for number, count in enumerate(counts):
+        padding += counts[start] - count
+        if number - start == size or padding > size:
+            yield slice(start, number)
+            start, padding = number, 0
+    if len(counts):
+        yield slice(start, len(counts))
 
 
 @lru_cache(maxsize=2)

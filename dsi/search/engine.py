@@ -31,27 +31,17 @@ class Method(ABC):
 
     @abstractmethod
     def retrieve(self, batch: QueryBatch, request: SearchRequest, trace: Trace | None = None) -> SearchResult:
-        """Return the top k documents of each query.
-
-        Args:
-            batch: the queries.
-            request: the options of the search.
-            trace: if not None, receives how the search came about; for one query.
-        """
+        """Return the top k documents of each query; `trace` receives how the search came about, for one query."""
 
 
 class Followed(NamedTuple):
-    """How the paths to some documents are scored.
+    """How the paths to some documents are scored."""
 
-    Attributes:
-        positions: [batch, n] docid positions of their best places.
-        nodes: [batch, n, depth] score of the node at each level of the path, last the document's; NaN past the end.
-        parts: {name: [batch, n]} what the parts of the document's score contribute.
-    """
-
-    positions: Ints
-    nodes: Floats
-    parts: dict[str, Floats]
+    positions: Ints  # [batch, n] docid positions of their best places
+    nodes: (
+        Floats  # [batch, n, depth] score of the node at each level of the path, last the document's; NaN past the end
+    )
+    parts: dict[str, Floats]  # {name: [batch, n]} what the parts of the document's score contribute
 
     @property
     def scores(self) -> Floats:
@@ -88,12 +78,9 @@ class Engine(ABC):
         return engine
 
     def check(self, call: str, given: Mapping[str, Any], config: SearchConfig) -> None:
-        """Raise ValueError if a call sets an option that the method or the index does not use.
+        """Raise ValueError if a call sets options, `given`, that the method or the index does not use.
 
-        Args:
-            call: name of the public method, for messages.
-            given: options that the call sets.
-            config: with these options applied.
+        `call`: name of the public method, for messages; `config`: with these options applied.
         """
         if "passages" in given and call in ("run", "follow", "evidence"):
             raise ValueError(f"{call}() does not use passages, as it shows none. Leave it out.")
@@ -139,14 +126,8 @@ class Engine(ABC):
     ) -> SearchResult:
         """Return the top k documents of each query, rows in the order of the queries.
 
-        A query whose vectors are not finite has an empty answer, which is not exact; a line names it.
-
-        Args:
-            encoded: the queries.
-            request: the options of the search.
-            method: in place of the request's, for measurements.
-            trace: receives how the search came about; for one query.
-            show_progress: show a progress bar.
+        A query whose vectors are not finite has an empty answer, which is not exact; a line names it. `method` takes the place
+        of the request's, for measurements; `trace` receives how the search came about, for one query.
 
         Raises:
             ValueError: extra_scores of another shape, or scores that overflow.
@@ -173,10 +154,7 @@ class Engine(ABC):
     ) -> SearchResult:
         """Return the top k of given documents of each query, by their scores, whatever a search would find.
 
-        Args:
-            encoded: the queries.
-            request: the options of the search; documents that its filters exclude are left out.
-            candidates: of each query, rows of the document table.
+        `candidates`: of each query, rows of the document table; those that the filters of the request exclude are left out.
         """
         encoded, refused = encoded.cleaned()
         _warn_refused(encoded, refused)

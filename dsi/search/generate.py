@@ -200,11 +200,7 @@ class VectorEngine(Engine):
 
 
 class Exact(Method):
-    """Scores all documents.
-
-    Args:
-        engine: of the index that is searched.
-    """
+    """Scores all documents."""
 
     def __init__(self, engine: VectorEngine) -> None:
         self.engine: Engine = engine
@@ -228,11 +224,7 @@ class Exact(Method):
 
 
 class DenseAndWords(Exact):
-    """Scores all documents of an index with any docid tokens by dense and lexical scores: a baseline.
-
-    Args:
-        engine: of the index that is searched.
-    """
+    """Scores all documents of an index with any docid tokens by dense and lexical scores: a baseline."""
 
     def __init__(self, engine: Engine) -> None:
         self.engine: Engine = engine
@@ -244,11 +236,7 @@ class DenseAndWords(Exact):
 
 
 class Generate(Method):
-    """Walks down the tree, and scores the documents below the last nodes and the best by words.
-
-    Args:
-        engine: of the index that is searched.
-    """
+    """Walks down the tree, and scores the documents below the last nodes and the best by words."""
 
     def __init__(self, engine: VectorEngine) -> None:
         self.engine = engine
@@ -258,13 +246,8 @@ class Generate(Method):
     ) -> SearchResult:
         """Return the top k documents that are found.
 
-        A query for which fewer than k are found has its beam doubled, until there are k or nothing is pruned.
-
-        Args:
-            batch: the queries.
-            request: the options of the search.
-            trace: if not None, receives how the search came about; for one query.
-            walks: False takes candidates by words and extra_scores alone, a control for measurements.
+        A query for which fewer than k are found has its beam doubled, until there are k or nothing is pruned. `walks` = False
+        takes candidates by words and extra_scores alone, a control for measurements.
         """
         with one_thread():  # its products are small; so 2 threads answer in a third of the time
             return self._retrieve(batch, request, trace, walks)
@@ -298,19 +281,9 @@ class Generate(Method):
 
 
 class _Search:
-    """A search for a batch of queries.
+    """A search for a batch of queries, among `documents` that may be returned: `k` of them, of `count` from each source.
 
-    Args:
-        engine: of the index that is searched.
-        batch: the queries.
-        request: the options of the search.
-
-    Attributes:
-        documents: how many may be returned.
-        k: documents per query: fewer if fewer may be returned.
-        count: documents that each source contributes.
-        few: rows of the document table that may be returned, if they are so few that all are scored; else None.
-        sources: gather the documents of pools.
+    `few` are their rows in the document table if they are so few that all are scored; else None.
     """
 
     def __init__(self, engine: VectorEngine, batch: QueryBatch, request: SearchRequest) -> None:
@@ -359,11 +332,7 @@ class _Search:
 
 
 class WordsOnly(Method):
-    """The best by words alone, ranked by the document score: a control, to measure what the walk earns.
-
-    Args:
-        engine: of the index that is searched.
-    """
+    """The best by words alone, ranked by the document score: a control, to measure what the walk earns."""
 
     def __init__(self, engine: VectorEngine) -> None:
         self.generate = Generate(engine)

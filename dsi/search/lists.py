@@ -25,27 +25,16 @@ _PER_ROOT = 16
 
 @dataclass(frozen=True, eq=False)
 class InvertedLists:
-    """The lists of a tree, and of those that updates make of it.
+    """The lists of a tree, and of those that updates make of it."""
 
-    Attributes:
-        rows: [documents] rows of the stored vectors, list by list; None if they are in order.
-        edges: [lists + 1] where each list begins in them.
-        digits: [lists, depth] the path to the node of each list, -1 past the end.
-        index: of faiss; ids are rows of the stored vectors.
-    """
-
-    rows: Rows | None
-    edges: Rows
-    digits: Ints
-    index: Any
+    rows: Rows | None  # [documents] rows of the stored vectors, list by list; None if they are in order
+    edges: Rows  # [lists + 1] where each list begins in them
+    digits: Ints  # [lists, depth] the path to the node of each list, -1 past the end
+    index: Any  # of faiss; ids are rows of the stored vectors
 
     @classmethod
     def from_tree(cls, tree: DocidTree, cells: Rows | None = None) -> "InvertedLists":
-        """Return the lists of a tree, made of its codes, or of codes that are made for it.
-
-        Args:
-            tree: the docids.
-            cells: the nodes of the lists in docid order, `cell_nodes` by default.
+        """Return the lists of a tree, made of its codes, or of codes that are made for it; of `cells` in place of `cell_nodes`.
 
         The first call makes them; trees that updates make of this one have the same. A tree from before those updates can hold
         more documents, and has them made again.
@@ -84,11 +73,7 @@ class InvertedLists:
     def scan(self, queries: Floats, lists: Ints, count: int, allowed: Bools | None = None) -> Rows:
         """[batch, count] rows of the documents with the best codes, best first; -1 past the last.
 
-        Args:
-            queries: [batch, dim].
-            lists: [batch, n] to scan, -1 at padding.
-            count: documents per query.
-            allowed: [stored rows] True at those that may be returned; all by default.
+        `lists`: [batch, n] to scan, -1 at padding; `allowed`: [stored rows] True at those that may be returned.
         """
         queries, chosen = np.ascontiguousarray(queries), np.ascontiguousarray(lists, dtype=np.int64)
         parameters: Any = faiss.SearchParametersIVF()
@@ -105,15 +90,10 @@ class InvertedLists:
 
 
 class ListedDocuments:
-    """Finds documents below the nodes of one tree by the lists.
+    """Finds documents below the nodes of one tree, or of a share of `whole` with all its nodes, by the lists.
 
-    Args:
-        tree: the docids, or a share of the documents with all nodes.
-        whole: the tree that it is a share of.
-
-    Attributes:
-        oversampling: candidates retrieved by their codes for each document that is wanted.
-        ends: [inner nodes] True at nodes where a walk ends: those with a list, and clusters of documents that came later.
+    `oversampling` candidates are retrieved by their codes for each document that is wanted. A walk ends at the nodes where
+    `ends` [inner nodes] is True: those with a list, and clusters of documents that came later.
     """
 
     def __init__(self, tree: DocidTree, whole: DocidTree | None = None) -> None:
@@ -134,16 +114,9 @@ class ListedDocuments:
             self._later = np.flatnonzero((places >= first) & (tree.doc_rows >= 0))
 
     def below(self, queries: Floats, nodes: Sequence[Ints], count: int, allowed: Bools | None) -> list[Rows]:
-        """Return for each query docid positions of roughly the top `count` documents below nodes, and of all later ones there.
+        """Return the docid positions [n], ascending, of roughly the top `count` documents of each query, and of all later ones.
 
-        Args:
-            queries: [batch, dim] what scores documents.
-            nodes: for each query, where its walk ended.
-            count: documents per query.
-            allowed: [places] True at docid positions that may be returned; all by default.
-
-        Returns:
-            [n] ascending positions of each query.
+        `nodes`: where the walk of each query ended; `allowed`: [places] True at those that may be returned; all by default.
         """
         counts = np.array([len(ends) for ends in nodes])
         if not counts.any():
@@ -213,13 +186,9 @@ def _paths(tree: DocidTree, nodes: Rows) -> Ints:
 
 
 def _faiss_lists(codes: Vectors, positions: Rows | None, rows: Rows | None, edges: Rows) -> Any:
-    """Return an index of faiss that scans codes.
+    """Return an index of faiss that scans the codes of documents in lists, which begin at `edges` [lists + 1].
 
-    Args:
-        codes: of all documents, by docid position.
-        positions: [n] of the documents in lists; None if all are, in order.
-        rows: [n] their ids; None if these are the positions.
-        edges: [lists + 1] where each list begins.
+    `positions`: [n] of these documents, None if all are, in order; `rows`: [n] their ids, None if these are the positions.
     """
     codec = codes.codec
     assert isinstance(codec, Product)

@@ -30,24 +30,15 @@ _NO_SCORES = np.zeros(0, dtype=np.float32)
 
 
 class Pool(NamedTuple):
-    """Documents that were scored completely for one query, in docid order.
+    """Documents that were scored completely for one query, in docid order."""
 
-    Attributes:
-        positions: [n] docid positions, each the best place of its document.
-        parts: [parts, n] what adds up to the scores: dense, lexical, the caller's and the memory's; or whole scores alone.
-        sources: [n] what found them: `WALK`, `WORDS`, `EXTRA`, `MEMORY` or a sum; 0 where all documents were scored.
-        cuts: [parts] for each part, a bound of it among the documents that are not here: of dense scores, among those below the
-            nodes; -inf if there are none.
-        read: how many document vectors were scored.
-        compared: how many documents were scored by late interaction.
-    """
-
-    positions: Ints
-    parts: Floats
-    sources: Ints
+    positions: Ints  # [n] docid positions, each the best place of its document
+    parts: Floats  # [parts, n] what adds up to the scores: dense, lexical, the caller's, the memory's; or whole scores
+    sources: Ints  # [n] what found them: `WALK`, `WORDS`, `EXTRA`, `MEMORY` or a sum; 0 where all documents were scored
+    # [parts] bounds of the documents that are not here: of dense scores, among those below the nodes; -inf if there are none
     cuts: tuple[float, ...] = (-np.inf,)
-    read: int = 0
-    compared: int = 0
+    read: int = 0  # document vectors that were scored
+    compared: int = 0  # documents that were scored by late interaction
 
     @property
     def scores(self) -> Floats:
@@ -71,19 +62,12 @@ class Pool(NamedTuple):
 
 
 class _Walked(NamedTuple):
-    """The best documents below the nodes where a walk ended, by dense score.
+    """The best documents below the nodes where a walk ended, by dense score."""
 
-    Attributes:
-        positions: [n] docid positions, in docid order.
-        dense: [n] their scores.
-        cut: the highest score of a document below that is not among them, -inf if all are.
-        read: how many documents were scored.
-    """
-
-    positions: Ints
-    dense: Floats
-    cut: float
-    read: int
+    positions: Ints  # [n] docid positions, in docid order
+    dense: Floats  # [n] their scores
+    cut: float  # the highest score of a document below that is not among them, -inf if all are
+    read: int  # documents that were scored
 
     @property
     def pool(self) -> Pool:
@@ -105,21 +89,11 @@ class Sources(ABC):
 
     @abstractmethod
     def gather(self, rows: Sequence[int], nodes: Sequence[Ints]) -> list[Pool]:
-        """Return the best below nodes, by words, by the caller's scores, and those that the memory has.
-
-        Args:
-            rows: of the queries.
-            nodes: for each of them, [n] where its walk ended.
-        """
+        """Return the best below nodes [n] where each query's walk ended, by words, by the caller's scores, and by memory."""
 
     @abstractmethod
     def rescore(self, rows: Sequence[int], pools: Sequence[tuple[Ints, Floats]]) -> list[tuple[Ints, Floats]]:
-        """Return documents' best places [n] and their scores with late interaction.
-
-        Args:
-            rows: of the queries.
-            pools: for each of them, [n] each document's place with the best dense score, and [n] scores without it.
-        """
+        """Return for each query its documents' best places [n] and their scores with late interaction, given those without."""
 
     def mark(self, result: SearchResult) -> None:  # noqa: B027
         """Note in a result what could not be searched; in one process that is nothing."""
@@ -137,26 +111,16 @@ class Everything(ABC):
 
 
 class PoolSources(Sources):
-    """Gathers the documents of pools from a tree.
+    """Gathers the documents of pools, `count` from each source, from the documents of a tree that this process holds.
 
-    Args:
-        tree: the docids, and the documents that this process holds.
-        listed: the inverted lists of a large index; None if documents are read below nodes.
-        scores: of the documents, for a batch of queries.
-        count: documents that each source contributes.
-        allowed: [places] True at those that a filter lets through; None without one.
-        occupied: [places] True at those that were not removed; None if none was.
+    `listed`: the inverted lists of a large index; None if documents are read below nodes; `allowed`: [places] True at those
+    that a filter lets through, None without one; `occupied`: [places] True at those that were not removed, None if none was.
     """
 
     def __init__(
-        self,
-        tree: DocidTree,
-        listed: ListedDocuments | None,
-        scores: DocumentScores,
-        count: int,
-        allowed: Bools | None,
-        occupied: Bools | None,
-    ) -> None:
+        self, tree: DocidTree, listed: ListedDocuments | None, scores: DocumentScores, count: int,
+        allowed: Bools | None, occupied: Bools | None,
+    ) -> None:  # fmt: skip
         self.tree, self.listed, self.scores, self.count = tree, listed, scores, count
         self._allowed, self._allowed_rows = occupied if allowed is None else allowed, None
         if allowed is not None:
@@ -224,12 +188,9 @@ class PoolSources(Sources):
         return lexical, self.scores.extra_scores(row, rows), self.scores.memory_scores(row, rows)
 
     def _best_below(self, rows: Sequence[int], nodes: Sequence[Ints], below: Sequence[Ints]) -> "list[_Walked]":
-        """Return the best documents below nodes by dense score, for some queries.
+        """Return the best documents of each query by dense score, below nodes [n] where its walk ended.
 
-        Args:
-            rows: of the queries.
-            nodes: for each of them, [n] where its walk ended.
-            below: for each of them, [m] docid positions of documents below these nodes, or of the best by their codes.
+        `below`: for each query, [m] docid positions of documents below these nodes, or of the best by their codes.
         """
         if self._allowed is not None:
             below = [own[self._allowed[own]] for own in below]
@@ -268,13 +229,7 @@ class PoolSources(Sources):
 
 
 class AllDocuments(Everything):
-    """Scores all documents of a tree for a batch of queries.
-
-    Args:
-        tree: the docids.
-        scores: of the documents.
-        allowed: [places] True at those that may be returned; all by default.
-    """
+    """Scores all documents of a tree for a batch of queries; `allowed`: [places] True at those that may be returned."""
 
     def __init__(self, tree: DocidTree, scores: DocumentScores, allowed: Bools | None) -> None:
         self.tree, self.scores, self._allowed = tree, scores, allowed
@@ -297,10 +252,7 @@ class AllDocuments(Everything):
 
         If late interaction has to read much for one query, it reads all documents once for those after it.
 
-        Args:
-            first: of the queries.
-            plain: [queries, places] scores without late interaction, -inf at all but the best place of a document.
-            k: documents to return.
+        `plain`: [queries, places] scores without late interaction, -inf at all but the best place of a document.
         """
         together, end = None, first + len(plain)
         for row, own in enumerate(plain, start=first):
@@ -318,12 +270,8 @@ class AllDocuments(Everything):
     def _with_tokens(self, row: int, plain: Floats, k: int) -> tuple[Floats, int]:
         """Return scores with late interaction [places], -inf for those that cannot reach the top k, and how many have them.
 
-        Places are scored in the order of their scores without it, until the next one could not reach the top k.
-
-        Args:
-            row: of the query.
-            plain: [places] scores without late interaction.
-            k: documents to return.
+        Places are scored in the order of their scores without it, `plain` [places], until the next one could not reach the top
+        k.
         """
         order = np.argsort(-plain, kind="stable")
         order = order[: int((plain > -np.inf).sum())]

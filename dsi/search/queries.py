@@ -9,7 +9,7 @@ from typing import Any, NamedTuple, Self, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from dsi.contrastive.text_encoder import EncodedTexts, TextEncoder
+from dsi.contrastive.text_encoder import EncodedTexts, TextEncoder, passes
 from dsi.docids.data.records import EMPTY_QUERIES, Oddities, checked_queries
 from dsi.docids.data.sources import is_table, items_of, records_of
 from dsi.docids.files.checks import id_of, plain, shown, text, unpack
@@ -183,35 +183,32 @@ def encode_texts(
     """Encode queries that are checked; see `encode_queries`."""
     if plain(int, batch_size, "batch_size") < 1:
         raise ValueError(f"batch_size must be at least 1, got {batch_size}.")
-    read = [query if query.strip() else _NOTHING for query in queries]
-    texts = encoder.query_texts(read)
-    order = sorted(range(len(texts)), key=lambda row: len(texts[row]))
-    batches = []
+    texts, tokens = encoder.read_queries([query if query.strip() else _NOTHING for query in queries])
+    shares, counts = encoder.shares_read(texts, tokens), np.array([len(own) for own in tokens], dtype=np.int64)
+    order, batches = np.argsort(-counts, kind="stable"), list[QueryBatch]()
     with Bar("queries", unit="query", total=len(order)) if show_progress else nullcontext() as bar:
         for start in range(0, len(order), batch_size):
             rows = order[start : start + batch_size]
-            own, cut = [queries[row] for row in rows], [texts[row] for row in rows]
-            encoded = _encoded(encoder, cut)
-            shares = encoder.shares_read(cut)
-            batches.append(QueryBatch(np.array(rows), *encoded[:3], own, encoded.words, cut, shares_read=shares))
+            own, cut = ([of[row] for row in rows.tolist()] for of in (queries, texts))
+            encoded = _encoded(encoder, cut, counts[rows])
+            batches.append(QueryBatch(rows, *encoded[:3], own, encoded.words, cut, shares_read=shares[rows]))
             if bar is not None:
                 bar.update(len(rows))
     return EncodedQueries(query_ids, batches)
 
 
-def _encoded(encoder: TextEncoder, texts: Sequence[str]) -> EncodedTexts:
-    """Return what the encoder makes of texts, in passes of few: so little is padded, and its caches hold a layer's results."""
-    size = encoder.batch_size
-    passes = [encoder.forward(texts[start : start + size], "query") for start in range(0, len(texts), size)]
-    if len(passes) == 1:
-        return passes[0]
-    length = max(own.mask.shape[1] for own in passes)
+def _encoded(encoder: TextEncoder, texts: Sequence[str], counts: Ints) -> EncodedTexts:
+    """Return what the encoder makes of texts, in passes of few, given how many tokens they have, in descending order."""
+    found = [encoder.forward(texts[own], "query") for own in passes(counts.tolist(), encoder.batch_size)]
+    if len(found) == 1:
+        return found[0]
+    length = max(own.mask.shape[1] for own in found)
 
     def join(arrays: Sequence[Numbers]) -> Numbers:
         shapes = ([(0, 0), (0, length - own.shape[1]), *[(0, 0)] * (own.ndim - 2)] for own in arrays)
         return np.concatenate([np.pad(*pair) for pair in zip(arrays, shapes, strict=True)])
 
-    states, mask, embeddings, words = zip(*passes, strict=True)
+    states, mask, embeddings, words = zip(*found, strict=True)
     return EncodedTexts(join(states), join(mask), np.concatenate(embeddings), join(words))
 
 

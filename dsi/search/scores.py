@@ -35,18 +35,12 @@ class Recalled(NamedTuple):
     """What earlier queries say of documents, for a batch of queries.
 
     A document's dense score moves by a share towards the mean score that its earlier queries' vectors have; others are added.
-
-    Attributes:
-        remembered: scores that are added.
-        rows: [taken] of the documents whose dense score moves, ascending.
-        by: [batch, taken] the shares, from 0 to below 1, so that the order of a document's pieces stays.
-        means: [batch, taken] mean dense scores of their earlier queries.
     """
 
-    remembered: Remembered
-    rows: Rows
-    by: Floats
-    means: Floats
+    remembered: Remembered  # scores that are added
+    rows: Rows  # [taken] of the documents whose dense score moves, ascending
+    by: Floats  # [batch, taken] the shares, from 0 to below 1, so that the order of a document's pieces stays
+    means: Floats  # [batch, taken] mean dense scores of their earlier queries
 
 
 LEAST_READ = 0.01
@@ -263,16 +257,10 @@ class DocumentScores:
     def best_by_words(
         self, row: int, count: int, allowed: Bools | None, others: Ints
     ) -> tuple[Ints, Floats, float, Floats]:
-        """Return roughly the top `count` documents by words, and the lexical scores of others, for one query.
+        """Return roughly the top `count` documents by words, for one query, and the scores of `others` [m].
 
-        Args:
-            row: of the batch.
-            count: documents.
-            allowed: [documents] True at those that may be returned; all by default.
-            others: [m] rows of the document table.
-
-        Returns:
-            rows of the top documents; their weighted scores; a bound of those of all other documents; those of `others`.
+        That is their rows, their weighted scores, a bound of those of all other documents, and those of `others`. `allowed`:
+        [documents] True at those that may be returned; all by default.
         """
         if self.lexical is None:
             return _NONE, np.zeros(0, dtype=np.float32), 0.0, np.zeros(len(others), dtype=np.float32)

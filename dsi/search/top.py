@@ -36,14 +36,9 @@ def highest_and_rest(scores: Floats, count: int) -> tuple[Ints, float]:
 
 
 def highest_in_rows(scores: Floats, count: int) -> tuple[Bools, Floats]:
-    """Return where the `count` highest scores of each row are, of equal ones the first, and the highest of each row's others.
+    """Return where the `count` highest scores of each row are [rows, n], and the highest of each row's others [rows].
 
-    Args:
-        scores: [rows, n]; -inf at padding, which is never among them.
-        count: of each row, at most.
-
-    Returns:
-        [rows, n] True at the highest; [rows] the highest score of the others, -inf if there are none.
+    Of equal ones the first; -inf, which stands at padding, is never among them, and is the highest where there are no others.
     """
     rest, there = scores.shape[1] - count, scores > -np.inf
     if rest <= 0:

@@ -70,26 +70,15 @@ class _Ends:
 
 @dataclass(frozen=True)
 class Reached:
-    """Where a walk ended, for one query.
+    """Where a walk ended, for one query."""
 
-    Attributes:
-        nodes: [n] the last nodes that were kept, in docid order.
-        pruned: whether a node was left out.
-        read: how many nodes were scored; none of a level at which all are kept.
-    """
-
-    nodes: Ints
-    pruned: bool
-    read: int
+    nodes: Ints  # [n] the last nodes that were kept, in docid order
+    pruned: bool  # whether a node was left out
+    read: int  # nodes that were scored; none of a level at which all are kept
 
 
 class VectorWalk:
-    """Walks down one tree by the vectors of its nodes.
-
-    Args:
-        tree: the docids.
-        ends: [inner nodes] True at nodes where a walk ends; by default those whose children are documents.
-    """
+    """Walks down a tree by the vectors of its nodes, to `ends` [inner nodes]; by default those whose children are documents."""
 
     def __init__(self, tree: DocidTree, ends: Bools | None = None) -> None:
         self.tree = tree
@@ -110,14 +99,10 @@ class VectorWalk:
         alive: Bools | None = None,
         trace: list[LevelTrace] | None = None,
     ) -> list[Reached]:
-        """Return where the walks of some queries of a batch end: the last nodes that each keeps.
+        """Return where the walks of some queries of a batch end: the last `beam_width` nodes that each keeps.
 
-        Args:
-            node_scores: of the batch.
-            rows: of the queries.
-            beam_width: nodes kept per level.
-            alive: [inner nodes] True at those with a document that may be returned below; all by default.
-            trace: if not None, receives one `LevelTrace` a level; for one query.
+        `alive`: [inner nodes] True at those with a document that may be returned below; `trace`: receives one `LevelTrace` a
+        level, for one query.
         """
         own = np.asarray(rows)
         kept: Ints = np.zeros((len(rows), 1), dtype=np.int64)  # [queries, nodes], -1 at padding
@@ -170,26 +155,15 @@ class VectorWalk:
 
 
 class _Level(NamedTuple):
-    """What scores the nodes that are chosen at one level, for a batch of queries.
+    """What scores the nodes that are chosen at one level, for a batch of queries."""
 
-    Attributes:
-        vectors: [nodes, dim] of the level's inner nodes; None if they are read from the tree.
-        bonus: [nodes] the weighted bonus.
-        all_scores: [batch, nodes] the scores of all nodes; None if scoring the candidates is less work.
-    """
-
-    vectors: Floats | None
-    bonus: Floats
-    all_scores: Floats | None = None
+    vectors: Floats | None  # [nodes, dim] of the level's inner nodes; None if they are read from the tree
+    bonus: Floats  # [nodes] the weighted bonus
+    all_scores: Floats | None = None  # [batch, nodes] of all nodes; None if scoring the candidates is less work
 
 
 class NodeScores:
-    """Scores of nodes for a batch of queries, computed level by level as walks reach them.
-
-    Args:
-        walk: down the tree.
-        batch: the queries.
-    """
+    """Scores of nodes for a batch of queries, computed level by level as walks reach them."""
 
     def __init__(self, walk: VectorWalk, batch: QueryBatch) -> None:
         self.walk, self._queries = walk, batch.embeddings

@@ -93,7 +93,7 @@ def test_answers_are_those_of_one_process(cluster, runs, collection, name, monke
     one, rng = alone(runs[name]), np.random.default_rng(0)
     texts, ids = texts_of(collection)[::3], one.snapshot.documents.column("doc_id")[:]
     read = dict(zip(texts, rng.choice([0, 0.4, 1], size=len(texts)).astype(np.float32), strict=True))
-    monkeypatch.setattr(Encoder, "shares_read", lambda _, own: np.array([read[text] for text in own]))
+    monkeypatch.setattr(Encoder, "shares_read", lambda _, own, *_tokens: np.array([read[text] for text in own]))
     encoded = one.encode_queries(texts)
     extra = rng.normal(size=(len(texts), len(ids)))
     filters = [

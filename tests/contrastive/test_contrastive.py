@@ -316,6 +316,16 @@ def test_documents_are_title_and_cut_text_and_long_queries_are_cut_with_one_warn
     ]
 
 
+def test_texts_of_a_pass_have_about_as_many_tokens_however_long_their_words(sentence_t5_folder):
+    encoder = Encoder.load(EncoderConfig(name=str(sentence_t5_folder)), device="cpu")
+    texts = ["the river " * count for count in range(1, 30)] + ["zxqv" * count for count in range(1, 30)]
+    passes = list(encoder._passes(texts))
+    assert sorted(row for rows in passes for row in rows) == list(range(len(texts)))
+    padding = [int((~encoder.run([texts[row] for row in rows], "document").mask).sum()) for rows in passes]
+    assert max(padding) <= encoder.batch_size
+    assert max(map(len, passes)) <= encoder.batch_size
+
+
 def test_what_nobody_sees_at_the_end_of_a_text_is_not_missed(sentence_t5_folder, caplog):
     encoder = Encoder.load(EncoderConfig(name=str(sentence_t5_folder), **PROMPTS), device="cpu")
     encoder.query_texts(["the river\u200b", "the sea \ufeff", "the land\u200e \n"])
@@ -327,21 +337,22 @@ def test_what_nobody_sees_at_the_end_of_a_text_is_not_missed(sentence_t5_folder,
 
 @pytest.mark.parametrize("length", [1, 3, 40])
 def test_a_text_is_cut_as_if_all_of_it_were_read(length, sentence_t5_folder, monkeypatch):
-    encoder, rng = Encoder.load(EncoderConfig(name=str(sentence_t5_folder)), device="cpu"), random.Random(length)
+    config, rng = EncoderConfig(name=str(sentence_t5_folder), query_length=length), random.Random(length)
+    encoder = Encoder.load(config, device="cpu")
     words = ["neon", "x" * 150, "noble gas", "-----", "\n", "\t", "é", "1234567890" * 20]
     texts = [" ".join(rng.choice(words) for _ in range(rng.choice([0, 1, 9, 90, 900]))) for _ in range(60)]
     texts += ["中文字" * 9000, "a" * 90_000, " " * 9000 + "neon"]
     options = {"truncation": True, "max_length": length, "add_special_tokens": False, "return_offsets_mapping": True}
     offsets = encoder.model.tokenizer(texts, **options)["offset_mapping"]
     ends = [max((end for _, end in own), default=0) for own in offsets]
-    assert encoder._cut(texts, length) == [text[:end] for text, end in zip(texts, ends, strict=True)]
+    assert encoder.query_texts(texts) == [text[:end] for text, end in zip(texts, ends, strict=True)]
     read, call = [], type(encoder.model.tokenizer).__call__
     monkeypatch.setattr(
         type(encoder.model.tokenizer),
         "__call__",
         lambda self, own, **given: read.append(own) or call(self, own, **given),
     )
-    encoder._cut(["neon gas " * 10**6], length)
+    encoder.query_texts(["neon gas " * 10**6])
     assert sum(len(text) for own in read for text in own) < 2000
 
 

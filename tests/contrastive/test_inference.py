@@ -48,6 +48,14 @@ def test_another_dtype_leaves_the_model_alone() -> None:
     assert fast[0].weight.dtype == torch.bfloat16  # type: ignore[index]
 
 
+def test_products_in_bfloat16_are_those_of_autocast() -> None:
+    model = nn.Sequential(nn.Linear(64, 32), nn.LayerNorm(32), nn.Linear(32, 64, bias=False)).eval()
+    fast, inputs = for_inference(model, torch.float32, torch.bfloat16), torch.randn(40, 64)
+    assert [own.dtype for own in fast.parameters()] == [torch.bfloat16] * 2 + [torch.float32] * 2 + [torch.bfloat16]
+    with torch.no_grad(), torch.autocast("cpu", torch.bfloat16):
+        torch.testing.assert_close(fast(inputs), model(inputs), rtol=0, atol=0)
+
+
 def test_what_is_packed_can_be_packed_again_in_another_dtype() -> None:
     model = nn.Sequential(nn.Linear(6, 5))
     again = for_inference(for_inference(model, torch.float32), torch.float64)

@@ -21,14 +21,15 @@ _SNIFFED = 8_000
 """Bytes of a file of no known suffix that tell whether it is text."""
 READERS: dict[str, Callable[[Path, bytes], Parts]] = {
     **dict.fromkeys((".txt", ".text", ".log"), texts.text),
-    **dict.fromkeys((".md", ".markdown", ".rst"), texts.markup),
+    **dict.fromkeys((".md", ".markdown", ".mdx", ".qmd", ".rmd", ".rst"), texts.markup),
     **dict.fromkeys((".html", ".htm", ".xhtml"), pages.page),
     ".pdf": pages.pdf,
     **dict.fromkeys((".docx", ".docm", ".dotx", ".dotm"), office.document),
-    **dict.fromkeys((".pptx", ".pptm", ".ppsx", ".ppsm", ".potx"), office.slides),
-    **dict.fromkeys((".xlsx", ".xlsm", ".xltx"), office.sheets),
+    **dict.fromkeys((".pptx", ".pptm", ".ppsx", ".ppsm", ".potx", ".potm"), office.slides),
+    **dict.fromkeys((".xlsx", ".xlsm", ".xltx", ".xltm"), office.sheets),
     ".ipynb": texts.notebook,
-    ".eml": pages.mail,
+    **dict.fromkeys((".eml", ".mht", ".mhtml"), pages.mail),
+    ".rtf": pages.rich_text,
 }
 """{suffix: the function that reads such a file as documents}."""
 _CODE = re.compile(
@@ -85,7 +86,7 @@ def parts_of(path: Path) -> Parts:
     for part in reader(plain_name(path), content) if content else ():
         if part.text.strip():
             is_empty = False
-            yield part
+            yield part._replace(text=part.text.replace("\xad", ""))  # where a word may be divided
     if is_empty:
         raise UnreadableError("without text, as scans are" if content and reader is pages.pdf else "empty")
 

@@ -43,6 +43,12 @@ def gitignore(path):
     (path.parent / ("a" * 200)).write_text("Words of a long name.")
 
 
+def large_gitignore(path):
+    path.write_text("Words.")
+    (path.parent / ".gitignore").touch()
+    os.truncate(path.parent / ".gitignore", 2**40)
+
+
 def rewrite(path, member, change):
     """Change a member of a zip file."""
     path.write_bytes(rezipped(path.read_bytes(), {}, lambda name, data: change(data) if name == member else data))
@@ -160,6 +166,7 @@ def sparse(path):
         ("bad.md", deep_lists, "front matter that is neither YAML nor TOML: 1"),
         ("bad.md", links, ""),
         ("bad.txt", gitignore, "patterns in .gitignore files with more than 3 * in a name: 2"),
+        ("bad.txt", large_gitignore, ".gitignore files larger than 64 KB: 1"),
         ("bad.xlsx", far_row, f"files that are too {_SLOW}"),
         ("bad.xlsx", large_dimension, ""),
         ("bad.docx", wide_cell, ""),

@@ -65,14 +65,18 @@ def locate(metadata: Mapping[str, Any], text: str | None, span: tuple[int, int] 
     kind, _, value = (place := metadata.get(PLACE) or "").partition("=")
     if kind == "row" and file.lower().endswith(".jsonl"):
         return Location(file, lines=(int(value), int(value)))
-    start, end = span or (0, len(text or ""))
-    passage = (text or "")[start:end]
+    text = text or ""
+    start, end = span or (0, len(text))
+    passage = text[start:end]
     start += len(passage) - len(passage.lstrip())
-    seen = start + (end - start) // 3 if span else start  # a heading soon after its beginning is that of the passage
-    heading = heading_at(text or "", seen, end, plain_name(PurePath(file)).suffix.lower())
+    is_whole = len(passage.strip()) == len(text.strip())
+    seen = (
+        start if is_whole else start + (end - start) // 3
+    )  # a heading soon after its beginning is that of the passage
+    heading = heading_at(text, seen, end, plain_name(PurePath(file)).suffix.lower())
     if kind != "line":
         return Location(file, place, None, heading)
-    first = int(value) + (text or "").count("\n", 0, start)
+    first = int(value) + text.count("\n", 0, start)
     return Location(file, "", (first, first + passage.strip().count("\n")), heading)
 
 

@@ -183,11 +183,11 @@ def _body(part: Any) -> str:
         return "\n".join(map(str, part.get_payload()))
     if part.is_multipart():
         inner = sorted(part.iter_parts(), key=lambda own: own.get_content_type() == "text/calendar")
-        texts = (text for text in map(_body, inner) if re.search(r"\w", text))
-        if kind != "multipart/alternative":
-            return "\n\n".join(texts)
-        first = next(texts, "")
-        return next((text for text in texts if len(text) > _FULLER * len(first)), first)
+        texts = [(own.get_content_type(), text) for own in inner if re.search(r"\w", text := _body(own))]
+        if kind != "multipart/alternative" or not texts:
+            return "\n\n".join(text for _, text in texts)
+        most = _FULLER * len(first := texts[0][1])
+        return next((text for name, text in texts if len(text) > most and name != "text/calendar"), first)
     if part.is_attachment() or not (kind in _RICH or re.match("text/(?!css)|multipart/", kind)):
         return ""
     text = decoded(part.get_payload(decode=True) or b"", part.get_content_charset("utf-8"))[0].replace("\r\n", "\n")

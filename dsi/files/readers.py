@@ -42,11 +42,7 @@ _DATA = re.compile(r"\.(css|csv|json|jsonl|lock|map|parquet|svg|tsv)")
 
 
 def is_read(path: Path) -> bool:
-    """True for a file that is read as documents.
-
-    Raises:
-        OSError: it cannot be opened.
-    """
+    """True for a file that is read as documents."""
     try:
         return _reader_of(path) is not None
     except UnreadableError:
@@ -69,12 +65,7 @@ def _head(path: Path) -> bytes:
 
 
 def parts_of(path: Path) -> Parts:
-    """Yield the documents of a file: one, or a page, a slide or a sheet each.
-
-    Raises:
-        UnreadableError: encrypted, broken, too large or without text.
-        ModuleNotFoundError: the library that reads it is not installed.
-    """
+    """Yield the documents of a file: one, or a page, a slide or a sheet each."""
     reader = _reader_of(path)
     if reader is None:
         kinds = f"{', '.join(READERS)}, source code, other texts and tables"

@@ -49,11 +49,7 @@ Parts = Iterator[Part]
 
 
 def decoded(content: bytes, declared: str = "") -> tuple[str, str]:
-    """Return a text, and what is odd of it if nothing declares that it is not UTF-8; a wrong byte or two do not make it so.
-
-    Raises:
-        UnreadableError: it is not text.
-    """
+    """Return a text, and what is odd of it if nothing declares that it is not UTF-8; a wrong byte or two do not make it so."""
     if not content.isascii():
         with suppress(UnicodeDecodeError):  # what is UTF-8 is nothing else, whatever it says
             return content.decode("utf-8-sig"), ""
@@ -65,11 +61,7 @@ def decoded(content: bytes, declared: str = "") -> tuple[str, str]:
 
 
 def encoding_of(content: bytes) -> tuple[str, str]:
-    """Return the encoding of a text, and what is odd of it if that is not UTF-8.
-
-    Raises:
-        UnreadableError: it is not text.
-    """
+    """Return the encoding of a text, and what is odd of it if that is not UTF-8."""
     text = content.decode("utf-8-sig", errors="replace")
     wrong, letters = text.count("\ufffd"), len(content) - len(content.decode("ascii", errors="ignore"))
     # as UTF-16 and ISO-2022 are
@@ -152,11 +144,7 @@ def markup(path: Path, content: bytes) -> Parts:
 
 
 def _front_matter(text: str, *, is_toml: bool) -> dict[str, Any]:
-    """Return the keys at the head of a text.
-
-    Raises:
-        ValueError: it is not of that language, or no keys.
-    """
+    """Return the keys at the head of a text."""
     import yaml
 
     try:

@@ -313,6 +313,11 @@ def inner(*, blank=False):
             ["It failed.", "Reporting-MTA: y", "Diagnostic-Code: 550 nobody"],
         ),
         (
+            b"Content-Type: multipart/alternative; boundary=x\n\n--x\n\nAt noon.\n--x\nContent-Type: text/calendar\n\n"
+            b"BEGIN:VCALENDAR\nSUMMARY:At noon\nEND:VCALENDAR\n--x--\n",
+            ["At noon."],
+        ),
+        (
             b"Content-Type: multipart/alternative; boundary=x\n\n--x\n\nSee it in a browser.\n--x\nContent-Type: text/html\n\n"
             b"<p>All that the letter says, in far more words than the part before it.\n--x--\n",
             ["All that the letter says, in far more words than the part before it."],

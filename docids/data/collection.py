@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from functools import cache, cached_property
 from itertools import chain
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, overload
+from typing import TYPE_CHECKING, Any
 from uuid import uuid4
 
 import pyarrow as pa
@@ -56,16 +56,11 @@ class LazyTexts(Sequence[str]):
     def between(self, start: int, stop: int) -> list[str]:
         """Return the texts start..stop."""
 
-    @overload
-    def __getitem__(self, rows: int) -> str: ...
-    @overload
-    def __getitem__(self, rows: slice) -> list[str]: ...
-    def __getitem__(self, rows: int | slice) -> str | list[str]:
+    def __getitem__(self, rows: int | slice) -> Any:
         if isinstance(rows, slice):
             chosen = range(len(self))[rows]
-            if chosen.step != 1:
-                return [self[row] for row in chosen]
-            return self.between(chosen.start, chosen.stop) if chosen else []
+            is_run = chosen.step == 1 and len(chosen)
+            return self.between(chosen.start, chosen.stop) if is_run else [self[row] for row in chosen]
         return self.between(range(len(self))[rows], range(len(self))[rows] + 1)[0]
 
 
@@ -88,7 +83,7 @@ def full_texts(documents: "datasets.Dataset") -> MadeTexts:
     return MadeTexts(documents, lambda rows: list(map("{} {}".format, rows["title"], rows["text"])))
 
 
-_LAYOUT = 4
+_LAYOUT = 5
 """Of the cached tables of documents; another number where the same file makes other columns."""
 _IN_MEMORY = "The collection"
 """Name of what was made by `from_records`."""

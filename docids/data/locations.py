@@ -11,7 +11,7 @@ FILE, PLACE, VERSION = "source_file", "source_place", "source_version"
 """Columns of documents that were read from files: the path, where in the file the document begins, and digits of the file's
 sha256."""
 SOURCE = (FILE, PLACE, VERSION)
-WITH_HEADINGS = (".md", ".markdown", ".rst", ".html", ".htm", ".docx", ".ipynb")
+WITH_HEADINGS = (".md", ".markdown", ".mdx", ".qmd", ".rmd", ".rst", ".html", ".htm", ".docx", ".ipynb")
 """Kinds of files whose texts have headings."""
 
 
@@ -65,14 +65,18 @@ def locate(metadata: Mapping[str, Any], text: str | None, span: tuple[int, int] 
     kind, _, value = (place := metadata.get(PLACE) or "").partition("=")
     if kind == "row" and file.lower().endswith(".jsonl"):
         return Location(file, lines=(int(value), int(value)))
-    start, end = span or (0, len(text or ""))
-    passage = (text or "")[start:end]
+    text = text or ""
+    start, end = span or (0, len(text))
+    passage = text[start:end]
     start += len(passage) - len(passage.lstrip())
-    seen = start + (end - start) // 3 if span else start  # a heading soon after its beginning is that of the passage
-    heading = heading_at(text or "", seen, end, plain_name(PurePath(file)).suffix.lower())
+    is_whole = len(passage.strip()) == len(text.strip())
+    seen = (
+        start if is_whole else start + (end - start) // 3
+    )  # a heading soon after its beginning is that of the passage
+    heading = heading_at(text, seen, end, plain_name(PurePath(file)).suffix.lower())
     if kind != "line":
         return Location(file, place, None, heading)
-    first = int(value) + (text or "").count("\n", 0, start)
+    first = int(value) + text.count("\n", 0, start)
     return Location(file, "", (first, first + passage.strip().count("\n")), heading)
 
 
@@ -90,14 +94,14 @@ _MARKDOWN = re.compile(
     r"^ {0,3}(?P<fence>```+|~~~+)[^\n]*\n(?:.*?^ {0,3}(?P=fence)[`~]*[ \t\r]*$|.*)"
     r"|(?:^ {0,3})?<!--(?:[^<]|<(?!!--))*?-->|^ {0,3}<!--.*"
     r"|^ {0,3}#{1,6}(?=[ \t])(?P<marked>[^\n]*)|^ {0,3}<h(?P<level>[1-6])\b[^<>]{0,500}>(?P<html>.{0,500}?)</h(?P=level)>"
-    r"|^ {0,3}(?![>|#]|[*+-][ \t]|\d{1,9}[.)][ \t])(?=[^\n]*\w)(?P<over>\S[^\n]*)\n {0,3}(?P<rule>=|-)(?P=rule)+[ \t\r]*$",
+    r"|^ {0,3}(?![>|#]|[*+-][ \t]|\d{1,9}[.)][ \t])(?=[^\n]*\w)(?P<over>\S[^\n]*)\n {0,3}(?P<rule>=|-(?=-))(?P=rule)*[ \t\r]*$",
     re.MULTILINE | re.DOTALL | re.IGNORECASE,
 )
 """Code in fences and comments up to their ends, and headings: behind #, in tags, or above a line of = or -."""
-_RST = re.compile(r"^(?P<over>\S[^\n]*)\n(?P<rule>[=\-~^\"'*+#`:._])(?P=rule)+[ \t\r]*$", re.MULTILINE)
+_RST = re.compile(r"^ {0,3}(?P<over>\S[^\n]*)\n(?P<rule>[=\-~^\"'*+#`:._])(?P=rule)+[ \t\r]*$", re.MULTILINE)
 _LONGEST = 1_000
 """Characters of a heading, at most."""
-_LINKS = re.compile(r"\[\^[^\[\]]*\]|!?\[([^\[\]]*)\](?:\([^()]*\)|\[[^\[\]]*\])")
+_LINKS = re.compile(r"\[\^[^\[\]]*\]|!?\[([^\[\]]*)\](?:\((?:[^()]|\([^()]*\))*\)|\[[^\[\]]*\])")
 _MARKS = re.compile(
     r"\\([^\w\s])|(?::[\w:.-]+:)?(?<!`)(`+)(?!`)\s?(.+?)\s?(?<!`)\2(?!`)_{0,2}|<(\w[\w+.-]*:[^<>\s]+|[^<>\s@]+@[^<>\s]+)>"
     r"|</?[a-zA-Z][^<>]*>|(?<!\s)\*+|\*+(?=\S)|\b_+|_+\b|~~|\{[#.:][^{}]*\}\s*$"

@@ -65,6 +65,7 @@ _DATE = re.compile(r"\d{4}-\d\d-\d\d")
 _TIME = re.compile(r"\d{4}-\d\d-\d\d[T ]\d\d:\d\d(:\d\d(\.\d{1,6})?)?(Z|[+-]\d\d:?\d\d)?")
 
 EMPTY_DOCUMENTS = "documents with neither title nor text; no query finds them by words"
+_TITLES_ALONE = "documents with a title and no text; their titles are what queries find"
 EMPTY_QUERIES = "empty queries; their answers are empty, and count as 0 where they are judged"
 
 Numbered = Iterable[tuple[str, Mapping[str, Any]]]
@@ -128,8 +129,8 @@ def checked_documents(records: Numbered, name: object, odd: Oddities | None = No
                 f"{source}: duplicate doc_id {shown(doc_id)}: of all documents, number {seen[doc_id]:,} and number {number:,} "
                 "have it; ids must be unique."
             )
-        if not (row["title"].strip() or row["text"].strip()):
-            own.count(EMPTY_DOCUMENTS, doc_id)
+        if not row["text"].strip():
+            own.count(_TITLES_ALONE if row["title"].strip() else EMPTY_DOCUMENTS, doc_id)
         seen[doc_id] = number
         yield source, row
     if seen and own.number(EMPTY_DOCUMENTS) == len(seen):

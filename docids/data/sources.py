@@ -36,7 +36,7 @@ TEXT_KEYS = ("text", "contents")
 QUERY_TEXT_KEYS = ("text", "query")
 """Keys under which a query may have its text; the first counts."""
 QUERIES = ("query", "anchor")
-POSITIVES = ("positive", "positives", "doc_id")
+POSITIVES = ("positive", "positives", "doc_id", "id")
 """Keys under which a training pair may have its query, and what answers it; the first that is there counts."""
 MOST_COLUMNS = 1000
 """Columns of a document table, at most."""
@@ -388,10 +388,10 @@ def _json_lines(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
             raise ValueError(
                 f"{source}: not valid JSON ({error.msg}); got {line[:60]!r}; write one object a line."
             ) from None
-        except ValueError:  # of int()
-            raise ValueError(f"{source}: an integer of thousands of digits; write it as a text.") from None
-        except RecursionError:
-            raise ValueError(f"{source}: JSON nested too deeply; got {line[:60]!r}.") from None
+        except (ValueError, RecursionError):  # of int(), or of lists in lists
+            raise ValueError(
+                f"{source}: JSON nested too deeply, or an integer of thousands of digits; write a text instead."
+            ) from None
         if not isinstance(record, dict):
             raise ValueError(f"{source}: expected a JSON object a line, got {line[:60]!r}.")
         yield number, record

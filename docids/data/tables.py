@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator, Sequence
 from functools import cached_property
-from typing import Any, overload
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -25,10 +25,6 @@ class Column(Sequence[Any]):
     def __len__(self) -> int:
         return len(self._values)
 
-    @overload
-    def __getitem__(self, at: int) -> Any: ...
-    @overload
-    def __getitem__(self, at: slice) -> list[Any]: ...
     def __getitem__(self, at: int | slice) -> Any:
         return self._values[at].to_pylist() if isinstance(at, slice) else self._values[at].as_py()
 

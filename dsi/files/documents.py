@@ -5,7 +5,7 @@ error instead.
 """
 
 import logging
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence, Set
 from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
@@ -54,6 +54,11 @@ class Held:
         """True if no document of another file has this id."""
         return self._owners.get(doc_id, file.address) == file.address
 
+    def free_id(self, row: Row, base: str, file: SourceFile, seen: Set[str]) -> str:
+        """Return the id of a row, else its place in its file; "" if others have both, in this file (`seen`) or elsewhere."""
+        names = row["doc_id"], f"{base}#{row[PLACE]}"
+        return next((name for name in names if name not in seen and self.is_free(name, file)), "")
+
     def base(self, file: SourceFile) -> str:
         """Return what the ids of a file's documents begin with: what they began with before, else a name that is free."""
         names = file.name, f"{file.path.parent.name}/{file.name}", file.address
@@ -91,14 +96,13 @@ def records_of_files(files: Sequence[SourceFile], odd: Oddities, held: Held) -> 
         for file, answer in _answered(files):
             base, seen = held.base(file), set[str]()
             for source, row in _readable(file, answer, base, odd, held):
-                if not file.is_named and not (row["doc_id"] not in seen and held.is_free(row["doc_id"], file)):
-                    row["doc_id"] = f"{base}#{row[PLACE]}"
-                    if row["doc_id"] in seen or not held.is_free(row["doc_id"], file):
-                        odd.count(f"documents whose ids others have; {LEFT}", row["doc_id"])
-                        continue
-                seen.add(row["doc_id"])
-                held.take(row["doc_id"], file)
-                yield source, row
+                doc_id = row["doc_id"] if file.is_named else held.free_id(row, base, file, seen)
+                if not doc_id:
+                    odd.count(f"documents whose ids others have; {LEFT}", row["doc_id"])
+                    continue
+                seen.add(doc_id)
+                held.take(doc_id, file)
+                yield source, row | {"doc_id": doc_id}
             held.take(base, file)
             bar.update()
 

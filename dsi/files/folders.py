@@ -28,6 +28,8 @@ _BLOCK, _HOLES, _LARGE = 512, 1000, 2**30
 """Bytes of a block of `stat`; a file is sparse whose size is that many times what the disk holds of it, from a size on."""
 _MOST_STARS = 3
 """Of a name in a pattern of a .gitignore, or ** of its path: matching tries all places for each."""
+_LARGEST_IGNORE = 2**16
+"""Bytes of a .gitignore, at most: each file is compared with all of its patterns."""
 
 
 @dataclass(frozen=True)
@@ -181,7 +183,11 @@ class _Ignored:
 
     def enter(self, folder: Path, names: Sequence[str]) -> None:
         """Read the .gitignore of a folder that holds files of some names."""
-        if ".gitignore" not in names or not (folder / ".gitignore").is_file():
+        path = folder / ".gitignore"
+        if ".gitignore" not in names or not path.is_file():
+            return
+        if path.stat().st_size > _LARGEST_IGNORE:
+            self._odd.count(f".gitignore files larger than {_LARGEST_IGNORE >> 10} KB; they are not heeded", str(path))
             return
         try:
             from pathspec import GitIgnoreSpec
@@ -190,7 +196,7 @@ class _Ignored:
             self._odd.count(kind, shown_path(folder))
             return
         patterns: list[Any] = []
-        for line in (folder / ".gitignore").read_text(encoding="utf-8", errors="replace").splitlines():
+        for line in path.read_text(encoding="utf-8", errors="replace").splitlines():
             if _is_slow(line):
                 self._odd.count(f"patterns in .gitignore files with more than {_MOST_STARS} * in a name; {LEFT}", line)
                 continue

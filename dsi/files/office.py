@@ -8,6 +8,7 @@ import posixpath
 import re
 import zipfile
 from collections.abc import Iterable, Iterator, Mapping
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -21,13 +22,16 @@ _DESCRIBED = {"docPr": ("title", "descr"), "cNvPr": ("title", "descr"), "shape":
 """{element: attributes of it that are the text of a picture}."""
 _UNREAD = ("del", "moveFrom", "fld", "rt")
 """Elements that are deleted, computed or tell how letters are read."""
-_GONE = {"tr": "{*}trPr/{*}del", "tc": "{*}tcPr/{*}cellDel", "r": "{*}rPr/{*}vanish"}
-"""{element: what is in it if it is deleted or hidden}."""
+_DELETED = {"tr": "{*}trPr/{*}del", "tc": "{*}tcPr/{*}cellDel"}
+"""{element: what is in it if it is deleted}."""
+_HIDING = {"tr": "{*}trPr/{*}hidden", "r": "{*}rPr/{*}vanish"}
+"""{element: the switch in it that hides it}."""
 _RELATED = ("header", "footer", "footnotes", "endnotes", "comments", "chart", "chartEx", "diagramData", "drawing")
 """Parts of a file, beside its main ones, that hold text."""
 _HIDDEN = -1
 """Level of a style of hidden text."""
-_ENDS = {"p": "\n", "ser": "\n", "comment": "\n", "cm": "\n"}
+_STARTS, _ENDS = {"txbxContent": "\n"}, dict.fromkeys(("p", "ser", "comment", "cm"), "\n")
+"""{element: what stands before or behind its text}."""
 _TOKENS = re.compile(
     r"\"([^\"]*)\"|\\(.)|\[\$([^\]-]*)[^\]]*\]|(\[[^\]]*\]|[_*].)|([#0?][#0?,]*(?:\.[#0?]+)?,*)|(.)", re.DOTALL
 )
@@ -44,6 +48,9 @@ def _text(node: Any, levels: Mapping[str, int]) -> str:
         return ""
     if name in _SIGNS:
         return _SIGNS[name]
+    if name == "sym":  # of letters of its font alone nobody knows the meaning
+        codes = (value for key, value in node.items() if key.endswith("}char"))
+        return "".join(chr(int(code, 16)) for code in codes if re.fullmatch("[0-9A-Da-d][0-9A-Fa-f]{3}", code))
     if name in _WORDS and not len(node):
         return f"{node.text or ''}{'' if name == 't' else ' '}"
     if name == "AlternateContent":  # the same, for newer and older programs
@@ -52,7 +59,7 @@ def _text(node: Any, levels: Mapping[str, int]) -> str:
     if name == "tr":
         return " | ".join(filter(None, (" ".join(cell.split()) for cell in inside))) + "\n"
     line, marks = "".join(inside), "#" * _level(node, name, levels)
-    return (f"{marks} {line}" if marks and line.strip() else line) + _ENDS.get(name, "")
+    return _STARTS.get(name, "") + (f"{marks} {line}" if marks and line.strip() else line) + _ENDS.get(name, "")
 
 
 def _level(node: Any, name: str, levels: Mapping[str, int]) -> int:
@@ -63,11 +70,18 @@ def _level(node: Any, name: str, levels: Mapping[str, int]) -> int:
 
 def _is_gone(node: Any, name: str, levels: Mapping[str, int]) -> bool:
     """True if an element is deleted or hidden."""
-    for found in node.iterfind(_GONE[name]) if name in _GONE else ():
-        return [*found.values(), "1"][0] not in ("0", "false", "off") or name != "r"
+    if name in _DELETED and node.find(_DELETED[name]) is not None:
+        return True
+    if name in _HIDING and (switch := node.find(_HIDING[name])) is not None:
+        return _is_on(switch)
     if name in ("sp", "pic", "grpSp", "graphicFrame", "inline", "anchor"):
         return node.find("*/{*}cNvPr[@hidden='1']") is not None or node.find("{*}docPr[@hidden='1']") is not None
     return _level(node, name, levels) == _HIDDEN
+
+
+def _is_on(switch: Any) -> bool:
+    """True if a property that is there does not say that it is off."""
+    return next(iter(switch.values()), "1") not in ("0", "false", "off")
 
 
 class _Package:
@@ -83,12 +97,16 @@ class _Package:
         """Return the XML of a part; entities of it are not read."""
         from lxml import etree
 
-        return etree.fromstring(self._packed.read(name), etree.XMLParser(resolve_entities=False, no_network=True))
+        return etree.fromstring(self.read(name), etree.XMLParser(resolve_entities=False, no_network=True))
+
+    def read(self, name: str) -> bytes:
+        """Return the content of a part."""
+        return self._packed.read(name)
 
     def has_formulas(self) -> bool:
         """True if a sheet of a workbook has a formula."""
         sheets = (name for _, kind, name in self.related(self.main) if kind == "worksheet")
-        return any(re.search(rb"<(?:\w+:)?f[\s/>]", self._packed.read(name)) for name in sheets)
+        return any(re.search(rb"<(?:\w+:)?f[\s/>]", self.read(name)) for name in sheets)
 
     def related(self, name: str) -> Iterator[tuple[str, str, str]]:
         """Yield the parts that belong to one: id, kind and name."""
@@ -119,9 +137,15 @@ class _Package:
 
 
 def document(path: Path, content: bytes) -> Parts:
-    """Yield a document of Word."""
+    """Yield a document of Word, and behind it the files of other kinds that it includes."""
+    from dsi.files.readers import READERS  # which reads documents of Word
+
     package = _Package(content)
-    text = package.text(package.main, _levels(package))
+    texts = [package.text(package.main, _levels(package))]
+    for _, kind, name in package.related(package.main):
+        if kind == "aFChunk" and (reader := READERS.get(posixpath.splitext(name)[1].lower())):
+            texts += [part.text for part in reader(Path(name), package.read(name))]
+    text = "\n".join(texts)
     yield Part("", package.title() or heading(text, path), text)
 
 
@@ -137,8 +161,8 @@ def _levels(package: _Package) -> dict[str, int]:
         )
         if found := re.fullmatch(r"[Hh]eading ([1-9])|[Tt]itle", name):
             levels[own] = int(found[1] or 1)
-        elif style.find("{*}rPr/{*}vanish") is not None:
-            levels[own] = _HIDDEN
+        elif (switch := style.find("{*}rPr/{*}vanish")) is not None:
+            levels[own] = _HIDDEN if _is_on(switch) else 0
         elif base in levels:
             levels[own] = levels[base]
     return levels
@@ -184,15 +208,22 @@ def sheets(path: Path, content: bytes) -> Parts:
 
 def _cell(known: Any, formula: Any = None) -> str:
     """Return a cell as it is shown, or its formula if the file does not say what it comes to."""
+    from openpyxl.utils.escape import unescape
+
     value = formula.value if known.value is None and formula is not None else known.value
     if isinstance(value, int | float) and not isinstance(value, bool):
         return _number(value, known.number_format)
+    if isinstance(value, timedelta):
+        minutes, seconds = divmod(round(value.total_seconds()), 60)
+        value = f"{minutes // 60}:{minutes % 60:02}:{seconds:02}"
     value = getattr(value, "text", "" if hasattr(value, "ref") else value)  # of a formula of several cells
-    return "" if value is None else " ".join(str(value).removesuffix(" 00:00:00").split())
+    return "" if value is None else " ".join(unescape(str(value)).removesuffix(" 00:00:00").split())
 
 
 def _number(value: float, code: str) -> str:
     """Return a number as a format shows it, with its signs and units; as it is, if the format is of another kind."""
+    if re.search(r"\[[<>=]", code):  # a section for each range of values
+        return f"{value:.15g}"
     sections = code.split(";")
     own = 1 if value < 0 and len(sections) > 1 else 2 if value == 0 and len(sections) > 2 else 0
     tokens = [found.groups("") for found in _TOKENS.finditer(sections[own])]

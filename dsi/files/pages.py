@@ -1,19 +1,21 @@
 """Pages of the web, mail and PDF as documents."""
 
 import base64
+import ctypes
 import email
 import email.errors
 import email.header
 import email.policy
 import re
 import unicodedata
+from collections.abc import Iterator
 from contextlib import suppress
 from email.message import EmailMessage
 from functools import cache
 from pathlib import Path
 from typing import Any
 
-from dsi.files.texts import Part, Parts, UnreadableError, decoded, name_of
+from dsi.files.texts import Part, Parts, UnreadableError, decoded, heading, name_of
 
 _LINES = (
     "address|article|blockquote|caption|dd|details|div|dl|dt|fieldset|figcaption|figure|form|header|hgroup|hr|legend|li|main|ol|option|p"
@@ -22,7 +24,7 @@ _LINES = (
 """Elements of a page that stand on lines of their own."""
 _HEADINGS = [f"h{level}" for level in range(1, 7)]
 _WITHIN, _ABOVE = ("|".join(f"{axis}::{name}" for name in _HEADINGS) for axis in ("descendant", "ancestor"))
-_LEFT = "script|style|nav|footer|noscript|template|svg|iframe|select|rt|rp"
+_LEFT = "head|script|style|nav|footer|noscript|template|svg|iframe|select|rt|rp"
 _DROPPED = (
     "//aside[not(ancestor::main|ancestor::article)]|//dialog[not(@open)]"
     f"|//button[not(@aria-controls or @aria-expanded or {_WITHIN} or {_ABOVE})]"
@@ -45,7 +47,7 @@ _SHEET = f"""
 <x:template match="/">
   <x:choose>
     <x:when test="//main[normalize-space()]"><x:apply-templates mode="around"/></x:when>
-    <x:otherwise><x:apply-templates select="//body"/></x:otherwise>
+    <x:otherwise><x:apply-templates select="*"/></x:otherwise>
   </x:choose>
 </x:template>
 <x:template match="text()" mode="around"/>
@@ -68,7 +70,7 @@ def page(path: Path, content: bytes) -> Parts:
     declared = _DECLARED.search(content[:4096])
     text, odd = decoded(content, declared[1].decode().lower().removeprefix("x-") if declared else "utf-8-sig")
     title, words = page_text(text)
-    yield Part("", title or name_of(path), words, odd=odd)
+    yield Part("", title or heading(words, path), words, odd=odd)
 
 
 def page_text(text: str) -> tuple[str, str]:
@@ -84,7 +86,12 @@ def page_text(text: str) -> tuple[str, str]:
         return "", ""
     _name_parts(page)
     title = " ".join(page.xpath("string(//title[not(ancestor::svg)])").split())
-    text = " ".join(str(_sheet()(page)).replace("\xad", "").split())
+    text = str(_sheet()(page))
+    if not re.search(r"\w", text):  # a program makes it, or fills its main part
+        for node in page.iter("main", "noscript", "template"):
+            node.tag = "div"
+        text = str(_sheet()(page))
+    text = " ".join(text.split())
     text = re.sub(f"#+ {_MARKED}[ {_BREAK}]*{_ENDED}", "", text)
     text = re.sub(f" ?{_BREAK} ?", "\n", re.sub(f"{_MARKED}[ {_BREAK}]*", "", text))
     return title, re.sub(r"\n{3,}", "\n\n", text).strip("\n ").replace(_SPACE, " ").replace(_TAB, "\t").replace(
@@ -99,8 +106,10 @@ def _name_parts(page: Any) -> None:
     articles, dropped = page.xpath("//article"), page.xpath(_DROPPED)
     for node in page.xpath(_HEADER):
         node.tag = "hgroup"
-    for node in articles if len(articles) == 1 else ():
-        node.tag = "main"
+    for node in page.xpath("//template[@shadowrootmode]"):
+        node.tag = "div"
+    if len(articles) == 1 and articles[0].xpath("2 * count(.//p) >= count(//p)"):
+        articles[0].tag = "main"
     for node in page.xpath("//*[@role or @hidden or @style]"):
         role, is_hidden = node.get("role"), _HIDDEN.search(node.get("style", "")) or "hidden" in node.attrib
         stays = node.get("hidden") == "until-found" or role in _SHOWN_ROLES or node.get("id") in unfolded
@@ -119,7 +128,22 @@ def _sheet() -> Any:
     return etree.XSLT(etree.fromstring(_SHEET))
 
 
-# Mail.
+# Rich text and mail.
+
+_RICH = ("text/rtf", "application/rtf")
+_FULLER = 2
+"""Times as many characters as another alternative of a mail has one that is read instead."""
+
+
+def rich_text(path: Path, content: bytes) -> Parts:
+    """Yield a file of rich text (RTF)."""
+    yield Part("", name_of(path), _words_of_rich_text(content.decode("latin-1")))
+
+
+def _words_of_rich_text(text: str) -> str:
+    from striprtf.striprtf import rtf_to_text
+
+    return str(rtf_to_text(text, errors="replace"))
 
 
 def mail(path: Path, content: bytes) -> Parts:
@@ -145,24 +169,37 @@ def _header(message: EmailMessage, name: str) -> str:
 
 
 def _body(part: Any) -> str:
-    """Return the text of a part of a mail: of several alternatives the first with words, and mails in mails; no attachments."""
+    """Return the text of a part of a mail, with mails in mails but no attachments.
+
+    Of several alternatives it is the first with words, unless another has far more: the first may only point to it.
+    """
     kind = part.get_content_type()
     if kind == "message/rfc822" and part.is_multipart():
         inner = part.get_payload(0)
         if "base64" in str(part["Content-Transfer-Encoding"]).lower():
             inner = email.message_from_bytes(base64.b64decode(inner.get_payload()), policy=email.policy.default)
         return f"Subject: {_header(inner, 'Subject')}\n{_heads(inner)}{_body(inner)}"
+    if kind == "message/delivery-status":  # a block of headers a recipient
+        return "\n".join(map(str, part.get_payload()))
     if part.is_multipart():
         inner = sorted(part.iter_parts(), key=lambda own: own.get_content_type() == "text/calendar")
-        texts = (text for text in map(_body, inner) if re.search(r"\w", text))
-        return next(texts, "") if kind == "multipart/alternative" else "\n\n".join(texts)
-    if part.get_content_maintype() not in ("text", "multipart") or part.is_attachment():
+        texts = [(own.get_content_type(), text) for own in inner if re.search(r"\w", text := _body(own))]
+        if kind != "multipart/alternative" or not texts:
+            return "\n\n".join(text for _, text in texts)
+        most = _FULLER * len(first := texts[0][1])
+        return next((text for name, text in texts if len(text) > most and name != "text/calendar"), first)
+    if part.is_attachment() or not (kind in _RICH or re.match("text/(?!css)|multipart/", kind)):
         return ""
-    text = decoded(part.get_payload(decode=True) or b"", part.get_content_charset("utf-8"))[0]
-    return page_text(text)[1] if kind == "text/html" else text.replace("\r\n", "\n")
+    text = decoded(part.get_payload(decode=True) or b"", part.get_content_charset("utf-8"))[0].replace("\r\n", "\n")
+    if kind in _RICH:
+        return _words_of_rich_text(text)
+    return page_text(text)[1] if kind == "text/html" else text
 
 
 # PDF.
+
+_MOST_NOTES = 1_000
+"""Fields of forms and comments of a page, at most."""
 
 
 def pdf(path: Path, content: bytes) -> Parts:
@@ -176,12 +213,31 @@ def pdf(path: Path, content: bytes) -> Parts:
     title = book.get_metadata_value("Title").strip()
     for number, own in enumerate(book, start=1):
         text = _joined(own.get_textpage().get_text_bounded())
+        text = "\n".join(filter(None, (text, *dict.fromkeys(_notes(own)))))
         own.close()
         yield Part(f"page={number}", title if " " in title else name_of(path), text)
 
 
+def _notes(page: Any) -> Iterator[str]:
+    """Yield what was filled into the forms of a page of PDF, and its comments."""
+    from pypdfium2 import raw
+
+    for number in range(min(raw.FPDFPage_GetAnnotCount(page), _MOST_NOTES)):
+        note = raw.FPDFPage_GetAnnot(page, number)
+        for key in (b"V", b"Contents"):
+            size = raw.FPDFAnnot_GetStringValue(note, key, None, 0)
+            letters = ctypes.create_string_buffer(size)
+            raw.FPDFAnnot_GetStringValue(note, key, ctypes.cast(letters, ctypes.POINTER(ctypes.c_ushort)), size)
+            yield letters.raw.decode("utf-16-le", errors="replace").rstrip("\0").replace("\r", "\n")
+        raw.FPDFPage_CloseAnnot(note)
+
+
 def _joined(text: str) -> str:
-    """Return the text of a page with words whole that are divided at the end of a line: pdfium marks these hyphens."""
-    text = re.sub(r"(?:[\x02\ufffe]|\u00ad)\s*\n?(?=[^\W\d_])(?![A-Z])|\u00ad", "", text.replace("\r\n", "\n"))
+    """Return the text of a page with words whole that are divided at the end of a line: pdfium marks these hyphens.
+
+    A word with a hyphen keeps all of its hyphens, as in state-of-the-art: nobody divides such words elsewhere.
+    """
+    text = re.sub(r"(\w-\w{1,30})[\x02\ufffe]\s*(?=[^\W\d_])", r"\1-", text.replace("\r\n", "\n"))
+    text = re.sub(r"(?:[\x02\ufffe]|\u00ad)\s*\n?(?=[^\W\d_])(?![A-Z])|\u00ad", "", text)
     text = re.sub("[\ufb00-\ufb06]", lambda own: unicodedata.normalize("NFKC", own[0]), text)  # ligatures, such as fi
     return re.sub(r"[\x00-\x08\x0b-\x1f\x7f]", "", re.sub("[\x02\ufffe]", "-", text))

@@ -21,14 +21,15 @@ _SNIFFED = 8_000
 """Bytes of a file of no known suffix that tell whether it is text."""
 READERS: dict[str, Callable[[Path, bytes], Parts]] = {
     **dict.fromkeys((".txt", ".text", ".log"), texts.text),
-    **dict.fromkeys((".md", ".markdown", ".rst"), texts.markup),
+    **dict.fromkeys((".md", ".markdown", ".mdx", ".qmd", ".rmd", ".rst"), texts.markup),
     **dict.fromkeys((".html", ".htm", ".xhtml"), pages.page),
     ".pdf": pages.pdf,
     **dict.fromkeys((".docx", ".docm", ".dotx", ".dotm"), office.document),
-    **dict.fromkeys((".pptx", ".pptm", ".ppsx", ".ppsm", ".potx"), office.slides),
-    **dict.fromkeys((".xlsx", ".xlsm", ".xltx"), office.sheets),
+    **dict.fromkeys((".pptx", ".pptm", ".ppsx", ".ppsm", ".potx", ".potm"), office.slides),
+    **dict.fromkeys((".xlsx", ".xlsm", ".xltx", ".xltm"), office.sheets),
     ".ipynb": texts.notebook,
-    ".eml": pages.mail,
+    **dict.fromkeys((".eml", ".mht", ".mhtml"), pages.mail),
+    ".rtf": pages.rich_text,
 }
 """{suffix: the function that reads such a file as documents}."""
 _CODE = re.compile(
@@ -41,11 +42,7 @@ _DATA = re.compile(r"\.(css|csv|json|jsonl|lock|map|parquet|svg|tsv)")
 
 
 def is_read(path: Path) -> bool:
-    """True for a file that is read as documents.
-
-    Raises:
-        OSError: it cannot be opened.
-    """
+    """True for a file that is read as documents."""
     try:
         return _reader_of(path) is not None
     except UnreadableError:
@@ -68,12 +65,7 @@ def _head(path: Path) -> bytes:
 
 
 def parts_of(path: Path) -> Parts:
-    """Yield the documents of a file: one, or a page, a slide or a sheet each.
-
-    Raises:
-        UnreadableError: encrypted, broken, too large or without text.
-        ModuleNotFoundError: the library that reads it is not installed.
-    """
+    """Yield the documents of a file: one, or a page, a slide or a sheet each."""
     reader = _reader_of(path)
     if reader is None:
         kinds = f"{', '.join(READERS)}, source code, other texts and tables"
@@ -85,7 +77,7 @@ def parts_of(path: Path) -> Parts:
     for part in reader(plain_name(path), content) if content else ():
         if part.text.strip():
             is_empty = False
-            yield part
+            yield part._replace(text=part.text.replace("\xad", ""))  # where a word may be divided
     if is_empty:
         raise UnreadableError("without text, as scans are" if content and reader is pages.pdf else "empty")
 

@@ -58,11 +58,7 @@ def table_documents(
 
 
 def _encoding(path: Path, odd: Oddities, is_named: bool) -> str:
-    """Return the encoding of a table.
-
-    Raises:
-        UnreadableError: its first line names no columns.
-    """
+    """Return the encoding of a table."""
     suffix = path.suffix.lower()
     if suffix not in (".csv", ".tsv"):
         return "utf-8-sig"

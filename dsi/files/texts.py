@@ -49,11 +49,10 @@ Parts = Iterator[Part]
 
 
 def decoded(content: bytes, declared: str = "") -> tuple[str, str]:
-    """Return a text, and what is odd of it if nothing declares that it is not UTF-8; a wrong byte or two do not make it so.
-
-    Raises:
-        UnreadableError: it is not text.
-    """
+    """Return a text, and what is odd of it if nothing declares that it is not UTF-8; a wrong byte or two do not make it so."""
+    if not content.isascii():
+        with suppress(UnicodeDecodeError):  # what is UTF-8 is nothing else, whatever it says
+            return content.decode("utf-8-sig"), ""
     with suppress(LookupError, UnicodeError):  # or it is not what it says
         name = codecs.lookup(declared).name
         return content.decode(_TAKEN.get(name, name)), ""
@@ -62,11 +61,7 @@ def decoded(content: bytes, declared: str = "") -> tuple[str, str]:
 
 
 def encoding_of(content: bytes) -> tuple[str, str]:
-    """Return the encoding of a text, and what is odd of it if that is not UTF-8.
-
-    Raises:
-        UnreadableError: it is not text.
-    """
+    """Return the encoding of a text, and what is odd of it if that is not UTF-8."""
     text = content.decode("utf-8-sig", errors="replace")
     wrong, letters = text.count("\ufffd"), len(content) - len(content.decode("ascii", errors="ignore"))
     # as UTF-16 and ISO-2022 are
@@ -149,11 +144,7 @@ def markup(path: Path, content: bytes) -> Parts:
 
 
 def _front_matter(text: str, *, is_toml: bool) -> dict[str, Any]:
-    """Return the keys at the head of a text.
-
-    Raises:
-        ValueError: it is not of that language, or no keys.
-    """
+    """Return the keys at the head of a text."""
     import yaml
 
     try:
@@ -167,6 +158,18 @@ def _front_matter(text: str, *, is_toml: bool) -> dict[str, Any]:
 
 def notebook(path: Path, content: bytes) -> Parts:
     """Yield the cells of a notebook, code in fences."""
-    cells = [(cell["cell_type"], "".join(cell["source"])) for cell in json.loads(content)["cells"]]
-    own = "\n".join(f"```\n{source}\n```\n" if kind == "code" else f"{source}\n" for kind, source in cells)
+    book = json.loads(content.decode("utf-8-sig"))
+    sheets = book.get("worksheets", [book])  # of the format before 2015
+    own = "\n".join(_cell(cell) for sheet in sheets for cell in sheet["cells"])
     yield Part("", heading(own, path), own)
+
+
+def _cell(cell: Mapping[str, Any]) -> str:
+    """Return a cell of a notebook, code in a fence longer than those in it."""
+    source = "".join(cell.get("source", cell.get("input", "")))
+    if cell["cell_type"] == "heading":
+        return f"{'#' * cell['level']} {source}\n"
+    if cell["cell_type"] != "code":
+        return f"{source}\n"
+    fence = "`" * max(3, *(1 + len(found) for found in re.findall("`+", source)), 0)
+    return f"{fence}\n{source}\n{fence}\n"

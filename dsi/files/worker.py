@@ -20,8 +20,8 @@ import psutil
 from dsi.files.readers import parts_of
 from dsi.files.texts import Part, UnreadableError
 
-_SECONDS, _OF_SEVERAL, _SECONDS_A_MEGABYTE = 5, 2, 2
-"""Of the processor that a file may take, and several small ones together, before they are read one by one."""
+_SECONDS, _SECONDS_A_MEGABYTE = 5, 2
+"""Of the processor that a file may take; of several, those behind the ones that took it are asked for again."""
 _MEMORY = 3 * 2**28
 """Bytes of the child, at most."""
 _CHARACTERS = 2**26
@@ -52,29 +52,29 @@ class Worker:
         for path in paths:
             with suppress(OSError):  # the child tells
                 size += path.stat().st_size
-        child, seconds = self._running(), _SECONDS if len(paths) == 1 else _OF_SEVERAL
+        child = self._running()
         with suppress(psutil.Error, BrokenPipeError):  # if it has ended, its answers end
-            self._end = _seconds(psutil.Process(child.pid)) + seconds + _SECONDS_A_MEGABYTE * size / 2**20
+            self._end = _seconds(psutil.Process(child.pid)) + _SECONDS + _SECONDS_A_MEGABYTE * size / 2**20
             child.stdin.write(json.dumps([*map(os.fspath, paths)]).encode() + b"\n")  # type: ignore[union-attr]
             child.stdin.flush()  # type: ignore[union-attr]
 
     def answers(self, paths: Sequence[Path]) -> list[Answer]:
-        """Return what stands in the files that were asked for; one that ended the child is read again alone."""
-        found = self._take(len(paths)) if paths else []
+        """Return what stands in the files that were asked for; one that ends the child as the first of them is left out."""
+        found = list[Answer]()
         while len(found) < len(paths):
-            if len(paths) > 1:
-                self.ask(paths[len(found) :][:1])
-                found += self._take(1)
-            found += [] if self._child else [Answer([], UnreadableError(self._why or "broken (they crash the parser)"))]
-            if left := paths[len(found) :]:
-                self.ask(left)
-                found += self._take(len(left))
+            answered = self._take(len(paths) - len(found))
+            why = self._why or "broken (they crash the parser)"
+            found += answered or [Answer([], UnreadableError(why))]
+            if self._child is None:
+                self.ask(paths[len(found) :])
         return found
 
     def _take(self, number: int) -> list[Answer]:
         """Return the answers of some files, fewer if the child ends."""
         found, parts = list[Answer](), list[Part]()
         for line in self._running().stdout or ():
+            if not line.endswith(b"\n"):  # it ended within an answer
+                break
             if isinstance(answer := json.loads(line), list):
                 parts.append(Part(*answer))
                 continue

@@ -24,6 +24,7 @@ from dsi.docids.files.processes import Processes
 from dsi.docids.files.reading import is_finite, map_tensors
 from dsi.docids.files.storage import digest, replacing, save_tensors
 from dsi.docids.token_vectors import TokenVectors
+from dsi.docids.types import Ints
 from dsi.docids.words.bm25 import BM25
 from dsi.search.request import LEXICAL_WEIGHT
 
@@ -31,6 +32,9 @@ logger = logging.getLogger(__name__)
 
 _HASHED = 16_384
 """Documents in memory at a time while they are hashed."""
+
+_MANY_PIECES = 5_000
+"""From which on a line says what fewer would take: some ten minutes on two cores."""
 
 
 class DocumentVectors:
@@ -126,6 +130,20 @@ def _check_given(embeddings: NDArray[Any], documents: int, encoder: Encoder) -> 
         )
     if not is_finite(embeddings):
         raise ValueError("embeddings must be finite, and have a value that is not.")
+
+
+def pieces_line(counts: Ints) -> str:
+    """Return how many pieces documents have [documents]; where they are many, also what fewer of each would take.
+
+    >>> pieces_line(np.array([1, 3]))
+    '2 documents in 4 pieces'
+    """
+    pieces, line = int(counts.sum()), f"{len(counts):,} documents in {counts.sum():,} pieces"
+    if pieces < _MANY_PIECES or pieces < 2 * len(counts):
+        return line
+    fewer = [(most, int(np.minimum(counts, most).sum())) for most in (4, 1)]
+    shown = [f"--pieces {most} embeds {own:,} ({own / pieces:.0%} of the time)" for most, own in fewer if own < pieces]
+    return f"{line}; fewer of each are faster, and find less in long texts: {', '.join(shown)}"
 
 
 def documents_digest(documents: datasets.Dataset) -> str:

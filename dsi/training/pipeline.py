@@ -49,7 +49,7 @@ from dsi.store.learning import query_terms, query_vectors
 from dsi.store.retriever import Retriever, load
 from dsi.training import preflight
 from dsi.training.docids_stage import save_docids_stage, scheme_input, sources_digest, train_queries
-from dsi.training.embedding import DocumentVectors, array_digest
+from dsi.training.embedding import DocumentVectors, array_digest, pieces_line
 from dsi.training.stages import STAGES, StageFolders, enabled_stages, launch, needed_stages, setting_values
 
 logger = logging.getLogger(__name__)
@@ -256,8 +256,8 @@ class TrainingRun:
             vectors = self._vectors(encoder)
             if self.processes.is_main:
                 vectors.tell_cut()
-                if (pieces := len(vectors.texts)) > (count := len(self.collection.documents)):
-                    write_line(f"{count:,} documents in {pieces:,} pieces")
+                if len(vectors.texts) > len(self.collection.documents):
+                    write_line(pieces_line(np.bincount(vectors.texts.rows)))
             documents = vectors.embeddings()
             read = scheme_input(
                 self.collection, encoder, config, documents, processes=self.processes,

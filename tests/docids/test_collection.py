@@ -386,13 +386,16 @@ def test_any_judgements_are_cut_by_document(documents, queries, most, dev_querie
 
 
 def test_documents_without_words_are_named_and_kept(beir, caplog):
-    empty = '{"_id": "b", "title": " ", "text": ""}\n{"_id": "c", "text": null}'
+    empty = '{"_id": "b", "title": " ", "text": ""}\n{"_id": "c", "text": null}\n{"_id": "d", "title": "D", "text": ""}'
     folder = beir(DOC + "\n" + empty, QUERY, test=QRELS)
     for _ in range(2):  # the second time from the cache
         caplog.clear()
-        assert list(read_collection(folder).documents["doc_id"]) == ["a", "b", "c"]
-        line = "documents with neither title nor text: 2, the first 'b'; no query finds them by words."
-        assert caplog.messages == [f"{folder / 'corpus.jsonl'}: {line}"]
+        assert list(read_collection(folder).documents["doc_id"]) == ["a", "b", "c", "d"]
+        lines = [
+            "documents with neither title nor text: 2, the first 'b'; no query finds them by words.",
+            "documents with a title and no text: 1, the first 'd'; their titles are what queries find.",
+        ]
+        assert caplog.messages == [f"{folder / 'corpus.jsonl'}: {line}" for line in lines]
 
 
 @pytest.mark.parametrize(
@@ -432,7 +435,7 @@ MANY_DIGITS = '{"_id": "b", "text": "t", "metadata": {"n": ' + "9" * 5000 + "}}"
         ("qrels/test.tsv", b"\xff\xfe", "line 3: not text in UTF-8"),
         ("corpus.jsonl", DEEP, "line 2: JSON nested too deeply"),
         ("queries.jsonl", DEEP, "line 2: JSON nested too deeply"),
-        ("corpus.jsonl", MANY_DIGITS, "line 2: an integer of thousands of digits; write it as a text"),
+        ("corpus.jsonl", MANY_DIGITS, "line 2: JSON nested too deeply, or an integer of thousands of digits"),
         (
             "corpus.jsonl",
             DOC.replace("first", "\\ud800"),

@@ -58,7 +58,7 @@ def test_tables_and_lines_of_texts_and_ids(tmp_path):
     assert train(datasets.Dataset.from_pandas(frame)) == train(frame) == expected
     (tmp_path / "ids.tsv").write_text("7\tneon\targon\n8\tvolga\tneon\n")
     assert train(tmp_path / "ids.tsv", queries={"7": "glow", "8": "river", "9": "no pair"}) == expected
-    numbered = pandas.DataFrame({"query": [7, 8], "doc_id": ["neon", "volga"]})
+    numbered = pandas.DataFrame({"query": [7, 8], "id": ["neon", "volga"]})
     assert set(train(numbered, queries={"7": "glow", "8": "river"})) == {"glow", "river"}
 
 
@@ -103,7 +103,7 @@ def test_dev_queries_are_cut_from_pairs_and_a_saved_collection_keeps_them(tmp_pa
 @pytest.mark.parametrize(
     ("pairs", "message"),
     [
-        ([{"query": "a"}], "pairs[0] has no positive: none of the keys positive, positives, doc_id"),
+        ([{"query": "a"}], "pairs[0] has no positive: none of the keys positive, positives, doc_id, id"),
         ([{"positive": "neon"}], "pairs[0] must have one query, a text or an id, under one of the keys query, anchor"),
         ([{"query": ["a", "b"], "positive": "neon"}], "pairs[0] must have one query"),
         ([{"query": "a", "positive": "neon", "label": 0}], "pairs[0] has the key 'label', but pairs have no scores"),

@@ -32,6 +32,7 @@ from dsi.store.documents.topics import Topics
 from dsi.store.folder.loading import load_docids
 from dsi.store.retriever import load
 from dsi.training.docids_stage import save_docids_stage
+from dsi.training.embedding import pieces_line
 from dsi.training.pipeline import TrainingRun
 from tests.support.oracles import path_scores
 from tests.support.parts import from_parts
@@ -647,3 +648,13 @@ def test_short_collections_are_as_without_pieces_and_long_documents_join_them(
     assert again.passage_span == hit.passage_span
     assert "characters" in str(hit.explain())
     assert loaded.search("helium", 42)[0].passage is not None
+
+
+def test_many_pieces_are_told_with_what_fewer_would_take():
+    assert pieces_line(np.array([1, 3, 2])) == "3 documents in 6 pieces"
+    assert pieces_line(np.ones(30_000, int)) == "30,000 documents in 30,000 pieces"
+    assert pieces_line(np.full(2_000, 10)) == (
+        "2,000 documents in 20,000 pieces; fewer of each are faster, and find less in long texts: --pieces 4 embeds 8,000 "
+        "(40% of the time), --pieces 1 embeds 2,000 (10% of the time)"
+    )
+    assert pieces_line(np.full(3_000, 3)).endswith("texts: --pieces 1 embeds 3,000 (33% of the time)")

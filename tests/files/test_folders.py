@@ -387,6 +387,11 @@ def test_a_hit_says_where_its_passage_stands(folder):
     }  # fmt: skip
     assert hit.as_dict()["metadata"] == {"tags": ["gas"]}
     assert locate(metadata, text, None).lines == (4, 15)
+    assert (
+        locate(metadata, text, None)
+        == locate(metadata, text, (0, len(text)))
+        == locate(metadata, text, (0, len(text) - 1))
+    )
     assert locate(metadata, text, (text.index("last"), len(text))).heading == "Setext"
     assert locate({}, text, None) is None
 

@@ -4,6 +4,7 @@ import gzip
 import logging
 import os
 from contextlib import closing
+from types import SimpleNamespace
 
 import pytest
 
@@ -41,6 +42,12 @@ def gitignore(path):
     (path.parent / ".gitignore").write_text("*a*a*a*a*a*a*b\n**/a/**/a/**/a/**/a/**/b\n")
     path.write_text("Words.")
     (path.parent / ("a" * 200)).write_text("Words of a long name.")
+
+
+def large_gitignore(path):
+    path.write_text("Words.")
+    (path.parent / ".gitignore").touch()
+    os.truncate(path.parent / ".gitignore", 2**40)
 
 
 def rewrite(path, member, change):
@@ -160,6 +167,7 @@ def sparse(path):
         ("bad.md", deep_lists, "front matter that is neither YAML nor TOML: 1"),
         ("bad.md", links, ""),
         ("bad.txt", gitignore, "patterns in .gitignore files with more than 3 * in a name: 2"),
+        ("bad.txt", large_gitignore, ".gitignore files larger than 64 KB: 1"),
         ("bad.xlsx", far_row, f"files that are too {_SLOW}"),
         ("bad.xlsx", large_dimension, ""),
         ("bad.docx", wide_cell, ""),
@@ -195,6 +203,14 @@ def test_of_many_hostile_files_each_is_left_out_and_the_good_ones_among_them_are
         aliases(tmp_path / f"{number}b.md")
     assert Collection.from_files(tmp_path).documents["doc_id"][:] == ["0a.txt", "1a.txt", "2a.txt"]
     assert "too slow to read (over 0.5 seconds, and 2 more a megabyte): 3, the first '0b.md'" in caplog.text
+
+
+def test_a_process_that_ends_within_an_answer_costs_that_file():
+    reader = Worker()
+    lines = [b'["line=1", "A", "Words.", {}, ""]\n', b"{}\n", b'["line=1", "B", "Wor']
+    reader._child = SimpleNamespace(stdout=lines, kill=lambda: None, communicate=lambda: None)
+    assert texts(reader._take(2)) == [["Words."]]
+    assert reader._child is None
 
 
 def texts(answers):

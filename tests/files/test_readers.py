@@ -1,6 +1,7 @@
 """Each kind of file: text stands in it where readers overlook it, and what is deleted or hidden is not read."""
 
 import base64
+import json
 import sys
 from email.message import EmailMessage
 from pathlib import Path
@@ -11,7 +12,7 @@ from dsi.files import office, texts
 from dsi.files.readers import parts_of
 from dsi.files.texts import UnreadableError, decoded
 from tests.support.files import mail, pdf
-from tests.support.office import box, control, paragraph, run, sheets, slides, table, word
+from tests.support.office import box, control, paragraph, rezipped, run, sheets, slides, table, word
 
 TEXTS = {
     "zh": "汉字是一种文字。今天天气很好，我们去公园散步，看到了很多花。",
@@ -60,7 +61,10 @@ def in_header(document):
         (f"<w:tbl>{control('<w:tr>' + control('<w:tc>' + paragraph(run('cell')) + '</w:tc>') + '</w:tr>')}</w:tbl>", "cell"),
         (table(paragraph(run("outer")) + table(paragraph(run("inner"))), paragraph(run("beside"))), "outer inner | beside"),
         ("<w:tbl><w:tr><w:trPr><w:del/></w:trPr><w:tc><w:p><w:r><w:t>gone</w:t></w:r></w:p></w:tc></w:tr></w:tbl>", ""),
-        (paragraph(run("by "), box("boxed")), "by boxed\n"),
+        (paragraph(run("by"), box("boxed")), "by\nboxed\n"),
+        ("<w:tbl><w:tr><w:trPr><w:hidden/></w:trPr><w:tc><w:p><w:r><w:t>gone</w:t></w:r></w:p></w:tc></w:tr></w:tbl>", ""),
+        (paragraph('<w:r><w:t>x</w:t><w:sym w:font="Arial" w:char="03C0"/><w:sym w:font="Symbol" w:char="F061"/></w:r>'), "xπ"),
+        (paragraph(run("envi\u00adron\u00adment")), "environment"),
         (paragraph(run("seen"), run("hidden", "<w:vanish/>"), run(" too", '<w:vanish w:val="0"/>')), "seen too"),
         (paragraph(f"<w:hyperlink>{run('linked')}</w:hyperlink>"), "linked"),
         (paragraph(f'<w:fldSimple w:instr="DATE">{run("today")}</w:fldSimple>'), "today"),
@@ -91,19 +95,23 @@ def with_styles(document):
     for name, kind in (("Ghost", WD_STYLE_TYPE.CHARACTER), ("Phantom", WD_STYLE_TYPE.PARAGRAPH)):
         styles.add_style(name, kind).font.hidden = True
     styles.add_style("Chapter", WD_STYLE_TYPE.PARAGRAPH).base_style = styles["Heading 2"]
-    document.add_paragraph("seen ").add_run("unseen", style="Ghost")
+    styles.add_style("Back", WD_STYLE_TYPE.CHARACTER).base_style = styles["Ghost"]
+    styles["Back"].font.hidden = False
+    seen = document.add_paragraph("seen ")
+    seen.add_run("unseen", style="Ghost")
+    seen.add_run("again", style="Back")
     document.add_paragraph("unseen", style="Phantom")
     document.add_paragraph("Own heading", style="Chapter")
 
 
 def test_styles_hide_text_and_make_headings(tmp_path):
-    assert text_of(tmp_path, "a.docx", word(change=with_styles)) == "Begin.\nseen \n## Own heading\nEnd."
+    assert text_of(tmp_path, "a.docx", word(change=with_styles)) == "Begin.\nseen again\n## Own heading\nEnd."
 
 
 def test_a_document_with_macros_and_a_template_are_read_too(tmp_path):
     for name in ("a.docm", "a.dotx", "A.DOCX"):
         assert text_of(tmp_path, name, word()) == "Begin.\nEnd."
-    for name in ("a.pptm", "a.ppsx"):
+    for name in ("a.pptm", "a.ppsx", "a.potm"):
         assert "Titled" in parts(tmp_path, name, slides())[0].text
     assert "bread" in parts(tmp_path, "a.xlsm", sheets())[0].text
 
@@ -128,6 +136,31 @@ def test_what_stands_beside_the_body_is_read_after_it(tmp_path, content, words):
     assert text_of(tmp_path, "a.docx", content()).splitlines() == ["Begin.", "End.", *words]
 
 
+def including(suffix, content):
+    """A document of Word that includes a file of another kind."""
+    relation = f'<Relationship Id="rId900" Type="x/aFChunk" Target="chunk.{suffix}"/></Relationships>'.encode()
+    rels = "word/_rels/document.xml.rels"
+    return rezipped(
+        word(),
+        {f"word/chunk.{suffix}": content},
+        lambda name, data: data.replace(b"</Relationships>", relation) if name == rels else data,
+    )
+
+
+@pytest.mark.parametrize(
+    ("suffix", "content", "text"),
+    [
+        ("html", "<p>chunk words", "chunk words"),
+        ("mht", "MIME-Version: 1.0\nContent-Type: text/html\n\n<p>chunk words", "chunk words"),
+        ("docx", word, "Begin.\nEnd."),
+        ("bin", b"\0", ""),
+    ],
+)
+def test_files_that_a_word_document_includes_are_read(tmp_path, suffix, content, text):
+    found = text_of(tmp_path, "a.docx", including(suffix, content() if callable(content) else content))
+    assert found.split() == ["Begin.", "End.", *text.split()]
+
+
 def test_slides_give_all_shapes_charts_and_notes(tmp_path):
     first, second = parts(tmp_path, "a.pptx", slides())
     assert (first.place, first.title, second.place, second.title) == ("slide=1", "Titled", "slide=2", "a")
@@ -149,7 +182,7 @@ def test_sheets_give_cells_as_they_are_shown_and_formulas_that_have_no_value(tmp
         (1234.5, "#,##0.00 [$€-407]", "1,234.50 €"), (99, '0 "kg"', "99 kg"), (12, r"\£0", "£12"), (7, "000", "007"),
         (1234.5, '_("$"* #,##0.00_);_("$"* \\(#,##0.00\\)', "$1,234.50"), (-3, '0;"minus "0', "minus 3"), (0, "0;-0;none", "0"),
         (2_500_000, '0.0,,"M"', "2.5M"), (3.14159, "General", "3.14159"), (1.5, "0.##", "1.5"),
-        (5550100, "000-0000", "5550100"),
+        (5550100, "000-0000", "5550100"), (2500, '[>=1000000]0.0,,"M";[>=1000]0.0,"K";0', "2500"),
         (1234567, "0.00E+00", "1234567"), (0.5, "# ?/?", "0.5"), (0.1 + 0.2, "General", "0.3"), (8, "@", "8"),
     ],
 )  # fmt: skip
@@ -163,6 +196,7 @@ def test_a_number_is_shown_by_its_format(value, code, shown):
         (["Rules of environ-", "mental care"], "Rules of environmental care"),
         (["soft\\255", "ware"], "software"),
         (["pages 3-", "4 of Austria-", "Hungary"], "pages 3-\n4 of Austria-Hungary"),
+        (["a state-of-the-", "art end-to-", "end test"], "a state-of-the-art end-to-end test"),
     ],
 )
 def test_words_that_are_divided_in_a_pdf_are_whole(tmp_path, lines, text):
@@ -207,12 +241,30 @@ def test_words_that_are_divided_in_a_pdf_are_whole(tmp_path, lines, text):
         ("<p>Donau<wbr>dampf&shy;schiff &#150; &check; &nbsp;x", "Donaudampfschiff – ✓ x"),
         ("<aside>menu</aside><main>text<aside>note</aside></main>", "textnote"),
         ("<dialog>closed</dialog><dialog open>open</dialog>", "open"),
+        ("<main><script>make()</script></main><noscript><p>without scripts</noscript>", "without scripts"),
+        ("<p>in</p></body></html><p>behind", "in\n\nbehind"),
+        ("<div><template shadowrootmode=open><p>shadow</template></div>", "shadow"),
+        ("<p>long<p>before<article>teaser</article><p>after", "long\n\nbefore\nteaser\n\nafter"),
+        ('<meta charset="iso-8859-1"><p>Grüße, naïve', "Grüße, naïve"),
+        (b"\xef\xbb\xbf" + '<meta charset="iso-8859-1"><p>Grüße'.encode(), "Grüße"),
         (f'<meta charset="utf-8"><p>{TEXTS["zh"]}'.encode("gb18030"), TEXTS["zh"]),
     ],
 )
 def test_the_text_of_a_page(tmp_path, page, text):
     content = page.encode() if isinstance(page, str) else page
     assert text_of(tmp_path, "a.html", content) == text
+
+
+def test_the_title_of_a_page_without_one_is_its_first_heading(tmp_path):
+    (part,) = parts(tmp_path, "a.html", "<p>words<h2>Gases</h2>")
+    assert part.title == "Gases"
+
+
+RICH = r"{\rtf1\ansi\ansicpg1252{\fonttbl{\f0 Arial;}}\f0 Rich \b words\b0  of Gr\'fc\'dfe.\par Next \u8364? line.}"
+
+
+def test_rich_text_is_read(tmp_path):
+    assert text_of(tmp_path, "a.rtf", RICH) == "Rich words of Grüße.\nNext € line."
 
 
 def mixed(*added):
@@ -253,6 +305,23 @@ def inner(*, blank=False):
         (b"Subject: s\nContent-Type: text/html\n\n<?xml version='1.0' encoding='utf-8'?><p>words", ["words"]),
         (b"Subject: s\nContent-Type: multipart/mixed; boundary=y\n\n--x\n\nwords\n", ["--x", "words"]),
         (b"Subject: only\n\n", ["only"]),
+        (f"Subject: s\nContent-Type: application/rtf\n\n{RICH}".encode(), ["Rich words of Grüße.", "Next € line."]),
+        ("Subject: s\nContent-Type: text/plain; charset=us-ascii\n\nGrüße".encode(), ["Grüße"]),
+        (
+            b"Content-Type: multipart/report; boundary=x\n\n--x\n\nIt failed.\n--x\nContent-Type: message/delivery-status\n\n"
+            b"Reporting-MTA: y\n\nDiagnostic-Code: 550 nobody\n--x--\n",
+            ["It failed.", "Reporting-MTA: y", "Diagnostic-Code: 550 nobody"],
+        ),
+        (
+            b"Content-Type: multipart/alternative; boundary=x\n\n--x\n\nAt noon.\n--x\nContent-Type: text/calendar\n\n"
+            b"BEGIN:VCALENDAR\nSUMMARY:At noon\nEND:VCALENDAR\n--x--\n",
+            ["At noon."],
+        ),
+        (
+            b"Content-Type: multipart/alternative; boundary=x\n\n--x\n\nSee it in a browser.\n--x\nContent-Type: text/html\n\n"
+            b"<p>All that the letter says, in far more words than the part before it.\n--x--\n",
+            ["All that the letter says, in far more words than the part before it."],
+        ),
         (
             b"Content-Type: multipart/mixed; boundary=x\n\n--x\nContent-Type: message/rfc822\nContent-Transfer-Encoding: base64"
             b"\n\n" + base64.b64encode(b"Subject: In\n\nwords\n") + b"\n--x--\n", ["Subject: In", "words"],
@@ -331,11 +400,60 @@ def test_few_letters_in_a_long_text_tell_its_encoding_and_a_wrong_byte_does_not(
         ("# ~~A~~ [![B](b.svg)](http://b) C[^1] <https://d.org> &amp; \\*e {#id}\n", "A B C https://d.org & *e", 1),
         ('<h1 align="center">\n  <img src="x"> Centre\n</h1>\n\n## Sub', "Centre", 1),
         ("# C# `__init__` and 2 * 3\n", "C# __init__ and 2 * 3", 1),
+        ("# [A](http://x/(y)) b\n", "A b", 1),
+        ("Short\n=\nwords", "Short", 1),
     ],
 )
 def test_the_title_of_a_text_in_markdown(tmp_path, text, title, line):
     (part,) = parts(tmp_path, "a.md", text)
     assert (part.title, part.place) == (title, f"line={line}")
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "title"),
+    [
+        ("a.rst", "#######\n Frame\n#######\n\nwords\n", "Frame"),
+        ("a.mdx", "import X from 'x'\n\n# Real\n", "Real"),
+        ("a.Rmd", "---\ntitle: Front\n---\n\n```{r}\n# no\n```\n", "Front"),
+        ("a.qmd", "```{r}\n# no\n```\n# Real\n", "Real"),
+    ],
+)
+def test_the_title_of_other_texts_with_marks(tmp_path, name, content, title):
+    (part,) = parts(tmp_path, name, content)
+    assert part.title == title
+
+
+def cell(kind, *source, key="source", **more):
+    return {"cell_type": kind, key: list(source), **more}
+
+
+@pytest.mark.parametrize(
+    ("book", "title", "text"),
+    [
+        (
+            {"worksheets": [{"cells": [cell("heading", "Old", level=1), cell("code", "y = 2", key="input")]}]},
+            "Old",
+            "# Old\n\n```\ny = 2\n```\n",
+        ),
+        (
+            {"cells": [cell("code", "```\n", "# no\n", "```"), cell("raw", "# Real")]},
+            "Real",
+            "````\n```\n# no\n```\n````\n\n# Real\n",
+        ),
+        ({"cells": [{"cell_type": "markdown"}, cell("raw", "kept")]}, "a", "\n\nkept\n"),
+    ],
+)
+def test_notebooks_of_all_formats_are_read(tmp_path, book, title, text):
+    (part,) = parts(tmp_path, "a.ipynb", b"\xef\xbb\xbf" + json.dumps(book).encode())
+    assert (part.title, part.text) == (title, text)
+
+
+def test_filled_forms_and_comments_of_a_pdf_are_read(tmp_path):
+    field, remark = (
+        f"<</Type/Annot/Subtype/{own}/Rect[9 9 99 99]>>" for own in ("Widget/V(Ada)", "Text/Contents(a remark)")
+    )
+    content = pdf(["Name:"]).replace(b"/Resources", f"/Annots[{field}{remark}]/Resources".encode())
+    assert text_of(tmp_path, "a.pdf", content) == "Name:\nAda\na remark"
 
 
 def test_a_file_of_the_system_without_a_size_is_read(tmp_path):

@@ -25,6 +25,7 @@ from dsi.eval.fusion import fit_weights
 from dsi.eval.protocol import FEWEST_QUERIES, best_setting, count_answered
 from dsi.measuring.cloze import ask, best_scores
 from dsi.measuring.learned import learned_queries
+from dsi.search.explain.explanation import idle_memory
 from dsi.search.generate import VectorEngine
 from dsi.search.queries import EncodedQueries
 from dsi.search.request import LEXICAL_WEIGHT, MEMORY_WEIGHT, TOKEN_WEIGHT, SearchConfig, SearchRequest
@@ -322,6 +323,8 @@ def tune_index(folder: Path, collection: Collection, device: str | None = None) 
     if retriever.search_config != before:
         chosen = {name: value for name, value in tuning.best.items() if value != getattr(before, name)}
         logger.info("tuned: %s", in_words(chosen))
+    if line := idle_memory(retriever.snapshot.memory, retriever.search_config):
+        logger.warning("%s", line)
     return True
 
 

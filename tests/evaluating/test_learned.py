@@ -146,3 +146,17 @@ def test_few_dev_queries_do_not_switch_off_what_users_will_teach(encoder, caplog
     assert (
         "test what was learned of earlier queries, fewer than 100, so memory_weight stays 10." in caplog.text
     ) == stays
+
+
+def test_a_tuning_that_gives_earlier_queries_no_weight_says_so(encoder, tmp_path, monkeypatch, caplog):
+    index = small_index(encoder, vectors=True)
+    index.learn([("a question", DOCUMENTS[0]["doc_id"])])
+    index.save(tmp_path / "index")
+
+    def tuned_without(retriever, collection):
+        retriever.search_config = dataclasses.replace(retriever.search_config, memory_weight=0.0)
+        return tuning.Tuning({"memory_weight": 0.0}, [])
+
+    monkeypatch.setattr(tuning, "tune", tuned_without)
+    assert tuning.tune_index(tmp_path / "index", None, "cpu")
+    assert "The index has learned 1 pair without effect: memory_weight is 0." in caplog.text

@@ -22,7 +22,7 @@ from dsi.search.pools import AllDocuments, Everything, Pool, PoolSources, Source
 from dsi.search.queries import QueryBatch
 from dsi.search.request import OF_A_GENERATOR, SearchConfig, SearchRequest
 from dsi.search.results import SearchResult, Trace
-from dsi.search.scores import DocumentScores, Recalled
+from dsi.search.scores import DocumentScores, Recalled, vector_weights
 from dsi.search.top import highest_and_rest
 from dsi.search.walk import NodeScores, Reached, VectorWalk
 
@@ -83,17 +83,22 @@ class VectorEngine(Engine):
 
     def document_scores(self, batch: QueryBatch, request: SearchRequest) -> DocumentScores:
         """Return what scores documents."""
-        weight = request.config.memory_weight if len(self.memory) else 0.0
-        texts = batch.texts if request.config.lexical_weight else [""] * len(batch.texts)
-        recall = partial(self._recall, weight, texts) if weight else None
+        config, recall = request.config, None
+        if config.memory_weight and len(self.memory):
+            read = vector_weights(batch, self.lexical if config.lexical_weight else None)
+            weights = np.float32(config.memory_weight) * (
+                np.ones(len(batch.texts), np.float32) if read is None else read
+            )
+            recall = partial(self._recall, weights, batch.texts if config.lexical_weight else [""] * len(batch.texts))
         return DocumentScores.from_request(self.tree, self.lexical, batch, request, recall)
 
-    def _recall(self, weight: float, texts: Sequence[str], scores: DocumentScores) -> Recalled:
+    def _recall(self, weights: Floats, texts: Sequence[str], scores: DocumentScores) -> Recalled:
         """Return what earlier queries say of documents: (margin share)^2 + .25 margin words is added, in dense scores' unit.
 
         The margin is how much nearer the nearest earlier query is than the nearest of these documents is: what users took says
         much where texts say little. Words are what BM25 would add if the terms of their earlier queries stood in the documents.
         By margin and number of their earlier queries n, as n / (n + 16), dense scores move towards the mean of those.
+        `weights`: [batch] of the memory, less where the encoder reads less of a query.
         """
         rows, counts = self.memory.taken
         pull = EARLIER_VECTORS * counts / (counts + OWN_TEXT)
@@ -105,8 +110,8 @@ class VectorEngine(Engine):
             said = (margin * own.shares) ** 2
             if margin and self.lexical is not None:
                 said += EARLIER_WORDS * margin * own.belongs * self._learned_words(texts[row], own.rows)[1].sum(axis=0)
-            found.append((own.rows, np.float32(weight * unit) * said))
-            by.append(np.minimum(np.float32(MOST_MOVED), np.float32(weight) * margin * pull))
+            found.append((own.rows, np.float32(weights[row] * unit) * said))
+            by.append(np.minimum(np.float32(MOST_MOVED), np.float32(weights[row]) * margin * pull))
             means.append(np.float32(length) * own.means)
         return Recalled(found, rows, np.stack(by), np.stack(means))
 

@@ -54,6 +54,12 @@ def read_weights(shares: Floats) -> Floats:
     return np.maximum(shares**2, np.float32(LEAST_READ))
 
 
+def vector_weights(batch: QueryBatch, words: object) -> Floats | None:
+    """[batch] by what vectors of queries, and what was learned by them, count beside words; None for 1."""
+    shares = batch.shares_read if words is not None else None
+    return None if shares is None or shares.min() >= 1 else read_weights(shares)
+
+
 class DocumentScores:
     """Scores of documents for a batch of queries.
 
@@ -104,10 +110,7 @@ class DocumentScores:
         extra = None if request.extra_scores is None else request.extra_scores[batch.rows]
         words = lexical if config.lexical_weight else None
         scorer, terms = (None, list[Terms]()) if words is None else (words.scorer, words.share_terms(batch.texts))
-        shares = None
-        if words is not None and batch.shares_read is not None and batch.shares_read.min() < 1:
-            shares = read_weights(batch.shares_read)
-        tokens = None
+        shares, tokens = vector_weights(batch, words), None
         if config.token_weight and tree.tokens is not None:
             with one_thread():
                 tokens = [tree.tokens.project(batch.word_states(row)) for row in range(len(batch.texts))]

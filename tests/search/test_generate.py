@@ -146,13 +146,13 @@ def place_scores(case: Case) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         read = np.maximum(case.batch.shares_read.astype(np.float64) ** 2, 0.01)[:, None]
     unshared = dense
     if config.memory_weight and case.memory:
-        dense = moved_scores(case, unshared)
+        dense = moved_scores(case, unshared, config.memory_weight * read[:, 0])
     dense = read * dense
     total = dense + config.lexical_weight * case.bm25.shares(case.batch.texts).astype(np.float64)[:, rows]
     if case.request.extra_scores is not None:
         total = total + case.request.extra_scores[:, rows]
     if config.memory_weight and case.memory:
-        total = total + config.memory_weight * memory_scores(case, unshared)[:, rows]
+        total = total + config.memory_weight * read * memory_scores(case, unshared)[:, rows]
     every = total + (config.token_weight * read * token_scores(case) if config.token_weight else 0)
     best = [by_document(tree, own) for own in dense]
     is_best = [
@@ -181,8 +181,8 @@ def memory_scores(case: Case, dense: np.ndarray) -> np.ndarray:
     return scores
 
 
-def moved_scores(case: Case, dense: np.ndarray) -> np.ndarray:
-    """[batch, places] dense scores, those of documents with earlier queries moved towards these, by its definition."""
+def moved_scores(case: Case, dense: np.ndarray, weights: np.ndarray) -> np.ndarray:
+    """[batch, places] dense scores, those of documents with earlier queries moved towards these; weights [batch]."""
     tree, (pairs,), moved = case.tree, case.memory.blocks, dense.copy()
     documents = np.stack([tree.embeddings[place] for place in np.flatnonzero(tree.doc_rows >= 0)]).astype(np.float64)
     for query, (vector, own) in enumerate(zip(case.batch.embeddings.astype(np.float64), dense, strict=True)):
@@ -191,7 +191,7 @@ def moved_scores(case: Case, dense: np.ndarray) -> np.ndarray:
         for place, row in enumerate(tree.doc_rows.tolist()):
             asked = pairs.rows == row
             if asked.any():
-                said = pairs.vectors[asked], pairs.counts[asked], margin, length, case.request.config.memory_weight
+                said = pairs.vectors[asked], pairs.counts[asked], margin, length, weights[query]
                 moved[query, place] = oracles.moved_score(own[place], vector, *said)
     return moved
 

@@ -7,7 +7,7 @@ import io
 import posixpath
 import re
 import zipfile
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -136,14 +136,12 @@ class _Package:
         return next((" ".join((title.text or "").split()) for title in found if title is not None), "")
 
 
-def document(path: Path, content: bytes) -> Parts:
-    """Yield a document of Word, and behind it the files of other kinds that it includes."""
-    from dsi.files.readers import READERS  # which reads documents of Word
-
+def document(path: Path, content: bytes, readers: Mapping[str, Callable[[Path, bytes], Parts]]) -> Parts:
+    """Yield a document of Word, and behind it the files that it includes; `readers`: {suffix: function that reads them}."""
     package = _Package(content)
     texts = [package.text(package.main, _levels(package))]
     for _, kind, name in package.related(package.main):
-        if kind == "aFChunk" and (reader := READERS.get(posixpath.splitext(name)[1].lower())):
+        if kind == "aFChunk" and (reader := readers.get(posixpath.splitext(name)[1].lower())):
             texts += [part.text for part in reader(Path(name), package.read(name))]
     text = "\n".join(texts)
     yield Part("", package.title() or heading(text, path), text)

@@ -149,6 +149,7 @@ def _words_of_rich_text(text: str) -> str:
 def mail(path: Path, content: bytes) -> Parts:
     """Yield a mail."""
     message: Any = email.message_from_bytes(content.lstrip(b"\xef\xbb\xbf\r\n"), policy=email.policy.default)
+    del message["Content-Disposition"]  # no mail is an attachment of itself
     subject, body = _header(message, "Subject"), _body(message)
     yield Part("", subject or name_of(path), f"{_heads(message)}{body}" if body.strip() else subject)
 

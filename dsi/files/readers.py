@@ -19,12 +19,19 @@ LARGEST_TEXT, LARGEST = 2**24, 2**28
 """Bytes of a text, and of another file, unpacked if its name ends in .gz, at most."""
 _SNIFFED = 8_000
 """Bytes of a file of no known suffix that tell whether it is text."""
+
+
+def _word(path: Path, content: bytes) -> Parts:
+    """Yield a document of Word, which may include files of every kind."""
+    return office.document(path, content, READERS)
+
+
 READERS: dict[str, Callable[[Path, bytes], Parts]] = {
     **dict.fromkeys((".txt", ".text", ".log"), texts.text),
     **dict.fromkeys((".md", ".markdown", ".mdx", ".qmd", ".rmd", ".rst"), texts.markup),
     **dict.fromkeys((".html", ".htm", ".xhtml"), pages.page),
     ".pdf": pages.pdf,
-    **dict.fromkeys((".docx", ".docm", ".dotx", ".dotm"), office.document),
+    **dict.fromkeys((".docx", ".docm", ".dotx", ".dotm"), _word),
     **dict.fromkeys((".pptx", ".pptm", ".ppsx", ".ppsm", ".potx", ".potm"), office.slides),
     **dict.fromkeys((".xlsx", ".xlsm", ".xltx", ".xltm"), office.sheets),
     ".ipynb": texts.notebook,

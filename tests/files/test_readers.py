@@ -305,6 +305,7 @@ def inner(*, blank=False):
         (b"Subject: s\nContent-Type: text/html\n\n<?xml version='1.0' encoding='utf-8'?><p>words", ["words"]),
         (b"Subject: s\nContent-Type: multipart/mixed; boundary=y\n\n--x\n\nwords\n", ["--x", "words"]),
         (b"Subject: only\n\n", ["only"]),
+        (b"Subject: s\nContent-Disposition: attachment; filename=a.txt\n\nwords\n", ["words"]),
         (f"Subject: s\nContent-Type: application/rtf\n\n{RICH}".encode(), ["Rich words of Grüße.", "Next € line."]),
         ("Subject: s\nContent-Type: text/plain; charset=us-ascii\n\nGrüße".encode(), ["Grüße"]),
         (

@@ -12,7 +12,7 @@ A term is what a document and a query have in common when they say the same:
   (`Analyzer.letters`), so that a query of one letter finds the words that hold it.
 - Identifiers are found whole and in parts: max_seq_length, HTTPServerFactory, Node.js, also as nodejs; "U.S.A." is "usa"; C++,
   C#, .NET. So are short first parts, "e-mail" as email, R&D as rd; "10,000", "10.000", "10'000" and "10 000" are also 10000. A
-  stop word in capitals is a name: "IT", "US".
+  stop word in capitals is a name: "IT", "IT-Support", "US".
 
 Stems are those of the Snowball stemmers (Porter 2001), by PyStemmer. Knows nothing of documents or scores.
 """
@@ -172,7 +172,7 @@ class Analyzer(dict[str, tuple[str, ...]]):
         if LARGE_NUMBER.fullmatch(token):
             yield from dict.fromkeys([_GAP.sub("", token), *([] if "," in token else token.split(" "))])
             return
-        if token.isupper() and token.casefold() in self._stop_words:
+        if self._is_name(token):
             yield fold(token)
             return
         for number, run in enumerate(UNSPACED.split(token)):
@@ -188,7 +188,10 @@ class Analyzer(dict[str, tuple[str, ...]]):
             yield fold("".join(letters))  # U.S.A
             return
         if sign := _INNER.search(name):
-            yield from self._stems([name.replace(sign[0], ""), *name.split(sign[0])])
+            parts = name.split(sign[0])
+            yield from self._stems(["".join(parts)])
+            yield from (fold(part) for part in parts if self._is_name(part))  # IT-Support
+            yield from self._stems(parts)
             return
         if "." in name or "_" in name:
             yield fold(name)
@@ -197,6 +200,10 @@ class Analyzer(dict[str, tuple[str, ...]]):
             yield from self._stems([name])
         if _SEVERAL.search(name) or (name[1:] != name[1:].lower() and name != name.upper()):
             yield from self._stems(part for part in _PART.findall(name) if len(part) > 1)
+
+    def _is_name(self, word: str) -> bool:
+        """Tell whether a word is a stop word in capitals."""
+        return word.isupper() and word.casefold() in self._stop_words
 
     def _stems(self, words: Iterable[str]) -> Iterator[str]:
         if self.language == "turkish":

@@ -130,7 +130,7 @@ class TrainingRun:
         self.seconds = self._stages.seconds
         """{stage: wall time} of the stages that ran."""
         self._discard_updates, self._replace = discard_updates, replace
-        self._depth, self._is_checked = 0, False
+        self._depth, self._is_checked, self._missing = 0, False, list[str]()
         with self._alone():
             pass  # refused at once
 
@@ -174,9 +174,13 @@ class TrainingRun:
             yield
 
     def train(self) -> None:
-        """Run all stages, then tune the index."""
+        """Run all stages, then tune the index; a line says before the work how much there is."""
         keep_few_kernels()
         with self.writing(), quiet_transformers():
+            self._check()
+            if self._missing and self.processes.is_main:
+                documents, asked = len(self.collection.documents), len(self.collection.query_texts("train"))
+                write_line(f"{documents:,} documents, {asked:,} train queries: {', '.join(self._missing)}")
             self.all_stages()
             self.tune()
 
@@ -377,7 +381,8 @@ class TrainingRun:
         finished = self.processes.first(
             {stage: self._stages.find(stage, key) for stage, key in keys.items()} if self.processes.is_main else {}
         )
-        if None in finished.values():
+        self._missing = [stage for stage, folder in finished.items() if folder is None]
+        if self._missing:
             trained = finished["encoder"]
             encoder = Encoder.load(self.config.encoder, trained, self.device)
             if trained is None:

@@ -163,7 +163,7 @@ def check_encoder(config: Config, encoder: Encoder, documents: int) -> None:
             f"training.train_encoder needs a transformer, and {config.encoder.name} is a table of token vectors "
             "(StaticEmbedding); set it to false, or name another encoder."
         )
-    if config.generator.exists:
+    if config.generator.exists or config.pseudo_queries.method != "none":
         with generator_room():
             from dsi.generator.stage import check_decoder
         check_decoder(config, encoder)

@@ -178,7 +178,7 @@ def test_an_index_brings_its_queries_judgements_and_words(encoder, tmp_path):
     with pytest.raises(ValueError, match="must have at least 41 documents, got 40"):
         write_index(tiny.index, tiny.collection_read, tmp_path / "work", 41)
     small = load(tiny.index, device="cpu")
-    small.update(vectors="int8", code_bytes=8)
+    small.update(vectors="int8")
     small.save(tmp_path / "small")
     with pytest.raises(ValueError, match="must have a lexical part, vectors of kind float32"):
         write_index(tmp_path / "small", tiny.collection_read, tmp_path / "work", 40)

@@ -326,9 +326,6 @@ def test_points_of_other_docids(config, data, tmp_path):
     pieces = laboratory.base.with_changes({"docids": {"pieces": 2}})
     with pytest.raises(ValueError, match=r"docids.pieces must be 1 to cluster means with queries, .*, got 2; set it"):
         laboratory.query_means(pieces)
-    titles = laboratory.base.with_changes({"docids": {"method": "title", "branching": 0, "max_leaf_size": 20}})
-    with pytest.raises(ValueError, match='The docid method "title" clusters nothing'):
-        laboratory.clustered_on("untrained", titles)
     read = laboratory.clustered_on("untrained", pieces)
     assert laboratory.tree(read).pieces == 2  # a line a piece, in order
 

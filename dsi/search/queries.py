@@ -191,8 +191,8 @@ def encode_texts(
         for start in range(0, len(order), batch_size):
             rows = order[start : start + batch_size]
             own, cut = [queries[row] for row in rows], [texts[row] for row in rows]
+            shares = encoder.shares_read(cut)  # first, while the tokenizer is in the processor's caches
             encoded = _encoded(encoder, cut)
-            shares = encoder.shares_read(cut)
             batches.append(QueryBatch(np.array(rows), *encoded[:3], own, encoded.words, cut, shares_read=shares))
             if bar is not None:
                 bar.update(len(rows))

@@ -65,21 +65,25 @@ def share_read(text: str, pieces: Sequence[Piece]) -> float:
         if size <= 1:
             continue
         letters += size
-        # 1) letters of the word in tokens that are known; bytes of one letter have it once
+        # 1) its tokens
         while first < count and pieces[first][1] <= start:
             first += 1
-        known, at, last = 0.0, start, first
+        last = first
         while last < count and pieces[last][0] < end:
-            begin, stop, is_known = pieces[last]
-            reach, last = min(end, stop), last + 1
+            last += 1
+        if size <= _SPELT * (last - first):
+            continue
+        # 2) its letters in tokens that are known; bytes of one letter have it once
+        known, at, own = 0.0, start, pieces[first:last]
+        for begin, stop, is_known in own:
+            reach = min(end, stop)
             if is_known and at < reach:
                 known += before[reach] - before[max(at, begin)]
                 at = reach
-        # 2) how much of it is read, by its letters a token
-        tokens = last - first
-        part = size * min(1.0, max(0.0, (known / max(1, tokens) - _SPELT) / (_READ - _SPELT)))
+        # 3) how much of it is read
+        part = size * min(1.0, max(0.0, (known / max(1, len(own)) - _SPELT) / (_READ - _SPELT)))
         read += part
-        if part and (tokens == 1 or UNSPACED.match(text, start)):
+        if len(own) == 1 or UNSPACED.match(text, start):
             whole += part
     return min(read / letters, _ENOUGH * (whole + _SUPPOSED) / (letters + _SUPPOSED)) if letters else 1.0
 

@@ -179,7 +179,7 @@ def test_encoding_with_progress_gives_the_embeddings_of_sentence_transformers(en
     monkeypatch.setattr(Encoder, "batch_size", 2)
     found = encoder.encode(texts, "query", progress=True)
     np.testing.assert_allclose(found, expected, atol=1e-6)
-    assert "10/11" in capsys.readouterr().err.splitlines()[-1]
+    assert "11/11" in capsys.readouterr().err.splitlines()[-1]
     assert encoder.encode([], "query").shape == (0, encoder.embedding_dim)
 
 

@@ -36,6 +36,7 @@ from dsi.docids.files.checks import folder_to_write
 from dsi.docids.files.processes import BuildingCluster
 from dsi.docids.files.progress import write_line
 from dsi.docids.files.ram import keep_few_kernels
+from dsi.docids.files.reading import read_record
 from dsi.docids.files.storage import digest, write_json, writing_to
 from dsi.docids.query_memory import QueryMemory
 from dsi.docids.schemes import make_docids
@@ -43,7 +44,7 @@ from dsi.docids.tree import DocidTree
 from dsi.docids.words.bm25 import BM25, load_lexical
 from dsi.measuring.tuning import configure, is_as_configured, is_tuned, tune_index
 from dsi.store.folder.loading import load_encoder, load_tree
-from dsi.store.folder.manifest import FORMAT_VERSION
+from dsi.store.folder.manifest import FORMAT_VERSION, search_config
 from dsi.store.folder.writing import generation_of, is_whole, retire, search_entries, write_manifest
 from dsi.store.learning import query_terms, query_vectors
 from dsi.store.retriever import Retriever, load
@@ -193,13 +194,36 @@ class TrainingRun:
             self.finish()
 
     def tune(self) -> None:
-        """Choose the fusion weights of the finished index on the dev queries, unless `config.dev_queries` is 0."""
+        """Choose the fusion weights of the finished index on the dev queries, unless `config.dev_queries` is 0.
+
+        Where they give train queries no weight, the index keeps none, and is tuned without them.
+        """
         with self.writing():
-            if self.config.dev_queries and self.processes.is_main and not is_tuned(self.folder):
-                started = time.perf_counter()
-                if tune_index(self.folder, self.collection, self.device):
-                    self.seconds["tuning"] = time.perf_counter() - started
-            self.processes.wait()
+            self._tune()
+            if not self.processes.first(self.processes.is_main and self._has_idle_queries()):
+                return
+            if self.processes.is_main:
+                write_line(
+                    "Train queries do not help dev queries, so the index keeps none: memory.train_queries = false."
+                )
+            self.config = self.config.with_changes({"memory": {"train_queries": False}})
+            self._remember()
+            self._finish()
+            self._tune()
+
+    def _tune(self) -> None:
+        if self.config.dev_queries and self.processes.is_main and not is_tuned(self.folder):
+            started = time.perf_counter()
+            if tune_index(self.folder, self.collection, self.device):
+                self.seconds["tuning"] = time.perf_counter() - started
+        self.processes.wait()
+
+    def _has_idle_queries(self) -> bool:
+        """True if the index holds train queries that a tuning has given no weight."""
+        config = self.config
+        kept = config.memory.train_queries and not config.generator.exists and self.collection.pairs("train")
+        tuned = kept and is_tuned(self.folder)
+        return bool(tuned) and search_config(read_record(self.folder / "manifest.json")).memory_weight == 0
 
     def generate_queries(self) -> None:
         """Run stage `pseudo_queries`."""

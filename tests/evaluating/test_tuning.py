@@ -9,6 +9,8 @@ import dsi
 from dsi.config import read_config
 from dsi.measuring.tuning import BEAMS, choose_weights, is_tuned, tune_index
 from dsi.search.request import SearchConfig
+from dsi.store.folder.writing import search_entries, write_entries
+from dsi.training.pipeline import TrainingRun
 from tests.support.small_index import small_index
 from tests.support.tiny_settings import VECTORS, write_settings
 
@@ -53,6 +55,30 @@ def test_a_training_remembers_train_queries_and_what_was_learned_of_dev_queries_
     assert len(retriever.snapshot.memory) > before
     forgetful = settings.with_changes({"memory": {"train_queries": False}})
     assert not len(dsi.train(collection, tmp_path / "run", config=forgetful, device="cpu").snapshot.memory)
+
+
+def test_an_index_keeps_no_train_queries_that_do_not_help_dev_queries(settings, beir, tmp_path, monkeypatch, capsys):
+    collection, run = dsi.read_collection(beir()), tmp_path / "run"
+
+    def without(folder, read, device):
+        """Tune; train queries have no weight as long as there are some."""
+        assert tune_index(folder, read, device)
+        retriever = dsi.load(folder, device=device)
+        if len(retriever.snapshot.memory):
+            write_entries(folder, search_entries(dataclasses.replace(retriever.search_config, memory_weight=0.0)))
+        return True
+
+    monkeypatch.setattr("dsi.training.pipeline.tune_index", without)
+    retriever = dsi.train(collection, run, config=settings, device="cpu")
+    said = "Train queries do not help dev queries, so the index keeps none: memory.train_queries = false."
+    assert capsys.readouterr().err.splitlines().count(said) == 1
+    assert not len(retriever.snapshot.memory)
+    assert retriever.search_config.memory_weight == settings.search.memory_weight  # of what users will teach
+    assert not read_config(run / "config.toml").memory.train_queries
+    assert is_tuned(run)
+    again = TrainingRun(run, collection, read_config(run / "config.toml"), "cpu")
+    again.train()
+    assert not again.seconds
 
 
 def test_few_dev_queries_choose_nothing(settings, beir, tmp_path, caplog, monkeypatch):

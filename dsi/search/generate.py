@@ -319,13 +319,13 @@ class _Search:
         kept = [highest_and_rest(own, self.count if self.few is None else len(own)) for own in scores]
         chosen = [(p.positions[which], own[which]) for p, own, (which, _) in zip(pools, scores, kept, strict=True)]
         rescored = self.sources.rescore(rows, chosen)
-        return [self._rescored(*parts) for parts in zip(pools, kept, rescored, strict=True)]
+        return [self._rescored(*parts) for parts in zip(rows, pools, kept, rescored, strict=True)]
 
-    def _rescored(self, pool: Pool, kept: tuple[Ints, float], rescored: tuple[Ints, Floats]) -> Pool:
+    def _rescored(self, row: int, pool: Pool, kept: tuple[Ints, float], rescored: tuple[Ints, Floats]) -> Pool:
         (which, cut), (positions, scores) = kept, rescored
         order = np.argsort(positions)
         order = order[scores[order] > -np.inf]  # a shard may have died since
-        bound = max(pool.bound, cut) + self.scores.most_by_tokens
+        bound = max(pool.bound, cut) + self.scores.most_by_tokens(row)
         return Pool(positions[order], scores[None, order], pool.sources[which][order], (bound,), pool.read, len(order))
 
     def put(self, result: SearchResult, row: int, reached: Reached, pool: Pool) -> None:

@@ -275,6 +275,7 @@ class AllDocuments(Everything):
         """
         order = np.argsort(-plain, kind="stable")
         order = order[: int((plain > -np.inf).sum())]
+        most = self.scores.most_by_tokens(row)
         total, end = np.full_like(plain, -np.inf), 0
         while end < len(order):
             start, end = end, min(len(order), max(_FIRST, 2 * end))
@@ -282,7 +283,7 @@ class AllDocuments(Everything):
             total[places] = plain[places] + self.scores.late_interaction(row, places)
             _, top = self._best(total, k)
             kth = np.partition(top, len(top) - k)[len(top) - k] if len(top) >= k else -np.inf
-            if end < len(order) and plain[order[end]] + self.scores.most_by_tokens < kth - ROUNDING * abs(kth):
+            if end < len(order) and plain[order[end]] + most < kth - ROUNDING * abs(kth):
                 break
         return total, end
 

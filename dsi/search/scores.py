@@ -172,10 +172,11 @@ class DocumentScores:
             return np.zeros((0, 1), dtype=np.float32)
         return self.token_weight * self.tree.tokens.products(self.tokens[row], position)
 
-    @property
-    def most_by_tokens(self) -> float:
-        """Upper bound of v tok: products of normalised vectors are at most 1."""
-        return float(self.token_weight) * (1 + ROUNDING) if self.has_tokens else 0.0
+    def most_by_tokens(self, row: int) -> float:
+        """Upper bound of v tok of one query: a product is at most as long as the query's token, whose length is its share."""
+        if self.tokens is None or not len(self.tokens[row]):
+            return 0.0
+        return float(self.token_weight * np.linalg.norm(self.tokens[row], axis=1).mean()) * (1 + ROUNDING)
 
     def all(self, rows: slice) -> Floats:
         """[batch, places] the scores of all places by docid position, for some of the queries; -inf at removed documents."""

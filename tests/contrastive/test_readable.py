@@ -17,7 +17,7 @@ from dsi.contrastive.config import EncoderConfig
 from dsi.contrastive.encoder import Encoder, packaged_encoder
 from dsi.contrastive.readable import share_read
 from dsi.docids.words.analyzer import MARKS, UNSPACED
-from dsi.search.scores import read_weights
+from dsi.search.scores import DocumentScores, read_weights
 from tests.support.small import MINIPEDIA
 
 ENGLISH = "Which noble gas glows reddish orange in advertising signs?"
@@ -230,3 +230,14 @@ def test_a_selection_of_queries_keeps_their_shares(retriever):
 def test_vectors_count_by_the_square_of_the_share_but_decide_between_equal_words():
     shares = np.array([0, 0.05, 0.5, 1], dtype=np.float32)
     np.testing.assert_allclose(read_weights(shares), [0.01, 0.01, 0.25, 1])
+
+
+def test_an_exact_search_reads_no_document_that_tokens_of_little_weight_cannot_lift(retriever, monkeypatch):
+    read = []
+    score = DocumentScores.late_interaction
+    monkeypatch.setattr("dsi.search.pools._FIRST", 1)
+    monkeypatch.setattr(
+        DocumentScores, "late_interaction", lambda self, row, own: (read.extend(own), score(self, row, own))[1]
+    )
+    assert retriever.search("النيون غاز نبيل", k=1, method="exact")[0].text == TEXTS[1]
+    assert len(read) == 1

@@ -1,4 +1,4 @@
-"""PyTerrier: an index as a retriever in pipelines and experiments, and as an artifact. Knows nothing of how a search works.
+"""PyTerrier: an index as a retriever in pipelines and experiments. Knows nothing of how a search works.
 
 from dsi.integrations.pyterrier import DocidIndex
 
@@ -7,10 +7,8 @@ pipeline = index.retriever(num_results=100) >> index.text_loader("title")
 pipeline.search("which capitals are on the danube")
 """
 
-import io
-import json
 import logging
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from copy import copy
 from pathlib import Path
 from typing import Any, Unpack
@@ -18,14 +16,14 @@ from typing import Any, Unpack
 import numpy as np
 import pandas as pd
 
+from dsi.docids.data.identical import without_identical
 from dsi.docids.extensions import extra
-from dsi.docids.files.checks import shown, text, user_path
+from dsi.docids.files.checks import shown, text
+from dsi.docids.types import Run
 from dsi.docids.words.bm25 import BM25
-from dsi.eval.trec import without_ties
-from dsi.integrations.pyterrier_metadata import METADATA
+from dsi.eval.trec import run_without_ties
 from dsi.integrations.retrieval import check_search, open_index
 from dsi.search.request import SearchOptions
-from dsi.store.folder.manifest import read_manifest
 from dsi.store.retriever import Retriever, load
 
 with extra("pyterrier"):
@@ -57,11 +55,8 @@ class DocidRetriever(pt.Transformer):
 
     def transform(self, inp: pd.DataFrame) -> pd.DataFrame:
         """Return the documents found for each row of a query frame."""
-        pt.validate.query_frame(inp, ["query"])
-        index, own = copy(self.retriever), _own_documents(self.retriever, inp)
-        found = index.search(list(inp["query"]), self.num_results + any(own), **self.options)
-        results = [[(hit.doc_id, hit.score) for hit in hits] for hits in found]
-        return _ranking(inp, _without(results, own, self.num_results))
+        index = copy(self.retriever)
+        return _ranking(inp, index, lambda texts, k: index.run(texts, k, **self.options), self.num_results)
 
 
 class LexicalRetriever(pt.Transformer):
@@ -82,11 +77,8 @@ class LexicalRetriever(pt.Transformer):
 
     def transform(self, inp: pd.DataFrame) -> pd.DataFrame:
         """Return the documents found for each row of a query frame."""
-        pt.validate.query_frame(inp, ["query"])
-        queries = {str(row): text(query, f"Query {row}") for row, query in enumerate(inp["query"])}
-        own = _own_documents(self.retriever, inp)
-        run = _lexical(self.retriever).run(queries, self.num_results + any(own)) if queries else {}
-        return _ranking(inp, _without([list(found.items()) for found in run.values()], own, self.num_results))
+        index = copy(self.retriever)
+        return _ranking(inp, index, _lexical(index).run, self.num_results)
 
 
 class TextLoader(pt.Transformer):
@@ -119,8 +111,8 @@ class TextLoader(pt.Transformer):
         return inp.assign(**{name: documents.values_of(name, rows)[0] for name in self.fields})
 
 
-class DocidIndex(pt.Artifact):
-    """An index on disk as an artifact of PyTerrier, which makes retrievers and can be packed and shared.
+class DocidIndex:
+    """An index on disk, which makes retrievers of PyTerrier.
 
     Args:
         path: folder of the index.
@@ -128,13 +120,8 @@ class DocidIndex(pt.Artifact):
         dtype: "float32" or "bfloat16", of encoder and decoder in search.
     """
 
-    ARTIFACT_TYPE, ARTIFACT_FORMAT = METADATA["type"], METADATA["format"]
-    ARTIFACT_PACKAGE_HINT = METADATA["package_hint"]
-
     def __init__(self, path: str | Path, *, device: str | None = None, dtype: str = "float32") -> None:
-        self._folder = user_path(path)
-        super().__init__(self._folder)
-        self.index = load(self._folder, device=device, dtype=dtype)
+        self.index = load(path, device=device, dtype=dtype)
 
     def retriever(self, num_results: int = 10, **options: Unpack[SearchOptions]) -> DocidRetriever:
         """Return a transformer that searches the index; see `DocidRetriever`."""
@@ -148,12 +135,6 @@ class DocidIndex(pt.Artifact):
         """Return a transformer that adds columns of documents, as `pt.text.get_text` does; see `TextLoader`."""
         return TextLoader(self.index, fields)
 
-    def _package_files(self) -> Iterator[tuple[str, str | io.BytesIO]]:
-        """Yield name and path of the files to share: those of the index, and no others in its folder."""
-        for name in ("manifest.json", *read_manifest(self._folder)["files"]):
-            yield name, str(self._folder / name)
-        yield "pt_meta.json", io.BytesIO(json.dumps(METADATA).encode())
-
 
 def _lexical(retriever: Retriever) -> BM25:
     if retriever.snapshot.lexical is None:
@@ -161,36 +142,28 @@ def _lexical(retriever: Retriever) -> BM25:
     return retriever.snapshot.lexical
 
 
-def _own_documents(retriever: Retriever, queries: pd.DataFrame) -> list[str]:
-    """Return the docno of each query that is a document itself, and leaves it out (`dsi.docids.data.identical`), else ""."""
-    ids = [str(qid) for qid in queries["qid"]] if "qid" in queries else []
-    texts = {qid: query for qid, query in zip(ids, queries["query"], strict=False) if isinstance(query, str)}
-    identical = retriever.snapshot.documents.identical_ids(texts)
-    return [qid if qid in identical else "" for qid in ids] or [""] * len(queries)
+def _ranking(
+    queries: pd.DataFrame, index: Retriever, search: Callable[[Mapping[str, str], int], Run], k: int
+) -> pd.DataFrame:
+    """Return a row for each document that a search finds for the rows of a query frame: its columns, docno, score and rank.
 
-
-def _without(
-    results: Sequence[Sequence[tuple[str, float]]], own: Sequence[str], k: int
-) -> list[list[tuple[str, float]]]:
-    """Return results without each query's own document, at most k of each."""
-    pairs = zip(results, own, strict=True)
-    return [[found for found in documents if found[0] != docno][:k] for documents, docno in pairs]
-
-
-def _ranking(queries: pd.DataFrame, results: Sequence[Sequence[tuple[str, float]]]) -> pd.DataFrame:
-    """Return a row for each document of the results: the columns of its query, docno, score (without ties) and rank."""
-    counts = np.array([len(documents) for documents in results], dtype=np.int64)
-    rows = np.repeat(np.arange(len(queries)), counts)
+    A query that is a document itself leaves it out (`dsi.docids.data.identical`).
+    """
+    pt.validate.query_frame(queries, ["query"])
+    qids, texts = list(map(str, queries["qid"])), list(queries["query"])
+    numbered = {str(row): text(query, f"Query {row}") for row, query in enumerate(texts)}
+    own = index.snapshot.documents.identical_ids(dict(zip(qids, texts, strict=True)))
+    identical = {str(row): frozenset({qid}) for row, qid in enumerate(qids) if qid in own}
+    run = search(numbered, k + bool(own)) if numbered else {}
+    found = run_without_ties(without_identical(run, identical, k))
+    rows = np.repeat(np.arange(len(texts)), [len(documents) for documents in found.values()])
     return (
         queries.iloc[rows]
         .reset_index(drop=True)
         .assign(
-            docno=pd.Series([doc_id for documents in results for doc_id, _ in documents], dtype=str),
-            score=np.array(
-                [score for documents in results for score in without_ties([score for _, score in documents])],
-                dtype=np.float64,
-            ),
-            rank=np.array([rank for documents in results for rank in range(len(documents))], dtype=np.int64),
+            docno=pd.Series([docno for documents in found.values() for docno in documents], dtype=str),
+            score=np.array([score for documents in found.values() for score in documents.values()], dtype=np.float64),
+            rank=np.array([rank for documents in found.values() for rank in range(len(documents))], dtype=np.int64),
         )
     )
 

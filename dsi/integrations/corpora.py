@@ -77,16 +77,7 @@ class CorpusSearch:
         documents = self._searched.snapshot.documents
         identical = {query_id: frozenset({query_id}) for query_id in documents.identical_ids(queries)}
         most = plain(int, k, "k") + bool(identical)
-        if only is None:
-            return run_without_ties(without_identical(self._searched.run(queries, most, **options), identical, k))
-        run: Run = {}
-        own = self.options.get("allow")
-        permitted = None if own is None else set(own)
-        for query_id, text in queries.items():
-            allowed = list(only.get(query_id, ()))
-            documents.rows_of(allowed, f"top_ranked[{query_id!r}]")
-            options["allow"] = [doc_id for doc_id in allowed if permitted is None or doc_id in permitted]
-            run |= self._searched.run({query_id: text}, most, **options)
+        run = self._searched.run(queries, most, among=only, **options)
         return run_without_ties(without_identical(run, identical, k))
 
 

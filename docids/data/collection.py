@@ -1,46 +1,29 @@
 """Collections in BEIR layout: documents, queries and relevance judgements, read once and checked.
 
-Documents are a memory-mapped Arrow table (`datasets.Dataset`), queries and judgements dictionaries. Every error names the file,
+Documents are an Arrow table (`datasets.Dataset`), queries and judgements dictionaries. Every error names the file,
 the line, the value and the remedy. Knows nothing of models, docids or measures.
 """
 
-import json
 import logging
 import os
-import tempfile
 from abc import abstractmethod
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cache, cached_property
+from functools import cached_property
 from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
-from uuid import uuid4
-
-import pyarrow as pa
-from filelock import FileLock
 
 from dsi.docids.data import SPLITS, TABLES, existing_folder, find_collection, folder_for_collection
 from dsi.docids.data.dev_queries import relevant_documents, split_judgements
 from dsi.docids.data.identical import Identical, identical_ids
 from dsi.docids.data.judgements import check_qrels, read_judgements, relevant_rows, write_judgements
 from dsi.docids.data.pairs import Documents, pair_judgements
-from dsi.docids.data.records import (
-    Oddities,
-    arrow_schema,
-    batches,
-    checked_documents,
-    checked_queries,
-    column_kinds,
-    document_row,
-    json_value,
-    table_of,
-    table_record,
-)
+from dsi.docids.data.records import checked_queries, json_value, table_of, table_record
 from dsi.docids.data.sources import file_records, pair_records, records_of, text_lines
 from dsi.docids.files.checks import plain, shown, user_path
 from dsi.docids.files.reading import check_file, sha256
-from dsi.docids.files.storage import digest, replace_folder, replacing, write_json_line
+from dsi.docids.files.storage import digest, replace_folder, write_json_line
 from dsi.docids.types import Qrels
 
 if TYPE_CHECKING:
@@ -83,8 +66,6 @@ def full_texts(documents: "datasets.Dataset") -> MadeTexts:
     return MadeTexts(documents, lambda rows: list(map("{} {}".format, rows["title"], rows["text"])))
 
 
-_LAYOUT = 5
-"""Of the cached tables of documents; another number where the same file makes other columns."""
 _IN_MEMORY = "The collection"
 """Name of what was made by `from_records`."""
 
@@ -228,7 +209,7 @@ class Collection:
                     f"{path} is in BEIR layout, with queries and judgements; dsi.read_collection reads it."
                 )
         name = ", ".join(map(str, found))
-        table = table_of(path_records(found), name, Path(_temporary_folder().name, f"{uuid4().hex}.arrow"))
+        table = table_of(path_records(found), name, on_disk=True)
         return cls(name, [table._fingerprint], table, {}, *split_judgements({}, {}, {}, 0, 0, 0), _rows(table))
 
     def save(self, folder: str | Path) -> None:
@@ -464,60 +445,7 @@ def read_documents(path: Path) -> "datasets.Dataset":
     if not path.is_dir() or not is_beir(path):
         return Collection.from_files(path).documents
     path = _find(path, "corpus.jsonl")
-    return cached_table(path, sha256(path), _document_batches)
-
-
-def _document_batches(path: Path) -> tuple[pa.Schema, Iterator[pa.RecordBatch]]:
-    """Return the schema of the documents in a file, with lines on what is odd, and their rows; all of them are checked."""
-    odd = Oddities(path)
-    kinds = column_kinds(checked_documents(file_records(path), path, odd), odd)
-    rows = (document_row(record, source, Oddities(path)) for source, record in file_records(path))
-    schema = arrow_schema(kinds).with_metadata({"odd": json.dumps(odd.lines())})
-    return schema, batches(rows, schema, kinds)
-
-
-def cached_table(
-    path: Path, version: str, read: Callable[[Path], tuple[pa.Schema, Iterator[pa.RecordBatch]]]
-) -> "datasets.Dataset":
-    """Return the table of a file, memory-mapped from the cache of `datasets`, where it stays; what is odd is logged each time.
-
-    `version`: its sha256; a changed file is read again.
-    """
-    from datasets import Dataset, config, table
-
-    kept = _cache_folder(str(config.HF_DATASETS_CACHE)) / f"{digest([str(path), version, _LAYOUT])}.arrow"
-    with FileLock(f"{kept}.lock"):  # so that one process reads it, and what a killed one left is nobody's
-        if not kept.exists():
-            for left in kept.parent.glob(f"{kept.name}.*.partial"):
-                left.unlink()
-            schema, found = read(path)
-            with replacing(kept) as partial:
-                with pa.OSFile(str(partial), "wb") as file, pa.ipc.new_stream(file, schema) as writer:
-                    for batch in found:
-                        writer.write_batch(batch)
-                if sha256(path) != version:
-                    raise ValueError(f"{path} was changed while it was read; read it again when it is whole.")
-    mapped = table.MemoryMappedTable.from_file(str(kept))
-    for line in json.loads((mapped.schema.metadata or {}).get(b"odd", b"[]")):
-        logger.warning("%s", line)
-    return Dataset(mapped, fingerprint=kept.stem)
-
-
-def _cache_folder(folder: str) -> Path:
-    """Return the folder of cached tables: in `folder`, or a temporary one if that cannot be written."""
-    try:
-        path = Path(folder, "dr-scl")
-        path.mkdir(parents=True, exist_ok=True)
-        tempfile.TemporaryFile(dir=path).close()
-    except OSError:
-        return Path(_temporary_folder().name)
-    return path
-
-
-@cache
-def _temporary_folder() -> tempfile.TemporaryDirectory[str]:
-    """Return a folder that is deleted when the process ends."""
-    return tempfile.TemporaryDirectory(prefix="dsi-")
+    return table_of(file_records(path), path, on_disk=True)
 
 
 def read_queries(folder: Path) -> dict[str, str]:

@@ -13,14 +13,16 @@ import json
 import logging
 import math
 import re
+import tempfile
 import uuid
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Set
+from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
 from contextlib import suppress
 from datetime import UTC, date, datetime
 from decimal import Decimal
+from functools import cache
 from pathlib import Path, PurePath
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 
@@ -41,7 +43,6 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-T = TypeVar("T")
 COLUMNS = ("doc_id", "title", "text")
 """The columns of every document table; metadata has others."""
 MOST_OF_ID = 4096
@@ -297,52 +298,59 @@ def _scalar(value: Any, name: str) -> bool | int | float | str | date:
 # 2) Arrow.
 
 
-def table_of(records: Numbered, name: object, file: Path | None = None) -> "datasets.Dataset":
+def table_of(records: Numbered, name: object, *, on_disk: bool = False) -> "datasets.Dataset":
     """Return a table of documents, whose fingerprint is the sha256 of its contents; lines count what is odd.
 
-    `records`: as for `checked_documents`; `file`: keeps ids, titles and texts on disk as long as the table is used; by
-    default they are in memory.
+    `records`: as for `checked_documents`; `on_disk`: keep ids, titles and texts in a temporary file, not in memory.
     """
     from datasets import Dataset  # takes a second
 
-    odd, texts = Oddities(name), arrow_schema({})
-    metadata: list[Row] = []
-    with pa.BufferOutputStream() if file is None else pa.OSFile(str(file), "wb") as sink:
-        with pa.ipc.new_stream(sink, texts) as writer:
-            kinds = column_kinds(_written(checked_documents(records, name, odd), writer, metadata), odd)
-        kept = pa.BufferReader(sink.getvalue()) if file is None else None
+    odd, metadata = Oddities(name), list[Row]()
+
+    def texts() -> Iterator[Row]:
+        for _, row in checked_documents(records, name, odd):
+            metadata.append({key: value for key, value in row.items() if key not in COLUMNS})
+            yield row
+
+    table = stored(texts(), pa.schema(dict.fromkeys(COLUMNS, pa.string())), on_disk=on_disk)
+    kinds = column_kinds(metadata, odd)
     odd.warn()
-    table = pa.ipc.open_stream(kept or pa.memory_map(str(file))).read_all()
-    if file:
-        with suppress(OSError):  # a system that deletes no file in use does so when the process ends
-            file.unlink()
-    further = pa.schema([field for field in arrow_schema(kinds) if field.name not in COLUMNS])
-    added = pa.Table.from_batches(batches(metadata, further, kinds), further)
-    for field in further:
-        table = table.append_column(field, added[field.name])
+    for column, kind in kinds.items():
+        values = [converted(row[column], kind) if column in row else None for row in metadata]
+        table = table.append_column(column, pa.array(values, _arrow(kind)))
     contents = hashlib.sha256(table.schema.serialize())
     for batch in table.to_batches():
         contents.update(batch.serialize())
     return Dataset(table, fingerprint=contents.hexdigest())
 
 
-def _written(rows: Numbered, writer: Any, metadata: list[Row]) -> Iterator[tuple[str, Row]]:
-    """Yield the metadata of rows, after writing their ids, titles and texts; it is added to `metadata`."""
-    for block in _blocks(rows, lambda own: own[1]):
-        texts = [{name: row[name] for name in COLUMNS} for _, row in block]
-        writer.write_batch(pa.RecordBatch.from_pylist(texts, arrow_schema({})))
-        for source, row in block:
-            own = {name: value for name, value in row.items() if name not in COLUMNS}
-            metadata.append(own)
-            yield source, own
+def stored(rows: Iterable[Row], schema: pa.Schema, *, on_disk: bool) -> pa.Table:
+    """Return rows as a table of some columns, in memory or in a temporary file that lasts as long as the table."""
+    file = Path(_temporary_folder().name, f"{uuid.uuid4().hex}.arrow") if on_disk else None
+    with pa.OSFile(str(file), "wb") if file else pa.BufferOutputStream() as sink:
+        with pa.ipc.new_stream(sink, schema) as writer:
+            for block in _blocks(rows):
+                writer.write_batch(pa.RecordBatch.from_pylist(block, schema))
+        kept = None if file else pa.BufferReader(sink.getvalue())
+    table = pa.ipc.open_stream(kept or pa.memory_map(str(file))).read_all()
+    if file:
+        with suppress(OSError):  # a system that deletes no file in use does so when the process ends
+            file.unlink()
+    return table
 
 
-def _blocks(rows: Iterable[T], row_of: Callable[[T], Mapping[str, Any]]) -> Iterator[list[T]]:
+@cache
+def _temporary_folder() -> tempfile.TemporaryDirectory[str]:
+    """Return a folder that is deleted when the process ends."""
+    return tempfile.TemporaryDirectory(prefix="dsi-")
+
+
+def _blocks(rows: Iterable[Row]) -> Iterator[list[Row]]:
     """Yield rows some at a time: fewer where texts are long."""
-    block, characters = list[T](), 0
-    for own in rows:
-        block.append(own)
-        characters += len(row_of(own).get("text") or "")
+    block, characters = list[Row](), 0
+    for row in rows:
+        block.append(row)
+        characters += len(row["text"])
         if len(block) == _ROWS_AT_ONCE or characters > _CHARACTERS_AT_ONCE:
             yield block
             block, characters = [], 0
@@ -350,8 +358,8 @@ def _blocks(rows: Iterable[T], row_of: Callable[[T], Mapping[str, Any]]) -> Iter
         yield block
 
 
-def column_kinds(rows: Numbered, odd: Oddities) -> dict[str, str]:
-    """Return {column: kind} of the metadata of rows: a key of `_ARROW`, or "list of" one.
+def column_kinds(rows: Sequence[Row], odd: Oddities) -> dict[str, str]:
+    """Return {column: kind} of the metadata of documents: a key of `_ARROW`, or "list of" one.
 
     Texts that are all dates or times as ISO 8601 writes them are dates or times. Texts beside other values make all of them
     texts, and single values beside lists are lists of one; a line says so. Rare keys are left out and counted where there are
@@ -359,17 +367,16 @@ def column_kinds(rows: Numbered, odd: Oddities) -> dict[str, str]:
     """
     kinds: dict[str, set[str]] = {}
     lists: dict[str, list[bool]] = {}  # {column: [single values were seen, lists were seen]}
-    counts, number = Counter[str](), 0
-    for number, (_, row) in enumerate(rows, start=1):  # noqa: B007
+    counts = Counter[str]()
+    for row in rows:
         for key, value in row.items():
-            if key not in COLUMNS:
-                is_list = isinstance(value, list)
-                kinds.setdefault(key, set()).update(map(_kind, value if is_list else [value]))
-                lists.setdefault(key, [False, False])[is_list] = True
-                counts[key] += 1
-    if not number:
+            is_list = isinstance(value, list)
+            kinds.setdefault(key, set()).update(map(_kind, value if is_list else [value]))
+            lists.setdefault(key, [False, False])[is_list] = True
+            counts[key] += 1
+    if not rows:
         raise ValueError(f"{odd.source} must hold at least one document, with an id and a text, got none.")
-    common = _common_keys(counts, number, odd)
+    common = _common_keys(counts, len(rows), odd)
     for key, (single, listed) in lists.items():
         if single and listed and key in common:
             odd.count("metadata of lists and single values; these become lists of one", key)
@@ -417,13 +424,10 @@ def _common(key: str, kinds: set[str], odd: Oddities) -> str:
     return "text"
 
 
-def arrow_schema(kinds: Mapping[str, str]) -> pa.Schema:
-    """Return the schema of a document table with metadata of these kinds."""
-    fields = {name: pa.string() for name in COLUMNS}
-    for name, kind in kinds.items():
-        arrow = _ARROW[kind.removeprefix("list of ")]
-        fields[name] = pa.list_(arrow) if kind.startswith("list of ") else arrow
-    return pa.schema(fields)
+def _arrow(kind: str) -> pa.DataType:
+    """Return the type of the columns of a kind."""
+    single = kind.removeprefix("list of ")
+    return _ARROW[kind] if single == kind else pa.list_(_ARROW[single])
 
 
 def kind_of(arrow: pa.DataType) -> str:
@@ -431,21 +435,6 @@ def kind_of(arrow: pa.DataType) -> str:
     if pa.types.is_list(arrow):
         return f"list of {kind_of(arrow.value_type)}"
     return next((kind for kind, own in _ARROW.items() if own == arrow), "")
-
-
-def batches(rows: Iterable[Row], schema: pa.Schema, kinds: Mapping[str, str]) -> Iterator[pa.RecordBatch]:
-    """Yield rows as Arrow has them, some at a time; what a row lacks is null."""
-    names = {*schema.names}
-    for block in _blocks(rows, lambda row: row):
-        typed = [
-            {
-                name: converted(value, kinds[name]) if name in kinds else value
-                for name, value in row.items()
-                if name in names
-            }
-            for row in block
-        ]
-        yield pa.RecordBatch.from_pylist(typed, schema)
 
 
 def converted(value: Any, kind: str) -> Any:

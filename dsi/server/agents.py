@@ -12,7 +12,7 @@ from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from typing import TYPE_CHECKING, Annotated, Any
 
 from pydantic import Field, ValidationError
-from starlette.types import Receive, Scope, Send
+from starlette.applications import Starlette
 
 from dsi.docids.extensions import extra
 from dsi.docids.files.checks import printable, shown
@@ -180,26 +180,16 @@ def serve_stdio(load: "Callable[[], Service]") -> None:
     loading.result().close()
 
 
-class AgentsApp:
-    """Answers /mcp; each request stands alone, so that any worker answers it."""
+def agents_app(service: "Service") -> Starlette:
+    """Return what answers /mcp, while its lifespan is open; each request stands alone, so that any worker answers it."""
 
-    def __init__(self, service: "Service") -> None:
-        async def loaded() -> "Service":
-            return service
+    async def loaded() -> "Service":
+        return service
 
-        self._server = make_server(loaded)
-        open_to_all = TransportSecuritySettings(enable_dns_rebinding_protection=False)  # as the other paths are
-        self._app = self._server.streamable_http_app(
-            json_response=True, stateless_http=True, transport_security=open_to_all
-        )
-
-    def lifespan(self) -> AbstractAsyncContextManager[None]:
-        """Return what must be open while requests are answered."""
-        return self._server.session_manager.run()
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Answer a request."""
-        await self._app(scope, receive, send)
+    open_to_all = TransportSecuritySettings(enable_dns_rebinding_protection=False)  # as the other paths are
+    return make_server(loaded).streamable_http_app(
+        json_response=True, stateless_http=True, transport_security=open_to_all
+    )
 
 
 async def _within(service: "Service", start: Any, tokens: int = 1) -> Any:

@@ -6,7 +6,6 @@ the line, the value and the remedy. Knows nothing of models, docids or measures.
 
 import logging
 import os
-from abc import abstractmethod
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -18,8 +17,8 @@ from dsi.docids.data import SPLITS, TABLES, existing_folder, find_collection, fo
 from dsi.docids.data.dev_queries import relevant_documents, split_judgements
 from dsi.docids.data.identical import Identical, identical_ids
 from dsi.docids.data.judgements import check_qrels, read_judgements, relevant_rows, write_judgements
-from dsi.docids.data.pairs import Documents, pair_judgements
-from dsi.docids.data.records import checked_queries, json_value, table_of, table_record
+from dsi.docids.data.pairs import digest_of, pair_judgements
+from dsi.docids.data.records import Oddities, checked_queries, json_value, table_of, table_record
 from dsi.docids.data.sources import file_records, pair_records, records_of, text_lines
 from dsi.docids.files.checks import plain, shown, user_path
 from dsi.docids.files.reading import check_file, sha256
@@ -32,12 +31,14 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 
-class LazyTexts(Sequence[str]):
-    """Texts that are made when a slice is read, for collections larger than memory."""
+class MadeTexts(Sequence[str]):
+    """Texts that a function makes of slices of a list or a table when they are read, for collections larger than memory."""
 
-    @abstractmethod
-    def between(self, start: int, stop: int) -> list[str]:
-        """Return the texts start..stop."""
+    def __init__(self, source: Any, make: Callable[[Any], list[str]]) -> None:
+        self._source, self._make = source, make
+
+    def __len__(self) -> int:
+        return len(self._source)
 
     def __getitem__(self, rows: int | slice) -> Any:
         if isinstance(rows, slice):
@@ -46,24 +47,9 @@ class LazyTexts(Sequence[str]):
             return self.between(chosen.start, chosen.stop) if is_run else [self[row] for row in chosen]
         return self.between(range(len(self))[rows], range(len(self))[rows] + 1)[0]
 
-
-class MadeTexts(LazyTexts):
-    """Texts that a function makes of slices of a list or a table."""
-
-    def __init__(self, source: Any, make: Callable[[Any], list[str]]) -> None:
-        self._source, self._make = source, make
-
-    def __len__(self) -> int:
-        return len(self._source)
-
     def between(self, start: int, stop: int) -> list[str]:
         """Return the texts start..stop."""
         return self._make(self._source[start:stop])
-
-
-def full_texts(documents: "datasets.Dataset") -> MadeTexts:
-    """Return title and whole text of every document, as BM25 reads them."""
-    return MadeTexts(documents, lambda rows: list(map("{} {}".format, rows["title"], rows["text"])))
 
 
 _IN_MEMORY = "The collection"
@@ -118,6 +104,19 @@ class Collection:
         """{text of a query: rows of the documents that it is itself}, of `identical`; no negatives of training."""
         found = self.identical.items()
         return {self.queries[query_id]: frozenset(self.rows[doc_id] for doc_id in own) for query_id, own in found}
+
+    def find(self, value: str) -> str | None:
+        """Return the doc_id of a document, named by its id or by its text, with or without the title; None if there is none."""
+        return value if value in self.rows else self._by_text.get(digest_of(value))
+
+    @cached_property
+    def _by_text(self) -> dict[bytes, str]:
+        found: dict[bytes, str] = {}
+        for block in self.documents.iter(1000):
+            for doc_id, title, text in zip(block["doc_id"], block["title"], block["text"], strict=True):
+                for form in (text, f"{title} {text}"):
+                    found.setdefault(digest_of(form), doc_id)
+        return found
 
     def judged_negatives(self) -> dict[str, list[int]]:
         """Return {text of a train query: rows of the documents of the collection that are judged not relevant to it}."""
@@ -259,18 +258,15 @@ class Collection:
             ValueError: a malformed pair, or none of which the positive is in the collection.
         """
         _check_cut(dev_queries, dev_untaught, seed)
-        is_file = isinstance(pairs, str | Path)
-        records = (
-            pair_records(user_path(pairs)) if isinstance(pairs, str | Path) else records_of(pairs, "pairs", texts=False)
-        )
+        name: object = "pairs"
+        if isinstance(pairs, str | Path):
+            name, records = pairs, pair_records(user_path(pairs))
+        else:
+            records = records_of(pairs, "pairs", texts=False)
         held_out = [*self.qrels["dev"], *self.qrels["test"]]
-        found = pair_judgements(
-            records, pairs if is_file else "pairs", self.queries, Documents(self.documents, self.rows), held_out
-        )
-        queries, train = (
-            {**self.queries, **found[0]},
-            {query_id: dict(own) for query_id, own in self.qrels["train"].items()},
-        )
+        found = pair_judgements(records, name, self.queries, held_out, self.find)
+        queries = {**self.queries, **found[0]}
+        train = {query_id: dict(own) for query_id, own in self.qrels["train"].items()}
         for query_id, judged in found[1].items():
             own = train.setdefault(query_id, {})
             own |= {doc_id: max(grade, own.get(doc_id, grade)) for doc_id, grade in judged.items()}
@@ -305,8 +301,8 @@ class Collection:
         return f"queries and qrels={{{split!r}: {{query_id: {{doc_id: relevance}}}}}} in from_records"
 
     def full_texts(self) -> MadeTexts:
-        """Return title and whole text of every document."""
-        return full_texts(self.documents)
+        """Return title and whole text of every document, as BM25 reads them."""
+        return MadeTexts(self.documents, lambda rows: list(map("{} {}".format, rows["title"], rows["text"])))
 
     def query_texts(self, split: str) -> dict[str, str]:
         """Return {query_id: text} of the judged queries of a split."""
@@ -374,8 +370,10 @@ def read_collection(
     # 2) What they hold.
     documents = read_documents(folder)
     rows = _rows(documents)
-    if others := sorted(path.name for path in (folder / "qrels").glob("[!._]*") if path.name not in TABLES):
-        logger.warning("%s: %s not read; judgements are in %s.", folder / "qrels", _are(others), ", ".join(TABLES))
+    odd = Oddities(folder / "qrels")
+    for other in sorted(path.name for path in (folder / "qrels").glob("[!._]*") if path.name not in TABLES):
+        odd.count(f"files that are not read; judgements are in {', '.join(TABLES)}", other)
+    odd.warn()
     if judged and not _has(folder, "queries.jsonl"):
         raise FileNotFoundError(
             f"{folder / 'queries.jsonl'} (or queries.jsonl.gz) does not exist; the judgements in qrels need their queries."
@@ -398,12 +396,6 @@ def _versions(folder: Path, judged: Mapping[str, Path]) -> list[str]:
     for path in files.values():
         check_file(path, "put the file itself there")
     return [f"{name} {sha256(path)}" for name, path in sorted(files.items())]
-
-
-def _are(names: Sequence[str]) -> str:
-    """Return a few names and a verb, for a message."""
-    more = f" and {len(names) - 3} more" if len(names) > 3 else ""
-    return f"{', '.join(map(shown, names[:3]))}{more} {'is' if len(names) == 1 else 'are'}"
 
 
 def _warn_unused(name: object, queries: Mapping[str, str], place: str) -> None:

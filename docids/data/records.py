@@ -15,12 +15,13 @@ import math
 import re
 import tempfile
 import uuid
-from collections import Counter
+from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
 from contextlib import suppress
 from datetime import UTC, date, datetime
 from decimal import Decimal
 from functools import cache
+from itertools import chain
 from pathlib import Path, PurePath
 from typing import TYPE_CHECKING, Any
 
@@ -32,6 +33,7 @@ from dsi.docids.data.sources import (
     QUERY_ID_KEYS,
     QUERY_TEXT_KEYS,
     TEXT_KEYS,
+    Records,
     is_missing,
     is_table,
     items_of,
@@ -69,8 +71,6 @@ EMPTY_DOCUMENTS = "documents with neither title nor text; no query finds them by
 _TITLES_ALONE = "documents with a title and no text; their titles are what queries find"
 EMPTY_QUERIES = "empty queries; their answers are empty, and count as 0 where they are judged"
 
-Numbered = Iterable[tuple[str, Mapping[str, Any]]]
-"""Records, each after the words that name it in messages."""
 Row = dict[str, Any]
 """A document: doc_id, title, text and a key for each value of its metadata."""
 
@@ -79,15 +79,13 @@ Row = dict[str, Any]
 
 
 class Oddities:
-    """The odd things of a source, counted by kind.
+    """The odd things of a source, a file or an argument, counted by kind.
 
     >>> odd = Oddities("corpus.jsonl")
     >>> for doc_id in ("a", "b"):
     ...     odd.count("empty documents; no query finds them", doc_id)
     >>> odd.lines()
     ["corpus.jsonl: empty documents: 2, the first 'a'; no query finds them."]
-
-    `source`: the file or argument that is read, for the lines.
     """
 
     def __init__(self, source: object) -> None:
@@ -114,16 +112,15 @@ class Oddities:
             logger.warning("%s", line)
 
 
-def checked_documents(records: Numbered, name: object, odd: Oddities | None = None) -> Iterator[tuple[str, Row]]:
-    """Yield the row of each document, checked one by one, after the words that name it.
+def checked_documents(records: Records, name: object) -> Iterator[Row]:
+    """Yield the row of each document, checked one by one; at the end a line counts each kind of what is odd.
 
     `records`: each with an id and a text under one of `ID_KEYS` and `TEXT_KEYS`; optionally with title and metadata
-    {key: value}. All other keys are metadata too. None and NaN are missing; `odd`: counts what is odd; warned of at the
-    end by default.
+    {key: value}. All other keys are metadata too. None and NaN are missing.
     """
-    seen, own = dict[str, int](), Oddities(name) if odd is None else odd
+    seen, odd = dict[str, int](), Oddities(name)
     for number, (source, record) in enumerate(records, start=1):
-        row = document_row(record, source, own)
+        row = document_row(record, source, odd)
         doc_id = row["doc_id"]
         if doc_id in seen:
             raise ValueError(
@@ -131,13 +128,12 @@ def checked_documents(records: Numbered, name: object, odd: Oddities | None = No
                 "have it; ids must be unique."
             )
         if not row["text"].strip():
-            own.count(_TITLES_ALONE if row["title"].strip() else EMPTY_DOCUMENTS, doc_id)
+            odd.count(_TITLES_ALONE if row["title"].strip() else EMPTY_DOCUMENTS, doc_id)
         seen[doc_id] = number
-        yield source, row
-    if seen and own.number(EMPTY_DOCUMENTS) == len(seen):
+        yield row
+    if seen and odd.number(EMPTY_DOCUMENTS) == len(seen):
         raise ValueError(f"{name}: none of the {len(seen)} documents has a title or a text; give them texts.")
-    if odd is None:
-        own.warn()
+    odd.warn()
 
 
 def document_row(record: Mapping[str, Any], source: str, odd: Oddities) -> Row:
@@ -153,7 +149,7 @@ def document_row(record: Mapping[str, Any], source: str, odd: Oddities) -> Row:
     return row
 
 
-def checked_queries(records: Numbered, name: object, *, whole: bool = True) -> dict[str, str]:
+def checked_queries(records: Records, name: object, *, whole: bool = True) -> dict[str, str]:
     """Return {query_id: text} of records with id and text; a line counts empty ones, and `whole` refuses to read none."""
     queries, odd = dict[str, str](), Oddities(name)
     for source, record in records:
@@ -298,17 +294,14 @@ def _scalar(value: Any, name: str) -> bool | int | float | str | date:
 # 2) Arrow.
 
 
-def table_of(records: Numbered, name: object, *, on_disk: bool = False) -> "datasets.Dataset":
-    """Return a table of documents, whose fingerprint is the sha256 of its contents; lines count what is odd.
-
-    `records`: as for `checked_documents`; `on_disk`: keep ids, titles and texts in a temporary file, not in memory.
-    """
+def table_of(records: Records, name: object, *, on_disk: bool = False) -> "datasets.Dataset":
+    """Return a table of documents, whose fingerprint is the sha256 of its contents; texts may be `stored` on disk."""
     from datasets import Dataset  # takes a second
 
     odd, metadata = Oddities(name), list[Row]()
 
     def texts() -> Iterator[Row]:
-        for _, row in checked_documents(records, name, odd):
+        for row in checked_documents(records, name):
             metadata.append({key: value for key, value in row.items() if key not in COLUMNS})
             yield row
 
@@ -365,29 +358,29 @@ def column_kinds(rows: Sequence[Row], odd: Oddities) -> dict[str, str]:
     texts, and single values beside lists are lists of one; a line says so. Rare keys are left out and counted where there are
     too many.
     """
-    kinds: dict[str, set[str]] = {}
-    lists: dict[str, list[bool]] = {}  # {column: [single values were seen, lists were seen]}
-    counts = Counter[str]()
-    for row in rows:
-        for key, value in row.items():
-            is_list = isinstance(value, list)
-            kinds.setdefault(key, set()).update(map(_kind, value if is_list else [value]))
-            lists.setdefault(key, [False, False])[is_list] = True
-            counts[key] += 1
     if not rows:
         raise ValueError(f"{odd.source} must hold at least one document, with an id and a text, got none.")
-    common = _common_keys(counts, len(rows), odd)
-    for key, (single, listed) in lists.items():
-        if single and listed and key in common:
+    columns = defaultdict[str, list[Any]](list)
+    for row in rows:
+        for key, value in row.items():
+            columns[key].append(value)
+    common, kinds = _common_keys(columns, len(rows), odd), dict[str, str]()
+    for key, values in columns.items():
+        if key not in common:
+            continue
+        lists = [value for value in values if isinstance(value, list)]
+        single = [value for value in values if not isinstance(value, list)]
+        if lists and single:
             odd.count("metadata of lists and single values; these become lists of one", key)
-    return {key: "list of " * lists[key][1] + _common(key, found, odd) for key, found in kinds.items() if key in common}
+        kinds[key] = "list of " * bool(lists) + _common(key, set(map(_kind, chain(single, *lists))), odd)
+    return kinds
 
 
-def _common_keys(counts: Counter[str], documents: int, odd: Oddities) -> set[str]:
+def _common_keys(columns: Mapping[str, Sequence[Any]], documents: int, odd: Oddities) -> set[str]:
     """Return as many of the most common keys of metadata as a table of documents can hold; count the others."""
     kept, filled = set[str](), 0
-    for key, count in counts.most_common():
-        filled += count
+    for key in sorted(columns, key=lambda key: -len(columns[key])):
+        filled += len(columns[key])
         cells = documents * (len(kept) + 1)
         if len(kept) + len(COLUMNS) == MOST_COLUMNS or (cells > _LARGE_TABLE and _SPARSE * filled < cells):
             odd.count("metadata keys that few documents have; they are left out", key)
@@ -431,10 +424,10 @@ def _arrow(kind: str) -> pa.DataType:
 
 
 def kind_of(arrow: pa.DataType) -> str:
-    """Return the kind of the values of a column of an index, "" for types that metadata does not have."""
+    """Return the kind of the values of a column, as filters name it; Arrow's name for types that metadata does not have."""
     if pa.types.is_list(arrow):
         return f"list of {kind_of(arrow.value_type)}"
-    return next((kind for kind, own in _ARROW.items() if own == arrow), "")
+    return next((kind for kind, own in _ARROW.items() if own == arrow), str(arrow))
 
 
 def converted(value: Any, kind: str) -> Any:

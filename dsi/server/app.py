@@ -25,7 +25,7 @@ from dsi.docids.files.declarations import meant
 from dsi.search.results import ShardError
 from dsi.server.batching import BusyError
 from dsi.server.middleware import Metrics, bears, failures, guarded, heads, json_bodies, limited, observed
-from dsi.server.models import ANSWERS, AddBody, ExplainBody, ForgetBody, LearnBody, SearchBody, SimilarBody
+from dsi.server.models import AddBody, ExplainBody, ForgetBody, LearnBody, SearchBody, SimilarBody
 from dsi.server.service import ConflictError, RateError, Service, UnknownError
 from dsi.server.settings import TOKEN, ServerSettings, TooLargeError
 
@@ -50,7 +50,7 @@ def create_app(settings: ServerSettings) -> FastAPI:
     metrics = Metrics(lambda: service.batcher.waiting, lambda: len(service.retriever))
     service = Service(settings, metrics.batches.observe)
     if service.shards:
-        metrics.add(service.shards.metrics())
+        metrics.add(service.shards.fleet)
 
     agents = None
     if settings.mcp:
@@ -188,11 +188,6 @@ async def _disconnected(request: Request) -> None:
 # Paths.
 
 
-def _answers(path: str, summary: str) -> dict[str, Any]:
-    """Return what the schema says of a path: what it does, and what its answers hold."""
-    return {"summary": summary, "response_description": ANSWERS[path]}
-
-
 def _add_page(app: FastAPI) -> None:
     def page_file(request: Request) -> FileResponse:
         headers = {"Content-Security-Policy": _POLICY, "Cache-Control": "no-cache"}
@@ -211,7 +206,7 @@ Served = Annotated[Service, Depends(_service)]
 
 
 def _add_searches(app: FastAPI) -> None:
-    @app.post("/search", **_answers("POST /search", "Search for one query or several"))
+    @app.post("/search", summary="Search for one query or several")
     async def search(request: Request, response: Response, service: Served, body: SearchBody) -> dict[str, Any]:
         started = time.perf_counter()
         shown = {"syntax": body.syntax, "parts": body.parts, "matches": body.matches}
@@ -221,22 +216,20 @@ def _add_searches(app: FastAPI) -> None:
             raise ValueError(answers[0]["error"])
         return {"answers": answers, "milliseconds": round(1000 * (time.perf_counter() - started), 1)}
 
-    @app.post("/similar", **_answers("POST /similar", "Find documents that are like some of the index"))
+    @app.post("/similar", summary="Find documents that are like some of the index")
     async def similar(request: Request, response: Response, service: Served, body: SimilarBody) -> dict[str, Any]:
         future = service.similar(body.doc_ids, body.k, body.options("similar"), matches=body.matches)
         found: dict[str, Any] = await _answer(request, response, future)
         return found
 
-    @app.post(
-        "/explain", **_answers("POST /explain", "Show how a search came about, and why a document is, or is not, there")
-    )
+    @app.post("/explain", summary="Show how a search came about, and why a document is, or is not, there")
     async def explain(request: Request, response: Response, service: Served, body: ExplainBody) -> dict[str, Any]:
         await run_in_threadpool(service.topics, service.retriever.snapshot)  # which may take long, and searches go on
         future = service.explain(body.query, body.k, body.options(), body.doc_id, syntax=body.syntax)
         explained: dict[str, Any] = await _answer(request, response, future)
         return explained
 
-    @app.get("/tree", **_answers("GET /tree", "A node of the docid tree and its children"))
+    @app.get("/tree", summary="A node of the docid tree and its children")
     def tree(service: Served, digits: str = "") -> dict[str, Any]:
         try:
             path = [int(digit) for digit in digits.split(",")] if digits else []
@@ -258,25 +251,25 @@ def _may_write(request: Request) -> None:
 
 
 def _add_documents(app: FastAPI) -> None:
-    @app.get("/documents/{doc_id:path}", **_answers("GET /documents/ID", "A document"))
+    @app.get("/documents/{doc_id:path}", summary="A document")
     def document(service: Served, doc_id: str) -> dict[str, Any]:
         return service.document(doc_id)
 
-    @app.post("/documents", **_answers("POST /documents", "Add documents"), dependencies=[Depends(_may_write)])
+    @app.post("/documents", summary="Add documents", dependencies=[Depends(_may_write)])
     def add(service: Served, body: AddBody) -> dict[str, Any]:
         return {"documents": service.add(body.documents, replace=body.replace)}
 
-    @app.post("/learn", **_answers("POST /learn", "Learn what users took"), dependencies=[Depends(_may_write)])
+    @app.post("/learn", summary="Learn what users took", dependencies=[Depends(_may_write)])
     def learn(service: Served, body: LearnBody) -> dict[str, Any]:
         return service.learn(body.pairs)
 
-    @app.post("/forget", **_answers("POST /forget", "Forget what was learned"), dependencies=[Depends(_may_write)])
+    @app.post("/forget", summary="Forget what was learned", dependencies=[Depends(_may_write)])
     def forget(service: Served, body: ForgetBody) -> dict[str, Any]:
         return service.forget(body.pairs, body.since, body.before)
 
     @app.delete(
         "/documents/{doc_id:path}",
-        **_answers("DELETE /documents/ID", "Remove a document"),
+        summary="Remove a document",
         dependencies=[Depends(_may_write)],
     )
     def remove(service: Served, doc_id: str) -> dict[str, Any]:
@@ -284,15 +277,15 @@ def _add_documents(app: FastAPI) -> None:
 
 
 def _add_state(app: FastAPI) -> None:
-    @app.get("/index", **_answers("GET /index", "The index that is served, and the limits of a request"))
+    @app.get("/index", summary="The index that is served, and the limits of a request")
     def index(service: Served) -> dict[str, Any]:
         return service.about()
 
-    @app.get("/health", **_answers("GET /health", "Does the process live?"))
+    @app.get("/health", summary="Does the process live?")
     async def health() -> dict[str, str]:
         return {"status": "ok"}
 
-    @app.get("/ready", **_answers("GET /ready", "Can it search?"))
+    @app.get("/ready", summary="Can it search?")
     async def ready() -> dict[str, str]:
         if not (app.state.ready and app.state.service.is_ready):
             raise HTTPException(

@@ -5,9 +5,8 @@ of tokens, those of the index's encoder, and have the places of their first and 
 """
 
 import asyncio
-import threading
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
-from concurrent.futures import Future
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -140,8 +139,7 @@ def _reading(loaded: "Callable[[], Awaitable[Service]]") -> dict[str, Callable[.
 
     async def explain(query: Query, doc_id: str, k: int = 5, where: Where = None) -> dict[str, Any]:
         """Return whether a document is among the k best for a query, its scores, and why it is there or is not."""
-        service = await _ready(loaded)
-        options = {} if where is None else {"where": where}
+        service, options = await _ready(loaded), _given(where, None, None)
         picture = await _within(service, lambda: service.explain(query, k, options, doc_id))
         kept = ("query", "exact", "coverage", "missing", "target")
         return {"notice": NOTICE, **{name: picture[name] for name in kept if name in picture}}
@@ -163,21 +161,16 @@ def serve_stdio(load: "Callable[[], Service]") -> None:
     The index is loaded behind the first answers, and calls of a tool wait for it. Errors of `load` are told by the first call,
     and raised when the agent has gone.
     """
-    loading: Future[Service] = Future()
+    loading: list[Future[Service]] = []
+    with ThreadPoolExecutor(1, "load") as thread:
 
-    def run() -> None:
-        try:
-            loading.set_result(load())
-        except BaseException as error:
-            loading.set_exception(error)
+        @asynccontextmanager
+        async def lifespan(server: Any) -> AsyncIterator[None]:  # from here on standard output is the protocol's
+            loading.append(thread.submit(load))
+            yield
 
-    @asynccontextmanager
-    async def lifespan(server: Any) -> AsyncIterator[None]:  # from here on standard output is the protocol's
-        threading.Thread(target=run, name="load").start()
-        yield
-
-    make_server(lambda: asyncio.shield(asyncio.wrap_future(loading)), lifespan).run("stdio")
-    loading.result().close()
+        make_server(lambda: asyncio.shield(asyncio.wrap_future(loading[0])), lifespan).run("stdio")
+    loading[0].result().close()
 
 
 def agents_app(service: "Service") -> Starlette:
@@ -270,7 +263,6 @@ def _read(service: "Service", doc_id: str, start: int, tokens: int) -> "Json":
     text = found.pop("text") or ""
     if not 0 <= start <= len(text):
         raise ValueError(f"start must be in [0, {len(text)}], the characters of {doc_id!r}, got {start}.")
-    (offsets,) = service.retriever.snapshot.encoder.token_offsets([text[start:]], tokens + 1)
-    end = start + offsets[tokens - 1][1] if len(offsets) > tokens else len(text)
+    end, _ = _fitting(service, text, (start, len(text)), tokens)
     kept = {name: found[name] for name in ("doc_id", "title", "metadata")}
     return {"notice": NOTICE, **kept, "start": start, "end": end, "length": len(text), "text": text[start:end]}

@@ -8,10 +8,11 @@ pipeline.search("which capitals are on the danube")
 """
 
 import logging
+from abc import abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from copy import copy
 from pathlib import Path
-from typing import Any, Unpack
+from typing import Unpack
 
 import numpy as np
 import pandas as pd
@@ -20,7 +21,6 @@ from dsi.docids.data.identical import without_identical
 from dsi.docids.extensions import extra
 from dsi.docids.files.checks import shown, text
 from dsi.docids.types import Run
-from dsi.docids.words.bm25 import BM25
 from dsi.eval.trec import run_without_ties
 from dsi.integrations.retrieval import check_search, open_index
 from dsi.search.request import SearchOptions
@@ -33,7 +33,47 @@ logger = logging.getLogger(__name__)
 _OF_FRAMES = ("qid", "query", "docno", "score", "rank")
 
 
-class DocidRetriever(pt.Transformer):
+class _Searcher(pt.Transformer):
+    """Ranks the documents of an index for frames of queries, each frame in one call."""
+
+    def __init__(
+        self, retriever: Retriever | str | Path, num_results: int = 10, **options: Unpack[SearchOptions]
+    ) -> None:
+        self.retriever, self.num_results, self.options = open_index(retriever), num_results, options
+        check_search(self.retriever, num_results, options, "num_results")
+        self._search_of(self.retriever)
+
+    def __repr__(self) -> str:
+        arguments = {"num_results": self.num_results, **self.options}
+        return f"{type(self).__name__}({', '.join(f'{key}={shown(value)}' for key, value in arguments.items())})"
+
+    @abstractmethod
+    def _search_of(self, index: Retriever) -> Callable[[Mapping[str, str], int], Run]:
+        """Return what finds k documents for each of {query_id: text}."""
+
+    def transform(self, inp: pd.DataFrame) -> pd.DataFrame:
+        """Return the documents found for each row of a query frame; a query that is a document itself leaves it out."""
+        pt.validate.query_frame(inp, ["query"])
+        index, k = copy(self.retriever), self.num_results
+        qids, queries = list(map(str, inp["qid"])), [text(own, f"Query {row}") for row, own in enumerate(inp["query"])]
+        own = index.snapshot.documents.identical_ids(dict(zip(qids, queries, strict=True)))
+        identical = {str(row): frozenset({qid}) for row, qid in enumerate(qids) if qid in own}
+        numbered = {str(row): query for row, query in enumerate(queries)}
+        run = self._search_of(index)(numbered, k + bool(own)) if numbered else {}
+        found = run_without_ties(without_identical(run, identical, k)).values()
+        rows = np.repeat(np.arange(len(queries)), [len(documents) for documents in found])
+        return (
+            inp.iloc[rows]
+            .reset_index(drop=True)
+            .assign(
+                docno=pd.Series([docno for documents in found for docno in documents], dtype=str),
+                score=np.array([score for documents in found for score in documents.values()], dtype=np.float64),
+                rank=np.array([rank for documents in found for rank in range(len(documents))], dtype=np.int64),
+            )
+        )
+
+
+class DocidRetriever(_Searcher):
     """Searches an index: from frames with qid and query to frames with docno, score and rank (from 0) as well.
 
     Other columns of the queries are kept. Each frame is searched in one call.
@@ -44,22 +84,11 @@ class DocidRetriever(pt.Transformer):
         **options: see `SearchOptions`.
     """
 
-    def __init__(
-        self, retriever: Retriever | str | Path, num_results: int = 10, **options: Unpack[SearchOptions]
-    ) -> None:
-        self.retriever, self.num_results, self.options = open_index(retriever), num_results, options
-        check_search(self.retriever, num_results, options, "num_results")
-
-    def __repr__(self) -> str:
-        return _call("DocidRetriever", num_results=self.num_results, **self.options)
-
-    def transform(self, inp: pd.DataFrame) -> pd.DataFrame:
-        """Return the documents found for each row of a query frame."""
-        index = copy(self.retriever)
-        return _ranking(inp, index, lambda texts, k: index.run(texts, k, **self.options), self.num_results)
+    def _search_of(self, index: Retriever) -> Callable[[Mapping[str, str], int], Run]:
+        return lambda queries, k: index.run(queries, k, **self.options)
 
 
-class LexicalRetriever(pt.Transformer):
+class LexicalRetriever(_Searcher):
     """Searches the BM25 of an index alone, with the same frames as `DocidRetriever`.
 
     Args:
@@ -68,17 +97,12 @@ class LexicalRetriever(pt.Transformer):
     """
 
     def __init__(self, retriever: Retriever | str | Path, num_results: int = 10) -> None:
-        self.retriever, self.num_results = open_index(retriever), num_results
-        check_search(self.retriever, num_results, {}, "num_results")
-        _lexical(self.retriever)
+        super().__init__(retriever, num_results)
 
-    def __repr__(self) -> str:
-        return _call("LexicalRetriever", num_results=self.num_results)
-
-    def transform(self, inp: pd.DataFrame) -> pd.DataFrame:
-        """Return the documents found for each row of a query frame."""
-        index = copy(self.retriever)
-        return _ranking(inp, index, _lexical(index).run, self.num_results)
+    def _search_of(self, index: Retriever) -> Callable[[Mapping[str, str], int], Run]:
+        if index.snapshot.lexical is None:
+            raise ValueError('This index has no lexical part; train with lexical.model = "bm25".')
+        return index.snapshot.lexical.run
 
 
 class TextLoader(pt.Transformer):
@@ -134,40 +158,3 @@ class DocidIndex:
     def text_loader(self, fields: Sequence[str] | str = "*", *, verbose: bool = False) -> TextLoader:
         """Return a transformer that adds columns of documents, as `pt.text.get_text` does; see `TextLoader`."""
         return TextLoader(self.index, fields)
-
-
-def _lexical(retriever: Retriever) -> BM25:
-    if retriever.snapshot.lexical is None:
-        raise ValueError('This index has no lexical part; train with lexical.model = "bm25".')
-    return retriever.snapshot.lexical
-
-
-def _ranking(
-    queries: pd.DataFrame, index: Retriever, search: Callable[[Mapping[str, str], int], Run], k: int
-) -> pd.DataFrame:
-    """Return a row for each document that a search finds for the rows of a query frame: its columns, docno, score and rank.
-
-    A query that is a document itself leaves it out (`dsi.docids.data.identical`).
-    """
-    pt.validate.query_frame(queries, ["query"])
-    qids, texts = list(map(str, queries["qid"])), list(queries["query"])
-    numbered = {str(row): text(query, f"Query {row}") for row, query in enumerate(texts)}
-    own = index.snapshot.documents.identical_ids(dict(zip(qids, texts, strict=True)))
-    identical = {str(row): frozenset({qid}) for row, qid in enumerate(qids) if qid in own}
-    run = search(numbered, k + bool(own)) if numbered else {}
-    found = run_without_ties(without_identical(run, identical, k))
-    rows = np.repeat(np.arange(len(texts)), [len(documents) for documents in found.values()])
-    return (
-        queries.iloc[rows]
-        .reset_index(drop=True)
-        .assign(
-            docno=pd.Series([docno for documents in found.values() for docno in documents], dtype=str),
-            score=np.array([score for documents in found.values() for score in documents.values()], dtype=np.float64),
-            rank=np.array([rank for documents in found.values() for rank in range(len(documents))], dtype=np.int64),
-        )
-    )
-
-
-def _call(name: str, **arguments: Any) -> str:
-    """Return a call as text: how pipelines and tables of experiments name a transformer."""
-    return f"{name}({', '.join(f'{key}={shown(value)}' for key, value in arguments.items())})"

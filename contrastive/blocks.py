@@ -15,7 +15,7 @@ from dsi.contrastive.cutting import piece_text
 from dsi.contrastive.readable import LEAST_SHARE
 from dsi.contrastive.text_encoder import PLURALS, TextEncoder
 from dsi.contrastive.tokens import TokenHead
-from dsi.docids.data.collection import LazyTexts
+from dsi.docids.data.collection import MadeTexts
 from dsi.docids.files.processes import Processes
 from dsi.docids.files.progress import Bar
 from dsi.docids.files.ram import give_back_memory
@@ -36,7 +36,7 @@ BLOCK = 2_048
 """Texts in memory at a time, and those that a killed run loses at most."""
 
 
-class DocumentTexts(LazyTexts):
+class DocumentTexts(MadeTexts):
     """The texts of documents for an encoder: the pieces of each, cut to what the encoder reads."""
 
     def __init__(self, encoder: TextEncoder, documents: "datasets.Dataset", pieces: int = 1) -> None:

@@ -1,46 +1,28 @@
 """Collections in BEIR layout: documents, queries and relevance judgements, read once and checked.
 
-Documents are a memory-mapped Arrow table (`datasets.Dataset`), queries and judgements dictionaries. Every error names the file,
+Documents are an Arrow table (`datasets.Dataset`), queries and judgements dictionaries. Every error names the file,
 the line, the value and the remedy. Knows nothing of models, docids or measures.
 """
 
-import json
 import logging
 import os
-import tempfile
-from abc import abstractmethod
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cache, cached_property
+from functools import cached_property
 from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
-from uuid import uuid4
-
-import pyarrow as pa
-from filelock import FileLock
 
 from dsi.docids.data import SPLITS, TABLES, existing_folder, find_collection, folder_for_collection
 from dsi.docids.data.dev_queries import relevant_documents, split_judgements
 from dsi.docids.data.identical import Identical, identical_ids
 from dsi.docids.data.judgements import check_qrels, read_judgements, relevant_rows, write_judgements
-from dsi.docids.data.pairs import Documents, pair_judgements
-from dsi.docids.data.records import (
-    Oddities,
-    arrow_schema,
-    batches,
-    checked_documents,
-    checked_queries,
-    column_kinds,
-    document_row,
-    json_value,
-    table_of,
-    table_record,
-)
+from dsi.docids.data.pairs import digest_of, pair_judgements
+from dsi.docids.data.records import Oddities, checked_queries, json_value, table_of, table_record
 from dsi.docids.data.sources import file_records, pair_records, records_of, text_lines
 from dsi.docids.files.checks import plain, shown, user_path
 from dsi.docids.files.reading import check_file, sha256
-from dsi.docids.files.storage import digest, replace_folder, replacing, write_json_line
+from dsi.docids.files.storage import digest, replace_folder, write_json_line
 from dsi.docids.types import Qrels
 
 if TYPE_CHECKING:
@@ -49,12 +31,14 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 
-class LazyTexts(Sequence[str]):
-    """Texts that are made when a slice is read, for collections larger than memory."""
+class MadeTexts(Sequence[str]):
+    """Texts that a function makes of slices of a list or a table when they are read, for collections larger than memory."""
 
-    @abstractmethod
-    def between(self, start: int, stop: int) -> list[str]:
-        """Return the texts start..stop."""
+    def __init__(self, source: Any, make: Callable[[Any], list[str]]) -> None:
+        self._source, self._make = source, make
+
+    def __len__(self) -> int:
+        return len(self._source)
 
     def __getitem__(self, rows: int | slice) -> Any:
         if isinstance(rows, slice):
@@ -63,28 +47,11 @@ class LazyTexts(Sequence[str]):
             return self.between(chosen.start, chosen.stop) if is_run else [self[row] for row in chosen]
         return self.between(range(len(self))[rows], range(len(self))[rows] + 1)[0]
 
-
-class MadeTexts(LazyTexts):
-    """Texts that a function makes of slices of a list or a table."""
-
-    def __init__(self, source: Any, make: Callable[[Any], list[str]]) -> None:
-        self._source, self._make = source, make
-
-    def __len__(self) -> int:
-        return len(self._source)
-
     def between(self, start: int, stop: int) -> list[str]:
         """Return the texts start..stop."""
         return self._make(self._source[start:stop])
 
 
-def full_texts(documents: "datasets.Dataset") -> MadeTexts:
-    """Return title and whole text of every document, as BM25 reads them."""
-    return MadeTexts(documents, lambda rows: list(map("{} {}".format, rows["title"], rows["text"])))
-
-
-_LAYOUT = 5
-"""Of the cached tables of documents; another number where the same file makes other columns."""
 _IN_MEMORY = "The collection"
 """Name of what was made by `from_records`."""
 
@@ -137,6 +104,19 @@ class Collection:
         """{text of a query: rows of the documents that it is itself}, of `identical`; no negatives of training."""
         found = self.identical.items()
         return {self.queries[query_id]: frozenset(self.rows[doc_id] for doc_id in own) for query_id, own in found}
+
+    def find(self, value: str) -> str | None:
+        """Return the doc_id of a document, named by its id or by its text, with or without the title; None if there is none."""
+        return value if value in self.rows else self._by_text.get(digest_of(value))
+
+    @cached_property
+    def _by_text(self) -> dict[bytes, str]:
+        found: dict[bytes, str] = {}
+        for block in self.documents.iter(1000):
+            for doc_id, title, text in zip(block["doc_id"], block["title"], block["text"], strict=True):
+                for form in (text, f"{title} {text}"):
+                    found.setdefault(digest_of(form), doc_id)
+        return found
 
     def judged_negatives(self) -> dict[str, list[int]]:
         """Return {text of a train query: rows of the documents of the collection that are judged not relevant to it}."""
@@ -228,7 +208,7 @@ class Collection:
                     f"{path} is in BEIR layout, with queries and judgements; dsi.read_collection reads it."
                 )
         name = ", ".join(map(str, found))
-        table = table_of(path_records(found), name, Path(_temporary_folder().name, f"{uuid4().hex}.arrow"))
+        table = table_of(path_records(found), name, on_disk=True)
         return cls(name, [table._fingerprint], table, {}, *split_judgements({}, {}, {}, 0, 0, 0), _rows(table))
 
     def save(self, folder: str | Path) -> None:
@@ -278,18 +258,15 @@ class Collection:
             ValueError: a malformed pair, or none of which the positive is in the collection.
         """
         _check_cut(dev_queries, dev_untaught, seed)
-        is_file = isinstance(pairs, str | Path)
-        records = (
-            pair_records(user_path(pairs)) if isinstance(pairs, str | Path) else records_of(pairs, "pairs", texts=False)
-        )
+        name: object = "pairs"
+        if isinstance(pairs, str | Path):
+            name, records = pairs, pair_records(user_path(pairs))
+        else:
+            records = records_of(pairs, "pairs", texts=False)
         held_out = [*self.qrels["dev"], *self.qrels["test"]]
-        found = pair_judgements(
-            records, pairs if is_file else "pairs", self.queries, Documents(self.documents, self.rows), held_out
-        )
-        queries, train = (
-            {**self.queries, **found[0]},
-            {query_id: dict(own) for query_id, own in self.qrels["train"].items()},
-        )
+        found = pair_judgements(records, name, self.queries, held_out, self.find)
+        queries = {**self.queries, **found[0]}
+        train = {query_id: dict(own) for query_id, own in self.qrels["train"].items()}
         for query_id, judged in found[1].items():
             own = train.setdefault(query_id, {})
             own |= {doc_id: max(grade, own.get(doc_id, grade)) for doc_id, grade in judged.items()}
@@ -324,8 +301,8 @@ class Collection:
         return f"queries and qrels={{{split!r}: {{query_id: {{doc_id: relevance}}}}}} in from_records"
 
     def full_texts(self) -> MadeTexts:
-        """Return title and whole text of every document."""
-        return full_texts(self.documents)
+        """Return title and whole text of every document, as BM25 reads them."""
+        return MadeTexts(self.documents, lambda rows: list(map("{} {}".format, rows["title"], rows["text"])))
 
     def query_texts(self, split: str) -> dict[str, str]:
         """Return {query_id: text} of the judged queries of a split."""
@@ -393,8 +370,10 @@ def read_collection(
     # 2) What they hold.
     documents = read_documents(folder)
     rows = _rows(documents)
-    if others := sorted(path.name for path in (folder / "qrels").glob("[!._]*") if path.name not in TABLES):
-        logger.warning("%s: %s not read; judgements are in %s.", folder / "qrels", _are(others), ", ".join(TABLES))
+    odd = Oddities(folder / "qrels")
+    for other in sorted(path.name for path in (folder / "qrels").glob("[!._]*") if path.name not in TABLES):
+        odd.count(f"files that are not read; judgements are in {', '.join(TABLES)}", other)
+    odd.warn()
     if judged and not _has(folder, "queries.jsonl"):
         raise FileNotFoundError(
             f"{folder / 'queries.jsonl'} (or queries.jsonl.gz) does not exist; the judgements in qrels need their queries."
@@ -417,12 +396,6 @@ def _versions(folder: Path, judged: Mapping[str, Path]) -> list[str]:
     for path in files.values():
         check_file(path, "put the file itself there")
     return [f"{name} {sha256(path)}" for name, path in sorted(files.items())]
-
-
-def _are(names: Sequence[str]) -> str:
-    """Return a few names and a verb, for a message."""
-    more = f" and {len(names) - 3} more" if len(names) > 3 else ""
-    return f"{', '.join(map(shown, names[:3]))}{more} {'is' if len(names) == 1 else 'are'}"
 
 
 def _warn_unused(name: object, queries: Mapping[str, str], place: str) -> None:
@@ -464,60 +437,7 @@ def read_documents(path: Path) -> "datasets.Dataset":
     if not path.is_dir() or not is_beir(path):
         return Collection.from_files(path).documents
     path = _find(path, "corpus.jsonl")
-    return cached_table(path, sha256(path), _document_batches)
-
-
-def _document_batches(path: Path) -> tuple[pa.Schema, Iterator[pa.RecordBatch]]:
-    """Return the schema of the documents in a file, with lines on what is odd, and their rows; all of them are checked."""
-    odd = Oddities(path)
-    kinds = column_kinds(checked_documents(file_records(path), path, odd), odd)
-    rows = (document_row(record, source, Oddities(path)) for source, record in file_records(path))
-    schema = arrow_schema(kinds).with_metadata({"odd": json.dumps(odd.lines())})
-    return schema, batches(rows, schema, kinds)
-
-
-def cached_table(
-    path: Path, version: str, read: Callable[[Path], tuple[pa.Schema, Iterator[pa.RecordBatch]]]
-) -> "datasets.Dataset":
-    """Return the table of a file, memory-mapped from the cache of `datasets`, where it stays; what is odd is logged each time.
-
-    `version`: its sha256; a changed file is read again.
-    """
-    from datasets import Dataset, config, table
-
-    kept = _cache_folder(str(config.HF_DATASETS_CACHE)) / f"{digest([str(path), version, _LAYOUT])}.arrow"
-    with FileLock(f"{kept}.lock"):  # so that one process reads it, and what a killed one left is nobody's
-        if not kept.exists():
-            for left in kept.parent.glob(f"{kept.name}.*.partial"):
-                left.unlink()
-            schema, found = read(path)
-            with replacing(kept) as partial:
-                with pa.OSFile(str(partial), "wb") as file, pa.ipc.new_stream(file, schema) as writer:
-                    for batch in found:
-                        writer.write_batch(batch)
-                if sha256(path) != version:
-                    raise ValueError(f"{path} was changed while it was read; read it again when it is whole.")
-    mapped = table.MemoryMappedTable.from_file(str(kept))
-    for line in json.loads((mapped.schema.metadata or {}).get(b"odd", b"[]")):
-        logger.warning("%s", line)
-    return Dataset(mapped, fingerprint=kept.stem)
-
-
-def _cache_folder(folder: str) -> Path:
-    """Return the folder of cached tables: in `folder`, or a temporary one if that cannot be written."""
-    try:
-        path = Path(folder, "dr-scl")
-        path.mkdir(parents=True, exist_ok=True)
-        tempfile.TemporaryFile(dir=path).close()
-    except OSError:
-        return Path(_temporary_folder().name)
-    return path
-
-
-@cache
-def _temporary_folder() -> tempfile.TemporaryDirectory[str]:
-    """Return a folder that is deleted when the process ends."""
-    return tempfile.TemporaryDirectory(prefix="dsi-")
+    return table_of(file_records(path), path, on_disk=True)
 
 
 def read_queries(folder: Path) -> dict[str, str]:

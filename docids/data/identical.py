@@ -26,11 +26,7 @@ _APART = re.compile(r"[\W_]+")
 def identical_ids(
     queries: Mapping[str, str], documents: Any, rows: Mapping[str, int], name: str = "queries"
 ) -> frozenset[str]:
-    """Return the query_ids whose document of the same id holds the query's text; a line counts them.
-
-    `queries`: {query_id: text}; `documents`: a table with the columns text and perhaps title; `rows`: {doc_id: row} of it, at
-    least of documents with the id of a query.
-    """
+    """Return the query_ids of {query_id: text} whose document of the same id holds the query's text; a line counts them."""
     table = as_table(documents)
     asked = {query_id: key for query_id, text in queries.items() if query_id in rows and (key := _plain(text))}
     if not asked or "text" not in table.column_names:
@@ -53,8 +49,6 @@ def without_identical(run: Run, identical: Identical, k: int | None = None) -> R
 
     >>> without_identical({"a": {"a": 2.0, "b": 1.0}, "b": {"b": 2.0, "c": 1.0}}, {"a": frozenset("a")}, 1)
     {'a': {'b': 1.0}, 'b': {'b': 2.0}}
-
-    `run`: best first, if `k` is given; `k`: documents per query; all by default.
     """
     if not identical and k is None:
         return run

@@ -55,11 +55,7 @@ def plain_name(path: AnyPath) -> AnyPath:
 
 
 def locate(metadata: Mapping[str, Any], text: str | None, span: tuple[int, int] | None) -> Location | None:
-    """Return where a passage of a document stands; None if the document was not read from a file.
-
-    `text`: of the document, None if it is not kept; `span`: the first character of the passage, and one past the last;
-    None for all of the text.
-    """
+    """Return where a passage of a document stands, by default all of its text; None if it was not read from a file."""
     if not (file := metadata.get(FILE)):
         return None
     kind, _, value = (place := metadata.get(PLACE) or "").partition("=")

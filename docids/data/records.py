@@ -13,14 +13,17 @@ import json
 import logging
 import math
 import re
+import tempfile
 import uuid
-from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Set
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
 from contextlib import suppress
 from datetime import UTC, date, datetime
 from decimal import Decimal
+from functools import cache
+from itertools import chain
 from pathlib import Path, PurePath
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 
@@ -30,6 +33,7 @@ from dsi.docids.data.sources import (
     QUERY_ID_KEYS,
     QUERY_TEXT_KEYS,
     TEXT_KEYS,
+    Records,
     is_missing,
     is_table,
     items_of,
@@ -41,7 +45,6 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-T = TypeVar("T")
 COLUMNS = ("doc_id", "title", "text")
 """The columns of every document table; metadata has others."""
 MOST_OF_ID = 4096
@@ -68,8 +71,6 @@ EMPTY_DOCUMENTS = "documents with neither title nor text; no query finds them by
 _TITLES_ALONE = "documents with a title and no text; their titles are what queries find"
 EMPTY_QUERIES = "empty queries; their answers are empty, and count as 0 where they are judged"
 
-Numbered = Iterable[tuple[str, Mapping[str, Any]]]
-"""Records, each after the words that name it in messages."""
 Row = dict[str, Any]
 """A document: doc_id, title, text and a key for each value of its metadata."""
 
@@ -78,15 +79,13 @@ Row = dict[str, Any]
 
 
 class Oddities:
-    """The odd things of a source, counted by kind.
+    """The odd things of a source, a file or an argument, counted by kind.
 
     >>> odd = Oddities("corpus.jsonl")
     >>> for doc_id in ("a", "b"):
     ...     odd.count("empty documents; no query finds them", doc_id)
     >>> odd.lines()
     ["corpus.jsonl: empty documents: 2, the first 'a'; no query finds them."]
-
-    `source`: the file or argument that is read, for the lines.
     """
 
     def __init__(self, source: object) -> None:
@@ -113,16 +112,15 @@ class Oddities:
             logger.warning("%s", line)
 
 
-def checked_documents(records: Numbered, name: object, odd: Oddities | None = None) -> Iterator[tuple[str, Row]]:
-    """Yield the row of each document, checked one by one, after the words that name it.
+def checked_documents(records: Records, name: object) -> Iterator[Row]:
+    """Yield the row of each document, checked one by one; at the end a line counts each kind of what is odd.
 
     `records`: each with an id and a text under one of `ID_KEYS` and `TEXT_KEYS`; optionally with title and metadata
-    {key: value}. All other keys are metadata too. None and NaN are missing; `odd`: counts what is odd; warned of at the
-    end by default.
+    {key: value}. All other keys are metadata too. None and NaN are missing.
     """
-    seen, own = dict[str, int](), Oddities(name) if odd is None else odd
+    seen, odd = dict[str, int](), Oddities(name)
     for number, (source, record) in enumerate(records, start=1):
-        row = document_row(record, source, own)
+        row = document_row(record, source, odd)
         doc_id = row["doc_id"]
         if doc_id in seen:
             raise ValueError(
@@ -130,13 +128,12 @@ def checked_documents(records: Numbered, name: object, odd: Oddities | None = No
                 "have it; ids must be unique."
             )
         if not row["text"].strip():
-            own.count(_TITLES_ALONE if row["title"].strip() else EMPTY_DOCUMENTS, doc_id)
+            odd.count(_TITLES_ALONE if row["title"].strip() else EMPTY_DOCUMENTS, doc_id)
         seen[doc_id] = number
-        yield source, row
-    if seen and own.number(EMPTY_DOCUMENTS) == len(seen):
+        yield row
+    if seen and odd.number(EMPTY_DOCUMENTS) == len(seen):
         raise ValueError(f"{name}: none of the {len(seen)} documents has a title or a text; give them texts.")
-    if odd is None:
-        own.warn()
+    odd.warn()
 
 
 def document_row(record: Mapping[str, Any], source: str, odd: Oddities) -> Row:
@@ -152,7 +149,7 @@ def document_row(record: Mapping[str, Any], source: str, odd: Oddities) -> Row:
     return row
 
 
-def checked_queries(records: Numbered, name: object, *, whole: bool = True) -> dict[str, str]:
+def checked_queries(records: Records, name: object, *, whole: bool = True) -> dict[str, str]:
     """Return {query_id: text} of records with id and text; a line counts empty ones, and `whole` refuses to read none."""
     queries, odd = dict[str, str](), Oddities(name)
     for source, record in records:
@@ -297,52 +294,56 @@ def _scalar(value: Any, name: str) -> bool | int | float | str | date:
 # 2) Arrow.
 
 
-def table_of(records: Numbered, name: object, file: Path | None = None) -> "datasets.Dataset":
-    """Return a table of documents, whose fingerprint is the sha256 of its contents; lines count what is odd.
-
-    `records`: as for `checked_documents`; `file`: keeps ids, titles and texts on disk as long as the table is used; by
-    default they are in memory.
-    """
+def table_of(records: Records, name: object, *, on_disk: bool = False) -> "datasets.Dataset":
+    """Return a table of documents, whose fingerprint is the sha256 of its contents; texts may be `stored` on disk."""
     from datasets import Dataset  # takes a second
 
-    odd, texts = Oddities(name), arrow_schema({})
-    metadata: list[Row] = []
-    with pa.BufferOutputStream() if file is None else pa.OSFile(str(file), "wb") as sink:
-        with pa.ipc.new_stream(sink, texts) as writer:
-            kinds = column_kinds(_written(checked_documents(records, name, odd), writer, metadata), odd)
-        kept = pa.BufferReader(sink.getvalue()) if file is None else None
+    odd, metadata = Oddities(name), list[Row]()
+
+    def texts() -> Iterator[Row]:
+        for row in checked_documents(records, name):
+            metadata.append({key: value for key, value in row.items() if key not in COLUMNS})
+            yield row
+
+    table = stored(texts(), pa.schema(dict.fromkeys(COLUMNS, pa.string())), on_disk=on_disk)
+    kinds = column_kinds(metadata, odd)
     odd.warn()
-    table = pa.ipc.open_stream(kept or pa.memory_map(str(file))).read_all()
-    if file:
-        with suppress(OSError):  # a system that deletes no file in use does so when the process ends
-            file.unlink()
-    further = pa.schema([field for field in arrow_schema(kinds) if field.name not in COLUMNS])
-    added = pa.Table.from_batches(batches(metadata, further, kinds), further)
-    for field in further:
-        table = table.append_column(field, added[field.name])
+    for column, kind in kinds.items():
+        values = [converted(row[column], kind) if column in row else None for row in metadata]
+        table = table.append_column(column, pa.array(values, _arrow(kind)))
     contents = hashlib.sha256(table.schema.serialize())
     for batch in table.to_batches():
         contents.update(batch.serialize())
     return Dataset(table, fingerprint=contents.hexdigest())
 
 
-def _written(rows: Numbered, writer: Any, metadata: list[Row]) -> Iterator[tuple[str, Row]]:
-    """Yield the metadata of rows, after writing their ids, titles and texts; it is added to `metadata`."""
-    for block in _blocks(rows, lambda own: own[1]):
-        texts = [{name: row[name] for name in COLUMNS} for _, row in block]
-        writer.write_batch(pa.RecordBatch.from_pylist(texts, arrow_schema({})))
-        for source, row in block:
-            own = {name: value for name, value in row.items() if name not in COLUMNS}
-            metadata.append(own)
-            yield source, own
+def stored(rows: Iterable[Row], schema: pa.Schema, *, on_disk: bool) -> pa.Table:
+    """Return rows as a table of some columns, in memory or in a temporary file that lasts as long as the table."""
+    file = Path(_temporary_folder().name, f"{uuid.uuid4().hex}.arrow") if on_disk else None
+    with pa.OSFile(str(file), "wb") if file else pa.BufferOutputStream() as sink:
+        with pa.ipc.new_stream(sink, schema) as writer:
+            for block in _blocks(rows):
+                writer.write_batch(pa.RecordBatch.from_pylist(block, schema))
+        kept = None if file else pa.BufferReader(sink.getvalue())
+    table = pa.ipc.open_stream(kept or pa.memory_map(str(file))).read_all()
+    if file:
+        with suppress(OSError):  # a system that deletes no file in use does so when the process ends
+            file.unlink()
+    return table
 
 
-def _blocks(rows: Iterable[T], row_of: Callable[[T], Mapping[str, Any]]) -> Iterator[list[T]]:
+@cache
+def _temporary_folder() -> tempfile.TemporaryDirectory[str]:
+    """Return a folder that is deleted when the process ends."""
+    return tempfile.TemporaryDirectory(prefix="dsi-")
+
+
+def _blocks(rows: Iterable[Row]) -> Iterator[list[Row]]:
     """Yield rows some at a time: fewer where texts are long."""
-    block, characters = list[T](), 0
-    for own in rows:
-        block.append(own)
-        characters += len(row_of(own).get("text") or "")
+    block, characters = list[Row](), 0
+    for row in rows:
+        block.append(row)
+        characters += len(row["text"])
         if len(block) == _ROWS_AT_ONCE or characters > _CHARACTERS_AT_ONCE:
             yield block
             block, characters = [], 0
@@ -350,37 +351,36 @@ def _blocks(rows: Iterable[T], row_of: Callable[[T], Mapping[str, Any]]) -> Iter
         yield block
 
 
-def column_kinds(rows: Numbered, odd: Oddities) -> dict[str, str]:
-    """Return {column: kind} of the metadata of rows: a key of `_ARROW`, or "list of" one.
+def column_kinds(rows: Sequence[Row], odd: Oddities) -> dict[str, str]:
+    """Return {column: kind} of the metadata of documents: a key of `_ARROW`, or "list of" one.
 
     Texts that are all dates or times as ISO 8601 writes them are dates or times. Texts beside other values make all of them
     texts, and single values beside lists are lists of one; a line says so. Rare keys are left out and counted where there are
     too many.
     """
-    kinds: dict[str, set[str]] = {}
-    lists: dict[str, list[bool]] = {}  # {column: [single values were seen, lists were seen]}
-    counts, number = Counter[str](), 0
-    for number, (_, row) in enumerate(rows, start=1):  # noqa: B007
-        for key, value in row.items():
-            if key not in COLUMNS:
-                is_list = isinstance(value, list)
-                kinds.setdefault(key, set()).update(map(_kind, value if is_list else [value]))
-                lists.setdefault(key, [False, False])[is_list] = True
-                counts[key] += 1
-    if not number:
+    if not rows:
         raise ValueError(f"{odd.source} must hold at least one document, with an id and a text, got none.")
-    common = _common_keys(counts, number, odd)
-    for key, (single, listed) in lists.items():
-        if single and listed and key in common:
+    columns = defaultdict[str, list[Any]](list)
+    for row in rows:
+        for key, value in row.items():
+            columns[key].append(value)
+    common, kinds = _common_keys(columns, len(rows), odd), dict[str, str]()
+    for key, values in columns.items():
+        if key not in common:
+            continue
+        lists = [value for value in values if isinstance(value, list)]
+        single = [value for value in values if not isinstance(value, list)]
+        if lists and single:
             odd.count("metadata of lists and single values; these become lists of one", key)
-    return {key: "list of " * lists[key][1] + _common(key, found, odd) for key, found in kinds.items() if key in common}
+        kinds[key] = "list of " * bool(lists) + _common(key, set(map(_kind, chain(single, *lists))), odd)
+    return kinds
 
 
-def _common_keys(counts: Counter[str], documents: int, odd: Oddities) -> set[str]:
+def _common_keys(columns: Mapping[str, Sequence[Any]], documents: int, odd: Oddities) -> set[str]:
     """Return as many of the most common keys of metadata as a table of documents can hold; count the others."""
     kept, filled = set[str](), 0
-    for key, count in counts.most_common():
-        filled += count
+    for key in sorted(columns, key=lambda key: -len(columns[key])):
+        filled += len(columns[key])
         cells = documents * (len(kept) + 1)
         if len(kept) + len(COLUMNS) == MOST_COLUMNS or (cells > _LARGE_TABLE and _SPARSE * filled < cells):
             odd.count("metadata keys that few documents have; they are left out", key)
@@ -417,35 +417,17 @@ def _common(key: str, kinds: set[str], odd: Oddities) -> str:
     return "text"
 
 
-def arrow_schema(kinds: Mapping[str, str]) -> pa.Schema:
-    """Return the schema of a document table with metadata of these kinds."""
-    fields = {name: pa.string() for name in COLUMNS}
-    for name, kind in kinds.items():
-        arrow = _ARROW[kind.removeprefix("list of ")]
-        fields[name] = pa.list_(arrow) if kind.startswith("list of ") else arrow
-    return pa.schema(fields)
+def _arrow(kind: str) -> pa.DataType:
+    """Return the type of the columns of a kind."""
+    single = kind.removeprefix("list of ")
+    return _ARROW[kind] if single == kind else pa.list_(_ARROW[single])
 
 
 def kind_of(arrow: pa.DataType) -> str:
-    """Return the kind of the values of a column of an index, "" for types that metadata does not have."""
+    """Return the kind of the values of a column, as filters name it; Arrow's name for types that metadata does not have."""
     if pa.types.is_list(arrow):
         return f"list of {kind_of(arrow.value_type)}"
-    return next((kind for kind, own in _ARROW.items() if own == arrow), "")
-
-
-def batches(rows: Iterable[Row], schema: pa.Schema, kinds: Mapping[str, str]) -> Iterator[pa.RecordBatch]:
-    """Yield rows as Arrow has them, some at a time; what a row lacks is null."""
-    names = {*schema.names}
-    for block in _blocks(rows, lambda row: row):
-        typed = [
-            {
-                name: converted(value, kinds[name]) if name in kinds else value
-                for name, value in row.items()
-                if name in names
-            }
-            for row in block
-        ]
-        yield pa.RecordBatch.from_pylist(typed, schema)
+    return next((kind for kind, own in _ARROW.items() if own == arrow), str(arrow))
 
 
 def converted(value: Any, kind: str) -> Any:

@@ -66,9 +66,7 @@ _INEXACT = "^-?(0[0-9]|[0-9]{16})"
 def records_of(source: Any, name: str = "documents", *, texts: bool = True) -> Records:
     """Yield the records of a list, an iterator, a series, a DataFrame, an Arrow table or a data set, after their names.
 
-    A text is a record whose id is its place.
-
-    `texts`: take texts for records; without, they are refused.
+    A text is a record whose id is its place, unless `texts` are refused.
     """
     for place, record in enumerate(items_of(source, name)):
         if isinstance(record, str) and texts:

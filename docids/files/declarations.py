@@ -174,12 +174,7 @@ def read_meanings(kind: type) -> dict[str, str]:
 
 
 def create_settings(kind: type[T], values: Mapping[str, Any], source: str = "", section: str = "") -> T:
-    """Return settings made of nested dictionaries; keys that are left out keep their defaults.
-
-    `kind`: a class that `settings` made; `values`: {setting: value}, and {section: {setting: value}}; `source`: where
-    the values are from, for messages; "" if the names of settings say enough; `section`: that the values are, for
-    messages.
-    """
+    """Return settings made of nested dictionaries; keys that are left out keep their defaults. Messages name the source."""
     where = f"{source}: " if source else ""
     known, sections, given = [own.name for own in fields(kind)], section_kinds(kind), dict(values)  # type: ignore[arg-type]
     for name, value in values.items():

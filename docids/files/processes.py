@@ -95,9 +95,6 @@ class MatrixRows:
     matrix: NDArray[Any]  # [n, dim], perhaps memory-mapped
     rows: Any  # numbers of the rows
 
-    def __len__(self) -> int:
-        return len(self.matrix) if isinstance(self.rows, slice) else len(self.rows)
-
     def read(self) -> NDArray[Any]:
         """Return the rows [m, dim] in memory."""
         return np.ascontiguousarray(self.matrix[self.rows])

@@ -28,11 +28,7 @@ DATA = (".json", ".arrow", ".safetensors", ".onnx")
 
 @contextmanager
 def reading(path: Path, *passing: type[Exception]) -> Iterator[None]:
-    """Turn any error about a damaged file into a ValueError that names `path`.
-
-    `path`: file or folder that is read in the block; `*passing`: exceptions that pass unchanged, besides missing files
-    and lack of memory.
-    """
+    """Turn any error about a damaged file or folder, but missing ones, lack of memory and `passing`, into a ValueError."""
     unchanged: tuple[type[BaseException], ...] = (FileNotFoundError, MemoryError, *_STOPS, *passing)
     try:
         yield
@@ -88,10 +84,7 @@ def check_files(
     endings: Sequence[str] = DATA,
     sum_of: "Callable[[Path], str] | None" = None,
 ) -> None:
-    """Raise unless the parts of a folder hold the files of its manifest, as they were written, and no others.
-
-    `sums`: {path below the folder: sha256}; `sum_of`: returns that of a file, which is read for it by default.
-    """
+    """Raise unless the parts of a folder hold the files of its manifest, {path: sha256}, unaltered, and no others."""
     check_names(folder, parts, sums)
     for own in parts:
         check_folder(folder / own, endings)
@@ -142,10 +135,7 @@ def read_any_json(path: Path) -> Any:
 def read_tensors(
     path: Path, forms: Mapping[str, tuple[Type | tuple[Type, ...], int]], optional: Sequence[str] = ()
 ) -> dict[str, NDArray[Any]]:
-    """Return the arrays of a safetensors file, memory-mapped.
-
-    `forms`: {name: (element type or types, number of dimensions)}; `optional`: names that may be missing.
-    """
+    """Return the arrays of a safetensors file, memory-mapped: {name: (element type or types, number of dimensions)}."""
     arrays = map_tensors(path)
     wrong = sorted((forms.keys() - optional) - arrays.keys() | arrays.keys() - forms.keys())
     wrong += [name for name, array in arrays.items() if name in forms and not _has_form(array, *forms[name])]

@@ -218,8 +218,6 @@ def writing_to(folder: Path, *, wait: bool = True) -> Iterator[None]:
 
     The lock is reentrant within a thread and released when a process dies.
     It is a file beside the folder, which may be replaced meanwhile, or in the folder where the user may not write beside it.
-
-    `wait`: until the lock is free.
     """
     file = beside(folder.resolve(), "lock")
     file.parent.mkdir(parents=True, exist_ok=True)

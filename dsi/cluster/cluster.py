@@ -14,7 +14,7 @@ from dsi.cluster.backends import Backend, Closes, LocalBackend
 from dsi.cluster.fleet import Fleet, ReplicaStatus
 from dsi.cluster.ray_backend import RayBackend
 from dsi.cluster.router import ShardedRetriever
-from dsi.cluster.shards import check_shards
+from dsi.cluster.shards import shard_edges
 from dsi.docids.files.checks import plain, user_path
 from dsi.docids.files.processes import Processes
 from dsi.search.generate import VectorEngine
@@ -162,7 +162,7 @@ def serve_shards(
     engine = held.snapshot.engine
     if not isinstance(engine, VectorEngine):
         raise ValueError(f"{folder} has a generator, which shards do not run; serve it in one process.")
-    check_shards(engine.tree, shards)
+    shard_edges(engine.tree, shards)  # or there are too many
     cluster.check(folder)
     # 2) Start the shards.
     fleet = Fleet(cluster.backend, str(folder), shards, replicas, timeout, require_all=require_all)

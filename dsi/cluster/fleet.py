@@ -11,7 +11,7 @@ import math
 import threading
 import time
 from collections import defaultdict, deque
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, wait
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
@@ -38,6 +38,20 @@ _RECENT = 500
 """Calls whose times are kept."""
 _ENOUGH = 20
 """Calls whose times decide when to hedge; before, that is a quarter of the timeout."""
+_OF_REPLICAS = {
+    "queue": "Calls that a replica has not answered.",
+    "generation": "Of the index; 0 if the replica is dead.",
+    "restarts": "Restarts of a replica.",
+}
+_OF_SHARDS = {
+    "hedges": "Questions that went to a second replica.",
+    "timeouts": "Questions without an answer in time.",
+    "p50": "Seconds of half of the recent calls.",
+    "p95": "Seconds of 95 % of them.",
+    "p99": "Seconds of 99 % of them.",
+}
+"""{field of `ReplicaStatus`: what Prometheus is told of it}."""
+_COUNTED = ("restarts", "hedges", "timeouts")
 
 
 class ReplicaStatus(NamedTuple):
@@ -190,6 +204,21 @@ class Fleet(Closes):
         p50, p95, p99 = map(own.quantile, (0.5, 0.95, 0.99))
         process = replica.born.rpartition(":")[0]
         return ReplicaStatus(replica.shard, replica.number, process, generation, *counts, p50, p95, p99, replica.error)
+
+    def collect(self) -> Iterator[object]:
+        """Yield the numbers of all replicas, and of answers that miss shards, as a collector of `prometheus_client` does."""
+        from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
+
+        for numbers, labels in ((_OF_REPLICAS, ["shard", "replica"]), (_OF_SHARDS, ["shard"])):
+            for name, meaning in numbers.items():
+                kind = CounterMetricFamily if name in _COUNTED else GaugeMetricFamily
+                family = kind(f"dsi_shard_{name}", meaning, labels=labels)
+                for own in self.status():
+                    if numbers is _OF_REPLICAS or not own.replica:
+                        family.add_metric([str(getattr(own, label)) for label in labels], getattr(own, name))
+                yield family
+        yield CounterMetricFamily("dsi_partial_answers", "Answers that miss shards.", value=self.partial)
+        yield GaugeMetricFamily("dsi_coverage", "Share of the documents in the last such answer.", value=self.coverage)
 
     def close(self) -> None:
         """End all workers."""

@@ -18,7 +18,6 @@ import numpy as np
 
 from dsi.cluster.backends import Closes
 from dsi.cluster.fleet import Fleet
-from dsi.cluster.metrics import ShardMetrics
 from dsi.cluster.shards import Question, Share, shard_edges
 from dsi.docids.files.reading import read_while_unchanged
 from dsi.docids.files.storage import content_fingerprint
@@ -116,10 +115,9 @@ class _Asking:
         )
 
     def ask(self, method: str, rows_of: Mapping[int, Sequence[int]], further: Mapping[int, Any]) -> dict[int, Any]:
-        """Return {shard: answer}, and note the queries for which one is missing; such a shard is not asked again.
+        """Return {shard: answer} to {shard: rows of the queries} and {shard: the second argument of the method}.
 
-        `rows_of`: {shard: rows of the queries}; `further`: {shard: the second argument of the method}. All methods but
-        "gather" score by late interaction.
+        Queries for which an answer is missing are noted; such a shard is not asked again.
         """
         fleet, lost = self.index.fleet, set(np.flatnonzero(self._missing.any(axis=0)).tolist())
         questions = {
@@ -350,10 +348,6 @@ class ShardedRetriever(Retriever, Closes):
             logger.warning("%s", error)
         finally:
             self._refreshing.release()
-
-    def metrics(self) -> ShardMetrics:
-        """Return the numbers of the shards for Prometheus."""
-        return ShardMetrics(self.fleet)
 
     def _sharded(self, index: Snapshot, state: str) -> Snapshot:
         engine = ShardedIndex(index.tree, index.lexical, self.fleet, state, self._refresh_soon, index.memory)

@@ -26,7 +26,7 @@ from dsi.docids.tree import DocidTree
 from dsi.docids.types import Bools, Floats, Ints, Rows
 from dsi.docids.vectors import Vectors
 from dsi.docids.words.bm25 import BM25
-from dsi.docids.words.term_scores import Terms, TermScorer
+from dsi.docids.words.term_scores import Terms
 from dsi.search.lists import ListedDocuments
 from dsi.search.pools import AllDocuments, Pool, PoolSources
 from dsi.search.scores import DocumentScores, Recalled
@@ -41,21 +41,16 @@ class GenerationError(RuntimeError):
     """A shard does not hold the state of the index that a search needs."""
 
 
-def check_shards(tree: DocidTree, shards: int) -> None:
-    """Raise ValueError if a tree cannot be cut into that many shards."""
-    if not 1 <= shards <= int(tree.num_children[0]):
-        raise ValueError(
-            f"shards must be from 1 to {tree.num_children[0]}, the number of children of the root of this index, got {shards}."
-        )
-
-
 def shard_edges(tree: DocidTree, shards: int) -> Ints:
     """[shards + 1] docid positions at which the shards begin and the last one ends: about as many documents each.
 
     A shard is a range of neighbouring children of the root.
     """
-    check_shards(tree, shards)
     first, count = int(tree.first_child[0]), int(tree.num_children[0])
+    if not 1 <= shards <= count:
+        raise ValueError(
+            f"shards must be from 1 to {count}, the number of children of the root of this index, got {shards}."
+        )
     ends = np.arange(1, count + 1) if first >= tree.num_inner else tree.doc_end[first : first + count].astype(np.int64)
     edges, child = [0], 0
     for shard in range(1, shards):
@@ -175,8 +170,10 @@ class ShardIndex:
         self.share = Share.from_tree(tree, int(edges[number]), int(edges[number + 1]))
         self.tree = self.share.cut(tree)
         self.listed = None if tree.codes is None else ListedDocuments(self.tree, tree)
-        words = [file for file in files if file.parent == lexical]
-        self._scorer = _scorer(words, tree.num_rows, self.share.rows) if words else None
+        self._scorer = None
+        if any(file.parent == lexical for file in files):
+            words = BM25.load(lexical, range(tree.num_rows))  # type: ignore[arg-type]  # only their number is read
+            self._scorer = words.scorer.select(self.share.rows)
         self._occupied = self.tree.doc_rows >= 0 if self.tree.num_removed else None
 
     def _scores(self, question: Question) -> DocumentScores:
@@ -233,11 +230,6 @@ def document_sums(manifest: dict[str, Any]) -> dict[str, str]:
     """Return {file: sha256} of what a manifest lists of the documents."""
     folders = {manifest["parts"].get(part, part) for part in ("docids", "lexical")}
     return {name: own for name, own in manifest["files"].items() if name.split("/")[0] in folders}
-
-
-def _scorer(files: Sequence[Path], documents: int, rows: Rows) -> TermScorer:
-    """Return the scorer of the terms of the documents in some rows, from the files of the lexical part of an index."""
-    return BM25.load(files[0].parent, range(documents)).scorer.select(rows)  # type: ignore[arg-type]  # only their number is read
 
 
 class Shard:

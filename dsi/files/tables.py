@@ -32,10 +32,7 @@ def is_table(path: Path) -> bool:
 def table_documents(
     path: Path, base: str, odd: Oddities, *, is_named: bool
 ) -> Iterator[tuple[str, str, dict[str, Any]]]:
-    """Yield the words that name each row in messages, its place in the table, and the row as a document.
-
-    `base`: what ids of rows begin with.
-    """
+    """Yield the words that name each row in messages, its place in the table, and the row; new ids begin with `base`."""
     taken, without_id, without_text, is_whole = dict[str, None](), 0, 0, True
     for number, (source, record) in enumerate(file_records(path, _encoding(path, odd, is_named))):
         place, row = f"row={source.rpartition(' ')[2]}", _with_plain_names(record)

@@ -24,8 +24,7 @@ from transformers.models.auto.modeling_auto import MODEL_FOR_MASKED_LM_MAPPING_N
 from dsi.config import EXTRACTIVE, PseudoQueriesConfig
 from dsi.contrastive.devices import choose_device
 from dsi.contrastive.models import is_local, load_complete
-from dsi.docids.data.collection import cached_table
-from dsi.docids.data.records import batches
+from dsi.docids.data.records import stored
 from dsi.docids.files.progress import Bar
 from dsi.docids.files.reading import sha256
 from dsi.docids.files.storage import write_json_line
@@ -92,13 +91,9 @@ def read_queries_file(path: Path) -> Iterator[tuple[str, list[str]]]:
 
 def read_queries_table(path: Path) -> datasets.Dataset:
     """Return the pseudo-queries of a file: a memory-mapped table of doc_id and text."""
-    return cached_table(path, sha256(path), _query_batches)
-
-
-def _query_batches(path: Path) -> tuple[pa.Schema, Iterator[pa.RecordBatch]]:
     rows = ({"doc_id": doc_id, "text": text} for doc_id, queries in read_queries_file(path) for text in queries)
-    schema = pa.schema({"doc_id": pa.string(), "text": pa.string()})
-    return schema, batches(rows, schema, {})
+    table = stored(rows, pa.schema({"doc_id": pa.string(), "text": pa.string()}), on_disk=True)
+    return datasets.Dataset(table, fingerprint=sha256(path))
 
 
 def extractive_queries(title: str, text: str, count: int, rng: random.Random) -> list[str]:

@@ -8,16 +8,13 @@ results = evaluator.retrieve(corpus, queries)
 """
 
 from collections.abc import Mapping
-from pathlib import Path
-from typing import Any, Unpack
+from typing import Any
 
 from dsi.docids.types import Run
 from dsi.integrations.corpora import CorpusSearch
-from dsi.search.request import SearchOptions
-from dsi.store.retriever import Retriever
 
 
-class DocidSearch:
+class DocidSearch(CorpusSearch):
     """Searches the corpora that BEIR's `EvaluateRetrieval` is given.
 
     Equal scores differ in the last digit, so that BEIR ranks as the search does. A query that is a document itself leaves
@@ -29,9 +26,6 @@ class DocidSearch:
         **options: see `SearchOptions`.
     """
 
-    def __init__(self, retriever: Retriever | str | Path | None = None, **options: Unpack[SearchOptions]) -> None:
-        self.corpora = CorpusSearch(retriever, options)
-
     def search(
         self,
         corpus: Mapping[str, Mapping[str, Any]],
@@ -41,5 +35,5 @@ class DocidSearch:
         **_: Any,
     ) -> Run:
         """Return {query_id: {doc_id: score}}. `corpus`: {doc_id: {"title": …, "text": …}}."""
-        self.corpora.take(list(corpus), ({"doc_id": doc_id, **document} for doc_id, document in corpus.items()))
-        return self.corpora.run(queries, top_k)
+        self.take(list(corpus), ({"doc_id": doc_id, **document} for doc_id, document in corpus.items()))
+        return self.run(queries, top_k)

@@ -1,24 +1,15 @@
 """Searches the corpora that evaluators such as MTEB and BEIR bring, with a given index or one of each. Knows none of them."""
 
-import dataclasses
-import hashlib
 from collections.abc import Iterable, Mapping, Sequence
-from importlib.metadata import version
 from pathlib import Path
-from tempfile import TemporaryDirectory
-from typing import Any
-
-import numpy as np
+from typing import Any, Unpack
 
 from dsi.docids.data.identical import without_identical
 from dsi.docids.files.checks import plain
-from dsi.docids.files.storage import digest
 from dsi.docids.types import Run
 from dsi.eval.trec import run_without_ties
 from dsi.integrations.retrieval import check_search, lists_of_doc_ids, open_index
 from dsi.search.request import SearchOptions
-from dsi.store.folder.loading import index_state
-from dsi.store.folder.writing import replace_index
 from dsi.store.retriever import Retriever
 from dsi.training.indexing import index as index_texts
 
@@ -26,7 +17,7 @@ from dsi.training.indexing import index as index_texts
 class CorpusSearch:
     """Searches one corpus after another. Without a retriever each corpus is indexed by `dsi.index`."""
 
-    def __init__(self, retriever: Retriever | str | Path | None, options: SearchOptions) -> None:
+    def __init__(self, retriever: Retriever | str | Path | None = None, **options: Unpack[SearchOptions]) -> None:
         self.retriever = None if retriever is None else open_index(retriever)
         self.options = options
         lists_of_doc_ids(options)
@@ -34,18 +25,6 @@ class CorpusSearch:
             check_search(self.retriever, 10, options, call="DocidSearch")
         self._searched: Retriever | None = None
         self._allowed = options.get("allow")
-
-    @property
-    def revision(self) -> str:
-        """A digest of index and options: another one gives other answers."""
-        parts: list[Any] = [version("dr-scl"), {name: _stated(value) for name, value in sorted(self.options.items())}]
-        if self.retriever is not None:
-            index = self.retriever.snapshot
-            with TemporaryDirectory(prefix="dsi-") as folder:  # as it is now, in memory
-                replace_index(Path(folder) / "index", index)
-                parts.append(index_state(Path(folder) / "index"))
-            parts += [dataclasses.asdict(index.search_config), str(index.dtype)]
-        return digest(parts)
 
     def take(self, doc_ids: Sequence[str], records: Iterable[Any]) -> None:
         """Search these documents from now on, and no others that a given index holds."""
@@ -59,11 +38,9 @@ class CorpusSearch:
                 f"The index lacks {len(missing)} of the corpus's {len(doc_ids)} documents, such as {missing[0]!r}; index this "
                 "corpus, or leave the index out."
             )
-        self._searched, self._allowed = self.retriever, self.options.get("allow")
-        if self._allowed is not None:
-            self._allowed = [doc_id for doc_id in self._allowed if doc_id in held]
-        elif len(held) < len(self.retriever):
-            self._allowed = list(doc_ids)
+        allow = self.options.get("allow")
+        self._searched = self.retriever
+        self._allowed = [doc_id for doc_id in (doc_ids if allow is None else allow) if doc_id in held]
 
     def run(self, queries: Mapping[str, str], k: int, only: Mapping[str, Sequence[str]] | None = None) -> Run:
         """Return the top k documents of each query, with scores that rank alike everywhere (`run_without_ties`).
@@ -77,21 +54,5 @@ class CorpusSearch:
         documents = self._searched.snapshot.documents
         identical = {query_id: frozenset({query_id}) for query_id in documents.identical_ids(queries)}
         most = plain(int, k, "k") + bool(identical)
-        if only is None:
-            return run_without_ties(without_identical(self._searched.run(queries, most, **options), identical, k))
-        run: Run = {}
-        own = self.options.get("allow")
-        permitted = None if own is None else set(own)
-        for query_id, text in queries.items():
-            allowed = list(only.get(query_id, ()))
-            documents.rows_of(allowed, f"top_ranked[{query_id!r}]")
-            options["allow"] = [doc_id for doc_id in allowed if permitted is None or doc_id in permitted]
-            run |= self._searched.run({query_id: text}, most, **options)
+        run = self._searched.run(queries, most, among=only, **options)
         return run_without_ties(without_identical(run, identical, k))
-
-
-def _stated(value: Any) -> Any:
-    """Return the value of an option so that equal ones, and no others, are written alike."""
-    if isinstance(value, np.ndarray):
-        return [str(value.dtype), value.shape, hashlib.sha256(np.ascontiguousarray(value).data).hexdigest()]
-    return sorted(map(str, value)) if isinstance(value, Iterable) and not isinstance(value, str) else str(value)

@@ -6,21 +6,21 @@ retriever = DocidRetriever("runs/example", k=3)
 retriever.invoke("which capitals are on the danube")
 """
 
-from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 from dsi.docids.extensions import extra
 from dsi.integrations.retrieval import check_search, content, find, open_index, passage
+from dsi.search.hits import Document as IndexDocument
+from dsi.search.hits import Hit
 from dsi.store.retriever import Retriever
 
 with extra("langchain"):
     from langchain_core.callbacks import AsyncCallbackManagerForRetrieverRun, CallbackManagerForRetrieverRun
     from langchain_core.documents import Document
     from langchain_core.retrievers import BaseRetriever
-    from langchain_core.runnables import RunnableConfig
-    from langchain_core.runnables.config import get_config_list, run_in_executor
+    from langchain_core.runnables.config import run_in_executor
 
 _OURS = {name: f"metadata.{name}" for name in ("rank", "score", "passage", "passage_span")}
 """{metadata of a document that has the name of a hit's: what it is called}, as in `Hits.to_df`."""
@@ -51,70 +51,28 @@ class DocidRetriever(BaseRetriever):
         check_search(fields["retriever"], k, fields["options"])
         super().__init__(**fields)
 
-    def batch(
-        self,
-        inputs: list[str],
-        config: RunnableConfig | list[RunnableConfig] | None = None,
-        *,
-        return_exceptions: bool = False,
-        **options: Any,
-    ) -> list[list[Document]]:
-        """Return the documents of several queries, found by one search; with `return_exceptions`, by a search each."""
-        if return_exceptions:
-            return super().batch(inputs, config, return_exceptions=True, **options)
-        configs, found = get_config_list(config, len(inputs)), self._search(inputs, **options)
-        return [
-            self.invoke(query, config, found=hits) for query, config, hits in zip(inputs, configs, found, strict=True)
-        ]
-
-    async def abatch(
-        self,
-        inputs: list[str],
-        config: RunnableConfig | list[RunnableConfig] | None = None,
-        *,
-        return_exceptions: bool = False,
-        **options: Any,
-    ) -> list[list[Document]]:
-        """Return what `batch` does; the search runs in a thread."""
-        return await run_in_executor(
-            None, partial(self.batch, inputs, config, return_exceptions=return_exceptions, **options)
-        )
-
     def _get_relevant_documents(
-        self,
-        query: str,
-        *,
-        run_manager: CallbackManagerForRetrieverRun,
-        found: list[Document] | None = None,
-        **options: Any,
+        self, query: str, *, run_manager: CallbackManagerForRetrieverRun, k: int | None = None, **options: Any
     ) -> list[Document]:
-        """Return the documents of a query, unless a batch has found them already."""
-        return self._search([query], **options)[0] if found is None else found
+        """Return the documents of a query; the options of a call go before those of the retriever."""
+        (answer,) = find(self.retriever, [query], self.k if k is None else k, {**self.options, **options})
+        return [_document(hit, document) for hit, document in answer]
 
     async def _aget_relevant_documents(
         self, query: str, *, run_manager: AsyncCallbackManagerForRetrieverRun, **options: Any
     ) -> list[Document]:
-        found = await run_in_executor(None, partial(self._search, [query], **options))
-        return found[0]
+        call = partial(self._get_relevant_documents, query, run_manager=run_manager.get_sync(), **options)
+        return await run_in_executor(None, call)
 
-    def _search(self, queries: Sequence[str], *, k: int | None = None, **options: Any) -> list[list[Document]]:
-        """Return the documents of each query; the options of a call go before those of the retriever."""
-        answers = find(self.retriever, queries, self.k if k is None else k, {**self.options, **options})
-        return [
-            [
-                Document(
-                    id=document.doc_id,
-                    page_content=content(document),
-                    metadata={
-                        **{_OURS.get(name, name): value for name, value in document.metadata.items()},
-                        "doc_id": document.doc_id,
-                        "title": document.title,
-                        "rank": hit.rank,
-                        "score": hit.score,
-                        **passage(hit),
-                    },
-                )
-                for hit, document in answer
-            ]
-            for answer in answers
-        ]
+
+def _document(hit: Hit, document: IndexDocument) -> Document:
+    """Return a hit and its document as a document of LangChain."""
+    metadata = {
+        **{_OURS.get(name, name): value for name, value in document.metadata.items()},
+        "doc_id": document.doc_id,
+        "title": document.title,
+        "rank": hit.rank,
+        "score": hit.score,
+        **passage(hit),
+    }
+    return Document(id=document.doc_id, page_content=content(document), metadata=metadata)

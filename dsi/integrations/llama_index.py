@@ -7,13 +7,18 @@ retriever.retrieve("which capitals are on the danube")
 """
 
 import asyncio
+from copy import copy
 from pathlib import Path
 from typing import Unpack
+
+import numpy as np
+from numpy.typing import NDArray
 
 from dsi.docids.extensions import extra
 from dsi.docids.files.checks import shown
 from dsi.integrations.retrieval import check_search, content, find, open_index, passage
 from dsi.search.request import SearchOptions
+from dsi.store.documents.table import DocumentTable
 from dsi.store.retriever import Retriever
 
 with extra("llama-index"):
@@ -48,9 +53,6 @@ _LISTS = {
 _EACH = {FilterOperator.ANY: " or ", FilterOperator.ALL: " and "}
 """Those that make a condition of each value."""
 _TEXTS = (FilterOperator.TEXT_MATCH, FilterOperator.TEXT_MATCH_INSENSITIVE)
-_OF_MISSING = (FilterOperator.NE, FilterOperator.NIN, FilterOperator.IS_EMPTY)
-"""Those that a missing value fulfils."""
-_JOINED = {FilterCondition.AND: " and ", FilterCondition.OR: " or ", FilterCondition.NOT: " and "}
 
 
 class DocidRetriever(BaseRetriever):
@@ -78,14 +80,23 @@ class DocidRetriever(BaseRetriever):
     ) -> None:
         super().__init__(callback_manager)
         if filters is not None:
+            if not isinstance(filters, MetadataFilters):
+                raise TypeError(f"filters must be MetadataFilters of LlamaIndex, got {shown(filters)}.")
             if options.get("where") is not None:
                 raise ValueError("filters and where are two ways to say the same; give one of them.")
-            options["where"] = where_of(filters) or None
         self.retriever, self.similarity_top_k, self.options = open_index(retriever), similarity_top_k, options
-        check_search(self.retriever, similarity_top_k, options, "similarity_top_k")
+        self.filters = filters
+        check_search(self.retriever, similarity_top_k, self._options(self.retriever), "similarity_top_k")
+
+    def _options(self, index: Retriever) -> SearchOptions:
+        """Return the options of a search of an index as it is now."""
+        if self.filters is None or not self.filters.filters:
+            return self.options
+        return {**self.options, "where": mask_of(self.filters, index.snapshot.documents)}
 
     def _retrieve(self, query_bundle: QueryBundle) -> list[NodeWithScore]:
-        (answer,) = find(self.retriever, [query_bundle.query_str], self.similarity_top_k, self.options)
+        index = copy(self.retriever)
+        (answer,) = find(index, [query_bundle.query_str], self.similarity_top_k, self._options(index))
         return [
             NodeWithScore(
                 node=TextNode(
@@ -102,30 +113,21 @@ class DocidRetriever(BaseRetriever):
         return await asyncio.to_thread(self._retrieve, query_bundle)
 
 
-def where_of(filters: MetadataFilters) -> str:
-    """Return filters as a condition of `dsi.store.documents.filters`; "" if there are none."""
-    if not isinstance(filters, MetadataFilters):
-        raise TypeError(f"filters must be MetadataFilters of LlamaIndex, got {shown(filters)}.")
-    return _joined(filters, negated=False)
-
-
-def _joined(filters: MetadataFilters, *, negated: bool) -> str:
-    """Return filters as a condition; `negated`: what matches where they do not (LlamaIndex's `not`: none of them does)."""
-    condition = filters.condition or FilterCondition.AND
-    parts = [f"({_part(part, negated=negated != (condition == FilterCondition.NOT))})" for part in filters.filters]
-    word = _JOINED[condition]
-    return ({" and ": " or ", " or ": " and "}[word] if negated else word).join(parts)
-
-
-def _part(part: MetadataFilter | MetadataFilters, *, negated: bool) -> str:
-    if isinstance(part, MetadataFilter):
-        return _comparison(part, negated=negated)
-    if not part.filters:
+def mask_of(filters: MetadataFilters, documents: DocumentTable) -> NDArray[np.bool_]:
+    """Return which documents [documents] filters let through; of `not` those that none of the filters lets through."""
+    if not filters.filters:
         raise ValueError("MetadataFilters within others must hold at least one filter, got none.")
-    return _joined(part, negated=negated)
+    parts = [
+        documents.matching(_condition(part)) if isinstance(part, MetadataFilter) else mask_of(part, documents)
+        for part in filters.filters
+    ]
+    if filters.condition == FilterCondition.NOT:
+        return ~np.any(parts, axis=0)
+    return np.any(parts, axis=0) if filters.condition == FilterCondition.OR else np.all(parts, axis=0)
 
 
-def _comparison(part: MetadataFilter, *, negated: bool) -> str:
+def _condition(part: MetadataFilter) -> str:
+    """Return a filter as a condition of `dsi.store.documents.filters`."""
     operator, value, column = part.operator, part.value, '"' + part.key.replace('"', '""') + '"'
     takes_list = operator in _LISTS
     if operator != FilterOperator.IS_EMPTY and (value is None or isinstance(value, list) != takes_list):
@@ -139,9 +141,7 @@ def _comparison(part: MetadataFilter, *, negated: bool) -> str:
     form = _OPERATORS[operator] if values else _LISTS[operator]
     literals = [_literal(own) for own in values if own is not None]
     each = literals if operator in _EACH and values else [", ".join(literals)]
-    condition = _EACH.get(operator, "").join(form.format(column=column, value=own) for own in each)
-    missing = f" or {column} is null" if negated and operator not in _OF_MISSING else ""
-    return f"not ({condition}){missing}" if negated else condition
+    return _EACH.get(operator, "").join(form.format(column=column, value=own) for own in each)
 
 
 def _literal(value: str | int | float) -> str:

@@ -11,6 +11,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
 from typing import Any, Unpack
+from uuid import uuid4
 
 import datasets
 import numpy as np
@@ -34,7 +35,7 @@ with extra("mteb"):
     from mteb.models.model_meta import ModelMeta
 
 
-class DocidSearch:
+class DocidSearch(CorpusSearch):
     """Searches the corpora of retrieval and reranking tasks: a `SearchProtocol` of MTEB.
 
     Equal scores differ in the last digit, so that MTEB ranks as the search does.
@@ -52,16 +53,17 @@ class DocidSearch:
         name: str = "dr-scl/index",
         **options: Unpack[SearchOptions],
     ) -> None:
-        self.corpora, self.name = CorpusSearch(retriever, options), name
+        super().__init__(retriever, **options)
+        self.name = name
 
     @cached_property
     def mteb_model_meta(self) -> ModelMeta:
-        """Name and revision; the revision is another one for another index or other options, as MTEB caches results by it."""
-        return ModelMeta.create_empty({"name": self.name, "revision": self.corpora.revision})
+        """Name and a revision of its own, so that MTEB takes no results of another index or other options from its cache."""
+        return ModelMeta.create_empty({"name": self.name, "revision": uuid4().hex})
 
     def index(self, corpus: datasets.Dataset, **_: Any) -> None:
         """Take the documents of a task, columns id, title and text, as those that `search` returns."""
-        self.corpora.take(corpus["id"][:], corpus)
+        self.take(corpus["id"][:], corpus)
 
     def search(
         self,
@@ -75,7 +77,7 @@ class DocidSearch:
 
         `top_ranked`: {query_id: the only documents that may be returned}, of reranking tasks.
         """
-        return self.corpora.run(dict(zip(queries["id"], queries["text"], strict=True)), top_k, top_ranked)
+        return self.run(dict(zip(queries["id"], queries["text"], strict=True)), top_k, top_ranked)
 
 
 class DocidEncoder:

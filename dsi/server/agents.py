@@ -5,14 +5,13 @@ of tokens, those of the index's encoder, and have the places of their first and 
 """
 
 import asyncio
-import threading
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
-from concurrent.futures import Future
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from typing import TYPE_CHECKING, Annotated, Any
 
 from pydantic import Field, ValidationError
-from starlette.types import Receive, Scope, Send
+from starlette.applications import Starlette
 
 from dsi.docids.extensions import extra
 from dsi.docids.files.checks import printable, shown
@@ -140,8 +139,7 @@ def _reading(loaded: "Callable[[], Awaitable[Service]]") -> dict[str, Callable[.
 
     async def explain(query: Query, doc_id: str, k: int = 5, where: Where = None) -> dict[str, Any]:
         """Return whether a document is among the k best for a query, its scores, and why it is there or is not."""
-        service = await _ready(loaded)
-        options = {} if where is None else {"where": where}
+        service, options = await _ready(loaded), _given(where, None, None)
         picture = await _within(service, lambda: service.explain(query, k, options, doc_id))
         kept = ("query", "exact", "coverage", "missing", "target")
         return {"notice": NOTICE, **{name: picture[name] for name in kept if name in picture}}
@@ -163,43 +161,28 @@ def serve_stdio(load: "Callable[[], Service]") -> None:
     The index is loaded behind the first answers, and calls of a tool wait for it. Errors of `load` are told by the first call,
     and raised when the agent has gone.
     """
-    loading: Future[Service] = Future()
+    loading: list[Future[Service]] = []
+    with ThreadPoolExecutor(1, "load") as thread:
 
-    def run() -> None:
-        try:
-            loading.set_result(load())
-        except BaseException as error:
-            loading.set_exception(error)
+        @asynccontextmanager
+        async def lifespan(server: Any) -> AsyncIterator[None]:  # from here on standard output is the protocol's
+            loading.append(thread.submit(load))
+            yield
 
-    @asynccontextmanager
-    async def lifespan(server: Any) -> AsyncIterator[None]:  # from here on standard output is the protocol's
-        threading.Thread(target=run, name="load").start()
-        yield
-
-    make_server(lambda: asyncio.shield(asyncio.wrap_future(loading)), lifespan).run("stdio")
-    loading.result().close()
+        make_server(lambda: asyncio.shield(asyncio.wrap_future(loading[0])), lifespan).run("stdio")
+    loading[0].result().close()
 
 
-class AgentsApp:
-    """Answers /mcp; each request stands alone, so that any worker answers it."""
+def agents_app(service: "Service") -> Starlette:
+    """Return what answers /mcp, while its lifespan is open; each request stands alone, so that any worker answers it."""
 
-    def __init__(self, service: "Service") -> None:
-        async def loaded() -> "Service":
-            return service
+    async def loaded() -> "Service":
+        return service
 
-        self._server = make_server(loaded)
-        open_to_all = TransportSecuritySettings(enable_dns_rebinding_protection=False)  # as the other paths are
-        self._app = self._server.streamable_http_app(
-            json_response=True, stateless_http=True, transport_security=open_to_all
-        )
-
-    def lifespan(self) -> AbstractAsyncContextManager[None]:
-        """Return what must be open while requests are answered."""
-        return self._server.session_manager.run()
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Answer a request."""
-        await self._app(scope, receive, send)
+    open_to_all = TransportSecuritySettings(enable_dns_rebinding_protection=False)  # as the other paths are
+    return make_server(loaded).streamable_http_app(
+        json_response=True, stateless_http=True, transport_security=open_to_all
+    )
 
 
 async def _within(service: "Service", start: Any, tokens: int = 1) -> Any:
@@ -280,7 +263,6 @@ def _read(service: "Service", doc_id: str, start: int, tokens: int) -> "Json":
     text = found.pop("text") or ""
     if not 0 <= start <= len(text):
         raise ValueError(f"start must be in [0, {len(text)}], the characters of {doc_id!r}, got {start}.")
-    (offsets,) = service.retriever.snapshot.encoder.token_offsets([text[start:]], tokens + 1)
-    end = start + offsets[tokens - 1][1] if len(offsets) > tokens else len(text)
+    end, _ = _fitting(service, text, (start, len(text)), tokens)
     kept = {name: found[name] for name in ("doc_id", "title", "metadata")}
     return {"notice": NOTICE, **kept, "start": start, "end": end, "length": len(text), "text": text[start:end]}

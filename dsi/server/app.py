@@ -8,13 +8,14 @@ from concurrent.futures import Future
 from contextlib import asynccontextmanager, nullcontext
 from itertools import chain
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 from fastapi import Depends, FastAPI, HTTPException, Request
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import FileResponse, JSONResponse, Response
 from starlette.concurrency import run_in_threadpool
 from starlette.exceptions import HTTPException as StarletteHTTPException
+from starlette.middleware import Middleware
 from starlette.middleware.cors import CORSMiddleware
 from starlette.routing import Match, Route
 from tqdm import tqdm
@@ -23,13 +24,10 @@ from dsi.docids.files.checks import printable, shown
 from dsi.docids.files.declarations import meant
 from dsi.search.results import ShardError
 from dsi.server.batching import BusyError
-from dsi.server.middleware import BodyLimit, Failures, Guarded, Heads, JsonBodies, Metrics, Observed, bears
-from dsi.server.models import ANSWERS, AddBody, ExplainBody, ForgetBody, LearnBody, SearchBody, SimilarBody
+from dsi.server.middleware import Metrics, bears, failures, guarded, heads, json_bodies, limited, observed
+from dsi.server.models import AddBody, ExplainBody, ForgetBody, LearnBody, SearchBody, SimilarBody
 from dsi.server.service import ConflictError, RateError, Service, UnknownError
 from dsi.server.settings import TOKEN, ServerSettings, TooLargeError
-
-if TYPE_CHECKING:
-    from dsi.server.agents import AgentsApp
 
 PAGE = Path(__file__).parent / "page"
 _SCRIPTS = ("page.css", "page.js", "tree.js", "dom.js", "docs.js")
@@ -52,14 +50,18 @@ def create_app(settings: ServerSettings) -> FastAPI:
     metrics = Metrics(lambda: service.batcher.waiting, lambda: len(service.retriever))
     service = Service(settings, metrics.batches.observe)
     if service.shards:
-        metrics.add(service.shards.metrics())
+        metrics.add(service.shards.fleet)
 
-    agents = _agents(service) if settings.mcp else None
+    agents = None
+    if settings.mcp:
+        from dsi.server.agents import agents_app  # needs the extra `mcp`
+
+        agents = agents_app(service)
 
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
         app.state.ready = True
-        async with agents.lifespan() if agents else nullcontext():
+        async with agents.router.lifespan_context(agents) if agents else nullcontext():
             yield
         app.state.ready = False
         await run_in_threadpool(service.close)
@@ -78,30 +80,25 @@ def create_app(settings: ServerSettings) -> FastAPI:
     )
     app.state.service, app.state.metrics, app.state.token, app.state.ready = service, metrics, token, False
     # 3) Add middleware, the last one outermost, then errors and paths.
-    app.add_middleware(JsonBodies)
-    app.add_middleware(BodyLimit, most=settings.max_body)
-    app.add_middleware(Failures)
+    app.add_middleware(json_bodies)
+    app.add_middleware(limited, most=settings.max_body)
+    app.add_middleware(failures)
     if settings.allow_origin:
         methods, headers = ["GET", "POST", "DELETE"], ["Authorization", "Content-Type"]
         app.add_middleware(
             CORSMiddleware, allow_origins=[settings.allow_origin], allow_methods=methods, allow_headers=headers
         )
-    app.add_middleware(Observed, observe=metrics.observe)
-    app.add_middleware(Heads)
+    app.add_middleware(observed, observe=metrics.observe)
+    app.add_middleware(heads)
     _add_errors(app)
     _add_page(app)
     _add_searches(app)
     _add_documents(app)
     _add_state(app)
     if agents:
-        app.router.routes.append(Route("/mcp", Guarded(agents, token), include_in_schema=False))
+        guard = Middleware(guarded, token=token)
+        app.router.routes.append(Route("/mcp", agents, middleware=[guard], include_in_schema=False))
     return app
-
-
-def _agents(service: Service) -> "AgentsApp":
-    from dsi.server.agents import AgentsApp  # needs the extra `mcp`
-
-    return AgentsApp(service)
 
 
 # Errors.
@@ -156,6 +153,14 @@ def _methods(app: FastAPI, request: Request) -> str:
     return ", ".join(sorted({*methods, "HEAD"} if "GET" in methods else methods))
 
 
+async def _answer(request: Request, response: Response, future: "Future[Any]") -> Any:
+    """Return a result within the time that a request may take; its status is 206 if a shard is missing."""
+    found = await _within_limit(request, future)
+    if any("missing" in own for own in (found if isinstance(found, list) else [found])):
+        response.status_code = 206
+    return found
+
+
 async def _within_limit(request: Request, future: "Future[Any]") -> Any:
     """Wait for a result, for at most the time that a request may take; a request that is given up is not worked on further."""
     seconds = request.app.state.service.settings.timeout
@@ -183,11 +188,6 @@ async def _disconnected(request: Request) -> None:
 # Paths.
 
 
-def _answers(path: str, summary: str) -> dict[str, Any]:
-    """Return what the schema says of a path: what it does, and what its answers hold."""
-    return {"summary": summary, "response_description": ANSWERS[path]}
-
-
 def _add_page(app: FastAPI) -> None:
     def page_file(request: Request) -> FileResponse:
         headers = {"Content-Security-Policy": _POLICY, "Cache-Control": "no-cache"}
@@ -206,38 +206,30 @@ Served = Annotated[Service, Depends(_service)]
 
 
 def _add_searches(app: FastAPI) -> None:
-    @app.post("/search", **_answers("POST /search", "Search for one query or several"))
+    @app.post("/search", summary="Search for one query or several")
     async def search(request: Request, response: Response, service: Served, body: SearchBody) -> dict[str, Any]:
         started = time.perf_counter()
         shown = {"syntax": body.syntax, "parts": body.parts, "matches": body.matches}
         future = service.search(body.texts(), body.k, body.options(), **shown)
-        answers = list(await _within_limit(request, future))
+        answers = await _answer(request, response, future)
         if body.queries is None and "error" in answers[0]:
             raise ValueError(answers[0]["error"])
-        if any("missing" in answer for answer in answers):
-            response.status_code = 206
         return {"answers": answers, "milliseconds": round(1000 * (time.perf_counter() - started), 1)}
 
-    @app.post("/similar", **_answers("POST /similar", "Find documents that are like some of the index"))
+    @app.post("/similar", summary="Find documents that are like some of the index")
     async def similar(request: Request, response: Response, service: Served, body: SimilarBody) -> dict[str, Any]:
         future = service.similar(body.doc_ids, body.k, body.options("similar"), matches=body.matches)
-        found: dict[str, Any] = await _within_limit(request, future)
-        if "missing" in found:
-            response.status_code = 206
+        found: dict[str, Any] = await _answer(request, response, future)
         return found
 
-    @app.post(
-        "/explain", **_answers("POST /explain", "Show how a search came about, and why a document is, or is not, there")
-    )
+    @app.post("/explain", summary="Show how a search came about, and why a document is, or is not, there")
     async def explain(request: Request, response: Response, service: Served, body: ExplainBody) -> dict[str, Any]:
         await run_in_threadpool(service.topics, service.retriever.snapshot)  # which may take long, and searches go on
         future = service.explain(body.query, body.k, body.options(), body.doc_id, syntax=body.syntax)
-        explained: dict[str, Any] = await _within_limit(request, future)
-        if "missing" in explained:
-            response.status_code = 206
+        explained: dict[str, Any] = await _answer(request, response, future)
         return explained
 
-    @app.get("/tree", **_answers("GET /tree", "A node of the docid tree and its children"))
+    @app.get("/tree", summary="A node of the docid tree and its children")
     def tree(service: Served, digits: str = "") -> dict[str, Any]:
         try:
             path = [int(digit) for digit in digits.split(",")] if digits else []
@@ -259,25 +251,25 @@ def _may_write(request: Request) -> None:
 
 
 def _add_documents(app: FastAPI) -> None:
-    @app.get("/documents/{doc_id:path}", **_answers("GET /documents/ID", "A document"))
+    @app.get("/documents/{doc_id:path}", summary="A document")
     def document(service: Served, doc_id: str) -> dict[str, Any]:
         return service.document(doc_id)
 
-    @app.post("/documents", **_answers("POST /documents", "Add documents"), dependencies=[Depends(_may_write)])
+    @app.post("/documents", summary="Add documents", dependencies=[Depends(_may_write)])
     def add(service: Served, body: AddBody) -> dict[str, Any]:
         return {"documents": service.add(body.documents, replace=body.replace)}
 
-    @app.post("/learn", **_answers("POST /learn", "Learn what users took"), dependencies=[Depends(_may_write)])
+    @app.post("/learn", summary="Learn what users took", dependencies=[Depends(_may_write)])
     def learn(service: Served, body: LearnBody) -> dict[str, Any]:
         return service.learn(body.pairs)
 
-    @app.post("/forget", **_answers("POST /forget", "Forget what was learned"), dependencies=[Depends(_may_write)])
+    @app.post("/forget", summary="Forget what was learned", dependencies=[Depends(_may_write)])
     def forget(service: Served, body: ForgetBody) -> dict[str, Any]:
         return service.forget(body.pairs, body.since, body.before)
 
     @app.delete(
         "/documents/{doc_id:path}",
-        **_answers("DELETE /documents/ID", "Remove a document"),
+        summary="Remove a document",
         dependencies=[Depends(_may_write)],
     )
     def remove(service: Served, doc_id: str) -> dict[str, Any]:
@@ -285,15 +277,15 @@ def _add_documents(app: FastAPI) -> None:
 
 
 def _add_state(app: FastAPI) -> None:
-    @app.get("/index", **_answers("GET /index", "The index that is served, and the limits of a request"))
+    @app.get("/index", summary="The index that is served, and the limits of a request")
     def index(service: Served) -> dict[str, Any]:
         return service.about()
 
-    @app.get("/health", **_answers("GET /health", "Does the process live?"))
+    @app.get("/health", summary="Does the process live?")
     async def health() -> dict[str, str]:
         return {"status": "ok"}
 
-    @app.get("/ready", **_answers("GET /ready", "Can it search?"))
+    @app.get("/ready", summary="Can it search?")
     async def ready() -> dict[str, str]:
         if not (app.state.ready and app.state.service.is_ready):
             raise HTTPException(

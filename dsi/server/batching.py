@@ -93,10 +93,7 @@ def _failure(error: BaseException) -> RuntimeError:
 
 
 class Batcher(Generic[Answer]):
-    """Runs searches and other calls, slice after slice, on a thread of its own.
-
-    `search` returns an answer for each query; `observe` is called with the number of queries of every slice.
-    """
+    """Runs searches and other calls, slice after slice, on a thread of its own; `observe` gets the queries of each slice."""
 
     def __init__(
         self,

@@ -70,47 +70,38 @@ def bears(headers: Iterable[tuple[bytes, bytes]], token: str) -> bool:
     return hmac.compare_digest(own, token.encode("utf-8", "surrogateescape")) and scheme.lower() == b"bearer"
 
 
-class Guarded:
-    """Answers only requests with a bearer token, others with 401."""
+def guarded(app: ASGIApp, token: str) -> ASGIApp:
+    """Answer only requests with a bearer token, others with 401; all if there is no token."""
 
-    def __init__(self, app: ASGIApp, token: str) -> None:
-        self.app, self.token = app, token
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Pass a request on, or refuse it."""
-        if self.token and not bears(scope["headers"], self.token):
+    async def answer(scope: Scope, receive: Receive, send: Send) -> None:
+        if token and not bears(scope["headers"], token):
             message = "This path needs the header `Authorization: Bearer TOKEN` with this server's token."
             await JSONResponse({"error": message}, 401, {"WWW-Authenticate": "Bearer"})(scope, receive, send)
         else:
-            await self.app(scope, receive, send)
+            await app(scope, receive, send)
+
+    return answer
 
 
-class Heads:
-    """Answers HEAD as GET, without the body."""
+def heads(app: ASGIApp) -> ASGIApp:
+    """Answer HEAD as GET, without the body."""
 
-    def __init__(self, app: ASGIApp) -> None:
-        self.app = app
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Pass a request on."""
-
+    async def answer(scope: Scope, receive: Receive, send: Send) -> None:
         async def sending(message: Message) -> None:
             await send({**message, "body": b""} if message["type"] == "http.response.body" else message)
 
         if scope["type"] == "http" and scope["method"] == "HEAD" and scope["path"] != "/mcp":  # which streams
-            await self.app({**scope, "method": "GET"}, receive, sending)
+            await app({**scope, "method": "GET"}, receive, sending)
         else:
-            await self.app(scope, receive, send)
+            await app(scope, receive, send)
+
+    return answer
 
 
-class JsonBodies:
-    """Takes every body for JSON, whatever its Content-Type says: curl's default is that of a form. Refuses compressed ones."""
+def json_bodies(app: ASGIApp) -> ASGIApp:
+    """Take every body for JSON, whatever its Content-Type says: curl's default is that of a form. Refuse compressed ones."""
 
-    def __init__(self, app: ASGIApp) -> None:
-        self.app = app
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Pass a request on."""
+    async def answer(scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "http":
             coding = dict(scope["headers"]).get(b"content-encoding", b"").decode("latin-1").strip().lower()
             if coding not in ("", "identity"):
@@ -121,52 +112,45 @@ class JsonBodies:
                 return
             others = [(name, value) for name, value in scope["headers"] if name != b"content-type"]
             scope["headers"] = [*others, (b"content-type", b"application/json")]
-        await self.app(scope, receive, send)
+        await app(scope, receive, send)
+
+    return answer
 
 
-class BodyLimit:
-    """Refuses a body that has too many bytes (413), before it is in memory."""
+def limited(app: ASGIApp, most: int) -> ASGIApp:
+    """Refuse a body that has too many bytes (413), before it is in memory."""
 
-    def __init__(self, app: ASGIApp, most: int) -> None:
-        self.app, self.most = app, most
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Pass a request on, and count the bytes that are read."""
+    async def answer(scope: Scope, receive: Receive, send: Send) -> None:
         read = 0
 
         async def counted() -> Message:
             nonlocal read
             message = await receive()
             read += len(message.get("body", b""))
-            if read > self.most:
+            if read > most:
                 if message.get("more_body"):
                     await _drain(receive)
-                what = f"The body of a request may have {self.most:,} bytes on this server; send less at a time."
+                what = f"The body of a request may have {most:,} bytes on this server; send less at a time."
                 raise HTTPException(413, what, {"Connection": "close"})
             return message
 
-        await self.app(scope, counted, send)
+        await app(scope, counted, send)
+
+    return answer
 
 
 async def _drain(receive: Receive) -> None:
     """Read what follows of a body, for a while, and forget it."""
-
-    async def rest() -> None:
-        while (await receive()).get("more_body"):
-            pass
-
-    with suppress(asyncio.TimeoutError):
-        await asyncio.wait_for(rest(), _LINGER)
+    with suppress(TimeoutError):
+        async with asyncio.timeout(_LINGER):
+            while (await receive()).get("more_body"):
+                pass
 
 
-class Failures:
-    """Answers a request that failed with 500, below the middleware that counts answers and adds headers."""
+def failures(app: ASGIApp) -> ASGIApp:
+    """Log an exception, and answer it with 500, below the middleware that counts answers and adds headers."""
 
-    def __init__(self, app: ASGIApp) -> None:
-        self.app = app
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Pass a request on; an exception is logged, answered if nothing was yet, and raised for the server."""
+    async def answer(scope: Scope, receive: Receive, send: Send) -> None:
         has_begun = False
 
         async def sending(message: Message) -> None:
@@ -175,7 +159,7 @@ class Failures:
             await send(message)
 
         try:
-            await self.app(scope, receive, sending)
+            await app(scope, receive, sending)
         except Exception as error:
             if scope["type"] == "http":
                 logger.error("%s %s failed", scope["method"], scope["path"], exc_info=error)
@@ -184,22 +168,22 @@ class Failures:
                     await JSONResponse({"error": message}, 500)(scope, receive, send)
             raise
 
+    return answer
 
-class Observed:
-    """Reports the route, status and seconds of every request."""
 
-    def __init__(self, app: ASGIApp, observe: Callable[[str, int, float], None]) -> None:
-        self.app, self.observe = app, observe
+def observed(app: ASGIApp, observe: Callable[[str, int, float], None]) -> ASGIApp:
+    """Report the route, status and seconds of every request."""
 
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Pass a request on, and report it when its answer has begun."""
+    async def answer(scope: Scope, receive: Receive, send: Send) -> None:
         started = time.perf_counter()
 
         async def sending(message: Message) -> None:
             if message["type"] == "http.response.start":
                 message["headers"] = [*message["headers"], (b"x-content-type-options", b"nosniff")]
                 route = getattr(scope.get("route"), "path", "other")  # a path of a client could be anything
-                self.observe(route, message["status"], time.perf_counter() - started)
+                observe(route, message["status"], time.perf_counter() - started)
             await send(message)
 
-        await self.app(scope, receive, sending)
+        await app(scope, receive, sending)
+
+    return answer

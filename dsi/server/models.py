@@ -1,4 +1,4 @@
-"""The bodies of requests, as a JSON schema with examples, and what answers hold, in words.
+"""The bodies of requests, as a JSON schema with examples; docs/use/running.md says what answers hold.
 
 The schema describes; the library checks, so that a wrong value gets the library's message. Knows nothing of indexes.
 """
@@ -24,9 +24,9 @@ _TYPES: dict[type, dict[str, Any]] = {
 }
 
 
-def _field(kind: str, description: str, example: Any, **schema: Any) -> Any:
-    """Return a field that takes anything, and that the schema describes."""
-    return Field(None, description=description, examples=[example], json_schema_extra={"type": kind, **schema})
+def _field(kind: str, description: str, example: Any, default: Any = None, **schema: Any) -> Any:
+    """Return a field that takes anything, and that the schema describes; it is required if its default is `...`."""
+    return Field(default, description=description, examples=[example], json_schema_extra={"type": kind, **schema})
 
 
 def _option_schema(option: Setting) -> dict[str, Any]:
@@ -45,6 +45,9 @@ def _with_options(**example: Any) -> Callable[[dict[str, Any]], None]:
         schema["examples"] = [example]
 
     return add
+
+
+_SYNTAX: Any = Field(False, description='Only documents that have each "quote" of a query, and no -word of it.')
 
 
 class OptionFields(BaseModel):
@@ -69,19 +72,14 @@ class OptionFields(BaseModel):
         return given
 
 
-class SearchFields(OptionFields):
-    """Also whether quotes and minuses are read."""
-
-    syntax: bool = Field(False, description='Only documents that have each "quote" of a query, and no -word of it.')
-
-
-class SearchBody(SearchFields):
+class SearchBody(OptionFields):
     """One query or several, and how to search."""
 
     model_config = ConfigDict(json_schema_extra=_with_options(query=_QUERY, k=3))
 
     query: Any = _field("string", "One query; or give queries.", _QUERY)
     queries: Any = _field("array", "Several queries.", ["noble gases", "rivers of europe"], items={"type": "string"})
+    syntax: bool = _SYNTAX
     parts: bool = Field(False, description="Add what each part of the score contributes to it.")
     matches: bool = Field(False, description="Add the words of the query that each document matches.")
 
@@ -94,13 +92,14 @@ class SearchBody(SearchFields):
         return [self.query] if self.queries is None else self.queries
 
 
-class ExplainBody(SearchFields):
+class ExplainBody(OptionFields):
     """One query, how to search, and perhaps a document to look for."""
 
     model_config = ConfigDict(json_schema_extra=_with_options(query=_QUERY, k=3, doc_id="nile"))
 
     k: Any = Field(5, description="Documents.", json_schema_extra={"type": "integer", "minimum": 1})
     query: Any = _field("string", "The query.", _QUERY)
+    syntax: bool = _SYNTAX
     doc_id: Any = _field("string", "A document: is it among the answers, and if not, why?", "nile")
 
 
@@ -118,16 +117,17 @@ class AddBody(BaseModel):
 
     model_config = ConfigDict(extra="forbid")
 
-    documents: Any = Field(
-        description="Documents as in corpus.jsonl: doc_id (or _id), title, text, and perhaps metadata.",
-        examples=[[{"doc_id": "neretva", "title": "Neretva", "text": "A river in Bosnia and Croatia."}]],
-        json_schema_extra={"type": "array", "items": {"type": "object"}},
+    documents: Any = _field(
+        "array",
+        "Documents as in corpus.jsonl: doc_id (or _id), title, text, and perhaps metadata.",
+        [{"doc_id": "neretva", "title": "Neretva", "text": "A river in Bosnia and Croatia."}],
+        ...,
+        items={"type": "object"},
     )
-    replace: Any = Field(
-        False,
-        description="Take the place of documents that have the same doc_id.",
-        json_schema_extra={"type": "boolean"},
-    )
+    replace: Any = _field("boolean", "Take the place of documents that have the same doc_id.", True, False)
+
+
+_PAIRS = [{"query": "gas that glows", "doc_id": "neon"}]
 
 
 class LearnBody(BaseModel):
@@ -135,11 +135,7 @@ class LearnBody(BaseModel):
 
     model_config = ConfigDict(extra="forbid")
 
-    pairs: Any = Field(
-        description="Pairs of query and doc_id.",
-        examples=[[{"query": "gas that glows", "doc_id": "neon"}]],
-        json_schema_extra={"type": "array", "items": {"type": "object"}},
-    )
+    pairs: Any = _field("array", "Pairs of query and doc_id.", _PAIRS, ..., items={"type": "object"})
 
 
 class ForgetBody(BaseModel):
@@ -147,49 +143,11 @@ class ForgetBody(BaseModel):
 
     model_config = ConfigDict(extra="forbid")
 
-    pairs: Any = Field(
-        None,
-        description="Pairs of query and doc_id; an empty query stands for all of the document.",
-        examples=[[{"query": "gas that glows", "doc_id": "neon"}]],
-        json_schema_extra={"type": "array", "items": {"type": "object"}},
+    pairs: Any = _field(
+        "array",
+        "Pairs of query and doc_id; an empty query stands for all of the document.",
+        _PAIRS,
+        items={"type": "object"},
     )
     since: Any = _field("string", "Only what was learned from this moment on, in UTC.", "2026-11-28T14:30")
     before: Any = _field("string", "Only what was learned before this moment, in UTC.", "2026-11-28T15:00")
-
-
-_HITS = (
-    "`hits`, each with `rank`, `score`, `percentile` (of 100 questions of the documents, how many have a lower best score), "
-    "`doc_id`, `title`, `metadata`, `digits` (the path in the tree), `text` if kept, "
-    "`passage` and `passage_span` (its ends) of a long text, `passages` if several are asked for (`start`, `end`, `score`, "
-    "`text`, `location`, with matches `excerpt`), `location` of a passage in a file (`address`, `file`, `place`, `lines`, "
-    "`heading`), with parts `parts`, with matches `label`, `excerpt` (ends of the telling part) and `matches` "
-    "(`word`, `share`, `is_clear`, `spans`: `field`, `start`, `end`, `text`)"
-)
-_TARGET = (
-    "`target`: `query`, `doc_id`, `label`, `rank` among the `answers`, `overall_rank` among `total`, `score`, `last_score`, "
-    "`parts`, `passage_span`, `path` (`digits`, `score`, `state`, `words`), `level` at which the walk left it out, "
-    "`returned_by` (options of a search that returns it), `reason`, `matches`, `earlier` queries (`cosine`, `times`), `note`"
-)
-ANSWERS = {
-    "POST /search": f"`milliseconds`, and `answers`, one a query: `query`, `exact` (True if proven), {_HITS}; `error` where "
-    "one of several queries is refused; `note` where none has its words; `uncovered` words of the query, which no document has "
-    "(`nowhere`) or none of these covers (`elsewhere`); `coverage` and `missing` shards with status 206",
-    "POST /similar": "`query` (words that tell most of the documents), `exact`, `hits` and `uncovered` (`nowhere`, "
-    "`elsewhere`) as above, without `parts`; `coverage` and `missing` with status 206",
-    "POST /explain": "`query`, `config`, `exact`, `walked`, `read`, `uncovered` (`nowhere`, `elsewhere`), `note`, `levels` "
-    "(`scored`, `kept`, `answers`), `pruned`, `children`: nodes with `digits`, `score`, `kept`, `rank`, `found_by`, `parts`, "
-    "`documents`, `title`, `doc_id`, `words`, `children`, `pruned` (how many are not shown); with `doc_id` "
-    f"{_TARGET}; `coverage` and `missing` with status 206",
-    "GET /tree": "`digits`, `documents` below, `words`, or of a document `doc_id` and `title`; at most 1,000 `children` of "
-    "`count`, each with the same",
-    "GET /documents/ID": "`doc_id`, `title`, `metadata`, `digits`, `text` if the index keeps texts",
-    "POST /documents": "`documents`, how many there are now",
-    "DELETE /documents/ID": "`documents`, how many there are now",
-    "POST /learn": "`learned` pairs, without those of no document; `pairs` remembered now; `note` where these have no effect",
-    "POST /forget": "`forgotten` pairs, gone or counting less; `pairs` remembered now",
-    "GET /index": "`name`, `examples`, `documents`, `depth`, `generator`, `tokens`, `memory` (pairs learned), `search_config`, "
-    "`lexical`, `columns`, `writable`, `limits`",
-    "GET /health": "`status`",
-    "GET /ready": "`status`",
-}
-"""{path: what its answers hold}, as the schema, its page and docs/use/running.md say it."""

@@ -1,6 +1,5 @@
 """Searches and explanations of one snapshot of an index, as plain data for JSON. Knows nothing of HTTP."""
 
-import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -82,12 +81,12 @@ def _answer_asked(index: Snapshot, query: str, request: SearchRequest, **shown: 
 
 def _shown_hit(hit: Hit) -> Json:
     fields: Json = hit.as_dict()
-    return {**fields, "metadata": shown_metadata(fields["metadata"])} if "metadata" in fields else fields
+    return {**fields, "metadata": shown_values(fields["metadata"])} if "metadata" in fields else fields
 
 
-def shown_metadata(metadata: Mapping[str, Any]) -> Json:
-    """Return metadata for JSON: dates as ISO 8601 writes them, NaN as null, bytes in base64, what else JSON lacks as a text."""
-    plain = {name: json_value(value) for name, value in metadata.items()}
+def shown_values(values: Mapping[str, Any]) -> Json:
+    """Return values for JSON: dates as ISO 8601 writes them, NaN and inf as null, bytes in base64, others as texts."""
+    plain = {name: json_value(value) for name, value in values.items()}
     shown: Json = from_json(to_json(plain, inf_nan_mode="null", bytes_mode="base64", fallback=str))
     return shown
 
@@ -125,7 +124,7 @@ class Explainer:
         result, levels = explanation.result, [_counts(level) for level in explanation.levels]
         return {
             "query": explanation.query,
-            "config": shown_config(explanation.config),
+            "config": shown_values(vars(explanation.config)),
             "exact": bool(result.exact[0]),
             **_lack(float(result.coverage[0]), result.missing[0]),
             "walked": any(level["scored"] for level in levels) and explanation.config.method == "generate",
@@ -174,13 +173,3 @@ def _counts(level: Sequence[ExplainedNode]) -> Json:
 def shown_matches(matches: Sequence[Match]) -> list[Json]:
     """Return matched words for JSON."""
     return [{**match._asdict(), "spans": [span._asdict() for span in match.spans]} for match in matches]
-
-
-def shown_config(config: Any) -> Json:
-    """Return a search config for JSON, which has no infinity: null is all levels."""
-    return {name: finite(value) for name, value in vars(config).items()}
-
-
-def finite(value: Any) -> Any:
-    """Return a value, None for a number that is not finite."""
-    return None if isinstance(value, float) and not math.isfinite(value) else value

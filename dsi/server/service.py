@@ -12,10 +12,9 @@ from copy import copy
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
-import pyarrow as pa
 
 from dsi.docids.data.records import kind_of
 from dsi.docids.extensions import open_cluster
@@ -25,7 +24,7 @@ from dsi.search.explain.explanation import idle_memory
 from dsi.search.queries import check_query
 from dsi.search.request import SearchRequest
 from dsi.server.batching import Batcher
-from dsi.server.searches import Explainer, Json, answer_of, answers, shown_config, shown_metadata, shown_passages
+from dsi.server.searches import Explainer, Json, answer_of, answers, shown_passages, shown_values
 from dsi.server.settings import ServerSettings
 from dsi.store.documents.table import DocumentTable
 from dsi.store.documents.topics import Topics
@@ -36,6 +35,7 @@ from dsi.store.updating import rows_to_remove
 
 logger = logging.getLogger(__name__)
 
+T = TypeVar("T")
 _CHILDREN_SHOWN, _EXAMPLES = 1000, 4
 
 
@@ -215,9 +215,9 @@ class Service:
             "generator": index.engine.has_generator,
             "tokens": index.tree.tokens is not None,
             "memory": len(index.memory),
-            "search_config": shown_config(index.search_config),
+            "search_config": shown_values(vars(index.search_config)),
             "lexical": index.lexical.name if index.lexical else None,
-            "columns": {column.name: _kind(column.type) for column in columns if column.name != "text"},
+            "columns": {column.name: kind_of(column.type) for column in columns if column.name != "text"},
             "writable": settings.writable,
             "limits": {
                 name: getattr(settings, name)
@@ -235,9 +235,10 @@ class Service:
     def document(self, doc_id: str) -> Json:
         """Return a document."""
         index = self.retriever.snapshot
-        _check_has(index, doc_id)
+        if not index.documents.find([doc_id]):
+            raise UnknownError(f"The doc_id {shown(doc_id)} is not in the index.")
         (found,) = index.get([doc_id])
-        return found._replace(metadata=shown_metadata(found.metadata))._asdict()
+        return found._replace(metadata=shown_values(found.metadata))._asdict()
 
     def branch(self, digits: Sequence[int]) -> Json:
         """Return a node of the docid tree and its children: size, telling words, and the title of a document."""
@@ -264,7 +265,8 @@ class Service:
 
         ConflictError if the index on disk was changed by others; it is loaded again then, and nothing else is changed.
         """
-        return self._update(lambda changed: changed.add(documents, replace=replace))
+        self._update(lambda changed: changed.add(documents, replace=replace))
+        return len(self.retriever)
 
     def remove(self, doc_id: str) -> int:
         """Remove a document, or all documents of a file, as `add` adds them."""
@@ -276,36 +278,35 @@ class Service:
                 raise UnknownError(str(error)) from None
             changed.remove([doc_id])
 
-        return self._update(without)
+        self._update(without)
+        return len(self.retriever)
 
     def learn(self, pairs: Any) -> Json:
         """Learn pairs of a query and a document, as `add` adds documents."""
         if isinstance(pairs, list):
             self._rate.take(len(pairs))
-        counts = list[int]()
-        self._update(lambda changed: counts.append(changed.learn(pairs)))
+        learned = self._update(lambda changed: changed.learn(pairs))
         memory = self.retriever.snapshot.memory
         note = idle_memory(memory, self.retriever.search_config)
-        return {"learned": counts[0], "pairs": len(memory), **({"note": note} if note else {})}
+        return {"learned": learned, "pairs": len(memory), **({"note": note} if note else {})}
 
     def forget(self, pairs: Any, since: Any, before: Any) -> Json:
         """Forget pairs, or what was learned in a time, as `add` adds documents."""
-        counts = list[int]()
-        self._update(lambda changed: counts.append(changed.forget(pairs, since=since, before=before)))
-        return {"forgotten": counts[0], "pairs": len(self.retriever.snapshot.memory)}
+        forgotten = self._update(lambda changed: changed.forget(pairs, since=since, before=before))
+        return {"forgotten": forgotten, "pairs": len(self.retriever.snapshot.memory)}
 
-    def _update(self, change: Callable[[Retriever], object]) -> int:
+    def _update(self, change: Callable[[Retriever], T]) -> T:
+        """Return the result of a change, which is on disk then."""
         with self._updating:
             if self.shards:  # writes, and loads what others wrote
                 try:
-                    change(self.retriever)
+                    return change(self.retriever)
                 except ChangedError as error:
                     raise ConflictError(str(error)) from None
-                return len(self.retriever)
             changed = copy(self.retriever)  # replaces it once it is on disk
             try:
                 changed.save(self.settings.run)  # there is nothing to write, but it tells whether others wrote
-                change(changed)
+                result = change(changed)
                 changed.save(self.settings.run)
             except ChangedError as error:
                 logger.info("%s; loading it again", error)
@@ -315,18 +316,7 @@ class Service:
                     "change once more if it is still right."
                 ) from None
             self.retriever = changed
-            return len(changed)
-
-
-def _kind(column: pa.DataType) -> str:
-    """Return the kind of the values of a column, as filters name it; what no filter reads, as Arrow does."""
-    kind = kind_of(column)
-    return str(column) if not kind or kind.endswith(" ") else kind
-
-
-def _check_has(index: Snapshot, doc_id: str) -> None:
-    if not index.documents.find([doc_id]):
-        raise UnknownError(f"The doc_id {shown(doc_id)} is not in the index.")
+            return result
 
 
 def _node(index: Snapshot, topics: Topics, node: int, digits: Sequence[int]) -> Json:

@@ -65,8 +65,8 @@ def new_rows(documents: Iterable[Any]) -> list[Row]:
     if are_files:
         from dsi.files.documents import path_records  # a room that can be torn off
 
-        return [row for _, row in checked_documents(path_records(documents), "documents")]  # type: ignore[arg-type]
-    return [row for _, row in checked_documents(records_of(documents, texts=False), "documents")]
+        return list(checked_documents(path_records(documents), "documents"))  # type: ignore[arg-type]
+    return list(checked_documents(records_of(documents, texts=False), "documents"))
 
 
 def with_documents(

@@ -22,7 +22,7 @@ from typing import Any
 import numpy as np
 
 from dsi.config import Config
-from dsi.docids.data.collection import Collection, full_texts
+from dsi.docids.data.collection import Collection
 from dsi.docids.data.records import table_record
 from dsi.docids.types import Qrels, Run
 from dsi.docids.words.bm25 import BM25
@@ -123,7 +123,7 @@ class GrowingIndex:
     def _run(self, name: str, settings: dict[str, Any]) -> Run:
         documents, tree = self.collection.documents.select(self._rows), self._retriever.snapshot.tree
         if name == "BM25":
-            bm25 = BM25(documents["doc_id"][:], full_texts(documents), **settings)
+            bm25 = BM25(documents["doc_id"][:], [f"{own['title']} {own['text']}" for own in documents], **settings)
             return bm25.run(self.collection.query_texts(SPLIT), ANSWERS)
         if name == "dense":
             encoded, doc_ids = self._queries.embeddings, documents["doc_id"][:]

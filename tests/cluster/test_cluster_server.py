@@ -55,7 +55,7 @@ def check_whole_answers(client, expected):
         'dsi_shard_hedges_total{shard="1"}',
     ):
         assert line in numbers
-    assert 'dsi_shard_seconds{quantile="0.99",shard="0"}' in numbers
+    assert 'dsi_shard_p99{shard="0"}' in numbers
 
 
 @pytest.mark.parametrize("address", ["local", pytest.param("ray", marks=pytest.mark.cluster)])

@@ -28,7 +28,7 @@ COLUMNS = {
     "weights": ([0.5], "list of float"),
     "flags": ([True, None], "list of boolean"),
     "days": ([date(2024, 1, 15)], "list of date"),
-    "none": ([], "list<item: null>"),
+    "none": ([], "list of null"),
     "published": (date(2024, 1, 15), "date"),
     "moment": (datetime(2024, 1, 15, 12, tzinfo=UTC), "time"),
     "open": (True, "boolean"),
@@ -36,7 +36,7 @@ COLUMNS = {
     "unknown": (float("nan"), "float"),
     "lists": ([["a"], []], "list of list of text"),
     "author": ({"name": "anna", "born": 1990}, "struct<name: string, born: int64>"),
-    "authors": ([{"name": "anna"}], "list<item: struct<name: string>>"),
+    "authors": ([{"name": "anna"}], "list of struct<name: string>"),
     "exact": (Decimal("1.50"), "decimal128(3, 2)"),
     "raw": (b"\xff\x00", "binary"),
 }  # fmt: skip

@@ -40,7 +40,7 @@ from dsi.docids.words.common import COMMON_WORDS
 from dsi.search.request import OPTIONS, SearchConfig
 from dsi.server import service
 from dsi.server.app import app_from_environment
-from dsi.server.models import ANSWERS, ExplainBody, SearchBody
+from dsi.server.models import ExplainBody, SearchBody
 from dsi.server.settings import ServerSettings
 from dsi.store.documents.topics import Topics
 from dsi.store.retriever import load
@@ -337,7 +337,8 @@ def keys_in(value, but=("config", "metadata", "parts", "returned_by", "columns",
     return {key for own in value for key in keys_in(own, but)} if isinstance(value, list) else set()
 
 
-def test_every_key_of_an_answer_is_described_in_the_schema_and_on_the_page(client):
+def test_every_key_of_an_answer_is_described_on_the_page(client):
+    described = dict(re.findall(r"^\| `(\w+ /[^`]*)` \| (.*) \|$", RUNNING.read_text(encoding="utf-8"), re.MULTILINE))
     asked = {"query": QUERY, "k": 3, "doc_id": "neon"}
     found = {
         "POST /search": client.ask("search", {"queries": [QUERY, "neon"], "parts": True, "matches": True}),
@@ -348,16 +349,7 @@ def test_every_key_of_an_answer_is_described_in_the_schema_and_on_the_page(clien
     }
     for path, (status, answer) in found.items():
         assert status == 200, path
-        assert keys_in(answer) <= {*re.findall(r"`(\w+)`", ANSWERS[path])}, path
-    _, schema = client.ask("openapi.json")
-    described = {
-        f"{method.upper()} {path.replace('{doc_id}', 'ID')}": own["responses"]["200"]["description"]
-        for path, methods in schema["paths"].items()
-        for method, own in methods.items()
-    }
-    assert ANSWERS.items() <= described.items()
-    page = RUNNING.read_text(encoding="utf-8")
-    assert "\n".join(f"| `{path}` | {text} |" for path, text in ANSWERS.items()) in page
+        assert keys_in(answer) <= {*re.findall(r"`(\w+)`", described[path])}, path
 
 
 def test_answers_have_matched_words(client, library):

@@ -20,7 +20,7 @@ function tableOf(schema) {
   return make("table", {}, make("tbody", {}, ...rows));
 }
 
-function sectionOf(path, method, { summary, requestBody, responses }) {
+function sectionOf(path, method, { summary, requestBody }) {
   const section = make("section", {}, make("h2", {}, make("code", { text: `${method.toUpperCase()} ${path}` })), make("p", { text: summary }));
   const body = requestBody?.content["application/json"].schema;
   if (body) {
@@ -28,8 +28,6 @@ function sectionOf(path, method, { summary, requestBody, responses }) {
     const example = resolve(body).examples?.[0];
     if (example) section.append(make("pre", { tabindex: 0, text: `curl ${location.origin}${path} -d '${JSON.stringify(example)}'` }));
   }
-  const answer = Object.entries(responses).find(([status]) => status.startsWith("2"))?.[1].description;
-  if (answer) section.append(make("h3", { text: "Answer" }), make("p", { text: answer.replaceAll("`", "") }));
   return section;
 }
 

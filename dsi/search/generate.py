@@ -100,7 +100,7 @@ class VectorEngine(Engine):
         By margin and number of their earlier queries n, as n / (n + 16), dense scores move towards the mean of those.
         `weights`: [batch] of the memory, less where the encoder reads less of a query.
         """
-        rows, counts = self.memory.taken
+        rows, counts = self.memory.taken.rows, self.memory.taken.totals
         pull = EARLIER_VECTORS * counts / (counts + OWN_TEXT)
         found, by, means = [], list[Floats](), list[Floats]()
         for row, own in enumerate(self.memory.shares(scores.queries, self.spread)):

@@ -17,6 +17,7 @@ import numpy as np
 from dsi.config import EXTRACTIVE, Config, read_config, run_config
 from dsi.contrastive.config import FRESH
 from dsi.contrastive.encoder import Encoder
+from dsi.contrastive.model_files import file_stamp
 from dsi.contrastive.training import NO_QUERIES
 from dsi.docids.clustering import assemble
 from dsi.docids.data.collection import Collection, is_beir
@@ -67,17 +68,11 @@ def model_sums(config: Config, settings: Sequence[str]) -> list[str]:
     """Return a digest of each local model that some settings or sections name: it may become another under its name."""
     names = [name for setting, name in _models(config) if setting in settings or setting.partition(".")[0] in settings]
     folders = [Path(name) for name in names if name not in _NO_FOLDERS and Path(name).is_dir()]
-    return [_model_sum(folder, _stamp(folder)) for folder in folders]
-
-
-def _stamp(folder: Path) -> tuple[tuple[str, int, int], ...]:
-    """Return what tells fast whether files have changed."""
-    found = [(str(path), path.stat()) for path in sorted(folder.rglob("*")) if path.is_file()]
-    return tuple((name, stat.st_size, stat.st_mtime_ns) for name, stat in found)
+    return [_model_sum(folder, file_stamp(folder)) for folder in folders]
 
 
 @cache
-def _model_sum(folder: Path, stamp: tuple[tuple[str, int, int], ...]) -> str:
+def _model_sum(folder: Path, stamp: tuple[tuple[str, int, int, int], ...]) -> str:
     return digest(folder_sums(folder))
 
 

@@ -267,10 +267,9 @@ class DocidTree:
         return [(start, end) if count > 1 else None for (start, end), count in pairs]
 
     def stored_as(self, config: VectorsConfig) -> "DocidTree":
-        """Return the tree with its vectors kept otherwise."""
+        """Return the tree with its vectors kept otherwise, and with codes to search them by if they are many."""
         centroids, embeddings = (Vectors.from_array(own, config.kind) for own in (self.centroids, self.embeddings))
-        needs_codes = config.code_bytes or len(self.embeddings) > LARGE
-        codes = Vectors.search_codes(self.embeddings, config.code_bytes) if needs_codes else None
+        codes = Vectors.search_codes(self.embeddings) if len(self.embeddings) > LARGE else None
         return replace(self, centroids=centroids, embeddings=embeddings, codes=codes)
 
     def save(self, path: Path) -> None:

@@ -410,7 +410,7 @@ class TrainingRun:
             encoder = Encoder.load(self.config.encoder, trained, self.device)
             if trained is None:
                 preflight.check_storable(self.config.encoder.name, encoder, self.processes)
-            preflight.check_encoder(self.config, encoder, len(self.collection.documents))
+            preflight.check_encoder(self.config, encoder)
         self._is_checked = True
 
     # Outputs of earlier stages.

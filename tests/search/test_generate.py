@@ -24,7 +24,7 @@ from dsi.search.top import best, highest, highest_and_rest
 from dsi.search.walk import NodeScores
 from tests.support import oracles
 from tests.support.cases import Case, random_memory, random_tokens, small_case, texts, token_states
-from tests.support.small import WIDTH, as_batch, random_batch, random_queries, random_tree
+from tests.support.small import WIDTH, as_batch, random_batch, random_queries, random_tree, with_codes
 
 
 def random_paths(documents: int, rng: np.random.Generator) -> np.ndarray:
@@ -58,7 +58,7 @@ def random_case(seed: int) -> Case:
         tree = replace(tree, tokens=random_tokens(tree.num_places, chance))
     kind = ["float32", "float32", "int8", "int8", "codes"][seed % 5]
     if kind == "codes":
-        tree = tree.stored_as(VectorsConfig("float32", code_bytes=WIDTH // 4))
+        tree = with_codes(tree)
     elif kind != "float32":
         tree = tree.stored_as(VectorsConfig(kind))
     held = texts(documents, rng)
@@ -468,7 +468,7 @@ def test_follow_gives_node_scores_and_parts_that_add_up():
 
 def test_only_lists_of_kept_nodes_are_scanned(monkeypatch):
     rng = np.random.default_rng(0)
-    tree = random_tree(400, branching=4, leaf=8).stored_as(VectorsConfig("float32", code_bytes=WIDTH // 4))
+    tree = with_codes(random_tree(400, branching=4, leaf=8))
     index = VectorEngine(tree)
     listed = index.listed
     assert listed is not None

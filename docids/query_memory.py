@@ -272,9 +272,7 @@ class QueryMemory:
 
     def published(self, *, words: bool) -> "QueryMemory":
         """Return the pairs that take part, without texts and key, with or without terms, and with times of 1970."""
-        kept = (
-            self if not len(self) or self._active is None else self._where(np.isin(np.arange(len(self)), self._active))
-        )
+        kept = self._where(np.isin(np.arange(len(self)), self._active)) if self.num_idle else self
 
         def bare(block: Pairs) -> Pairs:
             texts, none = (np.full(len(block), own, dtype=np.object_) for own in ("", b""))

@@ -109,10 +109,8 @@ class DocidTree:
         """[N] what is taken from the dense score at each docid position, by the pieces of its document; None if nothing is."""
         if not self.piece_cost or self.most_places == 1:
             return None
-        costs = np.append(self.piece_cost * np.log2(self.place_counts), 0.0).astype(
-            np.float32
-        )  # the last for free places
-        return costs[self.doc_rows]
+        costs = np.append(self.piece_cost * np.log2(self.place_counts), 0.0)  # the last for free places
+        return costs.astype(np.float32)[self.doc_rows]
 
     @cached_property
     def levels(self) -> list[slice]:
@@ -183,12 +181,8 @@ class DocidTree:
     def parents(self) -> Ints:
         """[I + N] parent of each node, -1 for the root."""
         parents = np.full(self.num_inner + self.num_places, -1, dtype=np.int32)
-        digits = np.arange(self.num_children.sum()) - np.repeat(
-            np.cumsum(self.num_children) - self.num_children, self.num_children
-        )
-        parents[np.repeat(self.first_child, self.num_children) + digits] = np.repeat(
-            np.arange(self.num_inner), self.num_children
-        )
+        children = ranges(self.first_child, self.num_children)
+        parents[children] = np.repeat(np.arange(self.num_inner), self.num_children)
         return parents
 
     @cached_property

@@ -206,16 +206,11 @@ class PretrainedGenerator(TokenGenerator):
 
         The map from the encoder's space is fitted to what `forward` reads of documents, and their embeddings [documents, dim].
         """
-        means, center = np.concatenate([self._means(batch) for batch in batches]), embeddings.mean(axis=0)
-        from_center = embeddings - center
-        products = from_center.T @ from_center
-        ridge = np.float32(_RIDGE * max(np.trace(products) / len(products), 1e-6)) * np.eye(
-            len(products), dtype=np.float32
-        )
-        linear = np.linalg.solve(
-            products + ridge, from_center.T @ (means - means.mean(axis=0))
-        )  # [embedding_dim, width]
-        rows = torch.from_numpy((_cluster_means(tree) - center) @ linear + means.mean(axis=0)).float()
+        from sklearn.linear_model import Ridge
+
+        means, variance = np.concatenate([self._means(batch) for batch in batches]), embeddings.var(axis=0).mean()
+        linear = Ridge(alpha=_RIDGE * max(len(embeddings) * variance, 1e-6)).fit(embeddings, means)
+        rows = torch.from_numpy(linear.predict(_cluster_means(tree))).float()
         self.embedding.weight.copy_(rows)
         levels = [level - level.mean(dim=0) for level in rows[1:].split(self.config.fan_out)]
         outputs = torch.cat([torch.zeros_like(rows[:1]), *levels])  # a softmax does not see what siblings share

@@ -209,9 +209,8 @@ def _sample(tokenizer: Any, model: Any, texts: Sequence[str], config: PseudoQuer
         texts, cut = [prompt_text(tokenizer, config.prompt, text, DOCUMENT_TOKENS) for text in texts], {}
     inputs = tokenizer(list(texts), padding=True, return_tensors="pt", **cut).to(model.device)
     inputs.pop("token_type_ids", None)
-    new = model.generate(
-        **inputs, **sampling, num_return_sequences=count, pad_token_id=tokenizer.pad_token_id
-    )  # [texts * count, tokens]
+    # [texts * count, tokens]
+    new = model.generate(**inputs, **sampling, num_return_sequences=count, pad_token_id=tokenizer.pad_token_id)
     if is_causal:
         new = new[:, inputs["input_ids"].shape[1] :]
     lines = [text.strip().partition("\n")[0].strip() for text in tokenizer.batch_decode(new, skip_special_tokens=True)]
@@ -220,10 +219,9 @@ def _sample(tokenizer: Any, model: Any, texts: Sequence[str], config: PseudoQuer
 
 def prompt_text(tokenizer: Any, prompt: str, text: str, count: int) -> str:
     """Return a prompt with the first tokens of a document, at most `count`."""
-    cut = tokenizer(
-        text, truncation=True, max_length=count, add_special_tokens=False, return_offsets_mapping=True
-    )  # [tokens, 2] characters
-    return prompt.replace("{document}", text[: max((end for _, end in cut["offset_mapping"]), default=0)])
+    cut = tokenizer(text, truncation=True, max_length=count, add_special_tokens=False, return_offsets_mapping=True)
+    ends = [end for _, end in cut["offset_mapping"]]
+    return prompt.replace("{document}", text[: max(ends, default=0)])
 
 
 def is_query(query: str, text: str) -> bool:

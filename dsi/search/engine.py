@@ -38,9 +38,8 @@ class Followed(NamedTuple):
     """How the paths to some documents are scored."""
 
     positions: Ints  # [batch, n] docid positions of their best places
-    nodes: (
-        Floats  # [batch, n, depth] score of the node at each level of the path, last the document's; NaN past the end
-    )
+    # [batch, n, depth] score of the node at each level of the path, last the document's; NaN past the end
+    nodes: Floats
     parts: dict[str, Floats]  # {name: [batch, n]} what the parts of the document's score contribute
 
     @property

@@ -19,7 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dsi.docids.files.threads import one_thread
-from dsi.docids.tree import DocidTree, first_of_highest, ranges
+from dsi.docids.tree import DocidTree, first_of_highest
 from dsi.docids.types import Bools, Floats, Ints, Rows
 from dsi.docids.words.bm25 import BM25
 from dsi.docids.words.term_scores import Terms, TermScorer
@@ -70,8 +70,8 @@ class DocumentScores:
         lexical: TermScorer | None = None,  # scores terms; None if BM25 has no weight
         terms: Sequence[Terms] = (),  # [batch] of the queries, for `lexical`
         weight: float = 0.0,  # of the lexical scores
-        extra: NDArray[np.floating]
-        | None = None,  # [batch, documents] the caller's scores, by row of the document table
+        # [batch, documents] the caller's scores, by row of the document table
+        extra: NDArray[np.floating] | None = None,
         # [batch] normalised vectors [words, dim] of each query's tokens; None if late interaction has no weight
         tokens: Sequence[Floats] | None = None,
         token_weight: float = 0.0,  # of late interaction
@@ -178,8 +178,8 @@ class DocumentScores:
             scores += self.extra[rows][:, self.tree.doc_rows]
         if self.has_memory:
             for own, (known, values) in zip(scores, self.recalled.remembered[rows], strict=True):
-                counts = self.tree.place_counts[known]
-                own[self.tree.by_row[ranges(self.tree.first_places[known], counts)]] += np.repeat(values, counts)
+                places, counts = self.tree.places_of(known)
+                own[places] += np.repeat(values, counts)
         if self.tree.num_removed:
             scores[:, self.tree.doc_rows < 0] = -np.inf
         return scores
@@ -241,8 +241,7 @@ class DocumentScores:
             return positions, self._dots(row, positions)
         if not len(rows):
             return _NONE, np.zeros(0, dtype=np.float32)
-        counts = self.tree.place_counts[rows]
-        places = self.tree.by_row[ranges(self.tree.first_places[rows], counts)]
+        places, counts = self.tree.places_of(rows)
         scores = self._dots(row, places)
         best = first_of_highest(scores, counts)
         return places[best], scores[best]

@@ -15,7 +15,7 @@ from dsi.docids.tree import DocidTree
 from dsi.docids.updating import add_documents, remove_documents
 from dsi.docids.vectors import VectorsConfig
 from dsi.docids.words.bm25 import BM25
-from dsi.search.generate import VectorEngine, WordsOnly
+from dsi.search.generate import VectorEngine
 from dsi.search.queries import QueryBatch
 from dsi.search.request import SearchConfig, SearchRequest
 from dsi.search.results import EXTRA, WALK, WORDS, Trace
@@ -234,7 +234,6 @@ def check(seed: int) -> int:
     results = {
         "exact": index.methods["exact"].retrieve(case.batch, request),
         "generate": index.methods["generate"].retrieve(case.batch, request),
-        "words": WordsOnly(index).retrieve(case.batch, request),
     }
     for name, result in results.items():
         assert result.positions.shape == (len(case.batch.texts), k), (seed, name)
@@ -415,8 +414,8 @@ def test_sources_name_what_found_a_document():
     result = case.index.methods["generate"].retrieve(case.batch, replace(case.request, k=1, extra_scores=extra))
     assert (case.tree.doc_rows[result.positions[:, 0]] == 7).all()
     assert (result.sources[:, 0] & EXTRA).all()
-    only = WordsOnly(case.index).retrieve(case.batch, replace(case.request, k=1))
-    assert (only.sources == WORDS).all()
+    by_words = case.index.methods["generate"].retrieve(case.batch, replace(case.request, k=1))
+    assert (by_words.sources & WORDS).any()
     walked = case.index.methods["generate"].retrieve(
         case.batch, replace(case.request, config=SearchConfig(beam_width=2))
     )

@@ -10,7 +10,7 @@ from dsi.docids.tree import DocidTree
 from dsi.docids.updating import add_documents, remove_documents
 from dsi.docids.vectors import Vectors, VectorsConfig
 from dsi.docids.words.bm25 import BM25
-from dsi.search.generate import VectorEngine, WordsOnly
+from dsi.search.generate import VectorEngine
 from dsi.search.queries import QueryBatch
 from dsi.search.request import SearchConfig, SearchRequest
 from dsi_experiments.benchmarks.index_data import Searched
@@ -28,6 +28,7 @@ from dsi_experiments.benchmarks.index_faiss import (
     Search,
     System,
 )
+from dsi_experiments.controls import WordsOnly
 
 WORDS_ONLY = "words only"
 _NARROWEST, _BEAMS, _SHARE = 5.0, 10, 8

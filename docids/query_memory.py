@@ -272,7 +272,8 @@ class QueryMemory:
 
     def published(self, *, words: bool) -> "QueryMemory":
         """Return the pairs that take part, without texts and key, with or without terms, and with times of 1970."""
-        kept = self._where(np.isin(np.arange(len(self)), self._active)) if self.num_idle else self
+        active = self._active if len(self) else None
+        kept = self if active is None else self._where(np.isin(np.arange(len(self)), active))
 
         def bare(block: Pairs) -> Pairs:
             texts, none = (np.full(len(block), own, dtype=np.object_) for own in ("", b""))
